@@ -1,0 +1,171 @@
+"""One small content-addressed cache for every stage: bytes under (stage, SHA-256 of what made them).
+
+It lives in a directory that only its user can enter: ``$XDG_CACHE_HOME/gpubpf``, ``~/.cache/gpubpf``, or
+``/tmp/gpubpf-UID``, the first that can be used. Nothing in it is ever needed: where no directory can be used,
+every `get` is a miss and every `put` does nothing.
+
+    key = cache.key("sm_90", options, ptx)
+    cubin = cache.default().get("assemble", key)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LIMIT = 1 << 30  # bytes, over all stages
+_STAGE = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
+_KEY = re.compile(r"[0-9a-f]{64}\Z")
+_TEMPORARY = ".part-"  # prefix of files that are still being written
+
+
+def key(*parts: str | bytes) -> str:
+    """The key of what these parts determine, in hexadecimal; ("ab", "c") has another than ("a", "bc")."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+@dataclass
+class Cache:
+    """A cache in `directory`, private to this user (see `open_directory`); None: one that keeps nothing."""
+
+    directory: Path | None
+    limit: int = LIMIT
+    _unswept: int | None = field(
+        default=None, repr=False
+    )  # bytes put since the last sweep; None: never swept
+
+    def get(self, stage: str, key: str) -> bytes | None:
+        """The bytes put under (stage, key), or None."""
+        if (path := self.path(stage, key)) is None:
+            return None
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return None
+        with open(descriptor, "rb") as file:
+            with contextlib.suppress(OSError):
+                os.utime(descriptor)  # used now: the sweep takes the longest unused first
+            try:
+                return file.read()
+            except OSError:
+                return None
+
+    def put(self, stage: str, key: str, data: bytes) -> Path | None:
+        """Keeps `data`; no reader sees half of it. Returns its path, or None where it could not be kept."""
+        if (path := self.path(stage, key)) is None or len(data) > self.limit:
+            return None
+        temporary = ""
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
+            with open(descriptor, "wb") as file:
+                file.write(data)
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                if temporary:
+                    os.unlink(temporary)
+            return None
+        self._sweep_when_due(len(data))
+        return path
+
+    def path(self, stage: str, key: str) -> Path | None:
+        """Where (stage, key) is or would be kept, for users that need a file, such as a library to load.
+
+        None without a directory. Raises ValueError for a stage or key that is not one: a bug of the caller.
+        """
+        if not _STAGE.match(stage) or not _KEY.match(key):
+            raise ValueError(f"not a cache stage and key: {stage!r}, {key!r}")
+        return None if self.directory is None else self.directory / stage / key
+
+    def _sweep_when_due(self, added: int) -> None:
+        if self._unswept is not None and (unswept := self._unswept + added) < self.limit // 16:
+            self._unswept = unswept
+            return
+        self._unswept = 0
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Removes what was unused for longest until the rest fits the limit."""
+        entries = sorted(self._entries())
+        excess = sum(size for _, size, _ in entries) - self.limit
+        for _, size, name in entries:
+            if excess <= 0:
+                return
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+                excess -= size
+
+    def _entries(self) -> Iterator[tuple[float, int, str]]:
+        """(time of last use, size, path) of every file."""
+        if self.directory is None:
+            return
+        with contextlib.suppress(OSError), os.scandir(self.directory) as stages:
+            for stage in stages:
+                if not stage.is_dir(follow_symlinks=False):
+                    continue
+                with contextlib.suppress(OSError), os.scandir(stage.path) as files:
+                    for file in files:
+                        with contextlib.suppress(OSError):
+                            status = file.stat(follow_symlinks=False)
+                            yield status.st_mtime, status.st_size, file.path
+
+
+def default() -> Cache:
+    """The cache of this user, as the environment says."""
+    home = os.environ.get("HOME", "")
+    return _default(os.environ.get("XDG_CACHE_HOME", ""), home, tempfile.gettempdir(), os.geteuid())
+
+
+@functools.lru_cache(maxsize=8)
+def _default(xdg_cache_home: str, home: str, temporary: str, user: int) -> Cache:
+    # A relative XDG_CACHE_HOME is to be ignored (XDG Base Directory Specification).
+    candidates = [Path(xdg_cache_home) / "gpubpf"] if os.path.isabs(xdg_cache_home) else []
+    if os.path.isabs(home):
+        candidates.append(Path(home) / ".cache" / "gpubpf")
+    candidates.append(Path(temporary) / f"gpubpf-{user}")
+    for candidate in candidates:
+        if open_directory(candidate, user):
+            return Cache(candidate)
+    return Cache(None)
+
+
+def open_directory(directory: Path, user: int) -> bool:
+    """Makes `directory` where it is missing, and says whether only `user` can change what is in it.
+
+    Under sudo, HOME may be somebody else's: nothing is made in a directory of another user, and nobody's
+    symlink is followed.
+    """
+    try:
+        parent = directory.parent
+        if parent.name == ".cache" and not os.path.lexists(parent) and os.stat(parent.parent).st_uid == user:
+            parent.mkdir(mode=0o700)
+        status = os.stat(parent)
+        shared = status.st_mode & 0o022
+        sticky_root = status.st_uid == 0 and status.st_mode & stat.S_ISVTX  # such as /tmp
+        if not sticky_root and (status.st_uid != user or shared):
+            return False
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, 0o700)
+        status = os.lstat(directory)
+        private = (
+            stat.S_ISDIR(status.st_mode)
+            and status.st_uid == user
+            and stat.S_IMODE(status.st_mode) & 0o077 == 0
+        )
+        return private and os.access(directory, os.R_OK | os.W_OK | os.X_OK)
+    except OSError:
+        return False

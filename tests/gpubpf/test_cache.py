@@ -1,0 +1,121 @@
+"""The cache: private, atomic, bounded, and never needed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpubpf import cache
+
+KEY = cache.key("a", b"b")
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    for name in ("xdg", "home", "tmp"):
+        (tmp_path / name).mkdir(mode=0o700)
+    return tmp_path
+
+
+def test_put_and_get(environment: Path) -> None:
+    store = cache.default()
+    assert store.directory == environment / "xdg" / "gpubpf"
+    assert store.get("ptx", KEY) is None
+    path = store.put("ptx", KEY, b"body")
+    assert path is not None and path.read_bytes() == b"body"
+    assert path == store.path("ptx", KEY)
+    assert store.get("ptx", KEY) == b"body"
+    assert store.get("other", KEY) is None
+    assert os.stat(store.directory).st_mode & 0o777 == 0o700
+    assert not [p for p in path.parent.iterdir() if p.name.startswith(".part")]
+
+
+def test_keys_separate_their_parts() -> None:
+    assert cache.key("ab", "c") != cache.key("a", "bc") != cache.key("abc")
+    assert cache.key("ab") == cache.key(b"ab")
+    assert cache.key("\udcff")  # a file name that is not UTF-8
+
+
+@pytest.mark.parametrize(
+    "stage, key",
+    [("../x", KEY), ("ptx", "../../etc/passwd"), ("", KEY), ("ptx", KEY[:-1]), ("ptx", KEY + "\n")],
+)
+def test_only_stages_and_keys_become_paths(stage: str, key: str, environment: Path) -> None:
+    with pytest.raises(ValueError):
+        cache.default().get(stage, key)
+
+
+def test_falls_back_to_home_then_to_tmp(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache.default().directory == environment / "home" / ".cache" / "gpubpf"
+    monkeypatch.delenv("HOME")
+    assert cache.default().directory == environment / "tmp" / f"gpubpf-{os.geteuid()}"
+
+
+def test_a_relative_directory_is_ignored(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "xdg")
+    assert cache.default().directory == environment / "home" / ".cache" / "gpubpf"
+
+
+def test_symlinks_are_not_followed(environment: Path) -> None:
+    (environment / "elsewhere").mkdir(mode=0o700)
+    (environment / "xdg" / "gpubpf").symlink_to(environment / "elsewhere")
+    assert cache.default().directory == environment / "home" / ".cache" / "gpubpf"
+    store = cache.default()
+    store.put("ptx", KEY, b"body")
+    path = store.path("ptx", KEY)
+    assert path is not None
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+    assert store.get("ptx", KEY) is None
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o777])
+def test_a_directory_that_others_can_enter_is_not_used(mode: int, environment: Path) -> None:
+    directory = environment / "xdg" / "gpubpf"
+    directory.mkdir()
+    directory.chmod(mode)
+    assert cache.default().directory == environment / "home" / ".cache" / "gpubpf"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a directory away")
+def test_somebody_elses_directory_is_not_used(environment: Path) -> None:
+    directory = environment / "xdg" / "gpubpf"
+    directory.mkdir(mode=0o700)
+    os.chown(directory, 65534, 65534)
+    os.chown(environment / "home", 65534, 65534)  # as under sudo
+    assert cache.default().directory is None or cache.default().directory.parent == environment / "tmp"
+    assert not (environment / "home" / ".cache").exists()
+
+
+def test_nowhere_to_write_is_no_cache() -> None:
+    program = (
+        "from gpubpf import cache; import tempfile; tempfile.tempdir = '/proc'; s = cache.default();"
+        "k = cache.key('x'); assert s.directory is None; assert s.put('ptx', k, b'x') is None;"
+        "assert s.get('ptx', k) is None; s.sweep()"
+    )
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "HOME": "/proc/nowhere"}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+
+
+def test_the_size_is_bounded_and_the_longest_unused_goes_first(environment: Path) -> None:
+    store = cache.Cache(cache.default().directory, limit=1000)
+    keys = [cache.key(str(i)) for i in range(20)]
+    for age, key in enumerate(keys):
+        path = store.put("ptx", key, bytes(100))
+        if path is not None and path.exists():
+            os.utime(path, (age, age))
+    store.get("ptx", keys[10])  # used just now
+    store.put("ptx", cache.key("last"), bytes(100))
+    store.sweep()
+    kept = [key for key in keys if store.get("ptx", key) is not None]
+    assert 1 < len(kept) < 10
+    assert kept[0] == keys[10] and kept[1:] == keys[-len(kept) + 1 :]
+    assert store.put("ptx", KEY, bytes(1001)) is None
