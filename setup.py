@@ -1,0 +1,37 @@
+"""What pyproject.toml cannot say: the C++ parts are built by make, and the tools are a package of their own."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from setuptools import find_namespace_packages, setup
+from setuptools.command.build_py import build_py
+from setuptools.dist import Distribution
+
+CPP_PARTS = ("lib/cudasim", "lib/gpubpf/agent")
+
+
+class BuildWithMake(build_py):
+    """Build the libraries where package data is collected from; make decides what is out of date."""
+
+    def run(self) -> None:
+        cuda_include = os.environ.get("CUDA_INCLUDE")
+        for part in CPP_PARTS:
+            if Path(part, "Makefile").exists():
+                variables = [f"CUDA_INCLUDE={cuda_include}"] if cuda_include else []
+                subprocess.run(["make", "--silent", "-C", part, *variables], check=True)
+        super().run()
+
+
+class BinaryDistribution(Distribution):
+    """Holds built libraries, so the wheel is for one platform."""
+
+    def has_ext_modules(self) -> bool:
+        return True
+
+
+setup(
+    packages=[*find_namespace_packages("lib", exclude=["*.__pycache__", "*.egg-info*"]), "gpubpf.tools"],
+    cmdclass={"build_py": BuildWithMake},
+    distclass=BinaryDistribution,
+)
