@@ -1,0 +1,1 @@
+"""PTX: tokens and model (`tokens`, `module`), basic blocks (`flow`), injection (`inject`)."""

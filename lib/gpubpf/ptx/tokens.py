@@ -1,0 +1,132 @@
+"""PTX text → tokens. Lexical rules: PTX ISA, "Syntax" (4.1–4.6)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..errors import PtxError
+
+_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+
+_TOKEN = re.compile(
+    r"""
+    (?P<space>\s+)
+  | (?P<string>"(?:\\.|[^"\\\n])*")
+  | (?P<number>0[fF][0-9a-fA-F]{8}(?![\w$]) | 0[dD][0-9a-fA-F]{16}(?![\w$]) | 0[xX][0-9a-fA-F]+U?(?![\w$])
+            | 0[bB][01]+U?(?![\w$])
+            | \d+\.\d*(?:[eE][+-]?\d+)? | \d+[eE][+-]?\d+ | \d+U?(?![\w$]))
+  | (?P<dotted>\.[A-Za-z0-9_][\w$]*(?:::[\w$]+)*)
+  | (?P<name>[A-Za-z_$][\w$]*(?:\.[xyzwrgba](?![\w$]))? | %[A-Za-z_$][\w$]*(?:\.[xyzwrgba](?![\w$]))?)
+  | (?P<punct><<|>>|&&|\|\||==|!=|<=|>=|[()\[\]{}<>,;:|!+\-*/=@&^~?%\#])
+    """,
+    re.VERBOSE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One lexical element. `kind` is string, number, dotted, name or punct; `line` counts from 1."""
+
+    kind: str
+    text: str
+    line: int
+    start: int  # offset in the text
+    end: int
+
+
+def strip_comments(text: str) -> str:
+    """The text with comments blanked: the same length and the same lines."""
+
+    def blank(match: re.Match[str]) -> str:
+        found = match.group()
+        return found if found[0] == '"' else re.sub(r"[^\n]", " ", found)
+
+    return _COMMENT.sub(blank, text)
+
+
+class Lexer:
+    """A cursor over comment-free PTX text, one token of look-ahead at a time."""
+
+    def __init__(self, text: str, position: int = 0, end: int | None = None, line: int = 1) -> None:
+        self.text = text
+        self.position = position
+        self.end = len(text) if end is None else end
+        self.line = line
+        self._ahead: Token | None = None
+
+    def _read(self) -> Token | None:
+        while self.position < self.end:
+            match = _TOKEN.match(self.text, self.position, self.end)
+            if match is None:
+                raise PtxError(f"PTX line {self.line}: unexpected character {self.text[self.position]!r}")
+            start, self.position = self.position, match.end()
+            kind = match.lastgroup
+            if kind == "space":
+                self.line += match.group().count("\n")
+                continue
+            assert kind is not None
+            return Token(kind, match.group(), self.line, start, self.position)
+        return None
+
+    def peek(self) -> Token | None:
+        """The next token, left in place; None at the end."""
+        if self._ahead is None:
+            self._ahead = self._read()
+        return self._ahead
+
+    def next(self) -> Token:
+        """The next token.
+
+        Raises PtxError at the end of the text.
+        """
+        token = self.peek()
+        if token is None:
+            raise PtxError(f"PTX line {self.line}: the text ends in the middle of a statement")
+        self._ahead = None
+        return token
+
+    def accept(self, text: str) -> bool:
+        """Take the next token if it reads `text`."""
+        token = self.peek()
+        if token is not None and token.text == text and token.kind != "string":
+            self._ahead = None
+            return True
+        return False
+
+    def expect(self, text: str) -> Token:
+        token = self.next()
+        if token.text != text:
+            raise PtxError(f"PTX line {token.line}: expected {text!r}, found {token.text!r}")
+        return token
+
+    def rest_of_line(self) -> str:
+        """Everything up to the end of the line that the last token taken stands on."""
+        begin = self._ahead.start if self._ahead is not None else self.position
+        stop = self.text.find("\n", self.position if self._ahead is None else begin, self.end)
+        stop = self.end if stop < 0 else stop
+        if self._ahead is not None and self._ahead.start >= stop:
+            return ""
+        self._ahead = None
+        self.position = stop
+        return self.text[begin:stop].strip()
+
+    def skip_braces(self) -> tuple[int, int, int]:
+        """Skip a block whose `{` is the next token. (start, end, line) of what is inside."""
+        opening = self.expect("{")
+        depth = 1
+        for match in _BRACE.finditer(self.text, opening.end, self.end):
+            found = match.group()
+            if found == "{":
+                depth += 1
+            elif found == "}":
+                depth -= 1
+                if depth == 0:
+                    line = opening.line
+                    self.line = line + self.text.count("\n", opening.end, match.end())
+                    self.position = match.end()
+                    return opening.end, match.start(), line
+        raise PtxError(f"PTX line {opening.line}: this {{ is never closed")
+
+
+_BRACE = re.compile(r'"(?:\\.|[^"\\\n])*"|[{}]')

@@ -1,0 +1,144 @@
+"""The PTX model reads what compilers emit and writes it back unchanged in meaning."""
+
+import pytest
+
+from gpubpf.errors import PtxError
+from gpubpf.ptx.module import (
+    Address,
+    Close,
+    Directive,
+    Generic,
+    Group,
+    Immediate,
+    Instruction,
+    Label,
+    Masked,
+    Name,
+    Not,
+    Open,
+    Pair,
+    Variable,
+    Vector,
+    parse,
+    render,
+)
+
+HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
+
+
+def body_of(text):
+    module = parse(HEAD + ".visible .entry k()\n{\n" + text + "\n}\n")
+    return module.functions["k"].body
+
+
+def one(text):
+    (statement,) = body_of(text)
+    return statement
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ld.global.f32 %f1, [%rd1+4];", Instruction("ld", ("global", "f32"), (Name("%f1"), Address("%rd1", 4)), line=6)),
+        ("@!%p1 bra.uni $L__BB0_2;", Instruction("bra", ("uni",), (Name("$L__BB0_2"),), "%p1", True, line=6)),
+        ("mov.u32 %r1, %tid.x;", Instruction("mov", ("u32",), (Name("%r1"), Name("%tid.x")), line=6)),
+        ("ret;", Instruction("ret", line=6)),
+        ("mov.b64 {%r1, _}, %rd1;", Instruction("mov", ("b64",), (Vector((Name("%r1"), Name("_"))), Name("%rd1")), line=6)),
+        (
+            "setp.lt.and.s32 %p1|%p2, %r1, -7, !%p3;",
+            Instruction(
+                "setp",
+                ("lt", "and", "s32"),
+                (Pair(Name("%p1"), Name("%p2")), Name("%r1"), Immediate("-7"), Not(Name("%p3"))),
+                line=6,
+            ),
+        ),
+        (
+            "call.uni (retval0), f, (param0, param1);",
+            Instruction("call", ("uni",), (Group((Name("retval0"),)), Name("f"), Group((Name("param0"), Name("param1")))), line=6),
+        ),
+        ("mov.u64 %rd1, table+8;", Instruction("mov", ("u64",), (Name("%rd1"), Name("table", 8)), line=6)),
+        ("st.shared.u32 [s-4], 0x10U;", Instruction("st", ("shared", "u32"), (Address("s", -4), Immediate("0x10U")), line=6)),
+        ("ld.global.L1::evict_last.L2::128B.v2.b32 {%r1,%r2}, [%rd1+-8];",
+         Instruction("ld", ("global", "L1::evict_last", "L2::128B", "v2", "b32"),
+                     (Vector((Name("%r1"), Name("%r2"))), Address("%rd1", -8)), line=6)),
+        ("tex.2d.v4.f32.f32 {%f1,%f2,%f3,%f4}, [t, {%f5, %f6}];",
+         Instruction("tex", ("2d", "v4", "f32", "f32"),
+                     (Vector(tuple(Name(f"%f{i}") for i in (1, 2, 3, 4))), Address("t", 0, (Vector((Name("%f5"), Name("%f6"))),))), line=6)),
+        ("mov.u32 %r1, WARP_SZ;", Instruction("mov", ("u32",), (Name("%r1"), Immediate("32")), line=6)),
+        ("mov.u32 %r1, (4*3)+1;", Instruction("mov", ("u32",), (Name("%r1"), Immediate("13")), line=6)),
+    ],
+)  # fmt: skip
+def test_instruction(text, expected):
+    assert one(text) == expected
+    assert one(str(expected)) == expected
+
+
+def test_statements_of_a_body():
+    statements = body_of(
+        """
+        .reg .b32 %r<4>, extra;
+        .loc 1 3 0, function_name $L__info_string0, inlined_at 1 6 2
+        .pragma "nounroll";
+        // { a comment with a brace
+        ts: .branchtargets A, B;
+        { .param .b32 param0; }
+        A:
+        """
+    )
+    kinds = [type(s) for s in statements]
+    assert kinds == [Variable, Variable, Directive, Directive, Label, Directive, Open, Variable, Close, Label]
+    assert statements[0].count == 4 and statements[1].name == "extra"
+    assert statements[5].names == ("A", "B")
+    assert str(statements[2]).startswith(".loc 1 3 0, function_name")
+
+
+def test_variables_and_initialisers():
+    module = parse(
+        HEAD
+        + """
+        .visible .global .attribute(.managed) .align 8 .u64 total = 5;
+        .const .align 4 .f32 coef[2][2] = {{0f3F800000, 1.5}, {2, -3}};
+        .global .align 8 .u64 pointers[2] = {generic(total), total+8};
+        .global .align 1 .b8 bytes[3] = {0xFF(total), 0xFF00(generic(total)), 7};
+        .extern .shared .align 16 .b8 s[];
+        .global .v4 .f32 quad;
+        """
+    )
+    v = module.variables
+    assert v["total"].attributes == ("managed",) and v["total"].size == 8
+    assert v["coef"].size == 16 and v["coef"].initializer[0][0].real == 1.0
+    assert v["pointers"].initializer == (Generic(Name("total")), Name("total", 8))
+    assert v["bytes"].initializer[:2] == (Masked(0xFF, Name("total")), Masked(0xFF00, Generic(Name("total"))))
+    assert v["s"].dimensions == (None,) and v["s"].size == 0 and v["s"].alignment == 16
+    assert v["quad"].size == 16 and v["quad"].alignment == 16
+
+
+def test_functions_parameters_and_directives():
+    module = parse(
+        HEAD
+        + """
+        .extern .func (.param .b32 func_retval0) vprintf (.param .b64 a, .param .b64 b);
+        .visible .entry k(.param .u64 .ptr .global .align 16 p, .param .align 8 .b8 s[24])
+        .maxntid 256, 1, 1
+        .minnctapersm 2
+        .pragma "used_bytes_mask 15";
+        { ret; }
+        .func die() .noreturn;
+        .func (.param .b32 r) f(.param .b32 x) { ret; }
+        .alias g, f;
+        """
+    )
+    k = module.functions["k"]
+    assert [p.name for p in k.parameters] == ["p", "s"] and k.parameters[1].size == 24
+    assert [d.name for d in k.directives] == ["maxntid", "minnctapersm", "pragma"]
+    assert not module.functions["vprintf"].defined and module.functions["f"].defined
+    assert list(module.entries) == ["k"]
+    again = parse(render(module))
+    assert render(again) == render(module)
+
+
+@pytest.mark.parametrize("text", ["", "garbage", HEAD + ".visible .entry k() {", HEAD + "mov.u32;", ".version 8.0"])
+def test_what_is_not_ptx_is_one_error(text):
+    with pytest.raises(PtxError):
+        parse(text)
