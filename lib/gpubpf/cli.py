@@ -1,0 +1,408 @@
+"""What every tool shares towards its user: options, the command line, errors, notices, results.
+
+Everything heavy is imported where it is used: `TOOL --help` needs no NumPy, no frida, no bcc, and no time.
+
+A tool's parsed command line has these attributes, whichever options it takes:
+
+    command      list[str] | None   COMMAND [ARG…] after ``--``
+    pid          list[int]          -p
+    files        list[str]          FILE… of --list and --ptx
+    interval     float | None       seconds
+    count        int | None         how many intervals
+    kernel       list[str]          globs or mangled names; empty means every kernel
+    launch       (int, int | None)  first and last launch of each kernel and process, from 1; None: no end
+    sample       int                one launch in N
+    block        Ranges             index ranges of x, y, z, each (first, last), inclusive
+    thread       Ranges
+    device       "auto" | "gpu" | "sim"
+    map_memory   int                bytes
+    duration     float | None       seconds
+    user         str | None
+    output       str | None         -o FILE
+    list, ptx, ebpf, json, csv, timestamps, verbose   bool
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from gpubpf import __version__
+from gpubpf.errors import Error
+
+Range = tuple[int, int]
+Ranges = tuple[Range, Range, Range]
+
+LARGEST_INDEX = 2**32 - 1
+EVERYTHING: Range = (0, LARGEST_INDEX)
+_SIZE_SUFFIXES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+# --- values -------------------------------------------------------------------------------------------------------
+
+
+def parse_range(text: str) -> Range:
+    """``7`` is (7, 7), ``2:5`` is (2, 5), ``:5`` is (0, 5), ``*`` is everything. Both ends are in it."""
+    if text == "*":
+        return EVERYTHING
+    first, colon, last = text.partition(":")
+    low = _whole(first, 0 if colon else None)
+    high = _whole(last, LARGEST_INDEX) if colon else low
+    if low > high or high > LARGEST_INDEX:
+        raise argparse.ArgumentTypeError(f"{text!r} is an empty range")
+    return low, high
+
+
+def parse_ranges(text: str) -> Ranges:
+    """``X[,Y[,Z]]``, each as in `parse_range`; what is left out means everything."""
+    parts = [parse_range(part) for part in text.split(",")]
+    if len(parts) > 3:
+        raise argparse.ArgumentTypeError(f"{text!r} has more than three dimensions")
+    x, y, z = (parts + [EVERYTHING] * 3)[:3]
+    return x, y, z
+
+
+def parse_launches(text: str) -> tuple[int, int | None]:
+    """``N:M`` is (N, M), ``N:`` is (N, None), ``:M`` is (1, M), ``N`` is (N, N). Launches count from 1."""
+    first, colon, last = text.partition(":")
+    low = _whole(first, 1 if colon else None)
+    high = (_whole(last) if last else None) if colon else low
+    if low < 1 or (high is not None and high < low):
+        raise argparse.ArgumentTypeError(f"{text!r} is an empty range (launches count from 1)")
+    return low, high
+
+
+def parse_size(text: str) -> int:
+    """Bytes: ``256M``, ``1G``, ``4096``. K, M, G and T are powers of 1024."""
+    digits = text.rstrip("BbIi").upper()
+    suffix = digits[-1:] if digits[-1:].isalpha() else ""
+    number = digits.removesuffix(suffix) if suffix else digits
+    if suffix not in _SIZE_SUFFIXES or not _is_whole(number) or int(number) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; such as 64M or 1G")
+    return int(number) * _SIZE_SUFFIXES[suffix]
+
+
+def parse_pids(text: str) -> list[int]:
+    """``PID[,PID…]``"""
+    return [positive(part) for part in text.split(",")]
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    if not _is_whole(text) or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A time in seconds, more than 0; fractions allowed."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time in seconds")
+    return value
+
+
+def _is_whole(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 20
+
+
+def _whole(text: str, default: int | None = None) -> int:
+    if not text and default is not None:
+        return default
+    if not _is_whole(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)
+
+
+# --- options: one factory each, so that a letter means one thing in every tool ---------------------------------------
+
+
+class Parser(argparse.ArgumentParser):
+    """Usage errors are one line and exit status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.stderr.write(f"{self.prog}: {printable(message)}; see {self.prog} --help\n")
+        raise SystemExit(2)
+
+
+def parser(tool: str, description: str, examples: str, usage: str | None = None) -> Parser:
+    """A tool's parser, with -h and --version. `examples` is printed below the options as it stands."""
+    made = Parser(
+        prog=tool,
+        usage=usage or f"{tool} [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]",
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("--version", action="version", version=f"{tool} (gpubpf) {__version__}")
+    made.set_defaults(
+        **{
+            "command": None,
+            "pid": [],
+            "files": [],
+            "interval": None,
+            "count": None,
+            "kernel": [],
+            "launch": (1, None),
+        },
+        **{"sample": 1, "block": (EVERYTHING,) * 3, "thread": (EVERYTHING,) * 3, "device": "auto"},
+        **{"map_memory": 2**28, "duration": None, "user": None, "output": None},
+        **{flag: False for flag in ("list", "ptx", "ebpf", "json", "csv", "timestamps", "verbose")},
+    )
+    return made
+
+
+def add_targets(made: Parser) -> None:
+    """Whom to watch, and for how long: -p, --user, -d, interval, count; COMMAND is split off before."""
+    group = made.add_argument_group("whom to watch, for how long (default: every process, until Ctrl-C)")
+    group.add_argument(
+        "positional", nargs="*", metavar="interval [count]", help="print every so many seconds, so many times"
+    )
+    group.add_argument("-p", dest="pid", type=parse_pids, metavar="PID[,PID...]", help="these processes")
+    group.add_argument(
+        "-d",
+        "--duration",
+        type=seconds,
+        metavar="S",
+        help="end the measurement after S seconds (fractions allowed)",
+    )
+    group.add_argument(
+        "--user", metavar="NAME", help="run COMMAND as NAME (default under sudo: who called sudo)"
+    )
+
+
+def add_kernels(made: Parser) -> None:
+    """Which kernels and launches: --kernel, --launch, --sample."""
+    group = made.add_argument_group("which kernels and launches")
+    group.add_argument(
+        "--kernel",
+        action="append",
+        metavar="GLOB",
+        help="kernels whose demangled name (without template arguments and parameter list) matches, "
+        "or whose mangled name equals GLOB; repeatable",
+    )
+    group.add_argument(
+        "--launch",
+        type=parse_launches,
+        metavar="N:M",
+        help="only the Nth to Mth launch of each kernel and process (from 1, inclusive)",
+    )
+    group.add_argument("--sample", type=positive, metavar="N", help="one launch in N")
+
+
+def add_threads(made: Parser) -> None:
+    """Which threads: --block, --thread. The filter acts on the device."""
+    group = made.add_argument_group("which threads (each a number, A:B or *; left out means *)")
+    group.add_argument(
+        "--block", type=parse_ranges, metavar="X[,Y[,Z]]", help="only blocks with these indices"
+    )
+    group.add_argument(
+        "--thread", type=parse_ranges, metavar="X[,Y[,Z]]", help="only threads with these indices"
+    )
+
+
+def add_device(made: Parser) -> None:
+    """Where device programs run, and with how much memory: --device, --map-memory."""
+    group = made.add_argument_group("device")
+    group.add_argument(
+        "--device",
+        choices=("auto", "gpu", "sim"),
+        help="a GPU, or the embedded device (default auto: a GPU if there is one)",
+    )
+    group.add_argument(
+        "--map-memory", type=parse_size, metavar="SIZE", help="GPU memory for maps (default 256M)"
+    )
+
+
+def add_looks(made: Parser, device_programs: bool = True) -> None:
+    """Instead of measuring: --list, --ptx, --ebpf."""
+    group = made.add_argument_group("instead of measuring")
+    group.add_argument(
+        "--list",
+        action="store_true",
+        help="the kernels of FILE..., of -p PID or of COMMAND, and why each can or can't be instrumented",
+    )
+    if device_programs:
+        group.add_argument("--ptx", action="store_true", help="the instrumented PTX of the same")
+    group.add_argument("--ebpf", action="store_true", help="print the program's C text and exit")
+
+
+def add_output(made: Parser) -> None:
+    """Where results go and how they look: -o, --json, --csv, -T, -v."""
+    group = made.add_argument_group("results")
+    group.add_argument("-o", dest="output", metavar="FILE", help="results to FILE (default: standard output)")
+    form = group.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="JSON Lines; fields are in the man page")
+    form.add_argument("--csv", action="store_true", help="CSV of the main table")
+    group.add_argument("-T", dest="timestamps", action="store_true", help="print the time with each result")
+    group.add_argument("-v", dest="verbose", action="store_true", help="more")
+
+
+def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line, as described at the top. Leaves with status 2 and one line when it makes no sense."""
+    _complete(made)
+    own, command = split_command(sys.argv[1:] if argv is None else argv)
+    args = made.parse_intermixed_args(own)
+    args.command = command
+    words = args.__dict__.pop("positional", [])
+    if command == []:
+        made.error("no COMMAND after '--'")
+    if command and args.pid:
+        made.error("-p and COMMAND exclude each other")
+    if args.list or args.ptx:
+        args.files = words
+        if bool(words) + bool(args.pid) + bool(command) > 1:
+            made.error("--list and --ptx take FILEs, -p PID or COMMAND, one of them")
+        if not (words or args.pid or command or args.ebpf):
+            made.error("--list and --ptx need FILEs, -p PID or -- COMMAND")
+    elif len(words) > 2:
+        made.error(f"too many arguments: {' '.join(words)!r}; a command goes behind '--'")
+    else:
+        try:
+            args.interval = seconds(words[0]) if words else None
+            args.count = positive(words[1]) if len(words) > 1 else None
+        except argparse.ArgumentTypeError as error:
+            made.error(f"{error} (interval, count); a command goes behind '--'")
+    return args
+
+
+def split_command(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """A tool's own arguments, and what comes behind the first ``--`` (None: there is none)."""
+    words = list(argv)
+    if "--" not in words:
+        return words, None
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def _complete(made: Parser) -> None:
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(made)
+
+
+# --- talk: standard error ---------------------------------------------------------------------------------------
+
+
+def printable(text: str) -> str:
+    """`text` fit for a terminal: what a process named itself may hold control sequences."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
+        for char in text
+    )
+
+
+def note(tool: str, text: str) -> None:
+    """A notice: what a user should know about the result, or about what happens."""
+    _talk(f"{tool}: note: {text}")
+
+
+def _talk(line: str) -> None:
+    # A closed or full standard error is no reason to stop measuring.
+    try:
+        sys.stderr.write(printable(line) + "\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        pass
+
+
+@contextmanager
+def errors(tool: str) -> Iterator[None]:
+    """The one place where errors become a line and an exit status. A traceback that gets through is a bug of ours."""
+    try:
+        yield
+    except Error as error:
+        _talk(f"{tool}: {error}")
+        raise SystemExit(error.status) from None
+    except BrokenPipeError:
+        drop_stdout()
+        raise SystemExit(0) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except MemoryError:
+        _talk(f"{tool}: out of memory; narrow it with --kernel, --block or --thread")
+        raise SystemExit(1) from None
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+        _talk(f"{tool}: {what}; check the path, its permissions and the space left")
+        raise SystemExit(1) from None
+
+
+def drop_stdout() -> None:
+    """Nobody reads any more: make what is still buffered, and Python's flush at exit, go nowhere."""
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+    except (OSError, ValueError):
+        pass
+
+
+# --- results ------------------------------------------------------------------------------------------------------
+
+
+class Output:
+    """Where results go: standard output or ``-o FILE``, as bytes in UTF-8, flushed with every call.
+
+    `closed` turns true when the reader has gone (a closed pipe): what is written then is dropped.
+    """
+
+    def __init__(self, path: str | None = None):
+        self.closed = False
+        self._file: Any = None
+        if path is None:
+            return
+        try:
+            self._file = open(path, "wb", buffering=0)  # noqa: SIM115 (open as long as the tool runs)
+        except OSError as error:
+            raise Error(
+                f"cannot write {printable(path)}: {error.strerror}; choose another file with -o"
+            ) from None
+
+    def write(self, data: str | bytes) -> None:
+        """Write all of `data`. Raises Error when the file is full."""
+        if self.closed:
+            return
+        raw = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
+        view = memoryview(raw)
+        try:
+            if self._file is None:
+                sys.stdout.flush()
+                target = getattr(sys.stdout, "buffer", None)
+                if target is None:  # a stdout that a test or a caller put in place
+                    sys.stdout.write(raw.decode())
+                else:
+                    target.write(view)
+                    target.flush()
+            else:
+                while view:
+                    view = view[self._file.write(view) :]
+        except BrokenPipeError:
+            self.closed = True
+            if self._file is None:
+                drop_stdout()
+        except OSError as error:
+            raise Error(
+                f"cannot write the results: {error.strerror}; make room or choose another file with -o"
+            ) from None
+
+    def line(self, text: str = "") -> None:
+        """One line for people; what a target named itself is escaped."""
+        self.write(printable(text) + "\n")
+
+    def record(self, **fields: Any) -> None:
+        """One JSON Lines record."""
+        import json
+
+        self.write(json.dumps(fields, ensure_ascii=True, separators=(",", ":")) + "\n")
