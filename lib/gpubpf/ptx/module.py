@@ -28,7 +28,7 @@ class Name:
     offset: int = 0
 
     def __str__(self) -> str:
-        return f"{self.name}{self.offset:+d}" if self.offset else self.name
+        return f"{self.name}+{self.offset}" if self.offset else self.name  # `a+-4`: ptxas knows no `a-4`
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Address:
     def __str__(self) -> str:
         inside = self.base if self.base is not None else str(self.offset)
         if self.base is not None and self.offset:
-            inside += f"{self.offset:+d}"
+            inside += f"+{self.offset}"  # `[a+-4]`: ptxas knows no `[a-4]`
         return "[" + ", ".join([inside, *map(str, self.coordinates)]) + "]"
 
 
