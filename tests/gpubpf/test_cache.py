@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from gpubpf import cache
 
 KEY = cache.key("a", b"b")
