@@ -42,7 +42,7 @@ EVERYTHING: Range = (0, LARGEST_INDEX)
 _SIZE_SUFFIXES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-# --- values -------------------------------------------------------------------------------------------------------
+# --- values ---
 
 
 def parse_range(text: str) -> Range:
@@ -121,7 +121,7 @@ def _whole(text: str, default: int | None = None) -> int:
     return int(text)
 
 
-# --- options: one factory each, so that a letter means one thing in every tool ---------------------------------------
+# --- options: one factory each, so that a letter means one thing in every tool ---
 
 
 class Parser(argparse.ArgumentParser):
@@ -144,18 +144,22 @@ def parser(tool: str, description: str, examples: str, usage: str | None = None)
     )
     made.add_argument("--version", action="version", version=f"{tool} (gpubpf) {__version__}")
     made.set_defaults(
-        **{
-            "command": None,
-            "pid": [],
-            "files": [],
-            "interval": None,
-            "count": None,
-            "kernel": [],
-            "launch": (1, None),
-        },
-        **{"sample": 1, "block": (EVERYTHING,) * 3, "thread": (EVERYTHING,) * 3, "device": "auto"},
-        **{"map_memory": 2**28, "duration": None, "user": None, "output": None},
-        **{flag: False for flag in ("list", "ptx", "ebpf", "json", "csv", "timestamps", "verbose")},
+        command=None,
+        pid=[],
+        files=[],
+        interval=None,
+        count=None,
+        kernel=[],
+        launch=(1, None),
+        sample=1,
+        block=(EVERYTHING,) * 3,
+        thread=(EVERYTHING,) * 3,
+        device="auto",
+        map_memory=2**28,
+        duration=None,
+        user=None,
+        output=None,
+        **dict.fromkeys(("list", "ptx", "ebpf", "json", "csv", "timestamps", "verbose"), False),
     )
     return made
 
@@ -290,7 +294,7 @@ def _complete(made: Parser) -> None:
         argcomplete.autocomplete(made)
 
 
-# --- talk: standard error ---------------------------------------------------------------------------------------
+# --- talk: standard error ---
 
 
 def printable(text: str) -> str:
@@ -319,7 +323,7 @@ def _talk(line: str) -> None:
 
 @contextmanager
 def errors(tool: str) -> Iterator[None]:
-    """The one place where errors become a line and an exit status. A traceback that gets through is a bug of ours."""
+    """The one place where errors become a line and an exit status. A traceback that gets out is our bug."""
     try:
         yield
     except Error as error:
@@ -349,7 +353,7 @@ def drop_stdout() -> None:
         pass
 
 
-# --- results ------------------------------------------------------------------------------------------------------
+# --- results ---
 
 
 class Output:

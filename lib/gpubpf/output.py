@@ -1,0 +1,63 @@
+"""Writing very many records fast: text in which only numbers differ is built as one array of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def records(parts: Sequence[bytes | np.ndarray]) -> bytes:
+    """One record after the other: `parts` in turn, each either the same bytes in every record or an array with one
+    number for each, written in decimal.
+
+    Arrays are one-dimensional, of unsigned values, equally long; at least one of them. About 0.3 µs a record, where a
+    loop takes some µs. Keep it to some 16,000 records a call, so that the working set stays in cache.
+
+    >>> records([b"a", np.array([1, 20]), b"\\n"])
+    b'a1\\na20\\n'
+    """
+    import numpy as np
+
+    count = next(len(part) for part in parts if not isinstance(part, bytes))
+    if count == 0:
+        return b""
+    columns = [_constant_or_digits(part) for part in parts]
+    template = b"".join(column if isinstance(column, bytes) else b"0" * len(column[0]) for column in columns)
+    text = np.empty((count, len(template)), dtype=np.uint8)
+    text[:] = np.frombuffer(template, dtype=np.uint8)
+    shown = np.ones(text.shape, dtype=bool)
+    at = 0
+    for column in columns:
+        if isinstance(column, bytes):
+            at += len(column)
+            continue
+        for digits, visible in zip(*column, strict=True):
+            text[:, at] = digits
+            shown[:, at] = visible
+            at += 1
+    return text[shown].tobytes()
+
+
+def _constant_or_digits(part: bytes | np.ndarray) -> bytes | tuple[np.ndarray, np.ndarray]:
+    """A number's ASCII digits, most significant first, one row per place, and which of them are no leading zeros."""
+    import numpy as np
+
+    if isinstance(part, bytes):
+        return part
+    largest = int(part.max())
+    if largest == int(part.min()):
+        return b"%d" % largest
+    places = len(str(largest))
+    rest = part.astype(np.uint32 if largest < 2**32 else np.uint64)
+    digits = np.empty((places, len(part)), dtype=np.uint8)
+    visible = np.empty((places, len(part)), dtype=bool)
+    for place in range(places - 1, -1, -1):
+        visible[place] = rest > 0
+        rest, digit = np.divmod(rest, 10)
+        digits[place] = digit
+    visible[-1] = True
+    digits += ord("0")
+    return digits, visible

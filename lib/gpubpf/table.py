@@ -1,0 +1,43 @@
+"""Tables and bars for people: aligned, units in the header, nothing wider than it has to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def lines(headers: Sequence[str], rows: Sequence[Sequence[object]], left: Sequence[str] = ()) -> list[str]:
+    """A header line and one line for each row: columns as wide as their widest cell, two spaces between them.
+
+    Numbers and words align right, the columns named in `left` align left.
+    """
+    cells = [list(headers), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
+    shown = []
+    for row in cells:
+        parts = [
+            cell.ljust(width) if header in left else cell.rjust(width)
+            for header, cell, width in zip(headers, row, widths, strict=True)
+        ]
+        shown.append("  ".join(parts).rstrip())
+    return shown
+
+
+def bar(value: float, largest: float, width: int) -> str:
+    """`value` as asterisks, `largest` filling `width`; something that is not nothing shows at least a dot."""
+    length = int(value / largest * width + 0.5) if largest > 0 else 0
+    return "*" * length or ("." if value > 0 else "")
+
+
+def count(number: int, noun: str) -> str:
+    """``1 launch``, ``23 launches``."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun}{'es' if noun.endswith(('ch', 's', 'x')) else 's'}"
+
+
+def fit(text: str, width: int) -> str:
+    """`text`, cut in its middle where it is longer than `width`."""
+    if len(text) <= width:
+        return text
+    front = (width - 3) * 2 // 3
+    return f"{text[:front]}...{text[len(text) - (width - 3 - front) :]}"
