@@ -51,7 +51,7 @@ def _constant_or_digits(part: bytes | np.ndarray) -> bytes | tuple[np.ndarray, n
     if largest == int(part.min()):
         return b"%d" % largest
     places = len(str(largest))
-    rest = part.astype(np.uint32 if largest < 2**32 else np.uint64)
+    rest: np.ndarray = part.astype(np.uint32 if largest < 2**32 else np.uint64)
     digits = np.empty((places, len(part)), dtype=np.uint8)
     visible = np.empty((places, len(part)), dtype=bool)
     for place in range(places - 1, -1, -1):

@@ -1,0 +1,290 @@
+"""Who does how much: work per thread of a grid, by lane, warp and block, and what is uneven about it.
+
+Threads are numbered through the grid: block number times threads in a block plus the thread's number in its block, both
+with x running fastest (the order of CUDA's `blockIdx` and `threadIdx`, CUDA C++ Programming Guide, "Thread Hierarchy").
+A warp is 32 threads with neighbouring numbers in one block; a lane is a thread's number in its warp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+WARP = 32
+FAR_OFF = 0.10  # of the median: who is farther from it is named
+NAMED = 4  # so many are named one by one
+
+By = Literal["thread", "lane", "warp", "block"]
+Index = tuple[int, int, int]
+Ranges = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A launch's grid and block dimensions, and the arithmetic of indices in it."""
+
+    grid: Index
+    block_dim: Index
+
+    @property
+    def blocks(self) -> int:
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def block_size(self) -> int:
+        """Threads in a block."""
+        return self.block_dim[0] * self.block_dim[1] * self.block_dim[2]
+
+    @property
+    def threads(self) -> int:
+        return self.blocks * self.block_size
+
+    @property
+    def warps(self) -> int:
+        """Warps in a block."""
+        return -(-self.block_size // WARP)
+
+    def coordinates(self, threads: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Block x, y, z and thread x, y, z of threads given by number."""
+        block, thread = np.divmod(threads, self.block_size)
+        return (*_unravel(block, self.grid), *_unravel(thread, self.block_dim))
+
+    def selection(self, block: Ranges, thread: Ranges) -> np.ndarray | None:
+        """Which threads have block and thread indices in these (inclusive) ranges: bool [threads]; None: all of them."""
+        within = [
+            np.arange(extent) >= first
+            if last >= extent
+            else (np.arange(extent) >= first) & (np.arange(extent) <= last)
+            for extent, (first, last) in zip(self.grid + self.block_dim, block + thread, strict=True)
+        ]
+        if all(mask.all() for mask in within):
+            return None
+        bx, by, bz, tx, ty, tz = within
+        blocks = (bz[:, None, None] & by[:, None] & bx).ravel()
+        threads = (tz[:, None, None] & ty[:, None] & tx).ravel()
+        return (blocks[:, None] & threads).ravel()
+
+    def name(self, by: By, number: int) -> str:
+        """``thread 4 of block 2``, ``warp 3``, ``block (1,2)``: what users call the thing with this number."""
+        if by == "lane":
+            return f"lane {number}"
+        if by == "block":
+            return f"block {self.block_index(number)}"
+        per_block = self.block_size if by == "thread" else self.warps
+        block, own = divmod(number, per_block)
+        label = self.thread_index(own) if by == "thread" else str(own)
+        return f"{by} {label}" if self.blocks == 1 else f"{by} {label} of block {self.block_index(block)}"
+
+    def block_index(self, block: int) -> str:
+        """``3`` in a grid of one dimension, ``(3,0)`` in one of two, ``(3,0,1)`` in one of three."""
+        return _short(block, self.grid)
+
+    def thread_index(self, thread: int) -> str:
+        """The same for a thread's number in its block."""
+        return _short(thread, self.block_dim)
+
+
+def _unravel(number: np.ndarray, extents: Index) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rest, x = np.divmod(number, extents[0])
+    z, y = np.divmod(rest, extents[1])
+    return x, y, z
+
+
+def _short(number: int, extents: Index) -> str:
+    rest, x = divmod(number, extents[0])
+    z, y = divmod(rest, extents[1])
+    if extents[2] > 1:
+        return f"({x},{y},{z})"
+    return f"({x},{y})" if extents[1] > 1 else str(x)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Threads, lanes, warps or blocks with what they did. Arrays have one element for each.
+
+    numbers  int64   of the thread or warp or block in the grid, or of the lane in its warp
+    threads  int64   how many (selected) threads it has, at least 1
+    runs     uint64  how often these ran the kernel to its end, summed
+    work     uint64  summed
+    """
+
+    by: By
+    shape: Shape
+    numbers: np.ndarray
+    threads: np.ndarray
+    runs: np.ndarray
+    work: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @cached_property
+    def mean(self) -> float:
+        """Mean of work."""
+        return float(self.work.mean()) if len(self) else 0.0
+
+    @cached_property
+    def imbalance(self) -> float:
+        """Largest work over mean work; 1 where there is none."""
+        return float(self.work.max()) / self.mean if self.mean else 1.0
+
+    def name(self, place: int) -> str:
+        """What users call the group at this place of the arrays."""
+        return self.shape.name(self.by, int(self.numbers[place]))
+
+
+def group(
+    shape: Shape, runs: np.ndarray, work: np.ndarray, by: By = "thread", selected: np.ndarray | None = None
+) -> Groups:
+    """Fold what each thread did (arrays of `shape.threads`) by thread, lane, warp or block, of `selected` threads only."""
+    if by == "thread":
+        numbers = np.arange(shape.threads) if selected is None else np.flatnonzero(selected)
+        if selected is not None:
+            runs, work = runs[selected], work[selected]
+        return Groups(by, shape, numbers, np.ones(len(numbers), dtype=np.int64), runs, work)
+    taking_part = np.ones(shape.threads, dtype=np.uint64) if selected is None else selected.astype(np.uint64)
+    if selected is not None:
+        runs, work = runs * taking_part, work * taking_part
+    threads = _fold(shape, taking_part, by).astype(np.int64)
+    there = np.flatnonzero(threads)
+    return Groups(
+        by, shape, there, threads[there], _fold(shape, runs, by)[there], _fold(shape, work, by)[there]
+    )
+
+
+def _fold(shape: Shape, values: np.ndarray, by: By) -> np.ndarray:
+    table = values.reshape(shape.blocks, shape.block_size)
+    if by == "block":
+        return table.sum(axis=1)
+    if by == "warp":
+        return np.add.reduceat(table, np.arange(0, shape.block_size, WARP), axis=1).ravel()
+    places = np.zeros(shape.warps * WARP, dtype=values.dtype)
+    places[: shape.block_size] = table.sum(axis=0)
+    return places.reshape(shape.warps, WARP).sum(axis=0)
+
+
+def idle_lanes(shape: Shape, work: np.ndarray) -> tuple[float, float]:
+    """Shares of lanes idle while their warp works: those that have no thread, and those whose thread has done its part.
+
+    A warp is taken to work as long as its busiest lane; so the second is a lower bound where threads diverge.
+    Both are 0 where nothing was done.
+    """
+    table = work.reshape(shape.blocks, shape.block_size)
+    busiest = np.maximum.reduceat(table, np.arange(0, shape.block_size, WARP), axis=1).astype(np.float64)
+    lanes = np.full(shape.warps, WARP)
+    lanes[-1] = shape.block_size - WARP * (shape.warps - 1)
+    whole = WARP * float(busiest.sum())
+    if not whole:
+        return 0.0, 0.0
+    with_thread = float((busiest * lanes).sum())
+    return 1 - with_thread / whole, (with_thread - float(work.sum(dtype=np.float64))) / whole
+
+
+def findings(threads: Groups, what: str) -> list[str]:
+    """One or two sentences on who does more or less than the others; `threads` grouped by thread, `what` is the unit.
+
+    They speak of blocks, lanes or warps where these account for nearly all of the difference, else of threads.
+    """
+    work = threads.work.astype(np.float64)
+    if len(work) == 0 or not work.any():
+        return [f"no thread did any {what}"]
+    if len(work) == 1:
+        return [f"one thread did all of it: {int(threads.work[0]):,} {what}"]
+    groups = _level(threads, work)
+    each = groups.work.astype(np.float64) / groups.threads
+    median = float(np.median(each))
+    far = np.abs(each - median) > FAR_OFF * median
+    others = each[~far]
+    if not far.any():
+        most = float(work.max()) / float(work.mean()) - 1
+        if not most:
+            return [f"the work is even: every thread did the same ({int(work[0]):,} {what})"]
+        return [f"the work is even: the busiest thread did {_percent(most)} more than the mean"]
+    if 2 * len(others) < len(each):
+        busiest = groups.name(int(each.argmax()))
+        return [
+            f"the work is uneven: {busiest} did {each.max() / each.mean():.1f}x the mean, "
+            f"{groups.name(int(each.argmin()))} {_times(float(each.min() / each.mean()))}"
+        ]
+    usual = float(others.mean())
+    said = []
+    for side in (far & (each > median), far & (each < median)):
+        if side.any():
+            who = _who(groups, np.flatnonzero(side))
+            said.append((float(np.abs(each[side] - usual).sum()), f"{who} {_did(each[side], usual)}"))
+    return [sentence for _, sentence in sorted(said, reverse=True)]
+
+
+def _level(threads: Groups, work: np.ndarray) -> Groups:
+    """The coarsest grouping that accounts for nine tenths of the differences between threads."""
+    deviation = float(((work - work.mean()) ** 2).sum())
+    if deviation and len(threads) == threads.shape.threads:
+        for by in ("block", "lane", "warp"):
+            groups = group(threads.shape, threads.runs, threads.work, by)
+            if not 1 < len(groups) <= len(threads) // 2:
+                continue
+            means = groups.work.astype(np.float64) / groups.threads
+            if float((groups.threads * (means - work.mean()) ** 2).sum()) >= 0.9 * deviation:
+                return groups
+    return threads
+
+
+def _who(groups: Groups, places: np.ndarray) -> str:
+    """``thread 4``, ``warps 1 and 3``, ``threads 19 to 31 of block 0``, ``12 of 1,024 threads``."""
+    shape, by = groups.shape, groups.by
+    numbers = groups.numbers[places]
+    if len(numbers) == 1:
+        return shape.name(by, int(numbers[0]))
+    per_block = {"thread": shape.block_size, "warp": shape.warps}.get(by)
+    block = int(numbers[0]) // per_block if per_block else 0
+    if per_block and block != int(numbers[-1]) // per_block:
+        return f"{len(numbers):,} of {len(groups):,} {by}s"
+    own = [
+        int(number) - block * per_block if per_block else int(number)
+        for number in (*numbers[:NAMED], numbers[-1])
+    ]
+    label = {"thread": shape.thread_index, "block": shape.block_index}.get(by, str)
+    where = f" of block {shape.block_index(block)}" if per_block and shape.blocks > 1 else ""
+    if len(numbers) <= NAMED:
+        names = [label(number) for number in own[:-1]]
+        return f"{by}s {', '.join(names[:-1])} and {names[-1]}{where}"
+    if int(numbers[-1]) - int(numbers[0]) + 1 == len(numbers):
+        return f"{by}s {label(own[0])} to {label(own[-1])}{where}"
+    return f"{len(numbers):,} of {len(groups):,} {by}s"
+
+
+def _did(each: np.ndarray, usual: float) -> str:
+    if not usual:
+        return "did all of it"
+    low, high = float(each.min()) / usual, float(each.max()) / usual
+    if high == 0:
+        return "did nothing"
+    if low < 1:
+        less, least = _percent(1 - low), _percent(1 - high)
+        return (
+            f"did {less} less than the others"
+            if less == least
+            else f"did {least} to {less} less than the others"
+        )
+    if high < 2:
+        more, most = _percent(low - 1), _percent(high - 1)
+        return (
+            f"did {most} more than the others"
+            if more == most
+            else f"did {more} to {most} more than the others"
+        )
+    few, many = f"{low:.1f}x", f"{high:.1f}x"
+    return (
+        f"did {many} the work of the others" if few == many else f"did {few} to {many} the work of the others"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f} %" if share >= 0.01 or share == 0 else "less than 1 %"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}x" if ratio >= 0.05 else ("next to nothing" if ratio else "nothing")
