@@ -299,10 +299,7 @@ def _fatbin(data: bytes, offset: int, module: int, relocatable: bool) -> tuple[l
 
 
 def _image(data: bytes, at: int, end: int, module: int, relocatable: bool) -> tuple[Image | None, int]:
-    """The image whose header is at `at` (None.
-
-    Of a kind that is neither PTX nor ELF), and where the next one begins.
-    """
+    """The image whose header is at `at`, None if of another kind than PTX and ELF; and where the next begins."""
     _check(at, _IMAGE.size, end)
     (number, _, header_size, stored_size, compressed_size, options_at, minor, major, sm, name_at, name_size,
      flags, _, size) = _IMAGE.unpack_from(data, at)  # fmt: skip

@@ -1,0 +1,217 @@
+"""Kernel names: demangled, shortened as users write them, and matched against ``--kernel``.
+
+Names come from targets. A mangled C++ name of 300 bytes can stand for gigabytes, since parts of it may refer to other
+parts twice; names that could are left to a child process with limits. Escaping for terminals is cli.py's.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+_LONGEST = 1 << 16  # bytes of a mangled name
+_REFERENCE = re.compile(
+    r"[ST][0-9A-Z]*_"
+)  # <substitution>, <template-param> (Itanium C++ ABI 5.1.10, 5.1.11)
+_FEW_REFERENCES = 24  # a name can double with two of them: at most some thousand times its length
+_MEMORY, _SECONDS = 1 << 30, 2  # what the child may use for one name, and for a batch of them
+
+# Longest first, as a compiler reads them (C++ standard, [over.oper]).
+_OPERATORS = (
+    *("<=>", "<<=", ">>=", "->*", "new[]", "delete[]", "()", "[]", "->", "<<", ">>", "<=", ">=", "==", "!="),
+    *("&&", "||", "++", "--", "+=", "-=", "*=", "/=", "%=", "^=", "&=", "|=", "new", "delete", "co_await"),
+    *("<", ">", "+", "-", "*", "/", "%", "^", "&", "|", "~", "!", "=", ","),
+)
+_ANONYMOUS = "(anonymous namespace)"
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+
+
+@dataclass(frozen=True)
+class Name:
+    mangled: str
+    full: str  # demangled: "void ns::scale<float>(float*, float, int)"
+    short: str  # without return type, template arguments and parameter list: "ns::scale"
+
+
+@functools.lru_cache(maxsize=65536)
+def demangle(mangled: str) -> Name:
+    """The name of a kernel; what is not a mangled C++ name (extern "C", Triton, numba, Rust) stands for itself."""
+    full = mangled
+    if mangled.startswith("_Z") and len(mangled) <= _LONGEST:
+        full = _in_child((mangled,))[0] if _may_explode(mangled) else _cxxfilt(mangled)
+    return Name(mangled, full, shorten(full) if full != mangled else mangled)
+
+
+def demangle_all(mangled: Iterable[str]) -> list[Name]:
+    """The names of many kernels, in order; complicated ones are given to one child process together."""
+    wanted = list(mangled)
+    heavy = tuple(dict.fromkeys(name for name in wanted if name.startswith("_Z") and _may_explode(name)))
+    results = dict(zip(heavy, _in_child(heavy), strict=True)) if len(heavy) > 1 else {}
+    names = []
+    for name in wanted:
+        full = results.get(name, name)
+        names.append(Name(name, full, shorten(full)) if full != name else demangle(name))
+    return names
+
+
+def matches(patterns: Iterable[str], mangled: str) -> bool:
+    """Whether a kernel is one of those that ``--kernel`` names: a glob of its short name, or its mangled name."""
+    return any(pattern == mangled or fnmatchcase(demangle(mangled).short, pattern) for pattern in patterns)
+
+
+def shorten(full: str) -> str:
+    """A demangled name without return type, template arguments and parameter list."""
+    name = ""
+    position = 0
+    while position < len(full):
+        character = full[position]
+        if full.startswith(_ANONYMOUS, position):
+            name += _ANONYMOUS
+            position += len(_ANONYMOUS)
+        elif full.startswith("operator", position) and _is_operator(full, position, name):
+            text, position = _operator(full, position)
+            name += text
+        elif character == "<" and name:
+            position = _after_arguments(full, position)
+        elif character == "{":  # {lambda(int)#1}, {unnamed type#1}
+            end = _after_brackets(full, position)
+            name += full[position:end]
+            position = end
+        elif character == "[":  # [abi:cxx11], [clone .isra.0]
+            position = _after_brackets(full, position)
+        elif character == "(" and name in ("decltype", ""):
+            if full[position + 1 : position + 2] in ("*", "&"):  # returns a pointer: int (*name(…))(…)
+                position += 2
+            else:  # a decltype: all of it is the return type
+                position = _after_brackets(full, position)
+                name = ""
+        elif character == "(":
+            return name
+        elif character == " ":  # what came before was (a part of) the return type
+            rest = full[position + 1 :].lstrip()
+            if not rest or rest.startswith("["):
+                return name
+            if not (name == "decltype" and rest.startswith("(")):
+                name = ""
+            position += 1
+        else:
+            name += character
+            position += 1
+    return name or full
+
+
+def _is_operator(full: str, position: int, name: str) -> bool:
+    """Whether "operator" at `position` is the keyword and not a part of an identifier."""
+    before = name[-1:]
+    after = full[position + 8 : position + 9]
+    return not (before.isalnum() or before in ("_", "$")) and not (after.isalnum() or after in ("_", "$"))
+
+
+def _operator(full: str, position: int) -> tuple[str, int]:
+    """The name of the operator function at `position`, and where what follows it begins."""
+    position += len("operator")
+    spaced = full[position : position + 1] == " "
+    start = position + spaced
+    for symbol in _OPERATORS:
+        word = symbol[0].isalpha()
+        if full.startswith(symbol, start) and word == spaced:
+            return f"operator{' ' if word else ''}{symbol}", _skip_space(full, start + len(symbol))
+    # A literal operator or a conversion: up to its parameter list, the target type without template arguments.
+    text = ""
+    while start < len(full) and full[start] != "(":
+        if full[start] == "<":
+            start = _after_arguments(full, start)
+        else:
+            text += full[start]
+            start += 1
+    return f"operator {text}" if spaced else f"operator{text}", start
+
+
+def _skip_space(full: str, position: int) -> int:
+    """After an operator's symbol, template arguments follow a space: operator<< <int>."""
+    return position + full.startswith(" <", position)
+
+
+def _after_arguments(full: str, position: int) -> int:
+    """Where the template arguments that begin at `position` end. In parentheses, < and > may be comparisons."""
+    depth = 0
+    while position < len(full):
+        character = full[position]
+        if character in _CLOSING:
+            position = _after_brackets(full, position)
+            continue
+        if character == ">" and full[position - 1] == "-":  # ->
+            position += 1
+            continue
+        depth += {"<": 1, ">": -1}.get(character, 0)
+        position += 1
+        if depth == 0:
+            break
+    return position
+
+
+def _after_brackets(full: str, position: int) -> int:
+    """Where the bracket that opens at `position` is closed; other kinds of bracket inside it balance by themselves."""
+    opening = full[position]
+    depth = 0
+    while position < len(full):
+        depth += {opening: 1, _CLOSING[opening]: -1}.get(full[position], 0)
+        position += 1
+        if depth == 0:
+            break
+    return position
+
+
+def _may_explode(mangled: str) -> bool:
+    return len(mangled) > 1024 or len(_REFERENCE.findall(mangled)) > _FEW_REFERENCES
+
+
+def _cxxfilt(mangled: str) -> str:
+    try:
+        import cxxfilt  # only here: it looks for its library when it is imported
+
+        return str(cxxfilt.demangle(mangled))
+    except Exception:  # no C++ library, not a C++ name, bytes that are not UTF-8: the mangled name serves
+        return mangled
+
+
+def _in_child(mangled: tuple[str, ...]) -> tuple[str, ...]:
+    """Demangles in a child process with limits; a name that exceeds them stands for itself."""
+    if not mangled:
+        return ()
+    command = [sys.executable, "-c", "from gpubpf import names; names.serve()"]
+    script = "\n".join(name.replace("\n", "?") for name in mangled)
+    environment = {
+        "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
+        "PATH": "/usr/bin:/bin:/sbin:/usr/sbin",
+    }
+    try:
+        done = subprocess.run(
+            command, input=script.encode(errors="replace"), capture_output=True, timeout=30, env=environment
+        )
+    except (OSError, subprocess.SubprocessError):
+        return mangled
+    lines = done.stdout.decode(errors="replace").split("\n")[:-1]
+    if len(lines) == len(mangled):
+        return tuple(lines)
+    if len(mangled) == 1:
+        return mangled
+    middle = len(mangled) // 2  # one of them was too much: find it
+    return _in_child(mangled[:middle]) + _in_child(mangled[middle:])
+
+
+def serve() -> None:
+    """The child's part: demangles the names on stdin, one a line."""
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for line in sys.stdin.read().split("\n"):
+        full = _cxxfilt(line)
+        sys.stdout.write((full if len(full) < 1 << 20 and "\n" not in full else line) + "\n")

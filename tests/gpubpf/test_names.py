@@ -1,0 +1,119 @@
+"""Names as users write them, from names as compilers write them."""
+
+from __future__ import annotations
+
+import string
+import time
+
+import pytest
+from gpubpf import names
+
+SHORT = {
+    "_Z9vectorAddPKfS0_Pfi": "vectorAdd",
+    "_ZN2ns5scaleIfEEvPT_S1_i": "ns::scale",
+    "vectorAdd": "vectorAdd",
+    "_ZN36_GLOBAL__N__c239a62e_4_n_cu_024080215anontIiEEvPT_": "(anonymous namespace)::anont",
+    "_ZN36_GLOBAL__N__c239a62e_4_n_cu_024080214anonEPi": "(anonymous namespace)::anon",
+    "_ZN1a2v12auILi5ELb1EEEvPi": "a::v1::au",
+    "_ZN1a2v12gtIiEENSt9enable_ifIXgtstT_Li2EEvE4typeEPS3_": "a::v1::gt",
+    "_ZN1a2v15applyIZ4mainEUlPiE_EEvT_S2_": "a::v1::apply",
+    "_Z2ttI3BoxiEvT_IT0_EPi": "tt",
+    "triton_poi_fused_add_0": "triton_poi_fused_add_0",
+    "add_kernel_0d1d2d3de": "add_kernel_0d1d2d3de",
+    "_ZN8__main__3addB2v1B96cw51cXTLSUwv1sDUaKthaYF4ADEPdd": None,  # numba: anything, but no error
+    "_RNvCs1234_7mycrate3foo": "_RNvCs1234_7mycrate3foo",
+    "_ZN4core3fmt3num52_$LT$impl$u20$core..fmt..Debug$u20$for$u20$i32$GT$3fmt17h0123456789abcdefE": None,
+    "_Z": "_Z",
+    "_Zweird\udcff": "_Zweird\udcff",
+}
+
+
+@pytest.mark.parametrize("mangled", SHORT)
+def test_demangle(mangled: str) -> None:
+    name = names.demangle(mangled)
+    assert name.mangled == mangled and name.short
+    if SHORT[mangled] is not None:
+        assert name.short == SHORT[mangled]
+
+
+@pytest.mark.parametrize(
+    "full, short",
+    [
+        ("void foo<int>(float*)", "foo"),
+        ("void ns::Outer<int>::Inner<float, ns::T<int> >::run<4>(int)", "ns::Outer::Inner::run"),
+        ("unsigned long long foo<int>(int)", "foo"),
+        ("main::{lambda(int)#1}::operator()(int) const", "main::{lambda(int)#1}::operator()"),
+        ("void launch<main::{lambda(int)#1}>(main::{lambda(int)#1})", "launch"),
+        ("{unnamed type#1}::f(int)", "{unnamed type#1}::f"),
+        ("bool operator< <int>(A<int> const&, A<int> const&)", "operator<"),
+        ("bool ns::operator<(ns::A const&, ns::A const&)", "ns::operator<"),
+        ("ns::A::operator()(int) const", "ns::A::operator()"),
+        ("std::ostream& ns::operator<< <int>(std::ostream&, int)", "ns::operator<<"),
+        ("A::operator->() const", "A::operator->"),
+        ("A::operator->*(int) const", "A::operator->*"),
+        ("A::operator[](int)", "A::operator[]"),
+        ("A::operator new[](unsigned long)", "A::operator new[]"),
+        ("A::operator int() const", "A::operator int"),
+        ("A::operator std::vector<int>() const", "A::operator std::vector"),
+        ("A::operator unsigned long const*()", "A::operator unsigned long const*"),
+        ('operator"" _km(long double)', 'operator"" _km'),
+        ("auto A::operator<=><int>(A const&)", "A::operator<=>"),
+        ("decltype ((fp+fp0)) add<int>(int, int)", "add"),
+        ("decltype((fp)->x) ns::get<A>(A*)", "ns::get"),
+        ("int (*choose<int>(float))(double)", "choose"),
+        ("void f<(4>2)>(int)", "f"),
+        ("void f<&(A::operator>(A const&))>(int)", "f"),
+        ("void f<std::function<int (int)> >(int)", "f"),
+        ("foo[abi:cxx11](int)", "foo"),
+        ("foo(int) [clone .isra.0]", "foo"),
+        ("my_operator(int)", "my_operator"),
+        ("operators(int)", "operators"),
+        (
+            "(anonymous namespace)::A<(anonymous namespace)::B>::f((anonymous namespace)::B)",
+            "(anonymous namespace)::A::f",
+        ),
+        ("vtable for ns::A", "ns::A"),
+        ("f", "f"),
+        ("", ""),
+    ],
+)
+def test_shorten(full: str, short: str) -> None:
+    assert names.shorten(full) == short
+
+
+@pytest.mark.parametrize(
+    "text", ["f<", "f(", "f{", "operator", "<", ">", "(", "a<b<c", "f<(>", "((((", "} ] )", " ", "operator<"]
+)
+def test_shorten_stands_anything(text: str) -> None:
+    assert isinstance(names.shorten(text), str)
+
+
+def test_matches() -> None:
+    assert names.matches(["vec*"], "_Z9vectorAddPKfS0_Pfi")
+    assert names.matches(["x", "ns::*"], "_ZN2ns5scaleIfEEvPT_S1_i")
+    assert names.matches(["_ZN2ns5scaleIfEEvPT_S1_i"], "_ZN2ns5scaleIfEEvPT_S1_i")
+    assert not names.matches(["scale"], "_ZN2ns5scaleIfEEvPT_S1_i")
+    assert not names.matches(["VEC*"], "_Z9vectorAddPKfS0_Pfi")
+    assert not names.matches(["_ZN2*"], "_ZN2ns5scaleIfEEvPT_S1_i")
+    assert not names.matches([], "f")
+
+
+def doubled(times: int) -> str:
+    """f(A<A<…>, A<…>>): its demangled form doubles with each turn."""
+    digits = string.digits + string.ascii_uppercase
+    return "_Z1f1AIiiE" + "".join(f"S_IS{digits[i]}_S{digits[i]}_E" for i in range(times))
+
+
+def test_a_name_that_stands_for_gigabytes_is_left_as_it_is() -> None:
+    bomb = doubled(30)
+    assert len(bomb) < 350
+    start = time.monotonic()
+    assert names.demangle(bomb).short == bomb
+    assert time.monotonic() - start < 20
+
+
+def test_complicated_names_are_demangled_together() -> None:
+    many = [f"_ZN2ns{len(n)}{n}" + "IiEEvT_" + "S1_" * 40 for n in ("alpha", "beta")]
+    found = names.demangle_all([*many, doubled(30), "_Z9vectorAddPKfS0_Pfi"])
+    assert [name.short for name in found] == ["ns::alpha", "ns::beta", doubled(30), "vectorAdd"]
+    assert [name.mangled for name in found][:2] == many
