@@ -317,6 +317,13 @@ class Function:
     def defined(self) -> bool:
         return self.statements is not None or self._source is not None
 
+    def mentions(self, name: str) -> bool:
+        """Whether the body's text holds `name` anywhere: a quick no, without reading the statements."""
+        if self._source is not None:
+            text, start, end, _ = self._source
+            return text.find(name, start, end) >= 0
+        return any(name in str(s) for s in self.statements or ())
+
     @functools.cached_property
     def body(self) -> tuple[Statement, ...] | None:
         """The statements between the outer braces; parsed when first asked for.

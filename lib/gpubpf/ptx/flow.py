@@ -1,0 +1,426 @@
+"""What runs after what: labels and branches, basic blocks, calls, and what each instruction counts as.
+
+    flow = Flow(function.body)
+    flow.blocks, flow.targets, flow.falls_off
+    references(function, module)      # the functions and variables it names
+    counted(instruction)              # {"loads": 1}
+
+Definitions (`threadhist --work`; PTX ISA 9.0, chapter 9.7):
+
+instructions  every PTX instruction that the thread reached, predicated-off ones too, `ld.param`, `bra`, `call` and `ret` too.
+loads         ld, ldu, ldmatrix, wmma.load, multimem.ld_reduce and cp.async (its source), of every space but .param.
+stores        st, stmatrix, wmma.store, st.async, st.bulk, multimem.st and cp.async (its destination), ditto.
+atomics       atom, red, red.async, multimem.red, cp.reduce.async.
+barriers      bar and barrier (arrive, sync, red, cluster arrive and wait), not bar.warp.sync; an mbarrier is none.
+blocks        basic blocks entered: one begins at the kernel's or function's start, at a label that something branches to,
+              and after bra, brx, ret, exit and trap (predicated or not). A call does not end a block.
+
+Texture and surface fetches, prefetches and collectives such as shfl are none of these but instructions.
+All but instructions and blocks count when the predicate is true; a vector access counts once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from ..errors import PtxError
+from .module import (
+    Address,
+    Directive,
+    Function,
+    Generic,
+    Group,
+    Initializer,
+    Instruction,
+    Label,
+    Masked,
+    Module,
+    Name,
+    Not,
+    Open,
+    Operand,
+    Pair,
+    Statement,
+    Variable,
+    Vector,
+)
+from .module import Close as CloseScope
+
+WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
+
+# Functions that the driver links itself (CUDA C++ Programming Guide: formatted output, allocation, assertion).
+SYSTEM_FUNCTIONS = frozenset({"vprintf", "malloc", "free", "__assertfail", "__assert_fail"})
+
+LEAVING = frozenset({"ret", "exit"})
+ENDING = frozenset({"bra", "brx", "ret", "exit", "trap"})
+
+# Opcodes of PTX ISA 9.0. What is not here is counted as an instruction and named, since it may do more than is known.
+OPCODES = frozenset(
+    """
+    abs activemask add addc alloca and applypriority atom bar barrier bfe bfi bfind bmsk bra brev brkpt brx call
+    clusterlaunchcontrol clz cnot copysign cos cp createpolicy cvt cvta discard div dp2a dp4a elect ex2 exit fence fma fns
+    getctarank griddepcontrol isspacep istypep ld ldmatrix ldu lg2 lop3 mad mad24 madc mapa match max mbarrier membar min
+    mma mov movmatrix mul mul24 multimem nanosleep neg not or pmevent popc prefetch prefetchu prmt rcp red redux rem ret
+    rsqrt sad selp set setmaxnreg setp shf shfl shl shr sin slct sqrt st stackrestore stacksave stmatrix sub subc
+    suld suq sured sust szext tanh tcgen05 tensormap testp tex tld4 trap txq vabsdiff vabsdiff2 vabsdiff4 vadd vadd2
+    vadd4 vavrg2 vavrg4 vmad vmax vmax2 vmax4 vmin vmin2 vmin4 vote vset vset2 vset4 vshl vshr vsub vsub2 vsub4 wgmma
+    wmma xor
+    """.split()
+)
+
+
+def counted(instruction: Instruction) -> tuple[str, ...]:
+    """The kinds of work, beside instructions, that one execution with a true predicate is."""
+    opcode, modifiers = instruction.opcode, instruction.modifiers
+    first = modifiers[0] if modifiers else ""
+    if opcode in ("ld", "st"):
+        if any(m == "param" or m.startswith("param::") for m in modifiers):
+            return ()
+        return ("loads",) if opcode == "ld" else ("stores",)
+    if opcode in ("ldu", "ldmatrix"):
+        return ("loads",)
+    if opcode == "stmatrix":
+        return ("stores",)
+    if opcode in ("atom", "red"):
+        return ("atomics",)
+    if opcode in ("bar", "barrier"):
+        return () if first == "warp" else ("barriers",)
+    if opcode == "wmma":
+        return {"load": ("loads",), "store": ("stores",)}.get(first, ())
+    if opcode == "multimem":
+        return {"ld_reduce": ("loads",), "st": ("stores",), "red": ("atomics",)}.get(first, ())
+    if opcode == "cp":
+        if first == "reduce":
+            return ("atomics",)
+        # cp.async.commit_group, .wait_group, .bulk.prefetch, .mbarrier.arrive move no data
+        if modifiers[:1] == ("async",) and not {
+            "commit_group",
+            "wait_group",
+            "wait_all",
+            "prefetch",
+            "mbarrier",
+        } & set(modifiers):
+            return ("loads", "stores")
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A basic block, or the part of one after a call that may not come back.
+
+    `instructions` are indices of statements. `entered` is False for such a part.
+    """
+
+    instructions: tuple[int, ...]
+    entered: bool
+    successors: tuple[int, ...] = ()  # numbers of blocks
+
+
+class Flow:
+    """The control flow of one function body.
+
+    `may_not_return` says of a function's name whether a call of it may leave the kernel: such a call ends a part of a block.
+    Raises PtxError for a branch to a label that is not there.
+    """
+
+    def __init__(
+        self, body: tuple[Statement, ...], may_not_return: Callable[[str], bool] = lambda name: False
+    ) -> None:
+        self.body = body
+        self.scope: list[int] = []  # of each statement
+        self.parent: list[int] = [0]
+        self._labels: dict[tuple[int, str], int] = {}
+        self._declared: dict[tuple[int, str], int] = {}
+        self._read_scopes()
+        self.targets = {i: tuple(self._targets(i, s)) for i, s in self.instructions()}
+        self.leaders = frozenset(label for labels in self.targets.values() for label in labels)
+        self.blocks, self.falls_off = self._split(may_not_return)
+
+    def instructions(self) -> Iterator[tuple[int, Instruction]]:
+        for index, statement in enumerate(self.body):
+            if isinstance(statement, Instruction):
+                yield index, statement
+
+    def _read_scopes(self) -> None:
+        current = 0
+        for index, statement in enumerate(self.body):
+            if isinstance(statement, Open):
+                self.parent.append(current)
+                current = len(self.parent) - 1
+            self.scope.append(current)
+            if isinstance(statement, CloseScope):
+                current = self.parent[current]
+            elif isinstance(statement, Label):
+                self._labels[current, statement.name] = index
+            elif isinstance(statement, Variable):
+                self._declared[current, statement.name] = index
+
+    def _lookup(self, table: dict[tuple[int, str], int], index: int, name: str) -> int | None:
+        scope = self.scope[index]
+        while (scope, name) not in table:
+            if scope == 0:
+                return None
+            scope = self.parent[scope]
+        return table[scope, name]
+
+    def declaration(self, index: int, name: str) -> int | None:
+        """The statement that declares `name`, as seen from statement `index`; None where it is not in this body."""
+        return self._lookup(self._declared, index, name)
+
+    def label(self, index: int, name: str) -> int:
+        """The label statement that `name` means at statement `index`."""
+        found = self._lookup(self._labels, index, name)
+        if found is None:
+            line = getattr(self.body[index], "line", 0)
+            raise PtxError(f"PTX line {line}: there is no label {name}")
+        return found
+
+    def table(self, index: int) -> int:
+        """The `.branchtargets` statement that the `brx` at statement `index` names."""
+        branch = self.body[index]
+        assert isinstance(branch, Instruction)
+        last = branch.operands[-1] if branch.operands else None
+        if isinstance(last, Name):
+            found = self.label(index, last.name)
+            for after in range(found + 1, len(self.body)):
+                statement = self.body[after]
+                if isinstance(statement, Directive) and statement.name == "branchtargets":
+                    return after
+                if not isinstance(statement, Directive):
+                    break
+        raise PtxError(f"PTX line {branch.line}: brx without a list of targets")
+
+    def _targets(self, index: int, instruction: Instruction) -> Iterator[int]:
+        if instruction.opcode == "bra":
+            target = instruction.operands[0] if instruction.operands else None
+            if not isinstance(target, Name):
+                raise PtxError(f"PTX line {instruction.line}: a branch without a label")
+            yield self.label(index, target.name)
+        elif instruction.opcode == "brx":
+            listed = self.table(index)
+            directive = self.body[listed]
+            assert isinstance(directive, Directive)
+            for name in directive.names:
+                yield self.label(listed, name)
+
+    def _split(self, may_not_return: Callable[[str], bool]) -> tuple[tuple[Block, ...], bool]:
+        parts: list[tuple[list[int], bool]] = []
+        current: list[int] = []
+        entered = True
+        first_of: dict[int, int] = {}  # label statement → number of the block after it
+        pending: list[int] = []
+
+        def finish(next_entered: bool) -> None:
+            nonlocal current, entered
+            if current:
+                parts.append((current, entered))
+                current = []
+                entered = next_entered
+            else:
+                entered = entered or next_entered
+
+        for index, statement in enumerate(self.body):
+            if isinstance(statement, Label) and index in self.leaders:
+                finish(True)
+                pending.append(index)
+            elif isinstance(statement, Instruction):
+                for label in pending:
+                    first_of[label] = len(parts)
+                pending.clear()
+                current.append(index)
+                if statement.opcode in ENDING:
+                    finish(True)
+                elif statement.opcode == "call" and may_not_return(callee(statement) or ""):
+                    finish(False)
+        open_end = bool(current) or bool(pending)
+        finish(True)
+        blocks = []
+        falls_off = open_end or not parts
+        for number, (indices, was_entered) in enumerate(parts):
+            last = self.body[indices[-1]]
+            assert isinstance(last, Instruction)
+            successors = [first_of[t] for t in self.targets[indices[-1]] if t in first_of]
+            if last.opcode not in ENDING or last.predicate is not None:
+                if number + 1 < len(parts):
+                    successors.append(number + 1)
+                else:
+                    falls_off = True
+            blocks.append(Block(tuple(indices), was_entered, tuple(dict.fromkeys(successors))))
+        return tuple(blocks), falls_off
+
+    @functools.cached_property
+    def reachable(self) -> frozenset[int]:
+        """Numbers of the blocks that control can come to from the start."""
+        seen: set[int] = set()
+        todo = [0] if self.blocks else []
+        while todo:
+            number = todo.pop()
+            if number not in seen:
+                seen.add(number)
+                todo.extend(self.blocks[number].successors)
+        return frozenset(seen)
+
+    def tail(self, label: int, limit: int) -> tuple[int, ...] | None:
+        """The way from a label statement out of the function, where it is short and plain: the indices of its instructions, the
+        last one a `ret` or `exit`. It follows unconditional branches. None where there are more than `limit` instructions beside
+        branches, or one that touches memory, synchronizes, calls, is predicated, or stands in a scope of its own."""
+        found: list[int] = []
+        position = label + 1
+        plain = 0
+        while position < len(self.body) and len(found) < 4 * limit + 4:
+            statement = self.body[position]
+            if isinstance(statement, Instruction):
+                found.append(position)
+                if statement.predicate is not None:
+                    return None
+                if statement.opcode in LEAVING:
+                    return tuple(found)
+                if statement.opcode == "bra":
+                    position = self.targets[found[-1]][0]
+                elif plain == limit or statement.opcode not in _PLAIN:
+                    return None
+                else:
+                    plain += 1
+            elif not isinstance(statement, Label | Directive):
+                return None
+            position += 1
+        return None
+
+
+_PLAIN = frozenset(
+    "abs add and bfe bfi cvt cvta div fma lop3 mad max min mov mul neg not or popc rem selp set setp shl shr shf sub xor".split()
+)
+
+
+def callee(call: Instruction) -> str | None:
+    """What a `call` names: a function, or the register that holds its address."""
+    for operand in call.operands:
+        if isinstance(operand, Name):
+            return operand.name
+    return None
+
+
+def names(operands: Iterable[Operand]) -> Iterator[str]:
+    """Every name in operands, addresses' bases included."""
+    for operand in operands:
+        match operand:
+            case Name():
+                yield operand.name
+            case Not():
+                yield operand.operand.name
+            case Address():
+                if operand.base is not None:
+                    yield operand.base
+                yield from names(operand.coordinates)
+            case Vector() | Group():
+                yield from names(operand.items)
+            case Pair():
+                yield from names((operand.first, operand.second))
+
+
+def initializer_names(value: Initializer | None) -> Iterator[str]:
+    """The variables and functions that an initialiser takes the address of."""
+    match value:
+        case tuple():
+            for item in value:
+                yield from initializer_names(item)
+        case Name():
+            yield value.name
+        case Generic():
+            yield value.operand.name
+        case Masked():
+            yield from initializer_names(value.operand)
+        case _:
+            pass
+
+
+@dataclass(frozen=True)
+class References:
+    """What one function names. `indirect` where it calls through a register, or takes the address of a function."""
+
+    calls: frozenset[str]
+    variables: frozenset[str]
+    indirect: bool
+    unknown: frozenset[str]  # opcodes
+
+
+def references(function: Function, module: Module) -> References:
+    """What the body of a function names of its module. Raises PtxError where the body cannot be read."""
+    calls: set[str] = set()
+    variables: set[str] = set()
+    unknown: set[str] = set()
+    indirect = False
+    body = function.body or ()
+    local = {v.name for v in (*function.parameters, *function.returns)}
+    local.update(s.name for s in body if isinstance(s, Variable) and s.count is None)
+    for statement in body:
+        if not isinstance(statement, Instruction):
+            continue
+        if statement.opcode not in OPCODES:
+            unknown.add(".".join((statement.opcode, *statement.modifiers)))
+        target = callee(statement) if statement.opcode == "call" else None
+        if statement.opcode == "call":
+            if target is None or target in local or target not in module.functions:
+                indirect = True
+            else:
+                calls.add(target)
+        for name in names(statement.operands):
+            if name in local or name == target:
+                continue
+            if name in module.variables:
+                variables.add(name)
+            elif name in module.functions:
+                indirect = True
+    return References(frozenset(calls), frozenset(variables), indirect, frozenset(unknown))
+
+
+class CallGraph:
+    """Who calls whom in a module, with `.alias` names resolved."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self._references: dict[str, References] = {}
+        self.aliases: dict[str, str] = {}
+        for item in module.items:
+            if isinstance(item, Directive) and item.name == "alias" and len(item.names) == 2:
+                self.aliases[item.names[0]] = item.names[1]
+
+    def resolve(self, name: str) -> str:
+        """The function that an alias stands for; any other name itself."""
+        return self.aliases.get(name, name)
+
+    def of(self, name: str) -> References:
+        if name not in self._references:
+            self._references[name] = references(self.module.functions[name], self.module)
+        return self._references[name]
+
+    def reach(self, root: str) -> frozenset[str]:
+        """The functions that a kernel may run, itself included: by the names calls use, and what aliases stand for."""
+        seen: set[str] = set()
+        todo = [root]
+        while todo:
+            name = todo.pop()
+            if name not in seen and name in self.module.functions:
+                seen.add(name)
+                todo.append(self.resolve(name))
+                todo.extend(self.of(name).calls)
+        return frozenset(seen)
+
+    def leaving(self, functions: Iterable[str]) -> frozenset[str]:
+        """Those of `functions` in which a thread may leave the kernel: an `exit` in them, or in what they call."""
+        found: set[str] = set()
+        every = set(functions)
+        for name in every:
+            body = self.module.functions[name].body or ()
+            if any(isinstance(s, Instruction) and s.opcode == "exit" for s in body):
+                found.add(name)
+        grown = True
+        while grown:
+            grown = False
+            for name in every - found:
+                if self.resolve(name) in found or any(c in found for c in self.of(name).calls):
+                    found.add(name)
+                    grown = True
+        return frozenset(found)

@@ -1,0 +1,1026 @@
+"""Device programs into copies of an application's kernels.
+
+    injected = inject(parse(ptx), {"_Z9vectorAddPKfS0_Pfi": [Placement(fragment, "exit", accumulate="instructions")]})
+    injected.text       # PTX: the instrumented kernels and what they reach, nothing else
+
+What is added to a kernel:
+
+* a hidden last parameter, the launch block, which lies in the constant bank like every parameter;
+* the fragments, inline, each in a `{ }` of its own, at the kernel's entry or wherever a thread leaves it;
+* accumulators: one 64-bit register for each kind of work asked for, and one `add` of a constant per basic block.
+
+An exit probe stands in front of every way out of the kernel. Where several branches lead to one `ret`, each gets a `ret` of its own:
+with one probe at the common `ret`, ptxas would make the lanes of a warp wait for each other in front of it (BSSY … BSYNC), and a
+thread that leaves early while the rest goes to a barrier would then hang the block. Each copy carries its own number, the site, so
+that ptxas does not merge them again.
+
+Module-scope variables stay the application's: the copy reaches them through a table of their addresses, `gpubpf_variables`.
+Names that begin with `gpubpf` are ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..errors import Error, PtxError
+from .flow import (
+    LEAVING,
+    SYSTEM_FUNCTIONS,
+    WORK,
+    CallGraph,
+    Flow,
+    callee,
+    counted,
+    initializer_names,
+    names,
+)
+from .module import (
+    Address,
+    Close,
+    Directive,
+    Function,
+    Group,
+    Immediate,
+    Instruction,
+    Item,
+    Label,
+    Module,
+    Name,
+    Not,
+    Open,
+    Operand,
+    Pair,
+    Statement,
+    Variable,
+    Vector,
+    render,
+)
+
+# A kernel with more branches to its returns than this keeps one probe for the rest of them (`shared_exits` counts those).
+MAX_EXIT_COPIES = 16
+# Instructions, beside branches, that are worth copying to keep the ways out of a kernel apart.
+MAX_TAIL = 4
+
+TABLE = "gpubpf_variables"
+LAUNCH = "gpubpf_launch"
+_PREFIX = "gpubpf"
+_PASSED_WORK = "gpubpf_work"
+
+
+class Argument(Protocol):
+    """A value that a fragment wants in a register; `lower` makes them, docs/architecture.md describes them."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def map(self) -> str | None: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def field(self) -> str | None: ...
+
+
+class Fragment(Protocol):
+    """A device program as PTX text `{ … }` and the registers it reads."""
+
+    @property
+    def ptx(self) -> str: ...
+    @property
+    def arguments(self) -> Sequence[Argument]: ...
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A fragment, where it goes (`entry` or `exit`), and the work that is added up for it (one of `flow.WORK`)."""
+
+    fragment: Fragment
+    point: str
+    accumulate: str | None = None
+
+
+@dataclass(frozen=True)
+class LaunchBlock:
+    """What is where in the hidden last parameter: offsets in bytes, by the name of the map."""
+
+    size: int
+    launch_id: int = 0
+    bases: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    capacities: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    params: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # offset, size
+
+
+@dataclass(frozen=True)
+class ExitSite:
+    """One probed way out: its number (`ctx->site`, unique in the sidecar), the function, and the line of its `ret` or `exit`."""
+
+    number: int
+    function: str
+    line: int
+
+
+@dataclass(frozen=True)
+class InjectedKernel:
+    """`parameters` are the application's, as (offset, size) in bytes; the launch block follows at `block_offset`.
+
+    `shared_exits`: branches that had to share a probe with others. `unknown`: opcodes that are counted as instructions although
+    what else they do is not known.
+    """
+
+    parameters: tuple[tuple[int, int], ...]
+    block_offset: int
+    block: LaunchBlock
+    sites: tuple[ExitSite, ...] = ()
+    shared_exits: int = 0
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class InjectedVariable:
+    """Slot `index` of `gpubpf_variables` wants the address of the application's `name`.
+
+    `copied`: the sidecar holds a copy of the same name, for use where the driver does not find the original.
+    """
+
+    name: str
+    index: int
+    space: str  # global or const
+    size: int  # bytes; 0 where the length is not known
+    copied: bool
+
+
+@dataclass(frozen=True)
+class Injected:
+    """The instrumented module. `text` holds no kernel where all were refused; `refusals`: reason by mangled name."""
+
+    text: str
+    kernels: dict[str, InjectedKernel]
+    variables: tuple[InjectedVariable, ...]
+    refusals: dict[str, str]
+
+
+class Refusal(Error):
+    """A kernel that cannot be instrumented. `str()` is the reason, as the user sees it."""
+
+
+def inject(
+    module: Module, kernels: Mapping[str, Sequence[Placement]], minimum_version: tuple[int, int] = (0, 0)
+) -> Injected:
+    """Instrument the named kernels of `module`.
+
+    All share one launch block layout. `.version` becomes at least `minimum_version`, the one the fragments were written in.
+    Nothing is raised for a kernel that does not fit: it is in `refusals`.
+    """
+    graph = CallGraph(module)
+    block = launch_block(p.fragment for placements in kernels.values() for p in placements)
+    refusals: dict[str, str] = {}
+    accepted: dict[str, Sequence[Placement]] = {}
+    for name, placements in kernels.items():
+        try:
+            _check(module, graph, name, block)
+            accepted[name] = placements
+        except (Refusal, PtxError) as error:
+            refusals[name] = str(error)
+    sidecar = _Sidecar(module, graph, block, accepted)
+    done: dict[str, InjectedKernel] = {}
+    for name in accepted:
+        try:
+            done[name] = sidecar.kernel(name)
+        except (Refusal, PtxError) as error:
+            refusals[name] = str(error)
+    text, variables = sidecar.finish(minimum_version)
+    return Injected(text, done, variables, refusals)
+
+
+def launch_block(fragments: Iterable[Fragment]) -> LaunchBlock:
+    """The layout that these fragments need: launch id, then each map's base and capacity, then the bytes of `param` maps."""
+    bases: dict[str, int] = {}
+    capacities: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    arguments = [a for f in fragments for a in f.arguments]
+    for argument in arguments:
+        if argument.kind == "param":
+            sizes[_map(argument)] = max(sizes.get(_map(argument), 0), argument.offset + argument.width)
+    position = 8
+    for argument in arguments:
+        if argument.kind not in ("map_base", "map_capacity") or _map(argument) in bases:
+            continue
+        bases[_map(argument)] = position
+        position += 8
+        if any(a.kind == "map_capacity" and a.map == argument.map for a in arguments):
+            capacities[_map(argument)] = position
+            position += 8
+    params: dict[str, tuple[int, int]] = {}
+    for name, size in sizes.items():
+        params[name] = (position, size)
+        position += _align(size, 8)
+    return LaunchBlock(position, 0, bases, capacities, params)
+
+
+def _map(argument: Argument) -> str:
+    if argument.map is None:
+        raise Error(
+            f"argument {argument.name} of a device program names no map; this is a fault of the lowering"
+        )
+    return argument.map
+
+
+def _align(value: int, to: int) -> int:
+    return -(-value // to) * to
+
+
+def parameter_layout(function: Function) -> tuple[tuple[tuple[int, int], ...], int]:
+    """(offset, size) of each parameter of a kernel, and the end of the last one (PTX ISA 5.1.6: each is naturally aligned)."""
+    found = []
+    end = 0
+    for parameter in function.parameters:
+        # in `.param .u64 .ptr .global .align 16 p` the alignment is that of the memory pointed to
+        natural = 8 if "ptr" in parameter.attributes else parameter.alignment
+        offset = _align(end, natural)
+        found.append((offset, parameter.size))
+        end = offset + parameter.size
+    return tuple(found), end
+
+
+# --- what cannot be done -----------------------------------------------------------------------------
+
+
+def _architecture(module: Module) -> int:
+    digits = "".join(c for c in module.sm.partition("_")[2] if c.isdigit())
+    return int(digits) if digits else 0
+
+
+def _check(module: Module, graph: CallGraph, name: str, block: LaunchBlock) -> None:
+    """Raises Refusal with the reason why the kernel cannot be instrumented."""
+    entry = module.entries.get(name)
+    if entry is None:
+        raise Refusal("no such kernel in this PTX")
+    if module.address_size != 64:
+        raise Refusal("32-bit addresses")
+    _, end = parameter_layout(entry)
+    # PTX ISA 9.0, .param: 4352 bytes; 32764 since 8.1 on sm_70 and newer
+    limit = 32764 if module.version >= (8, 1) and _architecture(module) >= 70 else 4352
+    if _align(end, 8) + block.size > limit:
+        raise Refusal("parameters too large")
+    for parameter in entry.parameters:
+        if parameter.type in _OPAQUE:
+            raise Refusal(f"texture or surface reference {parameter.name}")
+    functions = sorted(graph.reach(name))
+    if any(graph.of(f).indirect for f in functions):
+        raise Refusal("indirect call")
+    for function in functions:
+        _check_function(module, module.functions[function], graph)
+    for variable in sorted({v for f in functions for v in graph.of(f).variables}):
+        declared = module.variables[variable]
+        if declared.type in _OPAQUE or declared.space == "tex":
+            raise Refusal(f"texture or surface reference {variable}")
+        if any(n in module.functions for n in initializer_names(declared.initializer)):
+            raise Refusal(f"variable {variable} holds code addresses")
+
+
+_OPAQUE = ("texref", "surfref", "samplerref")
+
+
+def _check_function(module: Module, function: Function, graph: CallGraph) -> None:
+    resolved = graph.resolve(function.name)
+    if not function.defined and function.name not in SYSTEM_FUNCTIONS and resolved == function.name:
+        raise Refusal(f"needs device linking: {function.name}")
+    if any(v.space == "reg" for v in (*function.parameters, *function.returns)):
+        raise Refusal(f"function {function.name} takes its parameters in registers")
+    for statement in function.body or ():
+        if isinstance(statement, Variable) and statement.name.lstrip("%").startswith(_PREFIX):
+            raise Refusal(f"{statement.name} is a name of ours: this PTX is instrumented already")
+        if (
+            isinstance(statement, Instruction)
+            and statement.opcode == "isspacep"
+            and "const" in statement.modifiers
+        ):
+            raise Refusal("isspacep.const asks where a variable lies")
+
+
+# --- the sidecar module --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Role:
+    """How a function takes part in counting and leaving; it decides the function's signature."""
+
+    returns_work: bool  # appended to the return value, at `work_offset`
+    leaving: bool  # its threads may leave the kernel: it gets the launch block, and the work so far
+    work_offset: int = 0
+
+
+class _Sidecar:
+    """Collects what goes into the instrumented module."""
+
+    def __init__(
+        self, module: Module, graph: CallGraph, block: LaunchBlock, kernels: Mapping[str, Sequence[Placement]]
+    ) -> None:
+        self.module = module
+        self.graph = graph
+        self.block = block
+        self.placements = kernels
+        asked = {p.accumulate for placements in kernels.values() for p in placements if p.point == "exit"}
+        for kind in asked - {None, *WORK}:
+            raise Error(f"cannot add up {kind!r}; one of {', '.join(WORK)}")
+        # Functions are shared between kernels, so all kernels carry all kinds; ptxas drops what nothing reads.
+        self.work = tuple(kind for kind in WORK if kind in asked)
+        reached = {f for name in kernels for f in graph.reach(name)}
+        self.functions = {f for f in reached if module.functions[f].kind == "func"}
+        self.leaving = graph.leaving(self.functions)
+        # A function that holds an `exit` holds the exit probes of the kernel it runs in.
+        self.groups: list[tuple[Placement, ...]] = []
+        self.slots: dict[str, int] = {}
+        self.shared: set[str] = set()
+        self.sites: list[ExitSite] = []
+        self.rewritten: dict[str, Function] = {}  # by new name
+        self.members: dict[str, set[str]] = {}  # original name → new names
+        self._shared_exits: dict[str, int] = {}
+
+    # what a function is called, and looks like
+
+    def exit_placements(self, kernel: str) -> tuple[Placement, ...]:
+        return tuple(p for p in self.placements[kernel] if p.point == "exit")
+
+    def group(self, placements: tuple[Placement, ...]) -> int:
+        if placements not in self.groups:
+            self.groups.append(placements)
+        return self.groups.index(placements)
+
+    def role(self, name: str, placements: tuple[Placement, ...]) -> _Role | None:
+        """None for a function that is left as it is."""
+        resolved = self.graph.resolve(name)
+        function = self.module.functions[resolved]
+        if not function.defined:
+            return None
+        leaving = resolved in self.leaving and bool(placements)
+        noreturn = any(d.name == "noreturn" for d in function.directives)
+        returns_work = bool(self.work) and not noreturn
+        if not (leaving or returns_work):
+            return None
+        offset = _align(function.returns[0].size, 8) if function.returns else 0
+        return _Role(returns_work, leaving, offset)
+
+    def new_name(self, name: str, placements: tuple[Placement, ...]) -> str:
+        role = self.role(name, placements)
+        number = self.group(placements) if role is not None and role.leaving else 0
+        return f"{name}${_PREFIX}{number}" if number else name
+
+    def signature(self, function: Function, placements: tuple[Placement, ...]) -> Function:
+        """The function's head with what is hidden in it."""
+        role = self.role(function.name, placements)
+        name = self.new_name(function.name, placements)
+        if role is None:
+            return dataclasses.replace(function, name=name)
+        returns, parameters = function.returns, function.parameters
+        if role.returns_work:
+            returns = (widened(returns[0] if returns else None, role.work_offset, len(self.work)),)
+        if role.leaving:
+            if self.work:
+                parameters += (_bytes(_PASSED_WORK, 8 * len(self.work)),)
+            parameters += (_bytes(LAUNCH, self.block.size),)
+        return dataclasses.replace(function, name=name, returns=returns, parameters=parameters)
+
+    # what is used
+
+    def slot(self, name: str) -> int:
+        """Offset in bytes in the table of addresses."""
+        return 8 * self.slots.setdefault(name, len(self.slots))
+
+    def site(self, function: str, line: int) -> int:
+        self.sites.append(ExitSite(len(self.sites), function, line))
+        return len(self.sites) - 1
+
+    # making it
+
+    def kernel(self, name: str) -> InjectedKernel:
+        function = self.module.functions[name]
+        placements = self.exit_placements(name)
+        self.group(placements)
+        entries = tuple(p for p in self.placements[name] if p.point == "entry")
+        reached = self.graph.reach(name)
+        for other in sorted(reached - {name}):
+            self._function(other, placements)
+        body = _Body(self, function, placements, entries)
+        statements = body.rewrite()
+        self.rewritten[name] = dataclasses.replace(
+            function,
+            parameters=(*function.parameters, _bytes(LAUNCH, self.block.size)),
+            statements=statements,
+            _source=None,
+        )
+        self.members.setdefault(name, set()).add(name)
+        self._shared_exits[name] = body.shared_exits
+        layout, end = parameter_layout(function)
+        run = {self.new_name(f, placements) for f in reached}
+        return InjectedKernel(
+            layout,
+            _align(end, 8),
+            self.block,
+            tuple(s for s in self.sites if s.function in run),
+            sum(self._shared_exits.get(f, 0) for f in run),
+            tuple(sorted({u for f in reached for u in self.graph.of(f).unknown})),
+        )
+
+    def _function(self, name: str, placements: tuple[Placement, ...]) -> None:
+        function = self.module.functions[name]
+        new = self.new_name(name, placements)
+        self.members.setdefault(name, set()).add(new)
+        if new in self.rewritten:
+            return
+        head = self.signature(function, placements)
+        if function.defined:
+            body = _Body(self, function, placements, ())
+            head = dataclasses.replace(head, statements=body.rewrite(), _source=None)
+            self._shared_exits[new] = body.shared_exits
+        self.rewritten[new] = head
+
+    def finish(self, minimum_version: tuple[int, int]) -> tuple[str, tuple[InjectedVariable, ...]]:
+        """The text of the module, and the variables it wants addresses of."""
+        module = self.module
+        copies = self._copies()
+        items: list[Item] = []
+        if self.slots:
+            table = Variable(
+                "const", "b64", TABLE, align=8, dimensions=(len(self.slots),), linkage=("visible",)
+            )
+            items.append(table)
+        seen: set[str] = set()
+        for item in module.items:
+            if isinstance(item, Variable):
+                if item.name in copies:
+                    items.append(dataclasses.replace(item, space="global", linkage=("visible",)))
+                elif item.name in self.shared:
+                    items.append(item)
+            elif isinstance(item, Function):
+                for new in sorted(self.members.get(item.name, ())):
+                    made = self.rewritten[new]
+                    if made.kind == "func" and new not in seen:
+                        seen.add(new)
+                        # declared ahead of everything: a definition may call what stands further down
+                        items.append(dataclasses.replace(made, statements=None, _source=None))
+                    if item.defined:
+                        items.append(made)
+            elif _kept(item, self.members):
+                items.append(item)
+        items.sort(key=_rank)
+        target = tuple(
+            t for t in module.target if t != "debug"
+        )  # it asks for DWARF, which does not fit any more
+        made_module = Module(max(module.version, minimum_version), target, module.address_size, tuple(items))
+        variables = tuple(
+            InjectedVariable(name, index, v.space, v.size, name in copies)
+            for name, index in self.slots.items()
+            for v in (module.variables[name],)
+        )
+        return render(made_module), variables
+
+    def _copies(self) -> frozenset[str]:
+        """Variables in the table that may be copied, and what their initialisers name."""
+        found: set[str] = set()
+        for name in self.slots:
+            wanted = self._copyable(name, frozenset())
+            found |= wanted or frozenset()
+        return frozenset(found)
+
+    def _copyable(self, name: str, above: frozenset[str]) -> frozenset[str] | None:
+        """The variables a copy of `name` consists of; None where a copy would not be the same."""
+        variable = self.module.variables.get(name)
+        if variable is None or name in above or not is_constant(self.module, variable):
+            return None
+        found = {name}
+        for other in initializer_names(variable.initializer):
+            wanted = self._copyable(other, above | {name})
+            if wanted is None:
+                return None
+            found |= wanted
+        return frozenset(found)
+
+
+def _rank(item: Item) -> int:
+    """Order in the module: what is used comes first."""
+    if isinstance(item, Directive):
+        return {"file": 0, "pragma": 0}.get(item.name, 9)
+    if isinstance(item, Variable):
+        return 2
+    return 5 if item.defined else 1
+
+
+def _kept(item: Directive, members: Mapping[str, set[str]]) -> bool:
+    if item.name in ("file", "pragma"):
+        return True
+    if item.name == "alias":
+        return bool(item.names) and item.names[0] in members
+    # .debug_str holds the names that `.loc … function_name` refers to; the rest of DWARF describes code that is no more
+    return item.name == "section" and item.text.split()[1].startswith(".debug_str")
+
+
+def _bytes(name: str, size: int, align: int = 8) -> Variable:
+    return Variable("param", "b8", name, align=align, dimensions=(size,))
+
+
+def widened(result: Variable | None, offset: int, kinds: int) -> Variable:
+    """The return parameter with `kinds` 64-bit counts behind it, at `offset`."""
+    if result is None:
+        return _bytes("gpubpf_result", 8 * kinds)
+    return _bytes(result.name, offset + 8 * kinds, max(8, result.alignment))
+
+
+# --- constants ------------------------------------------------------------------------------------------
+
+
+def is_constant(module: Module, variable: Variable) -> bool:
+    """Whether nothing can write a variable: it is initialised, no host code can name it, and no code here writes it.
+
+    A compiler's literals (`$str`, `__unnamed_1`) are constants wherever their address goes. Function-local statics (`_ZZ…`) and the
+    tables of libdevice (`__cudart_…`) are, unless an address escapes; so is any data that only printf and assert get to see.
+    A variable of namespace scope is not: the host may have written it.
+    """
+    if variable.initializer is None or variable.linkage or "managed" in variable.attributes:
+        return False
+    name = variable.name
+    literal = name.startswith(("$", "_$_str", "__unnamed_")) and variable.type == "b8"
+    if literal:
+        return True
+    private = name.startswith(("_ZZ", "__"))
+    if any(name in initializer_names(v.initializer) for v in module.variables.values()):
+        return False
+    uses = set()
+    for function in module.functions.values():
+        if function.mentions(name):
+            uses |= _uses(function, name)
+    return uses <= ({"read", "system"} if private else {"system"})
+
+
+def _uses(function: Function, variable: str) -> set[str]:
+    """What a function does with an address: `read`, `system` (handed to printf or assert), `written` (that, or it escapes).
+
+    Conservative: registers are followed without regard to order.
+    """
+    tainted = {variable}
+    uses: set[str] = set()
+    results = {r.name for r in function.returns}
+    grown = True
+    while grown:
+        grown = False
+        for statement in function.body or ():
+            if not isinstance(statement, Instruction) or tainted.isdisjoint(names(statement.operands)):
+                continue
+            opcode, operands = statement.opcode, statement.operands
+            values = set(names(o for o in operands[1:] if not isinstance(o, Address)))
+            new: set[str] = set()
+            if opcode in ("ld", "ldu") and "param" not in statement.modifiers:
+                uses.add("read")
+            elif opcode == "call":
+                uses.add("system" if callee(statement) in SYSTEM_FUNCTIONS else "written")
+            elif opcode == "st" and "param" in statement.modifiers:
+                new = set(names(operands[:1])) if tainted & values else set()
+            elif opcode in ("setp", "set", "testp", "prefetch", "prefetchu"):
+                uses.add("read")
+            elif opcode in ("st", "atom", "red") or any(isinstance(o, Address) for o in operands):
+                uses.add("written")
+            else:
+                new = set(names(operands[:1]))
+            if new & results:
+                uses.add("written")
+            if not new <= tainted:
+                tainted |= new
+                grown = True
+    return uses
+
+
+# --- a function's body ------------------------------------------------------------------------------------
+
+
+def _text(text: str) -> Directive:
+    """A statement given as text."""
+    return Directive("", text)
+
+
+class _Body:
+    """Rewrites the body of one function."""
+
+    def __init__(
+        self,
+        sidecar: _Sidecar,
+        function: Function,
+        exits: tuple[Placement, ...],
+        entries: tuple[Placement, ...],
+    ) -> None:
+        self.sidecar = sidecar
+        self.function = function
+        self.exits = exits
+        self.entries = entries
+        self.name = sidecar.new_name(function.name, exits)
+        self.entry = function.kind == "entry"
+        self.role = None if self.entry else sidecar.role(function.name, exits)
+        self.flow = Flow(function.body or (), self._may_not_return)
+        self.local = {v.name for v in (*function.parameters, *function.returns)}
+        self.local.update(s.name for s in self.flow.body if isinstance(s, Variable) and s.count is None)
+        self.addresses = 0
+        self.labels = 0
+        self.shared_exits = 0
+        self.before: dict[int, list[Statement]] = {}  # adds in front of an instruction
+        self.retarget: dict[int, dict[str, str]] = {}  # branch or table → label → label of the copy
+        self.after: dict[int, list[Statement]] = {}
+        self.widen: dict[int, Variable] = {}
+        self.leaves = frozenset() if not exits else LEAVING if self.entry else frozenset({"exit"})
+
+    def _may_not_return(self, name: str) -> bool:
+        return (
+            name in self.sidecar.module.functions and self.sidecar.graph.resolve(name) in self.sidecar.leaving
+        )
+
+    def rewrite(self) -> tuple[Statement, ...]:
+        body = self.flow.body
+        self._count()
+        self._separate_exits()
+        start = next((i for i, s in enumerate(body) if isinstance(s, Instruction | Label | Open)), len(body))
+        out: list[Statement] = []
+        for index in range(len(body) + 1):
+            if index == start:
+                out += self._prologue()
+            if index == len(body):
+                break
+            out += self.before.get(index, [])
+            out += self._emit(index)
+            out += self.after.get(index, [])
+        if self.flow.falls_off:
+            out += self._fall_off()
+        head: list[Statement] = [_text(f".reg .b64 {_accumulator(kind)};") for kind in self._counting()]
+        if self.addresses:
+            head.append(Variable("reg", "b64", "%gpubpf_address", count=self.addresses))
+        # Calls are emitted after the declarations of their results, whose size they decide.
+        return tuple(head + [self._widened(s) for s in out])
+
+    # accumulators
+
+    def _counting(self) -> tuple[str, ...]:
+        if self.entry or self.role is not None:
+            return self.sidecar.work
+        return ()
+
+    def _count(self) -> None:
+        """Plan one add per block and kind in front of the block's first instruction, and one at each predicated access."""
+        for block in self.flow.blocks if self._counting() else ():
+            total = dict.fromkeys(WORK, 0)
+            total["instructions"] = len(block.instructions)
+            total["blocks"] = int(block.entered)
+            for index in block.instructions:
+                instruction = self.flow.body[index]
+                assert isinstance(instruction, Instruction)
+                for kind in counted(instruction):
+                    if instruction.predicate is None:
+                        total[kind] += 1
+                    elif kind in self.sidecar.work:
+                        self.before.setdefault(index, []).append(
+                            _text(f"{_guard(instruction)}{_add(kind, 1)}")
+                        )
+            adds = [_text(_add(kind, total[kind])) for kind in self.sidecar.work if total[kind]]
+            first = block.instructions[0]
+            self.before[first] = adds + self.before.get(first, [])
+
+    def _prologue(self) -> list[Statement]:
+        out: list[Statement] = []
+        for position, kind in enumerate(self._counting()):
+            if self.role is not None and self.role.leaving:
+                out.append(_text(f"ld.param.b64 {_accumulator(kind)}, [{_PASSED_WORK}+{8 * position}];"))
+            else:
+                out.append(_text(f"mov.b64 {_accumulator(kind)}, 0;"))
+        return out + [self._probe(p, 0) for p in self.entries]
+
+    # ways out
+
+    def _separate_exits(self) -> None:
+        """Plan a copy of the tail for every branch to it."""
+        if not self.leaves:
+            return
+        body = self.flow.body
+        sources: dict[int, list[int]] = {}
+        for index, targets in self.flow.targets.items():
+            instruction = body[index]
+            assert isinstance(instruction, Instruction)
+            source = self.flow.table(index) if instruction.opcode == "brx" else index
+            for target in dict.fromkeys(targets):
+                if source not in sources.setdefault(target, []):
+                    sources[target].append(source)
+        copies = 0
+        for label in sorted(sources):
+            path = self.flow.tail(label, MAX_TAIL)
+            if path is None:
+                continue
+            last = body[path[-1]]
+            assert isinstance(last, Instruction)
+            if last.opcode not in self.leaves:
+                continue
+            takers = sources[label] if self._falls_into(label) else sources[label][1:]
+            place = next(i for i in path if self._opcode(i) in ("bra", *LEAVING))
+            name = body[label]
+            assert isinstance(name, Label)
+            for source in takers:
+                if copies == MAX_EXIT_COPIES:
+                    self.shared_exits += 1
+                    continue
+                copies += 1
+                new = self._label("exit")
+                self.retarget.setdefault(source, {})[name.name] = new
+                copy: list[Statement] = [Label(new)]
+                for index in path:
+                    copy += self.before.get(index, [])
+                    if index == path[-1]:
+                        copy += self._leave(index)
+                    elif self._opcode(index) != "bra":
+                        copy += self._plain(index)
+                self.after.setdefault(place, []).extend(copy)
+
+    def _opcode(self, index: int) -> str:
+        statement = self.flow.body[index]
+        assert isinstance(statement, Instruction)
+        return statement.opcode
+
+    def _falls_into(self, label: int) -> bool:
+        """Whether control can come to a label from the statement before it."""
+        for index in range(label - 1, -1, -1):
+            statement = self.flow.body[index]
+            if isinstance(statement, Instruction):
+                return statement.predicate is not None or statement.opcode not in (
+                    "bra", "brx", "ret", "exit", "trap",
+                )  # fmt: skip
+            if isinstance(statement, Label) and index in self.flow.leaders:
+                return True
+        return True
+
+    def _leave(self, index: int) -> list[Statement]:
+        """A `ret` or `exit` with what has to happen before it."""
+        instruction = self.flow.body[index]
+        assert isinstance(instruction, Instruction)
+        if instruction.opcode in self.leaves:
+            site = self.sidecar.site(self.name, instruction.line)
+            probes: list[Statement] = [self._probe(p, site) for p in self.exits]
+            if instruction.predicate is None:
+                return [*probes, instruction]
+            over = self._label("stay")
+            skip = f"@{'' if instruction.negated else '!'}{instruction.predicate} bra {over};"
+            going = dataclasses.replace(instruction, predicate=None, negated=False)
+            return [_text(skip), *probes, going, Label(over)]
+        if instruction.opcode == "ret" and self.role is not None:
+            return [*self._return_work(_guard(instruction)), instruction]
+        return [instruction]
+
+    def _return_work(self, guard: str = "") -> list[Statement]:
+        if self.role is None or not self.role.returns_work:
+            return []
+        result = self.function.returns[0].name if self.function.returns else "gpubpf_result"
+        return [
+            _text(f"{guard}st.param.b64 [{result}+{self.role.work_offset + 8 * k}], {_accumulator(kind)};")
+            for k, kind in enumerate(self.sidecar.work)
+        ]
+
+    def _fall_off(self) -> list[Statement]:
+        """What stands at the end of a body that does not end with a `ret`."""
+        if self.entry:
+            site = self.sidecar.site(self.name, self.function.line) if self.exits else 0
+            return [*[self._probe(p, site) for p in self.exits], Instruction("ret")]
+        return [*self._return_work(), Instruction("ret")]
+
+    def _label(self, what: str) -> str:
+        self.labels += 1
+        return f"$gpubpf_{what}_{self.labels}"
+
+    def _probe(self, placement: Placement, site: int) -> Directive:
+        """The fragment, in a scope that declares and fills the registers it reads."""
+        lines = ["{"]
+        for argument in placement.fragment.arguments:
+            lines.append(f".reg .{argument.type} {argument.name};")
+            lines.append(self._fill(argument, placement, site))
+        lines += [placement.fragment.ptx.strip(), "}"]
+        return _text("\n".join(lines))
+
+    def _fill(self, argument: Argument, placement: Placement, site: int) -> str:
+        block = self.sidecar.block
+        register, bits = argument.name, int(argument.type[1:])
+        if argument.kind == "context":
+            if argument.field == "site":
+                return f"mov.b{bits} {register}, {site};"
+            if argument.field == "work":
+                if placement.accumulate is None or placement.point != "exit":
+                    return f"mov.b{bits} {register}, 0;"
+                source = _accumulator(placement.accumulate)
+                return (
+                    f"mov.b64 {register}, {source};"
+                    if bits == 64
+                    else f"cvt.u{bits}.u64 {register}, {source};"
+                )
+            raise Error(
+                f"a device program asks for the context field {argument.field!r}, which is not known here"
+            )
+        width = 8
+        if argument.kind == "launch":
+            offset = block.launch_id
+        elif argument.kind == "map_base":
+            offset = block.bases[_map(argument)]
+        elif argument.kind == "map_capacity":
+            offset = block.capacities[_map(argument)]
+        elif argument.kind == "param":
+            offset = block.params[_map(argument)][0] + argument.offset
+            width = argument.width
+        else:
+            raise Error(f"a device program asks for {argument.kind!r}, which is not known here")
+        # a narrow value is zero-extended into a wider register
+        return f"ld.param.u{8 * min(width, bits // 8)} {register}, [{LAUNCH}+{offset}];"
+
+    # statements
+
+    def _emit(self, index: int) -> list[Statement]:
+        statement = self.flow.body[index]
+        if isinstance(statement, Directive) and index in self.retarget:
+            text = statement.text
+            moved = self.retarget[index]
+            return (
+                [_text(f".branchtargets {', '.join(moved.get(n, n) for n in statement.names)};")]
+                if moved
+                else [_text(text)]
+            )
+        if not isinstance(statement, Instruction):
+            return [self.widen.get(index, statement)] if isinstance(statement, Variable) else [statement]
+        if statement.opcode in LEAVING:
+            return self._leave(index)
+        if statement.opcode == "bra" and index in self.retarget:
+            target = statement.operands[0]
+            assert isinstance(target, Name)
+            return [dataclasses.replace(statement, operands=(Name(self.retarget[index][target.name]),))]
+        if statement.opcode == "call":
+            return self._call(index, statement)
+        return self._plain(index)
+
+    def _plain(self, index: int) -> list[Statement]:
+        """An instruction with the module's variables reached through the table."""
+        instruction = self.flow.body[index]
+        assert isinstance(instruction, Instruction)
+        loads: list[Statement] = []
+        operands = tuple(self._operand(o, loads) for o in instruction.operands)
+        return [
+            *loads,
+            dataclasses.replace(instruction, modifiers=_modifiers(instruction), operands=operands),
+        ]
+
+    def _operand(self, operand: Operand, loads: list[Statement]) -> Operand:
+        match operand:
+            case Name():
+                if not self._aliased(operand.name):
+                    return operand
+                return Name(self._load(operand.name, loads, operand.offset))
+            case Address():
+                coordinates = tuple(self._operand(o, loads) for o in operand.coordinates)
+                base = operand.base
+                if base is not None and self._aliased(base):
+                    base = self._load(base, loads)
+                return dataclasses.replace(operand, base=base, coordinates=coordinates)
+            case Vector():
+                return Vector(tuple(self._operand(o, loads) for o in operand.items))
+            case Group():
+                return Group(tuple(self._operand(o, loads) for o in operand.items))
+            case Pair():
+                return Pair(self._operand(operand.first, loads), self._operand(operand.second, loads))
+            case Not() | Immediate():
+                return operand
+
+    def _aliased(self, name: str) -> bool:
+        variable = self.sidecar.module.variables.get(name)
+        if variable is None or name in self.local:
+            return False
+        if variable.space not in ("global", "const"):
+            self.sidecar.shared.add(name)
+            return False
+        return True
+
+    def _load(self, name: str, loads: list[Statement], offset: int = 0) -> str:
+        """A register with the variable's address. Read at each use: the table lies in the constant bank."""
+        register = f"%gpubpf_address{self.addresses}"
+        self.addresses += 1
+        loads.append(_text(f"ld.const.b64 {register}, [{TABLE}+{self.sidecar.slot(name)}];"))
+        if offset:
+            loads.append(_text(f"add.s64 {register}, {register}, {offset};"))
+        return register
+
+    # calls
+
+    def _call(self, index: int, call: Instruction) -> list[Statement]:
+        name = callee(call)
+        assert name is not None
+        role = self.sidecar.role(name, self.exits)
+        if role is None:
+            return [call]
+        at = next(i for i, o in enumerate(call.operands) if isinstance(o, Name))
+        results = next((o.items for o in call.operands[:at] if isinstance(o, Group)), ())
+        arguments = next((o.items for o in call.operands[at + 1 :] if isinstance(o, Group)), ())
+        guard = _guard(call)
+        kinds = len(self.sidecar.work)
+        setup: list[Statement] = []
+        after: list[Statement] = []
+        if role.leaving:
+            arguments, setup = self._hidden_arguments(arguments)
+        if role.returns_work:
+            result, declared, copied = self._result(index, name, results, role)
+            setup = declared + setup
+            for k, kind in enumerate(self.sidecar.work):
+                slot = f"[{result}+{role.work_offset + 8 * k}]"
+                if role.leaving:  # it was given the work so far
+                    after.append(_text(f"{guard}ld.param.b64 {_accumulator(kind)}, {slot};"))
+                else:
+                    after.append(_text(f"{guard}ld.param.b64 %gpubpf_returned{k}, {slot};"))
+                    after.append(
+                        _text(
+                            f"{guard}add.s64 {_accumulator(kind)}, {_accumulator(kind)}, %gpubpf_returned{k};"
+                        )
+                    )
+            if not role.leaving:
+                setup.insert(0, _text(f".reg .b64 %gpubpf_returned<{kinds}>;"))
+            after += copied
+            results = (Name(result),)
+        operands: tuple[Operand, ...] = (Group(results),) if results else ()
+        operands += (Name(self.sidecar.new_name(name, self.exits)),)
+        operands += (Group(arguments),) if arguments else ()
+        return [Open(), *setup, dataclasses.replace(call, operands=operands), *after, Close()]
+
+    def _hidden_arguments(
+        self, arguments: tuple[Operand, ...]
+    ) -> tuple[tuple[Operand, ...], list[Statement]]:
+        """The arguments with the work so far and the launch block behind them, and how these two are filled."""
+        setup: list[Statement] = []
+        if self.sidecar.work:
+            setup.append(_bytes("gpubpf_passed_work", 8 * len(self.sidecar.work)))
+            for k, kind in enumerate(self.sidecar.work):
+                setup.append(_text(f"st.param.b64 [gpubpf_passed_work+{8 * k}], {_accumulator(kind)};"))
+            arguments += (Name("gpubpf_passed_work"),)
+        setup.append(_bytes("gpubpf_passed_launch", self.sidecar.block.size))
+        setup.append(_text(".reg .b64 %gpubpf_word;"))
+        for offset in range(0, self.sidecar.block.size, 8):
+            setup.append(_text(f"ld.param.b64 %gpubpf_word, [{LAUNCH}+{offset}];"))
+            setup.append(_text(f"st.param.b64 [gpubpf_passed_launch+{offset}], %gpubpf_word;"))
+        return (*arguments, Name("gpubpf_passed_launch")), setup
+
+    def _result(
+        self, index: int, name: str, results: tuple[Operand, ...], role: _Role
+    ) -> tuple[str, list[Statement], list[Statement]]:
+        """Where the widened result of a call goes: its name, its declaration if it is ours, and how the original gets its part."""
+        function = self.sidecar.module.functions[self.sidecar.graph.resolve(name)]
+        kinds = len(self.sidecar.work)
+        original = function.returns[0] if function.returns else None
+        given = results[0] if results else None
+        if original is not None and isinstance(given, Name):
+            declared = self.flow.declaration(index, given.name)
+            statement = self.flow.body[declared] if declared is not None else None
+            if declared is not None and isinstance(statement, Variable) and statement.space == "param":
+                self.widen[declared] = widened(statement, role.work_offset, kinds)
+                return given.name, [], []
+        mine = dataclasses.replace(widened(original, role.work_offset, kinds), name="gpubpf_result")
+        copied: list[Statement] = []
+        if original is not None and isinstance(given, Name) and given.name != "_":
+            copied.append(_text(f"ld.param.{original.type} {given.name}, [gpubpf_result];"))
+        return "gpubpf_result", [mine], copied
+
+    def _widened(self, statement: Statement) -> Statement:
+        """Declarations that a later call made wider."""
+        if isinstance(statement, Variable) and statement.space == "param":
+            for index, wide in self.widen.items():
+                if statement is self.flow.body[index]:
+                    return wide
+        return statement
+
+
+def _accumulator(kind: str) -> str:
+    return f"%gpubpf_{kind}"
+
+
+def _add(kind: str, amount: int) -> str:
+    return f"add.s64 {_accumulator(kind)}, {_accumulator(kind)}, {amount};"
+
+
+def _guard(instruction: Instruction) -> str:
+    if instruction.predicate is None:
+        return ""
+    return f"@{'!' if instruction.negated else ''}{instruction.predicate} "
+
+
+def _modifiers(instruction: Instruction) -> tuple[str, ...]:
+    """State spaces as they are where no `.const` variable is left: the originals are reached in global memory.
+
+    Constants do not change while a kernel runs, hence `.nc`, unless the load says something else about caching.
+    """
+    modifiers = instruction.modifiers
+    if "const" not in modifiers:
+        return modifiers
+    if instruction.opcode in ("ld", "cvta"):
+        at = modifiers.index("const")
+        plain = instruction.opcode == "ld" and at == 0
+        return (*modifiers[:at], "global", *(("nc",) if plain else ()), *modifiers[at + 1 :])
+    return modifiers
