@@ -27,7 +27,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -360,10 +360,12 @@ class Output:
     """Where results go: standard output or ``-o FILE``, as bytes in UTF-8, flushed with every call.
 
     `closed` turns true when the reader has gone (a closed pipe): what is written then is dropped.
+    `began` turns true with the first write.
     """
 
     def __init__(self, path: str | None = None):
         self.closed = False
+        self.began = False
         self._file: Any = None
         if path is None:
             return
@@ -376,6 +378,7 @@ class Output:
 
     def write(self, data: str | bytes) -> None:
         """Write all of `data`. Raises Error when the file is full."""
+        self.began = True
         if self.closed:
             return
         raw = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
@@ -407,6 +410,42 @@ class Output:
 
     def record(self, **fields: Any) -> None:
         """One JSON Lines record."""
-        import json
+        self.records([fields])
 
-        self.write(json.dumps(fields, ensure_ascii=True, separators=(",", ":")) + "\n")
+    def records(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """JSON Lines records, many in one write."""
+        import json
+        from itertools import islice
+
+        rest = iter(records)
+        while chunk := list(islice(rest, 4096)):
+            self.write("".join(json.dumps(record, separators=(",", ":")) + "\n" for record in chunk))
+
+
+def csv_cells(cells: Iterable[object]) -> str:
+    """Cells with commas between them, quoted where RFC 4180 wants it; a tuple is a cell for each of its elements."""
+    quoted = []
+    for part in (part for cell in cells for part in (cell if isinstance(cell, tuple) else (cell,))):
+        text = str(part)
+        quoted.append('"' + text.replace('"', '""') + '"' if any(char in text for char in ',"\r\n') else text)
+    return ",".join(quoted)
+
+
+def coverage(summary: Mapping[str, Any]) -> list[str]:
+    """The last lines of every report, from the `summary` record: what was counted, what was not and why, what was lost."""
+    seen, matched, instrumented = (
+        summary[f"launches_{what}"] for what in ("seen", "matched", "instrumented")
+    )
+    if not seen:
+        lines = ["no kernel was launched"]
+    elif matched == instrumented:
+        lines = [f"counted all {matched:,} launches of the kernels asked for; {seen:,} launches seen"]
+    else:
+        lines = [
+            f"counted {instrumented:,} of {matched:,} launches of the kernels asked for; {seen:,} launches seen"
+        ]
+        reasons = sorted(summary["not_instrumented"].items(), key=lambda item: (-item[1], item[0]))
+        lines += [f"  not counted: {number:,} ({reason})" for reason, number in reasons]
+    if summary["lost"]:
+        lines.append(f"lost: {summary['lost']:,} updates found no room in a map; give more with --map-memory")
+    return lines

@@ -73,10 +73,15 @@ class Shape:
             return f"lane {number}"
         if by == "block":
             return f"block {self.block_index(number)}"
-        per_block = self.block_size if by == "thread" else self.warps
-        block, own = divmod(number, per_block)
+        block, own = self.place(by, number)
         label = self.thread_index(own) if by == "thread" else str(own)
         return f"{by} {label}" if self.blocks == 1 else f"{by} {label} of block {self.block_index(block)}"
+
+    def place(self, by: By, number: int) -> tuple[int, int]:
+        """Block number, and the thread's or warp's number in that block; for a lane or block: 0 and its own number."""
+        if by in ("thread", "warp"):
+            return divmod(number, self.block_size if by == "thread" else self.warps)
+        return 0, number
 
     def block_index(self, block: int) -> str:
         """``3`` in a grid of one dimension, ``(3,0)`` in one of two, ``(3,0,1)`` in one of three."""
@@ -93,9 +98,14 @@ def _unravel(number: np.ndarray, extents: Index) -> tuple[np.ndarray, np.ndarray
     return x, y, z
 
 
-def _short(number: int, extents: Index) -> str:
+def _index(number: int, extents: Index) -> Index:
     rest, x = divmod(number, extents[0])
     z, y = divmod(rest, extents[1])
+    return x, y, z
+
+
+def _short(number: int, extents: Index) -> str:
+    x, y, z = _index(number, extents)
     if extents[2] > 1:
         return f"({x},{y},{z})"
     return f"({x},{y})" if extents[1] > 1 else str(x)
@@ -134,6 +144,32 @@ class Groups:
     def name(self, place: int) -> str:
         """What users call the group at this place of the arrays."""
         return self.shape.name(self.by, int(self.numbers[place]))
+
+    def labels(self, place: int) -> dict[str, str]:
+        """Columns that tell it from the others, for people: ``{"BLOCK": "2", "THREAD": "(4,1)"}``."""
+        block, own = self.shape.place(self.by, int(self.numbers[place]))
+        label = {"thread": self.shape.thread_index, "block": self.shape.block_index}.get(self.by, str)
+        outer = self.by in ("thread", "warp") and self.shape.blocks > 1
+        return ({"BLOCK": self.shape.block_index(block)} if outer else {}) | {self.by.upper(): label(own)}
+
+    def indices(self, place: int) -> dict[str, int | Index]:
+        """The same for programs, whatever the grid: ``{"block": (2, 0, 0), "warp": 1}``."""
+        block, own = self.shape.place(self.by, int(self.numbers[place]))
+        if self.by == "lane":
+            return {"lane": own}
+        if self.by == "block":
+            return {"block": _index(own, self.shape.grid)}
+        outer: dict[str, int | Index] = {"block": _index(block, self.shape.grid)}
+        return outer | {self.by: _index(own, self.shape.block_dim) if self.by == "thread" else own}
+
+    def largest(self, top: int | None) -> np.ndarray:
+        """Places of the `top` with the most work, most first; without `top` all, in the grid's order."""
+        if top is None:
+            return np.arange(len(self))
+        if top < len(self) // 8:  # no need to sort all of them
+            few = np.argpartition(self.work, len(self) - top)[len(self) - top :]
+            return few[np.lexsort((few, ~self.work[few]))]
+        return np.lexsort((np.arange(len(self)), ~self.work))[:top]
 
 
 def group(
@@ -181,6 +217,22 @@ def idle_lanes(shape: Shape, work: np.ndarray) -> tuple[float, float]:
         return 0.0, 0.0
     with_thread = float((busiest * lanes).sum())
     return 1 - with_thread / whole, (with_thread - float(work.sum(dtype=np.float64))) / whole
+
+
+def idle_findings(shape: Shape, work: np.ndarray) -> list[str]:
+    """What to say of idle lanes, if anything; advice only where it cannot be wrong."""
+    empty, waiting = idle_lanes(shape, work)
+    if max(empty, waiting) < 0.01:
+        return []
+    said = [
+        f"idle lanes: {_percent(empty)} have no thread, {_percent(waiting)} wait for the busiest lane of their warp"
+    ]
+    if empty >= 0.05:
+        size = shape.block_size
+        said.append(
+            f"blocks of {size} leave {-size % WARP} of a warp's {WARP} lanes empty: use a multiple of {WARP}"
+        )
+    return said
 
 
 def findings(threads: Groups, what: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 
@@ -41,3 +42,15 @@ def fit(text: str, width: int) -> str:
         return text
     front = (width - 3) * 2 // 3
     return f"{text[:front]}...{text[len(text) - (width - 3 - front) :]}"
+
+
+def wrap(sentence: str, indent: int = 0, width: int = 80) -> list[str]:
+    """A sentence as lines of at most `width` columns, the second and later ones indented further."""
+    return textwrap.wrap(
+        sentence,
+        width,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,304 @@
+#!/usr/bin/env python3
+# PYTHON_ARGCOMPLETE_OK
+"""threadhist   Count how often each GPU thread runs a kernel, and how much work it does.
+
+USAGE: threadhist [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]
+
+Every thread counts in its own registers and adds to its own place in GPU memory as it leaves the kernel. The program
+that is watched needs no change and no rebuild. Licensed under the Apache License, Version 2.0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if __package__ in (None, ""):  # run as tools/threadhist.py: the library is beside
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
+
+from gpubpf import cli
+
+if TYPE_CHECKING:
+    from gpubpf.imbalance import Groups, Shape
+    from gpubpf.session import Instance, Session
+
+TOOL = "threadhist"
+EXAMPLES = """examples:
+    threadhist -- ./app                          instructions per thread, every kernel of ./app
+    threadhist --kernel vectorAdd -- ./app       this kernel only
+    threadhist --kernel 'ns::*' --work stores -- python3 train.py
+    threadhist --by warp --top 10 -- ./app       the ten warps with the most work
+    threadhist --json -o counts.jsonl -- ./app   every thread, as JSON Lines
+    threadhist --list ./app                      its kernels; which can be instrumented
+    threadhist 1 10 -p 1234                      print each second, ten times
+"""
+PROGRAM = r"""
+#include <gpubpf.h>
+
+struct tally { u64 runs, work; };
+GPU_THREAD_ARRAY(tallies, struct tally, 1);      /* GPU memory: one for each thread of the grid */
+GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
+
+int on_exit(struct gpu_exit *ctx) {              /* on the GPU, in each thread, as it leaves the kernel */
+    int key = 0;
+    struct gpu_filter *chosen = filter.lookup(&key);
+    if (!chosen || !gpu_selected(chosen))
+        return 0;
+    struct tally *mine = tallies.lookup(&key);   /* this thread's own */
+    if (!mine)
+        return 0;                                /* the map counts it as lost */
+    mine->runs++;
+    mine->work += ctx->work;                     /* an accumulator: what --work chose */
+    return 0;
+}
+"""
+KINDS = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
+SCREEN = 32  # more threads than this are shown as a histogram
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Options: the shared ones, and how to count and show."""
+    parser = cli.parser(
+        TOOL, "Count how often each GPU thread runs a kernel, and how much work it does.", EXAMPLES
+    )
+    cli.add_targets(parser)
+    counting = parser.add_argument_group("what to count, how to show it")
+    counting.add_argument(
+        "--work", choices=KINDS, default=KINDS[0], help="what counts as work (default: PTX instructions)"
+    )
+    counting.add_argument(
+        "--by",
+        choices=("thread", "lane", "warp", "block"),
+        default="thread",
+        help="show each of these (default thread)",
+    )
+    counting.add_argument("--top", type=cli.positive, metavar="N", help="show the N with the most work")
+    cli.add_kernels(parser)
+    cli.add_threads(parser)
+    cli.add_device(parser)
+    cli.add_looks(parser)
+    cli.add_output(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = cli.parse(build_parser(), argv)
+    with cli.errors(TOOL):
+        out = cli.Output(args.output)
+        if args.ebpf:
+            out.write(PROGRAM.lstrip())
+            return 0
+        from gpubpf.program import BPF
+
+        b = BPF(text=PROGRAM)
+        b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit", accumulate=args.work)
+        if args.list or args.ptx:
+            from gpubpf import listing
+
+            return listing.show(b, args, out)
+        show = {"json": show_json, "csv": show_csv}.get(
+            "json" if args.json else "csv" if args.csv else "", show_text
+        )
+        before: dict = {}
+        with b.trace(args) as session:
+            for _ in session.intervals(args.interval, args.count):
+                show(interval_tallies(session, args, before), args, out)
+                if out.closed:
+                    break
+        show_summary(session, args, out)
+    return session.status
+
+
+class Tally(NamedTuple):
+    """What the threads of one kernel and launch shape did in one interval; all of the run is one interval by default."""
+
+    instance: Instance
+    shape: Shape
+    launches: int
+    runs: Any  # NumPy arrays, one element for each thread of the grid
+    work: Any
+    selected: Any  # which threads --block and --thread chose; None: all
+
+
+def interval_tallies(session: Session, args: argparse.Namespace, before: dict) -> Iterator[Tally]:
+    """What was counted since the last call, busiest kernel first. Counts on the device only grow: `before` remembers."""
+    from gpubpf.imbalance import Shape
+
+    found = []
+    for instance in session.instances("tallies"):
+        key = (instance.pid, instance.gpu, instance.mangled, instance.grid, instance.block_dim)
+        launches, runs, work = instance.launches, instance.array[0]["runs"], instance.array[0]["work"]
+        if args.interval:
+            was_launches, was_runs, was_work = before.get(key, (0, 0, 0))
+            before[key] = launches, runs.copy(), work.copy()
+            launches, runs, work = launches - was_launches, runs - was_runs, work - was_work
+        if launches:
+            shape = Shape(instance.grid, instance.block_dim)
+            found.append(
+                Tally(instance, shape, launches, runs, work, shape.selection(args.block, args.thread))
+            )
+    return iter(sorted(found, key=lambda tally: -int(tally.work.sum())))
+
+
+# --- for people ---
+
+
+def show_text(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Output) -> None:
+    """Per kernel and launch shape: what is uneven, then a row for each thread, or a histogram where these are many."""
+    from gpubpf import hist, imbalance, table
+
+    if args.timestamps:
+        out.line(time.strftime("%H:%M:%S"))
+    for tally in tallies:
+        instance, shape = tally.instance, tally.shape
+        threads = imbalance.group(shape, tally.runs, tally.work, "thread", tally.selected)
+        groups = imbalance.group(shape, tally.runs, tally.work, args.by, tally.selected)
+        grid, block_dim = (" x ".join(map(str, extents)) for extents in (shape.grid, shape.block_dim))
+        name = instance.demangled if args.verbose else table.fit(instance.kernel, 40)
+        out.line(f"{name}: {args.work} per {args.by}")
+        said = [
+            f"grid {grid}, block {block_dim}; {instance.comm} (pid {instance.pid})",
+            f"{table.count(tally.launches, 'launch')}, {table.count(len(threads), 'thread')}"
+            + (" chosen" if tally.selected is not None else ""),
+            *imbalance.findings(threads, args.work),
+            f"imbalance {groups.imbalance:.2f} (most / mean), mean {groups.mean:,.1f} {args.work} per {args.by}",
+            *(imbalance.idle_findings(shape, tally.work) if tally.selected is None else ()),
+        ]
+        if args.verbose and instance.registers_after is not None:
+            said.append(
+                f"registers: {instance.registers_before} as built, {instance.registers_after} with the probe"
+            )
+        for sentence in said:
+            for line in table.wrap(sentence, indent=2):
+                out.line(line)
+        out.line()
+        order = groups.largest(args.top)
+        if len(groups) > SCREEN:
+            for line in hist.lines(hist.log2_slots(groups.work), args.work, f"{args.by}s"):
+                out.line(line)
+            out.line()
+            if args.top is None:  # the extremes
+                order = [groups.work.argmax(), groups.work.argmin()]
+        show_rows(groups, order, args.work, out)
+        out.line()
+
+
+def show_rows(groups: Groups, order: Any, what: str, out: cli.Output) -> None:
+    """One row for each place in `order`: who, runs, work, its share of the mean with a bar."""
+    from gpubpf import table
+
+    most = float(groups.work.max()) if len(groups) else 0.0
+    rows = []
+    for place in order:
+        work = int(groups.work[place])
+        row = groups.labels(place) | ({} if groups.by == "thread" else {"THREADS": groups.threads[place]})
+        row |= {"RUNS": groups.runs[place], f"WORK ({what})": work}
+        row |= {"OF MEAN": f"{100 * work / groups.mean:.0f} %" if groups.mean else "-"}
+        rows.append(row | {"": f"|{table.bar(work, most, 28):<28}|"})
+    if rows:
+        for line in table.lines(list(rows[0]), [list(row.values()) for row in rows]):
+            out.line(line)
+
+
+# --- for programs ---
+
+
+def show_json(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Output) -> None:
+    """A record for each thread (and each group of --by), then one for the kernel and launch shape."""
+    import json
+
+    from gpubpf import imbalance
+
+    for tally in tallies:
+        instance, shape = tally.instance, tally.shape
+        threads = imbalance.group(shape, tally.runs, tally.work, "thread", tally.selected)
+        common = {"pid": instance.pid, "comm": instance.comm, "gpu": instance.gpu, "kernel": instance.kernel}
+        common |= {"grid": shape.grid, "block_dim": shape.block_dim}
+        if args.by == "thread" or args.top is None:
+            start = json.dumps({"type": "thread", **common}, separators=(",", ":"))[:-1]
+            parts = (start + ',"block":[', ",", ",", '],"thread":[', ",", ",", '],"runs":', ',"work":', "}\n")
+            write_threads(threads, threads.largest(args.top), [part.encode() for part in parts], out)
+        if args.by != "thread":
+            groups = imbalance.group(shape, tally.runs, tally.work, args.by, tally.selected)
+            names = ("threads", "runs", "work")
+            out.records(
+                {"type": args.by, **common, **groups.indices(place)}
+                | {name: int(getattr(groups, name)[place]) for name in names}
+                for place in groups.largest(args.top)
+            )
+        empty, waiting = imbalance.idle_lanes(shape, tally.work)
+        out.record(
+            type="kernel",
+            **common,
+            demangled=instance.demangled,
+            mangled=instance.mangled,
+            launches=tally.launches,
+            threads=len(threads),
+            runs=int(threads.runs.sum()),
+            work=int(threads.work.sum()),
+            imbalance=round(threads.imbalance, 6),
+            work_kind=args.work,
+            registers={"before": instance.registers_before, "after": instance.registers_after},
+            idle_lanes={"empty": round(empty, 6), "waiting": round(waiting, 6)},
+            **({"ts_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC)} if args.timestamps else {}),
+        )
+
+
+def show_csv(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Output) -> None:
+    """The table of --by, every row of it unless --top."""
+    from gpubpf import imbalance
+
+    block, thread = "block_x,block_y,block_z", "thread_x,thread_y,thread_z"
+    who = {"thread": f"{block},{thread}", "warp": f"{block},warp,threads", "block": f"{block},threads"}
+    if not out.began:
+        shape_names = "grid_x,grid_y,grid_z,block_dim_x,block_dim_y,block_dim_z"
+        out.write(f"pid,comm,gpu,kernel,{shape_names},{who.get(args.by, 'lane,threads')},runs,work\n")
+    for tally in tallies:
+        instance, shape = tally.instance, tally.shape
+        groups = imbalance.group(shape, tally.runs, tally.work, args.by, tally.selected)
+        names = (instance.pid, instance.comm, instance.gpu, instance.kernel, *shape.grid, *shape.block_dim)
+        start = cli.csv_cells(names) + ","
+        order = groups.largest(args.top)
+        if args.by == "thread":
+            write_threads(groups, order, [part.encode() for part in (start, *",,,,,,,", "\n")], out)
+            continue
+        for place in order:
+            cells = (
+                *groups.indices(place).values(),
+                groups.threads[place],
+                groups.runs[place],
+                groups.work[place],
+            )
+            out.write(start + cli.csv_cells(cells) + "\n")
+
+
+def write_threads(threads: Groups, order: Any, texts: list[bytes], out: cli.Output) -> None:
+    """Block and thread index, runs and work of each thread in `order`, with `texts` before, between and behind them."""
+    from gpubpf.output import records
+
+    for begin in range(0, len(order), 1 << 13):
+        places = order[begin : begin + (1 << 13)]
+        numbers = (
+            *threads.shape.coordinates(threads.numbers[places]),
+            threads.runs[places],
+            threads.work[places],
+        )
+        out.write(records([part for pair in zip(texts, (*numbers, b""), strict=True) for part in pair]))
+
+
+def show_summary(session: Session, args: argparse.Namespace, out: cli.Output) -> None:
+    """How much of what ran was seen, and why not all."""
+    summary = session.summary()
+    if args.json:
+        out.record(type="summary", tool=TOOL, **summary)
+    elif not args.csv:
+        for line in cli.coverage(summary):
+            out.line(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
