@@ -1,0 +1,224 @@
+"""ptxas and nvJitLink: the application's options kept, what each kernel needs, errors in one line, the cache."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from gpubpf import assemble, cache, fatbin
+from gpubpf.errors import AssembleError
+
+TARGET = assemble.Target("gpu", (9, 0))
+LOADS = "\n".join(f"ld.global.f64 %d{i}, [%a+{i * 8}];" for i in range(40))
+STORES = "\n".join(f"st.global.f64 [%a+{i * 8}], %d{39 - i};" for i in range(40))
+PTX = f"""
+.version 8.0
+.target sm_75
+.address_size 64
+.visible .entry hungry(.param .u64 p)
+{{
+    .reg .b64 %a;
+    .reg .f64 %d<40>;
+    .shared .align 4 .b8 tile[512];
+    ld.param.u64 %a, [p];
+    {LOADS}
+    bar.sync 0;
+    {STORES}
+    ret;
+}}
+.visible .entry empty() {{ ret; }}
+"""
+
+needs_ptxas = pytest.mark.skipif(assemble.find_ptxas() is None, reason="needs ptxas")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> cache.Cache:
+    directory = tmp_path / "cache"
+    directory.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(directory))
+    return cache.default()
+
+
+@needs_ptxas
+def test_a_cubin_and_what_its_kernels_need() -> None:
+    done = assemble.assemble(PTX, TARGET)
+    assert set(fatbin.kernels(done.cubin)) == {"hungry", "empty"} == set(done.functions)
+    hungry = done.functions["hungry"]
+    assert hungry.registers > 80 and hungry.spill_stores == hungry.spill_loads == hungry.stack == 0
+    assert hungry.registers == fatbin.kernels(done.cubin)["hungry"].registers
+    assert fatbin.images_of_bytes(done.cubin)[0].arch == "sm_90"
+
+
+@needs_ptxas
+def test_the_applications_options_are_kept() -> None:
+    needs = assemble.assemble(PTX, TARGET, "-dlcm=cg  -maxrregcount=32 ").functions["hungry"]
+    assert needs.registers <= 32 and needs.spill_stores > 0 and needs.stack > 0
+
+
+def test_only_options_that_steer_the_code_are_passed_on() -> None:
+    text = "-g --dont-merge-basicblocks --compile-only -maxrregcount 32 --opt-level=1 -O2 -o /etc/passwd -dlcm=cg;reboot"
+    passed, ignored = assemble.steering(
+        text + " -optf=/etc/x --maxntid=128,1,1 -dlcm=ca --new-option=3 -maxrregcount=$(x)"
+    )
+    assert passed == (
+        "-g",
+        "--dont-merge-basicblocks",
+        "-maxrregcount=32",
+        "--opt-level=1",
+        "-O2",
+        "--maxntid=128,1,1",
+        "-dlcm=ca",
+    )
+    assert "--compile-only" in ignored and "-optf=/etc/x" in ignored and "--new-option=3" in ignored
+    assert not any("passwd" in word or ";" in word or "$" in word for word in passed)
+    assert assemble.steering("") == ((), ())
+    assert assemble.steering("-maxrregcount") == ((), ("-maxrregcount",))
+
+
+@needs_ptxas
+def test_the_embedded_device_loads_the_ptx_itself() -> None:
+    done = assemble.assemble("not even PTX", assemble.Target("sim"), "-maxrregcount=32")
+    assert done.cubin == b"not even PTX" and done.functions == {}
+    needs = assemble.registers(PTX, assemble.Target("sim"))
+    assert needs is not None and needs["empty"].registers > 0
+    assert assemble.registers("not even PTX", assemble.Target("sim")) is None
+
+
+@needs_ptxas
+def test_an_error_is_one_line_with_ptxas_own_words() -> None:
+    bad = PTX.replace("bar.sync 0;", "bad.sync 0;")
+    line = bad.split("\n").index("    bad.sync 0;") + 1
+    with pytest.raises(AssembleError) as caught:
+        assemble.assemble(bad, TARGET)
+    message = str(caught.value)
+    assert f"line {line}" in message and "bad" in message and "\n" not in message and "; " in message
+    with pytest.raises(AssembleError, match=r"older than the PTX.*Unsupported \.version 99"):
+        assemble.assemble(PTX.replace("8.0", "99.0"), TARGET)
+
+
+@needs_ptxas
+def test_architectures() -> None:
+    # The suffix of the PTX counts, and a GPU that the assembler does not know gets code for an older one like it.
+    special = PTX.replace("sm_75", "sm_90a").replace("bar.sync 0;", "wgmma.fence.sync.aligned;")
+    assert fatbin.kernels(assemble.assemble(special, TARGET).cubin)
+    assert (
+        fatbin.images_of_bytes(assemble.assemble(PTX, assemble.Target("gpu", (9, 7))).cubin)[0].arch
+        == "sm_90"
+    )
+    with pytest.raises(AssembleError, match="does not know this GPU"):
+        assemble.assemble(PTX, assemble.Target("gpu", (99, 0)))
+
+
+def test_text_that_is_not_utf_8_survives() -> None:
+    text = (PTX + "// caf\udce9\n").replace("\n.version", "\n//\udcff\n.version")
+    assert assemble.assemble(text, assemble.Target("sim")).cubin.endswith(b"caf\xe9\n")
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A ptxas that writes a line for each run; the only one."""
+    real = assemble.find_ptxas()
+    home = tmp_path / "toolkit"
+    (home / "bin").mkdir(parents=True)
+    script = home / "bin" / "ptxas"
+    script.write_text(f'#!/bin/sh\necho run >> {tmp_path}/runs\nexec {real} "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(home))
+    (tmp_path / "runs").write_text("")
+    return tmp_path / "runs"
+
+
+@needs_ptxas
+def test_the_cache(counting: Path, own_cache: cache.Cache) -> None:
+    def runs() -> int:
+        return len(counting.read_text().split())
+
+    first = assemble.assemble(PTX, TARGET)
+    assert runs() == 1
+    assert assemble.assemble(PTX, TARGET) == first
+    assert runs() == 1
+    assemble.assemble(PTX, TARGET, "-maxrregcount=64")
+    assemble.assemble(PTX + "//", TARGET)
+    assemble.assemble(PTX, assemble.Target("gpu", (8, 0)))
+    assert runs() == 4
+    assert own_cache.directory is not None
+    for file in (own_cache.directory / "assemble").iterdir():  # damaged: made again
+        file.write_bytes(b"[1]\nx")
+    assert assemble.assemble(PTX, TARGET) == first
+    assert runs() == 5
+
+
+def no_assembler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assemble, "_found", lambda *_: ())
+    monkeypatch.setattr(assemble, "_libraries", list)
+
+
+def test_no_assembler(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_assembler(monkeypatch)
+    assert assemble.registers(PTX, TARGET) is None
+    with pytest.raises(AssembleError, match="there is no ptxas; install"):
+        assemble.assemble(PTX, TARGET)
+    assert assemble.assemble(PTX, assemble.Target("sim")).cubin
+
+
+@needs_ptxas
+def test_a_newer_ptxas_elsewhere_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    old = tmp_path / "bin" / "ptxas"
+    old.parent.mkdir()
+    old.write_text(
+        "#!/bin/sh\necho \"ptxas m.ptx, line 3; fatal   : Unsupported .version 8.0; current version is '7.0'\" >&2; exit 1\n"
+    )
+    old.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert assemble.find_ptxas() == str(old)
+    assert assemble.assemble(PTX, TARGET).functions
+
+
+def test_a_ptxas_without_its_mode_is_made_executable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    packages = tmp_path / "site-packages"
+    ptxas = packages / "nvidia" / "cu13" / "bin" / "ptxas"
+    ptxas.parent.mkdir(parents=True)
+    ptxas.write_text("#!/bin/sh\n")
+    ptxas.chmod(0o644)
+    monkeypatch.setattr(assemble.sysconfig, "get_path", lambda _: str(packages))
+    assemble._found.cache_clear()
+    try:
+        assert str(ptxas) in assemble._found("", "", "/nowhere")
+    finally:
+        assemble._found.cache_clear()
+    assert os.stat(ptxas).st_mode & stat.S_IXUSR
+
+
+LIBRARY = next(iter([os.environ["NVJITLINK"]] if "NVJITLINK" in os.environ else assemble._libraries()), None)
+
+
+@pytest.mark.skipif(
+    LIBRARY is None, reason="needs nvJitLink (PyPI: nvidia-nvjitlink; or its path in NVJITLINK)"
+)
+def test_nvjitlink(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_assembler(monkeypatch)
+    monkeypatch.setattr(assemble, "_libraries", lambda: [LIBRARY])
+    done = assemble.assemble(PTX, TARGET)
+    assert set(fatbin.kernels(done.cubin)) == {"hungry", "empty"} == set(done.functions)
+    assert done.functions["hungry"].registers > 80
+    limited = assemble.assemble(PTX, TARGET, "-dlcm=cg -maxrregcount=32").functions["hungry"]
+    assert limited.registers <= 32
+    with pytest.raises(AssembleError, match="bad"):
+        assemble.assemble(PTX.replace("bar.sync 0;", "bad.sync 0;"), TARGET)
+    with pytest.raises(AssembleError, match="does not know"):
+        assemble.assemble(PTX, assemble.Target("gpu", (99, 0)))
+
+
+def test_ptxas_talk() -> None:
+    talk = """ptxas info    : 0 bytes gmem, 8 bytes cmem[4]
+ptxas info    : Compiling entry function 'rec' for 'sm_90'
+ptxas info    : Function properties for rec
+    416 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads
+ptxas info    : Used 31 registers, used 1 barriers, 448 bytes cumulative stack size, 128 bytes smem, 360 bytes cmem[0], 8 bytes cmem[2]
+ptxas info    : Function properties for _Z3fibi
+    24 bytes stack frame, 20 bytes spill stores, 20 bytes spill loads
+"""  # noqa: E501
+    assert assemble.parse_verbose(talk) == {"rec": assemble.Registers(31, 12, 16, 448, 128, 368)}
