@@ -1,0 +1,237 @@
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gpubpf import cli
+from gpubpf.errors import Error, UsageError
+
+ALL = cli.EVERYTHING
+
+
+def full_parser():
+    made = cli.parser("tool", "what it does", "examples:")
+    for add in (
+        cli.add_targets,
+        cli.add_kernels,
+        cli.add_threads,
+        cli.add_device,
+        cli.add_looks,
+        cli.add_output,
+    ):
+        add(made)
+    return made
+
+
+def parse(*argv):
+    return cli.parse(full_parser(), argv)
+
+
+def refused(capsys, *argv):
+    with pytest.raises(SystemExit) as leaving:
+        parse(*argv)
+    assert leaving.value.code == 2
+    message = capsys.readouterr().err
+    assert message.startswith("tool: ") and message.count("\n") == 1
+    return message
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("7", (7, 7)),
+        ("2:5", (2, 5)),
+        (":5", (0, 5)),
+        ("3:", (3, cli.LARGEST_INDEX)),
+        ("*", ALL),
+        ("0", (0, 0)),
+    ],
+)
+def test_ranges_include_both_ends(text, meaning):
+    assert cli.parse_range(text) == meaning
+
+
+@pytest.mark.parametrize("text", ["", "x", "5:2", "-1", "1:2:3", "4294967296", "١"])
+def test_what_is_no_range_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        cli.parse_range(text)
+
+
+def test_dimensions_left_out_mean_everything():
+    assert cli.parse_ranges("3") == ((3, 3), ALL, ALL)
+    assert cli.parse_ranges("*,0:1") == (ALL, (0, 1), ALL)
+    with pytest.raises(argparse.ArgumentTypeError):
+        cli.parse_ranges("1,2,3,4")
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"), [("3:5", (3, 5)), ("3:", (3, None)), (":5", (1, 5)), ("4", (4, 4)), (":", (1, None))]
+)
+def test_launches_count_from_one(text, meaning):
+    assert cli.parse_launches(text) == meaning
+
+
+@pytest.mark.parametrize("text", ["0:3", "5:3", "a", ""])
+def test_what_is_no_range_of_launches_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        cli.parse_launches(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("256M", 2**28), ("1G", 2**30), ("4096", 4096), ("64k", 65536), ("2MiB", 2**21), ("3MB", 3 * 2**20)],
+)
+def test_sizes(text, size):
+    assert cli.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "M", "-1", "0", "1.5G", "4X"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        cli.parse_size(text)
+
+
+def test_everything_behind_the_dashes_is_the_commands():
+    args = parse("1", "--json", "3", "--", "./app", "--help", "--", "-p")
+    assert (args.interval, args.count, args.json) == (1.0, 3, True)
+    assert args.command == ["./app", "--help", "--", "-p"]
+
+
+def test_defaults_mean_everything():
+    args = parse("--", "./app")
+    assert (args.kernel, args.pid, args.launch, args.sample) == ([], [], (1, None), 1)
+    assert args.block == args.thread == (ALL, ALL, ALL)
+    assert (args.device, args.map_memory, args.interval, args.count) == ("auto", 2**28, None, None)
+    assert parse().command is None
+
+
+def test_kernels_add_up_and_parsers_do_not_share_them():
+    assert parse("--kernel", "a*", "--kernel", "b").kernel == ["a*", "b"]
+    assert parse().kernel == []
+
+
+def test_list_takes_files():
+    assert parse("--list", "a.out", "b.so").files == ["a.out", "b.so"]
+    assert parse("--ptx", "-p", "1,2").pid == [1, 2]
+
+
+def test_command_lines_that_make_no_sense_are_one_line_and_status_two(capsys):
+    assert "behind '--'" in refused(capsys, "./app")
+    assert "exclude" in refused(capsys, "-p", "1", "--", "./app")
+    assert "COMMAND" in refused(capsys, "--")
+    assert "one of them" in refused(capsys, "--list", "a.out", "-p", "1")
+    assert "need" in refused(capsys, "--list")
+    assert "too many" in refused(capsys, "1", "2", "3")
+    assert "--sampel" in refused(capsys, "--sampel", "3")
+    refused(capsys, "--json", "--csv")
+    refused(capsys, "--dev", "sim")  # no abbreviations: they would break when options are added
+    refused(capsys, "-d", "0")
+    refused(capsys, "-p", "abc")
+    refused(capsys, "--device", "tpu")
+    assert "\x1b" not in refused(capsys, "--x\x1b[31m")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "says"),
+    [
+        (
+            Error("no kernel matches 'x'; kernels seen: y"),
+            1,
+            "tool: no kernel matches 'x'; kernels seen: y\n",
+        ),
+        (UsageError("odd; do not"), 2, "tool: odd; do not\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (PermissionError(13, "Permission denied", "/dev/x"), 1, "/dev/x: Permission denied"),
+        (Error("name \x1b[31m; rename"), 1, "tool: name \\x1b[31m; rename\n"),
+    ],
+)
+def test_errors_become_one_line_and_a_status(capsys, error, status, says):
+    with pytest.raises(SystemExit) as leaving, cli.errors("tool"):
+        raise error
+    assert leaving.value.code == status
+    message = capsys.readouterr().err
+    assert says in message and message.count("\n") <= 1
+
+
+def test_a_bug_of_ours_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError), cli.errors("tool"):
+        raise ZeroDivisionError
+
+
+def test_names_that_targets_chose_cannot_drive_the_terminal():
+    assert cli.printable("plain äß 漢") == "plain äß 漢"
+    assert cli.printable("a\x1b]0;title\x07\n\udcff") == "a\\x1b]0;title\\x07\\n\\udcff"
+
+
+def test_notices_say_so(capsys):
+    cli.note("tool", "attached to 1 (x\x07)")
+    assert capsys.readouterr().err == "tool: note: attached to 1 (x\\x07)\n"
+
+
+def test_results_go_to_the_file(tmp_path):
+    out = cli.Output(str(tmp_path / "out"))
+    out.line("a\x1b")
+    out.record(type="x", n=1)
+    out.records({"n": number} for number in range(5000))
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert lines[:2] == ["a\\x1b", '{"type":"x","n":1}']
+    assert [json.loads(line)["n"] for line in lines[2:]] == list(range(5000))
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
+    with pytest.raises(Error, match="cannot write"):
+        cli.Output(str(tmp_path / "absent" / "out"))
+    full = cli.Output("/dev/full")
+    with pytest.raises(Error, match="No space left"):
+        full.line("x")
+
+
+def test_a_reader_that_leaves_ends_the_output_quietly():
+    program = (
+        "import sys\nfrom gpubpf import cli\nout = cli.Output()\n"
+        "while not out.closed:\n    out.line('x' * 100)\nprint('closed', file=sys.stderr)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ
+    )
+    child.stdout.readline()
+    child.stdout.close()
+    assert child.stderr.read() == b"closed\n"
+    assert child.wait() == 0
+
+
+def test_output_takes_any_standard_output(monkeypatch):
+    text = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", text)
+    cli.Output().line("ä")
+    assert text.getvalue() == "ä\n"
+
+
+def test_csv_cells_are_quoted_where_they_must_be():
+    assert cli.csv_cells([1, (2, 3), "a,b", 'say "x"']) == '1,2,3,"a,b","say ""x"""'
+
+
+def summary(**changed):
+    counts = {
+        "launches_seen": 30,
+        "launches_matched": 25,
+        "launches_instrumented": 25,
+        "not_instrumented": {},
+        "lost": 0,
+    }
+    return counts | changed
+
+
+def test_every_report_ends_with_what_was_not_seen():
+    assert cli.coverage(summary()) == ["counted all 25 launches of the kernels asked for; 30 launches seen"]
+    lines = cli.coverage(
+        summary(launches_instrumented=20, not_instrumented={"capture": 1, "map too small": 4}, lost=7)
+    )
+    assert lines[0].startswith("counted 20 of 25 launches")
+    assert lines[1:3] == ["  not counted: 4 (map too small)", "  not counted: 1 (capture)"]
+    assert "7" in lines[3] and "--map-memory" in lines[3]
+    assert cli.coverage(summary(launches_seen=0)) == ["no kernel was launched"]

@@ -1,0 +1,83 @@
+import json
+
+import numpy as np
+import pytest
+
+from gpubpf import hist, table
+from gpubpf.output import records
+
+
+def test_slots_are_powers_of_two_exactly():
+    values = np.array([0, 1, 2, 3, 4, 7, 8, 2**53 - 1, 2**53, 2**63 - 1, 2**63, 2**64 - 1], dtype=np.uint64)
+    slots = hist.log2_slots(values)
+    assert {slot: int(count) for slot, count in enumerate(slots) if count} == {
+        0: 2,
+        1: 2,
+        2: 2,
+        3: 1,
+        52: 1,
+        53: 1,
+        62: 1,
+        63: 2,
+    }
+    assert len(hist.log2_slots(np.array([], dtype=np.uint64))) == 0
+
+
+def test_a_histogram_looks_like_bccs():
+    lines = hist.lines([0, 1, 40, 0, 20], "instructions", "threads")
+    assert lines == [
+        "      instructions       : threads   distribution",
+        "         2 -> 3          : 1        |*                                       |",
+        "         4 -> 7          : 40       |****************************************|",
+        "         8 -> 15         : 0        |                                        |",
+        "        16 -> 31         : 20       |********************                    |",
+    ]
+    assert hist.lines([0, 0]) == []
+
+
+def test_a_histogram_fits_a_terminal():
+    widest = hist.lines([0] * 63 + [10**8], "instructions", "threads")
+    assert max(map(len, widest)) <= 80
+    assert "18446744073709551615" in widest[-1]
+
+
+def test_one_of_many_still_shows():
+    assert "|.   " in hist.lines([10_000, 1])[-1]
+
+
+def test_tables_align():
+    assert table.lines(["NAME", "RUNS"], [["a", 1], ["long", 1000]], left=["NAME"]) == [
+        "NAME  RUNS",
+        "a        1",
+        "long  1000",
+    ]
+
+
+@pytest.mark.parametrize(("value", "stars"), [(0, ""), (1, "."), (50, "*****"), (100, "*" * 10)])
+def test_bars(value, stars):
+    assert table.bar(value, 100, 10) == stars
+
+
+def test_words():
+    assert [table.count(n, noun) for n, noun in ((1, "launch"), (2, "launch"), (1234, "thread"))] == [
+        "1 launch",
+        "2 launches",
+        "1,234 threads",
+    ]
+    assert table.fit("short", 10) == "short"
+    assert len(table.fit("x" * 100, 40)) == 40
+    assert max(map(len, table.wrap("word " * 40, indent=2))) <= 80
+
+
+def test_records_in_bulk_are_what_a_loop_would_write():
+    numbers = (
+        np.random.default_rng(1).integers(0, 2**63, 3000, dtype=np.uint64)
+        >> np.arange(3000, dtype=np.uint64) % 63
+    )
+    numbers[:4] = [0, 2**64 - 1, 9, 10]
+    same = np.full(3000, 7)
+    text = records([b'{"a":', numbers, b',"b":[', same, b",", np.arange(3000) % 11, b"]}\n"])
+    assert [json.loads(line) for line in text.splitlines()] == [
+        {"a": int(number), "b": [7, index % 11]} for index, number in enumerate(numbers)
+    ]
+    assert records([b"a", np.array([], dtype=np.uint64)]) == b""

@@ -1,0 +1,168 @@
+import numpy as np
+import pytest
+
+from gpubpf.imbalance import Shape, findings, group, idle_findings, idle_lanes
+
+EVERYTHING = (0, 2**32 - 1)
+ALL = (EVERYTHING,) * 3
+
+
+def tally(shape, work):
+    return np.full(shape.threads, 3, dtype=np.uint64), np.asarray(work, dtype=np.uint64).ravel()
+
+
+def said(shape, work):
+    return findings(group(shape, *tally(shape, work)), "stores")
+
+
+def test_coordinates_count_x_fastest():
+    shape = Shape((3, 2, 2), (4, 3, 2))
+    expected = [
+        (bx, by, bz, tx, ty, tz)
+        for bz in range(2)
+        for by in range(2)
+        for bx in range(3)
+        for tz in range(2)
+        for ty in range(3)
+        for tx in range(4)
+    ]
+    got = np.stack(shape.coordinates(np.arange(shape.threads)), axis=1)
+    assert [tuple(map(int, row)) for row in got] == expected
+    chosen = shape.selection(((1, 2), EVERYTHING, (1, 1)), ((0, 0), (2, 9), EVERYTHING))
+    assert [bool(c) for c in chosen] == [
+        bx >= 1 and bz == 1 and tx == 0 and ty == 2 for bx, _, bz, tx, ty, _ in expected
+    ]
+
+
+def test_no_filter_selects_everything():
+    assert Shape((2, 1, 1), (64, 1, 1)).selection(ALL, ALL) is None
+    assert Shape((2, 1, 1), (64, 1, 1)).selection(((0, 1), (0, 0), EVERYTHING), ALL) is None
+
+
+@pytest.mark.parametrize(
+    "extents",
+    [((3, 1, 1), (70, 1, 1)), ((2, 2, 1), (8, 5, 1)), ((1, 1, 1), (5, 1, 1)), ((4, 1, 1), (32, 1, 1))],
+)
+@pytest.mark.parametrize("filtered", [False, True])
+def test_groups_are_what_a_loop_would_sum(extents, filtered):
+    shape = Shape(*extents)
+    random = np.random.default_rng(7)
+    runs, work = (random.integers(0, 1000, shape.threads, dtype=np.uint64) for _ in range(2))
+    selected = random.random(shape.threads) < 0.4 if filtered else None
+    whose = {
+        "thread": lambda block, own: block * shape.block_size + own,
+        "lane": lambda block, own: own % 32,
+        "warp": lambda block, own: block * shape.warps + own // 32,
+        "block": lambda block, own: block,
+    }
+    for by, key in whose.items():
+        expected: dict[int, list[int]] = {}
+        for number in range(shape.threads):
+            if selected is None or selected[number]:
+                sums = expected.setdefault(key(*divmod(number, shape.block_size)), [0, 0, 0])
+                sums[0] += 1
+                sums[1] += int(runs[number])
+                sums[2] += int(work[number])
+        groups = group(shape, runs, work, by, selected)
+        got = zip(groups.numbers, groups.threads, groups.runs, groups.work, strict=True)
+        assert {int(n): [int(t), int(r), int(w)] for n, t, r, w in got} == expected
+
+
+def test_names_say_as_much_as_needed():
+    one, flat, deep = Shape((1, 1, 1), (5, 1, 1)), Shape((4, 1, 1), (64, 1, 1)), Shape((2, 2, 1), (4, 4, 4))
+    assert [one.name(by, 4) for by in ("thread", "lane")] == ["thread 4", "lane 4"]
+    assert flat.name("thread", 70) == "thread 6 of block 1"
+    assert flat.name("warp", 3) == "warp 1 of block 1"
+    assert deep.name("thread", 64 + 21) == "thread (1,1,1) of block (1,0)"
+    assert deep.name("block", 3) == "block (1,1)"
+    groups = group(deep, *tally(deep, np.zeros(256)))
+    assert groups.labels(85) == {"BLOCK": "(1,0)", "THREAD": "(1,1,1)"}
+    assert groups.indices(85) == {"block": (1, 0, 0), "thread": (1, 1, 1)}
+    assert group(one, *tally(one, np.zeros(5)), "warp").indices(0) == {"block": (0, 0, 0), "warp": 0}
+
+
+def test_the_largest_come_first_and_ties_in_order():
+    shape = Shape((1, 1, 1), (100, 1, 1))
+    work = np.zeros(100)
+    work[[7, 50, 3]] = [9, 9, 5]
+    groups = group(shape, *tally(shape, work))
+    assert list(groups.largest(3)) == [7, 50, 3]
+    assert list(groups.largest(40))[:4] == [7, 50, 3, 0]
+    assert list(groups.largest(None)) == list(range(100))
+    assert len(groups.largest(1000)) == 100
+
+
+def test_imbalance_is_largest_over_mean():
+    shape = Shape((1, 1, 1), (5, 1, 1))
+    assert group(shape, *tally(shape, [4, 4, 4, 4, 3])).imbalance == pytest.approx(4 / 3.8)
+    assert group(shape, *tally(shape, [0] * 5)).imbalance == 1.0
+
+
+def test_one_thread_that_does_less_is_named():
+    shape = Shape((1, 1, 1), (5, 1, 1))
+    assert said(shape, [4, 4, 4, 4, 3]) == ["thread 4 did 25 % less than the others"]
+    assert said(shape, [4, 4, 4, 4, 0]) == ["thread 4 did nothing"]
+    assert said(shape, [4, 4, 4, 4, 20]) == ["thread 4 did 5.0x the work of the others"]
+    assert said(shape, [0, 0, 0, 0, 20]) == ["thread 4 did all of it"]
+    assert said(shape, [10, 10, 10, 12, 13]) == ["threads 3 and 4 did 20 % to 30 % more than the others"]
+
+
+def test_even_work_is_called_even():
+    shape = Shape((1, 1, 1), (5, 1, 1))
+    assert said(shape, [7] * 5) == ["the work is even: every thread did the same (7 stores)"]
+    assert "even" in said(shape, [200001] * 3 + [200000] * 2)[0]
+    assert said(shape, [0] * 5) == ["no thread did any stores"]
+    assert said(Shape((1, 1, 1), (1, 1, 1)), [9]) == ["one thread did all of it: 9 stores"]
+
+
+def test_differences_are_told_at_the_level_that_accounts_for_them():
+    shape = Shape((4, 1, 1), (256, 1, 1))
+    by_block = np.full((4, 256), 100)
+    by_block[2] = 400
+    assert said(shape, by_block) == ["block 2 did 4.0x the work of the others"]
+    by_lane = np.full((4, 256), 100)
+    by_lane[:, ::32] = 3000
+    assert said(shape, by_lane) == ["lane 0 did 30.0x the work of the others"]
+    by_warp = np.full((4, 256), 100)
+    by_warp[1, 64:96] = 3000
+    assert said(shape, by_warp) == ["warp 2 of block 1 did 30.0x the work of the others"]
+    rest = np.full((4, 256), 100)
+    rest[3, 200:] = 10
+    assert said(shape, rest) == ["threads 200 to 255 of block 3 did 90 % less than the others"]
+
+
+def test_both_sides_are_told_the_larger_first():
+    shape = Shape((4, 1, 1), (256, 1, 1))
+    work = np.full((4, 256), 100)
+    work[3, 200:] = 0
+    work[0, 0] = 200
+    assert said(shape, work) == [
+        "threads 200 to 255 of block 3 did nothing",
+        "thread 0 of block 0 did 2.0x the work of the others",
+    ]
+
+
+def test_without_a_majority_the_ends_are_named():
+    shape = Shape((1, 1, 1), (64, 1, 1))
+    (sentence,) = said(shape, np.arange(64) ** 2)
+    assert sentence.startswith("the work is uneven: thread 63 did 3.0x the mean")
+
+
+def test_lanes_without_a_thread_and_lanes_that_wait():
+    shape = Shape((2, 1, 1), (48, 1, 1))
+    work = np.full((2, 48), 10)
+    assert idle_lanes(shape, tally(shape, work)[1]) == (pytest.approx(0.25), 0)
+    work[:, 1:32] = 0
+    # Of 2 blocks x 2 warps x 32 lanes: 16 lanes in each second warp are empty, 31 in each first one wait.
+    assert idle_lanes(shape, tally(shape, work)[1]) == (pytest.approx(16 / 64), pytest.approx(31 / 64))
+    assert any("multiple of 32" in line for line in idle_findings(shape, tally(shape, work)[1]))
+    whole = Shape((2, 1, 1), (64, 1, 1))
+    assert idle_findings(whole, tally(whole, np.full(128, 3))[1]) == []
+    assert idle_lanes(whole, tally(whole, np.zeros(128))[1]) == (0, 0)
+
+
+def test_sixteen_million_threads_take_seconds_not_minutes():
+    shape = Shape((62_500, 1, 1), (256, 1, 1))
+    work = np.arange(shape.threads, dtype=np.uint64) % 1000
+    groups = group(shape, np.ones(shape.threads, dtype=np.uint64), work, "warp")
+    assert len(groups) == 500_000 and int(groups.work.sum()) == int(work.sum())
