@@ -212,6 +212,7 @@ def show_json(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Outpu
     import json
 
     from gpubpf import imbalance
+    from gpubpf.output import write_threads
 
     for tally in tallies:
         instance, shape = tally.instance, tally.shape
@@ -221,7 +222,7 @@ def show_json(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Outpu
         if args.by == "thread" or args.top is None:
             start = json.dumps({"type": "thread", **common}, separators=(",", ":"))[:-1]
             parts = (start + ',"block":[', ",", ",", '],"thread":[', ",", ",", '],"runs":', ',"work":', "}\n")
-            write_threads(threads, threads.largest(args.top), [part.encode() for part in parts], out)
+            write_threads(out, threads, threads.largest(args.top), parts)
         if args.by != "thread":
             groups = imbalance.group(shape, tally.runs, tally.work, args.by, tally.selected)
             names = ("threads", "runs", "work")
@@ -230,7 +231,9 @@ def show_json(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Outpu
                 | {name: int(getattr(groups, name)[place]) for name in names}
                 for place in groups.largest(args.top)
             )
-        empty, waiting = imbalance.idle_lanes(shape, tally.work)
+        idle = None
+        if tally.selected is None:
+            idle = dict(zip(("empty", "waiting"), imbalance.idle_lanes(shape, tally.work), strict=True))
         out.record(
             type="kernel",
             **common,
@@ -243,7 +246,7 @@ def show_json(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Outpu
             imbalance=round(threads.imbalance, 6),
             work_kind=args.work,
             registers={"before": instance.registers_before, "after": instance.registers_after},
-            idle_lanes={"empty": round(empty, 6), "waiting": round(waiting, 6)},
+            idle_lanes=idle,
             **({"ts_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC)} if args.timestamps else {}),
         )
 
@@ -251,6 +254,7 @@ def show_json(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Outpu
 def show_csv(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Output) -> None:
     """The table of --by, every row of it unless --top."""
     from gpubpf import imbalance
+    from gpubpf.output import write_threads
 
     block, thread = "block_x,block_y,block_z", "thread_x,thread_y,thread_z"
     who = {"thread": f"{block},{thread}", "warp": f"{block},warp,threads", "block": f"{block},threads"}
@@ -264,7 +268,7 @@ def show_csv(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Output
         start = cli.csv_cells(names) + ","
         order = groups.largest(args.top)
         if args.by == "thread":
-            write_threads(groups, order, [part.encode() for part in (start, *",,,,,,,", "\n")], out)
+            write_threads(out, groups, order, (start, *",,,,,,,", "\n"))
             continue
         for place in order:
             cells = (
@@ -274,20 +278,6 @@ def show_csv(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Output
                 groups.work[place],
             )
             out.write(start + cli.csv_cells(cells) + "\n")
-
-
-def write_threads(threads: Groups, order: Any, texts: list[bytes], out: cli.Output) -> None:
-    """Block and thread index, runs and work of each thread in `order`, with `texts` before, between and behind them."""
-    from gpubpf.output import records
-
-    for begin in range(0, len(order), 1 << 13):
-        places = order[begin : begin + (1 << 13)]
-        numbers = (
-            *threads.shape.coordinates(threads.numbers[places]),
-            threads.runs[places],
-            threads.work[places],
-        )
-        out.write(records([part for pair in zip(texts, (*numbers, b""), strict=True) for part in pair]))
 
 
 def show_summary(session: Session, args: argparse.Namespace, out: cli.Output) -> None:

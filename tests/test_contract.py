@@ -1,0 +1,213 @@
+"""What every tool promises, whatever it measures."""
+
+import importlib
+import os
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+TOOLS = sorted(path.stem for path in (REPOSITORY / "tools").glob("*.py"))
+COMMANDS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]
+NEVER_FOR_HELP = (
+    "numpy",
+    "frida",
+    "bcc",
+    "llvmlite",
+    "elftools",
+    "tabulate",
+    "argcomplete",
+    "cuda",
+    "lz4",
+    "zstandard",
+)
+
+
+def tool_module(name):
+    if str(REPOSITORY / "tools") not in sys.path:
+        sys.path.insert(0, str(REPOSITORY / "tools"))
+    return importlib.import_module(name)
+
+
+def man_page(name):
+    """The page as text, without groff's marks."""
+    text = (REPOSITORY / "man" / "man8" / f"{name}.8").read_text()
+    return re.sub(r"\\f[BRIP]", "", text).replace("\\-", "-").replace("\\(aq", "'").replace("\\ ", " ")
+
+
+def section(name, title):
+    return man_page(name).split(f".SH {title}\n")[1].split("\n.SH ")[0]
+
+
+def run(tool, *arguments, **environment):
+    command = [sys.executable, REPOSITORY / "tools" / f"{tool}.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=60)
+
+
+def option_strings(tool):
+    for action in tool_module(tool).build_parser()._actions:
+        yield from action.option_strings
+
+
+def test_tools_commands_pages_examples_and_completions_are_one_set():
+    assert TOOLS
+    assert {name: target for name, target in COMMANDS.items() if name != "cudasim"} == {
+        tool: f"gpubpf.tools.{tool}:main" for tool in TOOLS
+    }
+    both = {*TOOLS, "cudasim"}
+    assert {path.stem for path in (REPOSITORY / "man" / "man8").iterdir()} == both
+    assert {path.name for path in (REPOSITORY / "completions").iterdir()} == both
+    assert {path.stem for path in (REPOSITORY / "tools").glob("*.txt")} == {
+        f"{tool}_example" for tool in TOOLS
+    }
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_help_needs_nothing_heavy(tool):
+    # An import of any of these would fail here.
+    blocked = "".join(f"sys.modules[{name!r}] = None\n" for name in NEVER_FOR_HELP)
+    program = f"import sys, runpy\n{blocked}sys.argv = [{tool!r}, '--help']\n"
+    program += f"runpy.run_path({str(REPOSITORY / 'tools' / f'{tool}.py')!r}, run_name='__main__')\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={"PATH": ""})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ") and "examples:" in done.stdout
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_help_is_quick(tool):
+    def median(*command):
+        times = []
+        for _ in range(7):
+            start = time.perf_counter()
+            subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
+
+    limit = max(0.150, 6 * median(sys.executable, "-c", "pass"))
+    assert median(sys.executable, REPOSITORY / "tools" / f"{tool}.py", "--help") < limit
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_every_option_is_in_the_man_page_and_the_other_way_round(tool):
+    options = set(option_strings(tool))
+    documented = section(tool, "OPTIONS")
+    described = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", documented)) - {"--"}
+    assert options <= described
+    # Options may be mentioned outside, but nothing may be described that is not there.
+    assert described <= options
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_examples_are_command_lines_that_the_tool_takes(tool):
+    from gpubpf import cli
+
+    module = tool_module(tool)
+    examples = [line.strip() for line in module.EXAMPLES.splitlines() if line.strip().startswith(tool)]
+    examples += re.findall(rf"^\.B ({tool} .*)$", section(tool, "EXAMPLES"), re.MULTILINE)
+    assert len(examples) >= 6
+    for example in examples:
+        words = shlex.split(re.split(r"\s{3,}", example)[0])
+        cli.parse(module.build_parser(), words[1:])
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_man_page_has_its_sections_and_no_mistakes(tool):
+    page = man_page(tool)
+    for title in (
+        "NAME",
+        "SYNOPSIS",
+        "DESCRIPTION",
+        "REQUIREMENTS",
+        "OPTIONS",
+        "FIELDS",
+        "EXAMPLES",
+        "OVERHEAD",
+    ):
+        assert f"\n.SH {title}\n" in page
+    assert '\n.SH "EXIT STATUS"\n' in page and '\n.SH "SEE ALSO"\n' in page
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_version(tool):
+    from gpubpf import __version__
+
+    done = run(tool, "--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert tool in done.stdout and __version__ in done.stdout
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize(
+    "arguments", [["--no-such-option"], ["-p", "0"], ["--"], ["-d", "x"], ["./app"], ["--json", "--csv"]]
+)
+def test_bad_command_lines_are_one_line_and_status_two(tool, arguments):
+    done = run(tool, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"{tool}: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_ebpf_prints_the_program(tool):
+    done = run(tool, "--ebpf")
+    assert done.returncode == 0
+    assert done.stdout.strip() == tool_module(tool).PROGRAM.strip()
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_script_reads_as_one(tool):
+    path = REPOSITORY / "tools" / f"{tool}.py"
+    lines = path.read_text().splitlines()
+    assert lines[0] == "#!/usr/bin/env python3" and lines[1] == "# PYTHON_ARGCOMPLETE_OK"
+    assert len(lines) <= 300, "what of it belongs in the library?"
+    assert os.access(path, os.X_OK)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_example_text_shows_real_options(tool):
+    text = (REPOSITORY / "tools" / f"{tool}_example.txt").read_text()
+    assert text.startswith("Demonstrations of")
+    commands = re.findall(rf"^\s*(?:\$|#) (?:sudo )?{tool}((?: .*)?)$", text, re.MULTILINE)
+    assert len(commands) >= 3
+    for command in commands:
+        own = shlex.split(command.split(" -- ")[0])
+        unknown = {word for word in own if word.startswith("-")} - set(option_strings(tool))
+        assert not unknown
+
+
+@pytest.mark.parametrize("tool", [*TOOLS, "cudasim"])
+def test_completion_completes_options_and_commands(tool):
+    if subprocess.run(["bash", "-c", "test -e /usr/share/bash-completion/bash_completion"]).returncode:
+        pytest.skip("bash-completion is not installed")
+    script = f"""
+        . /usr/share/bash-completion/bash_completion
+        . {REPOSITORY}/completions/{tool}
+        complete -p {tool}
+        COMP_WORDS=({tool} -- ech); COMP_CWORD=2; COMP_LINE='{tool} -- ech'; COMP_POINT=${{#COMP_LINE}}
+        _gpubpf {tool} ech --
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert f"_gpubpf {tool}" in done.stdout
+    assert "echo" in done.stdout.split()
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_options_complete(tool, tmp_path):
+    pytest.importorskip("argcomplete")
+    line = f"{tool} --ver"
+    environment = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }
+    environment |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "words")}
+    run(tool, **environment)
+    assert (tmp_path / "words").read_text().split() == ["--version"]
