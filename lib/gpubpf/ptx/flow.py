@@ -262,12 +262,48 @@ class Flow:
                 todo.extend(self.blocks[number].successors)
         return frozenset(seen)
 
-    def tail(self, label: int, limit: int) -> tuple[int, ...] | None:
-        """The way from a label statement out of the function, where it is short and plain: the indices of its instructions, the
+    @functools.cached_property
+    def cycles(self) -> dict[int, int]:
+        """For each block that can come back to itself, a number that is the same for the blocks it shares a cycle with."""
+        order: list[int] = []
+        seen: set[int] = set()
+        for root in range(len(self.blocks)):
+            todo = [(root, 0)]
+            while todo:
+                number, at = todo.pop()
+                if at == 0:
+                    if number in seen:
+                        continue
+                    seen.add(number)
+                if at < len(self.blocks[number].successors):
+                    todo.append((number, at + 1))
+                    todo.append((self.blocks[number].successors[at], 0))
+                else:
+                    order.append(number)
+        predecessors: dict[int, list[int]] = {}
+        for number, block in enumerate(self.blocks):
+            for successor in block.successors:
+                predecessors.setdefault(successor, []).append(number)
+        found: dict[int, int] = {}
+        placed: set[int] = set()
+        for root in reversed(order):  # Kosaraju: backwards over the edges, in reverse order of completion
+            members, todo_back = [], [root]
+            while todo_back:
+                number = todo_back.pop()
+                if number not in placed:
+                    placed.add(number)
+                    members.append(number)
+                    todo_back += predecessors.get(number, [])
+            if len(members) > 1 or root in self.blocks[root].successors:
+                found.update(dict.fromkeys(members, root))
+        return found
+
+    def tail(self, after: int, limit: int) -> tuple[int, ...] | None:
+        """The way from behind a statement out of the function, where it is short and plain: the indices of its instructions, the
         last one a `ret` or `exit`. It follows unconditional branches. None where there are more than `limit` instructions beside
         branches, or one that touches memory, synchronizes, calls, is predicated, or stands in a scope of its own."""
         found: list[int] = []
-        position = label + 1
+        position = after + 1
         plain = 0
         while position < len(self.body) and len(found) < 4 * limit + 4:
             statement = self.body[position]

@@ -60,14 +60,16 @@ from .module import (
 )
 
 # A kernel with more branches to its returns than this keeps one probe for the rest of them (`shared_exits` counts those).
-MAX_EXIT_COPIES = 16
+MAX_EXIT_COPIES = 64
 # Instructions, beside branches, that are worth copying to keep the ways out of a kernel apart.
 MAX_TAIL = 4
 
 TABLE = "gpubpf_variables"
 LAUNCH = "gpubpf_launch"
+_GONE = "%gpubpf_gone"
 _PREFIX = "gpubpf"
-_PASSED_WORK = "gpubpf_work"
+_PASSED_WORK = "gpubpf_work"  # parameter: the work so far
+_RETURNED = "gpubpf_returned"  # result of a function that had none
 
 
 class Argument(Protocol):
@@ -530,7 +532,7 @@ def _bytes(name: str, size: int, align: int = 8) -> Variable:
 def widened(result: Variable | None, offset: int, kinds: int) -> Variable:
     """The return parameter with `kinds` 64-bit counts behind it, at `offset`."""
     if result is None:
-        return _bytes("gpubpf_result", 8 * kinds)
+        return _bytes(_RETURNED, 8 * kinds)
     return _bytes(result.name, offset + 8 * kinds, max(8, result.alignment))
 
 
@@ -550,7 +552,7 @@ def is_constant(module: Module, variable: Variable) -> bool:
     literal = name.startswith(("$", "_$_str", "__unnamed_")) and variable.type == "b8"
     if literal:
         return True
-    private = name.startswith(("_ZZ", "__"))
+    private = name.startswith(("_ZZ", "__cudart_", "__internal_"))
     if any(name in initializer_names(v.initializer) for v in module.variables.values()):
         return False
     uses = set()
@@ -632,6 +634,8 @@ class _Body:
         self.retarget: dict[int, dict[str, str]] = {}  # branch or table → label → label of the copy
         self.after: dict[int, list[Statement]] = {}
         self.widen: dict[int, Variable] = {}
+        self.apart: dict[int, tuple[tuple[int, ...], bool]] = {}
+        self.dead: set[int] = set()
         self.leaves = frozenset() if not exits else LEAVING if self.entry else frozenset({"exit"})
 
     def _may_not_return(self, name: str) -> bool:
@@ -650,12 +654,15 @@ class _Body:
                 out += self._prologue()
             if index == len(body):
                 break
-            out += self.before.get(index, [])
-            out += self._emit(index)
+            if index not in self.dead:
+                out += self.before.get(index, [])
+                out += self._emit(index)
             out += self.after.get(index, [])
         if self.flow.falls_off:
             out += self._fall_off()
         head: list[Statement] = [_text(f".reg .b64 {_accumulator(kind)};") for kind in self._counting()]
+        if self.apart:
+            head.append(_text(f".reg .pred {_GONE};"))
         if self.addresses:
             head.append(Variable("reg", "b64", "%gpubpf_address", count=self.addresses))
         # Calls are emitted after the declarations of their results, whose size they decide.
@@ -690,6 +697,8 @@ class _Body:
 
     def _prologue(self) -> list[Statement]:
         out: list[Statement] = []
+        if self.apart:
+            out.append(self._opaque("eq"))
         for position, kind in enumerate(self._counting()):
             if self.role is not None and self.role.leaving:
                 out.append(_text(f"ld.param.b64 {_accumulator(kind)}, [{_PASSED_WORK}+{8 * position}];"))
@@ -704,10 +713,13 @@ class _Body:
         if not self.leaves:
             return
         body = self.flow.body
+        self._leave_loops()
         sources: dict[int, list[int]] = {}
         for index, targets in self.flow.targets.items():
             instruction = body[index]
             assert isinstance(instruction, Instruction)
+            if index in self.apart or index in self.dead:
+                continue
             source = self.flow.table(index) if instruction.opcode == "brx" else index
             for target in dict.fromkeys(targets):
                 if source not in sources.setdefault(target, []):
@@ -741,6 +753,98 @@ class _Body:
                         copy += self._plain(index)
                 self.after.setdefault(place, []).extend(copy)
 
+    def _leave_loops(self) -> None:
+        """Plan for the branches that leave a divergent loop and the kernel at once.
+
+        Whatever stands behind a loop, ptxas lets the lanes that are through with it wait for the others, unless it is a bare EXIT. So
+        these branches stay inside the loop: the probe becomes a conditional part of its body, and the EXIT comes behind it. It costs
+        three instructions per turn, hence only where it matters: to a probe that reads a clock, and in loops that synchronize, which
+        would wait for the waiting lanes.
+        """
+        if not (self.entry and self.sidecar.block.bases):
+            return
+        body = self.flow.body
+        timed = any(word in p.fragment.ptx for p in self.exits for word in ("%globaltimer", "%clock"))
+        synchronizing = {
+            self.flow.cycles[number]
+            for number, block in enumerate(self.flow.blocks)
+            if number in self.flow.cycles and any(self._synchronizes(i) for i in block.instructions)
+        }
+        for number, block in enumerate(self.flow.blocks):
+            index = block.instructions[-1]
+            instruction = body[index]
+            assert isinstance(instruction, Instruction)
+            cycle = self.flow.cycles.get(number)
+            if cycle is None or instruction.predicate is None or "uni" in instruction.modifiers:
+                continue
+            if not (timed or cycle in synchronizing):
+                continue
+            stays = any(self.flow.cycles.get(s) == cycle for s in block.successors)
+            if instruction.opcode in self.leaves and stays:
+                self.apart[index] = (index,), True
+            elif instruction.opcode == "bra" and stays:
+                for start, taken in ((self.flow.targets[index][0], True), (index, False)):
+                    path = self.flow.tail(start, MAX_TAIL)
+                    if path is not None and self._opcode(path[-1]) in self.leaves:
+                        self.apart[index] = path, taken
+                        if not taken:
+                            self._kill(index + 1)
+                        break
+
+    def _kill(self, start: int) -> None:
+        """Leave out what nothing falls into any more: from `start` up to the next label in use, or past the next jump."""
+        for index in range(start, len(self.flow.body)):
+            statement = self.flow.body[index]
+            if index in self.flow.leaders:
+                return
+            if isinstance(statement, Instruction):
+                self.dead.add(index)
+                if statement.opcode in (
+                    "bra",
+                    *LEAVING,
+                ):  # the tails this is for hold no other, and no predicates
+                    return
+
+    def _synchronizes(self, index: int) -> bool:
+        statement = self.flow.body[index]
+        assert isinstance(statement, Instruction)
+        if statement.opcode == "call":
+            return callee(statement) not in SYSTEM_FUNCTIONS
+        return statement.opcode in ("bar", "barrier", "shfl", "vote", "match", "redux")
+
+    def _opaque(self, comparison: str) -> Directive:
+        """Set the predicate that says that this thread is gone, to false (`eq`) or true (`ne`), with ptxas unable to tell which.
+
+        A map's address is never 0. If ptxas knew the value it would split the loop, and its lanes would wait again.
+        """
+        offset = next(iter(self.sidecar.block.bases.values()))
+        return _text(
+            f"{{ .reg .b64 %gpubpf_base; ld.param.u64 %gpubpf_base, [{LAUNCH}+{offset}];"
+            f" setp.{comparison}.u64 {_GONE}, %gpubpf_base, 0; }}"
+        )
+
+    def _leave_loop(self, index: int) -> list[Statement]:
+        """A branch of `_leave_loops`: around the probe, then out."""
+        branch = self.flow.body[index]
+        assert isinstance(branch, Instruction)
+        path, taken = self.apart[index]
+        stay = self._label("stay")
+        negated = branch.negated != taken  # around the probe go those that stay
+        out: list[Statement] = [_text(f"@{'!' if negated else ''}{branch.predicate} bra {stay};")]
+        for step in path:
+            if step != index:
+                out += self.before.get(step, [])
+            if step != path[-1] and self._opcode(step) != "bra":
+                out += self._plain(step)
+        last = self.flow.body[path[-1]]
+        assert isinstance(last, Instruction)
+        site = self.sidecar.site(self.name, last.line)
+        out += [self._probe(p, site) for p in self.exits]
+        out += [self._opaque("ne"), Label(stay), _text(f"@{_GONE} exit;")]
+        if not taken:
+            out.append(Instruction("bra", (), branch.operands))
+        return out
+
     def _opcode(self, index: int) -> str:
         statement = self.flow.body[index]
         assert isinstance(statement, Instruction)
@@ -750,6 +854,8 @@ class _Body:
         """Whether control can come to a label from the statement before it."""
         for index in range(label - 1, -1, -1):
             statement = self.flow.body[index]
+            if index in self.apart:
+                return self.apart[index][1]
             if isinstance(statement, Instruction):
                 return statement.predicate is not None or statement.opcode not in (
                     "bra", "brx", "ret", "exit", "trap",
@@ -778,7 +884,7 @@ class _Body:
     def _return_work(self, guard: str = "") -> list[Statement]:
         if self.role is None or not self.role.returns_work:
             return []
-        result = self.function.returns[0].name if self.function.returns else "gpubpf_result"
+        result = self.function.returns[0].name if self.function.returns else _RETURNED
         return [
             _text(f"{guard}st.param.b64 [{result}+{self.role.work_offset + 8 * k}], {_accumulator(kind)};")
             for k, kind in enumerate(self.sidecar.work)
@@ -849,6 +955,8 @@ class _Body:
                 if moved
                 else [_text(text)]
             )
+        if index in self.apart:
+            return self._leave_loop(index)
         if not isinstance(statement, Instruction):
             return [self.widen.get(index, statement)] if isinstance(statement, Variable) else [statement]
         if statement.opcode in LEAVING:
