@@ -100,17 +100,20 @@ def main(argv: list[str] | None = None) -> int:
             from gpubpf import listing
 
             return listing.show(b, args, out)
-        show = {"json": show_json, "csv": show_csv}.get(
-            "json" if args.json else "csv" if args.csv else "", show_text
-        )
         before: dict = {}
         with b.trace(args) as session:
             for _ in session.intervals(args.interval, args.count):
-                show(interval_tallies(session, args, before), args, out)
+                report(session, args, out, before)
                 if out.closed:
                     break
         show_summary(session, args, out)
     return session.status
+
+
+def report(session: Session, args: argparse.Namespace, out: cli.Output, before: dict) -> None:
+    """What was counted since the last report, in the form asked for."""
+    show = show_json if args.json else show_csv if args.csv else show_text
+    show(interval_tallies(session, args, before), args, out)
 
 
 class Tally(NamedTuple):
@@ -158,7 +161,7 @@ def show_text(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Outpu
         threads = imbalance.group(shape, tally.runs, tally.work, "thread", tally.selected)
         groups = imbalance.group(shape, tally.runs, tally.work, args.by, tally.selected)
         grid, block_dim = (" x ".join(map(str, extents)) for extents in (shape.grid, shape.block_dim))
-        name = instance.demangled if args.verbose else table.fit(instance.kernel, 40)
+        name = instance.demangled if args.verbose else table.fit(instance.kernel, 46)
         out.line(f"{name}: {args.work} per {args.by}")
         said = [
             f"grid {grid}, block {block_dim}; {instance.comm} (pid {instance.pid})",
@@ -191,16 +194,17 @@ def show_rows(groups: Groups, order: Any, what: str, out: cli.Output) -> None:
     """One row for each place in `order`: who, runs, work, its share of the mean with a bar."""
     from gpubpf import table
 
-    most = float(groups.work.max()) if len(groups) else 0.0
     rows = []
     for place in order:
         work = int(groups.work[place])
         row = groups.labels(place) | ({} if groups.by == "thread" else {"THREADS": groups.threads[place]})
         row |= {"RUNS": groups.runs[place], f"WORK ({what})": work}
-        row |= {"OF MEAN": f"{100 * work / groups.mean:.0f} %" if groups.mean else "-"}
-        rows.append(row | {"": f"|{table.bar(work, most, 28):<28}|"})
+        rows.append(row | {"OF MEAN": f"{100 * work / groups.mean:.0f} %" if groups.mean else "-"})
     if rows:
-        for line in table.lines(list(rows[0]), [list(row.values()) for row in rows]):
+        lines = table.lines(list(rows[0]), [list(row.values()) for row in rows])
+        for line in table.with_bars(
+            lines, [float(groups.work[place]) for place in order], float(groups.work.max())
+        ):
             out.line(line)
 
 
@@ -284,7 +288,7 @@ def show_summary(session: Session, args: argparse.Namespace, out: cli.Output) ->
     """How much of what ran was seen, and why not all."""
     summary = session.summary()
     if args.json:
-        out.record(type="summary", tool=TOOL, **summary)
+        out.record(**({"type": "summary", "tool": TOOL} | summary))
     elif not args.csv:
         for line in cli.coverage(summary):
             out.line(line)

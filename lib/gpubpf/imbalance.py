@@ -271,7 +271,7 @@ def findings(threads: Groups, what: str) -> list[str]:
 
 
 def _level(threads: Groups, work: np.ndarray) -> Groups:
-    """The coarsest grouping that accounts for nine tenths of the differences between threads."""
+    """The coarsest grouping that accounts for nearly all of the differences between threads."""
     deviation = float(((work - work.mean()) ** 2).sum())
     if deviation and len(threads) == threads.shape.threads:
         for by in ("block", "lane", "warp"):
@@ -279,7 +279,7 @@ def _level(threads: Groups, work: np.ndarray) -> Groups:
             if not 1 < len(groups) <= len(threads) // 2:
                 continue
             means = groups.work.astype(np.float64) / groups.threads
-            if float((groups.threads * (means - work.mean()) ** 2).sum()) >= 0.9 * deviation:
+            if float((groups.threads * (means - work.mean()) ** 2).sum()) >= 0.98 * deviation:
                 return groups
     return threads
 

@@ -29,6 +29,19 @@ def bar(value: float, largest: float, width: int) -> str:
     return "*" * length or ("." if value > 0 else "")
 
 
+def with_bars(rows: Sequence[str], values: Sequence[float], largest: float, width: int = 80) -> list[str]:
+    """A table's header and lines with a bar behind each line, as wide as there is room, at most 28 columns."""
+    longest = max(map(len, rows))
+    room = min(28, width - longest - 4)
+    if room < 4:
+        return list(rows)
+    barred = [
+        f"{row:<{longest}}  |{bar(value, largest, room):<{room}}|"
+        for row, value in zip(rows[1:], values, strict=True)
+    ]
+    return [rows[0], *barred]
+
+
 def count(number: int, noun: str) -> str:
     """``1 launch``, ``23 launches``."""
     if number == 1:

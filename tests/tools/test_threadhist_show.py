@@ -1,0 +1,203 @@
+"""What threadhist prints, from counts made up here: every number in the output is known."""
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY / "tools"))
+
+import threadhist  # noqa: E402
+from gpubpf import cli  # noqa: E402
+
+FIELDS = (REPOSITORY / "man/man8/threadhist.8").read_text().split(".SH FIELDS")[1].split(".SH EXAMPLES")[0]
+SUMMARY = {
+    "type": "summary",
+    "tool": "threadhist",
+    "device": "sim",
+    "launches_seen": 30,
+    "launches_matched": 25,
+    "launches_instrumented": 23,
+    "not_instrumented": {"capture": 2},
+    "lost": 0,
+    "duration_ns": 5,
+}
+
+
+@dataclass
+class Instance:
+    grid: tuple
+    block_dim: tuple
+    array: np.ndarray
+    launches: int = 23
+    pid: int = 1234
+    comm: str = "vectoradd"
+    gpu: int = 0
+    kernel: str = "vectorAdd"
+    demangled: str = "vectorAdd(float const*, float const*, float*, int)"
+    mangled: str = "_Z9vectorAddPKfS0_Pfi"
+    registers_before: int | None = 12
+    registers_after: int | None = 16
+
+
+def instance(work, grid=(1, 1, 1), runs=23, **changed):
+    work = np.asarray(work, dtype=np.uint64)
+    array = np.zeros((1, work.size), dtype=[("runs", "<u8"), ("work", "<u8")])
+    array["runs"], array["work"] = runs, work.ravel()
+    block_dim = changed.pop("block_dim", (work.size // int(np.prod(grid)), 1, 1))
+    return Instance(grid, block_dim, array, **changed)
+
+
+@pytest.fixture
+def show(tmp_path):
+    def shown(*argv, instances, before=None):
+        args = cli.parse(threadhist.build_parser(), argv)
+        session = SimpleNamespace(instances=lambda name: instances, summary=lambda: dict(SUMMARY))
+        out = cli.Output(str(tmp_path / "out"))
+        threadhist.report(session, args, out, {} if before is None else before)
+        threadhist.show_summary(session, args, out)
+        text = (tmp_path / "out").read_text()
+        return [json.loads(line) for line in text.splitlines()] if args.json else text
+
+    return shown
+
+
+FIVE = [92, 92, 92, 92, 69]
+
+
+def test_the_finding_comes_before_the_rows(show):
+    text = show("--work", "stores", instances=[instance(FIVE)])
+    lines = text.splitlines()
+    assert lines[0] == "vectorAdd: stores per thread"
+    finding = next(n for n, line in enumerate(lines) if "thread 4 did 25 % less than the others" in line)
+    rows = [line.split()[:5] for line in lines if re.match(r"\s+\d+ +23 ", line)]
+    assert [row[:3] for row in rows] == [[str(n), "23", str(work)] for n, work in enumerate(FIVE)]
+    assert rows[4][3:5] == ["79", "%"]
+    assert finding < lines.index(next(line for line in lines if line.startswith("THREAD")))
+    assert "23 launches, 5 threads" in text and "imbalance 1.05" in text
+    assert "84 % have no thread" in text and "multiple of 32" in text
+    assert "not counted: 2 (capture)" in text
+
+
+@pytest.mark.parametrize("by", ["thread", "lane", "warp", "block"])
+@pytest.mark.parametrize("work", [FIVE, np.arange(4096) ** 2, [2**63] * 64], ids=["few", "many", "huge"])
+def test_nothing_is_wider_than_a_terminal(show, by, work):
+    grid = (1, 1, 1) if len(work) < 32 else (2, 1, 1)
+    text = show(
+        "--by", by, "--work", "instructions", instances=[instance(work, grid, kernel="n::" + "k" * 300)]
+    )
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_many_threads_are_a_histogram_with_the_ends_named(show):
+    work = np.full(1024, 100)
+    work[700], work[3] = 9000, 1
+    text = show(instances=[instance(work, (4, 1, 1))])
+    assert re.search(r"64 -> 127 +: 1022 ", text) and re.search(r"8192 -> 16383 +: 1 ", text)
+    assert re.search(r"^ *2 +188 +23 +9000 ", text, re.MULTILINE)
+    assert re.search(r"^ *0 +3 +23 +1 ", text, re.MULTILINE)
+
+
+def test_top_shows_the_busiest(show):
+    records = show("--json", "--top", "2", instances=[instance([5, 9, 1, 7])])
+    assert [record["thread"] for record in records if record["type"] == "thread"] == [[1, 0, 0], [3, 0, 0]]
+    text = show("--top", "2", instances=[instance([5, 9, 1, 7])])
+    assert len(re.findall(r"^ +\d+ +23 ", text, re.MULTILINE)) == 2
+
+
+def test_json_has_every_thread_then_the_kernel_then_the_summary(show):
+    records = show("--json", "--work", "stores", instances=[instance(FIVE)])
+    assert [record["type"] for record in records] == ["thread"] * 5 + ["kernel", "summary"]
+    assert records[4] == {
+        "type": "thread",
+        "pid": 1234,
+        "comm": "vectoradd",
+        "gpu": 0,
+        "kernel": "vectorAdd",
+        "grid": [1, 1, 1],
+        "block_dim": [5, 1, 1],
+        "block": [0, 0, 0],
+        "thread": [4, 0, 0],
+        "runs": 23,
+        "work": 69,
+    }
+    kernel = records[5]
+    assert (kernel["launches"], kernel["threads"], kernel["runs"], kernel["work"]) == (23, 5, 115, 437)
+    assert kernel["imbalance"] == pytest.approx(92 / 87.4, abs=1e-6)
+    assert kernel["work_kind"] == "stores" and kernel["registers"] == {"before": 12, "after": 16}
+    assert kernel["demangled"].endswith("int)") and kernel["mangled"] == "_Z9vectorAddPKfS0_Pfi"
+    assert records[6] == SUMMARY
+
+
+def test_identity_in_three_dimensions(show):
+    made = instance(np.arange(2 * 3 * 2 * 4 * 2 * 2), (2, 3, 2), block_dim=(4, 2, 2))
+    records = [record for record in show("--json", instances=[made]) if record["type"] == "thread"]
+    for number, record in enumerate(records):
+        (bx, by, bz), (tx, ty, tz) = record["block"], record["thread"]
+        assert number == ((bz * 3 + by) * 2 + bx) * 16 + (tz * 2 + ty) * 4 + tx == record["work"]
+
+
+def test_threads_that_were_not_chosen_are_left_out(show):
+    made = instance(np.arange(64), (2, 1, 1))
+    records = show("--json", "--block", "1", "--thread", "2:3", instances=[made])
+    assert [(record["block"], record["thread"]) for record in records if record["type"] == "thread"] == [
+        ([1, 0, 0], [2, 0, 0]),
+        ([1, 0, 0], [3, 0, 0]),
+    ]
+    assert records[-2]["threads"] == 2 and records[-2]["idle_lanes"] is None
+
+
+@pytest.mark.parametrize(
+    ("by", "first"),
+    [("lane", {"lane": 0}), ("warp", {"block": [0, 0, 0], "warp": 0}), ("block", {"block": [0, 0, 0]})],
+)
+def test_groups_have_records_of_their_own(show, by, first):
+    records = show("--json", "--by", by, instances=[instance(np.ones(128), (2, 1, 1))])
+    groups = [record for record in records if record["type"] == by]
+    assert len(groups) == {"lane": 32, "warp": 4, "block": 2}[by]
+    assert first.items() <= groups[0].items() and groups[0]["work"] == groups[0]["threads"]
+    assert sum(record["type"] == "thread" for record in records) == 128
+
+
+def test_an_interval_shows_what_is_new(show):
+    before = {}
+    made = instance(FIVE)
+    assert show("1", "--json", instances=[made], before=before)[-2]["work"] == sum(FIVE)
+    assert [record["type"] for record in show("1", "--json", instances=[made], before=before)] == ["summary"]
+    made = instance(np.array(FIVE) + 4, runs=24, launches=24)
+    records = show("1", "--json", instances=[made], before=before)
+    assert (records[-2]["work"], records[-2]["launches"], records[0]["runs"]) == (20, 1, 1)
+
+
+def test_csv_is_the_table(show):
+    text = show("--csv", instances=[instance(FIVE, kernel="a,b")])
+    lines = text.splitlines()
+    assert lines[5] == '1234,vectoradd,0,"a,b",1,1,1,5,1,1,0,0,0,4,0,0,23,69'
+    assert len(lines) == 6 and lines[0].count(",") == 17
+    for by in ("lane", "warp", "block"):
+        header, *rows = show("--csv", "--by", by, instances=[instance(FIVE)]).splitlines()
+        assert all(row.count(",") == header.count(",") for row in rows)
+        assert set(header.split(",")) <= set(re.findall(r"\w+", FIELDS))
+
+
+def test_every_field_and_column_is_in_the_man_page(show):
+    words = set(re.findall(r"\w+", re.sub(r"\\f[BRIP]", "", FIELDS)))
+    for by in ("thread", "lane", "warp", "block"):
+        for record in show("--json", "-T", "--by", by, instances=[instance(np.ones(64), (2, 1, 1))]):
+            assert {record["type"], *record} - {"type"} <= words
+        header = (
+            show("--by", by, instances=[instance(np.ones(16), (2, 1, 1))]).split("\n\n")[1].splitlines()[0]
+        )
+        assert set(re.findall(r"[A-Z]+", header)) <= words
+
+
+def test_names_that_targets_chose_are_escaped(show):
+    made = instance(FIVE, kernel="\x1b[2J", comm="a\nb", demangled="\x1b]0;")
+    assert "\x1b" not in show(instances=[made]) and "\x1b" not in show("-v", instances=[made])
+    assert show("--json", instances=[made])[0]["kernel"] == "\x1b[2J"
