@@ -1,0 +1,391 @@
+"""C text → `Program`. The only place that imports bcc, and only when neither a prebuilt nor a cached program serves."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import difflib
+import json
+import os
+import platform
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from gpubpf import cache, maps
+from gpubpf.bytecode import (
+    LD_IMM64,
+    PSEUDO_CALL,
+    Function,
+    Program,
+    decode,
+    device_points,
+    encode,
+    without_comments,
+)
+from gpubpf.errors import CompileError
+from gpubpf.maps import MapDefinition
+
+VERSION = 1  # of what this file makes; part of every key
+INCLUDE = Path(__file__).parent / "include"
+_KEY_KINDS = {"gpubpf_thread_array": "thread_array", "gpubpf_param": "param"}
+_KINDS = {1: "hash", 2: "array", 6: "percpu_array", 27: "ringbuf"}
+_CAPABILITIES = 1 << 39 | 1 << 21  # CAP_BPF, CAP_SYS_ADMIN
+_DEBUG = 0x4 | 0x8  # DEBUG_PREPROCESSOR, DEBUG_SOURCE
+
+
+def header() -> str:
+    return (INCLUDE / "gpubpf.h").read_text()
+
+
+def program_key(text: str) -> str:
+    """What identifies a compiled C text: the text, the header it includes, and the version of this stage."""
+    return cache.key(f"program {VERSION}", text, header())
+
+
+def compile_text(text: str) -> Program:
+    """The program of a C text, from the cache if it was compiled before. Raises CompileError, one line for the user."""
+    key = program_key(text)
+    store = cache.default()
+    if (kept := store.get("program", key)) is not None:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return from_json(json.loads(kept), text)
+    program = _compile(text)
+    store.put("program", key, json.dumps(to_json(program)).encode())
+    return program
+
+
+def to_json(program: Program) -> dict[str, Any]:
+    """A program as JSON values, without its text."""
+    names = {name: 0 for name in program.maps}
+    functions = {}
+    for function in program.functions.values():
+        code = function.instructions
+        functions[function.name] = {
+            "point": function.point,
+            "code": base64.b64encode(encode(code, names)).decode(),
+            "lines": [i.line for i in code],
+            "maps": {str(pc): i.map for pc, i in enumerate(code) if i.map is not None},
+        }
+    definitions = [definition.to_json() for definition in program.maps.values()]
+    return {"functions": functions, "maps": definitions, "license": program.license}
+
+
+def from_json(value: Any, text: str) -> Program:
+    """The inverse of `to_json`. Raises ValueError, KeyError or TypeError for anything else."""
+    functions = {}
+    for name, item in value["functions"].items():
+        code = list(decode(base64.b64decode(item["code"]), item["lines"]))
+        for pc, map_name in item["maps"].items():
+            code[int(pc)] = replace(code[int(pc)], map=map_name)
+        functions[name] = Function(name, item["point"], tuple(code))
+    definitions = {item["name"]: MapDefinition.from_json(item) for item in value["maps"]}
+    return Program(text, functions, definitions, value["license"])
+
+
+def _compile(text: str) -> Program:
+    bcc = _import_bcc()
+    source = spell_out_increments(text)
+    cflags = [f"-I{INCLUDE}".encode()]
+    flags = (ctypes.c_char_p * len(cflags))(*cflags)
+    with _kernel_source(), _output() as output:
+        module = bcc.lib.bpf_module_create_c_from_string(
+            source.encode(), _DEBUG, flags, len(cflags), True, None
+        )
+        said = output()
+    if not module:
+        raise CompileError(_diagnosis(said))
+    try:
+        return _collect(bcc.lib, module, text, said)
+    finally:
+        bcc.lib.bpf_module_destroy(module)
+
+
+def _import_bcc() -> Any:
+    try:
+        import bcc  # python3-bpfcc, from the distribution
+    except ImportError:
+        raise CompileError(
+            "this C text is not one of the prebuilt programs and bcc's Python module is missing;"
+            " install the distribution's python3-bpfcc"
+        ) from None
+    if not hasattr(bcc, "lib"):  # PyPI has an unrelated package of that name
+        raise CompileError(
+            "the Python module bcc found here is another project's; install python3-bpfcc instead"
+        )
+    if not capable():
+        raise CompileError(
+            "this C text is not one of the prebuilt programs, and compiling one needs CAP_BPF; run it as root"
+        )
+    return bcc
+
+
+def capable() -> bool:
+    """Whether this process has CAP_BPF (or CAP_SYS_ADMIN)."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith("CapEff:"):
+                return bool(int(line.split()[1], 16) & _CAPABILITIES)
+    return False
+
+
+@contextlib.contextmanager
+def _output() -> Iterator[Any]:
+    """While it lasts, what native code writes to stdout and stderr goes to a file; yields the function that reads it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as file:
+        saved = [os.dup(1), os.dup(2)]
+
+        def read() -> str:
+            file.seek(0)
+            return file.read().decode("utf-8", "replace")
+
+        try:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+            yield read
+        finally:
+            ctypes.CDLL(None).fflush(None)
+            for number, descriptor in enumerate(saved, 1):
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+
+
+def _diagnosis(said: str) -> str:
+    for line in said.splitlines():
+        if match := re.match(r"(?:\S*/)?main\.c:(\d+):\d+: (?:fatal )?error: (.*)", line):
+            return f"C line {match[1]}: {match[2]}; correct the C text"
+    for line in said.splitlines():
+        if match := re.match(r"(\S+):(\d+):\d+: (?:fatal )?error: (.*)", line):
+            return f"{Path(match[1]).name} line {match[2]}: {match[3]}; correct the C text"
+    lines = [
+        line
+        for line in said.splitlines()
+        if "error" in line.lower() or "could not" in line.lower() or "unable" in line.lower()
+    ]
+    if any("kheaders" in line or "kernel headers" in line for line in said.splitlines()):
+        return "bcc finds no kernel headers; install the distribution's linux-headers package"
+    return f"bcc: {lines[0].strip() if lines else 'compilation failed'}; correct the C text"
+
+
+def _collect(lib: Any, module: int, text: str, said: str) -> Program:
+    for name in ("bpf_table_key_desc_id", "bpf_table_leaf_desc_id"):
+        getattr(lib, name).restype = ctypes.c_char_p
+        getattr(lib, name).argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    for name in ("bpf_table_fd_id", "bpf_table_key_size_id", "bpf_table_leaf_size_id"):
+        getattr(lib, name).argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    definitions: dict[str, MapDefinition] = {}
+    by_fd: dict[int, str] = {}
+    lib.bpf_table_name.restype = ctypes.c_char_p
+    lib.bpf_table_name.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    for index in range(lib.bpf_num_tables(module)):
+        name = lib.bpf_table_name(module, index).decode()
+        by_fd[lib.bpf_table_fd_id(module, index)] = name
+        definitions[name] = _definition(lib, module, index, name)
+    points = device_points(text)
+    lines = _lines(text, said)
+    functions: dict[str, Function] = {}
+    for index in range(lib.bpf_num_functions(module)):
+        name = lib.bpf_function_name(module, index).decode()
+        start, size = (
+            lib.bpf_function_start(module, name.encode()),
+            lib.bpf_function_size(module, name.encode()),
+        )
+        code = decode(ctypes.string_at(start, size), lines.get(name, ()), by_fd)
+        function = Function(name, points.get(name, "host"), code)
+        if function.point != "host":
+            _check_relocations(function)
+        functions[name] = function
+    for name in points:
+        if name not in functions:
+            raise CompileError(f"device program {name} is static or inline; declare it without")
+    return Program(text, functions, definitions, lib.bpf_module_license(module).decode())
+
+
+def _check_relocations(function: Function) -> None:
+    """bcc's loader resolves no reference to another function or to constant data: such code cannot be run."""
+    for pc, i in enumerate(function.instructions):
+        where = f"device program {function.name}, C line {i.line}"
+        if i.opcode == 0x85 and i.src == PSEUDO_CALL:
+            raise CompileError(f"{where}: calls a function that is not inlined; make it static inline")
+        if i.opcode == LD_IMM64 and i.src == 1 and i.map is None:
+            raise CompileError(f"{where}: refers to a map that is not in this text; declare the map here")
+        if i.opcode == LD_IMM64 and i.src > 1:
+            raise CompileError(f"{where}, instruction {pc}: refers to a variable; use a map or an array on the stack")
+        # Constant data was given an address of this process.
+        if i.opcode == LD_IMM64 and i.src == 0 and i.map is None and _is_local_address(i.imm):
+            raise CompileError(
+                f"{where}: refers to constant data (a string or a table); make it an array on the stack,"
+                " and print with gpu_puts"
+            )
+
+
+def _is_local_address(value: int) -> bool:
+    if value < 1 << 32:
+        return False
+    with open("/proc/self/maps") as mapped:
+        for line in mapped:
+            start, end = (int(part, 16) for part in line.split(" ", 1)[0].split("-"))
+            if start <= value < end:
+                return True
+    return False
+
+
+def _definition(lib: Any, module: int, index: int, name: str) -> MapDefinition:
+    def described(function: Any) -> Any:
+        with contextlib.suppress(ValueError, TypeError):
+            return json.loads(function(module, index))
+        return None
+
+    key = described(lib.bpf_table_key_desc_id)
+    leaf = described(lib.bpf_table_leaf_desc_id)
+    number = lib.bpf_table_type_id(module, index)
+    kind = _KINDS.get(number, f"type {number}")
+    if isinstance(key, list) and key and key[0] in _KEY_KINDS:
+        kind = _KEY_KINDS[key[0]]
+        key = "int"
+    return MapDefinition(
+        name,
+        kind,
+        lib.bpf_table_key_size_id(module, index),
+        lib.bpf_table_leaf_size_id(module, index),
+        lib.bpf_table_max_entries_id(module, index),
+        maps.type_of(key),
+        maps.type_of(leaf),
+        lib.bpf_table_flags_id(module, index),
+    )
+
+
+def _lines(text: str, said: str) -> dict[str, list[int]]:
+    """C line of every instruction slot, by function, from what bcc prints: the text as it rewrote it (DEBUG_PREPROCESSOR),
+    then each function's instructions under the lines of that text that they come from (DEBUG_SOURCE)."""
+    head, *parts = re.split(r"^Disassembly of function (\S+)\n", said, flags=re.M)
+    rewritten = head.split("\n")
+    # Some versions print the compiler's command line first; line 1 of the text is the guard that bcc puts before it.
+    for number, line in enumerate(rewritten):
+        if line.startswith("#if defined(BPF_LICENSE)"):
+            rewritten = rewritten[number:]
+            break
+    original = text.split("\n")
+    to_original: dict[int, int] = {}
+    matcher = difflib.SequenceMatcher(None, original, rewritten, autojunk=False)
+    for _, low, high, first, last in matcher.get_opcodes():
+        for offset in range(last - first):
+            if low < high:
+                to_original[first + offset + 1] = min(low + offset, high - 1) + 1
+    result: dict[str, list[int]] = {}
+    for name, body in zip(parts[::2], parts[1::2], strict=False):
+        lines: list[int] = []
+        current = 0
+        for line in body.split("\n"):
+            if match := re.match(r"; (.*) // Line +(\d+)\s*$", line):
+                number = int(match[2])
+                same = number <= len(rewritten) and rewritten[number - 1].strip() == match[1].strip()
+                if same and number in to_original:  # else it is in a header: stay at the line before
+                    current = to_original[number]
+            elif match := re.match(r"\s*(\d+):\t", line):
+                while len(lines) <= int(match[1]):
+                    lines.append(current)
+                lines[int(match[1])] = current
+        first_known = next((number for number in lines if number), 0)
+        result[name] = [number or first_known for number in lines]
+    return result
+
+
+_INCREMENT = re.compile(r"\b(\w+)\s*\.\s*(?:atomic_)?increment\s*\(")
+
+
+def spell_out_increments(text: str) -> str:
+    """`map.increment(key, n)` with an atomic addition that also counts when several threads insert the key at once.
+
+    bcc's own reads, adds and writes back, which loses counts where threads run at once. Line numbers stay.
+    """
+    blanked = without_comments(text)
+    out: list[str] = []
+    at = 0
+    while match := _INCREMENT.search(blanked, at):
+        depth, end, comma = 1, match.end(), -1
+        while end < len(blanked) and depth:
+            char = blanked[end]
+            depth += (char in "([{") - (char in ")]}")
+            if char == "," and depth == 1 and comma < 0:
+                comma = end
+            end += 1
+        if depth:
+            break
+        name = match[1]
+        key = text[match.end() : comma if comma >= 0 else end - 1]
+        amount = text[comma + 1 : end - 1] if comma >= 0 else "1"
+        out.append(text[at : match.start()])
+        # The key's text may hold a nested increment only in theory; it is copied as it is.
+        out.append(
+            f"({{ typeof({name}.key) _gpubpf_key = ({key}); typeof({name}.leaf) _gpubpf_zero = 0;"
+            f" typeof({name}.leaf) *_gpubpf_leaf = {name}.lookup_or_try_init(&_gpubpf_key, &_gpubpf_zero);"
+            f" if (_gpubpf_leaf) __sync_fetch_and_add(_gpubpf_leaf, ({amount})); }})"
+        )
+        at = end
+    out.append(text[at:])
+    return "".join(out)
+
+
+@contextlib.contextmanager
+def _kernel_source() -> Iterator[None]:
+    """Where bcc would find no kernel headers, points it to those that are installed, for another kernel though."""
+    release = platform.release()
+    if (
+        "BCC_KERNEL_SOURCE" in os.environ
+        or Path(f"/lib/modules/{release}/build/include").exists()
+        or Path(f"/lib/modules/{release}/source/include").exists()
+        or Path("/sys/kernel/kheaders.tar.xz").exists()
+    ):
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        tree = _headers(stack)
+        if tree is None:
+            raise CompileError("bcc needs kernel headers and there are none in /usr/src; install linux-headers-amd64")
+        os.environ["BCC_KERNEL_SOURCE"] = str(tree)
+        try:
+            yield
+        finally:
+            os.environ.pop("BCC_KERNEL_SOURCE", None)
+
+
+def _headers(stack: contextlib.ExitStack) -> Path | None:
+    """A complete tree among the header packages, or one of symlinks to both halves of Debian's (-common and the rest)."""
+    found = sorted(Path("/usr/src").glob("linux-headers-*"), reverse=True)
+    for tree in found:
+        if (tree / "include/linux/kconfig.h").exists() and (tree / "include/generated/autoconf.h").exists():
+            return tree
+    arch = "arm64" if platform.machine() == "aarch64" else "x86"
+    for specific in found:
+        common = specific.with_name(specific.name.rsplit("-", 1)[0] + "-common")
+        if specific == common or not (specific / "include/generated").exists() or not common.exists():
+            continue
+        directory = cache.default().directory
+        if directory is None:
+            merged = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpubpf-headers-")))
+        else:
+            merged = directory / f"headers-{specific.name}"
+        try:
+            for part in ("include", f"arch/{arch}/include"):
+                (merged / part).mkdir(mode=0o700, parents=True, exist_ok=True)
+                for half in (common, specific):
+                    for entry in (half / part).iterdir() if (half / part).exists() else ():
+                        with contextlib.suppress(FileExistsError):
+                            (merged / part / entry.name).symlink_to(entry)
+        except OSError as error:
+            raise CompileError(f"the kernel headers cannot be put together in {merged}: {error.strerror}") from None
+        return merged
+    return None
+
+
+def prebuilt_directory() -> Any:
+    return resources.files("gpubpf") / "prebuilt"

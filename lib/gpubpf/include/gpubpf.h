@@ -1,0 +1,128 @@
+/*
+ * gpubpf.h: what a device program sees. Include it in the C text given to BPF(text=…); bcc's own types (u8 … u64,
+ * s8 … s64), map macros and helpers are there as well. Device programs are told by their argument:
+ *
+ *     int on_entry(struct gpu_entry *ctx)     in each thread, as it enters the kernel
+ *     int on_exit(struct gpu_exit *ctx)       in each thread, as it leaves the kernel
+ */
+#ifndef GPUBPF_H
+#define GPUBPF_H
+
+/* Contexts: read-only, fields in this order; later fields may be added at the end. */
+struct gpu_entry {
+    u64 launch; /* number of the launch, unique in the process */
+    u64 site;   /* number of the place in the kernel that the probe was put at */
+};
+
+struct gpu_exit {
+    u64 launch;
+    u64 site;
+    u64 work; /* what accumulate= counted in this thread, since it entered the kernel */
+};
+
+/*
+ * Helpers with the numbers of bpftime, where they have one. 501 takes the length as well: the text must be an array on
+ * the stack, which gpu_puts makes.
+ */
+static long (*gpubpf_puts)(const char *text, u32 size) = (void *)501;
+static u64 (*bpf_get_globaltimer)(void) = (void *)502;
+static void (*bpf_get_block_idx)(u64 *x, u64 *y, u64 *z) = (void *)503;
+static void (*bpf_get_block_dim)(u64 *x, u64 *y, u64 *z) = (void *)504;
+static void (*bpf_get_thread_idx)(u64 *x, u64 *y, u64 *z) = (void *)505;
+static void (*bpf_gpu_membar)(void) = (void *)506;
+/* Ours. */
+static void (*gpu_grid_dim)(u64 *x, u64 *y, u64 *z) = (void *)601;
+static u32 (*gpu_lane)(void) = (void *)602; /* 0 to 31 */
+static u32 (*gpu_warp)(void) = (void *)603; /* number of the warp in its block, by thread index */
+static u32 (*gpu_sm)(void) = (void *)604;
+static u64 (*gpu_clock)(void) = (void *)605;         /* this SM's clock64 */
+static u64 (*gpu_global_thread)(void) = (void *)606; /* number of the thread in its grid, x fastest */
+
+#define gpu_puts(_text)                               \
+    ({                                                \
+        char _gpubpf_text[] = _text;                  \
+        gpubpf_puts(_gpubpf_text, sizeof(_gpubpf_text)); \
+    })
+
+/* bcc loads no functions that are not inlined. */
+#undef noinline
+#define noinline
+#undef __noinline
+#define __noinline
+
+/*
+ * Maps. The key's type tells the library which kind is meant where bcc has none; the kind of GPU_THREAD_ARRAY and
+ * GPU_PARAM is in memory an array.
+ */
+struct gpubpf_thread_array {
+    int index;
+};
+struct gpubpf_param {
+    int index;
+};
+
+#define GPUBPF_TABLE(_type, _key, _leaf, _name, _entries, _flags)                                  \
+    struct _name##_table_t {                                                                       \
+        _key key;                                                                                  \
+        _leaf leaf;                                                                                \
+        _leaf *(*lookup)(void *);                                                                  \
+        _leaf *(*lookup_or_init)(void *, _leaf *);                                                 \
+        _leaf *(*lookup_or_try_init)(void *, _leaf *);                                             \
+        int (*update)(void *, _leaf *);                                                            \
+        int (*insert)(void *, _leaf *);                                                            \
+        int (*delete)(void *);                                                                     \
+        void (*increment)(_key, ...);                                                              \
+        void (*atomic_increment)(_key, ...);                                                       \
+        u32 max_entries;                                                                           \
+        int flags;                                                                                 \
+    };                                                                                             \
+    __attribute__((section("maps/" _type))) struct _name##_table_t _name = {.flags = (_flags),     \
+                                                                            .max_entries = (_entries)}
+
+/* One value for each thread of the grid (and for each of `entries` keys): nobody else touches it. */
+#define GPU_THREAD_ARRAY(_name, _leaf, _entries) \
+    GPUBPF_TABLE("array", struct gpubpf_thread_array, _leaf, _name, _entries, 0)
+/* Values that all threads share: change them with __sync_fetch_and_add and its like, or NAME.increment(key, n). */
+#define GPU_ARRAY(_name, _leaf, _entries) GPUBPF_TABLE("array", int, _leaf, _name, _entries, 0)
+#define GPU_HASH(_name, _key, _leaf, _entries) \
+    GPUBPF_TABLE("hash", _key, _leaf, _name, _entries, BPF_F_NO_PREALLOC)
+/* Counters by small number: NAME.increment(bpf_log2l(value)). */
+#define GPU_HISTOGRAM(_name, _entries) GPUBPF_TABLE("array", int, u64, _name, _entries, 0)
+/* A small structure that the tool sets and the program only reads; key 0. */
+#define GPU_PARAM(_name, _leaf) GPUBPF_TABLE("array", struct gpubpf_param, _leaf, _name, 1, 0)
+/* Records of one type; pages of 4096 bytes, a power of two of them. */
+#define GPU_RINGBUF(_name, _leaf, _pages)                        \
+    struct _name##_table_t {                                     \
+        int key;                                                 \
+        _leaf leaf;                                              \
+        int (*ringbuf_output)(void *, u64, u64);                 \
+        void *(*ringbuf_reserve)(u64);                           \
+        void (*ringbuf_discard)(void *, u64);                    \
+        void (*ringbuf_submit)(void *, u64);                     \
+        u32 max_entries;                                         \
+    };                                                           \
+    __attribute__((section("maps/ringbuf"))) struct _name##_table_t _name = {.max_entries = (_pages) * PAGE_SIZE}
+
+/* Which threads: for each dimension, index - lo <= span as unsigned numbers. {0, 0xffffffff} takes all. */
+struct gpu_filter {
+    u32 block_lo[3];
+    u32 block_span[3];
+    u32 thread_lo[3];
+    u32 thread_span[3];
+};
+
+static __always_inline int gpu_selected(const struct gpu_filter *filter)
+{
+    u64 block[3], thread[3];
+
+    bpf_get_block_idx(&block[0], &block[1], &block[2]);
+    bpf_get_thread_idx(&thread[0], &thread[1], &thread[2]);
+    return (u32)((u32)thread[0] - filter->thread_lo[0]) <= filter->thread_span[0] &&
+           (u32)((u32)thread[1] - filter->thread_lo[1]) <= filter->thread_span[1] &&
+           (u32)((u32)thread[2] - filter->thread_lo[2]) <= filter->thread_span[2] &&
+           (u32)((u32)block[0] - filter->block_lo[0]) <= filter->block_span[0] &&
+           (u32)((u32)block[1] - filter->block_lo[1]) <= filter->block_span[1] &&
+           (u32)((u32)block[2] - filter->block_lo[2]) <= filter->block_span[2];
+}
+
+#endif

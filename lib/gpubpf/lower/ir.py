@@ -1,0 +1,673 @@
+"""eBPF → LLVM IR, for every target. What differs between targets is in a `Target`, a table.
+
+Registers become 64-bit variables that LLVM promotes. A stack address is kept as a plain number, the offset in the one array
+that is the stack, so LLVM sees constants there and the array dissolves into registers. Addresses of map values are real ones.
+What memory an instruction reaches is known from verification (`Checked`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gpubpf import bytecode as b
+from gpubpf.bytecode import STACK_SIZE, Instruction, Program
+from gpubpf.lower import storage
+from gpubpf.maps import PRINT_ARGUMENTS, PRINTS, THREAD_ARRAY_HEADER, MapDefinition, prints_definition
+from gpubpf.verify import Access, Call, Checked
+from gpubpf.verify.rules import Chain, value_alignment
+
+ENTRY = "gpubpf_program"
+AXES = ("x", "y", "z")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target for LLVM.
+
+    `pointer`: the type of an address of map memory. `scope`: of its atomics. `calls`: for each thing that only the target
+    knows, the function or intrinsic that gives it and its result type: `tid.x` … `nctaid.z`, `lane`, `sm`, `clock`,
+    `globaltimer`, `membar`.
+    """
+
+    triple: str
+    layout: str
+    pointer: str
+    scope: str
+    calls: Mapping[str, tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A value that a fragment is given, in a register of PTX type `type` named `register`.
+
+    kind `launch` (the launch id), `map_base` (address of the storage of `map`), `map_capacity` (threads that the thread array
+    `map` has room for, below 2^32), `param` (`width` bytes at `offset` of the `param` map `map`, zero-extended), `context`
+    (what the injector supplies: `field` `site`, `work`), `pid_tgid` (of the host thread that launched: process << 32 | thread).
+    """
+
+    name: str
+    type: str
+    kind: str
+    map: str = ""
+    field: str = ""
+    offset: int = 0
+    width: int = 8
+
+    @property
+    def register(self) -> str:
+        return f"%gpubpf_{self.name}"
+
+
+@dataclass(frozen=True)
+class Module:
+    """A lowered program: LLVM IR of the function ENTRY, its arguments in order, the texts it prints by number."""
+
+    text: str
+    arguments: tuple[Argument, ...]
+    formats: Mapping[int, str]
+
+
+def lower(program: Program, checked: Checked, target: Target) -> Module:
+    return _Lowering(program, checked, target).run()
+
+
+def format_number(text: str) -> int:
+    """The number that stands for a printed text in the print ring."""
+    return zlib.crc32(text.encode())
+
+
+class _Lowering:
+    def __init__(self, program: Program, checked: Checked, target: Target) -> None:
+        self.program, self.checked, self.target = program, checked, target
+        self.code = checked.function.instructions
+        self.body: list[str] = []
+        self.count = 0
+        self.arguments: dict[str, Argument] = {}
+        self.declared: set[str] = set()
+        self.functions: dict[str, str] = {}  # internal functions for maps, by name
+        self.formats: dict[int, str] = {}
+        chains = {chain for chain, _ in checked.reached}
+        self.chains: dict[Chain, int] = {chain: n for n, chain in enumerate(sorted(chains))}
+        self.depth = 1 + max((len(chain) for chain in chains), default=0)
+
+    def run(self) -> Module:
+        for chain in self.chains:
+            for pc in sorted(pc for c, pc in self.checked.reached if c == chain):
+                self.chain, self.pc = chain, pc
+                self.label(self.block(chain, pc))
+                self.instruction(self.code[pc])
+        head = [
+            f'target triple = "{self.target.triple}"',
+            f'target datalayout = "{self.target.layout}"' if self.target.layout else "",
+        ]
+        kinds = {"b64": "i64", "b32": "i32"}
+        parameters = ", ".join(f"{kinds[a.type]} %{a.name}" for a in self.arguments.values())
+        start = [f"define void @{ENTRY}({parameters}) nounwind {{", "entry:"]
+        start += [f"  %stack = alloca [{STACK_SIZE * self.depth} x i8], align 16"]
+        start += [f"  %r{n} = alloca i64" for n in range(6)]
+        start += [f"  %r{n}.{k} = alloca i64" for k in self.chains.values() for n in range(6, 10)]
+        start += ["  store i64 0, ptr %r1", f"  br label %{self.block((), 0)}"]
+        text = "\n".join(
+            [*head, *sorted(self.declared), *self.functions.values(), *start, *self.body, "}", ""]
+        )
+        return Module(text, tuple(self.arguments.values()), self.formats)
+
+    # Emission
+
+    def emit(self, line: str) -> None:
+        self.body.append("  " + line)
+
+    def label(self, name: str) -> None:
+        self.body.append(f"{name}:")
+
+    def value(self, expression: str) -> str:
+        self.count += 1
+        name = f"%v{self.count}"
+        self.emit(f"{name} = {expression}")
+        return name
+
+    def fresh(self, stem: str) -> str:
+        self.count += 1
+        return f"{stem}{self.count}"
+
+    def block(self, chain: Chain, pc: int) -> str:
+        return f"b{self.chains[chain]}_{pc}"
+
+    def go(self, pc: int) -> None:
+        self.emit(f"br label %{self.block(self.chain, pc)}")
+
+    def argument(self, kind: str, name: str, type_: str = "b64", **more: str | int) -> str:
+        if name not in self.arguments:
+            self.arguments[name] = Argument(name, type_, kind, **more)  # type: ignore[arg-type]
+        return f"%{name}"
+
+    def special(self, name: str) -> str:
+        """Something that only the target knows, as i64; `membar` gives nothing."""
+        symbol, kind = self.target.calls[name]
+        self.declared.add(f"declare {kind} @{symbol}()")
+        if kind == "void":
+            self.emit(f"call void @{symbol}()")
+            return "0"
+        result = self.value(f"call {kind} @{symbol}()")
+        return result if kind == "i64" else self.value(f"zext {kind} {result} to i64")
+
+    def special32(self, name: str) -> str:
+        symbol, kind = self.target.calls[name]
+        self.declared.add(f"declare {kind} @{symbol}()")
+        return self.value(f"call {kind} @{symbol}()")
+
+    def function(self, name: str, text: str) -> str:
+        """An internal function, defined once; always inlined."""
+        self.functions.setdefault(name, text)
+        return f"@{name}"
+
+    def map(self, name: str) -> MapDefinition:
+        return prints_definition() if name == PRINTS else self.program.maps[name]
+
+    def base(self, name: str) -> str:
+        return self.argument("map_base", f"map_{name}", map=name)
+
+    # Registers and memory
+
+    def slot(self, register: int) -> str:
+        return f"%r{register}" if register < 6 else f"%r{register}.{self.chains[self.chain]}"
+
+    def get(self, register: int) -> str:
+        if register == 10:
+            return str(STACK_SIZE * (len(self.chain) + 1))
+        return self.value(f"load i64, ptr {self.slot(register)}")
+
+    def put(self, register: int, value: str) -> None:
+        self.emit(f"store i64 {value}, ptr {self.slot(register)}")
+
+    def operand(self, i: Instruction) -> str:
+        return self.get(i.src) if i.opcode & 0x08 else str(i.imm)
+
+    def low(self, value: str, bits: int = 32) -> str:
+        return self.value(f"trunc i64 {value} to i{bits}")
+
+    def wide(self, value: str, bits: int = 32) -> str:
+        return value if bits == 64 else self.value(f"zext i{bits} {value} to i64")
+
+    def stack(self, offset: str) -> str:
+        return self.value(f"getelementptr i8, ptr %stack, i64 {offset}")
+
+    def memory(self, base: str, offset: int | str = 0) -> str:
+        pointer = self.value(f"inttoptr i64 {base} to {self.target.pointer}")
+        return self.value(f"getelementptr i8, {self.target.pointer} {pointer}, i64 {offset}")
+
+    def source(self, register: int, call: Call) -> tuple[str, str]:
+        """(pointer type, pointer) of what a helper's argument points to."""
+        address = self.get(register)
+        if call.pointers[register] == "stack":
+            return "ptr", self.stack(address)
+        return self.target.pointer, self.memory(address)
+
+    def copy(self, to: tuple[str, str], source: tuple[str, str], size: int, alignment: int) -> None:
+        """`size` bytes; `alignment` is the target's."""
+        for at, width in storage.chunks(size):
+            kind = f"i{8 * width}"
+            a = self.value(f"getelementptr i8, {source[0]} {source[1]}, i64 {at}")
+            value = self.value(f"load {kind}, {source[0]} {a}, align {1 if source[0] == 'ptr' else min(width, 8)}")
+            c = self.value(f"getelementptr i8, {to[0]} {to[1]}, i64 {at}")
+            self.emit(f"store {kind} {value}, {to[0]} {c}, align {_aligned(alignment, at, width)}")
+
+    # Instructions
+
+    def instruction(self, i: Instruction) -> None:
+        if i.cls in (b.ALU, b.ALU64):
+            self.put(i.dst, self.alu(i))
+        elif i.cls == b.LD:
+            self.put(i.dst, str(b.signed(i.imm)) if i.map is None else "0")
+            self.go(self.pc + 2)
+            return
+        elif i.cls == b.LDX:
+            self.load(i)
+        elif i.cls in (b.ST, b.STX):
+            if i.opcode & 0xE0 == b.ATOMIC:
+                self.atomic(i)
+            else:
+                self.store(i)
+        else:
+            self.jump(i)
+            return
+        self.go(self.pc + 1)
+
+    def alu(self, i: Instruction) -> str:
+        op = i.opcode & 0xF0
+        bits = 64 if i.cls == b.ALU64 else 32
+        if op == b.END:
+            return self.byte_swap(i)
+        if op == b.MOV:
+            source = self.operand(i)
+            if i.offset:
+                narrow = self.low(source, i.offset)
+                source = self.value(f"sext i{i.offset} {narrow} to i64")
+            if bits == 64:
+                return source
+            return self.value(f"and i64 {source}, 4294967295")
+        left, right = self.get(i.dst), self.operand(i)
+        if bits == 32:
+            left = self.low(left)
+            right = self.low(right) if i.opcode & 0x08 else str(b.signed(i.imm, 32))
+        kind = f"i{bits}"
+        if op == b.NEG:
+            result = self.value(f"sub {kind} 0, {left}")
+        elif op in (b.LSH, b.RSH, b.ARSH):
+            amount = self.value(f"and {kind} {right}, {bits - 1}")
+            name = {b.LSH: "shl", b.RSH: "lshr", b.ARSH: "ashr"}[op]
+            result = self.value(f"{name} {kind} {left}, {amount}")
+        elif op in (b.DIV, b.MOD):
+            result = self.divide(op == b.DIV, i.offset == 1, kind, left, right)
+        else:
+            name = {b.ADD: "add", b.SUB: "sub", b.MUL: "mul", b.OR: "or", b.AND: "and", b.XOR: "xor"}[op]
+            result = self.value(f"{name} {kind} {left}, {right}")
+        return self.wide(result, bits)
+
+    def divide(self, quotient: bool, is_signed: bool, kind: str, left: str, right: str) -> str:
+        """x / 0 = 0 and x % 0 = x; the smallest number divided by -1 is itself, with remainder 0."""
+        zero = self.value(f"icmp eq {kind} {right}, 0")
+        divisor = self.value(f"select i1 {zero}, {kind} 1, {kind} {right}")
+        if is_signed:
+            minus = self.value(f"icmp eq {kind} {right}, -1")
+            divisor = self.value(f"select i1 {minus}, {kind} 1, {kind} {divisor}")
+            name = "sdiv" if quotient else "srem"
+        else:
+            name = "udiv" if quotient else "urem"
+        result = self.value(f"{name} {kind} {left}, {divisor}")
+        if is_signed:
+            opposite = self.value(f"sub {kind} 0, {left}") if quotient else "0"
+            result = self.value(f"select i1 {minus}, {kind} {opposite}, {kind} {result}")
+        return self.value(f"select i1 {zero}, {kind} {'0' if quotient else left}, {kind} {result}")
+
+    def byte_swap(self, i: Instruction) -> str:
+        value = self.get(i.dst)
+        narrow = value if i.imm == 64 else self.low(value, i.imm)
+        if i.cls == b.ALU64 or i.opcode & 0x08:
+            self.declared.add(f"declare i{i.imm} @llvm.bswap.i{i.imm}(i{i.imm})")
+            narrow = self.value(f"call i{i.imm} @llvm.bswap.i{i.imm}(i{i.imm} {narrow})")
+        return self.wide(narrow, i.imm)
+
+    def access(self) -> Access:
+        return self.checked.accesses[(self.chain, self.pc)]
+
+    def place(self, register: int, offset: int, access: Access, width: int) -> tuple[str, str, int]:
+        """(pointer type, pointer, alignment) of an access to the stack or to memory."""
+        base = self.get(register)
+        if access.kind == "stack":
+            return "ptr", self.stack(self.value(f"add i64 {base}, {offset}")), 1
+        return self.target.pointer, self.memory(base, offset), max(access.alignment, width)
+
+    def load(self, i: Instruction) -> None:
+        width = b.WIDTH[i.opcode & 0x18]
+        kind = f"i{8 * width}"
+        access = self.access()
+        if access.kind == "context":
+            value = self.context(access.name)
+            if access.offset:
+                value = self.value(f"lshr i64 {value}, {8 * access.offset}")
+            if width < 8:
+                value = self.low(value, 8 * width)
+        elif access.kind == "param":
+            name = f"param_{access.name}_{access.offset}_{width}"
+            argument = self.argument(
+                "param",
+                name,
+                "b64" if width == 8 else "b32",
+                map=access.name,
+                offset=access.offset,
+                width=width,
+            )
+            value = argument if width >= 4 else self.value(f"trunc i32 {argument} to {kind}")
+        else:
+            kind_of, pointer, alignment = self.place(i.src, i.offset, access, width)
+            value = self.value(f"load {kind}, {kind_of} {pointer}, align {alignment}")
+        if width < 8:
+            extend = "sext" if i.opcode & 0xE0 == b.MEMSX else "zext"
+            value = self.value(f"{extend} {kind} {value} to i64")
+        self.put(i.dst, value)
+
+    def context(self, field: str) -> str:
+        if field == "launch":
+            return self.argument("launch", "launch")
+        return self.argument("context", field, field=field)
+
+    def store(self, i: Instruction) -> None:
+        width = b.WIDTH[i.opcode & 0x18]
+        value = self.get(i.src) if i.cls == b.STX else str(i.imm)
+        if width < 8:
+            value = self.low(value, 8 * width)
+        kind, pointer, alignment = self.place(i.dst, i.offset, self.access(), width)
+        self.emit(f"store i{8 * width} {value}, {kind} {pointer}, align {alignment}")
+
+    def atomic(self, i: Instruction) -> None:
+        width = b.WIDTH[i.opcode & 0x18]
+        bits = 8 * width
+        kind = f"i{bits}"
+        value = self.get(i.src) if bits == 64 else self.low(self.get(i.src))
+        expected = self.get(0) if bits == 64 else self.low(self.get(0))
+        space, pointer, _ = self.place(i.dst, i.offset, self.access(), width)
+        operation = i.imm & ~b.FETCH if i.imm not in (b.ATOMIC_XCHG, b.ATOMIC_CMPXCHG) else i.imm
+        names = {
+            b.ATOMIC_ADD: "add",
+            b.ATOMIC_OR: "or",
+            b.ATOMIC_AND: "and",
+            b.ATOMIC_XOR: "xor",
+            b.ATOMIC_XCHG: "xchg",
+        }
+        if space == "ptr" and self.access().kind == "stack":  # nobody else sees it
+            old = self.value(f"load {kind}, ptr {pointer}, align 1")
+            if operation == b.ATOMIC_CMPXCHG:
+                same = self.value(f"icmp eq {kind} {old}, {expected}")
+                new = self.value(f"select i1 {same}, {kind} {value}, {kind} {old}")
+            else:
+                new = value if operation == b.ATOMIC_XCHG else self.value(f"{names[operation]} {kind} {old}, {value}")
+            self.emit(f"store {kind} {new}, ptr {pointer}, align 1")
+        elif operation == b.ATOMIC_CMPXCHG:
+            pair = self.value(
+                f"cmpxchg {space} {pointer}, {kind} {expected}, {kind} {value} {self.target.scope} monotonic monotonic"
+            )
+            old = self.value(f"extractvalue {{ {kind}, i1 }} {pair}, 0")
+        else:
+            old = self.value(
+                f"atomicrmw {names[operation]} {space} {pointer}, {kind} {value} {self.target.scope} monotonic"
+            )
+        if operation == b.ATOMIC_CMPXCHG:
+            self.put(0, self.wide(old, bits))
+        elif i.imm & b.FETCH:
+            self.put(i.src, self.wide(old, bits))
+
+    def jump(self, i: Instruction) -> None:
+        op = i.opcode & 0xF0
+        if op == b.JA:
+            self.go(self.pc + 1 + (i.imm if i.cls == b.JMP32 else i.offset))
+        elif op == b.EXIT:
+            if not self.chain:
+                self.emit("ret void")
+            else:
+                self.emit(f"br label %{self.block(self.chain[:-1], self.chain[-1] + 1)}")
+        elif op == b.CALL and i.src == b.PSEUDO_CALL:
+            self.emit(f"br label %{self.block((*self.chain, self.pc), self.pc + 1 + i.imm)}")
+        elif op == b.CALL:
+            call = self.checked.calls[(self.chain, self.pc)]
+            self.put(0, _HELPERS[call.helper](self, call))
+            self.go(self.pc + 1)
+        else:
+            self.branch(i, op)
+
+    def branch(self, i: Instruction, op: int) -> None:
+        target = self.pc + 1 + i.offset
+        place = (self.chain, self.pc)
+        if (place, False) not in self.checked.edges:
+            self.go(target)
+            return
+        if (place, True) not in self.checked.edges:
+            self.go(self.pc + 1)
+            return
+        left, right = self.get(i.dst), self.operand(i)
+        kind = "i64"
+        if i.cls == b.JMP32:
+            kind = "i32"
+            left = self.low(left)
+            right = self.low(right) if i.opcode & 0x08 else str(b.signed(i.imm, 32))
+        if op == b.JSET:
+            both = self.value(f"and {kind} {left}, {right}")
+            condition = self.value(f"icmp ne {kind} {both}, 0")
+        else:
+            condition = self.value(f"icmp {_CONDITIONS[op]} {kind} {left}, {right}")
+        self.emit(
+            f"br i1 {condition}, label %{self.block(self.chain, target)},"
+            f" label %{self.block(self.chain, self.pc + 1)}"
+        )
+
+    # Threads
+
+    def global_thread(self, kind: str) -> str:
+        """Number of the thread in its grid, as `kind` (i32 wraps: no instance has room for more)."""
+
+        def get(name: str) -> str:
+            return self.special(name) if kind == "i64" else self.special32(name)
+
+        def op(name: str, x: str, y: str) -> str:
+            return self.value(f"{name} {kind} {x}, {y}")
+
+        def number(index: str, size: str) -> str:
+            row = op("add", op("mul", get(f"{index}.z"), get(f"{size}.y")), get(f"{index}.y"))
+            return op("add", op("mul", row, get(f"{size}.x")), get(f"{index}.x"))
+
+        threads = op("mul", op("mul", get("ntid.x"), get("ntid.y")), get("ntid.z"))
+        return op("add", op("mul", number("ctaid", "nctaid"), threads), number("tid", "ntid"))
+
+    # Helpers
+
+    def three(self, prefix: str) -> Callable[[Call], str]:
+        def emit(call: Call) -> str:
+            for register, axis in zip((1, 2, 3), AXES, strict=True):
+                value = self.special(f"{prefix}.{axis}")
+                kind, pointer = self.source(register, call)
+                self.emit(f"store i64 {value}, {kind} {pointer}, align {1 if kind == 'ptr' else 8}")
+            return "0"
+
+        return emit
+
+    def lookup(self, call: Call) -> str:
+        definition = self.map(call.map)
+        if definition.kind == "param":
+            return str(1 << 62)  # never read as an address: every access names its parameter
+        if definition.kind == "hash":
+            return self.hash_call("find", call, definition)
+        return self.element(call, definition)
+
+    def element(self, call: Call, definition: MapDefinition) -> str:
+        """Address of an array element, or 0."""
+        kind, pointer = self.source(2, call)
+        key = self.value(f"load i32, {kind} {pointer}, align {1 if kind == 'ptr' else 4}")
+        inside = self.value(f"icmp ult i32 {key}, {definition.max_entries}")
+        number = self.value(f"zext i32 {key} to i64")
+        base = self.base(definition.name)
+        if definition.kind != "thread_array":
+            offset = self.value(f"mul i64 {number}, {definition.value_size}")
+            address = self.value(f"add i64 {base}, {offset}")
+            return self.value(f"select i1 {inside}, i64 {address}, i64 0")
+        capacity = self.argument("map_capacity", f"capacity_{definition.name}", map=definition.name)
+        thread = self.global_thread("i32")
+        room = self.low(capacity)
+        fits = self.value(f"icmp ult i32 {thread}, {room}")
+        good = self.value(f"and i1 {inside}, {fits}")
+        yes, no, lost, done = (self.fresh(stem) for stem in ("yes", "no", "lost", "done"))
+        self.emit(f"br i1 {good}, label %{yes}, label %{no}")
+        self.label(no)
+        self.emit(f"br i1 {inside}, label %{lost}, label %{done}")
+        self.label(lost)
+        counter = self.memory(base)
+        self.value(
+            f"atomicrmw add {self.target.pointer} {counter}, i64 1 {self.target.scope} monotonic"
+        )
+        self.emit(f"br label %{done}")
+        self.label(yes)
+        row = self.value(f"mul i64 {number}, {capacity}")
+        index = self.value(f"add i64 {row}, {self.value(f'zext i32 {thread} to i64')}")
+        offset = self.value(f"mul i64 {index}, {definition.value_size}")
+        start = self.value(f"add i64 {base}, {THREAD_ARRAY_HEADER}")
+        address = self.value(f"add i64 {start}, {offset}")
+        # Otherwise LLVM keeps the program's own test against NULL: it does not know that storage is not at address 0.
+        self.declared.add("declare void @llvm.assume(i1)")
+        self.emit(f"call void @llvm.assume(i1 {self.value(f'icmp ne i64 {address}, 0')})")
+        self.emit(f"br label %{done}")
+        self.label(done)
+        return self.value(f"phi i64 [ {address}, %{yes} ], [ 0, %{no} ], [ 0, %{lost} ]")
+
+    def update(self, call: Call) -> str:
+        definition = self.map(call.map)
+        if definition.kind == "hash":
+            return self.hash_call(("update", "insert", "replace")[call.size], call, definition)
+        address = self.element(call, definition)
+        there = self.value(f"icmp ne i64 {address}, 0")
+        if call.size == 1:  # BPF_NOEXIST: elements of an array always exist
+            return self.value(f"select i1 {there}, i64 -17, i64 -7")
+        write, done = self.fresh("write"), self.fresh("done")
+        self.emit(f"br i1 {there}, label %{write}, label %{done}")
+        self.label(write)
+        self.copy(
+            (self.target.pointer, self.memory(address)),
+            self.source(3, call),
+            definition.value_size,
+            value_alignment(definition),
+        )
+        self.emit(f"br label %{done}")
+        self.label(done)
+        return self.value(f"select i1 {there}, i64 0, i64 -7")
+
+    def delete(self, call: Call) -> str:
+        return self.hash_call("delete", call, self.map(call.map))
+
+    def hash_call(self, operation: str, call: Call, definition: MapDefinition) -> str:
+        words = []
+        kind, pointer = self.source(2, call)
+        for at, width in storage.chunks(definition.key_size):
+            place = self.value(f"getelementptr i8, {kind} {pointer}, i64 {at}")
+            part = self.value(f"load i{8 * width}, {kind} {place}, align {1 if kind == 'ptr' else width}")
+            words.append(f"i{8 * width} {part}")
+        arguments = [f"i64 {self.base(definition.name)}", *words]
+        if operation in ("update", "insert", "replace"):
+            kind, pointer = self.source(3, call)
+            for at, width in storage.chunks(definition.value_size):
+                place = self.value(f"getelementptr i8, {kind} {pointer}, i64 {at}")
+                part = self.value(f"load i{8 * width}, {kind} {place}, align {1 if kind == 'ptr' else width}")
+                arguments.append(f"i{8 * width} {part}")
+        name = f"hash_{operation}_{definition.name}"
+        text = storage.hash_function(name, operation, definition, self.target.pointer, self.target.scope)
+        return self.value(f"call i64 {self.function(name, text)}({', '.join(arguments)})")
+
+    def reserve_room(self, definition: MapDefinition, size: int) -> tuple[str, str]:
+        """(address of a record's header or 0, its mark)"""
+        name = f"ring_{definition.name}"
+        text = storage.ring_function(name, definition, self.target.pointer, self.target.scope)
+        pair = self.value(
+            f"call {{ i64, i32 }} {self.function(name, text)}(i64 {self.base(definition.name)}, i64 {storage.record_bytes(size)})"
+        )
+        return (
+            self.value(f"extractvalue {{ i64, i32 }} {pair}, 0"),
+            self.value(f"extractvalue {{ i64, i32 }} {pair}, 1"),
+        )
+
+    def commit(self, header: str, size: int, mark: str) -> None:
+        """Size and mark in one store, ordered after the payload."""
+        pointer = self.memory(header)
+        high = self.value(f"shl i64 {self.wide(mark)}, 32")
+        word = self.value(f"or i64 {high}, {size}")
+        self.emit(f"store atomic i64 {word}, {self.target.pointer} {pointer} release, align 8")
+
+    def record(self, definition: MapDefinition, size: int, fill: Callable[[str], None]) -> str:
+        header, mark = self.reserve_room(definition, size)
+        there = self.value(f"icmp ne i64 {header}, 0")
+        write, done = self.fresh("write"), self.fresh("done")
+        self.emit(f"br i1 {there}, label %{write}, label %{done}")
+        self.label(write)
+        fill(self.memory(header, 8))
+        self.commit(header, size, mark)
+        self.emit(f"br label %{done}")
+        self.label(done)
+        return self.value(f"select i1 {there}, i64 0, i64 -11")
+
+    def output(self, call: Call) -> str:
+        source = self.source(4 if call.helper == 25 else 2, call)
+
+        def fill(payload: str) -> None:
+            self.copy((self.target.pointer, payload), source, call.size, 8)
+
+        return self.record(self.map(call.map), call.size, fill)
+
+    def reserve(self, call: Call) -> str:
+        header, mark = self.reserve_room(self.map(call.map), call.size)
+        there = self.value(f"icmp ne i64 {header}, 0")
+        write, done = self.fresh("write"), self.fresh("done")
+        self.emit(f"br i1 {there}, label %{write}, label %{done}")
+        self.label(write)
+        # The mark waits inverted in the header until the record is submitted.
+        pointer = self.memory(header, 4)
+        inverted = self.value(f"xor i32 {mark}, -1")
+        self.emit(f"store i32 {inverted}, {self.target.pointer} {pointer}, align 4")
+        self.emit(f"br label %{done}")
+        self.label(done)
+        payload = self.value(f"add i64 {header}, 8")
+        return self.value(f"select i1 {there}, i64 {payload}, i64 0")
+
+    def submit(self, call: Call) -> str:
+        payload = self.get(1)
+        header = self.value(f"add i64 {payload}, -8")
+        pointer = self.memory(header, 4)
+        inverted = self.value(f"load i32, {self.target.pointer} {pointer}, align 4")
+        mark = self.value(f"xor i32 {inverted}, -1")
+        discarded = 1 << 31 if call.helper == 133 else 0
+        self.commit(header, call.size | discarded, mark)
+        return "0"
+
+    def print(self, call: Call) -> str:
+        number = format_number(call.text)
+        self.formats[number] = call.text
+        count = call.text.replace("%%", "").count("%") if call.helper == 6 else 0
+        values = [self.get(3 + n) if n < count else "0" for n in range(PRINT_ARGUMENTS)]
+
+        def fill(payload: str) -> None:
+            for at, value in enumerate([str(number), *values]):
+                place = self.value(f"getelementptr i8, {self.target.pointer} {payload}, i64 {8 * at}")
+                self.emit(f"store i64 {value}, {self.target.pointer} {place}, align 8")
+
+        definition = self.map(PRINTS)
+        return self.record(definition, definition.value_size, fill)
+
+    def warp(self, call: Call) -> str:
+        row = self.value(f"mul i64 {self.special('tid.z')}, {self.special('ntid.y')}")
+        row = self.value(f"add i64 {row}, {self.special('tid.y')}")
+        row = self.value(f"mul i64 {row}, {self.special('ntid.x')}")
+        thread = self.value(f"add i64 {row}, {self.special('tid.x')}")
+        return self.value(f"lshr i64 {thread}, 5")
+
+
+def _aligned(alignment: int, at: int, width: int) -> int:
+    """The best known alignment of byte `at` of something aligned to `alignment`; at least 1."""
+    while alignment > 1 and at % alignment:
+        alignment //= 2
+    return max(alignment, 1)
+
+
+_CONDITIONS = {
+    b.JEQ: "eq",
+    b.JNE: "ne",
+    b.JGT: "ugt",
+    b.JGE: "uge",
+    b.JLT: "ult",
+    b.JLE: "ule",
+    b.JSGT: "sgt",
+    b.JSGE: "sge",
+    b.JSLT: "slt",
+    b.JSLE: "sle",
+}
+
+_HELPERS: dict[int, Callable[[_Lowering, Call], str]] = {
+    1: _Lowering.lookup,
+    2: _Lowering.update,
+    3: _Lowering.delete,
+    6: _Lowering.print,
+    14: lambda e, call: e.argument("pid_tgid", "pid_tgid"),
+    25: _Lowering.output,
+    130: _Lowering.output,
+    131: _Lowering.reserve,
+    132: _Lowering.submit,
+    133: _Lowering.submit,
+    501: _Lowering.print,
+    502: lambda e, call: e.special("globaltimer"),
+    503: lambda e, call: e.three("ctaid")(call),
+    504: lambda e, call: e.three("ntid")(call),
+    505: lambda e, call: e.three("tid")(call),
+    506: lambda e, call: e.special("membar"),
+    601: lambda e, call: e.three("nctaid")(call),
+    602: lambda e, call: e.special("lane"),
+    603: _Lowering.warp,
+    604: lambda e, call: e.special("sm"),
+    605: lambda e, call: e.special("clock"),
+    606: lambda e, call: e.global_thread("i64"),
+}

@@ -1,0 +1,145 @@
+"""LLVM IR → PTX → `Fragment`: text that is placed inline in somebody else's kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpubpf.bytecode import Function, Program
+from gpubpf.errors import VerifyError
+from gpubpf.lower.ir import AXES, ENTRY, Argument, Module, Target
+from gpubpf.verify import Checked
+
+VERSION = 1  # of the fragments this makes; part of every key
+_SREG = "llvm.nvvm.read.ptx.sreg."
+
+NVPTX = Target(
+    triple="nvptx64-nvidia-cuda",
+    layout="",
+    pointer="ptr addrspace(1)",
+    scope='syncscope("device")',
+    calls={
+        **{
+            f"{name}.{axis}": (f"{_SREG}{name}.{axis}", "i32")
+            for name in ("tid", "ntid", "ctaid", "nctaid")
+            for axis in AXES
+        },
+        "lane": (f"{_SREG}laneid", "i32"),
+        "sm": (f"{_SREG}smid", "i32"),
+        "clock": (f"{_SREG}clock64", "i64"),
+        "globaltimer": (f"{_SREG}globaltimer", "i64"),
+        "membar": ("llvm.nvvm.membar.sys", "void"),
+    },
+)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A lowered device program.
+
+    `ptx` is a block `{ … }` with its own registers and labels, left by falling out of its end; it reads its `arguments` from
+    the registers that they name. It needs PTX 6.3 and sm_70. `registers` are the 32-bit registers it declares: virtual ones,
+    ptxas needs far fewer. `formats`: printed texts by number (see maps.prints).
+    """
+
+    function: str
+    ptx: str
+    arguments: tuple[Argument, ...]
+    registers: int
+    formats: Mapping[int, str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "function": self.function,
+            "ptx": self.ptx,
+            "arguments": [asdict(argument) for argument in self.arguments],
+            "registers": self.registers,
+            "formats": {str(number): text for number, text in self.formats.items()},
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Fragment:
+        return cls(
+            value["function"],
+            value["ptx"],
+            tuple(Argument(**argument) for argument in value["arguments"]),
+            value["registers"],
+            {int(number): text for number, text in value["formats"].items()},
+        )
+
+
+def lower(program: Program, checked: Checked) -> Fragment:
+    """The fragment of a verified device program. Raises VerifyError when its stack does not fit into registers."""
+    from gpubpf.lower import ir
+
+    module = ir.lower(program, checked, NVPTX)
+    return fragment(checked.function, module, assembly(module.text))
+
+
+def assembly(text: str) -> str:
+    """PTX of an LLVM module, optimized."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    machine = llvm.Target.from_triple(NVPTX.triple).create_target_machine(
+        cpu="sm_70", features="+ptx63", opt=3
+    )
+    module = llvm.parse_assembly(text)
+    module.data_layout = str(machine.target_data)
+    module.verify()
+    optimize(module, machine)
+    return str(machine.emit_assembly(module))
+
+
+def optimize(module: Any, machine: Any) -> None:
+    import llvmlite.binding as llvm
+
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.loop_vectorization = False
+    options.slp_vectorization = False
+    builder = llvm.create_pass_builder(machine, options)
+    passes = builder.getModulePassManager()
+    passes.run(module, builder)
+
+
+_REG = re.compile(r"\.reg\s+\.(\w+)\s+%\w+<(\d+)>;")
+_LOAD = re.compile(rf"ld\.param\.(\w+)\s+(%\w+),\s*\[{ENTRY}_param_(\d+)\];")
+_WIDTHS = {"pred": 0, "b16": 1, "b32": 1, "f32": 1, "b64": 2, "f64": 2, "b128": 4}
+
+
+def fragment(function: Function, module: Module, ptx: str) -> Fragment:
+    """Takes LLVM's function apart: its body becomes a block, its parameters registers."""
+    if "__local_depot" in ptx or ".local" in ptx:
+        raise VerifyError(
+            f"device program {function.name}: an array on the stack does not fit into registers;"
+            " index it by constants, or keep it in a map"
+        )
+    start = ptx.index("{", ptx.index(f" {ENTRY}"))
+    end = ptx.rindex("}")
+    body = [re.sub(r"\s*//.*", "", line).rstrip() for line in ptx[start + 1 : end].split("\n")]
+    body = [line for line in body if line.strip()]
+    lines = []
+    registers = 0
+    returns = [n for n, line in enumerate(body) if re.search(r"\bret;", line)]
+    leaves_early = False
+    for number, line in enumerate(body):
+        if match := _REG.search(line):
+            registers += _WIDTHS.get(match[1], 1) * (int(match[2]) - 1)
+        if number in returns:
+            if number == len(body) - 1:
+                continue
+            line = line.replace("ret;", "bra \t$gpubpf_end;")
+            leaves_early = True
+        lines.append(_LOAD.sub(lambda m: f"mov.{m[1]} \t{m[2]}, {module.arguments[int(m[3])].register};", line))
+    if leaves_early or (lines and lines[-1].rstrip().endswith(":")):
+        lines.append("$gpubpf_end:" if leaves_early else "")
+    text = "\n".join(["{", *(line for line in lines if line), "}"])
+    if ENTRY in text or re.search(r"\bcall\b", text):
+        raise VerifyError(
+            f"device program {function.name}: it could not be inlined as a whole; split it into smaller programs"
+        )
+    used = tuple(a for a in module.arguments if re.search(re.escape(a.register) + r"\b", text))
+    return Fragment(function.name, text, used, registers, module.formats)

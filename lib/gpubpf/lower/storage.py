@@ -1,0 +1,203 @@
+"""LLVM IR of the shared map structures: hash tables and ring buffers, as `maps.py` lays them out. Inlined where they are used."""
+
+from __future__ import annotations
+
+from gpubpf.maps import HEADER, MAX_PROBES, RECORD_HEADER, MapDefinition, pad8
+
+WAITS = 4096  # how often a lookup looks again at a slot that another thread is writing its key to
+
+
+def chunks(size: int) -> list[tuple[int, int]]:
+    """`size` bytes as naturally aligned pieces: (offset, width)."""
+    result = []
+    at = 0
+    while at < size:
+        width = next(w for w in (8, 4, 2, 1) if at + w <= size)
+        result.append((at, width))
+        at += width
+    return result
+
+
+def record_bytes(size: int) -> int:
+    """Bytes that a record of `size` takes in a ring buffer."""
+    return RECORD_HEADER + pad8(size)
+
+
+def ring_function(name: str, definition: MapDefinition, pointer: str, scope: str) -> str:
+    """`{ i64 address of the header or 0, i32 mark } name(i64 base, i64 bytes)`: reserves, or counts as lost."""
+    return f"""
+define internal {{ i64, i32 }} @{name}(i64 %base, i64 %bytes) alwaysinline nounwind {{
+  %reserved = inttoptr i64 %base to {pointer}
+  %position = atomicrmw add {pointer} %reserved, i64 %bytes {scope} monotonic
+  %consumed_at = getelementptr i8, {pointer} %reserved, i64 16
+  %consumed = load atomic i64, {pointer} %consumed_at monotonic, align 8
+  %end = add i64 %position, %bytes
+  %used = sub i64 %end, %consumed
+  %fits = icmp ule i64 %used, {definition.capacity}
+  br i1 %fits, label %good, label %full
+full:
+  %lost_at = getelementptr i8, {pointer} %reserved, i64 8
+  %lost = atomicrmw add {pointer} %lost_at, i64 1 {scope} monotonic
+  ret {{ i64, i32 }} zeroinitializer
+good:
+  %start = and i64 %position, {definition.capacity - 1}
+  %data = add i64 %base, {HEADER}
+  %header = add i64 %data, %start
+  %number = lshr i64 %position, 3
+  %short = trunc i64 %number to i32
+  %mark = add i32 %short, 1
+  %one = insertvalue {{ i64, i32 }} zeroinitializer, i64 %header, 0
+  %both = insertvalue {{ i64, i32 }} %one, i32 %mark, 1
+  ret {{ i64, i32 }} %both
+}}
+"""
+
+
+def _hash(parts: list[tuple[int, int]]) -> tuple[list[str], str]:
+    """IR that mixes the key's parts %k0 … into 64 bits, one round of a multiply and a shift for each."""
+    lines = []
+    mixed = "7046029254386353131"
+    for n, (_, width) in enumerate(parts):
+        word = f"%k{n}"
+        if width < 8:
+            lines.append(f"  %w{n} = zext i{8 * width} {word} to i64")
+            word = f"%w{n}"
+        lines += [
+            f"  %x{n} = xor i64 {mixed}, {word}",
+            f"  %m{n} = mul i64 %x{n}, -4658895280553007687",
+            f"  %s{n} = lshr i64 %m{n}, 32",
+            f"  %h{n} = xor i64 %m{n}, %s{n}",
+        ]
+        mixed = f"%h{n}"
+    return lines, mixed
+
+
+def hash_function(name: str, operation: str, definition: MapDefinition, pointer: str, scope: str) -> str:
+    """`i64 name(i64 base, key parts…[, value parts…])`.
+
+    find: the value's address or 0. delete: 0 or -ENOENT. update (BPF_ANY), insert (BPF_NOEXIST), replace (BPF_EXIST): 0,
+    -EEXIST, -ENOENT, or -E2BIG when no slot is free, which counts as lost.
+
+    Open addressing without locks: a slot is claimed by compare-and-swap of its state, which holds a hash of the key, so
+    that others know at once whose it is; whoever looks for the same key waits (a bounded time) until it is filled in.
+    """
+    keys = chunks(definition.key_size)
+    values = chunks(definition.value_size) if operation in ("update", "insert", "replace") else []
+    slots = definition.slots
+    keys_at = HEADER + 8 * slots
+    values_at = keys_at + slots * pad8(definition.key_size)
+    claims = operation in ("update", "insert")
+    parameters = ["i64 %base", *(f"i{8 * w} %k{n}" for n, (_, w) in enumerate(keys))]
+    parameters += [f"i{8 * w} %value{n}" for n, (_, w) in enumerate(values)]
+    mix, mixed = _hash(keys)
+
+    def stores(stem: str, at: str, parts: list[tuple[int, int]], prefix: str) -> list[str]:
+        lines = []
+        for n, (offset, width) in enumerate(parts):
+            lines += [
+                f"  %{stem}{n} = getelementptr i8, {pointer} {at}, i64 {offset}",
+                f"  store i{8 * width} %{prefix}{n}, {pointer} %{stem}{n}, align {width}",
+            ]
+        return lines
+
+    compare = []
+    equal = "true"
+    for n, (offset, width) in enumerate(keys):
+        compare += [
+            f"  %ka{n} = getelementptr i8, {pointer} %key_at, i64 {offset}",
+            f"  %kv{n} = load i{8 * width}, {pointer} %ka{n}, align {width}",
+            f"  %ke{n} = icmp eq i{8 * width} %kv{n}, %k{n}",
+            f"  %kall{n} = and i1 {equal}, %ke{n}",
+        ]
+        equal = f"%kall{n}"
+    absent = {"find": "0", "delete": "-2", "replace": "-2"}.get(operation, "-7")
+    lines = [
+        f"define internal i64 @{name}({', '.join(parameters)}) alwaysinline nounwind {{",
+        "entry:",
+        f"  %origin = inttoptr i64 %base to {pointer}",
+        *mix,
+        f"  %tag = shl i64 {mixed}, 2",
+        "  %busy = or i64 %tag, 1",
+        "  %full = or i64 %tag, 2",
+        "  %deleted = or i64 %tag, 3",
+        f"  %start = lshr i64 {mixed}, 24",
+        "  br label %probe",
+        "probe:",
+        "  %turn = phi i64 [ 0, %entry ], [ %next_turn, %next ]",
+        "  %place = add i64 %start, %turn",
+        f"  %slot = and i64 %place, {slots - 1}",
+        "  %state_offset = shl i64 %slot, 3",
+        f"  %state_from = add i64 %state_offset, {HEADER}",
+        f"  %state_at = getelementptr i8, {pointer} %origin, i64 %state_from",
+        f"  %key_offset = mul i64 %slot, {pad8(definition.key_size)}",
+        f"  %key_from = add i64 %key_offset, {keys_at}",
+        f"  %key_at = getelementptr i8, {pointer} %origin, i64 %key_from",
+        f"  %value_offset = mul i64 %slot, {pad8(definition.value_size)}",
+        f"  %value_from = add i64 %value_offset, {values_at}",
+        f"  %value_at = getelementptr i8, {pointer} %origin, i64 %value_from",
+        "  br label %look",
+        "look:",
+        "  %looks = phi i64 [ 0, %probe ], [ %more_looks, %again ]",
+        f"  %state = load atomic i64, {pointer} %state_at {scope} acquire, align 8",
+        "  %is_full = icmp eq i64 %state, %full",
+        "  br i1 %is_full, label %match, label %other",
+        "other:",
+        "  %is_empty = icmp eq i64 %state, 0",
+        f"  br i1 %is_empty, label %{'claim' if claims else 'none'}, label %taken",
+        "taken:",
+        "  %is_busy = icmp eq i64 %state, %busy",
+        f"  br i1 %is_busy, label %again, label %{'reuse' if claims else 'next'}",
+        "again:",
+        "  %more_looks = add i64 %looks, 1",
+        f"  %patient = icmp ult i64 %more_looks, {WAITS}",
+        "  br i1 %patient, label %look, label %gave_up",
+        "match:",
+        *compare,
+        f"  br i1 {equal}, label %found, label %next",
+        "next:",
+        "  %next_turn = add i64 %turn, 1",
+        f"  %on = icmp ult i64 %next_turn, {min(MAX_PROBES, slots)}",
+        f"  br i1 %on, label %probe, label %{'gave_up' if claims else 'none'}",
+        "gave_up:",
+    ]
+    if claims:
+        lines += [
+            f"  %lost_at = getelementptr i8, {pointer} %origin, i64 8",
+            f"  %lost = atomicrmw add {pointer} %lost_at, i64 1 {scope} monotonic",
+        ]
+    lines += [f"  ret i64 {absent}"]
+    if not claims:
+        lines += ["none:", f"  ret i64 {absent}"]
+    else:
+        lines += [
+            "reuse:",  # only the key's own tombstone: then no other slot can hold the same key
+            "  %is_own = icmp eq i64 %state, %deleted",
+            "  br i1 %is_own, label %claim, label %next",
+            "claim:",
+            f"  %swap = cmpxchg {pointer} %state_at, i64 %state, i64 %busy {scope} acq_rel acquire",
+            "  %won = extractvalue { i64, i1 } %swap, 1",
+            "  br i1 %won, label %fill, label %again",
+            "fill:",
+            *stores("kd", "%key_at", keys, "k"),
+            *stores("vd", "%value_at", values, "value"),
+            f"  store atomic i64 %full, {pointer} %state_at {scope} release, align 8",
+            f"  %count = atomicrmw add {pointer} %origin, i64 1 {scope} monotonic",
+            "  ret i64 0",
+        ]
+    lines += ["found:"]
+    if operation == "find":
+        lines += [f"  %address = ptrtoint {pointer} %value_at to i64", "  ret i64 %address"]
+    elif operation == "insert":
+        lines += ["  ret i64 -17"]
+    elif operation == "delete":
+        lines += [
+            f"  %swap = cmpxchg {pointer} %state_at, i64 %full, i64 %deleted {scope} acq_rel acquire",
+            "  %won = extractvalue { i64, i1 } %swap, 1",
+            "  br i1 %won, label %gone, label %none",
+            "gone:",
+            f"  %count = atomicrmw sub {pointer} %origin, i64 1 {scope} monotonic",
+            "  ret i64 0",
+        ]
+    else:
+        lines += [*stores("vu", "%value_at", values, "value"), "  ret i64 0"]
+    return "\n".join([*lines, "}"])

@@ -1,0 +1,377 @@
+"""Maps: their definitions, and how each lies in GPU memory. Lowering, agent and decoder all go by this file.
+
+All numbers are little-endian; storage begins at an address that is a multiple of 256.
+
+    thread_array  u64 lost, u64 0, then value[entries][threads]: entry by entry, one value for each global thread.
+                  The global thread number is (block number) * (threads of a block) + (thread number), x fastest.
+    array         value[entries]. percpu_array and histogram are the same: one cell for the context, so update it atomically.
+    hash          64-byte header: u64 entries used, u64 lost, u64 slots (a power of two), zeros.
+                  Then u64 state[slots], key[slots] (padded to 8 bytes each), value[slots] (padded to 8 bytes each).
+                  A state is 0 (never used) or a 62-bit hash of the key << 2 | 1 being written, 2 in use, 3 deleted.
+    ringbuf       64-byte header: u64 reserved, u64 lost, u64 consumed, u64 capacity (bytes, a power of two), zeros.
+                  Then capacity bytes and SLACK more. A record is {u32 size, u32 mark}, then size bytes, padded to 8.
+                  It begins at byte (position & capacity-1) and may run into the slack. `mark` is (position / 8 + 1) modulo 2^32 and
+                  is written last: it commits the record. Bit 31 of size: discarded. `reserved` also counts what found no room.
+    param         bytes by value in the launch block, not in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from gpubpf.errors import Error
+
+if TYPE_CHECKING:
+    import numpy as np
+
+KINDS = {
+    "hash": 1,
+    "array": 2,
+    "percpu_array": 6,
+    "ringbuf": 27,
+    "thread_array": 1502,
+    "gpu_ringbuf": 1527,
+    "param": 1500,
+}
+THREAD_ARRAY_HEADER = 16
+HEADER = 64
+SLACK = 4096  # the longest record, header included
+RECORD_HEADER = 8
+DISCARDED = 1 << 31
+MAX_PROBES = 128  # slots of a hash that a lookup looks at before it gives up
+PRINTS = "gpubpf_prints"  # the ring buffer that holds what programs print
+PRINT_BYTES = 1 << 20
+PRINT_ARGUMENTS = 3
+MAX_THREADS = (1 << 32) - 1  # of an instance: thread numbers are 32 bits on the device
+
+# C types as bcc spells them, to NumPy's.
+_SCALARS = {
+    "_Bool": "|b1",
+    "char": "|i1",
+    "signed char": "|i1",
+    "unsigned char": "|u1",
+    "short": "<i2",
+    "unsigned short": "<u2",
+    "int": "<i4",
+    "unsigned int": "<u4",
+    "long": "<i8",
+    "unsigned long": "<u8",
+    "long long": "<i8",
+    "unsigned long long": "<u8",
+    "float": "<f4",
+    "double": "<f8",
+    "__int128": "|V16",
+    "unsigned __int128": "|V16",
+}
+
+
+@dataclass(frozen=True)
+class MapDefinition:
+    """A map of a C text. Sizes in bytes; `max_entries` is entries, for a ring buffer bytes.
+
+    `key_type` and `value_type` are JSON-able descriptions of dtypes (see `dtype`).
+    `flags` are those of the C text; bit 31 marks a map that the library added.
+    """
+
+    name: str
+    kind: str
+    key_size: int
+    value_size: int
+    max_entries: int
+    key_type: Any = None
+    value_type: Any = None
+    flags: int = 0
+
+    @cached_property
+    def value_dtype(self) -> np.dtype[Any]:
+        return dtype(self.value_type, self.value_size)
+
+    @cached_property
+    def key_dtype(self) -> np.dtype[Any]:
+        return dtype(self.key_type, self.key_size)
+
+    @property
+    def slots(self) -> int:
+        """Slots of a hash: at most half of them are used."""
+        return 1 << (2 * max(self.max_entries, 8) - 1).bit_length()
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of a ring buffer."""
+        return 1 << (max(self.max_entries, 4096) - 1).bit_length()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            name: getattr(self, name)
+            for name in ("name", "kind", "key_size", "value_size", "max_entries", "key_type", "value_type", "flags")
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> MapDefinition:
+        return cls(**value)
+
+
+def pad8(size: int) -> int:
+    return (size + 7) & ~7
+
+
+def prints_definition() -> MapDefinition:
+    """The ring buffer of `trace_printk` and `puts`: format (CRC-32 of its text), then three arguments."""
+    fields = [["format", "<u8", 0], ["arguments", ["<u8", [PRINT_ARGUMENTS]], 8]]
+    size = 8 + 8 * PRINT_ARGUMENTS
+    return MapDefinition(PRINTS, "ringbuf", 0, size, PRINT_BYTES, None, {"fields": fields, "size": size}, 1 << 31)
+
+
+def type_of(description: Any) -> Any:
+    """bcc's description of a C type (`bpf_table_leaf_desc`) as ours: a dtype string, `[type, shape]`, or a structure
+    `{"fields": [[name, type, offset], …], "size": bytes}`. None for what has no counterpart, such as bit fields."""
+    described = _describe(description)
+    return described[0] if described else None
+
+
+def _describe(description: Any) -> tuple[Any, int, int] | None:
+    """(type, size, alignment)"""
+    if isinstance(description, str):
+        name = _SCALARS.get(description)
+        if name is None:
+            return None
+        size = int(name[2:])
+        return name, size, size
+    if not isinstance(description, list) or len(description) < 2 or not isinstance(description[1], list):
+        return None
+    what = description[2] if len(description) > 2 else "struct"
+    if what == "enum" or (what not in ("struct", "struct_packed", "union")):
+        return ("<u4", 4, 4) if what == "enum" else None
+    fields: list[list[Any]] = []
+    offset = size = 0
+    alignment = 1
+    for number, member in enumerate(description[1]):
+        inner = _describe(member[1])
+        if inner is None:
+            return None
+        kind, width, align = inner
+        if len(member) > 2:
+            if not isinstance(member[2], list):  # a bit field
+                return None
+            kind = [kind, member[2]]
+            for dimension in member[2]:
+                width *= dimension
+        if what == "struct_packed":
+            align = 1
+        if what != "union":
+            offset = (size + align - 1) // align * align
+        alignment = max(alignment, align)
+        name = str(member[0])
+        if name == "" and isinstance(kind, dict):  # anonymous structure or union: its fields belong to the outer
+            fields += [[field, inner_kind, offset + at] for field, inner_kind, at in kind["fields"]]
+        elif not name.startswith("__pad_"):
+            fields.append([name or f"_{number}", kind, offset])
+        size = max(size, offset + width)
+    size = (size + alignment - 1) // alignment * alignment
+    return {"fields": fields, "size": size}, size, alignment
+
+
+def dtype(kind: Any, size: int) -> np.dtype[Any]:
+    """The NumPy dtype of a type description; raw bytes (`V`) where it is unknown or disagrees with `size`."""
+    import numpy as np
+
+    def convert(kind: Any) -> np.dtype[Any]:
+        if isinstance(kind, str):
+            return np.dtype(kind)
+        if isinstance(kind, list):
+            return np.dtype((convert(kind[0]), tuple(kind[1])))
+        names = [field[0] for field in kind["fields"]]
+        formats = [convert(field[1]) for field in kind["fields"]]
+        offsets = [field[2] for field in kind["fields"]]
+        return np.dtype(
+            {"names": names, "formats": formats, "offsets": offsets, "itemsize": kind["size"]}  # type: ignore[call-overload]
+        )
+
+    try:
+        result = convert(kind) if kind is not None else None
+    except (TypeError, ValueError, KeyError):
+        result = None
+    return result if result is not None and result.itemsize == size else np.dtype(f"V{size}")
+
+
+def storage_size(defn: MapDefinition, threads: int = 0) -> int:
+    """Bytes of GPU memory that `defn` takes; `threads` is the capacity of a thread array's instance. 0 for `param`."""
+    if defn.kind == "thread_array":
+        if not 0 <= threads <= MAX_THREADS:
+            raise ValueError(f"a thread array has room for at most {MAX_THREADS} threads, not {threads}")
+        return THREAD_ARRAY_HEADER + defn.max_entries * threads * defn.value_size
+    if defn.kind in ("array", "percpu_array"):
+        return defn.max_entries * defn.value_size
+    if defn.kind == "hash":
+        return HEADER + defn.slots * (8 + pad8(defn.key_size) + pad8(defn.value_size))
+    if defn.kind == "ringbuf":
+        return HEADER + defn.capacity + SLACK
+    if defn.kind == "param":
+        return 0
+    raise ValueError(f"no map of kind {defn.kind!r}")
+
+
+def header(defn: MapDefinition) -> bytes:
+    """What `initial` begins with; all other bytes of it are zero. So `header` is copied over memory that was set to zero."""
+    if defn.kind == "hash":
+        return b"".join(v.to_bytes(8, "little") for v in (0, 0, defn.slots))
+    if defn.kind == "ringbuf":
+        return b"".join(v.to_bytes(8, "little") for v in (0, 0, 0, defn.capacity))
+    return b""
+
+
+def initial(defn: MapDefinition, threads: int = 0) -> bytes:
+    """The bytes that storage begins with. For `param`: zeros, `value_size` of them."""
+    size = defn.value_size if defn.kind == "param" else storage_size(defn, threads)
+    return header(defn).ljust(size, b"\0")
+
+
+def decode(defn: MapDefinition, raw: bytes | bytearray | memoryview, threads: int = 0) -> np.ndarray[Any, Any]:
+    """Storage as an array of `value_dtype`, without a copy where the layout allows that.
+
+    thread_array: shape (max_entries, threads). array: (max_entries,). hash: (entries,) with fields `key` and `value`.
+    ringbuf: (records,) in the order of reservation, discarded ones left out; see `read_ring` for what was lost.
+    Raises Error when `raw` is shorter than the map.
+    """
+    import numpy as np
+
+    if defn.kind == "param":
+        return np.frombuffer(raw, defn.value_dtype, 1)
+    if len(raw) < storage_size(defn, threads):
+        raise Error(f"map {defn.name}: {len(raw)} bytes were read of {storage_size(defn, threads)}")
+    if defn.kind == "thread_array":
+        values = np.frombuffer(raw, defn.value_dtype, defn.max_entries * threads, THREAD_ARRAY_HEADER)
+        return values.reshape(defn.max_entries, threads)
+    if defn.kind in ("array", "percpu_array"):
+        return np.frombuffer(raw, defn.value_dtype, defn.max_entries)
+    if defn.kind == "hash":
+        return _decode_hash(defn, raw)
+    return read_ring(defn, raw).records
+
+
+def _decode_hash(defn: MapDefinition, raw: bytes | bytearray | memoryview) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    slots = defn.slots
+    state = np.frombuffer(raw, "<u8", slots, HEADER)
+    used = np.flatnonzero((state & 3) == 2)
+
+    def column(kind: np.dtype[Any], size: int, at: int) -> np.ndarray[Any, Any]:
+        cells = np.frombuffer(raw, np.uint8, slots * pad8(size), at).reshape(slots, pad8(size))
+        return np.ascontiguousarray(cells[used, :size]).view(kind)[:, 0]
+
+    keys_at = HEADER + 8 * slots
+    result = np.empty(len(used), dtype=[("key", defn.key_dtype), ("value", defn.value_dtype)])
+    result["key"] = column(defn.key_dtype, defn.key_size, keys_at)
+    result["value"] = column(defn.value_dtype, defn.value_size, keys_at + slots * pad8(defn.key_size))
+    return result
+
+
+@dataclass(frozen=True)
+class Ring:
+    """What a ring buffer holds.
+
+    `records`: those of `value_dtype`'s size, as one array. `others`: payloads of any other size. `lost`: records that found
+    no room. `incomplete`: reserved and never committed (a thread died, or is still writing), an upper bound.
+    `position`: up to where it was read; goes into the header as `consumed` when records are taken out of a live buffer.
+    """
+
+    records: np.ndarray[Any, Any]
+    others: tuple[bytes, ...]
+    lost: int
+    incomplete: int
+    position: int
+
+
+def read_ring(defn: MapDefinition, raw: bytes | bytearray | memoryview, live: bool = False) -> Ring:
+    """Reads all committed records. With `live`, stops at the first that is not committed yet, instead of passing over it.
+
+    `raw` is untrusted: sizes and positions that make no sense end the reading.
+    """
+    import numpy as np
+
+    reserved, lost, consumed, capacity = (int(v) for v in np.frombuffer(raw, "<u8", 4))
+    size = defn.value_size
+    empty = np.empty(0, defn.value_dtype)
+    if capacity != defn.capacity or consumed > reserved or consumed % 8 or reserved % 8:
+        return Ring(empty, (), lost, 0, consumed)
+    end = min(reserved, consumed + capacity)
+    # Almost always every record has the map's own size: then all are read at one stride.
+    stride = RECORD_HEADER + pad8(size)
+    data = np.frombuffer(raw, np.uint8, capacity + SLACK, HEADER)
+    # A reservation that found no room leaves a gap after `end` only while nothing was consumed since; look at words, then.
+    count = (end - consumed) // stride
+    if count and end == reserved and (end - consumed) % stride == 0 and stride <= SLACK:
+        positions = consumed + stride * np.arange(count, dtype=np.uint64)
+        starts = (positions & np.uint64(capacity - 1)).astype(np.int64)
+        heads = data[starts[:, None] + np.arange(RECORD_HEADER)].view("<u4")
+        marks = ((positions >> np.uint64(3)) + np.uint64(1)).astype(np.uint32)
+        if bool(np.all((heads[:, 1] == marks) & ((heads[:, 0] & 0x7FFFFFFF) == size))):
+            kept = starts[(heads[:, 0] & DISCARDED) == 0] + RECORD_HEADER
+            records = np.ascontiguousarray(data[kept[:, None] + np.arange(size)]).view(defn.value_dtype)
+            return Ring(records.reshape(len(kept)), (), lost, 0, end)
+    kept_bytes: list[bytes] = []
+    others: list[bytes] = []
+    words = data.view("<u4").reshape(-1, 2)
+    at, gap, incomplete = consumed, False, 0
+    while at < end:
+        start = at & (capacity - 1)
+        length, mark = (int(v) for v in words[start >> 3])
+        payload = length & 0x7FFFFFFF
+        committed = mark == (at // 8 + 1) & 0xFFFFFFFF and RECORD_HEADER + payload <= SLACK
+        if not committed or at + RECORD_HEADER + payload > reserved:
+            if live:
+                break
+            incomplete += not gap
+            gap = True
+            at += 8
+            continue
+        gap = False
+        if not length & DISCARDED:
+            record = data[start + RECORD_HEADER : start + RECORD_HEADER + payload].tobytes()
+            (kept_bytes if payload == size else others).append(record)
+        at += RECORD_HEADER + pad8(payload)
+    records = np.frombuffer(b"".join(kept_bytes), defn.value_dtype)
+    return Ring(records, tuple(others), lost, incomplete, at)
+
+
+def lost(defn: MapDefinition, raw: bytes | bytearray | memoryview) -> int:
+    """Updates that found no room: threads beyond a thread array's capacity, hash entries, ring buffer records."""
+    at = {"thread_array": 0, "hash": 8, "ringbuf": 8}.get(defn.kind)
+    return 0 if at is None else int.from_bytes(raw[at : at + 8], "little")
+
+
+def prints(formats: Mapping[int, str], raw: bytes | bytearray | memoryview) -> Iterator[str]:
+    """What device programs printed, decoded: `formats` are those of the fragments, `raw` the storage of the map PRINTS."""
+    for record in read_ring(prints_definition(), raw).records:
+        text = formats.get(int(record["format"]))
+        if text is not None:
+            yield format_print(text, [int(v) for v in record["arguments"]])
+
+
+def format_print(text: str, arguments: list[int]) -> str:
+    """C's printf for the conversions that bpf_trace_printk takes: d i u x X p c, with l, ll, width, 0 and -; and %%."""
+    import re
+
+    rest = iter(arguments)
+
+    def one(match: re.Match[str]) -> str:
+        flags, length, conversion = match.groups()
+        if conversion == "%":
+            return "%"
+        value = next(rest, 0)
+        bits = 64 if length or conversion == "p" else 32
+        value &= (1 << bits) - 1
+        if conversion in "di":
+            value -= (value >> (bits - 1)) << bits
+            conversion = "d"
+        if conversion == "c":
+            return f"%{flags}s" % chr(value & 0x7F)
+        if conversion == "p":
+            return f"%{flags}s" % hex(value)
+        return f"%{flags}{conversion}" % value
+
+    return re.sub(r"%([-0# +]*\d{0,3})(ll|l|h{0,2})([diuxXpc%])", one, text)
