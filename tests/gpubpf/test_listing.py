@@ -1,0 +1,252 @@
+"""--list and --ptx: every kernel of a file, whether it can be instrumented, and why not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from gpubpf import cli, fatbin, listing
+from gpubpf.assemble import Target
+from gpubpf.errors import Error, ImageError
+from gpubpf.ptx import inject, module
+
+NVCC = shutil.which("nvcc")
+needs_nvcc = pytest.mark.skipif(NVCC is None, reason="needs nvcc")
+
+PTX = """
+.version 8.0
+.target {arch}
+.address_size 64
+{declarations}
+.visible .entry {name}(.param .u64 p)
+{{
+    .reg .b64 %a;
+    ld.param.u64 %a, [p];
+    {body}
+    ret;
+}}
+"""
+CALL = "{ .reg .b64 %t; mov.u64 %t, 0; callprototype: .callprototype _ (); call %t, (), callprototype; }"
+
+
+def ptx_image(
+    arch: str = "sm_75", name: str = "_Z5scalePfi", body: str = "", declarations: str = "", **more
+) -> fatbin.Image:
+    text = PTX.format(arch=arch, name=name, body=body, declarations=declarations)
+    image = fatbin.ptx_image(text.encode(), module=more.pop("module", 0))
+    assert image is not None
+    return image
+
+
+def reasons(*images: fatbin.Image, cc: tuple[int, int] = (9, 0)) -> dict[str, str | None]:
+    return {k.name.short: k.reason for k in listing.listed([listing.Source("app", images)], cc)}
+
+
+def test_what_can_be_instrumented() -> None:
+    (kernel,) = listing.listed([listing.Source("app", (ptx_image(), ptx_image("sm_120")))], (9, 0))
+    assert kernel.record() == {
+        "type": "listed",
+        "kernel": "scale",
+        "demangled": "scale(float*, int)",
+        "mangled": "_Z5scalePfi",
+        "file": "app",
+        "ptx": ["7.5", "12.0"],
+        "sass": [],
+        "instrumentable": True,
+        "reason": None,
+        "launches": None,
+    }
+
+
+def test_what_cannot_and_why() -> None:
+    assert reasons(ptx_image("sm_120")) == {"scale": "PTX for a newer GPU (sm_120)"}
+    assert reasons(ptx_image("sm_90a"), cc=(10, 0)) == {"scale": "PTX for another GPU (sm_90a)"}
+    assert reasons(ptx_image(declarations=".extern .func helper;", body="call helper;")) == {
+        "scale": "needs device linking: helper"
+    }
+    both = ptx_image(), ptx_image(name="other", body=CALL, module=1)
+    assert reasons(*both) == {"scale": None, "other": "indirect call"}
+
+
+def test_ptx_that_cannot_be_read_still_names_its_kernels() -> None:
+    (reason,) = reasons(ptx_image(declarations=".global .u32 x = ;;;{{;")).values()
+    assert reason is not None and "\n" not in reason
+
+
+def test_launches_and_kernels_that_nobody_saw_loaded() -> None:
+    source = listing.Source(
+        "app", (ptx_image(), ptx_image(name="idle", module=1)), {"_Z5scalePfi": 23, "jit": 2}
+    )
+    kernels = {k.name.short: (k.launches, k.reason) for k in listing.listed([source], (9, 0))}
+    assert kernels == {"scale": (23, None), "idle": (0, None), "jit": (2, "image not seen")}
+
+
+def test_matching() -> None:
+    kernels = listing.listed(
+        [listing.Source("app", (ptx_image(), ptx_image(name="other", module=1)))], (9, 0)
+    )
+    assert [k.name.short for k in listing.matching(kernels, [])] == ["other", "scale"]
+    assert [k.name.short for k in listing.matching(kernels, ["sc*"])] == ["scale"]
+    with pytest.raises(Error) as caught:
+        listing.matching(kernels, ["vecAdd", "x"])
+    assert str(caught.value) == "no kernel matches 'vecAdd' or 'x'; kernels seen: other, scale"
+
+
+def test_the_table() -> None:
+    first = listing.Source(
+        "app", (ptx_image(), ptx_image(name="_Z5scalePdi", module=1)), {"_Z5scalePfi": 1234}
+    )
+    lines = listing.rows(listing.listed([first, listing.Source("lib", (ptx_image("sm_120"),), {})], (9, 0)))
+    assert lines[0].split() == ["KERNEL", "PTX", "SASS", "LAUNCHES", "INSTRUMENT"]
+    assert [line.split()[0] for line in lines] == [
+        "KERNEL",
+        "app:",
+        "scale(double*,",
+        "scale(float*,",
+        "lib:",
+        "scale",
+    ]
+    assert "1,234  yes" in lines[3] and lines[-1].endswith("no: PTX for a newer GPU (sm_120)")
+
+
+class Pipeline:
+    """A tool whose device program does nothing, at the kernels' exits."""
+
+    def __init__(self, observed: list[listing.Source] | None = None, status: int = 0) -> None:
+        self.observed, self.status = observed or [], status
+
+    def target(self, args: argparse.Namespace) -> Target:
+        return Target("sim")
+
+    def refusals(self, parsed: module.Module, kernels: Sequence[str]) -> Mapping[str, str]:
+        return listing.check_injection(parsed, kernels)
+
+    def instrumented_ptx(self, image: fatbin.Image, kernels: Sequence[str]) -> tuple[str, Mapping[str, str]]:
+        placements = [inject.Placement(listing._Nothing(), "exit")]
+        done = inject.inject(module.parse(image.text), dict.fromkeys(kernels, placements))
+        return done.text, done.refusals
+
+    def observe(self, args: argparse.Namespace) -> tuple[list[listing.Source], int]:
+        return self.observed, self.status
+
+
+def run(tmp_path: Path, pipeline: Pipeline, **options) -> tuple[int, str]:
+    defaults = {
+        "files": [],
+        "pid": [],
+        "command": None,
+        "kernel": [],
+        "ptx": False,
+        "json": False,
+        "csv": False,
+    }
+    args = argparse.Namespace(**{**defaults, "verbose": False, **options})
+    status = listing.show(pipeline, args, cli.Output(str(tmp_path / "out")))
+    return status, (tmp_path / "out").read_text()
+
+
+def test_list_of_a_command(tmp_path: Path) -> None:
+    pipeline = Pipeline([listing.Source("app", (ptx_image(),), {"_Z5scalePfi": 3})], status=7)
+    status, text = run(tmp_path, pipeline, command=["app"], json=True)
+    assert status == 7 and json.loads(text)["launches"] == 3
+    status, _ = run(tmp_path, pipeline, command=["app"], kernel=["nothing"])
+    assert status == 7  # the command failed: its status
+    with pytest.raises(Error, match="no kernel matches"):
+        run(tmp_path, Pipeline(pipeline.observed), command=["app"], kernel=["nothing"])
+
+
+def test_list_of_files(tmp_path: Path) -> None:
+    file = tmp_path / "a,b.ptx"
+    file.write_bytes(ptx_image().payload)
+    assert run(tmp_path, Pipeline(), files=[str(file)])[1].splitlines()[1].split() == [
+        "scale",
+        "7.5",
+        "-",
+        "yes",
+    ]
+    header, row = run(tmp_path, Pipeline(), files=[str(file)], csv=True)[1].splitlines()
+    assert header.split(",")[:4] == ["kernel", "demangled", "mangled", "file"]
+    assert row == f'scale,"scale(float*, int)",_Z5scalePfi,"{file}",7.5,,yes,,'
+    with pytest.raises(ImageError, match="no CUDA code in /bin/sh"):
+        run(tmp_path, Pipeline(), files=["/bin/sh"])
+
+
+def test_ptx_of_files(tmp_path: Path) -> None:
+    file = tmp_path / "app.ptx"
+    file.write_bytes(ptx_image().payload)
+    status, text = run(tmp_path, Pipeline(), files=[str(file)], ptx=True, kernel=["scale"])
+    assert status == 0 and "gpubpf_launch" in text and module.parse(text).entries
+    with pytest.raises(Error, match="no kernel matches 'vec'; kernels seen: scale"):
+        run(tmp_path, Pipeline(), files=[str(file)], ptx=True, kernel=["vec"])
+    file.write_bytes(ptx_image("sm_120").payload)
+    with pytest.raises(Error, match=r"can be instrumented \(scale: PTX for a newer GPU \(sm_120\)\); "):
+        run(tmp_path, Pipeline(), files=[str(file)], ptx=True)
+    file.write_bytes(ptx_image(body=CALL).payload)
+    with pytest.raises(Error, match=r"can be instrumented \(scale: indirect call\); "):
+        run(tmp_path, Pipeline(), files=[str(file)], ptx=True)
+
+
+@needs_nvcc
+def test_built_programs(tmp_path: Path) -> None:
+    source = tmp_path / "app.cu"
+    source.write_text(
+        "__global__ void everywhere(int *p) { *p = 1; }\n"
+        "#if __CUDA_ARCH__ == 900\n__global__ void hopper(int *p) { *p = 2; }\n#endif\n"
+        "int main() { everywhere<<<1,1>>>(nullptr); }\n"
+    )
+    sass, ptx = ("-gencode", "arch=compute_90,code=sm_90"), ("-gencode", "arch=compute_75,code=compute_75")
+    for name, options in {
+        "sass": sass,
+        "both": (*sass, *ptx, "-fatbin"),
+        "rdc": (*sass, *ptx, "-rdc=true"),
+    }.items():
+        subprocess.run(
+            [NVCC, "-cudart", "shared", *options, "-o", tmp_path / name, source],
+            check=True,
+            capture_output=True,
+        )
+
+    def found(name: str) -> dict[str, tuple]:
+        sources = listing.sources_of_files([str(tmp_path / name)])
+        return {k.name.short: (k.ptx, k.sass, k.reason) for k in listing.listed(sources, (9, 0))}
+
+    assert found("sass") == dict.fromkeys(("everywhere", "hopper"), ((), ("9.0",), "SASS only"))
+    assert found("both") == {
+        "everywhere": (("7.5",), ("9.0",), None),
+        "hopper": ((), ("9.0",), "not in the PTX for sm_75"),
+    }
+    assert found("rdc")["everywhere"] == (("7.5",), ("9.0",), "PTX for a device link")
+
+
+@needs_nvcc
+def test_a_process(tmp_path: Path) -> None:
+    source = tmp_path / "lib.cu"
+    source.write_text(
+        '__global__ void mapped(int *p) { *p = 1; } extern "C" int go() { mapped<<<1,1>>>(nullptr); return 0; }'
+    )
+    library = tmp_path / "lib with space.so"
+    subprocess.run(
+        [NVCC, "-shared", "-Xcompiler", "-fPIC", "-cudart", "shared", "-o", library, source], check=True
+    )
+    program = (
+        f"import mmap, sys; f = open({str(library)!r}, 'rb'); m = mmap.mmap(f.fileno(), 0, prot=1)\n"
+        "print(flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        sources = listing.sources_of_process(process.pid)
+        process.communicate(b"")
+    assert [source.file for source in sources] == [str(library)]
+    assert [kernel.name.short for kernel in listing.listed(sources, (9, 0))] == ["mapped"]
+    with pytest.raises(Error, match="cannot look into process"):
+        listing.sources_of_process(2**22 + 1)
