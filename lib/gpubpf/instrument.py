@@ -213,7 +213,8 @@ def trim(parsed: module.Module, kernels: Mapping[str, Any]) -> module.Module:
             wanted = item.name != "section"
         if wanted:
             kept.append(item)
-    return dataclasses.replace(parsed, items=tuple(kept))
+    target = tuple(word for word in parsed.target if word != "debug")  # it wants the sections that were dropped
+    return dataclasses.replace(parsed, target=target, items=tuple(kept))
 
 
 def register_use(sidecar: Sidecar, target: Target) -> dict[str, tuple[int, int]]:
