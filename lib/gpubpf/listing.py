@@ -295,19 +295,19 @@ def rows(kernels: Sequence[Listed], verbose: bool = False) -> list[str]:
     for kernel in kernels:
         ambiguous = shorts[kernel.file, kernel.name.short] > 1
         name = kernel.name.full if verbose else kernel.name.short
-        line = [
+        row = [
             table.fit(kernel.name.full, 60) if ambiguous and not verbose else name,
             ",".join(kernel.ptx) or "-",
             ",".join(kernel.sass) or "-",
         ]
-        line += [f"{kernel.launches or 0:,}"] if launched else []
-        cells.append((kernel.file, [*line, "yes" if kernel.reason is None else f"no: {kernel.reason}"]))
+        row += [f"{kernel.launches or 0:,}"] if launched else []
+        cells.append((kernel.file, [*row, "yes" if kernel.reason is None else f"no: {kernel.reason}"]))
     lines = table.lines(headers, [row for _, row in cells], left=("KERNEL", "PTX", "SASS", "INSTRUMENT"))
-    shown, previous = [lines[0]], None
+    shown = [lines[0]]
+    several = len({kernel.file for kernel in kernels}) > 1
     for (file, _), line in zip(cells, lines[1:], strict=True):
-        if file != previous and len({kernel.file for kernel in kernels}) > 1:
+        if several and f"{file}:" not in shown:
             shown.append(f"{file}:")
-        previous = file
         shown.append(line)
     return shown
 
