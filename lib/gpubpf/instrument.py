@@ -26,6 +26,7 @@ from gpubpf.ptx import flow, inject, module
 from gpubpf.ptx.inject import Fragment, InjectedVariable, LaunchBlock, Placement
 
 _STAGE = "sidecar"
+MINIMUM_VERSION = (6, 3)  # of PTX: what fragments are written in (lower.nvptx)
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def _instrument(text: str, chosen: Image, attachments: Sequence[Attachment], tar
                 kernels.setdefault(name, []).append(placement)
     if not kernels:
         return Sidecar(entries=entries)
-    injected = inject.inject(parsed, kernels)
+    injected = inject.inject(parsed, kernels, MINIMUM_VERSION)
     refusals = dict(injected.refusals)
     image = b""
     while injected.kernels:
@@ -137,7 +138,7 @@ def _instrument(text: str, chosen: Image, attachments: Sequence[Attachment], tar
             )
             refusals |= guilty
             kept = {name: kernels[name] for name in injected.kernels if name not in guilty}
-            injected = inject.inject(parsed, kept)
+            injected = inject.inject(parsed, kept, MINIMUM_VERSION)
     return Sidecar(
         image,
         tuple(
@@ -164,7 +165,7 @@ def _rejected(
     found = {}
     for name in injected.kernels:
         try:
-            assemble(inject.inject(parsed, {name: kernels[name]}).text, target, options)
+            assemble(inject.inject(parsed, {name: kernels[name]}, MINIMUM_VERSION).text, target, options)
         except AssembleError as error:
             found[name] = str(error)
     return found

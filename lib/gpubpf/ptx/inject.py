@@ -82,13 +82,15 @@ class Argument(Protocol):
     @property
     def kind(self) -> str: ...
     @property
-    def map(self) -> str | None: ...
+    def map(self) -> str: ...
     @property
     def offset(self) -> int: ...
     @property
     def width(self) -> int: ...
     @property
-    def field(self) -> str | None: ...
+    def field(self) -> str: ...
+    @property
+    def register(self) -> str: ...  # its name in the fragment
 
 
 class Fragment(Protocol):
@@ -118,6 +120,7 @@ class LaunchBlock:
     bases: Mapping[str, int] = dataclasses.field(default_factory=dict)
     capacities: Mapping[str, int] = dataclasses.field(default_factory=dict)
     params: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # offset, size
+    pid_tgid: int | None = None  # process << 32 | thread that launched (u64); None where no program asks
 
 
 @dataclass(frozen=True)
@@ -224,11 +227,14 @@ def launch_block(fragments: Iterable[Fragment]) -> LaunchBlock:
     for name, size in sizes.items():
         params[name] = (position, size)
         position += _align(size, 8)
-    return LaunchBlock(position, 0, bases, capacities, params)
+    pid_tgid = None
+    if any(argument.kind == "pid_tgid" for argument in arguments):
+        pid_tgid, position = position, position + 8
+    return LaunchBlock(position, 0, bases, capacities, params, pid_tgid)
 
 
 def _map(argument: Argument) -> str:
-    if argument.map is None:
+    if not argument.map:
         raise Error(
             f"argument {argument.name} of a device program names no map; this is a fault of the lowering"
         )
@@ -905,14 +911,14 @@ class _Body:
         """The fragment, in a scope that declares and fills the registers it reads."""
         lines = ["{"]
         for argument in placement.fragment.arguments:
-            lines.append(f".reg .{argument.type} {argument.name};")
+            lines.append(f".reg .{argument.type} {argument.register};")
             lines.append(self._fill(argument, placement, site))
         lines += [placement.fragment.ptx.strip(), "}"]
         return _text("\n".join(lines))
 
     def _fill(self, argument: Argument, placement: Placement, site: int) -> str:
         block = self.sidecar.block
-        register, bits = argument.name, int(argument.type[1:])
+        register, bits = argument.register, int(argument.type[1:])
         if argument.kind == "context":
             if argument.field == "site":
                 return f"mov.b{bits} {register}, {site};"
@@ -935,6 +941,8 @@ class _Body:
             offset = block.bases[_map(argument)]
         elif argument.kind == "map_capacity":
             offset = block.capacities[_map(argument)]
+        elif argument.kind == "pid_tgid" and block.pid_tgid is not None:
+            offset = block.pid_tgid
         elif argument.kind == "param":
             offset = block.params[_map(argument)][0] + argument.offset
             width = argument.width
