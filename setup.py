@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: make builds the C++ parts, and the tools are a package of their own."""
+"""What pyproject.toml cannot say: make builds the C++ parts."""
 
 import os
 import subprocess
@@ -31,7 +31,9 @@ class BinaryDistribution(Distribution):
 
 
 setup(
-    packages=[*find_namespace_packages("lib", exclude=["*.__pycache__", "*.build", "*.sanitize*", "*.egg-info*"]), "gpubpf.tools"],
+    packages=find_namespace_packages(
+        "lib", exclude=["*.__pycache__", "*.build", "*.sanitize*", "*.egg-info*"]
+    ),
     cmdclass={"build_py": BuildWithMake},
     distclass=BinaryDistribution,
 )

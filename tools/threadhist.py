@@ -60,7 +60,7 @@ KINDS = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
 SCREEN = 32  # more threads than this are shown as a histogram
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> cli.Parser:
     """Options: the shared ones, and how to count and show."""
     parser = cli.parser(
         TOOL, "Count how often each GPU thread runs a kernel, and how much work it does.", EXAMPLES
@@ -179,7 +179,7 @@ def show_text(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Outpu
             for line in table.wrap(sentence, indent=2):
                 out.line(line)
         out.line()
-        order = groups.largest(args.top)
+        order: Any = groups.largest(args.top)
         if len(groups) > SCREEN:
             for line in hist.lines(hist.log2_slots(groups.work), args.work, f"{args.by}s"):
                 out.line(line)
@@ -270,7 +270,7 @@ def show_csv(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Output
         groups = imbalance.group(shape, tally.runs, tally.work, args.by, tally.selected)
         names = (instance.pid, instance.comm, instance.gpu, instance.kernel, *shape.grid, *shape.block_dim)
         start = cli.csv_cells(names) + ","
-        order = groups.largest(args.top)
+        order: Any = groups.largest(args.top)
         if args.by == "thread":
             write_threads(out, groups, order, (start, *",,,,,,,", "\n"))
             continue
