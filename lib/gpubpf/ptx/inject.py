@@ -66,7 +66,7 @@ MAX_TAIL = 4
 
 TABLE = "gpubpf_variables"
 LAUNCH = "gpubpf_launch"
-_GONE = "%gpubpf_gone"
+_GONE = "%gpubpf_0gone"  # registers with a digit there: no argument is named so
 _PREFIX = "gpubpf"
 _PASSED_WORK = "gpubpf_work"  # parameter: the work so far
 _RETURNED = "gpubpf_returned"  # result of a function that had none
@@ -177,7 +177,7 @@ class Refusal(Error):
 
 
 def inject(
-    module: Module, kernels: Mapping[str, Sequence[Placement]], minimum_version: tuple[int, int] = (0, 0)
+    module: Module, kernels: Mapping[str, Sequence[Placement]], minimum_version: tuple[int, int] = (6, 3)
 ) -> Injected:
     """Instrument the named kernels of `module`.
 
@@ -273,9 +273,11 @@ def _check(module: Module, graph: CallGraph, name: str, block: LaunchBlock) -> N
         raise Refusal("no such kernel in this PTX")
     if module.address_size != 64:
         raise Refusal("32-bit addresses")
+    if _architecture(module) < 70:  # a newer .target would take away its assumption that a warp runs in step
+        raise Refusal(f"PTX for {module.sm}, older than sm_70")
     _, end = parameter_layout(entry)
     # PTX ISA 9.0, .param: 4352 bytes; 32764 since 8.1 on sm_70 and newer
-    limit = 32764 if module.version >= (8, 1) and _architecture(module) >= 70 else 4352
+    limit = 32764 if module.version >= (8, 1) else 4352
     if _align(end, 8) + block.size > limit:
         raise Refusal("parameters too large")
     for parameter in entry.parameters:
@@ -573,30 +575,35 @@ def _uses(function: Function, variable: str) -> set[str]:
 
     Conservative: registers are followed without regard to order.
     """
-    tainted = {variable}
+    flow = Flow(function.body or ())
+
+    def seen(index: int, operands: Iterable[Operand]) -> set[str | int]:
+        """Names; those of parameters of calls, which each call has of its own, as the statement that declares them."""
+        return {flow.declaration(index, n) or n for n in names(operands)}
+
+    tainted: set[str | int] = {variable}
     uses: set[str] = set()
     results = {r.name for r in function.returns}
     grown = True
     while grown:
         grown = False
-        for statement in function.body or ():
-            if not isinstance(statement, Instruction) or tainted.isdisjoint(names(statement.operands)):
-                continue
+        for index, statement in flow.instructions():
             opcode, operands = statement.opcode, statement.operands
-            values = set(names(o for o in operands[1:] if not isinstance(o, Address)))
-            new: set[str] = set()
+            if tainted.isdisjoint(seen(index, operands)):
+                continue
+            new: set[str | int] = set()
             if opcode in ("ld", "ldu") and "param" not in statement.modifiers:
                 uses.add("read")
             elif opcode == "call":
                 uses.add("system" if callee(statement) in SYSTEM_FUNCTIONS else "written")
             elif opcode == "st" and "param" in statement.modifiers:
-                new = set(names(operands[:1])) if tainted & values else set()
+                new = seen(index, operands[:1]) if tainted & seen(index, operands[1:]) else set()
             elif opcode in ("setp", "set", "testp", "prefetch", "prefetchu"):
                 uses.add("read")
             elif opcode in ("st", "atom", "red") or any(isinstance(o, Address) for o in operands):
                 uses.add("written")
             else:
-                new = set(names(operands[:1]))
+                new = seen(index, operands[:1])
             if new & results:
                 uses.add("written")
             if not new <= tainted:
@@ -670,9 +677,10 @@ class _Body:
         if self.apart:
             head.append(_text(f".reg .pred {_GONE};"))
         if self.addresses:
-            head.append(Variable("reg", "b64", "%gpubpf_address", count=self.addresses))
+            head.append(Variable("reg", "b64", "%gpubpf_0address", count=self.addresses))
         # Calls are emitted after the declarations of their results, whose size they decide.
-        return tuple(head + [self._widened(s) for s in out])
+        wide = {id(body[index]): declaration for index, declaration in self.widen.items()}
+        return tuple(head + [wide.get(id(s), s) for s in out])
 
     # accumulators
 
@@ -966,7 +974,7 @@ class _Body:
         if index in self.apart:
             return self._leave_loop(index)
         if not isinstance(statement, Instruction):
-            return [self.widen.get(index, statement)] if isinstance(statement, Variable) else [statement]
+            return [statement]
         if statement.opcode in LEAVING:
             return self._leave(index)
         if statement.opcode == "bra" and index in self.retarget:
@@ -1020,7 +1028,7 @@ class _Body:
 
     def _load(self, name: str, loads: list[Statement], offset: int = 0) -> str:
         """A register with the variable's address. Read at each use: the table lies in the constant bank."""
-        register = f"%gpubpf_address{self.addresses}"
+        register = f"%gpubpf_0address{self.addresses}"
         self.addresses += 1
         loads.append(_text(f"ld.const.b64 {register}, [{TABLE}+{self.sidecar.slot(name)}];"))
         if offset:
@@ -1104,17 +1112,9 @@ class _Body:
             copied.append(_text(f"ld.param.{original.type} {given.name}, [gpubpf_result];"))
         return "gpubpf_result", [mine], copied
 
-    def _widened(self, statement: Statement) -> Statement:
-        """Declarations that a later call made wider."""
-        if isinstance(statement, Variable) and statement.space == "param":
-            for index, wide in self.widen.items():
-                if statement is self.flow.body[index]:
-                    return wide
-        return statement
-
 
 def _accumulator(kind: str) -> str:
-    return f"%gpubpf_{kind}"
+    return f"%gpubpf_0{kind}"
 
 
 def _add(kind: str, amount: int) -> str:
