@@ -1,0 +1,377 @@
+// Start, service thread, end.
+//
+// The driver loads this library inside the first cuInit and calls InitializeInjection. Everything the agent waits for has a
+// bound, and without a tool that answers the process runs on as if there were no agent.
+#include "agent.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <thread>
+#include <unistd.h>
+
+#include "hooks.h"
+#include "patch.h"
+
+namespace gpubpf {
+
+Agent agent;
+
+namespace {
+
+constexpr uint32_t kStop = 1;
+
+// What belongs to one connection. A forked child that starts anew gets its own; the old one is left as it is.
+struct Connection {
+  int socket = -1, wake = -1;
+  pid_t pid = 0;
+  std::mutex sending;
+  std::mutex lock;  // guards below
+  std::condition_variable changed;
+  std::map<uint32_t, std::shared_ptr<Question>> questions;
+  uint32_t requests = 0;
+  bool welcome = false, gone = false;
+  // Counters, since a signal handler waits on them.
+  std::atomic<uint32_t> finish_asked{0}, finish_done{0}, finish_wait_ms{0};
+  std::atomic<bool> memory_wanted{false};
+  std::atomic<uint64_t> finished_at{0};  // launches that the last complete drain covered
+};
+
+Connection *connection = nullptr;
+bool hooked = false;  // the hooks are in this process's code
+thread_local bool is_service_thread = false;
+
+uint64_t instrumented() {
+  uint64_t n = 0;
+  uint32_t used = std::min(agent.control->used.load() + 1, kSlots);
+  for (uint32_t i = 0; i < used; ++i) n += agent.control->slots[i].instrumented.load(std::memory_order_relaxed);
+  return n + agent.control->slots[kSlots - 1].instrumented.load(std::memory_order_relaxed);
+}
+
+void tool_gone(Connection &c) {
+  agent.live = false;
+  agent.connected = false;
+  std::map<uint32_t, std::shared_ptr<Question>> open;
+  {
+    std::lock_guard<std::mutex> hold(c.lock);
+    c.gone = true;
+    open.swap(c.questions);
+  }
+  c.changed.notify_all();
+  for (auto &q : open) {
+    std::lock_guard<std::mutex> hold(q.second->lock);
+    q.second->done = true;
+    q.second->changed.notify_all();
+  }
+}
+
+bool parse_welcome(Reader &r, Config &config) {
+  if (r.u32() != kProtocolVersion) return false;
+  config.map_memory = r.u64();
+  config.first = r.u64();
+  config.last = r.u64();
+  config.sample = std::max<uint64_t>(r.u64(), 1);
+  config.image_wait_ms = r.u32();
+  config.memory_is_zero = r.u32() != 0;
+  uint32_t n = r.count(20);
+  for (uint32_t i = 0; i < n; ++i) {
+    MapSpec m;
+    m.fixed = r.u64();
+    m.per_thread = r.u64();
+    m.initial = r.blob();
+    if (m.initial.size() > m.fixed || m.fixed > (uint64_t(1) << 40)) return false;
+    config.maps.push_back(std::move(m));
+  }
+  return r.ok();
+}
+
+void answered(Connection &c, Reader &r, int image) {
+  uint32_t id = r.u32();
+  std::shared_ptr<const Answer> answer = parse_answer(r, image);
+  std::shared_ptr<Question> question;
+  {
+    std::lock_guard<std::mutex> hold(c.lock);
+    auto it = c.questions.find(id);
+    if (it == c.questions.end()) return;
+    question = it->second;
+    c.questions.erase(it);
+  }
+  if (answer) {
+    std::lock_guard<std::mutex> hold(registry().lock);
+    question->module->answer = answer;
+  }
+  bool late;
+  {
+    std::lock_guard<std::mutex> hold(question->lock);
+    question->answer = answer;
+    question->done = true;
+    late = question->abandoned;
+    question->changed.notify_all();
+  }
+  if (!late || !answer) return;
+  if (registry().captures.load()) {
+    std::lock_guard<std::mutex> hold(registry().lock);
+    registry().waiting.push_back(question->module);
+  } else {
+    apply(question->module, question->context, answer);
+  }
+}
+
+void handle(Connection &c, Frame &frame) {
+  Reader r(frame.payload.data(), frame.payload.size());
+  switch (frame.type) {
+    case Message::Welcome: {
+      bool ok = parse_welcome(r, agent.config);
+      std::lock_guard<std::mutex> hold(c.lock);
+      c.welcome = true;
+      c.gone = c.gone || !ok;
+      c.changed.notify_all();
+      break;
+    }
+    case Message::Sidecar:
+      answered(c, r, frame.fd);
+      break;
+    case Message::Drain: {
+      uint32_t sequence = r.u32(), wait_ms = r.u32(), flags = r.u32();
+      if (flags & kStop) agent.live = false;
+      drain(sequence, wait_ms);
+      break;
+    }
+    default:
+      break;
+  }
+  if (frame.fd >= 0) close(frame.fd);
+}
+
+void serve(Connection *c) {
+  is_service_thread = true;
+  prctl(PR_SET_NAME, "gpubpf");
+  for (;;) {
+    pollfd fds[2] = {{c->socket, POLLIN, 0}, {c->wake, POLLIN, 0}};
+    if (poll(fds, 2, -1) < 0 && errno != EINTR) break;
+    if (fds[1].revents & POLLIN) {
+      uint64_t n;
+      if (read(c->wake, &n, sizeof n) < 0 && errno != EAGAIN) break;
+    }
+    if (fds[0].revents) {
+      Frame frame;
+      if (!receive_frame(c->socket, frame)) break;
+      handle(*c, frame);
+    }
+    if (c->memory_wanted.exchange(false)) enlarge_pools();
+    uint32_t asked = c->finish_asked.load();
+    if (asked != c->finish_done.load()) {
+      uint64_t now = instrumented();
+      if (drain(0, c->finish_wait_ms.load())) c->finished_at = now;
+      c->finish_done = asked;
+    }
+  }
+  tool_gone(*c);
+  c->finish_done = UINT32_MAX;
+}
+
+bool start_service(Connection *c) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // the application's handlers run on its own threads
+  pthread_t thread;
+  auto run = [](void *p) -> void * {
+    serve(static_cast<Connection *>(p));
+    return nullptr;
+  };
+  bool ok = pthread_create(&thread, nullptr, run, c) == 0;
+  if (ok) pthread_detach(thread);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return ok;
+}
+
+// The tool's socket, or -1. A name that begins with @ is abstract.
+int connect_to_tool(const char *name) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  size_t length = strlen(name);
+  if (!length || length >= sizeof address.sun_path) return -1;
+  memcpy(address.sun_path, name, length);
+  if (name[0] == '@') address.sun_path[0] = '\0';
+  int fd = move_high(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (fd < 0) return -1;
+  timeval bound{5, 0};
+  setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof bound);  // also bounds connect
+  auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length + (name[0] != '@'));
+  ucred peer{};
+  socklen_t peer_size = sizeof peer;
+  constexpr uid_t kUnmapped = 65534;  // root, as seen from inside a user namespace
+  if (connect(fd, reinterpret_cast<sockaddr *>(&address), size) != 0 ||
+      getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &peer_size) != 0 ||
+      (peer.uid != geteuid() && peer.uid != 0 && peer.uid != kUnmapped)) {
+    close(fd);
+    return -1;
+  }
+  return fd;
+}
+
+void at_exit() { agent.finish(2000); }
+
+// Of signals whose default action would end the process: what was measured goes out first.
+void at_signal(int signal) {
+  agent.finish(1000);
+  raise(signal);  // the handler was reset: the default action follows
+}
+
+void in_forked_child() {
+  agent.live = false;
+  agent.connected = false;
+  if (connection) close(connection->socket);  // the wake file is the parent's too: it is closed, not written
+  if (connection) close(connection->wake);
+  connection = nullptr;
+}
+
+void catch_signals() {
+  for (int s : {SIGINT, SIGTERM, SIGHUP, SIGABRT}) {
+    struct sigaction now{};
+    if (sigaction(s, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) continue;
+    struct sigaction ours{};
+    ours.sa_handler = at_signal;
+    ours.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER | SA_RESTART);
+    sigaction(s, &ours, nullptr);
+  }
+}
+
+std::string process_name() {
+  char name[32] = {};
+  int fd = move_high(open("/proc/self/comm", O_RDONLY | O_CLOEXEC));
+  if (fd < 0) return "";
+  ssize_t n = read(fd, name, sizeof name - 1);
+  close(fd);
+  std::string s(name, n > 0 ? static_cast<size_t>(n) : 0);
+  if (!s.empty() && s.back() == '\n') s.pop_back();
+  return s;
+}
+
+bool start() {
+  const char *name = getenv("GPUBPF_SOCKET");
+  if (!name || connection) return false;
+  void *library = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_NOW);
+  if (!library || !driver.find(library)) return false;
+  auto *c = new Connection;
+  c->pid = getpid();
+  c->socket = connect_to_tool(name);
+  if (c->socket < 0) return false;
+  c->wake = move_high(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  agent.control_fd = memory_file("gpubpf-control", sizeof(Control));
+  void *control = mmap(nullptr, sizeof(Control), PROT_READ | PROT_WRITE, MAP_SHARED, agent.control_fd, 0);
+  if (c->wake < 0 || control == MAP_FAILED) return false;
+  agent.control = static_cast<Control *>(control);
+  if (!hooked) find_hook_targets(library);
+  new_registry();  // what a forked child knows is its parent's
+  connection = c;
+  agent.connected = true;
+  static bool once = false;
+  if (!once) {
+    once = true;
+    pthread_atfork(nullptr, nullptr, in_forked_child);
+    at_quick_exit(at_exit);
+    catch_signals();
+  }
+  atexit(at_exit);
+  Writer hello;
+  hello.u32(kProtocolVersion).text(process_name());
+  agent.send(Message::Hello, hello, agent.control_fd);
+  close(agent.control_fd);
+  if (!start_service(c)) {
+    tool_gone(*c);
+    return false;
+  }
+  {
+    std::unique_lock<std::mutex> hold(c->lock);
+    c->changed.wait_for(hold, std::chrono::seconds(5), [&] { return c->welcome || c->gone; });
+    if (!c->welcome || c->gone) return false;
+  }
+  std::string failed = hooked ? "" : install(hooks, hook_count());
+  hooked = true;
+  Writer w;
+  agent.send(Message::Hooked, w.text(failed));
+  {
+    std::lock_guard<std::mutex> hold(c->lock);
+    agent.live = failed.empty() && !c->gone;
+  }
+  return true;
+}
+
+}  // namespace
+
+void Agent::send(Message type, const Writer &writer, int fd) {
+  Connection *c = connection;
+  if (!c || !connected) return;
+  std::lock_guard<std::mutex> hold(c->sending);
+  if (connected && !send_frame(c->socket, type, writer.bytes, fd)) {
+    live = false;
+    connected = false;
+    shutdown(c->socket, SHUT_RDWR);  // the service thread sees it and wakes who waits
+  }
+}
+
+std::shared_ptr<Question> Agent::ask(Module *module, Context *context, int image, uint64_t size) {
+  auto question = std::make_shared<Question>();
+  question->module = module;
+  question->context = context;
+  Connection *c = connection;
+  uint32_t id = 0;
+  if (c) {
+    std::lock_guard<std::mutex> hold(c->lock);
+    if (c->gone || !connected) question->done = true;
+    else c->questions[id = ++c->requests] = question;
+  }
+  if (!c || question->done) {
+    question->done = true;
+    return question;
+  }
+  Writer w;
+  w.u32(id).u32(context->cc).u32(static_cast<uint32_t>(context->device)).u64(size);
+  send(Message::Image, w, image);
+  return question;
+}
+
+void Agent::finish(uint32_t wait_ms) {
+  Connection *c = connection;
+  if (!c || !connected || !control || c->pid != getpid() || is_service_thread) return;
+  if (instrumented() == c->finished_at.load()) return;
+  c->finish_wait_ms = wait_ms;
+  uint32_t ticket = c->finish_asked.fetch_add(1) + 1;
+  uint64_t one = 1;
+  if (write(c->wake, &one, sizeof one) < 0) return;
+  timespec pause{0, 100000};
+  for (uint32_t waited = 0; c->finish_done.load() < ticket && waited < (wait_ms + 3000) * 10; ++waited)
+    nanosleep(&pause, nullptr);
+}
+
+void Agent::want_memory() {
+  Connection *c = connection;
+  if (!c) return;
+  c->memory_wanted = true;
+  uint64_t one = 1;
+  if (write(c->wake, &one, sizeof one) < 0) return;
+}
+
+}  // namespace gpubpf
+
+// Called by the driver inside cuInit (CUDA_INJECTION64_PATH). Nothing here may fail the application.
+extern "C" __attribute__((visibility("default"))) int InitializeInjection(void) {
+  try {
+    gpubpf::start();
+  } catch (...) {
+  }
+  return 1;
+}

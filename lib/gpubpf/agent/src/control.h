@@ -1,0 +1,44 @@
+// The control block: counters in a file that the tool holds too, so that they survive the death of the process.
+// protocol.py reads the same layout.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace gpubpf {
+
+constexpr uint32_t kSlots = 16384;  // distinct kernel names of a process; the last slot takes what is left over
+
+enum Reason : uint32_t {
+  kSampledOut,
+  kFiltered,
+  kCapture,
+  kMapTooSmall,
+  kOccupancy,
+  kRefused,       // for the reason that came with the sidecar, or that a Refused message gave
+  kLaunchFailed,  // the driver did not take the copy
+  kLegacyLaunch,  // cuLaunch, cuLaunchGrid
+  kReasons = 16,
+};
+
+// Counted for one kernel name. What is not matched, instrumented, or under a reason is "before ready" (or not matched):
+// the tool knows which.
+struct Slot {
+  std::atomic<uint64_t> seen;
+  std::atomic<uint64_t> instrumented;
+  std::atomic<uint64_t> reasons[kReasons];
+  std::atomic<uint64_t> number;  // launches of the kernel as --launch and --sample count them
+  uint64_t reserved[13];
+};
+static_assert(sizeof(Slot) == 256, "protocol.py knows this size");
+
+struct Control {
+  std::atomic<uint32_t> used;     // slots
+  uint32_t reserved0;
+  std::atomic<uint64_t> unnamed;  // launches of functions whose name was never seen
+  uint64_t reserved[6];
+  Slot slots[kSlots];
+};
+static_assert(sizeof(Control) == 64 + 256 * kSlots, "protocol.py knows this size");
+
+}  // namespace gpubpf

@@ -1,0 +1,168 @@
+// Reading map memory back, in bulk, into a file that the tool gets.
+#include <chrono>
+#include <memory>
+#include <sys/mman.h>
+#include <thread>
+#include <unistd.h>
+
+#include "agent.h"
+#include "current.h"
+
+namespace gpubpf {
+
+namespace {
+
+enum Flags : uint32_t { kClosed = 1, kRunning = 2, kFailed = 4 };
+
+struct Range {
+  CUdeviceptr base;
+  uint64_t size, offset;  // in the file
+};
+
+// Whether all work of the context ended in time. A thread of its own waits: a persistent kernel never ends.
+bool idle_within(const Context &context, uint32_t wait_ms) {
+  struct State {
+    std::atomic<int> result{-1};
+  };
+  auto state = std::make_shared<State>();
+  CUcontext handle = context.handle;
+  try {
+    std::thread([state, handle] {
+      DriverScope scope;
+      CUcontext popped;
+      if (driver.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS) return state->result.store(0);
+      CUresult r = driver.cuCtxSynchronize();
+      driver.cuCtxPopCurrent_v2(&popped);
+      state->result.store(r == CUDA_SUCCESS ? 1 : 0);
+    }).detach();
+  } catch (...) {
+    return false;
+  }
+  auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms);
+  for (useconds_t pause = 20; state->result.load() < 0 && std::chrono::steady_clock::now() < until;
+       pause = pause < 1000 ? pause * 2 : 1000)
+    usleep(pause);
+  return state->result.load() == 1;
+}
+
+// With context.busy held.
+void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t flags) {
+  if (!context.usable) return;
+  Current current(context);
+  if (!current.ok()) flags |= kFailed;
+  else if (wait_ms && !idle_within(context, wait_ms)) flags |= kRunning;
+
+  Writer table;
+  std::vector<Range> ranges;
+  uint64_t end = 0;
+  uint32_t instances = 0, shared = 0;
+  Writer shared_table;
+  {
+    std::lock_guard<std::mutex> hold(context.memory);
+    for (auto &p : context.pools) {
+      uint64_t used = p->used.load();
+      if (!used) continue;
+      ranges.push_back({p->base, used, end});
+      end += (used + 4095) & ~uint64_t(4095);
+    }
+    auto offset_of = [&](CUdeviceptr base) -> uint64_t {
+      for (const Range &r : ranges)
+        if (base >= r.base && base < r.base + r.size) return r.offset + (base - r.base);
+      return 0;
+    };
+    for (const Copy *c : context.copies)
+      for (const auto &bucket : c->instances)
+        for (const Instance *i = bucket.load(std::memory_order_acquire); i; i = i->next) {
+          uint64_t launches = i->launches.load();
+          if (!launches || !i->launch_block.load(std::memory_order_acquire)) continue;
+          ++instances;
+          table.u32(c->kernel->slot_index).raw(i->grid, sizeof i->grid).raw(i->block, sizeof i->block).u64(launches);
+          table.u32(static_cast<uint32_t>(i->arrays.size()));
+          for (const Array &a : i->arrays) table.u32(a.map).u64(offset_of(a.base)).u64(a.bytes).u64(a.capacity);
+        }
+    for (size_t m = 0; m < context.storage.size(); ++m)
+      if (context.storage[m]) {
+        ++shared;
+        shared_table.u32(static_cast<uint32_t>(m)).u64(offset_of(context.storage[m])).u64(agent.config.maps[m].fixed);
+      }
+  }
+
+  int fd = memory_file("gpubpf-maps", end);
+  void *to = fd >= 0 && end ? mmap(nullptr, end, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+  if (end && to == MAP_FAILED) flags |= kFailed;
+  if (!(flags & kFailed)) {
+    for (const Range &r : ranges)
+      if (driver.cuMemcpyDtoHAsync_v2(static_cast<char *>(to) + r.offset, r.base, r.size, context.stream) != CUDA_SUCCESS)
+        flags |= kFailed;
+    if (!wait_for(context.stream, 5000)) flags |= kFailed;
+  }
+  // A copy that is under way still goes to the mapping: then it stays.
+  if (to != MAP_FAILED && !(flags & kFailed)) munmap(to, end);
+
+  Writer w;
+  w.u32(sequence).u32(context.serial).u32(static_cast<uint32_t>(context.device)).u32(flags).u64(end);
+  w.u32(instances).raw(table.bytes.data(), table.bytes.size());
+  w.u32(shared).raw(shared_table.bytes.data(), shared_table.bytes.size());
+  if (fd < 0) return;  // no file to be had: the tool counts these launches as lost
+  agent.send(Message::Snapshot, w, fd);
+  close(fd);
+}
+
+std::vector<Context *> contexts() {
+  std::lock_guard<std::mutex> hold(registry().lock);
+  std::vector<Context *> all;
+  for (auto &c : registry().contexts) all.push_back(c.second);
+  return all;
+}
+
+}  // namespace
+
+bool drain(uint32_t sequence, uint32_t wait_ms) {
+  bool all = true;
+  for (Context *c : contexts()) {
+    if (!lock_within(c->busy, wait_ms + 1000)) {
+      all = false;
+      continue;
+    }
+    // In a capture nothing is copied, unless this is the end.
+    if (c->dead || (registry().captures.load() && !wait_ms)) all = all && c->dead;
+    else snapshot(*c, sequence, wait_ms, 0);
+    c->busy.unlock();
+  }
+  Writer w;
+  agent.send(Message::Drained, w.u32(sequence).u32(all));
+  return all;
+}
+
+void close_context(Context *context) {
+  if (!lock_within(context->busy, 10000)) {
+    context->dead = true;
+    return;
+  }
+  snapshot(*context, 0, 2000, kClosed);
+  context->dead = true;
+  context->busy.unlock();
+}
+
+void enlarge_pools() {
+  if (registry().captures.load()) return;
+  for (Context *c : contexts()) {
+    uint64_t wanted;
+    {
+      std::lock_guard<std::mutex> hold(c->memory);
+      wanted = c->wanted;
+      c->wanted = 0;
+    }
+    if (!wanted || !lock_within(c->busy, 1000)) continue;
+    if (!c->dead && c->usable) {
+      Current current(*c);
+      size_t free = 0, total = 0;
+      // Twice what was asked for, since the next shape is likely to be as large; but no more than half of what is left.
+      if (current.ok() && driver.cuMemGetInfo_v2 && driver.cuMemGetInfo_v2(&free, &total) == CUDA_SUCCESS && wanted <= free / 2)
+        add_pool(*c, wanted * 2 <= free / 2 ? wanted * 2 : wanted);
+    }
+    c->busy.unlock();
+  }
+}
+
+}  // namespace gpubpf

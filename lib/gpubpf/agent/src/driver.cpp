@@ -1,0 +1,30 @@
+#include "driver.h"
+
+#include <dlfcn.h>
+
+namespace gpubpf {
+
+Driver driver;
+
+bool Driver::find(void *library) {
+#define GPUBPF_FIND(name, ...) name = reinterpret_cast<CUresult (*)(__VA_ARGS__)>(dlsym(library, #name));
+  GPUBPF_DRIVER_FUNCTIONS(GPUBPF_FIND)
+#undef GPUBPF_FIND
+  return cuCtxGetCurrent && cuCtxPushCurrent_v2 && cuCtxPopCurrent_v2 && cuCtxGetDevice && cuCtxSynchronize &&
+         cuDeviceGetAttribute && cuMemAlloc_v2 && cuMemFree_v2 && cuMemsetD8Async && cuMemcpyHtoDAsync_v2 &&
+         cuMemcpyDtoHAsync_v2 && cuStreamCreate && cuStreamQuery && cuModuleGetGlobal_v2 &&
+         cuOccupancyMaxActiveBlocksPerMultiprocessor;
+}
+
+DriverScope::DriverScope() {
+  ++depth();
+  if (driver.cuThreadExchangeStreamCaptureMode)
+    exchanged_ = driver.cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS;
+}
+
+DriverScope::~DriverScope() {
+  if (exchanged_) driver.cuThreadExchangeStreamCaptureMode(&mode_);
+  --depth();
+}
+
+}  // namespace gpubpf

@@ -1,0 +1,71 @@
+// The driver's functions. Those that are hooked are reached through their originals, all others by name; what an older driver
+// lacks is null.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cuda.h>
+
+namespace gpubpf {
+
+// name, parameters. Names are those of the exported symbols.
+#define GPUBPF_DRIVER_FUNCTIONS(F)                                                                                        \
+  F(cuGetProcAddress_v2, const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *)                        \
+  F(cuCtxGetCurrent, CUcontext *)                                                                                         \
+  F(cuCtxPushCurrent_v2, CUcontext)                                                                                       \
+  F(cuCtxPopCurrent_v2, CUcontext *)                                                                                      \
+  F(cuCtxGetDevice, CUdevice *)                                                                                           \
+  F(cuCtxSynchronize, void)                                                                                               \
+  F(cuDeviceGetAttribute, int *, CUdevice_attribute, CUdevice)                                                            \
+  F(cuDevicePrimaryCtxGetState, CUdevice, unsigned *, int *)                                                              \
+  F(cuMemAlloc_v2, CUdeviceptr *, size_t)                                                                                 \
+  F(cuMemFree_v2, CUdeviceptr)                                                                                            \
+  F(cuMemGetInfo_v2, size_t *, size_t *)                                                                                  \
+  F(cuMemsetD8Async, CUdeviceptr, unsigned char, size_t, CUstream)                                                        \
+  F(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *, size_t, CUstream)                                                    \
+  F(cuMemcpyDtoHAsync_v2, void *, CUdeviceptr, size_t, CUstream)                                                          \
+  F(cuStreamCreate, CUstream *, unsigned)                                                                                 \
+  F(cuStreamQuery, CUstream)                                                                                              \
+  F(cuStreamGetCtx, CUstream, CUcontext *)                                                                                \
+  F(cuStreamIsCapturing, CUstream, CUstreamCaptureStatus *)                                                               \
+  F(cuThreadExchangeStreamCaptureMode, CUstreamCaptureMode *)                                                             \
+  F(cuModuleGetGlobal_v2, CUdeviceptr *, size_t *, CUmodule, const char *)                                                \
+  F(cuLibraryGetGlobal, CUdeviceptr *, size_t *, CUlibrary, const char *)                                                 \
+  F(cuLibraryGetManaged, CUdeviceptr *, size_t *, CUlibrary, const char *)                                                \
+  F(cuFuncGetName, const char **, CUfunction)                                                                             \
+  F(cuKernelGetName, const char **, CUkernel)                                                                             \
+  F(cuFuncLoad, CUfunction)                                                                                               \
+  F(cuOccupancyMaxActiveBlocksPerMultiprocessor, int *, CUfunction, int, size_t)                                          \
+  F(cuOccupancyMaxActiveClusters, int *, CUfunction, const CUlaunchConfig *)
+
+struct Driver {
+#define GPUBPF_DECLARE(name, ...) CUresult (*name)(__VA_ARGS__) = nullptr;
+  GPUBPF_DRIVER_FUNCTIONS(GPUBPF_DECLARE)
+#undef GPUBPF_DECLARE
+  // Looks the functions up in the loaded libcuda; false when something indispensable is missing.
+  bool find(void *library);
+};
+
+extern Driver driver;
+
+// For the agent's own driver calls: the thread may do what a capture elsewhere forbids (cuThreadExchangeStreamCaptureMode), and
+// hooks reached from inside these calls count nothing.
+class DriverScope {
+ public:
+  DriverScope();
+  ~DriverScope();
+  DriverScope(const DriverScope &) = delete;
+  DriverScope &operator=(const DriverScope &) = delete;
+
+ private:
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+  bool exchanged_ = false;
+};
+
+// How deep the thread is inside hooked functions or the agent's own calls; 0: the application itself is calling.
+inline int &depth() {
+  static thread_local int value __attribute__((tls_model("initial-exec"))) = 0;
+  return value;
+}
+
+}  // namespace gpubpf

@@ -1,0 +1,644 @@
+// The replacements of the driver's functions: each calls the original, and notes what it means.
+#include "hooks.h"
+
+#include <cstring>
+#include <dlfcn.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "agent.h"
+#include "launch.h"
+
+namespace gpubpf {
+
+// The original of SYMBOL, as the type of its replacement.
+#define ORIGINAL(symbol) reinterpret_cast<decltype(&hook_##symbol)>(hooks[kHook_##symbol].original)
+
+namespace {
+
+// Whether the application itself is calling, rather than the driver from inside another hooked function.
+class Outer {
+ public:
+  Outer() : outer_(depth()++ == 0) {}
+  ~Outer() { --depth(); }
+  Outer(const Outer &) = delete;
+  Outer &operator=(const Outer &) = delete;
+  explicit operator bool() const { return outer_ && agent.live.load(std::memory_order_acquire); }
+
+ private:
+  bool outer_;
+};
+
+Context *current_context() { return registry().current(); }
+
+// --- launches ---
+
+template <typename Launch>
+CUresult launch(CUfunction f, const LaunchShape &shape, void **parameters, void **extra, const Launch &original) {
+  Outer outer;
+  if (!outer) return original(f, parameters, extra);
+  const Function *function = registry().functions.find(f);
+  if (!function) {
+    agent.control->unnamed.fetch_add(1, std::memory_order_relaxed);
+    return original(f, parameters, extra);
+  }
+  Kernel &kernel = *function->kernel;
+  if (!kernel.copies.load(std::memory_order_acquire) && !kernel.refused.load(std::memory_order_relaxed)) {
+    kernel.slot->seen.fetch_add(1, std::memory_order_relaxed);
+    return original(f, parameters, extra);
+  }
+  Swap swap;
+  if (!prepare(*function, shape, parameters, extra, swap)) return original(f, parameters, extra);
+  CUresult result = original(swap.function, swap.parameters, swap.extra);
+  return swapped(swap, result) ? result : original(f, parameters, extra);
+}
+
+CUstream per_thread(CUstream s) { return s ? s : CU_STREAM_PER_THREAD; }
+
+LaunchShape shape_of(const CUlaunchConfig &c, CUstream stream) {
+  LaunchShape s{{c.gridDimX, c.gridDimY, c.gridDimZ}, {c.blockDimX, c.blockDimY, c.blockDimZ}, c.sharedMemBytes,
+                stream, false, {0, 0, 0}, &c};
+  for (unsigned i = 0; c.attrs && i < c.numAttrs; ++i)
+    if (c.attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
+      s.cluster = true;
+      s.cluster_size[0] = c.attrs[i].value.clusterDim.x;
+      s.cluster_size[1] = c.attrs[i].value.clusterDim.y;
+      s.cluster_size[2] = c.attrs[i].value.clusterDim.z;
+    }
+  return s;
+}
+
+#define LAUNCH_PARAMETERS                                                                                          \
+  CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, CUstream stream, \
+      void **parameters
+
+CUresult hook_cuLaunchKernel(LAUNCH_PARAMETERS, void **extra) {
+  return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, stream, false, {0, 0, 0}, nullptr}, parameters, extra,
+                [&](CUfunction g, void **p, void **e) {
+                  return ORIGINAL(cuLaunchKernel)(g, gx, gy, gz, bx, by, bz, shared, stream, p, e);
+                });
+}
+
+CUresult hook_cuLaunchKernel_ptsz(LAUNCH_PARAMETERS, void **extra) {
+  return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, per_thread(stream), false, {0, 0, 0}, nullptr}, parameters, extra,
+                [&](CUfunction g, void **p, void **e) {
+                  return ORIGINAL(cuLaunchKernel_ptsz)(g, gx, gy, gz, bx, by, bz, shared, stream, p, e);
+                });
+}
+
+CUresult hook_cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra) {
+  if (!config) return ORIGINAL(cuLaunchKernelEx)(config, f, parameters, extra);
+  return launch(f, shape_of(*config, config->hStream), parameters, extra,
+                [&](CUfunction g, void **p, void **e) { return ORIGINAL(cuLaunchKernelEx)(config, g, p, e); });
+}
+
+CUresult hook_cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra) {
+  if (!config) return ORIGINAL(cuLaunchKernelEx_ptsz)(config, f, parameters, extra);
+  return launch(f, shape_of(*config, per_thread(config->hStream)), parameters, extra,
+                [&](CUfunction g, void **p, void **e) { return ORIGINAL(cuLaunchKernelEx_ptsz)(config, g, p, e); });
+}
+
+CUresult hook_cuLaunchCooperativeKernel(LAUNCH_PARAMETERS) {
+  return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, stream, false, {0, 0, 0}, nullptr}, parameters, nullptr,
+                [&](CUfunction g, void **p, void **) {
+                  return ORIGINAL(cuLaunchCooperativeKernel)(g, gx, gy, gz, bx, by, bz, shared, stream, p);
+                });
+}
+
+CUresult hook_cuLaunchCooperativeKernel_ptsz(LAUNCH_PARAMETERS) {
+  return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, per_thread(stream), false, {0, 0, 0}, nullptr}, parameters, nullptr,
+                [&](CUfunction g, void **p, void **) {
+                  return ORIGINAL(cuLaunchCooperativeKernel_ptsz)(g, gx, gy, gz, bx, by, bz, shared, stream, p);
+                });
+}
+
+// Launches that are never swapped: counted.
+void count_original(CUfunction f, Reason reason) {
+  if (const Function *function = registry().functions.find(f))
+    count(*function, reason);
+  else
+    agent.control->unnamed.fetch_add(1, std::memory_order_relaxed);
+}
+
+CUresult hook_cuLaunch(CUfunction f) {
+  Outer outer;
+  if (outer) count_original(f, kLegacyLaunch);
+  return ORIGINAL(cuLaunch)(f);
+}
+
+CUresult hook_cuLaunchGrid(CUfunction f, int width, int height) {
+  Outer outer;
+  if (outer) count_original(f, kLegacyLaunch);
+  return ORIGINAL(cuLaunchGrid)(f, width, height);
+}
+
+CUresult hook_cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream) {
+  Outer outer;
+  if (outer) count_original(f, kLegacyLaunch);
+  return ORIGINAL(cuLaunchGridAsync)(f, width, height, stream);
+}
+
+CUresult hook_cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *from, size_t n, const void *params) {
+  Outer outer;
+  // Both versions of the structure begin with the function.
+  if (outer && params) count_original(*static_cast<const CUfunction *>(params), kCapture);
+  return ORIGINAL(cuGraphAddKernelNode)(node, graph, from, n, params);
+}
+
+CUresult hook_cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *from, size_t n,
+                                      const CUDA_KERNEL_NODE_PARAMS *params) {
+  Outer outer;
+  if (outer && params)
+    count_original(params->func ? params->func : reinterpret_cast<CUfunction>(params->kern), kCapture);
+  return ORIGINAL(cuGraphAddKernelNode_v2)(node, graph, from, n, params);
+}
+
+void count_node(const CUgraphNodeParams *params) {
+  if (!params || params->type != CU_GRAPH_NODE_TYPE_KERNEL) return;
+  count_original(params->kernel.func ? params->kernel.func : reinterpret_cast<CUfunction>(params->kernel.kern), kCapture);
+}
+
+CUresult hook_cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *from, size_t n, CUgraphNodeParams *params) {
+  Outer outer;
+  if (outer) count_node(params);
+  return ORIGINAL(cuGraphAddNode)(node, graph, from, n, params);
+}
+
+CUresult hook_cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *from, const void *edges, size_t n,
+                                CUgraphNodeParams *params) {
+  Outer outer;
+  if (outer) count_node(params);
+  return ORIGINAL(cuGraphAddNode_v2)(node, graph, from, edges, n, params);
+}
+
+// --- modules and libraries ---
+
+void module_loaded(CUmodule handle, int image, uint64_t size) {
+  auto *m = new Module;
+  m->module = handle;
+  m->context = current_context();
+  {
+    std::lock_guard<std::mutex> hold(registry().lock);
+    registry().modules[handle] = m;
+  }
+  loaded(m, image, size);
+}
+
+void library_loaded(CUlibrary handle, int image, uint64_t size) {
+  auto *m = new Module;
+  m->library = handle;
+  {
+    std::lock_guard<std::mutex> hold(registry().lock);
+    registry().libraries[handle] = m;
+  }
+  loaded(m, image, size);
+}
+
+CUresult hook_cuModuleLoad(CUmodule *module, const char *path) {
+  Outer outer;
+  CUresult r = ORIGINAL(cuModuleLoad)(module, path);
+  uint64_t size = 0;
+  if (outer && r == CUDA_SUCCESS) {
+    int image = image_of_file(path, size);
+    module_loaded(*module, image, size);
+  }
+  return r;
+}
+
+CUresult hook_cuModuleLoadData(CUmodule *module, const void *data) {
+  Outer outer;
+  CUresult r = ORIGINAL(cuModuleLoadData)(module, data);
+  uint64_t size = 0;
+  if (outer && r == CUDA_SUCCESS) {
+    int image = image_of(data, size);
+    module_loaded(*module, image, size);
+  }
+  return r;
+}
+
+CUresult hook_cuModuleLoadDataEx(CUmodule *module, const void *data, unsigned n, CUjit_option *options, void **values) {
+  Outer outer;
+  CUresult r = ORIGINAL(cuModuleLoadDataEx)(module, data, n, options, values);
+  uint64_t size = 0;
+  if (outer && r == CUDA_SUCCESS) {
+    int image = image_of(data, size);
+    module_loaded(*module, image, size);
+  }
+  return r;
+}
+
+CUresult hook_cuModuleLoadFatBinary(CUmodule *module, const void *data) {
+  Outer outer;
+  CUresult r = ORIGINAL(cuModuleLoadFatBinary)(module, data);
+  uint64_t size = 0;
+  if (outer && r == CUDA_SUCCESS) {
+    int image = image_of(data, size);
+    module_loaded(*module, image, size);
+  }
+  return r;
+}
+
+CUresult hook_cuModuleUnload(CUmodule module) {
+  Outer outer;
+  if (outer) {  // before the driver can give its handles to something else
+    std::lock_guard<std::mutex> hold(registry().lock);
+    auto it = registry().modules.find(module);
+    if (it != registry().modules.end() && it->second->module == module) registry().forget(it->second);
+  }
+  return ORIGINAL(cuModuleUnload)(module);
+}
+
+CUresult hook_cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit, void **jit_values, unsigned jits,
+                                CUlibraryOption *options, void **values, unsigned n) {
+  Outer outer;
+  CUresult r = ORIGINAL(cuLibraryLoadData)(library, code, jit, jit_values, jits, options, values, n);
+  uint64_t size = 0;
+  if (outer && r == CUDA_SUCCESS) {
+    int image = image_of(code, size);
+    library_loaded(*library, image, size);
+  }
+  return r;
+}
+
+CUresult hook_cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit, void **jit_values, unsigned jits,
+                                    CUlibraryOption *options, void **values, unsigned n) {
+  Outer outer;
+  CUresult r = ORIGINAL(cuLibraryLoadFromFile)(library, path, jit, jit_values, jits, options, values, n);
+  uint64_t size = 0;
+  if (outer && r == CUDA_SUCCESS) {
+    int image = image_of_file(path, size);
+    library_loaded(*library, image, size);
+  }
+  return r;
+}
+
+CUresult hook_cuLibraryUnload(CUlibrary library) {
+  Outer outer;
+  if (outer) {
+    std::lock_guard<std::mutex> hold(registry().lock);
+    auto it = registry().libraries.find(library);
+    if (it != registry().libraries.end()) registry().forget(it->second);
+  }
+  return ORIGINAL(cuLibraryUnload)(library);
+}
+
+Module *module_of(CUmodule handle) {
+  std::lock_guard<std::mutex> hold(registry().lock);
+  auto it = registry().modules.find(handle);
+  return it == registry().modules.end() ? nullptr : it->second;
+}
+
+Module *library_of(CUlibrary handle) {
+  std::lock_guard<std::mutex> hold(registry().lock);
+  auto it = registry().libraries.find(handle);
+  return it == registry().libraries.end() ? nullptr : it->second;
+}
+
+CUresult hook_cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
+  Outer outer;
+  CUresult r = ORIGINAL(cuModuleGetFunction)(function, module, name);
+  if (outer && r == CUDA_SUCCESS)
+    if (Module *m = module_of(module)) registry().record(m, m->context ? m->context : current_context(), *function, name);
+  return r;
+}
+
+CUresult hook_cuModuleEnumerateFunctions(CUfunction *functions, unsigned n, CUmodule module) {
+  Outer outer;
+  CUresult r = ORIGINAL(cuModuleEnumerateFunctions)(functions, n, module);
+  Module *m = outer && r == CUDA_SUCCESS && driver.cuFuncGetName ? module_of(module) : nullptr;
+  for (unsigned i = 0; m && i < n; ++i) {
+    const char *name = nullptr;
+    if (functions[i] && driver.cuFuncGetName(&name, functions[i]) == CUDA_SUCCESS)
+      registry().record(m, m->context ? m->context : current_context(), functions[i], name);
+  }
+  return r;
+}
+
+CUresult hook_cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name) {
+  Outer outer;
+  CUresult r = ORIGINAL(cuLibraryGetKernel)(kernel, library, name);
+  if (outer && r == CUDA_SUCCESS)
+    if (Module *m = library_of(library)) registry().record(m, nullptr, *kernel, name);
+  return r;
+}
+
+CUresult hook_cuLibraryEnumerateKernels(CUkernel *kernels, unsigned n, CUlibrary library) {
+  Outer outer;
+  CUresult r = ORIGINAL(cuLibraryEnumerateKernels)(kernels, n, library);
+  Module *m = outer && r == CUDA_SUCCESS && driver.cuKernelGetName ? library_of(library) : nullptr;
+  for (unsigned i = 0; m && i < n; ++i) {
+    const char *name = nullptr;
+    if (kernels[i] && driver.cuKernelGetName(&name, kernels[i]) == CUDA_SUCCESS)
+      registry().record(m, nullptr, kernels[i], name);
+  }
+  return r;
+}
+
+CUresult hook_cuLibraryGetModule(CUmodule *module, CUlibrary library) {
+  Outer outer;
+  CUresult r = ORIGINAL(cuLibraryGetModule)(module, library);
+  if (outer && r == CUDA_SUCCESS)
+    if (Module *m = library_of(library)) {
+      std::lock_guard<std::mutex> hold(registry().lock);
+      if (registry().modules.emplace(*module, m).second) m->modules.push_back(*module);
+    }
+  return r;
+}
+
+CUresult hook_cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
+  Outer outer;
+  CUresult r = ORIGINAL(cuKernelGetFunction)(function, kernel);
+  if (outer && r == CUDA_SUCCESS)
+    if (const Function *f = registry().functions.find(kernel))
+      registry().record(f->kernel->module, current_context(), *function, f->kernel->name.c_str());
+  return r;
+}
+
+// --- attributes, mirrored to the copies ---
+
+void mirror_attribute(const void *handle, CUfunction_attribute attribute, int value, const CUdevice *device) {
+  const Function *f = registry().functions.find(handle);
+  if (!f) return;
+  {
+    std::lock_guard<std::mutex> hold(registry().lock);
+    f->kernel->attributes[attribute] = value;
+  }
+  DriverScope scope;
+  for (Copy *c = f->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
+    if (!c->context->dead && (!f->context || f->context == c->context) && (!device || *device == c->context->device) &&
+        reinterpret_cast<CUresult (*)(CUfunction, CUfunction_attribute, int)>(hooks[kHook_cuFuncSetAttribute].original)(
+            c->function, attribute, value) != CUDA_SUCCESS)
+      c->withdrawn = true;
+}
+
+CUresult hook_cuFuncSetAttribute(CUfunction f, CUfunction_attribute attribute, int value) {
+  Outer outer;
+  CUresult r = ORIGINAL(cuFuncSetAttribute)(f, attribute, value);
+  if (outer && r == CUDA_SUCCESS) mirror_attribute(f, attribute, value, nullptr);
+  return r;
+}
+
+CUresult hook_cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device) {
+  Outer outer;
+  CUresult r = ORIGINAL(cuKernelSetAttribute)(attribute, value, kernel, device);
+  if (outer && r == CUDA_SUCCESS) mirror_attribute(kernel, attribute, value, &device);
+  return r;
+}
+
+// Preferences: what the driver does not take for the copy is no loss.
+CUresult hook_cuFuncSetCacheConfig(CUfunction f, CUfunc_cache config) {
+  Outer outer;
+  CUresult r = ORIGINAL(cuFuncSetCacheConfig)(f, config);
+  const Function *function = outer && r == CUDA_SUCCESS ? registry().functions.find(f) : nullptr;
+  if (!function) return r;
+  function->kernel->cache_config = config;
+  for (Copy *c = function->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
+    if (!c->context->dead) ORIGINAL(cuFuncSetCacheConfig)(c->function, config);
+  return r;
+}
+
+CUresult hook_cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice device) {
+  Outer outer;
+  CUresult r = ORIGINAL(cuKernelSetCacheConfig)(kernel, config, device);
+  const Function *function = outer && r == CUDA_SUCCESS ? registry().functions.find(kernel) : nullptr;
+  if (!function) return r;
+  function->kernel->cache_config = config;
+  for (Copy *c = function->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
+    if (!c->context->dead && c->context->device == device && hooks[kHook_cuFuncSetCacheConfig].original)
+      ORIGINAL(cuFuncSetCacheConfig)(c->function, config);
+  return r;
+}
+
+CUresult hook_cuFuncSetSharedMemConfig(CUfunction f, CUsharedconfig config) {
+  Outer outer;
+  CUresult r = ORIGINAL(cuFuncSetSharedMemConfig)(f, config);
+  const Function *function = outer && r == CUDA_SUCCESS ? registry().functions.find(f) : nullptr;
+  if (!function) return r;
+  function->kernel->shared_config = config;
+  for (Copy *c = function->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
+    if (!c->context->dead) ORIGINAL(cuFuncSetSharedMemConfig)(c->function, config);
+  return r;
+}
+
+// --- contexts ---
+
+CUresult created(CUresult r, bool outer, CUcontext *context) {
+  if (outer && r == CUDA_SUCCESS && context)
+    if (Context *c = registry().context(*context)) context_ready(c);
+  return r;
+}
+
+CUresult hook_cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device) {
+  Outer outer;
+  return created(ORIGINAL(cuCtxCreate)(context, flags, device), bool(outer), context);
+}
+
+CUresult hook_cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device) {
+  Outer outer;
+  return created(ORIGINAL(cuCtxCreate_v2)(context, flags, device), bool(outer), context);
+}
+
+CUresult hook_cuCtxCreate_v3(CUcontext *context, void *affinity, int n, unsigned flags, CUdevice device) {
+  Outer outer;
+  return created(ORIGINAL(cuCtxCreate_v3)(context, affinity, n, flags, device), bool(outer), context);
+}
+
+CUresult hook_cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned flags, CUdevice device) {
+  Outer outer;
+  return created(ORIGINAL(cuCtxCreate_v4)(context, parameters, flags, device), bool(outer), context);
+}
+
+void destroyed(CUcontext handle) {
+  Context *c = nullptr;
+  {
+    std::lock_guard<std::mutex> hold(registry().lock);
+    auto it = registry().contexts.find(handle);
+    if (it == registry().contexts.end()) return;
+    c = it->second;
+    registry().contexts.erase(it);
+    if (registry().only.load() == c) registry().only = nullptr;
+  }
+  close_context(c);
+  std::lock_guard<std::mutex> hold(registry().lock);
+  std::vector<Module *> gone;
+  for (auto &m : registry().modules)
+    if (m.second->module && m.second->context == c) gone.push_back(m.second);
+  for (Module *m : gone) registry().forget(m);
+}
+
+CUresult hook_cuCtxDestroy(CUcontext context) {
+  Outer outer;
+  if (outer) destroyed(context);
+  return ORIGINAL(cuCtxDestroy)(context);
+}
+
+CUresult hook_cuCtxDestroy_v2(CUcontext context) {
+  Outer outer;
+  if (outer) destroyed(context);
+  return ORIGINAL(cuCtxDestroy_v2)(context);
+}
+
+CUresult hook_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
+  Outer outer;
+  CUresult r = ORIGINAL(cuDevicePrimaryCtxRetain)(context, device);
+  if (outer && r == CUDA_SUCCESS) {
+    {
+      std::lock_guard<std::mutex> hold(registry().lock);
+      registry().primary[device] = *context;
+      ++registry().retained[device];
+    }
+    created(r, true, context);
+  }
+  return r;
+}
+
+// The primary context of `device` goes away when its last user releases it, or at a reset.
+void primary_released(CUdevice device, bool reset) {
+  CUcontext handle = nullptr;
+  {
+    std::lock_guard<std::mutex> hold(registry().lock);
+    auto it = registry().primary.find(device);
+    if (it == registry().primary.end()) return;
+    uint32_t &users = registry().retained[device];
+    if (!reset && users > 1) {
+      --users;
+      return;
+    }
+    if (!reset) users = 0;
+    handle = it->second;
+    registry().primary.erase(it);
+  }
+  destroyed(handle);
+}
+
+CUresult hook_cuDevicePrimaryCtxRelease(CUdevice device) {
+  Outer outer;
+  if (outer) primary_released(device, false);
+  return ORIGINAL(cuDevicePrimaryCtxRelease)(device);
+}
+
+CUresult hook_cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+  Outer outer;
+  if (outer) primary_released(device, false);
+  return ORIGINAL(cuDevicePrimaryCtxRelease_v2)(device);
+}
+
+CUresult hook_cuDevicePrimaryCtxReset(CUdevice device) {
+  Outer outer;
+  if (outer) primary_released(device, true);
+  return ORIGINAL(cuDevicePrimaryCtxReset)(device);
+}
+
+CUresult hook_cuDevicePrimaryCtxReset_v2(CUdevice device) {
+  Outer outer;
+  if (outer) primary_released(device, true);
+  return ORIGINAL(cuDevicePrimaryCtxReset_v2)(device);
+}
+
+// --- captures ---
+
+// Counted before the capture begins, so that nothing of ours is under way when it does.
+template <typename Begin>
+CUresult begin_capture(const Begin &original) {
+  Outer outer;
+  registry().captures.fetch_add(1);
+  CUresult r = original();
+  if (r != CUDA_SUCCESS) registry().captures.fetch_sub(1);
+  return r;
+}
+
+CUresult hook_cuStreamBeginCapture(CUstream stream) {
+  return begin_capture([&] { return ORIGINAL(cuStreamBeginCapture)(stream); });
+}
+
+CUresult hook_cuStreamBeginCapture_ptsz(CUstream stream) {
+  return begin_capture([&] { return ORIGINAL(cuStreamBeginCapture_ptsz)(stream); });
+}
+
+CUresult hook_cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
+  return begin_capture([&] { return ORIGINAL(cuStreamBeginCapture_v2)(stream, mode); });
+}
+
+CUresult hook_cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode) {
+  return begin_capture([&] { return ORIGINAL(cuStreamBeginCapture_v2_ptsz)(stream, mode); });
+}
+
+CUresult hook_cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *from, const void *edges, size_t n,
+                                          CUstreamCaptureMode mode) {
+  return begin_capture([&] { return ORIGINAL(cuStreamBeginCaptureToGraph)(stream, graph, from, edges, n, mode); });
+}
+
+CUresult hook_cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *from, const void *edges,
+                                               size_t n, CUstreamCaptureMode mode) {
+  return begin_capture([&] { return ORIGINAL(cuStreamBeginCaptureToGraph_ptsz)(stream, graph, from, edges, n, mode); });
+}
+
+// A capture that was invalidated ends too, with an error; one that never began does not.
+CUresult end_capture(CUresult r, bool outer) {
+  if (r == CUDA_ERROR_STREAM_CAPTURE_UNMATCHED || r == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD ||
+      r == CUDA_ERROR_INVALID_VALUE || r == CUDA_ERROR_INVALID_HANDLE || r == CUDA_ERROR_ILLEGAL_STATE)
+    return r;
+  int before = registry().captures.load();
+  while (before > 0 && !registry().captures.compare_exchange_weak(before, before - 1)) {
+  }
+  if (before == 1 && outer) retry_waiting();
+  return r;
+}
+
+CUresult hook_cuStreamEndCapture(CUstream stream, CUgraph *graph) {
+  Outer outer;
+  return end_capture(ORIGINAL(cuStreamEndCapture)(stream, graph), bool(outer));
+}
+
+CUresult hook_cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
+  Outer outer;
+  return end_capture(ORIGINAL(cuStreamEndCapture_ptsz)(stream, graph), bool(outer));
+}
+
+// --- the end of the process that runs no exit handlers ---
+
+void hook__exit(int status) {
+  agent.finish(2000);
+  ORIGINAL(_exit)(status);
+}
+
+void hook__Exit(int status) {
+  agent.finish(2000);
+  ORIGINAL(_Exit)(status);
+}
+
+}  // namespace
+
+Hook hooks[2 * kHooks] = {
+#define GPUBPF_HOOK(symbol) {#symbol, reinterpret_cast<void *>(&hook_##symbol), nullptr, nullptr},
+#include "hooks.def"
+#undef GPUBPF_HOOK
+};
+
+static size_t hooks_used = kHooks;
+size_t hook_count() { return hooks_used; }
+
+void find_hook_targets(void *library) {
+  for (size_t i = 0; i < kHooks; ++i) {
+    Hook &h = hooks[i];
+    h.target = i == kHook__exit || i == kHook__Exit ? dlsym(RTLD_DEFAULT, h.name) : dlsym(library, h.name);
+    h.original = h.target;
+  }
+  // A driver may hand out other addresses than it exports. Names without versions mean one function, whichever way they are asked for.
+  auto *get = driver.cuGetProcAddress_v2;
+  if (!get) return;
+  for (size_t i = kHook_cuModuleLoad; i <= kHook_cuLaunchCooperativeKernel_ptsz; ++i) {
+    Hook &h = hooks[i];
+    std::string name = h.name;
+    bool ptsz = name.size() > 5 && name.compare(name.size() - 5, 5, "_ptsz") == 0;
+    if (ptsz) name.resize(name.size() - 5);
+    void *address = nullptr;
+    CUdriverProcAddressQueryResult found;
+    if (!h.target || get(name.c_str(), &address, 13000, ptsz ? 2 : 1, &found) != CUDA_SUCCESS || !address) continue;
+    bool known = false;
+    for (size_t k = 0; k < hooks_used; ++k) known = known || hooks[k].target == address;
+    if (!known) hooks[hooks_used++] = {h.name, h.replacement, address, address};
+  }
+}
+
+}  // namespace gpubpf

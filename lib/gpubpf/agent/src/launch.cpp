@@ -1,0 +1,263 @@
+#include "launch.h"
+
+#include <cstring>
+#include <unistd.h>
+
+#include "agent.h"
+
+namespace gpubpf {
+
+static void add(std::atomic<uint64_t> &counter) { counter.fetch_add(1, std::memory_order_relaxed); }
+
+void count(const Function &function, Reason reason) {
+  add(function.kernel->slot->seen);
+  add(function.kernel->slot->reasons[reason]);
+}
+
+static Context *context_of_launch(const Function &function, CUstream stream) {
+  if (function.context) return function.context;
+  Registry &r = registry();
+  if (Context *only = r.only.load(std::memory_order_acquire)) return only;
+  // A CUkernel runs in the context of the stream, and for a default stream in the current one.
+  bool named = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
+  CUcontext handle = nullptr;
+  if (named && driver.cuStreamGetCtx && driver.cuStreamGetCtx(stream, &handle) == CUDA_SUCCESS) return r.context(handle);
+  return r.current();
+}
+
+static Copy *copy_in(const Kernel &kernel, const Context *context) {
+  for (Copy *c = kernel.copies.load(std::memory_order_acquire); c; c = c->next)
+    if (c->context == context && !context->dead.load(std::memory_order_relaxed)) return c;
+  return nullptr;
+}
+
+static bool capturing(CUstream stream) {
+  if (registry().captures.load(std::memory_order_relaxed) == 0) return false;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (!driver.cuStreamIsCapturing) return true;
+  return driver.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+// Blocks that can be resident at once, 0 when the launch cannot run at all or the driver does not say.
+static uint64_t resident(CUfunction function, const LaunchShape &shape, uint32_t multiprocessors) {
+  uint32_t threads = shape.block[0] * shape.block[1] * shape.block[2];
+  int n = 0;
+  if (shape.cluster) {
+    if (!driver.cuOccupancyMaxActiveClusters ||
+        driver.cuOccupancyMaxActiveClusters(&n, function, shape.config) != CUDA_SUCCESS || n < 0)
+      return 0;
+    return uint64_t(n) * shape.cluster_size[0] * shape.cluster_size[1] * shape.cluster_size[2];
+  }
+  if (driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(&n, function, static_cast<int>(threads), shape.shared) !=
+          CUDA_SUCCESS ||
+      n < 0)
+    return 0;
+  return uint64_t(n) * multiprocessors;
+}
+
+// Programs whose blocks wait for each other hang when fewer of them are resident than they counted on.
+static bool keeps_occupancy(Copy &copy, const LaunchShape &shape, uint64_t blocks) {
+  uint32_t threads = shape.block[0] * shape.block[1] * shape.block[2];
+  Occupancy *first = copy.occupancy.load(std::memory_order_acquire);
+  Occupancy *o = first;
+  for (; o; o = o->next)
+    if (o->threads == threads && o->shared == shape.shared &&
+        memcmp(o->cluster, shape.cluster_size, sizeof o->cluster) == 0)
+      break;
+  if (!o) {
+    DriverScope scope;
+    o = new Occupancy{threads, shape.shared, {}, resident(copy.function, shape, copy.context->multiprocessors), 0, first};
+    memcpy(o->cluster, shape.cluster_size, sizeof o->cluster);
+    o->original = copy.original ? resident(copy.original, shape, copy.context->multiprocessors) : 0;
+    if (!o->original) o->original = blocks;  // not known: all of the grid must fit
+    if (!copy.occupancy.compare_exchange_strong(first, o)) o->next = nullptr;  // another thread was quicker: used once
+  }
+  return o->copy >= (blocks < o->original ? blocks : o->original) && o->copy > 0;
+}
+
+static Instance *instance_of(Copy &copy, const LaunchShape &shape) {
+  uint32_t h = 0;
+  for (int i = 0; i < 3; ++i) h = (h * 31 + shape.grid[i]) * 31 + shape.block[i];
+  std::atomic<Instance *> &bucket = copy.instances[(h ^ h >> 11) % Copy::kBuckets];
+  Instance *first = bucket.load(std::memory_order_acquire);
+  for (;;) {
+    for (Instance *i = first; i; i = i->next)
+      if (memcmp(i->grid, shape.grid, sizeof i->grid) == 0 && memcmp(i->block, shape.block, sizeof i->block) == 0) return i;
+    auto *made = new Instance;
+    memcpy(made->grid, shape.grid, sizeof made->grid);
+    memcpy(made->block, shape.block, sizeof made->block);
+    made->next = first;
+    if (bucket.compare_exchange_strong(first, made)) return made;
+    delete made;
+  }
+}
+
+static uint64_t align256(uint64_t n) { return (n + 255) & ~uint64_t(255); }
+
+// Gives the instance its part of the pool: bookkeeping only, the memory was taken and set to zero when the sidecar was loaded.
+static bool give_memory(Copy &copy, Instance &instance, uint64_t threads) {
+  Context &context = *copy.context;
+  std::lock_guard<std::mutex> hold(context.memory);
+  if (instance.launch_block.load(std::memory_order_relaxed)) return true;
+  uint32_t generation = context.generation.load(std::memory_order_relaxed);
+  if (instance.tried == generation) return false;
+  const std::vector<MapSpec> &maps = agent.config.maps;
+  uint64_t needed = 0;
+  bool fits = threads <= UINT32_MAX;
+  for (const BlockField &f : copy.layout->fields) {
+    const MapSpec &m = maps[f.map];
+    if (m.per_thread && (m.per_thread > (UINT64_MAX >> 34) || !fits)) fits = false;
+    if (m.per_thread && fits) needed += align256(m.fixed + m.per_thread * threads);
+    if (needed > uint64_t(1) << 50) fits = false;
+  }
+  Pool *pool = nullptr;
+  if (fits && needed)
+    for (auto &p : context.pools)
+      if (p->size - p->used.load(std::memory_order_relaxed) >= needed) {
+        pool = p.get();
+        break;
+      }
+  if (needed && !pool) {
+    instance.tried = generation;
+    if (fits && needed > context.wanted) {
+      context.wanted = needed;
+      agent.want_memory();
+    }
+    return false;
+  }
+  uint64_t at = pool ? pool->used.load(std::memory_order_relaxed) : 0;
+  auto *block = new uint8_t[copy.layout->block.size()];
+  memcpy(block, copy.layout->block.data(), copy.layout->block.size());
+  for (const BlockField &f : copy.layout->fields) {
+    const MapSpec &m = maps[f.map];
+    CUdeviceptr base = m.per_thread ? pool->base + at : context.storage[f.map];
+    memcpy(block + f.base_offset, &base, sizeof base);
+    if (!m.per_thread) continue;
+    if (f.capacity_offset != kNoField) memcpy(block + f.capacity_offset, &threads, sizeof threads);
+    uint64_t bytes = m.fixed + m.per_thread * threads;
+    instance.arrays.push_back({f.map, base, bytes, threads});
+    at += align256(bytes);
+  }
+  if (pool) pool->used.store(at, std::memory_order_release);
+  instance.launch_block.store(block, std::memory_order_release);
+  return true;
+}
+
+static uint64_t next_launch_id() {
+  static std::atomic<uint64_t> last{0};
+  static const uint64_t process = static_cast<uint64_t>(getpid()) << 40;  // pid: 22 bits
+  return process | (last.fetch_add(1, std::memory_order_relaxed) + 1);
+}
+
+// The application's parameters and, after them, the launch block.
+static bool build_parameters(const Layout &layout, const uint8_t *block, void **parameters, void **extra, Swap &swap) {
+  const void *given = nullptr;
+  size_t given_size = 0;
+  if (extra && !parameters)
+    for (void **e = extra; *e != CU_LAUNCH_PARAM_END; e += 2) {
+      if (*e == CU_LAUNCH_PARAM_BUFFER_POINTER) given = e[1];
+      else if (*e == CU_LAUNCH_PARAM_BUFFER_SIZE) given_size = *static_cast<size_t *>(e[1]);
+      else return false;
+    }
+  else if (!parameters && layout.parameters)
+    return false;
+  size_t before = extra && !parameters ? layout.block_offset : 0;
+  size_t size = before + layout.block.size();
+  uint8_t *bytes = swap.small;
+  if (size > sizeof swap.small) {
+    swap.large.resize(size);
+    bytes = swap.large.data();
+  }
+  uint8_t *own = bytes + before;
+  memcpy(own, block, layout.block.size());
+  uint64_t id = next_launch_id();
+  memcpy(own, &id, sizeof id);
+  if (before || (extra && !parameters)) {
+    if (given_size > before) given_size = before;  // padding that the caller counted in
+    if (given) memcpy(bytes, given, given_size);
+    memset(bytes + given_size, 0, before - given_size);
+    swap.extra_size = size;
+    swap.extra_array[0] = CU_LAUNCH_PARAM_BUFFER_POINTER;
+    swap.extra_array[1] = bytes;
+    swap.extra_array[2] = CU_LAUNCH_PARAM_BUFFER_SIZE;
+    swap.extra_array[3] = &swap.extra_size;
+    swap.extra_array[4] = CU_LAUNCH_PARAM_END;
+    swap.extra = swap.extra_array;
+    return true;
+  }
+  void **array = swap.few;
+  if (layout.parameters + 1 > sizeof swap.few / sizeof *swap.few) {
+    swap.many.resize(layout.parameters + 1);
+    array = swap.many.data();
+  }
+  if (layout.parameters) memcpy(array, parameters, layout.parameters * sizeof *array);
+  array[layout.parameters] = own;
+  swap.parameters = array;
+  return true;
+}
+
+bool prepare(const Function &function, const LaunchShape &shape, void **parameters, void **extra, Swap &swap) {
+  Kernel &kernel = *function.kernel;
+  Slot &slot = *kernel.slot;
+  add(slot.seen);
+  Copy *any = kernel.copies.load(std::memory_order_acquire);
+  if (!any) {
+    if (kernel.refused.load(std::memory_order_relaxed)) add(slot.reasons[kRefused]);
+    return false;
+  }
+  const Config &config = agent.config;
+  uint64_t number = slot.number.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (number < config.first || number > config.last) return add(slot.reasons[kFiltered]), false;
+  if (config.sample > 1 && (number - config.first) % config.sample) return add(slot.reasons[kSampledOut]), false;
+  if (capturing(shape.stream)) return add(slot.reasons[kCapture]), false;
+  Context *context = context_of_launch(function, shape.stream);
+  Copy *copy = context ? copy_in(kernel, context) : nullptr;
+  if (!copy) {
+    if (kernel.refused.load(std::memory_order_relaxed)) add(slot.reasons[kRefused]);
+    return false;  // before ready
+  }
+  if (copy->withdrawn.load(std::memory_order_relaxed)) return add(slot.reasons[kRefused]), false;
+  uint64_t blocks = uint64_t(shape.grid[0]) * shape.grid[1] * shape.grid[2];
+  uint64_t in_block = uint64_t(shape.block[0]) * shape.block[1] * shape.block[2];
+  if (!blocks || !in_block || in_block > 4096 || (shape.grid[0] && blocks / shape.grid[0] >= uint64_t(1) << 32))
+    return add(slot.reasons[kLaunchFailed]), false;  // for the driver to reject
+  if (!keeps_occupancy(*copy, shape, blocks)) return add(slot.reasons[kOccupancy]), false;
+  Instance *instance = instance_of(*copy, shape);
+  const uint8_t *block = instance->launch_block.load(std::memory_order_acquire);
+  if (!block) {
+    bool given = blocks <= UINT32_MAX && give_memory(*copy, *instance, blocks * in_block);
+    if (!given) return add(slot.reasons[kMapTooSmall]), false;
+    block = instance->launch_block.load(std::memory_order_acquire);
+  }
+  if (!build_parameters(*copy->layout, block, parameters, extra, swap)) return add(slot.reasons[kLaunchFailed]), false;
+  swap.function = copy->function;
+  swap.copy = copy;
+  swap.instance = instance;
+  return true;
+}
+
+bool swapped(Swap &swap, CUresult result) {
+  Slot &slot = *swap.copy->kernel->slot;
+  switch (result) {
+    case CUDA_SUCCESS:
+      add(swap.instance->launches);
+      add(slot.instrumented);
+      return true;
+    // What the copy may cause and the original not.
+    case CUDA_ERROR_INVALID_VALUE:
+    case CUDA_ERROR_OUT_OF_MEMORY:
+    case CUDA_ERROR_INVALID_IMAGE:
+    case CUDA_ERROR_INVALID_HANDLE:
+    case CUDA_ERROR_NOT_FOUND:
+    case CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES:
+    case CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE:
+    case CUDA_ERROR_NOT_SUPPORTED:
+      add(slot.reasons[kLaunchFailed]);
+      return false;
+    default:  // the context was broken before: the original would say the same
+      add(slot.reasons[kLaunchFailed]);
+      return true;
+  }
+}
+
+}  // namespace gpubpf

@@ -1,0 +1,370 @@
+#include "patch.h"
+
+#include <atomic>
+#include <cstring>
+#include <fcntl.h>
+#include <map>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <vector>
+
+#include "hooks.h"
+
+namespace gpubpf {
+
+// --- decoding: Intel SDM volume 2, appendix A (opcode maps) ---
+
+namespace {
+
+enum Operands : uint8_t {
+  kNone = 0,
+  kModRm = 1,
+  kImm8 = 2,
+  kImm32 = 4,  // 16 bits with prefix 66
+  kUnknown = 128,
+};
+
+uint8_t one_byte(uint8_t op) {
+  if (op < 0x40) switch (op & 7) {
+      case 0: case 1: case 2: case 3: return kModRm;
+      case 4: return kImm8;
+      case 5: return kImm32;
+      default: return kUnknown;
+    }
+  if ((op >= 0x50 && op <= 0x5F) || (op >= 0x90 && op <= 0x99) || (op >= 0x9B && op <= 0x9F)) return kNone;
+  if ((op >= 0x70 && op <= 0x7F) || (op >= 0xB0 && op <= 0xB7) || (op >= 0xE0 && op <= 0xE3) || op == 0xEB) return kImm8;
+  if (op >= 0xB8 && op <= 0xBF) return kImm32;
+  if ((op >= 0x84 && op <= 0x8F) || (op >= 0xD0 && op <= 0xD3) || (op >= 0xD8 && op <= 0xDF)) return kModRm;
+  switch (op) {
+    case 0x63: case 0xF6: case 0xF7: case 0xFE: case 0xFF: return kModRm;
+    case 0x69: case 0x81: case 0xC7: return kModRm | kImm32;
+    case 0x6B: case 0x80: case 0x83: case 0xC0: case 0xC1: case 0xC6: return kModRm | kImm8;
+    case 0x68: case 0xA9: case 0xE8: case 0xE9: return kImm32;
+    case 0x6A: case 0xA8: return kImm8;
+    case 0xA4: case 0xA5: case 0xA6: case 0xA7: case 0xAA: case 0xAB: case 0xAC: case 0xAD: case 0xAE: case 0xAF:
+    case 0xC3: case 0xC9: case 0xCC: case 0xF4: case 0xF5: case 0xF8: case 0xF9: case 0xFC: case 0xFD: return kNone;
+    default: return kUnknown;
+  }
+}
+
+uint8_t two_byte(uint8_t op) {
+  if (op >= 0x80 && op <= 0x8F) return kImm32;
+  if ((op >= 0x10 && op <= 0x1F) || (op >= 0x28 && op <= 0x2F) || (op >= 0x40 && op <= 0x6F) || (op >= 0x90 && op <= 0x9F) ||
+      (op >= 0xD0 && op != 0xFF))
+    return kModRm;
+  if (op >= 0x70 && op <= 0x73) return kModRm | kImm8;
+  if (op >= 0xC8 && op <= 0xCF) return kNone;
+  switch (op) {
+    case 0x05: case 0x0B: case 0x31: case 0x77: case 0xA0: case 0xA1: case 0xA2: case 0xA8: case 0xA9: return kNone;
+    case 0x01: case 0x0D: case 0x74: case 0x75: case 0x76: case 0x7C: case 0x7D: case 0x7E: case 0x7F: case 0xA3: case 0xA5: case 0xAB:
+    case 0xAD: case 0xAE: case 0xAF: case 0xB0: case 0xB1: case 0xB3: case 0xB6: case 0xB7: case 0xB8: case 0xBB: case 0xBC:
+    case 0xBD: case 0xBE: case 0xBF: case 0xC0: case 0xC1: case 0xC3: case 0xC7: return kModRm;
+    case 0xA4: case 0xAC: case 0xBA: case 0xC2: case 0xC4: case 0xC5: case 0xC6: return kModRm | kImm8;
+    default: return kUnknown;
+  }
+}
+
+}  // namespace
+
+Decoded decode(const uint8_t *code) {
+  Decoded d;
+  const uint8_t *p = code;
+  bool operand16 = false, wide = false;
+  for (; p - code < 14; ++p) {
+    if (*p == 0x66) operand16 = true;
+    else if (*p != 0xF2 && *p != 0xF3 && *p != 0x2E && *p != 0x36 && *p != 0x3E && *p != 0x26 && *p != 0x64 && *p != 0x65) break;
+  }
+  if ((*p & 0xF0) == 0x40) wide = (*p++ & 8) != 0;
+  uint8_t op = *p++, what;
+  bool vex = false;
+  if (op == 0xC5 || op == 0xC4) {
+    unsigned map = op == 0xC5 ? 1 : *p & 31;
+    p += op == 0xC5 ? 1 : 2;
+    op = *p++;
+    vex = true;
+    what = map == 1 ? two_byte(op) : map == 2 ? kModRm : map == 3 ? kModRm | kImm8 : kUnknown;
+  } else if (op == 0x0F) {
+    op = *p++;
+    if (op == 0x38) {
+      ++p;
+      what = kModRm;
+    } else if (op == 0x3A) {
+      ++p;
+      what = kModRm | kImm8;
+    } else {
+      what = two_byte(op);
+      if (op >= 0x80 && op <= 0x8F) {
+        d.kind = Decoded::kBranch;
+        d.condition = op & 15;
+        d.relative_size = 4;
+      } else if (op == 0x0B) {
+        d.kind = Decoded::kEnd;
+      }
+    }
+    vex = true;  // none of the one-byte cases below
+  } else {
+    what = one_byte(op);
+  }
+  if (what & kUnknown) return d;
+  if (what & kModRm) {
+    uint8_t modrm = *p++, mod = modrm >> 6, rm = modrm & 7, reg = modrm >> 3 & 7;
+    if (mod != 3 && rm == 4) {
+      uint8_t sib = *p++;
+      if (mod == 0 && (sib & 7) == 5) p += 4;
+    } else if (mod == 0 && rm == 5) {
+      d.rip_at = static_cast<size_t>(p - code);
+      p += 4;
+    }
+    if (mod == 1) p += 1;
+    if (mod == 2) p += 4;
+    if (!vex && op == 0xF6 && reg < 2) p += 1;
+    if (!vex && op == 0xF7 && reg < 2) p += operand16 ? 2 : 4;
+    if (!vex && op == 0xFF && (reg == 4 || reg == 5)) d.kind = Decoded::kEnd;  // jmp to what memory says
+  }
+  if (!vex) {
+    if (op == 0xE8 || op == 0xE9 || op == 0xEB || (op >= 0x70 && op <= 0x7F)) {
+      d.kind = op == 0xE8 ? Decoded::kCall : op == 0xE9 || op == 0xEB ? Decoded::kJump : Decoded::kBranch;
+      d.condition = op & 15;
+      d.relative_size = what & kImm8 ? 1 : 4;
+      if (operand16) return Decoded();
+    } else if (op >= 0xE0 && op <= 0xE3) {
+      d.kind = Decoded::kFixed;
+    } else if (op == 0xC3) {
+      d.kind = Decoded::kEnd;
+    }
+  }
+  if (d.relative_size) d.relative_at = static_cast<size_t>(p - code);
+  if (what & kImm8) p += 1;
+  if (what & kImm32) p += !vex && op >= 0xB8 && op <= 0xBF && wide ? 8 : operand16 && !d.relative_size ? 2 : 4;
+  d.length = static_cast<size_t>(p - code);
+  return d;
+}
+
+#ifdef __x86_64__
+
+namespace {
+
+constexpr size_t kJump = 5;       // jmp rel32
+constexpr size_t kSlotSize = 128;  // for a hook: the way to the replacement, and the moved instructions
+constexpr int64_t kReach = int64_t(1) << 31;
+
+// Executable memory within reach of a 32-bit distance from the hooked functions.
+class Island {
+ public:
+  // Room for one hook near `target`, or null.
+  uint8_t *take(const uint8_t *target) {
+    for (Page &page : pages_)
+      if (page.used + kSlotSize <= kPageSize && near(page.base, target)) return page.base + (page.used += kSlotSize) - kSlotSize;
+    uint8_t *base = map_near(target);
+    if (!base) return nullptr;
+    pages_.push_back({base, kSlotSize});
+    return base;
+  }
+  // From now on the code runs, and cannot be written.
+  bool seal() {
+    bool ok = true;
+    for (Page &page : pages_) ok = mprotect(page.base, kPageSize, PROT_READ | PROT_EXEC) == 0 && ok;
+    pages_.clear();
+    return ok;
+  }
+
+ private:
+  static constexpr size_t kPageSize = 4096;
+  struct Page {
+    uint8_t *base;
+    size_t used;
+  };
+  static bool near(const uint8_t *a, const uint8_t *b) {
+    int64_t distance = reinterpret_cast<int64_t>(a) - reinterpret_cast<int64_t>(b);
+    return distance < kReach - 65536 && distance > -(kReach - 65536);
+  }
+  static uint8_t *map_near(const uint8_t *target) {
+    auto at = reinterpret_cast<uintptr_t>(target) & ~uintptr_t(0xFFFF);
+    for (uintptr_t step = 0x10000; step < uintptr_t(kReach) - 0x20000; step += step < 0x1000000 ? 0x10000 : 0x400000)
+      for (int side = 0; side < 2; ++side) {
+        uintptr_t wanted = side ? at - step : at + step;
+        if ((side && step > at) || wanted >> 47) continue;
+        void *p = mmap(reinterpret_cast<void *>(wanted), kPageSize, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+        if (p == MAP_FAILED) continue;
+        if (near(static_cast<uint8_t *>(p), target)) return static_cast<uint8_t *>(p);
+        munmap(p, kPageSize);  // a kernel that does not know the flag took it for a hint
+      }
+    return nullptr;
+  }
+  std::vector<Page> pages_;
+};
+
+bool put_distance(uint8_t *at, size_t after, const uint8_t *to) {
+  int64_t distance = to - (at + after);
+  if (distance >= kReach || distance < -kReach) return false;
+  auto d = static_cast<int32_t>(distance);
+  memcpy(at, &d, sizeof d);
+  return true;
+}
+
+// What compilers put between functions.
+bool is_padding(const uint8_t *p, size_t n) {
+  for (size_t i = 0; i < n;) {
+    if (p[i] == 0xCC || p[i] == 0x90 || p[i] == 0x00) {
+      ++i;
+      continue;
+    }
+    Decoded d = decode(p + i);
+    size_t skip = 0;
+    while (p[i + skip] == 0x66 || p[i + skip] == 0x2E) ++skip;
+    bool nop = d.length && ((p[i + skip] == 0x0F && p[i + skip + 1] == 0x1F) || p[i + skip] == 0x90);
+    if (!nop) return false;
+    i += d.length;
+  }
+  return true;
+}
+
+// Moves instructions of at least kJump bytes from `from` to `to`, and back to what follows them. Null, or why it cannot be done.
+const char *move(const uint8_t *from, uint8_t *to, const uint8_t *end, size_t &moved) {
+  moved = 0;
+  while (moved < kJump) {
+    const uint8_t *source = from + moved;
+    Decoded d = decode(source);
+    if (!d.length || d.kind == Decoded::kFixed) return "an instruction that cannot be moved";
+    if (*source == 0xCC) return "a breakpoint: another tool traces this process";
+    if (to + d.length + 16 > end) return "its first instructions are too long";
+    if (d.relative_size) {
+      int64_t distance = 0;
+      if (d.relative_size == 1) distance = static_cast<int8_t>(source[d.relative_at]);
+      else {
+        int32_t d32;
+        memcpy(&d32, source + d.relative_at, 4);
+        distance = d32;
+      }
+      const uint8_t *goal = source + d.length + distance;
+      if (goal >= from && goal < from + 16) return "a jump into its first instructions";
+      if (d.kind == Decoded::kBranch) {
+        *to++ = 0x0F;
+        *to++ = static_cast<uint8_t>(0x80 | d.condition);
+      } else {
+        *to++ = d.kind == Decoded::kCall ? 0xE8 : 0xE9;
+      }
+      if (!put_distance(to, 4, goal)) return "too far a jump";
+      to += 4;
+    } else {
+      memcpy(to, source, d.length);
+      if (d.rip_at) {
+        int32_t displacement;
+        memcpy(&displacement, source + d.rip_at, 4);
+        if (!put_distance(to + d.rip_at, d.length - d.rip_at, source + d.length + displacement)) return "too far an operand";
+      }
+      to += d.length;
+    }
+    moved += d.length;
+    if (d.kind == Decoded::kEnd || d.kind == Decoded::kJump) {
+      if (moved < kJump && !is_padding(from + moved, kJump - moved)) return "too short";
+      return nullptr;
+    }
+  }
+  *to++ = 0xE9;
+  return put_distance(to, 4, from + moved) ? nullptr : "too far a jump";
+}
+
+// Writes code. By way of /proc/self/mem where the mapping may not be made writable.
+bool write_code(uint8_t *at, const uint8_t *code, size_t size) {
+  auto page = reinterpret_cast<uintptr_t>(at) & ~uintptr_t(4095);
+  size_t length = reinterpret_cast<uintptr_t>(at) + size - page;
+  void *start = reinterpret_cast<void *>(page);
+  auto word = reinterpret_cast<uintptr_t>(at) & ~uintptr_t(7);
+  bool in_word = reinterpret_cast<uintptr_t>(at) + size <= word + 8;
+  if (mprotect(start, length, PROT_READ | PROT_WRITE | PROT_EXEC) == 0) {
+    if (in_word) {  // in one store: whoever runs here sees the old code or the new
+      uint64_t value;
+      memcpy(&value, reinterpret_cast<void *>(word), 8);
+      memcpy(reinterpret_cast<uint8_t *>(&value) + (reinterpret_cast<uintptr_t>(at) - word), code, size);
+      reinterpret_cast<std::atomic<uint64_t> *>(word)->store(value);
+    } else {
+      memcpy(at, code, size);
+    }
+    mprotect(start, length, PROT_READ | PROT_EXEC);
+    return true;
+  }
+  int fd = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
+  bool ok = fd >= 0 && pwrite(fd, code, size, static_cast<off_t>(reinterpret_cast<uintptr_t>(at))) == static_cast<ssize_t>(size);
+  if (fd >= 0) close(fd);
+  return ok;
+}
+
+constexpr uint8_t kEndbr64[4] = {0xF3, 0x0F, 0x1E, 0xFA};
+
+// Where the jump goes: behind the landing pad that indirect calls need.
+uint8_t *entry_of(void *target) {
+  auto *code = static_cast<uint8_t *>(target);
+  return memcmp(code, kEndbr64, sizeof kEndbr64) == 0 ? code + sizeof kEndbr64 : code;
+}
+
+}  // namespace
+
+std::string install(Hook *hooks, size_t count) {
+  struct Ready {
+    uint8_t *at;
+    uint8_t *slot;
+  };
+  std::map<uint8_t *, size_t> by_entry;
+  std::vector<Ready> ready;
+  std::string failed;
+  Island island;
+  for (size_t i = 0; i < count; ++i)
+    if (hooks[i].target) by_entry.emplace(entry_of(hooks[i].target), i);
+  for (size_t i = 0; i < count; ++i) {
+    Hook &h = hooks[i];
+    if (!h.target) continue;
+    uint8_t *at = entry_of(h.target);
+    size_t first = by_entry[at];
+    if (first != i) {  // another name of the same function
+      h.original = hooks[first].original;
+      continue;
+    }
+    const char *why = nullptr;
+    Decoded d = decode(at);
+    uint8_t *slot = island.take(at);
+    size_t moved = 0;
+    if (d.kind == Decoded::kJump) {
+      int32_t distance = 0;
+      if (d.relative_size == 4) memcpy(&distance, at + d.relative_at, 4);
+      else distance = static_cast<int8_t>(at[d.relative_at]);
+      if (by_entry.count(at + d.length + distance) || by_entry.count(at + d.length + distance + 4)) continue;  // hooked there
+    }
+    if (!slot) {
+      why = "no memory within reach";
+    } else {
+      // jmp [rip]: the replacement's address follows.
+      static constexpr uint8_t kIndirect[6] = {0xFF, 0x25, 0, 0, 0, 0};
+      memcpy(slot, kIndirect, sizeof kIndirect);
+      memcpy(slot + 6, &h.replacement, 8);
+      why = move(at, slot + 16, slot + kSlotSize, moved);
+    }
+    if (why) {
+      failed += std::string(h.name) + ": " + why + "\n";
+      continue;
+    }
+    h.original = slot + 16;
+    ready.push_back({at, slot});
+  }
+  for (size_t i = 0; i < count; ++i)  // names that came before the one that was hooked
+    if (hooks[i].target) hooks[i].original = hooks[by_entry[entry_of(hooks[i].target)]].original;
+  if (!island.seal()) return "all: memory cannot be made executable\n";
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (const Ready &r : ready) {
+    uint8_t jump[kJump] = {0xE9};
+    int64_t distance = r.slot - (r.at + kJump);
+    auto d = static_cast<int32_t>(distance);
+    memcpy(jump + 1, &d, sizeof d);
+    if (!write_code(r.at, jump, kJump)) failed += "code cannot be written\n";
+  }
+  return failed;
+}
+
+#else
+
+std::string install(Hook *, size_t) { return "all: hooks are written for x86-64 only\n"; }
+
+#endif
+
+}  // namespace gpubpf

@@ -1,0 +1,32 @@
+// Inline hooks: a jump written over the first instructions of a function, and those instructions moved elsewhere, where they can
+// still be called.
+//
+// Made for the moment inside the first cuInit: no other thread is in a function that is being hooked. A hook stays for as long as the
+// process lives; turning the agent off means that replacements pass calls through.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace gpubpf {
+
+struct Hook;
+
+// Puts `count` replacements onto their targets; `original` is written before the jump. Gives the names of those that do not work,
+// with the reason, one in each line.
+std::string install(Hook *hooks, size_t count);
+
+// An x86-64 instruction as far as moving it elsewhere needs. `length` 0: not known.
+struct Decoded {
+  enum Kind { kPlain, kCall, kJump, kBranch, kEnd, kFixed };  // kFixed: cannot be moved
+  size_t length = 0;
+  Kind kind = kPlain;
+  size_t rip_at = 0;       // offset of a displacement that counts from the instruction's end; 0: none
+  size_t relative_at = 0;  // of the distance of a call, jump or branch,
+  size_t relative_size = 0;
+  uint8_t condition = 0;  // of a branch
+};
+Decoded decode(const uint8_t *code);
+
+}  // namespace gpubpf

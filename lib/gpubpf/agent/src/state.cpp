@@ -1,0 +1,127 @@
+#include "state.h"
+
+#include "agent.h"
+
+namespace gpubpf {
+
+// Never destroyed: launches go on while the process exits.
+static Registry *the_registry = new Registry;
+
+Registry &registry() { return *the_registry; }
+void new_registry() { the_registry = new Registry; }
+
+FunctionTable::FunctionTable() : table_(new Table(1024)) {}
+
+void FunctionTable::put(Table *t, uintptr_t key, const Function *value) {
+  size_t i = hash(key) & t->mask;
+  for (uintptr_t k; (k = t->cells[i].key.load(std::memory_order_relaxed)) && k != key;) i = (i + 1) & t->mask;
+  t->cells[i].value.store(value, std::memory_order_release);
+  if (!t->cells[i].key.load(std::memory_order_relaxed)) {
+    t->cells[i].key.store(key, std::memory_order_release);
+    ++t->filled;
+  }
+}
+
+void FunctionTable::set(const void *handle, const Function *value) {
+  if (!handle) return;
+  Table *t = table_.load(std::memory_order_relaxed);
+  if (!value && !find(handle)) return;
+  if (t->filled * 2 > t->mask) {
+    auto *larger = new Table((t->mask + 1) * 2);
+    for (size_t i = 0; i <= t->mask; ++i)
+      if (const Function *f = t->cells[i].value.load(std::memory_order_relaxed))
+        put(larger, t->cells[i].key.load(std::memory_order_relaxed), f);
+    table_.store(larger, std::memory_order_release);
+    t = larger;
+  }
+  put(t, reinterpret_cast<uintptr_t>(handle), value);
+}
+
+Context *Registry::context(CUcontext handle) {
+  if (!handle) return nullptr;
+  {
+    std::lock_guard<std::mutex> hold(lock);
+    auto it = contexts.find(handle);
+    if (it != contexts.end()) return it->second;
+  }
+  DriverScope scope;
+  auto *c = new Context;
+  c->handle = handle;
+  CUcontext before = nullptr, popped;
+  driver.cuCtxGetCurrent(&before);
+  bool push = before != handle;
+  if (push && driver.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS) {
+    delete c;
+    return nullptr;
+  }
+  int major = 0, minor = 0, count = 1;
+  driver.cuCtxGetDevice(&c->device);
+  driver.cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, c->device);
+  driver.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, c->device);
+  driver.cuDeviceGetAttribute(&count, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, c->device);
+  if (push) driver.cuCtxPopCurrent_v2(&popped);
+  c->cc = static_cast<uint32_t>(major * 10 + minor);
+  c->multiprocessors = static_cast<uint32_t>(count);
+  std::lock_guard<std::mutex> hold(lock);
+  auto put = contexts.emplace(handle, c);
+  if (!put.second) {  // another thread was quicker
+    delete c;
+    return put.first->second;
+  }
+  c->serial = serials++;
+  only.store(serials == 1 ? c : nullptr, std::memory_order_release);
+  return c;
+}
+
+Context *Registry::current() {
+  CUcontext handle = nullptr;
+  if (driver.cuCtxGetCurrent(&handle) != CUDA_SUCCESS) return nullptr;
+  return context(handle);
+}
+
+Kernel *Registry::kernel(Module *module, const std::string &name) {
+  Kernel *&k = module->kernels[name];
+  if (k) return k;
+  k = new Kernel;
+  k->name = name;
+  k->module = module;
+  auto known = slots.find(name);
+  if (known != slots.end()) {
+    k->slot_index = known->second;
+  } else {
+    uint32_t index = agent.control->used.load(std::memory_order_relaxed);
+    if (index + 1 < kSlots) {
+      agent.control->used.store(index + 1, std::memory_order_release);
+      slots.emplace(name, index);
+      Writer w;
+      agent.send(Message::Name, w.u32(index).text(name));
+    } else {
+      index = kSlots - 1;
+    }
+    k->slot_index = index;
+  }
+  k->slot = &agent.control->slots[k->slot_index];
+  return k;
+}
+
+void Registry::record(Module *module, Context *context, const void *handle, const char *name) {
+  if (!handle || !name) return;
+  std::lock_guard<std::mutex> hold(lock);
+  if (module->gone) return;
+  Kernel *k = kernel(module, name);
+  const Function *known = functions.find(handle);
+  if (known && known->kernel == k && known->context == context) return;
+  functions.set(handle, new Function{k, context});
+  module->handles.push_back(const_cast<void *>(handle));
+}
+
+void Registry::forget(Module *module) {
+  module->gone = true;
+  for (void *handle : module->handles) functions.set(handle, nullptr);
+  module->handles.clear();
+  if (module->module) modules.erase(module->module);
+  if (module->library) libraries.erase(module->library);
+  for (CUmodule m : module->modules) modules.erase(m);
+}
+
+}  // namespace gpubpf

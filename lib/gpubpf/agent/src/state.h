@@ -1,0 +1,215 @@
+// What the agent knows of the process: contexts, modules, kernels, their instrumented copies. Records are never freed (their
+// handles may be in use by a launch on another thread); what is gone is marked or taken out of the tables.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "control.h"
+#include "driver.h"
+
+namespace gpubpf {
+
+// --- what the tool said (Welcome, Sidecar) ---
+
+struct MapSpec {
+  uint64_t fixed = 0, per_thread = 0;  // bytes; per_thread not 0: one storage for each instance, else one for each context
+  std::vector<uint8_t> initial;        // what it begins with; the rest is zero
+};
+
+struct Config {
+  uint64_t map_memory = 0;
+  uint64_t first = 1, last = UINT64_MAX, sample = 1;
+  uint32_t image_wait_ms = 0;
+  bool memory_is_zero = false;
+  std::vector<MapSpec> maps;
+};
+
+struct BlockField {  // a map's place in the launch block
+  uint32_t map, base_offset, capacity_offset;  // capacity_offset: kNoField for maps that are not per thread
+};
+constexpr uint32_t kNoField = UINT32_MAX;
+
+struct Layout {  // of one instrumented kernel
+  std::string name;
+  uint32_t parameters = 0;    // the application's
+  uint32_t block_offset = 0;  // of the launch block in the parameter buffer
+  std::vector<uint8_t> block;
+  std::vector<BlockField> fields;
+};
+
+struct Variable {
+  std::string name;
+  uint32_t index = 0;
+  bool copied = false;
+  std::vector<std::string> kernels;  // that need it
+};
+
+struct Answer {
+  std::vector<char> image;  // zero-terminated; empty: nothing matches
+  std::vector<Layout> kernels;
+  std::vector<std::pair<std::string, std::string>> refusals;
+  std::vector<Variable> variables;
+};
+
+// --- the process ---
+
+struct Copy;
+struct Kernel;
+struct Module;
+
+struct Pool {
+  CUdeviceptr base = 0;
+  uint64_t size = 0;
+  std::atomic<uint64_t> used{0};
+};
+
+struct Context {
+  CUcontext handle = nullptr;
+  CUdevice device = 0;
+  uint32_t serial = 0, cc = 0, multiprocessors = 1;
+  std::atomic<bool> dead{false};
+  std::mutex busy;            // held while the agent works in the context: loading, draining, destroying
+  bool prepared = false;      // stream and maps exist; below: guarded by `busy`
+  bool usable = false;
+  CUstream stream = nullptr;  // the agent's own, non-blocking
+  std::vector<CUdeviceptr> storage;  // by map: address of what is not per thread
+  std::vector<std::pair<Module *, CUmodule>> sidecars;
+
+  std::mutex memory;  // guards below; held for bookkeeping only, never across a driver call
+  std::vector<std::unique_ptr<Pool>> pools;
+  std::vector<Copy *> copies;
+  uint64_t wanted = 0;  // bytes of the largest request that did not fit
+  std::atomic<uint32_t> generation{0};  // of pools
+};
+
+struct Array {  // a thread array's memory for one instance
+  uint32_t map;
+  CUdeviceptr base;
+  uint64_t bytes, capacity;
+};
+
+// A copy at one launch shape.
+struct Instance {
+  uint32_t grid[3], block[3];
+  std::atomic<uint64_t> launches{0};
+  std::atomic<const uint8_t *> launch_block{nullptr};  // filled in but for the launch id; null: no memory yet
+  uint32_t tried = 0;                                  // generation of pools that was too small
+  std::vector<Array> arrays;                           // valid once launch_block is
+  Instance *next = nullptr;
+};
+
+struct Occupancy {
+  uint32_t threads, shared, cluster[3];
+  uint64_t copy, original;  // blocks that are resident on the whole GPU
+  Occupancy *next;
+};
+
+// An instrumented kernel in one context.
+struct Copy {
+  Kernel *kernel = nullptr;
+  Context *context = nullptr;
+  std::shared_ptr<const Answer> answer;  // keeps `layout`
+  const Layout *layout = nullptr;
+  CUfunction function = nullptr;
+  CUfunction original = nullptr;  // for occupancy; null where the driver does not give it
+  static constexpr size_t kBuckets = 64;
+  std::atomic<Instance *> instances[kBuckets] = {};
+  std::atomic<Occupancy *> occupancy{nullptr};
+  std::atomic<bool> withdrawn{false};  // the driver would not take an attribute that the original has
+  Copy *next = nullptr;
+};
+
+struct Kernel {  // the application's, of one module or library
+  std::string name;
+  Module *module = nullptr;
+  Slot *slot = nullptr;
+  uint32_t slot_index = 0;
+  std::atomic<bool> refused{false};
+  std::atomic<Copy *> copies{nullptr};  // one for each context
+  std::map<int, int> attributes;        // set by the application; guarded by Registry::lock
+  int cache_config = -1, shared_config = -1;
+};
+
+struct Module {
+  CUmodule module = nullptr;    // exactly one of the two
+  CUlibrary library = nullptr;
+  Context *context = nullptr;   // of a module
+  bool gone = false;            // below guarded by Registry::lock
+  std::map<std::string, Kernel *> kernels;
+  std::vector<void *> handles;  // of functions and kernels, to be forgotten with it
+  std::vector<CUmodule> modules;  // a library's, per context
+  int image = -1;               // memory file, until answered
+  uint64_t image_size = 0;
+  uint32_t answer_cc = 0;
+  std::shared_ptr<const Answer> answer;
+  bool asked = false;
+};
+
+struct Function {  // what a CUfunction or CUkernel stands for
+  Kernel *kernel;
+  Context *context;  // null: a CUkernel, which belongs to none
+};
+
+// handle → Function, read without locks. Old tables are kept: a reader may be in one.
+class FunctionTable {
+ public:
+  const Function *find(const void *handle) const {
+    const Table *t = table_.load(std::memory_order_acquire);
+    auto key = reinterpret_cast<uintptr_t>(handle);
+    for (size_t i = hash(key) & t->mask;; i = (i + 1) & t->mask) {
+      uintptr_t k = t->cells[i].key.load(std::memory_order_acquire);
+      if (k == key) return t->cells[i].value.load(std::memory_order_acquire);
+      if (!k) return nullptr;
+    }
+  }
+  FunctionTable();
+  void set(const void *handle, const Function *value);  // null: forgets; callers hold Registry::lock
+
+ private:
+  struct Cell {
+    std::atomic<uintptr_t> key{0};
+    std::atomic<const Function *> value{nullptr};
+  };
+  struct Table {
+    explicit Table(size_t size) : mask(size - 1), cells(new Cell[size]) {}
+    size_t mask, filled = 0;
+    Cell *cells;
+  };
+  static size_t hash(uintptr_t key) { return static_cast<size_t>((key >> 4) * 0x9E3779B97F4A7C15ull >> 20); }
+  static void put(Table *t, uintptr_t key, const Function *value);
+  std::atomic<Table *> table_;
+};
+
+struct Registry {
+  std::mutex lock;  // guards the maps below; never held across a driver call or a wait
+  std::map<CUcontext, Context *> contexts;
+  std::map<CUdevice, CUcontext> primary;
+  std::map<CUdevice, uint32_t> retained;
+  std::map<CUmodule, Module *> modules;
+  std::map<CUlibrary, Module *> libraries;
+  std::map<std::string, uint32_t> slots;
+  std::vector<Module *> waiting;  // for a context, or for the end of a capture
+  uint32_t serials = 0;
+  std::atomic<Context *> only{nullptr};       // the one context of the process, when there was never another
+  std::atomic<int> captures{0};               // streams being captured
+
+  FunctionTable functions;
+
+  Context *context(CUcontext handle);  // its record, made if new; null for null
+  Context *current();
+  Kernel *kernel(Module *module, const std::string &name);  // with lock held
+  void record(Module *module, Context *context, const void *handle, const char *name);
+  void forget(Module *module);  // with lock held: its handles mean nothing from now on
+};
+
+Registry &registry();
+void new_registry();
+
+}  // namespace gpubpf

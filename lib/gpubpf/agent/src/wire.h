@@ -1,0 +1,82 @@
+// Messages between the agent and the tool: framing, bounded reading and writing. protocol.py is the other side.
+//
+// A frame is {u32 type, u32 length} and `length` bytes, little endian; a file descriptor may travel with its first byte.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace gpubpf {
+
+constexpr uint32_t kProtocolVersion = 1;
+constexpr uint32_t kFrameLimit = 64u << 20;
+
+enum class Message : uint32_t {
+  // agent to tool
+  Hello = 1,     // + control block
+  Image = 2,     // + image
+  Name = 3,
+  Refused = 4,
+  Snapshot = 5,  // + map memory
+  Drained = 6,
+  Hooked = 7,
+  // tool to agent
+  Welcome = 16,
+  Sidecar = 17,  // + image
+  Drain = 18,
+};
+
+class Writer {
+ public:
+  Writer &u32(uint32_t v) { return raw(&v, sizeof v); }
+  Writer &u64(uint64_t v) { return raw(&v, sizeof v); }
+  Writer &text(const std::string &s) {
+    u32(static_cast<uint32_t>(s.size()));
+    return raw(s.data(), s.size());
+  }
+  Writer &raw(const void *data, size_t size) {
+    const auto *p = static_cast<const uint8_t *>(data);
+    bytes.insert(bytes.end(), p, p + size);
+    return *this;
+  }
+  std::vector<uint8_t> bytes;
+};
+
+// Reads past the end give zeros and clear ok(): callers check once, at the end.
+class Reader {
+ public:
+  Reader(const uint8_t *data, size_t size) : next_(data), left_(size) {}
+  uint32_t u32();
+  uint64_t u64();
+  std::string text();
+  std::vector<uint8_t> blob();
+  // A count of items that take at least `least` bytes each.
+  uint32_t count(size_t least);
+  bool ok() const { return ok_; }
+
+ private:
+  bool take(void *to, size_t size);
+  const uint8_t *next_;
+  size_t left_;
+  bool ok_ = true;
+};
+
+struct Frame {
+  Message type{};
+  std::vector<uint8_t> payload;
+  int fd = -1;
+};
+
+// All return false when the peer is gone. `fd` < 0: none is sent.
+bool send_frame(int socket, Message type, const std::vector<uint8_t> &payload, int fd);
+bool receive_frame(int socket, Frame &frame);
+
+// An anonymous file of `size` zero bytes, or -1. Moved to a high number: programs that count on low ones keep them.
+int memory_file(const char *name, uint64_t size);
+int move_high(int fd);
+bool write_all(int fd, const void *data, size_t size, uint64_t offset);
+bool read_all(int fd, void *data, size_t size, uint64_t offset);
+
+}  // namespace gpubpf

@@ -1,0 +1,789 @@
+"""Run a command, serve the agents in its processes, collect what they measured.
+
+    with Session(["./app"], instrument=…, maps=…) as session:
+        for _ in session.intervals(None, None):
+            for instance in session.instances("tallies"):
+                …
+    sys.exit(session.status)
+
+Each process of the command that uses CUDA loads the agent inside its first `cuInit` (docs/architecture.md, "In the target"). One thread
+here serves all agents; what takes long, making sidecars, is done by workers, so that one process's ptxas does not hold up another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import secrets
+import selectors
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gpubpf import agent, maps
+from gpubpf.agent import protocol
+from gpubpf.device import Device
+from gpubpf.errors import Error, SessionError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from gpubpf.maps import MapDefinition
+
+IMAGE_WAIT = 120.0  # seconds that a process waits in a module load for the sidecar
+DRAIN_WAIT = 2.0  # seconds that kernels get to end before the last reading
+ANSWER_WAIT = 5.0  # seconds, beyond that, for an agent to answer
+MAP_MEMORY = 256 << 20
+PARAM = "param"
+
+
+# --- what instrument.py gives ---
+
+
+class LaunchBlock(Protocol):
+    @property
+    def size(self) -> int: ...
+    @property
+    def bases(self) -> Mapping[str, int]: ...
+    @property
+    def capacities(self) -> Mapping[str, int]: ...
+    @property
+    def params(self) -> Mapping[str, tuple[int, int]]: ...
+
+
+class SidecarKernel(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def parameters(self) -> Sequence[tuple[int, int]]: ...
+    @property
+    def block_offset(self) -> int: ...
+    @property
+    def block(self) -> LaunchBlock: ...
+    @property
+    def registers_before(self) -> int | None: ...
+    @property
+    def registers_after(self) -> int | None: ...
+
+
+class SidecarVariable(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def copied(self) -> bool: ...
+
+
+class Sidecar(Protocol):
+    """As docs/architecture.md describes it."""
+
+    @property
+    def image(self) -> bytes: ...
+    @property
+    def kernels(self) -> Sequence[SidecarKernel]: ...
+    @property
+    def refusals(self) -> Mapping[str, str]: ...
+    @property
+    def variables(self) -> Sequence[SidecarVariable]: ...
+
+
+# A module's image, and the compute capability (major * 10 + minor) of the GPU it was loaded on → its sidecar, or None.
+Instrument = Callable[[bytes, int], Sidecar | None]
+
+
+# --- what tools get ---
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What one map holds for one kernel and launch shape (other maps than thread arrays: for a context, with `mangled` "").
+
+    `grid` and `block_dim` are [x, y, z]; `raw` is the storage as `maps` describes it.
+    """
+
+    pid: int
+    comm: str
+    gpu: int
+    mangled: str
+    grid: tuple[int, int, int]
+    block_dim: tuple[int, int, int]
+    launches: int
+    definition: MapDefinition
+    raw: bytes = field(repr=False)
+    capacity: int
+    registers_before: int | None
+    registers_after: int | None
+
+    @cached_property
+    def array(self) -> np.ndarray[Any, Any]:
+        """The values. Thread arrays: [entry, global thread]; see `maps.decode`."""
+        return maps.decode(self.definition, self.raw, self.capacity)
+
+    @cached_property
+    def demangled(self) -> str:
+        from gpubpf import names
+
+        return names.demangle(self.mangled).full
+
+    @cached_property
+    def kernel(self) -> str:
+        """The name without template arguments and parameter list."""
+        from gpubpf import names
+
+        return names.demangle(self.mangled).short
+
+
+@dataclass(frozen=True)
+class KernelCount:
+    """Launches of one kernel name in all processes."""
+
+    mangled: str
+    launches: int
+    matched: bool
+    instrumented: int
+    not_instrumented: Mapping[str, int]
+
+
+class _Process:
+    """A process with an agent, as the server thread knows it. `Session._lock` guards it."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.socket = connection
+        self.pid = pid
+        self.comm = ""
+        self.frames = protocol.Frames()
+        self.outgoing = threading.Lock()
+        self.control: int | None = None
+        self.hooked = False
+        self.gone = False
+        self.answered = 0  # sequence number of the last drain that is done
+        self.names: dict[int, str] = {}
+        self.refused: dict[int, str] = {}  # by slot, from the agent
+        self.refusals: dict[str, str] = {}  # by name, from the sidecars
+        self.matched: set[str] = set()
+        self.registers: dict[str, tuple[int | None, int | None]] = {}
+        self.snapshots: dict[int, tuple[protocol.Snapshot, int]] = {}  # by context: with the memory's file
+
+    def counters(self) -> tuple[list[protocol.Counters], int]:
+        return protocol.read_control(self.control) if self.control is not None else ([], 0)
+
+    def send(self, data: bytes, file: int | None = None) -> None:
+        """From any thread. A process that does not read is given up."""
+        with self.outgoing:
+            try:
+                if file is None:
+                    self.socket.sendall(data)
+                else:
+                    sent = socket.send_fds(self.socket, [data], [file])
+                    self.socket.sendall(data[sent:])
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.frames.close()
+        self.socket.close()
+
+
+@dataclass(frozen=True)
+class User:
+    """Whom the command runs as."""
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    home: str
+    shell: str
+
+
+def command_user(name: str | None, environment: Mapping[str, str] = os.environ) -> User | None:
+    """The user that `--user` names, or who called sudo; None: whoever runs the tool."""
+    if name is None:
+        name = environment.get("SUDO_USER") if os.geteuid() == 0 else None
+        if name in (None, "root"):
+            return None
+    try:
+        entry = pwd.getpwnam(str(name)) if not str(name).isdigit() else pwd.getpwuid(int(str(name)))
+    except KeyError:
+        raise SessionError(f"there is no user {name!r}; name one that /etc/passwd has") from None
+    if os.geteuid() != 0:
+        if entry.pw_uid == os.geteuid():
+            return None
+        raise SessionError(
+            f"running the command as {entry.pw_name} needs root; use sudo, or leave --user out"
+        )
+    groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    return User(entry.pw_name, entry.pw_uid, entry.pw_gid, groups, entry.pw_dir, entry.pw_shell)
+
+
+def _can_read(user: User, path: Path) -> bool:
+    """Whether `user` gets at `path`, by the mode bits along it."""
+    for part, bits in [(path, 4), *((parent, 1) for parent in path.parents)]:
+        state = part.stat()
+        shift = 6 if state.st_uid == user.uid else 3 if state.st_gid in user.groups else 0
+        if user.uid and not stat.S_IMODE(state.st_mode) >> shift & bits:
+            return False
+    return True
+
+
+class Session:
+    """A command under measurement. A context manager: entering starts the command, leaving waits for it (but see SIGTERM).
+
+    instrument: see `Instrument`. It is called from several threads, once for each image that a process loads.
+    definitions: the maps, in any order; `params` gives the bytes of those of kind "param".
+    matches: whether a mangled name was asked for (None: every kernel is); `wanted` is how the user put it, for messages.
+    launches, sample: as `--launch` and `--sample`. duration: seconds, None without end.
+    note: called with notices for the user; attached: with pid, comm and CLOCK_MONOTONIC time (ns) when probes are live.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        instrument: Instrument,
+        definitions: Sequence[MapDefinition] = (),
+        params: Mapping[str, bytes] | None = None,
+        device: Device,
+        matches: Callable[[str], bool] | None = None,
+        wanted: Sequence[str] = (),
+        launches: tuple[int, int | None] | None = None,
+        sample: int | None = None,
+        map_memory: int | None = None,
+        duration: float | None = None,
+        user: str | None = None,
+        note: Callable[[str], None] = lambda text: None,
+        attached: Callable[[int, str, int], None] = lambda pid, comm, ts_ns: None,
+        image_wait: float = IMAGE_WAIT,
+    ) -> None:
+        self.command = list(command)
+        self.device = device
+        self._instrument = instrument
+        self._maps = [d for d in definitions if d.kind != PARAM]
+        self._numbers = {d.name: number for number, d in enumerate(self._maps)}
+        self._params = dict(params or {})
+        self._matches = matches or (lambda name: True)
+        self.wanted = tuple(wanted)
+        self._duration = duration
+        self._user = command_user(user)
+        self._note = note
+        self._attached = attached
+        self._welcome = protocol.welcome(
+            [self._spec(d) for d in self._maps],
+            map_memory or MAP_MEMORY,
+            launches or (1, None),
+            sample or 1,
+            image_wait,
+            False,
+        )
+        self._lock = threading.Condition()
+        self._processes: list[_Process] = []
+        self._sequence = 0
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stopped = False  # the measurement is over
+        self._terminated = False  # SIGTERM: leave at once
+        self._interrupted = False
+        self._started_ns = self._ended_ns = 0
+        self._returncode: int | None = None
+        self._handlers: dict[int, Any] = {}
+        self._workers = ThreadPoolExecutor(4, "gpubpf")
+        self._closing = False
+
+    @staticmethod
+    def _spec(definition: MapDefinition) -> protocol.MapSpec:
+        fixed = maps.storage_size(definition)
+        per_thread = maps.storage_size(definition, 1) - fixed
+        return protocol.MapSpec(fixed, per_thread, maps.header(definition))
+
+    # --- start and end ---
+
+    def __enter__(self) -> Session:
+        if "CUDA_INJECTION64_PATH" in os.environ:
+            raise SessionError("CUDA_INJECTION64_PATH is set, so another tool traces this command; unset it")
+        if not agent.LIBRARY.exists():
+            raise SessionError(f"{agent.LIBRARY} is not built; run script/setup")
+        self._name = f"@gpubpf-{secrets.token_hex(12)}"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind("\0" + self._name[1:])
+        self._listener.listen(128)
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_writer, False)
+        os.set_blocking(self._wake_reader, False)
+        self._signal_reader, self._signal_writer = os.pipe()
+        os.set_blocking(self._signal_writer, False)
+        os.set_blocking(self._signal_reader, False)
+        self._server = threading.Thread(target=self._serve, name="gpubpf-server", daemon=True)
+        self._started_ns = time.monotonic_ns()
+        try:
+            self._catch_signals()
+            self._spawn()
+            self._server.start()
+        except BaseException:
+            self._restore_signals()
+            self._listener.close()
+            raise
+        return self
+
+    def _spawn(self) -> None:
+        environment = dict(os.environ)
+        environment.update(self.device.environment)
+        environment["CUDA_INJECTION64_PATH"] = str(agent.LIBRARY)
+        environment["GPUBPF_SOCKET"] = self._name
+        as_user: dict[str, Any] = {}
+        if self._user:
+            if not _can_read(self._user, agent.LIBRARY.resolve()):
+                raise SessionError(
+                    f"{self._user.name} cannot read {agent.LIBRARY}; install gpubpf where every user can, or use --user root"
+                )
+            as_user = {"user": self._user.uid, "group": self._user.gid, "extra_groups": self._user.groups}
+            environment.update(HOME=self._user.home, USER=self._user.name, LOGNAME=self._user.name)
+            environment["SHELL"] = self._user.shell or "/bin/sh"
+            for name in ("SUDO_USER", "SUDO_UID", "SUDO_GID", "SUDO_COMMAND"):
+                environment.pop(name, None)
+        try:
+            # Files that the caller's shell opened for the command stay open; ours are not inheritable.
+            self._child = subprocess.Popen(self.command, env=environment, close_fds=False, **as_user)
+        except FileNotFoundError:
+            raise _NotStarted(127, f"{self.command[0]}: not found; check the name and PATH") from None
+        except OSError as error:
+            text = f"{self.command[0]}: {error.strerror}; check that it is a program that may be run"
+            raise _NotStarted(126, text) from None
+        self._pidfd = os.pidfd_open(self._child.pid)
+
+    def _catch_signals(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            before = signal.getsignal(number)
+            if before is not signal.SIG_IGN:  # as under nohup: stays as it is
+                self._handlers[number] = before
+                signal.signal(number, self._on_signal)
+
+    def _restore_signals(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self._interrupted = True
+        else:
+            self._terminated = True
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._signal_writer, b"s")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        try:
+            self._stop()
+            if not self._terminated:
+                self._wait_for_command(None)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        self._closing = True
+        self._wake()
+        self._server.join(5)
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._restore_signals()
+        for file in (
+            self._wake_reader,
+            self._wake_writer,
+            self._signal_reader,
+            self._signal_writer,
+            self._pidfd,
+        ):
+            os.close(file)
+
+    @property
+    def status(self) -> int:
+        """The exit status that the tool ends with."""
+        if self._terminated or self._returncode is None:
+            return 0
+        command = self._returncode if self._returncode >= 0 else 128 - self._returncode
+        return command or (1 if self.nothing_matched else 0)
+
+    @property
+    def nothing_matched(self) -> bool:
+        """Kernels were asked for by name, and none of those that were seen is meant."""
+        return bool(self.wanted) and not any(k.matched for k in self.kernels())
+
+    # --- time ---
+
+    def intervals(self, interval: float | None = None, count: int | None = None) -> Iterator[int]:
+        """Yields when it is time to show something: every `interval` seconds, `count` times, and at the end of the
+        measurement, which is that of the command, of the duration, or Ctrl-C. What `instances` gives is fresh then."""
+        start = time.monotonic()
+        end = start + self._duration if self._duration is not None else None
+        done = 0
+        while True:
+            done += 1
+            until = min(
+                (t for t in (end, start + done * interval if interval else None) if t is not None),
+                default=None,
+            )
+            over = self._wait_for_command(until) or self._interrupted or self._terminated
+            over = (
+                over or (end is not None and time.monotonic() >= end) or (count is not None and done >= count)
+            )
+            if over:
+                self._stop()
+            else:
+                self._drain(0.0, 0)
+            yield done
+            if over:
+                return
+
+    def _wait_for_command(self, until: float | None) -> bool:
+        """Whether the command ended; False when `until` (time.monotonic) came first, or a signal that ends the measurement."""
+        if self._returncode is not None:
+            return True
+        assert self._child is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._pidfd, selectors.EVENT_READ)
+            selector.register(self._signal_reader, selectors.EVENT_READ)
+            while True:
+                wait = None if until is None else max(0.0, until - time.monotonic())
+                ready = {key.fd for key, _ in selector.select(wait)}
+                if self._signal_reader in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._signal_reader, 64)
+                if self._pidfd in ready:
+                    self._returncode = self._child.wait()
+                    return True
+                if self._terminated or (self._interrupted and not self._stopped):
+                    return False
+                if until is not None and time.monotonic() >= until:
+                    return False
+
+    def _stop(self) -> None:
+        """Ends the measurement: no launch is swapped from now on, and everything is read."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._drain(DRAIN_WAIT, protocol.STOP)
+        self._ended_ns = time.monotonic_ns()
+
+    def _drain(self, wait: float, flags: int) -> None:
+        """Has every process send its maps, and waits for that within bounds. The dead have sent theirs: that is read, too."""
+        with self._lock:
+            self._sequence += 1
+            sequence = self._sequence
+            asked = [p for p in self._processes if not p.gone]
+        for process in asked:
+            process.send(protocol.drain(sequence, wait, flags))
+        self._wake()
+        deadline = time.monotonic() + wait + ANSWER_WAIT
+        with self._lock:
+            while any(not p.gone and p.answered < sequence for p in asked):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    late = [p for p in asked if not p.gone and p.answered < sequence]
+                    self._note(
+                        f"{len(late)} process(es) did not answer in time; what they counted since is not shown"
+                    )
+                    break
+                self._lock.wait(left)
+
+    # --- the server thread ---
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_writer, b"w")
+
+    def _serve(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._wake_reader, selectors.EVENT_READ)
+            while not self._closing:
+                for key, _ in selector.select():
+                    if key.fileobj is self._listener:
+                        process = self._accept()
+                        if process:
+                            selector.register(process.socket, selectors.EVENT_READ, process)
+                    elif key.data is None:
+                        with contextlib.suppress(BlockingIOError):
+                            os.read(self._wake_reader, 4096)
+                    elif not self._receive(key.data):
+                        selector.unregister(key.data.socket)
+                        with self._lock:
+                            key.data.close()
+                            key.data.gone = True
+                            self._lock.notify_all()
+            self._listener.close()
+            for process in self._processes:
+                if not process.gone:
+                    process.close()
+
+    def _accept(self) -> _Process | None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return None
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        pid, uid, _ = struct.unpack("3i", credentials)
+        if uid not in (self._user.uid if self._user else os.geteuid(), 0) or pid <= 0:
+            connection.close()
+            return None
+        connection.settimeout(ANSWER_WAIT)
+        process = _Process(connection, pid)
+        with self._lock:
+            if self._stopped:  # nothing is measured any more: the process goes on without us
+                connection.close()
+                return None
+            self._processes.append(process)
+        process.send(self._welcome)
+        return process
+
+    def _receive(self, process: _Process) -> bool:
+        """Takes what there is; False when the process is gone, or sends what no agent sends."""
+        try:
+            data, files, _, _ = socket.recv_fds(process.socket, 1 << 20, 8)
+            if not data:
+                return False
+            for kind, payload, file in process.frames.feed(data, files):
+                with self._lock:
+                    self._handle(process, kind, payload, file)
+                    self._lock.notify_all()
+        except OSError:
+            return False
+        except protocol.Malformed as error:
+            self._note(f"pid {process.pid}: {error}")
+            return False
+        return True
+
+    def _handle(self, process: _Process, kind: int, payload: bytes, file: int | None) -> None:
+        if kind == protocol.HELLO and file is not None and process.control is None:
+            process.comm = protocol.hello(payload)
+            process.control = file
+        elif kind == protocol.IMAGE and file is not None:
+            self._workers.submit(self._make_sidecar, process, protocol.image(payload), file)
+        elif kind == protocol.NAME:
+            slot, name = protocol.slot_and_text(payload)
+            process.names[slot] = name
+        elif kind == protocol.REFUSED:
+            slot, reason = protocol.slot_and_text(payload)
+            process.refused[slot] = reason
+        elif kind == protocol.SNAPSHOT and file is not None:
+            snapshot = protocol.snapshot(payload)
+            before = process.snapshots.get(snapshot.context)
+            if snapshot.flags & protocol.FAILED and (before or snapshot.size):
+                os.close(file)  # an older one is better than none
+                return
+            if before:
+                os.close(before[1])
+            process.snapshots[snapshot.context] = (snapshot, file)
+        elif kind == protocol.HOOKED and not process.hooked:
+            failed = protocol.hooked(payload).splitlines()
+            if failed:
+                self._note(
+                    f"pid {process.pid} ({process.comm}) is not traced: cannot hook {'; '.join(failed[:3])}"
+                )
+            else:
+                process.hooked = True
+                self._attached(process.pid, process.comm, time.monotonic_ns())
+        elif kind == protocol.DRAINED:
+            process.answered, _ = protocol.drained(payload)
+        else:
+            if file is not None:
+                os.close(file)
+            raise protocol.Malformed("a message out of place")
+
+    # --- workers ---
+
+    def _make_sidecar(self, process: _Process, image: protocol.Image, file: int) -> None:
+        answer = protocol.sidecar(image.request, 0, (), {}, ())
+        sent: int | None = None
+        try:
+            data = protocol.read_file(file, image.size)
+            sidecar = self._instrument(data, image.compute_capability)
+            if sidecar is not None:
+                with self._lock:
+                    process.refusals.update(sidecar.refusals)
+                    process.matched.update(sidecar.refusals)
+                    for kernel in sidecar.kernels:
+                        process.matched.add(kernel.name)
+                        process.registers[kernel.name] = (kernel.registers_before, kernel.registers_after)
+                answer, sent = self._encode(image.request, sidecar)
+        except Error as error:
+            self._note(f"pid {process.pid} ({process.comm}): a module is not instrumented: {error}")
+        finally:
+            os.close(file)
+            process.send(answer, sent)
+            if sent is not None:
+                os.close(sent)
+
+    def _encode(self, request: int, sidecar: Sidecar) -> tuple[bytes, int]:
+        layouts = [
+            protocol.KernelLayout(
+                kernel.name,
+                len(kernel.parameters),
+                kernel.block_offset,
+                self._block(kernel.block),
+                tuple(
+                    protocol.BlockField(self._numbers[name], offset, kernel.block.capacities.get(name))
+                    for name, offset in kernel.block.bases.items()
+                ),
+            )
+            for kernel in sidecar.kernels
+        ]
+        variables = [
+            protocol.VariableSlot(v.name, v.index, v.copied, tuple(getattr(v, "kernels", ())))
+            for v in sidecar.variables
+        ]
+        file = os.memfd_create("gpubpf-sidecar")
+        with open(file, "wb", closefd=False) as out:
+            out.write(sidecar.image)
+        size = len(sidecar.image) if layouts else 0
+        return protocol.sidecar(request, size, layouts, sidecar.refusals, variables), file
+
+    def _block(self, block: LaunchBlock) -> bytes:
+        data = bytearray(block.size)
+        for name, (offset, size) in block.params.items():
+            data[offset : offset + size] = self._params.get(name, b"").ljust(size, b"\0")[:size]
+        return bytes(data)
+
+    # --- results ---
+
+    def instances(self, map_name: str) -> list[Instance]:
+        """What the map held when it was read last, for every process, kernel and launch shape."""
+        number = self._numbers[map_name]
+        definition = self._maps[number]
+        found = []
+        with self._lock:
+            parts = [(p, s, f) for p in self._processes for s, f in p.snapshots.values()]
+        for process, snapshot, file in parts:
+            for instance in snapshot.instances:
+                name = process.names.get(instance.slot, "")
+                for array in instance.arrays:
+                    threads = _volume(instance.grid) * _volume(instance.block_dim)
+                    if array.map != number or array.capacity != threads:
+                        continue
+                    if array.size != maps.storage_size(definition, threads):
+                        continue
+                    registers = process.registers.get(name, (None, None))
+                    raw = protocol.read_file(file, array.size, array.offset)
+                    found.append(
+                        Instance(
+                            process.pid, process.comm, snapshot.gpu, name, instance.grid, instance.block_dim,
+                            instance.launches, definition, raw, threads, *registers,
+                        )
+                    )  # fmt: skip
+            if number in snapshot.shared:
+                offset, size = snapshot.shared[number]
+                raw = protocol.read_file(file, size, offset)
+                launches = sum(i.launches for i in snapshot.instances)
+                found.append(
+                    Instance(
+                        process.pid, process.comm, snapshot.gpu, "", (0, 0, 0), (0, 0, 0),
+                        launches, definition, raw, 0, None, None,
+                    )
+                )  # fmt: skip
+        return found
+
+    def kernels(self) -> list[KernelCount]:
+        """Every kernel that a process got hold of, most launches first."""
+        counted: dict[str, tuple[int, bool, int, dict[str, int]]] = {}
+        for process, name, counters in self._counted():
+            matched = name in process.matched or self._matches(name)
+            launches, was_matched, instrumented, reasons = counted.get(name, (0, False, 0, {}))
+            if matched:
+                for reason, n in _reasons(process, name, counters).items():
+                    reasons[reason] = reasons.get(reason, 0) + n
+            counted[name] = (
+                launches + counters.seen,
+                was_matched or matched,
+                instrumented + counters.instrumented,
+                reasons,
+            )
+        made = [KernelCount(name, *rest) for name, rest in counted.items()]
+        return sorted(made, key=lambda k: (-k.launches, k.mangled))
+
+    def _counted(self) -> Iterator[tuple[_Process, str, protocol.Counters]]:
+        with self._lock:
+            processes = list(self._processes)
+        for process in processes:
+            slots, _ = process.counters()
+            for slot, counters in enumerate(slots):
+                name = process.names.get(slot, "" if slot < protocol.SLOTS - 1 else "(others)")
+                if name:
+                    yield process, name, counters
+
+    def summary(self) -> dict[str, Any]:
+        """The fields of the summary record, but for `type` and `tool`."""
+        kernels = self.kernels()
+        unnamed = sum(process.counters()[1] for process in list(self._processes))
+        reasons: dict[str, int] = {}
+        for kernel in kernels:
+            for reason, n in kernel.not_instrumented.items():
+                reasons[reason] = reasons.get(reason, 0) + n
+        return {
+            "device": self.device.kind,
+            "launches_seen": sum(k.launches for k in kernels) + unnamed,
+            "launches_matched": sum(k.launches for k in kernels if k.matched),
+            "launches_instrumented": sum(k.instrumented for k in kernels if k.matched),
+            "not_instrumented": dict(sorted(reasons.items(), key=lambda item: -item[1])),
+            "lost": self._lost(),
+            "duration_ns": (self._ended_ns or time.monotonic_ns()) - self._started_ns,
+        }
+
+    def _lost(self) -> int:
+        """Instrumented launches whose counts never came, at most; and what maps had no room for."""
+        lost = 0
+        with self._lock:
+            for process in self._processes:
+                instrumented = sum(c.instrumented for c in process.counters()[0])
+                received = 0
+                for snapshot, file in process.snapshots.values():
+                    received += sum(i.launches for i in snapshot.instances)
+                    for number, offset in [
+                        *((a.map, a.offset) for i in snapshot.instances for a in i.arrays),
+                        *((number, offset) for number, (offset, _) in snapshot.shared.items()),
+                    ]:
+                        if number < len(self._maps):
+                            lost += maps.lost(
+                                self._maps[number], protocol.read_file(file, 64, offset).ljust(64, b"\0")
+                            )
+                lost += max(0, instrumented - received)
+        return lost
+
+
+class _NotStarted(SessionError):
+    """The command could not be run at all."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def _volume(extents: tuple[int, int, int]) -> int:
+    return extents[0] * extents[1] * extents[2]
+
+
+def _reasons(process: _Process, name: str, counters: protocol.Counters) -> dict[str, int]:
+    """Why launches of a matched kernel ran the original. What has no reason of its own came before the copy was ready."""
+    slots = [slot for slot, known in process.names.items() if known == name]
+    reasons: dict[str, int] = {}
+    for reason, n in counters.reasons.items():
+        if reason == protocol.REASONS[protocol.REFUSED_REASON]:
+            told = [process.refused[slot] for slot in slots if slot in process.refused]
+            reason = told[0] if told else process.refusals.get(name, reason)
+        reasons[reason] = reasons.get(reason, 0) + n
+    rest = counters.seen - counters.instrumented - sum(counters.reasons.values())
+    if rest > 0:
+        reasons["before ready"] = reasons.get("before ready", 0) + rest
+    return reasons

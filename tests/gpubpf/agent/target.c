@@ -1,0 +1,132 @@
+/* A program on the fake driver: target [MODE] [N]. Its output says what it did, and must not depend on a tool. */
+#define _GNU_SOURCE
+#include <cuda.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+unsigned long fake_launches(void), fake_instrumented(void);
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
+static const char image[] = "FAKE\nvectorAdd\nreduce\n";
+static CUfunction function, other;
+static CUcontext context;
+static int n = 23;
+
+static void setup(void) {
+  CUmodule module;
+  cuInit(0);
+  cuDevicePrimaryCtxRetain(&context, 0);
+  cuCtxSetCurrent(context);
+  cuModuleLoadData(&module, image);
+  cuModuleGetFunction(&function, module, "vectorAdd");
+  cuModuleGetFunction(&other, module, "reduce");
+}
+
+static void launch(CUfunction f, unsigned grid, unsigned block) {
+  int a = 1, b = 2;
+  void *parameters[] = {&a, &b};
+  cuLaunchKernel(f, grid, 1, 1, block, 1, 1, 0, NULL, parameters, NULL);
+}
+
+static void *many(void *unused) {
+  (void)unused;
+  cuCtxSetCurrent(context);
+  for (int i = 0; i < n; ++i) launch(function, 1, 5);
+  return NULL;
+}
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+int main(int argc, char **argv) {
+  const char *mode = argc > 1 ? argv[1] : "plain";
+  if (argc > 2) n = atoi(argv[2]);
+  if (!strcmp(mode, "nocuda")) return 3;
+  if (!strcmp(mode, "forks")) { /* before any CUDA call: each child is a process of its own to the tool */
+    for (int i = 0; i < n; ++i)
+      if (!fork()) {
+        setup();
+        launch(function, 1, 5);
+        exit(0);
+      }
+    int failed = 0, status;
+    while (wait(&status) > 0) failed += status != 0;
+    printf("failed %d\n", failed);
+    return failed;
+  }
+  setup();
+  if (!strcmp(mode, "threads")) {
+    pthread_t t[8];
+    for (int i = 0; i < 8; ++i) pthread_create(&t[i], NULL, many, NULL);
+    for (int i = 0; i < 8; ++i) pthread_join(t[i], NULL);
+  } else if (!strcmp(mode, "time")) {
+    double start = now();
+    for (int i = 0; i < n; ++i) launch(function, 1, 5);
+    double matched = now();
+    for (int i = 0; i < n; ++i) launch(other, 1, 5);
+    fprintf(stderr, "ns per launch: matched %.1f, not matched %.1f\n", 1e9 * (matched - start) / n, 1e9 * (now() - matched) / n);
+    return 0;
+  } else if (!strcmp(mode, "slow")) { /* n launches, a millisecond apart */
+    for (int i = 0; i < n; ++i) {
+      launch(function, 1, 5);
+      usleep(1000);
+    }
+  } else if (!strcmp(mode, "shapes")) {
+    for (int i = 0; i < n; ++i) launch(function, 1 + i % 3, 5);
+    launch(other, 1, 1);
+  } else if (!strcmp(mode, "capture")) {
+    CUgraph graph;
+    launch(function, 1, 5);
+    cuStreamBeginCapture_v2(NULL, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    launch(function, 1, 5);
+    launch(function, 1, 5);
+    cuStreamEndCapture(NULL, &graph);
+    launch(function, 1, 5);
+  } else if (!strcmp(mode, "childafter")) { /* fork with the agent in the process */
+    for (int i = 0; i < n; ++i) launch(function, 1, 5);
+    pid_t child = fork();
+    if (!child) {
+      launch(function, 1, 5);
+      _exit(7);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    printf("child %d\n", WEXITSTATUS(status));
+  } else if (!strcmp(mode, "destroy")) {
+    CUcontext second;
+    CUmodule module;
+    CUfunction f;
+    cuCtxCreate_v2(&second, 0, 0);
+    cuModuleLoadData(&module, image);
+    cuModuleGetFunction(&f, module, "vectorAdd");
+    for (int i = 0; i < n; ++i) launch(f, 1, 5);
+    cuCtxDestroy_v2(second);
+    cuCtxSetCurrent(context);
+    launch(function, 1, 5);
+  } else if (!strcmp(mode, "library")) {
+    CUlibrary library;
+    CUkernel kernel;
+    cuLibraryLoadData(&library, image, NULL, NULL, 0, NULL, NULL, 0);
+    cuLibraryGetKernel(&kernel, library, "vectorAdd");
+    for (int i = 0; i < n; ++i) launch((CUfunction)kernel, 1, 5);
+    cuLibraryUnload(library);
+  } else {
+    for (int i = 0; i < n; ++i) launch(function, 1, 5);
+  }
+  if (!strcmp(mode, "_exit")) _exit(4);
+  if (!strcmp(mode, "quick_exit")) quick_exit(5);
+  if (!strcmp(mode, "crash")) raise(SIGSEGV);
+  if (!strcmp(mode, "kill")) raise(SIGKILL);
+  if (!strcmp(mode, "term")) raise(SIGTERM);
+  printf("launched %lu\n", fake_launches());
+  if (getenv("SHOW_INSTRUMENTED")) printf("instrumented %lu\n", fake_instrumented());
+  return 0;
+}
