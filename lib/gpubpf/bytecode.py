@@ -21,7 +21,14 @@ ADD, SUB, MUL, DIV, OR, AND, LSH, RSH, NEG, MOD, XOR, MOV, ARSH, END = range(0x0
 JA, JEQ, JGT, JGE, JSET, JNE, JSGT, JSGE, CALL, EXIT, JLT, JLE, JSLT, JSLE = range(0x00, 0xE0, 0x10)
 # Operations of an atomic instruction (imm).
 FETCH = 0x01
-ATOMIC_ADD, ATOMIC_OR, ATOMIC_AND, ATOMIC_XOR, ATOMIC_XCHG, ATOMIC_CMPXCHG = 0x00, 0x40, 0x50, 0xA0, 0xE1, 0xF1
+ATOMIC_ADD, ATOMIC_OR, ATOMIC_AND, ATOMIC_XOR, ATOMIC_XCHG, ATOMIC_CMPXCHG = (
+    0x00,
+    0x40,
+    0x50,
+    0xA0,
+    0xE1,
+    0xF1,
+)
 LD_IMM64 = 0x18
 PSEUDO_MAP = 1  # src of an ld_imm64 whose value is a map
 PSEUDO_CALL = 1  # src of a call whose imm is a relative instruction number
@@ -83,7 +90,9 @@ class Program:
         return lines[number - 1].strip() if 0 < number <= len(lines) else ""
 
 
-def decode(code: bytes, lines: Iterable[int] = (), maps: Mapping[int, str] | None = None) -> tuple[Instruction, ...]:
+def decode(
+    code: bytes, lines: Iterable[int] = (), maps: Mapping[int, str] | None = None
+) -> tuple[Instruction, ...]:
     """Raw bytecode to instructions. `lines` are C lines by slot, `maps` names by file descriptor.
 
     Raises ValueError when `code` is not a whole number of instructions or ends inside an ld_imm64.
@@ -153,5 +162,3 @@ def without_comments(text: str) -> str:
 def device_points(text: str) -> dict[str, str]:
     """Functions whose first parameter is a device context, with their point: `{"on_exit": "exit"}`."""
     return {name: point for name, point in _DEVICE.findall(without_comments(text))}
-
-

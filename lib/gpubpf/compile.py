@@ -6,6 +6,7 @@ import base64
 import contextlib
 import ctypes
 import difflib
+import functools
 import json
 import os
 import platform
@@ -14,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ from gpubpf.bytecode import (
 from gpubpf.errors import CompileError
 from gpubpf.maps import MapDefinition
 
-VERSION = 1  # of what this file makes; part of every key
 INCLUDE = Path(__file__).parent / "include"
 _KEY_KINDS = {"gpubpf_thread_array": "thread_array", "gpubpf_param": "param"}
 _KINDS = {1: "hash", 2: "array", 6: "percpu_array", 27: "ringbuf"}
@@ -44,9 +43,18 @@ def header() -> str:
     return (INCLUDE / "gpubpf.h").read_text()
 
 
+@functools.cache
+def _version() -> str:
+    """Changes whenever the code of the stages up to fragments does."""
+    here = Path(__file__).parent
+    files = [here / name for name in ("compile.py", "bytecode.py", "maps.py")]
+    files += sorted((here / "verify").glob("*.py")) + sorted((here / "lower").glob("*.py"))
+    return cache.key(*(file.read_bytes() for file in files))
+
+
 def program_key(text: str) -> str:
-    """What identifies a compiled C text: the text, the header it includes, and the version of this stage."""
-    return cache.key(f"program {VERSION}", text, header())
+    """What identifies a compiled C text in the cache: the text, the header it includes, and the code of the stages."""
+    return cache.key(_version(), text, header())
 
 
 def compile_text(text: str) -> Program:
@@ -63,7 +71,7 @@ def compile_text(text: str) -> Program:
 
 def to_json(program: Program) -> dict[str, Any]:
     """A program as JSON values, without its text."""
-    names = {name: 0 for name in program.maps}
+    names = dict.fromkeys(program.maps, 0)
     functions = {}
     for function in program.functions.values():
         code = function.instructions
@@ -218,7 +226,9 @@ def _check_relocations(function: Function) -> None:
         if i.opcode == LD_IMM64 and i.src == 1 and i.map is None:
             raise CompileError(f"{where}: refers to a map that is not in this text; declare the map here")
         if i.opcode == LD_IMM64 and i.src > 1:
-            raise CompileError(f"{where}, instruction {pc}: refers to a variable; use a map or an array on the stack")
+            raise CompileError(
+                f"{where}, instruction {pc}: refers to a variable; use a map or an array on the stack"
+            )
         # Constant data was given an address of this process.
         if i.opcode == LD_IMM64 and i.src == 0 and i.map is None and _is_local_address(i.imm):
             raise CompileError(
@@ -350,7 +360,9 @@ def _kernel_source() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         tree = _headers(stack)
         if tree is None:
-            raise CompileError("bcc needs kernel headers and there are none in /usr/src; install linux-headers-amd64")
+            raise CompileError(
+                "bcc needs kernel headers and there are none in /usr/src; install linux-headers-amd64"
+            )
         os.environ["BCC_KERNEL_SOURCE"] = str(tree)
         try:
             yield
@@ -382,10 +394,8 @@ def _headers(stack: contextlib.ExitStack) -> Path | None:
                         with contextlib.suppress(FileExistsError):
                             (merged / part / entry.name).symlink_to(entry)
         except OSError as error:
-            raise CompileError(f"the kernel headers cannot be put together in {merged}: {error.strerror}") from None
+            raise CompileError(
+                f"the kernel headers cannot be put together in {merged}: {error.strerror}"
+            ) from None
         return merged
     return None
-
-
-def prebuilt_directory() -> Any:
-    return resources.files("gpubpf") / "prebuilt"

@@ -2,8 +2,10 @@
 
 All numbers are little-endian; storage begins at an address that is a multiple of 256.
 
-    thread_array  u64 lost, u64 0, then value[entries][threads]: entry by entry, one value for each global thread.
+    thread_array  value[entries][threads] and one value more: entry by entry, one value for each global thread.
                   The global thread number is (block number) * (threads of a block) + (thread number), x fastest.
+                  Threads beyond the capacity share the last value, which nobody reads; that it changed shows that
+                  something was lost.
     array         value[entries]. percpu_array and histogram are the same: one cell for the context, so update it atomically.
     hash          64-byte header: u64 entries used, u64 lost, u64 slots (a power of two), zeros.
                   Then u64 state[slots], key[slots] (padded to 8 bytes each), value[slots] (padded to 8 bytes each).
@@ -36,7 +38,6 @@ KINDS = {
     "gpu_ringbuf": 1527,
     "param": 1500,
 }
-THREAD_ARRAY_HEADER = 16
 HEADER = 64
 SLACK = 4096  # the longest record, header included
 RECORD_HEADER = 8
@@ -106,7 +107,16 @@ class MapDefinition:
     def to_json(self) -> dict[str, Any]:
         return {
             name: getattr(self, name)
-            for name in ("name", "kind", "key_size", "value_size", "max_entries", "key_type", "value_type", "flags")
+            for name in (
+                "name",
+                "kind",
+                "key_size",
+                "value_size",
+                "max_entries",
+                "key_type",
+                "value_type",
+                "flags",
+            )
         }
 
     @classmethod
@@ -122,7 +132,9 @@ def prints_definition() -> MapDefinition:
     """The ring buffer of `trace_printk` and `puts`: format (CRC-32 of its text), then three arguments."""
     fields = [["format", "<u8", 0], ["arguments", ["<u8", [PRINT_ARGUMENTS]], 8]]
     size = 8 + 8 * PRINT_ARGUMENTS
-    return MapDefinition(PRINTS, "ringbuf", 0, size, PRINT_BYTES, None, {"fields": fields, "size": size}, 1 << 31)
+    return MapDefinition(
+        PRINTS, "ringbuf", 0, size, PRINT_BYTES, None, {"fields": fields, "size": size}, 1 << 31
+    )
 
 
 def type_of(description: Any) -> Any:
@@ -165,7 +177,9 @@ def _describe(description: Any) -> tuple[Any, int, int] | None:
             offset = (size + align - 1) // align * align
         alignment = max(alignment, align)
         name = str(member[0])
-        if name == "" and isinstance(kind, dict):  # anonymous structure or union: its fields belong to the outer
+        if name == "" and isinstance(
+            kind, dict
+        ):  # anonymous structure or union: its fields belong to the outer
             fields += [[field, inner_kind, offset + at] for field, inner_kind, at in kind["fields"]]
         elif not name.startswith("__pad_"):
             fields.append([name or f"_{number}", kind, offset])
@@ -186,9 +200,7 @@ def dtype(kind: Any, size: int) -> np.dtype[Any]:
         names = [field[0] for field in kind["fields"]]
         formats = [convert(field[1]) for field in kind["fields"]]
         offsets = [field[2] for field in kind["fields"]]
-        return np.dtype(
-            {"names": names, "formats": formats, "offsets": offsets, "itemsize": kind["size"]}  # type: ignore[call-overload]
-        )
+        return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": kind["size"]})
 
     try:
         result = convert(kind) if kind is not None else None
@@ -202,7 +214,7 @@ def storage_size(defn: MapDefinition, threads: int = 0) -> int:
     if defn.kind == "thread_array":
         if not 0 <= threads <= MAX_THREADS:
             raise ValueError(f"a thread array has room for at most {MAX_THREADS} threads, not {threads}")
-        return THREAD_ARRAY_HEADER + defn.max_entries * threads * defn.value_size
+        return (defn.max_entries * threads + 1) * defn.value_size
     if defn.kind in ("array", "percpu_array"):
         return defn.max_entries * defn.value_size
     if defn.kind == "hash":
@@ -229,7 +241,9 @@ def initial(defn: MapDefinition, threads: int = 0) -> bytes:
     return header(defn).ljust(size, b"\0")
 
 
-def decode(defn: MapDefinition, raw: bytes | bytearray | memoryview, threads: int = 0) -> np.ndarray[Any, Any]:
+def decode(
+    defn: MapDefinition, raw: bytes | bytearray | memoryview, threads: int = 0
+) -> np.ndarray[Any, Any]:
     """Storage as an array of `value_dtype`, without a copy where the layout allows that.
 
     thread_array: shape (max_entries, threads). array: (max_entries,). hash: (entries,) with fields `key` and `value`.
@@ -243,7 +257,7 @@ def decode(defn: MapDefinition, raw: bytes | bytearray | memoryview, threads: in
     if len(raw) < storage_size(defn, threads):
         raise Error(f"map {defn.name}: {len(raw)} bytes were read of {storage_size(defn, threads)}")
     if defn.kind == "thread_array":
-        values = np.frombuffer(raw, defn.value_dtype, defn.max_entries * threads, THREAD_ARRAY_HEADER)
+        values = np.frombuffer(raw, defn.value_dtype, defn.max_entries * threads)
         return values.reshape(defn.max_entries, threads)
     if defn.kind in ("array", "percpu_array"):
         return np.frombuffer(raw, defn.value_dtype, defn.max_entries)
@@ -338,10 +352,13 @@ def read_ring(defn: MapDefinition, raw: bytes | bytearray | memoryview, live: bo
     return Ring(records, tuple(others), lost, incomplete, at)
 
 
-def lost(defn: MapDefinition, raw: bytes | bytearray | memoryview) -> int:
-    """Updates that found no room: threads beyond a thread array's capacity, hash entries, ring buffer records."""
-    at = {"thread_array": 0, "hash": 8, "ringbuf": 8}.get(defn.kind)
-    return 0 if at is None else int.from_bytes(raw[at : at + 8], "little")
+def lost(defn: MapDefinition, raw: bytes | bytearray | memoryview, threads: int = 0) -> int:
+    """Updates that found no room: hash entries, ring buffer records. For a thread array 1 if any thread was beyond its
+    capacity (their number is not known), else 0."""
+    if defn.kind == "thread_array":
+        end = storage_size(defn, threads)
+        return int(any(raw[end - defn.value_size : end]))
+    return int.from_bytes(raw[8:16], "little") if defn.kind in ("hash", "ringbuf") else 0
 
 
 def prints(formats: Mapping[int, str], raw: bytes | bytearray | memoryview) -> Iterator[str]:

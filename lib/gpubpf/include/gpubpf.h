@@ -103,26 +103,27 @@ struct gpubpf_param {
     };                                                           \
     __attribute__((section("maps/ringbuf"))) struct _name##_table_t _name = {.max_entries = (_pages) * PAGE_SIZE}
 
-/* Which threads: for each dimension, index - lo <= span as unsigned numbers. {0, 0xffffffff} takes all. */
-struct gpu_filter {
-    u32 block_lo[3];
-    u32 block_span[3];
-    u32 thread_lo[3];
-    u32 thread_span[3];
+/* Which threads: for each dimension (x, y, z) those with index - lo <= span, as unsigned numbers. {0, ~0} takes all. */
+struct gpu_range {
+    u32 lo, span;
 };
 
+struct gpu_filter {
+    struct gpu_range block[3];
+    struct gpu_range thread[3];
+};
+
+#define GPUBPF_IN(_index, _range) ((u32)((u32)(_index) - (_range).lo) <= (_range).span)
+
+/* Without short circuits: so it is one predicate and one branch. */
 static __always_inline int gpu_selected(const struct gpu_filter *filter)
 {
-    u64 block[3], thread[3];
+    u64 bx, by, bz, tx, ty, tz;
 
-    bpf_get_block_idx(&block[0], &block[1], &block[2]);
-    bpf_get_thread_idx(&thread[0], &thread[1], &thread[2]);
-    return (u32)((u32)thread[0] - filter->thread_lo[0]) <= filter->thread_span[0] &&
-           (u32)((u32)thread[1] - filter->thread_lo[1]) <= filter->thread_span[1] &&
-           (u32)((u32)thread[2] - filter->thread_lo[2]) <= filter->thread_span[2] &&
-           (u32)((u32)block[0] - filter->block_lo[0]) <= filter->block_span[0] &&
-           (u32)((u32)block[1] - filter->block_lo[1]) <= filter->block_span[1] &&
-           (u32)((u32)block[2] - filter->block_lo[2]) <= filter->block_span[2];
+    bpf_get_block_idx(&bx, &by, &bz);
+    bpf_get_thread_idx(&tx, &ty, &tz);
+    return GPUBPF_IN(bx, filter->block[0]) & GPUBPF_IN(by, filter->block[1]) & GPUBPF_IN(bz, filter->block[2]) &
+           GPUBPF_IN(tx, filter->thread[0]) & GPUBPF_IN(ty, filter->thread[1]) & GPUBPF_IN(tz, filter->thread[2]);
 }
 
 #endif

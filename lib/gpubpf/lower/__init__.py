@@ -1,6 +1,5 @@
 """Lowering of verified device programs: one lowering (`ir.py`), one table per target (`nvptx.py`)."""
 
-from gpubpf.lower.ir import Argument
-from gpubpf.lower.nvptx import Fragment, lower
+from gpubpf.lower.fragment import Argument, Fragment
 
-__all__ = ["Argument", "Fragment", "lower"]
+__all__ = ["Argument", "Fragment"]

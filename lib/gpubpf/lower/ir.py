@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from gpubpf import bytecode as b
 from gpubpf.bytecode import STACK_SIZE, Instruction, Program
 from gpubpf.lower import storage
-from gpubpf.maps import PRINT_ARGUMENTS, PRINTS, THREAD_ARRAY_HEADER, MapDefinition, prints_definition
+from gpubpf.lower.fragment import Argument
+from gpubpf.maps import PRINT_ARGUMENTS, PRINTS, MapDefinition, prints_definition
 from gpubpf.verify import Access, Call, Checked
 from gpubpf.verify.rules import Chain, value_alignment
 
@@ -36,28 +37,6 @@ class Target:
     pointer: str
     scope: str
     calls: Mapping[str, tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class Argument:
-    """A value that a fragment is given, in a register of PTX type `type` named `register`.
-
-    kind `launch` (the launch id), `map_base` (address of the storage of `map`), `map_capacity` (threads that the thread array
-    `map` has room for, below 2^32), `param` (`width` bytes at `offset` of the `param` map `map`, zero-extended), `context`
-    (what the injector supplies: `field` `site`, `work`), `pid_tgid` (of the host thread that launched: process << 32 | thread).
-    """
-
-    name: str
-    type: str
-    kind: str
-    map: str = ""
-    field: str = ""
-    offset: int = 0
-    width: int = 8
-
-    @property
-    def register(self) -> str:
-        return f"%gpubpf_{self.name}"
 
 
 @dataclass(frozen=True)
@@ -210,7 +189,9 @@ class _Lowering:
         for at, width in storage.chunks(size):
             kind = f"i{8 * width}"
             a = self.value(f"getelementptr i8, {source[0]} {source[1]}, i64 {at}")
-            value = self.value(f"load {kind}, {source[0]} {a}, align {1 if source[0] == 'ptr' else min(width, 8)}")
+            value = self.value(
+                f"load {kind}, {source[0]} {a}, align {1 if source[0] == 'ptr' else min(width, 8)}"
+            )
             c = self.value(f"getelementptr i8, {to[0]} {to[1]}, i64 {at}")
             self.emit(f"store {kind} {value}, {to[0]} {c}, align {_aligned(alignment, at, width)}")
 
@@ -363,7 +344,11 @@ class _Lowering:
                 same = self.value(f"icmp eq {kind} {old}, {expected}")
                 new = self.value(f"select i1 {same}, {kind} {value}, {kind} {old}")
             else:
-                new = value if operation == b.ATOMIC_XCHG else self.value(f"{names[operation]} {kind} {old}, {value}")
+                new = (
+                    value
+                    if operation == b.ATOMIC_XCHG
+                    else self.value(f"{names[operation]} {kind} {old}, {value}")
+                )
             self.emit(f"store {kind} {new}, ptr {pointer}, align 1")
         elif operation == b.ATOMIC_CMPXCHG:
             pair = self.value(
@@ -472,32 +457,20 @@ class _Lowering:
             address = self.value(f"add i64 {base}, {offset}")
             return self.value(f"select i1 {inside}, i64 {address}, i64 0")
         capacity = self.argument("map_capacity", f"capacity_{definition.name}", map=definition.name)
+        # A thread beyond the capacity gets the element after the last: no second path, and memory stays safe.
         thread = self.global_thread("i32")
         room = self.low(capacity)
         fits = self.value(f"icmp ult i32 {thread}, {room}")
-        good = self.value(f"and i1 {inside}, {fits}")
-        yes, no, lost, done = (self.fresh(stem) for stem in ("yes", "no", "lost", "done"))
-        self.emit(f"br i1 {good}, label %{yes}, label %{no}")
-        self.label(no)
-        self.emit(f"br i1 {inside}, label %{lost}, label %{done}")
-        self.label(lost)
-        counter = self.memory(base)
-        self.value(
-            f"atomicrmw add {self.target.pointer} {counter}, i64 1 {self.target.scope} monotonic"
-        )
-        self.emit(f"br label %{done}")
-        self.label(yes)
-        row = self.value(f"mul i64 {number}, {capacity}")
-        index = self.value(f"add i64 {row}, {self.value(f'zext i32 {thread} to i64')}")
+        if definition.max_entries == 1:
+            index = self.wide(self.value(f"select i1 {fits}, i32 {thread}, i32 {room}"))
+        else:
+            row = self.value(f"mul i64 {number}, {capacity}")
+            own = self.value(f"add i64 {row}, {self.wide(thread)}")
+            last = self.value(f"mul i64 {capacity}, {definition.max_entries}")
+            index = self.value(f"select i1 {fits}, i64 {own}, i64 {last}")
         offset = self.value(f"mul i64 {index}, {definition.value_size}")
-        start = self.value(f"add i64 {base}, {THREAD_ARRAY_HEADER}")
-        address = self.value(f"add i64 {start}, {offset}")
-        # Otherwise LLVM keeps the program's own test against NULL: it does not know that storage is not at address 0.
-        self.declared.add("declare void @llvm.assume(i1)")
-        self.emit(f"call void @llvm.assume(i1 {self.value(f'icmp ne i64 {address}, 0')})")
-        self.emit(f"br label %{done}")
-        self.label(done)
-        return self.value(f"phi i64 [ {address}, %{yes} ], [ 0, %{no} ], [ 0, %{lost} ]")
+        address = self.value(f"add i64 {base}, {offset}")
+        return self.value(f"select i1 {inside}, i64 {address}, i64 0")
 
     def update(self, call: Call) -> str:
         definition = self.map(call.map)

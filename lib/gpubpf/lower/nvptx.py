@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpubpf.bytecode import Function, Program
 from gpubpf.errors import VerifyError
-from gpubpf.lower.ir import AXES, ENTRY, Argument, Module, Target
+from gpubpf.lower.fragment import Fragment
+from gpubpf.lower.ir import AXES, ENTRY, Module, Target
 from gpubpf.verify import Checked
 
-VERSION = 1  # of the fragments this makes; part of every key
 _SREG = "llvm.nvvm.read.ptx.sreg."
 
 NVPTX = Target(
@@ -33,41 +31,6 @@ NVPTX = Target(
         "membar": ("llvm.nvvm.membar.sys", "void"),
     },
 )
-
-
-@dataclass(frozen=True)
-class Fragment:
-    """A lowered device program.
-
-    `ptx` is a block `{ … }` with its own registers and labels, left by falling out of its end; it reads its `arguments` from
-    the registers that they name. It needs PTX 6.3 and sm_70. `registers` are the 32-bit registers it declares: virtual ones,
-    ptxas needs far fewer. `formats`: printed texts by number (see maps.prints).
-    """
-
-    function: str
-    ptx: str
-    arguments: tuple[Argument, ...]
-    registers: int
-    formats: Mapping[int, str]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "function": self.function,
-            "ptx": self.ptx,
-            "arguments": [asdict(argument) for argument in self.arguments],
-            "registers": self.registers,
-            "formats": {str(number): text for number, text in self.formats.items()},
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Fragment:
-        return cls(
-            value["function"],
-            value["ptx"],
-            tuple(Argument(**argument) for argument in value["arguments"]),
-            value["registers"],
-            {int(number): text for number, text in value["formats"].items()},
-        )
 
 
 def lower(program: Program, checked: Checked) -> Fragment:
@@ -133,7 +96,9 @@ def fragment(function: Function, module: Module, ptx: str) -> Fragment:
                 continue
             line = line.replace("ret;", "bra \t$gpubpf_end;")
             leaves_early = True
-        lines.append(_LOAD.sub(lambda m: f"mov.{m[1]} \t{m[2]}, {module.arguments[int(m[3])].register};", line))
+        lines.append(
+            _LOAD.sub(lambda m: f"mov.{m[1]} \t{m[2]}, {module.arguments[int(m[3])].register};", line)
+        )
     if leaves_early or (lines and lines[-1].rstrip().endswith(":")):
         lines.append("$gpubpf_end:" if leaves_early else "")
     text = "\n".join(["{", *(line for line in lines if line), "}"])

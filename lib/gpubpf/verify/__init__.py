@@ -1,20 +1,20 @@
-"""Decides whether a device program may run: the kernel's verifier first, then what a GPU adds."""
+"""Decides whether a device program may run: by the kernel's verifier, and by rules for what a GPU adds."""
 
 from __future__ import annotations
 
 from gpubpf.bytecode import Function, Program
+from gpubpf.verify import kernel
 from gpubpf.verify.rules import Access, Call, Checked, check
 
 __all__ = ["Access", "Call", "Checked", "check", "verify"]
 
 
-def verify(program: Program, function: Function) -> Checked:
+def verify(program: Program, function: Function) -> tuple[Checked, str | None]:
     """Both gates for one device program. Raises VerifyError, whose message names the instruction and the C line.
 
-    The kernel's verifier needs CAP_BPF; it is left out where that is missing (compiling needs it as well, so what
-    was compiled here was judged here, and what is prebuilt carries its verdict).
+    Our own goes first, since the kernel's needs to be told which loads read the context. Returns what was learnt, and the release of the
+    kernel whose verifier agreed: None where it cannot be asked (it needs CAP_BPF, as compiling does: what is compiled here
+    is judged here, and what is prebuilt carries its verdict).
     """
-    from gpubpf.verify import kernel
-
-    kernel.check(program, function)
-    return check(program, function)
+    checked = check(program, function)
+    return checked, kernel.check(program, checked)

@@ -156,9 +156,7 @@ def _mul(a: Range, b: Range) -> Range:
 
 def _and(a: Range, b: Range) -> Range:
     bits = a.bits & b.bits
-    return _make(
-        0, min(a.hi, b.hi), S_MIN, S_MAX, bits, (a.bits | a.unknown) & (b.bits | b.unknown) & ~bits
-    )
+    return _make(0, min(a.hi, b.hi), S_MIN, S_MAX, bits, (a.bits | a.unknown) & (b.bits | b.unknown) & ~bits)
 
 
 def _or(a: Range, b: Range) -> Range:

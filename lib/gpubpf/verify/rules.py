@@ -24,7 +24,9 @@ MAX_DEPTH = 8
 MAX_INSTRUCTIONS = 4096
 MAX_PARAM = 1024  # bytes of a GPU_PARAM: they travel with every launch
 MAX_RECORD = SLACK - RECORD_HEADER
-Chain = tuple[int, ...]  # the calls (instruction numbers) that lead into a subprogram; () is the program itself
+Chain = tuple[
+    int, ...
+]  # the calls (instruction numbers) that lead into a subprogram; () is the program itself
 Place = tuple[Chain, int]
 
 
@@ -79,6 +81,7 @@ class Checked:
     reached: frozenset[Place]
     edges: frozenset[tuple[Place, bool]]
     steps: int
+    stack_low: int  # lowest stack offset that is written
 
 
 NUMBER = Value("number", ANY)
@@ -163,14 +166,17 @@ class _Checker:
         self.edges: set[tuple[Place, bool]] = set()
         self.ids = 0
         self.steps = 0
+        self.stack_low = 0
 
     # Messages
 
-    def reject(self, pc: int, what: str, remedy: str) -> NoReturn:
+    def reject(self, pc: int, what: str, remedy: str) -> VerifyError:
         line = self.code[pc].line if 0 <= pc < len(self.code) else 0
         text = self.program.line(line)
         where = f"C line {line}" + (f" `{text}`" if text else "") if line else "C line not known"
-        raise VerifyError(f"device program {self.function.name}, instruction {pc}, {where}: {what}; {remedy}")
+        return VerifyError(
+            f"device program {self.function.name}, instruction {pc}, {where}: {what}; {remedy}"
+        )
 
     # The walk
 
@@ -192,7 +198,7 @@ class _Checker:
                 self.reached.add(place)
                 self.steps += 1
                 if self.steps > MAX_STEPS:
-                    self.reject(
+                    raise self.reject(
                         state.pc,
                         f"too many instructions on all its paths together (more than {MAX_STEPS})",
                         "bound its loops by smaller constants",
@@ -213,6 +219,7 @@ class _Checker:
             frozenset(self.reached),
             frozenset(self.edges),
             self.steps,
+            self.stack_low,
         )
 
     def _finish(self, mark: _Checkpoint | None) -> None:
@@ -249,12 +256,14 @@ class _Checker:
             if i.cls in (b.JMP, b.JMP32) and self._target(pc, i) == place:
                 break
         if waits:
-            self.reject(
+            raise self.reject(
                 place,
                 "a loop that waits for memory which another thread writes: lanes of one warp can wait for each other for ever",
                 "do not spin; use an atomic that needs no lock",
             )
-        self.reject(place, "a loop that may never end", "bound it by a counter that changes in every turn")
+        raise self.reject(
+            place, "a loop that may never end", "bound it by a counter that changes in every turn"
+        )
 
     def _covers(self, old: _State, new: _State) -> bool:
         """Whether everything possible in `new` is possible in `old`."""
@@ -289,7 +298,9 @@ class _Checker:
         if not code:
             raise VerifyError(f"device program {self.function.name}: it is empty; write a body")
         if len(code) > MAX_INSTRUCTIONS:
-            self.reject(0, f"{len(code)} instructions (at most {MAX_INSTRUCTIONS})", "do less in one program")
+            raise self.reject(
+                0, f"{len(code)} instructions (at most {MAX_INSTRUCTIONS})", "do less in one program"
+            )
         if self.function.point not in CONTEXTS:
             raise VerifyError(
                 f"program {self.function.name}: it is no device program; give it a struct gpu_entry or gpu_exit argument"
@@ -300,16 +311,16 @@ class _Checker:
             starts.add(pc)
             i = code[pc]
             if i.dst > 10 or i.src > 10:
-                self.reject(pc, "a register beyond r10", "compile the C text again")
+                raise self.reject(pc, "a register beyond r10", "compile the C text again")
             if not _opcode_known(i):
-                self.reject(pc, f"unknown instruction 0x{i.opcode:02x}", "compile the C text again")
+                raise self.reject(pc, f"unknown instruction 0x{i.opcode:02x}", "compile the C text again")
             if i.opcode == b.LD_IMM64:
                 if pc + 1 >= len(code) or code[pc + 1].opcode:
-                    self.reject(pc, "half of an ld_imm64", "compile the C text again")
+                    raise self.reject(pc, "half of an ld_imm64", "compile the C text again")
                 if i.map is not None and i.map not in self.program.maps:
-                    self.reject(pc, f"map {i.map} is not declared", "declare it in the C text")
+                    raise self.reject(pc, f"map {i.map} is not declared", "declare it in the C text")
                 if i.map is None and i.src:
-                    self.reject(
+                    raise self.reject(
                         pc, "refers to a variable or an unknown map", "use a map or an array on the stack"
                     )
                 pc += 1
@@ -318,7 +329,7 @@ class _Checker:
             )
             target = i.src if i.cls == b.STX else i.dst
             if writes and target == 10 and i.imm != b.ATOMIC_CMPXCHG:
-                self.reject(pc, "writes r10, the frame pointer", "compile the C text again")
+                raise self.reject(pc, "writes r10, the frame pointer", "compile the C text again")
             pc += 1
         for pc in starts:
             i = code[pc]
@@ -326,12 +337,12 @@ class _Checker:
                 op = i.opcode & 0xF0
                 if op == b.CALL and i.src == b.PSEUDO_CALL:
                     if pc + 1 + i.imm not in starts:
-                        self.reject(pc, "calls no function", "make the function static inline")
+                        raise self.reject(pc, "calls no function", "make the function static inline")
                 elif op not in (b.CALL, b.EXIT) and self._target(pc, i) not in starts:
-                    self.reject(pc, "jumps out of the program", "compile the C text again")
+                    raise self.reject(pc, "jumps out of the program", "compile the C text again")
             next_pc = pc + 2 if i.opcode == b.LD_IMM64 else pc + 1
             if next_pc not in starts and i.opcode not in (0x05, 0x06, 0x95):
-                self.reject(pc, "runs past the end of the program", "end every function with return")
+                raise self.reject(pc, "runs past the end of the program", "end every function with return")
 
     def _target(self, pc: int, i: Instruction) -> int:
         return pc + 1 + (i.imm if i.opcode == 0x06 else i.offset)
@@ -397,7 +408,7 @@ class _Checker:
     def _read(self, state: _State, register: int) -> Value:
         value = state.registers[register]
         if value is None:
-            self.reject(
+            raise self.reject(
                 state.pc, f"r{register} is read before it has a value", "give the variable a value first"
             )
         return value
@@ -413,7 +424,7 @@ class _Checker:
             source = self._operand(state, i)
             if source.kind != "number":
                 if not wide or i.offset:
-                    self.reject(pc, "cuts an address to fewer bits", "keep addresses in pointers")
+                    raise self.reject(pc, "cuts an address to fewer bits", "keep addresses in pointers")
             elif i.offset:
                 extended = ranges.extend(source.range, i.offset)
                 source = Value("number", extended if wide else truncate(extended))
@@ -432,13 +443,11 @@ class _Checker:
         if op == b.NEG:
             self._number(state, target, "negates an address")
             zero = constant(0)
-            state.registers[i.dst] = Value(
-                "number", ranges.operate(b.SUB, zero, target.range, wide, False)
-            )
+            state.registers[i.dst] = Value("number", ranges.operate(b.SUB, zero, target.range, wide, False))
             return
         source = self._operand(state, i)
         if op in (b.LSH, b.RSH, b.ARSH) and not i.opcode & 0x08 and not 0 <= i.imm < (64 if wide else 32):
-            self.reject(pc, f"shifts by {i.imm} bits", "shift by less than the number's width")
+            raise self.reject(pc, f"shifts by {i.imm} bits", "shift by less than the number's width")
         if target.kind == "number" and source.kind == "number":
             result = ranges.operate(op, target.range, source.range, wide, i.offset == 1)
             state.registers[i.dst] = Value("number", result)
@@ -448,27 +457,34 @@ class _Checker:
     def _pointer_arithmetic(self, state: _State, op: int, wide: bool, target: Value, source: Value) -> Value:
         pc = state.pc
         if op not in (b.ADD, b.SUB) or not wide:
-            self.reject(pc, "calculates with an address", "only add to pointers or subtract from them")
+            raise self.reject(pc, "calculates with an address", "only add to pointers or subtract from them")
         if target.kind != "number" and source.kind != "number":
-            if op == b.SUB and target.kind == source.kind and target.object == source.object and target.id == source.id:
+            if (
+                op == b.SUB
+                and target.kind == source.kind
+                and target.object == source.object
+                and target.id == source.id
+            ):
                 return Value("number", ranges.operate(b.SUB, target.range, source.range, True, False))
-            self.reject(pc, "combines two addresses", "only subtract pointers into the same object")
+            raise self.reject(pc, "combines two addresses", "only subtract pointers into the same object")
         if target.kind == "number":
             if op == b.SUB:
-                self.reject(pc, "subtracts an address from a number", "only add to pointers")
+                raise self.reject(pc, "subtracts an address from a number", "only add to pointers")
             target, source = source, target
         if target.nullable:
-            self.reject(pc, "calculates with what may be NULL", "test it against NULL first")
+            raise self.reject(pc, "calculates with what may be NULL", "test it against NULL first")
         if target.kind == "map":
-            self.reject(pc, "calculates with the address of a map", "use its methods")
+            raise self.reject(pc, "calculates with the address of a map", "use its methods")
         offset = ranges.operate(op, target.range, source.range, True, False)
         if not -(1 << 29) <= offset.slo <= offset.shi <= 1 << 29:
-            self.reject(pc, "adds a number without bounds to an address", "test it against its limits first")
+            raise self.reject(
+                pc, "adds a number without bounds to an address", "test it against its limits first"
+            )
         return target._replace(range=offset)
 
     def _number(self, state: _State, value: Value, what: str) -> None:
         if value.kind != "number":
-            self.reject(state.pc, what, "keep addresses in pointers")
+            raise self.reject(state.pc, what, "keep addresses in pointers")
 
     def _new_id(self) -> int:
         self.ids += 1
@@ -476,26 +492,30 @@ class _Checker:
 
     # Memory
 
-    def _reach(self, state: _State, base: Value, offset: int, size: int, write: bool, atomic: bool = False) -> Range:
+    def _reach(
+        self, state: _State, base: Value, offset: int, size: int, write: bool, atomic: bool = False
+    ) -> Range:
         """Checks one access through a register and notes it. Returns the offset range."""
         pc = state.pc
         if base.kind == "number":
-            self.reject(
+            raise self.reject(
                 pc,
                 f"{'writes to' if write else 'reads from'} an address that is only a number",
                 "device programs reach their context, their stack and map values",
             )
         if base.nullable:
-            self.reject(pc, "uses a pointer that may be NULL", "test the result of lookup against NULL first")
+            raise self.reject(
+                pc, "uses a pointer that may be NULL", "test the result of lookup against NULL first"
+            )
         where = ranges.operate(b.ADD, base.range, constant(offset), True, False)
         if base.kind == "map":
-            self.reject(pc, f"reaches into map {base.object} itself", "use its methods")
+            raise self.reject(pc, f"reaches into map {base.object} itself", "use its methods")
         if base.kind == "context":
             access = self._context(pc, where, size, write or atomic)
         elif base.kind == "stack":
             at = where.constant
             if at is None:
-                self.reject(
+                raise self.reject(
                     pc,
                     "an array on the stack with an index that is not constant: a probe's stack is in registers",
                     "unroll the loop, or use a map",
@@ -513,7 +533,7 @@ class _Checker:
         if known is not None and known.kind == access.kind == "memory":
             access = Access("memory", alignment=min(known.alignment, access.alignment))
         elif known is not None and known != access:
-            self.reject(
+            raise self.reject(
                 state.pc,
                 "reaches different memory on different paths",
                 "write the access once in each branch",
@@ -522,16 +542,16 @@ class _Checker:
 
     def _context(self, pc: int, where: Range, size: int, write: bool) -> Access:
         if write:
-            self.reject(pc, "writes to its context", "the context is read-only; copy the field first")
+            raise self.reject(pc, "writes to its context", "the context is read-only; copy the field first")
         at = where.constant
         if at is None:
-            self.reject(pc, "reads its context at an offset that is not constant", "name the field")
+            raise self.reject(pc, "reads its context at an offset that is not constant", "name the field")
         for name, (start, length) in CONTEXTS[self.function.point].items():
             if start <= signed64(at) and signed64(at) + size <= start + length:
                 if (at - start) % size:
-                    self.reject(pc, "reads its context unaligned", "read whole fields")
+                    raise self.reject(pc, "reads its context unaligned", "read whole fields")
                 return Access("context", name, at - start)
-        self.reject(
+        raise self.reject(
             pc,
             f"reads byte {signed64(at)} of its context, beyond struct gpu_{self.function.point}",
             "use its fields, and the context type of where the program is attached",
@@ -540,8 +560,10 @@ class _Checker:
     def _stack_bounds(self, pc: int, where: Range, size: int) -> int:
         at = signed64(where.lo)
         if not -STACK_SIZE <= at <= at + size <= 0:
-            self.reject(
-                pc, f"reaches stack offset {at}, size {size}, outside of the stack", "stay within the variable"
+            raise self.reject(
+                pc,
+                f"reaches stack offset {at}, size {size}, outside of the stack",
+                "stay within the variable",
             )
         return at
 
@@ -554,21 +576,21 @@ class _Checker:
             alignment = value_alignment(definition)
         if where.slo < 0 or where.shi + size > limit:
             bounds = str(where.slo) if where.slo == where.shi else f"{where.slo} to {where.shi}"
-            self.reject(
+            raise self.reject(
                 pc,
                 f"reaches offset {bounds}, size {size}, of {what}, which has {limit} bytes",
                 "test the index against its limits first",
             )
         if alignment % size or not where.multiple_of(size):
-            self.reject(
+            raise self.reject(
                 pc, f"an access of {size} bytes that is not aligned", "do not pack the structure"
             )
         if name and definition.kind == "param":
             if write:
-                self.reject(pc, f"writes to parameter {name}", "parameters are read-only; use an array")
+                raise self.reject(pc, f"writes to parameter {name}", "parameters are read-only; use an array")
             at = where.constant
             if at is None:
-                self.reject(
+                raise self.reject(
                     pc, f"reads parameter {name} at an offset that is not constant", "unroll the loop"
                 )
             return Access("param", name, at)
@@ -597,7 +619,7 @@ class _Checker:
         for k in range(size):
             part = stack.get(at + k)
             if part is None:
-                self.reject(
+                raise self.reject(
                     state.pc,
                     f"reads byte {at + k} of the stack, which was never written",
                     "give the whole variable a value first",
@@ -607,7 +629,7 @@ class _Checker:
         if all(value is first and n == size and k == number for number, (value, k, n) in enumerate(parts)):
             return first
         if any(value.kind != "number" for value, _, _ in parts):
-            self.reject(state.pc, "reads a part of an address", "keep addresses in pointers")
+            raise self.reject(state.pc, "reads a part of an address", "keep addresses in pointers")
         total = 0
         for number, (value, k, _) in enumerate(parts):
             byte = value.range.constant
@@ -620,6 +642,7 @@ class _Checker:
         if value.kind == "number" and size < 8:
             value = Value("number", truncate(value.range, 8 * size))
         stack = state.stacks[frame]
+        self.stack_low = min(self.stack_low, at)
         for k in range(size):
             stack[at + k] = (value, k, size)
 
@@ -630,10 +653,10 @@ class _Checker:
         where = self._reach(state, base, i.offset, size, True)
         if base.kind == "stack":
             if value.kind != "number" and size != 8:
-                self.reject(state.pc, "stores a part of an address", "keep addresses in pointers")
+                raise self.reject(state.pc, "stores a part of an address", "keep addresses in pointers")
             self._stack_store(state, int(base.object or 0), signed64(where.lo), size, value)
         elif value.kind != "number":
-            self.reject(
+            raise self.reject(
                 state.pc, "stores an address in a map, where it means nothing to others", "store a number"
             )
 
@@ -690,7 +713,9 @@ class _Checker:
             following.append(other)
         return following
 
-    def _compare(self, state: _State, i: Instruction, left: Value, right: Value, taken: bool) -> tuple[Value, Value] | None:
+    def _compare(
+        self, state: _State, i: Instruction, left: Value, right: Value, taken: bool
+    ) -> tuple[Value, Value] | None:
         """Both operands as the jump tells of them; None where it cannot go this way."""
         op, wide = i.opcode & 0xF0, i.cls == b.JMP
         if left.kind == right.kind == "number":
@@ -703,11 +728,19 @@ class _Checker:
             is_null = (op == b.JEQ) == taken
             if not pointer.nullable:
                 return None if is_null else (left, right)
-            known = Value("number", constant(0), id=pointer.id) if is_null else pointer._replace(nullable=False)
+            known = (
+                Value("number", constant(0), id=pointer.id) if is_null else pointer._replace(nullable=False)
+            )
             return (known, right) if pointer is left else (left, known)
-        if wide and op in (b.JEQ, b.JNE) and pointer.kind == other.kind and not pointer.nullable and not other.nullable:
+        if (
+            wide
+            and op in (b.JEQ, b.JNE)
+            and pointer.kind == other.kind
+            and not pointer.nullable
+            and not other.nullable
+        ):
             return left, right
-        self.reject(state.pc, "compares an address with a number", "only test pointers against NULL")
+        raise self.reject(state.pc, "compares an address with a number", "only test pointers against NULL")
 
     def _learn(self, state: _State, register: int, value: Value) -> None:
         """Writes what a jump told of a value to every copy of it."""
@@ -742,7 +775,7 @@ class _Checker:
 
     def _enter(self, state: _State, i: Instruction) -> list[_State]:
         if len(state.stacks) >= MAX_DEPTH:
-            self.reject(state.pc, f"calls nested more than {MAX_DEPTH} deep", "do not recurse")
+            raise self.reject(state.pc, f"calls nested more than {MAX_DEPTH} deep", "do not recurse")
         state.returns.append(tuple(state.registers[6:10]))
         state.chain = (*state.chain, state.pc)
         state.stacks.append({})
@@ -756,15 +789,17 @@ class _Checker:
         result = state.registers[0]
         if not state.chain:
             if result is None:
-                self.reject(state.pc, "returns without a value", "end with return 0")
+                raise self.reject(state.pc, "returns without a value", "end with return 0")
             self._number(state, result, "returns an address")
             for name, pc in state.held.values():
-                self.reject(
-                    pc, f"the record reserved in {name} is not submitted on every path", "submit or discard it"
+                raise self.reject(
+                    pc,
+                    f"the record reserved in {name} is not submitted on every path",
+                    "submit or discard it",
                 )
             return []
         if result is not None and result.kind == "stack" and result.object == len(state.stacks) - 1:
-            self.reject(state.pc, "returns the address of a variable of its own", "return the value")
+            raise self.reject(state.pc, "returns the address of a variable of its own", "return the value")
         state.pc = state.chain[-1] + 1
         state.chain = state.chain[:-1]
         state.stacks.pop()
@@ -789,12 +824,14 @@ class _Calls:
         self.size = 0
         self.text = ""
 
-    def reject(self, what: str, remedy: str) -> NoReturn:
-        self.checker.reject(self.state.pc, what, remedy)
+    def reject(self, what: str, remedy: str) -> VerifyError:
+        return self.checker.reject(self.state.pc, what, remedy)
 
     def run(self) -> None:
         if self.helper not in HELPERS:
-            self.reject(f"helper {self.helper} does not exist on a GPU", "see gpubpf.h for those that do")
+            raise self.reject(
+                f"helper {self.helper} does not exist on a GPU", "see gpubpf.h for those that do"
+            )
         name, kinds = HELPERS[self.helper]
         self.name = name
         if kinds:
@@ -821,7 +858,7 @@ class _Calls:
         place = (state.chain, state.pc)
         call = Call(self.helper, self.map.name if self.map else "", self.pointers, self.size, self.text)
         if self.checker.calls.setdefault(place, call) != call:
-            self.reject(
+            raise self.reject(
                 f"calls {name} with different maps, sizes or texts on different paths",
                 "write the call once in each branch",
             )
@@ -831,15 +868,15 @@ class _Calls:
     def _map(self, register: int, kinds: tuple[str, ...]) -> MapDefinition:
         value = self._argument(register)
         if value.kind != "map":
-            self.reject(f"{self.name} is given no map", "use the map's methods")
+            raise self.reject(f"{self.name} is given no map", "use the map's methods")
         definition = self.checker.program.maps[str(value.object)]
         if definition.kind not in kinds:
-            self.reject(
+            raise self.reject(
                 f"{self.name} does not work on map {definition.name} of kind {definition.kind}",
                 f"kinds it works on: {', '.join(kinds)}",
             )
         if definition.kind == "param" and definition.value_size > MAX_PARAM:
-            self.reject(
+            raise self.reject(
                 f"parameter {definition.name} has {definition.value_size} bytes (at most {MAX_PARAM})",
                 "make it smaller, or use an array",
             )
@@ -852,34 +889,42 @@ class _Calls:
         value = self._argument(register)
         number = value.range.constant if value.kind == "number" else None
         if number is None:
-            self.reject(f"{self.name} with a {what} that is not constant", f"use a constant {what}")
+            raise self.reject(f"{self.name} with a {what} that is not constant", f"use a constant {what}")
         return number
 
     def _memory(self, register: int, size: int, what: str) -> list[Value] | None:
         """Checks that `size` bytes can be read; on the stack returns them, byte by byte."""
         value = self._argument(register)
         if value.kind not in ("stack", "value", "record") or value.nullable:
-            hint = "test it against NULL first" if value.nullable else "pass the address of a variable on the stack"
-            self.reject(f"{self.name}: its {what} is no address of readable memory", hint)
+            hint = (
+                "test it against NULL first"
+                if value.nullable
+                else "pass the address of a variable on the stack"
+            )
+            raise self.reject(f"{self.name}: its {what} is no address of readable memory", hint)
         if value.kind == "stack":
             at = value.range.constant
             if at is None:
-                self.reject(f"{self.name}: the address of its {what} is not constant", "unroll the loop")
+                raise self.reject(
+                    f"{self.name}: the address of its {what} is not constant", "unroll the loop"
+                )
             begin = self.checker._stack_bounds(self.state.pc, value.range, size)
             stack = self.state.stacks[int(value.object or 0)]
             result = []
             for k in range(size):
                 part = stack.get(begin + k)
                 if part is None:
-                    self.reject(
+                    raise self.reject(
                         f"{self.name}: byte {k} of its {what} was never written (padding counts)",
                         "set the whole structure to zero first",
                     )
                 if part[0].kind != "number":
-                    self.reject(f"{self.name}: its {what} holds an address", "pass numbers")
+                    raise self.reject(f"{self.name}: its {what} holds an address", "pass numbers")
                 byte = part[0].range.constant
                 result.append(
-                    Value("number", constant(byte >> 8 * part[1] & 0xFF) if byte is not None else within(0, 255))
+                    Value(
+                        "number", constant(byte >> 8 * part[1] & 0xFF) if byte is not None else within(0, 255)
+                    )
                 )
             self.pointers[register] = "stack"
             return result
@@ -888,32 +933,38 @@ class _Calls:
 
     def _outside(self, register: int, value: Value, size: int, what: str, write: bool) -> None:
         if value.kind == "value" and self.checker.program.maps[str(value.object)].kind == "param":
-            self.reject(f"{self.name}: its {what} lies in a parameter", "copy it to the stack first")
+            raise self.reject(f"{self.name}: its {what} lies in a parameter", "copy it to the stack first")
         limit = (
             int(value.object or 0)
             if value.kind == "record"
             else self.checker.program.maps[str(value.object)].value_size
         )
         if value.range.slo < 0 or value.range.shi + size > limit:
-            self.reject(
+            raise self.reject(
                 f"{self.name}: its {what} of {size} bytes reaches beyond the {limit} bytes there",
                 "pass the address of a large enough variable",
             )
         step = gcd(size, 8)
-        alignment = 8 if value.kind == "record" else value_alignment(self.checker.program.maps[str(value.object)])
+        alignment = (
+            8 if value.kind == "record" else value_alignment(self.checker.program.maps[str(value.object)])
+        )
         if alignment % step or not value.range.multiple_of(step & -step):
-            self.reject(f"{self.name}: its {what} is not aligned", "copy it to the stack first")
+            raise self.reject(f"{self.name}: its {what} is not aligned", "copy it to the stack first")
         self.pointers[register] = "memory"
 
     def _write_u64(self, register: int) -> None:
         value = self._argument(register)
         if value.kind not in ("stack", "value", "record") or value.nullable:
-            self.reject(f"{self.name}: argument {register} is no address to write to", "pass &variable of a u64")
+            raise self.reject(
+                f"{self.name}: argument {register} is no address to write to", "pass &variable of a u64"
+            )
         if value.kind == "stack":
             if value.range.constant is None:
-                self.reject(f"{self.name}: argument {register} is not constant", "unroll the loop")
+                raise self.reject(f"{self.name}: argument {register} is not constant", "unroll the loop")
             at = self.checker._stack_bounds(self.state.pc, value.range, 8)
-            self.checker._stack_store(self.state, int(value.object or 0), at, 8, Value("number", within(0, ranges.U32)))
+            self.checker._stack_store(
+                self.state, int(value.object or 0), at, 8, Value("number", within(0, ranges.U32))
+            )
             self.pointers[register] = "stack"
         else:
             self._outside(register, value, 8, f"argument {register}", True)
@@ -923,21 +974,23 @@ class _Calls:
         assert definition is not None
         key = self._memory(2, definition.key_size, "key")
         address = Value("value", constant(0), definition.name, self.checker._new_id(), True)
-        if definition.kind in ("hash", "thread_array") or key is None:
+        if definition.kind == "hash" or key is None:
             if definition.kind == "param":
-                self.reject("lookup in a parameter with a key that is not constant", "use the key 0")
+                raise self.reject("lookup in a parameter with a key that is not constant", "use the key 0")
             return address
         number = 0
         for k, byte in enumerate(key):
             if byte.range.constant is None:
                 if definition.kind == "param":
-                    self.reject("lookup in a parameter with a key that is not constant", "use the key 0")
+                    raise self.reject(
+                        "lookup in a parameter with a key that is not constant", "use the key 0"
+                    )
                 return address
             number |= byte.range.constant << 8 * k
         if number < definition.max_entries:
             return address._replace(nullable=False)
         if definition.kind == "param":
-            self.reject(f"parameter {definition.name} has no key {number}", "use the key 0")
+            raise self.reject(f"parameter {definition.name} has no key {number}", "use the key 0")
         return address
 
     def _update(self) -> None:
@@ -947,7 +1000,7 @@ class _Calls:
         self._memory(3, definition.value_size, "value")
         flags = self._constant(4, "flag")
         if flags not in (0, 1, 2):
-            self.reject(f"update with flags {flags}", "use BPF_ANY, BPF_NOEXIST or BPF_EXIST")
+            raise self.reject(f"update with flags {flags}", "use BPF_ANY, BPF_NOEXIST or BPF_EXIST")
         self.size = flags
 
     def _delete(self) -> None:
@@ -958,7 +1011,7 @@ class _Calls:
         perf = self.helper == 25
         if perf:
             if self._argument(1).kind != "context":
-                self.reject(f"{self.name}: its first argument is not the context", "pass ctx")
+                raise self.reject(f"{self.name}: its first argument is not the context", "pass ctx")
             self.checker._number(self.state, self._argument(3), "flags that are an address")
         else:
             self.checker._number(self.state, self._argument(4), "flags that are an address")
@@ -968,22 +1021,27 @@ class _Calls:
     def _record_size(self, register: int) -> int:
         size = self._constant(register, "size")
         if not 0 < size <= MAX_RECORD:
-            self.reject(f"a record of {size} bytes (1 to {MAX_RECORD})", "make it smaller")
+            raise self.reject(f"a record of {size} bytes (1 to {MAX_RECORD})", "make it smaller")
         return size
 
     def _reserve(self) -> Value:
         assert self.map is not None
         self.size = self._record_size(2)
         if self._argument(3).range.constant != 0:
-            self.reject("ringbuf_reserve with flags", "pass 0")
+            raise self.reject("ringbuf_reserve with flags", "pass 0")
         number = self.checker._new_id()
         self.state.held[number] = (self.map.name, self.state.pc)
         return Value("record", constant(0), self.size, number, True)
 
     def _submit(self) -> None:
         value = self._argument(1)
-        if value.kind != "record" or value.nullable or value.range.constant != 0 or value.id not in self.state.held:
-            self.reject(
+        if (
+            value.kind != "record"
+            or value.nullable
+            or value.range.constant != 0
+            or value.id not in self.state.held
+        ):
+            raise self.reject(
                 f"{self.name} of what is no reserved record",
                 "pass what ringbuf_reserve gave, tested against NULL, once",
             )
@@ -1001,16 +1059,16 @@ class _Calls:
     def _print(self) -> None:
         size = self._constant(2, "size")
         if not 0 < size <= STACK_SIZE:
-            self.reject(f"{self.name} of {size} bytes", "print shorter texts")
+            raise self.reject(f"{self.name} of {size} bytes", "print shorter texts")
         content = self._memory(1, size, "text")
         if content is None or any(byte.range.constant is None for byte in content):
-            self.reject(f"{self.name} of a text that is not constant", "use a string literal")
+            raise self.reject(f"{self.name} of a text that is not constant", "use a string literal")
         data = bytes(byte.range.constant or 0 for byte in content)
         self.text = data.split(b"\0", 1)[0].decode("utf-8", "replace")
         if self.helper == 6:
             conversions = self.text.replace("%%", "").count("%")
             if conversions > 3:
-                self.reject("trace_printk with more than three values", "print in two calls")
+                raise self.reject("trace_printk with more than three values", "print in two calls")
             for register in range(3, 3 + conversions):
                 self.checker._number(self.state, self._argument(register), "prints an address")
         elif "%" in self.text:

@@ -1,0 +1,98 @@
+"""Compiles, verifies and lowers the shipped tools' programs into package data.
+
+    python -m gpubpf.prebuild [TOOL.py …]        writes lib/gpubpf/prebuilt/TOOL.json
+    python -m gpubpf.prebuild --check            only says whether they are current; exit status 1 if not
+
+Needs bcc and CAP_BPF. A tool is a Python file with a string PROGRAM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpubpf import compile
+from gpubpf.errors import Error, VerifyError
+from gpubpf.program import PREBUILT, prebuilt_key, verified
+
+TOOLS = Path(__file__).resolve().parent.parent.parent / "tools"
+
+
+def program_text(path: Path) -> str | None:
+    """The string PROGRAM of a tool, without running it; None where it has none."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id == "PROGRAM" for t in node.targets
+        ):
+            value = ast.literal_eval(node.value)
+            return value if isinstance(value, str) else None
+    return None
+
+
+def build(text: str) -> dict[str, Any]:
+    """The prebuilt form of a C text. Raises CompileError, VerifyError; also when the kernel's verifier could not be asked."""
+    program = compile.compile_text(text)
+    fragments = {}
+    kernels = {}
+    for function in program.device_functions:
+        fragment, release = verified(program, function.name)
+        if release is None:
+            raise VerifyError(
+                f"device program {function.name}: the kernel's verifier needs CAP_BPF; run as root"
+            )
+        fragments[function.name] = fragment.to_json()
+        kernels[function.name] = release
+    return {
+        "key": prebuilt_key(text),
+        "verdict": kernels,
+        "program": compile.to_json(program),
+        "fragments": fragments,
+    }
+
+
+def current(path: Path, text: str) -> bool:
+    """Whether a prebuilt file is what would be made today, whichever kernel judged it."""
+    try:
+        kept = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    made = build(text)
+    return all(kept.get(part) == made[part] for part in ("key", "program", "fragments"))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m gpubpf.prebuild", description=__doc__.split("\n")[0])
+    parser.add_argument("tools", nargs="*", type=Path, metavar="TOOL.py")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; status 1 if a file is not current"
+    )
+    args = parser.parse_args(argv)
+    status = 0
+    try:
+        for tool in args.tools or sorted(TOOLS.glob("*.py")):
+            text = program_text(tool)
+            if text is None:
+                continue
+            target = PREBUILT / f"{tool.stem}.json"
+            if args.check:
+                if not current(target, text):
+                    print(
+                        f"prebuild: {target.name} is not current; run python -m gpubpf.prebuild",
+                        file=sys.stderr,
+                    )
+                    status = 1
+                continue
+            target.write_text(json.dumps(build(text), indent=1) + "\n")
+            print(f"{target.name}: {target.stat().st_size} bytes")
+    except Error as error:
+        print(f"prebuild: {error}", file=sys.stderr)
+        return error.status
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

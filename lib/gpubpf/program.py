@@ -1,0 +1,302 @@
+"""`BPF`, the object that tools use: C text, where its programs go, its maps, and the measurement."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpubpf import cache, maps
+from gpubpf.bytecode import Program
+from gpubpf.errors import UsageError
+from gpubpf.lower.fragment import Fragment
+from gpubpf.maps import MapDefinition
+
+if TYPE_CHECKING:
+    from gpubpf.assemble import Target
+    from gpubpf.fatbin import Image
+    from gpubpf.instrument import Attachment
+    from gpubpf.listing import Source
+    from gpubpf.ptx.module import Module
+    from gpubpf.session import Session
+
+WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
+PREBUILT = Path(__file__).parent / "prebuilt"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A device program and where it goes. `kernels`: `--kernel` patterns, none for every kernel."""
+
+    function: str
+    point: str  # "entry" or "exit"
+    kernels: tuple[str, ...] = ()
+    accumulate: str | None = None
+
+
+class Map:
+    """A map of a program: its definition, and for a parameter its value."""
+
+    def __init__(self, owner: BPF, definition: MapDefinition) -> None:
+        self._owner, self.definition = owner, definition
+
+    def set(self, value: Any) -> None:
+        """Gives a parameter (GPU_PARAM) its value, which every launch from then on carries: bytes of the structure, a
+        mapping of its fields, or anything NumPy makes its type of. Raises UsageError for other kinds of map."""
+        definition = self.definition
+        if definition.kind != "param":
+            raise UsageError(f"map {definition.name} is no parameter; only a GPU_PARAM is set by the tool")
+        if not isinstance(value, (bytes, bytearray)):
+            import numpy as np
+
+            if isinstance(value, Mapping):
+                cell = np.zeros((), definition.value_dtype)
+                for field, content in value.items():
+                    cell[field] = content
+            else:
+                cell = np.array(value, definition.value_dtype)
+            value = cell.tobytes()
+        if len(value) != definition.value_size:
+            raise UsageError(
+                f"parameter {definition.name} has {definition.value_size} bytes, not {len(value)}"
+            )
+        self._owner.values[definition.name] = bytes(value)
+
+
+class BPF:
+    """A C text with device programs.
+
+        b = BPF(text=PROGRAM)
+        b.attach_gpu_exit(kernel=["vec*"], fn_name="on_exit", accumulate="instructions")
+        with b.trace(args) as session:
+            …
+
+    Raises CompileError; attaching raises VerifyError. Prebuilt programs need neither bcc nor privileges.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.probes: list[Probe] = []
+        self.values: dict[str, bytes] = {}  # of parameters
+        self._prebuilt = find_prebuilt(text)
+        self._fragments: dict[str, Fragment] = {}
+        if self._prebuilt is None:
+            _ = self.program
+
+    @cached_property
+    def program(self) -> Program:
+        from gpubpf import compile
+
+        if self._prebuilt is not None:
+            return compile.from_json(self._prebuilt["program"], self.text)
+        return compile.compile_text(self.text)
+
+    @cached_property
+    def maps(self) -> Mapping[str, MapDefinition]:
+        """The definitions of all maps of the text."""
+        if self._prebuilt is not None:
+            items = self._prebuilt["program"]["maps"]
+            return {item["name"]: MapDefinition.from_json(item) for item in items}
+        return self.program.maps
+
+    def __getitem__(self, name: str) -> Map:
+        if name not in self.maps:
+            raise UsageError(f"the program has no map {name}; it has {', '.join(self.maps) or 'none'}")
+        return Map(self, self.maps[name])
+
+    def attach_gpu_entry(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
+        """Runs `fn_name`, whose context is `struct gpu_entry`, in each thread of matching kernels as it begins."""
+        self._attach(Probe(fn_name, "entry", _patterns(kernel)))
+
+    def attach_gpu_exit(
+        self, kernel: str | Iterable[str] = (), fn_name: str = "", accumulate: str | None = None
+    ) -> None:
+        """Runs `fn_name`, whose context is `struct gpu_exit`, in each thread as it leaves the kernel.
+
+        accumulate: what its `work` counts, one of WORK; None: it is 0.
+        """
+        if accumulate is not None and accumulate not in WORK:
+            raise UsageError(f"work cannot be {accumulate!r}; it is one of {', '.join(WORK)}")
+        self._attach(Probe(fn_name, "exit", _patterns(kernel), accumulate))
+
+    def _attach(self, probe: Probe) -> None:
+        self._fragment(probe)  # a program that may not run is rejected here
+        self.probes.append(probe)
+
+    def _fragment(self, probe: Probe) -> Fragment:
+        name = probe.function
+        if name not in self._fragments:
+            points = self._points()
+            if points.get(name) != probe.point:
+                if name not in points:
+                    raise UsageError(
+                        f"there is no device program {name}; there is {', '.join(points) or 'none'}"
+                    )
+                raise UsageError(
+                    f"{name} takes a struct gpu_{points[name]}; attach it with attach_gpu_{points[name]}"
+                )
+            self._fragments[name] = self._lowered(name)
+        elif self._points()[name] != probe.point:
+            raise UsageError(
+                f"{name} takes another context; attach it with attach_gpu_{self._points()[name]}"
+            )
+        return self._fragments[name]
+
+    def _points(self) -> dict[str, str]:
+        if self._prebuilt is not None:
+            functions = self._prebuilt["program"]["functions"]
+            return {name: f["point"] for name, f in functions.items() if f["point"] != "host"}
+        return {function.name: function.point for function in self.program.device_functions}
+
+    def _lowered(self, name: str) -> Fragment:
+        if self._prebuilt is not None:
+            return Fragment.from_json(self._prebuilt["fragments"][name])
+        from gpubpf import compile
+
+        key = cache.key(compile.program_key(self.text), name)
+        store = cache.default()
+        if (kept := store.get("fragment", key)) is not None:
+            try:
+                return Fragment.from_json(json.loads(kept))
+            except (ValueError, KeyError, TypeError):
+                pass
+        fragment, _ = verified(self.program, name)
+        store.put("fragment", key, json.dumps(fragment.to_json()).encode())
+        return fragment
+
+    # What the measurement needs
+
+    def attachments(self) -> list[Attachment]:
+        """The probes, lowered, for `instrument`."""
+        from gpubpf.instrument import Attachment
+
+        return [
+            Attachment(self._fragment(probe), probe.point, probe.kernels, probe.accumulate)
+            for probe in self.probes
+        ]
+
+    def definitions(self) -> list[MapDefinition]:
+        """The maps that the attached programs use, the print buffer among them where they print."""
+        used = {argument.map for probe in self.probes for argument in self._fragment(probe).arguments}
+        result = [definition for name, definition in self.maps.items() if name in used]
+        if maps.PRINTS in used:
+            result.append(maps.prints_definition())
+        return result
+
+    def formats(self) -> dict[int, str]:
+        """The texts that attached programs print, by number (see `maps.prints`)."""
+        return {n: t for probe in self.probes for n, t in self._fragment(probe).formats.items()}
+
+    def params(self, args: argparse.Namespace | None = None) -> dict[str, bytes]:
+        """The bytes of every parameter: as `set`; else of a `struct gpu_filter` `--block` and `--thread` of the command line
+        (every thread without one), of others zeros."""
+        result = {}
+        for name, definition in self.maps.items():
+            if definition.kind != "param":
+                continue
+            if name in self.values:
+                result[name] = self.values[name]
+            elif _is_filter(definition):
+                every = [(0, 2**32 - 1)] * 3
+                result[name] = filter_bytes(args.block, args.thread) if args else filter_bytes(every, every)
+            else:
+                result[name] = bytes(definition.value_size)
+        return result
+
+    def trace(self, args: argparse.Namespace) -> Session:
+        """The measurement that the command line asks for, a context manager. `args`: see `cli`."""
+        from gpubpf import session
+
+        if not self.probes:
+            raise UsageError("nothing is attached; call attach_gpu_entry or attach_gpu_exit first")
+        trace: Any = session.trace  # type: ignore[attr-defined, unused-ignore]
+        return trace(self, args)  # type: ignore[no-any-return]
+
+    # What --list and --ptx need (listing.Pipeline)
+
+    def target(self, args: argparse.Namespace) -> Target:
+        """The device that would be used."""
+        from gpubpf import session
+
+        return session.target(args)  # type: ignore[attr-defined, no-any-return, unused-ignore]
+
+    def observe(self, args: argparse.Namespace) -> tuple[list[Source], int]:
+        """Runs COMMAND to its end: the modules that it loaded, what it launched, and its exit status."""
+        from gpubpf import session
+
+        return session.observe(args)  # type: ignore[attr-defined, no-any-return, unused-ignore]
+
+    def refusals(self, parsed: Module, kernels: Sequence[str]) -> Mapping[str, str]:
+        """Which of the kernels of a module cannot carry these programs, and why."""
+        from gpubpf.ptx import inject
+
+        return inject.inject(parsed, dict.fromkeys(kernels, self._placements())).refusals
+
+    def instrumented_ptx(self, image: Image, kernels: Sequence[str]) -> tuple[str, Mapping[str, str]]:
+        """The PTX in which `kernels` carry these programs, and the reasons of those that do not."""
+        from gpubpf.instrument import MINIMUM_VERSION
+        from gpubpf.ptx import inject, module
+
+        placements = dict.fromkeys(kernels, self._placements())
+        injected = inject.inject(module.parse(image.text), placements, MINIMUM_VERSION)
+        return injected.text, injected.refusals
+
+    def _placements(self) -> list[Any]:
+        from gpubpf.ptx.inject import Placement
+
+        return [Placement(self._fragment(probe), probe.point, probe.accumulate) for probe in self.probes]
+
+
+def verified(program: Program, name: str) -> tuple[Fragment, str | None]:
+    """Verifies and lowers one device program; the release of the kernel that agreed, None where it was not asked."""
+    from gpubpf.lower import nvptx
+    from gpubpf.verify import verify
+
+    checked, release = verify(program, program.functions[name])
+    return nvptx.lower(program, checked), release
+
+
+def find_prebuilt(text: str) -> dict[str, Any] | None:
+    """The prebuilt program of exactly this C text and today's gpubpf.h, or None."""
+    try:
+        candidates = sorted(PREBUILT.glob("*.json"))
+    except OSError:
+        return None
+    key = prebuilt_key(text)
+    for path in candidates:
+        try:
+            found = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            continue
+        if isinstance(found, dict) and found.get("key") == key:
+            return found
+    return None
+
+
+def prebuilt_key(text: str) -> str:
+    """What a prebuilt program was made from. Tests see to it that what makes it has not changed since."""
+    header = (Path(__file__).parent / "include" / "gpubpf.h").read_bytes()
+    return cache.key("prebuilt", text, header)
+
+
+def filter_bytes(block: Sequence[tuple[int, int]], thread: Sequence[tuple[int, int]]) -> bytes:
+    """A `struct gpu_filter` from inclusive index ranges of x, y, z, each within 0 to 2^32 - 1."""
+    return b"".join(
+        lo.to_bytes(4, "little") + (hi - lo).to_bytes(4, "little") for lo, hi in (*block, *thread)
+    )
+
+
+def _is_filter(definition: MapDefinition) -> bool:
+    kind = definition.value_type
+    fields = [field[0] for field in kind["fields"]] if isinstance(kind, dict) else []
+    return fields == ["block", "thread"] and definition.value_size == 48
+
+
+def _patterns(kernel: str | Iterable[str] | None) -> tuple[str, ...]:
+    if kernel is None:
+        return ()
+    return (kernel,) if isinstance(kernel, str) else tuple(kernel)
