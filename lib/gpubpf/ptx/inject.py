@@ -1053,21 +1053,19 @@ class _Body:
         if role.leaving:
             arguments, setup = self._hidden_arguments(arguments)
         if role.returns_work:
-            result, declared, copied = self._result(index, name, results, role)
+            result, declared, copied = self._result(index, name, results, role, guard)
             setup = declared + setup
             for k, kind in enumerate(self.sidecar.work):
                 slot = f"[{result}+{role.work_offset + 8 * k}]"
+                returned = f"%gpubpf_0returned{k}"
+                after.append(_text(f"ld.param.b64 {returned}, {slot};"))  # ptxas takes no predicate here
                 if role.leaving:  # it was given the work so far
-                    after.append(_text(f"{guard}ld.param.b64 {_accumulator(kind)}, {slot};"))
+                    after.append(_text(f"{guard}mov.b64 {_accumulator(kind)}, {returned};"))
                 else:
-                    after.append(_text(f"{guard}ld.param.b64 %gpubpf_returned{k}, {slot};"))
                     after.append(
-                        _text(
-                            f"{guard}add.s64 {_accumulator(kind)}, {_accumulator(kind)}, %gpubpf_returned{k};"
-                        )
+                        _text(f"{guard}add.s64 {_accumulator(kind)}, {_accumulator(kind)}, {returned};")
                     )
-            if not role.leaving:
-                setup.insert(0, _text(f".reg .b64 %gpubpf_returned<{kinds}>;"))
+            setup.insert(0, _text(f".reg .b64 %gpubpf_0returned<{kinds}>;"))
             after += copied
             results = (Name(result),)
         operands: tuple[Operand, ...] = (Group(results),) if results else ()
@@ -1093,7 +1091,7 @@ class _Body:
         return (*arguments, Name("gpubpf_passed_launch")), setup
 
     def _result(
-        self, index: int, name: str, results: tuple[Operand, ...], role: _Role
+        self, index: int, name: str, results: tuple[Operand, ...], role: _Role, guard: str
     ) -> tuple[str, list[Statement], list[Statement]]:
         """Where the widened result of a call goes: its name, its declaration if it is ours, and how the original gets its part."""
         function = self.sidecar.module.functions[self.sidecar.graph.resolve(name)]
@@ -1109,6 +1107,8 @@ class _Body:
         mine = dataclasses.replace(widened(original, role.work_offset, kinds), name="gpubpf_result")
         copied: list[Statement] = []
         if original is not None and isinstance(given, Name) and given.name != "_":
+            if guard:
+                raise Refusal(f"a predicated call of {name} that returns in a register")
             copied.append(_text(f"ld.param.{original.type} {given.name}, [gpubpf_result];"))
         return "gpubpf_result", [mine], copied
 

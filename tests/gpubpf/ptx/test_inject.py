@@ -1,0 +1,491 @@
+"""Injection: properties of the PTX and of the SASS that ptxas makes of it, and counts compared with an interpreter's."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpubpf.ptx import inject as injection
+from gpubpf.ptx.flow import LEAVING, WORK
+from gpubpf.ptx.inject import Injected, LaunchBlock, Placement, inject, launch_block
+from gpubpf.ptx.module import Instruction, Module, parse, render
+from ptxrun import Memory, Thread, place_variables
+
+HERE = Path(__file__).parent
+HEAD = ".version 8.3\n.target sm_75\n.address_size 64\n"
+
+
+@dataclass(frozen=True)
+class Argument:
+    name: str
+    type: str
+    kind: str
+    map: str = ""
+    field: str = ""
+    offset: int = 0
+    width: int = 8
+
+    @property
+    def register(self) -> str:
+        return f"%gpubpf_{self.name}"
+
+
+@dataclass(frozen=True)
+class Fragment:
+    ptx: str
+    arguments: tuple[Argument, ...]
+
+
+BASE = Argument("tallies", "b64", "map_base", "tallies")
+ROOM = Argument("tallies_room", "b64", "map_capacity", "tallies")
+WORKED = Argument("work", "b64", "context", field="work")
+SITE = Argument("site", "b32", "context", field="site")
+
+# tallies[thread].runs += 1, .work += work; registers and labels as an application has them
+TALLY = Fragment(
+    """{
+.reg .pred %p<3>; .reg .b64 %rd<12>; .reg .b32 %r<12>;
+mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mad.lo.u32 %r4, %r2, %r3, %r1;
+cvt.u64.u32 %rd1, %r4;
+setp.ge.u64 %p1, %rd1, %gpubpf_tallies_room;
+@%p1 bra $L__BB0_1;
+shl.b64 %rd2, %rd1, 4;
+add.u64 %rd3, %gpubpf_tallies, %rd2;
+ld.u64 %rd4, [%rd3]; add.u64 %rd4, %rd4, 1; st.u64 [%rd3], %rd4;
+ld.u64 %rd5, [%rd3+8]; add.u64 %rd5, %rd5, %gpubpf_work; st.u64 [%rd3+8], %rd5;
+$L__BB0_1:
+}""",
+    (BASE, ROOM, WORKED),
+)
+TIME = Fragment(
+    """{
+.reg .b64 %rd<4>; .reg .b32 %r<3>;
+mov.u64 %rd1, %globaltimer; mov.u32 %r1, %tid.x;
+mul.wide.u32 %rd2, %r1, 16; add.u64 %rd2, %rd2, %gpubpf_times;
+st.u64 [%rd2], %rd1; st.u32 [%rd2+8], %gpubpf_site;
+}""",
+    (Argument("times", "b64", "map_base", "times"), SITE),
+)
+
+OPTIONS = {
+    "sm_75": ["-arch=sm_75"],
+    "sm_90 lineinfo": ["-arch=sm_90", "-lineinfo"],
+    "sm_75 debug": ["-arch=sm_75", "-G"],
+    "sm_80 rdc": ["-arch=sm_80", "-rdc=true"],
+}
+
+
+def need(program: str) -> str:
+    found = shutil.which(program)
+    if found is None:
+        pytest.skip(f"{program} is not installed")
+    return found
+
+
+def nvdisasm() -> str:
+    for root in map(Path, sys.path):
+        for found in root.glob("nvidia/**/bin/nvdisasm"):
+            found.chmod(0o755)
+            return str(found)
+    return need("nvdisasm")
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Module]:
+    """corpus.cu, compiled in several ways."""
+    folder = tmp_path_factory.mktemp("corpus")
+    nvcc = need("nvcc")
+    running = {
+        name: subprocess.Popen(
+            [nvcc, "-ptx", *options, str(HERE / "corpus.cu"), "-o", str(folder / f"{name}.ptx")]
+        )
+        for name, options in OPTIONS.items()
+    }
+    assert [p.wait() for p in running.values()] == [0] * len(running)
+    return {name: parse((folder / f"{name}.ptx").read_text()) for name in OPTIONS}
+
+
+@pytest.fixture(scope="session")
+def edges() -> Module:
+    return parse((HERE / "edges.ptx").read_text())
+
+
+def everywhere(module: Module, *placements: Placement) -> Injected:
+    return inject(module, dict.fromkeys(module.entries, placements))
+
+
+def assembled(text: str, arch: str, folder: Path, *options: str) -> tuple[Path, str]:
+    """The cubin, and what ptxas says about registers."""
+    ptx, cubin = folder / "in.ptx", folder / "out.cubin"
+    ptx.write_text(text)
+    done = subprocess.run(
+        [need("ptxas"), "-v", f"-arch={arch}", *options, str(ptx), "-o", str(cubin)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[:2000]
+    return cubin, done.stderr
+
+
+def registers(report: str) -> dict[str, int]:
+    """Registers per entry, from `ptxas -v`."""
+    return {
+        name: int(count)
+        for name, count in re.findall(r"entry function '([\w$]+)'.*?Used (\d+) registers", report, re.DOTALL)
+    }
+
+
+def sass(cubin: Path) -> dict[str, list[str]]:
+    """The instructions of each kernel."""
+    text = subprocess.run([nvdisasm(), "-c", str(cubin)], capture_output=True, text=True, check=True).stdout
+    found: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in text.splitlines():
+        section = re.match(r"\s*\.section\s+\.text\.([\w$]+)", line)
+        if section:
+            current = found.setdefault(section.group(1), [])
+        elif "/*0" in line or "/*1" in line:
+            code = re.sub(r"/\*.*?\*/", "", line).strip()
+            if code and not code.startswith("NOP"):
+                current.append(code)
+    return found
+
+
+def statements(text: str, kernel: str) -> list[object]:
+    return list(parse(text).functions[kernel].body or ())
+
+
+# --- acceptance by ptxas ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", OPTIONS)
+@pytest.mark.parametrize("work", ["instructions", "loads"])
+def test_ptxas_accepts_the_corpus(corpus: dict[str, Module], variant: str, work: str, tmp_path: Path) -> None:
+    module = corpus[variant]
+    placements = (Placement(TALLY, "exit", work), Placement(TIME, "entry"), Placement(TIME, "exit"))
+    injected = everywhere(module, *placements)
+    refused = {n for n in module.entries if re.search("virtualCall|throughPointer|takesAddress", n)}
+    assert injected.refusals == dict.fromkeys(refused, "indirect call")
+    assert set(injected.kernels) == set(module.entries) - refused
+    options = ["-lineinfo"] if "lineinfo" in variant else []
+    for arch in {variant.split()[0], "sm_90"}:
+        _, report = assembled(injected.text, arch, tmp_path, *options)
+        used = registers(report)
+        assert set(used) == set(injected.kernels)
+    assert ".func" in injected.text and "virtualCall" not in injected.text
+    assert not any(kernel.unknown for kernel in injected.kernels.values())
+
+
+def test_the_probe_is_cheap(corpus: dict[str, Module], tmp_path: Path) -> None:
+    module = corpus["sm_90 lineinfo"]
+    _, before = assembled(render(module), "sm_90", tmp_path)
+    _, after = assembled(everywhere(module, Placement(TALLY, "exit", "stores")).text, "sm_90", tmp_path)
+    old, new = registers(before), registers(after)
+    assert all(new[name] - old[name] <= 8 for name in new), {n: (old[n], new[n]) for n in new}
+
+
+def test_edges_are_accepted(edges: Module, tmp_path: Path) -> None:
+    for work in WORK:
+        injected = everywhere(edges, Placement(TALLY, "exit", work), Placement(TIME, "exit"))
+        assert not injected.refusals
+        for arch in ("sm_75", "sm_90"):
+            assembled(injected.text, arch, tmp_path)
+
+
+# --- the ways out -----------------------------------------------------------------------------------
+
+
+def test_every_exit_has_a_probe_of_its_own(corpus: dict[str, Module], edges: Module) -> None:
+    """No ret or exit of a kernel without a probe since the last label or the start, and no site twice."""
+    for module in (*corpus.values(), edges):
+        injected = everywhere(module, Placement(TIME, "exit"))
+        for name, kernel in injected.kernels.items():
+            seen: list[str] = []
+            probed = False
+            for statement in statements(injected.text, name):
+                if not isinstance(statement, Instruction):
+                    continue
+                if statement.opcode == "mov" and str(statement.operands[0]) == "%gpubpf_site":
+                    seen.append(str(statement.operands[1]))
+                    probed = True
+                if statement.opcode in LEAVING:
+                    assert probed, f"{name}: line {statement.line}"
+                    probed = False
+            assert len(seen) == len(set(seen))
+            assert set(map(int, seen)) <= {site.number for site in kernel.sites}
+            assert kernel.shared_exits == 0
+
+
+def test_lanes_do_not_wait_in_front_of_a_probe(corpus: dict[str, Module], tmp_path: Path) -> None:
+    """The clock is read once before each EXIT, and there is no BSYNC before it that the original lacks."""
+    for variant, arch in (("sm_75", "sm_75"), ("sm_90 lineinfo", "sm_90")):
+        module = corpus[variant]
+        original = sass(assembled(render(module), arch, tmp_path)[0])
+        injected = everywhere(module, Placement(TIME, "exit"))
+        probed = sass(assembled(injected.text, arch, tmp_path)[0])
+        for name in injected.kernels:
+            if "leavesFromFunction" in name or "calls" in name:
+                continue  # their functions are in the same section
+            code = probed[name]
+            waiting = False  # a BSYNC since the last jump or exit
+            new = sum("BSYNC" in c for c in code) > sum("BSYNC" in c for c in original[name])
+            for line in code:
+                if re.search(r"\b(EXIT|BRA|BRX)\b", line):
+                    waiting = False
+                elif "BSYNC" in line:
+                    waiting = True
+                assert not (new and waiting and "GLOBALTIMER" in line), f"{arch} {name}"
+            assert sum("GLOBALTIMER" in c for c in code) >= sum("EXIT" in c for c in code), f"{arch} {name}"
+        lanes = next(n for n in injected.kernels if "lane31" in n)
+        assert sum("EXIT" in c for c in probed[lanes]) == sum("EXIT" in c for c in original[lanes]) == 5
+        assert not any("BSYNC" in c for c in probed[lanes])
+        strided = next(n for n in injected.kernels if "gridStride" in n)
+        assert not any("BSYNC" in c for c in original[strided])
+
+
+def test_many_branches_to_one_return_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "".join(f"setp.eq.u32 %p1, %r1, {i}; @%p1 bra out;\n" for i in range(500))
+    text = (
+        f"{HEAD}.visible .entry k(.param .u32 n) {{ .reg .pred %p<3>; .reg .b32 %r<3>; {lines} out: ret; }}"
+    )
+    injected = everywhere(parse(text), Placement(TIME, "exit"))
+    kernel = injected.kernels["k"]
+    assert len(kernel.sites) == injection.MAX_EXIT_COPIES + 1
+    assert kernel.shared_exits == 500 - injection.MAX_EXIT_COPIES
+
+
+def test_trap_is_no_exit() -> None:
+    text = f"{HEAD}.visible .entry k() {{ .reg .pred %p<2>; @%p1 trap; ret; }}"
+    assert len(everywhere(parse(text), Placement(TIME, "exit")).kernels["k"].sites) == 1
+
+
+# --- counts, by execution ---------------------------------------------------------------------------
+
+THREADS = 3
+
+
+def run(
+    module: Module, memory: Memory, kernel: str, variables: dict[str, int], parameters: bytes
+) -> list[dict[str, int]]:
+    found = []
+    for index in range(THREADS):
+        special = {"%tid.x": index, "%tid.y": 0, "%ctaid.x": 0, "%ntid.x": 4, "%nctaid.x": 1}
+        thread = Thread(module, memory, variables, special)
+        thread.run(kernel, parameters)
+        found.append({kind: thread.work[kind] for kind in WORK})
+    return found
+
+
+def compare(module: Module, kernel: str, number: int) -> None:
+    """Run a kernel (pointer, int) with and without probes: same effects, one run, and the counts of the interpreter."""
+    memory = Memory()
+    variables = place_variables(module, memory)
+    buffer = memory.allocate(4096)
+    for k in range(1024):
+        memory.write(buffer + 4 * k, 4, k * 7 % 50)
+    before, top = dict(memory.bytes), memory.top
+    parameters = struct.pack("<Qi", buffer, number)
+    expected = run(module, memory, kernel, variables, parameters)
+    for kind in WORK:
+        injected = inject(module, {kernel: [Placement(TALLY, "exit", kind)]})
+        assert not injected.refusals
+        copy = parse(injected.text)
+        other = Memory()
+        other.bytes, other.top = dict(before), top
+        mine = place_variables(copy, other)
+        for variable in injected.variables:
+            other.write(mine[injection.TABLE] + 8 * variable.index, 8, variables[variable.name])
+        tallies = other.allocate(4096)
+        layout = injected.kernels[kernel]
+        block = bytearray(layout.block.size)
+        struct.pack_into("<Q", block, layout.block.bases["tallies"], tallies)
+        struct.pack_into("<Q", block, layout.block.capacities["tallies"], THREADS)
+        run(copy, other, kernel, mine, parameters.ljust(layout.block_offset, b"\0") + bytes(block))
+        counts = [other.words(tallies + 16 * t, 2, 8) for t in range(THREADS)]
+        assert counts == [[1, work[kind]] for work in expected], f"{kernel}({number}) {kind}"
+        assert other.words(buffer, 1024) == memory.words(buffer, 1024)
+        for variable in module.variables.values():
+            if variable.space == "global":
+                place = variables[variable.name], variable.size, 1
+                assert other.words(*place) == memory.words(*place), variable.name
+
+
+@pytest.mark.parametrize("kernel", ["predicated", "calls", "indexed", "loops", "variables"])
+@pytest.mark.parametrize("number", range(6))
+def test_counts_of_edges(edges: Module, kernel: str, number: int) -> None:
+    compare(edges, kernel, number)
+
+
+@pytest.mark.parametrize("variant", ["sm_75", "sm_75 debug"])
+@pytest.mark.parametrize(
+    ("kernel", "numbers"),
+    [
+        ("calls", (0, 2, 5)),
+        ("leavesFromFunction", (0, 2, 5)),
+        ("manyReturns", (3, 40)),
+        ("earlyReturnThenBarrier", (2,)),
+    ],
+)
+def test_counts_of_compiled_kernels(
+    corpus: dict[str, Module], variant: str, kernel: str, numbers: tuple[int, ...]
+) -> None:
+    module = corpus[variant]
+    name = next(n for n in module.entries if re.fullmatch(rf"_Z\d+{kernel}Pii", n))
+    for number in numbers:
+        compare(module, name, number)
+
+
+def test_counts_by_hand() -> None:
+    """vectorAdd's shape: 2 ways, 9 and 17 instructions, 2 loads and a store on the longer one."""
+    text = f"""{HEAD}.visible .entry k(.param .u64 p, .param .u32 n) {{
+        .reg .pred %p<2>; .reg .b32 %r<6>; .reg .b64 %rd<4>;
+        ld.param.u64 %rd1, [p]; ld.param.u32 %r1, [n]; mov.u32 %r2, %tid.x; setp.ge.s32 %p1, %r2, %r1; @%p1 bra out;
+        mul.wide.s32 %rd2, %r2, 4; add.s64 %rd3, %rd1, %rd2; ld.global.u32 %r3, [%rd3]; st.global.u32 [%rd3], %r3;
+        out: ret; }}"""
+    module = parse(text)
+    memory = Memory()
+    done = run(module, memory, "k", {}, struct.pack("<Qi", memory.allocate(64), 2))
+    assert [work["instructions"] for work in done] == [10, 10, 6]
+    assert [work["loads"] for work in done] == [1, 1, 0]
+    assert [work["blocks"] for work in done] == [3, 3, 2]
+    compare(module, "k", 2)
+
+
+def test_straight_line_code_is_counted_with_one_add() -> None:
+    text = (
+        f"{HEAD}.visible .entry k(.param .u64 p) {{ .reg .b64 %rd<3>; {'add.u64 %rd1, %rd1, 1;' * 50} ret; }}"
+    )
+    injected = everywhere(parse(text), Placement(TALLY, "exit", "instructions"))
+    adds = re.findall(r"add\.s64 (\S+), \1, (\d+);", injected.text)
+    assert [amount for _, amount in adds] == ["51"]
+    injected = everywhere(parse(text), Placement(TALLY, "exit", "loads"))
+    assert not re.findall(r"add\.s64 (\S+), \1, (\d+);", injected.text)
+
+
+# --- the launch block -------------------------------------------------------------------------------
+
+
+def test_launch_block_layout() -> None:
+    params = Argument("filter", "b32", "param", "filter", offset=12, width=4)
+    wider = Argument("more", "b64", "param", "filter", offset=16, width=8)
+    block = launch_block(
+        [Fragment("{}", (BASE, ROOM, params)), Fragment("{}", (Argument("t", "b64", "map_base", "t"), wider))]
+    )
+    assert block == LaunchBlock(56, 0, {"tallies": 8, "t": 24}, {"tallies": 16}, {"filter": (32, 24)})
+
+
+def test_the_block_follows_the_application_parameters() -> None:
+    text = f"""{HEAD}.visible .entry k(.param .u8 a, .param .u64 .ptr .global .align 16 b, .param .align 16 .b8 c[20], .param .u16 d)
+        {{ ret; }}"""
+    kernel = everywhere(parse(text), Placement(TALLY, "exit")).kernels["k"]
+    assert kernel.parameters == ((0, 1), (8, 8), (16, 20), (36, 2))
+    assert kernel.block_offset == 40
+
+
+def test_parameters_too_large() -> None:
+    text = "{}.visible .entry k(.param .align 8 .b8 big[4344]) {{ ret; }}"
+    old = text.format(".version 8.0\n.target sm_75\n.address_size 64\n")
+    assert everywhere(parse(old), Placement(TALLY, "exit")).refusals == {"k": "parameters too large"}
+    assert not everywhere(parse(text.format(HEAD)), Placement(TALLY, "exit")).refusals
+
+
+# --- variables and refusals -------------------------------------------------------------------------
+
+
+def test_variables_are_reached_through_the_table(corpus: dict[str, Module]) -> None:
+    module = corpus["sm_75"]
+    injected = everywhere(module, Placement(TALLY, "exit"))
+    by_name = {v.name: v for v in injected.variables}
+    copy = parse(injected.text)
+    assert [v.index for v in injected.variables] == list(range(len(injected.variables)))
+    assert f".visible .const .align 8 .b64 {injection.TABLE}[{len(by_name)}];" in injected.text
+    for name in (
+        "counter",
+        "weights",
+        "squares",
+        "managed_flag",
+        "particles",
+        "pointer_to_counter",
+        "message",
+    ):
+        assert not by_name[name].copied
+        assert name not in copy.variables
+    assert by_name["weights"].space == "const" and by_name["weights"].size == 64
+    copied = {name for name, v in by_name.items() if v.copied}
+    assert "_ZZ10localTablePiiE5table" in copied and "_ZZ9variablesPiE12calls_so_far" not in copied
+    assert any(name.startswith("$str") for name in copied)
+    for name in copied:
+        assert copy.variables[name].initializer == module.variables[name].initializer
+        assert copy.variables[name].linkage == ("visible",)
+    assert "ld.const.f32" not in injected.text and "ld.global.nc.f32" in injected.text
+
+
+def test_static_variables_that_the_host_may_write_are_not_copied(corpus: dict[str, Module]) -> None:
+    injected = everywhere(corpus["sm_80 rdc"], Placement(TALLY, "exit"))
+    found = [v for v in injected.variables if "private_scale" in v.name]
+    assert found and not found[0].copied
+
+
+@pytest.mark.parametrize(
+    ("before", "body", "reason"),
+    [
+        (".extern .func far(.param .b32 x);", "call far, (%r1);", "needs device linking: far"),
+        (".func f() { ret; }", "mov.u64 %rd1, f;", "indirect call"),
+        (
+            ".func f() { ret; }\n.global .u64 v[1] = {f};",
+            "ld.global.u64 %rd1, [v];",
+            "variable v holds code addresses",
+        ),
+        (
+            ".global .texref t;",
+            "tex.1d.v4.f32.s32 {%r1, %r1, %r1, %r1}, [t, {%r1}];",
+            "texture or surface reference t",
+        ),
+        ("", "isspacep.const %p1, %rd1;", "isspacep.const asks where a variable lies"),
+        ("", ".reg .b64 %gpubpf_x;", "%gpubpf_x is a name of ours: this PTX is instrumented already"),
+        ("", "bra nowhere;", "PTX line 5: there is no label nowhere"),
+        (
+            ".func (.reg .b32 r) f(.reg .b32 x) { ret; }",
+            "call (%r1), f, (%r1);",
+            "function f takes its parameters in registers",
+        ),
+    ],
+)
+def test_refusals(before: str, body: str, reason: str) -> None:
+    text = f"""{HEAD}{before}
+.visible .entry k(.param .u64 p) {{ .reg .pred %p<2>; .reg .b32 %r<4>; .reg .b64 %rd<4>; {body} ret; }}
+.visible .entry fine() {{ ret; }}"""
+    injected = everywhere(parse(text), Placement(TALLY, "exit", "instructions"))
+    assert set(injected.kernels) == {"fine"}
+    assert re.sub(r"line \d+", "line 5", injected.refusals["k"]) == reason
+    assert ".entry k" not in injected.text
+
+
+def test_old_architectures_are_refused() -> None:
+    text = ".version 6.0\n.target sm_60\n.address_size 64\n.visible .entry k() { ret; }"
+    assert everywhere(parse(text), Placement(TALLY, "exit")).refusals == {
+        "k": "PTX for sm_60, older than sm_70"
+    }
+
+
+def test_unknown_instructions_are_named(tmp_path: Path) -> None:
+    text = f"{HEAD}.visible .entry k() {{ .reg .b32 %r<2>; frobnicate.wide.u32 %r1, 0; ret; }}"
+    injected = everywhere(parse(text), Placement(TALLY, "exit", "instructions"))
+    assert injected.kernels["k"].unknown == ("frobnicate.wide.u32",)
+
+
+def test_functions_that_leave_are_made_for_each_set_of_probes(edges: Module, tmp_path: Path) -> None:
+    text = f"""{HEAD}.func f(.param .u32 n) {{ exit; }}
+.visible .entry a(.param .u32 n) {{ .param .b32 x; st.param.b32 [x], 1; call f, (x); ret; }}
+.visible .entry b(.param .u32 n) {{ .param .b32 x; st.param.b32 [x], 1; call f, (x); ret; }}"""
+    module = parse(text)
+    injected = inject(module, {"a": [Placement(TIME, "exit")], "b": [Placement(TALLY, "exit", "blocks")]})
+    assert {"f", "f$gpubpf1"} <= set(parse(injected.text).functions)
+    assembled(injected.text, "sm_75", tmp_path)
