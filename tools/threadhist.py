@@ -88,7 +88,7 @@ def build_parser() -> cli.Parser:
 def main(argv: list[str] | None = None) -> int:
     args = cli.parse(build_parser(), argv)
     with cli.errors(TOOL):
-        out = cli.Output(args.output)
+        out = cli.open_results(args)
         if args.ebpf:
             out.write(PROGRAM.lstrip())
             return 0

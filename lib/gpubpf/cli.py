@@ -4,6 +4,8 @@ Everything heavy is imported where it is used: `TOOL --help` needs no NumPy, no 
 
 A tool's parsed command line has these attributes, whichever options it takes:
 
+    tool         str                the tool's name, for `note`
+    out          Output             results; opened by `open_results`
     command      list[str] | None   COMMAND [ARG…] after ``--``
     pid          list[int]          -p
     files        list[str]          FILE… of --list and --ptx
@@ -255,6 +257,7 @@ def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace
     _complete(made)
     own, command = split_command(sys.argv[1:] if argv is None else argv)
     args = made.parse_intermixed_args(own)
+    args.tool = made.prog
     args.command = command
     words = args.__dict__.pop("positional", [])
     if command == []:
@@ -420,6 +423,12 @@ class Output:
         rest = iter(records)
         while chunk := list(islice(rest, 4096)):
             self.write("".join(json.dumps(record, separators=(",", ":")) + "\n" for record in chunk))
+
+
+def open_results(args: argparse.Namespace) -> Output:
+    """Open where results go, before anything is started; kept as `args.out` for whoever writes records besides the tool."""
+    args.out = Output(args.output)
+    return args.out  # type: ignore[no-any-return]
 
 
 def csv_cells(cells: Iterable[object]) -> str:
