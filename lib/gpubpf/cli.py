@@ -428,7 +428,7 @@ class Output:
 def open_results(args: argparse.Namespace) -> Output:
     """Open where results go, before anything is started; kept as `args.out` for whoever writes records besides the tool."""
     args.out = Output(args.output)
-    return args.out  # type: ignore[no-any-return]
+    return args.out
 
 
 def csv_cells(cells: Iterable[object]) -> str:
