@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
 from setuptools.command.build_py import build_py
@@ -17,9 +16,8 @@ class BuildWithMake(build_py):
     def run(self) -> None:
         cuda_include = os.environ.get("CUDA_INCLUDE")
         for part in CPP_PARTS:
-            if Path(part, "Makefile").exists():
-                variables = [f"CUDA_INCLUDE={cuda_include}"] if cuda_include else []
-                subprocess.run(["make", "--silent", "-C", part, *variables], check=True)
+            variables = [f"CUDA_INCLUDE={cuda_include}"] if cuda_include else []
+            subprocess.run(["make", "--silent", "-C", part, *variables], check=True)
         super().run()
 
 

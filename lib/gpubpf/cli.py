@@ -337,6 +337,9 @@ def errors(tool: str) -> Iterator[None]:
         raise SystemExit(0) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except ModuleNotFoundError as error:
+        _talk(f"{tool}: Python's module {error.name} is missing; run script/setup, which installs {tool} with all it needs")
+        raise SystemExit(1) from None
     except MemoryError:
         _talk(f"{tool}: out of memory; narrow it with --kernel, --block or --thread")
         raise SystemExit(1) from None

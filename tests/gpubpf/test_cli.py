@@ -145,6 +145,7 @@ def test_command_lines_that_make_no_sense_are_one_line_and_status_two(capsys):
         ),
         (UsageError("odd; do not"), 2, "tool: odd; do not\n"),
         (KeyboardInterrupt(), 130, ""),
+        (ModuleNotFoundError("No module named 'numpy'", name="numpy"), 1, "numpy is missing; run script/setup"),
         (PermissionError(13, "Permission denied", "/dev/x"), 1, "/dev/x: Permission denied"),
         (Error("name \x1b[31m; rename"), 1, "tool: name \\x1b[31m; rename\n"),
     ],
