@@ -1,0 +1,140 @@
+/* What translated code (C) and the engine (C++) share: the state of a warp, the services, the description of an image.
+ *
+ * A warp is a resumable state machine. Every lane has a program counter: the number of a basic block, unique in the
+ * image. Generated code runs the lanes with the lowest program counter, so lanes that went ahead wait where control
+ * flow joins again. Registers that live across basic blocks are arrays of 32 in `frame`, so a warp can stop at the start
+ * of any block and its thread can run another warp. */
+#ifndef CUDASIM_DEVICE_ABI_H
+#define CUDASIM_DEVICE_ABI_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CS_ABI 1
+#define CS_NO_PC 0xffffffffu
+#define CS_CODE_BASE 0x00007c0de0000000ull /* function addresses: CS_CODE_BASE + 16 * (index + 1) */
+
+enum { CS_SWITCH = 0, CS_WAIT = 1, CS_YIELD = 2 }; /* what a generated function returns */
+
+enum { /* collective operations */
+    CS_OP_SYNC, CS_OP_SHFL_UP, CS_OP_SHFL_DOWN, CS_OP_SHFL_BFLY, CS_OP_SHFL_IDX, CS_OP_VOTE_ALL, CS_OP_VOTE_ANY,
+    CS_OP_VOTE_UNI, CS_OP_VOTE_BALLOT, CS_OP_MATCH_ANY, CS_OP_MATCH_ALL, CS_OP_REDUX_ADD, CS_OP_REDUX_MINU,
+    CS_OP_REDUX_MAXU, CS_OP_REDUX_MINS, CS_OP_REDUX_MAXS, CS_OP_REDUX_AND, CS_OP_REDUX_OR, CS_OP_REDUX_XOR, CS_OP_ELECT,
+    CS_OP_MMA
+};
+enum { CS_BAR_SYNC, CS_BAR_ARRIVE, CS_BAR_POPC, CS_BAR_AND, CS_BAR_OR };
+enum { CS_FAULT_ILLEGAL_ADDRESS = 700, CS_FAULT_ASSERT = 710, CS_FAULT_ILLEGAL_INSTRUCTION = 715,
+       CS_FAULT_MISALIGNED = 716, CS_FAULT_INVALID_PC = 718, CS_FAULT_LAUNCH_FAILED = 719 };
+enum { CS_ROUND_NEAREST, CS_ROUND_DOWN, CS_ROUND_UP, CS_ROUND_ZERO };      /* values of MXCSR.RC */
+enum { CS_F_ADD, CS_F_SUB, CS_F_MUL, CS_F_FMA, CS_F_DIV, CS_F_SQRT, CS_F_FROM_S64, CS_F_FROM_U64, CS_F_FROM_F64 };
+
+struct cs_warp;
+struct cs_function;
+
+struct cs_services { /* called by generated code; those marked * do not return when they find a fault */
+    uint32_t (*pick)(struct cs_warp *w);                                        /* choose lanes; 0: none can run */
+    int (*collective)(struct cs_warp *w, uint32_t mask, uint32_t op, uint32_t next_pc); /* 1: go on; 0: pick */
+    void (*barrier)(struct cs_warp *w, uint32_t mask, uint32_t kind, uint32_t next_pc); /* then pick */
+    void *(*resolve)(struct cs_warp *w, uint64_t address, uint32_t size, uint32_t access);    /* * generic address */
+    void (*fault)(struct cs_warp *w, uint32_t code, uint64_t address, uint32_t size, uint32_t access); /* * */
+    void (*push)(struct cs_warp *w, uint32_t mask, const struct cs_function *f);              /* * recursion */
+    void (*pop)(struct cs_warp *w, uint32_t mask, const struct cs_function *f);
+    uint32_t (*indirect)(struct cs_warp *w, uint64_t address);                  /* * entry pc of a function address */
+    uint32_t (*vprintf)(struct cs_warp *w, uint64_t format, uint64_t arguments);              /* * */
+    uint64_t (*allocate)(struct cs_warp *w, uint64_t size);
+    void (*release)(struct cs_warp *w, uint64_t address);                       /* * */
+    void (*assertfail)(struct cs_warp *w, uint64_t message, uint64_t file, uint32_t line, uint64_t function); /* * */
+    uint64_t (*clock)(struct cs_warp *w);
+    uint64_t (*globaltimer)(struct cs_warp *w);
+    void (*nanosleep)(struct cs_warp *w, uint32_t ns);
+    float (*round32)(uint32_t op, uint32_t mode, float a, float b, float c);
+    double (*round64)(uint32_t op, uint32_t mode, double a, double b, double c);
+    float (*convert32)(uint32_t op, uint32_t mode, int64_t i, double d);
+    double (*convert64)(uint32_t op, uint32_t mode, int64_t i);
+};
+
+struct cs_warp {
+    /* control: `mask` are the lanes that run at `pc`; `next` is the lowest pc of the other runnable lanes */
+    uint32_t mask, pc, next;
+    uint32_t runnable, exited, parked; /* lanes: able to run; gone; waiting in a collective */
+    int32_t budget;                    /* backward jumps left before the warp has to yield */
+    volatile uint32_t lane, line;      /* of the access that is being made, for faults */
+    const struct cs_services *api;
+    uint8_t *frame;                    /* registers of the functions of the call chain */
+    uint8_t *args;                     /* 32 × args_stride: arguments and results of calls in flight */
+    uint8_t *shared;
+    uint8_t *local;                    /* 32 × local_size */
+    const uint8_t *params;
+    const uint64_t *vars;              /* addresses of module variables */
+    const uint32_t *shared_offsets;
+    uint64_t base, limit;              /* device region */
+    uint64_t shared_window, local_window, param_window;
+    uint32_t shared_size, local_size, param_size;
+    uint32_t ntid[3], ctaid[3], nctaid[3];
+    uint32_t warpid, nwarpid, smid, nsmid, dynamic_shared;
+    uint64_t gridid;
+    void *block;
+    uint32_t pcs[32];                  /* of lanes that are not in `mask` */
+    uint32_t retpc[32];                /* handed to a function that is called */
+    uint32_t lsp[32];                  /* recursion: bytes of local memory below the current activation */
+    uint32_t tid[3][32];
+    uint64_t ca[32], cb[32], cc[32], cr[32]; /* operands and results of collectives and barriers */
+    uint32_t cm[32], cop[32];
+    uint8_t cp[32];
+    void *stack[32];                   /* engine: saved frames of recursive functions */
+    uint32_t rotate;                   /* engine: lane that goes first after a yield */
+};
+
+struct cs_field { uint32_t offset, width; }; /* width in bytes per lane; 0: one bit per lane (a predicate) */
+
+struct cs_function {
+    const char *name;
+    int (*run)(struct cs_warp *w);
+    uint32_t entry_pc, frame_offset, nfields, scc_local;
+    const struct cs_field *fields;
+};
+
+struct cs_param { uint32_t offset, size, align; };
+
+struct cs_kernel {
+    const char *name;
+    uint32_t entry_pc, nparams, param_bytes, static_shared, local, registers, frame_bytes, recursive;
+    uint32_t reqntid[3], maxntid[3];
+    const struct cs_param *params;
+    const uint32_t *shared_offsets;
+    uint32_t nvars;
+    const uint32_t *vars;
+};
+
+struct cs_reloc {
+    uint64_t offset, mask;
+    int64_t addend;
+    uint32_t width, function, index, shift;
+};
+
+struct cs_variable {
+    const char *name;
+    uint64_t size, align;
+    uint32_t constant, visible, external, managed;
+    const uint8_t *initial;
+    uint64_t initial_size;
+    const struct cs_reloc *relocs;
+    uint32_t nrelocs;
+};
+
+struct cs_image {
+    uint32_t abi, ptx_version, target, args_stride;
+    uint32_t nkernels, nfunctions, nvariables, npcs;
+    const struct cs_kernel *kernels;
+    const struct cs_function *functions;
+    const struct cs_variable *variables;
+    const uint16_t *function_of_pc;
+};
+
+#ifdef __cplusplus
+}
+#endif
+#endif

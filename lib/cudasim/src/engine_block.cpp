@@ -1,0 +1,215 @@
+// One block: its warps take turns in the calling thread until the block has finished or has used its quantum.
+
+#include <cstring>
+
+#include "engine_internal.h"
+
+namespace cudasim {
+
+namespace {
+
+constexpr int kRounds = 8;  // turns of every warp before a block makes room for another
+
+Warp *make_warp(Block &block, uint32_t index) {
+    Job &job = *block.job;
+    const LaunchDescription &launch = *job.launch;
+    if (block.spare.empty()) block.spare.push_back(std::make_unique<Warp>());
+    Warp *warp = block.spare.back().release();
+    block.spare.pop_back();
+    cs_warp &w = warp->state;
+    memset(static_cast<void *>(&w), 0, sizeof w);
+    warp->index = index;
+    warp->rotate = false;
+    warp->rotate_lane = 31;
+    for (uint32_t l = 0; l < 32; l++) {
+        warp->depth[l] = 0;
+        warp->saved[l].clear();
+    }
+    const uint32_t first = index * 32;
+    const uint32_t lanes = block.threads - first < 32 ? block.threads - first : 32;
+    w.runnable = lanes == 32 ? ~0u : (1u << lanes) - 1;
+    w.exited = ~w.runnable;
+    w.api = &services;
+    w.frame = warp->frame.reserve(job.kernel->frame_bytes + 64);
+    w.args = warp->args.reserve(32ull * job.image->args_stride);
+    w.shared = block.shared.reserve(job.shared_size);
+    w.local = warp->local.reserve(32ull * job.local_size);
+    w.params = job.parameters.data();
+    w.vars = launch.variables;
+    w.shared_offsets = job.kernel->shared_offsets;
+    w.base = launch.environment->region_base;
+    w.limit = launch.environment->region_size;
+    w.shared_window = windows().shared;
+    w.local_window = windows().local;
+    w.param_window = windows().parameters;
+    w.shared_size = job.shared_size;
+    w.local_size = job.local_size;
+    w.param_size = job.kernel->param_bytes;
+    memcpy(w.ntid, launch.block, sizeof w.ntid);
+    memcpy(w.nctaid, launch.grid, sizeof w.nctaid);
+    memcpy(w.ctaid, block.id, sizeof w.ctaid);
+    w.warpid = index;
+    w.nwarpid = block.warps;
+    w.nsmid = launch.environment->multiprocessors ? launch.environment->multiprocessors : 1;
+    w.smid = static_cast<uint32_t>(block.linear % w.nsmid);
+    w.dynamic_shared = launch.dynamic_shared;
+    w.gridid = launch.grid_id;
+    w.block = &block;
+    uint32_t x = first % launch.block[0], y = first / launch.block[0] % launch.block[1];
+    uint32_t z = first / launch.block[0] / launch.block[1];
+    for (uint32_t l = 0; l < 32; l++) {
+        w.tid[0][l] = x;
+        w.tid[1][l] = y;
+        w.tid[2][l] = z;
+        if (++x == launch.block[0]) {
+            x = 0;
+            if (++y == launch.block[1]) {
+                y = 0;
+                z++;
+            }
+        }
+        w.pcs[l] = job.kernel->entry_pc;
+    }
+    return warp;
+}
+
+// Runs a warp until it waits, yields, or has exited.
+void turn(Warp &warp, const cs_image &image) {
+    cs_warp &w = warp.state;
+    w.budget = kBudget;
+    if (!services.pick(&w)) return;
+    for (;;) {
+        const int reason = image.functions[image.function_of_pc[w.pc]].run(&w);
+        if (reason == CS_SWITCH) continue;
+        if (reason == CS_YIELD) warp.rotate = true;
+        return;
+    }
+}
+
+void recheck(Block &block) {
+    for (uint32_t bits = block.barriers_in_use; bits; bits &= bits - 1)
+        check_barrier(block, static_cast<uint32_t>(__builtin_ctz(bits)));
+}
+
+// One turn of warp `index`. Returns whether anything happened.
+bool step(Block &block, uint32_t index) {
+    Warp &warp = *block.active[index];
+    cs_warp &w = warp.state;
+    if (!w.runnable && !(w.parked && complete_parked(&w))) return false;
+    const uint32_t exited = w.exited;
+    turn(warp, *block.job->image);
+    if (w.exited != exited) {
+        block.exited += static_cast<uint32_t>(__builtin_popcount(w.exited & ~exited));
+        if (w.parked) complete_parked(&w);
+    }
+    const bool gone = w.exited == ~0u;
+    if (gone) {
+        block.spare.emplace_back(&warp);
+        block.active[index] = nullptr;
+        block.finished++;
+    }
+    if (block.barriers_in_use && (gone || w.exited != exited)) recheck(block);
+    return true;
+}
+
+// The loop proper; faults jump out of it.
+Outcome run_rounds(Block &block) {
+    for (int round = 0; round < kRounds; round++) {
+        bool progress = false;
+        const uint32_t from =
+            block.job->launch->shuffle ? static_cast<uint32_t>(next_random(block.random) % block.warps) : 0;
+        for (uint32_t k = 0; k < block.warps; k++) {
+            const uint32_t index = (k + from) % block.warps;
+            if (block.active[index]) progress |= step(block, index);
+        }
+        // a warp is started when those before it wait or yield: a kernel without barriers needs only one warp's memory
+        bool waiting = false;
+        while (!waiting && block.started < block.warps) {
+            const uint32_t index = block.order[block.started++];
+            block.active[index] = make_warp(block, index);
+            progress |= step(block, index);
+            waiting = block.active[index] != nullptr && block.active[index]->state.runnable != 0;
+        }
+        if (block.finished == block.warps) return Outcome::finished;
+        if (!progress) return Outcome::failed;
+    }
+    return Outcome::yielded;
+}
+
+}  // namespace
+
+Block::~Block() {
+    for (Warp *warp : active) delete warp;
+}
+
+void begin_block(Block &block, Job &job, uint64_t linear) {
+    const LaunchDescription &launch = *job.launch;
+    block.job = &job;
+    block.linear = linear;
+    block.id[0] = static_cast<uint32_t>(linear % launch.grid[0]);
+    block.id[1] = static_cast<uint32_t>(linear / launch.grid[0] % launch.grid[1]);
+    block.id[2] = static_cast<uint32_t>(linear / launch.grid[0] / launch.grid[1]);
+    block.threads = launch.block[0] * launch.block[1] * launch.block[2];
+    block.warps = (block.threads + 31) / 32;
+    block.started = block.finished = block.exited = 0;
+    if (block.barriers_in_use) {
+        for (Barrier &b : block.barriers) b = Barrier();
+        block.barriers_in_use = 0;
+    }
+    for (uint32_t k = 0; k < block.warps; k++) {
+        if (block.active[k]) {  // of a block that was abandoned
+            block.spare.emplace_back(block.active[k]);
+            block.active[k] = nullptr;
+        }
+        block.order[k] = k;
+    }
+    if (launch.shuffle) {
+        block.random = launch.seed ^ (linear * 0x9e3779b97f4a7c15ull);
+        for (uint32_t k = block.warps; k > 1; k--) {
+            const auto other = static_cast<uint32_t>(next_random(block.random) % k);
+            std::swap(block.order[k - 1], block.order[other]);
+        }
+    }
+}
+
+Outcome run_slice(Block &block, Fault &fault) {
+    Guard guard;
+    guard.warp = nullptr;
+    Guard *const outer = current_guard;
+    if (sigsetjmp(guard.where, 0) == 0) {
+        current_guard = &guard;
+        const Outcome outcome = run_rounds(block);
+        current_guard = outer;
+        if (outcome != Outcome::failed) return outcome;
+        fault.code = CS_FAULT_LAUNCH_FAILED;
+        fault.message = "deadlock: every thread waits in a barrier or collective for others that never come";
+        for (const Warp *warp : block.active)
+            if (warp && !guard.warp) guard.warp = &warp->state;
+        const uint32_t waits = ~guard.warp->exited;
+        const auto lane = static_cast<uint32_t>(__builtin_ctz(waits));
+        fault.line = guard.warp->line;
+        for (int k = 0; k < 3; k++) fault.thread[k] = guard.warp->tid[k][lane];
+    } else {
+        current_guard = outer;
+        fault.code = guard.code;
+        fault.address = guard.address;
+        fault.access = guard.access;
+        fault.access_size = guard.size;
+        if (guard.what) fault.message = guard.what;
+        if (!guard.warp) {  // a signal: which warp was running?
+            for (const Warp *warp : block.active)
+                if (warp && warp->state.mask) guard.warp = &warp->state;
+        }
+        if (guard.warp) {
+            const uint32_t lane = guard.warp->lane & 31;
+            fault.line = guard.warp->line;
+            for (int k = 0; k < 3; k++) fault.thread[k] = guard.warp->tid[k][lane];
+        }
+    }
+    memcpy(fault.block, block.id, sizeof fault.block);
+    fault.kernel = block.job->kernel->name;
+    describe(fault);
+    return Outcome::failed;
+}
+
+}  // namespace cudasim

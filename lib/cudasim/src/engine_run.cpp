@@ -1,0 +1,237 @@
+// Grids: blocks of all running grids share a pool of threads. The thread that calls run() works on its own grid; the
+// pool's threads go round all grids, so that launches overlap and a grid that waits for another one does not stop it.
+
+#include <algorithm>
+#include <condition_variable>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <list>
+#include <mutex>
+#include <new>
+#include <pthread.h>
+#include <sched.h>
+#include <thread>
+
+#include "engine_internal.h"
+
+namespace cudasim {
+
+namespace {
+
+struct Grid : Job {
+    uint64_t total = 0, next = 0;         // blocks; [next, total) have not been started
+    uint64_t resumed = 0;                 // slices of suspended blocks since a block was started
+    uint32_t running = 0;                 // threads that run a slice
+    std::deque<std::unique_ptr<Block>> suspended;
+    std::vector<std::unique_ptr<Block>> idle;
+    std::condition_variable changed;      // for the thread in run()
+    Fault fault;
+    bool stop = false;
+    uint64_t multiplier = 1, shift = 0;   // hostile mode: block i is really (i * multiplier + shift) % total
+
+    bool takeable() const { return !stop && (next < total || !suspended.empty()); }
+    bool finished() const { return running == 0 && (stop || (next == total && suspended.empty())); }
+};
+
+struct Pool {
+    std::mutex mutex;
+    std::condition_variable work;
+    std::list<Grid *> grids;
+    uint32_t threads = 0;                 // that exist
+    uint32_t limit = 0;
+    Statistics statistics = {};
+};
+
+alignas(Pool) unsigned char pool_memory[sizeof(Pool)];
+Pool *pool = nullptr;
+std::once_flag once;
+
+uint32_t thread_limit() {
+    if (const char *text = getenv("CUDASIM_THREADS")) {
+        const long value = strtol(text, nullptr, 10);
+        if (value >= 1 && value <= 1024) return static_cast<uint32_t>(value);
+    }
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
+    return std::max(1u, std::thread::hardware_concurrency());
+}
+
+// Never destroyed: kernels may run while the process exits.
+void make_pool() {
+    pool = new (pool_memory) Pool();
+    pool->limit = thread_limit();
+}
+
+Pool &the_pool() {
+    std::call_once(once, [] {
+        make_pool();
+        pthread_atfork(nullptr, nullptr, after_fork_in_child);
+    });
+    return *pool;
+}
+
+uint64_t real_index(const Grid &grid, uint64_t k) {
+    return static_cast<uint64_t>((static_cast<unsigned __int128>(k) * grid.multiplier + grid.shift) % grid.total);
+}
+
+uint64_t gcd(uint64_t a, uint64_t b) { return b ? gcd(b, a % b) : a; }
+
+// One piece of work on a grid; the mutex is held on entry and on return. False: there is nothing to take.
+bool work_on(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
+    if (!grid.takeable()) return false;
+    if (grid.launch->cancel && grid.launch->cancel->load(std::memory_order_relaxed)) {
+        grid.fault.cancelled = true;
+        grid.stop = true;
+        grid.changed.notify_all();
+        return true;
+    }
+    std::unique_ptr<Block> block;
+    uint64_t first = 0, count = 1;
+    bool resume = false;
+    // A suspended block has used its quantum: it may be waiting for one that has not been started. Each gets one more
+    // slice before a further block is started.
+    if (!grid.suspended.empty() && (grid.next == grid.total || grid.resumed < grid.suspended.size())) {
+        block = std::move(grid.suspended.front());
+        grid.suspended.pop_front();
+        grid.resumed++;
+        resume = true;
+    } else {
+        const uint64_t left = grid.total - grid.next;
+        count = std::clamp<uint64_t>(left / (8ull * p.limit), 1, 64);
+        if (!grid.suspended.empty()) count = 1;
+        first = grid.next;
+        grid.next += count;
+        grid.resumed = 0;
+        if (!grid.idle.empty()) {
+            block = std::move(grid.idle.back());
+            grid.idle.pop_back();
+        }
+    }
+    grid.running++;
+    lock.unlock();
+
+    Fault fault;
+    std::vector<std::unique_ptr<Block>> unfinished;
+    uint64_t slices = 0;
+    if (!block) block = std::make_unique<Block>();
+    for (uint64_t k = 0; k < count; k++) {
+        if (!block) block = std::make_unique<Block>();
+        if (!resume) begin_block(*block, grid, real_index(grid, first + k));
+        slices++;
+        const Outcome outcome = run_slice(*block, fault);
+        if (outcome == Outcome::yielded) unfinished.push_back(std::move(block));
+        if (outcome == Outcome::failed) break;
+    }
+
+    lock.lock();
+    grid.running--;
+    p.statistics.slices += slices;
+    p.statistics.blocks += resume ? 0 : count;
+    if (block) grid.idle.push_back(std::move(block));
+    for (auto &b : unfinished) grid.suspended.push_back(std::move(b));
+    if (fault.code && !grid.fault.code) {
+        grid.fault = fault;
+        grid.stop = true;
+    }
+    if (grid.finished() || !unfinished.empty()) grid.changed.notify_all();
+    return true;
+}
+
+void worker() {
+    Pool &p = *pool;
+    std::unique_lock<std::mutex> lock(p.mutex);
+    for (;;) {
+        Grid *chosen = nullptr;
+        for (auto it = p.grids.begin(); it != p.grids.end(); ++it) {
+            if ((*it)->takeable()) {
+                chosen = *it;
+                p.grids.splice(p.grids.end(), p.grids, it);  // the next one's turn afterwards
+                break;
+            }
+        }
+        if (chosen) work_on(p, *chosen, lock);
+        else p.work.wait(lock);
+    }
+}
+
+void start_workers(Pool &p) {  // mutex held
+    while (p.threads + 1 < p.limit) {
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);  // the application's signals are not for these threads
+        sigdelset(&all, SIGSEGV);
+        sigdelset(&all, SIGBUS);
+        sigdelset(&all, SIGFPE);
+        sigdelset(&all, SIGILL);
+        pthread_sigmask(SIG_SETMASK, &all, nullptr);
+        bool ok = true;
+        try {
+            std::thread(worker).detach();
+        } catch (const std::system_error &) {
+            ok = false;
+        }
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        if (!ok) {
+            p.limit = p.threads + 1;
+            return;
+        }
+        p.threads++;
+    }
+}
+
+}  // namespace
+
+void after_fork_in_child() {
+    if (pool) make_pool();  // the old one's threads and locks stayed in the parent
+}
+
+Statistics statistics() {
+    Pool &p = the_pool();
+    std::lock_guard<std::mutex> lock(p.mutex);
+    return p.statistics;
+}
+
+Fault run(const LaunchDescription &launch) {
+    Pool &p = the_pool();
+    install_signal_handlers();
+    const auto &image = static_cast<const LoadedImage &>(*launch.image);
+    auto grid = std::make_unique<Grid>();
+    grid->launch = &launch;
+    grid->image = image.raw;
+    grid->kernel = &image.raw->kernels[launch.kernel];
+    const cs_kernel &kernel = *grid->kernel;
+    grid->parameters.resize(kernel.param_bytes + 64);
+    if (kernel.param_bytes) memcpy(grid->parameters.data(), launch.parameters, kernel.param_bytes);
+    grid->shared_size = kernel.static_shared + launch.dynamic_shared;
+    grid->local_size = (kernel.local + 15) / 16 * 16;
+    if (kernel.recursive) {
+        // room for as many activations as the stack limit allows at 16 bytes each
+        grid->local_size += (launch.stack_limit + 15) / 16 * 16 + kernel.local;
+    }
+    grid->total = static_cast<uint64_t>(launch.grid[0]) * launch.grid[1] * launch.grid[2];
+    if (launch.shuffle && grid->total > 1) {
+        uint64_t state = launch.seed;
+        do grid->multiplier = next_random(state) % std::min<uint64_t>(grid->total, 1u << 31) | 1;
+        while (gcd(grid->multiplier, grid->total) != 1);
+        grid->shift = next_random(state) % grid->total;
+    }
+    Grid &g = *grid;
+    std::unique_lock<std::mutex> lock(p.mutex);
+    p.statistics.grids++;
+    if (g.total > 1) {
+        p.grids.push_back(&g);
+        start_workers(p);
+        p.work.notify_all();
+    }
+    while (!g.finished()) {
+        if (!work_on(p, g, lock)) g.changed.wait(lock);
+        else if (g.total > 1 && !g.suspended.empty()) p.work.notify_all();
+    }
+    if (g.total > 1) p.grids.remove(&g);
+    lock.unlock();
+    return g.fault;
+}
+
+}  // namespace cudasim

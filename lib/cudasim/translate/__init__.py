@@ -1,0 +1,23 @@
+"""PTX → C → shared object for the embedded device.
+
+    scope.py       names in a function
+    values.py      operands as C expressions
+    arithmetic.py  one lane's arithmetic; memory.py its memory accesses
+    function.py    basic blocks, calls, barriers, collectives
+    program.py     the module: variables, call graph, descriptions
+    compiler.py    the C compiler
+"""
+
+from __future__ import annotations
+
+from gpubpf.ptx.module import parse
+
+from .program import Program
+
+
+def translate(ptx: str | bytes) -> str:
+    """The C text for a PTX module.
+
+    Raises gpubpf.errors.PtxError naming the instruction and the PTX line.
+    """
+    return Program(parse(ptx)).c_text()

@@ -1,0 +1,762 @@
+"""One PTX function → basic blocks → a C function that runs them for the lanes of a warp.
+
+Straight-line code becomes loops over the active lanes (segments). Registers that live only inside a segment are C
+locals; those that live longer are arrays in the warp's frame. Whatever can stop a warp (barriers, collectives, calls,
+branches) ends a block, so a warp can always be resumed at the start of one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpubpf.errors import PtxError
+from gpubpf.ptx.module import Function, Group, Instruction, Label, Name, Operand, Pair
+
+from . import memory
+from .arithmetic import TABLE
+from .scope import Names, Register, Scope, Storage
+from .values import Code, Values, c_type, size_of
+
+SLOT = 16  # bytes: arguments of calls lie at multiples of this
+SYSTEM_CALLS = {"vprintf", "malloc", "free", "__assertfail"}
+SPIN_COST = 64  # a loop with atomics or ordered loads may wait for another thread: it uses its quantum up faster
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    codes: list[Code] = field(default_factory=list)
+    kind: str = "goto"  # goto, branch, table, exit, return, trap, call, indirect, collective, barrier
+    targets: list[Block] = field(default_factory=list)
+    predicate: Register | None = None
+    negated: bool = False
+    head: Code | None = None  # evaluates the operands of the terminator, one lane at a time
+    detail: str = ""  # collective or barrier operation; name of the callee; index of a branch table
+    line: int = 0
+    spins: bool = False
+    number: int = 0
+    live_in: frozenset[Register] = frozenset()
+    live_out: frozenset[Register] = frozenset()
+
+
+def slots(sizes: list[int]) -> list[int]:
+    """Offsets of arguments in the argument area, and its size at the end."""
+    offsets = [0]
+    for size in sizes:
+        offsets.append(offsets[-1] + max(SLOT, (size + SLOT - 1) // SLOT * SLOT))
+    return offsets
+
+
+class FunctionCode:
+    """The translation of one function; `render` needs what the module decides (numbers of blocks, frame offsets)."""
+
+    def __init__(
+        self, function: Function, index: int, module_scope: dict[str, Storage], functions: dict[str, Function],
+        indices: dict[str, int],
+    ) -> None:
+        self.function = function
+        self.index = index
+        self.functions = functions
+        self.names = Names(function, module_scope)
+        self.values = Values(self.names, indices)
+        self.kernel = function.kind == "entry"
+        self.blocks: list[Block] = []
+        self.callees: set[str] = set()
+        self.indirect = False
+        self.args_size = 0
+        self.parameters: list[tuple[int, int, int]] = []  # of a kernel: offset, size, align
+        self.arguments: list[tuple[Storage | Register, int, int]] = []  # of a .func: where to, slot, size
+        self.results: list[tuple[Storage | Register, int, int]] = []
+        self.recursive = False
+        self._labels: dict[int, Block] = {}
+        self._current = Block()
+        self._declare()
+        self._build()
+        self._liveness()
+
+    # -- declarations
+
+    def _declare(self) -> None:
+        root = self.names.root
+        if self.kernel:
+            at = 0
+            for p in self.function.parameters:
+                at = (at + p.alignment - 1) // p.alignment * p.alignment
+                root.storages[p.name] = Storage("kernel", p.name, at, p.size, p.alignment)
+                self.parameters.append((at, p.size, p.alignment))
+                at += p.size
+            self.parameter_bytes = at
+        else:
+            self.parameter_bytes = 0
+            self._formals(self.function.parameters, self.arguments)
+            self._formals(self.function.returns, self.results)
+        body = self.function.body
+        assert body is not None
+        self.names.flatten(body)
+        if not self.kernel:
+            self._find_address_taken()
+
+    def _formals(self, formals: tuple, out: list[tuple[Storage | Register, int, int]]) -> None:  # type: ignore[type-arg]
+        offsets = slots([p.size for p in formals])
+        self.args_size = max(self.args_size, offsets[-1])
+        for p, offset in zip(formals, offsets, strict=False):
+            where: Storage | Register
+            if p.space == "reg":
+                self.names.declare(self.names.root, p)
+                where = self.names.root.registers[p.name]
+            else:
+                where = self.names.declare_parameter(self.names.root, p)
+            out.append((where, offset, p.size))
+
+    def _find_address_taken(self) -> None:
+        """Parameters whose address is used by mov live in local memory (PTX ISA 9.7.9.4)."""
+        byname = {p.name for p in self.function.parameters}
+        for statement, scope in self.names.statements:
+            if isinstance(statement, Instruction) and statement.opcode == "mov":
+                for o in statement.operands[1:]:
+                    if isinstance(o, Name) and o.name in byname and self.names.register(scope, o.name) is None:
+                        storage = self.names.storage(scope, o.name)
+                        if storage is not None and storage.kind == "frame":
+                            align = max(8, storage.align)
+                            self.names.local_size = (self.names.local_size + align - 1) // align * align
+                            self.values.local_parameters[storage.name] = self.names.local_size
+                            scope.storages[o.name] = storage
+                            self.names.root.storages[o.name] = storage
+                            self.names.local_size += storage.size
+
+    # -- blocks
+
+    def _start(self, block: Block | None = None) -> Block:
+        """Begins the next block; the current one falls through to it if it has no end yet."""
+        block = block or Block()
+        if not self._current.targets and self._current.kind == "goto":
+            self._current.targets = [block]
+        self.blocks.append(block)
+        self._current = block
+        return block
+
+    def _end(self, kind: str, *targets: Block) -> Block:
+        block = self._current
+        block.kind = kind
+        block.targets = list(targets)
+        return block
+
+    def _label(self, number: int) -> Block:
+        return self._labels.setdefault(number, Block())
+
+    def _build(self) -> None:
+        self._current = Block()
+        self.blocks.append(self._current)  # prologue
+        self._start()
+        v = self.values
+        for statement, scope in self.names.statements:
+            if isinstance(statement, Label):
+                self._start(self._label(scope.labels[statement.name]))
+                continue
+            if self._current.kind != "goto" or self._current.targets:
+                self._start()
+            v.begin(statement, scope)
+            control = _CONTROL.get(statement.opcode)
+            if control is not None:
+                getattr(self, control)(statement, scope)
+                continue
+            if statement.opcode == "call":
+                self._call(statement, scope)
+                continue
+            emit = TABLE.get(statement.opcode)
+            if emit is None:
+                raise v.unsupported()
+            self._append(statement, scope, self._emit(emit, statement))
+        if self._current.kind == "goto" and not self._current.targets:
+            self._end("exit" if self.kernel else "return")
+        for block in self.blocks:
+            if block.kind == "goto" and not block.targets:
+                raise PtxError(f"{self.function.name}: a block without an end")
+        placed = set(map(id, self.blocks))
+        for block in self.blocks:
+            if any(id(t) not in placed for t in block.targets):
+                raise PtxError(f"{self.function.name}: a branch to a label that is not there")
+        for number, block in enumerate(self.blocks):
+            block.number = number
+
+    def _emit(self, emit, statement: Instruction) -> str:  # type: ignore[no-untyped-def]
+        try:
+            return str(emit(self.values, statement))
+        except PtxError:
+            raise
+        except (KeyError, IndexError, ValueError, AssertionError):
+            raise self.values.unsupported() from None
+
+    def _append(self, statement: Instruction, scope: Scope, text: str) -> None:
+        code = self.values.code
+        code.text = text
+        if statement.predicate is not None:
+            found = self.names.register(scope, statement.predicate)
+            if found is None:
+                raise PtxError(f"PTX line {statement.line}: {statement.predicate} is not declared")
+            code.text = f"if ({'!' if statement.negated else ''}{found.name}) {{ {text} }}"
+            code.uses.add(found)
+            code.uses |= code.defs
+        if statement.opcode in ("atom", "red") or (statement.opcode == "ld" and memory.strong(statement)):
+            self._current.spins = True
+        self._current.codes.append(code)
+
+    def _guard(self, statement: Instruction, scope: Scope) -> Block | None:
+        """For a predicated control instruction: the block that lanes go to which do not execute it.
+
+        The instruction gets a block of its own, which is begun here.
+        """
+        if statement.predicate is None:
+            return None
+        found = self.names.register(scope, statement.predicate)
+        if found is None:
+            raise PtxError(f"PTX line {statement.line}: {statement.predicate} is not declared")
+        after = Block()
+        inner = Block()
+        block = self._end("branch", inner, after)
+        block.predicate, block.negated = found, statement.negated
+        self._start(inner)
+        self.values.begin(statement, scope)
+        return after
+
+    def _resume(self, after: Block | None) -> None:
+        if after is not None:
+            self._start(after)
+
+    def _branch(self, statement: Instruction, scope: Scope) -> None:
+        target_name = statement.operands[0]
+        if not isinstance(target_name, Name):
+            raise self.values.unsupported()
+        target = self._label(self.names.label(scope, target_name.name, statement.line))
+        if statement.predicate is None:
+            self._end("goto", target)
+            return
+        found = self.names.register(scope, statement.predicate)
+        if found is None:
+            raise PtxError(f"PTX line {statement.line}: {statement.predicate} is not declared")
+        after = Block()
+        block = self._end("branch", target, after)
+        block.predicate, block.negated = found, statement.negated
+        self._start(after)
+
+    def _branch_table(self, statement: Instruction, scope: Scope) -> None:
+        after = self._guard(statement, scope)
+        table = statement.operands[1]
+        if not isinstance(table, Name):
+            raise self.values.unsupported()
+        names = self.names.table(scope, table.name, statement.line)
+        targets = [self._label(self.names.label(scope, n, statement.line)) for n in names]
+        head = self.values.code
+        index = self.values.src(statement.operands[0], "u32")
+        head.text = f"const u32 i_ = {index}; w->pcs[l] = (const u32[]){{@TARGETS@}}[i_ < {len(targets)} ? i_ : 0];"
+        self._end("table", *targets).head = head
+        self._resume(after)
+
+    def _leave(self, statement: Instruction, scope: Scope) -> None:
+        after = self._guard(statement, scope)
+        self._end("exit" if self.kernel or statement.opcode == "exit" else "return")
+        self._resume(after)
+
+    def _trap(self, statement: Instruction, scope: Scope) -> None:
+        after = self._guard(statement, scope)
+        self._end("trap").line = statement.line
+        self._resume(after)
+
+    # -- calls
+
+    def _call(self, statement: Instruction, scope: Scope) -> None:
+        operands = list(statement.operands)
+        returned: tuple[Operand, ...] = ()
+        if operands and isinstance(operands[0], Group):
+            returned = operands.pop(0).items  # type: ignore[union-attr]
+        callee = operands.pop(0)
+        passed: tuple[Operand, ...] = operands.pop(0).items if operands and isinstance(operands[0], Group) else ()  # type: ignore[union-attr]
+        if not isinstance(callee, Name):
+            raise self.values.unsupported()
+        register = self.names.register(scope, callee.name)
+        if register is None and callee.name in SYSTEM_CALLS:
+            self._append(statement, scope, self._system_call(callee.name, returned, passed, scope))
+            return
+        target = self.functions.get(callee.name)
+        if register is None and (target is None or not target.defined):
+            raise PtxError(f"PTX line {statement.line}: function {callee.name} is not defined in this module")
+        after = self._guard(statement, scope)
+        v = self.values
+        head = v.code
+        parts: list[str] = []
+        formal_sizes = [p.size for p in target.parameters] if target is not None else None
+        sizes = [self._argument_size(o, scope, formal_sizes, k) for k, o in enumerate(passed)]
+        offsets = slots(sizes)
+        self.args_size = max(self.args_size, offsets[-1])
+        for o, size, offset in zip(passed, sizes, offsets, strict=False):
+            where = f"w->args + (u64)l * @ARGS@ + {offset}"
+            storage = None
+            if isinstance(o, Name) and self.names.register(scope, o.name) is None:
+                storage = self.names.storage(scope, o.name)
+            if storage is not None and storage.kind == "frame":
+                parts.append(f"__builtin_memcpy({where}, R->{storage.name}[l], {min(size, storage.size)});")
+            elif storage is not None and storage.kind == "kernel":
+                parts.append(f"__builtin_memcpy({where}, w->params + {storage.index}, {min(size, storage.size)});")
+            else:
+                t = f"b{size * 8}"
+                parts.append(f"ST({c_type(size)}, {where}, {v.src(o, t)});")
+        parts.append("w->retpc[l] = @NEXT@;")
+        resume = Block()
+        if register is not None:
+            self.indirect = True
+            parts.append(f"w->pcs[l] = api->indirect(w, {v.read(register)});")
+            head.memory = True
+            parts.insert(0, v.line())
+            block = self._end("indirect", resume)
+        else:
+            self.callees.add(callee.name)
+            block = self._end("call", resume)
+            block.detail = callee.name
+        head.text = " ".join(parts)
+        block.head = head
+        self._start(resume)
+        v.begin(statement, scope)
+        texts = []
+        formal_sizes = [p.size for p in target.returns] if target is not None else None
+        sizes = [self._argument_size(o, scope, formal_sizes, k) for k, o in enumerate(returned)]
+        offsets = slots(sizes)
+        self.args_size = max(self.args_size, offsets[-1])
+        for o, size, offset in zip(returned, sizes, offsets, strict=False):
+            where = f"w->args + (u64)l * @ARGS@ + {offset}"
+            assert isinstance(o, Name)
+            if self.names.register(scope, o.name) is not None:
+                texts.append(v.dst(o, f"b{size * 8}", f"LD({c_type(size)}, {where})"))
+                continue
+            storage = self.names.storage(scope, o.name)
+            if storage is None or storage.kind != "frame":
+                if o.name == "_":
+                    continue
+                raise v.unsupported(f"result {o.name}")
+            texts.append(f"__builtin_memcpy(R->{storage.name}[l], {where}, {min(size, storage.size)});")
+        if texts:
+            v.code.text = " ".join(texts)
+            self._current.codes.append(v.code)
+        self._resume(after)
+
+    def _argument_size(self, o: Operand, scope: Scope, formal: list[int] | None, k: int) -> int:
+        if formal is not None and k < len(formal):
+            return formal[k]
+        if isinstance(o, Name):
+            register = self.names.register(scope, o.name)
+            if register is not None:
+                return max(1, register.width)
+            storage = self.names.storage(scope, o.name)
+            if storage is not None and storage.kind in ("frame", "kernel"):
+                return storage.size
+        return 8
+
+    def _system_call(self, name: str, returned: tuple[Operand, ...], passed: tuple[Operand, ...], scope: Scope) -> str:
+        v = self.values
+        v.code.alone = True
+        v.code.memory = True
+
+        def argument(k: int, width: int) -> str:
+            o = passed[k]
+            if isinstance(o, Name) and self.names.register(scope, o.name) is None:
+                storage = self.names.storage(scope, o.name)
+                if storage is not None and storage.kind == "frame":
+                    return f"LD(u{width * 8}, R->{storage.name}[l])"
+            return v.src(o, f"b{width * 8}")
+
+        if name == "__assertfail":
+            list_ = f"{argument(0, 8)}, {argument(1, 8)}, {argument(2, 4)}, {argument(3, 8)}"
+            return f"{v.line()} api->assertfail(w, {list_});"
+        calls = {"vprintf": ("vprintf", 2, 4), "malloc": ("allocate", 1, 8), "free": ("release", 1, 0)}
+        service, count, width = calls[name]
+        call = f"api->{service}(w, {', '.join(argument(k, 8) for k in range(count))})"
+        if not returned or not width:
+            return f"{v.line()} {call};"
+        o = returned[0]
+        assert isinstance(o, Name)
+        if self.names.register(scope, o.name) is not None:
+            return f"{v.line()} {v.dst(o, f'b{width * 8}', call)}"
+        storage = self.names.storage(scope, o.name)
+        if storage is None:
+            raise v.unsupported(f"result {o.name}")
+        return f"{v.line()} ST(u{width * 8}, R->{storage.name}[l], {call});"
+
+    # -- barriers and collectives
+
+    def _collective(
+        self, statement: Instruction, scope: Scope, operation: str, a: tuple[Operand, str] | None, b: str, c: str,
+        members: str, results: list[tuple[Operand, str, str]],
+    ) -> None:
+        v = self.values
+        head = v.code
+        parts = []
+        if a is not None:
+            parts.append(f"w->ca[l] = {v.src(*a)};")
+        if b:
+            parts.append(f"w->cb[l] = {b};")
+        if c:
+            parts.append(f"w->cc[l] = {c};")
+        parts.append(f"w->cm[l] = {members};")
+        head.text = " ".join(parts)
+        resume = Block()
+        block = self._end("collective", resume)
+        block.detail, block.head, block.line = operation, head, statement.line
+        self._start(resume)
+        v.begin(statement, scope)
+        text = " ".join(v.dst(o, t, expression) for o, t, expression in results)
+        if text:
+            v.code.text = text
+            self._current.codes.append(v.code)
+
+    def _warp(self, i: Instruction, scope: Scope) -> None:
+        """shfl, vote, match, redux, elect: PTX ISA 9.7.9.6, 9.7.13."""
+        after = self._guard(i, scope)
+        v = self.values
+        m = i.modifiers
+        operands = i.operands
+        sync = "sync" in m
+        if i.opcode == "activemask":
+            v.code.alone = True
+            v.code.text = v.dst(operands[0], "b32", "mask")
+            self._current.codes.append(v.code)
+            self._resume(after)
+            return
+
+        def members(k: int) -> str:
+            return v.src(operands[k], "b32") if sync else "mask"
+
+        value, predicate = "(u32)w->cr[l]", "w->cp[l]"
+        if i.opcode == "shfl":
+            mode = next(x for x in m if x in ("up", "down", "bfly", "idx"))
+            results = self._pair(operands[0], "b32", value, predicate)
+            self._collective(
+                i, scope, f"CS_OP_SHFL_{mode.upper()}", (operands[1], "b32"), v.src(operands[2], "b32"),
+                v.src(operands[3], "b32"), members(4), results,
+            )
+        elif i.opcode == "vote":
+            mode = next(x for x in m if x in ("all", "any", "uni", "ballot"))
+            results = [(operands[0], "b32", value) if mode == "ballot" else (operands[0], "pred", value)]
+            self._collective(i, scope, f"CS_OP_VOTE_{mode.upper()}", (operands[1], "pred"), "", "", members(2), results)
+        elif i.opcode == "match":
+            mode = "ANY" if "any" in m else "ALL"
+            results = self._pair(operands[0], "b32", value, predicate)
+            self._collective(i, scope, f"CS_OP_MATCH_{mode}", (operands[1], m[-1]), "", "", members(2), results)
+        elif i.opcode == "redux":
+            kind = m[-1]
+            operation = next(x for x in m if x in ("add", "min", "max", "and", "or", "xor")).upper()
+            if size_of(kind) != 4 or kind == "f32":
+                raise v.unsupported()
+            if operation in ("MIN", "MAX"):
+                operation += "S" if kind == "s32" else "U"
+            results = [(operands[0], "b32", value)]
+            self._collective(i, scope, f"CS_OP_REDUX_{operation}", (operands[1], "b32"), "", "", members(2), results)
+        elif i.opcode == "elect":
+            results = self._pair(operands[0], "b32", value, predicate)
+            self._collective(i, scope, "CS_OP_ELECT", None, "", "", members(1), results)
+        self._resume(after)
+
+    @staticmethod
+    def _pair(destination: Operand, t: str, value: str, predicate: str) -> list[tuple[Operand, str, str]]:
+        if isinstance(destination, Pair):
+            return [(destination.first, t, value), (destination.second, "pred", predicate)]
+        return [(destination, t, value)]
+
+    def _barrier(self, i: Instruction, scope: Scope) -> None:
+        """bar, barrier: PTX ISA 9.7.13.1–3."""
+        after = self._guard(i, scope)
+        v = self.values
+        m = [x for x in i.modifiers if x not in ("cta", "aligned")]
+        if m[0] == "warp":
+            self._collective(i, scope, "CS_OP_SYNC", None, "", "", v.src(i.operands[0], "b32"), [])
+            self._resume(after)
+            return
+        if m[0] == "cluster":  # a cluster is one block here
+            if m[1] == "arrive":
+                self._resume(after)
+                return
+            kind, number, count, predicate = "CS_BAR_SYNC", "16", "0", "0"
+        else:
+            operands = list(i.operands)
+            kind = {"sync": "CS_BAR_SYNC", "arrive": "CS_BAR_ARRIVE", "red": "CS_BAR_RED"}.get(m[0], "")
+            if not kind:
+                raise v.unsupported()
+            destination = None
+            predicate = "0"
+            if m[0] == "red":
+                kind = f"CS_BAR_{m[1].upper()}"
+                destination = operands.pop(0)
+                predicate = v.src(operands.pop(), "pred")
+            number = v.src(operands[0], "u32")
+            count = v.src(operands[1], "u32") if len(operands) > 1 else "0"
+        head = v.code
+        head.text = f"w->ca[l] = {number}; w->cb[l] = {count}; w->cc[l] = {predicate};"
+        resume = Block()
+        block = self._end("barrier", resume)
+        block.detail, block.head, block.line = kind, head, i.line
+        self._start(resume)
+        if m[0] == "red":
+            v.begin(i, scope)
+            assert destination is not None
+            v.code.text = v.dst(destination, "u32" if m[1] == "popc" else "pred", "(u32)w->cr[l]")
+            self._current.codes.append(v.code)
+        self._resume(after)
+
+    # -- liveness of registers at block boundaries
+
+    def _liveness(self) -> None:
+        uses: dict[int, set[Register]] = {}
+        defs: dict[int, set[Register]] = {}
+        for block in self.blocks:
+            use: set[Register] = set()
+            define: set[Register] = set()
+            for code in block.codes:
+                use |= code.uses - define
+                define |= code.defs
+            if block.head is not None:
+                use |= block.head.uses - define
+            if block.predicate is not None and block.predicate not in define:
+                use.add(block.predicate)
+            if block.kind == "return":
+                use |= {w for w, _, _ in self.results if isinstance(w, Register)} - define
+            uses[block.number], defs[block.number] = use, define
+        changed = True
+        while changed:
+            changed = False
+            for block in reversed(self.blocks):
+                out: set[Register] = set()
+                for target in block.targets:
+                    out |= target.live_in
+                live = frozenset(uses[block.number] | (out - defs[block.number]))
+                block.live_out = frozenset(out)
+                if live != block.live_in:
+                    block.live_in = live
+                    changed = True
+
+    @property
+    def registers(self) -> int:
+        """An estimate of 32-bit registers per thread: the most that are live between blocks, and some."""
+        most = max(sum(max(1, (r.width + 3) // 4) for r in b.live_in if r.width) for b in self.blocks)
+        return min(255, (most + 10 + 7) // 8 * 8)
+
+    # -- rendering
+
+    def segments(self, block: Block) -> list[list[Code]]:
+        """The block's straight-line code, cut where all lanes must have done one part before the next."""
+        found: list[list[Code]] = []
+        wrote = read = closed = False
+        for code in block.codes:
+            if not code.text and not code.before:
+                continue
+            hazard = (wrote and (code.reads_shared or code.writes_shared)) or (read and code.writes_shared)
+            if not found or closed or code.alone or hazard:
+                found.append([])
+                wrote = read = False
+            found[-1].append(code)
+            wrote |= code.writes_shared
+            read |= code.reads_shared
+            closed = code.alone
+        return found
+
+    def render(self, base: int, entries: dict[str, int], frame: str, local_base: int, args: int) -> str:
+        """The C function. `entries`: first block of each function; `frame`: name of its struct."""
+        self._fields: dict[str, int] = {}
+        lines: list[str] = []
+        for block in self.blocks:
+            lines.append(self._render_block(block, base, entries))
+        body = "\n".join(lines)
+        body = body.replace("@ARGS@", str(args))
+        body = _fill_local(body, local_base)
+        low, high = base, base + len(self.blocks)
+        cases = " ".join(f"case {low + b.number}: goto B{low + b.number};" for b in self.blocks)
+        return (
+            f"static int fn_{self.index}(W *w) {{\n"
+            f"struct {frame} *const R = (struct {frame} *)(w->frame + OFFSET_{self.index}); (void)R;\n"
+            f"PROLOGUE({low}u, {high}u);\n"
+            f"switch (pc) {{ {cases} default: __builtin_unreachable(); }}\n{body}\n}}\n"
+        )
+
+    def frame_struct(self, name: str) -> tuple[str, list[str]]:
+        """The struct of registers that live across segments, and its fields for saving: `{offset, width}`."""
+        fields: list[str] = []
+        table: list[str] = []
+        if not self.kernel:
+            fields.append("u32 ret[32];")
+            table.append(f"{{__builtin_offsetof(struct {name}, ret), 4}}")
+        for register, width in sorted(self._fields.items()):
+            fields.append(f"{c_type(width)} {register}[32];" if width else f"u32 {register};")
+            table.append(f"{{__builtin_offsetof(struct {name}, {register}), {width}}}")
+        for storage in self.names.frame.values():
+            if storage.name in self.values.local_parameters:
+                continue
+            size = max(SLOT, (storage.size + SLOT - 1) // SLOT * SLOT)
+            fields.append(f"u8 {storage.name}[32][{size}] __attribute__((aligned(16)));")
+            table.append(f"{{__builtin_offsetof(struct {name}, {storage.name}), {size}}}")
+        return f"struct {name} {{ {' '.join(fields) or 'u32 none;'} }} __attribute__((aligned(64)));\n", table
+
+    def _render_segment(self, codes: list[Code], live_after: set[Register]) -> str:
+        need: set[Register] = set()
+        defined: set[Register] = set()
+        for code in codes:
+            need |= code.uses - defined
+            defined |= code.defs
+        stored = sorted(defined & live_after, key=lambda r: r.name)
+        lines = [c.before for c in codes if c.before]
+        lines += [f"u32 n_{r.name} = 0;" for r in stored if not r.width]
+        inner: list[str] = []
+        if any(c.memory for c in codes):
+            inner.append("w->lane = l;")
+        for r in sorted(need | defined, key=lambda r: r.name):
+            if r in need:
+                self._fields[r.name] = r.width
+                value = f"R->{r.name}[l]" if r.width else f"R->{r.name} >> l & 1"
+                inner.append(f"{c_type(r.width)} {r.name} = {value};")
+            else:
+                inner.append(f"{c_type(r.width)} {r.name};")
+        unused = [r for r in sorted(defined - need, key=lambda r: r.name) if r not in stored]
+        inner += [c.text for c in codes if c.text]
+        inner += [f"(void){r.name};" for r in unused]
+        for r in stored:
+            self._fields[r.name] = r.width
+            inner.append(f"R->{r.name}[l] = {r.name};" if r.width else f"n_{r.name} |= (u32){r.name} << l;")
+        if any(c.text for c in codes):
+            lines += ["LANES", *inner, "END"]
+        lines += [f"R->{r.name} = (R->{r.name} & ~mask) | n_{r.name};" for r in stored if not r.width]
+        return "{ " + "\n".join(lines) + " }"
+
+    def _render_block(self, block: Block, base: int, entries: dict[str, int]) -> str:
+        here = base + block.number
+        lines = [f"B{here}: __attribute__((unused));"]
+        if block.number == 0:
+            lines += self._prologue(block)
+        live = set(block.live_out)
+        if block.head is not None:
+            live = (live - block.head.defs) | block.head.uses
+        if block.predicate is not None:
+            live.add(block.predicate)
+            self._fields[block.predicate.name] = 0
+        if block.kind == "return":
+            live |= {w for w, _, _ in self.results if isinstance(w, Register)}
+        parts: list[str] = []
+        for codes in reversed(self.segments(block)):
+            parts.append(self._render_segment(codes, live))
+            defined: set[Register] = set()
+            need: set[Register] = set()
+            for code in codes:
+                need |= code.uses - defined
+                defined |= code.defs
+            live = (live - defined) | need
+        lines += reversed(parts)
+        lines.append(self._terminator(block, base, entries))
+        return "\n".join(lines)
+
+    def _prologue(self, block: Block) -> list[str]:
+        lines: list[str] = []
+        if self.recursive:
+            lines.append(f"w->line = {self.function.line}; api->push(w, mask, &functions[{self.index}]);")
+        inner: list[str] = []
+        if not self.kernel:
+            inner.append("R->ret[l] = w->retpc[l];")
+            for where, offset, size in self.arguments:
+                source = f"w->args + (u64)l * @ARGS@ + {offset}"
+                if isinstance(where, Register):
+                    self._fields[where.name] = where.width
+                    inner.append(f"R->{where.name}[l] = LD({c_type(where.width)}, {source});")
+                elif where.name in self.values.local_parameters:
+                    to = f"w->local + (u64)l * w->local_size + w->lsp[l] + @LOCAL@{self.values.local_parameters[where.name]}@"
+                    inner.append(f"__builtin_memcpy({to}, {source}, {size});")
+                else:
+                    inner.append(f"__builtin_memcpy(R->{where.name}[l], {source}, {size});")
+        formals = {w for w, _, _ in self.arguments if isinstance(w, Register)}
+        for r in sorted(block.live_in - formals, key=lambda r: r.name):  # read before they are written
+            self._fields[r.name] = r.width
+            if r.width:
+                inner.append(f"R->{r.name}[l] = 0;")
+            else:
+                lines.append(f"R->{r.name} &= ~mask;")
+        if inner:
+            lines += ["LANES", *inner, "END"]
+        return lines
+
+    def _jump(self, block: Block, target: Block, base: int) -> str:
+        to = base + target.number
+        if target.number > block.number:
+            return f"JUMP({to});"
+        loop = self.blocks[target.number : block.number + 1]
+        cost = 1 + sum(len(b.codes) for b in loop) // 64
+        if any(b.spins for b in loop):
+            cost = max(cost, SPIN_COST)
+        return f"BACK({to}, {cost});"
+
+    def _terminator(self, block: Block, base: int, entries: dict[str, int]) -> str:
+        head = ""
+        if block.head is not None:
+            head = self._render_segment([block.head], set()) if block.head.text else ""
+        if block.kind == "goto":
+            return self._jump(block, block.targets[0], base)
+        if block.kind == "branch":
+            return self._conditional(block, base)
+        if block.kind == "exit":
+            return "cs_exit(w, mask); goto pick;"
+        if block.kind == "trap":
+            return f"w->lane = (u32)__builtin_ctz(mask); w->line = {block.line}; api->fault(w, CS_FAULT_LAUNCH_FAILED, 0, 0, 0); goto pick;"
+        if block.kind == "table":
+            targets = ", ".join(str(base + t.number) for t in block.targets)
+            head = head.replace("@TARGETS@", targets)
+            return f"{head} if (UNLIKELY(--w->budget < 0)) return CS_YIELD; goto pick;"
+        if block.kind == "return":
+            lines = ["LANES w->pcs[l] = R->ret[l];"]
+            for where, offset, size in self.results:
+                to = f"w->args + (u64)l * @ARGS@ + {offset}"
+                if isinstance(where, Register):
+                    self._fields[where.name] = where.width
+                    lines.append(f"ST({c_type(where.width)}, {to}, R->{where.name}[l]);")
+                else:
+                    lines.append(f"__builtin_memcpy({to}, R->{where.name}[l], {size});")
+            lines.append("END")
+            if self.recursive:
+                lines.append(f"api->pop(w, mask, &functions[{self.index}]);")
+            return "\n".join([*lines, "goto pick;"])
+        resume = f"{base + block.targets[0].number}u"
+        head = head.replace("@NEXT@", resume)
+        if block.kind == "call":
+            return f"{head} LEAVE({entries[block.detail]});"
+        if block.kind == "indirect":
+            return f"{head} goto pick;"
+        if block.kind == "collective":
+            jump = self._jump(block, block.targets[0], base)
+            fast = "w->cm[__builtin_ctz(mask)] == mask" if block.detail == "CS_OP_SYNC" else ""
+            call = f"w->line = {block.line}; if (!api->collective(w, mask, {block.detail}, {resume})) goto pick;"
+            if fast:
+                call = f"if (mask != ~0u || !({fast})) {{ {call} }}"
+            return f"{head} {call} {jump}"
+        return f"{head} w->line = {block.line}; api->barrier(w, mask, {block.detail}, {resume}); goto pick;"
+
+    def _conditional(self, block: Block, base: int) -> str:
+        """Lanes that go to the lower of the two targets run first; the others wait at theirs."""
+        assert block.predicate is not None
+        taken, fall = block.targets
+        test = f"{'~' if block.negated else ''}R->{block.predicate.name} & mask"
+        if taken is fall:
+            return self._jump(block, taken, base)
+        low, high = (taken, fall) if taken.number < fall.number else (fall, taken)
+        high_lanes = "t_" if high is taken else "mask & ~t_"
+        return (
+            f"{{ const u32 t_ = {test};\n"
+            f"if (t_ == mask) {self._jump(block, taken, base)}\n"
+            f"else if (!t_) {self._jump(block, fall, base)}\n"
+            f"else {{ SPLIT({high_lanes}, {base + high.number}u); {self._jump(block, low, base)} }} }}"
+        )
+
+
+def _fill_local(text: str, local_base: int) -> str:
+    parts = text.split("@LOCAL@")
+    filled = [parts[0]]
+    for part in parts[1:]:
+        number, _, rest = part.partition("@")
+        filled.append(f"{local_base + int(number)}u{rest}")
+    return "".join(filled)
+
+
+_CONTROL = {
+    "bra": "_branch", "brx": "_branch_table", "ret": "_leave", "exit": "_leave", "trap": "_trap", "brkpt": "_trap",
+    "bar": "_barrier", "barrier": "_barrier", "shfl": "_warp", "vote": "_warp", "match": "_warp", "redux": "_warp",
+    "activemask": "_warp", "elect": "_warp",
+}  # fmt: skip

@@ -1,0 +1,419 @@
+"""A PTX module → one C file: functions, frames, kernels, variables, described by a `cs_image`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gpubpf.errors import PtxError
+from gpubpf.ptx.module import (
+    Function,
+    Generic,
+    Immediate,
+    Initializer,
+    Masked,
+    Module,
+    Name,
+    Variable,
+    type_size,
+)
+
+from .function import SLOT, FunctionCode
+from .scope import Storage
+from .values import immediate_bits
+
+
+@dataclass(frozen=True)
+class Relocation:
+    offset: int
+    width: int
+    function: bool
+    index: int
+    addend: int
+    mask: int
+    shift: int
+
+
+def _align(value: int, alignment: int) -> int:
+    return (value + alignment - 1) // alignment * alignment
+
+
+class Program:
+    """The translation of a module. `c_text()` is the result."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.scope: dict[str, Storage] = {}
+        self.variables: list[Variable] = []
+        self.shared: list[Variable] = []
+        self.functions: dict[str, Function] = module.functions
+        self._collect_variables()
+        defined = [f for f in self.functions.values() if f.defined]
+        self.indices = {f.name: i for i, f in enumerate(defined)}
+        self.codes: dict[str, FunctionCode] = {}
+        self.taken: set[str] = set()
+        self.initial: list[tuple[bytes, list[Relocation]]] = [self._initial(v) for v in self.variables]
+        self._translate(defined)
+        self._order()
+        self._layout()
+
+    # -- variables
+
+    def _collect_variables(self) -> None:
+        for variable in self.module.variables.values():
+            self._variable(variable, variable.name)
+        for function in self.functions.values():
+            if function.defined:
+                for statement in function.body or ():
+                    if isinstance(statement, Variable) and statement.space in ("shared", "global", "const"):
+                        self._variable(statement, f"{function.name}\0{statement.name}")
+
+    def _variable(self, variable: Variable, key: str) -> None:
+        if variable.space in ("global", "const"):
+            if variable.type in ("texref", "surfref", "samplerref"):
+                return  # naming it is an error, declaring it is not
+            self.scope[key] = Storage("global", key, len(self.variables), variable.size, variable.alignment)
+            self.variables.append(variable)
+        elif variable.space == "shared":
+            self.scope[key] = Storage("shared", key, len(self.shared), variable.size, variable.alignment)
+            self.shared.append(variable)
+        elif variable.space != "tex":
+            raise PtxError(f"PTX line {variable.line}: .{variable.space} is not supported at module scope")
+
+    def _initial(self, variable: Variable) -> tuple[bytes, list[Relocation]]:
+        if variable.initializer is None:
+            return b"", []
+        data = bytearray()
+        relocations: list[Relocation] = []
+        width = type_size(variable.type)
+        inner = variable.vector
+        for length in variable.dimensions[1:]:
+            inner *= length or 1
+        self._fill(variable, variable.initializer, data, relocations, width, list(variable.dimensions), 0)
+        return bytes(data.rstrip(b"\0")) if not relocations else bytes(data), relocations
+
+    def _fill(
+        self, variable: Variable, value: Initializer, data: bytearray, relocations: list[Relocation], width: int,
+        dimensions: list[int | None], at: int,
+    ) -> None:
+        """Writes `value` at byte `at`; nested braces go one dimension down."""
+        if isinstance(value, tuple):
+            step = width
+            for length in dimensions[1:]:
+                step *= length or 1
+            if not dimensions and variable.vector > 1:
+                step = width
+            elif variable.vector > 1:
+                step *= variable.vector
+            for k, item in enumerate(value):
+                flat = not isinstance(item, tuple)
+                offset = at + k * (width if flat else step)
+                self._fill(variable, item, data, relocations, width, dimensions[1:], offset)
+            return
+        if len(data) < at + width:
+            data.extend(bytes(at + width - len(data)))
+        if isinstance(value, Immediate):
+            bits = immediate_bits(value, variable.type) & (1 << 8 * width) - 1
+            data[at : at + width] = bits.to_bytes(width, "little")
+            return
+        mask, shift, addend = (1 << 64) - 1, 0, 0
+        if isinstance(value, Masked):
+            mask = value.mask
+            shift = (mask & -mask).bit_length() - 1
+            value = value.operand
+        if isinstance(value, Generic):
+            value = value.operand
+        assert isinstance(value, Name)
+        addend = value.offset
+        found = self.scope.get(value.name)
+        if found is not None and found.kind == "global":
+            relocations.append(Relocation(at, width, False, found.index, addend, mask, shift))
+        elif value.name in self.functions and self.functions[value.name].defined:
+            self.taken.add(value.name)
+            relocations.append(Relocation(at, width, True, self.indices[value.name], addend, mask, shift))
+        else:
+            raise PtxError(f"PTX line {variable.line}: {value.name} in an initialiser is not defined")
+
+    # -- functions
+
+    def _translate(self, defined: list[Function]) -> None:
+        """Kernels, and every function they can reach."""
+        names = {i: n for n, i in self.indices.items()}
+        todo = [f.name for f in defined if f.kind == "entry"]
+        todo += sorted(self.taken)
+        while todo:
+            name = todo.pop()
+            if name in self.codes:
+                continue
+            function = self.functions[name]
+            code = FunctionCode(function, self.indices[name], self.scope, self.functions, self.indices)
+            self.codes[name] = code
+            todo += code.callees
+            for index in code.values.address_taken:
+                self.taken.add(names[index])
+                todo.append(names[index])
+
+    def _callees(self, code: FunctionCode) -> set[str]:
+        if not code.indirect:
+            return code.callees
+        return code.callees | {n for n in self.taken if self.functions[n].kind == "func"}
+
+    def _order(self) -> None:
+        """Strongly connected components of the call graph, callees first (Tarjan, without recursion)."""
+        number: dict[str, int] = {}
+        low: dict[str, int] = {}
+        stack: list[str] = []
+        on_stack: set[str] = set()
+        self.components: list[list[str]] = []
+        for root in sorted(self.codes):
+            if root in number:
+                continue
+            work = [(root, iter(sorted(self._callees(self.codes[root]))))]
+            number[root] = low[root] = len(number)
+            stack.append(root)
+            on_stack.add(root)
+            while work:
+                name, rest = work[-1]
+                for callee in rest:
+                    if callee not in number:
+                        number[callee] = low[callee] = len(number)
+                        stack.append(callee)
+                        on_stack.add(callee)
+                        work.append((callee, iter(sorted(self._callees(self.codes[callee])))))
+                        break
+                    if callee in on_stack:
+                        low[name] = min(low[name], number[callee])
+                else:
+                    work.pop()
+                    if work:
+                        low[work[-1][0]] = min(low[work[-1][0]], low[name])
+                    if low[name] == number[name]:
+                        component = []
+                        while True:
+                            member = stack.pop()
+                            on_stack.discard(member)
+                            component.append(member)
+                            if member == name:
+                                break
+                        self.components.append(component)
+        for component in self.components:
+            cyclic = len(component) > 1 or component[0] in self._callees(self.codes[component[0]])
+            for name in component:
+                self.codes[name].recursive = cyclic
+
+    def _layout(self) -> None:
+        """Numbers of blocks; where the local memory of each function begins in the lane's."""
+        self.base: dict[str, int] = {}
+        at = 0
+        for component in self.components:
+            for name in component:
+                self.base[name] = at
+                at += len(self.codes[name].blocks)
+        self.npcs = at
+        self.local_base: dict[str, int] = {}
+        self.local_end: dict[str, int] = {}
+        start = [0] * len(self.components)
+        of = {n: k for k, component in enumerate(self.components) for n in component}
+        for k in range(len(self.components) - 1, -1, -1):  # callers first
+            end = start[k]
+            for name in self.components[k]:
+                self.local_base[name] = end
+                end = _align(end + self.codes[name].names.local_size, SLOT)
+            for name in self.components[k]:
+                self.local_end[name] = end
+                for callee in self._callees(self.codes[name]):
+                    if of[callee] != k:
+                        start[of[callee]] = max(start[of[callee]], end)
+        self.component_local = {
+            n: self.local_end[n] - min(self.local_base[m] for m in component)
+            for component in self.components
+            for n in component
+        }
+        self.args = max([SLOT, *(c.args_size for c in self.codes.values())])
+        self.of = of
+
+    def reach(self, name: str) -> set[str]:
+        seen: set[str] = set()
+        todo = [name]
+        while todo:
+            at = todo.pop()
+            if at not in seen:
+                seen.add(at)
+                todo += self._callees(self.codes[at])
+        return seen
+
+    # -- text
+
+    def c_text(self) -> str:
+        ordered = [n for component in self.components for n in component]
+        entries = self.base
+        bodies: list[str] = []
+        structs: list[str] = []
+        tables: dict[str, list[str]] = {}
+        for name in ordered:
+            code = self.codes[name]
+            frame = f"frame_{code.index}"
+            bodies.append(code.render(self.base[name], entries, frame, self.local_base[name], self.args))
+            struct, fields = code.frame_struct(frame)
+            structs.append(struct)
+            tables[name] = fields
+        offsets: list[str] = []
+        done: dict[int, str] = {}
+        # like local memory: frames of a component begin after those of all its callers
+        starts: dict[int, list[str]] = {k: [] for k in range(len(self.components))}
+        for k in range(len(self.components) - 1, -1, -1):
+            begin = f"START_{k}"
+            expression = "0"
+            for other in starts[k]:
+                expression = f"CS_MAX_({expression}, {other})"
+            offsets.append(f"enum {{ {begin} = {expression} }};")
+            at = begin
+            for name in self.components[k]:
+                index = self.codes[name].index
+                offsets.append(f"enum {{ OFFSET_{index} = {at}, END_{index} = {at} + sizeof(struct frame_{index}) }};")
+                at = f"END_{index}"
+            done[k] = at
+            for name in self.components[k]:
+                for callee in self._callees(self.codes[name]):
+                    if self.of[callee] != k and at not in starts[self.of[callee]]:
+                        starts[self.of[callee]].append(at)
+        out = ['#include "device_runtime.h"\n', "#define CS_MAX_(a, b) ((a) > (b) ? (a) : (b))\n", *structs, *offsets, ""]
+        nfunctions = len(self.indices)
+        out.append(f"static const struct cs_function functions[{nfunctions}];\n")
+        out += bodies
+        out.append(self._function_table(nfunctions, tables))
+        out.append(self._variable_tables())
+        out.append(self._kernel_tables())
+        out.append(self._image(nfunctions))
+        return "\n".join(out)
+
+    def _function_table(self, count: int, tables: dict[str, list[str]]) -> str:
+        lines = []
+        names = {i: n for n, i in self.indices.items()}
+        for index in range(count):
+            name = names[index]
+            if name in self.codes and self.codes[name].recursive:
+                fields = ", ".join(tables[name])
+                lines.append(f"static const struct cs_field fields_{index}[] = {{{fields}}};")
+        lines.append(f"static const struct cs_function functions[{count}] = {{")
+        for index in range(count):
+            name = names[index]
+            code = self.codes.get(name)
+            if code is None:
+                lines.append(f'{{"{name}", 0, CS_NO_PC, 0, 0, 0, 0}},')
+                continue
+            fields = f"fields_{index}" if code.recursive else "0"
+            nfields = len(tables[name]) if code.recursive else 0
+            lines.append(
+                f'{{"{name}", fn_{index}, {self.base[name]}u, OFFSET_{index}, {nfields}, '
+                f"{self.component_local[name] if code.recursive else 0}, {fields}}},"
+            )
+        lines.append("};")
+        owners: list[str] = []
+        for component in self.components:
+            for name in component:
+                owners += [str(self.codes[name].index)] * len(self.codes[name].blocks)
+        lines.append(f"static const uint16_t owners[] = {{{', '.join(owners) or '0'}}};\n")
+        if count > 65535:
+            raise PtxError("the module has more than 65535 functions")
+        return "\n".join(lines)
+
+    def _variable_tables(self) -> str:
+        lines = []
+        rows = []
+        for k, (variable, (data, relocations)) in enumerate(zip(self.variables, self.initial, strict=True)):
+            initial = "0"
+            if data:
+                lines.append(f"static const uint8_t init_{k}[{len(data)}] = {_bytes(data)};")
+                initial = f"init_{k}"
+            table = "0"
+            if relocations:
+                entries = ", ".join(
+                    f"{{{r.offset}, {r.mask:#x}ull, {r.addend}, {r.width}, {int(r.function)}, {r.index}, {r.shift}}}"
+                    for r in relocations
+                )
+                lines.append(f"static const struct cs_reloc relocs_{k}[] = {{{entries}}};")
+                table = f"relocs_{k}"
+            visible = int(bool({"visible", "weak", "common"} & set(variable.linkage)))
+            rows.append(
+                f'{{"{variable.name}", {variable.size}, {max(1, variable.alignment)}, '
+                f"{int(variable.space == 'const')}, {visible}, {int('extern' in variable.linkage)}, "
+                f"{int('managed' in variable.attributes)}, {initial}, {len(data)}, {table}, {len(relocations)}}},"
+            )
+        lines.append("static const struct cs_variable variables[] = {" + "\n".join(rows) + "{0}};\n")
+        return "\n".join(lines)
+
+    def _kernel_tables(self) -> str:
+        lines = []
+        rows = []
+        self.kernels = [n for n, c in self.codes.items() if c.kernel]
+        self.kernels.sort(key=lambda n: self.indices[n])
+        for name in self.kernels:
+            code = self.codes[name]
+            k = code.index
+            reach = self.reach(name)
+            params = ", ".join(f"{{{o}, {s}, {a}}}" for o, s, a in code.parameters) or "{0, 0, 0}"
+            lines.append(f"static const struct cs_param params_{k}[] = {{{params}}};")
+            static, offsets = self._shared_layout(reach)
+            lines.append(f"static const uint32_t shared_{k}[] = {{{', '.join(map(str, offsets)) or '0'}}};")
+            used = sorted({x for n in reach for x in self.codes[n].values.variables})
+            lines.append(f"static const uint32_t uses_{k}[] = {{{', '.join(map(str, used)) or '0'}}};")
+            frame = "0"
+            for n in sorted(reach):
+                frame = f"CS_MAX_({frame}, END_{self.codes[n].index})"
+            # nested maxima of many functions are slow to compile: an enum for each step
+            local = max(self.local_end[n] for n in reach)
+            registers = max(self.codes[n].registers for n in reach)
+            recursive = int(any(self.codes[n].recursive for n in reach))
+            req, most = _dimensions(code.function, "reqntid"), _dimensions(code.function, "maxntid")
+            rows.append(
+                f'{{"{name}", {self.base[name]}u, {len(code.parameters)}, {code.parameter_bytes}, {static}, {local}, '
+                f"{registers}, {frame}, {recursive}, {req}, {most}, params_{k}, shared_{k}, {len(used)}, uses_{k}}},"
+            )
+        lines.append("static const struct cs_kernel kernels[] = {" + "\n".join(rows) + "{0}};\n")
+        return "\n".join(lines)
+
+    def _shared_layout(self, reach: set[str]) -> tuple[int, list[int]]:
+        """Static size, and the offset of every shared variable of the module (0 where it is not used)."""
+        used = {x for n in reach for x in self.codes[n].values.shared_variables}
+        offsets = [0] * len(self.shared)
+        at = 0
+        dynamic = []
+        for k, variable in enumerate(self.shared):
+            if k not in used:
+                continue
+            if "extern" in variable.linkage or variable.size == 0:
+                dynamic.append(k)
+                continue
+            at = _align(at, max(1, variable.alignment))
+            offsets[k] = at
+            at += variable.size
+        align = max([SLOT, *(self.shared[k].alignment for k in dynamic)])
+        for k in dynamic:
+            offsets[k] = _align(at, align)
+        return (_align(at, align) if dynamic and at else at), offsets
+
+    def _image(self, nfunctions: int) -> str:
+        major, minor = self.module.version
+        digits = re.search(r"\d+", self.module.target[0])
+        target = int(digits.group()) if digits else 0
+        return (
+            "__attribute__((visibility(\"default\"))) const struct cs_image cudasim_image = {"
+            f"CS_ABI, {major * 10 + minor}, {target}, {self.args}, {len(self.kernels)}, {nfunctions}, "
+            f"{len(self.variables)}, {self.npcs}, kernels, functions, variables, owners}};\n"
+        )
+
+
+def _dimensions(function: Function, name: str) -> str:
+    for directive in function.directives:
+        if directive.name == name:
+            numbers = [int(x, 0) for x in re.findall(r"\b(?:0[xX][0-9a-fA-F]+|\d+)\b", directive.text)]
+            numbers = (numbers + [1, 1, 1])[:3]
+            return f"{{{', '.join(map(str, numbers))}}}"
+    return "{0, 0, 0}"
+
+
+def _bytes(data: bytes) -> str:
+    """A C initialiser: a string literal, which compiles quickly. Octal escapes cannot run into what follows."""
+    parts = [data[k : k + 1000] for k in range(0, len(data), 1000)]
+    return "\n".join('"' + "".join(f"\\{b:03o}" for b in part) + '"' for part in parts)

@@ -1,0 +1,179 @@
+"""Names inside a function: nested scopes, registers, variables, labels (PTX ISA 5.1, 5.2, 7.1)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from gpubpf.errors import PtxError
+from gpubpf.ptx.module import Close, Function, Instruction, Label, Open, Statement, Variable, type_size
+
+_NUMBERED = re.compile(r"^(.*?)(\d+)$")
+_BAD = re.compile(r"[^A-Za-z0-9_]")
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """One register: `name` is unique in the function and a C identifier; `width` in bytes, 0 for a predicate."""
+
+    name: str
+    width: int
+
+
+@dataclass(slots=True)
+class Storage:
+    """A variable that a function can name.
+
+    kind: global (index into the image's variables), shared (index into its shared variables), local (offset in the
+    lane's local memory), kernel (offset in the kernel's parameters), frame (a `.param` of a function or call: a field
+    of the frame called `name`).
+    """
+
+    kind: str
+    name: str
+    index: int
+    size: int
+    align: int
+
+
+@dataclass(slots=True)
+class Scope:
+    parent: Scope | None
+    registers: dict[str, Register] = field(default_factory=dict)
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)  # prefix → (count, width)
+    storages: dict[str, Storage] = field(default_factory=dict)
+    labels: dict[str, int] = field(default_factory=dict)  # name → label number
+    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  # .branchtargets
+
+
+def c_name(name: str, suffix: str = "") -> str:
+    return _BAD.sub("_", name.lstrip("%")) + suffix
+
+
+class Names:
+    """All names of one function; statements are resolved against the scope they stand in."""
+
+    def __init__(self, function: Function, module_scope: dict[str, Storage]) -> None:
+        self.function = function
+        self.root = Scope(None)
+        self.module = module_scope
+        self.local_size = 0
+        self.labels = 0
+        self.frame: dict[str, Storage] = {}
+        self.statements: list[tuple[Instruction | Label, Scope]] = []
+        self._numbers = 0
+        self._identifiers: set[str] = set()
+
+    # -- declaring
+
+    def _identifier(self, name: str) -> str:
+        wanted = c_name(name)
+        found = "r_" + wanted
+        while found in self._identifiers:
+            self._numbers += 1
+            found = f"r_{wanted}_{self._numbers}"
+        self._identifiers.add(found)
+        return found
+
+    def declare(self, scope: Scope, variable: Variable) -> None:
+        if variable.space == "reg":
+            width = 0 if variable.type == "pred" else type_size(variable.type)
+            if variable.count is not None:
+                scope.ranges[variable.name] = (variable.count, width)
+                return
+            if variable.vector > 1:
+                for component in "xyzw"[: variable.vector]:
+                    name = f"{variable.name}.{component}"
+                    scope.registers[name] = Register(self._identifier(name), width)
+            scope.registers[variable.name] = Register(self._identifier(variable.name), width)
+        elif variable.space == "local":
+            align = max(1, variable.alignment)
+            self.local_size = (self.local_size + align - 1) // align * align
+            scope.storages[variable.name] = Storage("local", variable.name, self.local_size, variable.size, align)
+            self.local_size += variable.size
+        elif variable.space == "param":
+            self.declare_parameter(scope, variable)
+        elif variable.space in ("shared", "global", "const"):
+            pass  # lifted to module scope by the layout
+        else:
+            raise PtxError(f"PTX line {variable.line}: .{variable.space} variables are not supported")
+
+    def declare_parameter(self, scope: Scope, variable: Variable) -> Storage:
+        found = Storage("frame", self._identifier("p_" + variable.name), 0, variable.size, variable.alignment)
+        self.frame[found.name] = found
+        scope.storages[variable.name] = found
+        return found
+
+    def new_register(self, name: str, width: int) -> Register:
+        found = self.root.registers.get(name)
+        if found is None:
+            found = self.root.registers[name] = Register(self._identifier(name), width)
+        return found
+
+    # -- looking up
+
+    def register(self, scope: Scope, name: str) -> Register | None:
+        at: Scope | None = scope
+        numbered = _NUMBERED.match(name)
+        while at is not None:
+            if (found := at.registers.get(name)) is not None:
+                return found
+            if numbered is not None:
+                # %r12 is register 12 of %r<N>; a prefix may itself end in digits
+                for cut in range(numbered.start(2), len(name)):
+                    declared = at.ranges.get(name[:cut])
+                    if declared is not None and int(name[cut:]) < declared[0] and str(int(name[cut:])) == name[cut:]:
+                        found = at.registers[name] = Register(self._identifier(name), declared[1])
+                        return found
+            at = at.parent
+        return None
+
+    def storage(self, scope: Scope, name: str) -> Storage | None:
+        at: Scope | None = scope
+        while at is not None:
+            if (found := at.storages.get(name)) is not None:
+                return found
+            at = at.parent
+        return self.module.get(f"{self.function.name}\0{name}") or self.module.get(name)
+
+    def label(self, scope: Scope, name: str, line: int) -> int:
+        at: Scope | None = scope
+        while at is not None:
+            if (found := at.labels.get(name)) is not None:
+                return found
+            at = at.parent
+        raise PtxError(f"PTX line {line}: there is no label {name} in {self.function.name}")
+
+    def table(self, scope: Scope, name: str, line: int) -> tuple[str, ...]:
+        at: Scope | None = scope
+        while at is not None:
+            if (found := at.tables.get(name)) is not None:
+                return found
+            at = at.parent
+        raise PtxError(f"PTX line {line}: {name} is no list of branch targets")
+
+    # -- flattening
+
+    def flatten(self, body: tuple[Statement, ...]) -> None:
+        """Statements with their scopes; declarations are taken in, labels numbered."""
+        scope = self.root
+        pending: Label | None = None
+        for statement in body:
+            if isinstance(statement, Open):
+                scope = Scope(scope)
+            elif isinstance(statement, Close):
+                if scope.parent is None:
+                    raise PtxError(f"PTX line {statement.line}: a }} too many")
+                scope = scope.parent
+            elif isinstance(statement, Variable):
+                self.declare(scope, statement)
+            elif isinstance(statement, Label):
+                scope.labels[statement.name] = self.labels
+                self.labels += 1
+                pending = statement
+                self.statements.append((statement, scope))
+            elif isinstance(statement, Instruction):
+                self.statements.append((statement, scope))
+            elif statement.name == "branchtargets":
+                if pending is not None:
+                    scope.tables[pending.name] = statement.names

@@ -1,0 +1,304 @@
+"""Operands as C expressions. Every value is a bit pattern in an unsigned integer; predicates are 0 or 1."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+from gpubpf.errors import PtxError
+from gpubpf.ptx.module import Address, Immediate, Instruction, Name, Not, Operand, type_size
+
+from .scope import Names, Register, Scope
+
+FLOATS = {"f16", "bf16", "f32", "f64", "f16x2", "bf16x2", "tf32"}
+SIGNED = {"s8", "s16", "s32", "s64"}
+
+_AXES = {"x": 0, "y": 1, "z": 2, "w": 3}
+_PER_AXIS = {
+    "%tid": "w->tid[{0}][l]",
+    "%ntid": "w->ntid[{0}]",
+    "%ctaid": "w->ctaid[{0}]",
+    "%nctaid": "w->nctaid[{0}]",
+    "%clusterid": "w->ctaid[{0}]",
+    "%nclusterid": "w->nctaid[{0}]",
+    "%cluster_ctaid": "0u",
+    "%cluster_nctaid": "1u",
+}
+_SPECIAL = {
+    "%laneid": "l",
+    "%warpid": "w->warpid",
+    "%nwarpid": "w->nwarpid",
+    "%smid": "w->smid",
+    "%nsmid": "w->nsmid",
+    "%gridid": "w->gridid",
+    "%lanemask_eq": "(1u << l)",
+    "%lanemask_lt": "((1u << l) - 1)",
+    "%lanemask_le": "((2u << l) - 1)",
+    "%lanemask_gt": "~((2u << l) - 1)",
+    "%lanemask_ge": "~((1u << l) - 1)",
+    "%dynamic_smem_size": "w->dynamic_shared",
+    "%total_smem_size": "w->shared_size",
+    "%aggr_smem_size": "w->shared_size",
+    "%cluster_ctarank": "0u",
+    "%cluster_nctarank": "1u",
+    "%is_explicit_cluster": "0",
+    "%reserved_smem_offset_begin": "0u",
+    "%reserved_smem_offset_end": "0u",
+    "%reserved_smem_offset_cap": "0u",
+    "%current_graph_exec": "0ull",
+}
+CLOCKS = {
+    "%clock": "(u32)now",
+    "%clock_hi": "(u32)(now >> 32)",
+    "%clock64": "now",
+    "%globaltimer": "now",
+    "%globaltimer_lo": "(u32)now",
+    "%globaltimer_hi": "(u32)(now >> 32)",
+}
+
+
+class Unsupported(PtxError):
+    """An instruction that the embedded device does not know."""
+
+
+@dataclass(slots=True)
+class Code:
+    """One translated instruction of the straight-line part of a block."""
+
+    text: str = ""
+    uses: set[Register] = field(default_factory=set)
+    defs: set[Register] = field(default_factory=set)
+    before: str = ""  # once for the warp, ahead of the lane loop
+    alone: bool = False  # its own lane loop: all lanes do this before any does what follows
+    writes_shared: bool = False
+    reads_shared: bool = False
+    memory: bool = False
+
+
+def size_of(type_name: str) -> int:
+    return 0 if type_name == "pred" else type_size(type_name)
+
+
+def c_type(width: int) -> str:
+    return f"u{width * 8}" if width else "u8"
+
+
+def constant(value: int, width: int) -> str:
+    value &= (1 << (8 * width)) - 1
+    if width == 16:
+        return f"((u128){value >> 64:#x}ull << 64 | {value & (1 << 64) - 1:#x}ull)"
+    return f"{value:#x}ull" if width == 8 else f"{value:#x}u"
+
+
+def half_bits(value: float) -> int:
+    try:
+        return int(struct.unpack("<H", struct.pack("<e", value))[0])
+    except OverflowError:
+        return 0xFC00 if value < 0 else 0x7C00
+
+
+def single_bits(value: float) -> int:
+    try:
+        return int(struct.unpack("<I", struct.pack("<f", value))[0])
+    except OverflowError:
+        return 0xFF800000 if value < 0 else 0x7F800000
+
+
+def immediate_bits(operand: Immediate, type_name: str) -> int:
+    """The bit pattern of a literal where `type_name` is expected (PTX ISA 4.5)."""
+    text = operand.text.lstrip("+-")
+    if text[:2] in ("0f", "0F", "0d", "0D"):
+        width, bits = (4 if text[1] in "fF" else 8), int(text[2:], 16)
+        if operand.text.startswith("-"):
+            bits ^= 1 << (width * 8 - 1)
+        if width == size_of(type_name) or type_name not in FLOATS:
+            return bits
+        value = operand.real
+    elif type_name in FLOATS and (operand.is_float or type_name in ("f32", "f64")):
+        if not operand.is_float:
+            value = float(operand.integer)
+        else:
+            value = operand.real
+    elif operand.is_float:
+        value = operand.real
+        return int(struct.unpack("<Q", struct.pack("<d", value))[0]) if size_of(type_name) == 8 else single_bits(value)
+    else:
+        return operand.integer
+    if type_name == "f64":
+        return int(struct.unpack("<Q", struct.pack("<d", value))[0])
+    if type_name in ("f32", "tf32"):
+        return single_bits(value)
+    if type_name == "f16":
+        return half_bits(value)
+    return single_bits(value) >> 16
+
+
+class Values:
+    """Turns operands of one instruction into C; records what it reads and writes in `code`."""
+
+    def __init__(self, names: Names, functions: dict[str, int]) -> None:
+        self.names = names
+        self.functions = functions
+        self.code = Code()
+        self.scope: Scope = names.root
+        self.instruction = Instruction("")
+        self.address_taken: set[int] = set()
+        self.variables: set[int] = set()
+        self.shared_variables: set[int] = set()
+        self.local_parameters: dict[str, int] = {}  # parameters of a function that live in local memory
+
+    def begin(self, instruction: Instruction, scope: Scope) -> None:
+        self.code = Code()
+        self.scope = scope
+        self.instruction = instruction
+
+    def unsupported(self, why: str = "") -> Unsupported:
+        found = self.instruction
+        name = ".".join((found.opcode, *found.modifiers))
+        return Unsupported(
+            f"PTX line {found.line}: the embedded device does not support {name}{': ' + why if why else ''}"
+        )
+
+    def register(self, name: str) -> Register:
+        found = self.names.register(self.scope, name)
+        if found is None:
+            raise PtxError(f"PTX line {self.instruction.line}: {name} is not declared")
+        return found
+
+    def read(self, register: Register) -> str:
+        if register not in self.code.defs:
+            self.code.uses.add(register)
+        return register.name
+
+    # -- sources
+
+    def src(self, operand: Operand, type_name: str) -> str:
+        """The value as an unsigned integer of the width of `type_name`."""
+        width = size_of(type_name)
+        if isinstance(operand, Immediate):
+            if type_name == "pred":
+                return str(int(bool(operand.integer)))
+            return constant(immediate_bits(operand, type_name), width)
+        if isinstance(operand, Not):
+            return f"!{self.src(operand.operand, 'pred')}"
+        if not isinstance(operand, Name):
+            raise self.unsupported(f"operand {operand}")
+        if operand.name.startswith("%") and (special := self.special(operand.name)) is not None:
+            return f"({c_type(width)}){special}"
+        found = self.names.register(self.scope, operand.name)
+        if found is not None:
+            text = self.read(found)
+            if found.width == width:
+                return text
+            if found.width == 0 or width == 0:
+                raise PtxError(
+                    f"PTX line {self.instruction.line}: {operand.name} and .{type_name} do not go together"
+                )
+            return f"({c_type(width)}){text}"
+        return f"({c_type(width)})({self.address_of(operand.name, operand.offset)})"
+
+    def signed(self, operand: Operand, type_name: str) -> str:
+        width = size_of(type_name)
+        return f"(s{width * 8}){self.src(operand, type_name)}"
+
+    def integer(self, operand: Operand, type_name: str) -> str:
+        """As a C integer with the signedness of the type."""
+        return self.signed(operand, type_name) if type_name in SIGNED else self.src(operand, type_name)
+
+    def special(self, name: str) -> str | None:
+        base, _, axis = name.partition(".")
+        if base in _PER_AXIS and axis in _AXES:
+            if axis == "w":
+                return "0u" if base in ("%tid", "%ctaid", "%cluster_ctaid", "%clusterid") else "1u"
+            return _PER_AXIS[base].format(_AXES[axis])
+        if name in _SPECIAL:
+            return _SPECIAL[name]
+        if name in CLOCKS:
+            self.code.alone = True
+            which = "globaltimer" if name.startswith("%globaltimer") else "clock"
+            self.code.before = f"const u64 now = api->{which}(w);"
+            return CLOCKS[name]
+        if name.startswith("%envreg") or name.startswith("%pm"):
+            return "0u"
+        return None
+
+    def address_of(self, name: str, offset: int = 0) -> str:
+        """The address of a variable or function in its own state space."""
+        plus = f" + {offset}" if offset > 0 else f" - {-offset}" if offset < 0 else ""
+        storage = self.names.storage(self.scope, name)
+        if storage is None:
+            if name in self.functions:
+                self.address_taken.add(self.functions[name])
+                return f"{0x7C0DE0000000 + 16 * (self.functions[name] + 1):#x}ull{plus}"
+            raise PtxError(f"PTX line {self.instruction.line}: {name} is not declared")
+        if storage.kind == "global":
+            self.variables.add(storage.index)
+            return f"w->vars[{storage.index}]{plus}"
+        if storage.kind == "shared":
+            self.shared_variables.add(storage.index)
+            return f"w->shared_offsets[{storage.index}]{plus}"
+        if storage.kind == "local":
+            return f"w->lsp[l] + @LOCAL@{storage.index}@{plus}"
+        if storage.kind == "kernel":
+            return f"w->param_window + {storage.index}{plus}"
+        raise self.unsupported(f"the address of {name}")
+
+    # -- destinations
+
+    def define(self, operand: Operand) -> Register | None:
+        """The register written; None for the sink `_`."""
+        if not isinstance(operand, Name):
+            raise self.unsupported(f"destination {operand}")
+        if operand.name == "_":
+            return None
+        return self.register(operand.name)
+
+    def dst(self, operand: Operand, type_name: str, expression: str) -> str:
+        """An assignment; a register wider than the type is sign- or zero-extended (PTX ISA 9.4.1)."""
+        found = self.define(operand)
+        if found is None:
+            return f"(void)({expression});"
+        width = size_of(type_name)
+        self.code.defs.add(found)
+        if found.width > width and type_name in SIGNED:
+            return f"{found.name} = ({c_type(found.width)})(s{found.width * 8})(s{width * 8})({expression});"
+        if found.width > width > 0:
+            return f"{found.name} = ({c_type(width)})({expression});"
+        return f"{found.name} = ({c_type(found.width)})({expression});"
+
+    # -- addresses
+
+    def address(self, operand: Operand) -> str:
+        """`[%rd1+8]` as u64 in its own space; 32-bit registers wrap."""
+        if not isinstance(operand, Address):
+            raise self.unsupported(f"address {operand}")
+        if operand.base is None:
+            return f"{operand.offset & (1 << 64) - 1}ull"
+        found = self.names.register(self.scope, operand.base)
+        if found is None:
+            return f"(u64)({self.address_of(operand.base, operand.offset)})"
+        text = self.read(found)
+        offset = operand.offset
+        if not offset:
+            return f"(u64){text}"
+        sign = "+" if offset > 0 else "-"
+        return f"(u64)({text} {sign} {abs(offset)}u)" if found.width == 4 else f"({text} {sign} {abs(offset)}ull)"
+
+    def pointer(self, space: str, address: str, size: int, access: str) -> str:
+        """A host pointer, after the checks."""
+        self.code.memory = True
+        code = ord(access)
+        if space == "shared":
+            if access == "r":
+                self.code.reads_shared = True
+            else:
+                self.code.writes_shared = True
+            return f"at_shared(w, {address}, {size}, {code})"
+        if space == "local":
+            return f"at_local(w, l, {address}, {size}, {code})"
+        if space == "generic":
+            return f"at_generic(w, {address}, {size}, {code})"
+        return f"at_global(w, {address}, {size}, {code})"
+
+    def line(self) -> str:
+        return f"w->line = {self.instruction.line};"
