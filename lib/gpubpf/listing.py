@@ -1,6 +1,6 @@
 """``--list`` and ``--ptx``: kernels of files, processes and commands; which can be instrumented, or why not.
 
-    for kernel in listed([Source("app", images_of_file("app"))], (9, 0)):
+    for kernel in listed([Source("app", images_of_file("app"))], Target("gpu", (9, 0))):
         kernel.record()       # the JSON record "listed"
 
 Whether a kernel can be instrumented is asked of those who do it: `fatbin.choose` for PTX that suits the
@@ -19,6 +19,7 @@ from gpubpf import cli, fatbin, names, table
 from gpubpf.assemble import Target
 from gpubpf.errors import Error, ImageError, PtxError
 from gpubpf.fatbin import Image
+from gpubpf.instrument import choose
 from gpubpf.ptx import inject, module
 
 if TYPE_CHECKING:
@@ -84,8 +85,8 @@ def check_injection(parsed: module.Module, kernels: Sequence[str]) -> Mapping[st
     return inject.inject(parsed, dict.fromkeys(kernels, placements)).refusals
 
 
-def listed(sources: Iterable[Source], cc: tuple[int, int], check: Check = check_injection) -> list[Listed]:
-    """The kernels of each source, by name; `cc` is the compute capability of the device in question.
+def listed(sources: Iterable[Source], target: Target, check: Check = check_injection) -> list[Listed]:
+    """The kernels of each source, by name; `target` is the device in question.
 
     A source whose code is damaged gives its other kernels; what cannot be read at all is the caller's to
     report.
@@ -94,7 +95,7 @@ def listed(sources: Iterable[Source], cc: tuple[int, int], check: Check = check_
     for source in sources:
         kernels: dict[str, _Kernel] = {}
         for images in fatbin.modules(source.images):
-            _add_module(kernels, images, cc, check)
+            _add_module(kernels, images, target, check)
         for mangled in source.launches or ():  # launched, but in no image that was seen
             kernels.setdefault(mangled, _Kernel()).reasons.append("image not seen")
         ordered = names.demangle_all(kernels)
@@ -124,11 +125,9 @@ def _capabilities(archs: set[tuple[int, str]]) -> tuple[str, ...]:
     return tuple(f"{sm // 10}.{sm % 10}{suffix}" for sm, suffix in sorted(archs))
 
 
-def _add_module(
-    kernels: dict[str, _Kernel], images: Sequence[Image], cc: tuple[int, int], check: Check
-) -> None:
+def _add_module(kernels: dict[str, _Kernel], images: Sequence[Image], target: Target, check: Check) -> None:
     """Adds one module's kernels to `kernels`."""
-    chosen = fatbin.choose(images, cc)
+    chosen = choose(images, target)
     reasons: dict[str, str | None] = {}
     # A kernel may be in the SASS and not in the PTX, behind #if __CUDA_ARCH__.
     otherwise = chosen if isinstance(chosen, str) else f"not in the PTX for {chosen.arch}"
@@ -226,14 +225,14 @@ def show(b: Pipeline, args: argparse.Namespace, out: cli.Output) -> int:
         sources = [source for pid in args.pid for source in sources_of_process(pid)]
     else:
         sources, status = b.observe(args)
-    cc = b.target(args).cc
+    target = b.target(args)
     if args.ptx:
-        for file, image, text in instrumented(sources, cc, args.kernel, b.instrumented_ptx):
+        for file, image, text in instrumented(sources, target, args.kernel, b.instrumented_ptx):
             out.line(f"// {file}: from the PTX for {image.arch}")
             out.write(text if text.endswith("\n") else text + "\n")
         return status
     try:
-        kernels = matching(listed(sources, cc, b.refusals), args.kernel)
+        kernels = matching(listed(sources, target, b.refusals), args.kernel)
     except Error:
         if status:  # COMMAND failed: that is what the user wants to know
             return status
@@ -314,7 +313,7 @@ def rows(kernels: Sequence[Listed], verbose: bool = False) -> list[str]:
 
 def instrumented(
     sources: Iterable[Source],
-    cc: tuple[int, int],
+    target: Target,
     patterns: Sequence[str],
     instrument: Instrument,
 ) -> Iterator[tuple[str, Image, str]]:
@@ -327,7 +326,7 @@ def instrumented(
     done = False
     for source in sources:
         for images in fatbin.modules(source.images):
-            chosen = fatbin.choose(images, cc)
+            chosen = choose(images, target)
             of_module = _names_of(images)
             seen += of_module
             matched = [name for name in of_module if not patterns or names.matches(patterns, name)]

@@ -18,6 +18,7 @@ from gpubpf.errors import Error, ImageError
 from gpubpf.ptx import inject, module
 
 NVCC = shutil.which("nvcc")
+GPU, SIM = Target("gpu", (9, 0)), Target("sim", (9, 0))
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="needs nvcc")
 
 PTX = """
@@ -45,12 +46,12 @@ def ptx_image(
     return image
 
 
-def reasons(*images: fatbin.Image, cc: tuple[int, int] = (9, 0)) -> dict[str, str | None]:
-    return {k.name.short: k.reason for k in listing.listed([listing.Source("app", images)], cc)}
+def reasons(*images: fatbin.Image, target: Target = GPU) -> dict[str, str | None]:
+    return {k.name.short: k.reason for k in listing.listed([listing.Source("app", images)], target)}
 
 
 def test_what_can_be_instrumented() -> None:
-    (kernel,) = listing.listed([listing.Source("app", (ptx_image(), ptx_image("sm_120")))], (9, 0))
+    (kernel,) = listing.listed([listing.Source("app", (ptx_image(), ptx_image("sm_120")))], GPU)
     assert kernel.record() == {
         "type": "listed",
         "kernel": "scale",
@@ -66,8 +67,11 @@ def test_what_can_be_instrumented() -> None:
 
 
 def test_what_cannot_and_why() -> None:
+    assert reasons(ptx_image("sm_120"), target=SIM) == {"scale": None}  # the embedded device is not so strict
     assert reasons(ptx_image("sm_120")) == {"scale": "PTX for a newer GPU (sm_120)"}
-    assert reasons(ptx_image("sm_90a"), cc=(10, 0)) == {"scale": "PTX for another GPU (sm_90a)"}
+    assert reasons(ptx_image("sm_90a"), target=Target("gpu", (10, 0))) == {
+        "scale": "PTX for another GPU (sm_90a)"
+    }
     assert reasons(ptx_image(declarations=".extern .func helper;", body="call helper;")) == {
         "scale": "needs device linking: helper"
     }
@@ -84,7 +88,7 @@ def test_launches_and_kernels_that_nobody_saw_loaded() -> None:
     source = listing.Source(
         "app", (ptx_image(), ptx_image(name="idle", module=1)), {"_Z5scalePfi": 23, "jit": 2}
     )
-    kernels = {k.name.short: (k.launches, k.reason) for k in listing.listed([source], (9, 0))}
+    kernels = {k.name.short: (k.launches, k.reason) for k in listing.listed([source], GPU)}
     assert kernels == {"scale": (23, None), "idle": (0, None), "jit": (2, "image not seen")}
 
 
@@ -103,7 +107,7 @@ def test_the_table() -> None:
     first = listing.Source(
         "app", (ptx_image(), ptx_image(name="_Z5scalePdi", module=1)), {"_Z5scalePfi": 1234}
     )
-    lines = listing.rows(listing.listed([first, listing.Source("lib", (ptx_image("sm_120"),), {})], (9, 0)))
+    lines = listing.rows(listing.listed([first, listing.Source("lib", (ptx_image("sm_120"),), {})], GPU))
     assert lines[0].split() == ["KERNEL", "PTX", "SASS", "LAUNCHES", "INSTRUMENT"]
     assert [line.split()[0] for line in lines] == [
         "KERNEL",
@@ -123,7 +127,7 @@ class Pipeline:
         self.observed, self.status = observed or [], status
 
     def target(self, args: argparse.Namespace) -> Target:
-        return Target("sim")
+        return GPU
 
     def refusals(self, parsed: module.Module, kernels: Sequence[str]) -> Mapping[str, str]:
         return listing.check_injection(parsed, kernels)
@@ -209,7 +213,7 @@ def test_built_programs(tmp_path: Path) -> None:
 
     def found(name: str) -> dict[str, tuple]:
         sources = listing.sources_of_files([str(tmp_path / name)])
-        return {k.name.short: (k.ptx, k.sass, k.reason) for k in listing.listed(sources, (9, 0))}
+        return {k.name.short: (k.ptx, k.sass, k.reason) for k in listing.listed(sources, GPU)}
 
     assert found("sass") == dict.fromkeys(("everywhere", "hopper"), ((), ("9.0",), "SASS only"))
     assert found("both") == {
@@ -241,6 +245,6 @@ def test_a_process(tmp_path: Path) -> None:
         sources = listing.sources_of_process(process.pid)
         process.communicate(b"")
     assert [source.file for source in sources] == [str(library)]
-    assert [kernel.name.short for kernel in listing.listed(sources, (9, 0))] == ["mapped"]
+    assert [kernel.name.short for kernel in listing.listed(sources, GPU)] == ["mapped"]
     with pytest.raises(Error, match="cannot look into process"):
         listing.sources_of_process(2**22 + 1)
