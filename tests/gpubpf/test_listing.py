@@ -93,9 +93,7 @@ def test_launches_and_kernels_that_nobody_saw_loaded() -> None:
 
 
 def test_matching() -> None:
-    kernels = listing.listed(
-        [listing.Source("app", (ptx_image(), ptx_image(name="other", module=1)))], (9, 0)
-    )
+    kernels = listing.listed([listing.Source("app", (ptx_image(), ptx_image(name="other", module=1)))], GPU)
     assert [k.name.short for k in listing.matching(kernels, [])] == ["other", "scale"]
     assert [k.name.short for k in listing.matching(kernels, ["sc*"])] == ["scale"]
     with pytest.raises(Error) as caught:
