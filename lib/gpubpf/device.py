@@ -50,3 +50,21 @@ def choose(wanted: str | None = "auto", environment: Mapping[str, str] = os.envi
         raise SessionError(f"{why}the embedded device is not built; run script/setup")
     path = ":".join(filter(None, (str(LIBRARIES), environment.get("LD_LIBRARY_PATH"))))
     return Device("sim", {"LD_LIBRARY_PATH": path}, NOTICE if wanted != "sim" else None)
+
+
+def compute_capability(device: Device, environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """(major, minor) of the first GPU; of the embedded device what CUDASIM_CC says, as there. Raises SessionError."""
+    if device.kind == "sim":
+        major, _, minor = environment.get("CUDASIM_CC", "").partition(".")
+        return (int(major), int(minor or 0)) if major.isdigit() and (minor or "0").isdigit() else (9, 0)
+    library = ctypes.CDLL("libcuda.so.1")
+    number, value = ctypes.c_int(), ctypes.c_int()
+    found = []
+    if (error := library.cuInit(0) or library.cuDeviceGet(ctypes.byref(number), 0)) != 0:
+        raise SessionError(
+            f"the driver gives no GPU (error {error}); use --device sim for the embedded device"
+        )
+    for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+        library.cuDeviceGetAttribute(ctypes.byref(value), attribute, number)
+        found.append(value.value)
+    return found[0], found[1]

@@ -6,15 +6,19 @@
                 …
     sys.exit(session.status)
 
-Each process of the command that uses CUDA loads the agent inside its first `cuInit` (docs/architecture.md, "In the target"). One thread
-here serves all agents; what takes long, making sidecars, is done by workers, so that one process's ptxas does not hold up another.
+Each process of the command that uses CUDA loads the agent inside its first `cuInit` (docs/architecture.md, "In the
+target"). One thread here serves all agents; what takes long, making sidecars, is done by workers, so that one process's
+ptxas does not hold up another.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
 import os
 import pwd
+import queue
 import secrets
 import selectors
 import signal
@@ -26,28 +30,36 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from gpubpf import agent, maps
+from gpubpf import agent, cli, device, maps
 from gpubpf.agent import protocol
+from gpubpf.assemble import Target
 from gpubpf.device import Device
-from gpubpf.errors import Error, SessionError
+from gpubpf.errors import Error, SessionError, UsageError
 
 if TYPE_CHECKING:
+    import argparse
+
     import numpy as np
 
+    from gpubpf.cli import Output
+    from gpubpf.listing import Source
     from gpubpf.maps import MapDefinition
+    from gpubpf.program import BPF
 
 IMAGE_WAIT = 120.0  # seconds that a process waits in a module load for the sidecar
+REGISTERS_WAIT = 20.0  # seconds that results wait for ptxas to count registers
 DRAIN_WAIT = 2.0  # seconds that kernels get to end before the last reading
 ANSWER_WAIT = 5.0  # seconds, beyond that, for an agent to answer
 MAP_MEMORY = 256 << 20
 PARAM = "param"
+T = TypeVar("T")
 
 
 # --- what instrument.py gives ---
@@ -73,10 +85,6 @@ class SidecarKernel(Protocol):
     def block_offset(self) -> int: ...
     @property
     def block(self) -> LaunchBlock: ...
-    @property
-    def registers_before(self) -> int | None: ...
-    @property
-    def registers_after(self) -> int | None: ...
 
 
 class SidecarVariable(Protocol):
@@ -99,10 +107,14 @@ class Sidecar(Protocol):
     def refusals(self) -> Mapping[str, str]: ...
     @property
     def variables(self) -> Sequence[SidecarVariable]: ...
+    @property
+    def entries(self) -> Sequence[str]: ...
 
 
-# A module's image, and the compute capability (major * 10 + minor) of the GPU it was loaded on → its sidecar, or None.
-Instrument = Callable[[bytes, int], Sidecar | None]
+# An image that a program loaded, and the device it was loaded on → its sidecar.
+Instrument = Callable[[bytes, Target], Sidecar]
+# How many registers the kernels of a sidecar need: (as built, with the probe) by mangled name.
+CountRegisters = Callable[[Any, Target], Mapping[str, tuple[int, int]]]
 
 
 # --- what tools get ---
@@ -175,7 +187,8 @@ class _Process:
         self.refused: dict[int, str] = {}  # by slot, from the agent
         self.refusals: dict[str, str] = {}  # by name, from the sidecars
         self.matched: set[str] = set()
-        self.registers: dict[str, tuple[int | None, int | None]] = {}
+        self.entries: set[str] = set()  # kernels of its modules, whether it uses them or not
+        self.registers: list[Future[Mapping[str, tuple[int, int]]]] = []
         self.snapshots: dict[int, tuple[protocol.Snapshot, int]] = {}  # by context: with the memory's file
 
     def counters(self) -> tuple[list[protocol.Counters], int]:
@@ -197,6 +210,33 @@ class _Process:
     def close(self) -> None:
         self.frames.close()
         self.socket.close()
+
+
+class _Workers:
+    """Threads that a leaving tool does not wait for: what they make then, nobody needs. (ThreadPoolExecutor waits.)"""
+
+    def __init__(self, count: int) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._left = count  # threads that are not started yet
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
+
+        if self._left:
+            self._left -= 1
+            threading.Thread(target=self._serve, name="gpubpf-worker", daemon=True).start()
+        self._work.put(run)
+        return future
+
+    def _serve(self) -> None:
+        while True:
+            self._work.get()()
 
 
 @dataclass(frozen=True)
@@ -248,7 +288,9 @@ class Session:
     definitions: the maps, in any order; `params` gives the bytes of those of kind "param".
     matches: whether a mangled name was asked for (None: every kernel is); `wanted` is how the user put it, for messages.
     launches, sample: as `--launch` and `--sample`. duration: seconds, None without end.
-    note: called with notices for the user; attached: with pid, comm and CLOCK_MONOTONIC time (ns) when probes are live.
+    note: called with notices for the user, from any thread; complain: with the error that "no kernel matches" is; loaded:
+    with the name of a process and each image that it loads; attached: with pid, comm and CLOCK_MONOTONIC time (ns) when probes
+    are live, from the thread that runs `intervals`. registers: see `CountRegisters`; called when nobody waits for it.
     """
 
     def __init__(
@@ -268,11 +310,16 @@ class Session:
         user: str | None = None,
         note: Callable[[str], None] = lambda text: None,
         attached: Callable[[int, str, int], None] = lambda pid, comm, ts_ns: None,
+        complain: Callable[[str], None] = lambda text: None,
+        loaded: Callable[[str, bytes], None] = lambda comm, data: None,
+        registers: CountRegisters = lambda sidecar, target: {},
         image_wait: float = IMAGE_WAIT,
     ) -> None:
         self.command = list(command)
         self.device = device
         self._instrument = instrument
+        self._complain = complain
+        self._loaded = loaded
         self._maps = [d for d in definitions if d.kind != PARAM]
         self._numbers = {d.name: number for number, d in enumerate(self._maps)}
         self._params = dict(params or {})
@@ -282,6 +329,8 @@ class Session:
         self._user = command_user(user)
         self._note = note
         self._attached = attached
+        self._count_registers = registers
+        self._probed: list[tuple[int, str, int]] = []  # for `attached`, which the main thread calls
         self._welcome = protocol.welcome(
             [self._spec(d) for d in self._maps],
             map_memory or MAP_MEMORY,
@@ -300,7 +349,7 @@ class Session:
         self._started_ns = self._ended_ns = 0
         self._returncode: int | None = None
         self._handlers: dict[int, Any] = {}
-        self._workers = ThreadPoolExecutor(4, "gpubpf")
+        self._workers = _Workers(4)
         self._closing = False
 
     @staticmethod
@@ -389,16 +438,22 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         try:
             self._stop()
-            if not self._terminated:
-                self._wait_for_command(None)
+            while not self._terminated and not self._wait_for_command(None):
+                pass
         finally:
             self._close()
+        if kind is None and not self._terminated:
+            if self.nothing_matched:
+                from gpubpf.listing import no_match
+
+                self._complain(no_match(self.wanted, self._seen_names()))
+            elif not self.wanted and not any(k.launches for k in self.kernels()):
+                self._note("no kernel was launched")
 
     def _close(self) -> None:
         self._closing = True
         self._wake()
         self._server.join(5)
-        self._workers.shutdown(wait=False, cancel_futures=True)
         self._restore_signals()
         for file in (
             self._wake_reader,
@@ -408,6 +463,14 @@ class Session:
             self._pidfd,
         ):
             os.close(file)
+
+    def _seen_names(self) -> list[str]:
+        """Kernels for the user, without arguments: those that were used, else all that were there."""
+        from gpubpf import names
+
+        used = [kernel.mangled for kernel in self.kernels()]
+        there = used or sorted({name for process in self._processes for name in process.entries})
+        return [name.short for name in names.demangle_all(there)]
 
     @property
     def status(self) -> int:
@@ -462,6 +525,7 @@ class Session:
                 if self._signal_reader in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._signal_reader, 64)
+                    self._tell_attached()
                 if self._pidfd in ready:
                     self._returncode = self._child.wait()
                     return True
@@ -470,6 +534,10 @@ class Session:
                 if until is not None and time.monotonic() >= until:
                     return False
 
+    def _tell_attached(self) -> None:
+        while self._probed:
+            self._attached(*self._probed.pop(0))
+
     def _stop(self) -> None:
         """Ends the measurement: no launch is swapped from now on, and everything is read."""
         if self._stopped:
@@ -477,6 +545,12 @@ class Session:
         self._stopped = True
         self._drain(DRAIN_WAIT, protocol.STOP)
         self._ended_ns = time.monotonic_ns()
+        self._tell_attached()
+        for process, launches in self._missing():
+            self._note(
+                f"pid {process.pid} ({process.comm}) ended before it could be read; "
+                f"what up to {launches} launches counted is lost"
+            )
 
     def _drain(self, wait: float, flags: int) -> None:
         """Has every process send its maps, and waits for that within bounds. The dead have sent theirs: that is read, too."""
@@ -595,7 +669,9 @@ class Session:
                 )
             else:
                 process.hooked = True
-                self._attached(process.pid, process.comm, time.monotonic_ns())
+                self._probed.append((process.pid, process.comm, time.monotonic_ns()))
+                with contextlib.suppress(BlockingIOError):
+                    os.write(self._signal_writer, b"a")
         elif kind == protocol.DRAINED:
             process.answered, _ = protocol.drained(payload)
         else:
@@ -608,17 +684,18 @@ class Session:
     def _make_sidecar(self, process: _Process, image: protocol.Image, file: int) -> None:
         answer = protocol.sidecar(image.request, 0, (), {}, ())
         sent: int | None = None
+        sidecar: Sidecar | None = None
         try:
             data = protocol.read_file(file, image.size)
-            sidecar = self._instrument(data, image.compute_capability)
-            if sidecar is not None:
-                with self._lock:
-                    process.refusals.update(sidecar.refusals)
-                    process.matched.update(sidecar.refusals)
-                    for kernel in sidecar.kernels:
-                        process.matched.add(kernel.name)
-                        process.registers[kernel.name] = (kernel.registers_before, kernel.registers_after)
-                answer, sent = self._encode(image.request, sidecar)
+            self._loaded(process.comm, data)
+            target = Target(self.device.kind, divmod(image.compute_capability, 10))
+            sidecar = self._instrument(data, target)
+            with self._lock:
+                process.refusals.update(sidecar.refusals)
+                process.matched.update(sidecar.refusals)
+                process.matched.update(kernel.name for kernel in sidecar.kernels)
+                process.entries.update(sidecar.entries)
+            answer, sent = self._encode(image.request, sidecar)
         except Error as error:
             self._note(f"pid {process.pid} ({process.comm}): a module is not instrumented: {error}")
         finally:
@@ -626,6 +703,9 @@ class Session:
             process.send(answer, sent)
             if sent is not None:
                 os.close(sent)
+        if sidecar is not None and sidecar.kernels:
+            with self._lock:
+                process.registers.append(self._workers.submit(self._count_registers, sidecar, target))
 
     def _encode(self, request: int, sidecar: Sidecar) -> tuple[bytes, int]:
         layouts = [
@@ -667,6 +747,7 @@ class Session:
         with self._lock:
             parts = [(p, s, f) for p in self._processes for s, f in p.snapshots.values()]
         for process, snapshot, file in parts:
+            registers = self._registers(process)
             for instance in snapshot.instances:
                 name = process.names.get(instance.slot, "")
                 for array in instance.arrays:
@@ -675,12 +756,11 @@ class Session:
                         continue
                     if array.size != maps.storage_size(definition, threads):
                         continue
-                    registers = process.registers.get(name, (None, None))
                     raw = protocol.read_file(file, array.size, array.offset)
                     found.append(
                         Instance(
                             process.pid, process.comm, snapshot.gpu, name, instance.grid, instance.block_dim,
-                            instance.launches, definition, raw, threads, *registers,
+                            instance.launches, definition, raw, threads, *registers.get(name, (None, None)),
                         )
                     )  # fmt: skip
             if number in snapshot.shared:
@@ -693,6 +773,14 @@ class Session:
                         launches, definition, raw, 0, None, None,
                     )
                 )  # fmt: skip
+        return found
+
+    def _registers(self, process: _Process) -> dict[str, tuple[int, int]]:
+        """Of its instrumented kernels, where it could be found out in time."""
+        found: dict[str, tuple[int, int]] = {}
+        for future in process.registers:
+            with contextlib.suppress(Exception):  # what ptxas says of it does not concern the measurement
+                found.update(future.result(REGISTERS_WAIT))
         return found
 
     def kernels(self) -> list[KernelCount]:
@@ -723,6 +811,14 @@ class Session:
                 if name:
                     yield process, name, counters
 
+    def launches_by_comm(self) -> dict[str, dict[str, int]]:
+        """By name of the process: launches by mangled name."""
+        counted: dict[str, dict[str, int]] = {}
+        for process, name, counters in self._counted():
+            of_process = counted.setdefault(process.comm, {})
+            of_process[name] = of_process.get(name, 0) + counters.seen
+        return counted
+
     def summary(self) -> dict[str, Any]:
         """The fields of the summary record, but for `type` and `tool`."""
         kernels = self.kernels()
@@ -741,25 +837,132 @@ class Session:
             "duration_ns": (self._ended_ns or time.monotonic_ns()) - self._started_ns,
         }
 
-    def _lost(self) -> int:
-        """Instrumented launches whose counts never came, at most; and what maps had no room for."""
-        lost = 0
+    def _missing(self) -> Iterator[tuple[_Process, int]]:
+        """Instrumented launches of each process whose counts never came, at most."""
         with self._lock:
-            for process in self._processes:
-                instrumented = sum(c.instrumented for c in process.counters()[0])
-                received = 0
-                for snapshot, file in process.snapshots.values():
-                    received += sum(i.launches for i in snapshot.instances)
-                    for number, offset in [
-                        *((a.map, a.offset) for i in snapshot.instances for a in i.arrays),
-                        *((number, offset) for number, (offset, _) in snapshot.shared.items()),
-                    ]:
-                        if number < len(self._maps):
-                            lost += maps.lost(
-                                self._maps[number], protocol.read_file(file, 64, offset).ljust(64, b"\0")
-                            )
-                lost += max(0, instrumented - received)
+            processes = list(self._processes)
+        for process in processes:
+            instrumented = sum(c.instrumented for c in process.counters()[0])
+            received = sum(i.launches for s, _ in process.snapshots.values() for i in s.instances)
+            if instrumented > received:
+                yield process, instrumented - received
+
+    def _lost(self) -> int:
+        """Launches whose counts never came, and what found no room in maps."""
+        lost = sum(launches for _, launches in self._missing())
+        with self._lock:
+            parts = [part for process in self._processes for part in process.snapshots.values()]
+        for snapshot, file in parts:
+            places = [(a.map, a.offset, a.size) for i in snapshot.instances for a in i.arrays]
+            places += [(number, *place) for number, place in snapshot.shared.items()]
+            for number, offset, size in places:
+                if number >= len(self._maps):
+                    continue
+                definition = self._maps[number]
+                if definition.kind == "thread_array":  # the last value says it
+                    offset, size = offset + size - definition.value_size, definition.value_size
+                elif size > maps.HEADER:
+                    size = maps.HEADER
+                raw = protocol.read_file(file, size, offset)
+                if len(raw) == size:
+                    lost += maps.lost(definition, raw)
         return lost
+
+
+def trace(bpf: BPF, args: argparse.Namespace, out: Output | None = None) -> Session:
+    """The measurement that a tool's command line asks for (see `cli` for `args`). With `--json`, `out` gets "attached" records."""
+    from gpubpf import instrument, names
+
+    attachments = bpf.attachments()
+
+    def attached(pid: int, comm: str, ts_ns: int) -> None:
+        cli.note(tool, f"attached to {pid} ({comm})")
+        if args.json and out is not None:
+            out.record(type="attached", pid=pid, comm=comm, ts_ns=ts_ns)
+
+    tool = _tool()
+    chosen = _device(args)
+    wanted = tuple(args.kernel)
+    return Session(
+        _command(args),
+        instrument=lambda data, target: instrument.instrument_image(data, attachments, target),
+        registers=instrument.register_use,
+        definitions=bpf.definitions(),
+        params=bpf.params(args),
+        device=chosen,
+        matches=(lambda name: names.matches(wanted, name)) if wanted else None,
+        wanted=wanted,
+        launches=args.launch,
+        sample=args.sample,
+        map_memory=args.map_memory,
+        duration=args.duration,
+        user=args.user,
+        note=lambda text: cli.note(tool, text),
+        complain=lambda text: print(cli.printable(f"{tool}: {text}"), file=sys.stderr),
+        attached=attached,
+    )
+
+
+def target(args: argparse.Namespace) -> Target:
+    """The device that `--device` means, for what needs no command."""
+    chosen = device.choose(args.device)
+    return Target(chosen.kind, device.compute_capability(chosen))
+
+
+def observe(args: argparse.Namespace) -> tuple[list[Source], int]:
+    """Runs the command to its end, its kernels as they are: the modules that its processes loaded (one source for each name of a
+    process) with the launches of their kernels, and the exit status."""
+    from gpubpf import fatbin, instrument
+    from gpubpf.listing import Source
+
+    loaded: dict[str, dict[bytes, bytes]] = {}
+    tool = _tool()
+
+    def keep(comm: str, data: bytes) -> None:
+        loaded.setdefault(comm, {})[hashlib.sha256(data).digest()] = data
+
+    session = Session(
+        _command(args),
+        instrument=lambda data, target: instrument.Sidecar(),
+        device=_device(args),
+        user=args.user,
+        duration=args.duration,
+        note=lambda text: cli.note(tool, text),
+        loaded=keep,
+    )
+    with session:
+        for _ in session.intervals():
+            pass
+    launches = session.launches_by_comm()
+    sources = []
+    for comm in dict.fromkeys([*loaded, *launches]):
+        images: list[fatbin.Image] = []
+        for data in loaded.get(comm, {}).values():
+            first = max((image.module for image in images), default=-1) + 1
+            with contextlib.suppress(Error):
+                images += [
+                    dataclasses.replace(image, module=first + image.module)
+                    for image in fatbin.images_of_bytes(data)
+                ]
+        sources.append(Source(comm, tuple(images), launches.get(comm, {})))
+    return sources, session.status
+
+
+def _command(args: argparse.Namespace) -> list[str]:
+    if not args.command:
+        raise UsageError("there is no command to run; give it after --: TOOL [options] -- COMMAND [ARG...]")
+    return list(args.command)
+
+
+def _device(args: argparse.Namespace) -> Device:
+    chosen = device.choose(args.device)
+    if chosen.notice:
+        cli.note(_tool(), chosen.notice)
+    return chosen
+
+
+def _tool() -> str:
+    return Path(sys.argv[0]).stem or "gpubpf"
 
 
 class _NotStarted(SessionError):
