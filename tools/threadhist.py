@@ -2,7 +2,7 @@
 # PYTHON_ARGCOMPLETE_OK
 """threadhist   Count how often each GPU thread runs a kernel, and how much work it does.
 
-USAGE: threadhist [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]
+USAGE: threadhist [options] [interval [count]] -- COMMAND [ARG...]
 
 Every thread counts in its own registers and adds to its own place in GPU memory as it leaves the kernel. The program
 that is watched needs no change and no rebuild. Licensed under the Apache License, Version 2.0.
@@ -34,7 +34,7 @@ EXAMPLES = """examples:
     threadhist --by warp --top 10 -- ./app       the ten warps with the most work
     threadhist --json -o counts.jsonl -- ./app   every thread, as JSON Lines
     threadhist --list ./app                      its kernels; which can be instrumented
-    threadhist 1 10 -p 1234                      print each second, ten times
+    threadhist 1 10 -- ./app                     print each second, ten times
 """
 PROGRAM = r"""
 #include <gpubpf.h>

@@ -138,7 +138,7 @@ def parser(tool: str, description: str, examples: str, usage: str | None = None)
     """A tool's parser, with -h and --version. `examples` is printed below the options as it stands."""
     made = Parser(
         prog=tool,
-        usage=usage or f"{tool} [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]",
+        usage=usage or f"{tool} [options] [interval [count]] -- COMMAND [ARG...]",
         description=description,
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -168,11 +168,17 @@ def parser(tool: str, description: str, examples: str, usage: str | None = None)
 
 def add_targets(made: Parser) -> None:
     """Whom to watch, and for how long: -p, --user, -d, interval, count; COMMAND is split off before."""
-    group = made.add_argument_group("whom to watch, for how long (default: every process, until Ctrl-C)")
+    group = made.add_argument_group("whom to watch, for how long")
     group.add_argument(
         "positional", nargs="*", metavar="interval [count]", help="print every so many seconds, so many times"
     )
-    group.add_argument("-p", dest="pid", type=parse_pids, metavar="PID[,PID...]", help="these processes")
+    group.add_argument(
+        "-p",
+        dest="pid",
+        type=parse_pids,
+        metavar="PID[,PID...]",
+        help="these processes (so far for --list and --ptx only)",
+    )
     group.add_argument(
         "-d",
         "--duration",
@@ -338,7 +344,9 @@ def errors(tool: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except ModuleNotFoundError as error:
-        _talk(f"{tool}: Python's module {error.name} is missing; run script/setup, which installs {tool} with all it needs")
+        _talk(
+            f"{tool}: Python's module {error.name} is missing; run script/setup, which installs {tool} with all it needs"
+        )
         raise SystemExit(1) from None
     except MemoryError:
         _talk(f"{tool}: out of memory; narrow it with --kernel, --block or --thread")
