@@ -301,7 +301,7 @@ class Flow:
     def tail(self, after: int, limit: int) -> tuple[int, ...] | None:
         """The way from behind a statement out of the function, where it is short and plain: the indices of its instructions, the
         last one a `ret` or `exit`. It follows unconditional branches. None where there are more than `limit` instructions beside
-        branches, or one that touches memory, synchronizes, calls, is predicated, or stands in a scope of its own."""
+        branches, or one that touches memory, synchronizes, calls, is predicated, or stands in another scope."""
         found: list[int] = []
         position = after + 1
         plain = 0
@@ -315,7 +315,11 @@ class Flow:
                     return tuple(found)
                 if statement.opcode == "bra":
                     position = self.targets[found[-1]][0]
-                elif plain == limit or statement.opcode not in _PLAIN:
+                elif (
+                    plain == limit
+                    or statement.opcode not in _PLAIN
+                    or self.scope[position] != self.scope[after]
+                ):
                     return None
                 else:
                     plain += 1

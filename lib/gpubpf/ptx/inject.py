@@ -799,7 +799,10 @@ class _Body:
             elif instruction.opcode == "bra" and stays:
                 for start, taken in ((self.flow.targets[index][0], True), (index, False)):
                     path = self.flow.tail(start, MAX_TAIL)
-                    if path is not None and self._opcode(path[-1]) in self.leaves:
+                    if path is None or self._opcode(path[-1]) not in self.leaves:
+                        continue
+                    bare = all(self._opcode(i) in ("bra", *LEAVING) for i in path)
+                    if bare or self.flow.scope[start] == self.flow.scope[index]:  # names mean the same here
                         self.apart[index] = path, taken
                         if not taken:
                             self._kill(index + 1)
