@@ -161,4 +161,4 @@ def without_comments(text: str) -> str:
 
 def device_points(text: str) -> dict[str, str]:
     """Functions whose first parameter is a device context, with their point: `{"on_exit": "exit"}`."""
-    return {name: point for name, point in _DEVICE.findall(without_comments(text))}
+    return dict(_DEVICE.findall(without_comments(text)))

@@ -12,9 +12,9 @@ __all__ = ["Access", "Call", "Checked", "check", "verify"]
 def verify(program: Program, function: Function) -> tuple[Checked, str | None]:
     """Both gates for one device program. Raises VerifyError, whose message names the instruction and the C line.
 
-    Our own goes first, since the kernel's needs to be told which loads read the context. Returns what was learnt, and the release of the
-    kernel whose verifier agreed: None where it cannot be asked (it needs CAP_BPF, as compiling does: what is compiled here
-    is judged here, and what is prebuilt carries its verdict).
+    Our own goes first, since the kernel's needs to be told which loads read the context. Returns what was learnt, and the
+    release of the kernel whose verifier agreed: None where it cannot be asked (it needs CAP_BPF, as compiling does: what
+    is compiled here is judged here, and what is prebuilt carries its verdict).
     """
     checked = check(program, function)
     return checked, kernel.check(program, checked)

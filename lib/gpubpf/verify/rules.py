@@ -24,6 +24,7 @@ MAX_DEPTH = 8
 MAX_INSTRUCTIONS = 4096
 MAX_PARAM = 1024  # bytes of a GPU_PARAM: they travel with every launch
 MAX_RECORD = SLACK - RECORD_HEADER
+_MANY = 12  # ways to one place, each followed to its end, from which on they are taken together
 Chain = tuple[
     int, ...
 ]  # the calls (instruction numbers) that lead into a subprogram; () is the program itself
@@ -182,7 +183,7 @@ class _Checker:
 
     def run(self) -> Checked:
         self._validate()
-        self.targets, self.live = self._flow()
+        self.targets, self.live, self.matters = self._flow()
         first = _State()
         first.registers[1] = Value("context", constant(0))
         first.registers[10] = Value("stack", constant(0), 0)
@@ -231,7 +232,9 @@ class _Checker:
 
     def _known(self, checkpoints: dict[Place, deque[_Checkpoint]], state: _State) -> bool:
         """Whether this state, or a more general one, was followed to its end already. Else remembers it."""
-        kept = checkpoints.setdefault((state.chain, state.pc), deque(maxlen=48))
+        kept = checkpoints.setdefault((state.chain, state.pc), deque(maxlen=64))
+        if sum(not checkpoint.open for checkpoint in kept) >= _MANY:
+            self._forget(state)
         for checkpoint in kept:
             if checkpoint.open:
                 if self._covers(checkpoint.state, state) and self._covers(state, checkpoint.state):
@@ -242,6 +245,20 @@ class _Checker:
         kept.append(checkpoint)
         state.mark = checkpoint
         return False
+
+    def _forget(self, state: _State) -> None:
+        """Where paths multiply, drops what is known of numbers that no address, no helper and no loop depends on.
+
+        What is found out about the more general state holds for all of them.
+        """
+        matters = self.matters[state.pc]
+        for number, value in enumerate(state.registers):
+            if value is not None and value.kind == "number" and not matters >> number & 1:
+                state.registers[number] = NUMBER
+        for stack in state.stacks:
+            for at, (value, k, n) in stack.items():
+                if value.kind == "number" and value.range.constant is None:
+                    stack[at] = (NUMBER, k, n)
 
     def _endless(self, state: _State) -> NoReturn:
         # Is memory read on the way round? Then the loop waits for somebody else, who may be a lane of the same warp.
@@ -347,8 +364,9 @@ class _Checker:
     def _target(self, pc: int, i: Instruction) -> int:
         return pc + 1 + (i.imm if i.opcode == 0x06 else i.offset)
 
-    def _flow(self) -> tuple[set[int], list[int]]:
-        """Jump targets; and by instruction, a mask of the registers whose value may still be read."""
+    def _flow(self) -> tuple[set[int], list[int], list[int]]:
+        """Jump targets; and by instruction, masks of registers: those whose value may still be read, and those whose value may
+        decide what memory is reached, what a helper is given, or how often a loop turns."""
         size = len(self.code)
         targets: set[int] = set()
         live = [0] * (size + 1)
@@ -366,19 +384,24 @@ class _Checker:
                 after.append((target,) if op == b.JA else (pc + 1, target))
             else:
                 after.append((pc + 1,))
+        loops = [(min(after[pc]), pc) for pc in range(size) if after[pc] and min(after[pc]) <= pc]
+        turning = {pc for first, last in loops for pc in range(first, last + 1)}
+        matters = [0] * (size + 1)
         changed = True
         while changed:
             changed = False
             for pc in range(size - 1, -1, -1):
-                result = 0
+                result = needed = 0
                 for successor in after[pc]:
                     result |= live[successor]
+                    needed |= matters[successor]
                 used, made = _uses(self.code[pc])
                 result = result & ~made | used
-                if result != live[pc]:
-                    live[pc] = result
+                needed = _needs(self.code[pc], needed, pc in turning)
+                if (result, needed) != (live[pc], matters[pc]):
+                    live[pc], matters[pc] = result, needed
                     changed = True
-        return targets, live
+        return targets, live, matters
 
     # One instruction
 
@@ -1131,6 +1154,22 @@ def _uses(i: Instruction) -> tuple[int, int]:
     if op == b.CALL:
         return 0b111110, 0b000001
     return source | 1 << i.dst, 0
+
+
+def _needs(i: Instruction, after: int, in_loop: bool) -> int:
+    """A mask of the registers that matter before an instruction, given those that matter after it (see `_flow`)."""
+    used, made = _uses(i)
+    if i.cls in (b.ALU, b.ALU64):
+        return after & ~made | (used if after >> i.dst & 1 else 0)
+    if i.cls == b.LDX:
+        return after & ~made | 1 << i.src
+    if i.cls in (b.ST, b.STX):
+        return after | 1 << i.dst
+    if i.opcode == b.JMP | b.CALL:
+        return after & ~made | used
+    if i.cls in (b.JMP, b.JMP32):
+        return after | used if in_loop else after
+    return after & ~made
 
 
 def _opcodes() -> Iterator[tuple[int, frozenset[int] | None]]:
