@@ -7,10 +7,13 @@ parts twice; names that could are left to a child process with limits. Escaping 
 from __future__ import annotations
 
 import functools
+import os
 import re
 import resource
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -21,7 +24,9 @@ _REFERENCE = re.compile(
     r"[ST][0-9A-Z]*_"
 )  # <substitution>, <template-param> (Itanium C++ ABI 5.1.10, 5.1.11)
 _FEW_REFERENCES = 24  # a name can double with two of them: at most some thousand times its length
-_MEMORY, _SECONDS = 1 << 30, 2  # what the child may use for one name, and for a batch of them
+_MEMORY, _SECONDS = 1 << 30, 2  # what the child may use, the time for each name
+_LONGEST_FULL = 1 << 20
+_MOST_FAILURES = 8  # a program with more names of that kind means harm
 
 # Longest first, as a compiler reads them (C++ standard, [over.oper]).
 _OPERATORS = (
@@ -45,20 +50,13 @@ def demangle(mangled: str) -> Name:
     """The name of a kernel; what is not a mangled C++ name (extern "C", Triton, numba, Rust) stands for itself."""
     full = mangled
     if mangled.startswith("_Z") and len(mangled) <= _LONGEST:
-        full = _in_child((mangled,))[0] if _may_explode(mangled) else _cxxfilt(mangled)
+        full = _helper().demangle(mangled) if _may_explode(mangled) else _cxxfilt(mangled)
     return Name(mangled, full, shorten(full) if full != mangled else mangled)
 
 
 def demangle_all(mangled: Iterable[str]) -> list[Name]:
-    """The names of many kernels, in order; complicated ones are given to one child process together."""
-    wanted = list(mangled)
-    heavy = tuple(dict.fromkeys(name for name in wanted if name.startswith("_Z") and _may_explode(name)))
-    results = dict(zip(heavy, _in_child(heavy), strict=True)) if len(heavy) > 1 else {}
-    names = []
-    for name in wanted:
-        full = results.get(name, name)
-        names.append(Name(name, full, shorten(full)) if full != name else demangle(name))
-    return names
+    """The names of many kernels, in order."""
+    return [demangle(name) for name in mangled]
 
 
 def matches(patterns: Iterable[str], mangled: str) -> bool:
@@ -182,36 +180,70 @@ def _cxxfilt(mangled: str) -> str:
         return mangled
 
 
-def _in_child(mangled: tuple[str, ...]) -> tuple[str, ...]:
-    """Demangles in a child process with limits; a name that exceeds them stands for itself."""
-    if not mangled:
-        return ()
-    command = [sys.executable, "-c", "from gpubpf import names; names.serve()"]
-    script = "\n".join(name.replace("\n", "?") for name in mangled)
-    environment = {
-        "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
-        "PATH": "/usr/bin:/bin:/sbin:/usr/sbin",
-    }
-    try:
-        done = subprocess.run(
-            command, input=script.encode(errors="replace"), capture_output=True, timeout=30, env=environment
+class _Helper:
+    """A child process that demangles one name at a time, with limits; one that exceeds them stands for itself.
+
+    Started when it is first needed. It ends with its parent, whose pipe it reads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._failures = 0
+
+    def demangle(self, mangled: str) -> str:
+        """May be called from any thread."""
+        with self._lock:
+            if "\n" in mangled or self._failures >= _MOST_FAILURES:
+                return mangled
+            try:
+                if self._child is None:
+                    self._child = self._start()
+                pipes = self._child.stdin, self._child.stdout
+                assert pipes[0] is not None and pipes[1] is not None
+                pipes[0].write(mangled.encode("utf-8", "replace") + b"\n")
+                pipes[0].flush()
+                answer = pipes[1].readline()
+            except OSError:
+                answer = b""
+            if not answer.endswith(b"\n"):  # it was too much
+                self._stop()
+                self._failures += 1
+                return mangled
+            return answer[:-1].decode("utf-8", "replace")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-c", "from gpubpf import names; names.serve()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
+            start_new_session=True,  # Ctrl-C is for the tool
         )
-    except (OSError, subprocess.SubprocessError):
-        return mangled
-    lines = done.stdout.decode(errors="replace").split("\n")[:-1]
-    if len(lines) == len(mangled):
-        return tuple(lines)
-    if len(mangled) == 1:
-        return mangled
-    middle = len(mangled) // 2  # one of them was too much: find it
-    return _in_child(mangled[:middle]) + _in_child(mangled[middle:])
+
+    def _stop(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.communicate()
+            self._child = None
+
+
+@functools.cache
+def _helper() -> _Helper:
+    return _Helper()
 
 
 def serve() -> None:
-    """The child's part: demangles the names on stdin, one a line."""
+    """The child's part: a mangled name a line on stdin, its demangled form a line on stdout."""
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for line in sys.stdin.read().split("\n"):
-        full = _cxxfilt(line)
-        sys.stdout.write((full if len(full) < 1 << 20 and "\n" not in full else line) + "\n")
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, in the middle of the C++ library
+    for line in sys.stdin.buffer:
+        mangled = line[:-1].decode("utf-8", "replace")
+        signal.alarm(_SECONDS)
+        full = _cxxfilt(mangled)
+        signal.alarm(0)
+        shown = full if len(full) <= _LONGEST_FULL and "\n" not in full else mangled
+        sys.stdout.buffer.write(shown.encode("utf-8", "replace") + b"\n")
+        sys.stdout.buffer.flush()

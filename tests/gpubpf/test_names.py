@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import string
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from gpubpf import names
 
 SHORT = {
@@ -112,8 +114,20 @@ def test_a_name_that_stands_for_gigabytes_is_left_as_it_is() -> None:
     assert time.monotonic() - start < 20
 
 
-def test_complicated_names_are_demangled_together() -> None:
+def test_complicated_names_before_and_after_one_that_is_too_much() -> None:
     many = [f"_ZN2ns{len(n)}{n}" + "IiEEvT_" + "S1_" * 40 for n in ("alpha", "beta")]
-    found = names.demangle_all([*many, doubled(30), "_Z9vectorAddPKfS0_Pfi"])
-    assert [name.short for name in found] == ["ns::alpha", "ns::beta", doubled(30), "vectorAdd"]
-    assert [name.mangled for name in found][:2] == many
+    found = names.demangle_all(
+        [many[0], doubled(31), many[1], "_Z9vectorAddPKfS0_Pfi", "_Z1f" + "S_" * 40 + "\n"]
+    )
+    assert [name.short for name in found][:4] == ["ns::alpha", doubled(31), "ns::beta", "vectorAdd"]
+    assert [name.mangled for name in found][:3:2] == many
+
+
+def test_the_helper_serves_many_threads_and_quickly() -> None:
+    many = [f"_ZN2ns5k{i:04}" + "IiEEvT_" + "S1_" * 40 for i in range(400)]
+    names.demangle(many[0])
+    start = time.monotonic()
+    with ThreadPoolExecutor(4) as pool:
+        shorts = [name.short for name in pool.map(names.demangle, many)]
+    assert shorts == [f"ns::k{i:04}" for i in range(400)]
+    assert time.monotonic() - start < 5
