@@ -76,6 +76,9 @@ class Code:
 
 
 def size_of(type_name: str) -> int:
+    """Bytes; 0 for a predicate."""
+    if type_name in ("u16x2", "s16x2"):
+        return 4
     return 0 if type_name == "pred" else type_size(type_name)
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "lib" / "cudasim" / "src"
-HARNESS = Path(__file__).with_name("engine_harness.cpp")
+HARNESS = Path(__file__).parent / "cudasim" / "engine_harness.cpp"
 _BUILD = Path(tempfile.gettempdir()) / f"gpubpf-tests-{os.getuid()}"
 
 
