@@ -1,0 +1,109 @@
+"""The examples give their known answers on the embedded device; and gpu-check, which asks for the same on a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DEVICE = ROOT / "lib" / "cudasim" / "lib"
+AGENT = ROOT / "lib" / "gpubpf" / "agent" / "lib" / "libgpubpf-agent.so"
+NAMES = sorted(path.stem for path in (ROOT / "examples").glob("*.cu"))
+
+
+def load_gpu_check() -> ModuleType:
+    loader = SourceFileLoader("gpu_check", str(ROOT / "script" / "gpu-check"))
+    spec = importlib.util.spec_from_loader("gpu_check", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+    loader.exec_module(module)
+    sys.dont_write_bytecode = before
+    return module
+
+
+gpu_check = load_gpu_check()
+ON_SIM = [answer for answer in gpu_check.ANSWERS if "16777216" not in answer[2]]  # that one takes a GPU
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    if not (DEVICE / "libcuda.so.1").exists():
+        pytest.skip("the embedded device is not built (script/setup)")
+    directory = tmp_path_factory.mktemp("examples")
+    shutil.copytree(ROOT / "examples", directory, dirs_exist_ok=True)
+    subprocess.run(["make", "-s", "-B", "-j2", "-C", directory], check=True, capture_output=True)
+    return directory
+
+
+def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "lib"), "CUDASIM_HOSTILE": "1", **environment}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_alone(name: str, built: Path) -> None:
+    done = run([str(built / name)], LD_LIBRARY_PATH=str(DEVICE))
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, [f"{name}: PASSED"]), done.stderr
+
+
+@pytest.mark.skipif(not AGENT.exists(), reason="the agent is not built (script/setup)")
+@pytest.mark.parametrize("answer", ON_SIM, ids=lambda answer: f"{answer[1]} {answer[2]}".strip())
+def test_a_known_answer(answer: tuple, built: Path, tmp_path: Path) -> None:
+    tool, options, program, right = answer
+    name, *arguments = program.split()
+    command = [str(built / name), *arguments]
+    results = tmp_path / "results"
+    traced = [
+        sys.executable,
+        str(ROOT / "tools" / f"{tool}.py"),
+        "--device",
+        "sim",
+        "--json",
+        "-o",
+        str(results),
+    ]
+    done = run([*traced, *options.split(), "--", *command])
+    plain = run(command, LD_LIBRARY_PATH=str(DEVICE))
+    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout), done.stderr
+    records = [json.loads(line) for line in results.read_text().splitlines()]
+    assert right(records), json.dumps(records[-3:], indent=1)
+    summary = records[-1]
+    missing = summary["launches_matched"] - summary["launches_instrumented"]
+    assert missing == sum(summary["not_instrumented"].values())
+    assert set(summary["not_instrumented"]) <= {"sampled out", "filtered"}
+
+
+def test_gpu_check_asks_for_examples_that_are_there() -> None:
+    assert {answer[2].split()[0] for answer in gpu_check.ANSWERS} == set(NAMES)
+    assert {program.split()[0] for program in gpu_check.LOADS.values()} <= set(NAMES)
+    for tool, *_ in gpu_check.ANSWERS:
+        assert (ROOT / "tools" / f"{tool}.py").exists()
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU")
+def test_gpu_check_refuses_without_a_gpu() -> None:
+    done = run([sys.executable, str(ROOT / "script" / "gpu-check")])
+    assert done.returncode == 1 and done.stderr.startswith("gpu-check: ") and done.stderr.count("\n") == 1
+
+
+def test_gpu_check_writes_a_report() -> None:
+    answer = {"tool": "threadhist", "options": "", "program": "vectoradd", "wrong": ""}
+    report = {
+        "date": "today",
+        "machine": {"gpu": "some GPU"},
+        "answers": [answer, {**answer, "wrong": "why"}],
+    }
+    text = gpu_check.markdown({**report, "cost_missing": "no time"})
+    assert "Known answers: 1 of 2 right" in text and "Not measured: no time" in text
