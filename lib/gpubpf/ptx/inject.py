@@ -303,9 +303,9 @@ def _check_function(module: Module, function: Function, graph: CallGraph) -> Non
     resolved = graph.resolve(function.name)
     if not function.defined and function.name not in SYSTEM_FUNCTIONS and resolved == function.name:
         raise Refusal(f"needs device linking: {function.name}")
-    if any(v.space == "reg" for v in (*function.parameters, *function.returns)):
-        raise Refusal(f"function {function.name} takes its parameters in registers")
     for statement in function.body or ():
+        if isinstance(statement, Variable) and statement.space in ("global", "const"):
+            raise Refusal(f"variable {statement.name} is declared in a function")
         if isinstance(statement, Variable) and statement.name.lstrip("%").startswith(_PREFIX):
             raise Refusal(f"{statement.name} is a name of ours: this PTX is instrumented already")
         if (
@@ -376,6 +376,8 @@ class _Sidecar:
         returns_work = bool(self.work) and not noreturn
         if not (leaving or returns_work):
             return None
+        if any(v.space == "reg" for v in (*function.parameters, *function.returns)):
+            raise Refusal(f"function {name} takes its parameters in registers")
         offset = _align(function.returns[0].size, 8) if function.returns else 0
         return _Role(returns_work, leaving, offset)
 

@@ -450,6 +450,7 @@ def test_static_variables_that_the_host_may_write_are_not_copied(corpus: dict[st
         ),
         ("", "isspacep.const %p1, %rd1;", "isspacep.const asks where a variable lies"),
         ("", ".reg .b64 %gpubpf_x;", "%gpubpf_x is a name of ours: this PTX is instrumented already"),
+        ("", ".global .u32 v;", "variable v is declared in a function"),
         ("", "bra nowhere;", "PTX line 5: there is no label nowhere"),
         (
             ".func (.reg .b32 r) f(.reg .b32 x) { ret; }",
