@@ -3,7 +3,7 @@
 A *fatbin* is one module in several forms: for each architecture a cubin (an ELF file of its own) or PTX.
 nvcc puts one fatbin per translation unit, one after the other, into the section ``.nv_fatbin``; what is
 still to be linked by nvlink (``-rdc=true``) into ``__nv_relfatbin``. There is no public document of the
-format: what is here was seen in what nvcc 13 writes, and agrees with cuobjdump.
+format: what is here was seen in what nvcc 11.8, 12.9 and 13.0 wrote, and agrees with cuobjdump.
 
 Everything read here is untrusted: sizes are checked before they are used, and every failure is an
 `ImageError`.
