@@ -61,6 +61,10 @@ from .module import (
 
 # A kernel with more branches to its returns than this keeps one probe for the rest of them (`shared_exits` counts those).
 MAX_EXIT_COPIES = 64
+# Constants that point to constants that point … are copied down to this depth.
+MAX_POINTERS = 16
+# Passes over a function that follow an address through its registers; more means that it is taken to escape.
+MAX_PASSES = 32
 # Instructions, beside branches, that are worth copying to keep the ways out of a kernel apart.
 MAX_TAIL = 4
 
@@ -498,23 +502,37 @@ class _Sidecar:
     def _copies(self) -> frozenset[str]:
         """Variables in the table that may be copied, and what their initialisers name."""
         found: set[str] = set()
+        known: dict[str, bool] = {}
         for name in self.slots:
-            wanted = self._copyable(name, frozenset())
-            found |= wanted or frozenset()
+            if self._copyable(name, known, 0):
+                found |= self._parts(name)
         return frozenset(found)
 
-    def _copyable(self, name: str, above: frozenset[str]) -> frozenset[str] | None:
-        """The variables a copy of `name` consists of; None where a copy would not be the same."""
-        variable = self.module.variables.get(name)
-        if variable is None or name in above or not is_constant(self.module, variable):
-            return None
-        found = {name}
-        for other in initializer_names(variable.initializer):
-            wanted = self._copyable(other, above | {name})
-            if wanted is None:
-                return None
-            found |= wanted
-        return frozenset(found)
+    def _copyable(self, name: str, known: dict[str, bool], depth: int) -> bool:
+        """Whether a copy of `name`, and of what its initialiser points to, would be the same."""
+        if name not in known:
+            known[name] = False  # what leads back to itself is not
+            variable = self.module.variables.get(name)
+            known[name] = (
+                variable is not None
+                and depth < MAX_POINTERS
+                and is_constant(self.module, variable)
+                and all(
+                    self._copyable(n, known, depth + 1) for n in set(initializer_names(variable.initializer))
+                )
+            )
+        return known[name]
+
+    def _parts(self, name: str) -> set[str]:
+        """A variable and those that its initialiser points to, directly or not."""
+        seen: set[str] = set()
+        todo = [name]
+        while todo:
+            name = todo.pop()
+            if name not in seen:
+                seen.add(name)
+                todo.extend(initializer_names(self.module.variables[name].initializer))
+        return seen
 
 
 def _rank(item: Item) -> int:
@@ -587,8 +605,12 @@ def _uses(function: Function, variable: str) -> set[str]:
     uses: set[str] = set()
     results = {r.name for r in function.returns}
     grown = True
+    passes = 0
     while grown:
         grown = False
+        passes += 1
+        if passes > MAX_PASSES:
+            return {"written"}
         for index, statement in flow.instructions():
             opcode, operands = statement.opcode, statement.operands
             if tainted.isdisjoint(seen(index, operands)):
@@ -730,7 +752,7 @@ class _Body:
             return
         body = self.flow.body
         self._leave_loops()
-        sources: dict[int, list[int]] = {}
+        sources: dict[int, dict[int, None]] = {}
         for index, targets in self.flow.targets.items():
             instruction = body[index]
             assert isinstance(instruction, Instruction)
@@ -738,8 +760,7 @@ class _Body:
                 continue
             source = self.flow.table(index) if instruction.opcode == "brx" else index
             for target in dict.fromkeys(targets):
-                if source not in sources.setdefault(target, []):
-                    sources[target].append(source)
+                sources.setdefault(target, {})[source] = None
         copies = 0
         for label in sorted(sources):
             path = self.flow.tail(label, MAX_TAIL)
@@ -749,7 +770,7 @@ class _Body:
             assert isinstance(last, Instruction)
             if last.opcode not in self.leaves:
                 continue
-            takers = sources[label] if self._falls_into(label) else sources[label][1:]
+            takers = list(sources[label])[0 if self._falls_into(label) else 1 :]
             place = next(i for i in path if self._opcode(i) in ("bra", *LEAVING))
             name = body[label]
             assert isinstance(name, Label)

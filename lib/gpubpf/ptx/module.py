@@ -900,9 +900,7 @@ def _is_expression(lexer: Lexer) -> bool:
     ahead = lexer.peek()
     assert ahead is not None
     after = lexer.text[ahead.end : ahead.end + 40].lstrip()
-    return after[:1] == "." or after[:1].isdigit() and ")" in after and "," not in after.split(")")[0] and not (
-        after.split(")", 1)[1].lstrip()[:1] in (",", ";")
-    )
+    return after[:1] == "." or (after[:1].isdigit() and ")" in after and "," not in after.split(")")[0] and after.split(")", 1)[1].lstrip()[:1] not in (",", ";"))
 
 
 def _list(lexer: Lexer, close: str) -> Iterable[Operand]:

@@ -433,6 +433,19 @@ def test_static_variables_that_the_host_may_write_are_not_copied(corpus: dict[st
     assert found and not found[0].copied
 
 
+def test_a_table_of_literals_is_copied_with_them(tmp_path: Path) -> None:
+    text = f"""{HEAD}.global .align 1 .b8 $str[2] = {{97}};
+.global .align 8 .u64 _ZZ1kE5names[2] = {{generic($str), 0}};
+.global .align 4 .u32 _ZZ1kE4seen[1] = {{7}};
+.visible .entry k(.param .u64 p) {{ .reg .b32 %r<4>; .reg .b64 %rd<4>;
+ld.param.u64 %rd1, [p]; mov.u64 %rd2, _ZZ1kE5names; ld.global.u64 %rd3, [%rd2]; ld.u8 %r1, [%rd3];
+mov.u64 %rd2, _ZZ1kE4seen; st.global.u64 [%rd1], %rd2; ret; }}"""
+    injected = everywhere(parse(text), Placement(TALLY, "exit"))
+    assert {v.name: v.copied for v in injected.variables} == {"_ZZ1kE5names": True, "_ZZ1kE4seen": False}
+    assert set(parse(injected.text).variables) == {injection.TABLE, "$str", "_ZZ1kE5names"}
+    assembled(injected.text, "sm_75", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("before", "body", "reason"),
     [
