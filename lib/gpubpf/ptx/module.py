@@ -525,7 +525,9 @@ def _function(lexer: Lexer, linkage: tuple[str, ...]) -> Function:
         if lexer.accept(";"):
             # a `;` ends a declaration, and also a .pragma before the body
             after = lexer.peek()
-            if not (directives and directives[-1].name == "pragma" and after and after.text in ("{", ".pragma")):
+            if not (
+                directives and directives[-1].name == "pragma" and after and after.text in ("{", ".pragma")
+            ):
                 break
             continue
         directives.append(_function_directive(lexer))
@@ -900,7 +902,12 @@ def _is_expression(lexer: Lexer) -> bool:
     ahead = lexer.peek()
     assert ahead is not None
     after = lexer.text[ahead.end : ahead.end + 40].lstrip()
-    return after[:1] == "." or (after[:1].isdigit() and ")" in after and "," not in after.split(")")[0] and after.split(")", 1)[1].lstrip()[:1] not in (",", ";"))
+    return after[:1] == "." or (
+        after[:1].isdigit()
+        and ")" in after
+        and "," not in after.split(")")[0]
+        and after.split(")", 1)[1].lstrip()[:1] not in (",", ";")
+    )
 
 
 def _list(lexer: Lexer, close: str) -> Iterable[Operand]:

@@ -437,9 +437,9 @@ def test_a_table_of_literals_is_copied_with_them(tmp_path: Path) -> None:
     text = f"""{HEAD}.global .align 1 .b8 $str[2] = {{97}};
 .global .align 8 .u64 _ZZ1kE5names[2] = {{generic($str), 0}};
 .global .align 4 .u32 _ZZ1kE4seen[1] = {{7}};
-.visible .entry k(.param .u64 p) {{ .reg .b32 %r<4>; .reg .b64 %rd<4>;
+.visible .entry k(.param .u64 p) {{ .reg .b32 %r<4>; .reg .b64 %rd<5>;
 ld.param.u64 %rd1, [p]; mov.u64 %rd2, _ZZ1kE5names; ld.global.u64 %rd3, [%rd2]; ld.u8 %r1, [%rd3];
-mov.u64 %rd2, _ZZ1kE4seen; st.global.u64 [%rd1], %rd2; ret; }}"""
+mov.u64 %rd4, _ZZ1kE4seen; st.global.u64 [%rd1], %rd4; ret; }}"""
     injected = everywhere(parse(text), Placement(TALLY, "exit"))
     assert {v.name: v.copied for v in injected.variables} == {"_ZZ1kE5names": True, "_ZZ1kE4seen": False}
     assert set(parse(injected.text).variables) == {injection.TABLE, "$str", "_ZZ1kE5names"}
