@@ -84,10 +84,11 @@ class Program:
     def device_functions(self) -> tuple[Function, ...]:
         return tuple(f for f in self.functions.values() if f.point != "host")
 
-    def line(self, number: int) -> str:
-        """The text of C line `number`, stripped; empty where there is none."""
-        lines = self.text.splitlines()
-        return lines[number - 1].strip() if 0 < number <= len(lines) else ""
+    def quote(self, number: int) -> str:
+        """C line `number` for a message: stripped, and shortened if it is long; empty where there is none."""
+        lines = self.text.split("\n")
+        text = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+        return text if len(text) <= 72 else text[:71] + "…"
 
 
 def decode(

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from gpubpf import bytecode as b
-from gpubpf.bytecode import Instruction, Program, encode
+from gpubpf.bytecode import CONTEXTS, Instruction, Program, encode
 from gpubpf.errors import VerifyError
 from gpubpf.maps import MapDefinition
 from gpubpf.verify.rules import Checked
@@ -65,9 +65,19 @@ def check(program: Program, checked: Checked) -> str | None:
 def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
     """The stand-in's instructions, and for each the number of the one that it stands for."""
     code = checked.function.instructions
-    context = {pc for (_, pc), access in checked.accesses.items() if access.kind == "context"}
-    slot = checked.stack_low - 8 & ~7  # below all that the program uses: keeps one unknown number
-    unknown = slot >= -b.STACK_SIZE and any(_is_out(i) for i in code)
+    fields = CONTEXTS[checked.function.point]
+    context = {
+        pc: fields[access.name][0] + access.offset
+        for (_, pc), access in checked.accesses.items()
+        if access.kind == "context"
+    }
+    # Below all that the program uses: an unknown number, and the context's address as it came.
+    slot = (checked.stack_low & ~7) - 16
+    room = slot >= -b.STACK_SIZE
+    moved = {
+        pc for pc, at in context.items() if at != code[pc].offset
+    }  # the kernel wants the address as it came
+    unknown = room and (bool(moved) or any(_is_out(i) for i in code))
     made: list[Instruction] = []
     origin: list[int] = []
     start: dict[int, int] = {}
@@ -82,6 +92,7 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
             Instruction(b.ALU64 | b.MOV | 8, 6, 1),
             Instruction(b.JMP | b.CALL, imm=_PRANDOM),
             Instruction(b.STX | b.MEM | 0x18, 10, 0, slot),
+            Instruction(b.STX | b.MEM | 0x18, 10, 6, slot + 8),
             Instruction(b.ALU64 | b.MOV | 8, 1, 6),
         )
     entries = {0} | {
@@ -91,6 +102,9 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
     for pc, i in enumerate(code):
         start[pc] = len(made)
         inside_main = inside_main and (pc == 0 or pc not in entries)
+        if pc in moved and unknown and inside_main:
+            put(pc, Instruction(b.LDX | b.MEM | 0x18, i.dst, 10, slot + 8))
+            i = replace(i, src=i.dst, offset=context[pc])
         if pc in context:
             i = replace(i, offset=i.offset + _CONTEXT_SHIFT)
         if _is_out(i):
@@ -191,6 +205,6 @@ def _message(program: Program, checked: Checked, log: str, origin: list[int], er
     pc = origin[at]
     line = checked.function.instructions[pc].line
     return (
-        f"device program {name}, instruction {pc}, C line {line} `{program.line(line)}`:"
+        f"device program {name}, instruction {pc}, C line {line} `{program.quote(line)}`:"
         f" the kernel's verifier says: {said}; correct the C text"
     )

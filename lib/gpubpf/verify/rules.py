@@ -173,7 +173,7 @@ class _Checker:
 
     def reject(self, pc: int, what: str, remedy: str) -> VerifyError:
         line = self.code[pc].line if 0 <= pc < len(self.code) else 0
-        text = self.program.line(line)
+        text = self.program.quote(line)
         where = f"C line {line}" + (f" `{text}`" if text else "") if line else "C line not known"
         return VerifyError(
             f"device program {self.function.name}, instruction {pc}, {where}: {what}; {remedy}"

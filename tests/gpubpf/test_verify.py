@@ -1,0 +1,519 @@
+"""Both gates: what is rejected, with the C line that is to blame, and what must not be."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+
+import pytest
+
+from gpubpf import bytecode as b
+from gpubpf import compile
+from gpubpf.errors import CompileError, VerifyError
+from gpubpf.maps import MapDefinition
+from gpubpf.verify import kernel, ranges, verify
+from gpubpf.verify.rules import MAX_INSTRUCTIONS, check
+from gpubpf_asm import (
+    OUT,
+    alu,
+    atomic,
+    call,
+    call_program,
+    ja,
+    jump,
+    leave,
+    load,
+    load_map,
+    lookup,
+    mov,
+    movi,
+    program,
+    store,
+    storei,
+)
+
+
+def compiled(text):
+    try:
+        return compile.compile_text(text)
+    except CompileError as error:
+        if "python3-bpfcc" in str(error) or "CAP_BPF" in str(error) or "kernel headers" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
+HEAD = """#include <gpubpf.h>
+struct tally { u64 runs, work; };
+struct event { u32 kind; u64 value; };
+struct __attribute__((packed)) odd { u8 tag; u64 value; };
+struct table { u64 cells[8]; };
+struct pair { u32 a, b; };
+GPU_THREAD_ARRAY(tallies, struct tally, 1);
+GPU_ARRAY(counts, struct table, 4);
+GPU_ARRAY(odds, struct odd, 1);
+GPU_HASH(seen, u64, u64, 64);
+GPU_RINGBUF(events, struct event, 4);
+GPU_PARAM(chosen, struct table);
+"""
+LOOKUP = "int key = 0; struct tally *mine = tallies.lookup(&key); if (!mine) return 0;"
+TABLE = "int key = ctx->site; struct table *t = counts.lookup(&key); if (!t) return 0;"
+PARAM = "int key = 0; struct table *t = chosen.lookup(&key); if (!t) return 0;"
+
+# Name: (body of on_exit with /*!*/ on the line to blame, part of the message).
+BAD = {
+    "context beyond its end": ("return *(u64 *)((char *)ctx + 24) & 1; /*!*/", "beyond struct gpu_exit"),
+    "context before its start": ("return *(u64 *)((char *)ctx - 8) & 1; /*!*/", "beyond struct gpu_exit"),
+    "context read unaligned": ("return *(u32 *)((char *)ctx + 2) & 1; /*!*/", "unaligned"),
+    "context written": ("ctx->work = 1; /*!*/", "writes to its context"),
+    "context at a variable offset": (
+        "u64 at = bpf_get_globaltimer() & 8;\nreturn *(u64 *)((char *)ctx + at) & 1; /*!*/",
+        "not constant",
+    ),
+    "lookup not tested": (
+        "int key = ctx->site;\nstruct tally *mine = tallies.lookup(&key);\nmine->runs++; /*!*/",
+        "NULL",
+    ),
+    "beyond a map value": (f"{LOOKUP}\n((u64 *)mine)[2] = 1; /*!*/", "16 bytes"),
+    "before a map value": (f"{LOOKUP}\n((u64 *)mine)[-1] = 1; /*!*/", "offset -8"),
+    "index without bounds": (f"{TABLE}\nt->cells[ctx->work] = 1; /*!*/", "without bounds"),
+    "index bounded too high": (f"{TABLE}\nt->cells[ctx->work & 15] = 1; /*!*/", "64 bytes"),
+    "packed value": (
+        "int key = 0; struct odd *o = odds.lookup(&key); if (!o) return 0;\n__sync_fetch_and_add(&o->value, 1); /*!*/",
+        "not aligned",
+    ),
+    "parameter written": (f"{PARAM}\nt->cells[0] = 1; /*!*/", "read-only"),
+    "parameter at a variable offset": (f"{PARAM}\nreturn t->cells[ctx->work & 7] & 1; /*!*/", "not constant"),
+    "parameter with another key": (
+        "int key = ctx->site;\nstruct table *t = chosen.lookup(&key); /*!*/\nif (t && t->cells[0]) return 0;",
+        "key that is not constant",
+    ),
+    "address in a map": (f"{LOOKUP}\nmine->work = (u64)mine; /*!*/", "stores an address"),
+    "record size not constant": (
+        "struct event e = {};\nevents.ringbuf_output(&e, ctx->work & 7, 0); /*!*/",
+        "size that is not constant",
+    ),
+    "record with unwritten padding": (
+        "struct event e;\ne.kind = 1;\ne.value = 2;\nevents.ringbuf_output(&e, sizeof(e), 0); /*!*/",
+        "never written",
+    ),
+    "record never submitted": (
+        "struct event *e = events.ringbuf_reserve(sizeof(struct event)); /*!*/\nif (e) e->value = 1;",
+        "not submitted",
+    ),
+    "record used after submit": (
+        "struct event *e = events.ringbuf_reserve(sizeof(struct event));\nif (!e) return 0;\n"
+        "events.ringbuf_submit(e, 0);\ne->value = 1; /*!*/",
+        "",
+    ),
+    "beyond a reserved record": (
+        "u64 *e = events.ringbuf_reserve(16);\nif (!e) return 0;\ne[2] = 1; /*!*/\nevents.ringbuf_submit(e, 0);",
+        "16 bytes",
+    ),
+    "record too long": (
+        "u64 *e = events.ringbuf_reserve(5000); /*!*/\nif (e) events.ringbuf_submit(e, 0);",
+        "5000",
+    ),
+    "helper unknown on a GPU": ("return bpf_get_prandom_u32() & 1; /*!*/", "does not exist on a GPU"),
+    "helper of kernels only": (
+        "char name[16];\nbpf_get_current_comm(name, 16); /*!*/",
+        "does not exist on a GPU",
+    ),
+    "number as an address": ("u64 *p = (u64 *)ctx->work;\n*p = 1; /*!*/", "only a number"),
+    "kernel memory": (
+        "u64 *p = (u64 *)0xffff800000000000ull;\n*(volatile u64 *)p = 1; /*!*/",
+        "only a number",
+    ),
+    "array on the stack with a variable index": (
+        "u64 a[8] = {};\n__builtin_memset(a, 1, sizeof(a));\nreturn *(volatile u64 *)&a[ctx->work & 7] & 1; /*!*/",
+        "not constant",
+    ),
+    "loop without end": (
+        'u64 n = ctx->work;\nwhile (n != 1) { /*!*/\nn = n & 1 ? 3 * n + 1 : n / 2;\nasm volatile("" : "+r"(n));\n}',
+        "",
+    ),
+    "waits for another thread": (
+        f"{TABLE}\nwhile (__sync_val_compare_and_swap(&t->cells[0], 0, 1)) /*!*/\n;\nt->cells[0] = 0;",
+        "another thread",
+    ),
+    "waits for a flag": (f"{TABLE}\nwhile (!*(volatile u64 *)&t->cells[1]) /*!*/\n;", "another thread"),
+    "too many turns": (
+        'u64 s = 0;\nfor (u64 n = 0; n < 100000; n++) { /*!*/\ns += n;\nasm volatile("" : "+r"(s));\n}\nreturn s & 1;',
+        "too many",
+    ),
+    "text that is not constant": (
+        "char text[8] = {};\ntext[0] = ctx->work;\ngpubpf_puts(text, 8); /*!*/",
+        "not constant",
+    ),
+    "value that may be NULL given to a helper": (
+        "u64 key = 1, *v = seen.lookup(&key);\nseen.update(&key, v); /*!*/",
+        "NULL",
+    ),
+    "variable never set": ("u64 v;\nseen.update(&v, &v); /*!*/", "never written"),
+}
+
+
+def bad_text(body):
+    return f"{HEAD}int on_exit(struct gpu_exit *ctx) {{\n{body}\nreturn 0;\n}}\n"
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_rejected_with_its_line(name):
+    body, message = BAD[name]
+    text = bad_text(body)
+    made = compiled(text)
+    with pytest.raises(VerifyError) as caught:
+        verify(made, made.functions["on_exit"])
+    said = str(caught.value)
+    line = next(n for n, source in enumerate(text.split("\n"), 1) if "/*!*/" in source)
+    named = re.search(r"C line (\d+) `(.*?)`:", said)
+    assert named, said
+    # Compilers put a loop's test, and what they hoist, at a line beside.
+    near = 3 if "loop" in name or "turns" in name or "waits" in name else 1
+    assert abs(int(named[1]) - line) <= near, said
+    assert message in said, said
+    assert said.count(";") >= 1
+    assert "\n" not in said
+    assert said.startswith("device program on_exit, instruction ")
+
+
+def test_there_are_enough_kinds():
+    assert len(BAD) >= 25
+
+
+GOOD = {
+    "a tally": f"{LOOKUP} mine->runs++; mine->work += ctx->work;",
+    "an index within bounds": f"{TABLE} t->cells[ctx->work & 7] = 1;",
+    "an index tested": f"{TABLE} u64 n = ctx->work; if (n < 8) t->cells[n]++;",
+    "a signed index tested": f"{TABLE} s64 n = ctx->work; if (n >= 0 && n < 8) t->cells[n]++;",
+    "atomics": f"{TABLE} __sync_fetch_and_add(&t->cells[3], ctx->work);",
+    "a loop over a value": f"{TABLE} u64 s = 0; for (int n = 0; n < 8; n++) s += t->cells[n]; t->cells[0] = s;",
+    "a bounded try at a lock": (
+        f"{TABLE} for (int n = 0; n < 16; n++) if (!__sync_val_compare_and_swap(&t->cells[0], 0, 1)) break;"
+    ),
+    "a hash": "u64 key = ctx->work, one = 1; u64 *v = seen.lookup(&key); if (v) *v += 1; else seen.update(&key, &one);",
+    "lookup or init": (
+        "u64 key = ctx->work, zero = 0; u64 *v = seen.lookup_or_try_init(&key, &zero); if (v) __sync_fetch_and_add(v, 1);"
+    ),
+    "increments": "seen.increment(ctx->work); seen.increment(ctx->work, 5);",
+    "a record": "struct event e = {}; e.kind = 1; e.value = ctx->work; events.ringbuf_output(&e, sizeof(e), 0);",
+    "a reserved record": (
+        "struct event *e = events.ringbuf_reserve(sizeof(struct event)); if (!e) return 0; e->value = ctx->work;"
+        " if (ctx->work & 1) events.ringbuf_discard(e, 0); else events.ringbuf_submit(e, 0);"
+    ),
+    "prints": 'bpf_trace_printk("work %d at %d\\n", ctx->work, ctx->site); gpu_puts("100% done");',
+    "every index": (
+        "u64 x, y, z, d; bpf_get_block_idx(&x, &y, &z); d = x; bpf_get_block_dim(&x, &y, &z); d += y;"
+        " bpf_get_thread_idx(&x, &y, &z); d += z; gpu_grid_dim(&x, &y, &z); d += x + gpu_lane() + gpu_warp() + gpu_sm();"
+        f" d += gpu_global_thread() + gpu_clock(); bpf_gpu_membar(); {TABLE} t->cells[d & 7] = bpf_get_current_pid_tgid();"
+    ),
+    "a parameter": f"{PARAM} u64 s = t->cells[0]; for (int n = 1; n < 8; n++) s += t->cells[n]; return s & 1;",
+    "a part of a context field": "return (u32)(ctx->work >> 32) & 1;",
+    "a structure by value": (
+        "struct pair p = { 1, ctx->site }, q = p; u64 key = q.a; u64 v = q.b; seen.update(&key, &v);"
+    ),
+    "memory read twice in a loop": (
+        f"{TABLE} u64 s = 0; for (int n = 0; n < 100; n++) s += *(volatile u64 *)&t->cells[n & 7]; t->cells[0] = s;"
+    ),
+    "many branches": (
+        "u64 s = 0; "
+        + "".join(f"if (ctx->work >> {n} & 1) s += {n} * bpf_get_globaltimer();" for n in range(24))
+        + f"{TABLE} t->cells[0] = s;"
+    ),
+    "a switch": f"{TABLE} switch (ctx->site) {{ case 0: t->cells[1]++; break; case 1: t->cells[2]++; break; default: t->cells[3]++; }}",
+    "a function of its own": f"{TABLE} t->cells[twice(ctx->work) & 7]++;",
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_accepted_by_both(name):
+    from gpubpf.lower import nvptx
+
+    text = bad_text(GOOD[name]).replace(
+        "int on_exit", "static noinline u64 twice(u64 x) { return 2 * x + 1; }\nint on_exit"
+    )
+    made = compiled(text)
+    checked, release = verify(made, made.functions["on_exit"])
+    assert release
+    assert nvptx.lower(made, checked).ptx.startswith("{")
+
+
+def test_entry_context_is_shorter():
+    made = compiled(HEAD + "int f(struct gpu_entry *ctx) { return *(u64 *)((char *)ctx + 16) & 1; }")
+    with pytest.raises(VerifyError, match="beyond struct gpu_entry"):
+        verify(made, made.functions["f"])
+
+
+# In instructions: what a C compiler does not produce
+
+
+def rejected(code, match, maps=(OUT,), **more):
+    code = [replace(i, line=n + 1) for n, i in enumerate(code)]
+    made, function = program(code, maps, text="\n".join(f"line {n + 1}" for n in range(len(code))), **more)
+    with pytest.raises(VerifyError, match=match) as caught:
+        check(made, function)
+    return str(caught.value)
+
+
+HASH = MapDefinition("hash", "hash", 8, 8, 64)
+RING = MapDefinition("ring", "ringbuf", 0, 8, 4096)
+END = [movi(0, 0), leave()]
+
+
+def test_instructions_that_make_no_sense():
+    for code, match in [
+        ([], "empty"),
+        ([movi(0, 0)], "past the end"),
+        ([movi(11, 0), *END], "beyond r10"),
+        ([b.Instruction(0x08 | b.LDX), *END], "unknown instruction"),
+        ([b.Instruction(b.ALU64 | b.ADD, 1, 0, 7), *END], "unknown instruction"),
+        ([b.Instruction(b.LD_IMM64, 1), *END], "half of an ld_imm64"),
+        ([ja(5), *END], "out of the program"),
+        ([ja(1), *load_map(1, "out"), *END], "out of the program"),
+        ([ja(-1), *END], "never end"),
+        ([movi(10, 0), *END], "frame pointer"),
+        ([mov(0, 2), leave()], "before it has a value"),
+        ([leave()], "without a value"),
+        ([mov(0, 10), leave()], "returns an address"),
+        ([*load_map(1, "missing"), *END], "not declared"),
+        ([b.Instruction(b.LD_IMM64, 1, 3, imm=5), b.Instruction(0), *END], "variable or an unknown map"),
+        ([call_program(500), *END], "calls no function"),
+        ([atomic(0x33, 10, -8, 1), *END], "unknown instruction"),
+        ([movi(1, 1), alu(b.LSH, 1, imm=64), *END], "shifts by 64"),
+        ([movi(1, 1), alu(b.RSH, 1, imm=32, wide=False), *END], "shifts by 32"),
+        ([call(99999), *END], "does not exist"),
+        ([movi(0, 0)] * (MAX_INSTRUCTIONS + 1) + [leave()], "at most"),
+    ]:
+        rejected(code, match)
+
+
+def test_addresses_are_not_numbers():
+    value = [*lookup("out"), mov(9, 0)]
+    for code, match in [
+        ([mov(1, 10), alu(b.MUL, 1, imm=2), *END], "calculates with an address"),
+        ([mov(1, 10), alu(b.ADD, 1, imm=2, wide=False), *END], "calculates with an address"),
+        ([mov(1, 10), alu(b.ADD, 1, 10), *END], "two addresses"),
+        ([mov(1, 10), alu(b.NEG, 1), *END], "negates"),
+        ([mov(1, 10), b.Instruction(b.ALU | b.END | 8, 1, imm=64), *END], "swaps"),
+        ([alu(b.MOV, 1, 10, wide=False), *END], "fewer bits"),
+        ([jump(b.JGT, 10, 0, imm=5), *END], "compares an address"),
+        ([store(10, -8, 10, 4), *END], "a part of an address"),
+        ([store(10, -8, 10), load(1, 10, -8, 4), *END], "a part of an address"),
+        ([*value, mov(1, 10), atomic(0xE1, 9, 0, 1), *END], "atomic operation on an address"),
+        ([store(10, -8, 10), movi(1, 1), atomic(0x00, 10, -8, 1), *END], "atomic operation on an address"),
+        ([*load_map(1, "out"), load(2, 1, 0), *END], "reaches into map"),
+        ([*load_map(1, "out"), alu(b.ADD, 1, imm=8), *END], "address of a map"),
+        ([*value, mov(1, 9), alu(b.ADD, 1, imm=0x7FFFFFFF), *END], "without bounds"),
+        ([*value, atomic(0, 9, 4, 8), *END], "before it has a value|not aligned"),
+        ([load(1, 10, -8), *END], "never written"),
+        ([storei(10, -520, 0), *END], "outside of the stack"),
+        ([storei(10, 0, 0), *END], "outside of the stack"),
+    ]:
+        rejected(code, match)
+
+
+def test_calls_of_helpers():
+    key = [storei(10, -8, 1), mov(2, 10), alu(b.ADD, 2, imm=-8)]
+    maps = (OUT, HASH, RING)
+    for code, match in [
+        ([*load_map(1, "ring"), *key, call(1), *END], "does not work on map ring"),
+        ([*load_map(1, "out"), *key, call(3), *END], "does not work on map out"),
+        ([movi(1, 1), *key, call(1), *END], "given no map"),
+        ([*load_map(1, "hash"), movi(2, 5), call(1), *END], "no address"),
+        ([*load_map(1, "hash"), *key, mov(3, 2), movi(4, 9), call(2), *END], "flags 9"),
+        ([movi(1, 1), mov(2, 10), mov(3, 10), call(503), *END], "no address to write to"),
+        ([*load_map(1, "ring"), movi(2, 8), movi(3, 1), call(131), *END], "with flags"),
+        (
+            [storei(10, -8, 1), mov(1, 10), alu(b.ADD, 1, imm=-8), movi(2, 0), call(132), *END],
+            "no reserved record",
+        ),
+        (
+            [*load_map(1, "hash"), store(10, -8, 10), mov(2, 10), alu(b.ADD, 2, imm=-8), call(1), *END],
+            "holds an address",
+        ),
+        ([*load_map(1, "hash"), *key, call(1), load(3, 2, 0), *END], "before it has a value"),
+        ([mov(1, 10), movi(2, 8), call(6), *END], "outside of the stack|never written"),
+    ]:
+        rejected(code, match, maps)
+
+
+def test_different_maps_at_one_call():
+    other = replace(OUT, name="other")
+    code = [
+        storei(10, -4, 0, 4),
+        load(6, 1, 0),
+        *load_map(1, "out"),
+        jump(b.JEQ, 6, 2, imm=0),
+        *load_map(1, "other"),
+    ]
+    code += [mov(2, 10), alu(b.ADD, 2, imm=-4), call(1), *END]
+    rejected(code, "different maps", (OUT, other))
+
+
+def test_different_memory_at_one_load():
+    code = [mov(6, 1), *lookup("out"), mov(1, 0), storei(10, -8, 0), load(3, 6, 0), jump(b.JEQ, 3, 2, imm=0)]
+    code += [mov(1, 10), alu(b.ADD, 1, imm=-8), load(4, 1, 0), *END]
+    rejected(code, "different memory")
+
+
+def test_recursion_ends():
+    assert "nested more than" in rejected([call_program(1), leave(), call_program(-1), leave()], "nested")
+
+
+def test_address_of_a_dead_variable():
+    code = [
+        call_program(3),
+        load(1, 0, 0),
+        *END,
+        storei(10, -8, 0),
+        mov(0, 10),
+        alu(b.ADD, 0, imm=-8),
+        leave(),
+    ]
+    rejected(code, "variable of its own")
+
+
+def test_the_line_is_named():
+    said = rejected([movi(0, 0), movi(1, 5), load(2, 1, 0), leave()], "only a number")
+    assert "instruction 2, C line 3 `line 3`" in said
+
+
+def test_null_is_told_for_every_copy():
+    """Tested through one register, used through another and through the stack."""
+    two = replace(OUT, max_entries=2)
+    code = [
+        load(3, 1, 0),
+        store(10, -4, 3, 4),
+        *load_map(1, "out"),
+        mov(2, 10),
+        alu(b.ADD, 2, imm=-4),
+        call(1),
+    ]
+    code += [
+        mov(6, 0),
+        store(10, -16, 0),
+        jump(b.JNE, 6, 2, imm=0),
+        *END,
+        load(1, 0, 0),
+        load(2, 10, -16),
+        load(3, 2, 8),
+        *END,
+    ]
+    made, function = program(code, (two,))
+    assert check(made, function).steps
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_never_fails_otherwise_on_random_bytecode(seed):
+    """Only VerifyError, whatever the bytes are; also near what is right."""
+    rng = random.Random(seed)
+    good = [
+        *lookup("out"),
+        mov(9, 0),
+        load(1, 9, 0),
+        atomic(1, 9, 8, 1),
+        storei(10, -16, 3),
+        load(2, 10, -16),
+        *END,
+    ]
+    if seed % 3 == 0:
+        code = list(b.decode(rng.randbytes(8 * rng.randrange(1, 40)) + bytes(8)))
+    else:
+        code = list(good)
+        for _ in range(rng.randrange(1, 4)):
+            at = rng.randrange(len(code))
+            field = rng.choice(("opcode", "dst", "src", "offset", "imm"))
+            limits = {
+                "opcode": (0, 255),
+                "dst": (0, 15),
+                "src": (0, 15),
+                "offset": (-520, 520),
+                "imm": (-600, 600),
+            }
+            code[at] = replace(code[at], **{field: rng.randint(*limits[field])})
+    made, function = program(code)
+    try:
+        checked = check(made, function)
+    except VerifyError as error:
+        assert "\n" not in str(error)
+    else:
+        kernel.stand_in(checked)
+
+
+def test_ranges_hold_what_is_computed():
+    """Every operation and comparison on random ranges, against sampled members."""
+    rng = random.Random(11)
+    operations = (b.ADD, b.SUB, b.MUL, b.DIV, b.OR, b.AND, b.LSH, b.RSH, b.MOD, b.XOR, b.ARSH)
+    from gpubpf_asm import Interpreter
+
+    def some():
+        kind = rng.randrange(4)
+        if kind == 0:
+            return ranges.constant(rng.getrandbits(rng.choice((3, 8, 33, 64))))
+        if kind == 1:
+            lo = rng.getrandbits(rng.choice((4, 32, 64)))
+            return ranges.within(lo, min(lo + rng.getrandbits(rng.choice((3, 31, 40))), ranges.U64))
+        if kind == 2:
+            return ranges.extend(ranges.within(0, rng.getrandbits(16)), 8)
+        return ranges.operate(b.AND, ranges.ANY, ranges.constant(rng.getrandbits(64)), True, False)
+
+    def member(r):
+        for _ in range(20):
+            x = rng.randint(r.lo, r.hi) & r.unknown | r.bits
+            if r.lo <= x <= r.hi and r.slo <= b.signed(x) <= r.shi:
+                return x
+        return r.lo if r.includes(ranges.constant(r.lo)) else None
+
+    for _ in range(4000):
+        x, y = some(), some()
+        p, q = member(x), member(y)
+        if p is None or q is None:
+            continue
+        op, wide = rng.choice(operations), rng.random() < 0.5
+        signed = op in (b.DIV, b.MOD) and rng.random() < 0.3
+        result = ranges.operate(op, x, y, wide, signed)
+        i = alu(op, 0, 1, wide=wide, offset=int(signed))
+        assert result.includes(ranges.constant(Interpreter.arithmetic(i, p, q))), (
+            op,
+            wide,
+            x,
+            y,
+            p,
+            q,
+            result,
+        )
+        op = rng.choice((b.JEQ, b.JGT, b.JGE, b.JSET, b.JNE, b.JSGT, b.JSGE, b.JLT, b.JLE, b.JSLT, b.JSLE))
+        taken = Interpreter.taken(jump(op, 0, 0, 1, wide=wide), [p, q])
+        refined = (ranges.refine if wide else ranges.refine32)(op, x, y, taken)
+        assert refined is not None, (op, wide, x, y, p, q)
+        assert refined[0].includes(ranges.constant(p)), (op, wide, x, y, p, q, refined)
+        assert refined[1].includes(ranges.constant(q)), (op, wide, x, y, p, q, refined)
+
+
+# The kernel's gate by itself
+
+
+def test_the_kernel_is_asked():
+    """A program that our gate would take is rejected by the kernel, and its words are quoted with the line."""
+    text = (
+        HEAD + f"int on_exit(struct gpu_exit *ctx) {{\n{TABLE}\nt->cells[ctx->work & 7] = 1;\nreturn 0;\n}}\n"
+    )
+    made = compiled(text)
+    function = made.functions["on_exit"]
+    checked = check(made, function)
+    assert kernel.check(made, checked)
+    pc = next(n for n, i in enumerate(function.instructions) if i.opcode & 0xF0 == b.AND and i.imm == 7)
+    code = list(function.instructions)
+    code[pc] = replace(code[pc], imm=8191)
+    wrong = replace(checked, function=replace(function, instructions=tuple(code)))
+    with pytest.raises(VerifyError, match=r"C line 15 .*the kernel's verifier says: .*(invalid|R\d)"):
+        kernel.check(made, wrong)
+
+
+def test_without_the_right_to_ask(monkeypatch):
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(kernel, "_bpf", refuse)
+    made, function = program([*lookup("out"), *END])
+    assert kernel.check(made, check(made, function)) is None
