@@ -3,7 +3,7 @@
     for kernel in listed([Source("app", images_of_file("app"))], Target("gpu", (9, 0))):
         kernel.record()       # the JSON record "listed"
 
-Whether a kernel can be instrumented is asked of those who do it: `fatbin.choose` for PTX that suits the
+Whether a kernel can be instrumented is asked of those who do it: `instrument.choose` for PTX that suits the
 device, then the injector, with a tool's own probes where there are some.
 """
 
@@ -27,11 +27,9 @@ if TYPE_CHECKING:
 
 _ENTRY = re.compile(r"^[^\n/]*\.entry\s+([\w$%]+)", re.MULTILINE)
 
-# Given a module of PTX and kernels of it: the reason, by mangled name, of each kernel that can't be
-# instrumented.
+# Given a module of PTX and kernels of it: why some of these can't be instrumented, by mangled name.
 Check = Callable[[module.Module, Sequence[str]], Mapping[str, str]]
-# Given an image and kernels of it: the PTX in which they are instrumented, and the reasons of those that
-# are not.
+# Given an image and kernels of it: PTX in which they are instrumented, and the reasons of those that are not.
 Instrument = Callable[[Image, Sequence[str]], tuple[str, Mapping[str, str]]]
 
 
@@ -88,16 +86,16 @@ def check_injection(parsed: module.Module, kernels: Sequence[str]) -> Mapping[st
 def listed(sources: Iterable[Source], target: Target, check: Check = check_injection) -> list[Listed]:
     """The kernels of each source, by name; `target` is the device in question.
 
-    A source whose code is damaged gives its other kernels; what cannot be read at all is the caller's to
-    report.
+    A form of a module that is damaged is left out; the others may have its kernels.
     """
     found: list[Listed] = []
     for source in sources:
         kernels: dict[str, _Kernel] = {}
         for images in fatbin.modules(source.images):
             _add_module(kernels, images, target, check)
-        for mangled in source.launches or ():  # launched, but in no image that was seen
-            kernels.setdefault(mangled, _Kernel()).reasons.append("image not seen")
+        for mangled in source.launches or ():
+            if mangled not in kernels:
+                kernels[mangled] = _Kernel(reasons=["image not seen"])
         ordered = names.demangle_all(kernels)
         for name in sorted(ordered, key=lambda name: (name.short, name.full)):
             launches = None if source.launches is None else source.launches.get(name.mangled, 0)
@@ -111,9 +109,8 @@ class _Kernel:
 
     ptx: set[tuple[int, str]] = field(default_factory=set)
     sass: set[tuple[int, str]] = field(default_factory=set)
-    reasons: list[str | None] = field(
-        default_factory=list
-    )  # one for each module; None: it can be instrumented
+    # One for each module; None: it can be instrumented.
+    reasons: list[str | None] = field(default_factory=list)
 
     def listed(self, name: names.Name, file: str, launches: int | None) -> Listed:
         # A kernel of an -rdc program is in two modules: linked SASS, and PTX that is still to be linked.
@@ -225,16 +222,15 @@ def show(b: Pipeline, args: argparse.Namespace, out: cli.Output) -> int:
         sources = [source for pid in args.pid for source in sources_of_process(pid)]
     else:
         sources, status = b.observe(args)
-    target = b.target(args)
-    if args.ptx:
-        for file, image, text in instrumented(sources, target, args.kernel, b.instrumented_ptx):
-            out.line(f"// {file}: from the PTX for {image.arch}")
-            out.write(text if text.endswith("\n") else text + "\n")
-        return status
     try:
-        kernels = matching(listed(sources, target, b.refusals), args.kernel)
+        if args.ptx:
+            for file, image, text in instrumented(sources, b.target(args), args.kernel, b.instrumented_ptx):
+                out.line(f"// {file}: from the PTX for {image.arch}")
+                out.write(text if text.endswith("\n") else text + "\n")
+            return status
+        kernels = matching(listed(sources, b.target(args), b.refusals), args.kernel)
     except Error:
-        if status:  # COMMAND failed: that is what the user wants to know
+        if status:  # COMMAND failed: its status counts
             return status
         raise
     if args.json:

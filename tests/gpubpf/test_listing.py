@@ -86,10 +86,17 @@ def test_ptx_that_cannot_be_read_still_names_its_kernels() -> None:
 
 def test_launches_and_kernels_that_nobody_saw_loaded() -> None:
     source = listing.Source(
-        "app", (ptx_image(), ptx_image(name="idle", module=1)), {"_Z5scalePfi": 23, "jit": 2}
+        "app",
+        (ptx_image(), ptx_image(name="idle", module=1), ptx_image("sm_120", "newer", module=2)),
+        {"_Z5scalePfi": 23, "jit": 2, "newer": 1},
     )
     kernels = {k.name.short: (k.launches, k.reason) for k in listing.listed([source], GPU)}
-    assert kernels == {"scale": (23, None), "idle": (0, None), "jit": (2, "image not seen")}
+    assert kernels == {
+        "scale": (23, None),
+        "idle": (0, None),
+        "jit": (2, "image not seen"),
+        "newer": (1, "PTX for a newer GPU (sm_120)"),
+    }
 
 
 def test_matching() -> None:
