@@ -692,8 +692,10 @@ class _Body:
             if index == len(body):
                 break
             if index not in self.dead:
-                out += self.before.get(index, [])
-                out += self._emit(index)
+                added = self.before.get(index, []) + self._emit(index)
+                if added and out and _for_the_next(out[-1]) and isinstance(body[index], Instruction):
+                    added.insert(len(added) - 1, out.pop())
+                out += added
             out += self.after.get(index, [])
         if self.flow.falls_off:
             out += self._fall_off()
@@ -1137,6 +1139,15 @@ class _Body:
                 raise Refusal(f"a predicated call of {name} that returns in a register")
             copied.append(_text(f"ld.param.{original.type} {given.name}, [gpubpf_result];"))
         return "gpubpf_result", [mine], copied
+
+
+def _for_the_next(statement: Statement) -> bool:
+    """Whether this is a pragma about the very next instruction (PTX ISA, "used_bytes_mask"), always a load."""
+    return (
+        isinstance(statement, Directive)
+        and "used_bytes_mask" in statement.text
+        and statement.name == "pragma"
+    )
 
 
 def _accumulator(kind: str) -> str:

@@ -369,6 +369,18 @@ def test_straight_line_code_is_counted_with_one_add() -> None:
     assert not re.findall(r"add\.s64 (\S+), \1, (\d+);", injected.text)
 
 
+def test_a_pragma_stays_with_its_load(tmp_path: Path) -> None:
+    text = f"""{HEAD}.global .align 16 .b8 t[64];
+.visible .entry k(.param .u64 p) {{ .reg .b32 %r<6>; .reg .pred %p<2>; .reg .b64 %rd<2>;
+setp.eq.u64 %p1, %rd1, 5; bra next; next: .pragma "used_bytes_mask 0xfff";
+@%p1 ld.global.v4.u32 {{%r1, %r2, %r3, %r4}}, [t]; st.global.u32 [%rd1], %r1; ret; }}"""
+    injected = everywhere(parse(text), Placement(TALLY, "exit", "loads"))
+    lines = injected.text.splitlines()
+    at = next(i for i, line in enumerate(lines) if "used_bytes_mask" in line)
+    assert "ld.global.v4" in lines[at + 1] and "ld.const" in lines[at - 1] and "@%p1 add" in lines[at - 2]
+    assembled(injected.text, "sm_75", tmp_path)
+
+
 # --- the launch block -------------------------------------------------------------------------------
 
 
