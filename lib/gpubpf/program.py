@@ -214,7 +214,7 @@ class BPF:
         if not self.probes:
             raise UsageError("nothing is attached; call attach_gpu_entry or attach_gpu_exit first")
         trace: Any = session.trace  # type: ignore[attr-defined, unused-ignore]
-        return trace(self, args)  # type: ignore[no-any-return, unused-ignore]
+        return trace(self, args, getattr(args, "out", None))  # type: ignore[no-any-return, unused-ignore]
 
     # What --list and --ptx need (listing.Pipeline)
 
