@@ -185,7 +185,9 @@ def show_text(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Outpu
                 out.line(line)
             out.line()
             if args.top is None:  # the extremes
-                order = [groups.work.argmax(), groups.work.argmin()]
+                order = sorted(
+                    {groups.work.argmax(), groups.work.argmin()}, key=lambda at: -int(groups.work[at])
+                )
         show_rows(groups, order, args.work, out)
         out.line()
 

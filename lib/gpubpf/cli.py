@@ -457,7 +457,9 @@ def coverage(summary: Mapping[str, Any]) -> list[str]:
         summary[f"launches_{what}"] for what in ("seen", "matched", "instrumented")
     )
     if not seen:
-        lines = ["no kernel was launched"]
+        lines = ["counted nothing: no launches seen"]
+    elif not matched:
+        lines = [f"counted nothing: {seen:,} launches seen, none of the kernels asked for"]
     elif matched == instrumented:
         lines = [f"counted all {matched:,} launches of the kernels asked for; {seen:,} launches seen"]
     else:

@@ -222,11 +222,9 @@ def idle_lanes(shape: Shape, work: np.ndarray) -> tuple[float, float]:
 def idle_findings(shape: Shape, work: np.ndarray) -> list[str]:
     """What to say of idle lanes, if anything; advice only where it cannot be wrong."""
     empty, waiting = idle_lanes(shape, work)
-    if max(empty, waiting) < 0.01:
-        return []
-    said = [
-        f"idle lanes: {_percent(empty)} have no thread, {_percent(waiting)} wait for the busiest lane of their warp"
-    ]
+    parts = [f"{_percent(empty)} have no thread"] if empty >= 0.01 else []
+    parts += [f"{_percent(waiting)} wait for the busiest lane of their warp"] if waiting >= 0.01 else []
+    said = [f"idle lanes: {', '.join(parts)}"] if parts else []
     if empty >= 0.05:
         size = shape.block_size
         said.append(
@@ -255,11 +253,11 @@ def findings(threads: Groups, what: str) -> list[str]:
         if not most:
             return [f"the work is even: every thread did the same ({int(work[0]):,} {what})"]
         return [f"the work is even: the busiest thread did {_percent(most)} more than the mean"]
-    if 2 * len(others) < len(each):
-        busiest = groups.name(int(each.argmax()))
+    if 2 * len(others) < len(each):  # nobody is usual: the ends of the whole range say most
+        mean = float(work.mean())
         return [
-            f"the work is uneven: {busiest} did {each.max() / each.mean():.1f}x the mean, "
-            f"{groups.name(int(each.argmin()))} {_times(float(each.min() / each.mean()))}"
+            f"the work is uneven: {threads.name(int(work.argmax()))} did {float(work.max()) / mean:.1f}x the mean, "
+            f"{threads.name(int(work.argmin()))} {_times(float(work.min()) / mean)}"
         ]
     usual = float(others.mean())
     said = []

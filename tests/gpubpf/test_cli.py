@@ -145,7 +145,11 @@ def test_command_lines_that_make_no_sense_are_one_line_and_status_two(capsys):
         ),
         (UsageError("odd; do not"), 2, "tool: odd; do not\n"),
         (KeyboardInterrupt(), 130, ""),
-        (ModuleNotFoundError("No module named 'numpy'", name="numpy"), 1, "numpy is missing; run script/setup"),
+        (
+            ModuleNotFoundError("No module named 'numpy'", name="numpy"),
+            1,
+            "numpy is missing; run script/setup",
+        ),
         (PermissionError(13, "Permission denied", "/dev/x"), 1, "/dev/x: Permission denied"),
         (Error("name \x1b[31m; rename"), 1, "tool: name \\x1b[31m; rename\n"),
     ],
@@ -235,4 +239,8 @@ def test_every_report_ends_with_what_was_not_seen():
     assert lines[0].startswith("counted 20 of 25 launches")
     assert lines[1:3] == ["  not counted: 4 (map too small)", "  not counted: 1 (capture)"]
     assert "7" in lines[3] and "--map-memory" in lines[3]
-    assert cli.coverage(summary(launches_seen=0)) == ["no kernel was launched"]
+    assert cli.coverage(summary(launches_seen=0)) == ["counted nothing: no launches seen"]
+    assert (
+        "none of the kernels asked for"
+        in cli.coverage(summary(launches_matched=0, launches_instrumented=0))[0]
+    )
