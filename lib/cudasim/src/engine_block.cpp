@@ -97,6 +97,7 @@ bool step(Block &block, uint32_t index) {
     cs_warp &w = warp.state;
     if (!w.runnable && !(w.parked && complete_parked(&w))) return false;
     const uint32_t exited = w.exited;
+    current_guard->warp = &w;  // should a signal end it
     turn(warp, *block.job->image);
     if (w.exited != exited) {
         block.exited += static_cast<uint32_t>(__builtin_popcount(w.exited & ~exited));
@@ -183,6 +184,7 @@ Outcome run_slice(Block &block, Fault &fault) {
         if (outcome != Outcome::failed) return outcome;
         fault.code = CS_FAULT_LAUNCH_FAILED;
         fault.message = "deadlock: every thread waits in a barrier or collective for others that never come";
+        guard.warp = nullptr;
         for (const Warp *warp : block.active)
             if (warp && !guard.warp) guard.warp = &warp->state;
         const uint32_t waits = ~guard.warp->exited;
@@ -196,10 +198,6 @@ Outcome run_slice(Block &block, Fault &fault) {
         fault.access = guard.access;
         fault.access_size = guard.size;
         if (guard.what) fault.message = guard.what;
-        if (!guard.warp) {  // a signal: which warp was running?
-            for (const Warp *warp : block.active)
-                if (warp && warp->state.mask) guard.warp = &warp->state;
-        }
         if (guard.warp) {
             const uint32_t lane = guard.warp->lane & 31;
             fault.line = guard.warp->line;
