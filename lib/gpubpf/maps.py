@@ -161,6 +161,10 @@ def _describe(description: Any) -> tuple[Any, int, int] | None:
     offset = size = 0
     alignment = 1
     for number, member in enumerate(description[1]):
+        if not isinstance(member, list) or len(member) < 2:
+            return None
+        if isinstance(member[1], list) and member[1] and isinstance(member[1][0], list):
+            member = ["", member]  # without a name, bcc gives the bare type
         inner = _describe(member[1])
         if inner is None:
             return None
@@ -275,7 +279,7 @@ def _decode_hash(defn: MapDefinition, raw: bytes | bytearray | memoryview) -> np
 
     def column(kind: np.dtype[Any], size: int, at: int) -> np.ndarray[Any, Any]:
         cells = np.frombuffer(raw, np.uint8, slots * pad8(size), at).reshape(slots, pad8(size))
-        return np.ascontiguousarray(cells[used, :size]).view(kind)[:, 0]
+        return np.frombuffer(cells[used, :size].tobytes(), np.dtype([("it", kind)]))["it"]
 
     keys_at = HEADER + 8 * slots
     result = np.empty(len(used), dtype=[("key", defn.key_dtype), ("value", defn.value_dtype)])

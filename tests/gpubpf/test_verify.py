@@ -220,7 +220,7 @@ GOOD = {
         + "".join(f"if (ctx->work >> {n} & 1) s += {n} * bpf_get_globaltimer();" for n in range(24))
         + f"{TABLE} t->cells[0] = s;"
     ),
-    "a switch": f"{TABLE} switch (ctx->site) {{ case 0: t->cells[1]++; break; case 1: t->cells[2]++; break; default: t->cells[3]++; }}",
+    "a switch": f"{TABLE} switch (ctx->site) {{\ncase 0: t->cells[1]++; break;\ncase 1: t->cells[2]++; break; default: t->cells[3]++; }}",
     "a function of its own": f"{TABLE} t->cells[twice(ctx->work) & 7]++;",
 }
 
