@@ -26,7 +26,7 @@ typedef struct cs_warp W;
     mask &= ~h_; if ((HI) < next) next = (HI); } while (0)
 
 #define PROLOGUE(LOW, HIGH) u32 mask = w->mask, pc = w->pc, next = w->next; const struct cs_services *const api = w->api; \
-    (void)api; goto dispatch; \
+    LOCALS; (void)api; goto dispatch; \
     park: for (u32 m_ = mask; m_; m_ &= m_ - 1) w->pcs[__builtin_ctz(m_)] = pc; \
     pick: mask = api->pick(w); pc = w->pc; next = w->next; if (!mask) return CS_WAIT; \
     if (pc < (LOW) || pc >= (HIGH)) return CS_SWITCH; \
@@ -44,36 +44,34 @@ INL u32 u32_(f32 x) { u32 r; __builtin_memcpy(&r, &x, 4); return r; }
 INL f64 f64_(u64 x) { f64 r; __builtin_memcpy(&r, &x, 8); return r; }
 INL u64 u64_(f64 x) { u64 r; __builtin_memcpy(&r, &x, 8); return r; }
 
-/* ---- memory. Access codes: 'r', 'w', 'a'. Each returns a host pointer or does not return (a fault). */
-INL void *at_global(W *w, u64 a, u32 n, u32 access) {
-    if (LIKELY(a - w->base < w->limit && !(a & (n - 1)))) return (void *)a;
-    return w->api->resolve(w, a, n, access);
+/* ---- memory. Access codes: 'r', 'w', 'a'. Each gives a host pointer or does not return (a fault). */
+/* What does not change while a function runs is kept in locals: stores through any pointer might alias *w. The line is
+ * recorded before accesses that may end in a signal, and handed over by those that cannot. */
+#define LOCALS u8 *const shared_ = w->shared, *const local_ = w->local; const u64 base_ = w->base, limit_ = w->limit; \
+    const u32 shared_size_ = w->shared_size, local_size_ = w->local_size; const u64 shared_window_ = w->shared_window; \
+    (void)shared_; (void)local_; (void)base_; (void)limit_; (void)shared_size_; (void)local_size_; (void)shared_window_
+FN __attribute__((noinline, cold)) void cs_bad(W *w, u64 window, u64 size, u64 a, u32 n, u32 access, u32 line) {
+    w->line = line;
+    w->api->fault(w, a >= size || a + n > size ? CS_FAULT_ILLEGAL_ADDRESS : CS_FAULT_MISALIGNED, window + a, n, access);
 }
-INL void *at_shared(W *w, u64 a, u32 n, u32 access) {
-    if (UNLIKELY(a + n > w->shared_size || a >= w->shared_size))
-        w->api->fault(w, CS_FAULT_ILLEGAL_ADDRESS, w->shared_window + a, n, access);
-    if (UNLIKELY(a & (n - 1))) w->api->fault(w, CS_FAULT_MISALIGNED, w->shared_window + a, n, access);
-    return w->shared + a;
-}
-INL void *at_local(W *w, u32 l, u64 a, u32 n, u32 access) {
-    if (UNLIKELY(a + n > w->local_size || a >= w->local_size))
-        w->api->fault(w, CS_FAULT_ILLEGAL_ADDRESS, w->local_window + a, n, access);
-    if (UNLIKELY(a & (n - 1))) w->api->fault(w, CS_FAULT_MISALIGNED, w->local_window + a, n, access);
-    return w->local + (u64)l * w->local_size + a;
-}
-INL void *at_generic(W *w, u64 a, u32 n, u32 access) {
-    if (LIKELY(a - w->base < w->limit && !(a & (n - 1)))) return (void *)a;
-    const u64 s = a - w->shared_window;
-    if (s + n <= w->shared_size && s < w->shared_size && !(a & (n - 1))) return w->shared + s;
-    return w->api->resolve(w, a, n, access);
-}
+#define at_global(w, a, n, access) ({ const u64 a_ = (a); \
+    LIKELY(a_ - base_ < limit_ && !(a_ & ((n) - 1))) ? (void *)a_ : w->api->resolve(w, a_, n, access); })
+#define at_generic(w, a, n, access) ({ const u64 a_ = (a), s_ = a_ - shared_window_; \
+    LIKELY(a_ - base_ < limit_ && !(a_ & ((n) - 1))) ? (void *)a_ : \
+    s_ < (shared_size_ & ~((n) - 1)) && !(s_ & ((n) - 1)) ? (void *)(shared_ + s_) : w->api->resolve(w, a_, n, access); })
+#define at_shared(w, a, n, access, line) ({ const u64 a_ = (a); \
+    if (UNLIKELY(a_ >= (shared_size_ & ~((n) - 1)) || (a_ & ((n) - 1)))) \
+        cs_bad(w, w->shared_window, shared_size_, a_, n, access, line); \
+    (void *)(shared_ + a_); })
+#define at_local(w, l, a, n, access, line) ({ const u64 a_ = (a); \
+    if (UNLIKELY(a_ >= (local_size_ & ~((n) - 1)) || (a_ & ((n) - 1)))) \
+        cs_bad(w, w->local_window, local_size_, a_, n, access, line); \
+    (void *)(local_ + (u64)(l) * local_size_ + a_); })
 #define LD(T, p) (*(const T *)(p))
 #define ST(T, p, v) (*(T *)(p) = (T)(v))
 #define LDV(T, p) __atomic_load_n((const T *)(p), __ATOMIC_ACQUIRE)
 #define STV(T, p, v) __atomic_store_n((T *)(p), (T)(v), __ATOMIC_RELEASE)
 #define STSC(T, p, v) __atomic_store_n((T *)(p), (T)(v), __ATOMIC_SEQ_CST)
-
-INL u64 cs_cvta_to(u64 a, u64 window) { return a - window; }
 
 /* ---- atomics: real ones, blocks run in several threads */
 #define ATOM_CAS_LOOP(T, p, EXPR) ({ T *q_ = (T *)(p); T o_ = __atomic_load_n(q_, __ATOMIC_RELAXED), n_; \

@@ -65,7 +65,7 @@ def ld(v: Values, i: Instruction) -> str:
     is_strong = strong(i)
     v.code.alone = is_strong
     load = "LDV" if is_strong and width <= 8 else "LD"
-    before = "" if parameter is not None else v.line() + " "
+    before = "" if parameter is not None else v.line(space) + " "
     destination = i.operands[0]
     if count == 1 and not isinstance(destination, Vector):
         return before + v.dst(destination, t, f"{load}({kind}, {pointer})")
@@ -94,7 +94,7 @@ def st(v: Values, i: Instruction) -> str:
     is_strong = strong(i)
     v.code.alone = is_strong
     store = ("STSC" if "sc" in i.modifiers else "STV") if is_strong and width <= 8 else "ST"
-    before = "" if parameter is not None else v.line() + " "
+    before = "" if parameter is not None else v.line(space) + " "
     source = i.operands[1]
     items = source.items if isinstance(source, Vector) else (source,)
     if len(items) == 1:
@@ -175,7 +175,7 @@ def atom(v: Values, i: Instruction) -> str:
     if count > 1:
         if not isinstance(value, Vector):
             raise v.unsupported()
-        text = f"{{ {v.line()} u8 *p_ = (u8 *){pointer}; "
+        text = f"{{ {v.line(space)} u8 *p_ = (u8 *){pointer}; "
         for k, item in enumerate(value.items):
             text += f"{{ const {kind} v_ = {v.src(item, t)}; (void)v_; "
             text += f"const {kind} x_ = {one(f'(p_ + {k * width})', item)}; (void)x_; "
@@ -183,7 +183,7 @@ def atom(v: Values, i: Instruction) -> str:
                 text += v.dst(result.items[k], t, "x_")
             text += " } "
         return text + "}"
-    text = f"{{ {v.line()} void *p_ = {pointer}; const {kind} v_ = {v.src(value, t)}; (void)v_; "
+    text = f"{{ {v.line(space)} void *p_ = {pointer}; const {kind} v_ = {v.src(value, t)}; (void)v_; "
     text += f"const {kind} x_ = {one('p_', value)}; (void)x_; "
     if result is not None and not (isinstance(result, Name) and result.name == "_"):
         text += v.dst(result, t, "x_")

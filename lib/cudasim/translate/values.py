@@ -296,12 +296,13 @@ class Values:
                 self.code.reads_shared = True
             else:
                 self.code.writes_shared = True
-            return f"at_shared(w, {address}, {size}, {code})"
+            return f"at_shared(w, {address}, {size}, {code}, {self.instruction.line})"
         if space == "local":
-            return f"at_local(w, l, {address}, {size}, {code})"
+            return f"at_local(w, l, {address}, {size}, {code}, {self.instruction.line})"
         if space == "generic":
             return f"at_generic(w, {address}, {size}, {code})"
         return f"at_global(w, {address}, {size}, {code})"
 
-    def line(self) -> str:
-        return f"w->line = {self.instruction.line};"
+    def line(self, space: str = "generic") -> str:
+        """Records the line for faults, where the access itself does not hand it over."""
+        return "" if space in ("shared", "local") else f"w->line = {self.instruction.line};"
