@@ -6,6 +6,7 @@ parts twice; names that could are left to a child process with limits. Escaping 
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import re
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -172,12 +173,38 @@ def _may_explode(mangled: str) -> bool:
 
 
 def _cxxfilt(mangled: str) -> str:
+    """In this process; what cannot be demangled stands for itself."""
     try:
-        import cxxfilt  # only here: it looks for its library when it is imported
+        if (demangler := _cxa_demangle()) is not None:
+            return demangler(mangled.encode()).decode()
+        import cxxfilt  # finds other C++ libraries, by starting programs: 20 ms
 
         return str(cxxfilt.demangle(mangled))
-    except Exception:  # no C++ library, not a C++ name, bytes that are not UTF-8: the mangled name serves
+    except Exception:  # no C++ library, not a C++ name, not UTF-8
         return mangled
+
+
+@functools.cache
+def _cxa_demangle() -> Callable[[bytes], bytes] | None:
+    """`__cxa_demangle` (Itanium C++ ABI 3.4) of libstdc++, where it is. It raises ValueError for what is no C++ name."""
+    try:
+        function = ctypes.CDLL("libstdc++.so.6")["__cxa_demangle"]
+        free = ctypes.CDLL(None)["free"]
+    except (OSError, AttributeError):
+        return None
+    function.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+    def demangler(mangled: bytes) -> bytes:
+        status = ctypes.c_int()
+        result = function(ctypes.c_char_p(mangled), None, None, ctypes.byref(status))
+        try:
+            if status.value != 0 or not result:
+                raise ValueError(f"not a C++ name: {mangled!r}")
+            return ctypes.string_at(result)
+        finally:
+            free(result)
+
+    return demangler
 
 
 class _Helper:

@@ -131,3 +131,10 @@ def test_the_helper_serves_many_threads_and_quickly() -> None:
         shorts = [name.short for name in pool.map(names.demangle, many)]
     assert shorts == [f"ns::k{i:04}" for i in range(400)]
     assert time.monotonic() - start < 5
+
+
+def test_without_libstdcxx_cxxfilt_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cxxfilt")
+    monkeypatch.setattr(names, "_cxa_demangle", lambda: None)
+    assert names._cxxfilt("_ZN2ns5scaleIfEEvPT_S1_i") == "void ns::scale<float>(float*, float, int)"
+    assert names._cxxfilt("_Z") == "_Z"
