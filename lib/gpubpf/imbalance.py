@@ -166,10 +166,12 @@ class Groups:
         """Places of the `top` with the most work, most first; without `top` all, in the grid's order."""
         if top is None:
             return np.arange(len(self))
+        places = np.arange(len(self))
         if top < len(self) // 8:  # no need to sort all of them
-            few = np.argpartition(self.work, len(self) - top)[len(self) - top :]
-            return few[np.lexsort((few, ~self.work[few]))]
-        return np.lexsort((np.arange(len(self)), ~self.work))[:top]
+            least = np.partition(self.work, len(self) - top)[len(self) - top]
+            above = np.flatnonzero(self.work > least)
+            places = np.concatenate([above, np.flatnonzero(self.work == least)[: top - len(above)]])
+        return places[np.lexsort((places, ~self.work[places]))[:top]]
 
 
 def group(

@@ -87,6 +87,7 @@ def test_the_largest_come_first_and_ties_in_order():
     work[[7, 50, 3]] = [9, 9, 5]
     groups = group(shape, *tally(shape, work))
     assert list(groups.largest(3)) == [7, 50, 3]
+    assert list(groups.largest(6)) == [7, 50, 3, 0, 1, 2]
     assert list(groups.largest(40))[:4] == [7, 50, 3, 0]
     assert list(groups.largest(None)) == list(range(100))
     assert len(groups.largest(1000)) == 100
