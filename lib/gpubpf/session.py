@@ -365,9 +365,9 @@ class Session:
             raise SessionError("CUDA_INJECTION64_PATH is set, so another tool traces this command; unset it")
         if not agent.LIBRARY.exists():
             raise SessionError(f"{agent.LIBRARY} is not built; run script/setup")
-        self._name = f"@gpubpf-{secrets.token_hex(12)}"
+        self.socket_name = f"@gpubpf-{secrets.token_hex(12)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind("\0" + self._name[1:])
+        self._listener.bind("\0" + self.socket_name[1:])
         self._listener.listen(128)
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
@@ -391,7 +391,7 @@ class Session:
         environment = dict(os.environ)
         environment.update(self.device.environment)
         environment["CUDA_INJECTION64_PATH"] = str(agent.LIBRARY)
-        environment["GPUBPF_SOCKET"] = self._name
+        environment["GPUBPF_SOCKET"] = self.socket_name
         as_user: dict[str, Any] = {}
         if self._user:
             if not _can_read(self._user, agent.LIBRARY.resolve()):

@@ -358,11 +358,11 @@ def read_control(file: int) -> tuple[list[Counters], int]:
     used, unnamed = struct.unpack_from("<I4xQ", header)
     data = read_file(file, min(used, SLOTS) * 256, 64)
     slots = [_counters(data[at : at + 256]) for at in range(0, len(data) - 255, 256)]
-    if used < SLOTS:  # names that found no slot of their own share the last
-        slots += [Counters()] * (SLOTS - 1 - len(slots))
-        slots.append(_counters(read_file(file, 256, 64 + 256 * (SLOTS - 1))))
-        while slots and not slots[-1].seen:
-            slots.pop()
+    others = _counters(
+        read_file(file, 256, 64 + 256 * (SLOTS - 1))
+    )  # names that found no slot of their own share it
+    if others.seen and used < SLOTS:
+        slots += [Counters()] * (SLOTS - 1 - len(slots)) + [others]
     return slots, unnamed
 
 

@@ -79,6 +79,11 @@ int main(int argc, char **argv) {
       launch(function, 1, 5);
       usleep(1000);
     }
+  } else if (!strcmp(mode, "large")) { /* n launches of 100,000 threads, 5 ms apart */
+    for (int i = 0; i < n; ++i) {
+      launch(function, 100, 1000);
+      usleep(5000);
+    }
   } else if (!strcmp(mode, "shapes")) {
     for (int i = 0; i < n; ++i) launch(function, 1 + i % 3, 5);
     launch(other, 1, 1);
@@ -111,6 +116,15 @@ int main(int argc, char **argv) {
     cuCtxDestroy_v2(second);
     cuCtxSetCurrent(context);
     launch(function, 1, 5);
+  } else if (!strcmp(mode, "reload")) {
+    for (int i = 0; i < n; ++i) {
+      CUmodule module;
+      CUfunction f;
+      cuModuleLoadData(&module, image);
+      cuModuleGetFunction(&f, module, "vectorAdd");
+      launch(f, 1, 5);
+      cuModuleUnload(module);
+    }
   } else if (!strcmp(mode, "library")) {
     CUlibrary library;
     CUkernel kernel;

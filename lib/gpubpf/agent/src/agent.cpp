@@ -45,7 +45,7 @@ struct Connection {
   bool welcome = false, gone = false;
   // Counters, since a signal handler waits on them.
   std::atomic<uint32_t> finish_asked{0}, finish_done{0}, finish_wait_ms{0};
-  std::atomic<bool> memory_wanted{false};
+  std::atomic<bool> memory_wanted{false}, exiting{false};
   std::atomic<uint64_t> finished_at{0};  // launches that the last complete drain covered
 };
 
@@ -146,7 +146,8 @@ void handle(Connection &c, Frame &frame) {
     case Message::Drain: {
       uint32_t sequence = r.u32(), wait_ms = r.u32(), flags = r.u32();
       if (flags & kStop) agent.live = false;
-      drain(sequence, wait_ms);
+      if (c.exiting) agent.send(Message::Drained, Writer().u32(sequence).u32(1));
+      else drain(sequence, wait_ms);
       break;
     }
     default:
@@ -170,7 +171,7 @@ void serve(Connection *c) {
       if (!receive_frame(c->socket, frame)) break;
       handle(*c, frame);
     }
-    if (c->memory_wanted.exchange(false)) enlarge_pools();
+    if (c->memory_wanted.exchange(false) && !c->exiting) enlarge_pools();
     uint32_t asked = c->finish_asked.load();
     if (asked != c->finish_done.load()) {
       uint64_t now = instrumented();
@@ -222,7 +223,12 @@ int connect_to_tool(const char *name) {
   return fd;
 }
 
-void at_exit() { agent.finish(2000); }
+// The driver goes away after this: the service thread leaves it alone from now on.
+void at_exit() {
+  agent.finish(2000);
+  Connection *c = connection;
+  if (c && c->pid == getpid()) c->exiting = true;
+}
 
 // Of signals whose default action would end the process: what was measured goes out first.
 void at_signal(int signal) {
@@ -282,10 +288,8 @@ bool start() {
   if (!once) {
     once = true;
     pthread_atfork(nullptr, nullptr, in_forked_child);
-    at_quick_exit(at_exit);
     catch_signals();
   }
-  atexit(at_exit);
   Writer hello;
   hello.u32(kProtocolVersion).text(process_name());
   agent.send(Message::Hello, hello, agent.control_fd);
@@ -355,6 +359,13 @@ void Agent::finish(uint32_t wait_ms) {
   timespec pause{0, 100000};
   for (uint32_t waited = 0; c->finish_done.load() < ticket && waited < (wait_ms + 3000) * 10; ++waited)
     nanosleep(&pause, nullptr);
+}
+
+void Agent::watch_exit() {
+  static std::atomic<bool> once{false};
+  if (once.exchange(true)) return;
+  atexit(at_exit);
+  at_quick_exit(at_exit);
 }
 
 void Agent::want_memory() {

@@ -37,6 +37,8 @@ struct Agent {
   // Has the service thread wait (bounded) for the GPU and send everything; returns when done or after wait_ms + 2 s.
   void finish(uint32_t wait_ms);
   void want_memory();  // the service thread enlarges a pool
+  // Reads the maps when the process exits. Called once cuInit is over: what is registered late runs before the driver's own end.
+  void watch_exit();
 };
 
 extern Agent agent;

@@ -17,7 +17,6 @@ namespace gpubpf {
   F(cuCtxGetDevice, CUdevice *)                                                                                           \
   F(cuCtxSynchronize, void)                                                                                               \
   F(cuDeviceGetAttribute, int *, CUdevice_attribute, CUdevice)                                                            \
-  F(cuDevicePrimaryCtxGetState, CUdevice, unsigned *, int *)                                                              \
   F(cuMemAlloc_v2, CUdeviceptr *, size_t)                                                                                 \
   F(cuMemFree_v2, CUdeviceptr)                                                                                            \
   F(cuMemGetInfo_v2, size_t *, size_t *)                                                                                  \

@@ -69,7 +69,7 @@ static bool keeps_occupancy(Copy &copy, const LaunchShape &shape, uint64_t block
     o = new Occupancy{threads, shape.shared, {}, resident(copy.function, shape, copy.context->multiprocessors), 0, first};
     memcpy(o->cluster, shape.cluster_size, sizeof o->cluster);
     o->original = copy.original ? resident(copy.original, shape, copy.context->multiprocessors) : 0;
-    if (!o->original) o->original = blocks;  // not known: all of the grid must fit
+    if (!o->original) o->original = UINT64_MAX;  // not known: all of the grid must fit
     if (!copy.occupancy.compare_exchange_strong(first, o)) o->next = nullptr;  // another thread was quicker: used once
   }
   return o->copy >= (blocks < o->original ? blocks : o->original) && o->copy > 0;

@@ -72,7 +72,7 @@ Decoded decode(const uint8_t *code) {
   bool operand16 = false, wide = false;
   for (; p - code < 14; ++p) {
     if (*p == 0x66) operand16 = true;
-    else if (*p != 0xF2 && *p != 0xF3 && *p != 0x2E && *p != 0x36 && *p != 0x3E && *p != 0x26 && *p != 0x64 && *p != 0x65) break;
+    else if (*p != 0xF0 && *p != 0xF2 && *p != 0xF3 && *p != 0x2E && *p != 0x36 && *p != 0x3E && *p != 0x26 && *p != 0x64 && *p != 0x65) break;
   }
   if ((*p & 0xF0) == 0x40) wide = (*p++ & 8) != 0;
   uint8_t op = *p++, what;
@@ -220,6 +220,25 @@ bool is_padding(const uint8_t *p, size_t n) {
   return true;
 }
 
+const uint8_t *goal_of(const uint8_t *code, const Decoded &d) {
+  int32_t distance = 0;
+  if (d.relative_size == 4) memcpy(&distance, code + d.relative_at, 4);
+  else distance = static_cast<int8_t>(code[d.relative_at]);
+  return code + d.length + distance;
+}
+
+// Whether something further on, such as a short loop, jumps between the first `span` bytes of the function.
+bool jumps_into(const uint8_t *from, size_t span) {
+  const uint8_t *p = from;
+  for (int i = 0; i < 128; ++i) {
+    Decoded d = decode(p);
+    if (!d.length) break;
+    if (d.relative_size && goal_of(p, d) > from && goal_of(p, d) < from + span) return true;
+    p += d.length;
+  }
+  return false;
+}
+
 // Moves instructions of at least kJump bytes from `from` to `to`, and back to what follows them. Null, or why it cannot be done.
 const char *move(const uint8_t *from, uint8_t *to, const uint8_t *end, size_t &moved) {
   moved = 0;
@@ -230,15 +249,8 @@ const char *move(const uint8_t *from, uint8_t *to, const uint8_t *end, size_t &m
     if (*source == 0xCC) return "a breakpoint: another tool traces this process";
     if (to + d.length + 16 > end) return "its first instructions are too long";
     if (d.relative_size) {
-      int64_t distance = 0;
-      if (d.relative_size == 1) distance = static_cast<int8_t>(source[d.relative_at]);
-      else {
-        int32_t d32;
-        memcpy(&d32, source + d.relative_at, 4);
-        distance = d32;
-      }
-      const uint8_t *goal = source + d.length + distance;
-      if (goal >= from && goal < from + 16) return "a jump into its first instructions";
+      const uint8_t *goal = goal_of(source, d);
+      if (goal == from) return "a jump to its beginning";
       if (d.kind == Decoded::kBranch) {
         *to++ = 0x0F;
         *to++ = static_cast<uint8_t>(0x80 | d.condition);
@@ -259,10 +271,11 @@ const char *move(const uint8_t *from, uint8_t *to, const uint8_t *end, size_t &m
     moved += d.length;
     if (d.kind == Decoded::kEnd || d.kind == Decoded::kJump) {
       if (moved < kJump && !is_padding(from + moved, kJump - moved)) return "too short";
-      return nullptr;
+      return jumps_into(from, moved) ? "a jump into its first instructions" : nullptr;
     }
   }
   *to++ = 0xE9;
+  if (jumps_into(from, moved)) return "a jump into its first instructions";
   return put_distance(to, 4, from + moved) ? nullptr : "too far a jump";
 }
 
@@ -326,10 +339,8 @@ std::string install(Hook *hooks, size_t count) {
     uint8_t *slot = island.take(at);
     size_t moved = 0;
     if (d.kind == Decoded::kJump) {
-      int32_t distance = 0;
-      if (d.relative_size == 4) memcpy(&distance, at + d.relative_at, 4);
-      else distance = static_cast<int8_t>(at[d.relative_at]);
-      if (by_entry.count(at + d.length + distance) || by_entry.count(at + d.length + distance + 4)) continue;  // hooked there
+      uint8_t *goal = entry_of(const_cast<uint8_t *>(goal_of(at, d)));
+      if (by_entry.count(goal)) continue;  // hooked there
     }
     if (!slot) {
       why = "no memory within reach";

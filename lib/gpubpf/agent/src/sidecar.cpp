@@ -186,6 +186,7 @@ namespace {
 bool prepare_context(Context &context) {
   if (context.prepared) return context.usable;
   context.prepared = true;
+  agent.watch_exit();
   if (driver.cuStreamCreate(&context.stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) return false;
   const std::vector<MapSpec> &maps = agent.config.maps;
   uint64_t shared = 0;
@@ -302,25 +303,36 @@ void apply(Module *module, Context *context, const std::shared_ptr<const Answer>
   if (kernels.empty() || answer->image.empty()) return;
   std::lock_guard<std::mutex> busy(context->busy);
   if (context->dead || !agent.live) return;
-  for (auto &s : context->sidecars)
-    if (s.first == module) return;
+  Sidecar *idle = nullptr;  // of a module that was unloaded, and was the same: programs load and unload in loops
+  {
+    std::lock_guard<std::mutex> hold(r.lock);
+    for (Sidecar &s : context->sidecars) {
+      if (s.module == module) return;
+      if (s.module->gone && s.handle && s.answer->image == answer->image && s.copies.size() == kernels.size()) idle = &s;
+    }
+    if (idle) idle->module = module;
+  }
   Current current(*context);
   using Load = CUresult (*)(CUmodule *, const void *);
   using GetFunction = CUresult (*)(CUfunction *, CUmodule, const char *);
   auto load = reinterpret_cast<Load>(hooks[kHook_cuModuleLoadData].original);
   auto get_function = reinterpret_cast<GetFunction>(hooks[kHook_cuModuleGetFunction].original);
-  CUmodule sidecar = nullptr;
+  CUmodule sidecar = idle ? idle->handle : nullptr;
   const char *failed = nullptr;
   CUresult result = CUDA_SUCCESS;
   std::map<std::string, std::string> missing;
   if (!current.ok() || !load || !get_function) failed = "the driver lacks a function";
   else if (!prepare_context(*context)) failed = "no memory for maps";
-  else if ((result = load(&sidecar, answer->image.data())) != CUDA_SUCCESS) failed = "the driver rejects the copy";
+  else if (!idle && (result = load(&sidecar, answer->image.data())) != CUDA_SUCCESS) failed = "the driver rejects the copy";
   else if (!fill_variables(*module, sidecar, *answer, *context, missing)) failed = "variables";
-  context->sidecars.emplace_back(module, sidecar);
+  if (!idle) {
+    context->sidecars.push_back({module, sidecar, answer, std::vector<Copy *>(kernels.size())});
+    idle = &context->sidecars.back();
+  }
   for (size_t i = 0; i < kernels.size(); ++i) {
     Kernel &k = *kernels[i];
     const Layout &layout = answer->kernels[i];
+    Copy *made = idle->copies[i];
     auto copy = std::make_unique<Copy>();
     if (failed) {
       refuse(k, result == CUDA_SUCCESS ? failed : std::string(failed) + ", error " + std::to_string(result));
@@ -336,7 +348,7 @@ void apply(Module *module, Context *context, const std::shared_ptr<const Answer>
       continue;
     }
     if (driver.cuFuncLoad) driver.cuFuncLoad(copy->function);  // now, not lazily in the first launch
-    copy->original = original_function(*module, layout.name.c_str());
+    CUfunction original = original_function(*module, layout.name.c_str());
     std::map<int, int> attributes;
     int cache, shared;
     {
@@ -349,15 +361,16 @@ void apply(Module *module, Context *context, const std::shared_ptr<const Answer>
       refuse(k, "a function attribute does not fit the copy");
       continue;
     }
-    copy->kernel = &k;
-    copy->context = context;
-    copy->answer = answer;
-    copy->layout = &layout;
-    Copy *made = copy.release();
-    {
+    if (!made) {
+      copy->context = context;
+      copy->answer = answer;
+      copy->layout = &layout;
+      made = idle->copies[i] = copy.release();
       std::lock_guard<std::mutex> hold(context->memory);
       context->copies.push_back(made);
     }
+    made->kernel = &k;
+    made->original = original;
     made->next = k.copies.load(std::memory_order_relaxed);
     while (!k.copies.compare_exchange_weak(made->next, made)) {
     }
@@ -402,21 +415,19 @@ void loaded(Module *module, int image, uint64_t size) {
   module->image = image;
   module->image_size = size;
   Registry &r = registry();
-  Context *context = module->context ? module->context : r.current();
-  if (!context || r.captures.load()) {
-    std::lock_guard<std::mutex> hold(r.lock);
-    r.waiting.push_back(module);
-    return;
-  }
-  obtain(module, context);
-  if (!module->library) return;
-  std::vector<Context *> others;
+  if (module->library) r.current();  // makes its record, if there is none yet
+  std::vector<Context *> contexts;
   {
     std::lock_guard<std::mutex> hold(r.lock);
-    for (auto &c : r.contexts)
-      if (c.second != context) others.push_back(c.second);
+    if (module->context) contexts.push_back(module->context);
+    if (module->library)
+      for (auto &c : r.contexts) contexts.push_back(c.second);
+    if (r.captures.load()) {
+      r.waiting.push_back(module);
+      contexts.clear();
+    }
   }
-  for (Context *c : others) obtain(module, c);
+  for (Context *c : contexts) obtain(module, c);  // a library without contexts is obtained when one is made
 }
 
 void context_ready(Context *context) {

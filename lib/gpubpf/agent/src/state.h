@@ -70,6 +70,13 @@ struct Pool {
   std::atomic<uint64_t> used{0};
 };
 
+struct Sidecar {  // in one context, for as long as that lives
+  Module *module;  // whose kernels it copies; when that is gone, an equal one can take it over
+  CUmodule handle;
+  std::shared_ptr<const Answer> answer;
+  std::vector<Copy *> copies;  // by number of the kernel in the answer; null where it was refused
+};
+
 struct Context {
   CUcontext handle = nullptr;
   CUdevice device = 0;
@@ -80,7 +87,7 @@ struct Context {
   bool usable = false;
   CUstream stream = nullptr;  // the agent's own, non-blocking
   std::vector<CUdeviceptr> storage;  // by map: address of what is not per thread
-  std::vector<std::pair<Module *, CUmodule>> sidecars;
+  std::vector<Sidecar> sidecars;
 
   std::mutex memory;  // guards below; held for bookkeeping only, never across a driver call
   std::vector<std::unique_ptr<Pool>> pools;

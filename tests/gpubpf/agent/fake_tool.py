@@ -1,0 +1,115 @@
+"""A tool for programs on the fake driver: `fake_tool.py RESULT [OPTIONS] -- COMMAND…`, options as a Python dictionary.
+
+Its probe adds 1 for each thread of `vectorAdd`. RESULT gets a JSON object: what the session ended with.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpubpf.assemble import Target
+from gpubpf.device import Device
+from gpubpf.errors import Error
+from gpubpf.maps import MapDefinition
+from gpubpf.session import Session
+
+DEFINITION = MapDefinition("tallies", "thread_array", 4, 8, 1, None, "<u8")
+
+
+@dataclass(frozen=True)
+class Block:
+    size: int = 24
+    bases: Mapping[str, int] = field(default_factory=lambda: {"tallies": 8})
+    capacities: Mapping[str, int] = field(default_factory=lambda: {"tallies": 16})
+    params: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str
+    parameters: tuple[tuple[int, int], ...] = ((0, 4), (4, 4))
+    block_offset: int = 8
+    block: Block = Block()
+
+
+@dataclass(frozen=True)
+class Variable:
+    name: str
+    index: int = 0
+    copied: bool = False
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    image: bytes = b""
+    kernels: tuple[Kernel, ...] = ()
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    variables: tuple[Variable, ...] = ()
+    entries: tuple[str, ...] = ()
+
+
+def instrument(image: bytes, target: Target) -> Sidecar:
+    names = tuple(image.decode().split("\n")[1:-1])
+    if "vectorAdd" not in names:
+        return Sidecar(entries=names)
+    return Sidecar(b"FAKE instrumented 2\nvectorAdd\n", (Kernel("vectorAdd"),), {}, (), names)
+
+
+def session(command: list[str], **options: Any) -> Session:
+    options = {"map_memory": 1 << 20, "instrument": instrument, "wanted": ("vectorAdd",)} | options
+    wanted = options["wanted"]
+    return Session(
+        command,
+        definitions=[DEFINITION],
+        device=Device("sim"),
+        matches=(lambda name: name in wanted) if wanted else None,
+        registers=lambda sidecar, target: {"vectorAdd": (10, 12)},
+        **options,
+    )
+
+
+def result(measured: Session) -> dict[str, Any]:
+    return {
+        "summary": measured.summary(),
+        "status": measured.status,
+        "kernels": {kernel.mangled: kernel.launches for kernel in measured.kernels()},
+        "instances": [
+            [list(i.grid), list(i.block_dim), i.launches, i.array[0].tolist()]
+            for i in measured.instances("tallies")
+        ],
+    }
+
+
+def main() -> int:
+    own, command = sys.argv[1 : sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1 :]
+    options = ast.literal_eval(own[1]) if len(own) > 1 else {}
+    interval = options.pop("interval", None)
+    said: list[str] = []
+    shown = 0
+    try:
+        with session(
+            command,
+            note=said.append,
+            complain=said.append,
+            attached=lambda pid, comm, ts_ns: print("attached", file=sys.stderr, flush=True),
+            **options,
+        ) as measured:
+            for _ in measured.intervals(interval):
+                shown += 1
+                with open(own[0], "w") as out:
+                    json.dump(result(measured) | {"shown": shown}, out)
+    except Error as error:
+        print(error, file=sys.stderr)
+        return error.status
+    with open(own[0], "w") as out:
+        json.dump(result(measured) | {"shown": shown, "said": said}, out)
+    return measured.status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

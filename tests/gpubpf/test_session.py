@@ -1,0 +1,392 @@
+"""Programs on the fake driver (agent/fakecuda.c) under a session: what is counted, and that the program does not notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpubpf import agent
+from gpubpf.agent import protocol
+from gpubpf.errors import SessionError
+
+HERE = Path(__file__).parent / "agent"
+sys.path.insert(0, str(HERE))
+
+import fake_tool  # noqa: E402
+
+
+def cuda_include() -> Path:
+    import nvidia
+
+    places = [Path("/usr/local/cuda/include"), *sorted(Path("/usr/local").glob("cuda-*/include"))]
+    places += [Path(p) / "cu13/include" for p in nvidia.__path__]
+    return next(place for place in places if (place / "cuda.h").exists())
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program and the fake driver beside it."""
+    place = tmp_path_factory.mktemp("fake")
+    place.chmod(0o755)
+    place.parent.chmod(0o755)
+    compiler = [
+        shutil.which("gcc") or "cc",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-isystem",
+        str(cuda_include()),
+    ]
+    library = place / "libcuda.so.1"
+    # A function that is only a jump cannot be hooked; a driver has no such.
+    flags = ["-fno-optimize-sibling-calls", "-shared", "-fPIC", "-fvisibility=hidden"]
+    flags += ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"]
+    subprocess.run([*compiler, *flags, "-o", library, HERE / "fakecuda.c", "-ldl", "-lpthread"], check=True)
+    program = place / "target"
+    subprocess.run([*compiler, "-o", program, HERE / "target.c", library, f"-Wl,-rpath,{place}"], check=True)
+    return program
+
+
+def measure(command: list[str], **options: Any) -> dict[str, Any]:
+    said: list[str] = []
+    with fake_tool.session(command, note=said.append, complain=said.append, **options) as session:
+        for _ in session.intervals():
+            pass
+    return fake_tool.result(session) | {"said": said}
+
+
+def counted(found: dict[str, Any]) -> tuple[int, int, int]:
+    summary = found["summary"]
+    reasons = sum(summary["not_instrumented"].values())
+    assert summary["launches_matched"] == summary["launches_instrumented"] + reasons
+    return summary["launches_seen"], summary["launches_matched"], summary["launches_instrumented"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "number", "seen", "matched", "instrumented", "status"),
+    [
+        ("plain", 23, 23, 23, 23, 0),
+        ("threads", 500, 4000, 4000, 4000, 0),
+        ("shapes", 30, 31, 30, 30, 0),
+        ("capture", 0, 4, 4, 2, 0),
+        ("childafter", 5, 5, 5, 5, 0),
+        ("destroy", 7, 8, 8, 8, 0),
+        ("library", 7, 7, 7, 7, 0),
+        ("reload", 50, 50, 50, 50, 0),
+        ("_exit", 6, 6, 6, 6, 4),
+        ("quick_exit", 6, 6, 6, 6, 5),
+        ("term", 6, 6, 6, 6, 143),
+        ("nocuda", 0, 0, 0, 0, 3),
+    ],
+)
+def test_counts(
+    target: Path, mode: str, number: int, seen: int, matched: int, instrumented: int, status: int
+) -> None:
+    found = measure([str(target), mode, str(number)])
+    assert counted(found) == (seen, matched, instrumented)
+    assert found["status"] == status
+    assert found["summary"]["lost"] == 0
+    # One value for each thread, as large as the launches that counted it.
+    for grid, block_dim, launches, values in found["instances"]:
+        assert values == [launches] * (grid[0] * block_dim[0])
+    assert sum(i[2] for i in found["instances"]) == instrumented
+
+
+def test_output_is_the_programs_own(target: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    subprocess.run([target, "childafter", "9"], check=True)
+    alone = capfd.readouterr()
+    assert measure([str(target), "childafter", "9"])["status"] == 0
+    assert capfd.readouterr() == alone
+
+
+def test_one_instance_for_each_launch_shape(target: Path) -> None:
+    instances = measure([str(target), "shapes", "30"])["instances"]
+    assert sorted((i[0], i[1], i[2]) for i in instances) == [
+        ([1, 1, 1], [5, 1, 1], 10),
+        ([2, 1, 1], [5, 1, 1], 10),
+        ([3, 1, 1], [5, 1, 1], 10),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "instrumented", "reasons"),
+    [
+        ({"launches": (5, 9)}, 5, {"filtered": 18}),
+        ({"launches": (5, None)}, 19, {"filtered": 4}),
+        ({"sample": 4}, 6, {"sampled out": 17}),
+        ({"launches": (3, 12), "sample": 5}, 2, {"filtered": 13, "sampled out": 8}),
+    ],
+)
+def test_launch_filters(
+    target: Path, options: dict[str, Any], instrumented: int, reasons: dict[str, int]
+) -> None:
+    found = measure([str(target), "plain", "23"], **options)
+    assert found["summary"]["launches_instrumented"] == instrumented
+    assert found["summary"]["not_instrumented"] == reasons
+
+
+def test_copies_that_would_not_be_resident_are_not_launched(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OCCUPANCY", "0")
+    assert measure([str(target)])["summary"]["not_instrumented"] == {"occupancy": 23}
+
+
+def test_a_map_too_small_is_enlarged_for_the_next_launch(target: Path) -> None:
+    found = measure(
+        [str(target), "large", "40"], map_memory=1 << 16
+    )  # 40 launches of 100,000 threads, 5 ms apart
+    reasons = found["summary"]["not_instrumented"]
+    assert set(reasons) == {"map too small"} and reasons["map too small"] < 20
+    assert counted(found)[2] == 40 - reasons["map too small"]
+
+
+def test_refusals_have_their_own_reason(target: Path) -> None:
+    def refuse(image: bytes, target: Any) -> fake_tool.Sidecar:
+        return fake_tool.Sidecar(refusals={"vectorAdd": "SASS only"}, entries=("vectorAdd", "reduce"))
+
+    assert measure([str(target)], instrument=refuse)["summary"]["not_instrumented"] == {"SASS only": 23}
+
+
+def test_a_variable_that_is_not_found_is_the_reason(target: Path) -> None:
+    def with_variable(image: bytes, device: Any) -> fake_tool.Sidecar:
+        from dataclasses import replace
+
+        return replace(fake_tool.instrument(image, device), variables=(fake_tool.Variable("table"),))
+
+    reasons = measure([str(target)], instrument=with_variable)["summary"]["not_instrumented"]
+    assert reasons == {"variables": 23}  # the fake driver knows no globals, not even the copy's table
+
+
+def test_a_driver_that_rejects_the_copy(target: Path) -> None:
+    def broken(image: bytes, device: Any) -> fake_tool.Sidecar:
+        from dataclasses import replace
+
+        return replace(fake_tool.instrument(image, device), image=b"no image")
+
+    reasons = measure([str(target)], instrument=broken)["summary"]["not_instrumented"]
+    assert reasons == {"the driver rejects the copy, error 200": 23}
+
+
+def test_slow_instrumentation_is_waited_for_within_bounds(target: Path) -> None:
+    def slow(image: bytes, device: Any) -> fake_tool.Sidecar:
+        time.sleep(0.5)
+        return fake_tool.instrument(image, device)
+
+    assert counted(measure([str(target)], instrument=slow)) == (23, 23, 23)
+    found = measure([str(target)], instrument=slow, image_wait=0.1)
+    assert found["summary"]["not_instrumented"] == {"before ready": 23}
+    found = measure([str(target), "slow", "900"], instrument=slow, image_wait=0.1)  # comes while it runs
+    assert 0 < found["summary"]["not_instrumented"]["before ready"] < 900
+
+
+def test_nothing_matches(target: Path) -> None:
+    def nothing(image: bytes, device: Any) -> fake_tool.Sidecar:
+        return fake_tool.Sidecar(entries=("vectorAdd", "reduce"))
+
+    found = measure([str(target)], wanted=("vecAdd",), instrument=nothing)
+    assert found["status"] == 1
+    assert found["said"] == ["no kernel matches 'vecAdd'; kernels seen: reduce, vectorAdd"]
+    assert found["summary"]["launches_matched"] == 0
+    assert (
+        measure([str(target), "nocuda"], wanted=("x",), instrument=nothing)["status"] == 3
+    )  # the command's own comes first
+    assert measure(["true"], wanted=())["said"] == ["no kernel was launched"]
+
+
+# --- processes ---
+
+
+def test_children_are_followed(target: Path) -> None:
+    found = measure(["sh", "-c", f"{target} & {target} slow 30; wait; exit 9"])
+    assert counted(found) == (53, 53, 53)
+    assert found["status"] == 9
+
+
+def test_fifty_forks(target: Path) -> None:
+    assert counted(measure([str(target), "forks", "50"])) == (50, 50, 50)
+
+
+@pytest.mark.parametrize("mode", ["crash", "kill"])
+def test_death_of_the_program(target: Path, mode: str) -> None:
+    found = measure([str(target), mode, "23"])
+    assert found["status"] == 128 + (signal.SIGSEGV if mode == "crash" else signal.SIGKILL)
+    assert found["summary"]["launches_instrumented"] == found["summary"]["lost"] == 23
+    assert "what up to 23 launches counted is lost" in found["said"][0]
+
+
+@pytest.mark.parametrize(
+    ("command", "status"), [(["/no/such"], 127), (["no-such-command"], 127), (["/tmp"], 126)]
+)
+def test_commands_that_cannot_run(command: list[str], status: int) -> None:
+    with pytest.raises(SessionError) as caught, fake_tool.session(command):
+        pass
+    assert caught.value.status == status
+
+
+def test_another_tools_injection_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_INJECTION64_PATH", "/other.so")
+    with pytest.raises(SessionError, match="CUDA_INJECTION64_PATH is set"), fake_tool.session(["true"]):
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user needs root")
+def test_under_sudo_the_command_runs_as_who_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = pwd.getpwnam("nobody")
+    monkeypatch.setenv("SUDO_USER", "nobody")
+    out = tmp_path / "out"
+    out.touch()
+    out.chmod(0o666)
+    for parent in [tmp_path, *list(tmp_path.parents)[:3]]:
+        parent.chmod(parent.stat().st_mode | 0o755)
+    assert (
+        measure(["sh", "-c", f"echo $(id -u) $(id -G) $HOME $USER $SUDO_USER > {out}"], wanted=())["status"]
+        == 0
+    )
+    assert out.read_text() == f"{user.pw_uid} {user.pw_gid} {user.pw_dir} nobody\n"
+
+
+def test_users_that_are_not_there() -> None:
+    with pytest.raises(SessionError, match="there is no user"):
+        fake_tool.session(["true"], user="nosuchuser")
+
+
+# --- the tool's own end ---
+
+
+class Tool:
+    """fake_tool.py as a process of its own."""
+
+    def __init__(self, target: Path, place: Path, mode: str, number: int, **options: Any) -> None:
+        self.result = place / "result.json"
+        self.output = place / "output"
+        command = f"{target} {mode} {number} > {self.output}.part; echo status $? >> {self.output}.part; "
+        command += f"mv {self.output}.part {self.output}"
+        self.process = subprocess.Popen(
+            [sys.executable, HERE / "fake_tool.py", self.result, repr(options), "--", "sh", "-c", command],
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait_until_attached(self) -> None:
+        assert self.process.stderr and self.process.stderr.readline() == "attached\n"
+
+    def program_output(self) -> str:
+        """What the program printed, once it ended."""
+        deadline = time.monotonic() + 20
+        while not self.output.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return self.output.read_text()
+
+    def found(self) -> dict[str, Any]:
+        return dict(json.loads(self.result.read_text()))
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.001, 0.01, 0.1])
+def test_killing_the_tool_under_load_does_not_hurt(target: Path, tmp_path: Path, delay: float) -> None:
+    tool = Tool(target, tmp_path, "threads", 500_000)
+    tool.wait_until_attached()
+    time.sleep(delay)
+    tool.process.kill()
+    tool.process.wait()
+    assert tool.program_output() == "launched 4000000\nstatus 0\n"
+
+
+def test_sigterm_prints_and_leaves(target: Path, tmp_path: Path) -> None:
+    tool = Tool(target, tmp_path, "slow", 1500)
+    tool.wait_until_attached()
+    time.sleep(0.2)
+    tool.process.terminate()
+    assert tool.process.wait(1) == 0
+    assert not tool.output.exists()  # the program goes on
+    found = tool.found()
+    assert 0 < found["summary"]["launches_instrumented"] < 1500
+    assert found["summary"]["lost"] == 0
+    assert tool.program_output() == "launched 1500\nstatus 0\n"
+
+
+def test_ctrl_c_ends_both_and_nothing_is_lost(target: Path, tmp_path: Path) -> None:
+    tool = Tool(target, tmp_path, "slow", 5000)
+    tool.wait_until_attached()
+    time.sleep(0.2)
+    os.killpg(tool.process.pid, signal.SIGINT)
+    assert tool.process.wait(10) == 130  # sh and the program died of it
+    found = tool.found()
+    assert 0 < found["summary"]["launches_instrumented"] < 5000
+    assert found["summary"]["lost"] == 0
+    assert sum(i[2] for i in found["instances"]) == found["summary"]["launches_instrumented"]
+
+
+def test_duration_ends_the_measurement_not_the_program(target: Path, tmp_path: Path) -> None:
+    tool = Tool(target, tmp_path, "slow", 800, duration=0.2)
+    assert tool.process.wait(20) == 0
+    assert tool.program_output() == "launched 800\nstatus 0\n"
+    found = tool.found()
+    assert 0 < found["summary"]["launches_instrumented"] < 800
+    assert 0.15e9 < found["summary"]["duration_ns"] < 0.7e9
+
+
+def test_intervals(target: Path, tmp_path: Path) -> None:
+    tool = Tool(target, tmp_path, "slow", 800, interval=0.25)
+    assert tool.process.wait(20) == 0
+    found = tool.found()
+    assert found["shown"] >= 3
+    assert found["instances"][0][2] == 800
+
+
+# --- what is no agent ---
+
+
+def connect_and(act: Callable[[socket.socket], None]) -> list[str]:
+    """What a session says while a process of its user does `act` with its socket."""
+    said: list[str] = []
+    with fake_tool.session(["sleep", "0.5"], note=said.append, wanted=()) as session:
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.connect("\0" + session.socket_name[1:])
+            act(peer)
+            for _ in session.intervals():
+                pass
+        assert session.summary()["launches_seen"] == 0
+    return said
+
+
+def test_garbage_is_refused() -> None:
+    said = connect_and(lambda peer: peer.sendall(struct.pack("<II", protocol.NAME, 4) + b"\xff" * 4))
+    assert any("a message that is too short" in line for line in said)
+    said = connect_and(lambda peer: peer.sendall(struct.pack("<II", protocol.NAME, 1 << 31)))
+    assert any("too long" in line for line in said)
+
+
+def test_a_control_block_that_shrinks_is_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpubpf.session.ANSWER_WAIT", 0.1)  # it does not answer
+    monkeypatch.setattr("gpubpf.session.DRAIN_WAIT", 0.1)
+
+    def act(peer: socket.socket) -> None:
+        file = os.memfd_create("control")
+        payload = struct.pack("<II", protocol.VERSION, 4) + b"evil"
+        socket.send_fds(peer, [protocol.frame(protocol.HELLO, payload)], [file])
+        threading.Event().wait(0.1)
+        os.close(file)
+
+    connect_and(act)
+
+
+def test_the_agent_is_built() -> None:
+    assert agent.LIBRARY.exists(), "run script/setup, or make -C lib/gpubpf/agent"
