@@ -91,7 +91,10 @@ def entries(include: Path) -> str:
     lines = ["// Made by generate.py from the CUDA headers.", "#ifdef CUDASIM_DECLARE"]
     lines += [f'extern "C" int {symbol}();' for symbol in sorted(used)]
     lines += ["#else"]
-    lines += [f'X("{base}", {version}, {symbol}, {per_thread.get(symbol, symbol)})' for base, version, symbol in rows]
+    lines += [
+        f'X("{base}", {version}, {symbol}, {per_thread.get(symbol, symbol)})'
+        for base, version, symbol in rows
+    ]
     return "\n".join([*lines, "#endif", ""])
 
 
