@@ -13,6 +13,10 @@ SOURCE = r"""
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 #include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
+#include <cooperative_groups/scan.h>
+#include <cuda/barrier>
+#include <cuda_pipeline.h>
 namespace cg = cooperative_groups;
 
 extern "C" __global__ void matmul(const float *a, const float *b, float *c, int n) {
@@ -249,6 +253,45 @@ extern "C" __global__ void named_barrier(int *out) {
     if (threadIdx.x < 32) { if (threadIdx.x == 0) value = 42; __threadfence_block(); asm volatile("bar.arrive 1, 64;"); }
     else { asm volatile("bar.sync 1, 64;"); out[threadIdx.x - 32] = value; }
 }
+extern "C" __global__ void grid_groups(int *data, int *out, int n) {
+    cg::grid_group grid = cg::this_grid();
+    for (int step = 1; step <= n; step++) {
+        data[grid.thread_rank()] += step;
+        grid.sync();
+        if (data[(grid.thread_rank() + 97) % grid.size()] != step * (step + 1) / 2) atomicAdd(out, 1);
+        grid.sync();
+    }
+}
+extern "C" __global__ void big_tiles(int *out) {
+    auto block = cg::this_thread_block();
+    auto tile = cg::tiled_partition<64>(block);
+    out[threadIdx.x] = cg::reduce(tile, (int)threadIdx.x, cg::plus<int>());
+    tile.sync();
+    out[256 + threadIdx.x] = cg::inclusive_scan(cg::tiled_partition<16>(block), 1);
+}
+extern "C" __global__ void split_barrier(int *out, int n) {
+    __shared__ cuda::barrier<cuda::thread_scope_block> bar;
+    __shared__ int value[64];
+    if (threadIdx.x == 0) init(&bar, blockDim.x);
+    __syncthreads();
+    int sum = 0;
+    for (int i = 0; i < n; i++) {
+        value[threadIdx.x] = i + threadIdx.x;
+        auto token = bar.arrive();
+        bar.wait(std::move(token));
+        sum += value[(threadIdx.x + 33) % 64];
+        bar.arrive_and_wait();
+    }
+    out[threadIdx.x] = sum;
+}
+extern "C" __global__ void async_copy(const int *in, int *out) {
+    __shared__ int4 s[64];
+    __pipeline_memcpy_async(&s[threadIdx.x], in + 4 * threadIdx.x, 16);
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
+    __syncthreads();
+    out[threadIdx.x] = s[63 - threadIdx.x].y;
+}
 extern "C" __global__ void counting(int *out) {
     out[threadIdx.x] = __syncthreads_count(threadIdx.x % 3 == 0);
     out[threadIdx.x + 96] = __syncthreads_or(threadIdx.x == 77) + 2 * __syncthreads_and(threadIdx.x < 95);
@@ -438,6 +481,27 @@ def test_cooperative_groups(device: Device) -> None:
     device.launch("groups", 1, 128, out)
     assert list(out.host[:16]) == [sum(range(8 * k, 8 * k + 8)) for k in range(16)]
     assert out.host[100] == 43
+
+
+def test_grid_group(device: Device) -> None:
+    data, wrong = ints(64 * 100), ints(1)
+    device.launch("grid_groups", 50, 128, data, wrong, np.int32(4), seed=2)
+    assert (data.host == 10).all() and wrong.host[0] == 0
+
+
+def test_tiles_of_several_warps(device: Device) -> None:
+    out = ints(512)
+    device.launch("big_tiles", 1, 256, out)
+    assert list(out.host[:256]) == [sum(range(k // 64 * 64, k // 64 * 64 + 64)) for k in range(256)]
+    assert list(out.host[256:]) == [k % 16 + 1 for k in range(256)]
+
+
+def test_split_barrier_and_asynchronous_copy(device: Device) -> None:
+    out = ints(64)
+    device.launch("split_barrier", 1, 64, out, np.int32(10), seed=6)
+    assert list(out.host) == [45 + 10 * ((t + 33) % 64) for t in range(64)]
+    device.launch("async_copy", 1, 64, Array(np.arange(256, dtype=np.int32)), out)
+    assert list(out.host) == [4 * (63 - t) + 1 for t in range(64)]
 
 
 def test_local_memory(device: Device) -> None:

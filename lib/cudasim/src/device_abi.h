@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 1
+#define CS_ABI 2
 #define CS_NO_PC 0xffffffffu
 #define CS_CODE_BASE 0x00007c0de0000000ull /* function addresses: CS_CODE_BASE + 16 * (index + 1) */
 
@@ -75,7 +75,7 @@ struct cs_warp {
     uint32_t shared_size, local_size, param_size;
     uint32_t ntid[3], ctaid[3], nctaid[3];
     uint32_t warpid, nwarpid, smid, nsmid, dynamic_shared;
-    uint64_t gridid;
+    uint64_t gridid, workspace;        /* workspace: of the grid barrier, %envreg1 and %envreg2; 0: none */
     void *block;
     uint32_t pcs[32];                  /* of lanes that are not in `mask` */
     uint32_t retpc[32];                /* handed to a function that is called */
@@ -102,6 +102,7 @@ struct cs_param { uint32_t offset, size, align; };
 struct cs_kernel {
     const char *name;
     uint32_t entry_pc, nparams, param_bytes, static_shared, local, registers, frame_bytes, recursive;
+    uint32_t reserved_shared; /* bytes ahead of the static ones, for the system's own use (%reserved_smem_offset) */
     uint32_t reqntid[3], maxntid[3];
     const struct cs_param *params;
     const uint32_t *shared_offsets;

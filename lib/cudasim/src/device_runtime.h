@@ -101,6 +101,15 @@ FN u128 cs_exch128(void *p, u128 v) {
 #define cs_exch128(p, v) ATOM_EXCH(u128, p, v)
 #endif
 
+/* ---- mbarrier objects (9.7.13.15), opaque: pending arrivals in bits 0–19, expected ones in 20–39, phase in 63. They lie in
+ * shared memory, and one thread of the host runs the whole block. */
+INL void mbar_init(u64 *p, u32 count) { *p = count | (u64)count << 20; }
+INL u64 mbar_arrive(u64 *p, u32 count, u32 drop) {
+    const u64 old = *p; u64 x = old - ((u64)drop << 20);
+    const u64 pending = (x & 0xfffff) - count;
+    x = pending & 0xfffff ? (x & ~0xfffffull) | (pending & 0xfffff) : ((x & ~0xfffffull) | (x >> 20 & 0xfffff)) ^ 1ull << 63;
+    *p = x; return old; }
+
 /* ---- integers */
 #define MIN(T, a, b) ({ const T a_ = (T)(a), b_ = (T)(b); a_ < b_ ? a_ : b_; })
 #define MAX(T, a, b) ({ const T a_ = (T)(a), b_ = (T)(b); a_ > b_ ? a_ : b_; })

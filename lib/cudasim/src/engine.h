@@ -136,6 +136,7 @@ struct LaunchDescription {
     uint32_t dynamic_shared = 0;                    // bytes
     uint64_t grid_id = 0;                           // %gridid
     uint32_t stack_limit = 1024;                    // bytes per thread for recursion (cudaLimitStackSize)
+    bool cooperative = true;                        // offers the grid barrier's workspace (false: grid.sync() traps)
     bool shuffle = false;                           // hostile mode: random order of blocks and warps …
     uint64_t seed = 0;                              // … from this seed
     const std::atomic<bool> *cancel = nullptr;      // becomes true: the grid is abandoned (Fault code 0, cancelled)

@@ -54,6 +54,7 @@ Warp *make_warp(Block &block, uint32_t index) {
     w.smid = static_cast<uint32_t>(block.linear % w.nsmid);
     w.dynamic_shared = launch.dynamic_shared;
     w.gridid = launch.grid_id;
+    w.workspace = launch.cooperative ? reinterpret_cast<uint64_t>(job.workspace) : 0;
     w.block = &block;
     uint32_t x = first % launch.block[0], y = first / launch.block[0] % launch.block[1];
     uint32_t z = first / launch.block[0] / launch.block[1];
@@ -153,6 +154,7 @@ void begin_block(Block &block, Job &job, uint64_t linear) {
     block.threads = launch.block[0] * launch.block[1] * launch.block[2];
     block.warps = (block.threads + 31) / 32;
     block.started = block.finished = block.exited = 0;
+    if (job.kernel->reserved_shared) memset(block.shared.reserve(job.shared_size), 0, job.kernel->reserved_shared);
     if (block.barriers_in_use) {
         for (Barrier &b : block.barriers) b = Barrier();
         block.barriers_in_use = 0;

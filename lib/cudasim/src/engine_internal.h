@@ -94,6 +94,7 @@ struct Job {
     const cs_kernel *kernel = nullptr;
     std::vector<uint8_t> parameters;
     uint32_t shared_size = 0, local_size = 0;
+    alignas(16) uint32_t workspace[4] = {8, 0, 0, 0};  // cooperative groups: its size, the barrier
 };
 
 enum class Outcome { finished, yielded, failed };

@@ -204,7 +204,7 @@ Fault run(const LaunchDescription &launch) {
     const cs_kernel &kernel = *grid->kernel;
     grid->parameters.resize(kernel.param_bytes + 64);
     if (kernel.param_bytes) memcpy(grid->parameters.data(), launch.parameters, kernel.param_bytes);
-    grid->shared_size = kernel.static_shared + launch.dynamic_shared;
+    grid->shared_size = kernel.reserved_shared + kernel.static_shared + launch.dynamic_shared;
     grid->local_size = (kernel.local + 15) / 16 * 16;
     if (kernel.recursive) {
         // room for as many activations as the stack limit allows at 16 bytes each

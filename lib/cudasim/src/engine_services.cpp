@@ -465,6 +465,8 @@ void *resolve(cs_warp *w, uint64_t a, uint32_t n, uint32_t access) {
     } else if (a - w->param_window < kParameterWindow) {
         const uint64_t offset = a - w->param_window;
         if (offset + n <= w->param_size && kind == 'r') found = const_cast<uint8_t *>(w->params) + offset;
+    } else if (w->workspace && a - w->workspace < sizeof(Job::workspace)) {
+        if (a - w->workspace + n <= sizeof(Job::workspace)) found = reinterpret_cast<void *>(a);
     } else {
         const Environment &environment = environment_of(w);
         if (environment.host_range && environment.host_range(environment.self, a, n)) found = reinterpret_cast<void *>(a);

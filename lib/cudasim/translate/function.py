@@ -196,7 +196,7 @@ class FunctionCode:
             code.text = f"if ({'!' if statement.negated else ''}{found.name}) {{ {text} }}"
             code.uses.add(found)
             code.uses |= code.defs
-        if statement.opcode in ("atom", "red") or (statement.opcode == "ld" and memory.strong(statement)):
+        if statement.opcode in ("atom", "red", "mbarrier") or (statement.opcode == "ld" and memory.strong(statement)):
             self._current.spins = True
         self._current.codes.append(code)
 

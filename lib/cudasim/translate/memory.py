@@ -210,7 +210,13 @@ def nothing(v: Values, i: Instruction) -> str:
 def cp(v: Values, i: Instruction) -> str:
     """cp.async: copied at once; groups complete at once."""
     m = i.modifiers
-    if m[0] != "async" or "bulk" in m or (len(m) > 1 and m[1] in ("mbarrier", "reduce")):
+    if m[:3] == ("async", "mbarrier", "arrive"):
+        # the copies are complete, so this arrives at once; without .noinc it also adds the arrival that is expected
+        v.code.alone = True
+        space = "shared" if space_of(i) == "shared" else "generic"
+        pointer = v.pointer(space, v.address(i.operands[0]), 8, "a")
+        return f"{v.line(space)} mbar_arrive((u64 *){pointer}, 1, 0);" if "noinc" in m else f"(void){pointer};"
+    if m[0] != "async" or "bulk" in m or "reduce" in m:
         raise v.unsupported()
     if any(x in m for x in ("commit_group", "wait_group", "wait_all")):
         v.code.alone = True
@@ -233,6 +239,38 @@ def cp(v: Values, i: Instruction) -> str:
     return text + (
         f"if (n_) __builtin_memcpy(d_, {source}, n_); if (n_ < {n}) __builtin_memset(d_ + n_, 0, {n} - n_); }}"
     )
+
+
+@emits("mbarrier")
+def mbarrier(v: Values, i: Instruction) -> str:
+    """Without transaction counts (those belong to bulk copies)."""
+    m = i.modifiers
+    kind = m[0]
+    if kind == "pending_count":
+        return v.dst(i.operands[0], "b32", f"{v.src(i.operands[1], 'b64')} & 0xfffffu")
+    if kind in ("expect_tx", "complete_tx") or "expect_tx" in m:
+        raise v.unsupported()
+    v.code.alone = True
+    result = kind in ("arrive", "arrive_drop", "test_wait", "try_wait")
+    operands = i.operands
+    if result and isinstance(operands[0], Address):  # arrive without a result
+        operands = (Name("_"), *operands)
+    address = operands[1] if result else operands[0]
+    space = "shared" if space_of(i) == "shared" else "generic"
+    pointer = f"(u64 *){v.pointer(space, v.address(address), 8, 'a')}"
+    line = v.line(space)
+    if kind == "init":
+        return f"{line} mbar_init({pointer}, {v.src(operands[1], 'b32')});"
+    if kind == "inval":
+        return f"{line} *{pointer} = 0;"
+    if kind in ("arrive", "arrive_drop"):
+        count = v.src(operands[2], "b32") if len(operands) > 2 else "1"
+        drop = count if kind == "arrive_drop" else "0"
+        return f"{line} {{ const u64 x_ = mbar_arrive({pointer}, {count}, {drop}); {v.dst(operands[0], 'b64', 'x_')} }}"
+    if kind in ("test_wait", "try_wait"):
+        wanted = f"{v.src(operands[2], 'b32')} & 1" if "parity" in m else f"{v.src(operands[2], 'b64')} >> 63"
+        return f"{line} {{ const u64 x_ = *{pointer}; {v.dst(operands[0], 'pred', f'(x_ >> 63) != ({wanted})')} }}"
+    raise v.unsupported()
 
 
 @emits("nanosleep")

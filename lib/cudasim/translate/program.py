@@ -20,7 +20,7 @@ from gpubpf.ptx.module import (
 
 from .function import SLOT, FunctionCode
 from .scope import Storage
-from .values import immediate_bits
+from .values import RESERVED_SHARED, immediate_bits
 
 
 @dataclass(frozen=True)
@@ -354,7 +354,8 @@ class Program:
             reach = self.reach(name)
             params = ", ".join(f"{{{o}, {s}, {a}}}" for o, s, a in code.parameters) or "{0, 0, 0}"
             lines.append(f"static const struct cs_param params_{k}[] = {{{params}}};")
-            static, offsets = self._shared_layout(reach)
+            reserved = RESERVED_SHARED if any(self.codes[n].values.reserved_shared for n in reach) else 0
+            static, offsets = self._shared_layout(reach, reserved)
             lines.append(f"static const uint32_t shared_{k}[] = {{{', '.join(map(str, offsets)) or '0'}}};")
             used = sorted({x for n in reach for x in self.codes[n].values.variables})
             lines.append(f"static const uint32_t uses_{k}[] = {{{', '.join(map(str, used)) or '0'}}};")
@@ -368,16 +369,19 @@ class Program:
             req, most = _dimensions(code.function, "reqntid"), _dimensions(code.function, "maxntid")
             rows.append(
                 f'{{"{name}", {self.base[name]}u, {len(code.parameters)}, {code.parameter_bytes}, {static}, {local}, '
-                f"{registers}, {frame}, {recursive}, {req}, {most}, params_{k}, shared_{k}, {len(used)}, uses_{k}}},"
+                f"{registers}, {frame}, {recursive}, {reserved}, {req}, {most}, params_{k}, shared_{k}, {len(used)}, uses_{k}}},"
             )
         lines.append("static const struct cs_kernel kernels[] = {" + "\n".join(rows) + "{0}};\n")
         return "\n".join(lines)
 
-    def _shared_layout(self, reach: set[str]) -> tuple[int, list[int]]:
-        """Static size, and the offset of every shared variable of the module (0 where it is not used)."""
+    def _shared_layout(self, reach: set[str], reserved: int) -> tuple[int, list[int]]:
+        """Static size, and the offset of every shared variable of the module (0 where it is not used).
+
+        They begin after `reserved` bytes, which do not count.
+        """
         used = {x for n in reach for x in self.codes[n].values.shared_variables}
         offsets = [0] * len(self.shared)
-        at = 0
+        at = reserved
         dynamic = []
         for k, variable in enumerate(self.shared):
             if k not in used:
@@ -391,7 +395,7 @@ class Program:
         align = max([SLOT, *(self.shared[k].alignment for k in dynamic)])
         for k in dynamic:
             offsets[k] = _align(at, align)
-        return (_align(at, align) if dynamic and at else at), offsets
+        return (_align(at, align) if dynamic and at else at) - reserved, offsets
 
     def _image(self, nfunctions: int) -> str:
         major, minor = self.module.version

@@ -42,9 +42,8 @@ _SPECIAL = {
     "%cluster_ctarank": "0u",
     "%cluster_nctarank": "1u",
     "%is_explicit_cluster": "0",
-    "%reserved_smem_offset_begin": "0u",
-    "%reserved_smem_offset_end": "0u",
-    "%reserved_smem_offset_cap": "0u",
+    "%envreg1": "(u32)(w->workspace >> 32)",
+    "%envreg2": "(u32)w->workspace",
     "%current_graph_exec": "0ull",
 }
 CLOCKS = {
@@ -55,6 +54,7 @@ CLOCKS = {
     "%globaltimer_lo": "(u32)now",
     "%globaltimer_hi": "(u32)(now >> 32)",
 }
+RESERVED_SHARED = 1024  # bytes at the beginning of a block's shared memory, where a kernel asks for them
 
 
 class Unsupported(PtxError):
@@ -148,6 +148,7 @@ class Values:
         self.address_taken: set[int] = set()
         self.variables: set[int] = set()
         self.shared_variables: set[int] = set()
+        self.reserved_shared = False
         self.local_parameters: dict[str, int] = {}  # parameters of a function that live in local memory
 
     def begin(self, instruction: Instruction, scope: Scope) -> None:
@@ -221,7 +222,10 @@ class Values:
             which = "globaltimer" if name.startswith("%globaltimer") else "clock"
             self.code.before = f"const u64 now = api->{which}(w);"
             return CLOCKS[name]
-        if name.startswith("%envreg") or name.startswith("%pm"):
+        if name.startswith("%reserved_smem_offset"):
+            self.reserved_shared = True
+            return f"{RESERVED_SHARED}u" if name.endswith(("_end", "_cap")) else "0u"
+        if name.startswith(("%envreg", "%pm")):
             return "0u"
         return None
 
