@@ -6,6 +6,7 @@ import base64
 import contextlib
 import ctypes
 import difflib
+import faulthandler
 import functools
 import json
 import os
@@ -16,7 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from gpubpf import cache, maps
 from gpubpf.bytecode import (
@@ -27,6 +28,7 @@ from gpubpf.bytecode import (
     decode,
     device_points,
     encode,
+    signed,
     without_comments,
 )
 from gpubpf.errors import CompileError
@@ -62,7 +64,7 @@ def compile_text(text: str) -> Program:
     key = program_key(text)
     store = cache.default()
     if (kept := store.get("program", key)) is not None:
-        with contextlib.suppress(ValueError, KeyError, TypeError):
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
             return from_json(json.loads(kept), text)
     program = _compile(text)
     store.put("program", key, json.dumps(to_json(program)).encode())
@@ -86,7 +88,7 @@ def to_json(program: Program) -> dict[str, Any]:
 
 
 def from_json(value: Any, text: str) -> Program:
-    """The inverse of `to_json`. Raises ValueError, KeyError or TypeError for anything else."""
+    """The inverse of `to_json`. Raises ValueError, KeyError, TypeError or AttributeError for anything else."""
     functions = {}
     for name, item in value["functions"].items():
         code = list(decode(base64.b64decode(item["code"]), item["lines"]))
@@ -98,21 +100,47 @@ def from_json(value: Any, text: str) -> Program:
 
 
 def _compile(text: str) -> Program:
-    bcc = _import_bcc()
-    source = spell_out_increments(text)
-    cflags = [f"-I{INCLUDE}".encode()]
-    flags = (ctypes.c_char_p * len(cflags))(*cflags)
-    with _kernel_source(), _output() as output:
-        module = bcc.lib.bpf_module_create_c_from_string(
-            source.encode(), _DEBUG, flags, len(cflags), True, None
-        )
-        said = output()
-    if not module:
-        raise CompileError(_diagnosis(said))
+    """Compiles in a child process: clang ends the process over C that it cannot express as BPF, and prints as it likes."""
+    with tempfile.TemporaryFile() as talk, tempfile.TemporaryFile() as result:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if child == 0:
+            try:
+                faulthandler.disable()
+                os.dup2(talk.fileno(), 1)
+                os.dup2(talk.fileno(), 2)
+                result.write(json.dumps(_compile_here(text, talk)).encode())
+                result.flush()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        result.seek(0)
+        talk.seek(0)
+        said = talk.read().decode("utf-8", "replace")
+        try:
+            answer = json.loads(result.read())
+        except ValueError:
+            raise CompileError(_diagnosis(text, said)) from None
+    if "error" in answer:
+        raise CompileError(answer["error"])
+    return from_json(answer, text)
+
+
+def _compile_here(text: str, talk: IO[bytes]) -> dict[str, Any]:
+    """The program as JSON values, or `{"error": …}`; stdout and stderr go to `talk` already."""
     try:
-        return _collect(bcc.lib, module, text, said)
-    finally:
-        bcc.lib.bpf_module_destroy(module)
+        bcc = _import_bcc()
+        source = spell_out_increments(text)
+        flags = (ctypes.c_char_p * 1)(f"-I{INCLUDE}".encode())
+        with _kernel_source():
+            module = bcc.lib.bpf_module_create_c_from_string(source.encode(), _DEBUG, flags, 1, True, None)
+        ctypes.CDLL(None).fflush(None)
+        talk.seek(0)
+        said = talk.read().decode("utf-8", "replace")
+        return to_json(_collect(bcc.lib, module, text, said)) if module else {"error": _diagnosis(text, said)}
+    except CompileError as error:
+        return {"error": str(error)}
 
 
 def _import_bcc() -> Any:
@@ -143,44 +171,30 @@ def capable() -> bool:
     return False
 
 
-@contextlib.contextmanager
-def _output() -> Iterator[Any]:
-    """While it lasts, what native code writes to stdout and stderr goes to a file; yields the function that reads it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with tempfile.TemporaryFile() as file:
-        saved = [os.dup(1), os.dup(2)]
-
-        def read() -> str:
-            file.seek(0)
-            return file.read().decode("utf-8", "replace")
-
-        try:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-            yield read
-        finally:
-            ctypes.CDLL(None).fflush(None)
-            for number, descriptor in enumerate(saved, 1):
-                os.dup2(descriptor, number)
-                os.close(descriptor)
-
-
-def _diagnosis(said: str) -> str:
-    for line in said.splitlines():
-        if match := re.match(r"(?:\S*/)?main\.c:(\d+):\d+: (?:fatal )?error: (.*)", line):
-            return f"C line {match[1]}: {match[2]}; correct the C text"
-    for line in said.splitlines():
+def _diagnosis(text: str, said: str) -> str:
+    """What clang and bcc said, in one line."""
+    lines = [line for line in said.splitlines() if not line.startswith(("clang -cc1", "#"))]
+    for pattern in (
+        r"(?:\S*/)?main\.c:(\d+):\d+: (?:fatal )?error: (.*)",
+        r"error: \S*main\.c:(\d+):\d+: (.*)",
+    ):
+        for line in lines:
+            if match := re.match(pattern, line):
+                return f"C line {match[1]}: {match[2]}; correct the C text"
+    for line in lines:
         if match := re.match(r"(\S+):(\d+):\d+: (?:fatal )?error: (.*)", line):
             return f"{Path(match[1]).name} line {match[2]}: {match[3]}; correct the C text"
-    lines = [
-        line
-        for line in said.splitlines()
-        if "error" in line.lower() or "could not" in line.lower() or "unable" in line.lower()
-    ]
-    if any("kheaders" in line or "kernel headers" in line for line in said.splitlines()):
+    if any("kernel headers" in line or "kheaders" in line for line in lines):
         return "bcc finds no kernel headers; install the distribution's linux-headers package"
-    return f"bcc: {lines[0].strip() if lines else 'compilation failed'}; correct the C text"
+    for line in lines:
+        if match := re.match(r"Error at line (\d+): .*signed division", line):
+            number = _rewritten(text, said)[1].get(int(match[1]), 0)
+            return (
+                f"C line {number}: BPF has no signed division or remainder; divide unsigned numbers, or shift"
+            )
+    words = ("error", "could not", "cannot", "unable", "unsupported", "invalid")
+    telling = [line for line in lines if any(word in line.lower() for word in words)]
+    return f"bcc: {telling[0].strip() if telling else 'compilation failed'}; correct the C text"
 
 
 def _collect(lib: Any, module: int, text: str, said: str) -> Program:
@@ -229,23 +243,12 @@ def _check_relocations(function: Function) -> None:
             raise CompileError(
                 f"{where}, instruction {pc}: refers to a variable; use a map or an array on the stack"
             )
-        # Constant data was given an address of this process.
-        if i.opcode == LD_IMM64 and i.src == 0 and i.map is None and _is_local_address(i.imm):
+        # clang loads a number this way only if it has more than 32 bits: anything else is a reference left open.
+        if i.opcode == LD_IMM64 and i.map is None and signed(i.imm) == signed(i.imm, 32):
             raise CompileError(
-                f"{where}: refers to constant data (a string or a table); make it an array on the stack,"
+                f"{where}: refers to a variable or constant of the program; use a map, or an array on the stack,"
                 " and print with gpu_puts"
             )
-
-
-def _is_local_address(value: int) -> bool:
-    if value < 1 << 32:
-        return False
-    with open("/proc/self/maps") as mapped:
-        for line in mapped:
-            start, end = (int(part, 16) for part in line.split(" ", 1)[0].split("-"))
-            if start <= value < end:
-                return True
-    return False
 
 
 def _definition(lib: Any, module: int, index: int, name: str) -> MapDefinition:
@@ -261,35 +264,45 @@ def _definition(lib: Any, module: int, index: int, name: str) -> MapDefinition:
     if isinstance(key, list) and key and key[0] in _KEY_KINDS:
         kind = _KEY_KINDS[key[0]]
         key = "int"
+    value_type = maps.type_of(leaf)
+    value_size = lib.bpf_table_leaf_size_id(module, index)
+    if kind == "ringbuf":  # the kernel's ring buffers have no type: the one declared is that of the records
+        value_size = maps.type_size(value_type)
     return MapDefinition(
         name,
         kind,
         lib.bpf_table_key_size_id(module, index),
-        lib.bpf_table_leaf_size_id(module, index),
+        value_size,
         lib.bpf_table_max_entries_id(module, index),
         maps.type_of(key),
-        maps.type_of(leaf),
+        value_type,
         lib.bpf_table_flags_id(module, index),
     )
 
 
-def _lines(text: str, said: str) -> dict[str, list[int]]:
-    """C line of every instruction slot, by function, from what bcc prints: the text as it rewrote it (DEBUG_PREPROCESSOR),
-    then each function's instructions under the lines of that text that they come from (DEBUG_SOURCE)."""
-    head, *parts = re.split(r"^Disassembly of function (\S+)\n", said, flags=re.M)
-    rewritten = head.split("\n")
+def _rewritten(text: str, said: str) -> tuple[list[str], dict[int, int]]:
+    """The C text as bcc rewrote it (it prints that: DEBUG_PREPROCESSOR), and the line of `text` for each of its lines."""
+    rewritten = said.split("\n")
     # Some versions print the compiler's command line first; line 1 of the text is the guard that bcc puts before it.
     for number, line in enumerate(rewritten):
         if line.startswith("#if defined(BPF_LICENSE)"):
             rewritten = rewritten[number:]
             break
     original = text.split("\n")
-    to_original: dict[int, int] = {}
+    lines: dict[int, int] = {}
     matcher = difflib.SequenceMatcher(None, original, rewritten, autojunk=False)
     for _, low, high, first, last in matcher.get_opcodes():
         for offset in range(last - first):
             if low < high:
-                to_original[first + offset + 1] = min(low + offset, high - 1) + 1
+                lines[first + offset + 1] = min(low + offset, high - 1) + 1
+    return rewritten, lines
+
+
+def _lines(text: str, said: str) -> dict[str, list[int]]:
+    """C line of every instruction slot, by function. bcc prints each function's instructions under the lines, of the
+    rewritten text, that they come from (DEBUG_SOURCE)."""
+    head, *parts = re.split(r"^Disassembly of function (\S+)\n", said, flags=re.M)
+    rewritten, to_original = _rewritten(text, head)
     result: dict[str, list[int]] = {}
     for name, body in zip(parts[::2], parts[1::2], strict=False):
         lines: list[int] = []

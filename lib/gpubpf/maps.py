@@ -144,6 +144,18 @@ def type_of(description: Any) -> Any:
     return described[0] if described else None
 
 
+def type_size(kind: Any) -> int:
+    """Bytes of a type that `type_of` gave; 0 for None."""
+    if isinstance(kind, str):
+        return int(kind[2:])
+    if isinstance(kind, list):
+        size = type_size(kind[0])
+        for dimension in kind[1]:
+            size *= dimension
+        return size
+    return int(kind["size"]) if kind else 0
+
+
 def _describe(description: Any) -> tuple[Any, int, int] | None:
     """(type, size, alignment)"""
     if isinstance(description, str):

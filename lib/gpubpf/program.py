@@ -162,8 +162,8 @@ class BPF:
         if (kept := store.get("fragment", key)) is not None:
             try:
                 return Fragment.from_json(json.loads(kept))
-            except (ValueError, KeyError, TypeError):
-                pass
+            except (ValueError, KeyError, TypeError, AttributeError):
+                pass  # damaged: made again
         fragment, _ = verified(self.program, name)
         store.put("fragment", key, json.dumps(fragment.to_json()).encode())
         return fragment

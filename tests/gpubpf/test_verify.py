@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gpubpf import bytecode as b
-from gpubpf import compile
-from gpubpf.errors import CompileError, VerifyError
+from gpubpf.errors import VerifyError
 from gpubpf.maps import MapDefinition
 from gpubpf.verify import kernel, ranges, verify
 from gpubpf.verify.rules import MAX_INSTRUCTIONS, check
@@ -32,16 +31,7 @@ from gpubpf_asm import (
     store,
     storei,
 )
-
-
-def compiled(text):
-    try:
-        return compile.compile_text(text)
-    except CompileError as error:
-        if "python3-bpfcc" in str(error) or "CAP_BPF" in str(error) or "kernel headers" in str(error):
-            pytest.skip(str(error))
-        raise
-
+from gpubpf_bcc import compiled
 
 HEAD = """#include <gpubpf.h>
 struct tally { u64 runs, work; };
@@ -220,7 +210,10 @@ GOOD = {
         + "".join(f"if (ctx->work >> {n} & 1) s += {n} * bpf_get_globaltimer();" for n in range(24))
         + f"{TABLE} t->cells[0] = s;"
     ),
-    "a switch": f"{TABLE} switch (ctx->site) {{\ncase 0: t->cells[1]++; break;\ncase 1: t->cells[2]++; break; default: t->cells[3]++; }}",
+    "a switch": (
+        f"{TABLE} switch (ctx->site) {{ case 0: t->cells[1]++; break; case 1: t->cells[2]++; break;"
+        " default: t->cells[3]++; }"
+    ),
     "a function of its own": f"{TABLE} t->cells[twice(ctx->work) & 7]++;",
 }
 

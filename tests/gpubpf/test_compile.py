@@ -1,0 +1,262 @@
+"""C text to bytecode: lines, maps, relocations, and one clear line for everything that does not compile."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+
+import numpy as np
+import pytest
+
+from gpubpf import bytecode as b
+from gpubpf import cache, compile, maps
+from gpubpf.errors import CompileError
+from gpubpf.verify.rules import check
+from gpubpf_asm import Native
+from gpubpf_bcc import compiled
+
+HEAD = "#include <gpubpf.h>\nGPU_ARRAY(cells, u64, 8);\n"
+
+
+def test_maps_and_their_types():
+    made = compiled(
+        """#include <gpubpf.h>
+struct tally { u64 runs; u32 hits[3]; u8 tag; };
+struct key { u16 kind; u32 number; };
+GPU_THREAD_ARRAY(tallies, struct tally, 2);
+GPU_ARRAY(cells, u64, 8);
+GPU_HASH(seen, struct key, struct tally, 100);
+GPU_HISTOGRAM(sizes, 64);
+GPU_RINGBUF(events, struct tally, 16);
+GPU_PARAM(filter, struct gpu_filter);
+BPF_ARRAY(plain, u32, 5);
+BPF_HASH(table, u32);
+BPF_PERCPU_ARRAY(each, u64, 1);
+BPF_HISTOGRAM(dist, u32, 32);
+BPF_RINGBUF_OUTPUT(ring, 8);
+"""
+    )
+    kinds = {name: (m.kind, m.key_size, m.value_size, m.max_entries) for name, m in made.maps.items()}
+    assert kinds == {
+        "tallies": ("thread_array", 4, 24, 2),
+        "cells": ("array", 4, 8, 8),
+        "seen": ("hash", 8, 24, 100),
+        "sizes": ("array", 4, 8, 64),
+        "events": ("ringbuf", 0, 24, 65536),
+        "filter": ("param", 4, 48, 1),
+        "plain": ("array", 4, 4, 5),
+        "table": ("hash", 4, 8, 10240),
+        "each": ("percpu_array", 4, 8, 1),
+        "dist": ("hash", 4, 8, 32),
+        "ring": ("ringbuf", 0, 4, 32768),
+    }
+    tally = made.maps["tallies"].value_dtype
+    assert tally.names == ("runs", "hits", "tag")
+    assert (tally.itemsize, tally["hits"].shape) == (24, (3,))
+    assert made.maps["events"].value_dtype == tally
+    assert made.maps["seen"].key_dtype.names == ("kind", "number")
+    cell = np.zeros((), made.maps["filter"].value_dtype)
+    cell["block"]["lo"] = 1, 2, 3
+    cell["thread"]["span"][2] = 9
+    assert cell.tobytes()[8:12] == b"\2\0\0\0"
+    assert cell.tobytes()[44:] == b"\t\0\0\0"
+
+
+def test_lines_are_those_of_the_text():
+    """Also after what bcc rewrites, for code that comes from the header, and inside of a macro."""
+    made = compiled(
+        HEAD
+        + """#define TWICE(x) \\
+    ((x) * 2)
+
+int on_exit(struct gpu_exit *ctx)
+{
+    int key = 1;
+    u64 *cell = cells.lookup(&key);
+    if (!cell)
+        return 0;
+    *cell += ctx->work;
+    u64 x, y, z;
+    bpf_get_thread_idx(&x, &y, &z);
+    /* a comment */
+    *cell += TWICE(x);
+    cells.increment(key);
+    return 0;
+}
+"""
+    )
+    code = made.functions["on_exit"].instructions
+    of_call = {i.imm: i.line for i in code if i.opcode == 0x85}
+    assert of_call[505] == 14
+    assert next(i.line for i in code if i.opcode == 0x85) == 9
+    assert {i.line for i in code if i.opcode == 0xDB} == {17}
+    assert next(i.line for i in code if i.opcode == 0x79 and i.offset == 16) == 12
+    assert all(i.line for i in code)
+    assert made.quote(12) == "*cell += ctx->work;"
+
+
+def test_bytecode_round_trip():
+    made = compiled(
+        HEAD
+        + "int f(struct gpu_exit *ctx) { int k = 0; u64 *c = cells.lookup(&k); return c && *c > 0x123456789abcull; }"
+    )
+    function = made.functions["f"]
+    raw = b.encode(function.instructions, {"cells": 77})
+    again = b.decode(raw, [i.line for i in function.instructions], {77: "cells"})
+    assert again == function.instructions
+    assert compile.from_json(json.loads(json.dumps(compile.to_json(made))), made.text) == made
+    for wrong in (raw[:-1], raw[: 8 * next(n for n, i in enumerate(again) if i.opcode == b.LD_IMM64) + 8]):
+        with pytest.raises(ValueError, match="bytecode"):
+            b.decode(wrong)
+
+
+def test_points_of_functions():
+    made = compiled(
+        HEAD
+        + """/* int not_this(struct gpu_exit *ctx) */
+int enters(struct gpu_entry *ctx) { return 0; }
+int leaves(const struct gpu_exit *ctx) { return 0; }
+int kernel_side(struct pt_regs *ctx) { u64 one = 1; int k = 0; cells.update(&k, &one); return 0; }
+"""
+    )
+    assert {f.name: f.point for f in made.functions.values()} == {
+        "enters": "entry",
+        "leaves": "exit",
+        "kernel_side": "host",
+    }
+    assert [f.name for f in made.device_functions] == ["enters", "leaves"]
+
+
+BAD = {
+    "a name that is not there": (
+        "int f(struct gpu_exit *ctx) {\nreturn nothing; }",
+        "C line 4: use of undeclared",
+    ),
+    "a missing semicolon": ("int f(struct gpu_exit *ctx) {\nreturn 0 }", "C line 4: expected ';'"),
+    "a header that is not there": ("#include <nothing.h>", "C line 3: 'nothing.h' file not found"),
+    "an unknown method": (
+        "int f(struct gpu_exit *ctx) {\ncells.multiply(1); return 0; }",
+        "C line 4: no member named",
+    ),
+    "an unknown type": ("GPU_HASH(h, struct nothing, u64, 4);", "C line 3: "),
+    "a map of no entries": ("GPU_ARRAY(none, u64, 0);", "could not open bpf map: none"),
+    "a static program": ("static int f(struct gpu_exit *ctx) { return 0; }", "f is static or inline"),
+    "a function elsewhere": ("int g(int);\nint f(struct gpu_exit *ctx) { return g(1); }", "C line 4: "),
+    "a string": (
+        'int f(struct gpu_exit *ctx) {\ngpubpf_puts("a text that is long enough", 27); return 0; }',
+        "C line 4: refers to",
+    ),
+    "a table of constants": (
+        "static const u64 t[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9};\nint f(struct gpu_exit *ctx) {\nreturn t[ctx->work % 9]; }",
+        "C line 5: refers to",
+    ),
+    "a global variable": ("u64 all;\nint f(struct gpu_exit *ctx) {\nreturn all++; }", "C line 5: refers to"),
+    "a signed division": (
+        "int f(struct gpu_exit *ctx) {\nreturn (s64)ctx->work / 3; }",
+        "C line 4: BPF has no signed division",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_does_not_compile(name, capfd):
+    text, message = BAD[name]
+    compiled(HEAD)  # skips where nothing compiles
+    with pytest.raises(CompileError) as caught:
+        compile.compile_text(HEAD + text)
+    said = str(caught.value)
+    assert message in said.replace("device program f, ", "")
+    assert "\n" not in said
+    assert ";" in said
+    assert capfd.readouterr() == ("", "")
+
+
+def test_compiled_once(monkeypatch, tmp_path):
+    """The second time needs no bcc; another text, or a changed header, is another program."""
+    compiled(HEAD)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = compile.compile_text(HEAD)
+    monkeypatch.setattr(compile, "_compile", lambda text: pytest.fail("compiled again"))
+    assert compile.compile_text(HEAD) == made
+    key = compile.program_key(HEAD)
+    monkeypatch.setattr(compile, "header", lambda: "another")
+    assert compile.program_key(HEAD) != key
+
+
+def test_damaged_cache_is_passed_over(monkeypatch, tmp_path):
+    compiled(HEAD)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = compile.compile_text(HEAD)
+    for damage in (b"", b"{", b"[]", b'{"functions": {"f": {}}, "maps": []}', b'{"functions": 3}'):
+        cache.default().put("program", compile.program_key(HEAD), damage)
+        assert compile.compile_text(HEAD) == made
+
+
+def test_without_bcc_or_the_right_to_use_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compile, "capable", lambda: False)
+    text = HEAD + "/* not compiled before */"
+    with pytest.raises(CompileError, match="CAP_BPF; run it as root|python3-bpfcc"):
+        compile.compile_text(text)
+    monkeypatch.setitem(__import__("sys").modules, "bcc", None)
+    with pytest.raises(CompileError, match="python3-bpfcc"):
+        compile.compile_text(text)
+
+
+def test_the_other_package_of_that_name(monkeypatch, tmp_path):
+    import types
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(__import__("sys").modules, "bcc", types.ModuleType("bcc"))
+    with pytest.raises(CompileError, match="another project's"):
+        compile.compile_text(HEAD + "/* nor this */")
+
+
+def test_increments_are_spelled_out():
+    text = 'a.increment(k);\n/* b.increment(k) */ "c.increment(k)";\nd . atomic_increment ( f(x, y),\n 3 ); e.increment('
+    made = compile.spell_out_increments(text)
+    assert made.count("lookup_or_try_init") == 2
+    assert made.count("\n") == text.count("\n")
+    assert "typeof(d.key) _gpubpf_key = ( f(x, y))" in made
+    assert '/* b.increment(k) */ "c.increment(k)"' in made
+    assert made.endswith("e.increment(")
+
+
+def test_header_offers_what_bpf_programs_use():
+    """A program with everything, run natively: its counts are right."""
+    made = compiled(
+        """#include <gpubpf.h>
+GPU_HASH(seen, u32, u64, 64);
+GPU_HISTOGRAM(sizes, 64);
+GPU_PARAM(filter, struct gpu_filter);
+static noinline u64 half(u64 x) { return x / 2; }
+int f(struct gpu_exit *ctx) {
+    int zero = 0;
+    struct gpu_filter *chosen = filter.lookup(&zero);
+    if (!chosen || !gpu_selected(chosen))
+        return 0;
+    u32 kind = half(ctx->work);
+    seen.increment(kind);
+    seen.increment(kind, 10);
+    sizes.increment(bpf_log2l(ctx->work));
+    return 0;
+}
+"""
+    )
+    function = made.functions["f"]
+    check(made, function)
+    native = Native(made, function, {"tid.x": 5, "ctaid.x": 2})
+    memory = {name: ctypes.create_string_buffer(maps.initial(d)) for name, d in made.maps.items()}
+    arguments = {f"map_{name}": ctypes.addressof(m) for name, m in memory.items()}
+    for low, high in ((0, 9), (6, 9), (5, 5), (0, 4)):
+        for a in native.module.arguments:
+            if a.kind == "param":
+                arguments[a.name] = 0 if a.offset % 8 == 0 else 0xFFFFFFFF
+                if a.offset == 24:
+                    arguments[a.name] = low
+                if a.offset == 28:
+                    arguments[a.name] = high - low
+        native(**arguments, work=1000)
+    found = maps.decode(made.maps["seen"], memory["seen"].raw)
+    assert found.tolist() == [(500, 22)]
+    assert np.flatnonzero(maps.decode(made.maps["sizes"], memory["sizes"].raw)).tolist() == [10]
