@@ -5,7 +5,7 @@
 USAGE: threadhist [options] [interval [count]] -- COMMAND [ARG...]
 
 Every thread counts in its own registers and adds to its own place in GPU memory as it leaves the kernel. The program
-that is watched needs no change and no rebuild. Licensed under the Apache License, Version 2.0.
+that is watched needs no change and no rebuild.
 """
 
 from __future__ import annotations
@@ -239,7 +239,8 @@ def show_json(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Outpu
             )
         idle = None
         if tally.selected is None:
-            idle = dict(zip(("empty", "waiting"), imbalance.idle_lanes(shape, tally.work), strict=True))
+            empty, waiting = imbalance.idle_lanes(shape, tally.work)
+            idle = {"empty": round(empty, 6), "waiting": round(waiting, 6)}
         out.record(
             type="kernel",
             **common,
@@ -270,20 +271,15 @@ def show_csv(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Output
     for tally in tallies:
         instance, shape = tally.instance, tally.shape
         groups = imbalance.group(shape, tally.runs, tally.work, args.by, tally.selected)
-        names = (instance.pid, instance.comm, instance.gpu, instance.kernel, *shape.grid, *shape.block_dim)
-        start = cli.csv_cells(names) + ","
+        comm, kernel = cli.printable(instance.comm), cli.printable(instance.kernel)
+        start = cli.csv_cells((instance.pid, comm, instance.gpu, kernel, shape.grid, shape.block_dim)) + ","
         order: Any = groups.largest(args.top)
         if args.by == "thread":
             write_threads(out, groups, order, (start, *",,,,,,,", "\n"))
             continue
         for place in order:
-            cells = (
-                *groups.indices(place).values(),
-                groups.threads[place],
-                groups.runs[place],
-                groups.work[place],
-            )
-            out.write(start + cli.csv_cells(cells) + "\n")
+            sums = (groups.threads[place], groups.runs[place], groups.work[place])
+            out.write(start + cli.csv_cells((*groups.indices(place).values(), *sums)) + "\n")
 
 
 def show_summary(session: Session, args: argparse.Namespace, out: cli.Output) -> None:

@@ -459,15 +459,15 @@ def coverage(summary: Mapping[str, Any]) -> list[str]:
     if not seen:
         lines = ["counted nothing: no launches seen"]
     elif not matched:
-        lines = [f"counted nothing: {seen:,} launches seen, none of the kernels asked for"]
-    elif matched == instrumented:
-        lines = [f"counted all {matched:,} launches of the kernels asked for; {seen:,} launches seen"]
+        lines = [f"counted nothing: none of the launches seen ({seen:,}) is of a kernel asked for"]
     else:
         lines = [
-            f"counted {instrumented:,} of {matched:,} launches of the kernels asked for; {seen:,} launches seen"
+            f"counted {instrumented:,} of {matched:,} launches of the kernels asked for ({seen:,} seen in all)"
         ]
         reasons = sorted(summary["not_instrumented"].items(), key=lambda item: (-item[1], item[0]))
         lines += [f"  not counted: {number:,} ({reason})" for reason, number in reasons]
     if summary["lost"]:
-        lines.append(f"lost: {summary['lost']:,} updates found no room in a map; give more with --map-memory")
+        lines.append(
+            f"lost: {summary['lost']:,} counts found no room in a map, or never came from a process that died"
+        )
     return lines

@@ -200,4 +200,5 @@ def test_every_field_and_column_is_in_the_man_page(show):
 def test_names_that_targets_chose_are_escaped(show):
     made = instance(FIVE, kernel="\x1b[2J", comm="a\nb", demangled="\x1b]0;")
     assert "\x1b" not in show(instances=[made]) and "\x1b" not in show("-v", instances=[made])
+    assert "\x1b" not in show("--csv", instances=[made])
     assert show("--json", instances=[made])[0]["kernel"] == "\x1b[2J"
