@@ -7,7 +7,6 @@ import shutil
 import struct
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,63 +15,15 @@ from gpubpf.ptx import inject as injection
 from gpubpf.ptx.flow import LEAVING, WORK
 from gpubpf.ptx.inject import Injected, LaunchBlock, Placement, inject, launch_block
 from gpubpf.ptx.module import Instruction, Module, parse, render
+from gpubpf_fragments import TIME, Argument, Fragment, tally
 from ptxrun import Memory, Thread, place_variables
 
 HERE = Path(__file__).parent
 HEAD = ".version 8.3\n.target sm_75\n.address_size 64\n"
 
 
-@dataclass(frozen=True)
-class Argument:
-    name: str
-    type: str
-    kind: str
-    map: str = ""
-    field: str = ""
-    offset: int = 0
-    width: int = 8
-
-    @property
-    def register(self) -> str:
-        return f"%gpubpf_{self.name}"
-
-
-@dataclass(frozen=True)
-class Fragment:
-    ptx: str
-    arguments: tuple[Argument, ...]
-
-
-BASE = Argument("tallies", "b64", "map_base", "tallies")
-ROOM = Argument("tallies_room", "b64", "map_capacity", "tallies")
-WORKED = Argument("work", "b64", "context", field="work")
-SITE = Argument("site", "b32", "context", field="site")
-
-# tallies[thread].runs += 1, .work += work; registers and labels as an application has them
-TALLY = Fragment(
-    """{
-.reg .pred %p<3>; .reg .b64 %rd<12>; .reg .b32 %r<12>;
-mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mad.lo.u32 %r4, %r2, %r3, %r1;
-cvt.u64.u32 %rd1, %r4;
-setp.ge.u64 %p1, %rd1, %gpubpf_tallies_room;
-@%p1 bra $L__BB0_1;
-shl.b64 %rd2, %rd1, 4;
-add.u64 %rd3, %gpubpf_tallies, %rd2;
-ld.u64 %rd4, [%rd3]; add.u64 %rd4, %rd4, 1; st.u64 [%rd3], %rd4;
-ld.u64 %rd5, [%rd3+8]; add.u64 %rd5, %rd5, %gpubpf_work; st.u64 [%rd3+8], %rd5;
-$L__BB0_1:
-}""",
-    (BASE, ROOM, WORKED),
-)
-TIME = Fragment(
-    """{
-.reg .b64 %rd<4>; .reg .b32 %r<3>;
-mov.u64 %rd1, %globaltimer; mov.u32 %r1, %tid.x;
-mul.wide.u32 %rd2, %r1, 16; add.u64 %rd2, %rd2, %gpubpf_times;
-st.u64 [%rd2], %rd1; st.u32 [%rd2+8], %gpubpf_site;
-}""",
-    (Argument("times", "b64", "map_base", "times"), SITE),
-)
+TALLY = tally()
+BASE, ROOM, _ = TALLY.arguments
 
 OPTIONS = {
     "sm_75": ["-arch=sm_75"],

@@ -1,0 +1,61 @@
+"""Device programs as the lowering makes them, written by hand for tests of the injector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Argument:
+    name: str
+    type: str
+    kind: str
+    map: str = ""
+    field: str = ""
+    offset: int = 0
+    width: int = 8
+
+    @property
+    def register(self) -> str:
+        return f"%gpubpf_{self.name}"
+
+
+@dataclass(frozen=True)
+class Fragment:
+    ptx: str
+    arguments: tuple[Argument, ...]
+
+
+def tally(map_name: str = "tallies") -> Fragment:
+    """tallies[thread].runs += 1, .work += work; its registers and labels have names that an application uses too."""
+    return Fragment(
+        f"""{{
+.reg .pred %p<3>; .reg .b64 %rd<12>; .reg .b32 %r<12>;
+mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mad.lo.u32 %r4, %r2, %r3, %r1;
+cvt.u64.u32 %rd1, %r4;
+setp.ge.u64 %p1, %rd1, %gpubpf_{map_name}_room;
+@%p1 bra $L__BB0_1;
+shl.b64 %rd2, %rd1, 4;
+add.u64 %rd3, %gpubpf_{map_name}, %rd2;
+ld.u64 %rd4, [%rd3]; add.u64 %rd4, %rd4, 1; st.u64 [%rd3], %rd4;
+ld.u64 %rd5, [%rd3+8]; add.u64 %rd5, %rd5, %gpubpf_work; st.u64 [%rd3+8], %rd5;
+$L__BB0_1:
+}}""",
+        (
+            Argument(map_name, "b64", "map_base", map_name),
+            Argument(f"{map_name}_room", "b64", "map_capacity", map_name),
+            Argument("work", "b64", "context", field="work"),
+        ),
+    )
+
+
+# times[thread] = {globaltimer, site}
+TIME = Fragment(
+    """{
+.reg .b64 %rd<4>; .reg .b32 %r<3>;
+mov.u64 %rd1, %globaltimer; mov.u32 %r1, %tid.x;
+mul.wide.u32 %rd2, %r1, 16; add.u64 %rd2, %rd2, %gpubpf_times;
+st.u64 [%rd2], %rd1; st.u32 [%rd2+8], %gpubpf_site;
+}""",
+    (Argument("times", "b64", "map_base", "times"), Argument("site", "b32", "context", field="site")),
+)
