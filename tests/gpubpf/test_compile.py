@@ -196,7 +196,7 @@ def test_without_bcc_or_the_right_to_use_it(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(compile, "capable", lambda: False)
     text = HEAD + "/* not compiled before */"
-    with pytest.raises(CompileError, match="CAP_BPF; run it as root|python3-bpfcc"):
+    with pytest.raises(CompileError, match=r"CAP_BPF; run it as root|python3-bpfcc"):
         compile.compile_text(text)
     monkeypatch.setitem(__import__("sys").modules, "bcc", None)
     with pytest.raises(CompileError, match="python3-bpfcc"):

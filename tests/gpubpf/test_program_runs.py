@@ -1,0 +1,157 @@
+"""Programs with every kind of map inside a real kernel, on the embedded device: known answers end to end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from gpubpf_bcc import compiled
+
+from gpubpf.device import LIBRARIES
+
+CUDA = r"""
+#include <cstdio>
+__global__ void scale(float *x, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        x[i] *= 2;
+}
+int main() {
+    float *x;
+    cudaMalloc(&x, 4 * 256);
+    cudaMemset(x, 0, 4 * 256);
+    for (int launch = 0; launch < 3; launch++)
+        scale<<<4, 64>>>(x, 200);
+    printf("%s\n", cudaGetErrorString(cudaDeviceSynchronize()));
+}
+"""
+TEXT = r"""
+#include <gpubpf.h>
+struct event { u64 launch; u32 thread, block; u64 work; };
+struct edge { u32 block; u8 active; };
+GPU_HASH(edges, struct edge, u64, 64);
+GPU_HASH(blocks, u32, u64, 64);
+GPU_HISTOGRAM(sizes, 8);
+GPU_RINGBUF(events, struct event, 16);
+GPU_THREAD_ARRAY(mine, u64, 2);
+GPU_PARAM(filter, struct gpu_filter);
+
+int on_entry(struct gpu_entry *ctx) {
+    int key = 1;
+    u64 *entered = mine.lookup(&key);
+    if (entered)
+        *entered += 1;
+    return 0;
+}
+
+int on_exit(struct gpu_exit *ctx) {
+    int key = 0;
+    struct gpu_filter *chosen = filter.lookup(&key);
+    if (!chosen || !gpu_selected(chosen))
+        return 0;
+    u64 bx, by, bz, tx, ty, tz;
+    bpf_get_block_idx(&bx, &by, &bz);
+    bpf_get_thread_idx(&tx, &ty, &tz);
+    struct edge edge = {};
+    edge.block = bx;
+    edge.active = ctx->work != 0;
+    edges.increment(edge);
+    blocks.increment((u32)bx, ctx->work);
+    sizes.increment(gpu_lane() & 7);
+    struct event event = {};
+    event.launch = ctx->launch;
+    event.thread = tx;
+    event.block = bx;
+    event.work = gpu_global_thread();
+    events.ringbuf_output(&event, sizeof(event), 0);
+    u64 *left = mine.lookup(&key);
+    if (left)
+        *left += 100;
+    if (bx == 3 && tx == 9)
+        bpf_trace_printk("block %d, thread %d: %d stores\n", bx, tx, ctx->work);
+    return 0;
+}
+"""
+SCRIPT = """
+import argparse, json, sys
+from gpubpf import cli, maps
+from gpubpf.program import BPF
+parser = cli.parser("probe", "", "")
+for add in (cli.add_targets, cli.add_kernels, cli.add_threads, cli.add_device, cli.add_looks, cli.add_output):
+    add(parser)
+args = cli.parse(parser, sys.argv[2:])
+b = BPF(text=open(sys.argv[1]).read())
+b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
+b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit", accumulate="stores")
+with b.trace(args) as session:
+    for _ in session.intervals(args.interval, args.count):
+        pass
+found = {}
+for d in b.definitions():
+    for i in session.instances(d.name) if d.kind != "param" else ():
+        if d.name == maps.PRINTS:
+            found["prints"] = list(maps.prints(b.formats(), i.raw))
+        else:
+            found[d.name] = maps.decode(d, i.raw, i.capacity).tolist()
+        found["lost " + d.name] = maps.lost(d, i.raw, i.capacity)
+json.dump(found, open("found.json", "w"))
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    compiled(TEXT)
+    if shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    if not (LIBRARIES / "libcuda.so.1").exists():
+        pytest.skip("needs the embedded device; run script/setup")
+    where = tmp_path_factory.mktemp("program")
+    (where / "scale.cu").write_text(CUDA)
+    (where / "probe.c").write_text(TEXT)
+    (where / "probe.py").write_text(SCRIPT)
+    built = ["nvcc", "-cudart", "shared", "-o", "scale", "scale.cu"]
+    subprocess.run(built, cwd=where, check=True, capture_output=True)
+
+    def once(*options):
+        command = [sys.executable, "probe.py", "probe.c", "--device", "sim", *options, "--", "./scale"]
+        done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "no error\n"
+        return json.loads((where / "found.json").read_text())
+
+    return once
+
+
+def test_every_map_has_the_known_answer(run):
+    """3 launches of 4 blocks of 64 threads, of which the first 200 store once."""
+    found = run("--kernel", "scale")
+    assert found["mine"] == [[300] * 256, [3] * 256]
+    assert dict(found["blocks"]) == {0: 192, 1: 192, 2: 192, 3: 24}
+    assert sorted(found["edges"]) == [
+        [[0, 1], 192],
+        [[1, 1], 192],
+        [[2, 1], 192],
+        [[3, 0], 168],
+        [[3, 1], 24],
+    ]
+    assert found["sizes"] == [96] * 8
+    events = found["events"]
+    assert len({launch for launch, _, _, _ in events}) == 3
+    assert sorted((block, thread) for _, thread, block, _ in events) == sorted(
+        [(block, thread) for block in range(4) for thread in range(64)] * 3
+    )
+    assert all(number == 64 * block + thread for _, thread, block, number in events)
+    assert found["prints"] == ["block 3, thread 9: 0 stores\n"] * 3
+    assert not any(value for name, value in found.items() if name.startswith("lost "))
+
+
+def test_filters_act_on_the_device(run):
+    found = run("--kernel", "scale", "--block", "3", "--thread", "6:9", "--launch", "2:3")
+    assert sorted((block, thread) for _, thread, block, _ in found["events"]) == sorted(
+        [(3, thread) for thread in (6, 7, 8, 9)] * 2
+    )
+    assert found["mine"][1] == [2] * 256
+    assert found["mine"][0] == [0] * 198 + [200] * 4 + [0] * 54
