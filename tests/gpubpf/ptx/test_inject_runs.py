@@ -6,6 +6,7 @@ The device's libcuda is used in a child process (this file as a script), by its 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import os
 import shutil
@@ -158,16 +159,20 @@ class Device:
 
 def main(path: str) -> None:
     from gpubpf.ptx.inject import TABLE, Placement, inject
-    from gpubpf.ptx.module import parse
+    from gpubpf.ptx.module import Function, parse, render
     from gpubpf_fragments import tally
 
     device = Device()
-    text = Path(path).read_text()
-    application = parse(text)
+    application = parse(Path(path).read_text())
+    # without the kernels that do not run here: translating them takes most of the time
+    wanted = tuple(
+        i for i in application.items if not isinstance(i, Function) or i.kind == "func" or i.name in LAUNCHES
+    )
+    application = dataclasses.replace(application, items=wanted)
     probes = [Placement(tally(kind), "exit", kind) for kind in ("instructions", "stores")]
     injected = inject(application, dict.fromkeys(LAUNCHES, probes))
     assert not injected.refusals, injected.refusals
-    original, sidecar = device.load(text), device.load(injected.text)
+    original, sidecar = device.load(render(application)), device.load(injected.text)
 
     places: dict[str, int] = {}
     for variable in injected.variables:
