@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import pwd
@@ -39,7 +40,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from gpubpf import agent, cli, device, maps
 from gpubpf.agent import protocol
-from gpubpf.assemble import Target
 from gpubpf.device import Device
 from gpubpf.errors import Error, SessionError, UsageError
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from gpubpf.assemble import Target
     from gpubpf.cli import Output
     from gpubpf.listing import Source
     from gpubpf.maps import MapDefinition
@@ -112,9 +113,9 @@ class Sidecar(Protocol):
 
 
 # An image that a program loaded, and the device it was loaded on → its sidecar.
-Instrument = Callable[[bytes, Target], Sidecar]
+Instrument = Callable[[bytes, "Target"], Sidecar]
 # How many registers the kernels of a sidecar need: (as built, with the probe) by mangled name.
-CountRegisters = Callable[[Any, Target], Mapping[str, tuple[int, int]]]
+CountRegisters = Callable[[Any, "Target"], Mapping[str, tuple[int, int]]]
 
 
 # --- what tools get ---
@@ -288,9 +289,11 @@ class Session:
     definitions: the maps, in any order; `params` gives the bytes of those of kind "param".
     matches: whether a mangled name was asked for (None: every kernel is); `wanted` is how the user put it, for messages.
     launches, sample: as `--launch` and `--sample`. duration: seconds, None without end.
-    note: called with notices for the user, from any thread; complain: with the error that "no kernel matches" is; loaded:
-    with the name of a process and each image that it loads; attached: with pid, comm and CLOCK_MONOTONIC time (ns) when probes
-    are live, from the thread that runs `intervals`. registers: see `CountRegisters`; called when nobody waits for it.
+    note: called with notices for the user, from any thread. complain: with the error that "no kernel matches" is.
+    attached: with pid, comm and CLOCK_MONOTONIC time (ns) when probes are live, from the thread that runs `intervals`.
+    loaded: with the name of a process and each image that it loads. warm_up: called while the command starts.
+    registers: see `CountRegisters`; called when nobody waits for it.
+    image_wait: seconds that a process waits in a module load for the sidecar.
     """
 
     def __init__(
@@ -313,6 +316,7 @@ class Session:
         complain: Callable[[str], None] = lambda text: None,
         loaded: Callable[[str, bytes], None] = lambda comm, data: None,
         registers: CountRegisters = lambda sidecar, target: {},
+        warm_up: Callable[[], object] = lambda: None,
         image_wait: float = IMAGE_WAIT,
     ) -> None:
         self.command = list(command)
@@ -320,6 +324,7 @@ class Session:
         self._instrument = instrument
         self._complain = complain
         self._loaded = loaded
+        self._warm_up = warm_up
         self._maps = [d for d in definitions if d.kind != PARAM]
         self._numbers = {d.name: number for number, d in enumerate(self._maps)}
         self._params = dict(params or {})
@@ -381,6 +386,7 @@ class Session:
             self._catch_signals()
             self._spawn()
             self._server.start()
+            self._workers.submit(self._warm_up)
         except BaseException:
             self._restore_signals()
             self._listener.close()
@@ -688,6 +694,8 @@ class Session:
         try:
             data = protocol.read_file(file, image.size)
             self._loaded(process.comm, data)
+            from gpubpf.assemble import Target
+
             target = Target(self.device.kind, divmod(image.compute_capability, 10))
             sidecar = self._instrument(data, target)
             with self._lock:
@@ -871,26 +879,40 @@ class Session:
 
 def trace(bpf: BPF, args: argparse.Namespace, out: Output | None = None) -> Session:
     """The measurement that a tool's command line asks for (see `cli` for `args`). With `--json`, `out` gets "attached" records."""
-    from gpubpf import instrument, names
-
-    attachments = bpf.attachments()
+    attachments = functools.cache(bpf.attachments)
 
     def attached(pid: int, comm: str, ts_ns: int) -> None:
         cli.note(tool, f"attached to {pid} ({comm})")
         if args.json and out is not None:
             out.record(type="attached", pid=pid, comm=comm, ts_ns=ts_ns)
 
+    def instrument(data: bytes, target: Target) -> Sidecar:
+        from gpubpf import instrument
+
+        return instrument.instrument_image(data, attachments(), target)
+
+    def registers(sidecar: Any, target: Target) -> Mapping[str, tuple[int, int]]:
+        from gpubpf import instrument
+
+        return instrument.register_use(sidecar, target)
+
+    def matches(name: str) -> bool:
+        from gpubpf import names
+
+        return names.matches(wanted, name)
+
     tool = _tool()
     chosen = _device(args)
     wanted = tuple(args.kernel)
     return Session(
         _command(args),
-        instrument=lambda data, target: instrument.instrument_image(data, attachments, target),
-        registers=instrument.register_use,
+        instrument=instrument,
+        registers=registers,
+        warm_up=attachments,
         definitions=bpf.definitions(),
         params=bpf.params(args),
         device=chosen,
-        matches=(lambda name: names.matches(wanted, name)) if wanted else None,
+        matches=matches if wanted else None,
         wanted=wanted,
         launches=args.launch,
         sample=args.sample,
@@ -905,6 +927,8 @@ def trace(bpf: BPF, args: argparse.Namespace, out: Output | None = None) -> Sess
 
 def target(args: argparse.Namespace) -> Target:
     """The device that `--device` means, for what needs no command."""
+    from gpubpf.assemble import Target
+
     chosen = device.choose(args.device)
     return Target(chosen.kind, device.compute_capability(chosen))
 
