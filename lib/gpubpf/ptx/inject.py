@@ -287,6 +287,8 @@ def _check(module: Module, graph: CallGraph, name: str, block: LaunchBlock) -> N
     for parameter in entry.parameters:
         if parameter.type in _OPAQUE:
             raise Refusal(f"texture or surface reference {parameter.name}")
+        if parameter.name.startswith(_PREFIX):
+            raise Refusal(f"{parameter.name} is a name of ours: this PTX is instrumented already")
     functions = sorted(graph.reach(name))
     if any(graph.of(f).indirect for f in functions):
         raise Refusal("indirect call")
@@ -294,6 +296,8 @@ def _check(module: Module, graph: CallGraph, name: str, block: LaunchBlock) -> N
         _check_function(module, module.functions[function], graph)
     for variable in sorted({v for f in functions for v in graph.of(f).variables}):
         declared = module.variables[variable]
+        if variable.startswith(_PREFIX):
+            raise Refusal(f"{variable} is a name of ours: this PTX is instrumented already")
         if declared.type in _OPAQUE or declared.space == "tex":
             raise Refusal(f"texture or surface reference {variable}")
         if any(n in module.functions for n in initializer_names(declared.initializer)):

@@ -445,6 +445,13 @@ def test_refusals(before: str, body: str, reason: str) -> None:
     assert ".entry k" not in injected.text
 
 
+def test_what_is_instrumented_is_not_instrumented_again(edges: Module) -> None:
+    once = everywhere(edges, Placement(TALLY, "exit"))
+    twice = everywhere(parse(once.text), Placement(TALLY, "exit"))
+    assert set(twice.refusals) == set(edges.entries)
+    assert all("instrumented already" in reason for reason in twice.refusals.values())
+
+
 def test_old_architectures_are_refused() -> None:
     text = ".version 6.0\n.target sm_60\n.address_size 64\n.visible .entry k() { ret; }"
     assert everywhere(parse(text), Placement(TALLY, "exit")).refusals == {
