@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -35,14 +36,15 @@ gpu_check = load_gpu_check()
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built() -> Path:
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
     if not (DEVICE / "libcuda.so.1").exists():
         pytest.skip("the embedded device is not built (script/setup)")
-    directory = tmp_path_factory.mktemp("examples")
-    shutil.copytree(ROOT / "examples", directory, dirs_exist_ok=True)
-    subprocess.run(["make", "-s", "-B", "-j2", "-C", directory], check=True, capture_output=True)
+    directory = ROOT / "examples"
+    with open(directory / "Makefile") as makefile:  # one process makes them, the others find them made
+        fcntl.flock(makefile, fcntl.LOCK_EX)
+        subprocess.run(["make", "-s", "-j2", "-C", directory], check=True, capture_output=True)
     return directory
 
 
