@@ -1,0 +1,234 @@
+// Memory of every kind, symbols, attributes, errors that do not break the context.
+#include "check.h"
+
+#include <cstring>
+#include <vector>
+
+__constant__ float factors[4] = {1, 2, 3, 4};
+__device__ int counter = 5;
+__device__ int table[3] = {7, 8, 9};
+__device__ int *pointer_to_table = table;
+__managed__ int shared_value = 11;
+
+struct Pair {
+    int a;
+    double b;
+};
+
+__global__ void scale(float *data, int n, int which) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) data[i] *= factors[which];
+}
+
+__global__ void count(Pair pair) {
+    atomicAdd(&counter, pair.a + static_cast<int>(pair.b));
+    shared_value += 1;
+    table[0] = pointer_to_table[1];
+}
+
+__global__ void dynamic_shared(int *out) {
+    extern __shared__ int buffer[];
+    buffer[threadIdx.x] = threadIdx.x;
+    __syncthreads();
+    out[threadIdx.x] = buffer[blockDim.x - 1 - threadIdx.x];
+}
+
+__global__ void __launch_bounds__(128) bounded(int *out) { out[threadIdx.x] = 1; }
+
+__global__ void sum_rows(const char *base, size_t pitch, int width, int height, int *out) {
+    int y = threadIdx.x, total = 0;
+    if (y >= height) return;
+    const int *row = reinterpret_cast<const int *>(base + y * pitch);
+    for (int x = 0; x < width; x++) total += row[x];
+    out[y] = total;
+}
+
+template <class T>
+__global__ void add_one(T *data) {
+    data[threadIdx.x] += T(1);
+}
+
+int main() {
+    int devices = 0, version = 0;
+    CHECK(cudaGetDeviceCount(&devices));
+    REQUIRE(devices == 1);
+    CHECK(cudaRuntimeGetVersion(&version));
+    REQUIRE(version == 13000);
+    cudaDeviceProp properties;
+    CHECK(cudaGetDeviceProperties(&properties, 0));
+    REQUIRE(properties.warpSize == 32 && properties.maxThreadsPerBlock == 1024);
+    REQUIRE(strstr(properties.name, "cudasim") != nullptr);
+    FAILS(cudaSetDevice(7), cudaErrorInvalidDevice);
+
+    // linear memory, all directions
+    const int n = 1000;
+    std::vector<float> host(n), back(n);
+    for (int i = 0; i < n; i++) host[i] = i;
+    float *device = nullptr, *other = nullptr;
+    CHECK(cudaMalloc(&device, n * sizeof(float)));
+    CHECK(cudaMalloc(&other, n * sizeof(float)));
+    REQUIRE(reinterpret_cast<size_t>(device) % 256 == 0);
+    CHECK(cudaMemcpy(device, host.data(), n * sizeof(float), cudaMemcpyHostToDevice));
+    scale<<<(n + 255) / 256, 256>>>(device, n, 2);
+    CHECK(cudaGetLastError());
+    CHECK(cudaMemcpy(other, device, n * sizeof(float), cudaMemcpyDeviceToDevice));
+    CHECK(cudaMemcpy(back.data(), other, n * sizeof(float), cudaMemcpyDefault));
+    for (int i = 0; i < n; i++) REQUIRE(back[i] == 3.0f * i);
+
+    // symbols
+    float changed[4] = {10, 20, 30, 40};
+    CHECK(cudaMemcpyToSymbol(factors, changed, sizeof changed));
+    CHECK(cudaMemcpy(device, host.data(), n * sizeof(float), cudaMemcpyHostToDevice));
+    scale<<<4, 256>>>(device, n, 3);
+    CHECK(cudaMemcpy(back.data(), device, n * sizeof(float), cudaMemcpyDeviceToHost));
+    REQUIRE(back[7] == 280.0f);
+    count<<<1, 1>>>(Pair{2, 3.0});
+    CHECK(cudaDeviceSynchronize());
+    int value = 0;
+    CHECK(cudaMemcpyFromSymbol(&value, counter, sizeof value));
+    REQUIRE(value == 10);
+    REQUIRE(shared_value == 12);
+    CHECK(cudaMemcpyFromSymbol(&value, table, sizeof value));
+    REQUIRE(value == 8);
+    void *address = nullptr;
+    size_t size = 0;
+    CHECK(cudaGetSymbolAddress(&address, table));
+    CHECK(cudaGetSymbolSize(&size, table));
+    REQUIRE(address != nullptr && size == 12);
+    FAILS(cudaMemcpyFromSymbol(&value, table, 4, 12), cudaErrorInvalidValue);
+
+    // pitched memory
+    size_t pitch = 0;
+    char *rows = nullptr;
+    int *sums = nullptr;
+    CHECK(cudaMallocPitch(&rows, &pitch, 10 * sizeof(int), 5));
+    CHECK(cudaMalloc(&sums, 5 * sizeof(int)));
+    int picture[5][10];
+    for (int y = 0; y < 5; y++)
+        for (int x = 0; x < 10; x++) picture[y][x] = y * x;
+    CHECK(cudaMemcpy2D(rows, pitch, picture, 10 * sizeof(int), 10 * sizeof(int), 5, cudaMemcpyHostToDevice));
+    sum_rows<<<1, 32>>>(rows, pitch, 10, 5, sums);
+    int totals[5];
+    CHECK(cudaMemcpy(totals, sums, sizeof totals, cudaMemcpyDeviceToHost));
+    for (int y = 0; y < 5; y++) REQUIRE(totals[y] == 45 * y);
+    CHECK(cudaMemset2D(rows, pitch, 1, 10 * sizeof(int), 5));
+    CHECK(cudaMemcpy2D(picture, 10 * sizeof(int), rows, pitch, 10 * sizeof(int), 5, cudaMemcpyDeviceToHost));
+    REQUIRE(picture[4][9] == 0x01010101);
+
+    // three dimensions
+    cudaPitchedPtr cube;
+    cudaExtent extent = make_cudaExtent(8, 3, 2);
+    CHECK(cudaMalloc3D(&cube, extent));
+    CHECK(cudaMemset3D(cube, 3, extent));
+    char corner[2][3][8] = {};
+    cudaMemcpy3DParms copy = {};
+    copy.srcPtr = cube;
+    copy.dstPtr = make_cudaPitchedPtr(corner, 8, 8, 3);
+    copy.extent = extent;
+    copy.kind = cudaMemcpyDeviceToHost;
+    CHECK(cudaMemcpy3D(&copy));
+    REQUIRE(corner[1][2][7] == 3);
+
+    // pinned, registered, managed
+    int *pinned = nullptr, *view = nullptr, *managed = nullptr;
+    CHECK(cudaHostAlloc(&pinned, 64 * sizeof(int), cudaHostAllocMapped));
+    for (int i = 0; i < 64; i++) pinned[i] = i;
+    CHECK(cudaHostGetDevicePointer(&view, pinned, 0));
+    add_one<<<1, 64>>>(view);
+    CHECK(cudaDeviceSynchronize());
+    REQUIRE(pinned[63] == 64);
+    std::vector<double> plain(64, 1.5);
+    CHECK(cudaHostRegister(plain.data(), plain.size() * sizeof(double), cudaHostRegisterMapped));
+    double *registered = nullptr;
+    CHECK(cudaHostGetDevicePointer(&registered, plain.data(), 0));
+    add_one<<<1, 64>>>(registered);
+    CHECK(cudaDeviceSynchronize());
+    REQUIRE(plain[10] == 2.5);
+    CHECK(cudaHostUnregister(plain.data()));
+    FAILS(cudaHostUnregister(plain.data()), cudaErrorHostMemoryNotRegistered);
+    CHECK(cudaMallocManaged(&managed, 64 * sizeof(int)));
+    for (int i = 0; i < 64; i++) managed[i] = 2 * i;
+    add_one<<<1, 64>>>(managed);
+    CHECK(cudaDeviceSynchronize());
+    REQUIRE(managed[9] == 19);
+    cudaPointerAttributes attributes;
+    CHECK(cudaPointerGetAttributes(&attributes, managed));
+    REQUIRE(attributes.type == cudaMemoryTypeManaged);
+    CHECK(cudaPointerGetAttributes(&attributes, pinned));
+    REQUIRE(attributes.type == cudaMemoryTypeHost);
+    CHECK(cudaPointerGetAttributes(&attributes, device + 3));
+    REQUIRE(attributes.type == cudaMemoryTypeDevice && attributes.devicePointer == device + 3);
+    CHECK(cudaPointerGetAttributes(&attributes, plain.data()));
+    REQUIRE(attributes.type == cudaMemoryTypeUnregistered);
+
+    // what fails leaves the context usable
+    FAILS(cudaMemcpy(host.data(), device + n + 5000, 4, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
+    FAILS(cudaMemcpy(device, nullptr, 4, cudaMemcpyHostToDevice), cudaErrorInvalidValue);
+    FAILS(cudaMemcpy(device, host.data(), (n + 1) * sizeof(float), cudaMemcpyHostToDevice), cudaErrorInvalidValue);
+    FAILS(cudaFree(plain.data()), cudaErrorInvalidValue);
+    FAILS(cudaMalloc(&address, size_t{1} << 50), cudaErrorMemoryAllocation);
+    bounded<<<1, 2048>>>(sums);
+    FAILS(cudaGetLastError(), cudaErrorInvalidConfiguration);
+    bounded<<<0, 32>>>(sums);
+    FAILS(cudaGetLastError(), cudaErrorInvalidConfiguration);
+    bounded<<<1, 256>>>(sums);
+    REQUIRE(cudaPeekAtLastError() != cudaSuccess);
+    REQUIRE(cudaGetLastError() != cudaSuccess);
+    REQUIRE(cudaGetLastError() == cudaSuccess);
+
+    // dynamic shared memory, with and without opting in
+    int *reversed = nullptr;
+    CHECK(cudaMalloc(&reversed, 1024 * sizeof(int)));
+    dynamic_shared<<<1, 1024, 1024 * sizeof(int)>>>(reversed);
+    CHECK(cudaMemcpy(&value, reversed + 5, sizeof value, cudaMemcpyDeviceToHost));
+    REQUIRE(value == 1018);
+    dynamic_shared<<<1, 32, 64 << 10>>>(reversed);
+    FAILS(cudaGetLastError(), cudaErrorInvalidValue);
+    CHECK(cudaFuncSetAttribute(dynamic_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 64 << 10));
+    dynamic_shared<<<1, 32, 64 << 10>>>(reversed);
+    CHECK(cudaGetLastError());
+    FAILS(cudaFuncSetAttribute(dynamic_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 512 << 10),
+          cudaErrorInvalidValue);
+
+    // what is known of kernels
+    cudaFuncAttributes function;
+    CHECK(cudaFuncGetAttributes(&function, bounded));
+    REQUIRE(function.maxThreadsPerBlock == 128 && function.numRegs > 0);
+    const char *name = nullptr;
+    CHECK(cudaFuncGetName(&name, reinterpret_cast<const void *>(&bounded)));
+    REQUIRE(strcmp(name, "_Z7boundedPi") == 0);
+    size_t offset = 0, parameter = 0;
+    CHECK(cudaFuncGetParamInfo(reinterpret_cast<const void *>(&scale), 2, &offset, &parameter));
+    REQUIRE(offset == 12 && parameter == 4);
+    int blocks = 0, least = 0, best = 0;
+    CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, bounded, 128, 0));
+    REQUIRE(blocks == 16);
+    CHECK(cudaOccupancyMaxPotentialBlockSize(&least, &best, scale, 0, 0));
+    REQUIRE(best >= 32 && best % 32 == 0 && least > 0);
+
+    // errors by name
+    REQUIRE(strcmp(cudaGetErrorName(cudaErrorIllegalAddress), "cudaErrorIllegalAddress") == 0);
+    REQUIRE(strcmp(cudaGetErrorString(cudaErrorMemoryAllocation), "out of memory") == 0);
+
+    // peers, pools, limits
+    size_t limit = 0, free_bytes = 0, total_bytes = 0;
+    CHECK(cudaDeviceSetLimit(cudaLimitStackSize, 4096));
+    CHECK(cudaDeviceGetLimit(&limit, cudaLimitStackSize));
+    REQUIRE(limit == 4096);
+    CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    REQUIRE(free_bytes < total_bytes);
+
+    CHECK(cudaFree(device));
+    FAILS(cudaFree(device), cudaErrorInvalidValue);
+    CHECK(cudaFreeHost(pinned));
+    CHECK(cudaDeviceReset());
+
+    // after a reset variables have their first values again
+    CHECK(cudaMemcpyFromSymbol(&value, counter, sizeof value));
+    REQUIRE(value == 5);
+    count<<<1, 1>>>(Pair{1, 1.0});
+    CHECK(cudaMemcpyFromSymbol(&value, counter, sizeof value));
+    REQUIRE(value == 7);
+    puts("basics ok");
+    return 0;
+}

@@ -1,0 +1,310 @@
+"""The driver of the embedded device, called as any program may: by symbol, by cuGetProcAddress, by cuda.bindings."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cudasim_device import CUDASIM, DriverError, Driver, libraries, run, run_python
+
+sys.path.insert(0, str(CUDASIM))
+import generate  # noqa: E402  (the build's own script)
+
+
+def cuda_include() -> Path:
+    """The CUDA headers that the build found."""
+    makefile = subprocess.run(
+        ["make", "-pn", "-C", str(CUDASIM)], capture_output=True, text=True, check=False
+    ).stdout
+    found = re.search(r"^CUDA_INCLUDE [?:]?= *(.+)$", makefile, re.M)
+    assert found
+    path = Path(os.environ.get("CUDA_INCLUDE") or found[1].strip())
+    return path if path.exists() else next(Path("/usr/local").glob("cuda*/include"))
+
+
+def exported(name: str) -> set[str]:
+    output = subprocess.run(
+        ["nm", "-D", "--defined-only", str(libraries() / name)], capture_output=True, text=True, check=True
+    ).stdout
+    return {line.split()[-1] for line in output.splitlines()}
+
+
+def test_everything_that_the_headers_declare_is_exported() -> None:
+    driver, runtime = exported("libcuda.so.1"), exported("libcudart.so.13")
+    assert generate.driver_names(cuda_include())[0] <= driver
+    assert {f"{name}@@libcudart.so.13" for name in generate.runtime_names(cuda_include())} <= runtime
+    for (
+        name
+    ) in "cuLaunchKernel cuLaunchKernel_ptsz cuMemcpyHtoD_v2_ptds cuCtxCreate_v2 cuGetProcAddress".split():
+        assert name in driver
+    for name in "__cudaRegisterFatBinary __cudaLaunchKernel __cudaLaunchKernel_ptsz cudaMemcpy_ptds".split():
+        assert f"{name}@@libcudart.so.13" in runtime
+    assert all(name.startswith(("cu", "libcuda")) for name in driver)
+
+
+def test_nothing_but_the_system_is_needed() -> None:
+    for name in ("libcuda.so.1", "libcudart.so.13"):
+        output = subprocess.run(
+            ["readelf", "-d", str(libraries() / name)], capture_output=True, text=True, check=True
+        ).stdout
+        needed = set(re.findall(r"NEEDED.*\[(.+)\]", output))
+        assert all(re.match(r"(libc|libm|libdl|libpthread|libstdc\+\+|ld-linux.*)\.so", n) for n in needed), (
+            needed
+        )
+
+
+def test_make_is_quiet_when_nothing_is_to_do() -> None:
+    libraries()
+    done = subprocess.run(
+        ["make", "--silent", "-C", str(CUDASIM)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == ""
+
+
+def test_entry_points_by_name_and_version() -> None:
+    cu = Driver(start=False)
+
+    def find(name: bytes, version: int, flags: int = 0) -> tuple[int, int]:
+        function, status = ctypes.c_void_p(), ctypes.c_int(-1)
+        cu.cuGetProcAddress_v2(
+            name, ctypes.byref(function), version, ctypes.c_uint64(flags), ctypes.byref(status)
+        )
+        return function.value or 0, status.value
+
+    def address(name: str) -> int:
+        return ctypes.cast(getattr(cu.library, name), ctypes.c_void_p).value or 0
+
+    assert find(b"cuLaunchKernel", 13000) == (address("cuLaunchKernel"), 0)
+    assert find(b"cuLaunchKernel", 13000, 2) == (address("cuLaunchKernel_ptsz"), 0)
+    assert find(b"cuMemAlloc", 13000, 2) == (address("cuMemAlloc_v2"), 0)
+    assert find(b"cuMemcpyHtoD", 12000, 2) == (address("cuMemcpyHtoD_v2_ptds"), 0)
+    assert find(b"cuCtxCreate", 12000) == (address("cuCtxCreate_v3"), 0)
+    assert find(b"cuCtxCreate", 13000) == (address("cuCtxCreate_v4"), 0)
+    assert find(b"cuLibraryLoadData", 11000) == (0, 2)  # not yet in that version
+    assert find(b"cuNoSuchThing", 13000) == (0, 1)
+    function = ctypes.c_void_p()
+    assert (
+        cu.status("cuGetProcAddress_v2", b"cuInit", ctypes.byref(function), 99000, ctypes.c_uint64(0), None)
+        == 1
+    )
+
+
+def test_before_and_after_initialisation() -> None:
+    assert run_python(
+        """
+        cu = Driver(start=False)
+        print(cu.status("cuMemAlloc_v2", ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(4)))
+        print(cu.status("cuInit", 1), cu.number("cuDriverGetVersion"))
+        cu.cuInit(0)
+        print(cu.status("cuMemAlloc_v2", ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(4)))
+        name = ctypes.create_string_buffer(100)
+        cu.cuDeviceGetName(name, 100, 0)
+        print(cu.number("cuDeviceGetCount"), name.value.decode())
+        print(cu.number("cuDeviceGetAttribute", 75, 0), cu.number("cuDeviceGetAttribute", 76, 0))
+        print(cu.status("cuDeviceGet", ctypes.byref(ctypes.c_int()), 3))
+        """,
+        CUDASIM_DEVICES="3",
+        CUDASIM_CC="8.6",
+    ).splitlines() == ["3", "1 13000", "201", "3 cudasim embedded device (software)", "8 6", "101"]
+
+
+def test_no_device() -> None:
+    assert run_python('print(Driver(start=False).status("cuInit", 0))', CUDASIM_DEVICES="0").strip() == "100"
+
+
+def test_launch_with_pointers_and_with_a_buffer() -> None:
+    run_python(
+        """
+        cu = Driver()
+        put = cu.function(cu.module(HEADER + PUT), "put")
+        where = cu.memory(8)
+        cu.launch(put, where, ctypes.c_int(41))
+        assert cu.read(where) == [41]
+        block = where.value.to_bytes(8, "little") + (43).to_bytes(4, "little")
+        size = ctypes.c_size_t(len(block))
+        extra = (ctypes.c_void_p * 5)(1, ctypes.cast(block, ctypes.c_void_p), 2,
+                                      ctypes.cast(ctypes.pointer(size), ctypes.c_void_p), 0)
+        cu.cuLaunchKernel(put, 1, 1, 1, 1, 1, 1, 0, None, None, extra)
+        assert cu.read(where) == [43]
+        cu.launch(put, where, ctypes.c_int(44), name="cuLaunchKernel_ptsz")
+        cu.cuCtxSynchronize()
+        assert cu.read(where) == [44]
+        for shape in ({"grid": 0}, {"block": 1025}, {"shared": 300 << 10}):
+            assert cu.launch_status(put, where, ctypes.c_int(1), **shape) == 1
+        assert cu.status("cuLaunchKernel", put, 1, 1, 1, 1, 1, 1, 0, None, None, None) == 1
+        assert cu.launch_status(ctypes.c_void_p(0x1234), where) == 400
+        offset, width = ctypes.c_size_t(), ctypes.c_size_t()
+        cu.cuFuncGetParamInfo(put, ctypes.c_size_t(1), ctypes.byref(offset), ctypes.byref(width))
+        assert (offset.value, width.value) == (8, 4)
+        assert cu.status("cuFuncGetParamInfo", put, ctypes.c_size_t(2), ctypes.byref(offset), None) == 1
+        name = ctypes.c_char_p()
+        cu.cuFuncGetName(ctypes.byref(name), put)
+        assert name.value == b"put"
+        """
+    )
+
+
+def test_image_is_copied_and_errors_are_logged() -> None:
+    run_python(
+        """
+        cu = Driver()
+        image = ctypes.create_string_buffer((HEADER + PUT).encode())
+        module = cu.handle("cuModuleLoadData", image)
+        ctypes.memset(image, 0x78, len(image) - 1)
+        where = cu.memory(4)
+        cu.launch(cu.function(module, "put"), where, ctypes.c_int(9))
+        assert cu.read(where) == [9]
+        assert cu.status("cuModuleGetFunction", ctypes.byref(ctypes.c_void_p()), module, b"gone") == 500
+        log = ctypes.create_string_buffer(500)
+        options = (ctypes.c_int * 2)(5, 6)  # error log buffer and its size
+        values = (ctypes.c_void_p * 2)(ctypes.addressof(log), 500)
+        broken = (HEADER + PUT.replace("st.global.u32", "st.global.u3")).encode() + b"\\0"
+        status = cu.status("cuModuleLoadDataEx", ctypes.byref(module), broken, 2, options, values)
+        assert status == 218 and log.value, (status, log.value)
+        assert cu.status("cuModuleLoadData", ctypes.byref(module), b"\\x7fELF" + bytes(100)) == 209
+        assert cu.status("cuModuleLoadData", ctypes.byref(module), b"\\1\\2\\3\\4") == 200
+        """
+    )
+
+
+def test_library_kernels_and_variables() -> None:
+    run_python(
+        """
+        cu = Driver()
+        text = (HEADER + PUT + VARIABLES).encode() + b"\\0"
+        library = cu.handle("cuLibraryLoadData", text, None, None, 0, None, None, 0)
+        assert cu.number("cuLibraryGetKernelCount", library, kind=ctypes.c_uint) == 2
+        kernel = cu.handle("cuLibraryGetKernel", library, b"total")
+        function = cu.handle("cuKernelGetFunction", kernel)
+        module = cu.handle("cuLibraryGetModule", library)
+        assert cu.function(module, "total").value == function.value != kernel.value
+        where = cu.memory(4)
+        cu.launch(kernel, where)
+        assert cu.read(where) == [18]
+        address, size = ctypes.c_void_p(), ctypes.c_size_t()
+        cu.cuLibraryGetGlobal(ctypes.byref(address), ctypes.byref(size), library, b"visible_counter")
+        assert size.value == 4 and cu.read(address) == [5]
+        cu.cuMemsetD32_v2(address, 100, ctypes.c_size_t(1))
+        cu.launch(function, where)
+        assert cu.read(where) == [113]
+        # another context has variables of its own
+        other = cu.handle("cuCtxCreate_v4", None, 0, 0)
+        where = cu.memory(4)
+        cu.launch(kernel, where)
+        assert cu.read(where) == [18]
+        assert cu.launch_status(function, where) == 400  # a function of the first context
+        cu.cuCtxDestroy_v2(other)
+        assert cu.number("cuKernelGetAttribute", 0, kernel, 0) == 1024
+        cu.cuKernelSetAttribute(8, 70000, kernel, 0)
+        assert cu.number("cuFuncGetAttribute", 8, function) == 70000
+        cu.cuLibraryUnload(library)
+        assert cu.status("cuFuncGetName", ctypes.byref(ctypes.c_char_p()), function) == 400
+        """
+    )
+
+
+def test_errors_have_names_and_words() -> None:
+    cu = Driver(start=False)
+    text = ctypes.c_char_p()
+    cu.cuGetErrorName(700, ctypes.byref(text))
+    assert text.value == b"CUDA_ERROR_ILLEGAL_ADDRESS"
+    cu.cuGetErrorString(700, ctypes.byref(text))
+    assert text.value == b"an illegal memory access was encountered"
+    with pytest.raises(DriverError):
+        cu.cuGetErrorName(12345, ctypes.byref(text))
+
+
+def test_fork_before_and_after_initialisation() -> None:
+    run_python(
+        """
+        import os
+        child = os.fork()
+        if child == 0:
+            cu = Driver()
+            os._exit(0 if cu.read(cu.memory(4)) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        cu = Driver()
+        put, where = cu.function(cu.module(HEADER + PUT), "put"), cu.memory(4)
+        child = os.fork()
+        if child == 0:
+            os._exit(cu.status("cuCtxSynchronize"))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3  # not initialised there
+        cu.launch(put, where, ctypes.c_int(4))
+        assert cu.read(where) == [4]
+        """
+    )
+
+
+@pytest.fixture(scope="module")
+def injected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library for CUDA_INJECTION64_PATH that asks the driver something and counts how often it is called."""
+    folder = tmp_path_factory.mktemp("injection")
+    source = folder / "injection.c"
+    source.write_text(
+        """
+        #include <dlfcn.h>
+        #include <stdio.h>
+        int InitializeInjection(void) {
+            void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+            int (*init)(unsigned) = dlsym(driver, "cuInit");
+            int (*count)(int *) = dlsym(driver, "cuDeviceGetCount");
+            int devices = -1;
+            int again = init(0), status = count(&devices);
+            fprintf(stderr, "injected %d %d %d\\n", again, status, devices);
+            return 1;
+        }
+        """
+    )
+    library = folder / "injection.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    return library
+
+
+def test_injection(injected: Path) -> None:
+    code = "import ctypes; l = ctypes.CDLL('libcuda.so.1'); print(l.cuInit(0), l.cuInit(0))"
+    done = run([sys.executable, "-c", code], CUDA_INJECTION64_PATH=str(injected))
+    assert (done.stdout, done.stderr) == ("0 0\n", "injected 0 0 1\n")
+    done = run([sys.executable, "-c", code], CUDA_INJECTION64_PATH="/nonexistent.so")
+    assert done.stdout == "0 0\n" and done.stderr.count("\n") == 1 and "/nonexistent.so" in done.stderr
+
+
+def test_cuda_bindings() -> None:
+    pytest.importorskip("cuda.bindings")
+    run_python(
+        """
+        import numpy
+        from cuda.bindings import driver
+
+        def check(result):
+            assert result[0] == driver.CUresult.CUDA_SUCCESS, result[0]
+            return result[1] if len(result) == 2 else result[1:]
+
+        check(driver.cuInit(0))
+        device = check(driver.cuDeviceGet(0))
+        check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(device))))
+        module = check(driver.cuModuleLoadData((HEADER + PUT).encode()))
+        put = check(driver.cuModuleGetFunction(module, b"put"))
+        where = check(driver.cuMemAlloc(4))
+        stream = check(driver.cuStreamCreate(0))
+        arguments = ((where, 77), (None, ctypes.c_int))
+        check(driver.cuLaunchKernel(put, 1, 1, 1, 1, 1, 1, 0, stream, arguments, 0))
+        check(driver.cuStreamSynchronize(stream))
+        host = numpy.zeros(1, numpy.int32)
+        check(driver.cuMemcpyDtoH(host.ctypes.data, where, 4))
+        assert host[0] == 77
+        check(driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
+        arguments = ((where, 78), (None, ctypes.c_int))
+        check(driver.cuLaunchKernel(put, 1, 1, 1, 1, 1, 1, 0, stream, arguments, 0))
+        graph = check(driver.cuStreamEndCapture(stream))
+        execution = check(driver.cuGraphInstantiate(graph, 0))
+        check(driver.cuGraphLaunch(execution, stream))
+        check(driver.cuStreamSynchronize(stream))
+        check(driver.cuMemcpyDtoH(host.ctypes.data, where, 4))
+        assert host[0] == 78
+        """
+    )

@@ -1,0 +1,78 @@
+"""Programs that nvcc built, on the embedded device: their own checks must pass."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from cudasim_device import CUDASIM, ROOT, program, run
+
+HOSTILE = pytest.mark.parametrize("hostile", [False, True], ids=["kind", "hostile"])
+
+
+@HOSTILE
+@pytest.mark.parametrize("name", ["basics", "streams"])
+def test_program(name: str, hostile: bool) -> None:
+    done = run([program(name)], hostile)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{name} ok\n", "")
+
+
+def test_default_stream_of_each_thread() -> None:
+    done = run([program("basics", "--default-stream", "per-thread")])
+    assert (done.returncode, done.stdout) == (0, "basics ok\n")
+
+
+@HOSTILE
+@pytest.mark.parametrize(
+    ("how", "status", "line"),
+    [
+        ("stray", "cudaErrorIllegalAddress", "kernel _Z5storePii: stray address 0x"),
+        ("freed", "cudaErrorIllegalAddress", "kernel _Z5storePii: stray address 0x"),
+        ("host", "cudaErrorIllegalAddress", "kernel _Z5storePii: stray address 0x"),
+        ("trap", "cudaErrorLaunchFailure", "_Z4stopv"),
+        ("assert", "cudaErrorAssert", "_Z5claimi"),
+    ],
+)
+def test_fault(how: str, status: str, line: str, hostile: bool) -> None:
+    done = run([program("faults"), how], hostile)
+    assert (done.returncode, done.stdout) == (0, f"sync: {status}\n")
+    message = [text for text in done.stderr.splitlines() if text.startswith("cudasim: ")]
+    assert len(message) == 1 and line in message[0]
+    if "stray" in line:
+        assert "block (1,0,0) thread (3,0,0)" in message[0]
+
+
+@HOSTILE
+def test_exit_with_a_running_kernel(hostile: bool) -> None:
+    done = run([program("faults"), "exit"], hostile, timeout=20)
+    assert (done.returncode, done.stdout) == (7, "leaving\n")
+
+
+@HOSTILE
+def test_printf_comes_in_order(hostile: bool) -> None:
+    done = run([program("faults"), "print"], hostile)
+    lines = ["first", "kernel 1 thread 0", "kernel 1 thread 1", "second", "kernel 2 thread 0", "third"]
+    assert done.stdout.splitlines() == lines
+
+
+def test_machine_code_alone_is_refused_with_the_reason() -> None:
+    done = run([program("faults", "-gencode", "arch=compute_90,code=sm_90"), "exit"])
+    assert done.returncode == 2 and "cudaErrorNoKernelImageForDevice" in done.stdout
+    assert "machine code" in done.stderr
+
+
+def test_launcher() -> None:
+    def cudasim(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "cudasim", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    done = cudasim("--", str(program("faults")), "print")
+    assert done.returncode == 0 and done.stdout.startswith("first\n")
+    assert cudasim("--", "sh", "-c", "exit 5").returncode == 5
+    assert cudasim().returncode == 2
+    missing = cudasim("--", "no-such-program")
+    assert (missing.returncode, missing.stderr.count("\n")) == (127, 1)
+    assert cudasim("--", str(ROOT / "pyproject.toml")).returncode == 126
+    assert cudasim("--help").returncode == 0
+    assert (CUDASIM / "launcher.py").exists()
