@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from cudasim_device import CUDASIM, DriverError, Driver, libraries, run, run_python
 
-sys.path.insert(0, str(CUDASIM))
-import generate  # noqa: E402  (the build's own script)
+from cudasim import generate
+from cudasim_device import CUDASIM, Driver, DriverError, libraries, run, run_python
 
 
 def cuda_include() -> Path:

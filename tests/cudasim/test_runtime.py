@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from cudasim_device import CUDASIM, ROOT, program, run
 
 HOSTILE = pytest.mark.parametrize("hostile", [False, True], ids=["kind", "hostile"])
