@@ -43,17 +43,24 @@ struct tally { u64 runs, work; };
 GPU_THREAD_ARRAY(tallies, struct tally, 1);      /* GPU memory: one for each thread of the grid */
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
-int on_exit(struct gpu_exit *ctx) {              /* on the GPU, in each thread, as it leaves the kernel */
+static inline int add(u64 work) {                /* on the GPU, in each thread, as it leaves the kernel */
     int key = 0;
-    struct gpu_filter *chosen = filter.lookup(&key);
-    if (!chosen || !gpu_selected(chosen))
-        return 0;
     struct tally *mine = tallies.lookup(&key);   /* this thread's own */
     if (!mine)
         return 0;                                /* the map counts it as lost */
-    mine->runs++;
-    mine->work += ctx->work;                     /* an accumulator: what --work chose */
+    __sync_fetch_and_add(&mine->runs, 1);        /* launches in several streams may overlap */
+    __sync_fetch_and_add(&mine->work, work);
     return 0;
+}
+
+int on_exit(struct gpu_exit *ctx) {
+    return add(ctx->work);                       /* an accumulator: what --work chose */
+}
+
+int on_chosen_exit(struct gpu_exit *ctx) {       /* with --block or --thread */
+    int key = 0;
+    struct gpu_filter *chosen = filter.lookup(&key);
+    return chosen && gpu_selected(chosen) ? add(ctx->work) : 0;
 }
 """
 KINDS = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
@@ -95,7 +102,8 @@ def main(argv: list[str] | None = None) -> int:
         from gpubpf.program import BPF
 
         b = BPF(text=PROGRAM)
-        b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit", accumulate=args.work)
+        on_exit = "on_chosen_exit" if cli.chooses_threads(args) else "on_exit"
+        b.attach_gpu_exit(kernel=args.kernel, fn_name=on_exit, accumulate=args.work)
         if args.list or args.ptx:
             from gpubpf import listing
 

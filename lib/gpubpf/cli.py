@@ -210,6 +210,11 @@ def add_kernels(made: Parser) -> None:
     group.add_argument("--sample", type=positive, metavar="N", help="one launch in N")
 
 
+def chooses_threads(args: argparse.Namespace) -> bool:
+    """Whether --block or --thread leave anything out."""
+    return any(extent != EVERYTHING for extent in (*args.block, *args.thread))
+
+
 def add_threads(made: Parser) -> None:
     """Which threads: --block, --thread. The filter acts on the device."""
     group = made.add_argument_group("which threads (each a number, A:B or *; left out means *)")

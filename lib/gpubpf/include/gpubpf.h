@@ -79,7 +79,10 @@ struct gpubpf_param {
     __attribute__((section("maps/" _type))) struct _name##_table_t _name = {.flags = (_flags),     \
                                                                             .max_entries = (_entries)}
 
-/* One value for each thread of the grid (and for each of `entries` keys): nobody else touches it. */
+/*
+ * One value for each thread of the grid (and for each of `entries` keys), for all launches of one kernel and shape. Launches
+ * in several streams may overlap: count with __sync_fetch_and_add.
+ */
 #define GPU_THREAD_ARRAY(_name, _leaf, _entries) \
     GPUBPF_TABLE("array", struct gpubpf_thread_array, _leaf, _name, _entries, 0)
 /* Values that all threads share: change them with __sync_fetch_and_add and its like, or NAME.increment(key, n). */

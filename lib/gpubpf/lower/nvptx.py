@@ -73,6 +73,14 @@ _LOAD = re.compile(rf"ld\.param\.(\w+)\s+(%\w+),\s*\[{ENTRY}_param_(\d+)\];")
 _WIDTHS = {"pred": 0, "b16": 1, "b32": 1, "f32": 1, "b64": 2, "f64": 2, "b128": 4}
 
 
+def _take(kind: str, register: str, argument: Argument) -> str:
+    """Reads an argument where LLVM loads a parameter, perhaps only the low half that is used."""
+    width, has = int(kind[1:]), int(argument.type[1:])
+    if width < has:
+        return f"cvt.u{width}.u{has} \t{register}, {argument.register};"
+    return f"mov.{kind} \t{register}, {argument.register};"
+
+
 def fragment(function: Function, module: Module, ptx: str) -> Fragment:
     """Takes LLVM's function apart: its body becomes a block, its parameters registers."""
     if "__local_depot" in ptx or ".local" in ptx:
@@ -97,7 +105,7 @@ def fragment(function: Function, module: Module, ptx: str) -> Fragment:
             line = line.replace("ret;", "bra \t$gpubpf_end;")
             leaves_early = True
         lines.append(
-            _LOAD.sub(lambda m: f"mov.{m[1]} \t{m[2]}, {module.arguments[int(m[3])].register};", line)
+            _LOAD.sub(lambda m: _take(m[1], m[2], module.arguments[int(m[3])]), line)
         )
     if leaves_early or (lines and lines[-1].rstrip().endswith(":")):
         lines.append("$gpubpf_end:" if leaves_early else "")
