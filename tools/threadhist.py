@@ -46,16 +46,14 @@ GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 static inline int add(u64 work) {                /* on the GPU, in each thread, as it leaves the kernel */
     int key = 0;
     struct tally *mine = tallies.lookup(&key);   /* this thread's own */
-    if (!mine)
-        return 0;                                /* the map counts it as lost */
-    __sync_fetch_and_add(&mine->runs, 1);        /* launches in several streams may overlap */
-    __sync_fetch_and_add(&mine->work, work);
+    if (mine) {                                  /* else the map counts it as lost */
+        __sync_fetch_and_add(&mine->runs, 1);    /* launches in several streams may overlap */
+        __sync_fetch_and_add(&mine->work, work);
+    }
     return 0;
 }
 
-int on_exit(struct gpu_exit *ctx) {
-    return add(ctx->work);                       /* an accumulator: what --work chose */
-}
+int on_exit(struct gpu_exit *ctx) { return add(ctx->work); }  /* an accumulator: what --work chose */
 
 int on_chosen_exit(struct gpu_exit *ctx) {       /* with --block or --thread */
     int key = 0;
