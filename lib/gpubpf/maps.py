@@ -325,7 +325,7 @@ def read_ring(defn: MapDefinition, raw: bytes | bytearray | memoryview, live: bo
 
     reserved, lost, consumed, capacity = (int(v) for v in np.frombuffer(raw, "<u8", 4))
     size = defn.value_size
-    empty = np.empty(0, defn.value_dtype)
+    empty = np.empty(0, defn.value_dtype if size else np.uint8)
     if capacity != defn.capacity or consumed > reserved or consumed % 8 or reserved % 8:
         return Ring(empty, (), lost, 0, consumed)
     end = min(reserved, consumed + capacity)
@@ -334,7 +334,7 @@ def read_ring(defn: MapDefinition, raw: bytes | bytearray | memoryview, live: bo
     data = np.frombuffer(raw, np.uint8, capacity + SLACK, HEADER)
     # A reservation that found no room leaves a gap after `end` only while nothing was consumed since; look at words, then.
     count = (end - consumed) // stride
-    if count and end == reserved and (end - consumed) % stride == 0 and stride <= SLACK:
+    if size and count and end == reserved and (end - consumed) % stride == 0 and stride <= SLACK:
         positions = consumed + stride * np.arange(count, dtype=np.uint64)
         starts = (positions & np.uint64(capacity - 1)).astype(np.int64)
         heads = data[starts[:, None] + np.arange(RECORD_HEADER)].view("<u4")
@@ -364,7 +364,7 @@ def read_ring(defn: MapDefinition, raw: bytes | bytearray | memoryview, live: bo
             record = data[start + RECORD_HEADER : start + RECORD_HEADER + payload].tobytes()
             (kept_bytes if payload == size else others).append(record)
         at += RECORD_HEADER + pad8(payload)
-    records = np.frombuffer(b"".join(kept_bytes), defn.value_dtype)
+    records = np.frombuffer(b"".join(kept_bytes), defn.value_dtype) if kept_bytes else empty
     return Ring(records, tuple(others), lost, incomplete, at)
 
 

@@ -72,6 +72,8 @@ def arithmetic(rng, wide):
     imm = b.signed(imm, 32)
     if op in (b.LSH, b.RSH, b.ARSH):
         imm &= 63 if wide else 31
+    if op in (b.DIV, b.MOD):
+        imm = imm or 7
     return [alu(op, dst, imm=imm, wide=wide, offset=offset)]
 
 

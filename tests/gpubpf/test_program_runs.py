@@ -8,9 +8,9 @@ import subprocess
 import sys
 
 import pytest
-from gpubpf_bcc import compiled
 
 from gpubpf.device import LIBRARIES
+from gpubpf_bcc import compiled
 
 CUDA = r"""
 #include <cstdio>

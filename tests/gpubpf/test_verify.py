@@ -273,6 +273,8 @@ def test_instructions_that_make_no_sense():
         ([call_program(500), *END], "calls no function"),
         ([atomic(0x33, 10, -8, 1), *END], "unknown instruction"),
         ([movi(1, 1), alu(b.LSH, 1, imm=64), *END], "shifts by 64"),
+        ([movi(1, 1), alu(b.MOD, 1, imm=0), *END], "constant 0"),
+        ([storei(10, -12, 0), *END], "unaligned"),
         ([movi(1, 1), alu(b.RSH, 1, imm=32, wide=False), *END], "shifts by 32"),
         ([call(99999), *END], "does not exist"),
         ([movi(0, 0)] * (MAX_INSTRUCTIONS + 1) + [leave()], "at most"),

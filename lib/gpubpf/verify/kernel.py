@@ -21,7 +21,7 @@ from gpubpf import bytecode as b
 from gpubpf.bytecode import CONTEXTS, Instruction, Program, encode
 from gpubpf.errors import VerifyError
 from gpubpf.maps import MapDefinition
-from gpubpf.verify.rules import Checked
+from gpubpf.verify.rules import Checked, place_of
 
 _SYSCALL = {"x86_64": 321, "aarch64": 280}.get(platform.machine(), 321)
 _MAP_CREATE, _PROG_LOAD = 0, 5
@@ -202,9 +202,5 @@ def _message(program: Program, checked: Checked, log: str, origin: list[int], er
     name = checked.function.name
     if at is None or at >= len(origin):
         return f"device program {name}: the kernel's verifier says: {said}; correct the C text"
-    pc = origin[at]
-    line = checked.function.instructions[pc].line
-    return (
-        f"device program {name}, instruction {pc}, C line {line} `{program.quote(line)}`:"
-        f" the kernel's verifier says: {said}; correct the C text"
-    )
+    where = place_of(program, checked.function, origin[at])
+    return f"{where}: the kernel's verifier says: {said}; correct the C text"

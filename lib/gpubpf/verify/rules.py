@@ -152,6 +152,14 @@ class _State:
         return other
 
 
+def place_of(program: Program, function: Function, pc: int) -> str:
+    """Where an error is, for its message."""
+    line = function.instructions[pc].line if 0 <= pc < len(function.instructions) else 0
+    text = program.quote(line)
+    where = f"C line {line}" + (f" `{text}`" if text else "") if line else "C line not known"
+    return f"device program {function.name}, instruction {pc}, {where}"
+
+
 def check(program: Program, function: Function) -> Checked:
     """Follows every path of `function`. Raises VerifyError."""
     return _Checker(program, function).run()
@@ -469,6 +477,8 @@ class _Checker:
             state.registers[i.dst] = Value("number", ranges.operate(b.SUB, zero, target.range, wide, False))
             return
         source = self._operand(state, i)
+        if op in (b.DIV, b.MOD) and not i.opcode & 0x08 and not i.imm:
+            raise self.reject(pc, "divides by the constant 0", "divide by something else")
         if op in (b.LSH, b.RSH, b.ARSH) and not i.opcode & 0x08 and not 0 <= i.imm < (64 if wide else 32):
             raise self.reject(pc, f"shifts by {i.imm} bits", "shift by less than the number's width")
         if target.kind == "number" and source.kind == "number":
@@ -543,7 +553,7 @@ class _Checker:
                     "an array on the stack with an index that is not constant: a probe's stack is in registers",
                     "unroll the loop, or use a map",
                 )
-            self._stack_bounds(pc, where, size)
+            self._stack_bounds(pc, where, size, True)
             access = Access("stack")
         else:
             access = self._value(pc, base, where, size, write or atomic)
@@ -580,8 +590,12 @@ class _Checker:
             "use its fields, and the context type of where the program is attached",
         )
 
-    def _stack_bounds(self, pc: int, where: Range, size: int) -> int:
+    def _stack_bounds(self, pc: int, where: Range, size: int, aligned: bool = False) -> int:
         at = signed64(where.lo)
+        if aligned and at % size:
+            raise self.reject(
+                pc, f"reaches stack offset {at}, size {size}, unaligned", "do not pack the structure"
+            )
         if not -STACK_SIZE <= at <= at + size <= 0:
             raise self.reject(
                 pc,
@@ -984,7 +998,7 @@ class _Calls:
         if value.kind == "stack":
             if value.range.constant is None:
                 raise self.reject(f"{self.name}: argument {register} is not constant", "unroll the loop")
-            at = self.checker._stack_bounds(self.state.pc, value.range, 8)
+            at = self.checker._stack_bounds(self.state.pc, value.range, 8, True)
             self.checker._stack_store(
                 self.state, int(value.object or 0), at, 8, Value("number", within(0, ranges.U32))
             )
