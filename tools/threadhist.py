@@ -75,12 +75,8 @@ def build_parser() -> cli.Parser:
     counting.add_argument(
         "--work", choices=KINDS, default=KINDS[0], help="what counts as work (default: PTX instructions)"
     )
-    counting.add_argument(
-        "--by",
-        choices=("thread", "lane", "warp", "block"),
-        default="thread",
-        help="show each of these (default thread)",
-    )
+    by = ("thread", "lane", "warp", "block")
+    counting.add_argument("--by", choices=by, default=by[0], help="show each of these (default thread)")
     counting.add_argument("--top", type=cli.positive, metavar="N", help="show the N with the most work")
     cli.add_kernels(parser)
     cli.add_threads(parser)
