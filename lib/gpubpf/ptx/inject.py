@@ -308,8 +308,8 @@ _OPAQUE = ("texref", "surfref", "samplerref")
 
 
 def _check_function(module: Module, function: Function, graph: CallGraph) -> None:
-    resolved = graph.resolve(function.name)
-    if not function.defined and function.name not in SYSTEM_FUNCTIONS and resolved == function.name:
+    meant = module.functions.get(graph.resolve(function.name))
+    if (meant is None or not meant.defined) and function.name not in SYSTEM_FUNCTIONS:
         raise Refusal(f"needs device linking: {function.name}")
     for statement in function.body or ():
         if isinstance(statement, Variable) and statement.space in ("global", "const"):
@@ -376,8 +376,8 @@ class _Sidecar:
     def role(self, name: str, placements: tuple[Placement, ...]) -> _Role | None:
         """None for a function that is left as it is."""
         resolved = self.graph.resolve(name)
-        function = self.module.functions[resolved]
-        if not function.defined:
+        function = self.module.functions.get(resolved)
+        if function is None or not function.defined:
             return None
         leaving = resolved in self.leaving and bool(placements)
         noreturn = any(d.name == "noreturn" for d in function.directives)
@@ -453,7 +453,6 @@ class _Sidecar:
     def _function(self, name: str, placements: tuple[Placement, ...]) -> None:
         function = self.module.functions[name]
         new = self.new_name(name, placements)
-        self.members.setdefault(name, set()).add(new)
         if new in self.rewritten:
             return
         head = self.signature(function, placements)
@@ -462,6 +461,7 @@ class _Sidecar:
             head = dataclasses.replace(head, statements=body.rewrite(), _source=None)
             self._shared_exits[new] = body.shared_exits
         self.rewritten[new] = head
+        self.members.setdefault(name, set()).add(new)
 
     def finish(self, minimum_version: tuple[int, int]) -> tuple[str, tuple[InjectedVariable, ...]]:
         """The text of the module, and the variables it wants addresses of."""
@@ -590,7 +590,10 @@ def is_constant(module: Module, variable: Variable) -> bool:
     uses = set()
     for function in module.functions.values():
         if function.mentions(name):
-            uses |= _uses(function, name)
+            try:
+                uses |= _uses(function, name)
+            except PtxError:  # who knows what it does
+                return False
     return uses <= ({"read", "system"} if private else {"system"})
 
 

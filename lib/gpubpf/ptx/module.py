@@ -832,7 +832,8 @@ def _statements(lexer: Lexer) -> Iterator[Statement]:
             name = token.text[1:]
             if name in _SPACES or name in _LINKAGE:
                 for item in _item(lexer):
-                    assert isinstance(item, Variable)
+                    if not isinstance(item, Variable):
+                        raise PtxError(f"PTX line {token.line}: .{name} inside of a function")
                     yield item
             elif name in _LINE_DIRECTIVES:
                 lexer.next()
