@@ -8,7 +8,7 @@ namespace cudasim {
 
 namespace {
 
-constexpr int kRounds = 8;  // turns of every warp before a block makes room for another
+constexpr int kRounds = 4;  // turns of every warp before a block makes room for another
 
 Warp *make_warp(Block &block, uint32_t index) {
     Job &job = *block.job;

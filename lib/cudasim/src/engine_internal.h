@@ -14,7 +14,7 @@ namespace cudasim {
 
 constexpr uint32_t kWindow = 1u << 24;        // bytes of the shared and of the local window
 constexpr uint32_t kParameterWindow = 1u << 16;
-constexpr int32_t kBudget = 4096;             // backward jumps before a warp yields
+constexpr int32_t kBudget = 1024;             // backward jumps before a warp yields
 
 class LoadedImage final : public Image {
 public:

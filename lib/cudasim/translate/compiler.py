@@ -15,7 +15,7 @@ from gpubpf.errors import Error
 SOURCES = Path(__file__).resolve().parent.parent / "src"
 # Semantics of PTX, not of C: no fused multiply-add of its own making, wrapping integers, any aliasing.
 SEMANTICS = ["-std=gnu11", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math"]
-SMALL, LARGE = 6_000, 40_000  # lines of C: more than this gets less optimization (20,000 statements: 7 s at -O2)
+SMALL, LARGE = 1_500, 30_000  # lines of C: above them -O1, -O0 (20,000 statements: 7 s at -O2, 1.2 s at -O0)
 
 
 class CompilerError(Error):

@@ -19,7 +19,7 @@ from .values import Code, Values, c_type, size_of
 
 SLOT = 16  # bytes: arguments of calls lie at multiples of this
 SYSTEM_CALLS = {"vprintf", "malloc", "free", "__assertfail"}
-SPIN_COST = 64  # a loop with atomics or ordered loads may wait for another thread: it uses its quantum up faster
+SPIN_COST = 16  # a loop with atomics or ordered loads may wait for another thread: it uses its quantum up faster
 
 
 @dataclass(eq=False, slots=True)
@@ -308,9 +308,10 @@ class FunctionCode:
             parts.insert(0, v.line())
             block = self._end("indirect", resume)
         else:
-            self.callees.add(callee.name)
+            assert target is not None
+            self.callees.add(target.name)  # not callee.name, which may be an alias
             block = self._end("call", resume)
-            block.detail = callee.name
+            block.detail = target.name
         head.text = " ".join(parts)
         block.head = head
         self._start(resume)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpubpf.errors import PtxError
 from gpubpf.ptx.module import (
+    Directive,
     Function,
     Generic,
     Immediate,
@@ -46,10 +47,18 @@ class Program:
         self.scope: dict[str, Storage] = {}
         self.variables: list[Variable] = []
         self.shared: list[Variable] = []
-        self.functions: dict[str, Function] = module.functions
+        self.functions: dict[str, Function] = dict(module.functions)
+        for item in module.items:
+            if isinstance(item, Directive) and item.name == "alias" and len(item.names) == 2:
+                alias, name = item.names
+                if name in self.functions:
+                    self.functions[alias] = self.functions[name]
         self._collect_variables()
-        defined = [f for f in self.functions.values() if f.defined]
+        defined = [f for f in module.functions.values() if f.defined]
         self.indices = {f.name: i for i, f in enumerate(defined)}
+        for name, function in self.functions.items():
+            if function.defined:
+                self.indices.setdefault(name, self.indices[function.name])
         self.codes: dict[str, FunctionCode] = {}
         self.taken: set[str] = set()
         self.initial: list[tuple[bytes, list[Relocation]]] = [self._initial(v) for v in self.variables]
@@ -62,7 +71,7 @@ class Program:
     def _collect_variables(self) -> None:
         for variable in self.module.variables.values():
             self._variable(variable, variable.name)
-        for function in self.functions.values():
+        for function in self.module.functions.values():
             if function.defined:
                 for statement in function.body or ():
                     if isinstance(statement, Variable) and statement.space in ("shared", "global", "const"):
@@ -129,7 +138,7 @@ class Program:
         if found is not None and found.kind == "global":
             relocations.append(Relocation(at, width, False, found.index, addend, mask, shift))
         elif value.name in self.functions and self.functions[value.name].defined:
-            self.taken.add(value.name)
+            self.taken.add(self.functions[value.name].name)
             relocations.append(Relocation(at, width, True, self.indices[value.name], addend, mask, shift))
         else:
             raise PtxError(f"PTX line {variable.line}: {value.name} in an initialiser is not defined")
@@ -138,7 +147,7 @@ class Program:
 
     def _translate(self, defined: list[Function]) -> None:
         """Kernels, and every function they can reach."""
-        names = {i: n for n, i in self.indices.items()}
+        names = {self.indices[f.name]: f.name for f in defined}
         todo = [f.name for f in defined if f.kind == "entry"]
         todo += sorted(self.taken)
         while todo:
@@ -263,10 +272,7 @@ class Program:
         starts: dict[int, list[str]] = {k: [] for k in range(len(self.components))}
         for k in range(len(self.components) - 1, -1, -1):
             begin = f"START_{k}"
-            expression = "0"
-            for other in starts[k]:
-                expression = f"CS_MAX_({expression}, {other})"
-            offsets.append(f"enum {{ {begin} = {expression} }};")
+            offsets += _maximum(begin, starts[k])
             at = begin
             for name in self.components[k]:
                 index = self.codes[name].index
@@ -278,7 +284,7 @@ class Program:
                     if self.of[callee] != k and at not in starts[self.of[callee]]:
                         starts[self.of[callee]].append(at)
         out = ['#include "device_runtime.h"\n', "#define CS_MAX_(a, b) ((a) > (b) ? (a) : (b))\n", *structs, *offsets, ""]
-        nfunctions = len(self.indices)
+        nfunctions = 1 + max(self.indices.values(), default=-1)
         out.append(f"static const struct cs_function functions[{nfunctions}];\n")
         out += bodies
         out.append(self._function_table(nfunctions, tables))
@@ -289,7 +295,7 @@ class Program:
 
     def _function_table(self, count: int, tables: dict[str, list[str]]) -> str:
         lines = []
-        names = {i: n for n, i in self.indices.items()}
+        names = {self.indices[f.name]: f.name for f in self.functions.values() if f.defined}
         for index in range(count):
             name = names[index]
             if name in self.codes and self.codes[name].recursive:
@@ -359,10 +365,8 @@ class Program:
             lines.append(f"static const uint32_t shared_{k}[] = {{{', '.join(map(str, offsets)) or '0'}}};")
             used = sorted({x for n in reach for x in self.codes[n].values.variables})
             lines.append(f"static const uint32_t uses_{k}[] = {{{', '.join(map(str, used)) or '0'}}};")
-            frame = "0"
-            for n in sorted(reach):
-                frame = f"CS_MAX_({frame}, END_{self.codes[n].index})"
-            # nested maxima of many functions are slow to compile: an enum for each step
+            frame = f"FRAME_{k}"
+            lines += _maximum(frame, [f"END_{self.codes[n].index}" for n in sorted(reach)])
             local = max(self.local_end[n] for n in reach)
             registers = max(self.codes[n].registers for n in reach)
             recursive = int(any(self.codes[n].recursive for n in reach))
@@ -415,6 +419,14 @@ def _dimensions(function: Function, name: str) -> str:
             numbers = (numbers + [1, 1, 1])[:3]
             return f"{{{', '.join(map(str, numbers))}}}"
     return "{0, 0, 0}"
+
+
+def _maximum(name: str, values: list[str]) -> list[str]:
+    """C that defines the constant `name` as the greatest of `values`, a step at a time (nested macros would explode)."""
+    lines = [f"enum {{ {name}_0 = 0 }};"]
+    for k, value in enumerate(values):
+        lines.append(f"enum {{ {name}_{k + 1} = CS_MAX_({name}_{k}, {value}) }};")
+    return [*lines, f"enum {{ {name} = {name}_{len(values)} }};"]
 
 
 def _bytes(data: bytes) -> str:
