@@ -32,7 +32,19 @@ def library() -> ctypes.CDLL:
         objects.append(target)
         newest = max(p.stat().st_mtime for p in (source, *headers))
         if not target.exists() or target.stat().st_mtime < newest:
-            command = ["g++", "-std=c++17", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", *extra, f"-I{SOURCES}", "-c"]
+            command = [
+                "g++",
+                "-std=c++17",
+                "-O2",
+                "-g",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-fPIC",
+                *extra,
+                f"-I{SOURCES}",
+                "-c",
+            ]
             compiling.append((target, subprocess.Popen([*command, str(source), "-o", str(target)])))
     for target, process in compiling:
         if process.wait() != 0:
@@ -40,7 +52,9 @@ def library() -> ctypes.CDLL:
             raise RuntimeError(f"{target.stem} does not compile")
     output = _BUILD / ("libengine" + "".join(extra).replace("/", "_") + ".so")
     if not output.exists() or any(o.stat().st_mtime > output.stat().st_mtime for o in objects):
-        subprocess.run(["g++", *extra, "-shared", *map(str, objects), "-o", str(output), "-ldl", "-lpthread"], check=True)
+        subprocess.run(
+            ["g++", *extra, "-shared", *map(str, objects), "-o", str(output), "-ldl", "-lpthread"], check=True
+        )
     os.environ.setdefault("CUDASIM_PYTHON", sys.executable)
     os.environ.setdefault("CUDASIM_PYTHONPATH", str(ROOT / "lib"))
     found = ctypes.CDLL(str(output))
@@ -86,7 +100,9 @@ class Device:
         text = ptx.encode()
         code = ctypes.c_int(0)
         log = ctypes.create_string_buffer(4096)
-        self.module = library().harness_load(text, ctypes.c_uint64(len(text)), ctypes.byref(code), log, ctypes.c_uint64(4096))
+        self.module = library().harness_load(
+            text, ctypes.c_uint64(len(text)), ctypes.byref(code), log, ctypes.c_uint64(4096)
+        )
         if not self.module:
             raise TranslateFailure(code.value, log.value.decode())
 
@@ -103,10 +119,17 @@ class Device:
         return tuple(out)
 
     def launch(
-        self, name: str, grid: int | tuple[int, ...], block: int | tuple[int, ...], *arguments: object, shared: int = 0,
-        stack: int = 1024, seed: int | None = None,
+        self,
+        name: str,
+        grid: int | tuple[int, ...],
+        block: int | tuple[int, ...],
+        *arguments: object,
+        shared: int = 0,
+        stack: int = 1024,
+        seed: int | None = None,
     ) -> None:
         """Arguments: Array, NumPy scalars (of the parameter's size), ints (64 bits), bytes."""
+
         def three(n: int | tuple[int, ...]) -> ctypes.Array:
             values = (n,) if isinstance(n, int) else n
             return (ctypes.c_uint32 * 3)(*values, *([1] * (3 - len(values))))
@@ -120,12 +143,24 @@ class Device:
                 kept.append((ctypes.c_uint8 * len(raw)).from_buffer_copy(raw))
             else:
                 kept.append(ctypes.c_uint64(int(a) & (1 << 64) - 1))
-        values = (ctypes.c_void_p * max(1, len(kept)))(*[ctypes.cast(ctypes.byref(k), ctypes.c_void_p) for k in kept])
+        values = (ctypes.c_void_p * max(1, len(kept)))(
+            *[ctypes.cast(ctypes.byref(k), ctypes.c_void_p) for k in kept]
+        )
         message = ctypes.create_string_buffer(1024)
         where = (ctypes.c_uint64 * 8)()
         code = library().harness_launch(
-            ctypes.c_void_p(self.module), name.encode(), three(grid), three(block), ctypes.c_uint32(shared), values,
-            ctypes.c_uint32(stack), int(seed is not None), ctypes.c_uint64(seed or 0), message, ctypes.c_uint64(1024), where,
+            ctypes.c_void_p(self.module),
+            name.encode(),
+            three(grid),
+            three(block),
+            ctypes.c_uint32(shared),
+            values,
+            ctypes.c_uint32(stack),
+            int(seed is not None),
+            ctypes.c_uint64(seed or 0),
+            message,
+            ctypes.c_uint64(1024),
+            where,
         )
         if code == -1:
             raise KeyError(name)
@@ -140,7 +175,9 @@ def printed() -> str:
 
 
 def nvcc() -> str | None:
-    return shutil.which("nvcc") or next((p for p in ("/usr/local/cuda/bin/nvcc", "/usr/local/cuda-13.0/bin/nvcc") if Path(p).exists()), None)
+    return shutil.which("nvcc") or next(
+        (p for p in ("/usr/local/cuda/bin/nvcc", "/usr/local/cuda-13.0/bin/nvcc") if Path(p).exists()), None
+    )
 
 
 @functools.cache
@@ -151,5 +188,8 @@ def compile_cuda(source: str, *options: str) -> str:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "kernels.cu"
         path.write_text(source)
-        subprocess.run([program, "-ptx", "-arch=sm_80", "-std=c++17", *options, str(path), "-o", str(path) + ".ptx"], check=True)
+        subprocess.run(
+            [program, "-ptx", "-arch=sm_80", "-std=c++17", *options, str(path), "-o", str(path) + ".ptx"],
+            check=True,
+        )
         return Path(str(path) + ".ptx").read_text()

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+
 from engine_device import Array, Device
 
 WIDTH = {"8": 1, "16": 2, "32": 4, "64": 8}
@@ -16,7 +17,9 @@ COUNT = 512
 
 
 def register_type(t: str) -> str:
-    return {"f16": "b16", "bf16": "b16", "f16x2": "b32", "bf16x2": "b32", "u16x2": "b32", "s16x2": "b32"}.get(t, t)
+    return {"f16": "b16", "bf16": "b16", "f16x2": "b32", "bf16x2": "b32", "u16x2": "b32", "s16x2": "b32"}.get(
+        t, t
+    )
 
 
 def bits(t: str) -> int:
@@ -30,7 +33,24 @@ def inputs(t: str, k: int) -> np.ndarray:
     mask = (1 << w) - 1
     if t in ("f32", "f64", "f16", "bf16"):
         real = {"f32": np.float32, "f64": np.float64, "f16": np.float16}.get(t)
-        values = [0.0, -0.0, 1.0, -1.0, 0.5, -1.5, 2.5, 3.0, 1e-3, -7.25, np.inf, -np.inf, np.nan, 100.7, 65504.0, 6e-8]
+        values = [
+            0.0,
+            -0.0,
+            1.0,
+            -1.0,
+            0.5,
+            -1.5,
+            2.5,
+            3.0,
+            1e-3,
+            -7.25,
+            np.inf,
+            -np.inf,
+            np.nan,
+            100.7,
+            65504.0,
+            6e-8,
+        ]
         if real is None:
             edge = (np.array(values, np.float32).view(np.uint32) >> 16).astype(dtype)
         else:
@@ -38,12 +58,17 @@ def inputs(t: str, k: int) -> np.ndarray:
                 edge = np.array(values).astype(real).view(dtype)
     else:
         edge = np.array(
-            [0, 1, 2, 3, 5, 7, 31, 32, 33, 63, 64, mask, mask - 1, mask >> 1, (mask >> 1) + 1, 0x5A & mask], dtype
+            [0, 1, 2, 3, 5, 7, 31, 32, 33, 63, 64, mask, mask - 1, mask >> 1, (mask >> 1) + 1, 0x5A & mask],
+            dtype,
         )
     repeat = [1, 16, 4][k]
     first = np.tile(np.repeat(edge, repeat), COUNT)[: COUNT // 2]
     if t in ("f32", "f64", "f16"):
-        random = (RNG.standard_normal(COUNT // 2) * 10.0 ** RNG.integers(-3, 4, COUNT // 2)).astype(real).view(dtype)
+        random = (
+            (RNG.standard_normal(COUNT // 2) * 10.0 ** RNG.integers(-3, 4, COUNT // 2))
+            .astype(real)
+            .view(dtype)
+        )
     elif t == "bf16":
         random = (RNG.standard_normal(COUNT // 2).astype(np.float32).view(np.uint32) >> 16).astype(dtype)
     else:
@@ -58,7 +83,9 @@ def kernel(name: str, instruction: str, types: list[str]) -> str:
     lines += [".reg .b32 %r<4>; .reg .b64 %rd<12>; .reg .pred %p<3>;"]
     for k, t in enumerate(["pred" if out == "pred" else out, *sources]):
         lines.append(f".reg .{register_type(t)} %x{k};")
-    lines += ["mov.u32 %r0, %ctaid.x; mov.u32 %r1, %ntid.x; mov.u32 %r2, %tid.x; mad.lo.u32 %r0, %r0, %r1, %r2;"]
+    lines += [
+        "mov.u32 %r0, %ctaid.x; mov.u32 %r1, %ntid.x; mov.u32 %r2, %tid.x; mad.lo.u32 %r0, %r0, %r1, %r2;"
+    ]
     for k, t in enumerate(sources):
         lines.append(f"ld.param.u64 %rd{k}, [{'abc'[k]}]; mul.wide.u32 %rd5, %r0, {bits(t) // 8};")
         lines.append(f"add.u64 %rd{k}, %rd{k}, %rd5; ld.global.{_memory(t)} %x{k + 1}, [%rd{k}];")
@@ -69,7 +96,9 @@ def kernel(name: str, instruction: str, types: list[str]) -> str:
     if out == "pred":
         lines.append("selp.u32 %r3, 1, 0, %x0;")
     lines.append(f"ld.param.u64 %rd6, [o]; mul.wide.u32 %rd5, %r0, {4 if out == 'pred' else bits(out) // 8};")
-    lines.append(f"add.u64 %rd6, %rd6, %rd5; st.global.{store} [%rd6], {'%r3' if out == 'pred' else '%x0'}; ret; }}")
+    lines.append(
+        f"add.u64 %rd6, %rd6, %rd5; st.global.{store} [%rd6], {'%r3' if out == 'pred' else '%x0'}; ret; }}"
+    )
     return "\n".join(lines)
 
 
@@ -159,78 +188,178 @@ def _integer_cases() -> None:
         case(f"sub.{u} {{}}, {{}}, {{}};", f"{u} {u} {u}", lambda a, b, m=m: a - b & m)
         case(f"mul.lo.{s} {{}}, {{}}, {{}};", f"{s} {s} {s}", lambda a, b, m=m: a * b & m)
         case(f"mul.hi.{u} {{}}, {{}}, {{}};", f"{u} {u} {u}", lambda a, b, w=w: a * b >> w)
-        case(f"mul.hi.{s} {{}}, {{}}, {{}};", f"{s} {s} {s}", lambda a, b, w=w, m=m: signed(a, w) * signed(b, w) >> w & m)
+        case(
+            f"mul.hi.{s} {{}}, {{}}, {{}};",
+            f"{s} {s} {s}",
+            lambda a, b, w=w, m=m: signed(a, w) * signed(b, w) >> w & m,
+        )
         case(f"mad.lo.{s} {{}}, {{}}, {{}}, {{}};", f"{s} {s} {s} {s}", lambda a, b, c, m=m: a * b + c & m)
-        case(f"mad.hi.{u} {{}}, {{}}, {{}}, {{}};", f"{u} {u} {u} {u}", lambda a, b, c, w=w, m=m: (a * b >> w) + c & m)
+        case(
+            f"mad.hi.{u} {{}}, {{}}, {{}}, {{}};",
+            f"{u} {u} {u} {u}",
+            lambda a, b, c, w=w, m=m: (a * b >> w) + c & m,
+        )
         case(f"div.{u} {{}}, {{}}, {{}};", f"{u} {u} {u}", lambda a, b: a // b if b else None)
         case(f"rem.{u} {{}}, {{}}, {{}};", f"{u} {u} {u}", lambda a, b: a % b if b else None)
         case(
-            f"div.{s} {{}}, {{}}, {{}};", f"{s} {s} {s}",
+            f"div.{s} {{}}, {{}}, {{}};",
+            f"{s} {s} {s}",
             lambda a, b, w=w, m=m: quotient(signed(a, w), signed(b, w)) & m if b else None,
         )
         case(
-            f"rem.{s} {{}}, {{}}, {{}};", f"{s} {s} {s}",
-            lambda a, b, w=w, m=m: signed(a, w) - quotient(signed(a, w), signed(b, w)) * signed(b, w) & m if b else None,
+            f"rem.{s} {{}}, {{}}, {{}};",
+            f"{s} {s} {s}",
+            lambda a, b, w=w, m=m: (
+                signed(a, w) - quotient(signed(a, w), signed(b, w)) * signed(b, w) & m if b else None
+            ),
         )
-        case(f"min.{s} {{}}, {{}}, {{}};", f"{s} {s} {s}", lambda a, b, w=w, m=m: min(signed(a, w), signed(b, w)) & m)
+        case(
+            f"min.{s} {{}}, {{}}, {{}};",
+            f"{s} {s} {s}",
+            lambda a, b, w=w, m=m: min(signed(a, w), signed(b, w)) & m,
+        )
         case(f"max.{u} {{}}, {{}}, {{}};", f"{u} {u} {u}", lambda a, b: max(a, b))
         case(f"abs.{s} {{}}, {{}};", f"{s} {s}", lambda a, w=w, m=m: abs(signed(a, w)) & m)
         case(f"neg.{s} {{}}, {{}};", f"{s} {s}", lambda a, m=m: -a & m)
-        case(f"sad.{s} {{}}, {{}}, {{}}, {{}};", f"{u} {s} {s} {u}", lambda a, b, c, w=w, m=m: abs(signed(a, w) - signed(b, w)) + c & m)
+        case(
+            f"sad.{s} {{}}, {{}}, {{}}, {{}};",
+            f"{u} {s} {s} {u}",
+            lambda a, b, c, w=w, m=m: abs(signed(a, w) - signed(b, w)) + c & m,
+        )
         case(f"and.b{w} {{}}, {{}}, {{}};", f"{u} {u} {u}", lambda a, b: a & b)
         case(f"xor.b{w} {{}}, {{}}, {{}};", f"{u} {u} {u}", lambda a, b: a ^ b)
         case(f"not.b{w} {{}}, {{}};", f"{u} {u}", lambda a, m=m: ~a & m)
         case(f"cnot.b{w} {{}}, {{}};", f"{u} {u}", lambda a: int(a == 0))
         case(f"shl.b{w} {{}}, {{}}, {{}};", f"{u} {u} u32", lambda a, n, w=w, m=m: a << n & m if n < w else 0)
         case(f"shr.{u} {{}}, {{}}, {{}};", f"{u} {u} u32", lambda a, n, w=w: a >> n if n < w else 0)
-        case(f"shr.{s} {{}}, {{}}, {{}};", f"{s} {s} u32", lambda a, n, w=w, m=m: signed(a, w) >> min(n, w - 1) & m)
+        case(
+            f"shr.{s} {{}}, {{}}, {{}};",
+            f"{s} {s} u32",
+            lambda a, n, w=w, m=m: signed(a, w) >> min(n, w - 1) & m,
+        )
         for op, f in (("lt", "<"), ("ge", ">="), ("ne", "!=")):
-            case(f"setp.{op}.{s} {{}}, {{}}, {{}};", f"pred {s} {s}", lambda a, b, w=w, f=f: int(eval(f"{signed(a, w)} {f} {signed(b, w)}")))
+            case(
+                f"setp.{op}.{s} {{}}, {{}}, {{}};",
+                f"pred {s} {s}",
+                lambda a, b, w=w, f=f: int(eval(f"{signed(a, w)} {f} {signed(b, w)}")),
+            )
         case(f"setp.hi.{u} {{}}, {{}}, {{}};", f"pred {u} {u}", lambda a, b: int(a > b))
         case(f"setp.le.{u} {{}}, {{}}, {{}};", f"pred {u} {u}", lambda a, b: int(a <= b))
-        case(f"set.lt.u32.{s} {{}}, {{}}, {{}};", f"u32 {s} {s}", lambda a, b, w=w: 0xFFFFFFFF * (signed(a, w) < signed(b, w)))
+        case(
+            f"set.lt.u32.{s} {{}}, {{}}, {{}};",
+            f"u32 {s} {s}",
+            lambda a, b, w=w: 0xFFFFFFFF * (signed(a, w) < signed(b, w)),
+        )
         if w > 16:
             case(f"popc.b{w} {{}}, {{}};", f"u32 {u}", lambda a: a.bit_count())
             case(f"clz.b{w} {{}}, {{}};", f"u32 {u}", lambda a, w=w: w - a.bit_length())
             case(f"brev.b{w} {{}}, {{}};", f"{u} {u}", lambda a, w=w: int(f"{a:0{w}b}"[::-1], 2))
             case(f"bfind.{u} {{}}, {{}};", f"u32 {u}", lambda a: a.bit_length() - 1 & 0xFFFFFFFF)
-            case(f"bfind.shiftamt.{u} {{}}, {{}};", f"u32 {u}", lambda a, w=w: w - a.bit_length() if a else 0xFFFFFFFF)
             case(
-                f"bfind.{s} {{}}, {{}};", f"u32 {s}",
-                lambda a, w=w: (signed(a, w) if signed(a, w) >= 0 else ~signed(a, w)).bit_length() - 1 & 0xFFFFFFFF,
+                f"bfind.shiftamt.{u} {{}}, {{}};",
+                f"u32 {u}",
+                lambda a, w=w: w - a.bit_length() if a else 0xFFFFFFFF,
+            )
+            case(
+                f"bfind.{s} {{}}, {{}};",
+                f"u32 {s}",
+                lambda a, w=w: (
+                    (signed(a, w) if signed(a, w) >= 0 else ~signed(a, w)).bit_length() - 1 & 0xFFFFFFFF
+                ),
             )
             case(f"bfe.{u} {{}}, {{}}, 3, 9;", f"{u} {u}", lambda a: a >> 3 & 511)
-            case(f"bfe.{s} {{}}, {{}}, {w - 4}, 9;", f"{s} {s}", lambda a, w=w, m=m: signed(a, w) >> (w - 4) & m)
-            case(f"bfe.{u} {{}}, {{}}, {{}}, {{}};", f"{u} {u} u32 u32", lambda a, p, n, m=m: a >> (p & 255) & ((1 << (n & 255)) - 1) & m)
-            case(f"bfi.b{w} {{}}, {{}}, {{}}, 5, 11;", f"{u} {u} {u}", lambda a, b: b & ~(2047 << 5) | (a & 2047) << 5)
+            case(
+                f"bfe.{s} {{}}, {{}}, {w - 4}, 9;",
+                f"{s} {s}",
+                lambda a, w=w, m=m: signed(a, w) >> (w - 4) & m,
+            )
+            case(
+                f"bfe.{u} {{}}, {{}}, {{}}, {{}};",
+                f"{u} {u} u32 u32",
+                lambda a, p, n, m=m: a >> (p & 255) & ((1 << (n & 255)) - 1) & m,
+            )
+            case(
+                f"bfi.b{w} {{}}, {{}}, {{}}, 5, 11;",
+                f"{u} {u} {u}",
+                lambda a, b: b & ~(2047 << 5) | (a & 2047) << 5,
+            )
             case(f"selp.b{w} {{}}, {{}}, {{}}, %p1;", f"{u} {u} {u}", lambda a, b: None)
         if w < 64:
             d = 2 * w
-            case(f"mul.wide.{s} {{}}, {{}}, {{}};", f"s{d} {s} {s}", lambda a, b, w=w: signed(a, w) * signed(b, w) & (1 << 2 * w) - 1)
+            case(
+                f"mul.wide.{s} {{}}, {{}}, {{}};",
+                f"s{d} {s} {s}",
+                lambda a, b, w=w: signed(a, w) * signed(b, w) & (1 << 2 * w) - 1,
+            )
             case(f"mul.wide.{u} {{}}, {{}}, {{}};", f"u{d} {u} {u}", lambda a, b: a * b)
-            case(f"mad.wide.{s} {{}}, {{}}, {{}}, {{}};", f"s{d} {s} {s} s{d}", lambda a, b, c, w=w: signed(a, w) * signed(b, w) + c & (1 << 2 * w) - 1)
+            case(
+                f"mad.wide.{s} {{}}, {{}}, {{}}, {{}};",
+                f"s{d} {s} {s} s{d}",
+                lambda a, b, c, w=w: signed(a, w) * signed(b, w) + c & (1 << 2 * w) - 1,
+            )
     del CASES["selp.b32 {}, {}, {}, %p1;"], CASES["selp.b64 {}, {}, {}, %p1;"]
     top, low = 0x7FFFFFFF, -0x80000000
     m = 0xFFFFFFFF
-    case("add.sat.s32 {}, {}, {};", "s32 s32 s32", lambda a, b: min(max(signed(a, 32) + signed(b, 32), low), top) & m)
-    case("sub.sat.s32 {}, {}, {};", "s32 s32 s32", lambda a, b: min(max(signed(a, 32) - signed(b, 32), low), top) & m)
+    case(
+        "add.sat.s32 {}, {}, {};",
+        "s32 s32 s32",
+        lambda a, b: min(max(signed(a, 32) + signed(b, 32), low), top) & m,
+    )
+    case(
+        "sub.sat.s32 {}, {}, {};",
+        "s32 s32 s32",
+        lambda a, b: min(max(signed(a, 32) - signed(b, 32), low), top) & m,
+    )
     case("mul24.lo.u32 {}, {}, {};", "u32 u32 u32", lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF) & m)
     case("mul24.hi.s32 {}, {}, {};", "s32 s32 s32", lambda a, b: signed(a, 24) * signed(b, 24) >> 16 & m)
-    case("mad24.lo.s32 {}, {}, {}, {};", "s32 s32 s32 s32", lambda a, b, c: signed(a, 24) * signed(b, 24) + c & m)
-    case("shf.l.wrap.b32 {}, {}, {}, {};", "u32 u32 u32 u32", lambda a, b, n: ((b << 32 | a) << (n & 31)) >> 32 & m)
-    case("shf.r.clamp.b32 {}, {}, {}, {};", "u32 u32 u32 u32", lambda a, b, n: (b << 32 | a) >> min(n, 32) & m)
+    case(
+        "mad24.lo.s32 {}, {}, {}, {};",
+        "s32 s32 s32 s32",
+        lambda a, b, c: signed(a, 24) * signed(b, 24) + c & m,
+    )
+    case(
+        "shf.l.wrap.b32 {}, {}, {}, {};",
+        "u32 u32 u32 u32",
+        lambda a, b, n: ((b << 32 | a) << (n & 31)) >> 32 & m,
+    )
+    case(
+        "shf.r.clamp.b32 {}, {}, {}, {};", "u32 u32 u32 u32", lambda a, b, n: (b << 32 | a) >> min(n, 32) & m
+    )
     case("prmt.b32 {}, {}, {}, 0x2b9c;", "u32 u32 u32", lambda a, b: permute(a, b, 0x2B9C))
     case("prmt.b32 {}, {}, {}, {};", "u32 u32 u32 u32", permute)
     case("prmt.b32.f4e {}, {}, {}, {};", "u32 u32 u32 u32", lambda a, b, c: (b << 32 | a) >> 8 * (c & 3) & m)
     case("lop3.b32 {}, {}, {}, {}, 0xE8;", "u32 u32 u32 u32", lambda a, b, c: a & b | a & c | b & c)
     case("lop3.b32 {}, {}, {}, {}, 0x96;", "u32 u32 u32 u32", lambda a, b, c: a ^ b ^ c)
-    case("dp4a.u32.s32 {}, {}, {}, {};", "s32 u32 u32 s32", lambda a, b, c: sum((a >> 8 * k & 255) * signed(b >> 8 * k, 8) for k in range(4)) + c & m)
-    case("dp2a.lo.s32.u32 {}, {}, {}, {};", "s32 u32 u32 s32", lambda a, b, c: sum(signed(a >> 16 * k, 16) * (b >> 8 * k & 255) for k in range(2)) + c & m)
+    case(
+        "dp4a.u32.s32 {}, {}, {}, {};",
+        "s32 u32 u32 s32",
+        lambda a, b, c: sum((a >> 8 * k & 255) * signed(b >> 8 * k, 8) for k in range(4)) + c & m,
+    )
+    case(
+        "dp2a.lo.s32.u32 {}, {}, {}, {};",
+        "s32 u32 u32 s32",
+        lambda a, b, c: sum(signed(a >> 16 * k, 16) * (b >> 8 * k & 255) for k in range(2)) + c & m,
+    )
     case("fns.b32 {}, {}, 0, 3;", "u32 u32", lambda a: ([k for k in range(32) if a >> k & 1] + [m] * 3)[2])
-    case("bmsk.clamp.b32 {}, {}, {};", "u32 u32 u32", lambda a, b: ((1 << b) - 1) << a & m if a < 32 and b < 64 else None)
+    case(
+        "bmsk.clamp.b32 {}, {}, {};",
+        "u32 u32 u32",
+        lambda a, b: ((1 << b) - 1) << a & m if a < 32 and b < 64 else None,
+    )
     case("szext.wrap.s32 {}, {}, 7;", "s32 s32", lambda a: signed(a, 7) & m)
-    case("add.u16x2 {}, {}, {};", "u16x2 u16x2 u16x2", lambda a, b: (a + b & 0xFFFF) | ((a >> 16) + (b >> 16) & 0xFFFF) << 16)
-    case("max.s16x2 {}, {}, {};", "s16x2 s16x2 s16x2", lambda a, b: max(signed(a, 16), signed(b, 16)) & 0xFFFF | (max(signed(a >> 16, 16), signed(b >> 16, 16)) & 0xFFFF) << 16)
+    case(
+        "add.u16x2 {}, {}, {};",
+        "u16x2 u16x2 u16x2",
+        lambda a, b: (a + b & 0xFFFF) | ((a >> 16) + (b >> 16) & 0xFFFF) << 16,
+    )
+    case(
+        "max.s16x2 {}, {}, {};",
+        "s16x2 s16x2 s16x2",
+        lambda a, b: (
+            max(signed(a, 16), signed(b, 16)) & 0xFFFF
+            | (max(signed(a >> 16, 16), signed(b >> 16, 16)) & 0xFFFF) << 16
+        ),
+    )
     case("slct.u32.s32 {}, {}, {}, {};", "u32 u32 u32 s32", lambda a, b, c: a if signed(c, 32) >= 0 else b)
     carry = "{{ .reg .u32 lo, hi; add.cc.u32 lo, {1}, {2}; addc.u32 {0}, 0, 0; }}"
     case(carry, "u32 u32 u32", lambda a, b: a + b >> 32)
@@ -257,7 +386,11 @@ def _conversion_cases() -> None:
         for w2 in (8, 16, 32, 64):
             if w1 == 8 or w2 == 8:
                 continue  # 8-bit registers do not exist: below
-            case(f"cvt.s{w2}.s{w1} {{}}, {{}};", f"s{w2} s{w1}", lambda a, w1=w1, w2=w2: signed(a, w1) & (1 << w2) - 1)
+            case(
+                f"cvt.s{w2}.s{w1} {{}}, {{}};",
+                f"s{w2} s{w1}",
+                lambda a, w1=w1, w2=w2: signed(a, w1) & (1 << w2) - 1,
+            )
             case(f"cvt.u{w2}.u{w1} {{}}, {{}};", f"u{w2} u{w1}", lambda a, w2=w2: a & (1 << w2) - 1)
     case("cvt.s32.s8 {}, {};", "s32 s32", lambda a: signed(a, 8) & 0xFFFFFFFF)
     case("cvt.u16.u8 {}, {};", "u16 u32", lambda a: a & 255)
@@ -267,22 +400,72 @@ def _conversion_cases() -> None:
     for w in (16, 32, 64):
         for t in ("f32", "f64", "f16"):
             if not (t == "f16" and w == 64):
-                case(f"cvt.rn.{t}.s{w} {{}}, {{}};", f"{t} s{w}", lambda a, w=w, t=t: from_int(signed(a, w), t))
+                case(
+                    f"cvt.rn.{t}.s{w} {{}}, {{}};", f"{t} s{w}", lambda a, w=w, t=t: from_int(signed(a, w), t)
+                )
             case(f"cvt.rn.{t}.u{w} {{}}, {{}};", f"{t} u{w}", lambda a, t=t: from_int(a, t))
     for t in ("f32", "f64", "f16"):
         for mode, f in (("rzi", math.trunc), ("rni", round), ("rmi", math.floor), ("rpi", math.ceil)):
             for d in ("s32", "u32", "s64", "u64", "s16", "u16"):
-                case(f"cvt.{mode}.{d}.{t} {{}}, {{}};", f"{d} {t}", lambda a, t=t, d=d, f=f: to_int(a, t, d, f))
-        case(f"cvt.rni.{t}.{t} {{}}, {{}};", f"{t} {t}", lambda a, t=t: None if not math.isfinite(value(a, t)) or abs(value(a, t)) < 1 else pattern(float(round(value(a, t))), t))
-        case(f"cvt.sat.{t}.{t} {{}}, {{}};", f"{t} {t}", lambda a, t=t: pattern(min(max(value(a, t), 0.0), 1.0), t) if value(a, t) != 0 and not is_nan(a, t) else None)
-    case("cvt.rn.f32.f64 {}, {};", "f32 f64", lambda a: pattern(value(a, "f64"), "f32") if not is_nan(a, "f64") else None)
-    case("cvt.f64.f32 {}, {};", "f64 f32", lambda a: pattern(value(a, "f32"), "f64") if not is_nan(a, "f32") else None)
-    case("cvt.rn.f16.f32 {}, {};", "f16 f32", lambda a: pattern(value(a, "f32"), "f16") if not is_nan(a, "f32") else 0x7FFF)
-    case("cvt.rn.f16.f64 {}, {};", "f16 f64", lambda a: pattern(value(a, "f64"), "f16") if not is_nan(a, "f64") else 0x7FFF)
-    case("cvt.f32.f16 {}, {};", "f32 f16", lambda a: pattern(value(a, "f16"), "f32") if not is_nan(a, "f16") else None)
-    case("cvt.f64.f16 {}, {};", "f64 f16", lambda a: pattern(value(a, "f16"), "f64") if not is_nan(a, "f16") else None)
+                case(
+                    f"cvt.{mode}.{d}.{t} {{}}, {{}};", f"{d} {t}", lambda a, t=t, d=d, f=f: to_int(a, t, d, f)
+                )
+        case(
+            f"cvt.rni.{t}.{t} {{}}, {{}};",
+            f"{t} {t}",
+            lambda a, t=t: (
+                None
+                if not math.isfinite(value(a, t)) or abs(value(a, t)) < 1
+                else pattern(float(round(value(a, t))), t)
+            ),
+        )
+        case(
+            f"cvt.sat.{t}.{t} {{}}, {{}};",
+            f"{t} {t}",
+            lambda a, t=t: (
+                pattern(min(max(value(a, t), 0.0), 1.0), t) if value(a, t) != 0 and not is_nan(a, t) else None
+            ),
+        )
+    case(
+        "cvt.rn.f32.f64 {}, {};",
+        "f32 f64",
+        lambda a: pattern(value(a, "f64"), "f32") if not is_nan(a, "f64") else None,
+    )
+    case(
+        "cvt.f64.f32 {}, {};",
+        "f64 f32",
+        lambda a: pattern(value(a, "f32"), "f64") if not is_nan(a, "f32") else None,
+    )
+    case(
+        "cvt.rn.f16.f32 {}, {};",
+        "f16 f32",
+        lambda a: pattern(value(a, "f32"), "f16") if not is_nan(a, "f32") else 0x7FFF,
+    )
+    case(
+        "cvt.rn.f16.f64 {}, {};",
+        "f16 f64",
+        lambda a: pattern(value(a, "f64"), "f16") if not is_nan(a, "f64") else 0x7FFF,
+    )
+    case(
+        "cvt.f32.f16 {}, {};",
+        "f32 f16",
+        lambda a: pattern(value(a, "f16"), "f32") if not is_nan(a, "f16") else None,
+    )
+    case(
+        "cvt.f64.f16 {}, {};",
+        "f64 f16",
+        lambda a: pattern(value(a, "f16"), "f64") if not is_nan(a, "f16") else None,
+    )
     case("cvt.rn.bf16.f32 {}, {};", "bf16 f32", lambda a: bfloat(a))
-    case("cvt.rn.f16x2.f32 {}, {}, {};", "u32 f32 f32", lambda a, b: None if is_nan(a, "f32") or is_nan(b, "f32") else pattern(value(a, "f32"), "f16") << 16 | pattern(value(b, "f32"), "f16"))
+    case(
+        "cvt.rn.f16x2.f32 {}, {}, {};",
+        "u32 f32 f32",
+        lambda a, b: (
+            None
+            if is_nan(a, "f32") or is_nan(b, "f32")
+            else pattern(value(a, "f32"), "f16") << 16 | pattern(value(b, "f32"), "f16")
+        ),
+    )
     case("cvt.rz.f32.f64 {}, {};", "f32 f64", lambda a: toward_zero(value(a, "f64")))
     case("cvt.rz.f16.f32 {}, {};", "f16 f32", lambda a: half_toward_zero(value(a, "f32")))
 
@@ -343,23 +526,63 @@ def _float_cases() -> None:
         case(f"sqrt.rn.{t} {{}}, {{}};", f"{t} {t}", lambda a, t=t: root(a, t))
         case(f"min.{t} {{}}, {{}}, {{}};", f"{t} {t} {t}", lambda a, b, t=t: extreme(a, b, t, -1))
         case(f"max.{t} {{}}, {{}}, {{}};", f"{t} {t} {t}", lambda a, b, t=t: extreme(a, b, t, 1))
-        case(f"copysign.{t} {{}}, {{}}, {{}};", f"{t} {t} {t}", lambda a, b, t=t: a & 1 << bits(t) - 1 | b & ~(1 << bits(t) - 1))
+        case(
+            f"copysign.{t} {{}}, {{}}, {{}};",
+            f"{t} {t} {t}",
+            lambda a, b, t=t: a & 1 << bits(t) - 1 | b & ~(1 << bits(t) - 1),
+        )
         for op in ("eq", "ne", "lt", "ge", "equ", "neu", "ltu", "gtu", "num", "nan"):
-            case(f"setp.{op}.{t} {{}}, {{}}, {{}};", f"pred {t} {t}", lambda a, b, t=t, op=op: compare(a, b, t, op))
+            case(
+                f"setp.{op}.{t} {{}}, {{}}, {{}};",
+                f"pred {t} {t}",
+                lambda a, b, t=t, op=op: compare(a, b, t, op),
+            )
         case(f"testp.infinite.{t} {{}}, {{}};", f"pred {t}", lambda a, t=t: int(math.isinf(value(a, t))))
-        case(f"testp.normal.{t} {{}}, {{}};", f"pred {t}", lambda a, t=t: int(math.isfinite(value(a, t)) and abs(value(a, t)) >= (1.1754943508222875e-38 if t == "f32" else 2.2250738585072014e-308)))
+        case(
+            f"testp.normal.{t} {{}}, {{}};",
+            f"pred {t}",
+            lambda a, t=t: int(
+                math.isfinite(value(a, t))
+                and abs(value(a, t)) >= (1.1754943508222875e-38 if t == "f32" else 2.2250738585072014e-308)
+            ),
+        )
     for t in ("f16",):
         case(f"add.{t} {{}}, {{}}, {{}};", f"{t} {t} {t}", exact(lambda a, b: a + b, t))
         case(f"mul.{t} {{}}, {{}}, {{}};", f"{t} {t} {t}", exact(lambda a, b: a * b, t))
         case(f"fma.rn.{t} {{}}, {{}}, {{}}, {{}};", f"{t} {t} {t} {t}", exact(lambda a, b, c: a * b + c, t))
         case(f"setp.lt.{t} {{}}, {{}}, {{}};", f"pred {t} {t}", lambda a, b, t=t: compare(a, b, t, "lt"))
         case(f"neg.{t} {{}}, {{}};", f"{t} {t}", lambda a: a ^ 0x8000)
-    case("add.sat.f32 {}, {}, {};", "f32 f32 f32", lambda a, b: None if is_nan(a, "f32") or is_nan(b, "f32") or not math.isfinite(value(a, "f32") + value(b, "f32")) or value(a, "f32") + value(b, "f32") == 0 else pattern(min(max(float(np.float32(value(a, "f32")) + np.float32(value(b, "f32"))), 0.0), 1.0), "f32"))
-    case("add.ftz.f32 {}, {}, 0f00000001;", "f32 f32", lambda a: None if is_nan(a, "f32") or value(a, "f32") == 0 else (0 if abs(value(a, "f32")) < 1.1754943508222875e-38 else pattern(value(a, "f32"), "f32")))
+    case(
+        "add.sat.f32 {}, {}, {};",
+        "f32 f32 f32",
+        lambda a, b: (
+            None
+            if is_nan(a, "f32")
+            or is_nan(b, "f32")
+            or not math.isfinite(value(a, "f32") + value(b, "f32"))
+            or value(a, "f32") + value(b, "f32") == 0
+            else pattern(
+                min(max(float(np.float32(value(a, "f32")) + np.float32(value(b, "f32"))), 0.0), 1.0), "f32"
+            )
+        ),
+    )
+    case(
+        "add.ftz.f32 {}, {}, 0f00000001;",
+        "f32 f32",
+        lambda a: (
+            None
+            if is_nan(a, "f32") or value(a, "f32") == 0
+            else (0 if abs(value(a, "f32")) < 1.1754943508222875e-38 else pattern(value(a, "f32"), "f32"))
+        ),
+    )
     case("add.rz.f32 {}, {}, {};", "f32 f32 f32", directed(lambda a, b: a + b, "z"))
     case("mul.rp.f32 {}, {}, {};", "f32 f32 f32", directed(lambda a, b: a * b, "p"))
     case("fma.rm.f32 {}, {}, {}, {};", "f32 f32 f32 f32", directed(lambda a, b, c: a * b + c, "m"))
-    case("max.NaN.f32 {}, {}, {};", "f32 f32 f32", lambda a, b: 0x7FFFFFFF if is_nan(a, "f32") or is_nan(b, "f32") else extreme(a, b, "f32", 1))
+    case(
+        "max.NaN.f32 {}, {}, {};",
+        "f32 f32 f32",
+        lambda a, b: 0x7FFFFFFF if is_nan(a, "f32") or is_nan(b, "f32") else extreme(a, b, "f32", 1),
+    )
 
 
 def directed(f: Callable[..., Fraction], mode: str) -> Callable[..., int | None]:
@@ -443,4 +666,6 @@ def test_instruction(device: Device, instruction: str) -> None:
         operands = [int(a[k]) for a in arrays]
         wanted = reference(*operands)
         if wanted is not None:
-            assert int(result.host[k]) == wanted, f"{[hex(x) for x in operands]}: {int(result.host[k]):#x}, not {wanted:#x}"
+            assert int(result.host[k]) == wanted, (
+                f"{[hex(x) for x in operands]}: {int(result.host[k]):#x}, not {wanted:#x}"
+            )

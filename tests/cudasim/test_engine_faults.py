@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+
 from engine_device import Array, Device, DeviceFault, TranslateFailure
 
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
@@ -144,7 +145,9 @@ def test_stray_store_names_address_thread_and_line(device: Device) -> None:
     assert fault.code == 700
     assert (fault.address, fault.block, fault.thread) == (0x1234560, (2, 0, 0), (40, 0, 0))
     assert fault.line == line_of("st.global.u32 [%rd1], %r5")
-    assert "illegal address: write of 4 bytes at 0x1234560 in store, block (2,0,0) thread (40,0,0)" in str(fault)
+    assert "illegal address: write of 4 bytes at 0x1234560 in store, block (2,0,0) thread (40,0,0)" in str(
+        fault
+    )
 
 
 def test_null_pointer(device: Device) -> None:
@@ -241,7 +244,9 @@ def test_grids_that_wait_for_each_other_overlap(device: Device) -> None:
 
 def test_host_ends_a_waiting_kernel(device: Device) -> None:
     flags = Array(np.zeros(2, np.int32))
-    thread = threading.Thread(target=device.launch, args=("wait_for", 8, 32, flags.address, flags.address + 4))
+    thread = threading.Thread(
+        target=device.launch, args=("wait_for", 8, 32, flags.address, flags.address + 4)
+    )
     thread.start()
     deadline = time.time() + 10
     while not flags.host[1] and time.time() < deadline:
@@ -266,7 +271,11 @@ def test_handlers_of_the_application_still_work() -> None:
     here = os.path.dirname(__file__)
     path = os.pathsep.join([here, os.path.dirname(here), os.path.join(here, "..", "..", "lib")])
     done = subprocess.run(
-        [sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+        [sys.executable, "-c", text],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == -11, done.stderr
     assert "Segmentation fault" in done.stderr
@@ -290,8 +299,14 @@ def test_fork(device: Device) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("wgmma.fence.sync.aligned;", "PTX line 5: the embedded device does not support wgmma.fence.sync.aligned"),
-        (".reg .b32 %r; tex.1d.v4.f32.s32 {%r, %r, %r, %r}, [t, {%r}];", "does not support tex.1d.v4.f32.s32"),
+        (
+            "wgmma.fence.sync.aligned;",
+            "PTX line 5: the embedded device does not support wgmma.fence.sync.aligned",
+        ),
+        (
+            ".reg .b32 %r; tex.1d.v4.f32.s32 {%r, %r, %r, %r}, [t, {%r}];",
+            "does not support tex.1d.v4.f32.s32",
+        ),
         (".reg .b32 %r; mov.u32 %r, %nosuch;", "PTX line 5: %nosuch is not declared"),
         ("bra nowhere;", "there is no label nowhere"),
         ("call other, ();", "other is not defined"),

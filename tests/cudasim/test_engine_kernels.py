@@ -1,9 +1,12 @@
 """Kernels compiled by nvcc, run by the engine, against NumPy."""
 
+# ruff: noqa: E501  (CUDA C++ in a string)
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from engine_device import Array, Device, compile_cuda, nvcc, printed
 
 pytestmark = pytest.mark.skipif(nvcc() is None, reason="nvcc is not installed")

@@ -1,11 +1,11 @@
 """PTX → C → shared object for the embedded device.
 
-    scope.py       names in a function
-    values.py      operands as C expressions
-    arithmetic.py  one lane's arithmetic; memory.py its memory accesses
-    function.py    basic blocks, calls, barriers, collectives
-    program.py     the module: variables, call graph, descriptions
-    compiler.py    the C compiler
+scope.py       names in a function
+values.py      operands as C expressions
+arithmetic.py  one lane's arithmetic; memory.py its memory accesses
+function.py    basic blocks, calls, barriers, collectives
+program.py     the module: variables, call graph, descriptions
+compiler.py    the C compiler
 """
 
 from __future__ import annotations

@@ -15,7 +15,12 @@ Emit = Callable[[Values, Instruction], str]
 TABLE: dict[str, Emit] = {}
 
 ROUNDING = {"rn": "CS_ROUND_NEAREST", "rm": "CS_ROUND_DOWN", "rp": "CS_ROUND_UP", "rz": "CS_ROUND_ZERO"}
-INTEGER_ROUNDING = {"rni": "CS_ROUND_NEAREST", "rmi": "CS_ROUND_DOWN", "rpi": "CS_ROUND_UP", "rzi": "CS_ROUND_ZERO"}
+INTEGER_ROUNDING = {
+    "rni": "CS_ROUND_NEAREST",
+    "rmi": "CS_ROUND_DOWN",
+    "rpi": "CS_ROUND_UP",
+    "rzi": "CS_ROUND_ZERO",
+}
 PACKED = {"f16x2": "f16", "bf16x2": "bf16", "u16x2": "u16", "s16x2": "s16"}
 _SUFFIX = {"f32": "32", "f64": "64"}
 
@@ -71,7 +76,9 @@ def float_source(v: Values, i: Instruction, operand: Operand, type_name: str) ->
     return text
 
 
-def halves(v: Values, i: Instruction, type_name: str, function: Callable[[list[str]], str], sources: int) -> str:
+def halves(
+    v: Values, i: Instruction, type_name: str, function: Callable[[list[str]], str], sources: int
+) -> str:
     """A packed instruction: `function` on the low and on the high halves."""
     element = PACKED[type_name]
     texts = [v.src(o, type_name) for o in i.operands[1 : 1 + sources]]
@@ -79,7 +86,8 @@ def halves(v: Values, i: Instruction, type_name: str, function: Callable[[list[s
     declarations = "".join(f"const u32 {n} = {t}; " for n, t in zip(names, texts, strict=True))
     ftz = "ftz" in i.modifiers and element == "f16"
     low, high = (
-        function([f"hftz({half}({n}))" if ftz else f"{half}({n})" for n in names]) for half in ("lo16", "hi16")
+        function([f"hftz({half}({n}))" if ftz else f"{half}({n})" for n in names])
+        for half in ("lo16", "hi16")
     )
     return f"{{ {declarations}{v.dst(i.operands[0], 'b32', f'pack16({low}, {high})')} }}"
 
@@ -230,14 +238,18 @@ def div(v: Values, i: Instruction) -> str:
     if t in ("f32", "f64"):
         return float_operation(v, i, "div", t, 2)
     sign = "s" if t in SIGNED else "u"
-    return v.dst(i.operands[0], t, f"div{sign}{width_bits(t)}({v.src(i.operands[1], t)}, {v.src(i.operands[2], t)})")
+    return v.dst(
+        i.operands[0], t, f"div{sign}{width_bits(t)}({v.src(i.operands[1], t)}, {v.src(i.operands[2], t)})"
+    )
 
 
 @emits("rem")
 def rem(v: Values, i: Instruction) -> str:
     t = i.modifiers[-1]
     sign = "s" if t in SIGNED else "u"
-    return v.dst(i.operands[0], t, f"rem{sign}{width_bits(t)}({v.src(i.operands[1], t)}, {v.src(i.operands[2], t)})")
+    return v.dst(
+        i.operands[0], t, f"rem{sign}{width_bits(t)}({v.src(i.operands[1], t)}, {v.src(i.operands[2], t)})"
+    )
 
 
 @emits("abs", "neg")
@@ -245,7 +257,9 @@ def absolute(v: Values, i: Instruction) -> str:
     t = i.modifiers[-1]
     if t in ("f16x2", "bf16x2"):
         x = v.src(i.operands[1], t)
-        return v.dst(i.operands[0], "b32", f"{x} & 0x7fff7fffu" if i.opcode == "abs" else f"{x} ^ 0x80008000u")
+        return v.dst(
+            i.operands[0], "b32", f"{x} & 0x7fff7fffu" if i.opcode == "abs" else f"{x} ^ 0x80008000u"
+        )
     if is_float(t):
         x = float_source(v, i, i.operands[1], t)
         top = f"{1 << (width_bits(t) - 1):#x}" + ("ull" if t == "f64" else "u")
@@ -262,7 +276,9 @@ def sad(v: Values, i: Instruction) -> str:
     t = i.modifiers[-1]
     a, b = v.integer(i.operands[1], t), v.integer(i.operands[2], t)
     c = v.src(i.operands[3], t)
-    return v.dst(i.operands[0], t, f"{c} + (u64)({a} < {b} ? (u64)({b}) - (u64)({a}) : (u64)({a}) - (u64)({b}))")
+    return v.dst(
+        i.operands[0], t, f"{c} + (u64)({a} < {b} ? (u64)({b}) - (u64)({a}) : (u64)({a}) - (u64)({b}))"
+    )
 
 
 @emits("min", "max")
@@ -290,8 +306,7 @@ def minimum(v: Values, i: Instruction) -> str:
     macro = i.opcode.upper()
     if t in PACKED:
         kind = PACKED[t]
-        text = halves(v, i, t, lambda x: _relu16(i, f"(u16){macro}({kind}, {x[0]}, {x[1]})"), 2)
-        return text
+        return halves(v, i, t, lambda x: _relu16(i, f"(u16){macro}({kind}, {x[0]}, {x[1]})"), 2)
     kind = f"{'s' if t in SIGNED else 'u'}{width_bits(t)}"
     expression = f"{macro}({kind}, {v.src(i.operands[1], t)}, {v.src(i.operands[2], t)})"
     if "relu" in i.modifiers:
@@ -426,7 +441,9 @@ def lop3(v: Values, i: Instruction) -> str:
     destination = i.operands[0]
     if isinstance(destination, Pair) or len(i.operands) > 5:  # lop3.BoolOp d|p, …, q
         q = v.src(i.operands[5], "pred")
-        first, second = (destination.first, destination.second) if isinstance(destination, Pair) else (destination, None)
+        first, second = (
+            (destination.first, destination.second) if isinstance(destination, Pair) else (destination, None)
+        )
         sign = "|" if "or" in i.modifiers else "&"
         text = f"{{ const u32 x_ = {value}; const u8 q_ = {q}; {v.dst(first, 'b32', 'x_')}"
         if second is not None:
@@ -499,7 +516,9 @@ def copysign(v: Values, i: Instruction) -> str:
 def testp(v: Values, i: Instruction) -> str:
     kinds = ("finite", "infinite", "number", "notanumber", "normal", "subnormal")
     t = i.modifiers[-1]
-    return v.dst(i.operands[0], "pred", f"testp{_SUFFIX[t]}({v.src(i.operands[1], t)}, {kinds.index(i.modifiers[0])})")
+    return v.dst(
+        i.operands[0], "pred", f"testp{_SUFFIX[t]}({v.src(i.operands[1], t)}, {kinds.index(i.modifiers[0])})"
+    )
 
 
 # --- comparison and selection -----------------------------------------------------------------------
@@ -639,7 +658,11 @@ def mov(v: Values, i: Instruction) -> str:
     if isinstance(destination, Vector):
         w = width_bits(t) // len(destination.items)
         text = f"{{ const {c_type(size_of(t))} x_ = {v.src(source, t)}; "
-        return text + " ".join(v.dst(o, f"b{w}", f"x_ >> {w * k}") for k, o in enumerate(destination.items)) + " }"
+        return (
+            text
+            + " ".join(v.dst(o, f"b{w}", f"x_ >> {w * k}") for k, o in enumerate(destination.items))
+            + " }"
+        )
     return v.dst(destination, t, v.src(source, t))
 
 
@@ -702,7 +725,9 @@ def cvt(v: Values, i: Instruction) -> str:
         mode = next((c for k, c in INTEGER_ROUNDING.items() if k in m), "CS_ROUND_ZERO")
         wide = int(stype == "f64" or size_of(dtype) == 8)
         sign = "s" if dtype in SIGNED else "u"
-        return v.dst(i.operands[0], dtype, f"to_{sign}({up[stype].format(text)}, {mode}, {width_bits(dtype)}, {wide})")
+        return v.dst(
+            i.operands[0], dtype, f"to_{sign}({up[stype].format(text)}, {mode}, {width_bits(dtype)}, {wide})"
+        )
     return v.dst(i.operands[0], dtype, _float_to_float(v, i, text, stype, dtype))
 
 
@@ -713,7 +738,8 @@ def _int_to_int(v: Values, i: Instruction, text: str, stype: str, dtype: str) ->
         return f"({'s' if stype in SIGNED else 'u'}{max(ws, wd)}){value}"
     low = -(1 << (wd - 1)) if dtype in SIGNED else 0
     high = (1 << (wd - 1)) - 1 if dtype in SIGNED else (1 << wd) - 1
-    return f"(u64)({{ const s128 x_ = {value}; x_ < (s128){_s64(low)} ? (s128){_s64(low)} : x_ > (s128){high}ull ? (s128){high}ull : x_; }})"
+    clamp = f"x_ < (s128){_s64(low)} ? (s128){_s64(low)} : x_ > (s128){high}ull ? (s128){high}ull : x_"
+    return f"(u64)({{ const s128 x_ = {value}; {clamp}; }})"
 
 
 def _s64(value: int) -> str:
@@ -734,7 +760,11 @@ def _int_to_float(v: Values, i: Instruction, text: str, stype: str, dtype: str) 
             return f"u64_((f64)({value}))"
         return f"u64_(api->convert64(CS_F_FROM_{'S' if signed else 'U'}64, {mode}, (s64)({value})))"
     # an f64 would round a 64-bit integer a second time, but nothing that large is near a halfway point of these
-    sticky = f"u64_((f64)({value}))" if w < 64 else f"u64_(api->convert64(CS_F_FROM_{'S' if signed else 'U'}64, CS_ROUND_ZERO, (s64)({value})))"
+    sticky = (
+        f"u64_((f64)({value}))"
+        if w < 64
+        else f"u64_(api->convert64(CS_F_FROM_{'S' if signed else 'U'}64, CS_ROUND_ZERO, (s64)({value})))"
+    )
     return _narrow(v, i, sticky, "f64", dtype)
 
 

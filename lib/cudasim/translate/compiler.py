@@ -14,7 +14,14 @@ from gpubpf.errors import Error
 
 SOURCES = Path(__file__).resolve().parent.parent / "src"
 # Semantics of PTX, not of C: no fused multiply-add of its own making, wrapping integers, any aliasing.
-SEMANTICS = ["-std=gnu11", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math"]
+SEMANTICS = [
+    "-std=gnu11",
+    "-ffp-contract=off",
+    "-fwrapv",
+    "-fno-strict-aliasing",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+]
 SMALL, LARGE = 1_500, 30_000  # lines of C: above them -O1, -O0 (20,000 statements: 7 s at -O2, 1.2 s at -O0)
 
 
@@ -33,7 +40,9 @@ def command() -> list[str]:
             return [found]
     if importlib.util.find_spec("ziglang") is not None:
         return [sys.executable, "-m", "ziglang", "cc"]
-    raise CompilerError("the embedded device needs a C compiler and found none; install gcc, or set CUDASIM_CC_COMPILER")
+    raise CompilerError(
+        "the embedded device needs a C compiler and found none; install gcc, or set CUDASIM_CC_COMPILER"
+    )
 
 
 @functools.cache

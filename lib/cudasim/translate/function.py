@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpubpf.errors import PtxError
-from gpubpf.ptx.module import Function, Group, Instruction, Label, Name, Operand, Pair
+from gpubpf.ptx.module import Function, Group, Instruction, Label, Name, Operand, Pair, Variable
 
 from . import memory
 from .arithmetic import TABLE
@@ -19,7 +19,9 @@ from .values import Code, Values, c_type, size_of
 
 SLOT = 16  # bytes: arguments of calls lie at multiples of this
 SYSTEM_CALLS = {"vprintf", "malloc", "free", "__assertfail"}
-SPIN_COST = 16  # a loop with atomics or ordered loads may wait for another thread: it uses its quantum up faster
+SPIN_COST = (
+    16  # a loop with atomics or ordered loads may wait for another thread: it uses its quantum up faster
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -50,7 +52,11 @@ class FunctionCode:
     """The translation of one function; `render` needs what the module decides (numbers of blocks, frame offsets)."""
 
     def __init__(
-        self, function: Function, index: int, module_scope: dict[str, Storage], functions: dict[str, Function],
+        self,
+        function: Function,
+        index: int,
+        module_scope: dict[str, Storage],
+        functions: dict[str, Function],
         indices: dict[str, int],
     ) -> None:
         self.function = function
@@ -95,7 +101,7 @@ class FunctionCode:
         if not self.kernel:
             self._find_address_taken()
 
-    def _formals(self, formals: tuple, out: list[tuple[Storage | Register, int, int]]) -> None:  # type: ignore[type-arg]
+    def _formals(self, formals: tuple[Variable, ...], out: list[tuple[Storage | Register, int, int]]) -> None:
         offsets = slots([p.size for p in formals])
         self.args_size = max(self.args_size, offsets[-1])
         for p, offset in zip(formals, offsets, strict=False):
@@ -113,7 +119,11 @@ class FunctionCode:
         for statement, scope in self.names.statements:
             if isinstance(statement, Instruction) and statement.opcode == "mov":
                 for o in statement.operands[1:]:
-                    if isinstance(o, Name) and o.name in byname and self.names.register(scope, o.name) is None:
+                    if (
+                        isinstance(o, Name)
+                        and o.name in byname
+                        and self.names.register(scope, o.name) is None
+                    ):
                         storage = self.names.storage(scope, o.name)
                         if storage is not None and storage.kind == "frame":
                             align = max(8, storage.align)
@@ -196,7 +206,9 @@ class FunctionCode:
             code.text = f"if ({'!' if statement.negated else ''}{found.name}) {{ {text} }}"
             code.uses.add(found)
             code.uses |= code.defs
-        if statement.opcode in ("atom", "red", "mbarrier") or (statement.opcode == "ld" and memory.strong(statement)):
+        if statement.opcode in ("atom", "red", "mbarrier") or (
+            statement.opcode == "ld" and memory.strong(statement)
+        ):
             self._current.spins = True
         self._current.codes.append(code)
 
@@ -247,7 +259,9 @@ class FunctionCode:
         targets = [self._label(self.names.label(scope, n, statement.line)) for n in names]
         head = self.values.code
         index = self.values.src(statement.operands[0], "u32")
-        head.text = f"const u32 i_ = {index}; w->pcs[l] = (const u32[]){{@TARGETS@}}[i_ < {len(targets)} ? i_ : 0];"
+        head.text = (
+            f"const u32 i_ = {index}; w->pcs[l] = (const u32[]){{@TARGETS@}}[i_ < {len(targets)} ? i_ : 0];"
+        )
         self._end("table", *targets).head = head
         self._resume(after)
 
@@ -265,11 +279,9 @@ class FunctionCode:
 
     def _call(self, statement: Instruction, scope: Scope) -> None:
         operands = list(statement.operands)
-        returned: tuple[Operand, ...] = ()
-        if operands and isinstance(operands[0], Group):
-            returned = operands.pop(0).items  # type: ignore[union-attr]
+        returned = self._group(operands)
         callee = operands.pop(0)
-        passed: tuple[Operand, ...] = operands.pop(0).items if operands and isinstance(operands[0], Group) else ()  # type: ignore[union-attr]
+        passed = self._group(operands)
         if not isinstance(callee, Name):
             raise self.values.unsupported()
         register = self.names.register(scope, callee.name)
@@ -295,7 +307,9 @@ class FunctionCode:
             if storage is not None and storage.kind == "frame":
                 parts.append(f"__builtin_memcpy({where}, R->{storage.name}[l], {min(size, storage.size)});")
             elif storage is not None and storage.kind == "kernel":
-                parts.append(f"__builtin_memcpy({where}, w->params + {storage.index}, {min(size, storage.size)});")
+                parts.append(
+                    f"__builtin_memcpy({where}, w->params + {storage.index}, {min(size, storage.size)});"
+                )
             else:
                 t = f"b{size * 8}"
                 parts.append(f"ST({c_type(size)}, {where}, {v.src(o, t)});")
@@ -338,6 +352,15 @@ class FunctionCode:
             self._current.codes.append(v.code)
         self._resume(after)
 
+    @staticmethod
+    def _group(operands: list[Operand]) -> tuple[Operand, ...]:
+        """Takes `(a, b)` from the front, if it is there."""
+        if not operands or not isinstance(operands[0], Group):
+            return ()
+        group = operands.pop(0)
+        assert isinstance(group, Group)
+        return group.items
+
     def _argument_size(self, o: Operand, scope: Scope, formal: list[int] | None, k: int) -> int:
         if formal is not None and k < len(formal):
             return formal[k]
@@ -350,7 +373,9 @@ class FunctionCode:
                 return storage.size
         return 8
 
-    def _system_call(self, name: str, returned: tuple[Operand, ...], passed: tuple[Operand, ...], scope: Scope) -> str:
+    def _system_call(
+        self, name: str, returned: tuple[Operand, ...], passed: tuple[Operand, ...], scope: Scope
+    ) -> str:
         v = self.values
         v.code.alone = True
         v.code.memory = True
@@ -383,8 +408,15 @@ class FunctionCode:
     # -- barriers and collectives
 
     def _collective(
-        self, statement: Instruction, scope: Scope, operation: str, a: tuple[Operand, str] | None, b: str, c: str,
-        members: str, results: list[tuple[Operand, str, str]],
+        self,
+        statement: Instruction,
+        scope: Scope,
+        operation: str,
+        a: tuple[Operand, str] | None,
+        b: str,
+        c: str,
+        members: str,
+        results: list[tuple[Operand, str, str]],
     ) -> None:
         v = self.values
         head = v.code
@@ -429,17 +461,27 @@ class FunctionCode:
             mode = next(x for x in m if x in ("up", "down", "bfly", "idx"))
             results = self._pair(operands[0], "b32", value, predicate)
             self._collective(
-                i, scope, f"CS_OP_SHFL_{mode.upper()}", (operands[1], "b32"), v.src(operands[2], "b32"),
-                v.src(operands[3], "b32"), members(4), results,
+                i,
+                scope,
+                f"CS_OP_SHFL_{mode.upper()}",
+                (operands[1], "b32"),
+                v.src(operands[2], "b32"),
+                v.src(operands[3], "b32"),
+                members(4),
+                results,
             )
         elif i.opcode == "vote":
             mode = next(x for x in m if x in ("all", "any", "uni", "ballot"))
             results = [(operands[0], "b32", value) if mode == "ballot" else (operands[0], "pred", value)]
-            self._collective(i, scope, f"CS_OP_VOTE_{mode.upper()}", (operands[1], "pred"), "", "", members(2), results)
+            self._collective(
+                i, scope, f"CS_OP_VOTE_{mode.upper()}", (operands[1], "pred"), "", "", members(2), results
+            )
         elif i.opcode == "match":
             mode = "ANY" if "any" in m else "ALL"
             results = self._pair(operands[0], "b32", value, predicate)
-            self._collective(i, scope, f"CS_OP_MATCH_{mode}", (operands[1], m[-1]), "", "", members(2), results)
+            self._collective(
+                i, scope, f"CS_OP_MATCH_{mode}", (operands[1], m[-1]), "", "", members(2), results
+            )
         elif i.opcode == "redux":
             kind = m[-1]
             operation = next(x for x in m if x in ("add", "min", "max", "and", "or", "xor")).upper()
@@ -448,7 +490,9 @@ class FunctionCode:
             if operation in ("MIN", "MAX"):
                 operation += "S" if kind == "s32" else "U"
             results = [(operands[0], "b32", value)]
-            self._collective(i, scope, f"CS_OP_REDUX_{operation}", (operands[1], "b32"), "", "", members(2), results)
+            self._collective(
+                i, scope, f"CS_OP_REDUX_{operation}", (operands[1], "b32"), "", "", members(2), results
+            )
         elif i.opcode == "elect":
             results = self._pair(operands[0], "b32", value, predicate)
             self._collective(i, scope, "CS_OP_ELECT", None, "", "", members(1), results)
@@ -697,20 +741,21 @@ class FunctionCode:
         if block.kind == "exit":
             return "cs_exit(w, mask); goto pick;"
         if block.kind == "trap":
-            return f"w->lane = (u32)__builtin_ctz(mask); w->line = {block.line}; api->fault(w, CS_FAULT_LAUNCH_FAILED, 0, 0, 0); goto pick;"
+            where = f"w->lane = (u32)__builtin_ctz(mask); w->line = {block.line};"
+            return f"{where} api->fault(w, CS_FAULT_LAUNCH_FAILED, 0, 0, 0); goto pick;"
         if block.kind == "table":
             targets = ", ".join(str(base + t.number) for t in block.targets)
             head = head.replace("@TARGETS@", targets)
             return f"{head} if (UNLIKELY(--w->budget < 0)) return CS_YIELD; goto pick;"
         if block.kind == "return":
             lines = ["LANES w->pcs[l] = R->ret[l];"]
-            for where, offset, size in self.results:
+            for result, offset, size in self.results:
                 to = f"w->args + (u64)l * @ARGS@ + {offset}"
-                if isinstance(where, Register):
-                    self._fields[where.name] = where.width
-                    lines.append(f"ST({c_type(where.width)}, {to}, R->{where.name}[l]);")
+                if isinstance(result, Register):
+                    self._fields[result.name] = result.width
+                    lines.append(f"ST({c_type(result.width)}, {to}, R->{result.name}[l]);")
                 else:
-                    lines.append(f"__builtin_memcpy({to}, R->{where.name}[l], {size});")
+                    lines.append(f"__builtin_memcpy({to}, R->{result.name}[l], {size});")
             lines.append("END")
             if self.recursive:
                 lines.append(f"api->pop(w, mask, &functions[{self.index}]);")
@@ -724,7 +769,9 @@ class FunctionCode:
         if block.kind == "collective":
             jump = self._jump(block, block.targets[0], base)
             fast = "w->cm[__builtin_ctz(mask)] == mask" if block.detail == "CS_OP_SYNC" else ""
-            call = f"w->line = {block.line}; if (!api->collective(w, mask, {block.detail}, {resume})) goto pick;"
+            call = (
+                f"w->line = {block.line}; if (!api->collective(w, mask, {block.detail}, {resume})) goto pick;"
+            )
             if fast:
                 call = f"if (mask != ~0u || !({fast})) {{ {call} }}"
             return f"{head} {call} {jump}"

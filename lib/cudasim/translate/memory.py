@@ -100,7 +100,11 @@ def st(v: Values, i: Instruction) -> str:
     if len(items) == 1:
         return f"{before}{store}({kind}, {pointer}, {v.src(items[0], t)});"
     text = f"{{ {before}u8 *p_ = (u8 *){pointer}; "
-    return text + " ".join(f"{store}({kind}, p_ + {k * width}, {v.src(o, t)});" for k, o in enumerate(items)) + " }"
+    return (
+        text
+        + " ".join(f"{store}({kind}, p_ + {k * width}, {v.src(o, t)});" for k, o in enumerate(items))
+        + " }"
+    )
 
 
 _FETCH = {"add": "ATOM_ADD", "and": "ATOM_AND", "or": "ATOM_OR", "xor": "ATOM_XOR", "exch": "ATOM_EXCH"}
@@ -118,7 +122,9 @@ def _update(v: Values, i: Instruction, operation: str, t: str, value: str) -> st
             return f"{halves[t]}{operation}(old, {value})"
         if t in ("f16x2", "bf16x2"):
             h = halves[t[:-2]]
-            return f"pack16({h}{operation}(lo16(old), lo16({value})), {h}{operation}(hi16(old), hi16({value})))"
+            return (
+                f"pack16({h}{operation}(lo16(old), lo16({value})), {h}{operation}(hi16(old), hi16({value})))"
+            )
         return f"{operation.upper()}({signed}, old, {value})"
     if operation == "inc":
         return f"old >= {value} ? 0 : old + 1"
@@ -215,7 +221,9 @@ def cp(v: Values, i: Instruction) -> str:
         v.code.alone = True
         space = "shared" if space_of(i) == "shared" else "generic"
         pointer = v.pointer(space, v.address(i.operands[0]), 8, "a")
-        return f"{v.line(space)} mbar_arrive((u64 *){pointer}, 1, 0);" if "noinc" in m else f"(void){pointer};"
+        return (
+            f"{v.line(space)} mbar_arrive((u64 *){pointer}, 1, 0);" if "noinc" in m else f"(void){pointer};"
+        )
     if m[0] != "async" or "bulk" in m or "reduce" in m:
         raise v.unsupported()
     if any(x in m for x in ("commit_group", "wait_group", "wait_all")):
@@ -230,7 +238,9 @@ def cp(v: Values, i: Instruction) -> str:
     count = f"{n}u"
     if len(i.operands) > 3:
         extra = i.operands[3]
-        predicate = isinstance(extra, Name) and (found := v.names.register(v.scope, extra.name)) and found.width == 0
+        predicate = (
+            isinstance(extra, Name) and (found := v.names.register(v.scope, extra.name)) and found.width == 0
+        )
         if predicate:
             count = f"({v.src(extra, 'pred')} ? 0u : {n}u)"
         elif not any("cache_hint" in x for x in m) or len(i.operands) > 4:

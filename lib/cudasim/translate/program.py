@@ -102,8 +102,14 @@ class Program:
         return bytes(data.rstrip(b"\0")) if not relocations else bytes(data), relocations
 
     def _fill(
-        self, variable: Variable, value: Initializer, data: bytearray, relocations: list[Relocation], width: int,
-        dimensions: list[int | None], at: int,
+        self,
+        variable: Variable,
+        value: Initializer,
+        data: bytearray,
+        relocations: list[Relocation],
+        width: int,
+        dimensions: list[int | None],
+        at: int,
     ) -> None:
         """Writes `value` at byte `at`; nested braces go one dimension down."""
         if isinstance(value, tuple):
@@ -276,14 +282,22 @@ class Program:
             at = begin
             for name in self.components[k]:
                 index = self.codes[name].index
-                offsets.append(f"enum {{ OFFSET_{index} = {at}, END_{index} = {at} + sizeof(struct frame_{index}) }};")
+                offsets.append(
+                    f"enum {{ OFFSET_{index} = {at}, END_{index} = {at} + sizeof(struct frame_{index}) }};"
+                )
                 at = f"END_{index}"
             done[k] = at
             for name in self.components[k]:
                 for callee in self._callees(self.codes[name]):
                     if self.of[callee] != k and at not in starts[self.of[callee]]:
                         starts[self.of[callee]].append(at)
-        out = ['#include "device_runtime.h"\n', "#define CS_MAX_(a, b) ((a) > (b) ? (a) : (b))\n", *structs, *offsets, ""]
+        out = [
+            '#include "device_runtime.h"\n',
+            "#define CS_MAX_(a, b) ((a) > (b) ? (a) : (b))\n",
+            *structs,
+            *offsets,
+            "",
+        ]
         nfunctions = 1 + max(self.indices.values(), default=-1)
         out.append(f"static const struct cs_function functions[{nfunctions}];\n")
         out += bodies
@@ -406,7 +420,7 @@ class Program:
         digits = re.search(r"\d+", self.module.target[0])
         target = int(digits.group()) if digits else 0
         return (
-            "__attribute__((visibility(\"default\"))) const struct cs_image cudasim_image = {"
+            '__attribute__((visibility("default"))) const struct cs_image cudasim_image = {'
             f"CS_ABI, {major * 10 + minor}, {target}, {self.args}, {len(self.kernels)}, {nfunctions}, "
             f"{len(self.variables)}, {self.npcs}, kernels, functions, variables, owners}};\n"
         )
@@ -416,7 +430,7 @@ def _dimensions(function: Function, name: str) -> str:
     for directive in function.directives:
         if directive.name == name:
             numbers = [int(x, 0) for x in re.findall(r"\b(?:0[xX][0-9a-fA-F]+|\d+)\b", directive.text)]
-            numbers = (numbers + [1, 1, 1])[:3]
+            numbers = [*numbers, 1, 1, 1][:3]
             return f"{{{', '.join(map(str, numbers))}}}"
     return "{0, 0, 0}"
 

@@ -89,7 +89,9 @@ class Names:
         elif variable.space == "local":
             align = max(1, variable.alignment)
             self.local_size = (self.local_size + align - 1) // align * align
-            scope.storages[variable.name] = Storage("local", variable.name, self.local_size, variable.size, align)
+            scope.storages[variable.name] = Storage(
+                "local", variable.name, self.local_size, variable.size, align
+            )
             self.local_size += variable.size
         elif variable.space == "param":
             self.declare_parameter(scope, variable)
@@ -122,7 +124,11 @@ class Names:
                 # %r12 is register 12 of %r<N>; a prefix may itself end in digits
                 for cut in range(numbered.start(2), len(name)):
                     declared = at.ranges.get(name[:cut])
-                    if declared is not None and int(name[cut:]) < declared[0] and str(int(name[cut:])) == name[cut:]:
+                    if (
+                        declared is not None
+                        and int(name[cut:]) < declared[0]
+                        and str(int(name[cut:])) == name[cut:]
+                    ):
                         found = at.registers[name] = Register(self._identifier(name), declared[1])
                         return found
             at = at.parent
@@ -174,6 +180,5 @@ class Names:
                 self.statements.append((statement, scope))
             elif isinstance(statement, Instruction):
                 self.statements.append((statement, scope))
-            elif statement.name == "branchtargets":
-                if pending is not None:
-                    scope.tables[pending.name] = statement.names
+            elif statement.name == "branchtargets" and pending is not None:
+                scope.tables[pending.name] = statement.names

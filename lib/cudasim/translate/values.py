@@ -124,7 +124,11 @@ def immediate_bits(operand: Immediate, type_name: str) -> int:
             value = operand.real
     elif operand.is_float:
         value = operand.real
-        return int(struct.unpack("<Q", struct.pack("<d", value))[0]) if size_of(type_name) == 8 else single_bits(value)
+        return (
+            int(struct.unpack("<Q", struct.pack("<d", value))[0])
+            if size_of(type_name) == 8
+            else single_bits(value)
+        )
     else:
         return operand.integer
     if type_name == "f64":
@@ -289,7 +293,11 @@ class Values:
         if not offset:
             return f"(u64){text}"
         sign = "+" if offset > 0 else "-"
-        return f"(u64)({text} {sign} {abs(offset)}u)" if found.width == 4 else f"({text} {sign} {abs(offset)}ull)"
+        return (
+            f"(u64)({text} {sign} {abs(offset)}u)"
+            if found.width == 4
+            else f"({text} {sign} {abs(offset)}ull)"
+        )
 
     def pointer(self, space: str, address: str, size: int, access: str) -> str:
         """A host pointer, after the checks."""
