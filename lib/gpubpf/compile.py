@@ -36,7 +36,9 @@ from gpubpf.maps import MapDefinition
 
 INCLUDE = Path(__file__).parent / "include"
 _KEY_KINDS = {"gpubpf_thread_array": "thread_array", "gpubpf_param": "param"}
-_KINDS = {1: "hash", 2: "array", 6: "percpu_array", 27: "ringbuf"}
+_KINDS = {1: "hash", 2: "array", 4: "ringbuf", 6: "percpu_array", 27: "ringbuf"}
+_PERF_OUTPUT = 4  # BPF_PERF_OUTPUT: on a GPU a ring buffer, of this size
+_PERF_BYTES = 1 << 18
 _CAPABILITIES = 1 << 39 | 1 << 21  # CAP_BPF, CAP_SYS_ADMIN
 _DEBUG = 0x4 | 0x8  # DEBUG_PREPROCESSOR, DEBUG_SOURCE
 
@@ -266,18 +268,38 @@ def _definition(lib: Any, module: int, index: int, name: str) -> MapDefinition:
         key = "int"
     value_type = maps.type_of(leaf)
     value_size = lib.bpf_table_leaf_size_id(module, index)
-    if kind == "ringbuf":  # the kernel's ring buffers have no type: the one declared is that of the records
+    entries = lib.bpf_table_max_entries_id(module, index)
+    if (
+        kind == "ringbuf"
+    ):  # the kernel's have no type: the records' is the one declared, or what the program puts in
+        if value_type == "<u4":
+            value_type = _event_type(lib, module, name) or value_type
         value_size = maps.type_size(value_type)
+        entries = _PERF_BYTES if number == _PERF_OUTPUT else entries
     return MapDefinition(
         name,
         kind,
         lib.bpf_table_key_size_id(module, index),
         value_size,
-        lib.bpf_table_max_entries_id(module, index),
+        entries,
         maps.type_of(key),
         value_type,
         lib.bpf_table_flags_id(module, index),
     )
+
+
+def _event_type(lib: Any, module: int, name: str) -> Any:
+    """The structure that a program submits to BPF_PERF_OUTPUT or BPF_RINGBUF_OUTPUT, as bcc noted it; None without one."""
+    members: list[list[Any]] = []
+    for number in range(lib.bpf_perf_event_fields(module, name.encode())):
+        field, _, kind = lib.bpf_perf_event_field(module, name.encode(), number).decode().partition("#")
+        match = re.match(r"(.+?)((?: ?\[\d+\])*)$", kind)
+        if match is None:
+            return None
+        dimensions = [int(n) for n in re.findall(r"\d+", match[2])]
+        base = "unsigned int" if match[1].startswith("enum ") else match[1]
+        members.append([field, base, dimensions] if dimensions else [field, base])
+    return maps.type_of(["event", members, "struct"]) if members else None
 
 
 def _rewritten(text: str, said: str) -> tuple[list[str], dict[int, int]]:

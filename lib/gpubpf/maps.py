@@ -66,6 +66,12 @@ _SCALARS = {
     "double": "<f8",
     "__int128": "|V16",
     "unsigned __int128": "|V16",
+    **{
+        f"{sign}{8 * size}": f"{'|' if size == 1 else '<'}{sign.replace('s', 'i')}{size}"
+        for sign in "us"
+        for size in (1, 2, 4, 8)
+    },
+    "bool": "|b1",
 }
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpubpf.instrument import Attachment
     from gpubpf.listing import Source
     from gpubpf.ptx.module import Module
-    from gpubpf.session import Session
+    from gpubpf.session import Instance, Session
 
 WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
 PREBUILT = Path(__file__).parent / "prebuilt"
@@ -39,7 +39,7 @@ class Probe:
 
 
 class Map:
-    """A map of a program: its definition, and for a parameter its value."""
+    """A map of a program: its definition, what it holds, and for a parameter its value."""
 
     def __init__(self, owner: BPF, definition: MapDefinition) -> None:
         self._owner, self.definition = owner, definition
@@ -66,6 +66,12 @@ class Map:
             )
         self._owner.values[definition.name] = bytes(value)
 
+    def instances(self) -> list[Instance]:
+        """What the map held when the measurement read it last: for every process, and for a thread array also every kernel
+        and launch shape. `array` of each is the NumPy array that `maps.decode` describes. Empty before the first reading."""
+        session = self._owner.session
+        return session.instances(self.definition.name) if session is not None else []
+
 
 class BPF:
     """A C text with device programs.
@@ -84,6 +90,7 @@ class BPF:
         self.values: dict[str, bytes] = {}  # of parameters
         self._prebuilt = find_prebuilt(text)
         self._fragments: dict[str, Fragment] = {}
+        self.session: Session | None = None  # the last measurement
         if self._prebuilt is None:
             _ = self.program
 
@@ -213,8 +220,8 @@ class BPF:
 
         if not self.probes:
             raise UsageError("nothing is attached; call attach_gpu_entry or attach_gpu_exit first")
-        trace: Any = session.trace  # type: ignore[attr-defined, unused-ignore]
-        return trace(self, args, getattr(args, "out", None))  # type: ignore[no-any-return, unused-ignore]
+        self.session = session.trace(self, args, getattr(args, "out", None))
+        return self.session
 
     # What --list and --ptx need (listing.Pipeline)
 
@@ -222,13 +229,13 @@ class BPF:
         """The device that would be used."""
         from gpubpf import session
 
-        return session.target(args)  # type: ignore[attr-defined, no-any-return, unused-ignore]
+        return session.target(args)
 
     def observe(self, args: argparse.Namespace) -> tuple[list[Source], int]:
         """Runs COMMAND to its end: the modules that it loaded, what it launched, and its exit status."""
         from gpubpf import session
 
-        return session.observe(args)  # type: ignore[attr-defined, no-any-return, unused-ignore]
+        return session.observe(args)
 
     def refusals(self, parsed: Module, kernels: Sequence[str]) -> Mapping[str, str]:
         """Which of the kernels of a module cannot carry these programs, and why."""

@@ -11,6 +11,7 @@ import pytest
 from gpubpf import bytecode as b
 from gpubpf import cache, compile, maps
 from gpubpf.errors import CompileError
+from gpubpf.verify import verify
 from gpubpf.verify.rules import check
 from gpubpf_asm import Native
 from gpubpf_bcc import compiled
@@ -60,6 +61,34 @@ BPF_RINGBUF_OUTPUT(ring, 8);
     cell["thread"]["span"][2] = 9
     assert cell.tobytes()[8:12] == b"\2\0\0\0"
     assert cell.tobytes()[44:] == b"\t\0\0\0"
+
+
+def test_ring_buffers_of_bcc_know_their_records():
+    """And bcc's other way to submit them is a ring buffer too."""
+    made = compiled(
+        """#include <gpubpf.h>
+struct event { u64 launch; u32 hits[3]; char name[4]; u16 tag; };
+BPF_RINGBUF_OUTPUT(ring, 8);
+BPF_PERF_OUTPUT(perf);
+GPU_RINGBUF(own, struct event, 2);
+int f(struct gpu_exit *ctx) {
+    struct event event = {};
+    event.launch = ctx->launch;
+    ring.ringbuf_output(&event, sizeof(event), 0);
+    perf.perf_submit(ctx, &event, sizeof(event));
+    own.perf_submit(ctx, &event, sizeof(event));
+    return 0;
+}
+"""
+    )
+    for name, size in (("ring", 32768), ("perf", 1 << 18), ("own", 8192)):
+        definition = made.maps[name]
+        assert (definition.kind, definition.value_size, definition.max_entries) == ("ringbuf", 32, size)
+        assert definition.value_dtype == made.maps["own"].value_dtype
+    assert made.maps["own"].value_dtype.names == ("launch", "hits", "name", "tag")
+    checked, release = verify(made, made.functions["f"])
+    assert release
+    assert [call.helper for _, call in sorted(checked.calls.items())] == [130, 25, 25]
 
 
 def test_lines_are_those_of_the_text():

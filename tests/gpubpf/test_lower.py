@@ -363,6 +363,19 @@ def fragment_copy(fragment):
     return "\n".join(["{", *lines, fragment.ptx, "}\n"])
 
 
+def test_parts_of_arguments():
+    """Only a half, or a byte, of what is given in a register of 64 bits."""
+    for offset, size in ((16, 4), (20, 4), (16, 1), (23, 1), (18, 2)):
+        code = [mov(6, 1), *lookup("out"), load(1, 6, offset, size), store(0, 0, 1), movi(0, 0), leave()]
+        made, function = program(code)
+        fragment, _ = assembled(made, function)
+        assert {a.name for a in fragment.arguments} == {"work", "map_out"}
+        memory = ctypes.create_string_buffer(256)
+        Native(made, function)(work=0x1122334455667788, map_out=ctypes.addressof(memory))
+        shifted = 0x1122334455667788 >> 8 * (offset - 16) & (1 << 8 * size) - 1
+        assert int.from_bytes(memory.raw[:8], "little") == shifted
+
+
 def test_sizes_of_memory_instructions_are_kept():
     """One load of each size stays one, of that size."""
     for size in SIZES:

@@ -99,6 +99,7 @@ struct gpubpf_param {
         int key;                                                 \
         _leaf leaf;                                              \
         int (*ringbuf_output)(void *, u64, u64);                 \
+        int (*perf_submit)(void *, void *, u32);                 \
         void *(*ringbuf_reserve)(u64);                           \
         void (*ringbuf_discard)(void *, u64);                    \
         void (*ringbuf_submit)(void *, u64);                     \

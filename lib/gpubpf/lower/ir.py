@@ -29,7 +29,8 @@ class Target:
 
     `pointer`: the type of an address of map memory. `scope`: of its atomics. `calls`: for each thing that only the target
     knows, the function or intrinsic that gives it and its result type: `tid.x` … `nctaid.z`, `lane`, `sm`, `clock`,
-    `globaltimer`, `membar`.
+    `globaltimer`, `membar`. `reads`: for each type of argument, the inline assembly with constraints that reads one from its
+    register; None: arguments are the function's parameters.
     """
 
     triple: str
@@ -37,6 +38,7 @@ class Target:
     pointer: str
     scope: str
     calls: Mapping[str, tuple[str, str]]
+    reads: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,14 @@ class _Lowering:
             f'target datalayout = "{self.target.layout}"' if self.target.layout else "",
         ]
         kinds = {"b64": "i64", "b32": "i32"}
-        parameters = ", ".join(f"{kinds[a.type]} %{a.name}" for a in self.arguments.values())
+        given = [(kinds[a.type], a) for a in self.arguments.values()]
+        parameters = ", ".join(f"{kind} %{a.name}" for kind, a in given) if self.target.reads is None else ""
         start = [f"define void @{ENTRY}({parameters}) nounwind {{", "entry:"]
+        if self.target.reads is not None:
+            start += [
+                f"  %{a.name} = call {kind} asm {self.target.reads[a.type].format(a.register)}()"
+                for kind, a in given
+            ]
         start += [f"  %stack = alloca [{STACK_SIZE * self.depth} x i8], align 16"]
         start += [f"  %r{n} = alloca i64" for n in range(6)]
         start += [f"  %r{n}.{k} = alloca i64" for k in self.chains.values() for n in range(6, 10)]

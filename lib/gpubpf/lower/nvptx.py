@@ -30,6 +30,7 @@ NVPTX = Target(
         "globaltimer": (f"{_SREG}globaltimer", "i64"),
         "membar": ("llvm.nvvm.membar.sys", "void"),
     },
+    reads={"b64": '"mov.b64 $0, {};", "=l"', "b32": '"mov.b32 $0, {};", "=r"'},
 )
 
 
@@ -69,20 +70,11 @@ def optimize(module: Any, machine: Any) -> None:
 
 
 _REG = re.compile(r"\.reg\s+\.(\w+)\s+%\w+<(\d+)>;")
-_LOAD = re.compile(rf"ld\.param\.(\w+)\s+(%\w+),\s*\[{ENTRY}_param_(\d+)\];")
 _WIDTHS = {"pred": 0, "b16": 1, "b32": 1, "f32": 1, "b64": 2, "f64": 2, "b128": 4}
 
 
-def _take(kind: str, register: str, argument: Argument) -> str:
-    """Reads an argument where LLVM loads a parameter, perhaps only the low half that is used."""
-    width, has = int(kind[1:]), int(argument.type[1:])
-    if width < has:
-        return f"cvt.u{width}.u{has} \t{register}, {argument.register};"
-    return f"mov.{kind} \t{register}, {argument.register};"
-
-
 def fragment(function: Function, module: Module, ptx: str) -> Fragment:
-    """Takes LLVM's function apart: its body becomes a block, its parameters registers."""
+    """Takes LLVM's function apart: its body becomes a block."""
     if "__local_depot" in ptx or ".local" in ptx:
         raise VerifyError(
             f"device program {function.name}: an array on the stack does not fit into registers;"
@@ -104,9 +96,7 @@ def fragment(function: Function, module: Module, ptx: str) -> Fragment:
                 continue
             line = line.replace("ret;", "bra \t$gpubpf_end;")
             leaves_early = True
-        lines.append(
-            _LOAD.sub(lambda m: _take(m[1], m[2], module.arguments[int(m[3])]), line)
-        )
+        lines.append(line)
     if leaves_early or (lines and lines[-1].rstrip().endswith(":")):
         lines.append("$gpubpf_end:" if leaves_early else "")
     text = "\n".join(["{", *(line for line in lines if line), "}"])
