@@ -132,7 +132,7 @@ b = BPF(text={THREADHIST!r})
 b.attach_gpu_exit(kernel="vec*", fn_name="on_exit", accumulate="instructions")
 took = time.perf_counter() - start
 assert not {{"gpubpf.verify", "gpubpf.lower.ir", "gpubpf.compile"}} & set(sys.modules)
-assert [d.name for d in b.definitions()] == ["filter", "tallies"] or [d.name for d in b.definitions()] == ["tallies", "filter"]
+assert "tallies" in [d.name for d in b.definitions()]
 print(took)
 """
     best = min(
