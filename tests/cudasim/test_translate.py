@@ -1,0 +1,186 @@
+"""Properties of the C that the translator writes, and its command."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cudasim.translate import translate
+from cudasim.translate.compiler import CompilerError, command
+from gpubpf.errors import PtxError
+
+HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
+
+
+def kernel(body: str, parameters: str = ".param .u64 p") -> str:
+    registers = ".reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .f32 %f<9>; .reg .pred %p<4>;"
+    return f"{HEAD}.visible .entry k({parameters}) {{\n{registers}\n{body}\nret; }}\n"
+
+
+def loops(text: str) -> int:
+    """Lane loops of the kernel."""
+    return text.count("LANES")
+
+
+def frame(text: str) -> str:
+    found = re.search(r"struct frame_\d+ \{(.*?)\} __attribute__", text)
+    assert found is not None
+    return found.group(1)
+
+
+def test_registers_of_one_stretch_are_not_kept_in_memory() -> None:
+    text = translate(
+        kernel("mov.u32 %r1, %tid.x; add.u32 %r2, %r1, 1; mul.lo.u32 %r3, %r2, %r2; mov.u32 %r4, %r3;")
+    )
+    assert "u32 none" in frame(text)
+    assert loops(text) == 1
+
+
+def test_registers_that_live_across_blocks_are_kept() -> None:
+    text = translate(
+        kernel("mov.u32 %r1, %tid.x; bar.sync 0; ld.param.u64 %rd1, [p]; st.global.u32 [%rd1], %r1;")
+    )
+    assert "r_r1[32]" in frame(text)
+    assert "r_rd1" not in frame(text)
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ("ld.volatile.shared.u32 %r1, [s]; st.volatile.shared.u32 [s], %r1;", 2),
+        ("st.shared.u32 [s], 1; ld.shared.u32 %r1, [s+4];", 2),
+        ("ld.shared.u32 %r1, [s]; st.shared.u32 [s+4], %r1;", 2),
+        ("ld.shared.u32 %r1, [s]; ld.shared.u32 %r2, [s+4]; add.u32 %r1, %r1, %r2;", 1),
+    ],
+)
+def test_lanes_of_a_warp_see_each_others_stores_in_order(body: str, wanted: int) -> None:
+    text = translate(kernel(".shared .align 4 .b8 s[64];\n" + body))
+    assert loops(text) == wanted
+
+
+def test_names_in_nested_scopes() -> None:
+    text = translate(
+        kernel(
+            "{ .reg .b32 t; mov.u32 t, 1; bra L; L: mov.u32 %r1, t; }\n"
+            "{ .reg .b64 t; mov.u64 t, 2; bra L; L: mov.u64 %rd1, t; }"
+        )
+    )
+    assert "u32 r_t[32]" in frame(text) and "u64 r_t_1[32]" in frame(text)
+
+
+def test_loops_that_may_wait_for_others_use_up_their_turn_sooner() -> None:
+    body = "ld.param.u64 %rd1, [p]; again: {} setp.eq.u32 %p1, %r1, 0; @%p1 bra again;"
+    spinning = translate(kernel(body.format("ld.acquire.gpu.global.u32 %r1, [%rd1];")))
+    computing = translate(kernel(body.format("ld.global.u32 %r1, [%rd1];")))
+    assert re.search(r"BACK\(\d+, 16\)", spinning)
+    assert re.search(r"BACK\(\d+, 1\)", computing)
+
+
+def test_functions_that_no_kernel_reaches_are_left_out() -> None:
+    unknown = ".func unused() { wgmma.fence.sync.aligned; ret; }\n"
+    text = translate(kernel("").replace(".visible", unknown + ".visible"))
+    assert "fn_1(" in text and "fn_0(" not in text
+
+
+def test_callees_come_before_their_callers() -> None:
+    functions = ".func b() { ret; }\n.func a() { call b, (); ret; }\n"
+    text = translate(kernel("call a, ();").replace(".visible", functions + ".visible"))
+    entry = {m[1]: int(m[2]) for m in re.finditer(r'\{"(\w+)", fn_\d+, (\d+)u', text)}
+    assert entry["b"] < entry["a"] < entry["k"]
+
+
+def test_many_functions_translate_to_little_text() -> None:
+    names = [f"f{k}" for k in range(60)]
+    functions = "".join(
+        f".func {n}() {{ {' '.join(f'call {m}, ();' for m in names[:k])} ret; }}\n"
+        for k, n in enumerate(names)
+    )
+    text = translate(kernel("call f59, ();").replace(".visible", functions + ".visible"))
+    assert len(text) < 2_000_000
+
+
+def test_initial_values_and_addresses() -> None:
+    text = translate(
+        HEAD + ".func f() { ret; }\n"
+        ".global .align 4 .u32 a[2][2] = {{1, 2}, {3}};\n"
+        ".global .align 8 .u64 b[3] = {a, generic(a), f};\n"
+        ".global .align 1 .b8 c[2] = {0xFF(a), 0xFF00(a)};\n.visible .entry k() { ret; }\n"
+    )
+    assert r"\001\000\000\000\002\000\000\000\003" in text
+    assert "{8, 0xffffffffffffffffull, 0, 8, 0, 0, 0}" in text
+    assert "{16, 0xffffffffffffffffull, 0, 8, 1, 0, 0}" in text
+    assert "{1, 0xff00ull, 0, 1, 0, 0, 8}" in text
+
+
+def test_a_line_is_named() -> None:
+    with pytest.raises(PtxError, match=r"PTX line 6: the embedded device does not support tcgen05\.alloc"):
+        translate(kernel("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 32;"))
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDASIM_CC_COMPILER", "tcc -q")
+    assert command() == ["tcc", "-q"]
+    monkeypatch.delenv("CUDASIM_CC_COMPILER")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CompilerError, match="install gcc"):
+        command()
+
+
+def test_command(tmp_path: Path, repository: Path) -> None:
+    source = tmp_path / "k.ptx"
+    source.write_text(kernel("add.u32 %r1, %r1, 1;"))
+    base = [sys.executable, "-m", "cudasim.translate"]
+    environment = {**os.environ, "PYTHONPATH": str(repository / "lib")}
+    output = tmp_path / "k.so"
+    subprocess.run([*base, str(source), str(output)], env=environment, check=True)
+    assert output.read_bytes()[:4] == b"\x7fELF"
+    assert not list(tmp_path.glob("*.tmp"))
+    source.write_text(kernel("nonsense.u32 %r1;"))
+    done = subprocess.run(
+        [*base, str(source), str(output)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == "PTX line 6: the embedded device does not support nonsense.u32\n"
+    broken = {**environment, "CUDASIM_CC_COMPILER": "/bin/false"}
+    source.write_text(kernel(""))
+    done = subprocess.run(
+        [*base, str(source), str(output)], env=broken, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    assert done.stderr.startswith("the C compiler failed")
+
+
+def test_cache_is_private(tmp_path: Path, repository: Path) -> None:
+    """The translation is kept in a directory that others cannot write to; one that they can is not used."""
+    pytest.importorskip("numpy")
+    text = (
+        "import os, sys, time\nfrom engine_device import Device\n"
+        f"begin = time.time(); Device({kernel('')!r}); print(time.time() - begin)\n"
+    )
+    path = os.pathsep.join([str(repository / "tests"), str(repository / "lib")])
+    home, cache = tmp_path / "home", tmp_path / "cache"
+    home.mkdir()
+    environment = {**os.environ, "PYTHONPATH": path, "HOME": str(home), "XDG_CACHE_HOME": str(cache)}
+    environment.pop("CUDASIM_CACHE", None)
+
+    def run() -> float:
+        done = subprocess.run(
+            [sys.executable, "-c", text], env=environment, check=True, capture_output=True, text=True
+        )
+        return float(done.stdout)
+
+    cold = run()
+    kept = cache / "gpubpf" / "cudasim"
+    assert len(list(kept.iterdir())) == 1
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o700
+    assert run() < cold
+    kept.chmod(0o777)
+    run()
+    assert len(list((home / ".cache" / "gpubpf" / "cudasim").iterdir())) == 1
