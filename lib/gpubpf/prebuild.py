@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import importlib
 import json
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from gpubpf import compile
-from gpubpf.errors import Error, VerifyError
-from gpubpf.program import PREBUILT, prebuilt_key, verified
+from gpubpf.bytecode import Program
+from gpubpf.errors import CompileError, Error, VerifyError
+from gpubpf.lower import nvptx
+from gpubpf.program import PREBUILT, prebuilt_key
+from gpubpf.verify import check, verify
 
 TOOLS = Path(__file__).resolve().parent.parent.parent / "tools"
 
@@ -36,32 +42,55 @@ def program_text(path: Path) -> str | None:
 def build(text: str) -> dict[str, Any]:
     """The prebuilt form of a C text. Raises CompileError, VerifyError; also when the kernel's verifier could not be asked."""
     program = compile.compile_text(text)
-    fragments = {}
     kernels = {}
     for function in program.device_functions:
-        fragment, release = verified(program, function.name)
+        _, release = verify(program, function)
         if release is None:
             raise VerifyError(
                 f"device program {function.name}: the kernel's verifier needs CAP_BPF; run as root"
             )
-        fragments[function.name] = fragment.to_json()
         kernels[function.name] = release
     return {
         "key": prebuilt_key(text),
+        "made_with": versions(),
         "verdict": kernels,
         "program": compile.to_json(program),
-        "fragments": fragments,
+        "fragments": fragments(program),
     }
 
 
+def fragments(program: Program) -> dict[str, Any]:
+    """What its device programs become, as JSON values."""
+    return {f.name: nvptx.lower(program, check(program, f)).to_json() for f in program.device_functions}
+
+
+def versions() -> dict[str, str]:
+    """Of what decides how the result looks; another version's may look different and be as good."""
+    found = {"llvmlite": metadata.version("llvmlite"), "bcc": ""}
+    with contextlib.suppress(ImportError, AttributeError):
+        found["bcc"] = importlib.import_module("bcc").__version__
+    return found
+
+
 def current(path: Path, text: str) -> bool:
-    """Whether a prebuilt file is what would be made today, whichever kernel judged it."""
+    """Whether a prebuilt file is of this text and what would be made of it today, as far as the tools here can tell: its
+    bytecode is compared where this bcc made it and may be used, its fragments where this LLVM did."""
     try:
         kept = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        program = compile.from_json(kept["program"], text)
+        made_with = kept["made_with"]
+        if kept["key"] != prebuilt_key(text) or set(kept["fragments"]) != {
+            f.name for f in program.device_functions
+        }:
+            return False
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-    made = build(text)
-    return all(kept.get(part) == made[part] for part in ("key", "program", "fragments"))
+    here = versions()
+    if here["bcc"] and made_with.get("bcc") == here["bcc"] and compile.capable():
+        with contextlib.suppress(CompileError):
+            if compile.to_json(compile.compile_text(text)) != kept["program"]:
+                return False
+    return made_with.get("llvmlite") != here["llvmlite"] or fragments(program) == kept["fragments"]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -62,7 +62,7 @@ class Access:
 @dataclass(frozen=True)
 class Call:
     """A call of a helper: the map it works on, what its address arguments point into (`stack` or `memory`, by register),
-    the constant size in bytes and the constant text, where it has them."""
+    the constant size in bytes (of an update: its flags) and the constant text, where it has them."""
 
     helper: int
     map: str = ""
@@ -122,7 +122,7 @@ Byte = tuple[Value, int, int]  # byte k of a value that was stored as n bytes
 class _Checkpoint:
     """A state at a jump target, and how many paths from it are not followed to their ends yet."""
 
-    __slots__ = ("open", "parent", "state", "touches")
+    __slots__ = ("open", "parent", "state")
 
     def __init__(self, state: _State, parent: _Checkpoint | None) -> None:
         self.state, self.parent, self.open = state, parent, 1
@@ -525,9 +525,7 @@ class _Checker:
 
     # Memory
 
-    def _reach(
-        self, state: _State, base: Value, offset: int, size: int, write: bool, atomic: bool = False
-    ) -> Range:
+    def _reach(self, state: _State, base: Value, offset: int, size: int, write: bool) -> Range:
         """Checks one access through a register and notes it. Returns the offset range."""
         pc = state.pc
         if base.kind == "number":
@@ -544,7 +542,7 @@ class _Checker:
         if base.kind == "map":
             raise self.reject(pc, f"reaches into map {base.object} itself", "use its methods")
         if base.kind == "context":
-            access = self._context(pc, where, size, write or atomic)
+            access = self._context(pc, where, size, write)
         elif base.kind == "stack":
             at = where.constant
             if at is None:
@@ -556,7 +554,7 @@ class _Checker:
             self._stack_bounds(pc, where, size, True)
             access = Access("stack")
         else:
-            access = self._value(pc, base, where, size, write or atomic)
+            access = self._value(pc, base, where, size, write)
         self._note_access(state, access)
         return where
 
@@ -704,7 +702,7 @@ class _Checker:
         self._number(state, operand, "an atomic operation on an address")
         if i.imm == b.ATOMIC_CMPXCHG:
             self._number(state, self._read(state, 0), "compares an address atomically")
-        where = self._reach(state, base, i.offset, size, True, True)
+        where = self._reach(state, base, i.offset, size, True)
         old = NUMBER if size == 8 else Value("number", within(0, ranges.U32))
         if base.kind == "stack":
             at = signed64(where.lo)
@@ -965,10 +963,10 @@ class _Calls:
                 )
             self.pointers[register] = "stack"
             return result
-        self._outside(register, value, size, what, False)
+        self._outside(register, value, size, what)
         return None
 
-    def _outside(self, register: int, value: Value, size: int, what: str, write: bool) -> None:
+    def _outside(self, register: int, value: Value, size: int, what: str) -> None:
         if value.kind == "value" and self.checker.program.maps[str(value.object)].kind == "param":
             raise self.reject(f"{self.name}: its {what} lies in a parameter", "copy it to the stack first")
         limit = (
@@ -1004,7 +1002,7 @@ class _Calls:
             )
             self.pointers[register] = "stack"
         else:
-            self._outside(register, value, 8, f"argument {register}", True)
+            self._outside(register, value, 8, f"argument {register}")
 
     def _lookup(self) -> Value:
         definition = self.map
