@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -49,19 +50,19 @@ bool is_device(CUdevice device) { return device >= 0 && device < config().device
 
 thread_local std::vector<std::shared_ptr<Context>> context_stack;
 
-// The translator lies beside this library: DIR/cudasim/lib/libcuda.so.1, package `cudasim` in DIR.
+// The translator lies beside this library: DIR/cudasim/lib/libcuda.so.1 (or deeper), package `cudasim` in DIR.
 void find_translator() {
     Dl_info info;
     if (dladdr(reinterpret_cast<void *>(&find_translator), &info) == 0) return;
     char resolved[PATH_MAX];
     if (realpath(info.dli_fname, resolved) == nullptr) return;
     std::string path = resolved;
-    for (int up = 0; up < 3; up++) {
-        size_t slash = path.rfind('/');
-        if (slash == std::string::npos) return;
+    for (size_t slash; (slash = path.rfind('/')) != std::string::npos;) {
         path.resize(slash);
+        if (access((path + "/cudasim/translate").c_str(), F_OK) != 0) continue;
+        set_translator("", path);
+        return;
     }
-    set_translator("", path);
 }
 
 // CUDA_INJECTION64_PATH: a library that wants to be in the process when the driver starts.
@@ -225,6 +226,7 @@ std::shared_ptr<Context> current_or_null() { return context_stack.empty() ? null
 
 CUresult current(std::shared_ptr<Context> &context) {
     if (CUresult status = initialized()) return status;
+    if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;  // a callback of the application, or a mistake of ours
     context = current_or_null();
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
     if (context->destroyed) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -323,6 +325,10 @@ CUresult cuInit(unsigned int flags) {
     if (Memory::instance().begin() == 0) {
         log_line("no address space for device memory; raise the limit (ulimit -v)");
         return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (const char *clock = getenv("CUDASIM_CLOCK"); clock != nullptr && strcmp(clock, "virtual") == 0) {
+        log_line("there is no virtual clock yet; unset CUDASIM_CLOCK");
+        return CUDA_ERROR_NOT_SUPPORTED;
     }
     self.state = State::starting;
     self.starter = std::this_thread::get_id();

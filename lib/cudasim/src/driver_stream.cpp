@@ -145,6 +145,7 @@ std::shared_ptr<Stream> make_stream(const std::shared_ptr<Context> &context, uns
 CUresult find_stream(CUstream handle, bool per_thread, std::shared_ptr<Stream> &stream,
                      std::shared_ptr<Context> &context) {
     if (CUresult status = initialized()) return status;
+    if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
     if (handle == nullptr) handle = per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
     if (handle == CU_STREAM_LEGACY) {
         if (CUresult status = current(context)) return status;

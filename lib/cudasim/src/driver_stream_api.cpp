@@ -708,3 +708,47 @@ CUresult cuGraphInstantiateWithParams(CUgraphExec *handle, CUgraph graph, CUDA_G
     parameters->result_out = status == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
     return status;
 }
+
+// ------------------------------------------------------------------------------------- earlier versions of entry points
+
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+#define EXPORTED(name) name "_ptsz"
+#else
+#define EXPORTED(name) name
+#endif
+
+extern "C" {
+CUresult begin_capture_v1(CUstream) __asm__(EXPORTED("cuStreamBeginCapture"));
+CUresult capture_info_v1(CUstream, CUstreamCaptureStatus *,
+                         cuuint64_t *) __asm__(EXPORTED("cuStreamGetCaptureInfo"));
+CUresult capture_info_v2(CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *, const CUgraphNode **,
+                         size_t *) __asm__(EXPORTED("cuStreamGetCaptureInfo_v2"));
+CUresult update_capture_v1(CUstream, CUgraphNode *, size_t,
+                           unsigned) __asm__(EXPORTED("cuStreamUpdateCaptureDependencies"));
+CUresult prefetch_v1(CUdeviceptr, size_t, CUdevice, CUstream) __asm__(EXPORTED("cuMemPrefetchAsync"));
+CUresult context_v2(CUstream, CUcontext *, CUgreenCtx *) __asm__(EXPORTED("cuStreamGetCtx_v2"));
+
+CUresult begin_capture_v1(CUstream stream) {
+    return cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+CUresult capture_info_v1(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id) {
+    return cuStreamGetCaptureInfo(stream, status, id, nullptr, nullptr, nullptr, nullptr);
+}
+CUresult capture_info_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+                                       const CUgraphNode **dependencies, size_t *count) {
+    return cuStreamGetCaptureInfo(stream, status, id, graph, dependencies, nullptr, count);
+}
+CUresult update_capture_v1(CUstream stream, CUgraphNode *nodes, size_t count, unsigned flags) {
+    return cuStreamUpdateCaptureDependencies(stream, nodes, nullptr, count, flags);
+}
+CUresult prefetch_v1(CUdeviceptr address, size_t bytes, CUdevice device, CUstream stream) {
+    CUmemLocation location{};
+    location.type = device < 0 ? CU_MEM_LOCATION_TYPE_HOST : CU_MEM_LOCATION_TYPE_DEVICE;
+    location.id = device;
+    return cuMemPrefetchAsync(address, bytes, location, 0, stream);
+}
+CUresult context_v2(CUstream stream, CUcontext *context, CUgreenCtx *green) {
+    if (green != nullptr) *green = nullptr;
+    return cuStreamGetCtx(stream, context);
+}
+}
