@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+
 from gpubpf import assemble, cache, fatbin
 from gpubpf.errors import AssembleError
 
@@ -220,5 +221,5 @@ ptxas info    : Function properties for rec
 ptxas info    : Used 31 registers, used 1 barriers, 448 bytes cumulative stack size, 128 bytes smem, 360 bytes cmem[0], 8 bytes cmem[2]
 ptxas info    : Function properties for _Z3fibi
     24 bytes stack frame, 20 bytes spill stores, 20 bytes spill loads
-"""  # noqa: E501
+"""
     assert assemble.parse_verbose(talk) == {"rec": assemble.Registers(31, 12, 16, 448, 128, 368)}

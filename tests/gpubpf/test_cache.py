@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from gpubpf import cache
 
 KEY = cache.key("a", b"b")

@@ -13,6 +13,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+
 from gpubpf import fatbin
 from gpubpf.errors import ImageError
 
