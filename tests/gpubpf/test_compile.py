@@ -172,7 +172,7 @@ BAD = {
     "a static program": ("static int f(struct gpu_exit *ctx) { return 0; }", "f is static or inline"),
     "a function elsewhere": ("int g(int);\nint f(struct gpu_exit *ctx) { return g(1); }", "C line 4: "),
     "a string": (
-        'int f(struct gpu_exit *ctx) {\ngpubpf_puts("a text that is long enough", 27); return 0; }',
+        'int f(struct gpu_exit *ctx) {\ngpubpf_puts("a text that is long enough"); return 0; }',
         "C line 4: refers to",
     ),
     "a table of constants": (

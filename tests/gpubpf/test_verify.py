@@ -132,7 +132,7 @@ BAD = {
         "too many",
     ),
     "text that is not constant": (
-        "char text[8] = {};\ntext[0] = ctx->work;\ngpubpf_puts(text, 8); /*!*/",
+        "char text[8] = {};\ntext[0] = ctx->work;\ngpubpf_puts(text); /*!*/",
         "not constant",
     ),
     "value that may be NULL given to a helper": (

@@ -20,11 +20,8 @@ struct gpu_exit {
     u64 work; /* what accumulate= counted in this thread, since it entered the kernel */
 };
 
-/*
- * Helpers with the numbers of bpftime, where they have one. 501 takes the length as well: the text must be an array on
- * the stack, which gpu_puts makes.
- */
-static long (*gpubpf_puts)(const char *text, u32 size) = (void *)501;
+/* Helpers with the numbers of bpftime, where it has them. The text of puts must be an array on the stack: gpu_puts makes one. */
+static long (*gpubpf_puts)(const char *text) = (void *)501;
 static u64 (*bpf_get_globaltimer)(void) = (void *)502;
 static void (*bpf_get_block_idx)(u64 *x, u64 *y, u64 *z) = (void *)503;
 static void (*bpf_get_block_dim)(u64 *x, u64 *y, u64 *z) = (void *)504;
@@ -41,7 +38,7 @@ static u64 (*gpu_global_thread)(void) = (void *)606; /* number of the thread in 
 #define gpu_puts(_text)                               \
     ({                                                \
         char _gpubpf_text[] = _text;                  \
-        gpubpf_puts(_gpubpf_text, sizeof(_gpubpf_text)); \
+        gpubpf_puts(_gpubpf_text);                    \
     })
 
 /* bcc loads no functions that are not inlined. */

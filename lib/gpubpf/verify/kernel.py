@@ -31,7 +31,6 @@ _LOG = 1 << 20
 _KTIME, _PRANDOM, _PRINTK = 5, 7, 6
 # Helpers that take no addresses, by one that gives the same kind of number.
 _STAND_INS = {
-    501: _PRINTK,
     502: _KTIME,
     506: _PRANDOM,
     602: _PRANDOM,
@@ -71,6 +70,7 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
         for (_, pc), access in checked.accesses.items()
         if access.kind == "context"
     }
+    texts = {pc: call.size for (_, pc), call in checked.calls.items() if call.helper == 501}
     # Below all that the program uses: an unknown number, and the context's address as it came.
     slot = (checked.stack_low & ~7) - 16
     room = slot >= -b.STACK_SIZE
@@ -114,6 +114,8 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
             else:
                 put(pc, *(Instruction(b.ST | b.MEM | 0x18, register) for register in (1, 2, 3)))
             put(pc, Instruction(b.JMP | b.CALL, imm=_PRANDOM))  # a call leaves nothing in r1 to r5
+        elif pc in texts:
+            put(pc, Instruction(b.ALU64 | b.MOV, 2, imm=texts[pc]), replace(i, imm=_PRINTK))
         elif i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm in _STAND_INS:
             put(pc, replace(i, imm=_STAND_INS[i.imm]))
         else:

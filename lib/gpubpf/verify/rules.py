@@ -1092,10 +1092,11 @@ class _Calls:
                 del stack[at]
 
     def _print(self) -> None:
-        size = self._constant(2, "size")
-        if not 0 < size <= STACK_SIZE:
-            raise self.reject(f"{self.name} of {size} bytes", "print shorter texts")
-        content = self._memory(1, size, "text")
+        # puts takes no length: its text ends at the first zero byte.
+        self.size = self._constant(2, "size") if self.helper == 6 else self._text_length()
+        if not 0 < self.size <= STACK_SIZE:
+            raise self.reject(f"{self.name} of {self.size} bytes", "print shorter texts")
+        content = self._memory(1, self.size, "text")
         if content is None or any(byte.range.constant is None for byte in content):
             raise self.reject(f"{self.name} of a text that is not constant", "use a string literal")
         data = bytes(byte.range.constant or 0 for byte in content)
@@ -1108,6 +1109,22 @@ class _Calls:
                 self.checker._number(self.state, self._argument(register), "prints an address")
         elif "%" in self.text:
             self.text = self.text.replace("%", "%%")
+
+    def _text_length(self) -> int:
+        """Bytes of the constant text on the stack that r1 points to, with the zero byte at its end."""
+        value = self._argument(1)
+        at = value.range.constant
+        if value.kind != "stack" or at is None:
+            raise self.reject(f"{self.name}: its text is not on the stack", "print with gpu_puts")
+        stack = self.state.stacks[int(value.object or 0)]
+        for size in range(1, STACK_SIZE + 1):
+            part = stack.get(signed64(at) + size - 1)
+            byte = part[0].range.constant if part is not None and part[0].kind == "number" else None
+            if part is None or byte is None:
+                raise self.reject(f"{self.name} of a text that is not constant", "use a string literal")
+            if byte >> 8 * part[1] & 0xFF == 0:
+                return size
+        raise self.reject(f"{self.name} of a text without end", "end it with a zero byte")
 
 
 def _is_record(value: Value | None, number: int) -> bool:
