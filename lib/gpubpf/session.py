@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 IMAGE_WAIT = 120.0  # seconds that a process waits in a module load for the sidecar
 REGISTERS_WAIT = 20.0  # seconds that results wait for ptxas to count registers
 DRAIN_WAIT = 2.0  # seconds that kernels get to end before the last reading
+LEAVING_WAIT = 0.4  # in the place of both when the tool is told to leave
 ANSWER_WAIT = 5.0  # seconds, beyond that, for an agent to answer
 MAP_MEMORY = 256 << 20
 PARAM = "param"
@@ -549,7 +550,7 @@ class Session:
         if self._stopped:
             return
         self._stopped = True
-        self._drain(DRAIN_WAIT, protocol.STOP)
+        self._drain(LEAVING_WAIT if self._terminated else DRAIN_WAIT, protocol.STOP)
         self._ended_ns = time.monotonic_ns()
         self._tell_attached()
         for process, launches in self._missing():
@@ -567,7 +568,7 @@ class Session:
         for process in asked:
             process.send(protocol.drain(sequence, wait, flags))
         self._wake()
-        deadline = time.monotonic() + wait + ANSWER_WAIT
+        deadline = time.monotonic() + wait + (LEAVING_WAIT if self._terminated else ANSWER_WAIT)
         with self._lock:
             while any(not p.gone and p.answered < sequence for p in asked):
                 left = deadline - time.monotonic()

@@ -10,8 +10,10 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <functional>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
@@ -47,11 +49,21 @@ struct Connection {
   std::atomic<uint32_t> finish_asked{0}, finish_done{0}, finish_wait_ms{0};
   std::atomic<bool> memory_wanted{false}, exiting{false};
   std::atomic<uint64_t> finished_at{0};  // launches that the last complete drain covered
+
+  // What may wait for the driver is done by a thread of its own, so that the end of the tool is noticed at once.
+  std::mutex jobs_lock;
+  std::condition_variable jobs_changed;
+  std::deque<std::function<void()>> jobs;
+  void submit(std::function<void()> job) {
+    std::lock_guard<std::mutex> hold(jobs_lock);
+    jobs.push_back(std::move(job));
+    jobs_changed.notify_one();
+  }
 };
 
 Connection *connection = nullptr;
 bool hooked = false;  // the hooks are in this process's code
-thread_local bool is_service_thread = false;
+thread_local bool is_own_thread = false;
 
 uint64_t instrumented() {
   uint64_t n = 0;
@@ -125,7 +137,7 @@ void answered(Connection &c, Reader &r, int image) {
     std::lock_guard<std::mutex> hold(registry().lock);
     registry().waiting.push_back(question->module);
   } else {
-    apply(question->module, question->context, answer);
+    c.submit([question, answer] { apply(question->module, question->context, answer); });
   }
 }
 
@@ -146,8 +158,10 @@ void handle(Connection &c, Frame &frame) {
     case Message::Drain: {
       uint32_t sequence = r.u32(), wait_ms = r.u32(), flags = r.u32();
       if (flags & kStop) agent.live = false;
-      if (c.exiting) agent.send(Message::Drained, Writer().u32(sequence).u32(1));
-      else drain(sequence, wait_ms);
+      c.submit([&c, sequence, wait_ms] {
+        if (c.exiting) agent.send(Message::Drained, Writer().u32(sequence).u32(1));
+        else drain(sequence, wait_ms);
+      });
       break;
     }
     default:
@@ -156,9 +170,25 @@ void handle(Connection &c, Frame &frame) {
   if (frame.fd >= 0) close(frame.fd);
 }
 
+void work(Connection *c) {
+  is_own_thread = true;
+  prctl(PR_SET_NAME, "gpubpf-work");
+  for (;;) {
+    std::function<void()> job;
+    {
+      std::unique_lock<std::mutex> hold(c->jobs_lock);
+      c->jobs_changed.wait(hold, [&] { return !c->jobs.empty(); });
+      job = std::move(c->jobs.front());
+      c->jobs.pop_front();
+    }
+    job();
+  }
+}
+
 void serve(Connection *c) {
-  is_service_thread = true;
+  is_own_thread = true;
   prctl(PR_SET_NAME, "gpubpf");
+  uint32_t finishing = 0;
   for (;;) {
     pollfd fds[2] = {{c->socket, POLLIN, 0}, {c->wake, POLLIN, 0}};
     if (poll(fds, 2, -1) < 0 && errno != EINTR) break;
@@ -171,13 +201,18 @@ void serve(Connection *c) {
       if (!receive_frame(c->socket, frame)) break;
       handle(*c, frame);
     }
-    if (c->memory_wanted.exchange(false) && !c->exiting) enlarge_pools();
+    if (c->memory_wanted.exchange(false))
+      c->submit([c] {
+        if (!c->exiting) enlarge_pools();
+      });
     uint32_t asked = c->finish_asked.load();
-    if (asked != c->finish_done.load()) {
-      uint64_t now = instrumented();
-      if (drain(0, c->finish_wait_ms.load())) c->finished_at = now;
-      c->finish_done = asked;
-    }
+    if (asked != finishing)
+      c->submit([c, asked] {
+        uint64_t now = instrumented();
+        if (drain(0, c->finish_wait_ms.load())) c->finished_at = now;
+        c->finish_done = asked;
+      });
+    finishing = asked;
   }
   tool_gone(*c);
   c->finish_done = UINT32_MAX;
@@ -187,13 +222,15 @@ bool start_service(Connection *c) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // the application's handlers run on its own threads
-  pthread_t thread;
-  auto run = [](void *p) -> void * {
-    serve(static_cast<Connection *>(p));
-    return nullptr;
-  };
-  bool ok = pthread_create(&thread, nullptr, run, c) == 0;
-  if (ok) pthread_detach(thread);
+  using Run = void *(*)(void *);
+  const Run threads[] = {[](void *p) -> void * { return work(static_cast<Connection *>(p)), nullptr; },
+                         [](void *p) -> void * { return serve(static_cast<Connection *>(p)), nullptr; }};
+  bool ok = true;
+  for (Run run : threads) {
+    pthread_t thread;
+    ok = ok && pthread_create(&thread, nullptr, run, c) == 0;
+    if (ok) pthread_detach(thread);
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return ok;
 }
@@ -223,7 +260,7 @@ int connect_to_tool(const char *name) {
   return fd;
 }
 
-// The driver goes away after this: the service thread leaves it alone from now on.
+// The driver goes away after this: our threads leave it alone from now on.
 void at_exit() {
   agent.finish(2000);
   Connection *c = connection;
@@ -350,7 +387,7 @@ std::shared_ptr<Question> Agent::ask(Module *module, Context *context, int image
 
 void Agent::finish(uint32_t wait_ms) {
   Connection *c = connection;
-  if (!c || !connected || !control || c->pid != getpid() || is_service_thread) return;
+  if (!c || !connected || !control || c->pid != getpid() || is_own_thread) return;
   if (instrumented() == c->finished_at.load()) return;
   c->finish_wait_ms = wait_ms;
   uint32_t ticket = c->finish_asked.fetch_add(1) + 1;
