@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import subprocess
 import sys
@@ -16,14 +15,9 @@ from cudasim_device import CUDASIM, Driver, DriverError, libraries, run, run_pyt
 
 
 def cuda_include() -> Path:
-    """The CUDA headers that the build found."""
-    makefile = subprocess.run(
-        ["make", "-pn", "-C", str(CUDASIM)], capture_output=True, text=True, check=False
-    ).stdout
-    found = re.search(r"^CUDA_INCLUDE [?:]?= *(.+)$", makefile, re.M)
-    assert found
-    path = Path(os.environ.get("CUDA_INCLUDE") or found[1].strip())
-    return path if path.exists() else next(Path("/usr/local").glob("cuda*/include"))
+    """The CUDA headers that the build finds."""
+    command = ["make", "--silent", "-C", str(CUDASIM), "--eval", "where: ; @echo $(CUDA_INCLUDE)", "where"]
+    return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
 
 
 def exported(name: str) -> set[str]:

@@ -19,6 +19,13 @@ def test_program(name: str, hostile: bool) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{name} ok\n", "")
 
 
+@HOSTILE
+def test_two_devices_and_code_that_comes_and_goes(hostile: bool) -> None:
+    plugin = program("plugin", "-shared", "-Xcompiler", "-fPIC")
+    done = run([program("devices"), plugin], hostile, CUDASIM_DEVICES="2")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "devices ok\n", "")
+
+
 def test_default_stream_of_each_thread() -> None:
     done = run([program("basics", "--default-stream", "per-thread")])
     assert (done.returncode, done.stdout) == (0, "basics ok\n")
