@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 2
+#define CS_ABI 3
 #define CS_NO_PC 0xffffffffu
 #define CS_CODE_BASE 0x00007c0de0000000ull /* function addresses: CS_CODE_BASE + 16 * (index + 1) */
 
@@ -38,6 +38,8 @@ struct cs_services { /* called by generated code; those marked * do not return w
     uint32_t (*pick)(struct cs_warp *w);                                        /* choose lanes; 0: none can run */
     int (*collective)(struct cs_warp *w, uint32_t mask, uint32_t op, uint32_t next_pc); /* 1: go on; 0: pick */
     void (*barrier)(struct cs_warp *w, uint32_t mask, uint32_t kind, uint32_t next_pc); /* then pick */
+    void (*whole_barrier)(struct cs_warp *w, uint32_t mask, uint32_t number, uint32_t count, uint32_t next_pc); /* then pick */
+    void (*execute)(struct cs_warp *w, uint32_t mask, uint32_t op);      /* a collective whose members are all there */
     void *(*resolve)(struct cs_warp *w, uint64_t address, uint32_t size, uint32_t access);    /* * generic address */
     void (*fault)(struct cs_warp *w, uint32_t code, uint64_t address, uint32_t size, uint32_t access); /* * */
     void (*push)(struct cs_warp *w, uint32_t mask, const struct cs_function *f);              /* * recursion */
@@ -85,7 +87,7 @@ struct cs_warp {
     uint32_t cm[32], cop[32];
     uint8_t cp[32];
     void *stack[32];                   /* engine: saved frames of recursive functions */
-    uint32_t rotate;                   /* engine: lane that goes first after a yield */
+    uint32_t resume_mask, resume_pc;   /* engine: these lanes are all at this block; 0: not known */
 };
 
 struct cs_field { uint32_t offset, width; }; /* width in bytes per lane; 0: one bit per lane (a predicate) */

@@ -29,6 +29,13 @@ uint32_t pick(cs_warp *w) {
     const uint32_t runnable = w->runnable;
     w->mask = 0;
     if (runnable == 0) return 0;
+    if (w->resume_mask == runnable) {  // all came from one barrier
+        w->resume_mask = 0;
+        w->pc = w->resume_pc;
+        w->next = CS_NO_PC;
+        return w->mask = runnable;
+    }
+    w->resume_mask = 0;
     uint32_t low = CS_NO_PC;
     for (uint32_t m = runnable; m; m &= m - 1) {
         const uint32_t pc = w->pcs[lowest(m)];
@@ -206,6 +213,27 @@ void barrier(cs_warp *w, uint32_t mask, uint32_t kind, uint32_t next_pc) {
         }
         check_barrier(block, static_cast<uint32_t>(number));
     }
+}
+
+// bar.sync with constant operands: the lanes of `mask` arrive and wait.
+void whole_barrier(cs_warp *w, uint32_t mask, uint32_t number, uint32_t expected, uint32_t next_pc) {
+    Block &block = block_of(w);
+    const uint32_t index = warp_of(w).index;
+    if (mask == ~0u) {
+        for (uint32_t &pc : w->pcs) pc = next_pc;
+    } else {
+        for (uint32_t m = mask; m; m &= m - 1) w->pcs[lowest(m)] = next_pc;
+    }
+    w->runnable &= ~mask;
+    w->resume_mask = w->runnable ? 0 : mask;
+    w->resume_pc = next_pc;
+    Barrier &b = block.barriers[number];
+    block.barriers_in_use |= 1u << number;
+    b.expected = expected;
+    b.arrived += count(mask & ~b.arrived_lanes[index]);
+    b.arrived_lanes[index] |= mask;
+    b.waiting_lanes[index] |= mask;
+    check_barrier(block, number);
 }
 
 // ---------------------------------------------------------------------------------------------------- memory
@@ -442,7 +470,8 @@ bool check_barrier(Block &block, uint32_t number) {
         const uint32_t waiting = b.waiting_lanes[k];
         if (!waiting || !block.active[k]) continue;
         cs_warp &w = block.active[k]->state;
-        for (uint32_t m = waiting; m; m &= m - 1) w.cr[lowest(m)] = result;
+        if (b.kind != CS_BAR_SYNC)
+            for (uint32_t m = waiting; m; m &= m - 1) w.cr[lowest(m)] = result;
         w.runnable |= waiting & ~w.exited;
         any = true;
     }
@@ -484,7 +513,7 @@ uint64_t next_random(uint64_t &state) {  // splitmix64
 }
 
 const cs_services services = {
-    pick,     collective, barrier,    resolve,      fault,     push,    pop,     indirect,  device_vprintf,
+    pick,     collective, barrier, whole_barrier, execute, resolve,      fault,     push,    pop,     indirect,  device_vprintf,
     allocate, release,    assertfail, device_clock, globaltimer, nanosleep, round32, round64, convert32, convert64,
 };
 

@@ -7,6 +7,7 @@ branches) ends a block, so a warp can always be resumed at the start of one.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from gpubpf.errors import PtxError
@@ -23,6 +24,10 @@ SPIN_COST = (
     16  # a loop with atomics or ordered loads may wait for another thread: it uses its quantum up faster
 )
 
+CHECKED_AT_ONCE = 6  # shared accesses in a segment from which on it is worth its while
+_NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|\d+")
+_SHARED = re.compile(r"at_shared/\*(\w+)\+(\d+)\*/\(w, [^,]*, (\d+), \d+, \d+\)")
+
 
 @dataclass(eq=False, slots=True)
 class Block:
@@ -33,6 +38,7 @@ class Block:
     negated: bool = False
     head: Code | None = None  # evaluates the operands of the terminator, one lane at a time
     detail: str = ""  # collective or barrier operation; name of the callee; index of a branch table
+    members: str = ""  # of a collective: the mask, if it is constant
     line: int = 0
     spins: bool = False
     number: int = 0
@@ -427,11 +433,13 @@ class FunctionCode:
             parts.append(f"w->cb[l] = {b};")
         if c:
             parts.append(f"w->cc[l] = {c};")
+        constant = bool(_NUMBER.fullmatch(members.rstrip("u")))
         parts.append(f"w->cm[l] = {members};")
         head.text = " ".join(parts)
         resume = Block()
         block = self._end("collective", resume)
         block.detail, block.head, block.line = operation, head, statement.line
+        block.members = members if constant else ""
         self._start(resume)
         v.begin(statement, scope)
         text = " ".join(v.dst(o, t, expression) for o, t, expression in results)
@@ -533,6 +541,10 @@ class FunctionCode:
             count = v.src(operands[1], "u32") if len(operands) > 1 else "0"
         head = v.code
         head.text = f"w->ca[l] = {number}; w->cb[l] = {count}; w->cc[l] = {predicate};"
+        constants = f"{number} {count}".replace("u", "").split()
+        if kind == "CS_BAR_SYNC" and all(_NUMBER.fullmatch(x) for x in constants) and int(constants[0], 0) <= 16:
+            head.text = ""
+            kind = f"{number}, {count}"
         resume = Block()
         block = self._end("barrier", resume)
         block.detail, block.head, block.line = kind, head, i.line
@@ -656,7 +668,7 @@ class FunctionCode:
             else:
                 inner.append(f"{c_type(r.width)} {r.name};")
         unused = [r for r in sorted(defined - need, key=lambda r: r.name) if r not in stored]
-        inner += [c.text for c in codes if c.text]
+        inner += self._statements(codes, need - defined)
         inner += [f"(void){r.name};" for r in unused]
         for r in stored:
             self._fields[r.name] = r.width
@@ -665,6 +677,39 @@ class FunctionCode:
             lines += ["LANES", *inner, "END"]
         lines += [f"R->{r.name} = (R->{r.name} & ~mask) | n_{r.name};" for r in stored if not r.width]
         return "{ " + "\n".join(lines) + " }"
+
+    @staticmethod
+    def _statements(codes: list[Code], constant: set[Register]) -> list[str]:
+        """The statements of a segment; twice where many shared accesses can be checked at once.
+
+        An unrolled loop reads [%r1], [%r1+4], …: if the whole span lies in shared memory, none of them needs a check of
+        its own. If not, the second copy finds the access at fault.
+        """
+        texts = [c.text for c in codes if c.text]
+        spans: dict[Register, tuple[int, int]] = {}
+        count = 0
+        for code in codes:
+            for register, offset, size in code.shared:
+                if register in constant and offset % size == 0:
+                    end, align = spans.get(register, (0, 1))
+                    spans[register] = max(end, offset + size), max(align, size)
+                    count += 1
+        if count < CHECKED_AT_ONCE:
+            return texts
+        tests = [
+            f"{r.name} < shared_size_ && (u64){r.name} + {end} <= shared_size_ && !({r.name} & {align - 1})"
+            for r, (end, align) in sorted(spans.items(), key=lambda item: item[0].name)
+        ]
+        names = {r.name for r in spans}
+
+        def unchecked(match: re.Match[str]) -> str:
+            name, offset, size = match.group(1, 2, 3)
+            if name not in names or int(offset) % int(size):
+                return match.group()
+            return f"(shared_ + (u64){name} + {offset})"
+
+        fast = [_SHARED.sub(unchecked, text) for text in texts]
+        return [f"if (LIKELY({' && '.join(tests)})) {{", *fast, "} else {", *texts, "}"]
 
     def _render_block(self, block: Block, base: int, entries: dict[str, int]) -> str:
         here = base + block.number
@@ -768,13 +813,15 @@ class FunctionCode:
             return f"{head} goto pick;"
         if block.kind == "collective":
             jump = self._jump(block, block.targets[0], base)
-            fast = "w->cm[__builtin_ctz(mask)] == mask" if block.detail == "CS_OP_SYNC" else ""
-            call = (
-                f"w->line = {block.line}; if (!api->collective(w, mask, {block.detail}, {resume})) goto pick;"
-            )
-            if fast:
-                call = f"if (mask != ~0u || !({fast})) {{ {call} }}"
+            call = f"w->line = {block.line}; if (!api->collective(w, mask, {block.detail}, {resume})) goto pick;"
+            if block.members:  # nobody has to be waited for: no need to ask
+                here = f"{block.members} & ~w->exited & ~mask"
+                if block.detail == "CS_OP_SYNC":
+                    return f"if ({here}) {{ {head} {call} }} {jump}"
+                call = f"if (LIKELY(!({here}))) api->execute(w, mask, {block.detail}); else {{ {call} }}"
             return f"{head} {call} {jump}"
+        if not block.detail.startswith("CS_"):
+            return f"w->line = {block.line}; api->whole_barrier(w, mask, {block.detail}, {resume}); goto pick;"
         return f"{head} w->line = {block.line}; api->barrier(w, mask, {block.detail}, {resume}); goto pick;"
 
     def _conditional(self, block: Block, base: int) -> str:

@@ -73,6 +73,7 @@ class Code:
     writes_shared: bool = False
     reads_shared: bool = False
     memory: bool = False
+    shared: list[tuple[Register, int, int]] = field(default_factory=list)  # accesses: register, offset, bytes
 
 
 def size_of(type_name: str) -> int:
@@ -153,6 +154,7 @@ class Values:
         self.variables: set[int] = set()
         self.shared_variables: set[int] = set()
         self.reserved_shared = False
+        self._based: tuple[Register, int] | None = None  # of the address made last: [register + offset]
         self.local_parameters: dict[str, int] = {}  # parameters of a function that live in local memory
 
     def begin(self, instruction: Instruction, scope: Scope) -> None:
@@ -281,6 +283,7 @@ class Values:
 
     def address(self, operand: Operand) -> str:
         """`[%rd1+8]` as u64 in its own space; 32-bit registers wrap."""
+        self._based = None
         if not isinstance(operand, Address):
             raise self.unsupported(f"address {operand}")
         if operand.base is None:
@@ -290,6 +293,7 @@ class Values:
             return f"(u64)({self.address_of(operand.base, operand.offset)})"
         text = self.read(found)
         offset = operand.offset
+        self._based = found, offset
         if not offset:
             return f"(u64){text}"
         sign = "+" if offset > 0 else "-"
@@ -308,7 +312,13 @@ class Values:
                 self.code.reads_shared = True
             else:
                 self.code.writes_shared = True
-            return f"at_shared(w, {address}, {size}, {code}, {self.instruction.line})"
+            mark = ""
+            if self._based is not None and self._based[1] >= 0:
+                # what rendering may replace by an unchecked access, see function.py
+                register, offset = self._based
+                self.code.shared.append((register, offset, size))
+                mark = f"/*{register.name}+{offset}*/"
+            return f"at_shared{mark}(w, {address}, {size}, {code}, {self.instruction.line})"
         if space == "local":
             return f"at_local(w, l, {address}, {size}, {code}, {self.instruction.line})"
         if space == "generic":
