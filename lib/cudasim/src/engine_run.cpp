@@ -12,6 +12,7 @@
 #include <new>
 #include <pthread.h>
 #include <sched.h>
+#include <system_error>
 #include <thread>
 
 #include "engine_internal.h"
