@@ -33,12 +33,18 @@ def libraries() -> Path:
     return LIBRARIES
 
 
+def nvcc() -> str:
+    """The compiler; skips the test where there is none."""
+    found = shutil.which("nvcc") or shutil.which("nvcc", path=str(Path(sys.executable).parent))
+    if found is None:
+        pytest.skip("no nvcc here; script/setup --dev installs one")
+    return found
+
+
 @functools.cache
 def program(name: str, *options: str) -> Path:
     """`programs/NAME.cu` built by nvcc with the shared runtime; kept by content. Skips where there is no nvcc."""
-    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path=str(Path(sys.executable).parent))
-    if nvcc is None:
-        pytest.skip("no nvcc here; script/setup --dev installs one")
+    compiler = nvcc()
     source = PROGRAMS / f"{name}.cu"
     content = source.read_bytes() + (PROGRAMS / "check.h").read_bytes() + " ".join(options).encode()
     _BUILD.mkdir(mode=0o700, exist_ok=True)
@@ -46,7 +52,7 @@ def program(name: str, *options: str) -> Path:
     if not target.exists():
         made = target.with_suffix(f".{os.getpid()}")
         runtime = ["-cudart", "none", f"-L{libraries()}", "-lcudart"]
-        command = [nvcc, "-w", "-std=c++17", *runtime, *options, str(source), "-o", str(made)]
+        command = [compiler, "-w", "-std=c++17", *runtime, *options, str(source), "-o", str(made)]
         subprocess.run(command, check=True)
         made.replace(target)
     return target

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cudasim import generate
-from cudasim_device import CUDASIM, Driver, DriverError, libraries, run, run_python
+from cudasim_device import CUDASIM, PROGRAMS, Driver, DriverError, libraries, nvcc, run, run_python
 
 
 def cuda_include() -> Path:
@@ -163,6 +163,40 @@ def test_image_is_copied_and_errors_are_logged() -> None:
         assert cu.status("cuModuleLoadData", ctypes.byref(module), b"\\1\\2\\3\\4") == 200
         """
     )
+
+
+@pytest.mark.parametrize("packing", ["none", "speed", "size"])  # plain, LZ4, zstd
+def test_fat_binary_gives_the_best_ptx(packing: str, tmp_path: Path) -> None:
+    path = tmp_path / "plugin.fatbin"
+    targets = [
+        f"-gencode=arch=compute_{cc},code={code}_{cc}"
+        for cc, code in ((75, "compute"), (90, "compute"), (80, "sm"))
+    ]
+    command = [
+        nvcc(),
+        "-w",
+        "-fatbin",
+        f"-compress-mode={packing}",
+        *targets,
+        "-o",
+        path,
+        PROGRAMS / "plugin.cu",
+    ]
+    subprocess.run(list(map(str, command)), check=True)
+    code = f"""
+        cu = Driver()
+        text = open({str(path)!r}, "rb").read()
+        module = ctypes.c_void_p()
+        status = cu.status("cuModuleLoadData", ctypes.byref(module), text)
+        print(status or cu.number("cuFuncGetAttribute", 5, cu.function(module, "_Z8multiplyi")))
+    """
+    for cc, hostile, expected in (
+        ("8.6", True, 75),
+        ("9.0", False, 90),
+        ("7.0", False, 75),
+        ("7.0", True, 209),
+    ):
+        assert run_python(code, hostile, CUDASIM_CC=cc) == f"{expected}\n"
 
 
 def test_library_kernels_and_variables() -> None:

@@ -2,6 +2,7 @@
 #include "driver.h"
 
 #include <string.h>
+#include <time.h>
 
 #include <algorithm>
 
@@ -110,6 +111,16 @@ CUresult run_kernel(Context &context, const KernelLaunch &launch) {
     Fault fault = run(description);
     if (fault) report_fault(context, fault);
     return static_cast<CUresult>(fault.code);
+}
+
+// Hostile mode: work does not start when it could, so that streams meet in many orders.
+void hesitate() {
+    static std::atomic<uint64_t> workers{0};
+    thread_local uint64_t state = (config().seed + ++workers) * 0x9e3779b97f4a7c15u;
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    if (state >> 61 != 0) return;  // one in eight
+    timespec pause = {0, static_cast<long>((state >> 32) % 200000)};
+    nanosleep(&pause, nullptr);
 }
 
 void copy_rows(const Copy &copy) {
@@ -236,6 +247,7 @@ CUresult launch_kernel(const std::shared_ptr<Context> &context, const std::share
 }
 
 CUresult execute(Context &context, const Operation &operation) {
+    if (config().hostile) hesitate();
     bool broken = context.sticky != 0;
     switch (operation.type) {
         case CU_GRAPH_NODE_TYPE_KERNEL:
