@@ -749,7 +749,11 @@ class Session:
     # --- results ---
 
     def instances(self, map_name: str) -> list[Instance]:
-        """What the map held when it was read last, for every process, kernel and launch shape."""
+        """What the map held when it was read last: one instance for every process, GPU, kernel and launch shape.
+
+        Where a process had several (it reset the device, or loaded a module twice), their values are added up; kernels of one
+        name count as one.
+        """
         number = self._numbers[map_name]
         definition = self._maps[number]
         found = []
@@ -782,7 +786,7 @@ class Session:
                         launches, definition, raw, 0, None, None,
                     )
                 )  # fmt: skip
-        return found
+        return _merged(found)
 
     def _registers(self, process: _Process) -> dict[str, tuple[int, int]]:
         """Of its instrumented kernels, where it could be found out in time."""
@@ -996,6 +1000,36 @@ class _NotStarted(SessionError):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
+
+
+def _merged(found: list[Instance]) -> list[Instance]:
+    """Instances of the same place added up, where their values are numbers."""
+    by_place: dict[tuple[Any, ...], Instance] = {}
+    rest = []
+    for one in found:
+        place = (one.pid, one.gpu, one.mangled, one.grid, one.block_dim)
+        other = by_place.get(place)
+        if other is None:
+            by_place[place] = one
+        elif one.definition.kind == "thread_array" and (total := _added(other.array, one.array)) is not None:
+            raw = total.tobytes() + bytes(one.definition.value_size)  # the value that nobody reads
+            by_place[place] = dataclasses.replace(other, raw=raw, launches=other.launches + one.launches)
+        else:
+            rest.append(one)
+    return [*by_place.values(), *rest]
+
+
+def _added(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """The sum, field by field; None of what is no number."""
+    names = a.dtype.names
+    if names is None:
+        return None if a.dtype.kind == "V" else a + b
+    total = a.copy()
+    for name in names:
+        if (part := _added(a[name], b[name])) is None:
+            return None
+        total[name] = part
+    return total
 
 
 def _volume(extents: tuple[int, int, int]) -> int:

@@ -123,6 +123,11 @@ def test_one_instance_for_each_launch_shape(target: Path) -> None:
     ]
 
 
+def test_contexts_of_one_process_are_added_up(target: Path) -> None:
+    found = measure([str(target), "destroy", "7"])  # 7 in a context that it destroys, 1 in another
+    assert found["instances"] == [[[1, 1, 1], [5, 1, 1], 8, [8] * 5]]
+
+
 @pytest.mark.parametrize(
     ("options", "instrumented", "reasons"),
     [
