@@ -10,30 +10,17 @@ namespace {
 
 constexpr int kRounds = 4;  // turns of every warp before a block makes room for another
 
-Warp *make_warp(Block &block, uint32_t index) {
+// What every warp of a grid has in common.
+void prepare(Warp &warp, Block &block) {
     Job &job = *block.job;
     const LaunchDescription &launch = *job.launch;
-    if (block.spare.empty()) block.spare.push_back(std::make_unique<Warp>());
-    Warp *warp = block.spare.back().release();
-    block.spare.pop_back();
-    cs_warp &w = warp->state;
+    cs_warp &w = warp.state;
     memset(static_cast<void *>(&w), 0, sizeof w);
-    warp->index = index;
-    warp->rotate = false;
-    warp->rotate_lane = 31;
-    for (uint32_t l = 0; l < 32; l++) {
-        warp->depth[l] = 0;
-        warp->saved[l].clear();
-    }
-    const uint32_t first = index * 32;
-    const uint32_t lanes = block.threads - first < 32 ? block.threads - first : 32;
-    w.runnable = lanes == 32 ? ~0u : (1u << lanes) - 1;
-    w.exited = ~w.runnable;
+    warp.job = &job;
     w.api = &services;
-    w.frame = warp->frame.reserve(job.kernel->frame_bytes + 64);
-    w.args = warp->args.reserve(32ull * job.image->args_stride);
-    w.shared = block.shared.reserve(job.shared_size);
-    w.local = warp->local.reserve(32ull * job.local_size);
+    w.frame = warp.frame.reserve(job.kernel->frame_bytes + 64);
+    w.args = warp.args.reserve(32ull * job.image->args_stride);
+    w.local = warp.local.reserve(32ull * job.local_size);
     w.params = job.parameters.data();
     w.vars = launch.variables;
     w.shared_offsets = job.kernel->shared_offsets;
@@ -47,29 +34,63 @@ Warp *make_warp(Block &block, uint32_t index) {
     w.param_size = job.kernel->param_bytes;
     memcpy(w.ntid, launch.block, sizeof w.ntid);
     memcpy(w.nctaid, launch.grid, sizeof w.nctaid);
-    memcpy(w.ctaid, block.id, sizeof w.ctaid);
-    w.warpid = index;
     w.nwarpid = block.warps;
     w.nsmid = launch.environment->multiprocessors ? launch.environment->multiprocessors : 1;
-    w.smid = static_cast<uint32_t>(block.linear % w.nsmid);
     w.dynamic_shared = launch.dynamic_shared;
     w.gridid = launch.grid_id;
     w.workspace = launch.cooperative ? reinterpret_cast<uint64_t>(job.workspace) : 0;
+}
+
+Warp *make_warp(Block &block, uint32_t index) {
+    const Job &job = *block.job;
+    const uint32_t *shape = job.launch->block;
+    if (block.spare.empty()) block.spare.push_back(std::make_unique<Warp>());
+    Warp *warp = block.spare.back().release();
+    block.spare.pop_back();
+    if (warp->job != &job) prepare(*warp, block);
+    cs_warp &w = warp->state;
+    warp->index = index;
+    warp->rotate = false;
+    warp->rotate_lane = 31;
+    if (job.kernel->recursive) {  // lanes may have left in the middle of a recursion
+        for (uint32_t l = 0; l < 32; l++) {
+            w.lsp[l] = warp->depth[l] = 0;
+            warp->saved[l].clear();
+        }
+    }
+    const uint32_t first = index * 32;
+    const uint32_t lanes = block.threads - first < 32 ? block.threads - first : 32;
+    w.runnable = lanes == 32 ? ~0u : (1u << lanes) - 1;
+    w.exited = ~w.runnable;
+    w.parked = w.mask = w.lane = w.line = 0;
+    w.resume_mask = w.runnable;  // all are at the first block
+    w.resume_pc = job.kernel->entry_pc;
+    w.shared = block.shared.reserve(job.shared_size);
+    memcpy(w.ctaid, block.id, sizeof w.ctaid);
+    w.warpid = index;
+    w.smid = static_cast<uint32_t>(block.linear % w.nsmid);
     w.block = &block;
-    uint32_t x = first % launch.block[0], y = first / launch.block[0] % launch.block[1];
-    uint32_t z = first / launch.block[0] / launch.block[1];
+    uint32_t x = first % shape[0], y = first / shape[0] % shape[1], z = first / shape[0] / shape[1];
+    for (uint32_t l = 0; l < 32; l++) w.pcs[l] = job.kernel->entry_pc;
+    if (x + 32 <= shape[0]) {
+        for (uint32_t l = 0; l < 32; l++) {
+            w.tid[0][l] = x + l;
+            w.tid[1][l] = y;
+            w.tid[2][l] = z;
+        }
+        return warp;
+    }
     for (uint32_t l = 0; l < 32; l++) {
         w.tid[0][l] = x;
         w.tid[1][l] = y;
         w.tid[2][l] = z;
-        if (++x == launch.block[0]) {
+        if (++x == shape[0]) {
             x = 0;
-            if (++y == launch.block[1]) {
+            if (++y == shape[1]) {
                 y = 0;
                 z++;
             }
         }
-        w.pcs[l] = job.kernel->entry_pc;
     }
     return warp;
 }
@@ -161,6 +182,7 @@ void begin_block(Block &block, Job &job, uint64_t linear) {
     }
     for (uint32_t k = 0; k < block.warps; k++) {
         if (block.active[k]) {  // of a block that was abandoned
+            block.active[k]->job = nullptr;
             block.spare.emplace_back(block.active[k]);
             block.active[k] = nullptr;
         }

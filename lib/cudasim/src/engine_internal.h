@@ -51,7 +51,8 @@ struct Warp {
     cs_warp state;
     Buffer frame, args, local;
     std::vector<uint8_t> saved[32];           // frames of recursive functions, per lane
-    uint32_t depth[32];
+    uint32_t depth[32] = {};
+    const struct Job *job = nullptr;          // for which it is prepared
     uint32_t index;                           // in the block
     uint32_t rotate_lane;
     bool rotate;
