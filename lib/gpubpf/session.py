@@ -765,7 +765,7 @@ class Session:
                 name = process.names.get(instance.slot, "")
                 for array in instance.arrays:
                     threads = _volume(instance.grid) * _volume(instance.block_dim)
-                    if array.map != number or array.capacity != threads:
+                    if array.map != number or array.capacity != threads or threads > maps.MAX_THREADS:
                         continue
                     if array.size != maps.storage_size(definition, threads):
                         continue
@@ -873,6 +873,8 @@ class Session:
                     continue
                 definition = self._maps[number]
                 if definition.kind == "thread_array":  # the last value says it
+                    if size < definition.value_size:
+                        continue
                     offset, size = offset + size - definition.value_size, definition.value_size
                 elif size > maps.HEADER:
                     size = maps.HEADER

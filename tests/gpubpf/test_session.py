@@ -227,6 +227,12 @@ def test_fifty_forks(target: Path) -> None:
     assert counted(measure([str(target), "forks", "50"])) == (50, 50, 50)
 
 
+def test_a_program_that_closes_every_file_goes_on(target: Path) -> None:
+    found = measure([str(target), "closeall", "5"])
+    assert found["status"] == 0
+    assert found["summary"]["lost"] == found["summary"]["launches_instrumented"] > 0
+
+
 @pytest.mark.parametrize("mode", ["crash", "kill"])
 def test_death_of_the_program(target: Path, mode: str) -> None:
     found = measure([str(target), mode, "23"])

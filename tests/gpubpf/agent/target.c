@@ -84,6 +84,17 @@ int main(int argc, char **argv) {
       launch(function, 100, 1000);
       usleep(5000);
     }
+  } else if (!strcmp(mode, "closeall")) { /* as daemons do, and then uses the numbers for files of its own */
+    launch(function, 1, 5);
+    for (int fd = 3; fd < 1024; ++fd) close(fd);
+    FILE *files[300];
+    for (int i = 0; i < 300; ++i)
+      if (!(files[i] = tmpfile())) return 1;
+    for (int i = 0; i < n; ++i) launch(function, 1 + i, 5);
+    for (int i = 0; i < 300; ++i) {
+      fseek(files[i], 0, SEEK_END);
+      if (ftell(files[i])) return 2; /* somebody wrote into it */
+    }
   } else if (!strcmp(mode, "shapes")) {
     for (int i = 0; i < n; ++i) launch(function, 1 + i % 3, 5);
     launch(other, 1, 1);

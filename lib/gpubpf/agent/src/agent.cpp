@@ -20,6 +20,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <thread>
 #include <unistd.h>
@@ -38,6 +39,7 @@ constexpr uint32_t kStop = 1;
 // What belongs to one connection. A forked child that starts anew gets its own; the old one is left as it is.
 struct Connection {
   int socket = -1, wake = -1;
+  ino_t socket_file = 0, wake_file = 0;
   pid_t pid = 0;
   std::mutex sending;
   std::mutex lock;  // guards below
@@ -64,6 +66,17 @@ struct Connection {
 Connection *connection = nullptr;
 bool hooked = false;  // the hooks are in this process's code
 thread_local bool is_own_thread = false;
+
+// A program may close every descriptor it finds, and get the number again for a file of its own.
+ino_t file_of(int fd) {
+  struct stat st;
+  return fd >= 0 && fstat(fd, &st) == 0 ? st.st_ino : 0;
+}
+
+bool wake_up(Connection &c) {
+  uint64_t one = 1;
+  return file_of(c.socket) == c.socket_file && file_of(c.wake) == c.wake_file && write(c.wake, &one, sizeof one) == sizeof one;
+}
 
 uint64_t instrumented() {
   uint64_t n = 0;
@@ -192,6 +205,7 @@ void serve(Connection *c) {
   for (;;) {
     pollfd fds[2] = {{c->socket, POLLIN, 0}, {c->wake, POLLIN, 0}};
     if (poll(fds, 2, -1) < 0 && errno != EINTR) break;
+    if (file_of(c->socket) != c->socket_file || file_of(c->wake) != c->wake_file) break;
     if (fds[1].revents & POLLIN) {
       uint64_t n;
       if (read(c->wake, &n, sizeof n) < 0 && errno != EAGAIN) break;
@@ -276,8 +290,8 @@ void at_signal(int signal) {
 void in_forked_child() {
   agent.live = false;
   agent.connected = false;
-  if (connection) close(connection->socket);  // the wake file is the parent's too: it is closed, not written
-  if (connection) close(connection->wake);
+  if (connection && file_of(connection->socket) == connection->socket_file) close(connection->socket);
+  if (connection && file_of(connection->wake) == connection->wake_file) close(connection->wake);
   connection = nullptr;
 }
 
@@ -313,6 +327,8 @@ bool start() {
   c->socket = connect_to_tool(name);
   if (c->socket < 0) return false;
   c->wake = move_high(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  c->socket_file = file_of(c->socket);
+  c->wake_file = file_of(c->wake);
   agent.control_fd = memory_file("gpubpf-control", sizeof(Control));
   void *control = mmap(nullptr, sizeof(Control), PROT_READ | PROT_WRITE, MAP_SHARED, agent.control_fd, 0);
   if (c->wake < 0 || control == MAP_FAILED) return false;
@@ -357,7 +373,10 @@ void Agent::send(Message type, const Writer &writer, int fd) {
   Connection *c = connection;
   if (!c || !connected) return;
   std::lock_guard<std::mutex> hold(c->sending);
-  if (connected && !send_frame(c->socket, type, writer.bytes, fd)) {
+  if (connected && file_of(c->socket) != c->socket_file) {
+    live = false;
+    connected = false;
+  } else if (connected && !send_frame(c->socket, type, writer.bytes, fd)) {
     live = false;
     connected = false;
     shutdown(c->socket, SHUT_RDWR);  // the service thread sees it and wakes who waits
@@ -391,8 +410,7 @@ void Agent::finish(uint32_t wait_ms) {
   if (instrumented() == c->finished_at.load()) return;
   c->finish_wait_ms = wait_ms;
   uint32_t ticket = c->finish_asked.fetch_add(1) + 1;
-  uint64_t one = 1;
-  if (write(c->wake, &one, sizeof one) < 0) return;
+  if (!wake_up(*c)) return;
   timespec pause{0, 100000};
   for (uint32_t waited = 0; c->finish_done.load() < ticket && waited < (wait_ms + 3000) * 10; ++waited)
     nanosleep(&pause, nullptr);
@@ -409,8 +427,7 @@ void Agent::want_memory() {
   Connection *c = connection;
   if (!c) return;
   c->memory_wanted = true;
-  uint64_t one = 1;
-  if (write(c->wake, &one, sizeof one) < 0) return;
+  wake_up(*c);
 }
 
 }  // namespace gpubpf
