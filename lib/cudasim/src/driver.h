@@ -91,9 +91,11 @@ struct Dim3 {
 };
 
 struct Function;
+struct Module;
 
 struct KernelLaunch {
     std::shared_ptr<Function> function;
+    std::shared_ptr<Module> module;  // kept until the launch has run, whatever is unloaded meanwhile
     const void *handle = nullptr;  // CUfunction or CUkernel, as the application gave it
     bool by_kernel = false;        // the handle is a CUkernel
     Dim3 grid, block;
@@ -214,7 +216,7 @@ struct Module {
     std::shared_ptr<const Image> image;
     std::string options;             // of ptxas
     std::vector<uint64_t> variables; // address of each
-    std::vector<uint64_t> owned;     // allocations behind them
+    std::vector<std::pair<uint64_t, uint64_t>> owned;  // allocations behind them: address, id
     std::vector<std::shared_ptr<Function>> functions;  // by kernel index
     std::vector<bool> requested;                       // functions whose handle was given to somebody
     std::mutex mutex;

@@ -112,7 +112,7 @@ CUresult instantiate(const std::shared_ptr<Context> &context, const std::shared_
     if (bytes != 0) {
         block = memory.allocate(bytes, MemoryKind::device, context->device, context->handle);
         if (block == 0) return CUDA_ERROR_OUT_OF_MEMORY;
-        module->owned.push_back(block);
+        module->owned.push_back({block, memory.find(block)->id});
     }
     for (size_t i = 0; i < variables.size(); i++) {
         if (variables[i].external) continue;
@@ -124,7 +124,7 @@ CUresult instantiate(const std::shared_ptr<Context> &context, const std::shared_
             uint64_t own = memory.allocate(std::max<size_t>(variables[i].size, 1), MemoryKind::managed, context->device,
                                            context->handle);
             if (own == 0) return CUDA_ERROR_OUT_OF_MEMORY;
-            module->owned.push_back(own);
+            module->owned.push_back({own, memory.find(own)->id});
             module->variables[i] = own;
         }
     }
@@ -297,7 +297,7 @@ const cudasim::Kernel &kernel_of(const LibraryKernel &kernel, const Library &lib
 }  // namespace
 
 Module::~Module() {
-    for (uint64_t block : owned) Memory::instance().release(block);
+    for (auto [address, id] : owned) Memory::instance().release(address, id);
 }
 
 Library::~Library() {

@@ -84,13 +84,12 @@ void report_fault(Context &context, const Fault &fault) {
 }
 
 CUresult run_kernel(Context &context, const KernelLaunch &launch) {
-    std::shared_ptr<Module> module = launch.function->module.lock();
-    if (!module) return CUDA_ERROR_INVALID_HANDLE;
+    if (!launch.module) return CUDA_ERROR_INVALID_HANDLE;
     LaunchDescription description;
     description.environment = &context.environment;
     description.image = launch.function->image.get();
     description.kernel = launch.function->index;
-    description.variables = module->variables.data();
+    description.variables = launch.module->variables.data();
     description.parameters = launch.parameters.data();
     description.grid[0] = launch.grid.x;
     description.grid[1] = launch.grid.y;

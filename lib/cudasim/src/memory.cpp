@@ -15,6 +15,7 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kAlignment = 256;  // what cudaMalloc promises (CUDA C++ Programming Guide, "Device Memory Accesses")
 constexpr uint64_t kWishedBase = 0x7e0000000000;
+constexpr size_t kGuarded = 16384;
 constexpr size_t kGarbageLimit = size_t{32} << 20;  // filling more than this would touch memory that nobody uses
 
 size_t page_up(size_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }
@@ -90,7 +91,9 @@ uint64_t Memory::allocate(size_t size, MemoryKind kind, int device, const void *
     std::unique_lock lock(mutex_);
     if (kind != MemoryKind::pinned && used_[device] + size > total_) return 0;
     size_t mapped = page_up(size);
-    size_t taken = mapped + kPage;  // the guard page
+    // A guard page costs the kernel a mapping, and a process has some 65,000: very many allocations do without.
+    size_t guard = allocations_.size() < kGuarded ? kPage : 0;
+    size_t taken = mapped + guard;
     uint64_t mapping = take(taken);
     if (mapping == 0) return 0;
     auto *at = reinterpret_cast<void *>(mapping);
@@ -116,20 +119,22 @@ uint64_t Memory::allocate(size_t size, MemoryKind kind, int device, const void *
     made.id = next_id_++;
     made.mapping = mapping;
     made.mapped = mapped;
+    made.guard = guard;
     allocations_[base] = made;
     if (kind != MemoryKind::pinned) used_[device] += size;
     return base;
 }
 
-bool Memory::release(uint64_t base) {
+bool Memory::release(uint64_t base, uint64_t id) {
     std::unique_lock lock(mutex_);
     auto found = allocations_.find(base);
     if (found == allocations_.end() || found->second.kind == MemoryKind::registered) return false;
     const Allocation &gone = found->second;
+    if (id != 0 && gone.id != id) return false;
     mmap(reinterpret_cast<void *>(gone.mapping), gone.mapped, PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
     if (gone.kind != MemoryKind::pinned) used_[gone.device] -= gone.size;
-    give(gone.mapping, gone.mapped + kPage);
+    give(gone.mapping, gone.mapped + gone.guard);
     allocations_.erase(found);
     return true;
 }

@@ -25,6 +25,7 @@ struct Allocation {
     uint64_t id = 0;              // never reused within a process
     uint64_t mapping = 0;         // first mapped page
     size_t mapped = 0;            // bytes mapped, whole pages
+    size_t guard = 0;             // bytes behind it that are never mapped
     bool mapped_to_device = true; // registered host memory: may kernels use it?
 };
 
@@ -40,8 +41,9 @@ class Memory {
     // 0 when the device's total or the region is used up.
     uint64_t allocate(size_t size, MemoryKind kind, int device, const void *owner, unsigned flags = 0,
                       const void *pool = nullptr);
-    // Unmaps the allocation that begins at `base`; false when there is none or it is of another kind.
-    bool release(uint64_t base);
+    // Unmaps the allocation that begins at `base`; false when there is none, it is registered memory, or it has
+    // another id than the one given (0: any).
+    bool release(uint64_t base, uint64_t id = 0);
 
     // Host memory of the application, made known to the device. False when it overlaps something known.
     bool add_registered(uint64_t base, size_t size, int device, const void *owner, unsigned flags);
