@@ -1,0 +1,189 @@
+"""threadhist from its command line to its exit status, on a program that is no example."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TOOL = [sys.executable, str(REPOSITORY / "tools/threadhist.py"), "--device", "sim"]
+DEVICE = REPOSITORY / "lib/cudasim/lib"
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"),
+    pytest.mark.skipif(
+        not (DEVICE / "libcuda.so.1").exists(), reason="the embedded device is not built (script/setup)"
+    ),
+]
+
+# app LAUNCHES MILLISECONDS STATUS: launches `cell` on a grid of three dimensions so many times, with pauses; thread
+# (x, y, z) of block (bx, by, bz) stores 1 + x + 10 y + 100 z + (bx + by + bz) % 2 times.
+PROGRAM = r"""
+#include <cstdio>
+#include <cstdlib>
+#include <unistd.h>
+namespace grid {
+template <typename T> __global__ void cell(volatile T *out) {
+    int turns = 1 + threadIdx.x + 10 * threadIdx.y + 100 * threadIdx.z + (blockIdx.x + blockIdx.y + blockIdx.z) % 2;
+    for (int i = 0; i < turns; i++) *out = i;
+}
+}
+int main(int argc, char **argv) {
+    int *out;
+    if (cudaMalloc(&out, sizeof *out)) return 99;
+    for (int i = 0; i < atoi(argv[1]); i++) {
+        grid::cell<int><<<dim3(2, 3, 2), dim3(3, 2, 2)>>>(out);
+        if (cudaDeviceSynchronize()) return 98;
+        printf("launch %d\n", i);
+        fflush(stdout);
+        usleep(1000 * atoi(argv[2]));
+    }
+    if (atoi(argv[3]) < 0) abort();
+    return atoi(argv[3]);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("app")
+    (directory / "app.cu").write_text(PROGRAM)
+    built = directory / "app"
+    subprocess.run(
+        ["nvcc", "-cudart", "shared", "-o", built, directory / "app.cu"], check=True, capture_output=True
+    )
+    return str(built)
+
+
+def run(*arguments):
+    return subprocess.run([*TOOL, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def records(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_thread_of_a_grid_of_three_dimensions(app, tmp_path):
+    out = tmp_path / "out"
+    done = run("--kernel", "grid::c*", "--work", "stores", "--json", "-o", out, "--", app, "2", "0", "5")
+    assert (done.returncode, done.stdout) == (5, "launch 0\nlaunch 1\n")
+    first, *threads, kernel, summary = records(out)
+    assert first["type"] == "attached" and first["pid"] == kernel["pid"]
+    for record in threads:
+        (bx, by, bz), (x, y, z) = record["block"], record["thread"]
+        assert record["work"] == 2 * (1 + x + 10 * y + 100 * z + (bx + by + bz) % 2) and record["runs"] == 2
+    assert len({(*record["block"], *record["thread"]) for record in threads}) == 144 == kernel["threads"]
+    assert kernel["kernel"] == "grid::cell" and "<int>" in kernel["demangled"]
+    assert (summary["launches_seen"], summary["launches_instrumented"], summary["lost"]) == (2, 2, 0)
+
+
+def test_filters_choose_on_the_device(app, tmp_path):
+    out = tmp_path / "out"
+    run(
+        "--block",
+        "1,*,0",
+        "--thread",
+        "1:2,1",
+        "--work",
+        "stores",
+        "--json",
+        "-o",
+        out,
+        "--",
+        app,
+        "1",
+        "0",
+        "0",
+    )
+    threads = [record for record in records(out) if record["type"] == "thread"]
+    assert {tuple(record["block"]) for record in threads} == {(1, y, 0) for y in range(3)}
+    assert {tuple(record["thread"]) for record in threads} == {(x, 1, z) for x in (1, 2) for z in range(2)}
+    assert all(record["runs"] == 1 and record["work"] > 0 for record in threads)
+
+
+def test_intervals_add_up(app, tmp_path):
+    out = tmp_path / "out"
+    run("0.3", "--work", "stores", "--json", "--top", "1", "-o", out, "--", app, "8", "100", "0")
+    kernels = [record for record in records(out) if record["type"] == "kernel"]
+    assert len(kernels) > 1 and sum(record["launches"] for record in kernels) == 8
+    assert sum(record["runs"] for record in kernels) == 8 * 144
+
+
+@pytest.mark.parametrize(("status", "seen"), [("0", 0), ("3", 3), ("-1", 128 + signal.SIGABRT)])
+def test_the_exit_status_is_the_programs(app, status, seen):
+    assert run("--", app, "1", "0", status).returncode == seen
+
+
+def test_what_matches_nothing_is_one_line_with_what_there_is(app):
+    done = run("--kernel", "sell", "--", app, "1", "0", "0")
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if "note:" not in line]
+    assert lines == ["threadhist: no kernel matches 'sell'; kernels seen: grid::cell"]
+    assert run("--kernel", "sell", "--", app, "1", "0", "4").returncode == 4
+
+
+def test_programs_that_cannot_be_run(tmp_path):
+    done = run("--", str(tmp_path / "absent"))
+    assert done.returncode == 127 and done.stderr.count("\n") == 1
+    (tmp_path / "text").write_text("")
+    assert run("--", str(tmp_path / "text")).returncode == 126
+    done = run("-o", str(tmp_path / "absent" / "out"), "--", "true")
+    assert done.returncode == 1 and done.stderr.startswith("threadhist: cannot write ")
+
+
+def test_after_the_duration_the_program_goes_on(app):
+    done = run("-d", "2", "--work", "stores", "--", app, "30", "100", "6")
+    assert done.returncode == 6 and "launch 29\n" in done.stdout
+    assert "grid::cell: stores per thread" in done.stdout
+
+
+def started(app, out, *arguments):
+    tool = subprocess.Popen(
+        [*TOOL, "--json", "-o", out, *arguments, "--", app, "10", "100", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "launch 0" in tool.stdout.readline()
+    return tool
+
+
+def test_sigterm_prints_and_leaves_the_program_alone(app, tmp_path):
+    tool = started(app, tmp_path / "out")
+    begun = time.monotonic()
+    tool.terminate()
+    assert tool.wait(10) == 0 and time.monotonic() - begun < 5
+    assert records(tmp_path / "out")[-1]["type"] == "summary"
+    assert tool.stdout.read().count("launch") == 9  # to its end
+
+
+def test_interrupt_prints_and_waits(app, tmp_path):
+    tool = started(app, tmp_path / "out")
+    tool.send_signal(signal.SIGINT)
+    assert tool.wait(30) == 2
+    assert records(tmp_path / "out")[-1]["type"] == "summary"
+
+
+def test_a_reader_that_leaves_does_not_disturb_the_program(app):
+    tool = subprocess.Popen(
+        [*TOOL, "0.1", "--", "sh", "-c", f"{app} 5 100 0 >&2; exit 3"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    tool.stdout.readline()
+    tool.stdout.close()
+    assert tool.stderr.read().count(b"launch") == 5
+    assert tool.wait(30) == 3
+
+
+def test_a_listing_of_what_ran(app):
+    done = run("--list", "--json", "--", app, "3", "0", "0")
+    (listed,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert (listed["kernel"], listed["launches"], listed["instrumentable"]) == ("grid::cell", 3, True)
+    text = run("--ptx", app).stdout
+    assert ".entry" in text and "gpubpf" in text
