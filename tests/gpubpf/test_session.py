@@ -41,8 +41,8 @@ def cuda_include() -> Path:
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program and the fake driver beside it."""
     place = tmp_path_factory.mktemp("fake")
-    place.chmod(0o755)
-    place.parent.chmod(0o755)
+    for part in (place, *list(place.parents)[:2]):  # for other users
+        part.chmod(part.stat().st_mode | 0o711)
     compiler = [
         shutil.which("gcc") or "cc",
         "-O1",
@@ -272,6 +272,37 @@ def test_under_sudo_the_command_runs_as_who_called(tmp_path: Path, monkeypatch: 
         == 0
     )
     assert out.read_text() == f"{user.pw_uid} {user.pw_gid} {user.pw_dir} nobody\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user needs root")
+def test_another_users_program_is_traced(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUDO_USER", "nobody")
+    assert counted(measure([str(target)])) == (23, 23, 23)
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    (private / "agent.so").touch()
+    monkeypatch.setattr(agent, "LIBRARY", private / "agent.so")
+    with pytest.raises(SessionError, match="nobody cannot read"):
+        measure([str(target)])
+
+
+@pytest.mark.parametrize("mode", ["threads", "shapes", "destroy", "reload", "capture", "large", "_exit"])
+def test_under_sanitizers(target: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = agent.LIBRARY.parent / "sanitize" / agent.LIBRARY.name
+    if not library.exists():
+        if os.environ.get("GPUBPF_REQUIRE_SANITIZE") == "1":
+            pytest.fail("run make -C lib/gpubpf/agent SANITIZE=1")
+        pytest.skip("needs make -C lib/gpubpf/agent SANITIZE=1")
+    runtime = subprocess.check_output(["g++", "-print-file-name=libasan.so"], text=True).strip()
+    monkeypatch.setattr(agent, "LIBRARY", library)
+    monkeypatch.setenv(
+        "ASAN_OPTIONS", "detect_leaks=0"
+    )  # what an agent keeps is kept for as long as the process lives
+    found = measure(["env", f"LD_PRELOAD={runtime}", str(target), mode, "20"])
+    assert found["status"] == (4 if mode == "_exit" else 0)
+    assert found["summary"]["lost"] == 0
 
 
 def test_users_that_are_not_there() -> None:
