@@ -167,7 +167,7 @@ struct Capture {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
     uint64_t id = 0;
     std::thread::id thread;
-    bool invalid = false;
+    std::atomic<bool> invalid{false};
     bool existing_graph = false;                  // cuStreamBeginCaptureToGraph
     std::shared_ptr<Stream> origin;
     std::vector<std::shared_ptr<Stream>> streams; // origin and those that joined

@@ -171,6 +171,7 @@ CUresult launch(CUstream handle, CUfunction function, Dim3 grid, Dim3 block, uns
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
     if (CUresult status = find(handle, stream, context)) return status;
+    if (context != current_or_null()) return CUDA_ERROR_INVALID_HANDLE;  // a stream of another context
     KernelLaunch described;
     if (CUresult status = describe_launch(function, context, grid, block, shared, cooperative, parameters, extra,
                                           described))

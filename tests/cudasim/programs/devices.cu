@@ -51,6 +51,8 @@ int main(int, char **arguments) {
     CHECK(cudaMemsetAsync(cells[0], 0, sizeof(int), stream));
     CHECK(cudaSetDevice(1));
     CHECK(cudaStreamSynchronize(stream));
+    add<<<1, 1, 0, stream>>>(cells[0], 1);
+    FAILS(cudaGetLastError(), cudaErrorInvalidResourceHandle);
 
     // an event that the other device's stream waits for
     CHECK(cudaSetDevice(0));
