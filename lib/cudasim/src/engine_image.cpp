@@ -111,8 +111,9 @@ private:
 
 // ---------------------------------------------------------------------------------------------------- places
 
-std::mutex translator_mutex;
-std::string translator_python, translator_path;
+// Never destroyed: other threads may still translate while the process exits.
+std::mutex &translator_mutex = *new std::mutex;
+std::string &translator_python = *new std::string, &translator_path = *new std::string;
 
 std::string variable(const char *name) {
     const char *value = getenv(name);
@@ -269,8 +270,8 @@ int run_translator(const std::string &interpreter, const std::string &path, cons
     return WIFEXITED(status) ? WEXITSTATUS(status) : 3;
 }
 
-std::mutex images_mutex;
-std::map<std::string, std::weak_ptr<const Image>> images;  // by hash; loaded once per process
+std::mutex &images_mutex = *new std::mutex;
+auto &images = *new std::map<std::string, std::weak_ptr<const Image>>;  // by hash; loaded once per process
 
 }  // namespace
 

@@ -542,7 +542,11 @@ class FunctionCode:
         head = v.code
         head.text = f"w->ca[l] = {number}; w->cb[l] = {count}; w->cc[l] = {predicate};"
         constants = f"{number} {count}".replace("u", "").split()
-        if kind == "CS_BAR_SYNC" and all(_NUMBER.fullmatch(x) for x in constants) and int(constants[0], 0) <= 16:
+        if (
+            kind == "CS_BAR_SYNC"
+            and all(_NUMBER.fullmatch(x) for x in constants)
+            and int(constants[0], 0) <= 16
+        ):
             head.text = ""
             kind = f"{number}, {count}"
         resume = Block()
@@ -813,7 +817,9 @@ class FunctionCode:
             return f"{head} goto pick;"
         if block.kind == "collective":
             jump = self._jump(block, block.targets[0], base)
-            call = f"w->line = {block.line}; if (!api->collective(w, mask, {block.detail}, {resume})) goto pick;"
+            call = (
+                f"w->line = {block.line}; if (!api->collective(w, mask, {block.detail}, {resume})) goto pick;"
+            )
             if block.members:  # nobody has to be waited for: no need to ask
                 here = f"{block.members} & ~w->exited & ~mask"
                 if block.detail == "CS_OP_SYNC":
@@ -821,7 +827,9 @@ class FunctionCode:
                 call = f"if (LIKELY(!({here}))) api->execute(w, mask, {block.detail}); else {{ {call} }}"
             return f"{head} {call} {jump}"
         if not block.detail.startswith("CS_"):
-            return f"w->line = {block.line}; api->whole_barrier(w, mask, {block.detail}, {resume}); goto pick;"
+            return (
+                f"w->line = {block.line}; api->whole_barrier(w, mask, {block.detail}, {resume}); goto pick;"
+            )
         return f"{head} w->line = {block.line}; api->barrier(w, mask, {block.detail}, {resume}); goto pick;"
 
     def _conditional(self, block: Block, base: int) -> str:
