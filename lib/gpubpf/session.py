@@ -447,6 +447,7 @@ class Session:
             self._stop()
             while not self._terminated and not self._wait_for_command(None):
                 pass
+            self._settle()
         finally:
             self._close()
         if kind is None and not self._terminated:
@@ -456,6 +457,15 @@ class Session:
                 self._complain(no_match(self.wanted, self._seen_names()))
             elif not self.wanted and not any(k.launches for k in self.kernels()):
                 self._note("no kernel was launched")
+
+    def _settle(self) -> None:
+        """Waits until what processes sent before they ended has been read."""
+        deadline = time.monotonic() + LEAVING_WAIT
+        with self._lock:
+            while any(not p.gone and not Path(f"/proc/{p.pid}").exists() for p in self._processes):
+                if (left := deadline - time.monotonic()) <= 0:
+                    break
+                self._lock.wait(left)
 
     def _close(self) -> None:
         self._closing = True

@@ -171,7 +171,8 @@ void handle(Connection &c, Frame &frame) {
     case Message::Drain: {
       uint32_t sequence = r.u32(), wait_ms = r.u32(), flags = r.u32();
       if (flags & kStop) agent.live = false;
-      c.submit([&c, sequence, wait_ms] {
+      c.submit([&c, sequence, wait_ms, flags] {
+        if (flags & kStop) usleep(2000);  // a launch that was being swapped is counted first
         if (c.exiting) agent.send(Message::Drained, Writer().u32(sequence).u32(1));
         else drain(sequence, wait_ms);
       });
