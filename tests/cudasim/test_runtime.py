@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -84,3 +85,18 @@ def test_launcher() -> None:
     assert cudasim("--", str(ROOT / "pyproject.toml")).returncode == 126
     assert cudasim("--help").returncode == 0
     assert (CUDASIM / "launcher.py").exists()
+
+
+@pytest.mark.skipif(
+    "CUDASIM_TEST_SANITIZE" not in os.environ, reason="builds for minutes; set CUDASIM_TEST_SANITIZE"
+)
+@HOSTILE
+@pytest.mark.parametrize("name", ["basics", "streams"])
+def test_program_under_sanitizers(name: str, hostile: bool) -> None:
+    subprocess.run(
+        ["make", "--silent", "-j2", "-C", str(CUDASIM), "SANITIZE=1"], check=True, stdout=subprocess.DEVNULL
+    )
+    asan = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    more = {"LD_PRELOAD": asan.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"}
+    done = run([program(name)], hostile, LD_LIBRARY_PATH=str(CUDASIM / "lib" / "sanitize"), **more)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{name} ok\n", "")
