@@ -214,7 +214,9 @@ def trim(parsed: module.Module, kernels: Mapping[str, Any]) -> module.Module:
             wanted = item.name != "section"
         if wanted:
             kept.append(item)
-    target = tuple(word for word in parsed.target if word != "debug")  # it wants the sections that were dropped
+    target = tuple(
+        word for word in parsed.target if word != "debug"
+    )  # it wants the sections that were dropped
     return dataclasses.replace(parsed, target=target, items=tuple(kept))
 
 
@@ -275,7 +277,10 @@ def _unpack(data: bytes) -> Sidecar | None:
                 for kernel in head["kernels"]
             ),
             head["refusals"],
-            tuple(InjectedVariable(**variable) for variable in head["variables"]),
+            tuple(
+                InjectedVariable(**variable | {"kernels": tuple(variable["kernels"])})
+                for variable in head["variables"]
+            ),
             tuple(head["entries"]),
             head["original"],
             head["text"],

@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpubpf import agent, cli, device, maps
 from gpubpf.agent import protocol
@@ -50,9 +50,11 @@ if TYPE_CHECKING:
 
     from gpubpf.assemble import Target
     from gpubpf.cli import Output
+    from gpubpf.instrument import Sidecar
     from gpubpf.listing import Source
     from gpubpf.maps import MapDefinition
     from gpubpf.program import BPF
+    from gpubpf.ptx.inject import LaunchBlock
 
 IMAGE_WAIT = 120.0  # seconds that a process waits in a module load for the sidecar
 REGISTERS_WAIT = 20.0  # seconds that results wait for ptxas to count registers
@@ -64,57 +66,8 @@ PARAM = "param"
 T = TypeVar("T")
 
 
-# --- what instrument.py gives ---
-
-
-class LaunchBlock(Protocol):
-    @property
-    def size(self) -> int: ...
-    @property
-    def bases(self) -> Mapping[str, int]: ...
-    @property
-    def capacities(self) -> Mapping[str, int]: ...
-    @property
-    def params(self) -> Mapping[str, tuple[int, int]]: ...
-
-
-class SidecarKernel(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def parameters(self) -> Sequence[tuple[int, int]]: ...
-    @property
-    def block_offset(self) -> int: ...
-    @property
-    def block(self) -> LaunchBlock: ...
-
-
-class SidecarVariable(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def index(self) -> int: ...
-    @property
-    def copied(self) -> bool: ...
-
-
-class Sidecar(Protocol):
-    """As docs/architecture.md describes it."""
-
-    @property
-    def image(self) -> bytes: ...
-    @property
-    def kernels(self) -> Sequence[SidecarKernel]: ...
-    @property
-    def refusals(self) -> Mapping[str, str]: ...
-    @property
-    def variables(self) -> Sequence[SidecarVariable]: ...
-    @property
-    def entries(self) -> Sequence[str]: ...
-
-
 # An image that a program loaded, and the device it was loaded on → its sidecar.
-Instrument = Callable[[bytes, "Target"], Sidecar]
+Instrument = Callable[[bytes, "Target"], "Sidecar"]
 # How many registers the kernels of a sidecar need: (as built, with the probe) by mangled name.
 CountRegisters = Callable[[Any, "Target"], Mapping[str, tuple[int, int]]]
 
@@ -737,13 +690,11 @@ class Session:
                     protocol.BlockField(self._numbers[name], offset, kernel.block.capacities.get(name))
                     for name, offset in kernel.block.bases.items()
                 ),
+                kernel.block.pid_tgid,
             )
             for kernel in sidecar.kernels
         ]
-        variables = [
-            protocol.VariableSlot(v.name, v.index, v.copied, tuple(getattr(v, "kernels", ())))
-            for v in sidecar.variables
-        ]
+        variables = [protocol.VariableSlot(v.name, v.index, v.copied, v.kernels) for v in sidecar.variables]
         file = os.memfd_create("gpubpf-sidecar")
         with open(file, "wb", closefd=False) as out:
             out.write(sidecar.image)

@@ -22,6 +22,7 @@ import pytest
 from gpubpf import agent
 from gpubpf.agent import protocol
 from gpubpf.errors import SessionError
+from gpubpf.ptx.inject import InjectedVariable
 
 HERE = Path(__file__).parent / "agent"
 sys.path.insert(0, str(HERE))
@@ -172,7 +173,9 @@ def test_a_variable_that_is_not_found_is_the_reason(target: Path) -> None:
     def with_variable(image: bytes, device: Any) -> fake_tool.Sidecar:
         from dataclasses import replace
 
-        return replace(fake_tool.instrument(image, device), variables=(fake_tool.Variable("table"),))
+        return replace(
+            fake_tool.instrument(image, device), variables=(InjectedVariable("table", 0, "global", 4, False),)
+        )
 
     reasons = measure([str(target)], instrument=with_variable)["summary"]["not_instrumented"]
     assert reasons == {"variables": 23}  # the fake driver knows no globals, not even the copy's table

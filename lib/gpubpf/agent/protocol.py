@@ -83,6 +83,7 @@ class KernelLayout:
     block_offset: int
     block: bytes
     fields: tuple[BlockField, ...]
+    pid_tgid: int | None = None  # where in the block the launching thread goes
 
 
 @dataclass(frozen=True)
@@ -276,7 +277,11 @@ def sidecar(
     parts = [struct.pack("<IQI", request, image_size, len(kernels))]
     for k in kernels:
         parts.append(
-            _bytes(k.name.encode()) + struct.pack("<II", k.parameters, k.block_offset) + _bytes(k.block)
+            _bytes(k.name.encode())
+            + struct.pack(
+                "<III", k.parameters, k.block_offset, NO_FIELD if k.pid_tgid is None else k.pid_tgid
+            )
+            + _bytes(k.block)
         )
         parts.append(struct.pack("<I", len(k.fields)))
         for f in k.fields:

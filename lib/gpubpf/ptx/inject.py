@@ -164,6 +164,7 @@ class InjectedVariable:
     space: str  # global or const
     size: int  # bytes; 0 where the length is not known
     copied: bool
+    kernels: tuple[str, ...] = ()  # that reach it (mangled)
 
 
 @dataclass(frozen=True)
@@ -497,11 +498,19 @@ class _Sidecar:
         )  # it asks for DWARF, which does not fit any more
         made_module = Module(max(module.version, minimum_version), target, module.address_size, tuple(items))
         variables = tuple(
-            InjectedVariable(name, index, v.space, v.size, name in copies)
+            InjectedVariable(name, index, v.space, v.size, name in copies, self._users(name))
             for name, index in self.slots.items()
             for v in (module.variables[name],)
         )
         return render(made_module), variables
+
+    def _users(self, variable: str) -> tuple[str, ...]:
+        """The instrumented kernels that reach a variable of the table."""
+        return tuple(
+            kernel
+            for kernel in self.placements
+            if any(variable in self.graph.of(function).variables for function in self.graph.reach(kernel))
+        )
 
     def _copies(self) -> frozenset[str]:
         """Variables in the table that may be copied, and what their initialisers name."""

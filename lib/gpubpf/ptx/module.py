@@ -207,12 +207,13 @@ def type_size(type_name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Generic:
-    """`generic(table)` in an initialiser: the generic address of a variable."""
+    """`generic(table)+4` in an initialiser: the generic address of a variable, and what is added (the offset of `operand`)."""
 
     operand: Name
 
     def __str__(self) -> str:
-        return f"generic({self.operand})"
+        offset = f"{self.operand.offset:+d}" if self.operand.offset else ""
+        return f"generic({self.operand.name}){offset}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -668,10 +669,7 @@ def _initializer(lexer: Lexer) -> Initializer:
     token = lexer.peek()
     if token is not None and token.text == "generic":
         lexer.next()
-        lexer.expect("(")
-        name = _symbol(_until(lexer, (")",)))
-        lexer.expect(")")
-        return Generic(name)
+        return _generic(lexer, (",", "}", ";"))
     if token is not None and token.kind == "number":
         number = lexer.next()
         if lexer.accept("("):
@@ -679,15 +677,22 @@ def _initializer(lexer: Lexer) -> Initializer:
             operand: Name | Generic
             if inner is not None and inner.text == "generic":
                 lexer.next()
-                lexer.expect("(")
-                operand = Generic(_symbol(_until(lexer, (")",))))
-                lexer.expect(")")
+                operand = _generic(lexer, (")",))
             else:
                 operand = _symbol(_until(lexer, (")",)))
             lexer.expect(")")
             return Masked(parse_integer(number.text), operand)
         return _scalar([number, *_until(lexer, (",", "}", ";"))])
     return _scalar(_until(lexer, (",", "}", ";")))
+
+
+def _generic(lexer: Lexer, stops: tuple[str, ...]) -> Generic:
+    """What follows the word `generic`: `(table)`, `(table)+4`."""
+    lexer.expect("(")
+    name = _symbol(_until(lexer, (")",)))
+    lexer.expect(")")
+    added = _until(lexer, stops)
+    return Generic(Name(name.name, name.offset + (_evaluate(added) if added else 0)))
 
 
 def _until(lexer: Lexer, stops: tuple[str, ...]) -> list[Token]:

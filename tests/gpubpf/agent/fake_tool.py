@@ -8,56 +8,33 @@ from __future__ import annotations
 import ast
 import json
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from gpubpf.assemble import Target
 from gpubpf.device import Device
 from gpubpf.errors import Error
+from gpubpf.instrument import Sidecar, SidecarKernel
 from gpubpf.maps import MapDefinition
+from gpubpf.ptx.inject import LaunchBlock
 from gpubpf.session import Session
 
 DEFINITION = MapDefinition("tallies", "thread_array", 4, 8, 1, None, "<u8")
 
 
-@dataclass(frozen=True)
-class Block:
-    size: int = 24
-    bases: Mapping[str, int] = field(default_factory=lambda: {"tallies": 8})
-    capacities: Mapping[str, int] = field(default_factory=lambda: {"tallies": 16})
-    params: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Kernel:
-    name: str
-    parameters: tuple[tuple[int, int], ...] = ((0, 4), (4, 4))
-    block_offset: int = 8
-    block: Block = Block()
-
-
-@dataclass(frozen=True)
-class Variable:
-    name: str
-    index: int = 0
-    copied: bool = False
-
-
-@dataclass(frozen=True)
-class Sidecar:
-    image: bytes = b""
-    kernels: tuple[Kernel, ...] = ()
-    refusals: Mapping[str, str] = field(default_factory=dict)
-    variables: tuple[Variable, ...] = ()
-    entries: tuple[str, ...] = ()
+BLOCK = LaunchBlock(24, bases={"tallies": 8}, capacities={"tallies": 16})
 
 
 def instrument(image: bytes, target: Target) -> Sidecar:
     names = tuple(image.decode().split("\n")[1:-1])
     if "vectorAdd" not in names:
         return Sidecar(entries=names)
-    return Sidecar(b"FAKE instrumented 2\nvectorAdd\n", (Kernel("vectorAdd"),), {}, (), names)
+    return Sidecar(
+        b"FAKE instrumented 2\nvectorAdd\n",
+        (SidecarKernel("vectorAdd", ((0, 4), (4, 4)), 8, BLOCK),),
+        {},
+        (),
+        names,
+    )
 
 
 def session(command: list[str], **options: Any) -> Session:

@@ -64,7 +64,8 @@ def one(text):
                      (Vector((Name("%r1"), Name("%r2"))), Address("%rd1", -8)), line=6)),
         ("tex.2d.v4.f32.f32 {%f1,%f2,%f3,%f4}, [t, {%f5, %f6}];",
          Instruction("tex", ("2d", "v4", "f32", "f32"),
-                     (Vector(tuple(Name(f"%f{i}") for i in (1, 2, 3, 4))), Address("t", 0, (Vector((Name("%f5"), Name("%f6"))),))), line=6)),
+                     (Vector(tuple(Name(f"%f{i}") for i in (1, 2, 3, 4))),
+                      Address("t", 0, (Vector((Name("%f5"), Name("%f6"))),))), line=6)),
         ("mov.u32 %r1, WARP_SZ;", Instruction("mov", ("u32",), (Name("%r1"), Immediate("32")), line=6)),
         ("mov.u32 %r1, (4*3)+1;", Instruction("mov", ("u32",), (Name("%r1"), Immediate("13")), line=6)),
     ],
@@ -99,7 +100,7 @@ def test_variables_and_initialisers():
         + """
         .visible .global .attribute(.managed) .align 8 .u64 total = 5;
         .const .align 4 .f32 coef[2][2] = {{0f3F800000, 1.5}, {2, -3}};
-        .global .align 8 .u64 pointers[2] = {generic(total), total+8};
+        .global .align 8 .u64 pointers[3] = {generic(total), total+8, generic(total)+4};
         .global .align 1 .b8 bytes[3] = {0xFF(total), 0xFF00(generic(total)), 7};
         .extern .shared .align 16 .b8 s[];
         .global .v4 .f32 quad;
@@ -108,7 +109,8 @@ def test_variables_and_initialisers():
     v = module.variables
     assert v["total"].attributes == ("managed",) and v["total"].size == 8
     assert v["coef"].size == 16 and v["coef"].initializer[0][0].real == 1.0
-    assert v["pointers"].initializer == (Generic(Name("total")), Name("total", 8))
+    assert v["pointers"].initializer == (Generic(Name("total")), Name("total", 8), Generic(Name("total", 4)))
+    assert "generic(total)+4" in str(v["pointers"])
     assert v["bytes"].initializer[:2] == (Masked(0xFF, Name("total")), Masked(0xFF00, Generic(Name("total"))))
     assert v["s"].dimensions == (None,) and v["s"].size == 0 and v["s"].alignment == 16
     assert v["quad"].size == 16 and v["quad"].alignment == 16

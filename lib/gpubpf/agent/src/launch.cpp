@@ -1,6 +1,7 @@
 #include "launch.h"
 
 #include <cstring>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "agent.h"
@@ -172,6 +173,10 @@ static bool build_parameters(const Layout &layout, const uint8_t *block, void **
   memcpy(own, block, layout.block.size());
   uint64_t id = next_launch_id();
   memcpy(own, &id, sizeof id);
+  if (layout.pid_tgid != kNoField) {
+    uint64_t who = static_cast<uint64_t>(getpid()) << 32 | static_cast<uint32_t>(syscall(SYS_gettid));
+    memcpy(own + layout.pid_tgid, &who, sizeof who);
+  }
   if (before || (extra && !parameters)) {
     if (given_size > before) given_size = before;  // padding that the caller counted in
     if (given) memcpy(bytes, given, given_size);

@@ -107,6 +107,7 @@ std::shared_ptr<const Answer> parse_answer(Reader &reader, int image) {
     l.name = reader.text();
     l.parameters = reader.u32();
     l.block_offset = reader.u32();
+    l.pid_tgid = reader.u32();
     l.block = reader.blob();
     uint32_t fields = reader.count(12);
     for (uint32_t f = 0; f < fields; ++f) {
@@ -118,6 +119,7 @@ std::shared_ptr<const Answer> parse_answer(Reader &reader, int image) {
         return nullptr;
       l.fields.push_back(b);
     }
+    if (l.pid_tgid != kNoField && l.pid_tgid + uint64_t(8) > l.block.size()) return nullptr;
     if (l.block.size() < 8 || l.block.size() > 65536 || l.block_offset > 65536 || l.parameters > 65536) return nullptr;
     answer->kernels.push_back(std::move(l));
   }
@@ -182,6 +184,8 @@ bool add_pool(Context &context, uint64_t size) {
 
 namespace {
 
+constexpr uint64_t kPoolSlack = 64 << 10;  // bytes, for the ends of a thread array's instances
+
 // The agent's stream, map memory, and maps that the whole context shares. With `busy` held and the context current.
 bool prepare_context(Context &context) {
   if (context.prepared) return context.usable;
@@ -193,7 +197,8 @@ bool prepare_context(Context &context) {
   for (const MapSpec &m : maps)
     if (!m.per_thread) shared += (m.fixed + 255) & ~uint64_t(255);
   bool any_per_thread = std::any_of(maps.begin(), maps.end(), [](const MapSpec &m) { return m.per_thread != 0; });
-  uint64_t size = std::max<uint64_t>(any_per_thread ? agent.config.map_memory : 0, shared);
+  // What the user grants is for values; what else is kept beside them comes on top.
+  uint64_t size = shared + (any_per_thread ? agent.config.map_memory + kPoolSlack : 0);
   while (size && !add_pool(context, size)) {  // a GPU that is nearly full: less is better than none
     if (size / 2 < std::max<uint64_t>(shared, 1 << 16)) return false;
     size /= 2;

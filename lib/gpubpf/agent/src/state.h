@@ -40,6 +40,7 @@ struct Layout {  // of one instrumented kernel
   std::string name;
   uint32_t parameters = 0;    // the application's
   uint32_t block_offset = 0;  // of the launch block in the parameter buffer
+  uint32_t pid_tgid = kNoField;  // where in the block the launching thread goes
   std::vector<uint8_t> block;
   std::vector<BlockField> fields;
 };
