@@ -2,6 +2,7 @@
 #include "driver.h"
 
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include <algorithm>
@@ -106,6 +107,7 @@ CUresult run_kernel(Context &context, const KernelLaunch &launch) {
     }
     description.shuffle = config().hostile;
     description.seed = config().seed + description.grid_id * 0x9e3779b97f4a7c15u;
+    description.cooperative = launch.cooperative;
     description.cancel = &context.cancel;
     Fault fault = run(description);
     if (fault) report_fault(context, fault);
@@ -130,9 +132,23 @@ void copy_rows(const Copy &copy) {
                     copy.width);
 }
 
+// Zeroing much device memory gives its pages back instead of touching them: what is mapped anew reads as zeros.
+bool drop_to_zero(uint64_t at, size_t size) {
+    constexpr size_t kPage = 4096, kMuch = size_t{1} << 20;
+    if (size < kMuch) return false;
+    auto found = Memory::instance().find(at);
+    if (!found || found->kind != MemoryKind::device || found->mapping > at || at + size > found->mapping + found->mapped)
+        return false;
+    uint64_t first = (at + kPage - 1) & ~(kPage - 1), last = (at + size) & ~(kPage - 1);
+    memset(reinterpret_cast<void *>(at), 0, first - at);
+    memset(reinterpret_cast<void *>(last), 0, at + size - last);
+    return madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED) == 0;
+}
+
 template <class T>
 void fill_rows(const Fill &fill) {
     for (size_t y = 0; y < fill.height; y++) {
+        if (fill.value == 0 && drop_to_zero(fill.destination + y * fill.pitch, fill.width * sizeof(T))) continue;
         T *row = reinterpret_cast<T *>(fill.destination + y * fill.pitch);
         std::fill(row, row + fill.width, static_cast<T>(fill.value));
     }
