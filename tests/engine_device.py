@@ -188,6 +188,15 @@ def compile_cuda(source: str, *options: str) -> str:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "kernels.cu"
         path.write_text(source)
-        command = [program, "-ptx", "-arch=sm_80", "-std=c++17", *options, str(path), "-o", str(path) + ".ptx"]
+        command = [
+            program,
+            "-ptx",
+            "-arch=sm_80",
+            "-std=c++17",
+            *options,
+            str(path),
+            "-o",
+            str(path) + ".ptx",
+        ]
         subprocess.run(command, check=True, env={k: v for k, v in os.environ.items() if k != "LD_PRELOAD"})
         return Path(str(path) + ".ptx").read_text()

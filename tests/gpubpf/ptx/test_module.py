@@ -140,7 +140,9 @@ def test_functions_parameters_and_directives():
     assert render(again) == render(module)
 
 
-@pytest.mark.parametrize("text", ["", "garbage", HEAD + ".visible .entry k() {", HEAD + "mov.u32;", ".version 8.0"])
+@pytest.mark.parametrize(
+    "text", ["", "garbage", HEAD + ".visible .entry k() {", HEAD + "mov.u32;", ".version 8.0"]
+)
 def test_what_is_not_ptx_is_one_error(text):
     with pytest.raises(PtxError):
         parse(text)
