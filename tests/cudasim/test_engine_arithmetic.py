@@ -340,6 +340,16 @@ def _integer_cases() -> None:
         "s32 u32 u32 s32",
         lambda a, b, c: sum(signed(a >> 16 * k, 16) * (b >> 8 * k & 255) for k in range(2)) + c & m,
     )
+    case(
+        "vabsdiff4.u32.u32.u32 {}, {}, {}, {};",
+        "u32 u32 u32 u32",
+        lambda a, b, c: sum(abs((a >> k & 255) - (b >> k & 255)) << k for k in range(0, 32, 8)),
+    )
+    case(
+        "vabsdiff2.u32.u32.u32.add {}, {}, {}, {};",
+        "u32 u32 u32 u32",
+        lambda a, b, c: c + sum(abs((a >> k & m >> 16) - (b >> k & m >> 16)) for k in (0, 16)) & m,
+    )
     case("fns.b32 {}, {}, 0, 3;", "u32 u32", lambda a: ([k for k in range(32) if a >> k & 1] + [m] * 3)[2])
     case(
         "bmsk.clamp.b32 {}, {}, {};",

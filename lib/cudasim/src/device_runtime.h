@@ -193,6 +193,9 @@ INL s32 byte_of(u32 a, int i, int sign) { const u32 x = a >> 8 * i & 255; return
 INL u32 dp4a(u32 a, u32 b, u32 c, int sa, int sb) { for (int i = 0; i < 4; i++) c += (u32)(byte_of(a, i, sa) * byte_of(b, i, sb)); return c; }
 INL u32 dp2a(u32 a, u32 b, u32 c, int sa, int sb, int hi) { for (int i = 0; i < 2; i++) {
     const u32 x = a >> 16 * i & 0xffff; c += (u32)((sa ? (s32)(s16)x : (s32)x) * byte_of(b, 2 * hi + i, sb)); } return c; }
+INL u32 vabsdiff(u32 a, u32 b, u32 c, u32 width, int add) { u32 r = 0; for (u32 at = 0; at < 32; at += width) {
+    const u32 most = (1u << width) - 1, x = a >> at & most, y = b >> at & most, d = x < y ? y - x : x - y;
+    if (add) c += d; else r |= d << at; } return add ? c : r; }
 
 /* ---- f32, f64 */
 INL u32 ftz(u32 a) { return a & 0x7f800000u ? a : a & 0x80000000u; }

@@ -452,6 +452,17 @@ def lop3(v: Values, i: Instruction) -> str:
     return v.dst(destination, "b32", value)
 
 
+@emits("vabsdiff2", "vabsdiff4")
+def absolute_differences(v: Values, i: Instruction) -> str:
+    """The forms that CUDA's SIMD intrinsics use: unsigned, every part, in place or added up."""
+    if i.modifiers[:3] != ("u32",) * 3 or i.modifiers[3:] not in ((), ("add",)):
+        raise v.unsupported()
+    a, b, c = (v.src(o, "b32") for o in i.operands[1:4])
+    return v.dst(
+        i.operands[0], "b32", f"vabsdiff({a}, {b}, {c}, {32 // int(i.opcode[-1])}, {len(i.modifiers) - 3})"
+    )
+
+
 @emits("dp4a")
 def dp4a(v: Values, i: Instruction) -> str:
     ta, tb = i.modifiers[-2:]
