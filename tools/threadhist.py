@@ -269,12 +269,14 @@ def show_csv(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Output
     who = {"thread": f"{block},{thread}", "warp": f"{block},warp,threads", "block": f"{block},threads"}
     if not out.began:
         shape_names = "grid_x,grid_y,grid_z,block_dim_x,block_dim_y,block_dim_z"
-        out.write(f"pid,comm,gpu,kernel,{shape_names},{who.get(args.by, 'lane,threads')},runs,work\n")
+        first = "ts_ns," if args.timestamps else ""
+        out.write(f"{first}pid,comm,gpu,kernel,{shape_names},{who.get(args.by, 'lane,threads')},runs,work\n")
+    now = (time.clock_gettime_ns(time.CLOCK_MONOTONIC),) if args.timestamps else ()
     for tally in tallies:
         instance, shape = tally.instance, tally.shape
         groups = imbalance.group(shape, tally.runs, tally.work, args.by, tally.selected)
-        comm, kernel = cli.printable(instance.comm), cli.printable(instance.kernel)
-        start = cli.csv_cells((instance.pid, comm, instance.gpu, kernel, shape.grid, shape.block_dim)) + ","
+        process = (instance.pid, instance.comm, instance.gpu)
+        start = cli.csv_cells((*now, *process, instance.kernel, shape.grid, shape.block_dim)) + ","
         order: Any = groups.largest(args.top)
         if args.by == "thread":
             write_threads(out, groups, order, (start, *",,,,,,,", "\n"))

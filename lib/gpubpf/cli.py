@@ -27,10 +27,11 @@ A tool's parsed command line has these attributes, whichever options it takes:
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from gpubpf import __version__
@@ -83,9 +84,10 @@ def parse_size(text: str) -> int:
     digits = text.rstrip("BbIi").upper()
     suffix = digits[-1:] if digits[-1:].isalpha() else ""
     number = digits.removesuffix(suffix) if suffix else digits
-    if suffix not in _SIZE_SUFFIXES or not _is_whole(number) or int(number) == 0:
+    size = int(number) * _SIZE_SUFFIXES.get(suffix, 0) if _is_whole(number) else 0
+    if not 0 < size < 2**63:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; such as 64M or 1G")
-    return int(number) * _SIZE_SUFFIXES[suffix]
+    return size
 
 
 def parse_pids(text: str) -> list[int]:
@@ -130,8 +132,14 @@ class Parser(argparse.ArgumentParser):
     """Usage errors are one line and exit status 2."""
 
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"{self.prog}: {printable(message)}; see {self.prog} --help\n")
+        complain(self.prog, f"{message}; see {self.prog} --help")
         raise SystemExit(2)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """After --help and --version: what cannot be written is noticed here."""
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        super().exit(status, message)
 
 
 def parser(tool: str, description: str, examples: str, usage: str | None = None) -> Parser:
@@ -266,8 +274,10 @@ def add_output(made: Parser) -> None:
 def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line, as described at the top. Leaves with status 2 and one line when it makes no sense."""
     _complete(made)
+    _occupy_standard_files()
     own, command = split_command(sys.argv[1:] if argv is None else argv)
-    args = made.parse_intermixed_args(own)
+    with errors(made.prog):
+        args = made.parse_intermixed_args(own)
     args.tool = made.prog
     args.command = command
     words = args.__dict__.pop("positional", [])
@@ -323,16 +333,31 @@ def printable(text: str) -> str:
 
 def note(tool: str, text: str) -> None:
     """A notice: what a user should know about the result, or about what happens."""
-    _talk(f"{tool}: note: {text}")
+    complain(tool, f"note: {text}")
 
 
-def _talk(line: str) -> None:
-    # A closed or full standard error is no reason to stop measuring.
+def complain(tool: str, text: str) -> None:
+    """An error, or what else is said in one line. A closed or full standard error is no reason to stop measuring."""
+    if sys.stderr is None:
+        return
     try:
-        sys.stderr.write(printable(line) + "\n")
+        sys.stderr.write(printable(f"{tool}: {text}") + "\n")
         sys.stderr.flush()
     except (OSError, ValueError):
         pass
+
+
+def _occupy_standard_files() -> None:
+    """Where the caller closed standard files: let nothing else get their numbers, or it would be read and written by mistake.
+
+    COMMAND finds them closed still: the files are not inheritable.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            with suppress(OSError):  # the lowest free number, which is this one
+                os.open(os.devnull, os.O_RDWR)
 
 
 @contextmanager
@@ -341,7 +366,7 @@ def errors(tool: str) -> Iterator[None]:
     try:
         yield
     except Error as error:
-        _talk(f"{tool}: {error}")
+        complain(tool, str(error))
         raise SystemExit(error.status) from None
     except BrokenPipeError:
         drop_stdout()
@@ -349,16 +374,18 @@ def errors(tool: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except ModuleNotFoundError as error:
-        _talk(
-            f"{tool}: Python's module {error.name} is missing; run script/setup, which installs {tool} with all it needs"
+        complain(
+            tool,
+            f"Python's module {error.name} is missing; run script/setup, which installs {tool} with all it needs",
         )
         raise SystemExit(1) from None
     except MemoryError:
-        _talk(f"{tool}: out of memory; narrow it with --kernel, --block or --thread")
+        complain(tool, "out of memory; narrow it with --kernel, --block or --thread")
         raise SystemExit(1) from None
     except OSError as error:
+        drop_stdout()  # if this is what cannot be written, Python would try again at exit
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
-        _talk(f"{tool}: {what}; check the path, its permissions and the space left")
+        complain(tool, f"{what}; check the path, its permissions and the space left")
         raise SystemExit(1) from None
 
 
@@ -368,7 +395,7 @@ def drop_stdout() -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
         os.close(null)
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         pass
 
 
@@ -403,6 +430,8 @@ class Output:
         raw = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
         view = memoryview(raw)
         try:
+            if self._file is None and sys.stdout is None:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             if self._file is None:
                 sys.stdout.flush()
                 target = getattr(sys.stdout, "buffer", None)
@@ -448,11 +477,12 @@ def open_results(args: argparse.Namespace) -> Output:
 
 
 def csv_cells(cells: Iterable[object]) -> str:
-    """Cells with commas between them, quoted where RFC 4180 wants it; a tuple is a cell for each of its elements."""
+    """Cells with commas between them, quoted where RFC 4180 wants it and fit for a terminal; a tuple is a cell for each of
+    its elements."""
     quoted = []
     for part in (part for cell in cells for part in (cell if isinstance(cell, tuple) else (cell,))):
-        text = str(part)
-        quoted.append('"' + text.replace('"', '""') + '"' if any(char in text for char in ',"\r\n') else text)
+        text = printable(str(part))
+        quoted.append('"' + text.replace('"', '""') + '"' if any(char in text for char in ',"') else text)
     return ",".join(quoted)
 
 

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpubpf import cli, fatbin, names, table
@@ -40,6 +41,8 @@ class Source:
     file: str
     images: tuple[Image, ...]
     launches: Mapping[str, int] | None = None  # by mangled name; None: nothing was run
+    pid: int | None = None  # of the process that has them; of several of one name the first
+    comm: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Listed:
     """One kernel of one file."""
 
     name: names.Name
-    file: str
+    source: Source
     ptx: tuple[str, ...]  # compute capabilities: "7.5"
     sass: tuple[str, ...]
     reason: str | None  # why it can't be instrumented
@@ -57,10 +60,12 @@ class Listed:
         """The JSON record of ``--list``."""
         return {
             "type": "listed",
+            "pid": self.source.pid,
+            "comm": self.source.comm,
             "kernel": self.name.short,
             "demangled": self.name.full,
             "mangled": self.name.mangled,
-            "file": self.file,
+            "file": self.source.file,
             "ptx": list(self.ptx),
             "sass": list(self.sass),
             "instrumentable": self.reason is None,
@@ -99,7 +104,7 @@ def listed(sources: Iterable[Source], target: Target, check: Check = check_injec
         ordered = names.demangle_all(kernels)
         for name in sorted(ordered, key=lambda name: (name.short, name.full)):
             launches = None if source.launches is None else source.launches.get(name.mangled, 0)
-            found.append(kernels[name.mangled].listed(name, source.file, launches))
+            found.append(kernels[name.mangled].listed(name, source, launches))
     return found
 
 
@@ -112,10 +117,10 @@ class _Kernel:
     # One for each module; None: it can be instrumented.
     reasons: list[str | None] = field(default_factory=list)
 
-    def listed(self, name: names.Name, file: str, launches: int | None) -> Listed:
+    def listed(self, name: names.Name, source: Source, launches: int | None) -> Listed:
         # A kernel of an -rdc program is in two modules: linked SASS, and PTX that is still to be linked.
         reasons = sorted(self.reasons, key=lambda reason: (reason is not None, reason == "SASS only"))
-        return Listed(name, file, _capabilities(self.ptx), _capabilities(self.sass), reasons[0], launches)
+        return Listed(name, source, _capabilities(self.ptx), _capabilities(self.sass), reasons[0], launches)
 
 
 def _capabilities(archs: set[tuple[int, str]]) -> tuple[str, ...]:
@@ -178,6 +183,9 @@ def sources_of_process(pid: int) -> list[Source]:
     try:
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as maps:
             lines = maps.read().splitlines()
+        comm = (
+            Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="surrogateescape").removesuffix("\n")
+        )
     except OSError as error:
         raise Error(f"cannot look into process {pid}: {error.strerror}; is it yours, and running?") from None
     files = dict.fromkeys(parts[5] for line in lines if len(parts := line.split(None, 5)) == 6)
@@ -190,7 +198,7 @@ def sources_of_process(pid: int) -> list[Source]:
         except ImageError:
             continue  # deleted meanwhile, or no ELF file: fonts, locales, data
         if images:
-            sources.append(Source(file, images))
+            sources.append(Source(file, images, pid=pid, comm=comm))
     return sources
 
 
@@ -254,7 +262,7 @@ def csv_rows(kernels: Iterable[Listed]) -> Iterator[str]:
             name.short,
             name.full,
             name.mangled,
-            kernel.file,
+            kernel.source.file,
             " ".join(kernel.ptx),
             " ".join(kernel.sass),
         )
@@ -285,10 +293,10 @@ def rows(kernels: Sequence[Listed], verbose: bool = False) -> list[str]:
     """A table for people: a line per kernel, files as headings where there are several."""
     launched = any(kernel.launches is not None for kernel in kernels)
     headers = ["KERNEL", "PTX", "SASS", *(["LAUNCHES"] if launched else []), "INSTRUMENT"]
-    shorts = Counter((kernel.file, kernel.name.short) for kernel in kernels)
+    shorts = Counter((kernel.source.file, kernel.name.short) for kernel in kernels)
     cells = []
     for kernel in kernels:
-        ambiguous = shorts[kernel.file, kernel.name.short] > 1
+        ambiguous = shorts[kernel.source.file, kernel.name.short] > 1
         name = kernel.name.full if verbose else kernel.name.short
         row = [
             table.fit(kernel.name.full, 60) if ambiguous and not verbose else name,
@@ -296,10 +304,10 @@ def rows(kernels: Sequence[Listed], verbose: bool = False) -> list[str]:
             ",".join(kernel.sass) or "-",
         ]
         row += [f"{kernel.launches or 0:,}"] if launched else []
-        cells.append((kernel.file, [*row, "yes" if kernel.reason is None else f"no: {kernel.reason}"]))
+        cells.append((kernel.source.file, [*row, "yes" if kernel.reason is None else f"no: {kernel.reason}"]))
     lines = table.lines(headers, [row for _, row in cells], left=("KERNEL", "PTX", "SASS", "INSTRUMENT"))
     shown = [lines[0]]
-    several = len({kernel.file for kernel in kernels}) > 1
+    several = len({kernel.source.file for kernel in kernels}) > 1
     for (file, _), line in zip(cells, lines[1:], strict=True):
         if several and f"{file}:" not in shown:
             shown.append(f"{file}:")

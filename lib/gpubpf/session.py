@@ -27,7 +27,6 @@ import socket
 import stat
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -366,9 +365,11 @@ class Session:
         try:
             # Files that the caller's shell opened for the command stay open; ours are not inheritable.
             self._child = subprocess.Popen(self.command, env=environment, close_fds=False, **as_user)
-        except FileNotFoundError:
-            raise _NotStarted(127, f"{self.command[0]}: not found; check the name and PATH") from None
         except OSError as error:
+            if isinstance(error, FileNotFoundError) or not self.command[0]:
+                raise _NotStarted(
+                    127, f"{self.command[0] or repr('')}: not found; check the name and PATH"
+                ) from None
             text = f"{self.command[0]}: {error.strerror}; check that it is a program that may be run"
             raise _NotStarted(126, text) from None
         self._pidfd = os.pidfd_open(self._child.pid)
@@ -869,11 +870,12 @@ def trace(bpf: BPF, args: argparse.Namespace, out: Output | None = None) -> Sess
 
         return names.matches(wanted, name)
 
-    tool = _tool()
+    tool = args.tool
+    command = _command(args)
     chosen = _device(args)
     wanted = tuple(args.kernel)
     return Session(
-        _command(args),
+        command,
         instrument=instrument,
         registers=registers,
         warm_up=attachments,
@@ -888,7 +890,7 @@ def trace(bpf: BPF, args: argparse.Namespace, out: Output | None = None) -> Sess
         duration=args.duration,
         user=args.user,
         note=lambda text: cli.note(tool, text),
-        complain=lambda text: print(cli.printable(f"{tool}: {text}"), file=sys.stderr),
+        complain=lambda text: cli.complain(tool, text),
         attached=attached,
     )
 
@@ -897,8 +899,14 @@ def target(args: argparse.Namespace) -> Target:
     """The device that `--device` means, for what needs no command."""
     from gpubpf.assemble import Target
 
-    chosen = device.choose(args.device)
-    return Target(chosen.kind, device.compute_capability(chosen))
+    try:
+        chosen = device.choose(args.device)
+        return Target(chosen.kind, device.compute_capability(chosen))
+    except SessionError:
+        if args.device == "gpu" or not args.files:
+            raise
+        # Nothing runs: what files hold can be told without a device, as for the embedded one.
+        return Target("sim", device.compute_capability(Device("sim")))
 
 
 def observe(args: argparse.Namespace) -> tuple[list[Source], int]:
@@ -908,7 +916,6 @@ def observe(args: argparse.Namespace) -> tuple[list[Source], int]:
     from gpubpf.listing import Source
 
     loaded: dict[str, dict[bytes, bytes]] = {}
-    tool = _tool()
 
     def keep(comm: str, data: bytes) -> None:
         loaded.setdefault(comm, {})[hashlib.sha256(data).digest()] = data
@@ -919,13 +926,14 @@ def observe(args: argparse.Namespace) -> tuple[list[Source], int]:
         device=_device(args),
         user=args.user,
         duration=args.duration,
-        note=lambda text: cli.note(tool, text),
+        note=lambda text: cli.note(args.tool, text),
         loaded=keep,
     )
     with session:
         for _ in session.intervals():
             pass
     launches = session.launches_by_comm()
+    pids = {process.comm: process.pid for process in reversed(session._processes)}
     sources = []
     for comm in dict.fromkeys([*loaded, *launches]):
         images: list[fatbin.Image] = []
@@ -936,25 +944,27 @@ def observe(args: argparse.Namespace) -> tuple[list[Source], int]:
                     dataclasses.replace(image, module=first + image.module)
                     for image in fatbin.images_of_bytes(data)
                 ]
-        sources.append(Source(comm, tuple(images), launches.get(comm, {})))
+        sources.append(Source(comm, tuple(images), launches.get(comm, {}), pids.get(comm), comm))
     return sources, session.status
 
 
 def _command(args: argparse.Namespace) -> list[str]:
+    if args.pid:
+        raise UsageError(
+            f"measuring running processes is not there yet; start the program: {args.tool} -- COMMAND"
+        )
     if not args.command:
-        raise UsageError("there is no command to run; give it after --: TOOL [options] -- COMMAND [ARG...]")
+        raise UsageError(
+            f"watching every process is not there yet; give the command to watch: {args.tool} -- COMMAND"
+        )
     return list(args.command)
 
 
 def _device(args: argparse.Namespace) -> Device:
     chosen = device.choose(args.device)
     if chosen.notice:
-        cli.note(_tool(), chosen.notice)
+        cli.note(args.tool, chosen.notice)
     return chosen
-
-
-def _tool() -> str:
-    return Path(sys.argv[0]).stem or "gpubpf"
 
 
 class _NotStarted(SessionError):

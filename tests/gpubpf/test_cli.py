@@ -89,7 +89,7 @@ def test_sizes(text, size):
     assert cli.parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "M", "-1", "0", "1.5G", "4X"])
+@pytest.mark.parametrize("text", ["", "M", "-1", "0", "1.5G", "4X", "9999999999T"])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError):
         cli.parse_size(text)
@@ -209,6 +209,40 @@ def test_a_reader_that_leaves_ends_the_output_quietly():
     assert child.wait() == 0
 
 
+@pytest.mark.parametrize("option", ["--help", "--version"])
+@pytest.mark.parametrize("buffering", ["", "1"])
+def test_help_that_cannot_be_written_is_one_line(option, buffering):
+    program = f"from gpubpf import cli; cli.parse(cli.parser('tool', 'what', ''), [{option!r}])"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": buffering},
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("tool: No space left") and done.stderr.count("\n") == 1
+
+
+def test_standard_files_that_are_closed():
+    program = (
+        "import os, subprocess, sys\nfrom gpubpf import cli\n"
+        "args = cli.parse(cli.parser('tool', 'what', ''), [])\n"
+        "assert os.open('/dev/null', os.O_RDONLY) > 2\n"
+        "assert subprocess.call(['sh', '-c', 'test ! -e /dev/fd/1'], close_fds=False) == 0\n"
+        "with cli.errors('tool'):\n    cli.note('tool', 'heard by nobody')\n    cli.Output().line('x')\n"
+    )
+    for closed, said in (
+        ("<&- >&-", "tool: cannot write the results: Bad file descriptor"),
+        ("<&- >&- 2>&-", ""),
+    ):
+        shell = f'exec "$0" -c "$1" {closed}'
+        done = subprocess.run(["sh", "-c", shell, sys.executable, program], capture_output=True, text=True)
+        assert done.returncode == 1
+        assert said in done.stderr and "Traceback" not in done.stderr
+
+
 def test_output_takes_any_standard_output(monkeypatch):
     text = io.StringIO()
     monkeypatch.setattr(sys, "stdout", text)
@@ -217,7 +251,7 @@ def test_output_takes_any_standard_output(monkeypatch):
 
 
 def test_csv_cells_are_quoted_where_they_must_be():
-    assert cli.csv_cells([1, (2, 3), "a,b", 'say "x"']) == '1,2,3,"a,b","say ""x"""'
+    assert cli.csv_cells([1, (2, 3), "a,b", 'say "x"', "\x1b\n"]) == '1,2,3,"a,b","say ""x""",\\x1b\\n'
 
 
 def summary(**changed):

@@ -54,6 +54,8 @@ def test_what_can_be_instrumented() -> None:
     (kernel,) = listing.listed([listing.Source("app", (ptx_image(), ptx_image("sm_120")))], GPU)
     assert kernel.record() == {
         "type": "listed",
+        "pid": None,
+        "comm": None,
         "kernel": "scale",
         "demangled": "scale(float*, int)",
         "mangled": "_Z5scalePfi",
@@ -249,7 +251,8 @@ def test_a_process(tmp_path: Path) -> None:
         process.stdout.readline()
         sources = listing.sources_of_process(process.pid)
         process.communicate(b"")
-    assert [source.file for source in sources] == [str(library)]
+    assert [(source.file, source.pid) for source in sources] == [(str(library), process.pid)]
+    assert sources[0].comm and sources[0].comm.startswith("python")
     assert [kernel.name.short for kernel in listing.listed(sources, GPU)] == ["mapped"]
     with pytest.raises(Error, match="cannot look into process"):
         listing.sources_of_process(2**22 + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pwd
@@ -19,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from gpubpf import agent
+from gpubpf import agent, device, session
 from gpubpf.agent import protocol
-from gpubpf.errors import SessionError
+from gpubpf.errors import SessionError, UsageError
 from gpubpf.ptx.inject import InjectedVariable
 
 HERE = Path(__file__).parent / "agent"
@@ -439,3 +440,22 @@ def test_a_control_block_that_shrinks_is_no_harm(monkeypatch: pytest.MonkeyPatch
 
 def test_the_agent_is_built() -> None:
     assert agent.LIBRARY.exists(), "run script/setup, or make -C lib/gpubpf/agent"
+
+
+def test_what_is_not_there_yet_is_said() -> None:
+    for given, said in (
+        ({"pid": [1], "command": None}, "running"),
+        ({"pid": [], "command": None}, "every process"),
+    ):
+        with pytest.raises(UsageError, match=rf"{said}.* is not there yet; .*tool -- COMMAND"):
+            session._command(argparse.Namespace(tool="tool", **given))
+
+
+def test_what_files_hold_is_told_without_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "DEVICE_FILES", ())
+    monkeypatch.setattr(device, "LIBRARIES", Path("/nowhere"))
+    for asked_for in ("auto", "sim"):
+        assert session.target(argparse.Namespace(device=asked_for, files=["app"])).device == "sim"
+    for asked_for, files in (("gpu", ["app"]), ("auto", [])):
+        with pytest.raises(SessionError):
+            session.target(argparse.Namespace(device=asked_for, files=files))

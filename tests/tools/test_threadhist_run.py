@@ -185,5 +185,6 @@ def test_a_listing_of_what_ran(app):
     done = run("--list", "--json", "--", app, "3", "0", "0")
     (listed,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert (listed["kernel"], listed["launches"], listed["instrumentable"]) == ("grid::cell", 3, True)
+    assert listed["comm"] == "app" and listed["pid"] > 0
     text = run("--ptx", app).stdout
     assert ".entry" in text and "gpubpf" in text

@@ -181,9 +181,10 @@ def test_csv_is_the_table(show):
     assert lines[5] == '1234,vectoradd,0,"a,b",1,1,1,5,1,1,0,0,0,4,0,0,23,69'
     assert len(lines) == 6 and lines[0].count(",") == 17
     for by in ("lane", "warp", "block"):
-        header, *rows = show("--csv", "--by", by, instances=[instance(FIVE)]).splitlines()
+        header, *rows = show("--csv", "-T", "--by", by, instances=[instance(FIVE)]).splitlines()
         assert all(row.count(",") == header.count(",") for row in rows)
         assert set(header.split(",")) <= set(re.findall(r"\w+", FIELDS))
+        assert header.startswith("ts_ns,pid,") and int(rows[0].split(",")[0]) > 0
 
 
 def test_every_field_and_column_is_in_the_man_page(show):
