@@ -56,8 +56,10 @@ struct Connection {
   std::mutex jobs_lock;
   std::condition_variable jobs_changed;
   std::deque<std::function<void()>> jobs;
+  std::atomic<bool> working{false};
   void submit(std::function<void()> job) {
     std::lock_guard<std::mutex> hold(jobs_lock);
+    if (exiting) return;
     jobs.push_back(std::move(job));
     jobs_changed.notify_one();
   }
@@ -103,6 +105,7 @@ void tool_gone(Connection &c) {
 }
 
 bool parse_welcome(Reader &r, Config &config) {
+  config = Config();  // a forked child has its parent's
   if (r.u32() != kProtocolVersion) return false;
   config.map_memory = r.u64();
   config.first = r.u64();
@@ -173,8 +176,10 @@ void handle(Connection &c, Frame &frame) {
       if (flags & kStop) agent.live = false;
       c.submit([&c, sequence, wait_ms, flags] {
         if (flags & kStop) usleep(2000);  // a launch that was being swapped is counted first
+        uint64_t now = instrumented();
         if (c.exiting) agent.send(Message::Drained, Writer().u32(sequence).u32(1));
         else drain(sequence, wait_ms);
+        if (flags & kStop) c.finished_at = now;  // what comes later, nobody asked for
       });
       break;
     }
@@ -194,8 +199,10 @@ void work(Connection *c) {
       c->jobs_changed.wait(hold, [&] { return !c->jobs.empty(); });
       job = std::move(c->jobs.front());
       c->jobs.pop_front();
+      c->working = true;
     }
-    job();
+    quietly(job);
+    c->working = false;
   }
 }
 
@@ -213,18 +220,21 @@ void serve(Connection *c) {
     }
     if (fds[0].revents) {
       Frame frame;
-      if (!receive_frame(c->socket, frame)) break;
-      handle(*c, frame);
-    }
-    if (c->memory_wanted.exchange(false))
-      c->submit([c] {
-        if (!c->exiting) enlarge_pools();
+      bool received = false;
+      quietly([&] {
+        if (!receive_frame(c->socket, frame)) return;
+        ++agent.heard;
+        handle(*c, frame);
+        received = true;
       });
+      if (!received) break;
+    }
+    if (c->memory_wanted.exchange(false)) c->submit(enlarge_pools);
     uint32_t asked = c->finish_asked.load();
     if (asked != finishing)
       c->submit([c, asked] {
         uint64_t now = instrumented();
-        if (drain(0, c->finish_wait_ms.load())) c->finished_at = now;
+        if (now != c->finished_at && drain(0, c->finish_wait_ms.load())) c->finished_at = now;
         c->finish_done = asked;
       });
     finishing = asked;
@@ -279,7 +289,13 @@ int connect_to_tool(const char *name) {
 void at_exit() {
   agent.finish(2000);
   Connection *c = connection;
-  if (c && c->pid == getpid()) c->exiting = true;
+  if (!c || c->pid != getpid()) return;
+  {
+    std::lock_guard<std::mutex> hold(c->jobs_lock);
+    c->exiting = true;
+    c->jobs.clear();
+  }
+  for (int i = 0; c->working && i < 2000; ++i) usleep(1000);
 }
 
 // Of signals whose default action would end the process: what was measured goes out first.
@@ -291,6 +307,7 @@ void at_signal(int signal) {
 void in_forked_child() {
   agent.live = false;
   agent.connected = false;
+  agent.present = false;
   if (connection && file_of(connection->socket) == connection->socket_file) close(connection->socket);
   if (connection && file_of(connection->wake) == connection->wake_file) close(connection->wake);
   connection = nullptr;
@@ -302,7 +319,7 @@ void catch_signals() {
     if (sigaction(s, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) continue;
     struct sigaction ours{};
     ours.sa_handler = at_signal;
-    ours.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER | SA_RESTART);
+    ours.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER | SA_RESTART | SA_ONSTACK);
     sigaction(s, &ours, nullptr);
   }
 }
@@ -338,6 +355,7 @@ bool start() {
   new_registry();  // what a forked child knows is its parent's
   connection = c;
   agent.connected = true;
+  agent.present = true;
   static bool once = false;
   if (!once) {
     once = true;
@@ -402,6 +420,10 @@ std::shared_ptr<Question> Agent::ask(Module *module, Context *context, int image
   Writer w;
   w.u32(id).u32(context->cc).u32(static_cast<uint32_t>(context->device)).u64(size);
   send(Message::Image, w, image);
+  if (!connected) {  // the tool went, or the program closed the socket: then nobody wakes who waits
+    std::lock_guard<std::mutex> hold(question->lock);
+    question->done = true;
+  }
   return question;
 }
 
@@ -428,8 +450,10 @@ void Agent::want_memory() {
   Connection *c = connection;
   if (!c) return;
   c->memory_wanted = true;
-  wake_up(*c);
+  quietly([c] { wake_up(*c); });
 }
+
+bool is_ours(void (*handler)(int)) { return handler == at_signal; }
 
 }  // namespace gpubpf
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <pthread.h>
 #include <string>
 
 #include "state.h"
@@ -28,6 +29,10 @@ struct Agent {
   // The tool is there and launches are swapped. Cleared for good by a hang-up, a stop, or in a forked child.
   std::atomic<bool> live{false};
   std::atomic<bool> connected{false};
+  // There are records to keep, tool or none: the worker thread may be in a context that goes away. False in a forked child.
+  std::atomic<bool> present{false};
+  std::atomic<uint32_t> heard{0};          // messages of the tool
+  std::atomic<uint32_t> silent{UINT32_MAX};  // `heard` when it was last given up waiting for
   Config config;
   Control *control = nullptr;
   int control_fd = -1;
@@ -42,6 +47,21 @@ struct Agent {
 };
 
 extern Agent agent;
+
+// The agent's part of a hooked call. The application knows nothing of it: no exception gets out (memory may be short), and it is
+// not a place where the thread can be cancelled.
+template <typename Work>
+void quietly(const Work &work) noexcept {
+  int before = PTHREAD_CANCEL_ENABLE;
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+  try {
+    work();
+  } catch (...) {
+  }
+  pthread_setcancelstate(before, nullptr);
+}
+
+bool is_ours(void (*handler)(int));  // whether a signal's handler is the agent's
 
 // sidecar.cpp
 int image_of(const void *image, uint64_t &size);  // a copy in a memory file, or -1; understands wrappers, fatbins, ELF, PTX

@@ -1,4 +1,5 @@
 // Reading map memory back, in bulk, into a file that the tool gets.
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <sys/mman.h>
@@ -20,25 +21,31 @@ struct Range {
 };
 
 // Whether all work of the context ended in time. A thread of its own waits: a persistent kernel never ends.
-bool idle_within(const Context &context, uint32_t wait_ms) {
+// `goes_on`: the application does, so its captures must not be disturbed: to wait for a context of which a stream is captured is an error
+// that ends the capture, whatever the thread's capture mode (CUDA programming guide, "Prohibited and Unhandled Operations").
+bool idle_within(const Context &context, uint32_t wait_ms, bool goes_on) {
+  auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms);
+  while (goes_on && registry().captures.load()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    usleep(500);
+  }
   struct State {
     std::atomic<int> result{-1};
   };
   auto state = std::make_shared<State>();
   CUcontext handle = context.handle;
   try {
-    std::thread([state, handle] {
+    std::thread([state, handle, goes_on] {
       DriverScope scope;
       CUcontext popped;
       if (driver.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS) return state->result.store(0);
-      CUresult r = driver.cuCtxSynchronize();
+      CUresult r = goes_on && registry().captures.load() ? CUDA_ERROR_NOT_READY : driver.cuCtxSynchronize();
       driver.cuCtxPopCurrent_v2(&popped);
       state->result.store(r == CUDA_SUCCESS ? 1 : 0);
     }).detach();
   } catch (...) {
     return false;
   }
-  auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms);
   for (useconds_t pause = 20; state->result.load() < 0 && std::chrono::steady_clock::now() < until;
        pause = pause < 1000 ? pause * 2 : 1000)
     usleep(pause);
@@ -50,7 +57,7 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
   if (!context.usable) return;
   Current current(context);
   if (!current.ok()) flags |= kFailed;
-  else if (wait_ms && !idle_within(context, wait_ms)) flags |= kRunning;
+  else if (wait_ms && !idle_within(context, wait_ms, sequence != 0)) flags |= kRunning;
 
   Writer table;
   std::vector<Range> ranges;
@@ -134,12 +141,13 @@ bool drain(uint32_t sequence, uint32_t wait_ms) {
   return all;
 }
 
+// The application destroys it now: nobody may be in it any more. (Nor does the agent come back: `dead`.)
 void close_context(Context *context) {
   if (!lock_within(context->busy, 10000)) {
     context->dead = true;
     return;
   }
-  snapshot(*context, 0, 2000, kClosed);
+  if (agent.connected) snapshot(*context, 0, 2000, kClosed);
   context->dead = true;
   context->busy.unlock();
 }
@@ -157,9 +165,14 @@ void enlarge_pools() {
     if (!c->dead && c->usable) {
       Current current(*c);
       size_t free = 0, total = 0;
-      // Twice what was asked for, since the next shape is likely to be as large; but no more than half of what is left.
-      if (current.ok() && driver.cuMemGetInfo_v2 && driver.cuMemGetInfo_v2(&free, &total) == CUDA_SUCCESS && wanted <= free / 2)
-        add_pool(*c, wanted * 2 <= free / 2 ? wanted * 2 : wanted);
+      uint64_t taken = 0;
+      for (auto &p : c->pools) taken += p->size;
+      // Twice what was asked for, since the next shape is likely to be as large; but no more than half of what is left, and a quarter
+      // of the device in all: the application may want the rest.
+      if (current.ok() && driver.cuMemGetInfo_v2 && driver.cuMemGetInfo_v2(&free, &total) == CUDA_SUCCESS) {
+        uint64_t room = std::min<uint64_t>(free / 2, total / 4 > taken ? total / 4 - taken : 0);
+        if (wanted <= room) add_pool(*c, std::min(wanted * 2, room));
+      }
     }
     c->busy.unlock();
   }

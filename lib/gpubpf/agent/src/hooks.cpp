@@ -1,6 +1,7 @@
 // The replacements of the driver's functions: each calls the original, and notes what it means.
 #include "hooks.h"
 
+#include <csignal>
 #include <cstring>
 #include <dlfcn.h>
 #include <sys/syscall.h>
@@ -24,6 +25,8 @@ class Outer {
   Outer(const Outer &) = delete;
   Outer &operator=(const Outer &) = delete;
   explicit operator bool() const { return outer_ && agent.live.load(std::memory_order_acquire); }
+  // Whether records are kept, though launches may not be swapped any more.
+  bool keeps_records() const { return outer_ && agent.present.load(std::memory_order_acquire); }
 
  private:
   bool outer_;
@@ -48,7 +51,12 @@ CUresult launch(CUfunction f, const LaunchShape &shape, void **parameters, void 
     return original(f, parameters, extra);
   }
   Swap swap;
-  if (!prepare(*function, shape, parameters, extra, swap)) return original(f, parameters, extra);
+  bool ready = false;
+  try {
+    ready = prepare(*function, shape, parameters, extra, swap);
+  } catch (...) {  // no memory
+  }
+  if (!ready) return original(f, parameters, extra);
   CUresult result = original(swap.function, swap.parameters, swap.extra);
   return swapped(swap, result) ? result : original(f, parameters, extra);
 }
@@ -197,89 +205,49 @@ void library_loaded(CUlibrary handle, int image, uint64_t size) {
 CUresult hook_cuModuleLoad(CUmodule *module, const char *path) {
   Outer outer;
   CUresult r = ORIGINAL(cuModuleLoad)(module, path);
-  uint64_t size = 0;
-  if (outer && r == CUDA_SUCCESS) {
-    int image = image_of_file(path, size);
-    module_loaded(*module, image, size);
-  }
+  if (outer && r == CUDA_SUCCESS)
+    quietly([&] {
+      uint64_t size = 0;
+      int image = image_of_file(path, size);
+      module_loaded(*module, image, size);
+    });
   return r;
 }
 
 CUresult hook_cuModuleLoadData(CUmodule *module, const void *data) {
   Outer outer;
   CUresult r = ORIGINAL(cuModuleLoadData)(module, data);
-  uint64_t size = 0;
-  if (outer && r == CUDA_SUCCESS) {
-    int image = image_of(data, size);
-    module_loaded(*module, image, size);
-  }
+  if (outer && r == CUDA_SUCCESS)
+    quietly([&] {
+      uint64_t size = 0;
+      int image = image_of(data, size);
+      module_loaded(*module, image, size);
+    });
   return r;
 }
 
 CUresult hook_cuModuleLoadDataEx(CUmodule *module, const void *data, unsigned n, CUjit_option *options, void **values) {
   Outer outer;
   CUresult r = ORIGINAL(cuModuleLoadDataEx)(module, data, n, options, values);
-  uint64_t size = 0;
-  if (outer && r == CUDA_SUCCESS) {
-    int image = image_of(data, size);
-    module_loaded(*module, image, size);
-  }
+  if (outer && r == CUDA_SUCCESS)
+    quietly([&] {
+      uint64_t size = 0;
+      int image = image_of(data, size);
+      module_loaded(*module, image, size);
+    });
   return r;
 }
 
 CUresult hook_cuModuleLoadFatBinary(CUmodule *module, const void *data) {
   Outer outer;
   CUresult r = ORIGINAL(cuModuleLoadFatBinary)(module, data);
-  uint64_t size = 0;
-  if (outer && r == CUDA_SUCCESS) {
-    int image = image_of(data, size);
-    module_loaded(*module, image, size);
-  }
+  if (outer && r == CUDA_SUCCESS)
+    quietly([&] {
+      uint64_t size = 0;
+      int image = image_of(data, size);
+      module_loaded(*module, image, size);
+    });
   return r;
-}
-
-CUresult hook_cuModuleUnload(CUmodule module) {
-  Outer outer;
-  if (outer) {  // before the driver can give its handles to something else
-    std::lock_guard<std::mutex> hold(registry().lock);
-    auto it = registry().modules.find(module);
-    if (it != registry().modules.end() && it->second->module == module) registry().forget(it->second);
-  }
-  return ORIGINAL(cuModuleUnload)(module);
-}
-
-CUresult hook_cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit, void **jit_values, unsigned jits,
-                                CUlibraryOption *options, void **values, unsigned n) {
-  Outer outer;
-  CUresult r = ORIGINAL(cuLibraryLoadData)(library, code, jit, jit_values, jits, options, values, n);
-  uint64_t size = 0;
-  if (outer && r == CUDA_SUCCESS) {
-    int image = image_of(code, size);
-    library_loaded(*library, image, size);
-  }
-  return r;
-}
-
-CUresult hook_cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit, void **jit_values, unsigned jits,
-                                    CUlibraryOption *options, void **values, unsigned n) {
-  Outer outer;
-  CUresult r = ORIGINAL(cuLibraryLoadFromFile)(library, path, jit, jit_values, jits, options, values, n);
-  uint64_t size = 0;
-  if (outer && r == CUDA_SUCCESS) {
-    int image = image_of_file(path, size);
-    library_loaded(*library, image, size);
-  }
-  return r;
-}
-
-CUresult hook_cuLibraryUnload(CUlibrary library) {
-  Outer outer;
-  if (outer) {
-    std::lock_guard<std::mutex> hold(registry().lock);
-    auto it = registry().libraries.find(library);
-    if (it != registry().libraries.end()) registry().forget(it->second);
-  }
-  return ORIGINAL(cuLibraryUnload)(library);
 }
 
 Module *module_of(CUmodule handle) {
@@ -294,23 +262,80 @@ Module *library_of(CUlibrary handle) {
   return it == registry().libraries.end() ? nullptr : it->second;
 }
 
+// Before the driver can give its handles to something else, and once nobody makes copies of its kernels any more.
+void unloading(Module *module) {
+  if (!module) return;
+  {
+    std::lock_guard<std::mutex> hold(registry().lock);
+    registry().forget(module);
+  }
+  for (int i = 0; module->applying && i < 10000; ++i) usleep(1000);
+}
+
+CUresult hook_cuModuleUnload(CUmodule module) {
+  Outer outer;
+  if (outer.keeps_records())
+    quietly([&] {
+      Module *m = module_of(module);
+      if (m && m->module) unloading(m);
+    });
+  return ORIGINAL(cuModuleUnload)(module);
+}
+
+CUresult hook_cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit, void **jit_values, unsigned jits,
+                                CUlibraryOption *options, void **values, unsigned n) {
+  Outer outer;
+  CUresult r = ORIGINAL(cuLibraryLoadData)(library, code, jit, jit_values, jits, options, values, n);
+  if (outer && r == CUDA_SUCCESS)
+    quietly([&] {
+      uint64_t size = 0;
+      int image = image_of(code, size);
+      library_loaded(*library, image, size);
+    });
+  return r;
+}
+
+CUresult hook_cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit, void **jit_values, unsigned jits,
+                                    CUlibraryOption *options, void **values, unsigned n) {
+  Outer outer;
+  CUresult r = ORIGINAL(cuLibraryLoadFromFile)(library, path, jit, jit_values, jits, options, values, n);
+  if (outer && r == CUDA_SUCCESS)
+    quietly([&] {
+      uint64_t size = 0;
+      int image = image_of_file(path, size);
+      library_loaded(*library, image, size);
+    });
+  return r;
+}
+
+CUresult hook_cuLibraryUnload(CUlibrary library) {
+  Outer outer;
+  if (outer.keeps_records()) quietly([&] { unloading(library_of(library)); });
+  return ORIGINAL(cuLibraryUnload)(library);
+}
+
 CUresult hook_cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
   Outer outer;
   CUresult r = ORIGINAL(cuModuleGetFunction)(function, module, name);
   if (outer && r == CUDA_SUCCESS)
-    if (Module *m = module_of(module)) registry().record(m, m->context ? m->context : current_context(), *function, name);
+    quietly([&] {
+      if (Module *m = module_of(module)) registry().record(m, m->context ? m->context : current_context(), *function, name);
+    });
   return r;
 }
 
 CUresult hook_cuModuleEnumerateFunctions(CUfunction *functions, unsigned n, CUmodule module) {
   Outer outer;
   CUresult r = ORIGINAL(cuModuleEnumerateFunctions)(functions, n, module);
-  Module *m = outer && r == CUDA_SUCCESS && driver.cuFuncGetName ? module_of(module) : nullptr;
-  for (unsigned i = 0; m && i < n; ++i) {
-    const char *name = nullptr;
-    if (functions[i] && driver.cuFuncGetName(&name, functions[i]) == CUDA_SUCCESS)
-      registry().record(m, m->context ? m->context : current_context(), functions[i], name);
-  }
+  if (outer && r == CUDA_SUCCESS && driver.cuFuncGetName)
+    quietly([&] {
+      Module *m = module_of(module);
+      for (unsigned i = 0; m && i < n; ++i) {
+        const char *name = nullptr;
+        if (functions[i] && driver.cuFuncGetName(&name, functions[i]) == CUDA_SUCCESS)
+          registry().record(m, m->context ? m->context : current_context(), functions[i], name);
+      }
+    });
   return r;
 }
 
@@ -318,19 +343,24 @@ CUresult hook_cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char
   Outer outer;
   CUresult r = ORIGINAL(cuLibraryGetKernel)(kernel, library, name);
   if (outer && r == CUDA_SUCCESS)
-    if (Module *m = library_of(library)) registry().record(m, nullptr, *kernel, name);
+    quietly([&] {
+      if (Module *m = library_of(library)) registry().record(m, nullptr, *kernel, name);
+    });
   return r;
 }
 
 CUresult hook_cuLibraryEnumerateKernels(CUkernel *kernels, unsigned n, CUlibrary library) {
   Outer outer;
   CUresult r = ORIGINAL(cuLibraryEnumerateKernels)(kernels, n, library);
-  Module *m = outer && r == CUDA_SUCCESS && driver.cuKernelGetName ? library_of(library) : nullptr;
-  for (unsigned i = 0; m && i < n; ++i) {
-    const char *name = nullptr;
-    if (kernels[i] && driver.cuKernelGetName(&name, kernels[i]) == CUDA_SUCCESS)
-      registry().record(m, nullptr, kernels[i], name);
-  }
+  if (outer && r == CUDA_SUCCESS && driver.cuKernelGetName)
+    quietly([&] {
+      Module *m = library_of(library);
+      for (unsigned i = 0; m && i < n; ++i) {
+        const char *name = nullptr;
+        if (kernels[i] && driver.cuKernelGetName(&name, kernels[i]) == CUDA_SUCCESS)
+          registry().record(m, nullptr, kernels[i], name);
+      }
+    });
   return r;
 }
 
@@ -338,10 +368,12 @@ CUresult hook_cuLibraryGetModule(CUmodule *module, CUlibrary library) {
   Outer outer;
   CUresult r = ORIGINAL(cuLibraryGetModule)(module, library);
   if (outer && r == CUDA_SUCCESS)
-    if (Module *m = library_of(library)) {
-      std::lock_guard<std::mutex> hold(registry().lock);
-      if (registry().modules.emplace(*module, m).second) m->modules.push_back(*module);
-    }
+    quietly([&] {
+      if (Module *m = library_of(library)) {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        if (registry().modules.emplace(*module, m).second) m->modules.push_back(*module);
+      }
+    });
   return r;
 }
 
@@ -349,8 +381,10 @@ CUresult hook_cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
   Outer outer;
   CUresult r = ORIGINAL(cuKernelGetFunction)(function, kernel);
   if (outer && r == CUDA_SUCCESS)
-    if (const Function *f = registry().functions.find(kernel))
-      registry().record(f->kernel->module, current_context(), *function, f->kernel->name.c_str());
+    quietly([&] {
+      if (const Function *f = registry().functions.find(kernel))
+        registry().record(f->kernel->module, current_context(), *function, f->kernel->name.c_str());
+    });
   return r;
 }
 
@@ -374,14 +408,14 @@ void mirror_attribute(const void *handle, CUfunction_attribute attribute, int va
 CUresult hook_cuFuncSetAttribute(CUfunction f, CUfunction_attribute attribute, int value) {
   Outer outer;
   CUresult r = ORIGINAL(cuFuncSetAttribute)(f, attribute, value);
-  if (outer && r == CUDA_SUCCESS) mirror_attribute(f, attribute, value, nullptr);
+  if (outer && r == CUDA_SUCCESS) quietly([&] { mirror_attribute(f, attribute, value, nullptr); });
   return r;
 }
 
 CUresult hook_cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device) {
   Outer outer;
   CUresult r = ORIGINAL(cuKernelSetAttribute)(attribute, value, kernel, device);
-  if (outer && r == CUDA_SUCCESS) mirror_attribute(kernel, attribute, value, &device);
+  if (outer && r == CUDA_SUCCESS) quietly([&] { mirror_attribute(kernel, attribute, value, &device); });
   return r;
 }
 
@@ -424,7 +458,9 @@ CUresult hook_cuFuncSetSharedMemConfig(CUfunction f, CUsharedconfig config) {
 
 CUresult created(CUresult r, bool outer, CUcontext *context) {
   if (outer && r == CUDA_SUCCESS && context)
-    if (Context *c = registry().context(*context)) context_ready(c);
+    quietly([&] {
+      if (Context *c = registry().context(*context)) context_ready(c);
+    });
   return r;
 }
 
@@ -468,28 +504,26 @@ void destroyed(CUcontext handle) {
 
 CUresult hook_cuCtxDestroy(CUcontext context) {
   Outer outer;
-  if (outer) destroyed(context);
+  if (outer.keeps_records()) quietly([&] { destroyed(context); });
   return ORIGINAL(cuCtxDestroy)(context);
 }
 
 CUresult hook_cuCtxDestroy_v2(CUcontext context) {
   Outer outer;
-  if (outer) destroyed(context);
+  if (outer.keeps_records()) quietly([&] { destroyed(context); });
   return ORIGINAL(cuCtxDestroy_v2)(context);
 }
 
 CUresult hook_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
   Outer outer;
   CUresult r = ORIGINAL(cuDevicePrimaryCtxRetain)(context, device);
-  if (outer && r == CUDA_SUCCESS) {
-    {
+  if (outer.keeps_records() && r == CUDA_SUCCESS)
+    quietly([&] {
       std::lock_guard<std::mutex> hold(registry().lock);
       registry().primary[device] = *context;
       ++registry().retained[device];
-    }
-    created(r, true, context);
-  }
-  return r;
+    });
+  return created(r, bool(outer), context);
 }
 
 // The primary context of `device` goes away when its last user releases it, or at a reset.
@@ -513,25 +547,25 @@ void primary_released(CUdevice device, bool reset) {
 
 CUresult hook_cuDevicePrimaryCtxRelease(CUdevice device) {
   Outer outer;
-  if (outer) primary_released(device, false);
+  if (outer.keeps_records()) quietly([&] { primary_released(device, false); });
   return ORIGINAL(cuDevicePrimaryCtxRelease)(device);
 }
 
 CUresult hook_cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   Outer outer;
-  if (outer) primary_released(device, false);
+  if (outer.keeps_records()) quietly([&] { primary_released(device, false); });
   return ORIGINAL(cuDevicePrimaryCtxRelease_v2)(device);
 }
 
 CUresult hook_cuDevicePrimaryCtxReset(CUdevice device) {
   Outer outer;
-  if (outer) primary_released(device, true);
+  if (outer.keeps_records()) quietly([&] { primary_released(device, true); });
   return ORIGINAL(cuDevicePrimaryCtxReset)(device);
 }
 
 CUresult hook_cuDevicePrimaryCtxReset_v2(CUdevice device) {
   Outer outer;
-  if (outer) primary_released(device, true);
+  if (outer.keeps_records()) quietly([&] { primary_released(device, true); });
   return ORIGINAL(cuDevicePrimaryCtxReset_v2)(device);
 }
 
@@ -581,7 +615,7 @@ CUresult end_capture(CUresult r, bool outer) {
   int before = registry().captures.load();
   while (before > 0 && !registry().captures.compare_exchange_weak(before, before - 1)) {
   }
-  if (before == 1 && outer) retry_waiting();
+  if (before == 1 && outer) quietly(retry_waiting);
   return r;
 }
 
@@ -595,7 +629,19 @@ CUresult hook_cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
   return end_capture(ORIGINAL(cuStreamEndCapture_ptsz)(stream, graph), bool(outer));
 }
 
-// --- the end of the process that runs no exit handlers ---
+// --- libc ---
+
+// Programs install handlers of their own where there is the default action, as they see it.
+int hook_sigaction(int signal, const struct sigaction *act, struct sigaction *old) {
+  int r = ORIGINAL(sigaction)(signal, act, old);
+  if (r == 0 && old && is_ours(old->sa_handler)) {
+    memset(old, 0, sizeof *old);
+    old->sa_handler = SIG_DFL;
+  }
+  return r;
+}
+
+// The end of the process that runs no exit handlers.
 
 void hook__exit(int status) {
   agent.finish(2000);
@@ -621,7 +667,7 @@ size_t hook_count() { return hooks_used; }
 void find_hook_targets(void *library) {
   for (size_t i = 0; i < kHooks; ++i) {
     Hook &h = hooks[i];
-    h.target = i == kHook__exit || i == kHook__Exit ? dlsym(RTLD_DEFAULT, h.name) : dlsym(library, h.name);
+    h.target = dlsym(i >= kHook_sigaction ? RTLD_DEFAULT : library, h.name);
     h.original = h.target;
   }
   // A driver may hand out other addresses than it exports. Names without versions mean one function, whichever way they are asked for.

@@ -127,6 +127,8 @@ static bool give_memory(Copy &copy, Instance &instance, uint64_t threads) {
     return false;
   }
   uint64_t at = pool ? pool->used.load(std::memory_order_relaxed) : 0;
+  instance.arrays.clear();
+  instance.arrays.reserve(copy.layout->fields.size());
   auto *block = new uint8_t[copy.layout->block.size()];
   memcpy(block, copy.layout->block.data(), copy.layout->block.size());
   for (const BlockField &f : copy.layout->fields) {
@@ -154,7 +156,8 @@ static uint64_t next_launch_id() {
 static bool build_parameters(const Layout &layout, const uint8_t *block, void **parameters, void **extra, Swap &swap) {
   const void *given = nullptr;
   size_t given_size = 0;
-  if (extra && !parameters)
+  if (extra && parameters) return false;  // an error
+  if (extra)
     for (void **e = extra; *e != CU_LAUNCH_PARAM_END; e += 2) {
       if (*e == CU_LAUNCH_PARAM_BUFFER_POINTER) given = e[1];
       else if (*e == CU_LAUNCH_PARAM_BUFFER_SIZE) given_size = *static_cast<size_t *>(e[1]);
@@ -162,7 +165,8 @@ static bool build_parameters(const Layout &layout, const uint8_t *block, void **
     }
   else if (!parameters && layout.parameters)
     return false;
-  size_t before = extra && !parameters ? layout.block_offset : 0;
+  size_t before = extra ? layout.block_offset : 0;
+  if (given_size + 8 <= before) return false;  // too few parameters: for the driver to say
   size_t size = before + layout.block.size();
   uint8_t *bytes = swap.small;
   if (size > sizeof swap.small) {
@@ -177,7 +181,7 @@ static bool build_parameters(const Layout &layout, const uint8_t *block, void **
     uint64_t who = static_cast<uint64_t>(getpid()) << 32 | static_cast<uint32_t>(syscall(SYS_gettid));
     memcpy(own + layout.pid_tgid, &who, sizeof who);
   }
-  if (before || (extra && !parameters)) {
+  if (extra) {
     if (given_size > before) given_size = before;  // padding that the caller counted in
     if (given) memcpy(bytes, given, given_size);
     memset(bytes + given_size, 0, before - given_size);

@@ -299,9 +299,17 @@ bool mirror_known_attributes(const std::map<int, int> &attributes, int cache, in
 void apply(Module *module, Context *context, const std::shared_ptr<const Answer> &answer) {
   Registry &r = registry();
   std::vector<Kernel *> kernels;
+  struct Applying {  // the module is not unloaded meanwhile
+    Module *module = nullptr;
+    ~Applying() {
+      if (module) --module->applying;
+    }
+  } applying;
   {
     std::lock_guard<std::mutex> hold(r.lock);
     if (module->gone) return;
+    ++module->applying;
+    applying.module = module;
     for (const auto &refusal : answer->refusals) r.kernel(module, refusal.first)->refused = true;
     for (const Layout &l : answer->kernels) kernels.push_back(r.kernel(module, l.name));
   }
@@ -384,6 +392,24 @@ void apply(Module *module, Context *context, const std::shared_ptr<const Answer>
 
 namespace {
 
+// False: the tool takes too long, or says nothing at all (while it works it does): it may be stopped. Its answer is applied when it
+// comes. Time passes in pieces, since this process may be stopped, too.
+bool wait_for_answer(Question &question) {
+  constexpr auto kPiece = std::chrono::milliseconds(500);
+  constexpr int kSilence = 10;  // pieces
+  std::unique_lock<std::mutex> hold(question.lock);
+  auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(agent.config.image_wait_ms);
+  int silence = agent.heard == agent.silent ? kSilence : 0;  // nothing since it was given up
+  while (!question.done && silence < kSilence && std::chrono::steady_clock::now() < until) {
+    uint32_t heard = agent.heard;
+    question.changed.wait_until(hold, std::min(until, std::chrono::steady_clock::now() + kPiece));
+    silence = heard == agent.heard ? silence + 1 : 0;
+  }
+  if (silence >= kSilence) agent.silent = agent.heard.load();
+  question.abandoned = !question.done;
+  return question.done;
+}
+
 void obtain(Module *module, Context *context) {
   Registry &r = registry();
   std::shared_ptr<const Answer> answer;
@@ -404,13 +430,16 @@ void obtain(Module *module, Context *context) {
   if (answer) return apply(module, context, answer);
   auto question = agent.ask(module, context, image, module->image_size);
   close(image);
+  if (!wait_for_answer(*question) || !question->answer) return;
+  bool captured = false;
   {
-    std::unique_lock<std::mutex> hold(question->lock);
-    question->changed.wait_for(hold, std::chrono::milliseconds(agent.config.image_wait_ms), [&] { return question->done; });
-    if (!question->done) question->abandoned = true;
-    answer = question->answer;
+    std::lock_guard<std::mutex> hold(r.lock);
+    if (r.captures.load()) {  // began meanwhile
+      captured = true;
+      r.waiting.push_back(module);
+    }
   }
-  if (answer) apply(module, context, answer);
+  if (!captured) apply(module, context, question->answer);
 }
 
 }  // namespace

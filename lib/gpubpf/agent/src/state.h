@@ -149,7 +149,8 @@ struct Module {
   CUmodule module = nullptr;    // exactly one of the two
   CUlibrary library = nullptr;
   Context *context = nullptr;   // of a module
-  bool gone = false;            // below guarded by Registry::lock
+  std::atomic<int> applying{0};  // threads that make copies of its kernels
+  bool gone = false;             // below guarded by Registry::lock
   std::map<std::string, Kernel *> kernels;
   std::vector<void *> handles;  // of functions and kernels, to be forgotten with it
   std::vector<CUmodule> modules;  // a library's, per context
