@@ -198,10 +198,12 @@ def test_completion_completes_options_and_commands(tool):
     assert "echo" in done.stdout.split()
 
 
-@pytest.mark.parametrize("tool", TOOLS)
-def test_options_complete(tool, tmp_path):
+@pytest.mark.parametrize(
+    ("tool", "begun", "whole"), [*((tool, "ver", "version") for tool in TOOLS), ("cudasim", "clo", "clock")]
+)
+def test_options_complete(tool, begun, whole, tmp_path):
     pytest.importorskip("argcomplete")
-    line = f"{tool} --ver"
+    line = f"{tool} --{begun}"
     environment = {
         "_ARGCOMPLETE": "1",
         "_ARGCOMPLETE_IFS": "\n",
@@ -209,5 +211,6 @@ def test_options_complete(tool, tmp_path):
         "COMP_POINT": str(len(line)),
     }
     environment |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "words")}
-    run(tool, **environment)
-    assert (tmp_path / "words").read_text().split() == ["--version"]
+    program = f"from {COMMANDS[tool].replace(':', ' import ')}; main()"
+    subprocess.run([sys.executable, "-c", program], env=os.environ | environment, timeout=60)
+    assert (tmp_path / "words").read_text().split() == [f"--{whole}"]

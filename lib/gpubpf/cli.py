@@ -273,11 +273,8 @@ def add_output(made: Parser) -> None:
 
 def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line, as described at the top. Leaves with status 2 and one line when it makes no sense."""
-    _complete(made)
-    _occupy_standard_files()
     own, command = split_command(sys.argv[1:] if argv is None else argv)
-    with errors(made.prog):
-        args = made.parse_intermixed_args(own)
+    args = parse_own(made, own)
     args.tool = made.prog
     args.command = command
     words = args.__dict__.pop("positional", [])
@@ -302,6 +299,17 @@ def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace
     return args
 
 
+def parse_own(made: Parser, own: Sequence[str]) -> argparse.Namespace:
+    """A command's own arguments; also the answer to a shell that completes them."""
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(made)
+    _occupy_standard_files()
+    with errors(made.prog):
+        return made.parse_intermixed_args(own)
+
+
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """A tool's own arguments, and what comes behind the first ``--`` (None: there is none)."""
     words = list(argv)
@@ -309,13 +317,6 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
         return words, None
     at = words.index("--")
     return words[:at], words[at + 1 :]
-
-
-def _complete(made: Parser) -> None:
-    if "_ARGCOMPLETE" in os.environ:
-        import argcomplete
-
-        argcomplete.autocomplete(made)
 
 
 # --- talk: standard error ---

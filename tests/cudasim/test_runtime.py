@@ -79,12 +79,19 @@ def test_launcher() -> None:
     done = cudasim("--", str(program("faults")), "print")
     assert done.returncode == 0 and done.stdout.startswith("first\n")
     assert cudasim("--", "sh", "-c", "exit 5").returncode == 5
-    assert cudasim().returncode == 2
+    for wrong in ((), ("--",), ("true",), ("--bogus", "--", "true"), ("--clock", "sundial", "--", "true")):
+        done = cudasim(*wrong)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    refused = cudasim("--clock", "virtual", "--", "true")
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert cudasim("--", "").returncode == 127
     missing = cudasim("--", "no-such-program")
     assert (missing.returncode, missing.stderr.count("\n")) == (127, 1)
     assert cudasim("--", str(ROOT / "pyproject.toml")).returncode == 126
     assert cudasim("--help").returncode == 0
-    assert (CUDASIM / "launcher.py").exists()
+    pipe = f"{sys.executable} -m cudasim -- sh -c 'yes; echo $? >&2' | head -n 1"
+    done = subprocess.run(["sh", "-c", pipe], capture_output=True, text=True, check=False)
+    assert done.stderr == "141\n"  # SIGPIPE kills the program, as without cudasim
 
 
 @pytest.mark.skipif(
