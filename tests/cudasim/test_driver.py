@@ -156,11 +156,35 @@ def test_image_is_copied_and_errors_are_logged() -> None:
         log = ctypes.create_string_buffer(500)
         options = (ctypes.c_int * 2)(5, 6)  # error log buffer and its size
         values = (ctypes.c_void_p * 2)(ctypes.addressof(log), 500)
-        broken = (HEADER + PUT.replace("st.global.u32", "st.global.u3")).encode() + b"\\0"
+        broken = (HEADER + PUT.replace("st.global.u32", "st.global.u32 st")).encode() + b"\\0"
         status = cu.status("cuModuleLoadDataEx", ctypes.byref(module), broken, 2, options, values)
         assert status == 218 and log.value, (status, log.value)
         assert cu.status("cuModuleLoadData", ctypes.byref(module), b"\\x7fELF" + bytes(100)) == 209
         assert cu.status("cuModuleLoadData", ctypes.byref(module), b"\\1\\2\\3\\4") == 200
+        """
+    )
+
+
+def test_a_kernel_with_an_unknown_instruction_cannot_be_launched() -> None:
+    """The module loads and its other kernels run; the launch says why, once."""
+    run_python(
+        """
+        cu = Driver()
+        odd = ".visible .entry odd() { wgmma.fence.sync.aligned; ret; }"
+        module = cu.module(HEADER + odd + PUT)
+        where = cu.memory(4)
+        log = os.memfd_create("log")
+        stderr = os.dup(2)
+        os.dup2(log, 2)
+        for _ in range(2):
+            odd = cu.function(module, "odd")
+            assert cu.status("cuLaunchKernel", odd, 1, 1, 1, 1, 1, 1, 0, None, None, None) == 801
+        os.dup2(stderr, 2)
+        text = os.pread(log, 1000, 0).decode()
+        line = "PTX line 4: the embedded device does not support wgmma.fence.sync.aligned"
+        assert text == f"cudasim: kernel odd cannot run: {line}\\n", text
+        cu.launch(cu.function(module, "put"), where, ctypes.c_int(9))
+        assert cu.read(where) == [9]
         """
     )
 

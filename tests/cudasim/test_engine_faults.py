@@ -301,15 +301,32 @@ def test_fork(device: Device) -> None:
     [
         (
             "wgmma.fence.sync.aligned;",
-            "PTX line 5: the embedded device does not support wgmma.fence.sync.aligned",
+            "PTX line 6: the embedded device does not support wgmma.fence.sync.aligned",
         ),
         (
             ".reg .b32 %r; tex.1d.v4.f32.s32 {%r, %r, %r, %r}, [t, {%r}];",
             "does not support tex.1d.v4.f32.s32",
         ),
+        ("call gone, ();", "PTX line 6: function gone is not defined in this module"),
+    ],
+)
+def test_a_kernel_that_cannot_be_translated_spares_the_others(body: str, message: str) -> None:
+    extern = ".extern .func gone();\n"
+    other = ".visible .entry other(.param .u64 p) { .reg .b64 a; ld.param.u64 a, [p]; st.global.u32 [a], 7; ret; }"
+    device = Device(HEAD + extern + ".visible .entry k() {\n" + body + "\nret; }\n" + other)
+    with pytest.raises(DeviceFault) as caught:
+        device.launch("k", 1, 1)
+    assert message in str(caught.value)
+    a = Array(np.zeros(1, np.uint32))
+    device.launch("other", 1, 1, a)
+    assert a.host[0] == 7
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
         (".reg .b32 %r; mov.u32 %r, %nosuch;", "PTX line 5: %nosuch is not declared"),
         ("bra nowhere;", "there is no label nowhere"),
-        ("call other, ();", "other is not defined"),
         ("add.u32 %r1 %r2;", "PTX line 5"),
     ],
 )

@@ -13,7 +13,9 @@ import pytest
 
 from cudasim.translate import translate
 from cudasim.translate.compiler import CompilerError, command
+from cudasim.translate.program import SPLIT_LINES, Program
 from gpubpf.errors import PtxError
+from gpubpf.ptx.module import parse
 
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
 
@@ -91,7 +93,7 @@ def test_functions_that_no_kernel_reaches_are_left_out() -> None:
 def test_callees_come_before_their_callers() -> None:
     functions = ".func b() { ret; }\n.func a() { call b, (); ret; }\n"
     text = translate(kernel("call a, ();").replace(".visible", functions + ".visible"))
-    entry = {m[1]: int(m[2]) for m in re.finditer(r'\{"(\w+)", fn_\d+, (\d+)u', text)}
+    entry = {m[1]: int(m[2]) for m in re.finditer(r'^\{"(\w+)", (\d+)u', text, re.M)}
     assert entry["b"] < entry["a"] < entry["k"]
 
 
@@ -118,9 +120,40 @@ def test_initial_values_and_addresses() -> None:
     assert "{1, 0xff00ull, 0, 1, 0, 0, 8}" in text
 
 
-def test_a_line_is_named() -> None:
-    with pytest.raises(PtxError, match=r"PTX line 6: the embedded device does not support tcgen05\.alloc"):
-        translate(kernel("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 32;"))
+def test_a_kernel_that_calls_what_is_not_known_is_left_out_alone() -> None:
+    functions = """.extern .func gone();
+.func unknown() { tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [0], 32; ret; }
+.func through() { call unknown, (); ret; }
+.visible .entry first() { call through, (); ret; }
+.visible .entry second() { call gone, (); ret; }
+"""
+    program = Program(parse(kernel("").replace(".visible", functions + ".visible", 1)))
+    assert list(program.codes) == ["k"]
+    assert program.refused["first"].startswith(
+        "PTX line 5: the embedded device does not support tcgen05.alloc"
+    )
+    assert program.refused["second"] == "PTX line 8: function gone is not defined in this module"
+
+
+def test_what_is_no_ptx_is_an_error() -> None:
+    with pytest.raises(PtxError, match=r"PTX line 6: %r99 is not declared"):
+        translate(kernel("mov.u32 %r99, 0;"))
+
+
+def test_large_modules_are_split_by_who_needs_what() -> None:
+    functions = """.func both() { ret; }
+.func own() { call both, (); ret; }
+.visible .entry first() { call own, (); ret; }
+.visible .entry second() { call both, (); ret; }
+"""
+    program = Program(parse(HEAD + functions))
+    image, *parts = program.c_texts(split=0)
+    assert "B0:" not in image
+    held = [set(re.findall(r"static int (fn_\d+)", part)) for part in parts]
+    of = {name: f"fn_{program.indices[name]}" for name in program.codes}
+    assert sorted(map(sorted, held)) == [[of["both"]], [of["own"], of["first"]], [of["second"]]]
+    assert {of["both"], of["own"], of["first"]} == set().union(*(held[k] for k in program.parts["first"]))
+    assert {of["both"], of["second"]} == set().union(*(held[k] for k in program.parts["second"]))
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,12 +175,12 @@ def test_command(tmp_path: Path, repository: Path) -> None:
     subprocess.run([*base, str(source), str(output)], env=environment, check=True)
     assert output.read_bytes()[:4] == b"\x7fELF"
     assert not list(tmp_path.glob("*.tmp"))
-    source.write_text(kernel("nonsense.u32 %r1;"))
+    source.write_text(kernel("bra nowhere;"))
     done = subprocess.run(
         [*base, str(source), str(output)], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert done.stderr == "PTX line 6: the embedded device does not support nonsense.u32\n"
+    assert done.stderr == "PTX line 6: there is no label nowhere in k\n"
     broken = {**environment, "CUDASIM_CC_COMPILER": "/bin/false"}
     source.write_text(kernel(""))
     done = subprocess.run(
@@ -155,6 +188,39 @@ def test_command(tmp_path: Path, repository: Path) -> None:
     )
     assert done.returncode == 3
     assert done.stderr.startswith("the C compiler failed")
+
+
+def test_code_of_large_modules_is_compiled_for_launches(tmp_path: Path, repository: Path) -> None:
+    """Of many kernels, the one that is launched is compiled, with the function it shares; again in another process."""
+    pytest.importorskip("numpy")
+    adds = "add.u32 v, v, 1;" * 100 + "bar.sync 0;"  # a barrier ends a block, so that there are lines enough
+    shared = ".func (.reg .b32 r) twice(.reg .b32 a) { add.u32 r, a, a; ret; }\n"
+    kernels = "".join(
+        f".visible .entry k{n}(.param .u64 p) {{ .reg .b32 v; .reg .b64 a; mov.u32 v, {n}; {adds * 5} "
+        "call (v), twice, (v); ld.param.u64 a, [p]; st.global.u32 [a], v; ret; }\n"
+        for n in range(12)
+    )
+    source = HEAD + shared + kernels
+    assert sum(text.count("\n") for text in Program(parse(source)).c_texts()) > SPLIT_LINES
+    (tmp_path / "k.ptx").write_text(source)
+    text = (
+        "import sys, numpy\nfrom engine_device import Array, Device\n"
+        f"device, a = Device(open({str(tmp_path / 'k.ptx')!r}).read()), Array(numpy.zeros(1, numpy.uint32))\n"
+        "for n in sys.argv[1:]: device.launch('k' + n, 1, 1, a); print(a.host[0])\n"
+    )
+    path = os.pathsep.join([str(repository / "tests"), str(repository / "lib")])
+    cache = tmp_path / "cache"
+    environment = {**os.environ, "PYTHONPATH": path, "CUDASIM_CACHE": str(cache)}
+
+    def run(*numbers: str) -> str:
+        command = [sys.executable, "-c", text, *numbers]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+    assert run("7", "7") == "1014\n1014\n"
+    assert len(list(cache.glob("*.so"))) == 3  # the module, the kernel, the function
+    assert run("7", "2") == "1014\n1004\n"
+    assert len(list(cache.glob("*.so"))) == 4
+    assert not list(cache.glob("*.tmp"))
 
 
 def test_cache_is_private(tmp_path: Path, repository: Path) -> None:

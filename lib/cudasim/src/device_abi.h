@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 3
+#define CS_ABI 4
 #define CS_NO_PC 0xffffffffu
 #define CS_CODE_BASE 0x00007c0de0000000ull /* function addresses: CS_CODE_BASE + 16 * (index + 1) */
 
@@ -42,8 +42,8 @@ struct cs_services { /* called by generated code; those marked * do not return w
     void (*execute)(struct cs_warp *w, uint32_t mask, uint32_t op);      /* a collective whose members are all there */
     void *(*resolve)(struct cs_warp *w, uint64_t address, uint32_t size, uint32_t access);    /* * generic address */
     void (*fault)(struct cs_warp *w, uint32_t code, uint64_t address, uint32_t size, uint32_t access); /* * */
-    void (*push)(struct cs_warp *w, uint32_t mask, const struct cs_function *f);              /* * recursion */
-    void (*pop)(struct cs_warp *w, uint32_t mask, const struct cs_function *f);
+    void (*push)(struct cs_warp *w, uint32_t mask, uint32_t function);                        /* * recursion */
+    void (*pop)(struct cs_warp *w, uint32_t mask, uint32_t function);
     uint32_t (*indirect)(struct cs_warp *w, uint64_t address);                  /* * entry pc of a function address */
     uint32_t (*vprintf)(struct cs_warp *w, uint64_t format, uint64_t arguments);              /* * */
     uint64_t (*allocate)(struct cs_warp *w, uint64_t size);
@@ -94,7 +94,6 @@ struct cs_field { uint32_t offset, width; }; /* width in bytes per lane; 0: one 
 
 struct cs_function {
     const char *name;
-    int (*run)(struct cs_warp *w);
     uint32_t entry_pc, frame_offset, nfields, scc_local;
     const struct cs_field *fields;
 };
@@ -110,6 +109,16 @@ struct cs_kernel {
     const uint32_t *shared_offsets;
     uint32_t nvars;
     const uint32_t *vars;
+    uint32_t nparts; /* that hold its code, if it is not with the image */
+    const uint32_t *parts;
+    const char *refused; /* why it cannot run; null: it can */
+};
+
+struct cs_code { uint32_t function; int (*run)(struct cs_warp *w); };
+
+struct cs_part { /* what a shared object exports as `cudasim_part`: code of some functions of an image */
+    uint32_t abi, nfunctions;
+    const struct cs_code *functions;
 };
 
 struct cs_reloc {

@@ -199,6 +199,7 @@ struct Function {
     void *handle = nullptr;
     const cudasim::Kernel &kernel() const { return image->kernels()[index]; }
     unsigned registers = 0;
+    std::atomic<bool> told{false};            // why it cannot run
     // settable attributes
     std::atomic<int> max_dynamic_shared{-1};  // -1: never set
     std::atomic<int> carveout{-1};

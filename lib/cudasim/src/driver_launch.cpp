@@ -44,6 +44,11 @@ CUresult describe_launch(const void *handle, const std::shared_ptr<Context> &con
     if (CUresult status = find_function(handle, context, launch.function, &launch.by_kernel)) return status;
     const Function &function = *launch.function;
     const cudasim::Kernel &kernel = function.kernel();
+    TranslateError error;
+    if (!function.image->prepare(function.index, error)) {
+        if (!launch.function->told.exchange(true)) log_line("kernel %s cannot run: %s", kernel.name.c_str(), error.log.c_str());
+        return static_cast<CUresult>(error.code);
+    }
     if (grid.count() == 0 || block.count() == 0) return CUDA_ERROR_INVALID_VALUE;
     if (grid.x > INT32_MAX || grid.y > 65535 || grid.z > 65535) return CUDA_ERROR_INVALID_VALUE;
     if (block.x > unsigned{kThreadsPerBlock} || block.y > unsigned{kThreadsPerBlock} || block.z > 64 ||

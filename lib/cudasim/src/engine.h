@@ -64,6 +64,12 @@ struct Kernel {
     uint32_t maxntid[3];                   // .maxntid; 0, 0, 0 if none
     bool recursive;                        // needs stack of unknown depth
     std::vector<uint32_t> variables;       // indices of module variables it reaches (through functions too)
+    std::string refused;                   // why it cannot run (an instruction that the engine does not know); empty: it can
+};
+
+struct TranslateError {
+    int code = 0;          // CUresult: 218 INVALID_PTX, 222 UNSUPPORTED_PTX_VERSION, 300 INVALID_SOURCE (no compiler, …)
+    std::string log;       // one or more lines for the error log: instruction and PTX line
 };
 
 // A translated module: immutable, shared by all contexts that load the same PTX.
@@ -77,6 +83,8 @@ public:
     int find_variable(std::string_view name) const;
     // What `mov` of a function's name gives, and what a relocation to it writes.
     uint64_t function_address(uint32_t index) const;
+    // Compiles and loads the code of a kernel, if that was put off (large modules); cheap when it is there. False: `error`.
+    virtual bool prepare(uint32_t kernel, TranslateError &error) const = 0;
     // Writes a variable's initial value with relocations applied to `destination` (size bytes). `addresses[i]` is the
     // address of variable i.
     void initialise(uint32_t variable, const uint64_t *addresses, void *destination) const;
@@ -89,13 +97,9 @@ protected:
     std::vector<Variable> variables_;
 };
 
-struct TranslateError {
-    int code = 0;          // CUresult: 218 INVALID_PTX, 222 UNSUPPORTED_PTX_VERSION, 300 INVALID_SOURCE (no compiler, …)
-    std::string log;       // one or more lines for the error log: instruction and PTX line
-};
-
 // Translates PTX to machine code, or takes it from the cache ($XDG_CACHE_HOME/gpubpf/cudasim and so on). `ptx` need not
-// end in NUL. Returns null and fills `error`. Takes some 0.3 s when not cached. Environment variables: CUDASIM_PYTHON
+// end in NUL. Returns null and fills `error`. Takes some 0.3 s when not cached. Kernels that cannot be translated are there,
+// `refused`. Environment variables: CUDASIM_PYTHON
 // (interpreter of the translator), CUDASIM_PYTHONPATH (directory that holds the package `cudasim`),
 // CUDASIM_CC_COMPILER, CUDASIM_CACHE.
 std::shared_ptr<const Image> translate(std::string_view ptx, TranslateError &error);

@@ -96,12 +96,12 @@ Warp *make_warp(Block &block, uint32_t index) {
 }
 
 // Runs a warp until it waits, yields, or has exited.
-void turn(Warp &warp, const cs_image &image) {
+void turn(Warp &warp, const Job &job) {
     cs_warp &w = warp.state;
     w.budget = kBudget;
     if (!services.pick(&w)) return;
     for (;;) {
-        const int reason = image.functions[image.function_of_pc[w.pc]].run(&w);
+        const int reason = job.code[job.image->function_of_pc[w.pc]](&w);
         if (reason == CS_SWITCH) continue;
         if (reason == CS_YIELD) warp.rotate = true;
         return;
@@ -120,7 +120,7 @@ bool step(Block &block, uint32_t index) {
     if (!w.runnable && !(w.parked && complete_parked(&w))) return false;
     const uint32_t exited = w.exited;
     current_guard->warp = &w;  // should a signal end it
-    turn(warp, *block.job->image);
+    turn(warp, *block.job);
     if (w.exited != exited) {
         block.exited += static_cast<uint32_t>(__builtin_popcount(w.exited & ~exited));
         if (w.parked) complete_parked(&w);

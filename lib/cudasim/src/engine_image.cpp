@@ -208,9 +208,9 @@ bool write_all(int fd, std::string_view text) {
     return true;
 }
 
-// Runs `python -m cudasim.translate input output`; its standard error goes to `log`. Returns the exit status, -1 if unknown.
-int run_translator(const std::string &interpreter, const std::string &path, const std::string &input,
-                   const std::string &output, std::string &log) {
+// Runs `python -m cudasim.translate file…`; its standard error goes to `log`. Returns the exit status, -1 if unknown.
+int run_translator(const std::vector<std::string> &files, std::string &log) {
+    const std::string interpreter = python(), path = pythonpath();
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) {
         log = "the translator could not be started: out of file descriptors";
@@ -224,7 +224,8 @@ int run_translator(const std::string &interpreter, const std::string &path, cons
     std::vector<char *> environment;
     for (std::string &entry : kept) environment.push_back(entry.data());
     environment.push_back(nullptr);
-    std::vector<std::string> words = {interpreter, "-m", "cudasim.translate", input, output};
+    std::vector<std::string> words = {interpreter, "-m", "cudasim.translate"};
+    words.insert(words.end(), files.begin(), files.end());
     std::vector<char *> arguments;
     for (std::string &word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
@@ -282,7 +283,7 @@ void set_translator(std::string interpreter, std::string path) {
 }
 
 LoadedImage::~LoadedImage() {
-    if (handle_) dlclose(handle_);
+    for (void *handle : handles_) dlclose(handle);
 }
 
 std::shared_ptr<const Image> LoadedImage::load(const std::string &path, TranslateError &error) {
@@ -296,8 +297,12 @@ std::shared_ptr<const Image> LoadedImage::load(const std::string &path, Translat
         return nullptr;
     }
     auto image = std::make_shared<LoadedImage>();
-    image->handle_ = handle;
+    image->handles_.push_back(handle);
+    image->stem_ = path.substr(0, path.size() - strlen(".so"));
+    image->code_.assign(raw->nfunctions, nullptr);
+    image->prepared_ = std::vector<std::atomic<bool>>(raw->nkernels);
     image->raw = raw;
+    if (dlsym(handle, "cudasim_part") != nullptr && !image->add_code(handle, error)) return nullptr;
     image->ptx_version = static_cast<int>(raw->ptx_version);
     image->target = static_cast<int>(raw->target);
     for (uint32_t k = 0; k < raw->nkernels; k++) {
@@ -314,6 +319,7 @@ std::shared_ptr<const Image> LoadedImage::load(const std::string &path, Translat
         memcpy(to.maxntid, from.maxntid, sizeof to.maxntid);
         to.recursive = from.recursive != 0;
         to.variables.assign(from.vars, from.vars + from.nvars);
+        if (from.refused) to.refused = from.refused;
         image->kernels_.push_back(std::move(to));
     }
     for (uint32_t k = 0; k < raw->nvariables; k++) {
@@ -334,6 +340,48 @@ std::shared_ptr<const Image> LoadedImage::load(const std::string &path, Translat
         image->variables_.push_back(std::move(to));
     }
     return image;
+}
+
+bool LoadedImage::add_code(void *handle, TranslateError &error) const {
+    const auto *part = static_cast<const cs_part *>(dlsym(handle, "cudasim_part"));
+    if (part == nullptr || part->abi != CS_ABI) {
+        error = {300, "a part of a translated module is none"};
+        return false;
+    }
+    for (uint32_t k = 0; k < part->nfunctions; k++) code_[part->functions[k].function] = part->functions[k].run;
+    return true;
+}
+
+bool LoadedImage::prepare(uint32_t index, TranslateError &error) const {
+    if (prepared_[index].load(std::memory_order_acquire)) return true;
+    const cs_kernel &kernel = raw->kernels[index];
+    if (kernel.refused) {
+        error = {801, kernel.refused};
+        return false;
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<std::string> files;
+    for (uint32_t k = 0; k < kernel.nparts; k++) {
+        const std::string stem = stem_ + "." + std::to_string(kernel.parts[k]);
+        if (access((stem + ".so").c_str(), R_OK) != 0) files.insert(files.end(), {stem + ".c", stem + ".so"});
+    }
+    std::string log;
+    if (!files.empty()) run_translator(files, log);
+    for (uint32_t k = 0; k < kernel.nparts; k++) {
+        if (parts_.count(kernel.parts[k])) continue;
+        const std::string path = stem_ + "." + std::to_string(kernel.parts[k]) + ".so";
+        void *handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+        if (handle == nullptr) {
+            const char *why = dlerror();
+            error = {300, !log.empty() ? log : why ? why : "a part of the translated module cannot be loaded"};
+            return false;
+        }
+        handles_.push_back(handle);
+        if (!add_code(handle, error)) return false;
+        parts_.insert(kernel.parts[k]);
+    }
+    prepared_[index].store(true, std::memory_order_release);
+    return true;
 }
 
 int Image::find_kernel(std::string_view name) const {
@@ -389,7 +437,7 @@ std::shared_ptr<const Image> translate(std::string_view ptx, TranslateError &err
         }
         close(fd);
         std::string log;
-        const int status = run_translator(python(), path, input, output, log);
+        const int status = run_translator({input, output}, log);
         unlink(input.c_str());
         if (access(output.c_str(), R_OK) != 0) {
             error = {status == 2 ? 218 : 300, log.empty() ? "the translator failed" : log};

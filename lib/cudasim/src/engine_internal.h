@@ -1,9 +1,12 @@
 // Shared by the engine's own files.
 #pragma once
 
+#include <atomic>
 #include <csetjmp>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,14 +19,25 @@ constexpr uint32_t kWindow = 1u << 24;        // bytes of the shared and of the 
 constexpr uint32_t kParameterWindow = 1u << 16;
 constexpr int32_t kBudget = 1024;             // backward jumps before a warp yields
 
+using Code = int (*)(cs_warp *w);
+
 class LoadedImage final : public Image {
 public:
     ~LoadedImage() override;
     static std::shared_ptr<const Image> load(const std::string &path, TranslateError &error);
+    bool prepare(uint32_t kernel, TranslateError &error) const override;
+    const Code *code() const { return code_.data(); }     // by function; null: not loaded
     const cs_image *raw = nullptr;
 
 private:
-    void *handle_ = nullptr;
+    bool add_code(void *handle, TranslateError &error) const;
+
+    std::string stem_;                                    // path of the shared object without its suffix
+    mutable std::mutex mutex_;                            // of what follows
+    mutable std::vector<void *> handles_;
+    mutable std::vector<Code> code_;
+    mutable std::set<uint32_t> parts_;                    // that are loaded
+    mutable std::vector<std::atomic<bool>> prepared_;     // by kernel
 };
 
 struct Windows {
@@ -93,6 +107,7 @@ struct Job {
     const LaunchDescription *launch = nullptr;
     const cs_image *image = nullptr;
     const cs_kernel *kernel = nullptr;
+    const Code *code = nullptr;                           // by function
     std::vector<uint8_t> parameters;
     uint32_t shared_size = 0, local_size = 0;
     alignas(16) uint32_t workspace[4] = {8, 0, 0, 0};  // cooperative groups: its size, the barrier

@@ -198,9 +198,18 @@ Fault run(const LaunchDescription &launch) {
     Pool &p = the_pool();
     install_signal_handlers();
     const auto &image = static_cast<const LoadedImage &>(*launch.image);
+    TranslateError error;
+    if (!image.prepare(launch.kernel, error)) {
+        Fault fault;
+        fault.code = CS_FAULT_LAUNCH_FAILED;
+        fault.kernel = image.kernels()[launch.kernel].name;
+        fault.message = "kernel " + fault.kernel + ": " + error.log;
+        return fault;
+    }
     auto grid = std::make_unique<Grid>();
     grid->launch = &launch;
     grid->image = image.raw;
+    grid->code = image.code();
     grid->kernel = &image.raw->kernels[launch.kernel];
     const cs_kernel &kernel = *grid->kernel;
     grid->parameters.resize(kernel.param_bytes + 64);

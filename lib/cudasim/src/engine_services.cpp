@@ -244,9 +244,10 @@ void fault(cs_warp *w, uint32_t code, uint64_t address, uint32_t size, uint32_t 
 
 // ---------------------------------------------------------------------------------------------------- calls
 
-void push(cs_warp *w, uint32_t mask, const cs_function *f) {
+void push(cs_warp *w, uint32_t mask, uint32_t function) {
     Warp &warp = warp_of(w);
     const Job &job = *block_of(w).job;
+    const cs_function *const f = &job.image->functions[function];
     const uint32_t limit = job.launch->stack_limit;
     const uint32_t least = f->scc_local < 16 ? 16 : f->scc_local;  // a call takes stack on hardware, too
     for (uint32_t m = mask; m; m &= m - 1) {
@@ -275,8 +276,9 @@ void push(cs_warp *w, uint32_t mask, const cs_function *f) {
     }
 }
 
-void pop(cs_warp *w, uint32_t mask, const cs_function *f) {
+void pop(cs_warp *w, uint32_t mask, uint32_t function) {
     Warp &warp = warp_of(w);
+    const cs_function *const f = &block_of(w).job->image->functions[function];
     for (uint32_t m = mask; m; m &= m - 1) {
         const uint32_t l = lowest(m);
         std::vector<uint8_t> &saved = warp.saved[l];

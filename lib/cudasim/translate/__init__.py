@@ -10,14 +10,16 @@ compiler.py    the C compiler
 
 from __future__ import annotations
 
+import sys
+
 from gpubpf.ptx.module import parse
 
 from .program import Program
 
 
 def translate(ptx: str | bytes) -> str:
-    """The C text for a PTX module.
+    """The C text for a PTX module, in one file.
 
     Raises gpubpf.errors.PtxError naming the instruction and the PTX line.
     """
-    return Program(parse(ptx)).c_text()
+    return Program(parse(ptx)).c_texts(sys.maxsize)[0]

@@ -16,7 +16,7 @@ from gpubpf.ptx.module import Function, Group, Instruction, Label, Name, Operand
 from . import memory
 from .arithmetic import TABLE
 from .scope import Names, Register, Scope, Storage
-from .values import Code, Values, c_type, size_of
+from .values import Code, Unsupported, Values, c_type, size_of
 
 SLOT = 16  # bytes: arguments of calls lie at multiples of this
 SYSTEM_CALLS = {"vprintf", "malloc", "free", "__assertfail"}
@@ -54,6 +54,17 @@ def slots(sizes: list[int]) -> list[int]:
     return offsets
 
 
+def kernel_parameters(function: Function) -> list[tuple[int, int, int]]:
+    """(offset, size, align) of each parameter of a kernel, in bytes."""
+    found: list[tuple[int, int, int]] = []
+    at = 0
+    for p in function.parameters:
+        at = (at + p.alignment - 1) // p.alignment * p.alignment
+        found.append((at, p.size, p.alignment))
+        at += p.size
+    return found
+
+
 class FunctionCode:
     """The translation of one function; `render` needs what the module decides (numbers of blocks, frame offsets)."""
 
@@ -75,7 +86,6 @@ class FunctionCode:
         self.callees: set[str] = set()
         self.indirect = False
         self.args_size = 0
-        self.parameters: list[tuple[int, int, int]] = []  # of a kernel: offset, size, align
         self.arguments: list[tuple[Storage | Register, int, int]] = []  # of a .func: where to, slot, size
         self.results: list[tuple[Storage | Register, int, int]] = []
         self.recursive = False
@@ -90,15 +100,11 @@ class FunctionCode:
     def _declare(self) -> None:
         root = self.names.root
         if self.kernel:
-            at = 0
-            for p in self.function.parameters:
-                at = (at + p.alignment - 1) // p.alignment * p.alignment
-                root.storages[p.name] = Storage("kernel", p.name, at, p.size, p.alignment)
-                self.parameters.append((at, p.size, p.alignment))
-                at += p.size
-            self.parameter_bytes = at
+            for p, (at, size, align) in zip(
+                self.function.parameters, kernel_parameters(self.function), strict=True
+            ):
+                root.storages[p.name] = Storage("kernel", p.name, at, size, align)
         else:
-            self.parameter_bytes = 0
             self._formals(self.function.parameters, self.arguments)
             self._formals(self.function.returns, self.results)
         body = self.function.body
@@ -296,7 +302,9 @@ class FunctionCode:
             return
         target = self.functions.get(callee.name)
         if register is None and (target is None or not target.defined):
-            raise PtxError(f"PTX line {statement.line}: function {callee.name} is not defined in this module")
+            raise Unsupported(
+                f"PTX line {statement.line}: function {callee.name} is not defined in this module"
+            )
         after = self._guard(statement, scope)
         v = self.values
         head = v.code
@@ -616,9 +624,10 @@ class FunctionCode:
             closed = code.alone
         return found
 
-    def render(self, base: int, entries: dict[str, int], frame: str, local_base: int, args: int) -> str:
-        """The C function. `entries`: first block of each function; `frame`: name of its struct."""
+    def render(self, base: int, entries: dict[str, int], local_base: int, args: int) -> str:
+        """The C function; @FRAME@ stands for its frame's offset. `entries`: first block of each function."""
         self._fields: dict[str, int] = {}
+        frame = f"frame_{self.index}"
         lines: list[str] = []
         for block in self.blocks:
             lines.append(self._render_block(block, base, entries))
@@ -629,28 +638,35 @@ class FunctionCode:
         cases = " ".join(f"case {low + b.number}: goto B{low + b.number};" for b in self.blocks)
         return (
             f"static int fn_{self.index}(W *w) {{\n"
-            f"struct {frame} *const R = (struct {frame} *)(w->frame + OFFSET_{self.index}); (void)R;\n"
+            f"struct {frame} *const R = (struct {frame} *)(w->frame + @FRAME@); (void)R;\n"
             f"PROLOGUE({low}u, {high}u);\n"
             f"switch (pc) {{ {cases} default: __builtin_unreachable(); }}\n{body}\n}}\n"
         )
 
-    def frame_struct(self, name: str) -> tuple[str, list[str]]:
-        """The struct of registers that live across segments, and its fields for saving: `{offset, width}`."""
-        fields: list[str] = []
-        table: list[str] = []
+    def frame_struct(self) -> tuple[str, list[tuple[int, int]], int]:
+        """The struct of what lives across segments, its fields for saving as (offset, width), and its size in bytes."""
+        fields: list[tuple[str, int, int]] = []  # declaration, bytes per lane (0: a bit), alignment
         if not self.kernel:
-            fields.append("u32 ret[32];")
-            table.append(f"{{__builtin_offsetof(struct {name}, ret), 4}}")
+            fields.append(("u32 ret[32]", 4, 4))
         for register, width in sorted(self._fields.items()):
-            fields.append(f"{c_type(width)} {register}[32];" if width else f"u32 {register};")
-            table.append(f"{{__builtin_offsetof(struct {name}, {register}), {width}}}")
+            fields.append(
+                (f"{c_type(width)} {register}[32]" if width else f"u32 {register}", width, width or 4)
+            )
         for storage in self.names.frame.values():
-            if storage.name in self.values.local_parameters:
-                continue
-            size = max(SLOT, (storage.size + SLOT - 1) // SLOT * SLOT)
-            fields.append(f"u8 {storage.name}[32][{size}] __attribute__((aligned(16)));")
-            table.append(f"{{__builtin_offsetof(struct {name}, {storage.name}), {size}}}")
-        return f"struct {name} {{ {' '.join(fields) or 'u32 none;'} }} __attribute__((aligned(64)));\n", table
+            if storage.name not in self.values.local_parameters:
+                size = max(SLOT, (storage.size + SLOT - 1) // SLOT * SLOT)
+                fields.append((f"u8 {storage.name}[32][{size}] __attribute__((aligned(16)))", size, 16))
+        table: list[tuple[int, int]] = []
+        at = 0
+        for _, width, align in fields:
+            at = (at + align - 1) // align * align
+            table.append((at, width))
+            at += 32 * width or 4
+        total = max(64, (at + 63) // 64 * 64)
+        members = " ".join(f"{declaration};" for declaration, _, _ in fields) or "u32 none;"
+        name = f"struct frame_{self.index}"
+        text = f"{name} {{ {members} }} __attribute__((aligned(64)));\n"
+        return f'{text}_Static_assert(sizeof({name}) == {total}, "frame");\n', table, total
 
     def _render_segment(self, codes: list[Code], live_after: set[Register]) -> str:
         need: set[Register] = set()
@@ -744,7 +760,7 @@ class FunctionCode:
     def _prologue(self, block: Block) -> list[str]:
         lines: list[str] = []
         if self.recursive:
-            lines.append(f"w->line = {self.function.line}; api->push(w, mask, &functions[{self.index}]);")
+            lines.append(f"w->line = {self.function.line}; api->push(w, mask, {self.index});")
         inner: list[str] = []
         if not self.kernel:
             inner.append("R->ret[l] = w->retpc[l];")
@@ -807,7 +823,7 @@ class FunctionCode:
                     lines.append(f"__builtin_memcpy({to}, R->{result.name}[l], {size});")
             lines.append("END")
             if self.recursive:
-                lines.append(f"api->pop(w, mask, &functions[{self.index}]);")
+                lines.append(f"api->pop(w, mask, {self.index});")
             return "\n".join([*lines, "goto pick;"])
         resume = f"{base + block.targets[0].number}u"
         head = head.replace("@NEXT@", resume)

@@ -19,9 +19,12 @@ from gpubpf.ptx.module import (
     type_size,
 )
 
-from .function import SLOT, FunctionCode
+from .function import SLOT, FunctionCode, kernel_parameters
 from .scope import Storage
-from .values import RESERVED_SHARED, immediate_bits
+from .values import RESERVED_SHARED, Unsupported, immediate_bits
+
+# Lines of C from which on functions are compiled apart, when a kernel that needs them is launched.
+SPLIT_LINES = 3_000
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ def _align(value: int, alignment: int) -> int:
 
 
 class Program:
-    """The translation of a module. `c_text()` is the result."""
+    """The translation of a module. `c_texts()` is the result."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -60,6 +63,7 @@ class Program:
             if function.defined:
                 self.indices.setdefault(name, self.indices[function.name])
         self.codes: dict[str, FunctionCode] = {}
+        self.refused: dict[str, str] = {}  # functions that cannot be translated: why
         self.taken: set[str] = set()
         self.initial: list[tuple[bytes, list[Relocation]]] = [self._initial(v) for v in self.variables]
         self._translate(defined)
@@ -146,7 +150,7 @@ class Program:
         elif value.name in self.functions and self.functions[value.name].defined:
             self.taken.add(self.functions[value.name].name)
             relocations.append(Relocation(at, width, True, self.indices[value.name], addend, mask, shift))
-        else:
+        elif value.name not in self.functions:  # one that is declared alone stays 0: a call of it is a fault
             raise PtxError(f"PTX line {variable.line}: {value.name} in an initialiser is not defined")
 
     # -- functions
@@ -158,15 +162,27 @@ class Program:
         todo += sorted(self.taken)
         while todo:
             name = todo.pop()
-            if name in self.codes:
+            if name in self.codes or name in self.refused:
                 continue
             function = self.functions[name]
-            code = FunctionCode(function, self.indices[name], self.scope, self.functions, self.indices)
+            try:
+                code = FunctionCode(function, self.indices[name], self.scope, self.functions, self.indices)
+            except Unsupported as error:
+                self.refused[name] = str(error)
+                continue
             self.codes[name] = code
             todo += code.callees
             for index in code.values.address_taken:
                 self.taken.add(names[index])
                 todo.append(names[index])
+        bad = set(self.refused)
+        while bad:  # and whoever calls them
+            bad = {n for n, code in self.codes.items() if not self._callees(code).isdisjoint(self.refused)}
+            for name in bad:
+                callees = self._callees(self.codes[name])
+                self.refused[name] = next(self.refused[c] for c in sorted(callees) if c in self.refused)
+            self.codes = {n: code for n, code in self.codes.items() if n not in bad}
+        self.taken -= set(self.refused)
 
     def _callees(self, code: FunctionCode) -> set[str]:
         if not code.indirect:
@@ -259,73 +275,82 @@ class Program:
 
     # -- text
 
-    def c_text(self) -> str:
-        ordered = [n for component in self.components for n in component]
-        entries = self.base
-        bodies: list[str] = []
-        structs: list[str] = []
-        tables: dict[str, list[str]] = {}
-        for name in ordered:
-            code = self.codes[name]
-            frame = f"frame_{code.index}"
-            bodies.append(code.render(self.base[name], entries, frame, self.local_base[name], self.args))
-            struct, fields = code.frame_struct(frame)
-            structs.append(struct)
-            tables[name] = fields
-        offsets: list[str] = []
-        done: dict[int, str] = {}
+    def c_texts(self, split: int = SPLIT_LINES) -> list[str]:
+        """One C file; or, beyond `split` lines, one that describes the module and others with parts of the code."""
+        self.kernels = [f.name for f in self.module.functions.values() if f.defined and f.kind == "entry"]
+        self.reached = {n: sorted(self.reach(n)) for n in self.kernels if n in self.codes}
+        bodies: dict[str, str] = {}
+        self.fields: dict[str, list[tuple[int, int]]] = {}
+        frame: dict[str, int] = {}  # bytes
+        for name, code in self.codes.items():
+            body = code.render(self.base[name], self.base, self.local_base[name], self.args)
+            struct, self.fields[name], frame[name] = code.frame_struct()
+            bodies[name] = struct + body
+        self.frame_offset: dict[str, int] = {}
+        self.frame_end: dict[str, int] = {}
         # like local memory: frames of a component begin after those of all its callers
-        starts: dict[int, list[str]] = {k: [] for k in range(len(self.components))}
+        starts = [0] * len(self.components)
         for k in range(len(self.components) - 1, -1, -1):
-            begin = f"START_{k}"
-            offsets += _maximum(begin, starts[k])
-            at = begin
+            at = starts[k]
             for name in self.components[k]:
-                index = self.codes[name].index
-                offsets.append(
-                    f"enum {{ OFFSET_{index} = {at}, END_{index} = {at} + sizeof(struct frame_{index}) }};"
-                )
-                at = f"END_{index}"
-            done[k] = at
+                bodies[name] = bodies[name].replace("@FRAME@", str(at))
+                self.frame_offset[name] = at
+                self.frame_end[name] = at = at + frame[name]
             for name in self.components[k]:
                 for callee in self._callees(self.codes[name]):
-                    if self.of[callee] != k and at not in starts[self.of[callee]]:
-                        starts[self.of[callee]].append(at)
-        out = [
-            '#include "device_runtime.h"\n',
-            "#define CS_MAX_(a, b) ((a) > (b) ? (a) : (b))\n",
-            *structs,
-            *offsets,
-            "",
-        ]
+                    if self.of[callee] != k:
+                        starts[self.of[callee]] = max(starts[self.of[callee]], at)
+        # functions that the same kernels reach are compiled together
+        reaching: dict[str, list[str]] = {n: [] for n in bodies}
+        for kernel, reached in self.reached.items():
+            for name in reached:
+                reaching[name].append(kernel)
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for name, users in reaching.items():
+            if users:
+                groups.setdefault(tuple(users), []).append(name)
+        self.parts: dict[str, list[int]] = {n: [] for n in self.reached}
+        head = '#include "device_runtime.h"\n'
+        apart = []
+        if sum(body.count("\n") for body in bodies.values()) > split:
+            for k, (kernels, names) in enumerate(groups.items()):
+                apart.append("\n".join([head, *(bodies[n] for n in names), self._part(names)]))
+                for kernel in kernels:
+                    self.parts[kernel].append(k)
+            together = []
+        else:
+            together = [*bodies.values(), self._part(list(bodies))]
         nfunctions = 1 + max(self.indices.values(), default=-1)
-        out.append(f"static const struct cs_function functions[{nfunctions}];\n")
-        out += bodies
-        out.append(self._function_table(nfunctions, tables))
-        out.append(self._variable_tables())
-        out.append(self._kernel_tables())
-        out.append(self._image(nfunctions))
-        return "\n".join(out)
+        tables = [self._function_table(nfunctions), self._variable_tables(), self._kernel_tables()]
+        return ["\n".join([head, *together, *tables, self._image(nfunctions)]), *apart]
 
-    def _function_table(self, count: int, tables: dict[str, list[str]]) -> str:
+    def _part(self, names: list[str]) -> str:
+        rows = "".join(f"{{{self.codes[n].index}, fn_{self.codes[n].index}}}, " for n in names)
+        return (
+            f"static const struct cs_code code[] = {{{rows}{{0}}}};\n"
+            '__attribute__((visibility("default"))) const struct cs_part cudasim_part = '
+            f"{{CS_ABI, {len(names)}, code}};\n"
+        )
+
+    def _function_table(self, count: int) -> str:
         lines = []
         names = {self.indices[f.name]: f.name for f in self.functions.values() if f.defined}
         for index in range(count):
             name = names[index]
             if name in self.codes and self.codes[name].recursive:
-                fields = ", ".join(tables[name])
+                fields = ", ".join(f"{{{offset}, {width}}}" for offset, width in self.fields[name])
                 lines.append(f"static const struct cs_field fields_{index}[] = {{{fields}}};")
         lines.append(f"static const struct cs_function functions[{count}] = {{")
         for index in range(count):
             name = names[index]
             code = self.codes.get(name)
             if code is None:
-                lines.append(f'{{"{name}", 0, CS_NO_PC, 0, 0, 0, 0}},')
+                lines.append(f'{{"{name}", CS_NO_PC, 0, 0, 0, 0}},')
                 continue
             fields = f"fields_{index}" if code.recursive else "0"
-            nfields = len(tables[name]) if code.recursive else 0
+            nfields = len(self.fields[name]) if code.recursive else 0
             lines.append(
-                f'{{"{name}", fn_{index}, {self.base[name]}u, OFFSET_{index}, {nfields}, '
+                f'{{"{name}", {self.base[name]}u, {self.frame_offset[name]}, {nfields}, '
                 f"{self.component_local[name] if code.recursive else 0}, {fields}}},"
             )
         lines.append("};")
@@ -366,33 +391,40 @@ class Program:
     def _kernel_tables(self) -> str:
         lines = []
         rows = []
-        self.kernels = [n for n, c in self.codes.items() if c.kernel]
-        self.kernels.sort(key=lambda n: self.indices[n])
-        for name in self.kernels:
-            code = self.codes[name]
-            k = code.index
-            reach = self.reach(name)
-            params = ", ".join(f"{{{o}, {s}, {a}}}" for o, s, a in code.parameters) or "{0, 0, 0}"
+        for k, name in enumerate(self.kernels):
+            function = self.functions[name]
+            parameters = kernel_parameters(function)
+            params = ", ".join(f"{{{o}, {s}, {a}}}" for o, s, a in parameters) or "{0, 0, 0}"
             lines.append(f"static const struct cs_param params_{k}[] = {{{params}}};")
+            parameter_bytes = parameters[-1][0] + parameters[-1][1] if parameters else 0
+            req, most = _dimensions(function, "reqntid"), _dimensions(function, "maxntid")
+            if name in self.refused:
+                rows.append(
+                    f'{{"{name}", CS_NO_PC, {len(parameters)}, {parameter_bytes}, 0, 0, 0, 0, 0, 0, {req}, {most}, '
+                    f"params_{k}, 0, 0, 0, 0, 0, {_bytes(self.refused[name].encode())}}},"
+                )
+                continue
+            reach = self.reached[name]
             reserved = RESERVED_SHARED if any(self.codes[n].values.reserved_shared for n in reach) else 0
             static, offsets = self._shared_layout(reach, reserved)
             lines.append(f"static const uint32_t shared_{k}[] = {{{', '.join(map(str, offsets)) or '0'}}};")
             used = sorted({x for n in reach for x in self.codes[n].values.variables})
             lines.append(f"static const uint32_t uses_{k}[] = {{{', '.join(map(str, used)) or '0'}}};")
-            frame = f"FRAME_{k}"
-            lines += _maximum(frame, [f"END_{self.codes[n].index}" for n in sorted(reach)])
+            parts = self.parts[name]
+            lines.append(f"static const uint32_t parts_{k}[] = {{{', '.join(map(str, parts)) or '0'}}};")
+            frame = max(self.frame_end[n] for n in reach)
             local = max(self.local_end[n] for n in reach)
             registers = max(self.codes[n].registers for n in reach)
             recursive = int(any(self.codes[n].recursive for n in reach))
-            req, most = _dimensions(code.function, "reqntid"), _dimensions(code.function, "maxntid")
             rows.append(
-                f'{{"{name}", {self.base[name]}u, {len(code.parameters)}, {code.parameter_bytes}, {static}, {local}, '
-                f"{registers}, {frame}, {recursive}, {reserved}, {req}, {most}, params_{k}, shared_{k}, {len(used)}, uses_{k}}},"
+                f'{{"{name}", {self.base[name]}u, {len(parameters)}, {parameter_bytes}, {static}, {local}, '
+                f"{registers}, {frame}, {recursive}, {reserved}, {req}, {most}, params_{k}, shared_{k}, "
+                f"{len(used)}, uses_{k}, {len(parts)}, parts_{k}, 0}},"
             )
         lines.append("static const struct cs_kernel kernels[] = {" + "\n".join(rows) + "{0}};\n")
         return "\n".join(lines)
 
-    def _shared_layout(self, reach: set[str], reserved: int) -> tuple[int, list[int]]:
+    def _shared_layout(self, reach: list[str], reserved: int) -> tuple[int, list[int]]:
         """Static size, and the offset of every shared variable of the module (0 where it is not used).
 
         They begin after `reserved` bytes, which do not count.
@@ -433,14 +465,6 @@ def _dimensions(function: Function, name: str) -> str:
             numbers = [*numbers, 1, 1, 1][:3]
             return f"{{{', '.join(map(str, numbers))}}}"
     return "{0, 0, 0}"
-
-
-def _maximum(name: str, values: list[str]) -> list[str]:
-    """C that defines the constant `name` as the greatest of `values`, a step at a time (nested macros would explode)."""
-    lines = [f"enum {{ {name}_0 = 0 }};"]
-    for k, value in enumerate(values):
-        lines.append(f"enum {{ {name}_{k + 1} = CS_MAX_({name}_{k}, {value}) }};")
-    return [*lines, f"enum {{ {name} = {name}_{len(values)} }};"]
 
 
 def _bytes(data: bytes) -> str:
