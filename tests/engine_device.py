@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +16,21 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "lib" / "cudasim" / "src"
 HARNESS = Path(__file__).parent / "cudasim" / "engine_harness.cpp"
-_BUILD = Path(tempfile.gettempdir()) / f"gpubpf-tests-{os.getuid()}"
+_BUILD = ROOT / "build" / "tests"
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
     """The engine and the harness as a shared object; rebuilt when a source is newer."""
+    _BUILD.mkdir(parents=True, exist_ok=True)
+    with open(_BUILD / "lock", "w") as lock:  # several test processes at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _library()
+
+
+def _library() -> ctypes.CDLL:
     sources = [*sorted(SOURCES.glob("engine*.cpp")), HARNESS]
     headers = [SOURCES / n for n in ("engine.h", "engine_internal.h", "device_abi.h")]
-    _BUILD.mkdir(mode=0o700, exist_ok=True)
     extra = os.environ.get("CUDASIM_TEST_CXXFLAGS", "").split()
     objects, compiling = [], []
     for source in sources:
