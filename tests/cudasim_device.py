@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import textwrap
 from pathlib import Path
 
@@ -20,13 +19,13 @@ ROOT = Path(__file__).resolve().parents[1]
 CUDASIM = ROOT / "lib" / "cudasim"
 LIBRARIES = CUDASIM / "lib"
 PROGRAMS = Path(__file__).parent / "cudasim" / "programs"
-_BUILD = Path(tempfile.gettempdir()) / f"gpubpf-tests-{os.getuid()}"
+_BUILD = ROOT / "build" / "tests"
 
 
 @functools.cache
 def libraries() -> Path:
     """The folder with libcuda.so.1 and libcudart.so.13, brought up to date by make."""
-    _BUILD.mkdir(mode=0o700, exist_ok=True)
+    _BUILD.mkdir(parents=True, exist_ok=True)
     with open(_BUILD / "cudasim.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         subprocess.run(["make", "--silent", "-j2", "-C", str(CUDASIM)], check=True, stdout=subprocess.DEVNULL)
@@ -47,7 +46,7 @@ def program(name: str, *options: str) -> Path:
     compiler = nvcc()
     source = PROGRAMS / f"{name}.cu"
     content = source.read_bytes() + (PROGRAMS / "check.h").read_bytes() + " ".join(options).encode()
-    _BUILD.mkdir(mode=0o700, exist_ok=True)
+    _BUILD.mkdir(parents=True, exist_ok=True)
     target = _BUILD / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}"
     if not target.exists():
         made = target.with_suffix(f".{os.getpid()}")
