@@ -21,6 +21,8 @@ namespace cudasim {
 
 namespace {
 
+constexpr uint32_t kSmallLocal = 4096, kSmallShared = 65536;  // bytes of a thread, a block: kept for other grids
+
 struct Grid : Job {
     uint64_t total = 0, next = 0;         // blocks; [next, total) have not been started
     uint64_t resumed = 0;                 // slices of suspended blocks since a block was started
@@ -40,6 +42,7 @@ struct Pool {
     std::mutex mutex;
     std::condition_variable work;
     std::list<Grid *> grids;
+    std::vector<std::unique_ptr<Block>> idle;  // of grids that have finished: their memory is mapped already
     uint32_t threads = 0;                 // that exist
     uint32_t limit = 0;
     Statistics statistics = {};
@@ -105,9 +108,10 @@ bool work_on(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
         first = grid.next;
         grid.next += count;
         grid.resumed = 0;
-        if (!grid.idle.empty()) {
-            block = std::move(grid.idle.back());
-            grid.idle.pop_back();
+        std::vector<std::unique_ptr<Block>> &idle = grid.idle.empty() ? p.idle : grid.idle;
+        if (!idle.empty()) {
+            block = std::move(idle.back());
+            idle.pop_back();
         }
     }
     grid.running++;
@@ -240,6 +244,12 @@ Fault run(const LaunchDescription &launch) {
         else if (g.total > 1 && !g.suspended.empty()) p.work.notify_all();
     }
     if (g.total > 1) p.grids.remove(&g);
+    const bool small = g.local_size <= kSmallLocal && g.shared_size <= kSmallShared;
+    while (small && !g.stop && !g.idle.empty() && p.idle.size() < p.limit) {
+        for (const std::unique_ptr<Warp> &warp : g.idle.back()->spare) warp->job = nullptr;
+        p.idle.push_back(std::move(g.idle.back()));
+        g.idle.pop_back();
+    }
     lock.unlock();
     return g.fault;
 }

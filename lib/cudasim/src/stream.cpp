@@ -43,6 +43,7 @@ Fence Queue::submit(std::vector<Fence> after, std::function<void()> work) {
         std::thread([self = shared_from_this()] { self->serve(); }).detach();
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
     } else {
+        lock.unlock();  // or the worker wakes up to wait for it
         more_.notify_one();
     }
     return fence;
