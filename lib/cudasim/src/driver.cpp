@@ -720,7 +720,7 @@ CUresult cuCtxSynchronize(void) {
     std::shared_ptr<Context> context;
     if (CUresult status = current(context)) return status;
     if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
-    if (CUresult status = allowed_in_capture(context)) return status;
+    if (CUresult status = no_capture_in(context)) return status;
     drain(*context);
     return static_cast<CUresult>(context->sticky.load());
 }
@@ -730,7 +730,7 @@ CUresult cuCtxSynchronize_v2(CUcontext handle) {
     std::shared_ptr<Context> context = tables().contexts.get(handle);
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
     if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
-    if (CUresult status = allowed_in_capture(context)) return status;
+    if (CUresult status = no_capture_in(context)) return status;
     drain(*context);
     return static_cast<CUresult>(context->sticky.load());
 }

@@ -380,6 +380,7 @@ void flush_printf(Context &context);
 // Is a call that synchronises or allocates allowed now (no capture forbids it)? If not, the captures that it concerns
 // are invalidated.
 CUresult allowed_in_capture(const std::shared_ptr<Context> &context);
+CUresult no_capture_in(const std::shared_ptr<Context> &context);
 
 CUresult begin_capture(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                        CUstreamCaptureMode mode, const std::shared_ptr<Graph> &graph,

@@ -338,6 +338,22 @@ CUresult allowed_in_capture(const std::shared_ptr<Context> &) {
     return status;
 }
 
+// CUDA programming guide, "Prohibited and Unhandled Operations": waiting for a context that has a stream in capture is invalid
+// in every mode, and ends the capture.
+CUresult no_capture_in(const std::shared_ptr<Context> &context) {
+    CUresult status = allowed_in_capture(context);
+    std::lock_guard streams(context->lock);
+    std::lock_guard lock(captures().mutex);
+    for (const std::shared_ptr<Capture> &capture : captures().active) {
+        bool here = false;
+        for (const std::shared_ptr<Stream> &stream : capture->streams) here |= stream->context.lock() == context;
+        if (!here) continue;
+        capture->invalid = true;
+        status = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    return status;
+}
+
 CUresult begin_capture(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                        CUstreamCaptureMode mode, const std::shared_ptr<Graph> &graph,
                        const std::vector<std::shared_ptr<GraphNode>> &after) {
