@@ -692,6 +692,18 @@ def cvta(v: Values, i: Instruction) -> str:
 _WINDOWS = {"global": "", "const": "", "param": "", "shared": "w->shared_window", "local": "w->local_window"}
 
 
+@emits("mapa")
+def mapa(v: Values, i: Instruction) -> str:
+    """An address in the shared memory of a block of the cluster: of this one, for a cluster is one block here."""
+    t = i.modifiers[-1]
+    return v.dst(i.operands[0], t, v.src(i.operands[1], t))
+
+
+@emits("getctarank")
+def getctarank(v: Values, i: Instruction) -> str:
+    return v.dst(i.operands[0], "u32", "0u")
+
+
 @emits("isspacep")
 def isspacep(v: Values, i: Instruction) -> str:
     space = i.modifiers[0].split("::")[0]
