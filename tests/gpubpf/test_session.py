@@ -237,6 +237,45 @@ def test_a_program_that_closes_every_file_goes_on(target: Path) -> None:
     assert found["summary"]["lost"] == found["summary"]["launches_instrumented"] > 0
 
 
+def test_a_program_that_closes_every_file_does_not_wait_for_answers(target: Path) -> None:
+    start = time.monotonic()
+    assert measure([str(target), "closefirst", "5"], wanted=())["status"] == 0
+    assert time.monotonic() - start < 5
+
+
+def test_programs_find_the_signal_handlers_that_they_set(
+    target: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    subprocess.run([target, "handlers"], check=True)
+    alone = capfd.readouterr()
+    assert measure([str(target), "handlers"])["status"] == 0
+    assert capfd.readouterr() == alone
+
+
+def test_wrong_parameters_are_the_drivers_to_refuse(target: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    found = measure([str(target), "wrong"])
+    assert found["summary"]["not_instrumented"] == {"launch failed": 2}
+    assert capfd.readouterr().out == "1\nlaunched 1\n"
+
+
+def test_the_last_reading_does_not_end_a_capture(target: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    found = measure([str(target), "longcapture", "500"], duration=0.2)
+    assert capfd.readouterr().out == "captured 0\nlaunched 1\n"
+    assert counted(found) == (1, 1, 1) and found["summary"]["lost"] == 0
+
+
+def test_a_context_that_goes_after_the_measurement_is_left_alone(target: Path) -> None:
+    found = measure([str(target), "destroylater", "400"], duration=0.2)
+    assert found["status"] == 0
+    assert counted(found) == (1, 1, 1) and found["summary"]["lost"] == 0
+
+
+def test_no_more_than_a_part_of_the_memory_is_taken(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_MEMORY", str(2 << 20))
+    found = measure([str(target), "large", "10"], map_memory=1 << 16)
+    assert found["summary"]["not_instrumented"] == {"map too small": 10}
+
+
 @pytest.mark.parametrize("mode", ["crash", "kill"])
 def test_death_of_the_program(target: Path, mode: str) -> None:
     found = measure([str(target), mode, "23"])
@@ -357,6 +396,17 @@ def test_killing_the_tool_under_load_does_not_hurt(target: Path, tmp_path: Path,
     tool.process.kill()
     tool.process.wait()
     assert tool.program_output() == "launched 4000000\nstatus 0\n"
+
+
+def test_a_tool_that_is_stopped_holds_the_program_up_for_seconds_only(target: Path, tmp_path: Path) -> None:
+    start = time.monotonic()
+    tool = Tool(target, tmp_path, "reload", 5, stop=True)
+    try:
+        assert tool.program_output() == "launched 5\nstatus 0\n"
+        assert time.monotonic() - start < 9
+    finally:
+        tool.process.kill()
+        tool.process.wait()
 
 
 def test_sigterm_prints_and_leaves(target: Path, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import signal
 import sys
 from typing import Any
 
@@ -65,6 +67,8 @@ def result(measured: Session) -> dict[str, Any]:
 def main() -> int:
     own, command = sys.argv[1 : sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1 :]
     options = ast.literal_eval(own[1]) if len(own) > 1 else {}
+    if options.pop("stop", False):  # as by Ctrl-Z, in the middle of its work
+        options["instrument"] = lambda image, target: os.kill(os.getpid(), signal.SIGSTOP)
     interval = options.pop("interval", None)
     said: list[str] = []
     shown = 0

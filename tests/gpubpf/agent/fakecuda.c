@@ -54,7 +54,7 @@ EXPORT CUresult cuCtxCreate_v2(CUcontext *c, unsigned f, CUdevice d) {
 }
 EXPORT CUresult cuCtxDestroy_v2(CUcontext c) {
   if ((CUcontext)current == c) current = NULL;
-  free(c);
+  ((struct context *)c)->device = -1; /* gone */
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d) { (void)d; *c = (CUcontext)&primary; return CUDA_SUCCESS; }
@@ -64,21 +64,31 @@ EXPORT CUresult cuCtxSetCurrent(CUcontext c) { current = (struct context *)c; re
 EXPORT CUresult cuCtxGetCurrent(CUcontext *c) { *c = (CUcontext)current; return CUDA_SUCCESS; }
 static _Thread_local struct context *stack[16];
 static _Thread_local int depth;
-EXPORT CUresult cuCtxPushCurrent_v2(CUcontext c) { stack[depth++] = current; current = (struct context *)c; return CUDA_SUCCESS; }
+EXPORT CUresult cuCtxPushCurrent_v2(CUcontext c) {
+  if (((struct context *)c)->device < 0) abort();
+  stack[depth++] = current; current = (struct context *)c; return CUDA_SUCCESS;
+}
 EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *c) { *c = (CUcontext)current; current = stack[--depth]; return CUDA_SUCCESS; }
 EXPORT CUresult cuCtxGetDevice(CUdevice *d) { *d = 0; return CUDA_SUCCESS; }
-EXPORT CUresult cuCtxSynchronize(void) { return CUDA_SUCCESS; }
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t n) { *p = (CUdeviceptr)aligned_alloc(256, (n + 255) / 256 * 256); return *p ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY; }
 EXPORT CUresult cuMemFree_v2(CUdeviceptr p) { free((void *)p); return CUDA_SUCCESS; }
-EXPORT CUresult cuMemGetInfo_v2(size_t *f, size_t *t) { *f = *t = (size_t)1 << 32; return CUDA_SUCCESS; }
+EXPORT CUresult cuMemGetInfo_v2(size_t *f, size_t *t) {
+  const char *size = getenv("FAKE_MEMORY");
+  *f = *t = size ? strtoul(size, NULL, 10) : (size_t)1 << 32;
+  return CUDA_SUCCESS;
+}
 EXPORT CUresult cuMemsetD8Async(CUdeviceptr p, unsigned char v, size_t n, CUstream s) { (void)s; memset((void *)p, v, n); return CUDA_SUCCESS; }
 EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr d, const void *h, size_t n, CUstream s) { (void)s; memcpy((void *)d, h, n); return CUDA_SUCCESS; }
 EXPORT CUresult cuMemcpyDtoHAsync_v2(void *h, CUdeviceptr d, size_t n, CUstream s) { (void)s; memcpy(h, (void *)d, n); return CUDA_SUCCESS; }
 EXPORT CUresult cuStreamCreate(CUstream *s, unsigned f) { (void)f; *s = (CUstream)malloc(8); return CUDA_SUCCESS; }
 EXPORT CUresult cuStreamQuery(CUstream s) { (void)s; return CUDA_SUCCESS; }
-static atomic_int capturing;
-EXPORT CUresult cuStreamBeginCapture_v2(CUstream s, CUstreamCaptureMode m) { (void)s; (void)m; capturing = 1; return CUDA_SUCCESS; }
-EXPORT CUresult cuStreamEndCapture(CUstream s, CUgraph *g) { (void)s; *g = NULL; capturing = 0; return CUDA_SUCCESS; }
+static atomic_int capturing, invalidated;
+EXPORT CUresult cuStreamBeginCapture_v2(CUstream s, CUstreamCaptureMode m) { (void)s; (void)m; capturing = 1; invalidated = 0; return CUDA_SUCCESS; }
+EXPORT CUresult cuStreamEndCapture(CUstream s, CUgraph *g) { (void)s; *g = NULL; capturing = 0; return invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS; }
+EXPORT CUresult cuCtxSynchronize(void) {
+  invalidated = (int)capturing;
+  return capturing ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+}
 EXPORT CUresult cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus *v) { (void)s; *v = capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE; return CUDA_SUCCESS; }
 
 EXPORT CUresult cuModuleLoadData(CUmodule *m, const void *image) {
@@ -141,7 +151,7 @@ static CUresult run(CUfunction f, unsigned long threads, void **parameters) {
 }
 #define SHAPE unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, CUstream stream
 #define THREADS ((unsigned long)gx * gy * gz * bx * by * bz)
-EXPORT CUresult cuLaunchKernel(CUfunction f, SHAPE, void **p, void **extra) { (void)shared; (void)stream; (void)extra; return run(f, THREADS, p); }
+EXPORT CUresult cuLaunchKernel(CUfunction f, SHAPE, void **p, void **extra) { (void)shared; (void)stream; if (p && extra) return CUDA_ERROR_INVALID_VALUE; return run(f, THREADS, p); }
 EXPORT CUresult cuLaunchKernel_ptsz(CUfunction f, SHAPE, void **p, void **extra) { (void)shared; (void)stream; (void)extra; return run(f, THREADS, p); }
 EXPORT CUresult cuLaunchCooperativeKernel(CUfunction f, SHAPE, void **p) { (void)shared; (void)stream; return run(f, THREADS, p); }
 EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **p, void **extra) {

@@ -62,8 +62,44 @@ int main(int argc, char **argv) {
     printf("failed %d\n", failed);
     return failed;
   }
+  if (!strcmp(mode, "closefirst")) {
+    cuInit(0);
+    for (int fd = 3; fd < 1024; ++fd) close(fd);
+  }
   setup();
-  if (!strcmp(mode, "threads")) {
+  if (!strcmp(mode, "handlers")) { /* what a program finds, and how it sets its own */
+    int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGABRT};
+    struct sigaction old, ignore = {.sa_handler = SIG_IGN};
+    launch(function, 1, 5);
+    for (int i = 0; i < 4; ++i) {
+      int found = sigaction(signals[i], NULL, &old);
+      printf("%d %d %x\n", found, old.sa_handler == SIG_DFL, (unsigned)old.sa_flags);
+    }
+    printf("%d %d %d\n", signal(SIGINT, SIG_IGN) == SIG_DFL, sigaction(SIGHUP, &ignore, &old), old.sa_handler == SIG_DFL);
+    printf("%d %d\n", signal(SIGINT, SIG_DFL) == SIG_IGN, signal(SIGHUP, SIG_DFL) == SIG_IGN);
+  } else if (!strcmp(mode, "longcapture")) { /* n milliseconds */
+    CUgraph graph;
+    launch(function, 1, 5);
+    cuStreamBeginCapture_v2(NULL, CU_STREAM_CAPTURE_MODE_RELAXED);
+    usleep(1000 * (unsigned)n);
+    printf("captured %d\n", cuStreamEndCapture(NULL, &graph));
+  } else if (!strcmp(mode, "destroylater")) { /* after n milliseconds */
+    CUcontext second;
+    CUmodule module;
+    CUfunction f;
+    cuCtxCreate_v2(&second, 0, 0);
+    cuModuleLoadData(&module, image);
+    cuModuleGetFunction(&f, module, "vectorAdd");
+    launch(f, 1, 5);
+    usleep(1000 * (unsigned)n);
+    cuCtxDestroy_v2(second);
+  } else if (!strcmp(mode, "wrong")) { /* parameters in both ways, and too few */
+    int a = 1, b = 2;
+    size_t size = 0;
+    void *parameters[] = {&a, &b}, *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &a, CU_LAUNCH_PARAM_BUFFER_SIZE, &size, CU_LAUNCH_PARAM_END};
+    printf("%d\n", cuLaunchKernel(function, 1, 1, 1, 5, 1, 1, 0, NULL, parameters, extra));
+    cuLaunchKernel(function, 1, 1, 1, 5, 1, 1, 0, NULL, NULL, extra);
+  } else if (!strcmp(mode, "threads")) {
     pthread_t t[8];
     for (int i = 0; i < 8; ++i) pthread_create(&t[i], NULL, many, NULL);
     for (int i = 0; i < 8; ++i) pthread_join(t[i], NULL);
