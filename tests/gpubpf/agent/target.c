@@ -64,6 +64,7 @@ int main(int argc, char **argv) {
   }
   if (!strcmp(mode, "closefirst")) {
     cuInit(0);
+    usleep(50000); /* until the agent's thread waits for the tool */
     for (int fd = 3; fd < 1024; ++fd) close(fd);
   }
   setup();
