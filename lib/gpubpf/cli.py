@@ -1,6 +1,6 @@
 """What every tool shares towards its user: options, the command line, errors, notices, results.
 
-Everything heavy is imported where it is used: `TOOL --help` needs no NumPy, no frida, no bcc, and no time.
+Everything heavy is imported where it is used: `TOOL --help` needs no NumPy, no bcc, and no time.
 
 A tool's parsed command line has these attributes, whichever options it takes:
 

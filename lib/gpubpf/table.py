@@ -11,16 +11,14 @@ def lines(headers: Sequence[str], rows: Sequence[Sequence[object]], left: Sequen
 
     Numbers and words align right, the columns named in `left` align left.
     """
-    cells = [list(headers), *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
-    shown = []
-    for row in cells:
-        parts = [
-            cell.ljust(width) if header in left else cell.rjust(width)
-            for header, cell, width in zip(headers, row, widths, strict=True)
-        ]
-        shown.append("  ".join(parts).rstrip())
-    return shown
+    import tabulate
+
+    if not rows:
+        return ["  ".join(headers)]
+    alignment = ["left" if header in left else "right" for header in headers]
+    tabulate.MIN_PADDING = 0  # headers need no more room than cells
+    text = tabulate.tabulate(rows, headers, tablefmt="plain", colalign=alignment, disable_numparse=True)
+    return [line.rstrip() for line in text.splitlines()]
 
 
 def bar(value: float, largest: float, width: int) -> str:
