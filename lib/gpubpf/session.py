@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import hashlib
 import os
 import pwd
 import queue
+import resource
 import secrets
 import selectors
 import signal
@@ -60,7 +62,10 @@ REGISTERS_WAIT = 20.0  # seconds that results wait for ptxas to count registers
 DRAIN_WAIT = 2.0  # seconds that kernels get to end before the last reading
 LEAVING_WAIT = 0.4  # in the place of both when the tool is told to leave
 ANSWER_WAIT = 5.0  # seconds, beyond that, for an agent to answer
+BEAT = 1.0  # seconds; an agent that waits and hears nothing for five goes on without its answer
 MAP_MEMORY = 256 << 20
+# Of one process; no program has so many, and the tool's memory and files are not theirs to use up.
+TEXT_LIMIT, PENDING_LIMIT, CONTEXT_LIMIT = 64 << 20, 4096, 4096
 PARAM = "param"
 T = TypeVar("T")
 
@@ -144,9 +149,21 @@ class _Process:
         self.entries: set[str] = set()  # kernels of its modules, whether it uses them or not
         self.registers: list[Future[Mapping[str, tuple[int, int]]]] = []
         self.snapshots: dict[int, tuple[protocol.Snapshot, int]] = {}  # by context: with the memory's file
+        self.pending = 0  # images without an answer
+        self.text = 0  # bytes of names and reasons
+        self._reading = threading.Lock()
+        self._last: tuple[list[protocol.Counters], int] = [], 0  # counters of a process that is gone
 
     def counters(self) -> tuple[list[protocol.Counters], int]:
-        return protocol.read_control(self.control) if self.control is not None else ([], 0)
+        with self._reading:
+            return protocol.read_control(self.control) if self.control is not None else self._last
+
+    def beat(self) -> None:
+        """Says that its images are worked on. Never waits."""
+        if self.outgoing.acquire(blocking=False):
+            with contextlib.suppress(OSError):
+                os.write(self.socket.fileno(), protocol.working())
+            self.outgoing.release()
 
     def send(self, data: bytes, file: int | None = None) -> None:
         """From any thread. A process that does not read is given up."""
@@ -162,8 +179,19 @@ class _Process:
                     self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """It is gone. A command may have very many processes, so what can be closed is."""
+        self.gone = True
         self.frames.close()
-        self.socket.close()
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # wakes who sends
+        with self.outgoing:
+            self.socket.close()
+        last = self.counters()
+        with self._reading:
+            self._last = last
+            if self.control is not None:
+                os.close(self.control)
+                self.control = None
 
 
 class _Workers:
@@ -373,6 +401,10 @@ class Session:
             text = f"{self.command[0]}: {error.strerror}; check that it is a program that may be run"
             raise _NotStarted(126, text) from None
         self._pidfd = os.pidfd_open(self._child.pid)
+        # Each process takes files of ours. The command keeps the limit that it was started with.
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
     def _catch_signals(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -551,15 +583,21 @@ class Session:
             os.write(self._wake_writer, b"w")
 
     def _serve(self) -> None:
+        beaten = 0.0
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._wake_reader, selectors.EVENT_READ)
             while not self._closing:
-                for key, _ in selector.select():
+                waiting = [p for p in self._processes if p.pending and not p.gone]
+                if waiting and time.monotonic() >= beaten + BEAT:
+                    beaten = time.monotonic()
+                    for process in waiting:
+                        process.beat()
+                for key, _ in selector.select(BEAT if waiting else None):
                     if key.fileobj is self._listener:
-                        process = self._accept()
-                        if process:
-                            selector.register(process.socket, selectors.EVENT_READ, process)
+                        accepted = self._accept()
+                        if accepted:
+                            selector.register(accepted.socket, selectors.EVENT_READ, accepted)
                     elif key.data is None:
                         with contextlib.suppress(BlockingIOError):
                             os.read(self._wake_reader, 4096)
@@ -567,7 +605,6 @@ class Session:
                         selector.unregister(key.data.socket)
                         with self._lock:
                             key.data.close()
-                            key.data.gone = True
                             self._lock.notify_all()
             self._listener.close()
             for process in self._processes:
@@ -577,7 +614,9 @@ class Session:
     def _accept(self) -> _Process | None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                time.sleep(0.1)  # another may end; who is not let in waits some seconds, then goes on alone
             return None
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, uid, _ = struct.unpack("3i", credentials)
@@ -600,10 +639,18 @@ class Session:
             data, files, _, _ = socket.recv_fds(process.socket, 1 << 20, 8)
             if not data:
                 return False
-            for kind, payload, file in process.frames.feed(data, files):
-                with self._lock:
-                    self._handle(process, kind, payload, file)
-                    self._lock.notify_all()
+            frames = process.frames.feed(data, files)
+            done = 0
+            try:
+                for kind, payload, file in frames:
+                    with self._lock:
+                        self._handle(process, kind, payload, file)
+                        self._lock.notify_all()
+                    done += 1
+            finally:
+                for _, _, file in frames[done:]:
+                    if file is not None:
+                        os.close(file)
         except OSError:
             return False
         except protocol.Malformed as error:
@@ -612,11 +659,20 @@ class Session:
         return True
 
     def _handle(self, process: _Process, kind: int, payload: bytes, file: int | None) -> None:
+        """What a process says. Takes `file` over, unless it raises."""
+        if kind in (protocol.NAME, protocol.REFUSED):
+            process.text += len(payload)
+            if process.text > TEXT_LIMIT:
+                raise protocol.Malformed("more names than a program has")
         if kind == protocol.HELLO and file is not None and process.control is None:
             process.comm = protocol.hello(payload)
             process.control = file
         elif kind == protocol.IMAGE and file is not None:
-            self._workers.submit(self._make_sidecar, process, protocol.image(payload), file)
+            image = protocol.image(payload)
+            if process.pending >= PENDING_LIMIT:
+                raise protocol.Malformed("more images at once than a program has")
+            process.pending += 1
+            self._workers.submit(self._make_sidecar, process, image, file)
         elif kind == protocol.NAME:
             slot, name = protocol.slot_and_text(payload)
             process.names[slot] = name
@@ -626,9 +682,13 @@ class Session:
         elif kind == protocol.SNAPSHOT and file is not None:
             snapshot = protocol.snapshot(payload)
             before = process.snapshots.get(snapshot.context)
+            if before is None and len(process.snapshots) >= CONTEXT_LIMIT:
+                raise protocol.Malformed("memory of more contexts than can be kept")
             if snapshot.flags & protocol.FAILED and (before or snapshot.size):
                 os.close(file)  # an older one is better than none
                 return
+            if snapshot.size > os.fstat(file).st_blocks * 512:
+                raise protocol.Malformed("memory that is not there")
             if before:
                 os.close(before[1])
             process.snapshots[snapshot.context] = (snapshot, file)
@@ -646,8 +706,6 @@ class Session:
         elif kind == protocol.DRAINED:
             process.answered, _ = protocol.drained(payload)
         else:
-            if file is not None:
-                os.close(file)
             raise protocol.Malformed("a message out of place")
 
     # --- workers ---
@@ -671,8 +729,13 @@ class Session:
             answer, sent = self._encode(image.request, sidecar)
         except Error as error:
             self._note(f"pid {process.pid} ({process.comm}): a module is not instrumented: {error}")
+        except Exception as error:  # our mistake, or no memory
+            what = f"a module is not instrumented: internal error, {type(error).__name__}: {error}"
+            self._note(f"pid {process.pid} ({process.comm}): {what}")
         finally:
             os.close(file)
+            with self._lock:
+                process.pending -= 1
             process.send(answer, sent)
             if sent is not None:
                 os.close(sent)
@@ -717,38 +780,56 @@ class Session:
         name count as one.
         """
         number = self._numbers[map_name]
+        found: list[Instance] = []
+        with self._lock:
+            processes = list(self._processes)
+        used = [(process, self._registers(process)) for process in processes]
+        with self._lock:  # or else a file may be closed for a newer one
+            for process, registers in used:
+                for snapshot, file in process.snapshots.values():
+                    found += self._instances_of(process, registers, snapshot, file, number)
+        return _merged(found)
+
+    def _instances_of(
+        self,
+        process: _Process,
+        registers: Mapping[str, tuple[int, int]],
+        snapshot: protocol.Snapshot,
+        file: int,
+        number: int,
+    ) -> list[Instance]:
+        """What one context held of map `number`."""
         definition = self._maps[number]
         found = []
-        with self._lock:
-            parts = [(p, s, f) for p in self._processes for s, f in p.snapshots.values()]
-        for process, snapshot, file in parts:
-            registers = self._registers(process)
-            for instance in snapshot.instances:
-                name = process.names.get(instance.slot, "")
-                for array in instance.arrays:
-                    threads = _volume(instance.grid) * _volume(instance.block_dim)
-                    if array.map != number or array.capacity != threads or threads > maps.MAX_THREADS:
-                        continue
-                    if array.size != maps.storage_size(definition, threads):
-                        continue
-                    raw = protocol.read_file(file, array.size, array.offset)
-                    found.append(
-                        Instance(
-                            process.pid, process.comm, snapshot.gpu, name, instance.grid, instance.block_dim,
-                            instance.launches, definition, raw, threads, *registers.get(name, (None, None)),
-                        )
-                    )  # fmt: skip
-            if number in snapshot.shared:
-                offset, size = snapshot.shared[number]
-                raw = protocol.read_file(file, size, offset)
-                launches = sum(i.launches for i in snapshot.instances)
+        for instance in snapshot.instances:
+            name = process.names.get(instance.slot, "")
+            for array in instance.arrays:
+                threads = _volume(instance.grid) * _volume(instance.block_dim)
+                if array.map != number or array.capacity != threads or threads > maps.MAX_THREADS:
+                    continue
+                if array.size != maps.storage_size(definition, threads):
+                    continue
+                raw = protocol.read_file(file, array.size, array.offset)
+                if len(raw) != array.size:
+                    continue
+                found.append(
+                    Instance(
+                        process.pid, process.comm, snapshot.gpu, name, instance.grid, instance.block_dim,
+                        instance.launches, definition, raw, threads, *registers.get(name, (None, None)),
+                    )
+                )  # fmt: skip
+        if number in snapshot.shared:
+            offset, size = snapshot.shared[number]
+            raw = protocol.read_file(file, size, offset)
+            launches = sum(i.launches for i in snapshot.instances)
+            if len(raw) == maps.storage_size(definition):
                 found.append(
                     Instance(
                         process.pid, process.comm, snapshot.gpu, "", (0, 0, 0), (0, 0, 0),
                         launches, definition, raw, 0, None, None,
                     )
                 )  # fmt: skip
-        return _merged(found)
+        return found
 
     def _registers(self, process: _Process) -> dict[str, tuple[int, int]]:
         """Of its instrumented kernels, where it could be found out in time."""
@@ -826,23 +907,25 @@ class Session:
         """Launches whose counts never came, and what found no room in maps."""
         lost = sum(launches for _, launches in self._missing())
         with self._lock:
-            parts = [part for process in self._processes for part in process.snapshots.values()]
-        for snapshot, file in parts:
-            places = [(a.map, a.offset, a.size) for i in snapshot.instances for a in i.arrays]
-            places += [(number, *place) for number, place in snapshot.shared.items()]
-            for number, offset, size in places:
-                if number >= len(self._maps):
+            return lost + sum(self._lost_in(*part) for p in self._processes for part in p.snapshots.values())
+
+    def _lost_in(self, snapshot: protocol.Snapshot, file: int) -> int:
+        lost = 0
+        places = [(a.map, a.offset, a.size) for i in snapshot.instances for a in i.arrays]
+        places += [(number, *place) for number, place in snapshot.shared.items()]
+        for number, offset, size in places:
+            if number >= len(self._maps):
+                continue
+            definition = self._maps[number]
+            if definition.kind == "thread_array":  # the last value says it
+                if size < definition.value_size:
                     continue
-                definition = self._maps[number]
-                if definition.kind == "thread_array":  # the last value says it
-                    if size < definition.value_size:
-                        continue
-                    offset, size = offset + size - definition.value_size, definition.value_size
-                elif size > maps.HEADER:
-                    size = maps.HEADER
-                raw = protocol.read_file(file, size, offset)
-                if len(raw) == size:
-                    lost += maps.lost(definition, raw)
+                offset, size = offset + size - definition.value_size, definition.value_size
+            elif size > maps.HEADER:
+                size = maps.HEADER
+            raw = protocol.read_file(file, size, offset)
+            if len(raw) == size:
+                lost += maps.lost(definition, raw)
         return lost
 
 

@@ -231,6 +231,19 @@ def test_fifty_forks(target: Path) -> None:
     assert counted(measure([str(target), "forks", "50"])) == (50, 50, 50)
 
 
+def test_many_processes_need_many_files_of_the_tool_only(target: Path, tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    tool = f"{sys.executable} {HERE / 'fake_tool.py'} {result}"
+    done = subprocess.run(
+        ["sh", "-c", f"ulimit -Sn 60; exec {tool} -- sh -c 'ulimit -n; exec {target} forks 80'"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "60\nfailed 0\n"
+    found = json.loads(result.read_text())
+    assert counted(found) == (80, 80, 80) and found["summary"]["lost"] == 0
+
+
 def test_a_program_that_closes_every_file_goes_on(target: Path) -> None:
     found = measure([str(target), "closeall", "5"])
     assert found["status"] == 0
@@ -472,6 +485,46 @@ def test_garbage_is_refused() -> None:
     assert any("a message that is too short" in line for line in said)
     said = connect_and(lambda peer: peer.sendall(struct.pack("<II", protocol.NAME, 1 << 31)))
     assert any("too long" in line for line in said)
+
+
+def snapshot_of(size: int, context: int = 0) -> bytes:
+    """A snapshot of nothing, with a memory file of `size` bytes."""
+    return protocol.frame(protocol.SNAPSHOT, struct.pack("<4IQII", 0, context, 0, 0, size, 0, 0))
+
+
+def test_claims_without_memory_behind_them_are_refused() -> None:
+    def act(peer: socket.socket) -> None:
+        file = os.memfd_create("maps")
+        os.ftruncate(file, 1 << 39)
+        socket.send_fds(peer, [snapshot_of(1 << 39)], [file])
+        os.close(file)
+
+    assert any("memory that is not there" in line for line in connect_and(act))
+
+
+def test_names_and_contexts_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpubpf.session.TEXT_LIMIT", 1000)
+    monkeypatch.setattr("gpubpf.session.CONTEXT_LIMIT", 3)
+    name = protocol.frame(protocol.NAME, struct.pack("<II", 0, 500) + b"\x1b" * 500)
+    said = connect_and(lambda peer: peer.sendall(name * 2))
+    assert any("more names than a program has" in line for line in said)
+
+    def contexts(peer: socket.socket) -> None:
+        with open(os.memfd_create("maps"), "wb") as file:
+            for context in range(4):
+                socket.send_fds(peer, [snapshot_of(0, context)], [file.fileno()])
+
+    before = len(os.listdir("/proc/self/fd"))
+    assert any("more contexts than can be kept" in line for line in connect_and(contexts))
+    assert len(os.listdir("/proc/self/fd")) <= before + 3  # what it had said before is kept
+
+
+def test_mistakes_of_our_own_do_not_leave_the_program_waiting(target: Path) -> None:
+    def broken(image: bytes, device: Any) -> fake_tool.Sidecar:
+        raise KeyError("oops")
+
+    found = measure([str(target)], instrument=broken)
+    assert found["status"] == 0 and "internal error, KeyError: 'oops'" in found["said"][0]
 
 
 def test_a_control_block_that_shrinks_is_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:

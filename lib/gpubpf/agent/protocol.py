@@ -16,13 +16,13 @@ from gpubpf.errors import SessionError
 
 VERSION = 1
 FRAME_LIMIT = 64 << 20
-IMAGE_LIMIT = 1 << 31
+IMAGE_LIMIT = 1 << 29
 MEMORY_LIMIT = 1 << 40
 NO_FIELD = 0xFFFFFFFF
 
 # Messages.
 HELLO, IMAGE, NAME, REFUSED, SNAPSHOT, DRAINED, HOOKED = range(1, 8)
-WELCOME, SIDECAR, DRAIN = range(16, 19)
+WELCOME, SIDECAR, DRAIN, WORKING = range(16, 20)
 
 # Flags.
 STOP = 1  # in DRAIN: swap no more launches from now on
@@ -205,8 +205,12 @@ def snapshot(payload: bytes) -> Snapshot:
     if size > MEMORY_LIMIT:
         raise Malformed("memory of no sensible size")
 
+    left = size
+
     def within(offset: int, length: int) -> None:
-        if offset > size or length > size - offset:
+        nonlocal left
+        left -= length
+        if offset > size or length > size - offset or left < 0:
             raise Malformed("a map beyond its memory")
 
     instances = []
@@ -265,6 +269,11 @@ def drain(sequence: int, wait: float, flags: int) -> bytes:
     return frame(DRAIN, struct.pack("<III", sequence, int(wait * 1000), flags))
 
 
+def working() -> bytes:
+    """To a process that waits for a sidecar: it is being made."""
+    return frame(WORKING, b"")
+
+
 def sidecar(
     request: int,
     image_size: int,
@@ -315,6 +324,7 @@ class Frames:
         while len(self._buffer) - at >= 8:
             kind, length = struct.unpack_from("<II", self._buffer, at)
             if length > FRAME_LIMIT:
+                self._files += [file for _, _, file in frames if file is not None]
                 raise Malformed("a message that is too long")
             if len(self._buffer) - at - 8 < length:
                 break

@@ -19,7 +19,7 @@ namespace gpubpf {
 namespace {
 
 constexpr uint32_t kWrapperMagic = 0x466243B1, kFatbinMagic = 0xBA55ED50;
-constexpr uint64_t kImageLimit = uint64_t(1) << 31;
+constexpr uint64_t kImageLimit = uint64_t(1) << 29;
 
 struct Wrapper {
   uint32_t magic, version;

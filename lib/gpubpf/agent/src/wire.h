@@ -26,6 +26,7 @@ enum class Message : uint32_t {
   Welcome = 16,
   Sidecar = 17,  // + image
   Drain = 18,
+  Working = 19,  // an image is; said every second
 };
 
 class Writer {
