@@ -140,6 +140,29 @@ def test_what_is_no_ptx_is_an_error() -> None:
         translate(kernel("mov.u32 %r99, 0;"))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        ".global .b8 a[4][99999999999] = {{1}, {2}};",
+        ".shared .b8 a[99999999999];",
+        ".visible .entry k() { .local .b8 a[99999999]; ret; }",
+        ".visible .entry k(.param .b8 p[99999999999]) { ret; }",
+        ".visible .entry k() { .reg .b99999999999 r; mov.b99999999999 r, 1; ret; }",
+        ".visible .entry k() { .reg .b32 r; st.global.b3 [r], r; ret; }",
+    ],
+)
+def test_sizes_that_no_device_has_are_errors(text: str) -> None:
+    with pytest.raises(PtxError):
+        translate(HEAD + text)
+
+
+@pytest.mark.parametrize(
+    "body", ["bar.red;", "shfl.sync;", "call;", "bra;", "vote.sync.any %r1;", "brx.idx %r1;"]
+)
+def test_instructions_without_their_operands_are_refused(body: str) -> None:
+    assert "k" in Program(parse(kernel(body))).refused
+
+
 def test_large_modules_are_split_by_who_needs_what() -> None:
     functions = """.func both() { ret; }
 .func own() { call both, (); ret; }

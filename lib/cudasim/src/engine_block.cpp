@@ -201,10 +201,13 @@ Outcome run_slice(Block &block, Fault &fault) {
     Guard guard;
     guard.warp = nullptr;
     Guard *const outer = current_guard;
+    struct Restore {
+        Guard *guard;
+        ~Restore() { current_guard = guard; }
+    } restore{outer};  // exceptions pass through here, too
     if (sigsetjmp(guard.where, 0) == 0) {
         current_guard = &guard;
         const Outcome outcome = run_rounds(block);
-        current_guard = outer;
         if (outcome != Outcome::failed) return outcome;
         fault.code = CS_FAULT_LAUNCH_FAILED;
         fault.message = "deadlock: every thread waits in a barrier or collective for others that never come";
@@ -216,7 +219,6 @@ Outcome run_slice(Block &block, Fault &fault) {
         fault.line = guard.warp->line;
         for (int k = 0; k < 3; k++) fault.thread[k] = guard.warp->tid[k][lane];
     } else {
-        current_guard = outer;
         fault.code = guard.code;
         fault.address = guard.address;
         fault.access = guard.access;

@@ -120,12 +120,18 @@ bool work_on(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
     Fault fault;
     std::vector<std::unique_ptr<Block>> unfinished;
     uint64_t slices = 0;
-    if (!block) block = std::make_unique<Block>();
     for (uint64_t k = 0; k < count; k++) {
-        if (!block) block = std::make_unique<Block>();
-        if (!resume) begin_block(*block, grid, real_index(grid, first + k));
-        slices++;
-        const Outcome outcome = run_slice(*block, fault);
+        Outcome outcome = Outcome::failed;
+        try {
+            if (!block) block = std::make_unique<Block>();
+            if (!resume) begin_block(*block, grid, real_index(grid, first + k));
+            slices++;
+            outcome = run_slice(*block, fault);
+        } catch (const std::bad_alloc &) {
+            fault.code = CS_FAULT_LAUNCH_FAILED;
+            fault.kernel = grid.kernel->name;
+            fault.message = "no memory for the threads of a block";
+        }
         if (outcome == Outcome::yielded) unfinished.push_back(std::move(block));
         if (outcome == Outcome::failed) break;
     }

@@ -8,7 +8,9 @@ branches) ends a block, so a warp can always be resumed at the start of one.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpubpf.errors import PtxError
 from gpubpf.ptx.module import Function, Group, Instruction, Label, Name, Operand, Pair, Variable
@@ -179,15 +181,15 @@ class FunctionCode:
             v.begin(statement, scope)
             control = _CONTROL.get(statement.opcode)
             if control is not None:
-                getattr(self, control)(statement, scope)
+                self._checked(getattr(self, control), statement, scope)
                 continue
             if statement.opcode == "call":
-                self._call(statement, scope)
+                self._checked(self._call, statement, scope)
                 continue
             emit = TABLE.get(statement.opcode)
             if emit is None:
                 raise v.unsupported()
-            self._append(statement, scope, self._emit(emit, statement))
+            self._append(statement, scope, self._checked(emit, v, statement))
         if self._current.kind == "goto" and not self._current.targets:
             self._end("exit" if self.kernel else "return")
         for block in self.blocks:
@@ -200,12 +202,13 @@ class FunctionCode:
         for number, block in enumerate(self.blocks):
             block.number = number
 
-    def _emit(self, emit, statement: Instruction) -> str:  # type: ignore[no-untyped-def]
+    def _checked(self, emit: Callable[..., Any], *arguments: object) -> Any:
+        """Operands of an unknown number or kind make the instruction an unknown one."""
         try:
-            return str(emit(self.values, statement))
+            return emit(*arguments)
         except PtxError:
             raise
-        except (KeyError, IndexError, ValueError, AssertionError):
+        except (KeyError, IndexError, ValueError, AssertionError, StopIteration):
             raise self.values.unsupported() from None
 
     def _append(self, statement: Instruction, scope: Scope, text: str) -> None:

@@ -25,6 +25,9 @@ from .values import RESERVED_SHARED, Unsupported, immediate_bits
 
 # Lines of C from which on functions are compiled apart, when a kernel that needs them is launched.
 SPLIT_LINES = 3_000
+# Bytes: of an initialised variable; of shared memory, local memory and parameters, beyond what any device has.
+MOST_INITIAL = 1 << 28
+MOST_SHARED, MOST_LOCAL, MOST_PARAMETERS = 1 << 24, 512 << 10, 1 << 15
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ class Program:
             self.scope[key] = Storage("global", key, len(self.variables), variable.size, variable.alignment)
             self.variables.append(variable)
         elif variable.space == "shared":
+            if variable.size > MOST_SHARED:
+                raise PtxError(f"PTX line {variable.line}: {variable.name} is too large")
             self.scope[key] = Storage("shared", key, len(self.shared), variable.size, variable.alignment)
             self.shared.append(variable)
         elif variable.space != "tex":
@@ -129,6 +134,8 @@ class Program:
                 offset = at + k * (width if flat else step)
                 self._fill(variable, item, data, relocations, width, dimensions[1:], offset)
             return
+        if at + width > MOST_INITIAL:
+            raise PtxError(f"PTX line {variable.line}: {variable.name} is too large")
         if len(data) < at + width:
             data.extend(bytes(at + width - len(data)))
         if isinstance(value, Immediate):
@@ -167,6 +174,11 @@ class Program:
             function = self.functions[name]
             try:
                 code = FunctionCode(function, self.indices[name], self.scope, self.functions, self.indices)
+                if (
+                    code.names.local_size > MOST_LOCAL
+                    or sum(p.size for p in function.parameters) > MOST_PARAMETERS
+                ):
+                    raise PtxError(f"{name}: more local memory or parameters than a thread may have")
             except Unsupported as error:
                 self.refused[name] = str(error)
                 continue

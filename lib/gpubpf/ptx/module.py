@@ -200,7 +200,7 @@ def type_size(type_name: str) -> int:
     if type_name in ("e4m3", "e5m2"):
         return 1
     digits = type_name.lstrip("abcdefghijklmnopqrstuvwxyz")
-    if not digits.isdigit():
+    if digits not in ("8", "16", "32", "64", "128"):
         raise PtxError(f"unknown PTX type .{type_name}")
     return int(digits) // 8
 
