@@ -6,12 +6,14 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from gpubpf.device import LIBRARIES
 from gpubpf_bcc import compiled
 
+ROOT = Path(__file__).resolve().parents[2]
 CUDA = r"""
 #include <cstdio>
 __global__ void scale(float *x, int n) {
@@ -102,7 +104,8 @@ json.dump(found, open("found.json", "w"))
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def where(tmp_path_factory):
+    """A directory with `scale`, the traced program, and the probe."""
     compiled(TEXT)
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
@@ -114,7 +117,11 @@ def run(tmp_path_factory):
     (where / "probe.py").write_text(SCRIPT)
     built = ["nvcc", "-cudart", "shared", "-o", "scale", "scale.cu"]
     subprocess.run(built, cwd=where, check=True, capture_output=True)
+    return where
 
+
+@pytest.fixture(scope="module")
+def run(where):
     def once(*options):
         command = [sys.executable, "probe.py", "probe.c", "--device", "sim", *options, "--", "./scale"]
         done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=120)
@@ -155,3 +162,14 @@ def test_filters_act_on_the_device(run):
     )
     assert found["mine"][1] == [2] * 256
     assert found["mine"][0] == [0] * 198 + [200] * 4 + [0] * 54
+
+
+def test_the_tool_in_the_documentation(where):
+    """docs/device-programs.md shows a whole tool; it counts what it says."""
+    page = (ROOT / "docs" / "device-programs.md").read_text()
+    (where / "smcount.py").write_text(page.split("```python\n")[1].split("```")[0])
+    command = [sys.executable, "smcount.py", "--device", "sim", "--", "./scale"]
+    done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    threads = [int(line.split()[2]) for line in done.stdout.splitlines() if line.startswith("SM ")]
+    assert sum(threads) == 3 * 4 * 64
