@@ -359,3 +359,19 @@ def test_cuda_bindings() -> None:
         assert host[0] == 78
         """
     )
+
+
+def test_a_segmentation_fault_that_was_sent_ends_the_program() -> None:
+    code = """
+        import os, signal
+        cu = Driver()
+        word = cu.memory(4)
+        cu.launch(cu.function(cu.module(HEADER + PUT), "put"), word, ctypes.c_int(1))
+        cu.cuCtxSynchronize()
+        child = os.fork()
+        if not child:
+            os.kill(os.getpid(), signal.SIGSEGV)
+            os._exit(0)
+        print(os.waitpid(child, 0)[1] & 127)
+    """
+    assert run_python(code) == "11\n"

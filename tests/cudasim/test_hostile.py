@@ -54,6 +54,21 @@ def test_capture_forbids_loads_and_allocations() -> None:
     assert kind[:3] == ["0 900 901", "0 0 0", "0 0 0"]
 
 
+def test_waiting_for_a_context_ends_captures_in_it() -> None:
+    code = """
+        cu = Driver()
+        stream = cu.handle("cuStreamCreate", 1)
+        for mode in range(3):
+            cu.cuStreamBeginCapture_v2(stream, mode)
+            # Whatever this thread may do: the stream is a part of what is waited for.
+            cu.cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(2)))
+            status = cu.status("cuCtxSynchronize")
+            print(status, cu.status("cuStreamEndCapture", stream, ctypes.byref(ctypes.c_void_p())))
+    """
+    for hostile in (True, False):
+        assert run_python(code, hostile=hostile) == "900 901\n" * 3
+
+
 def test_kernels_and_functions_are_told_apart() -> None:
     code = """
         cu = Driver()

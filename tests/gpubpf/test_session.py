@@ -297,6 +297,12 @@ def test_death_of_the_program(target: Path, mode: str) -> None:
     assert "what up to 23 launches counted is lost" in found["said"][0]
 
 
+def test_nothing_is_lost_when_a_busy_program_is_told_to_end(target: Path) -> None:
+    found = measure([str(target), "busyterm", "50"])
+    assert found["status"] == 143
+    assert counted(found)[2] > 0 and found["summary"]["lost"] == 0
+
+
 @pytest.mark.parametrize(
     ("command", "status"), [(["/no/such"], 127), (["no-such-command"], 127), (["/tmp"], 126)]
 )

@@ -21,8 +21,11 @@ std::mutex install_mutex;
 void chain(const struct sigaction &old, int number, siginfo_t *info, void *context) {
     if (old.sa_flags & SA_SIGINFO) {
         old.sa_sigaction(number, info, context);
+    } else if (old.sa_handler == SIG_IGN && info->si_code <= 0) {
+        return;
     } else if (old.sa_handler == SIG_DFL || old.sa_handler == SIG_IGN) {
         signal(number, SIG_DFL);  // the access is made again, and ends the process as it would have
+        if (info->si_code <= 0) raise(number);  // there was no access: a process sent it
     } else {
         old.sa_handler(number);
     }

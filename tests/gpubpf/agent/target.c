@@ -94,6 +94,13 @@ int main(int argc, char **argv) {
     launch(f, 1, 5);
     usleep(1000 * (unsigned)n);
     cuCtxDestroy_v2(second);
+  } else if (!strcmp(mode, "busyterm")) { /* dies after n milliseconds while others launch */
+    pthread_t t[4];
+    unsigned wait = 1000 * (unsigned)n;
+    n = 1 << 30;
+    for (int i = 0; i < 4; ++i) pthread_create(&t[i], NULL, many, NULL);
+    usleep(wait);
+    raise(SIGTERM);
   } else if (!strcmp(mode, "wrong")) { /* parameters in both ways, and too few */
     int a = 1, b = 2;
     size_t size = 0;

@@ -233,6 +233,7 @@ void serve(Connection *c) {
     uint32_t asked = c->finish_asked.load();
     if (asked != finishing)
       c->submit([c, asked] {
+        usleep(2000);  // a launch that was being swapped is counted first
         uint64_t now = instrumented();
         if (now != c->finished_at && drain(0, c->finish_wait_ms.load())) c->finished_at = now;
         c->finish_done = asked;
@@ -430,6 +431,7 @@ std::shared_ptr<Question> Agent::ask(Module *module, Context *context, int image
 void Agent::finish(uint32_t wait_ms) {
   Connection *c = connection;
   if (!c || !connected || !control || c->pid != getpid() || is_own_thread) return;
+  live = false;  // what other threads still launch would be counted in vain
   if (instrumented() == c->finished_at.load()) return;
   c->finish_wait_ms = wait_ms;
   uint32_t ticket = c->finish_asked.fetch_add(1) + 1;

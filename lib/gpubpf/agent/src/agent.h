@@ -39,7 +39,7 @@ struct Agent {
 
   void send(Message type, const Writer &writer, int fd = -1);
   std::shared_ptr<Question> ask(Module *module, Context *context, int image, uint64_t size);
-  // Has the worker thread wait (bounded) for the GPU and send everything; returns when done or after wait_ms + 2 s.
+  // The process ends: has the worker thread wait (bounded) for the GPU and send everything; returns when done or after wait_ms + 2 s.
   void finish(uint32_t wait_ms);
   void want_memory();  // the worker thread enlarges a pool
   // Reads the maps when the process exits. Called once cuInit is over: what is registered late runs before the driver's own end.
