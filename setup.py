@@ -2,6 +2,8 @@
 
 import os
 import subprocess
+import sys
+from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
 from setuptools.command.build_py import build_py
@@ -14,9 +16,10 @@ class BuildWithMake(build_py):
     """Build the libraries where package data is collected from; make decides what is out of date."""
 
     def run(self) -> None:
-        cuda_include = os.environ.get("CUDA_INCLUDE")
+        variables = [f"PYTHON={sys.executable}"]  # which is there at run time, too, unless the wheel moves
+        if cuda_include := os.environ.get("CUDA_INCLUDE"):
+            variables.append(f"CUDA_INCLUDE={cuda_include}")
         for part in CPP_PARTS:
-            variables = [f"CUDA_INCLUDE={cuda_include}"] if cuda_include else []
             subprocess.run(["make", "--silent", "-C", part, *variables], check=True)
         super().run()
 
@@ -28,6 +31,8 @@ class BinaryDistribution(Distribution):
         return True
 
 
+for part in CPP_PARTS:
+    Path(part, "lib").mkdir(exist_ok=True)  # what make will fill is a package already
 setup(
     packages=find_namespace_packages(
         "lib", exclude=["*.__pycache__", "*.build", "*.sanitize*", "*.egg-info*"]

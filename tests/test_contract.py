@@ -187,7 +187,7 @@ def test_completion_completes_options_and_commands(tool):
         pytest.skip("bash-completion is not installed")
     script = f"""
         . /usr/share/bash-completion/bash_completion
-        . {REPOSITORY}/completions/{tool}
+        . '{REPOSITORY}/completions/{tool}'
         complete -p {tool}
         COMP_WORDS=({tool} -- ech); COMP_CWORD=2; COMP_LINE='{tool} -- ech'; COMP_POINT=${{#COMP_LINE}}
         _gpubpf {tool} ech --

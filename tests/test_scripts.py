@@ -1,7 +1,9 @@
 """The commands that README promises."""
 
 import os
+import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -27,6 +29,31 @@ def test_the_readme_names_the_scripts_there_are():
 def test_ci_runs_script_test_and_nothing_else():
     lines = (REPOSITORY / ".ci/run").read_text().splitlines()
     assert lines[0] == "#!/bin/sh" and len(lines) == 2 and lines[1].endswith('/../script/test"')
+
+
+def test_headers_may_be_in_a_directory_with_spaces(tmp_path):
+    (tmp_path / "cuda headers").mkdir()
+    (tmp_path / "cuda headers/cuda.h").touch()
+    for part in ("lib/cudasim", "lib/gpubpf/agent"):
+        command = ["make", "--dry-run", "-C", REPOSITORY / part, f"CUDA_INCLUDE={tmp_path}/cuda headers"]
+        done = subprocess.run([*command, "--always-make"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert f'-isystem "{tmp_path}/cuda headers"' in done.stdout
+
+
+def test_the_package_has_the_libraries_even_when_nothing_is_built_yet(tmp_path):
+    built = shutil.ignore_patterns("build", "__pycache__", "*.egg-info")
+    shutil.copytree(REPOSITORY / "lib", tmp_path / "lib", ignore=built)
+    for part in ("cudasim", "gpubpf/agent"):
+        shutil.rmtree(tmp_path / "lib" / part / "lib", ignore_errors=True)
+    for file in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(REPOSITORY / file, tmp_path)
+    program = (
+        "import setuptools\nfrom distutils.core import run_setup\n"
+        "print(*run_setup('setup.py', stop_after='config').packages)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert {"cudasim.lib", "gpubpf.agent.lib", "cudasim.src", "gpubpf.prebuilt"} <= set(done.stdout.split())
 
 
 def test_setup_refuses_what_it_does_not_know():

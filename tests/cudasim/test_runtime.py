@@ -89,7 +89,7 @@ def test_launcher() -> None:
     assert (missing.returncode, missing.stderr.count("\n")) == (127, 1)
     assert cudasim("--", str(ROOT / "pyproject.toml")).returncode == 126
     assert cudasim("--help").returncode == 0
-    pipe = f"{sys.executable} -m cudasim -- sh -c 'yes; echo $? >&2' | head -n 1"
+    pipe = f"'{sys.executable}' -m cudasim -- sh -c 'yes; echo $? >&2' | head -n 1"
     done = subprocess.run(["sh", "-c", pipe], capture_output=True, text=True, check=False)
     assert done.stderr == "141\n"  # SIGPIPE kills the program, as without cudasim
 

@@ -125,7 +125,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     home = tmp_path / "toolkit"
     (home / "bin").mkdir(parents=True)
     script = home / "bin" / "ptxas"
-    script.write_text(f'#!/bin/sh\necho run >> {tmp_path}/runs\nexec {real} "$@"\n')
+    script.write_text(f'#!/bin/sh\necho run >> "{tmp_path}/runs"\nexec "{real}" "$@"\n')
     script.chmod(0o755)
     monkeypatch.setenv("CUDA_HOME", str(home))
     (tmp_path / "runs").write_text("")

@@ -124,7 +124,7 @@ std::string python() {
     std::string found = variable("CUDASIM_PYTHON");
     if (!found.empty()) return found;
 #ifdef CUDASIM_PYTHON
-    found = CUDASIM_PYTHON;
+    if (access(CUDASIM_PYTHON, X_OK) == 0) found = CUDASIM_PYTHON;  // not so where the library was built elsewhere
 #endif
     if (found.empty()) {
         std::lock_guard<std::mutex> lock(translator_mutex);
