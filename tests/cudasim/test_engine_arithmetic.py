@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -131,6 +132,39 @@ def pattern(x: float, t: str) -> int:
 
 def is_nan(x: int, t: str) -> bool:
     return math.isnan(value(x, t))
+
+
+def _fp8(exponent_bits: int) -> list[float]:
+    """The values of the codes 0 to 127 up to the largest finite one (OCP 8-bit floating point specification)."""
+    fraction, bias = 7 - exponent_bits, (1 << exponent_bits - 1) - 1
+    part = 1 << fraction
+    found = [
+        (code % part + part * (code >= part)) / part * 2.0 ** (max(code // part, 1) - bias)
+        for code in range(128)
+    ]
+    return found[:127] if exponent_bits == 4 else found[:124]
+
+
+FP8 = {"e4m3x2": _fp8(4), "e5m2x2": _fp8(5)}
+
+
+def to_fp8(x: float, numbers: list[float], relu: bool = False) -> int:
+    """The nearest; of two, the one with the even code."""
+    if math.isnan(x):
+        return 127
+    if relu and math.copysign(1, x) < 0:
+        return 0
+    at = bisect.bisect_left(numbers, abs(x))
+    if at == len(numbers) or (at and (abs(x) - numbers[at - 1], at - 1 & 1) < (numbers[at] - abs(x), at & 1)):
+        at -= 1
+    return at | (128 if math.copysign(1, x) < 0 else 0)
+
+
+def from_fp8(code: int, numbers: list[float]) -> int:
+    sign, code = (code & 128) << 8, code & 127
+    if code < len(numbers):
+        return sign | pattern(numbers[code], "f16")
+    return sign | 0x7C00 if len(numbers) == code == 124 else 0x7FFF
 
 
 def exact(f: Callable[..., Fraction], t: str) -> Callable[..., int | None]:
@@ -478,6 +512,24 @@ def _conversion_cases() -> None:
             else pattern(value(a, "f32"), "f16") << 16 | pattern(value(b, "f32"), "f16")
         ),
     )
+    for name, numbers in FP8.items():
+        case(
+            f"cvt.rn.satfinite.{name}.f32 {{}}, {{}}, {{}};",
+            "u16 f32 f32",
+            lambda a, b, n=numbers: to_fp8(value(a, "f32"), n) << 8 | to_fp8(value(b, "f32"), n),
+        )
+        case(
+            f"cvt.rn.satfinite.relu.{name}.f16x2 {{}}, {{}};",
+            "u16 u32",
+            lambda a, n=numbers: (
+                to_fp8(value(a >> 16, "f16"), n, True) << 8 | to_fp8(value(a & 0xFFFF, "f16"), n, True)
+            ),
+        )
+        case(
+            f"cvt.rn.f16x2.{name} {{}}, {{}};",
+            "u32 u16",
+            lambda a, n=numbers: from_fp8(a >> 8, n) << 16 | from_fp8(a & 255, n),
+        )
     case("cvt.rz.f32.f64 {}, {};", "f32 f64", lambda a: toward_zero(value(a, "f64")))
     case("cvt.rz.f16.f32 {}, {};", "f16 f32", lambda a: half_toward_zero(value(a, "f32")))
 

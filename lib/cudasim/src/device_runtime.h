@@ -307,6 +307,26 @@ INL u16 f32_to_f16(u32 a) {
 #endif
 }
 INL u16 f64_to_f16(f64 a) { return (u16)cs_narrow(a, 5, 10, CS_ROUND_NEAREST); }
+/* 8-bit floats: e5m2 is the upper half of an f16; e4m3 has no infinity, and one NaN (cvt, .satfinite). */
+FN u32 f32_to_fp8(u32 a, int e5, int relu) {
+    const f64 x = f32_(a), size = __builtin_fabs(x), most = e5 ? 57344 : 448;
+    const u32 sign = a >> 24 & 128;
+    const int bias = e5 ? 15 : 7, fraction = e5 ? 2 : 3;
+    if (x != x) return 127;
+    if (relu && sign) return 0;
+    if (size >= most) return sign | (e5 ? 123 : 126);
+    int exponent = (int)(a >> 23 & 255) - 127;
+    if (exponent < 1 - bias) exponent = 1 - bias;
+    const u32 q = (u32)__builtin_rint(__builtin_ldexp(size, fraction - exponent)); /* carries into the exponent as it should */
+    return sign | (((u32)(exponent + bias - 1) << fraction) + q);
+}
+FN u16 fp8_to_f16(u32 x, int e5) {
+    const u32 sign = (x & 128) << 8, rest = x & 127;
+    if (e5) return rest > 124 ? 0x7fff : (u16)(x << 8);
+    if (rest == 127) return 0x7fff;
+    if (rest >= 8) return (u16)(sign | ((rest << 7) + (8 << 10)));
+    return f32_to_f16((sign << 16) | u32_((f32)rest / 512));
+}
 INL u32 bf16_to_f32(u16 h) { return (u32)h << 16; }
 INL u16 f32_to_bf16(u32 a) { return nan32(a) ? 0x7fff : (u16)((a + 0x7fff + (a >> 16 & 1)) >> 16); }
 INL u16 f64_to_bf16(f64 a) { return (u16)cs_narrow(a, 8, 7, CS_ROUND_NEAREST); }

@@ -731,6 +731,8 @@ def cvt(v: Values, i: Instruction) -> str:
             r = "hrelu" if element == "f16" else "brelu"
             high, low = f"{r}({high})", f"{r}({low})"
         return v.dst(i.operands[0], "b32", f"pack16({low}, {high})")
+    if {dtype, stype} & {"e4m3x2", "e5m2x2"}:
+        return _cvt_fp8(v, i, dtype, stype)
     known = {"f16", "bf16", "f32", "f64", "tf32"}
     if not all(_is_int(t) or t in known for t in (dtype, stype)):
         raise v.unsupported()
@@ -833,6 +835,25 @@ def _float_to_float(v: Values, i: Instruction, text: str, stype: str, dtype: str
         else:
             result = f"u32_(api->convert32(CS_F_FROM_F64, {direction}, 0, f64_({text})))"
     return float_result(v, i, result, dtype)
+
+
+def _cvt_fp8(v: Values, i: Instruction, dtype: str, stype: str) -> str:
+    """Two 8-bit floats at once: cvt.rn.satfinite{.relu}.FP8.{f32,f16x2}, cvt.rn{.relu}.f16x2.FP8 (FP8: e4m3x2, e5m2x2)."""
+    relu = "relu" in i.modifiers
+    if dtype == "f16x2" and stype != dtype:
+        halves = [f"fp8_to_f16(x_ >> {8 * k} & 255, {int(stype == 'e5m2x2')})" for k in (0, 1)]
+        low, high = (f"hrelu({h})" if relu else h for h in halves)
+        source = v.src(i.operands[1], "b16")
+        return f"{{ const u32 x_ = {source}; {v.dst(i.operands[0], 'b32', f'pack16({low}, {high})')} }}"
+    if stype == "f32":
+        high, low = (v.src(o, "f32") for o in i.operands[1:3])
+    elif stype == "f16x2":
+        both = v.src(i.operands[1], "b32")
+        low, high = f"f16_to_f32((u16)({both}))", f"f16_to_f32((u16)(({both}) >> 16))"
+    else:
+        raise v.unsupported()
+    low, high = (f"f32_to_fp8({x}, {int(dtype == 'e5m2x2')}, {int(relu)})" for x in (low, high))
+    return v.dst(i.operands[0], "b16", f"{low} | {high} << 8")
 
 
 def _cvt_pack(v: Values, i: Instruction) -> str:
