@@ -283,7 +283,7 @@ def sad(v: Values, i: Instruction) -> str:
 
 @emits("min", "max")
 def minimum(v: Values, i: Instruction) -> str:
-    t = i.modifiers[-1]
+    t = [m for m in i.modifiers if m != "relu"][-1]
     nan = "NaN" in i.modifiers
     xor = "xorsign" in i.modifiers
     if t in ("f16", "bf16", "f16x2", "bf16x2"):

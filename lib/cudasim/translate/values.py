@@ -77,10 +77,13 @@ class Code:
 
 
 def size_of(type_name: str) -> int:
-    """Bytes; 0 for a predicate."""
+    """Bytes; 0 for a predicate. Raises ValueError for what is no type."""
     if type_name in ("u16x2", "s16x2"):
         return 4
-    return 0 if type_name == "pred" else type_size(type_name)
+    try:
+        return 0 if type_name == "pred" else type_size(type_name)
+    except PtxError as error:
+        raise ValueError(str(error)) from None
 
 
 def c_type(width: int) -> str:
