@@ -31,6 +31,15 @@ def test_ci_runs_script_test_and_nothing_else():
     assert lines[0] == "#!/bin/sh" and len(lines) == 2 and lines[1].endswith('/../script/test"')
 
 
+def test_an_empty_environment_will_do():
+    done = subprocess.run(
+        ["/bin/bash", "-c", f"source '{REPOSITORY}/script/common'; printenv PATH"],
+        env={},
+        capture_output=True,
+    )
+    assert done.returncode == 0 and b"/usr/bin" in done.stdout
+
+
 def test_headers_may_be_in_a_directory_with_spaces(tmp_path):
     (tmp_path / "cuda headers").mkdir()
     (tmp_path / "cuda headers/cuda.h").touch()
