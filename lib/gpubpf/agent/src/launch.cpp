@@ -79,7 +79,7 @@ static bool keeps_occupancy(Copy &copy, const LaunchShape &shape, uint64_t block
 static Instance *instance_of(Copy &copy, const LaunchShape &shape) {
   uint32_t h = 0;
   for (int i = 0; i < 3; ++i) h = (h * 31 + shape.grid[i]) * 31 + shape.block[i];
-  std::atomic<Instance *> &bucket = copy.instances[(h ^ h >> 11) % Copy::kBuckets];
+  std::atomic<Instance *> &bucket = copy.instances[(h ^ h >> 11 ^ h >> 22) % Copy::kBuckets];
   Instance *first = bucket.load(std::memory_order_acquire);
   for (;;) {
     for (Instance *i = first; i; i = i->next)

@@ -127,7 +127,7 @@ struct Copy {
   const Layout *layout = nullptr;
   CUfunction function = nullptr;
   CUfunction original = nullptr;  // for occupancy; null where the driver does not give it
-  static constexpr size_t kBuckets = 64;
+  static constexpr size_t kBuckets = 1024;  // some programs launch thousands of shapes
   std::atomic<Instance *> instances[kBuckets] = {};
   std::atomic<Occupancy *> occupancy{nullptr};
   std::atomic<bool> withdrawn{false};  // the driver would not take an attribute that the original has
