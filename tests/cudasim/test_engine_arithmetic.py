@@ -398,8 +398,8 @@ def _integer_cases() -> None:
         "u16x2 u16x2 u16x2",
         lambda a, b: (a + b & 0xFFFF) | ((a >> 16) + (b >> 16) & 0xFFFF) << 16,
     )
-    case("max.s32.relu {}, {}, {};", "s32 s32 s32", lambda a, b: max(a, b, 0))
-    case("min.s32.relu {}, {}, {};", "s32 s32 s32", lambda a, b: max(min(a, b), 0))
+    case("max.s32.relu {}, {}, {};", "s32 s32 s32", lambda a, b: max(signed(a, 32), signed(b, 32), 0))
+    case("min.s32.relu {}, {}, {};", "s32 s32 s32", lambda a, b: max(min(signed(a, 32), signed(b, 32)), 0))
     case(
         "max.s16x2 {}, {}, {};",
         "s16x2 s16x2 s16x2",
