@@ -23,8 +23,9 @@ from .function import SLOT, FunctionCode, kernel_parameters
 from .scope import Storage
 from .values import RESERVED_SHARED, Unsupported, immediate_bits
 
-# Lines of C from which on functions are compiled apart, when a kernel that needs them is launched.
-SPLIT_LINES = 3_000
+# Lines of C from which on functions are compiled apart, when a kernel that needs them is launched; and how many lines
+# are gathered for one run of the compiler, which takes 0.1 s for none.
+SPLIT_LINES, PART_LINES = 3_000, 800
 # Bytes: of an initialised variable; of shared memory, local memory and parameters, beyond what any device has.
 MOST_INITIAL = 1 << 28
 MOST_SHARED, MOST_LOCAL, MOST_PARAMETERS = 1 << 24, 512 << 10, 1 << 15
@@ -287,7 +288,7 @@ class Program:
 
     # -- text
 
-    def c_texts(self, split: int = SPLIT_LINES) -> list[str]:
+    def c_texts(self, split: int = SPLIT_LINES, part: int = PART_LINES) -> list[str]:
         """One C file; or, beyond `split` lines, one that describes the module and others with parts of the code."""
         self.kernels = [f.name for f in self.module.functions.values() if f.defined and f.kind == "entry"]
         self.reached = {n: sorted(self.reach(n)) for n in self.kernels if n in self.codes}
@@ -318,17 +319,26 @@ class Program:
             for name in reached:
                 reaching[name].append(kernel)
         groups: dict[tuple[str, ...], list[str]] = {}
-        for name, users in reaching.items():
-            if users:
-                groups.setdefault(tuple(users), []).append(name)
+        for name, kernels in reaching.items():
+            if kernels:
+                groups.setdefault(tuple(kernels), []).append(name)
         self.parts: dict[str, list[int]] = {n: [] for n in self.reached}
         head = '#include "device_runtime.h"\n'
         apart = []
-        if sum(body.count("\n") for body in bodies.values()) > split:
-            for k, (kernels, names) in enumerate(groups.items()):
-                apart.append("\n".join([head, *(bodies[n] for n in names), self._part(names)]))
-                for kernel in kernels:
-                    self.parts[kernel].append(k)
+        lines = {n: body.count("\n") for n, body in bodies.items()}
+        if sum(lines.values()) > split:
+            gathered: list[list[str]] = []
+            size = part
+            for users, names in groups.items():
+                if size >= part:
+                    gathered.append([])
+                    size = 0
+                gathered[-1] += names
+                size += sum(lines[n] for n in names)
+                for kernel in users:
+                    if len(gathered) - 1 not in self.parts[kernel]:
+                        self.parts[kernel].append(len(gathered) - 1)
+            apart = ["\n".join([head, *(bodies[n] for n in names), self._part(names)]) for names in gathered]
             together = []
         else:
             together = [*bodies.values(), self._part(list(bodies))]
