@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -129,7 +128,7 @@ class Tally(NamedTuple):
     selected: Any  # which threads --block and --thread chose; None: all
 
 
-def interval_tallies(session: Session, args: argparse.Namespace, before: dict) -> Iterator[Tally]:
+def interval_tallies(session: Session, args: argparse.Namespace, before: dict) -> list[Tally]:
     """What was counted since the last call, busiest kernel first. Counts on the device only grow: `before` remembers."""
     from gpubpf.imbalance import Shape
 
@@ -146,24 +145,25 @@ def interval_tallies(session: Session, args: argparse.Namespace, before: dict) -
             found.append(
                 Tally(instance, shape, launches, runs, work, shape.selection(args.block, args.thread))
             )
-    return iter(sorted(found, key=lambda tally: -int(tally.work.sum())))
+    return sorted(found, key=lambda tally: -int(tally.work.sum()))
 
 
 # --- for people ---
 
 
-def show_text(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Output) -> None:
+def show_text(tallies: list[Tally], args: argparse.Namespace, out: cli.Output) -> None:
     """Per kernel and launch shape: what is uneven, then a row for each thread, or a histogram where these are many."""
-    from gpubpf import hist, imbalance, table
+    from gpubpf import hist, imbalance, names, table
 
     if args.timestamps:
         out.line(time.strftime("%H:%M:%S"))
+    labels = names.labels(tally.instance.mangled for tally in tallies)
     for tally in tallies:
         instance, shape = tally.instance, tally.shape
         threads = imbalance.group(shape, tally.runs, tally.work, "thread", tally.selected)
         groups = imbalance.group(shape, tally.runs, tally.work, args.by, tally.selected)
         grid, block_dim = (" x ".join(map(str, extents)) for extents in (shape.grid, shape.block_dim))
-        name = instance.demangled if args.verbose else table.fit(instance.kernel, 46)
+        name = instance.demangled if args.verbose else table.fit(labels[instance.mangled], 46)
         out.line(f"{name}: {args.work} per {args.by}")
         said = [
             f"grid {grid}, block {block_dim}; {instance.comm} (pid {instance.pid})",
@@ -215,7 +215,7 @@ def show_rows(groups: Groups, order: Any, what: str, out: cli.Output) -> None:
 # --- for programs ---
 
 
-def show_json(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Output) -> None:
+def show_json(tallies: list[Tally], args: argparse.Namespace, out: cli.Output) -> None:
     """A record for each thread (and each group of --by), then one for the kernel and launch shape."""
     import json
 
@@ -260,18 +260,18 @@ def show_json(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Outpu
         )
 
 
-def show_csv(tallies: Iterator[Tally], args: argparse.Namespace, out: cli.Output) -> None:
+def show_csv(tallies: list[Tally], args: argparse.Namespace, out: cli.Output) -> None:
     """The table of --by, every row of it unless --top."""
     from gpubpf import imbalance
     from gpubpf.output import write_threads
 
     block, thread = "block_x,block_y,block_z", "thread_x,thread_y,thread_z"
     who = {"thread": f"{block},{thread}", "warp": f"{block},warp,threads", "block": f"{block},threads"}
-    if not out.began:
-        shape_names = "grid_x,grid_y,grid_z,block_dim_x,block_dim_y,block_dim_z"
-        first = "ts_ns," if args.timestamps else ""
-        out.write(f"{first}pid,comm,gpu,kernel,{shape_names},{who.get(args.by, 'lane,threads')},runs,work\n")
     now = (time.clock_gettime_ns(time.CLOCK_MONOTONIC),) if args.timestamps else ()
+    if not out.began:
+        first = "ts_ns,pid,comm,gpu,kernel" if now else "pid,comm,gpu,kernel"
+        shape_names = "grid_x,grid_y,grid_z,block_dim_x,block_dim_y,block_dim_z"
+        out.write(f"{first},{shape_names},{who.get(args.by, 'lane,threads')},runs,work\n")
     for tally in tallies:
         instance, shape = tally.instance, tally.shape
         groups = imbalance.group(shape, tally.runs, tally.work, args.by, tally.selected)

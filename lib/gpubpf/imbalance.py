@@ -236,7 +236,8 @@ def idle_findings(shape: Shape, work: np.ndarray) -> list[str]:
 
 
 def findings(threads: Groups, what: str) -> list[str]:
-    """One or two sentences on who does more or less than the others; `threads` grouped by thread, `what` is the unit.
+    """One to three sentences on who does more or less than the others; `threads` grouped by thread, `what` is the unit
+    in the plural.
 
     They speak of blocks, lanes or warps where these account for nearly all of the difference, else of threads.
     """
@@ -244,22 +245,23 @@ def findings(threads: Groups, what: str) -> list[str]:
     if len(work) == 0 or not work.any():
         return [f"no thread did any {what}"]
     if len(work) == 1:
-        return [f"one thread did all of it: {int(threads.work[0]):,} {what}"]
+        return [f"one thread did all of it: {_counted(threads.work[0], what)}"]
     groups = _level(threads, work)
     each = groups.work.astype(np.float64) / groups.threads
     median = float(np.median(each))
     far = np.abs(each - median) > FAR_OFF * median
     others = each[~far]
+    more = float(work.max()) / float(work.mean()) - 1
+    even = f"the work is even: the busiest thread did {_percent(more)} more than the mean"
+    if not more:
+        return [f"the work is even: every thread did the same ({_counted(threads.work[0], what)})"]
     if not far.any():
-        most = float(work.max()) / float(work.mean()) - 1
-        if not most:
-            return [f"the work is even: every thread did the same ({int(work[0]):,} {what})"]
-        return [f"the work is even: the busiest thread did {_percent(most)} more than the mean"]
+        return [even]
     if 2 * len(others) < len(each):  # nobody is usual: the ends of the whole range say most
-        mean = float(work.mean())
+        most, least = int(each.argmax()), int(each.argmin())
         return [
-            f"the work is uneven: {threads.name(int(work.argmax()))} did {float(work.max()) / mean:.1f}x the mean, "
-            f"{threads.name(int(work.argmin()))} {_times(float(work.min()) / mean)}"
+            f"the work is uneven: {groups.name(most)} did {_times(each[most] / each.mean())} the mean, "
+            f"{groups.name(least)} did {_times(each[least] / each.mean())}"
         ]
     usual = float(others.mean())
     said = []
@@ -267,7 +269,8 @@ def findings(threads: Groups, what: str) -> list[str]:
         if side.any():
             who = _who(groups, np.flatnonzero(side))
             said.append((float(np.abs(each[side] - usual).sum()), f"{who} {_did(each[side], usual)}"))
-    return [sentence for _, sentence in sorted(said, reverse=True)]
+    # Nobody waits for the few who do less, as the last threads of a grid that find no element left for them.
+    return [even] * (more < 0.01) + [sentence for _, sentence in sorted(said, reverse=True)]
 
 
 def _level(threads: Groups, work: np.ndarray) -> Groups:
@@ -332,6 +335,10 @@ def _did(each: np.ndarray, usual: float) -> str:
     return (
         f"did {many} the work of the others" if few == many else f"did {few} to {many} the work of the others"
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{int(number):,} {what.removesuffix('s') if number == 1 else what}"
 
 
 def _percent(share: float) -> str:

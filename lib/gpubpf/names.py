@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -58,6 +59,13 @@ def demangle(mangled: str) -> Name:
 def demangle_all(mangled: Iterable[str]) -> list[Name]:
     """The names of many kernels, in order."""
     return [demangle(name) for name in mangled]
+
+
+def labels(mangled: Iterable[str]) -> dict[str, str]:
+    """What to call kernels that are shown together: by their short names, in full where several have the same."""
+    found = {name.mangled: name for name in demangle_all(mangled)}
+    shorts = Counter(name.short for name in found.values())
+    return {key: name.short if shorts[name.short] == 1 else name.full for key, name in found.items()}
 
 
 def matches(patterns: Iterable[str], mangled: str) -> bool:

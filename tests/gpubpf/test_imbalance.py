@@ -114,6 +114,7 @@ def test_even_work_is_called_even():
     assert "even" in said(shape, [200001] * 3 + [200000] * 2)[0]
     assert said(shape, [0] * 5) == ["no thread did any stores"]
     assert said(Shape((1, 1, 1), (1, 1, 1)), [9]) == ["one thread did all of it: 9 stores"]
+    assert said(Shape((1, 1, 1), (1, 1, 1)), [1]) == ["one thread did all of it: 1 store"]
 
 
 def test_differences_are_told_at_the_level_that_accounts_for_them():
@@ -145,8 +146,26 @@ def test_both_sides_are_told_the_larger_first():
 
 def test_without_a_majority_the_ends_are_named():
     shape = Shape((1, 1, 1), (64, 1, 1))
-    (sentence,) = said(shape, np.arange(64) ** 2)
-    assert sentence.startswith("the work is uneven: thread 63 did 3.0x the mean")
+    assert said(shape, np.arange(64) ** 2) == [
+        "the work is uneven: thread 63 did 3.0x the mean, thread 0 did nothing"
+    ]
+    halves = np.where(np.arange(256) % 32 < 16, 100, 10)
+    assert said(Shape((2, 1, 1), (128, 1, 1)), halves) == [
+        "the work is uneven: lane 0 did 1.8x the mean, lane 16 did 0.2x"
+    ]
+
+
+def test_a_few_that_do_less_leave_the_work_even():
+    work = np.full(2048, 100)
+    work[2000:] = 50
+    assert said(Shape((8, 1, 1), (256, 1, 1)), work)[0].startswith(
+        "threads 208 to 255"
+    )  # 1.2 % above the mean
+    work[2016:] = 100
+    assert said(Shape((8, 1, 1), (256, 1, 1)), work) == [
+        "the work is even: the busiest thread did less than 1 % more than the mean",
+        "threads 208 to 223 of block 7 did 50 % less than the others",
+    ]
 
 
 def test_lanes_without_a_thread_and_lanes_that_wait():

@@ -138,3 +138,11 @@ def test_without_libstdcxx_cxxfilt_serves(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(names, "_cxa_demangle", lambda: None)
     assert names._cxxfilt("_ZN2ns5scaleIfEEvPT_S1_i") == "void ns::scale<float>(float*, float, int)"
     assert names._cxxfilt("_Z") == "_Z"
+
+
+def test_labels_tell_kernels_of_one_name_apart():
+    assert names.labels(["_Z4fillIfEvT_", "_Z4fillIiEvT_", "_Z4copyPf"]) == {
+        "_Z4fillIfEvT_": "void fill<float>(float)",
+        "_Z4fillIiEvT_": "void fill<int>(int)",
+        "_Z4copyPf": "copy",
+    }

@@ -95,6 +95,15 @@ def test_nothing_is_wider_than_a_terminal(show, by, work):
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_kernels_of_one_name_are_told_apart(show):
+    made = [instance(FIVE, kernel="scale", mangled=f"_Z5scaleI{type}EviT_") for type in "fd"]
+    titles = [line for line in show(instances=made).splitlines() if line.startswith("void")]
+    assert titles == [
+        f"void scale<{name}>(int, {name}): instructions per thread" for name in ("float", "double")
+    ]
+    assert show(instances=made[:1]).startswith("scale: instructions")
+
+
 def test_many_threads_are_a_histogram_with_the_ends_named(show):
     work = np.full(1024, 100)
     work[700], work[3] = 9000, 1
