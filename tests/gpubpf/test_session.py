@@ -297,6 +297,23 @@ def test_death_of_the_program(target: Path, mode: str) -> None:
     assert "what up to 23 launches counted is lost" in found["said"][0]
 
 
+@pytest.mark.parametrize("mode", ["threads", "reload", "destroy", "large"])
+def test_an_agent_that_is_short_of_memory_does_not_hurt(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    preload = tmp_path / "short_memory.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", preload, HERE / "short_memory.c", "-ldl"], check=True)
+    monkeypatch.setattr("gpubpf.session.ANSWER_WAIT", 1.0)
+    start = time.monotonic()
+    for seed in range(12):
+        environment = [f"SHORT_MEMORY={(5, 20, 60)[seed % 3]}", f"SHORT_MEMORY_SEED={seed * 1000}"]
+        command = ["env", f"LD_PRELOAD={preload}", *environment, str(target), mode, "20"]
+        with fake_tool.session(command, wanted=(), image_wait=1.0) as session:
+            pass
+        assert session.status == 0, seed
+    assert time.monotonic() - start < 20
+
+
 def test_nothing_is_lost_when_a_busy_program_is_told_to_end(target: Path) -> None:
     found = measure([str(target), "busyterm", "50"])
     assert found["status"] == 143

@@ -229,15 +229,22 @@ void serve(Connection *c) {
       });
       if (!received) break;
     }
-    if (c->memory_wanted.exchange(false)) c->submit(enlarge_pools);
     uint32_t asked = c->finish_asked.load();
-    if (asked != finishing)
+    bool submitted = asked == finishing;
+    quietly([&] {
+      if (c->memory_wanted.exchange(false)) c->submit(enlarge_pools);
+      if (submitted) return;
       c->submit([c, asked] {
-        usleep(2000);  // a launch that was being swapped is counted first
-        uint64_t now = instrumented();
-        if (now != c->finished_at && drain(0, c->finish_wait_ms.load())) c->finished_at = now;
+        quietly([&] {
+          usleep(2000);  // a launch that was being swapped is counted first
+          uint64_t now = instrumented();
+          if (now != c->finished_at && drain(0, c->finish_wait_ms.load())) c->finished_at = now;
+        });
         c->finish_done = asked;
       });
+      submitted = true;
+    });
+    if (!submitted) c->finish_done = asked;
     finishing = asked;
   }
   tool_gone(*c);
@@ -430,7 +437,7 @@ std::shared_ptr<Question> Agent::ask(Module *module, Context *context, int image
 
 void Agent::finish(uint32_t wait_ms) {
   Connection *c = connection;
-  if (!c || !connected || !control || c->pid != getpid() || is_own_thread) return;
+  if (!c || !connected || !control || c->pid != getpid() || is_own_thread || c->exiting) return;
   live = false;  // what other threads still launch would be counted in vain
   if (instrumented() == c->finished_at.load()) return;
   c->finish_wait_ms = wait_ms;

@@ -131,10 +131,10 @@ bool drain(uint32_t sequence, uint32_t wait_ms) {
       all = false;
       continue;
     }
+    std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
     // In a capture nothing is copied, unless this is the end.
     if (c->dead || (registry().captures.load() && !wait_ms)) all = all && c->dead;
     else snapshot(*c, sequence, wait_ms, 0);
-    c->busy.unlock();
   }
   Writer w;
   agent.send(Message::Drained, w.u32(sequence).u32(all));
@@ -143,13 +143,10 @@ bool drain(uint32_t sequence, uint32_t wait_ms) {
 
 // The application destroys it now: nobody may be in it any more. (Nor does the agent come back: `dead`.)
 void close_context(Context *context) {
-  if (!lock_within(context->busy, 10000)) {
-    context->dead = true;
-    return;
-  }
-  if (agent.connected) snapshot(*context, 0, 2000, kClosed);
+  bool ours = lock_within(context->busy, 10000);
+  if (ours && agent.connected) quietly([&] { snapshot(*context, 0, 2000, kClosed); });
   context->dead = true;
-  context->busy.unlock();
+  if (ours) context->busy.unlock();
 }
 
 void enlarge_pools() {
@@ -162,6 +159,7 @@ void enlarge_pools() {
       c->wanted = 0;
     }
     if (!wanted || !lock_within(c->busy, 1000)) continue;
+    std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
     if (!c->dead && c->usable) {
       Current current(*c);
       size_t free = 0, total = 0;
@@ -174,7 +172,6 @@ void enlarge_pools() {
         if (wanted <= room) add_pool(*c, std::min(wanted * 2, room));
       }
     }
-    c->busy.unlock();
   }
 }
 

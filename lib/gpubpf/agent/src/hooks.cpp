@@ -496,10 +496,11 @@ void destroyed(CUcontext handle) {
   }
   close_context(c);
   std::lock_guard<std::mutex> hold(registry().lock);
-  std::vector<Module *> gone;
-  for (auto &m : registry().modules)
-    if (m.second->module && m.second->context == c) gone.push_back(m.second);
-  for (Module *m : gone) registry().forget(m);
+  for (auto it = registry().modules.begin(); it != registry().modules.end();) {
+    Module *m = it->second;
+    ++it;  // forget() erases this one
+    if (m->module && m->context == c) registry().forget(m);
+  }
 }
 
 CUresult hook_cuCtxDestroy(CUcontext context) {

@@ -4,8 +4,8 @@
 
 namespace gpubpf {
 
-// Never destroyed: launches go on while the process exits.
-static Registry *the_registry = new Registry;
+// Made when the agent starts; never destroyed: launches go on while the process exits.
+static Registry *the_registry = nullptr;
 
 Registry &registry() { return *the_registry; }
 void new_registry() { the_registry = new Registry; }
@@ -26,7 +26,7 @@ void FunctionTable::set(const void *handle, const Function *value) {
   if (!handle) return;
   Table *t = table_.load(std::memory_order_relaxed);
   if (!value && !find(handle)) return;
-  if (t->filled * 2 > t->mask) {
+  if (value && t->filled * 2 > t->mask) {
     auto *larger = new Table((t->mask + 1) * 2);
     for (size_t i = 0; i <= t->mask; ++i)
       if (const Function *f = t->cells[i].value.load(std::memory_order_relaxed))
@@ -80,9 +80,9 @@ Context *Registry::current() {
 }
 
 Kernel *Registry::kernel(Module *module, const std::string &name) {
-  Kernel *&k = module->kernels[name];
-  if (k) return k;
-  k = new Kernel;
+  Kernel *&known_kernel = module->kernels[name];
+  if (known_kernel) return known_kernel;
+  auto k = std::make_unique<Kernel>();
   k->name = name;
   k->module = module;
   auto known = slots.find(name);
@@ -101,7 +101,7 @@ Kernel *Registry::kernel(Module *module, const std::string &name) {
     k->slot_index = index;
   }
   k->slot = &agent.control->slots[k->slot_index];
-  return k;
+  return known_kernel = k.release();
 }
 
 void Registry::record(Module *module, Context *context, const void *handle, const char *name) {
@@ -111,8 +111,8 @@ void Registry::record(Module *module, Context *context, const void *handle, cons
   Kernel *k = kernel(module, name);
   const Function *known = functions.find(handle);
   if (known && known->kernel == k && known->context == context) return;
+  module->handles.push_back(const_cast<void *>(handle));  // first: what is in the table must be forgotten one day
   functions.set(handle, new Function{k, context});
-  module->handles.push_back(const_cast<void *>(handle));
 }
 
 void Registry::forget(Module *module) {
