@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
                 report(session, args, out, before)
                 if out.closed:
                     break
-        show_summary(session, args, out)
+            show_summary(session, args, out)
     return session.status
 
 

@@ -528,7 +528,8 @@ class Session:
                 if self._signal_reader in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._signal_reader, 64)
-                    self._tell_attached()
+                    if not self._stopped:  # results end with the summary
+                        self._tell_attached()
                 if self._pidfd in ready:
                     self._returncode = self._child.wait()
                     return True
