@@ -604,6 +604,11 @@ class Session:
                             os.read(self._wake_reader, 4096)
                     elif not self._receive(key.data):
                         selector.unregister(key.data.socket)
+                        if key.data.control is not None and protocol.was_cut(key.data.control):
+                            name = f"pid {key.data.pid} ({key.data.comm})"
+                            self._note(
+                                f"{name} closed all its files, ours too; what it launched then was not seen"
+                            )
                         with self._lock:
                             key.data.close()
                             self._lock.notify_all()

@@ -381,6 +381,11 @@ def read_control(file: int) -> tuple[list[Counters], int]:
     return slots, unnamed
 
 
+def was_cut(file: int) -> bool:
+    """Whether the process closed its agent's files, and with them the way to the tool."""
+    return read_file(file, 4, 4) not in (b"", bytes(4))
+
+
 def _counters(data: bytes) -> Counters:
     if len(data) < 256:
         return Counters()

@@ -75,9 +75,15 @@ ino_t file_of(int fd) {
   return fd >= 0 && fstat(fd, &st) == 0 ? st.st_ino : 0;
 }
 
+bool has_files(const Connection &c) {
+  bool has = file_of(c.socket) == c.socket_file && file_of(c.wake) == c.wake_file;
+  if (!has) agent.control->cut = 1;
+  return has;
+}
+
 bool wake_up(Connection &c) {
   uint64_t one = 1;
-  return file_of(c.socket) == c.socket_file && file_of(c.wake) == c.wake_file && write(c.wake, &one, sizeof one) == sizeof one;
+  return has_files(c) && write(c.wake, &one, sizeof one) == sizeof one;
 }
 
 uint64_t instrumented() {
@@ -213,7 +219,7 @@ void serve(Connection *c) {
   for (;;) {
     pollfd fds[2] = {{c->socket, POLLIN, 0}, {c->wake, POLLIN, 0}};
     if (poll(fds, 2, -1) < 0 && errno != EINTR) break;
-    if (file_of(c->socket) != c->socket_file || file_of(c->wake) != c->wake_file) break;
+    if (!has_files(*c)) break;
     if (fds[1].revents & POLLIN) {
       uint64_t n;
       if (read(c->wake, &n, sizeof n) < 0 && errno != EAGAIN) break;
@@ -400,7 +406,7 @@ void Agent::send(Message type, const Writer &writer, int fd) {
   Connection *c = connection;
   if (!c || !connected) return;
   std::lock_guard<std::mutex> hold(c->sending);
-  if (connected && file_of(c->socket) != c->socket_file) {
+  if (connected && !has_files(*c)) {
     live = false;
     connected = false;
   } else if (connected && !send_frame(c->socket, type, writer.bytes, fd)) {

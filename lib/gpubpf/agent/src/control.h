@@ -34,7 +34,7 @@ static_assert(sizeof(Slot) == 256, "protocol.py knows this size");
 
 struct Control {
   std::atomic<uint32_t> used;     // slots
-  uint32_t reserved0;
+  std::atomic<uint32_t> cut;      // the program closed the agent's files: nothing is counted from then on
   std::atomic<uint64_t> unnamed;  // launches of functions whose name was never seen
   uint64_t reserved[6];
   Slot slots[kSlots];
