@@ -140,7 +140,8 @@ def test_after_the_duration_the_program_goes_on(app):
     done = run("-d", "2", "--work", "stores", "--", app, "30", "100", "6")
     assert done.returncode == 6 and "launch 29\n" in done.stdout
     assert "grid::cell: stores per thread" in done.stdout
-    assert done.stdout.index("\ncounted ") < done.stdout.index("launch 29\n")  # nobody waits for what is known
+    # Nobody waits for what is known.
+    assert done.stdout.index("\ncounted ") < done.stdout.index("launch 29\n")
 
 
 def started(app, out, *arguments):
