@@ -252,6 +252,11 @@ def test_code_of_large_modules_is_compiled_for_launches(tmp_path: Path, reposito
     assert len(list(cache.glob("*.so"))) == 3  # the module, the kernel, the function with its neighbours
     assert run("7", "2") == "1014\n1004\n"
     assert len(list(cache.glob("*.so"))) == 4
+    for part in cache.glob("*.*.*"):
+        part.unlink()
+    with pytest.raises(subprocess.CalledProcessError):
+        run("7")
+    assert run("7") == "1014\n"
     assert not list(cache.glob("*.tmp"))
 
 

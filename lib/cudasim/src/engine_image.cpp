@@ -373,6 +373,7 @@ bool LoadedImage::prepare(uint32_t index, TranslateError &error) const {
         void *handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
         if (handle == nullptr) {
             const char *why = dlerror();
+            unlink((stem_ + ".so").c_str());  // its parts may be gone: the next process begins anew
             error = {300, !log.empty() ? log : why ? why : "a part of the translated module cannot be loaded"};
             return false;
         }
