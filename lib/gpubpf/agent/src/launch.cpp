@@ -39,25 +39,28 @@ static bool capturing(CUstream stream) {
   return driver.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-// Blocks that can be resident at once, 0 when the launch cannot run at all or the driver does not say.
+constexpr uint64_t kNotSaid = UINT64_MAX;
+
+// Blocks that can be resident at once, 0 when the launch cannot run at all, kNotSaid when the driver does not say.
 static uint64_t resident(CUfunction function, const LaunchShape &shape, uint32_t multiprocessors) {
   uint32_t threads = shape.block[0] * shape.block[1] * shape.block[2];
   int n = 0;
   if (shape.cluster) {
     if (!driver.cuOccupancyMaxActiveClusters ||
         driver.cuOccupancyMaxActiveClusters(&n, function, shape.config) != CUDA_SUCCESS || n < 0)
-      return 0;
+      return kNotSaid;
     return uint64_t(n) * shape.cluster_size[0] * shape.cluster_size[1] * shape.cluster_size[2];
   }
   if (driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(&n, function, static_cast<int>(threads), shape.shared) !=
           CUDA_SUCCESS ||
       n < 0)
-    return 0;
+    return kNotSaid;
   return uint64_t(n) * multiprocessors;
 }
 
-// Programs whose blocks wait for each other hang when fewer of them are resident than they counted on.
-static bool keeps_occupancy(Copy &copy, const LaunchShape &shape, uint64_t blocks) {
+// Why the copy cannot be launched in this shape, kReasons if it can. Programs whose blocks wait for each other hang when
+// fewer of them are resident than they counted on.
+static Reason lacks_room(Copy &copy, const LaunchShape &shape, uint64_t blocks) {
   uint32_t threads = shape.block[0] * shape.block[1] * shape.block[2];
   Occupancy *first = copy.occupancy.load(std::memory_order_acquire);
   Occupancy *o = first;
@@ -69,11 +72,12 @@ static bool keeps_occupancy(Copy &copy, const LaunchShape &shape, uint64_t block
     DriverScope scope;
     o = new Occupancy{threads, shape.shared, {}, resident(copy.function, shape, copy.context->multiprocessors), 0, first};
     memcpy(o->cluster, shape.cluster_size, sizeof o->cluster);
-    o->original = copy.original ? resident(copy.original, shape, copy.context->multiprocessors) : 0;
-    if (!o->original) o->original = UINT64_MAX;  // not known: all of the grid must fit
+    o->original = copy.original ? resident(copy.original, shape, copy.context->multiprocessors) : kNotSaid;
     if (!copy.occupancy.compare_exchange_strong(first, o)) o->next = nullptr;  // another thread was quicker: used once
   }
-  return o->copy >= (blocks < o->original ? blocks : o->original) && o->copy > 0;
+  if (o->original == 0) return kLaunchFailed;  // for the driver to reject
+  const uint64_t needed = blocks < o->original ? blocks : o->original;  // not said: all of the grid must fit
+  return o->copy == kNotSaid || o->copy < needed ? kOccupancy : kReasons;
 }
 
 static Instance *instance_of(Copy &copy, const LaunchShape &shape) {
@@ -230,7 +234,8 @@ bool prepare(const Function &function, const LaunchShape &shape, void **paramete
   uint64_t in_block = uint64_t(shape.block[0]) * shape.block[1] * shape.block[2];
   if (!blocks || !in_block || in_block > 4096 || (shape.grid[0] && blocks / shape.grid[0] >= uint64_t(1) << 32))
     return add(slot.reasons[kLaunchFailed]), false;  // for the driver to reject
-  if (!keeps_occupancy(*copy, shape, blocks)) return add(slot.reasons[kOccupancy]), false;
+  const Reason lacking = lacks_room(*copy, shape, blocks);
+  if (lacking != kReasons) return add(slot.reasons[lacking]), false;
   Instance *instance = instance_of(*copy, shape);
   const uint8_t *block = instance->launch_block.load(std::memory_order_acquire);
   if (!block) {
