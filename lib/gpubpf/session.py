@@ -62,10 +62,11 @@ REGISTERS_WAIT = 20.0  # seconds that results wait for ptxas to count registers
 DRAIN_WAIT = 2.0  # seconds that kernels get to end before the last reading
 LEAVING_WAIT = 0.4  # in the place of both when the tool is told to leave
 ANSWER_WAIT = 5.0  # seconds, beyond that, for an agent to answer
-BEAT = 1.0  # seconds; an agent that waits and hears nothing for five goes on without its answer
+BEAT = 1.0  # seconds; an agent that waits and hears nothing for ten goes on without its answer
 MAP_MEMORY = 256 << 20
 # Of one process; no program has so many, and the tool's memory and files are not theirs to use up.
 TEXT_LIMIT, PENDING_LIMIT, CONTEXT_LIMIT = 64 << 20, 4096, 4096
+REFUSED_LIMIT = 10  # notices of that kind
 PARAM = "param"
 T = TypeVar("T")
 
@@ -337,6 +338,7 @@ class Session:
         self._handlers: dict[int, Any] = {}
         self._workers = _Workers(4)
         self._closing = False
+        self._refused = 0  # connections that sent what no agent sends
 
     @staticmethod
     def _spec(definition: MapDefinition) -> protocol.MapSpec:
@@ -660,7 +662,9 @@ class Session:
         except OSError:
             return False
         except protocol.Malformed as error:
-            self._note(f"pid {process.pid}: {error}")
+            self._refused += 1
+            if self._refused <= REFUSED_LIMIT:
+                self._note(f"pid {process.pid}: {error}")
             return False
         return True
 

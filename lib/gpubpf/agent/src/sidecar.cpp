@@ -396,7 +396,7 @@ namespace {
 // comes. Time passes in pieces, since this process may be stopped, too.
 bool wait_for_answer(Question &question) {
   constexpr auto kPiece = std::chrono::milliseconds(500);
-  constexpr int kSilence = 10;  // pieces
+  constexpr int kSilence = 20;  // pieces
   std::unique_lock<std::mutex> hold(question.lock);
   auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(agent.config.image_wait_ms);
   int silence = agent.heard == agent.silent ? kSilence : 0;  // nothing since it was given up
