@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from cudasim_device import CUDASIM, ROOT, program, run
+from cudasim_device import CUDASIM, ROOT, nvcc, program, run
 
 HOSTILE = pytest.mark.parametrize("hostile", [False, True], ids=["kind", "hostile"])
 
@@ -69,6 +70,15 @@ def test_machine_code_alone_is_refused_with_the_reason() -> None:
     done = run([program("faults", "-gencode", "arch=compute_90,code=sm_90"), "exit"])
     assert done.returncode == 2 and "cudaErrorNoKernelImageForDevice" in done.stdout
     assert "machine code" in done.stderr
+
+
+def test_the_vendors_runtime_is_refused_with_the_reason(tmp_path: Path) -> None:
+    source = tmp_path / "app.cu"
+    source.write_text("int main() { void *p; return cudaMalloc(&p, 1); }")
+    subprocess.run([nvcc(), "-cudart", "static", "-o", tmp_path / "app", source], check=True)
+    done = run([tmp_path / "app"])
+    assert done.returncode != 0 and done.stderr.count("\n") == 1
+    assert "cudasim: the program brings NVIDIA's own CUDA runtime" in done.stderr
 
 
 def test_launcher() -> None:

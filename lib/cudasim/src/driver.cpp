@@ -352,7 +352,12 @@ CUresult cuDriverGetVersion(int *version) {
 
 CUresult cuGetExportTable(const void **table, const CUuuid *) {
     if (table != nullptr) *table = nullptr;
-    return CUDA_ERROR_NOT_SUPPORTED;  // the vendor's private interfaces are not offered
+    // The vendor's private interfaces are not offered. Its own runtime asks for them, and gives up.
+    static std::once_flag said;
+    std::call_once(said, [] {
+        log_line("the program brings NVIDIA's own CUDA runtime, which needs a real driver; build it with nvcc -cudart shared");
+    });
+    return CUDA_ERROR_NOT_SUPPORTED;
 }
 
 // ---------------------------------------------------------------------------------------------------- devices
