@@ -165,6 +165,24 @@ def test_image_is_copied_and_errors_are_logged() -> None:
     )
 
 
+def test_damaged_fat_binaries_are_errors() -> None:
+    run_python(
+        """
+        import struct
+        cu = Driver()
+        module = ctypes.c_void_p()
+        text = (HEADER + PUT).encode()
+        image = struct.pack("<HHIQIIHHI", 1, 0, 64, len(text), 0, 0, 0, 8, 70).ljust(64, b"\\0") + text
+        for size, payload, status in ((len(image), None, 0), (1 << 60, None, 0), (1 << 60, 1 << 50, 200)):
+            changed = image[:8] + struct.pack("<Q", payload or len(text)) + image[16:]
+            fatbin = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, size) + changed + bytes(8192)
+            assert cu.status("cuModuleLoadData", ctypes.byref(module), fatbin) == status, (size, payload)
+        wrapper = struct.pack("<IIQQ", 0x466243B1, 1, 4096, 0)
+        assert cu.status("cuModuleLoadData", ctypes.byref(module), wrapper) == 200
+        """
+    )
+
+
 def test_a_kernel_with_an_unknown_instruction_cannot_be_launched() -> None:
     """The module loads and its other kernels run; the launch says why, once."""
     run_python(

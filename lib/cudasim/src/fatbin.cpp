@@ -1,6 +1,7 @@
 #include "fatbin.h"
 
 #include <lz4.h>
+#include <sys/mman.h>
 #include <zstd.h>
 
 #include <algorithm>
@@ -23,6 +24,13 @@ T read(const uint8_t *at) {
     T value;
     memcpy(&value, at, sizeof value);
     return value;
+}
+
+// Is all of this mapped? Sizes in a damaged header may lead anywhere.
+bool mapped(const uint8_t *at, uint64_t size) {
+    const auto begin = reinterpret_cast<uintptr_t>(at) & ~uintptr_t{4095};
+    const auto end = reinterpret_cast<uintptr_t>(at) + size;
+    return end >= begin && msync(reinterpret_cast<void *>(begin), end - begin, MS_ASYNC) == 0;  // else ENOMEM
 }
 
 std::string text_at(const uint8_t *header, size_t header_size, uint32_t offset, uint32_t size) {
@@ -59,7 +67,7 @@ std::vector<FatbinImage> fatbin_images(const void *image, std::string &problem) 
     const auto *at = static_cast<const uint8_t *>(image);
     if (read<uint32_t>(at) == kWrapperMagic) {
         at = reinterpret_cast<const uint8_t *>(read<uint64_t>(at + 8));
-        if (at == nullptr || read<uint32_t>(at) != kFatbinMagic) {
+        if (!mapped(at, kFatbinHeader) || read<uint32_t>(at) != kFatbinMagic) {
             problem = "the wrapper does not lead to a fat binary";
             return images;
         }
@@ -72,9 +80,14 @@ std::vector<FatbinImage> fatbin_images(const void *image, std::string &problem) 
     }
     at += header_size;
     while (left >= kImageHeader) {
+        if (!mapped(at, kImageHeader)) {
+            problem = "the fat binary is cut short";
+            break;
+        }
         size_t image_header = read<uint32_t>(at + 0x04);
         uint64_t payload = read<uint64_t>(at + 0x08);
-        if (image_header < kImageHeader || image_header > left || payload > left - image_header) {
+        if (image_header < kImageHeader || image_header > left || payload > left - image_header ||
+            !mapped(at, image_header + payload)) {
             problem = "an image does not fit into its fat binary";
             break;
         }
