@@ -23,7 +23,7 @@ from gpubpf import cli
 
 if TYPE_CHECKING:
     from gpubpf.imbalance import Groups, Shape
-    from gpubpf.session import Instance, Session
+    from gpubpf.program import Instance, Session
 
 TOOL = "threadhist"
 EXAMPLES = """examples:

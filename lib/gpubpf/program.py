@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from gpubpf.instrument import Attachment
     from gpubpf.listing import Source
     from gpubpf.ptx.module import Module
-    from gpubpf.session import Instance, Session
+    from gpubpf.results import Instance
+    from gpubpf.session import Session
 
 WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
 PREBUILT = Path(__file__).parent / "prebuilt"
@@ -216,26 +217,28 @@ class BPF:
 
     def trace(self, args: argparse.Namespace) -> Session:
         """The measurement that the command line asks for, a context manager. `args`: see `cli`."""
-        from gpubpf import session
+        from gpubpf import tracing
 
         if not self.probes:
             raise UsageError("nothing is attached; call attach_gpu_entry or attach_gpu_exit first")
-        self.session = session.trace(self, args, getattr(args, "out", None))
+        self.session = tracing.trace(
+            args, self.attachments, self.definitions(), self.params(args), getattr(args, "out", None)
+        )
         return self.session
 
     # What --list and --ptx need (listing.Pipeline)
 
     def target(self, args: argparse.Namespace) -> Target:
         """The device that would be used."""
-        from gpubpf import session
+        from gpubpf import tracing
 
-        return session.target(args)
+        return tracing.target(args)
 
     def observe(self, args: argparse.Namespace) -> tuple[list[Source], int]:
         """Runs COMMAND to its end: the modules that it loaded, what it launched, and its exit status."""
-        from gpubpf import session
+        from gpubpf import tracing
 
-        return session.observe(args)
+        return tracing.observe(args)
 
     def refusals(self, parsed: Module, kernels: Sequence[str]) -> Mapping[str, str]:
         """Which of the kernels of a module cannot carry these programs, and why."""

@@ -14,47 +14,34 @@ ptxas does not hold up another.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
-import functools
-import hashlib
 import os
-import pwd
 import queue
 import resource
 import secrets
 import selectors
 import signal
 import socket
-import stat
 import struct
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpubpf import agent, cli, device, maps
+from gpubpf import agent, maps, users
 from gpubpf.agent import protocol
 from gpubpf.device import Device
-from gpubpf.errors import Error, SessionError, UsageError
+from gpubpf.errors import Error, SessionError
+from gpubpf.results import Instance, KernelCount, merged
 
 if TYPE_CHECKING:
-    import argparse
-
-    import numpy as np
-
     from gpubpf.assemble import Target
-    from gpubpf.cli import Output
     from gpubpf.instrument import Sidecar
-    from gpubpf.listing import Source
     from gpubpf.maps import MapDefinition
-    from gpubpf.program import BPF
     from gpubpf.ptx.inject import LaunchBlock
 
 IMAGE_WAIT = 120.0  # seconds that a process waits in a module load for the sidecar
@@ -75,59 +62,6 @@ T = TypeVar("T")
 Instrument = Callable[[bytes, "Target"], "Sidecar"]
 # How many registers the kernels of a sidecar need: (as built, with the probe) by mangled name.
 CountRegisters = Callable[[Any, "Target"], Mapping[str, tuple[int, int]]]
-
-
-# --- what tools get ---
-
-
-@dataclass(frozen=True)
-class Instance:
-    """What one map holds for one kernel and launch shape (other maps than thread arrays: for a context, with `mangled` "").
-
-    `grid` and `block_dim` are [x, y, z]; `raw` is the storage as `maps` describes it.
-    """
-
-    pid: int
-    comm: str
-    gpu: int
-    mangled: str
-    grid: tuple[int, int, int]
-    block_dim: tuple[int, int, int]
-    launches: int
-    definition: MapDefinition
-    raw: bytes = field(repr=False)
-    capacity: int
-    registers_before: int | None
-    registers_after: int | None
-
-    @cached_property
-    def array(self) -> np.ndarray[Any, Any]:
-        """The values. Thread arrays: [entry, global thread]; see `maps.decode`."""
-        return maps.decode(self.definition, self.raw, self.capacity)
-
-    @cached_property
-    def demangled(self) -> str:
-        from gpubpf import names
-
-        return names.demangle(self.mangled).full
-
-    @cached_property
-    def kernel(self) -> str:
-        """The name without template arguments and parameter list."""
-        from gpubpf import names
-
-        return names.demangle(self.mangled).short
-
-
-@dataclass(frozen=True)
-class KernelCount:
-    """Launches of one kernel name in all processes."""
-
-    mangled: str
-    launches: int
-    matched: bool
-    instrumented: int
-    not_instrumented: Mapping[str, int]
 
 
 class _Process:
@@ -222,48 +156,6 @@ class _Workers:
             self._work.get()()
 
 
-@dataclass(frozen=True)
-class User:
-    """Whom the command runs as."""
-
-    name: str
-    uid: int
-    gid: int
-    groups: tuple[int, ...]
-    home: str
-    shell: str
-
-
-def command_user(name: str | None, environment: Mapping[str, str] = os.environ) -> User | None:
-    """The user that `--user` names, or who called sudo; None: whoever runs the tool."""
-    if name is None:
-        name = environment.get("SUDO_USER") if os.geteuid() == 0 else None
-        if name in (None, "root"):
-            return None
-    try:
-        entry = pwd.getpwnam(str(name)) if not str(name).isdigit() else pwd.getpwuid(int(str(name)))
-    except KeyError:
-        raise SessionError(f"there is no user {name!r}; name one that /etc/passwd has") from None
-    if os.geteuid() != 0:
-        if entry.pw_uid == os.geteuid():
-            return None
-        raise SessionError(
-            f"running the command as {entry.pw_name} needs root; use sudo, or leave --user out"
-        )
-    groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
-    return User(entry.pw_name, entry.pw_uid, entry.pw_gid, groups, entry.pw_dir, entry.pw_shell)
-
-
-def _can_read(user: User, path: Path) -> bool:
-    """Whether `user` gets at `path`, by the mode bits along it."""
-    for part, bits in [(path, 4), *((parent, 1) for parent in path.parents)]:
-        state = part.stat()
-        shift = 6 if state.st_uid == user.uid else 3 if state.st_gid in user.groups else 0
-        if user.uid and not stat.S_IMODE(state.st_mode) >> shift & bits:
-            return False
-    return True
-
-
 class Session:
     """A command under measurement. A context manager: entering starts the command, leaving waits for it (but see SIGTERM).
 
@@ -313,7 +205,7 @@ class Session:
         self._matches = matches or (lambda name: True)
         self.wanted = tuple(wanted)
         self._duration = duration
-        self._user = command_user(user)
+        self._user = users.command_user(user)
         self._note = note
         self._attached = attached
         self._count_registers = registers
@@ -383,7 +275,7 @@ class Session:
         environment["GPUBPF_SOCKET"] = self.socket_name
         as_user: dict[str, Any] = {}
         if self._user:
-            if not _can_read(self._user, agent.LIBRARY.resolve()):
+            if not users.can_read(self._user, agent.LIBRARY.resolve()):
                 raise SessionError(
                     f"{self._user.name} cannot read {agent.LIBRARY}; install gpubpf where every user can, or use --user root"
                 )
@@ -798,7 +690,7 @@ class Session:
             for process, registers in used:
                 for snapshot, file in process.snapshots.values():
                     found += self._instances_of(process, registers, snapshot, file, number)
-        return _merged(found)
+        return merged(found)
 
     def _instances_of(
         self,
@@ -939,163 +831,12 @@ class Session:
         return lost
 
 
-def trace(bpf: BPF, args: argparse.Namespace, out: Output | None = None) -> Session:
-    """The measurement that a tool's command line asks for (see `cli` for `args`). With `--json`, `out` gets "attached" records."""
-    attachments = functools.cache(bpf.attachments)
-
-    def attached(pid: int, comm: str, ts_ns: int) -> None:
-        cli.note(tool, f"attached to {pid} ({comm})")
-        if args.json and out is not None:
-            out.record(type="attached", pid=pid, comm=comm, ts_ns=ts_ns)
-
-    def instrument(data: bytes, target: Target) -> Sidecar:
-        from gpubpf import instrument
-
-        return instrument.instrument_image(data, attachments(), target)
-
-    def registers(sidecar: Any, target: Target) -> Mapping[str, tuple[int, int]]:
-        from gpubpf import instrument
-
-        return instrument.register_use(sidecar, target)
-
-    def matches(name: str) -> bool:
-        from gpubpf import names
-
-        return names.matches(wanted, name)
-
-    tool = args.tool
-    command = _command(args)
-    chosen = _device(args)
-    wanted = tuple(args.kernel)
-    return Session(
-        command,
-        instrument=instrument,
-        registers=registers,
-        warm_up=attachments,
-        definitions=bpf.definitions(),
-        params=bpf.params(args),
-        device=chosen,
-        matches=matches if wanted else None,
-        wanted=wanted,
-        launches=args.launch,
-        sample=args.sample,
-        map_memory=args.map_memory,
-        duration=args.duration,
-        user=args.user,
-        note=lambda text: cli.note(tool, text),
-        complain=lambda text: cli.complain(tool, text),
-        attached=attached,
-    )
-
-
-def target(args: argparse.Namespace) -> Target:
-    """The device that `--device` means, for what needs no command."""
-    from gpubpf.assemble import Target
-
-    try:
-        chosen = device.choose(args.device)
-        return Target(chosen.kind, device.compute_capability(chosen))
-    except SessionError:
-        if args.device == "gpu" or not args.files:
-            raise
-        # Nothing runs: what files hold can be told without a device, as for the embedded one.
-        return Target("sim", device.compute_capability(Device("sim")))
-
-
-def observe(args: argparse.Namespace) -> tuple[list[Source], int]:
-    """Runs the command to its end, its kernels as they are: the modules that its processes loaded (one source for each name of a
-    process) with the launches of their kernels, and the exit status."""
-    from gpubpf import fatbin, instrument
-    from gpubpf.listing import Source
-
-    loaded: dict[str, dict[bytes, bytes]] = {}
-
-    def keep(comm: str, data: bytes) -> None:
-        loaded.setdefault(comm, {})[hashlib.sha256(data).digest()] = data
-
-    session = Session(
-        _command(args),
-        instrument=lambda data, target: instrument.Sidecar(),
-        device=_device(args),
-        user=args.user,
-        duration=args.duration,
-        note=lambda text: cli.note(args.tool, text),
-        loaded=keep,
-    )
-    with session:
-        for _ in session.intervals():
-            pass
-    launches = session.launches_by_comm()
-    pids = {process.comm: process.pid for process in reversed(session._processes)}
-    sources = []
-    for comm in dict.fromkeys([*loaded, *launches]):
-        images: list[fatbin.Image] = []
-        for data in loaded.get(comm, {}).values():
-            first = max((image.module for image in images), default=-1) + 1
-            with contextlib.suppress(Error):
-                images += [
-                    dataclasses.replace(image, module=first + image.module)
-                    for image in fatbin.images_of_bytes(data)
-                ]
-        sources.append(Source(comm, tuple(images), launches.get(comm, {}), pids.get(comm), comm))
-    return sources, session.status
-
-
-def _command(args: argparse.Namespace) -> list[str]:
-    if args.pid:
-        raise UsageError(
-            f"measuring running processes is not there yet; start the program: {args.tool} -- COMMAND"
-        )
-    if not args.command:
-        raise UsageError(
-            f"watching every process is not there yet; give the command to watch: {args.tool} -- COMMAND"
-        )
-    return list(args.command)
-
-
-def _device(args: argparse.Namespace) -> Device:
-    chosen = device.choose(args.device)
-    if chosen.notice:
-        cli.note(args.tool, chosen.notice)
-    return chosen
-
-
 class _NotStarted(SessionError):
     """The command could not be run at all."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
-
-
-def _merged(found: list[Instance]) -> list[Instance]:
-    """Instances of the same place added up, where their values are numbers."""
-    by_place: dict[tuple[Any, ...], Instance] = {}
-    rest = []
-    for one in found:
-        place = (one.pid, one.gpu, one.mangled, one.grid, one.block_dim)
-        other = by_place.get(place)
-        if other is None:
-            by_place[place] = one
-        elif one.definition.kind == "thread_array" and (total := _added(other.array, one.array)) is not None:
-            raw = total.tobytes() + bytes(one.definition.value_size)  # the value that nobody reads
-            by_place[place] = dataclasses.replace(other, raw=raw, launches=other.launches + one.launches)
-        else:
-            rest.append(one)
-    return [*by_place.values(), *rest]
-
-
-def _added(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """The sum, field by field; None of what is no number."""
-    names = a.dtype.names
-    if names is None:
-        return None if a.dtype.kind == "V" else a + b
-    total = a.copy()
-    for name in names:
-        if (part := _added(a[name], b[name])) is None:
-            return None
-        total[name] = part
-    return total
 
 
 def _volume(extents: tuple[int, int, int]) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from gpubpf import agent, device, session
+from gpubpf import agent, device, tracing
 from gpubpf.agent import protocol
 from gpubpf.errors import SessionError, UsageError
 from gpubpf.ptx.inject import InjectedVariable
@@ -595,14 +595,14 @@ def test_what_is_not_there_yet_is_said() -> None:
         ({"pid": [], "command": None}, "every process"),
     ):
         with pytest.raises(UsageError, match=rf"{said}.* is not there yet; .*tool -- COMMAND"):
-            session._command(argparse.Namespace(tool="tool", **given))
+            tracing._command(argparse.Namespace(tool="tool", **given))
 
 
 def test_what_files_hold_is_told_without_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "DEVICE_FILES", ())
     monkeypatch.setattr(device, "LIBRARIES", Path("/nowhere"))
     for asked_for in ("auto", "sim"):
-        assert session.target(argparse.Namespace(device=asked_for, files=["app"])).device == "sim"
+        assert tracing.target(argparse.Namespace(device=asked_for, files=["app"])).device == "sim"
     for asked_for, files in (("gpu", ["app"]), ("auto", [])):
         with pytest.raises(SessionError):
-            session.target(argparse.Namespace(device=asked_for, files=files))
+            tracing.target(argparse.Namespace(device=asked_for, files=files))

@@ -1,0 +1,152 @@
+"""A tool's command line (`cli`) → a session: which device, which command, what of it is told to the user."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpubpf import cli, device
+from gpubpf.device import Device
+from gpubpf.errors import Error, SessionError, UsageError
+from gpubpf.session import Session
+
+if TYPE_CHECKING:
+    from gpubpf import fatbin
+    from gpubpf.assemble import Target
+    from gpubpf.cli import Output
+    from gpubpf.instrument import Attachment, Sidecar
+    from gpubpf.listing import Source
+    from gpubpf.maps import MapDefinition
+
+
+def trace(
+    args: argparse.Namespace,
+    attachments: Callable[[], Sequence[Attachment]],
+    definitions: Sequence[MapDefinition],
+    params: Mapping[str, bytes],
+    out: Output | None = None,
+) -> Session:
+    """The measurement that a tool's command line asks for. `attachments` makes the lowered programs, `definitions` are the maps
+    that they use, `params` the bytes of those that travel by value. With `--json`, `out` gets "attached" records."""
+    lowered = functools.cache(attachments)
+
+    def attached(pid: int, comm: str, ts_ns: int) -> None:
+        cli.note(tool, f"attached to {pid} ({comm})")
+        if args.json and out is not None:
+            out.record(type="attached", pid=pid, comm=comm, ts_ns=ts_ns)
+
+    def instrument(data: bytes, target: Target) -> Sidecar:
+        from gpubpf import instrument
+
+        return instrument.instrument_image(data, lowered(), target)
+
+    def registers(sidecar: Any, target: Target) -> Mapping[str, tuple[int, int]]:
+        from gpubpf import instrument
+
+        return instrument.register_use(sidecar, target)
+
+    def matches(name: str) -> bool:
+        from gpubpf import names
+
+        return names.matches(wanted, name)
+
+    tool = args.tool
+    command = _command(args)
+    chosen = _device(args)
+    wanted = tuple(args.kernel)
+    return Session(
+        command,
+        instrument=instrument,
+        registers=registers,
+        warm_up=lowered,
+        definitions=definitions,
+        params=params,
+        device=chosen,
+        matches=matches if wanted else None,
+        wanted=wanted,
+        launches=args.launch,
+        sample=args.sample,
+        map_memory=args.map_memory,
+        duration=args.duration,
+        user=args.user,
+        note=lambda text: cli.note(tool, text),
+        complain=lambda text: cli.complain(tool, text),
+        attached=attached,
+    )
+
+
+def target(args: argparse.Namespace) -> Target:
+    """The device that `--device` means, for what needs no command."""
+    from gpubpf.assemble import Target
+
+    try:
+        chosen = device.choose(args.device)
+        return Target(chosen.kind, device.compute_capability(chosen))
+    except SessionError:
+        if args.device == "gpu" or not args.files:
+            raise
+        # Nothing runs: what files hold can be told without a device, as for the embedded one.
+        return Target("sim", device.compute_capability(Device("sim")))
+
+
+def observe(args: argparse.Namespace) -> tuple[list[Source], int]:
+    """Runs the command to its end, its kernels as they are: the modules that its processes loaded (one source for each name of a
+    process) with the launches of their kernels, and the exit status."""
+    from gpubpf import fatbin, instrument
+    from gpubpf.listing import Source
+
+    loaded: dict[str, dict[bytes, bytes]] = {}
+
+    def keep(comm: str, data: bytes) -> None:
+        loaded.setdefault(comm, {})[hashlib.sha256(data).digest()] = data
+
+    session = Session(
+        _command(args),
+        instrument=lambda data, target: instrument.Sidecar(),
+        device=_device(args),
+        user=args.user,
+        duration=args.duration,
+        note=lambda text: cli.note(args.tool, text),
+        loaded=keep,
+    )
+    with session:
+        for _ in session.intervals():
+            pass
+    launches = session.launches_by_comm()
+    pids = {process.comm: process.pid for process in reversed(session._processes)}
+    sources = []
+    for comm in dict.fromkeys([*loaded, *launches]):
+        images: list[fatbin.Image] = []
+        for data in loaded.get(comm, {}).values():
+            first = max((image.module for image in images), default=-1) + 1
+            with contextlib.suppress(Error):
+                images += [
+                    dataclasses.replace(image, module=first + image.module)
+                    for image in fatbin.images_of_bytes(data)
+                ]
+        sources.append(Source(comm, tuple(images), launches.get(comm, {}), pids.get(comm), comm))
+    return sources, session.status
+
+
+def _command(args: argparse.Namespace) -> list[str]:
+    if args.pid:
+        raise UsageError(
+            f"measuring running processes is not there yet; start the program: {args.tool} -- COMMAND"
+        )
+    if not args.command:
+        raise UsageError(
+            f"watching every process is not there yet; give the command to watch: {args.tool} -- COMMAND"
+        )
+    return list(args.command)
+
+
+def _device(args: argparse.Namespace) -> Device:
+    chosen = device.choose(args.device)
+    if chosen.notice:
+        cli.note(args.tool, chosen.notice)
+    return chosen
