@@ -139,3 +139,42 @@ def test_random_programs() -> None:
             assert list(out.host) == wanted, source
         compared += 1
     assert compared > PROGRAMS // 2
+
+
+FUNCTIONS = r"""
+__noinline__ __device__ unsigned long long waits(volatile unsigned *begun, unsigned long long kept)
+{
+    unsigned long long sum = 0;
+    atomicAdd((unsigned *)begun, 1);
+    while (begun[1] < 16)
+        sum |= kept;
+    return sum | kept;
+}
+__noinline__ __device__ unsigned works(volatile unsigned *begun, unsigned t)
+{
+    unsigned a = t, b = t * 3, c = t * 5, d = t * 7;
+    while (begun[0] < 16)
+        a++;
+    for (unsigned i = 0; i < t; i++) {
+        a += b ^ i; b += c ^ i; c += d ^ i; d += a ^ i;
+    }
+    atomicAdd((unsigned *)begun + 1, 1);
+    return a + b + c + d;
+}
+extern "C" __global__ void both(unsigned long long *out, unsigned *begun)
+{
+    const unsigned t = threadIdx.x;
+    if (t % 2)
+        out[t] = waits(begun, 0x0123456789abcdefull + t);
+    else
+        out[t] = works(begun, t);
+}
+"""
+
+
+def test_lanes_of_a_warp_in_two_functions_at_once() -> None:
+    device = Device(compile_cuda(FUNCTIONS))
+    out, begun = Array(np.zeros(32, np.uint64)), Array(np.zeros(2, np.uint32))
+    device.launch("both", 1, 32, out, begun)
+    expected = np.arange(1, 32, 2, dtype=np.uint64) + np.uint64(0x0123456789ABCDEF)
+    assert (out.host[1::2] == expected).all()

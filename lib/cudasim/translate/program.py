@@ -301,18 +301,15 @@ class Program:
             bodies[name] = struct + body
         self.frame_offset: dict[str, int] = {}
         self.frame_end: dict[str, int] = {}
-        # like local memory: frames of a component begin after those of all its callers
-        starts = [0] * len(self.components)
-        for k in range(len(self.components) - 1, -1, -1):
-            at = starts[k]
-            for name in self.components[k]:
-                bodies[name] = bodies[name].replace("@FRAME@", str(at))
-                self.frame_offset[name] = at
-                self.frame_end[name] = at = at + frame[name]
-            for name in self.components[k]:
-                for callee in self._callees(self.codes[name]):
-                    if self.of[callee] != k:
-                        starts[self.of[callee]] = max(starts[self.of[callee]], at)
+        # Frames hold an array over the lanes for each register, so those of two functions must not share memory: some
+        # lanes of a warp may be in one function while others are in the other. A warp runs one kernel, though.
+        at = max((frame[n] for n in self.reached), default=0)
+        for name in bodies:
+            begin = 0 if name in self.reached else at
+            bodies[name] = bodies[name].replace("@FRAME@", str(begin))
+            self.frame_offset[name] = begin
+            self.frame_end[name] = begin + frame[name]
+            at = max(at, self.frame_end[name])
         # functions that the same kernels reach are compiled together
         reaching: dict[str, list[str]] = {n: [] for n in bodies}
         for kernel, reached in self.reached.items():
