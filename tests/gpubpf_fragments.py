@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Argument:
-    name: str
-    type: str
-    kind: str
-    map: str = ""
-    field: str = ""
-    offset: int = 0
-    width: int = 8
-
-    @property
-    def register(self) -> str:
-        return f"%gpubpf_{self.name}"
-
-
-@dataclass(frozen=True)
-class Fragment:
-    ptx: str
-    arguments: tuple[Argument, ...]
+from gpubpf.lower import Argument, Fragment
 
 
 def tally(map_name: str = "tallies") -> Fragment:
     """tallies[thread].runs += 1, .work += work; its registers and labels have names that an application uses too."""
     return Fragment(
+        "tally",
         f"""{{
 .reg .pred %p<3>; .reg .b64 %rd<12>; .reg .b32 %r<12>;
 mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mad.lo.u32 %r4, %r2, %r3, %r1;
@@ -51,6 +31,7 @@ $L__BB0_1:
 
 # times[thread] = {globaltimer, site}
 TIME = Fragment(
+    "time",
     """{
 .reg .b64 %rd<4>; .reg .b32 %r<3>;
 mov.u64 %rd1, %globaltimer; mov.u32 %r1, %tid.x;

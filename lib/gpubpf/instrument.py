@@ -22,11 +22,11 @@ from gpubpf import cache, fatbin, names
 from gpubpf.assemble import Target, assemble, registers
 from gpubpf.errors import AssembleError, ImageError, PtxError
 from gpubpf.fatbin import Image
+from gpubpf.lower.fragment import Fragment
 from gpubpf.ptx import flow, inject, module
-from gpubpf.ptx.inject import Fragment, InjectedVariable, LaunchBlock, Placement
+from gpubpf.ptx.inject import InjectedVariable, LaunchBlock, Placement
 
 _STAGE = "sidecar"
-MINIMUM_VERSION = (6, 3)  # of PTX: what fragments are written in (lower.nvptx)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _instrument(text: str, chosen: Image, attachments: Sequence[Attachment], tar
                 kernels.setdefault(name, []).append(placement)
     if not kernels:
         return Sidecar(entries=entries)
-    injected = inject.inject(parsed, kernels, MINIMUM_VERSION)
+    injected = inject.inject(parsed, kernels)
     refusals = dict(injected.refusals)
     image = b""
     while injected.kernels:
@@ -138,7 +138,7 @@ def _instrument(text: str, chosen: Image, attachments: Sequence[Attachment], tar
             )
             refusals |= guilty
             kept = {name: kernels[name] for name in injected.kernels if name not in guilty}
-            injected = inject.inject(parsed, kept, MINIMUM_VERSION)
+            injected = inject.inject(parsed, kept)
     return Sidecar(
         image,
         tuple(
@@ -165,7 +165,7 @@ def _rejected(
     found = {}
     for name in injected.kernels:
         try:
-            assemble(inject.inject(parsed, {name: kernels[name]}, MINIMUM_VERSION).text, target, options)
+            assemble(inject.inject(parsed, {name: kernels[name]}).text, target, options)
         except AssembleError as error:
             found[name] = str(error)
     return found

@@ -21,6 +21,7 @@ from gpubpf.assemble import Target
 from gpubpf.errors import Error, ImageError, PtxError
 from gpubpf.fatbin import Image
 from gpubpf.instrument import choose
+from gpubpf.lower.fragment import Fragment
 from gpubpf.ptx import inject, module
 
 if TYPE_CHECKING:
@@ -74,17 +75,13 @@ class Listed:
         }
 
 
-@dataclass(frozen=True)
-class _Nothing:
-    """The device program that does nothing: what can't carry this one can't carry any."""
-
-    ptx: str = "{\n}"
-    arguments: tuple[inject.Argument, ...] = ()
+# The device program that does nothing: what can't carry this one can't carry any.
+NOTHING = Fragment("nothing", "{\n}", ())
 
 
 def check_injection(parsed: module.Module, kernels: Sequence[str]) -> Mapping[str, str]:
     """A `Check`: whether any probe can be put at the exit of these kernels."""
-    placements = [inject.Placement(_Nothing(), "exit")]
+    placements = [inject.Placement(NOTHING, "exit")]
     return inject.inject(parsed, dict.fromkeys(kernels, placements)).refusals
 
 

@@ -248,11 +248,10 @@ class BPF:
 
     def instrumented_ptx(self, image: Image, kernels: Sequence[str]) -> tuple[str, Mapping[str, str]]:
         """The PTX in which `kernels` carry these programs, and the reasons of those that do not."""
-        from gpubpf.instrument import MINIMUM_VERSION
         from gpubpf.ptx import inject, module
 
         placements = dict.fromkeys(kernels, self._placements())
-        injected = inject.inject(module.parse(image.text), placements, MINIMUM_VERSION)
+        injected = inject.inject(module.parse(image.text), placements)
         return injected.text, injected.refusals
 
     def _placements(self) -> list[Any]:

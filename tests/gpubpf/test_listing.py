@@ -140,7 +140,7 @@ class Pipeline:
         return listing.check_injection(parsed, kernels)
 
     def instrumented_ptx(self, image: fatbin.Image, kernels: Sequence[str]) -> tuple[str, Mapping[str, str]]:
-        placements = [inject.Placement(listing._Nothing(), "exit")]
+        placements = [inject.Placement(listing.NOTHING, "exit")]
         done = inject.inject(module.parse(image.text), dict.fromkeys(kernels, placements))
         return done.text, done.refusals
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -41,8 +41,8 @@ class Fragment:
     function: str
     ptx: str
     arguments: tuple[Argument, ...]
-    registers: int
-    formats: Mapping[int, str]
+    registers: int = 0
+    formats: Mapping[int, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ..errors import Error, PtxError
 from .flow import (
@@ -59,6 +59,9 @@ from .module import (
     render,
 )
 
+if TYPE_CHECKING:
+    from ..lower.fragment import Argument, Fragment
+
 # A kernel with more branches to its returns than this keeps one probe for the rest of them (`shared_exits` counts those).
 MAX_EXIT_COPIES = 64
 # Constants that point to constants that point … are copied down to this depth.
@@ -74,36 +77,6 @@ _GONE = "%gpubpf_0gone"  # registers with a digit there: no argument is named so
 _PREFIX = "gpubpf"
 _PASSED_WORK = "gpubpf_work"  # parameter: the work so far
 _RETURNED = "gpubpf_returned"  # result of a function that had none
-
-
-class Argument(Protocol):
-    """A value that a fragment wants in a register; `lower` makes them, docs/architecture.md describes them."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def type(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def map(self) -> str: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def field(self) -> str: ...
-    @property
-    def register(self) -> str: ...  # its name in the fragment
-
-
-class Fragment(Protocol):
-    """A device program as PTX text `{ … }` and the registers it reads."""
-
-    @property
-    def ptx(self) -> str: ...
-    @property
-    def arguments(self) -> Sequence[Argument]: ...
 
 
 @dataclass(frozen=True)

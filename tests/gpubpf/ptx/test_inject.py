@@ -339,7 +339,10 @@ def test_launch_block_layout() -> None:
     params = Argument("filter", "b32", "param", "filter", offset=12, width=4)
     wider = Argument("more", "b64", "param", "filter", offset=16, width=8)
     block = launch_block(
-        [Fragment("{}", (BASE, ROOM, params)), Fragment("{}", (Argument("t", "b64", "map_base", "t"), wider))]
+        [
+            Fragment("program", "{}", (BASE, ROOM, params)),
+            Fragment("program", "{}", (Argument("t", "b64", "map_base", "t"), wider)),
+        ]
     )
     assert block == LaunchBlock(56, 0, {"tallies": 8, "t": 24}, {"tallies": 16}, {"filter": (32, 24)})
 

@@ -202,52 +202,38 @@ void library_loaded(CUlibrary handle, int image, uint64_t size) {
   loaded(m, image, size);
 }
 
-CUresult hook_cuModuleLoad(CUmodule *module, const char *path) {
-  Outer outer;
-  CUresult r = ORIGINAL(cuModuleLoad)(module, path);
+// What every loading function does: the driver loads first; then the tool sees the image, before the program goes on.
+template <class Handle, class Source>
+CUresult after_load(const Outer &outer, CUresult r, const Handle *handle, int (*read)(Source, uint64_t &), Source source,
+                    void (*note)(Handle, int, uint64_t)) {
   if (outer && r == CUDA_SUCCESS)
     quietly([&] {
       uint64_t size = 0;
-      int image = image_of_file(path, size);
-      module_loaded(*module, image, size);
+      int image = read(source, size);
+      note(*handle, image, size);
     });
   return r;
 }
 
+CUresult hook_cuModuleLoad(CUmodule *module, const char *path) {
+  Outer outer;
+  return after_load(outer, ORIGINAL(cuModuleLoad)(module, path), module, image_of_file, path, module_loaded);
+}
+
 CUresult hook_cuModuleLoadData(CUmodule *module, const void *data) {
   Outer outer;
-  CUresult r = ORIGINAL(cuModuleLoadData)(module, data);
-  if (outer && r == CUDA_SUCCESS)
-    quietly([&] {
-      uint64_t size = 0;
-      int image = image_of(data, size);
-      module_loaded(*module, image, size);
-    });
-  return r;
+  return after_load(outer, ORIGINAL(cuModuleLoadData)(module, data), module, image_of, data, module_loaded);
 }
 
 CUresult hook_cuModuleLoadDataEx(CUmodule *module, const void *data, unsigned n, CUjit_option *options, void **values) {
   Outer outer;
   CUresult r = ORIGINAL(cuModuleLoadDataEx)(module, data, n, options, values);
-  if (outer && r == CUDA_SUCCESS)
-    quietly([&] {
-      uint64_t size = 0;
-      int image = image_of(data, size);
-      module_loaded(*module, image, size);
-    });
-  return r;
+  return after_load(outer, r, module, image_of, data, module_loaded);
 }
 
 CUresult hook_cuModuleLoadFatBinary(CUmodule *module, const void *data) {
   Outer outer;
-  CUresult r = ORIGINAL(cuModuleLoadFatBinary)(module, data);
-  if (outer && r == CUDA_SUCCESS)
-    quietly([&] {
-      uint64_t size = 0;
-      int image = image_of(data, size);
-      module_loaded(*module, image, size);
-    });
-  return r;
+  return after_load(outer, ORIGINAL(cuModuleLoadFatBinary)(module, data), module, image_of, data, module_loaded);
 }
 
 Module *module_of(CUmodule handle) {
@@ -286,26 +272,14 @@ CUresult hook_cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_opti
                                 CUlibraryOption *options, void **values, unsigned n) {
   Outer outer;
   CUresult r = ORIGINAL(cuLibraryLoadData)(library, code, jit, jit_values, jits, options, values, n);
-  if (outer && r == CUDA_SUCCESS)
-    quietly([&] {
-      uint64_t size = 0;
-      int image = image_of(code, size);
-      library_loaded(*library, image, size);
-    });
-  return r;
+  return after_load(outer, r, library, image_of, code, library_loaded);
 }
 
 CUresult hook_cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit, void **jit_values, unsigned jits,
                                     CUlibraryOption *options, void **values, unsigned n) {
   Outer outer;
   CUresult r = ORIGINAL(cuLibraryLoadFromFile)(library, path, jit, jit_values, jits, options, values, n);
-  if (outer && r == CUDA_SUCCESS)
-    quietly([&] {
-      uint64_t size = 0;
-      int image = image_of_file(path, size);
-      library_loaded(*library, image, size);
-    });
-  return r;
+  return after_load(outer, r, library, image_of_file, path, library_loaded);
 }
 
 CUresult hook_cuLibraryUnload(CUlibrary library) {
