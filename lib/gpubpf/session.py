@@ -87,11 +87,17 @@ class _Process:
         self.pending = 0  # images without an answer
         self.text = 0  # bytes of names and reasons
         self._reading = threading.Lock()
-        self._last: tuple[list[protocol.Counters], int] = [], 0  # counters of a process that is gone
+        # of a process that is gone
+        self._last: tuple[list[protocol.Counters], int] = [], 0
+        self._last_graphs = 0
 
     def counters(self) -> tuple[list[protocol.Counters], int]:
         with self._reading:
             return protocol.read_control(self.control) if self.control is not None else self._last
+
+    def graph_launches(self) -> int:
+        with self._reading:
+            return protocol.graph_launches(self.control) if self.control is not None else self._last_graphs
 
     def beat(self) -> None:
         """Says that its images are worked on. Never waits."""
@@ -121,9 +127,9 @@ class _Process:
             self.socket.shutdown(socket.SHUT_RDWR)  # wakes who sends
         with self.outgoing:
             self.socket.close()
-        last = self.counters()
+        last, graphs = self.counters(), self.graph_launches()
         with self._reading:
-            self._last = last
+            self._last, self._last_graphs = last, graphs
             if self.control is not None:
                 os.close(self.control)
                 self.control = None
@@ -448,6 +454,13 @@ class Session:
             self._note(
                 f"pid {process.pid} ({process.comm}) ended before it could be read; "
                 f"what up to {launches} launches counted is lost"
+            )
+        with self._lock:
+            processes = list(self._processes)
+        if graphs := sum(process.graph_launches() for process in processes):
+            self._note(
+                f"{graphs:,} launch{'es' if graphs > 1 else ''} of CUDA graphs: the kernels in them run uninstrumented,"
+                " and were seen when they were captured only"
             )
 
     def _drain(self, wait: float, flags: int) -> None:

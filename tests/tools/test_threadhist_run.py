@@ -190,3 +190,35 @@ def test_a_listing_of_what_ran(app):
     assert listed["comm"] == "app" and listed["pid"] > 0
     text = run("--ptx", app).stdout
     assert ".entry" in text and "gpubpf" in text
+
+
+def test_launches_of_graphs_are_said(tmp_path):
+    """What runs inside a graph is not seen at each launch of it: how often that was is told."""
+    source = tmp_path / "graph.cu"
+    source.write_text(r"""
+#include <cstdio>
+__global__ void add(int *x) { *x += 1; }
+int main() {
+    int *x, result = -1;
+    cudaMalloc(&x, sizeof *x);
+    cudaMemset(x, 0, sizeof *x);
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaStreamCreate(&stream);
+    cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+    add<<<1, 1, 0, stream>>>(x);
+    cudaStreamEndCapture(stream, &graph);
+    cudaGraphInstantiate(&exec, graph, 0);
+    for (int i = 0; i < 3; i++) cudaGraphLaunch(exec, stream);
+    cudaStreamSynchronize(stream);
+    cudaMemcpy(&result, x, sizeof result, cudaMemcpyDeviceToHost);
+    printf("%d\n", result);
+}
+""")
+    built = tmp_path / "graph"
+    subprocess.run(["nvcc", "-cudart", "shared", "-o", built, source], check=True, capture_output=True)
+    done = subprocess.run([*TOOL, "-o", tmp_path / "out", "--", built], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "3\n")
+    assert "3 launches of CUDA graphs" in done.stderr
+    assert "not counted: 1 (capture)" in (tmp_path / "out").read_text()

@@ -381,6 +381,11 @@ def read_control(file: int) -> tuple[list[Counters], int]:
     return slots, unnamed
 
 
+def graph_launches(file: int) -> int:
+    """How often the process launched a whole CUDA graph."""
+    return int.from_bytes(read_file(file, 8, 16), "little")
+
+
 def was_cut(file: int) -> bool:
     """Whether the process closed its agent's files, and with them the way to the tool."""
     return read_file(file, 4, 4) not in (b"", bytes(4))

@@ -36,7 +36,8 @@ struct Control {
   std::atomic<uint32_t> used;     // slots
   std::atomic<uint32_t> cut;      // the program closed the agent's files: nothing is counted from then on
   std::atomic<uint64_t> unnamed;  // launches of functions whose name was never seen
-  uint64_t reserved[6];
+  std::atomic<uint64_t> graphs;   // launches of whole graphs: the kernels in them are not seen
+  uint64_t reserved[5];
   Slot slots[kSlots];
 };
 static_assert(sizeof(Control) == 64 + 256 * kSlots, "protocol.py knows this size");

@@ -179,6 +179,18 @@ CUresult hook_cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphN
   return ORIGINAL(cuGraphAddNode_v2)(node, graph, from, edges, n, params);
 }
 
+CUresult hook_cuGraphLaunch(CUgraphExec graph, CUstream stream) {
+  Outer outer;
+  if (outer) agent.control->graphs.fetch_add(1, std::memory_order_relaxed);
+  return ORIGINAL(cuGraphLaunch)(graph, stream);
+}
+
+CUresult hook_cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream) {
+  Outer outer;
+  if (outer) agent.control->graphs.fetch_add(1, std::memory_order_relaxed);
+  return ORIGINAL(cuGraphLaunch_ptsz)(graph, stream);
+}
+
 // --- modules and libraries ---
 
 void module_loaded(CUmodule handle, int image, uint64_t size) {
