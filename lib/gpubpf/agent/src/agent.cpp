@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 #include "hooks.h"
+#include "log.h"
 #include "patch.h"
 
 namespace gpubpf {
@@ -366,6 +367,7 @@ bool start() {
   if (c->wake < 0 || control == MAP_FAILED) return false;
   agent.control = static_cast<Control *>(control);
   if (!hooked) find_hook_targets(library);
+  new_process();
   new_registry();  // what a forked child knows is its parent's
   connection = c;
   agent.connected = true;

@@ -1,10 +1,10 @@
 #include "launch.h"
 
 #include <cstring>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "agent.h"
+#include "log.h"
 
 namespace gpubpf {
 
@@ -150,12 +150,6 @@ static bool give_memory(Copy &copy, Instance &instance, uint64_t threads) {
   return true;
 }
 
-static uint64_t next_launch_id() {
-  static std::atomic<uint64_t> last{0};
-  static const uint64_t process = static_cast<uint64_t>(getpid()) << 40;  // pid: 22 bits
-  return process | (last.fetch_add(1, std::memory_order_relaxed) + 1);
-}
-
 // The application's parameters and, after them, the launch block.
 static bool build_parameters(const Layout &layout, const uint8_t *block, void **parameters, void **extra, Swap &swap) {
   const void *given = nullptr;
@@ -179,10 +173,10 @@ static bool build_parameters(const Layout &layout, const uint8_t *block, void **
   }
   uint8_t *own = bytes + before;
   memcpy(own, block, layout.block.size());
-  uint64_t id = next_launch_id();
+  uint64_t id = take_ids(1);
   memcpy(own, &id, sizeof id);
   if (layout.pid_tgid != kNoField) {
-    uint64_t who = static_cast<uint64_t>(getpid()) << 32 | static_cast<uint32_t>(syscall(SYS_gettid));
+    uint64_t who = static_cast<uint64_t>(getpid()) << 32 | thread_id();
     memcpy(own + layout.pid_tgid, &who, sizeof who);
   }
   if (extra) {

@@ -28,6 +28,12 @@ struct Config {
   uint64_t first = 1, last = UINT64_MAX, sample = 1;
   uint32_t image_wait_ms = 0;
   bool memory_is_zero = false;
+  uint64_t log_records = 0;  // of the operation log, a power of two; 0: none
+  bool stamps = false;       // timing events around what no probe times
+  bool stacks = false;       // host stacks of launches
+  bool graphs = false;       // kernels in graphs are instrumented
+  bool match_all = false;    // every kernel matches, also those whose name was never seen
+  uint64_t pump = 0;         // launches after which map memory is read without being asked; 0: never
   std::vector<MapSpec> maps;
 };
 

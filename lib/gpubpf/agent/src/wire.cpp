@@ -136,7 +136,7 @@ int move_high(int fd) {
 }
 
 int memory_file(const char *name, uint64_t size) {
-  int fd = move_high(memfd_create(name, MFD_CLOEXEC));
+  int fd = move_high(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd >= 0 && ftruncate(fd, static_cast<off_t>(size)) != 0) {
     close(fd);
     return -1;

@@ -1,0 +1,73 @@
+// The operation log: one record for each call of the driver that has the GPU do something, in a ring that the tool maps
+// (docs/timing.md). Nobody waits for it: what finds no room is counted.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace gpubpf {
+
+enum class Kind : uint16_t {
+  Kernel = 1,
+  HtoD = 2,
+  DtoH = 3,
+  DtoD = 4,
+  HtoH = 5,
+  Memset = 6,
+  Record = 7,
+  Wait = 8,
+  Graph = 9,
+  Sync = 10,
+  Api = 11,
+  Span = 16,
+  Clock = 17,
+  Node = 18,
+  Edge = 19,
+  Fault = 20,
+  Lane = 21,
+};
+
+enum RecordFlags : uint16_t { kGraphNode = 1, kCallWaits = 2, kCaptured = 4 };
+
+struct Record {
+  uint64_t mark = 0;  // the log's own: position + 1, written last
+  uint64_t id = 0;
+  Kind kind{};
+  uint16_t flags = 0;
+  uint32_t thread = 0;
+  uint64_t call_ns = 0, return_ns = 0;
+  uint64_t stream = 0;
+  uint32_t lane = 0, context = 0;
+  int32_t result = 0;
+  uint32_t stack = 0;
+  union {
+    uint64_t wide[8] = {};
+    uint32_t narrow[16];
+  };
+};
+static_assert(sizeof(Record) == 128, "oplog.py knows this size");
+
+class Log {
+ public:
+  // Makes the log with room for `records`, a power of two; gives its file, sealed against shrinking, or -1. The caller sends it
+  // and closes it. Only once in a process: a forked child makes its own.
+  int open(uint64_t records, bool virtual_clock);
+  void forget() { header_ = nullptr; }  // in a forked child: the file is its parent's
+  bool on() const { return header_ != nullptr; }
+  void put(const Record &record);  // any thread
+
+ private:
+  struct Header;
+  Header *header_ = nullptr;
+  Record *records_ = nullptr;
+  uint64_t capacity_ = 0;
+};
+
+extern Log oplog;
+
+// Numbers of operations, unique on the machine: the first of `n` that follow each other.
+uint64_t take_ids(uint64_t n);
+void new_process();  // the agent starts here, the first time or in a forked child
+uint32_t thread_id();  // of the calling thread
+
+}  // namespace gpubpf
