@@ -35,11 +35,18 @@ PSEUDO_CALL = 1  # src of a call whose imm is a relative instruction number
 
 STACK_SIZE = 512
 
-# What a device program can be attached to, by its context's type: fields as (offset, size) by name.
+# What a program can be attached to, by its context's type: fields as (offset, size) by name.
 CONTEXTS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "entry": {"launch": (0, 8), "site": (8, 8)},
     "exit": {"launch": (0, 8), "site": (8, 8), "work": (16, 8)},
+    "launch": {
+        name: (8 * n, 8) for n, name in enumerate(("launch", "kernel", "stream", "call_ns", "threads", "gpu"))
+    },
 }
+DEVICE_POINTS = (
+    "entry",
+    "exit",
+)  # these run on the GPU; `launch` runs on the host, and so does all else (`host`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,11 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Function:
-    """A program: its instructions, subprograms appended as the kernel wants them. `point` is `entry`, `exit` or `host`."""
+    """A program: its instructions, subprograms appended as the kernel wants them.
+
+    `point`: `entry` or `exit` (on the GPU), `launch` (on the host, at each launch), `host` (any other context, such as a
+    tracepoint's: it can only run in the kernel).
+    """
 
     name: str
     point: str
@@ -82,7 +93,11 @@ class Program:
 
     @property
     def device_functions(self) -> tuple[Function, ...]:
-        return tuple(f for f in self.functions.values() if f.point != "host")
+        return tuple(f for f in self.functions.values() if f.point in DEVICE_POINTS)
+
+    @property
+    def host_functions(self) -> tuple[Function, ...]:
+        return tuple(f for f in self.functions.values() if f.point not in DEVICE_POINTS)
 
     def quote(self, number: int) -> str:
         """C line `number` for a message: stripped, and shortened if it is long; empty where there is none."""
@@ -148,7 +163,7 @@ def signed(value: int, bits: int = 64) -> int:
 
 
 _COMMENT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
-_DEVICE = re.compile(r"(\w+)\s*\(\s*(?:const\s+)?struct\s+gpu_(entry|exit)\s*\*")
+_CONTEXT = re.compile(r"(\w+)\s*\(\s*(?:const\s+)?struct\s+gpu_(entry|exit|launch)\s*\*")
 
 
 def without_comments(text: str) -> str:
@@ -160,6 +175,6 @@ def without_comments(text: str) -> str:
     return _COMMENT.sub(blank, text)
 
 
-def device_points(text: str) -> dict[str, str]:
-    """Functions whose first parameter is a device context, with their point: `{"on_exit": "exit"}`."""
-    return dict(_DEVICE.findall(without_comments(text)))
+def points(text: str) -> dict[str, str]:
+    """Functions whose first parameter is a context of ours, with their point: `{"on_exit": "exit"}`."""
+    return dict(_CONTEXT.findall(without_comments(text)))

@@ -26,8 +26,8 @@ from gpubpf.bytecode import (
     Function,
     Program,
     decode,
-    device_points,
     encode,
+    points,
     signed,
     without_comments,
 )
@@ -35,7 +35,7 @@ from gpubpf.errors import CompileError
 from gpubpf.maps import MapDefinition
 
 INCLUDE = Path(__file__).parent / "include"
-_KEY_KINDS = {"gpubpf_thread_array": "thread_array", "gpubpf_param": "param"}
+_KEY_KINDS = {f"gpubpf_{kind}": kind for kind in (*maps.DEVICE_KINDS, "shared_array")}
 _KINDS = {1: "hash", 2: "array", 4: "ringbuf", 6: "percpu_array", 27: "ringbuf"}
 _PERF_OUTPUT = 4  # BPF_PERF_OUTPUT: on a GPU a ring buffer, of this size
 _PERF_BYTES = 1 << 18
@@ -176,6 +176,11 @@ def capable() -> bool:
 def _diagnosis(text: str, said: str) -> str:
     """What clang and bcc said, in one line."""
     lines = [line for line in said.splitlines() if not line.startswith(("clang -cc1", "#"))]
+    if match := re.search(r"incomplete definition of type 'struct tracepoint__(\w+?)__(\w+)'", said):
+        return (
+            f"there is no tracepoint {match[1]}:{match[2]} in /sys/kernel/tracing; correct its name, or mount it there:"
+            " mount -t tracefs tracefs /sys/kernel/tracing"
+        )
     for pattern in (
         r"(?:\S*/)?main\.c:(\d+):\d+: (?:fatal )?error: (.*)",
         r"error: \S*main\.c:(\d+):\d+: (.*)",
@@ -213,7 +218,7 @@ def _collect(lib: Any, module: int, text: str, said: str) -> Program:
         name = lib.bpf_table_name(module, index).decode()
         by_fd[lib.bpf_table_fd_id(module, index)] = name
         definitions[name] = _definition(lib, module, index, name)
-    points = device_points(text)
+    attached = points(text)
     lines = _lines(text, said)
     functions: dict[str, Function] = {}
     for index in range(lib.bpf_num_functions(module)):
@@ -223,20 +228,42 @@ def _collect(lib: Any, module: int, text: str, said: str) -> Program:
             lib.bpf_function_size(module, name.encode()),
         )
         code = decode(ctypes.string_at(start, size), lines.get(name, ()), by_fd)
-        function = Function(name, points.get(name, "host"), code)
+        function = Function(name, attached.get(name, "host"), code)
         if function.point != "host":
             _check_relocations(function)
         functions[name] = function
-    for name in points:
+    for name in attached:
         if name not in functions:
-            raise CompileError(f"device program {name} is static or inline; declare it without")
-    return Program(text, functions, definitions, lib.bpf_module_license(module).decode())
+            raise CompileError(f"program {name} is static or inline; declare it without")
+    program = Program(text, functions, definitions, lib.bpf_module_license(module).decode())
+    _check_sides(program)
+    return program
+
+
+def _check_sides(program: Program) -> None:
+    """A map lies in GPU memory or in the kernel, so programs of one side use it; a shared array lies in host memory."""
+    on_device = {i.map: f.name for f in program.device_functions for i in f.instructions}
+    for function in program.host_functions:
+        for i in function.instructions:
+            definition = program.maps.get(i.map or "")
+            if definition is None or definition.kind == "shared_array":
+                continue
+            if definition.name in on_device:
+                raise CompileError(
+                    f"map {definition.name} is used by {on_device[definition.name]} on the GPU and by {function.name}"
+                    " on the host; declare it with GPU_SHARED_ARRAY"
+                )
+            if definition.kind in maps.DEVICE_KINDS:
+                raise CompileError(
+                    f"C line {i.line}: map {definition.name} is in GPU memory, where host program {function.name} does"
+                    " not reach; declare it with GPU_SHARED_ARRAY"
+                )
 
 
 def _check_relocations(function: Function) -> None:
     """bcc's loader resolves no reference to another function or to constant data: such code cannot be run."""
     for pc, i in enumerate(function.instructions):
-        where = f"device program {function.name}, C line {i.line}"
+        where = f"program {function.name}, C line {i.line}"
         if i.opcode == 0x85 and i.src == PSEUDO_CALL:
             raise CompileError(f"{where}: calls a function that is not inlined; make it static inline")
         if i.opcode == LD_IMM64 and i.src == 1 and i.map is None:
@@ -285,6 +312,7 @@ def _definition(lib: Any, module: int, index: int, name: str) -> MapDefinition:
         maps.type_of(key),
         value_type,
         lib.bpf_table_flags_id(module, index),
+        number,
     )
 
 

@@ -29,15 +29,11 @@ from gpubpf.errors import Error
 if TYPE_CHECKING:
     import numpy as np
 
-KINDS = {
-    "hash": 1,
-    "array": 2,
-    "percpu_array": 6,
-    "ringbuf": 27,
-    "thread_array": 1502,
-    "gpu_ringbuf": 1527,
-    "param": 1500,
-}
+# One instance for each kernel and launch shape, with `max_entries` values for each of these.
+SHAPED = {"thread_array": "thread", "warp_array": "warp", "block_array": "block", "kernel_array": "instance"}
+DEVICE_KINDS = (*SHAPED, "param")  # a host program has no such map
+MMAPABLE = 1 << 10  # BPF_F_MMAPABLE
+_KERNEL_ARRAY, _KERNEL_PERF, _KERNEL_RINGBUF = 2, 4, 27  # enum bpf_map_type
 HEADER = 64
 SLACK = 4096  # the longest record, header included
 RECORD_HEADER = 8
@@ -80,7 +76,8 @@ class MapDefinition:
     """A map of a C text. Sizes in bytes; `max_entries` is entries, for a ring buffer bytes.
 
     `key_type` and `value_type` are JSON-able descriptions of dtypes (see `dtype`).
-    `flags` are those of the C text; bit 31 marks a map that the library added.
+    `flags` are those of the C text; bit 31 marks a map that the library added. `kernel_type`: the kernel's number of the kind
+    that bcc takes it for (enum bpf_map_type); of a kind that GPU memory has no counterpart of, `kind` is "type N".
     """
 
     name: str
@@ -91,6 +88,7 @@ class MapDefinition:
     key_type: Any = None
     value_type: Any = None
     flags: int = 0
+    kernel_type: int = 0
 
     @cached_property
     def value_dtype(self) -> np.dtype[Any]:
@@ -99,6 +97,18 @@ class MapDefinition:
     @cached_property
     def key_dtype(self) -> np.dtype[Any]:
         return dtype(self.key_type, self.key_size)
+
+    @property
+    def kernel_attributes(self) -> tuple[int, int, int, int, int]:
+        """(type, key size, value size, entries, flags) for bpf(BPF_MAP_CREATE) of a map that host programs use. Entries 0: one
+        for each possible CPU. `value_size` of this definition is that of a record where the kernel's map has none."""
+        if self.kernel_type == _KERNEL_RINGBUF:
+            return _KERNEL_RINGBUF, 0, 0, self.capacity, self.flags
+        if self.kernel_type == _KERNEL_PERF:
+            return _KERNEL_PERF, 4, 4, 0, self.flags
+        if self.kind == "shared_array":
+            return _KERNEL_ARRAY, 4, self.value_size, self.max_entries, self.flags | MMAPABLE
+        return self.kernel_type, self.key_size, self.value_size, self.max_entries, self.flags
 
     @property
     def slots(self) -> int:
@@ -122,6 +132,7 @@ class MapDefinition:
                 "key_type",
                 "value_type",
                 "flags",
+                "kernel_type",
             )
         }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import cache, maps
-from gpubpf.bytecode import Program
+from gpubpf.bytecode import DEVICE_POINTS, Program
 from gpubpf.errors import UsageError
 from gpubpf.lower.fragment import Fragment
 from gpubpf.maps import MapDefinition
@@ -157,7 +157,7 @@ class BPF:
     def _points(self) -> dict[str, str]:
         if self._prebuilt is not None:
             functions = self._prebuilt["program"]["functions"]
-            return {name: f["point"] for name, f in functions.items() if f["point"] != "host"}
+            return {name: f["point"] for name, f in functions.items() if f["point"] in DEVICE_POINTS}
         return {function.name: function.point for function in self.program.device_functions}
 
     def _lowered(self, name: str) -> Fragment:

@@ -156,7 +156,80 @@ int kernel_side(struct pt_regs *ctx) { u64 one = 1; int k = 0; cells.update(&k, 
     assert [f.name for f in made.device_functions] == ["enters", "leaves"]
 
 
+def test_host_programs_stand_beside_device_programs():
+    """And their maps know how the kernel wants to have them made."""
+    made = compiled(
+        """#include <gpubpf.h>
+struct seen { u64 launch, host_ns; u32 gpu; };
+struct record { u64 ns; char comm[16]; };
+GPU_SHARED_ARRAY(cells, struct seen, 4096);
+GPU_WARP_ARRAY(warps, u64, 2);
+BPF_HASH(starts, u32, u64);
+BPF_RINGBUF_OUTPUT(ring, 8);
+BPF_PERF_OUTPUT(perf);
+BPF_STACK_TRACE(stacks, 1024);
+BPF_PERCPU_ARRAY(counts, u64, 3);
+int at_launch(struct gpu_launch *ctx) {
+    int key = ctx->launch & 4095;
+    struct seen *cell = cells.lookup(&key);
+    if (cell)
+        cell->host_ns = bpf_ktime_get_ns() - ctx->call_ns;
+    struct record record = {.ns = ctx->threads + ctx->gpu + ctx->stream + ctx->kernel};
+    bpf_get_current_comm(&record.comm, sizeof(record.comm));
+    ring.ringbuf_output(&record, sizeof(record), 0);
+    perf.perf_submit(ctx, &record, sizeof(record));
+    u32 thread = bpf_get_current_pid_tgid();
+    u64 stack = stacks.get_stackid(ctx, BPF_F_USER_STACK);
+    starts.update(&thread, &stack);
+    counts.increment(1);
+    return 0;
+}
+int enters(struct gpu_entry *ctx) {
+    int key = ctx->launch & 4095;
+    struct seen *cell = cells.lookup(&key);
+    u64 *count = warps.lookup(&key);
+    if (cell && count)
+        cell->gpu = *count;
+    return 0;
+}
+RAW_TRACEPOINT_PROBE(sched_switch) { return 0; }
+"""
+    )
+    assert {f.name: f.point for f in made.functions.values()} == {
+        "at_launch": "launch",
+        "enters": "entry",
+        "raw_tracepoint__sched_switch": "host",
+    }
+    assert [f.name for f in made.device_functions] == ["enters"]
+    assert [f.name for f in made.host_functions] == ["at_launch", "raw_tracepoint__sched_switch"]
+    assert {name: (m.kind, m.kernel_attributes) for name, m in made.maps.items()} == {
+        "cells": ("shared_array", (2, 4, 24, 4096, 1 << 10)),
+        "warps": ("warp_array", (2, 4, 8, 2, 0)),
+        "starts": ("hash", (1, 4, 8, 10240, 0)),
+        "ring": ("ringbuf", (27, 0, 0, 32768, 0)),
+        "perf": ("ringbuf", (4, 4, 4, 0, 0)),
+        "stacks": ("type 7", (7, 4, 127 * 8, 1024, 0)),
+        "counts": ("percpu_array", (6, 4, 8, 3, 0)),
+    }
+    assert made.maps["ring"].value_dtype.names == ("ns", "comm")
+    assert compile.from_json(json.loads(json.dumps(compile.to_json(made))), made.text) == made
+
+
 BAD = {
+    "a map on both sides": (
+        "int f(struct gpu_exit *ctx) { int k = 0; u64 *v = cells.lookup(&k); return v ? *v : 0; }\n"
+        "int g(struct gpu_launch *ctx) { int k = 0; u64 *v = cells.lookup(&k); return v ? *v : 0; }",
+        "map cells is used by f on the GPU and by g on the host; declare it with GPU_SHARED_ARRAY",
+    ),
+    "a map of threads on the host": (
+        "GPU_THREAD_ARRAY(own, u64, 1);\n"
+        "int g(struct gpu_launch *ctx) { int k = 0; u64 *v = own.lookup(&k); return v ? *v : 0; }",
+        "map own is in GPU memory, where host program g does not reach",
+    ),
+    "a tracepoint that is not there": (
+        "TRACEPOINT_PROBE(sched, sched_swatch) { return args->prev_pid; }",
+        "no tracepoint sched:sched_swatch",
+    ),
     "a name that is not there": (
         "int f(struct gpu_exit *ctx) {\nreturn nothing; }",
         "C line 4: use of undeclared",

@@ -1,9 +1,12 @@
 /*
  * gpubpf.h: what a device program sees. Include it in the C text given to BPF(text=…); bcc's own types (u8 … u64,
- * s8 … s64), map macros and helpers are there as well. Device programs are told by their argument:
+ * s8 … s64), map macros and helpers are there as well. Programs are told by their argument:
  *
- *     int on_entry(struct gpu_entry *ctx)     in each thread, as it enters the kernel
- *     int on_exit(struct gpu_exit *ctx)       in each thread, as it leaves the kernel
+ *     int on_entry(struct gpu_entry *ctx)     on the GPU: in each thread, as it enters the kernel
+ *     int on_exit(struct gpu_exit *ctx)       on the GPU: in each thread, as it leaves the kernel
+ *     int on_launch(struct gpu_launch *ctx)   on the host: in the thread that launches, before the driver's call
+ *
+ * Any other context (TRACEPOINT_PROBE and the like) makes a program of the Linux kernel's.
  */
 #ifndef GPUBPF_H
 #define GPUBPF_H
@@ -18,6 +21,16 @@ struct gpu_exit {
     u64 launch;
     u64 site;
     u64 work; /* what accumulate= counted in this thread, since it entered the kernel */
+};
+
+/* Once for each launch of a kernel that matches; for a whole graph once, with kernel ~0 and the first number of its launches. */
+struct gpu_launch {
+    u64 launch;  /* what the kernel's device programs see as ctx->launch */
+    u64 kernel;  /* number of the kernel in this process; the tool has its name */
+    u64 stream;  /* its handle */
+    u64 call_ns; /* CLOCK_MONOTONIC when the program called the driver */
+    u64 threads; /* of the whole grid */
+    u64 gpu;     /* ordinal of the GPU */
 };
 
 /* Helpers with the numbers of bpftime, where it has them. The text of puts must be an array on the stack: gpu_puts makes one. */
@@ -54,6 +67,18 @@ static u64 (*gpu_global_thread)(void) = (void *)606; /* number of the thread in 
 struct gpubpf_thread_array {
     int index;
 };
+struct gpubpf_warp_array {
+    int index;
+};
+struct gpubpf_block_array {
+    int index;
+};
+struct gpubpf_kernel_array {
+    int index;
+};
+struct gpubpf_shared_array {
+    int index;
+};
 struct gpubpf_param {
     int index;
 };
@@ -77,11 +102,24 @@ struct gpubpf_param {
                                                                             .max_entries = (_entries)}
 
 /*
- * One value for each thread of the grid (and for each of `entries` keys), for all launches of one kernel and shape. Launches
- * in several streams may overlap: count with __sync_fetch_and_add.
+ * One value for each thread (warp, block) of the grid and each of `entries` keys, or `entries` values for the whole grid: for
+ * all launches of one kernel and shape. Launches in several streams may overlap: count with __sync_fetch_and_add. A lookup finds
+ * the value of the thread (warp, block) that the program runs in.
  */
 #define GPU_THREAD_ARRAY(_name, _leaf, _entries) \
     GPUBPF_TABLE("array", struct gpubpf_thread_array, _leaf, _name, _entries, 0)
+#define GPU_WARP_ARRAY(_name, _leaf, _entries) \
+    GPUBPF_TABLE("array", struct gpubpf_warp_array, _leaf, _name, _entries, 0)
+#define GPU_BLOCK_ARRAY(_name, _leaf, _entries) \
+    GPUBPF_TABLE("array", struct gpubpf_block_array, _leaf, _name, _entries, 0)
+#define GPU_KERNEL_ARRAY(_name, _leaf, _entries) \
+    GPUBPF_TABLE("array", struct gpubpf_kernel_array, _leaf, _name, _entries, 0)
+/*
+ * Values in host memory that the GPU reaches too, for each process: what host programs write, device programs read, and the
+ * other way around. Each side writes fields of its own: no atomic operation holds across.
+ */
+#define GPU_SHARED_ARRAY(_name, _leaf, _entries) \
+    GPUBPF_TABLE("array", struct gpubpf_shared_array, _leaf, _name, _entries, BPF_F_MMAPABLE)
 /* Values that all threads share: change them with __sync_fetch_and_add and its like, or NAME.increment(key, n). */
 #define GPU_ARRAY(_name, _leaf, _entries) GPUBPF_TABLE("array", int, _leaf, _name, _entries, 0)
 #define GPU_HASH(_name, _key, _leaf, _entries) \
