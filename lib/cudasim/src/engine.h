@@ -91,6 +91,7 @@ public:
     // PTX `.version` and `.target`, for example 90 and 90 (cuFuncGetAttribute PTX_VERSION, BINARY_VERSION).
     int ptx_version = 0;
     int target = 0;
+    bool virtual_clock = false;            // as it was translated
 
 protected:
     std::vector<Kernel> kernels_;
@@ -102,7 +103,10 @@ protected:
 // `refused`. Environment variables: CUDASIM_PYTHON
 // (interpreter of the translator), CUDASIM_PYTHONPATH (directory that holds the package `cudasim`),
 // CUDASIM_CC_COMPILER, CUDASIM_CACHE.
-std::shared_ptr<const Image> translate(std::string_view ptx, TranslateError &error);
+// With `virtual_clock` its kernels keep a clock for each thread, in ns: 1 for each PTX instruction of the application that the
+// thread reaches (nothing for what stands between the comments //gpubpf{ and //gpubpf}), beside its own for nanosleep; a barrier
+// waits for the last arrival. Clock registers read it, and Environment::globaltimer and ::clock are not asked.
+std::shared_ptr<const Image> translate(std::string_view ptx, TranslateError &error, bool virtual_clock = false);
 
 // Where the translator is, if neither environment variables nor the build (-DCUDASIM_PYTHON=…, -DCUDASIM_PYTHONPATH=…)
 // say so: the interpreter, and the directory to be put into PYTHONPATH. Call before the first translate().
@@ -143,6 +147,7 @@ struct LaunchDescription {
     bool cooperative = true;                        // offers the grid barrier's workspace (false: grid.sync() traps)
     bool shuffle = false;                           // hostile mode: random order of blocks and warps …
     uint64_t seed = 0;                              // … from this seed
+    uint64_t start_ns = 0;                          // virtual clock: when every block begins
     const std::atomic<bool> *cancel = nullptr;      // becomes true: the grid is abandoned (Fault code 0, cancelled)
 };
 
@@ -161,8 +166,9 @@ struct Fault {
 };
 
 // Runs the whole grid and returns when it has finished. The caller has checked the limits (block at most 1024 threads,
-// shared memory, …). Memory written by the grid is visible to the caller afterwards.
-Fault run(const LaunchDescription &launch);
+// shared memory, …). Memory written by the grid is visible to the caller afterwards. `duration_ns`, on the virtual clock: from
+// LaunchDescription::start_ns to the end of the last thread (up to the fault, if there is one); 0 on the real one.
+Fault run(const LaunchDescription &launch, uint64_t *duration_ns = nullptr);
 
 // Statistics of the process for tests and for tools.
 struct Statistics {

@@ -412,11 +412,12 @@ void Image::initialise(uint32_t index, const uint64_t *addresses, void *destinat
     }
 }
 
-std::shared_ptr<const Image> translate(std::string_view ptx, TranslateError &error) {
+std::shared_ptr<const Image> translate(std::string_view ptx, TranslateError &error, bool virtual_clock) {
     while (!ptx.empty() && ptx.back() == '\0') ptx.remove_suffix(1);
     const std::string path = pythonpath();
     Sha256 hash;
     add_translator(hash, path);
+    hash.add(virtual_clock ? "virtual" : "real");
     hash.add(ptx.data(), ptx.size());
     const std::string key = hash.hex();
 

@@ -204,7 +204,8 @@ Statistics statistics() {
     return p.statistics;
 }
 
-Fault run(const LaunchDescription &launch) {
+Fault run(const LaunchDescription &launch, uint64_t *duration_ns) {
+    if (duration_ns) *duration_ns = 0;
     Pool &p = the_pool();
     install_signal_handlers();
     const auto &image = static_cast<const LoadedImage &>(*launch.image);
