@@ -42,6 +42,15 @@ struct Agent {
   // The process ends: has the worker thread wait (bounded) for the GPU and send everything; returns when done or after wait_ms + 2 s.
   void finish(uint32_t wait_ms);
   void want_memory();  // the worker thread enlarges a pool
+  // So many more launches were instrumented. As often as the tool wants it (Config::pump), the worker thread reads the maps.
+  void launched(uint64_t launches) {
+    const uint64_t pump = config.pump;
+    if (!pump) return;
+    const uint64_t before = pumped.fetch_add(launches, std::memory_order_relaxed);
+    if (before / pump != (before + launches) / pump) want_reading();
+  }
+  std::atomic<uint64_t> pumped{0};
+  void want_reading();
   // Reads the maps when the process exits. Called once cuInit is over: what is registered late runs before the driver's own end.
   void watch_exit();
 };

@@ -22,11 +22,18 @@ enum class Message : uint32_t {
   Snapshot = 5,  // + map memory
   Drained = 6,
   Hooked = 7,
+  Marker = 8,    // + the file with the host program's stub
+  Log = 9,       // + the operation log
+  Ring = 10,     // + data file, where that is in host memory
+  Stack = 11,    // u32 number, then frames: u32 how many, for each u64 address, u64 offset in its file, text file, text symbol
+  Context = 12,  // u32 serial, u32 gpu, u32 compute capability
   // tool to agent
   Welcome = 16,
   Sidecar = 17,  // + image
   Drain = 18,
   Working = 19,  // an image is; said every second
+  Shared = 20,   // u32 map, u64 bytes + file; before Welcome
+  Consumed = 21,  // of a ring in GPU memory: u32 map, u32 context, then a u64 for each shard
 };
 
 class Writer {
