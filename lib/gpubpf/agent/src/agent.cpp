@@ -124,7 +124,8 @@ bool parse_welcome(Reader &r, Config &config) {
   for (uint32_t i = 0; i < n; ++i) {
     MapSpec m;
     m.fixed = r.u64();
-    m.per_thread = r.u64();
+    m.per_unit = r.u64();
+    if (m.per_unit) m.unit = Unit::Thread;
     m.initial = r.blob();
     if (m.initial.size() > m.fixed || m.fixed > (uint64_t(1) << 40)) return false;
     config.maps.push_back(std::move(m));

@@ -99,8 +99,18 @@ static Instance *instance_of(Copy &copy, const LaunchShape &shape) {
 
 static uint64_t align256(uint64_t n) { return (n + 255) & ~uint64_t(255); }
 
+// How many units of a map a launch of this shape has.
+static uint64_t units(const MapSpec &map, uint64_t blocks, uint64_t in_block) {
+  switch (map.unit) {
+    case Unit::Thread: return blocks * in_block;
+    case Unit::Warp: return blocks * ((in_block + 31) / 32);
+    case Unit::Block: return blocks;
+    default: return 1;
+  }
+}
+
 // Gives the instance its part of the pool: bookkeeping only, the memory was taken and set to zero when the sidecar was loaded.
-static bool give_memory(Copy &copy, Instance &instance, uint64_t threads) {
+static bool give_memory(Copy &copy, Instance &instance, uint64_t blocks, uint64_t in_block) {
   Context &context = *copy.context;
   std::lock_guard<std::mutex> hold(context.memory);
   if (instance.launch_block.load(std::memory_order_relaxed)) return true;
@@ -108,11 +118,11 @@ static bool give_memory(Copy &copy, Instance &instance, uint64_t threads) {
   if (instance.tried == generation) return false;
   const std::vector<MapSpec> &maps = agent.config.maps;
   uint64_t needed = 0;
-  bool fits = threads <= UINT32_MAX;
+  bool fits = blocks * in_block <= UINT32_MAX;
   for (const BlockField &f : copy.layout->fields) {
     const MapSpec &m = maps[f.map];
-    if (m.per_thread && (m.per_thread > (UINT64_MAX >> 34) || !fits)) fits = false;
-    if (m.per_thread && fits) needed += align256(m.fixed + m.per_thread * threads);
+    if (m.by_shape() && m.per_unit > (UINT64_MAX >> 34)) fits = false;
+    if (m.by_shape() && fits) needed += align256(m.fixed + m.per_unit * units(m, blocks, in_block));
     if (needed > uint64_t(1) << 50) fits = false;
   }
   Pool *pool = nullptr;
@@ -137,12 +147,13 @@ static bool give_memory(Copy &copy, Instance &instance, uint64_t threads) {
   memcpy(block, copy.layout->block.data(), copy.layout->block.size());
   for (const BlockField &f : copy.layout->fields) {
     const MapSpec &m = maps[f.map];
-    CUdeviceptr base = m.per_thread ? pool->base + at : context.storage[f.map];
+    CUdeviceptr base = m.by_shape() ? pool->base + at : context.storage[f.map];
     memcpy(block + f.base_offset, &base, sizeof base);
-    if (!m.per_thread) continue;
-    if (f.capacity_offset != kNoField) memcpy(block + f.capacity_offset, &threads, sizeof threads);
-    uint64_t bytes = m.fixed + m.per_thread * threads;
-    instance.arrays.push_back({f.map, base, bytes, threads});
+    if (!m.by_shape()) continue;
+    const uint64_t capacity = units(m, blocks, in_block);
+    if (f.capacity_offset != kNoField) memcpy(block + f.capacity_offset, &capacity, sizeof capacity);
+    uint64_t bytes = m.fixed + m.per_unit * capacity;
+    instance.arrays.push_back({f.map, base, bytes, capacity});
     at += align256(bytes);
   }
   if (pool) pool->used.store(at, std::memory_order_release);
@@ -233,7 +244,7 @@ bool prepare(const Function &function, const LaunchShape &shape, void **paramete
   Instance *instance = instance_of(*copy, shape);
   const uint8_t *block = instance->launch_block.load(std::memory_order_acquire);
   if (!block) {
-    bool given = blocks <= UINT32_MAX && give_memory(*copy, *instance, blocks * in_block);
+    bool given = blocks <= UINT32_MAX && give_memory(*copy, *instance, blocks, in_block);
     if (!given) return add(slot.reasons[kMapTooSmall]), false;
     block = instance->launch_block.load(std::memory_order_acquire);
   }

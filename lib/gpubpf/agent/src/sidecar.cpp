@@ -195,8 +195,8 @@ bool prepare_context(Context &context) {
   const std::vector<MapSpec> &maps = agent.config.maps;
   uint64_t shared = 0;
   for (const MapSpec &m : maps)
-    if (!m.per_thread) shared += (m.fixed + 255) & ~uint64_t(255);
-  bool any_per_thread = std::any_of(maps.begin(), maps.end(), [](const MapSpec &m) { return m.per_thread != 0; });
+    if (!m.by_shape()) shared += (m.fixed + 255) & ~uint64_t(255);
+  bool any_per_thread = std::any_of(maps.begin(), maps.end(), [](const MapSpec &m) { return m.by_shape(); });
   // What the user grants is for values; what else is kept beside them comes on top.
   uint64_t size = shared + (any_per_thread ? agent.config.map_memory + kPoolSlack : 0);
   while (size && !add_pool(context, size)) {  // a GPU that is nearly full: less is better than none
@@ -206,7 +206,7 @@ bool prepare_context(Context &context) {
   uint64_t at = 0;
   context.storage.assign(maps.size(), 0);
   for (size_t i = 0; i < maps.size(); ++i) {
-    if (maps[i].per_thread || !maps[i].fixed) continue;
+    if (maps[i].by_shape() || !maps[i].fixed) continue;
     context.storage[i] = context.pools[0]->base + at;
     at += (maps[i].fixed + 255) & ~uint64_t(255);
     if (!maps[i].initial.empty() && driver.cuMemcpyHtoDAsync_v2(context.storage[i], maps[i].initial.data(),

@@ -18,9 +18,24 @@ namespace gpubpf {
 
 // --- what the tool said (Welcome, Sidecar) ---
 
+enum class Unit : uint32_t { Context, Thread, Warp, Block, Instance };  // what a map has values for
+enum class Place : uint32_t {
+  Gpu,
+  HostRing,  // control in GPU memory, records in a file that the tool maps
+  GpuRing,   // records in GPU memory, copied when they are read
+  Shared,    // in a file of the tool, which GPU and host program reach
+  Host,      // in a file of the tool, which only the host program reaches
+};
+
 struct MapSpec {
-  uint64_t fixed = 0, per_thread = 0;  // bytes; per_thread not 0: one storage for each instance, else one for each context
-  std::vector<uint8_t> initial;        // what it begins with; the rest is zero
+  // Bytes: for each context `fixed`, or for each instance `fixed` and `per_unit` for every unit. Rings: `fixed` of all records together,
+  // at most; `per_unit` the stride of one.
+  uint64_t fixed = 0, per_unit = 0;
+  Unit unit = Unit::Context;
+  Place place = Place::Gpu;
+  std::vector<uint8_t> initial;  // what it begins with; the rest is zero
+
+  bool by_shape() const { return unit != Unit::Context; }
 };
 
 struct Config {
@@ -38,7 +53,7 @@ struct Config {
 };
 
 struct BlockField {  // a map's place in the launch block
-  uint32_t map, base_offset, capacity_offset;  // capacity_offset: kNoField for maps that are not per thread
+  uint32_t map, base_offset, capacity_offset;  // capacity_offset: kNoField for maps that are not by launch shape
 };
 constexpr uint32_t kNoField = UINT32_MAX;
 
@@ -84,6 +99,16 @@ struct Sidecar {  // in one context, for as long as that lives
   std::vector<Copy *> copies;  // by number of the kernel in the answer; null where it was refused
 };
 
+struct RingMemory {  // a ring's records in one context
+  uint32_t map, shards;
+  uint64_t capacity, stride;  // records of a shard, bytes of a record
+  CUdeviceptr control, data;
+  uint64_t bytes;  // of `data`
+  void *mapped;    // of the file with them; null: in GPU memory
+};
+
+struct GpuClock;
+
 struct Context {
   CUcontext handle = nullptr;
   CUdevice device = 0;
@@ -93,7 +118,10 @@ struct Context {
   bool prepared = false;      // stream and maps exist; below: guarded by `busy`
   bool usable = false;
   CUstream stream = nullptr;  // the agent's own, non-blocking
-  std::vector<CUdeviceptr> storage;  // by map: address of what is not per thread
+  std::vector<CUdeviceptr> storage;  // by map: address of what is not by launch shape
+  std::vector<RingMemory> rings;
+  std::vector<std::pair<void *, uint64_t>> registered;  // host memory that the GPU reaches, to be unmapped with the context
+  GpuClock *clock = nullptr;                            // clock.cpp
   std::vector<Sidecar> sidecars;
 
   std::mutex memory;  // guards below; held for bookkeeping only, never across a driver call
@@ -103,7 +131,7 @@ struct Context {
   std::atomic<uint32_t> generation{0};  // of pools
 };
 
-struct Array {  // a thread array's memory for one instance
+struct Array {  // an array's memory for one instance; `capacity` in its units
   uint32_t map;
   CUdeviceptr base;
   uint64_t bytes, capacity;
