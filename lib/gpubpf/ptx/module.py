@@ -175,6 +175,7 @@ class Directive:
     """Any other statement that starts with a dot, as text: `.loc 1 3 0`, `.pragma "nounroll";`.
 
     `name` is the directive without its dot; `names` the identifiers in it (`.branchtargets`, `.calltargets`, `.alias`).
+    The marks `//gpubpf{`, `//gpubpf}` and `//gpubpf+N` around what the injector added (docs/timing.md) have the name `gpubpf`.
     """
 
     name: str
@@ -452,7 +453,7 @@ def parse(text: str | bytes) -> Module:
         elif token.text == ".address_size":
             lexer.next()
             address_size = parse_integer(lexer.next().text)
-        elif token.text == ";":
+        elif token.text == ";" or token.kind == "mark":
             lexer.next()
         elif token.kind == "dotted":
             items.extend(_item(lexer))
@@ -845,6 +846,8 @@ def _statements(lexer: Lexer) -> Iterator[Statement]:
                 yield Directive(name, f".{name} {lexer.rest_of_line()}", line=token.line)
             else:
                 yield _directive(lexer)
+        elif token.kind == "mark":
+            yield Directive("gpubpf", lexer.next().text, line=token.line)
         elif token.kind == "name":
             first = lexer.next()
             if lexer.accept(":"):

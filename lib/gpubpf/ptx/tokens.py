@@ -9,9 +9,13 @@ from ..errors import PtxError
 
 _COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
+# What the injector writes around and between the statements it adds (docs/timing.md); the only comments that are kept.
+_MARK = re.compile(r"//gpubpf(?:[{}]|\+[0-9]{1,9})[ \t\r]*")
+
 _TOKEN = re.compile(
     r"""
     (?P<space>\s+)
+  | (?P<mark>//gpubpf\S+)
   | (?P<string>"(?:\\.|[^"\\\n])*")
   | (?P<number>0[fF][0-9a-fA-F]{8}(?![\w$]) | 0[dD][0-9a-fA-F]{16}(?![\w$]) | 0[xX][0-9a-fA-F]+U?(?![\w$])
             | 0[bB][01]+U?(?![\w$])
@@ -26,7 +30,7 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One lexical element. `kind` is string, number, dotted, name or punct; `line` counts from 1."""
+    """One lexical element. `kind` is mark, string, number, dotted, name or punct; `line` counts from 1."""
 
     kind: str
     text: str
@@ -36,11 +40,13 @@ class Token:
 
 
 def strip_comments(text: str) -> str:
-    """The text with comments blanked: the same length and the same lines."""
+    """The text with comments but marks blanked: the same length and the same lines."""
 
     def blank(match: re.Match[str]) -> str:
         found = match.group()
-        return found if found[0] == '"' else re.sub(r"[^\n]", " ", found)
+        if found[0] == '"' or (found.startswith("//g") and _MARK.fullmatch(found)):
+            return found
+        return re.sub(r"[^\n]", " ", found)
 
     return _COMMENT.sub(blank, text)
 
@@ -129,4 +135,4 @@ class Lexer:
         raise PtxError(f"PTX line {opening.line}: this {{ is never closed")
 
 
-_BRACE = re.compile(r'"(?:\\.|[^"\\\n])*"|[{}]')
+_BRACE = re.compile(r'"(?:\\.|[^"\\\n])*"|//gpubpf[^\n]*|[{}]')
