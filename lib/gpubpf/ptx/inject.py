@@ -6,8 +6,12 @@
 What is added to a kernel:
 
 * a hidden last parameter, the launch block, which lies in the constant bank like every parameter;
-* the fragments, inline, each in a `{ }` of its own, at the kernel's entry or wherever a thread leaves it;
+* the fragments, inline, each in a `{ }` of its own, at the kernel's entry or wherever a thread leaves it by `ret` or `exit`. A `trap`
+  is no way out: the launch fails with it;
 * accumulators: one 64-bit register for each kind of work asked for, and one `add` of a constant per basic block.
+
+What is added stands between the comments `//gpubpf{` and `//gpubpf}`; `//gpubpf+N` stands for N instructions that the original
+reaches there and the copy does not: the virtual clock of the embedded device goes by the original (docs/timing.md).
 
 An exit probe stands in front of every way out of the kernel. Where several branches lead to one `ret`, each gets a `ret` of its own:
 with one probe at the common `ret`, ptxas would make the lanes of a warp wait for each other in front of it (BSSY … BSYNC), and a
@@ -21,7 +25,7 @@ Names that begin with `gpubpf` are ours.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -90,10 +94,15 @@ class Placement:
 
 @dataclass(frozen=True)
 class LaunchBlock:
-    """What is where in the hidden last parameter: offsets in bytes, by the name of the map."""
+    """What is where in the hidden last parameter: offsets in bytes, by the name of the map.
+
+    The number of a launch is the u64 at `launch_id`, plus the u64 in GPU memory whose address is at `replay`, where that is not 0
+    (a kernel node of a graph, docs/timing.md).
+    """
 
     size: int
     launch_id: int = 0
+    replay: int = 8
     bases: Mapping[str, int] = dataclasses.field(default_factory=dict)
     capacities: Mapping[str, int] = dataclasses.field(default_factory=dict)
     params: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # offset, size
@@ -184,7 +193,7 @@ def inject(
 
 
 def launch_block(fragments: Iterable[Fragment]) -> LaunchBlock:
-    """The layout that these fragments need: launch id, then each map's base and capacity, then the bytes of `param` maps."""
+    """The layout that these fragments need: launch id and cell of the replay, then each map's base and capacity, then the bytes of `param` maps."""
     bases: dict[str, int] = {}
     capacities: dict[str, int] = {}
     sizes: dict[str, int] = {}
@@ -192,7 +201,7 @@ def launch_block(fragments: Iterable[Fragment]) -> LaunchBlock:
     for argument in arguments:
         if argument.kind == "param":
             sizes[_map(argument)] = max(sizes.get(_map(argument), 0), argument.offset + argument.width)
-    position = 8
+    position = 16
     for argument in arguments:
         if argument.kind not in ("map_base", "map_capacity") or _map(argument) in bases:
             continue
@@ -208,7 +217,7 @@ def launch_block(fragments: Iterable[Fragment]) -> LaunchBlock:
     pid_tgid = None
     if any(argument.kind == "pid_tgid" for argument in arguments):
         pid_tgid, position = position, position + 8
-    return LaunchBlock(position, 0, bases, capacities, params, pid_tgid)
+    return LaunchBlock(position, bases=bases, capacities=capacities, params=params, pid_tgid=pid_tgid)
 
 
 def _map(argument: Argument) -> str:
@@ -629,8 +638,26 @@ def _uses(function: Function, variable: str) -> set[str]:
 
 
 def _text(text: str) -> Directive:
-    """A statement given as text."""
+    """A statement of ours, given as text."""
     return Directive("", text)
+
+
+def _counts(instructions: int) -> list[Statement]:
+    """Stands for that many instructions of the original."""
+    return [Directive("gpubpf", f"//gpubpf+{instructions}")] if instructions else []
+
+
+def _marked(statements: Iterable[Statement]) -> Iterator[Statement]:
+    """With the comments around what is ours. Labels, scopes and declarations cost nothing on either side."""
+    ours = False
+    for statement in statements:
+        mine = isinstance(statement, Directive) and not statement.name
+        if mine != ours and isinstance(statement, Directive | Instruction):
+            yield Directive("gpubpf", "//gpubpf{" if mine else "//gpubpf}")
+            ours = mine
+        yield statement
+    if ours:
+        yield Directive("gpubpf", "//gpubpf}")
 
 
 class _Body:
@@ -695,7 +722,7 @@ class _Body:
             head.append(Variable("reg", "b64", "%gpubpf_0address", count=self.addresses))
         # Calls are emitted after the declarations of their results, whose size they decide.
         wide = {id(body[index]): declaration for index, declaration in self.widen.items()}
-        return tuple(head + [wide.get(id(s), s) for s in out])
+        return tuple(_marked(head + [wide.get(id(s), s) for s in out]))
 
     # accumulators
 
@@ -777,7 +804,9 @@ class _Body:
                     copy += self.before.get(index, [])
                     if index == path[-1]:
                         copy += self._leave(index)
-                    elif self._opcode(index) != "bra":
+                    elif self._opcode(index) == "bra":
+                        copy += _counts(1)
+                    else:
                         copy += self._plain(index)
                 self.after.setdefault(place, []).extend(copy)
 
@@ -861,19 +890,26 @@ class _Body:
         path, taken = self.apart[index]
         stay = self._label("stay")
         negated = branch.negated != taken  # around the probe go those that stay
-        out: list[Statement] = [_text(f"@{'!' if negated else ''}{branch.predicate} bra {stay};")]
+        around = Instruction("bra", (), (Name(stay),), branch.predicate, negated)
+        alone = path == (index,)  # an `exit` with a predicate: no branch leads to it
+        out: list[Statement] = [_text(str(around)) if alone else around]
         for step in path:
             if step != index:
                 out += self.before.get(step, [])
-            if step != path[-1] and self._opcode(step) != "bra":
+            if step != path[-1] and self._opcode(step) == "bra":
+                out += _counts(1) if step != index else []
+            elif step != path[-1]:
                 out += self._plain(step)
         last = self.flow.body[path[-1]]
         assert isinstance(last, Instruction)
         site = self.sidecar.site(self.name, last.line)
         out += [self._probe(p, site) for p in self.exits]
-        out += [self._opaque("ne"), Label(stay), _text(f"@{_GONE} exit;")]
+        out.append(self._opaque("ne"))
+        here = _counts(1)
+        out += [Label(stay), *here] if alone else [*here, Label(stay)]
+        out.append(_text(f"@{_GONE} exit;"))
         if not taken:
-            out.append(Instruction("bra", (), branch.operands))
+            out.append(_text(f"bra {branch.operands[0]};"))
         return out
 
     def _opcode(self, index: int) -> str:
@@ -907,7 +943,7 @@ class _Body:
             over = self._label("stay")
             skip = f"@{'' if instruction.negated else '!'}{instruction.predicate} bra {over};"
             going = dataclasses.replace(instruction, predicate=None, negated=False)
-            return [_text(skip), *probes, going, Label(over)]
+            return [_text(skip), *probes, going, Label(over), *_counts(1)]
         if instruction.opcode == "ret" and self.role is not None:
             return [*self._return_work(_guard(instruction)), instruction]
         return [instruction]
@@ -925,8 +961,8 @@ class _Body:
         """What stands at the end of a body that does not end with a `ret`."""
         if self.entry:
             site = self.sidecar.site(self.name, self.function.line) if self.exits else 0
-            return [*[self._probe(p, site) for p in self.exits], Instruction("ret")]
-        return [*self._return_work(), Instruction("ret")]
+            return [*[self._probe(p, site) for p in self.exits], _text("ret;")]
+        return [*self._return_work(), _text("ret;")]
 
     def _label(self, what: str) -> str:
         self.labels += 1
@@ -961,8 +997,14 @@ class _Body:
             )
         width = 8
         if argument.kind == "launch":
-            offset = block.launch_id
-        elif argument.kind == "map_base":
+            return (
+                f"ld.param.u64 {register}, [{LAUNCH}+{block.launch_id}];"
+                " { .reg .pred %gpubpf_0again; .reg .b64 %gpubpf_0cell;"
+                f" ld.param.u64 %gpubpf_0cell, [{LAUNCH}+{block.replay}]; setp.ne.u64 %gpubpf_0again, %gpubpf_0cell, 0;"
+                " @%gpubpf_0again ld.global.u64 %gpubpf_0cell, [%gpubpf_0cell];"  # stays 0 where there is no cell
+                f" add.u64 {register}, {register}, %gpubpf_0cell; }}"
+            )
+        if argument.kind == "map_base":
             offset = block.bases[_map(argument)]
         elif argument.kind == "map_capacity":
             offset = block.capacities[_map(argument)]
@@ -983,11 +1025,9 @@ class _Body:
         if isinstance(statement, Directive) and index in self.retarget:
             text = statement.text
             moved = self.retarget[index]
-            return (
-                [_text(f".branchtargets {', '.join(moved.get(n, n) for n in statement.names)};")]
-                if moved
-                else [_text(text)]
-            )
+            if moved:
+                text = f".branchtargets {', '.join(moved.get(n, n) for n in statement.names)};"
+            return [Directive(statement.name, text)]
         if index in self.apart:
             return self._leave_loop(index)
         if not isinstance(statement, Instruction):

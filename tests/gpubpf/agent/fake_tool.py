@@ -23,7 +23,7 @@ from gpubpf.session import Session
 DEFINITION = MapDefinition("tallies", "thread_array", 4, 8, 1, None, "<u8")
 
 
-BLOCK = LaunchBlock(24, bases={"tallies": 8}, capacities={"tallies": 16})
+BLOCK = LaunchBlock(32, bases={"tallies": 16}, capacities={"tallies": 24})
 
 
 def instrument(image: bytes, target: Target) -> Sidecar:

@@ -328,8 +328,29 @@ setp.eq.u64 %p1, %rd1, 5; bra next; next: .pragma "used_bytes_mask 0xfff";
     injected = everywhere(parse(text), Placement(TALLY, "exit", "loads"))
     lines = injected.text.splitlines()
     at = next(i for i, line in enumerate(lines) if "used_bytes_mask" in line)
-    assert "ld.global.v4" in lines[at + 1] and "ld.const" in lines[at - 1] and "@%p1 add" in lines[at - 2]
+    assert "ld.global.v4" in lines[at + 1] and lines[at - 1].strip() == "//gpubpf}"
+    assert "ld.const" in lines[at - 2] and "@%p1 add" in lines[at - 3]
     assembled(injected.text, "sm_75", tmp_path)
+
+
+def test_the_number_of_a_launch_in_a_graph() -> None:
+    """It is counted from the number of the first kernel of the replay, which lies in GPU memory."""
+    store = "{ .reg .b64 %rd<2>; mov.b64 %rd1, %gpubpf_out; st.u64 [%rd1], %gpubpf_launch; }"
+    launch = Fragment(
+        "ids", store, (Argument("launch", "b64", "launch"), Argument("out", "b64", "map_base", "out"))
+    )
+    module = parse(f"{HEAD}.visible .entry k() {{ ret; }}")
+    injected = inject(module, {"k": [Placement(launch, "exit")]})
+    block = injected.kernels["k"].block
+    assert (block.launch_id, block.replay, block.bases) == (0, 8, {"out": 16})
+    for given, cell, expected in ((7 << 40 | 5, None, 7 << 40 | 5), (3, 7 << 40 | 100, 7 << 40 | 103)):
+        memory = Memory()
+        out, place = memory.allocate(8), memory.allocate(8)
+        memory.write(place, 8, cell or 99)
+        parameters = struct.pack("<3Q", given, place if cell else 0, out)
+        Thread(parse(injected.text), memory, {}, {}).run("k", parameters)
+        assert memory.read(out, 8) == expected
+    assert "gpubpf_0cell" not in everywhere(module, Placement(TALLY, "exit")).text
 
 
 # --- the launch block -------------------------------------------------------------------------------
@@ -344,7 +365,7 @@ def test_launch_block_layout() -> None:
             Fragment("program", "{}", (Argument("t", "b64", "map_base", "t"), wider)),
         ]
     )
-    assert block == LaunchBlock(56, 0, {"tallies": 8, "t": 24}, {"tallies": 16}, {"filter": (32, 24)})
+    assert block == LaunchBlock(64, 0, 8, {"tallies": 16, "t": 32}, {"tallies": 24}, {"filter": (40, 24)})
 
 
 def test_the_block_follows_the_application_parameters() -> None:
