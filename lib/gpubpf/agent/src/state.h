@@ -121,7 +121,7 @@ struct Context {
   std::vector<CUdeviceptr> storage;  // by map: address of what is not by launch shape
   std::vector<RingMemory> rings;
   std::vector<std::pair<void *, uint64_t>> registered;  // host memory that the GPU reaches, to be unmapped with the context
-  GpuClock *clock = nullptr;                            // clock.cpp
+  std::atomic<GpuClock *> clock{nullptr};               // clock.cpp
   std::vector<Sidecar> sidecars;
 
   std::mutex memory;  // guards below; held for bookkeeping only, never across a driver call
