@@ -1,0 +1,387 @@
+"""GPU time on the host's clock, with an error bound; and `clock64` of each multiprocessor on GPU time.
+
+Both are one problem: a clock is known at some moments within an interval each, and is a line in between. The set of all
+lines that pass through all intervals bounds it at any time: the middle is the answer, half the width the error bound. The
+assumption behind a bound is that the rate of one clock against the other changes slowly (`WANDER`); where brackets contradict
+that, a clock made a step, and a new segment begins.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Integers: TypeAlias = NDArray[np.int64]
+    Reals: TypeAlias = NDArray[np.float64]
+
+UNKNOWN = np.iinfo(np.int64).max  # as an error: the time is not known
+RATE = (1 - 1e-3, 1 + 1e-3)  # of two clocks that both count ns: no crystal is that far off
+WANDER = 0.5e-6  # how much the rate changes within seconds: temperature, and what NTP does to CLOCK_MONOTONIC
+REACH = 4e9  # ns; brackets so far from a time help to bound it
+SPACING = 0.5e9  # ns; how far apart pieces of the bound begin
+BURST = 16  # brackets that a piece takes into account on each side, however far they are
+WINDOW = 64  # brackets of one piece: the narrowest
+ENOUGH = 8192  # brackets; of more the narrowest are taken
+STEP_LIMIT = 1_000_000  # ns; between two segments a time is given if it is known that well
+CYCLE = (0.2, 10.0)  # ns that a cycle of a GPU takes
+TICKS = 64  # of the GPU's timer, in one window of a multiprocessor's clock
+
+
+@dataclass(frozen=True)
+class Times:
+    """Times in ns on the wanted clock, and how wrong each can be (ns; UNKNOWN: not known at all). int64, same shape."""
+
+    at: Integers
+    error: Integers
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        return self.error != UNKNOWN
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """The GPU's clock showed `gpu` at some moment between `before` and `after` on the host's clock; all in ns. `tick`: it counts in
+    steps of so many ns, so its time then was at least `gpu` and less than `gpu + tick` (0: not known; others may know it)."""
+
+    before: int
+    gpu: int
+    after: int
+    tick: int = 0
+
+
+class GpuClock:
+    """GPU time → host time.
+
+    brackets: of one GPU, in any order. rate: least and largest ns of the host in a ns of the GPU.
+    `tick`: ns in which the GPU counts; `narrowest`: width of the narrowest bracket in ns.
+    `steps`: where a clock made a step, (last bracket before, first after) in GPU ns.
+
+        clock = GpuClock(brackets)
+        times = clock.host(gpu_times)
+    """
+
+    def __init__(self, brackets: Sequence[Bracket], rate: tuple[float, float] = RATE) -> None:
+        # In the host's order: the GPU's clock may have been set back.
+        usable = [
+            b for b in brackets if 0 <= b.before <= b.after < 2**63 and 0 <= b.gpu < 2**63 and b.tick >= 0
+        ]
+        usable = _narrowest(sorted(usable, key=lambda b: (b.before + b.after, b.gpu)))
+        self._origin_gpu = usable[0].gpu if usable else 0
+        self._origin_host = usable[0].before if usable else 0
+        told = max((b.tick for b in usable), default=0)
+        self.tick = told or estimated_tick(np.array([b.gpu for b in usable], np.int64))
+        self.narrowest = min((b.after - b.before for b in usable), default=0)
+        ticks = np.full(len(usable), float(self.tick))
+        gpu = np.array([b.gpu - self._origin_gpu for b in usable], np.float64)
+        low = np.array([b.before - self._origin_host for b in usable], np.float64)
+        high = np.array([b.after - self._origin_host for b in usable], np.float64)
+        self._identity = False
+        self._segments = [
+            _Segment(gpu[a:b], gpu[a:b] + ticks[a:b], low[a:b], high[a:b], rate)
+            for a, b in _segments(gpu, gpu + ticks, low, high, rate)
+        ]
+        ends = itertools.pairwise(self._segments)
+        self.steps = [(int(a.last) + self._origin_gpu, int(b.first) + self._origin_gpu) for a, b in ends]
+
+    @classmethod
+    def same(cls) -> GpuClock:
+        """Where both clocks are one: the virtual clock of the embedded device."""
+        made = cls([])
+        made._identity = True
+        return made
+
+    def host(self, gpu: Any) -> Times:
+        """Readings of the GPU's clock (array of ns) → CLOCK_MONOTONIC, each in the middle of what is possible."""
+        readings = np.asarray(gpu).astype(np.int64)
+        if self._identity:
+            return Times(readings, np.zeros_like(readings))
+        at, error = np.zeros(readings.shape, np.int64), np.full(readings.shape, UNKNOWN)
+        if not self._segments or not readings.size:
+            return Times(at, error)
+        x = (readings - self._origin_gpu).astype(np.float64)
+        low, high = self._bounds(x)
+        # A coarse clock stands still during a tick: the moment of reading is anywhere in it.
+        _, later = self._bounds(x + max(self.tick - 1, 0))
+        high = np.maximum(high, later)
+        fine = np.isfinite(low) & np.isfinite(high)
+        low, high = low[fine], high[fine]
+        at[fine] = np.rint((low + high) / 2).astype(np.int64) + self._origin_host
+        error[fine] = np.ceil((high - low) / 2 + 0.5).astype(np.int64)
+        return Times(at, error)
+
+    def _bounds(self, x: Reals) -> tuple[Reals, Reals]:
+        """Least and largest host time at GPU times `x`; not finite where unknown."""
+        last = len(self._segments) - 1
+        low, high = np.full(x.shape, np.nan), np.full(x.shape, np.nan)
+        covered = np.zeros(x.shape, np.int64)
+        for number, segment in enumerate(self._segments):
+            first = -np.inf if number == 0 else segment.first
+            end = np.inf if number == last else segment.last
+            mine = (x >= first) & (x <= end)
+            covered += mine
+            low[mine], high[mine] = segment.bounds(x[mine])
+        for before, after in itertools.pairwise(self._segments):
+            gap = (covered == 0) & (x > before.last) & (x < after.first)
+            if gap.any():  # the step is somewhere in it: either line may hold
+                a, b = before.bounds(x[gap]), after.bounds(x[gap])
+                low[gap], high[gap] = np.minimum(a[0], b[0]), np.maximum(a[1], b[1])
+                covered[gap] = np.where(high[gap] - low[gap] <= STEP_LIMIT, 1, 0)
+        low[covered != 1] = np.nan  # in no segment, or the GPU's clock was there twice
+        return low, high
+
+
+class SmClock:
+    """`clock64` of each multiprocessor → GPU time, finer than the GPU's own timer counts.
+
+    sm, cycles, gpu: of each record its multiprocessor, `clock64`, and the timer (ns), read within `apart` ns of each other; one-
+    dimensional. Since the timer then was at least `gpu` and less than a tick more, every record bounds its multiprocessor's clock.
+    A clock keeps its frequency for a while: where records contradict that, nothing but the record itself bounds its time. (A change
+    shortly before the first record or the last, or where there are few, cannot be seen.)
+    """
+
+    def __init__(self, sm: Any, cycles: Any, gpu: Any, tick: int = 0, apart: int = 0) -> None:
+        numbers, cycles, gpu = (np.asarray(part).astype(np.int64) for part in (sm, cycles, gpu))
+        self.tick = tick or estimated_tick(gpu) or 1
+        self._apart = apart
+        self._windows: dict[int, tuple[int, int, list[_Window]]] = {}
+        order = np.lexsort((gpu, cycles, numbers))
+        borders = np.flatnonzero(np.diff(numbers[order])) + 1
+        for part in np.split(order, borders) if len(order) else ():
+            self._windows[int(numbers[part[0]])] = self._fit(cycles[part], gpu[part])
+
+    def _fit(self, cycles: Integers, gpu: Integers) -> tuple[int, int, list[_Window]]:
+        """One multiprocessor. Of all records with one reading of the timer the first bounds from below, the last from above."""
+        origin_cycles, origin_gpu = int(cycles[0]), int(gpu[0])
+        new = np.flatnonzero(np.diff(gpu)) + 1
+        firsts, lasts = np.append(0, new), np.append(new, len(gpu)) - 1
+        high_at = (cycles[lasts] - origin_cycles).astype(np.float64)
+        low_at = (cycles[firsts] - origin_cycles).astype(np.float64)
+        slack = self._apart + self.tick / 128  # what a small change does before it shows
+        low = (gpu[firsts] - origin_gpu).astype(np.float64) - slack
+        high = (gpu[lasts] - origin_gpu).astype(np.float64) + self.tick + slack
+        made = []
+        for at in range(0, len(low), TICKS):
+            # A change of frequency shows only some way behind it, so a window has to agree with its neighbours.
+            wide, own = slice(max(0, at - TICKS), at + 2 * TICKS), slice(at, at + TICKS)
+            agreed = _Piece.of(high_at[wide], low_at[wide], low[wide], high[wide], CYCLE)
+            made.append(_Window(float(low_at[own][0]), float(high_at[own][-1]), agreed))
+        return origin_cycles, origin_gpu, made
+
+    def gpu(self, sm: Any, cycles: Any, gpu: Any) -> Times:
+        """Records as given above → ns of the GPU's timer."""
+        numbers, cycles, gpu = (np.asarray(part).astype(np.int64) for part in (sm, cycles, gpu))
+        base = int(gpu[0]) if len(gpu) else 0
+        low, high = (
+            (gpu - base - self._apart).astype(np.float64),
+            (gpu - base + self.tick + self._apart).astype(np.float64),
+        )
+        for number, (origin_cycles, origin_gpu, windows) in self._windows.items():
+            mine = np.flatnonzero(numbers == number)
+            x = (cycles[mine] - origin_cycles).astype(np.float64)
+            which = np.searchsorted([window.begin for window in windows], x, side="right") - 1
+            order = np.argsort(which, kind="stable")
+            for part in np.split(order, np.flatnonzero(np.diff(which[order])) + 1) if len(mine) else ():
+                window = windows[max(int(which[part[0]]), 0)]
+                if window.lines is None:
+                    continue
+                bottom, top = window.bounds(x[part])
+                at, away = mine[part], origin_gpu - base
+                bottom, top = np.maximum(low[at], bottom + away), np.minimum(high[at], top + away)
+                agree = bottom <= top
+                low[at], high[at] = np.where(agree, bottom, low[at]), np.where(agree, top, high[at])
+        return Times(
+            np.rint((low + high) / 2).astype(np.int64) + base,
+            np.ceil((high - low) / 2 + 0.5).astype(np.int64),
+        )
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Some ticks of a multiprocessor's clock, and the lines that hold for them and their neighbours."""
+
+    begin: float
+    end: float
+    lines: _Piece | None
+
+    def bounds(self, x: Reals) -> tuple[Reals, Reals]:
+        assert self.lines is not None
+        end = max(self.end, self.begin + 1.0)
+        share = (x - self.begin) / (end - self.begin)
+        low = self.lines.bottom(self.begin) * (1 - share) + self.lines.bottom(end) * share
+        high = self.lines.top(self.begin) * (1 - share) + self.lines.top(end) * share
+        inside = (share >= 0) & (share <= 1)  # a chord is on the safe side only between its ends
+        return np.where(inside, low, -np.inf), np.where(inside, high, np.inf)
+
+
+def estimated_tick(readings: Integers) -> int:
+    """The step in which a clock counts, from its readings (ns): at least as large as the real one, if that is regular to a half."""
+    steps = np.diff(np.unique(readings))
+    if not len(steps):
+        return 0
+    least = int(steps.min())
+    return int(steps[steps <= least + least // 2].max())
+
+
+def _narrowest(brackets: list[Bracket]) -> list[Bracket]:
+    """Enough of very many brackets, which lie in order: of each short time the narrowest."""
+    size = 4 * -(-len(brackets) // ENOUGH)
+    if size <= 4:
+        return brackets
+    kept = []
+    for at in range(0, len(brackets), size):
+        few = sorted(
+            range(at, min(at + size, len(brackets))), key=lambda n: brackets[n].after - brackets[n].before
+        )
+        kept += [brackets[n] for n in sorted(few[:4])]
+    return kept
+
+
+# --- lines through intervals ---
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """All lines y = a + b x with y <= high at `high_at` and y >= low at `low_at`, and `slopes[0]` <= b <= `slopes[1]`."""
+
+    high_at: Reals
+    low_at: Reals
+    low: Reals
+    high: Reals
+    slopes: tuple[float, float]
+
+    @classmethod
+    def of(
+        cls, high_at: Reals, low_at: Reals, low: Reals, high: Reals, rate: tuple[float, float]
+    ) -> _Piece | None:
+        """With the slopes that are left; None: there is no such line."""
+        run = low_at[None, :] - high_at[:, None]
+        rise = low[None, :] - high[:, None]  # the line rises at least so much on the way
+        if (rise[run == 0] > 0).any():
+            return None
+        with np.errstate(divide="ignore", invalid="ignore"):
+            slope = rise / run
+        least = max(rate[0], float(np.max(slope[run > 0], initial=-np.inf)))
+        most = min(rate[1], float(np.min(slope[run < 0], initial=np.inf)))
+        if least > most * (1 + 1e-12):
+            return None
+        return cls(high_at, low_at, low, high, (least, max(least, most)))
+
+    def top(self, x: float) -> float:
+        """The largest y at `x` of any of the lines."""
+        return _top(x, self.high_at, self.high, self.slopes)
+
+    def bottom(self, x: float) -> float:
+        return -_top(x, self.low_at, -self.low, (-self.slopes[1], -self.slopes[0]))
+
+
+def _top(x: float, at: Reals, limit: Reals, slopes: tuple[float, float]) -> float:
+    """The largest y at `x` of a line that is at most `limit` everywhere `at`, its slope within `slopes`. Linear programming in two
+    dimensions: what limits it is one point and a slope, or two points, one on each side."""
+    away = x - at
+    best = float(np.min(limit + away * np.where(away >= 0, slopes[1], slopes[0])))
+    left, right = away > 0, away < 0
+    if left.any() and right.any():
+        a, b = away[left][:, None], -away[right][None, :]
+        best = min(best, float(np.min((limit[left][:, None] * b + limit[right][None, :] * a) / (a + b))))
+    return best
+
+
+class _Segment:
+    """A stretch of time in which no interval contradicts another: the bound as linear pieces.
+
+    At the ends of a piece the bound is exact for the intervals that the piece goes by. The largest y of all lines is convex in
+    x, the least concave, so between the ends a chord is on the safe side of both.
+    """
+
+    def __init__(
+        self,
+        high_at: Reals,
+        low_at: Reals,
+        low: Reals,
+        high: Reals,
+        rate: tuple[float, float],
+    ) -> None:
+        order = np.argsort(high_at, kind="stable")
+        high_at, low_at, low, high = (part[order] for part in (high_at, low_at, low, high))
+        self.first, self.last = float(high_at[0]), float(low_at.max())
+        self._rate = rate
+        knots = [self.first]
+        for x in high_at.tolist():
+            if x >= knots[-1] + SPACING:
+                knots.append(x)
+        if self.last > knots[-1]:
+            knots.append(self.last)
+        if len(knots) == 1:
+            knots.append(knots[0] + 1.0)
+        self._knots = np.array(knots)
+        # [piece, its two ends]
+        self._low, self._high = np.empty((len(knots) - 1, 2)), np.empty((len(knots) - 1, 2))
+        for number, ends in enumerate(itertools.pairwise(knots)):
+            piece = self._piece(high_at, low_at, low, high, *ends)
+            self._low[number] = [piece.bottom(x) for x in ends]
+            self._high[number] = [piece.top(x) for x in ends]
+            if number == 0:
+                self._slopes_before = piece.slopes
+            self._slopes_after = piece.slopes
+
+    def _piece(
+        self, high_at: Reals, low_at: Reals, low: Reals, high: Reals, begin: float, end: float
+    ) -> _Piece:
+        at = np.searchsorted(high_at, [begin - REACH, begin, end + REACH, end + 1]).tolist()
+        first, last = min(at[0], max(0, at[1] - BURST)), max(at[2], at[3] + BURST)
+        chosen = np.arange(first, min(last, len(high_at)))
+        if len(chosen) > WINDOW:
+            width = (high - low + low_at - high_at)[chosen]
+            chosen = np.sort(chosen[np.argsort(width, kind="stable")[:WINDOW]])
+        at = high_at[chosen]
+        slack = WANDER * np.maximum(np.maximum(begin - at, at - end), 0.0)
+        while True:
+            found = _Piece.of(at, low_at[chosen], low[chosen] - slack, high[chosen] + slack, self._rate)
+            if found is not None:
+                return found
+            slack = (
+                2 * slack + 1.0
+            )  # a slow change that no neighbours contradict: the bound widens until it holds it
+
+    def bounds(self, x: Reals) -> tuple[Reals, Reals]:
+        """Least and largest y at each `x`, outside the pieces by the slopes that are possible."""
+        knots = self._knots
+        which = np.clip(np.searchsorted(knots, x, side="right") - 1, 0, len(self._low) - 1)
+        begin, end = knots[which], knots[which + 1]
+        share = np.clip((x - begin) / (end - begin), 0.0, 1.0)
+        low = self._low[which, 0] * (1 - share) + self._low[which, 1] * share
+        high = self._high[which, 0] * (1 - share) + self._high[which, 1] * share
+        before, after = np.maximum(begin - x, 0.0), np.maximum(x - end, 0.0)
+        near = np.minimum(np.abs(x - begin), np.abs(end - x))
+        slack = WANDER * near
+        low += after * self._slopes_after[0] - before * self._slopes_before[1] - slack
+        high += after * self._slopes_after[1] - before * self._slopes_before[0] + slack
+        return low, high
+
+
+def _segments(
+    high_at: Reals, low_at: Reals, low: Reals, high: Reals, rate: tuple[float, float]
+) -> list[tuple[int, int]]:
+    """Where a bracket contradicts those before it: ranges of brackets between such places."""
+    found: list[tuple[int, int]] = []
+    begin = 0
+    for at in range(1, len(high_at)):
+        back = max(begin, at - BURST)
+        while begin < back and high_at[at] - high_at[back - 1] <= REACH and at - back < WINDOW:
+            back -= 1
+        near = slice(back, at + 1)
+        slack = WANDER * np.abs(high_at[near] - high_at[at])
+        if _Piece.of(high_at[near], low_at[near], low[near] - slack, high[near] + slack, rate) is None:
+            found.append((begin, at))
+            begin = at
+    if len(high_at):
+        found.append((begin, len(high_at)))
+    return found
