@@ -92,8 +92,9 @@ def test_launcher() -> None:
     for wrong in ((), ("--",), ("true",), ("--bogus", "--", "true"), ("--clock", "sundial", "--", "true")):
         done = cudasim(*wrong)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    refused = cudasim("--clock", "virtual", "--", "true")
-    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    for clock in ("real", "virtual"):
+        done = cudasim("--clock", clock, "--", "sh", "-c", "echo $CUDASIM_CLOCK")
+        assert (done.returncode, done.stdout) == (0, f"{clock}\n")
     assert cudasim("--", "").returncode == 127
     missing = cudasim("--", "no-such-program")
     assert (missing.returncode, missing.stderr.count("\n")) == (127, 1)

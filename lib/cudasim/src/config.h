@@ -14,6 +14,7 @@ struct Config {
     bool hostile;         // CUDASIM_HOSTILE=1
     bool hide_variables;  // CUDASIM_HIDE_VARIABLES=1: variables that a runtime never registers are not found
     uint64_t seed;        // CUDASIM_SEED
+    bool virtual_clock;   // CUDASIM_CLOCK=virtual
 };
 
 const Config &config();

@@ -219,6 +219,7 @@ uint64_t now_ns() {
 
 CUresult initialized() {
     if (!usable || forked) return CUDA_ERROR_NOT_INITIALIZED;
+    host_time();  // a thread's virtual time begins with its first call
     return CUDA_SUCCESS;
 }
 
@@ -260,22 +261,24 @@ void flush_printf(Context &context) {
     fflush(stdout);
 }
 
-void drain(Context &context) {
+void drain(Context &context, bool timed) {
     std::vector<Fence> fences;
     {
         std::lock_guard lock(context.lock);
         fences.push_back(context.legacy->queue->tail());
         for (const std::shared_ptr<Stream> &stream : context.streams) fences.push_back(stream->queue->tail());
         for (const auto &[thread, stream] : context.per_thread) fences.push_back(stream->queue->tail());
-        for (Fence &fence : context.leftovers) fences.push_back(std::move(fence));
-        context.leftovers.clear();
+        for (const Fence &fence : context.leftovers) fences.push_back(fence);
     }
-    for (const Fence &fence : fences) fence.wait();
+    for (const Fence &fence : fences) {
+        fence.wait();
+        if (timed) host_reaches(fence.end());
+    }
     flush_printf(context);
 }
 
 Exclusive::Exclusive(const std::shared_ptr<Context> &context) : context_(context), lock_(context->lock) {
-    if (config().hostile && !on_worker_thread()) drain(*context);
+    if (config().hostile && !on_worker_thread()) drain(*context, false);
 }
 
 void release_context(const std::shared_ptr<Context> &context) {
@@ -325,10 +328,6 @@ CUresult cuInit(unsigned int flags) {
     if (Memory::instance().begin() == 0) {
         log_line("no address space for device memory; raise the limit (ulimit -v)");
         return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    if (const char *clock = getenv("CUDASIM_CLOCK"); clock != nullptr && strcmp(clock, "virtual") == 0) {
-        log_line("there is no virtual clock yet; unset CUDASIM_CLOCK");
-        return CUDA_ERROR_NOT_SUPPORTED;
     }
     self.state = State::starting;
     self.starter = std::this_thread::get_id();

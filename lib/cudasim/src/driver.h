@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "config.h"
+#include "driver_clock.h"
 #include "engine.h"
 #include "memory.h"
 #include "stream.h"
@@ -135,19 +136,22 @@ struct Operation {
     Fill fill;
     HostCall host;
     std::shared_ptr<struct Event> event;
-    std::shared_ptr<EventState> recording;  // what an event record on a stream completes
+    std::shared_ptr<EventState> recording;  // what an event record completes, and an event wait in a graph waits for
     std::vector<Fence> after;               // more to wait for
     std::shared_ptr<Graph> child;
-    std::function<CUresult()> other;  // memory operations on a stream: write value, wait value, free
+    std::vector<CUstreamBatchMemOpParams> memory;  // values to write and to wait for
+    CUDA_MEM_ALLOC_NODE_PARAMS allocation{};  // of memory nodes; a free has the address alone
+    std::function<void()> other;            // what only a stream does, and no graph holds
     std::shared_ptr<void> keep;             // what the work reads and nobody else holds
 };
 
 // ---------------------------------------------------------------------------------------------------- objects
 
 struct EventState {  // one recording
-    std::atomic<bool> done{false};
-    std::atomic<uint64_t> time_ns{0};
-    Fence fence;
+    std::shared_ptr<Completion> completion = std::make_shared<Completion>();
+    uint64_t time_ns = 0;  // once it is done
+    Fence fence() const { return {completion}; }
+    bool done() const { return completion->reached(); }
 };
 
 struct Event {
@@ -297,6 +301,22 @@ struct GraphNode {
     std::shared_ptr<GraphNode> original;            // in an executable graph or a clone: the node it is a copy of
     bool enabled = true;
     std::vector<void *> parameter_pointers;         // handed out by KernelNodeGetParams; point into operation
+    std::map<int, CUlaunchAttributeValue> attributes;
+    // in an executable graph
+    size_t position = 0, lane = 0;
+};
+
+// Something of the application's that graphs keep alive: `destroy` is called when nobody holds it any more.
+struct UserObject {
+    void *data = nullptr;
+    CUhostFn destroy = nullptr;
+    ~UserObject() { destroy(data); }
+};
+
+struct UserReferences {  // what the application itself holds
+    std::shared_ptr<UserObject> object;
+    std::mutex mutex;
+    unsigned count = 0;
 };
 
 struct Graph {
@@ -305,6 +325,8 @@ struct Graph {
     std::mutex mutex;
     std::vector<std::shared_ptr<GraphNode>> nodes;
     uint64_t next_id = 1;
+    std::vector<std::shared_ptr<Queue>> lanes;  // of an executable graph whose nodes can run beside each other; else none
+    std::map<const void *, std::pair<std::shared_ptr<UserObject>, unsigned>> held;  // by handle, with the references
 };
 
 struct GraphExec {
@@ -313,6 +335,7 @@ struct GraphExec {
     std::shared_ptr<Context> context;
     std::shared_ptr<Graph> graph;  // a private copy, in the order of execution
     std::mutex mutex;
+    Fence last;                    // the replay before: replays of one executable graph do not overlap
 };
 
 // Handle tables of the process. Leaked on purpose: threads may still run while the process exits.
@@ -328,6 +351,7 @@ struct Tables {
     Handles<GraphNode> nodes;
     Handles<GraphExec> execs;
     Handles<MemoryPool> pools;
+    Handles<UserReferences> user_objects;
 };
 Tables &tables();
 
@@ -361,20 +385,21 @@ CUresult find_stream(CUstream handle, bool per_thread, std::shared_ptr<Stream> &
 std::shared_ptr<Stream> make_stream(const std::shared_ptr<Context> &context, unsigned flags, int priority);
 
 // Appends an operation to a stream, or to the graph that the stream is being captured into. `fence` (optional): when
-// it is done; unset when captured.
+// it is done; unset when captured. `takes`: virtual ns that the call takes when it succeeds.
 CUresult submit(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream, Operation operation,
-                Fence *fence = nullptr);
+                Fence *fence = nullptr, uint64_t takes = 0);
 // The same, and waits until it is done; printf output is flushed.
 CUresult submit_and_wait(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                          Operation operation);
 // A kernel launch: hostile mode's rules, then submit.
 CUresult launch_kernel(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                        KernelLaunch launch);
-// Does it now, in the calling (worker) thread.
-CUresult execute(Context &context, const Operation &operation);
+// Does it now, in the calling (worker) thread; from and to virtual times.
+uint64_t execute(Context &context, const Operation &operation, uint64_t start);
 
-// Waits for all work that was submitted to a context; flushes its printf output.
-void drain(Context &context);
+// Waits for all work that was submitted to a context; flushes its printf output. The calling thread's virtual time
+// comes along, unless the wait is one that only hostile mode has.
+void drain(Context &context, bool timed = true);
 void flush_printf(Context &context);
 
 // Is a call that synchronises or allocates allowed now (no capture forbids it)? If not, the captures that it concerns
@@ -421,8 +446,13 @@ int max_threads(const Function &function);
 int occupancy(const Function &function, int block, size_t dynamic_shared);
 CUresult describe_copy(const CUDA_MEMCPY3D &described, Copy &copy);
 CUresult check_range(uint64_t address, size_t bytes);
-CUresult execute_graph(Context &context, const Graph &graph);
-std::shared_ptr<Graph> freeze(GraphExec &exec);  // its nodes with the parameters of this moment
+uint64_t execute_graph(Context &context, const Graph &graph, uint64_t start);
+CUresult launch_graph(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
+                      const std::shared_ptr<GraphExec> &exec);
+CUresult check_memory_operations(const std::vector<CUstreamBatchMemOpParams> &operations);
+// Memory of a graph's allocation nodes; it lives as long as a graph that has it.
+CUresult allocate_for_graph(const std::shared_ptr<Context> &context, size_t bytes, Operation &operation);
+bool belongs_to_graph(uint64_t address);
 std::shared_ptr<GraphNode> add_node(const std::shared_ptr<Graph> &graph, Operation operation,
                                     const std::vector<std::shared_ptr<GraphNode>> &after);
 void release_context(const std::shared_ptr<Context> &context);  // frees what it holds

@@ -46,6 +46,8 @@ Config read() {
     made.hide_variables = flag("CUDASIM_HIDE_VARIABLES");
     const char *seed = getenv("CUDASIM_SEED");
     made.seed = seed == nullptr ? 1 : strtoull(seed, nullptr, 0);
+    const char *clock = getenv("CUDASIM_CLOCK");
+    made.virtual_clock = clock != nullptr && strcmp(clock, "virtual") == 0;
     return made;
 }
 

@@ -1,5 +1,5 @@
-// Graphs: nodes that hold operations, and executable copies of them. A replay runs its nodes one after another, in an
-// order that the dependencies allow.
+// Graphs: nodes that hold operations, and executable copies of them. A replay runs its nodes in an order that the
+// dependencies allow; nodes that do not depend on each other run beside each other, in lanes.
 #include "driver.h"
 
 #include <stdio.h>
@@ -40,6 +40,8 @@ std::shared_ptr<Graph> copy_graph(const Graph &graph, const std::vector<NodePoin
     auto copy = std::make_shared<Graph>();
     copy->context = graph.context;
     copy->next_id = graph.next_id;
+    copy->lanes = graph.lanes;
+    copy->held = graph.held;
     std::map<const GraphNode *, NodePointer> copies;
     for (const NodePointer &node : nodes) {
         auto made = std::make_shared<GraphNode>();
@@ -48,6 +50,9 @@ std::shared_ptr<Graph> copy_graph(const Graph &graph, const std::vector<NodePoin
         made->operation = node->operation;
         made->original = node;
         made->enabled = node->enabled;
+        made->attributes = node->attributes;
+        made->position = node->position;
+        made->lane = node->lane;
         if (node->operation.child) {
             std::lock_guard lock(node->operation.child->mutex);
             made->operation.child =
@@ -194,16 +199,156 @@ std::shared_ptr<GraphNode> add_node(const std::shared_ptr<Graph> &graph, Operati
     return node;
 }
 
-std::shared_ptr<Graph> freeze(GraphExec &exec) {
-    std::lock_guard lock(exec.mutex);
-    return copy_graph(*exec.graph, exec.graph->nodes, false);
+CUresult check_memory_operations(const std::vector<CUstreamBatchMemOpParams> &operations) {
+    for (const CUstreamBatchMemOpParams &one : operations) {
+        size_t bytes = 0;
+        switch (one.operation) {
+            case CU_STREAM_MEM_OP_WRITE_VALUE_32:
+            case CU_STREAM_MEM_OP_WAIT_VALUE_32: bytes = 4; break;
+            case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+            case CU_STREAM_MEM_OP_WAIT_VALUE_64: bytes = 8; break;
+            case CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES:
+            case CU_STREAM_MEM_OP_BARRIER: continue;
+            default: return CUDA_ERROR_INVALID_VALUE;
+        }
+        if (one.writeValue.address % bytes != 0) return CUDA_ERROR_INVALID_VALUE;
+        if (CUresult status = check_range(one.writeValue.address, bytes)) return status;
+    }
+    return CUDA_SUCCESS;
 }
 
-CUresult execute_graph(Context &context, const Graph &graph) {
-    for (const NodePointer &node : graph.nodes) {
-        if (!node->enabled) continue;
-        if (CUresult status = execute(context, node->operation)) return status;
+namespace {
+
+// Says which nodes share a lane: those that follow each other do, so that a graph without branches needs none.
+void plan(Graph &graph) {
+    constexpr size_t kLanes = 16;
+    std::set<const GraphNode *> continued;
+    size_t lanes = 0;
+    for (size_t i = 0; i < graph.nodes.size(); i++) {
+        GraphNode &node = *graph.nodes[i];
+        node.position = i;
+        node.lane = SIZE_MAX;
+        for (const NodePointer &before : node.after)
+            if (node.lane == SIZE_MAX && continued.insert(before.get()).second) node.lane = before->lane;
+        if (node.lane == SIZE_MAX) node.lane = lanes++ % kLanes;
+        if (node.operation.child) plan(*node.operation.child);
     }
+    graph.lanes.clear();
+    if (lanes < 2) return;
+    for (size_t i = 0; i < std::min(lanes, kLanes); i++) graph.lanes.push_back(std::make_shared<Queue>());
+}
+
+// Makes what event nodes of a replay wait for and complete. Waits are for what was recorded before this replay.
+void prepare_events(Graph &graph, CUgraphNodeType type) {
+    for (const NodePointer &node : graph.nodes) {
+        Operation &operation = node->operation;
+        if (operation.child) prepare_events(*operation.child, type);
+        if (operation.type != type) continue;
+        if (type == CU_GRAPH_NODE_TYPE_EVENT_RECORD) {
+            operation.recording = std::make_shared<EventState>();
+            continue;
+        }
+        std::lock_guard lock(operation.event->mutex);
+        operation.recording = operation.event->last;
+    }
+}
+
+void publish_events(Graph &graph) {
+    for (const NodePointer &node : graph.nodes) {
+        Operation &operation = node->operation;
+        if (operation.child) publish_events(*operation.child);
+        if (operation.type != CU_GRAPH_NODE_TYPE_EVENT_RECORD) continue;
+        if (!node->enabled) continue;
+        std::lock_guard lock(operation.event->mutex);
+        operation.event->last = operation.recording;
+        operation.event->captured_graph.reset();
+        operation.event->captured_after.clear();
+    }
+}
+
+}  // namespace
+
+CUresult launch_graph(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
+                      const std::shared_ptr<GraphExec> &exec) {
+    std::lock_guard lock(context->lock);
+    std::lock_guard own(exec->mutex);
+    Operation operation;
+    operation.type = CU_GRAPH_NODE_TYPE_GRAPH;
+    // Its nodes with the parameters of this moment. In a capture it becomes a child graph, which has handles.
+    std::shared_ptr<Graph> frozen = copy_graph(*exec->graph, exec->graph->nodes, stream->capture != nullptr);
+    operation.child = frozen;
+    if (stream->capture) return submit(context, stream, std::move(operation), nullptr, kLaunch);
+    prepare_events(*frozen, CU_GRAPH_NODE_TYPE_WAIT_EVENT);
+    prepare_events(*frozen, CU_GRAPH_NODE_TYPE_EVENT_RECORD);
+    operation.after.push_back(exec->last);
+    if (CUresult status = submit(context, stream, std::move(operation), &exec->last, kLaunch)) return status;
+    publish_events(*frozen);
+    return CUDA_SUCCESS;
+}
+
+uint64_t execute_graph(Context &context, const Graph &graph, uint64_t start) {
+    std::vector<uint64_t> ends(graph.nodes.size(), start);
+    auto run = [&](size_t index) {
+        const GraphNode &node = *graph.nodes[index];
+        uint64_t begin = start;
+        for (const NodePointer &before : node.after) begin = std::max(begin, ends[before->position]);
+        ends[index] = node.enabled ? execute(context, node.operation, begin) : begin;
+    };
+    if (graph.lanes.empty()) {
+        for (size_t i = 0; i < graph.nodes.size(); i++) run(i);
+    } else {
+        std::vector<Fence> fences(graph.nodes.size());
+        for (const NodePointer &node : graph.nodes) {
+            std::vector<Fence> after;
+            for (const NodePointer &before : node->after)
+                if (before->lane != node->lane) after.push_back(fences[before->position]);
+            auto work = [&run, index = node->position](uint64_t) {
+                run(index);
+                return uint64_t{0};
+            };
+            fences[node->position] = graph.lanes[node->lane]->submit(std::move(after), std::move(work));
+        }
+        for (const Fence &fence : fences) fence.wait();
+    }
+    return ends.empty() ? start : *std::max_element(ends.begin(), ends.end());
+}
+
+namespace {
+
+struct GraphMemory {
+    std::mutex mutex;
+    std::set<uint64_t> addresses;
+};
+
+GraphMemory &graph_memory() {
+    static GraphMemory *const made = new GraphMemory();
+    return *made;
+}
+
+}  // namespace
+
+bool belongs_to_graph(uint64_t address) {
+    std::lock_guard lock(graph_memory().mutex);
+    return graph_memory().addresses.count(address) != 0;
+}
+
+CUresult allocate_for_graph(const std::shared_ptr<Context> &context, size_t bytes, Operation &operation) {
+    if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+    uint64_t address = Memory::instance().allocate(bytes, MemoryKind::device, context->device, context->handle);
+    if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+    std::lock_guard lock(graph_memory().mutex);
+    graph_memory().addresses.insert(address);
+    operation.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+    operation.allocation.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    operation.allocation.poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, {context->device}};
+    operation.allocation.bytesize = bytes;
+    operation.allocation.dptr = address;
+    uint64_t id = Memory::instance().find(address)->id;
+    operation.keep = std::shared_ptr<void>(nullptr, [address, id](void *) {
+        std::lock_guard forget(graph_memory().mutex);
+        graph_memory().addresses.erase(address);
+        Memory::instance().release(address, id);
+    });
     return CUDA_SUCCESS;
 }
 
@@ -664,6 +809,7 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *handle, CUgraph graph_handle, 
     exec->flags = flags;
     exec->context = context;
     exec->graph = copy_graph(*graph, ordered, false);
+    plan(*exec->graph);
     exec->handle = tables().execs.add(exec);
     *handle = static_cast<CUgraphExec>(exec->handle);
     return CUDA_SUCCESS;

@@ -60,7 +60,7 @@ CUresult translate_image(const void *image, const JitOptions &jit, std::shared_p
         return static_cast<CUresult>(status);
     }
     TranslateError error;
-    made = translate(chosen.text, error);
+    made = translate(chosen.text, error, config().virtual_clock);
     if (!made) {
         jit.report(error.log);
         log_line("%s", error.log.c_str());

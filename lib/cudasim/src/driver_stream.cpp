@@ -54,22 +54,30 @@ void leave_capture(const std::shared_ptr<Capture> &capture) {
     active.erase(std::remove(active.begin(), active.end(), capture), active.end());
 }
 
-void add_fence(std::vector<Fence> &fences, const Fence &fence) {
-    if (!fence.reached()) fences.push_back(fence);
-}
+// What new work has to wait for. What is done already only counts on the virtual clock.
+struct Before {
+    std::vector<Fence> fences;
+    uint64_t time = 0;
+    void add(const Fence &fence) {
+        if (fence.reached())
+            time = std::max(time, fence.end());
+        else
+            fences.push_back(fence);
+    }
+};
 
 // What must be done before new work of `stream`, by the rules of the legacy default stream.
-std::vector<Fence> implicit_fences(Context &context, const Stream &stream) {
-    std::vector<Fence> fences;
+Before implicit_fences(Context &context, const Stream &stream) {
+    Before before;
     if (stream.legacy) {
         for (const std::shared_ptr<Stream> &other : context.streams)
-            if (other->blocking()) add_fence(fences, other->queue->tail());
-        for (const auto &[thread, other] : context.per_thread) add_fence(fences, other->queue->tail());
-        for (const Fence &fence : context.leftovers) add_fence(fences, fence);
+            if (other->blocking()) before.add(other->queue->tail());
+        for (const auto &[thread, other] : context.per_thread) before.add(other->queue->tail());
+        for (const Fence &fence : context.leftovers) before.add(fence);
     } else if (stream.blocking()) {
-        add_fence(fences, context.legacy->queue->tail());
+        before.add(context.legacy->queue->tail());
     }
-    return fences;
+    return before;
 }
 
 void report_fault(Context &context, const Fault &fault) {
@@ -84,8 +92,9 @@ void report_fault(Context &context, const Fault &fault) {
         log_line("%s", fault.message.c_str());
 }
 
-CUresult run_kernel(Context &context, const KernelLaunch &launch) {
-    if (!launch.module) return CUDA_ERROR_INVALID_HANDLE;
+// Runs a kernel that starts at the virtual time `start`; when it ends.
+uint64_t run_kernel(Context &context, const KernelLaunch &launch, uint64_t start) {
+    if (!launch.module) return start;
     LaunchDescription description;
     description.environment = &context.environment;
     description.image = launch.function->image.get();
@@ -109,9 +118,11 @@ CUresult run_kernel(Context &context, const KernelLaunch &launch) {
     description.seed = config().seed + description.grid_id * 0x9e3779b97f4a7c15u;
     description.cooperative = launch.cooperative;
     description.cancel = &context.cancel;
-    Fault fault = run(description);
+    description.start_ns = start;
+    uint64_t duration = 0;
+    Fault fault = run(description, &duration);
     if (fault) report_fault(context, fault);
-    return static_cast<CUresult>(fault.code);
+    return start + duration;
 }
 
 // Hostile mode: work does not start when it could, so that streams meet in many orders.
@@ -144,6 +155,71 @@ bool drop_to_zero(uint64_t at, size_t size) {
     memset(reinterpret_cast<void *>(last), 0, at + size - last);
     return madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED) == 0;
 }
+
+// Memory operations of a stream: values that are written, and values that are waited for.
+struct Written {
+    std::mutex mutex;
+    std::unordered_map<uint64_t, uint64_t> times;  // address → virtual time of the last write by a stream
+};
+
+Written &written() {
+    static Written *const made = new Written();
+    return *made;
+}
+
+template <class T>
+void await_value(const Context &context, uint64_t address, T value, unsigned flags) {
+    for (;;) {
+        T now = __atomic_load_n(reinterpret_cast<T *>(address), __ATOMIC_SEQ_CST);
+        bool met = false;
+        switch (flags & 3) {
+            case CU_STREAM_WAIT_VALUE_GEQ: met = static_cast<std::make_signed_t<T>>(now - value) >= 0; break;
+            case CU_STREAM_WAIT_VALUE_EQ: met = now == value; break;
+            case CU_STREAM_WAIT_VALUE_AND: met = (now & value) != 0; break;
+            case CU_STREAM_WAIT_VALUE_NOR: met = static_cast<T>(~(now | value)) != 0; break;
+        }
+        if (met || context.sticky != 0 || context.destroyed) return;
+        timespec pause = {0, 20000};
+        nanosleep(&pause, nullptr);
+    }
+}
+
+// A wait is over when the stream that wrote the value did so; what a kernel or the host wrote has no known time.
+uint64_t memory_operations(const Context &context, const std::vector<CUstreamBatchMemOpParams> &operations,
+                           uint64_t time) {
+    for (const CUstreamBatchMemOpParams &one : operations) {
+        uint64_t address = one.writeValue.address;
+        switch (one.operation) {
+            case CU_STREAM_MEM_OP_WRITE_VALUE_32:
+            case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+                if (virtual_clock()) {
+                    std::lock_guard lock(written().mutex);
+                    written().times[address] = time;
+                }
+                if (one.operation == CU_STREAM_MEM_OP_WRITE_VALUE_32)
+                    __atomic_store_n(reinterpret_cast<uint32_t *>(address), one.writeValue.value, __ATOMIC_SEQ_CST);
+                else
+                    __atomic_store_n(reinterpret_cast<uint64_t *>(address), one.writeValue.value64, __ATOMIC_SEQ_CST);
+                break;
+            case CU_STREAM_MEM_OP_WAIT_VALUE_32:
+            case CU_STREAM_MEM_OP_WAIT_VALUE_64:
+                if (one.operation == CU_STREAM_MEM_OP_WAIT_VALUE_32)
+                    await_value<uint32_t>(context, address, one.waitValue.value, one.waitValue.flags);
+                else
+                    await_value<uint64_t>(context, address, one.waitValue.value64, one.waitValue.flags);
+                if (virtual_clock()) {
+                    std::lock_guard lock(written().mutex);
+                    auto found = written().times.find(address);
+                    if (found != written().times.end()) time = std::max(time, found->second);
+                }
+                break;
+            default: break;  // flushes and barriers: everything here is in order anyway
+        }
+    }
+    return time;
+}
+
+uint64_t divided_up(uint64_t bytes, uint64_t by) { return (bytes + by - 1) / by; }
 
 template <class T>
 void fill_rows(const Fill &fill) {
@@ -199,7 +275,7 @@ CUresult find_stream(CUstream handle, bool per_thread, std::shared_ptr<Stream> &
 }
 
 CUresult submit(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream, Operation operation,
-                Fence *fence) {
+                Fence *fence, uint64_t takes) {
     if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
     std::lock_guard lock(context->lock);
     if (const std::shared_ptr<Capture> &capture = stream->capture) {
@@ -210,6 +286,7 @@ CUresult submit(const std::shared_ptr<Context> &context, const std::shared_ptr<S
         }
         std::shared_ptr<GraphNode> node = add_node(capture->graph, std::move(operation), stream->capture_after);
         stream->capture_after = {node};
+        host_reaches(host_time() + takes);
         return CUDA_SUCCESS;
     }
     if (stream->legacy) {
@@ -224,11 +301,13 @@ CUresult submit(const std::shared_ptr<Context> &context, const std::shared_ptr<S
                 }
         if (implicit) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     }
-    std::vector<Fence> after = implicit_fences(*context, *stream);
-    for (Fence &more : operation.after) add_fence(after, more);
+    Before before = implicit_fences(*context, *stream);
+    for (const Fence &more : operation.after) before.add(more);
     operation.after.clear();
-    auto work = [context, operation = std::move(operation)] { execute(*context, operation); };
-    Fence made = stream->queue->submit(std::move(after), std::move(work));
+    host_reaches(host_time() + takes);
+    before.time = std::max(before.time, host_time());
+    auto work = [context, operation = std::move(operation)](uint64_t start) { return execute(*context, operation, start); };
+    Fence made = stream->queue->submit(std::move(before.fences), std::move(work), before.time, !untimed());
     if (fence != nullptr) *fence = std::move(made);
     return CUDA_SUCCESS;
 }
@@ -238,7 +317,7 @@ CUresult submit_and_wait(const std::shared_ptr<Context> &context, const std::sha
     if (stream->capture) return invalidate_capture(context, stream);
     Fence fence;
     if (CUresult status = submit(context, stream, std::move(operation), &fence)) return status;
-    fence.wait();
+    host_waits(fence);
     flush_printf(*context);
     return static_cast<CUresult>(context->sticky.load());
 }
@@ -251,66 +330,63 @@ CUresult launch_kernel(const std::shared_ptr<Context> &context, const std::share
         if (local > context->stack_high_water) {
             // A device must make room for a larger stack, which waits for running kernels and cannot be captured.
             if (stream->capture) return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
-            drain(*context);
+            drain(*context, false);
             context->stack_high_water = local;
         }
     }
     Operation operation;
     operation.type = CU_GRAPH_NODE_TYPE_KERNEL;
     operation.kernel = std::move(launch);
-    return submit(context, stream, std::move(operation));
+    return submit(context, stream, std::move(operation), nullptr, kLaunch);
 }
 
-CUresult execute(Context &context, const Operation &operation) {
+uint64_t execute(Context &context, const Operation &operation, uint64_t start) {
     if (config().hostile) hesitate();
     bool broken = context.sticky != 0;
     switch (operation.type) {
-        case CU_GRAPH_NODE_TYPE_KERNEL:
-            return broken ? static_cast<CUresult>(context.sticky.load()) : run_kernel(context, operation.kernel);
+        case CU_GRAPH_NODE_TYPE_KERNEL: return broken ? start : run_kernel(context, operation.kernel, start);
         case CU_GRAPH_NODE_TYPE_MEMCPY:
-            if (!broken) copy_rows(operation.copy);
-            break;
-        case CU_GRAPH_NODE_TYPE_MEMSET:
             if (broken) break;
-            if (operation.fill.element_size == 1) fill_rows<uint8_t>(operation.fill);
-            if (operation.fill.element_size == 2) fill_rows<uint16_t>(operation.fill);
-            if (operation.fill.element_size == 4) fill_rows<uint32_t>(operation.fill);
-            break;
-        case CU_GRAPH_NODE_TYPE_HOST:
+            copy_rows(operation.copy);
+            return start + divided_up(operation.copy.bytes(), kCopyBytes);
+        case CU_GRAPH_NODE_TYPE_MEMSET: {
+            if (broken) break;
+            const Fill &fill = operation.fill;
+            if (fill.element_size == 1) fill_rows<uint8_t>(fill);
+            if (fill.element_size == 2) fill_rows<uint16_t>(fill);
+            if (fill.element_size == 4) fill_rows<uint32_t>(fill);
+            return start + divided_up(fill.width * fill.height * fill.element_size, kFillBytes);
+        }
+        case CU_GRAPH_NODE_TYPE_HOST: {
+            WorkerTime now(start);
             if (operation.host.callback != nullptr)
                 operation.host.callback(operation.host.stream, static_cast<CUresult>(context.sticky.load()),
                                         operation.host.data);
             else if (!broken)
                 operation.host.function(operation.host.data);
             break;
+        }
         case CU_GRAPH_NODE_TYPE_EVENT_RECORD: {
-            std::shared_ptr<EventState> state = operation.recording;
-            if (!state) {  // in a graph: each replay records anew
-                state = std::make_shared<EventState>();
-                std::lock_guard lock(operation.event->mutex);
-                operation.event->last = state;
-            }
-            state->time_ns = now_ns();
-            state->done = true;
+            EventState &state = *operation.recording;
+            state.time_ns = virtual_clock() ? start : now_ns();
+            state.completion->finish(start);
             break;
         }
-        case CU_GRAPH_NODE_TYPE_WAIT_EVENT: {
-            std::shared_ptr<EventState> state;
-            {
-                std::lock_guard lock(operation.event->mutex);
-                state = operation.event->last;
-            }
-            if (state) state->fence.wait();
-            break;
-        }
+        case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+            if (!operation.recording) break;  // never recorded
+            operation.recording->fence().wait();
+            return std::max(start, operation.recording->fence().end());
         case CU_GRAPH_NODE_TYPE_GRAPH:
-            if (!broken && operation.child) return execute_graph(context, *operation.child);
+            if (operation.child) return execute_graph(context, *operation.child, start);
+            break;
+        case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
+            if (!broken) return memory_operations(context, operation.memory, start);
             break;
         default:
-            if (operation.other && !broken) return operation.other();
+            if (operation.other) operation.other();
             break;
     }
-    return CUDA_SUCCESS;
+    return start;
 }
 
 // ---------------------------------------------------------------------------------------------------- capture
@@ -424,7 +500,7 @@ CUresult record_event(const std::shared_ptr<Context> &context, const std::shared
     auto state = std::make_shared<EventState>();
     operation.recording = state;
     std::lock_guard own(event->mutex);
-    if (CUresult status = submit(context, stream, std::move(operation), &state->fence)) return status;
+    if (CUresult status = submit(context, stream, std::move(operation))) return status;
     event->last = state;
     event->captured_graph.reset();
     event->captured_after.clear();
@@ -469,9 +545,9 @@ CUresult wait_event(const std::shared_ptr<Context> &context, const std::shared_p
         stream->capture->invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     }
-    if (!event->last || event->last->done) return CUDA_SUCCESS;
+    if (!event->last || (event->last->done() && !virtual_clock())) return CUDA_SUCCESS;
     Operation operation;
-    operation.after.push_back(event->last->fence);
+    operation.after.push_back(event->last->fence());
     return submit(context, stream, std::move(operation));
 }
 
@@ -518,9 +594,13 @@ CUresult cuStreamDestroy(CUstream handle) {
     auto &streams = context->streams;
     streams.erase(std::remove(streams.begin(), streams.end(), stream), streams.end());
     auto &left = context->leftovers;
+    left.push_back(stream->queue->tail());
+    // Of those that are done the one that ended last says it all.
+    Fence latest;
+    for (const Fence &fence : left)
+        if (fence.reached() && fence.end() > latest.end()) latest = fence;
     left.erase(std::remove_if(left.begin(), left.end(), [](const Fence &fence) { return fence.reached(); }), left.end());
-    Fence tail = stream->queue->tail();
-    if (!tail.reached()) left.push_back(tail);
+    if (latest.end() != 0) left.push_back(latest);
     return CUDA_SUCCESS;
 }
 
@@ -566,7 +646,7 @@ CUresult cuEventQuery(CUevent handle) {
     std::shared_ptr<EventState> state;
     if (CUresult status = event_state(handle, context, state)) return status;
     if (CUresult status = allowed_in_capture(context)) return status;
-    return !state || state->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return !state || host_sees(state->fence()) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuEventSynchronize(CUevent handle) {
@@ -575,7 +655,7 @@ CUresult cuEventSynchronize(CUevent handle) {
     if (CUresult status = event_state(handle, context, state)) return status;
     if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
     if (CUresult status = allowed_in_capture(context)) return status;
-    if (state) state->fence.wait();
+    if (state) host_waits(state->fence());
     flush_printf(*context);
     return static_cast<CUresult>(context->sticky.load());
 }
@@ -592,7 +672,7 @@ CUresult cuEventElapsedTime(float *milliseconds, CUevent start_handle, CUevent e
         if (CUresult status = event_state(handles[i], context, states[i])) return status;
         if (!states[i]) return CUDA_ERROR_INVALID_HANDLE;
     }
-    if (!states[0]->done || !states[1]->done) return CUDA_ERROR_NOT_READY;
+    if (!host_sees(states[0]->fence()) || !host_sees(states[1]->fence())) return CUDA_ERROR_NOT_READY;
     double ns = static_cast<double>(states[1]->time_ns) - static_cast<double>(states[0]->time_ns);
     *milliseconds = static_cast<float>(ns / 1e6);
     return CUDA_SUCCESS;

@@ -196,46 +196,26 @@ CUresult allocate_in_stream(CUdeviceptr *address, size_t bytes, const std::share
     return CUDA_SUCCESS;
 }
 
-// Work on a stream that a graph cannot hold.
-CUresult submit_other(CUstream handle, std::function<CUresult()> work) {
+// Values that a stream writes to memory, or waits for there.
+CUresult memory_operations(CUstream handle, std::vector<CUstreamBatchMemOpParams> operations) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
     if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = check_memory_operations(operations)) return status;
     Operation operation;
-    operation.other = std::move(work);
+    operation.type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
+    operation.memory = std::move(operations);
     return submit(context, stream, std::move(operation));
 }
 
-template <class T>
-CUresult write_value(CUstream handle, CUdeviceptr address, T value) {
-    if (CUresult status = check_range(address, sizeof(T))) return status;
-    return submit_other(handle, [address, value] {
-        __atomic_store_n(reinterpret_cast<T *>(address), value, __ATOMIC_SEQ_CST);
-        return CUDA_SUCCESS;
-    });
-}
-
-template <class T>
-CUresult wait_value(CUstream handle, CUdeviceptr address, T value, unsigned flags) {
-    std::shared_ptr<Stream> stream;
-    std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
-    if (CUresult status = check_range(address, sizeof(T))) return status;
-    return submit_other(handle, [address, value, flags, context] {
-        for (;;) {
-            T now = __atomic_load_n(reinterpret_cast<T *>(address), __ATOMIC_SEQ_CST);
-            bool met = false;
-            switch (flags & 3) {
-                case CU_STREAM_WAIT_VALUE_GEQ: met = static_cast<std::make_signed_t<T>>(now - value) >= 0; break;
-                case CU_STREAM_WAIT_VALUE_EQ: met = now == value; break;
-                case CU_STREAM_WAIT_VALUE_AND: met = (now & value) != 0; break;
-                case CU_STREAM_WAIT_VALUE_NOR: met = ~(now | value) != 0; break;
-            }
-            if (met || context->sticky != 0 || context->destroyed) return CUDA_SUCCESS;
-            timespec pause = {0, 20000};
-            nanosleep(&pause, nullptr);
-        }
-    });
+CUresult memory_operation(CUstream handle, CUstreamBatchMemOpType type, CUdeviceptr address, cuuint64_t value,
+                          unsigned flags) {
+    CUstreamBatchMemOpParams one{};
+    one.writeValue.operation = type;  // waits and writes share the layout of these fields
+    one.writeValue.address = address;
+    one.writeValue.value64 = value;
+    one.writeValue.flags = flags;
+    return memory_operations(handle, {one});
 }
 
 }  // namespace
@@ -417,7 +397,7 @@ CUresult cuStreamQuery(CUstream handle) {
     std::shared_ptr<Context> context;
     if (CUresult status = find(handle, stream, context)) return status;
     if (CUresult status = invalidate_capture(context, stream)) return status;
-    return stream->queue->idle() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return host_sees(stream->queue->tail()) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuStreamSynchronize(CUstream handle) {
@@ -431,9 +411,9 @@ CUresult cuStreamSynchronize(CUstream handle) {
         Operation operation;  // an empty one waits for all blocking streams
         Fence fence;
         if (CUresult status = submit(context, stream, std::move(operation), &fence)) return status;
-        fence.wait();
+        host_waits(fence);
     } else {
-        stream->queue->tail().wait();
+        host_waits(stream->queue->tail());
     }
     flush_printf(*context);
     return static_cast<CUresult>(context->sticky.load());
@@ -653,10 +633,11 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
     if (!found || found->base != address || found->kind != MemoryKind::device) return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture) return invalidate_capture(context, stream);
     std::shared_ptr<MemoryPool> pool = found->pool != nullptr ? tables().pools.get(found->pool) : nullptr;
-    return submit_other(handle, [address, pool, bytes = found->size] {
+    Operation operation;
+    operation.other = [address, pool, bytes = found->size] {
         if (Memory::instance().release(address) && pool) pool->used -= bytes;
-        return CUDA_SUCCESS;
-    });
+    };
+    return submit(context, stream, std::move(operation));
 }
 
 CUresult cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUmemLocation, unsigned int, CUstream handle) {
@@ -668,17 +649,22 @@ CUresult cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUmemLocation, un
     return check_range(address, bytes);
 }
 
-CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int) {
-    return write_value<uint32_t>(stream, address, value);
+CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags) {
+    return memory_operation(stream, CU_STREAM_MEM_OP_WRITE_VALUE_32, address, value, flags);
 }
-CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned int) {
-    return write_value<uint64_t>(stream, address, value);
+CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned int flags) {
+    return memory_operation(stream, CU_STREAM_MEM_OP_WRITE_VALUE_64, address, value, flags);
 }
 CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags) {
-    return wait_value<uint32_t>(stream, address, value, flags);
+    return memory_operation(stream, CU_STREAM_MEM_OP_WAIT_VALUE_32, address, value, flags);
 }
 CUresult cuStreamWaitValue64(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned int flags) {
-    return wait_value<uint64_t>(stream, address, value, flags);
+    return memory_operation(stream, CU_STREAM_MEM_OP_WAIT_VALUE_64, address, value, flags);
+}
+CUresult cuStreamBatchMemOp(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *operations,
+                            unsigned int flags) {
+    if ((count != 0 && operations == nullptr) || count > 256 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    return memory_operations(stream, {operations, operations + count});
 }
 
 // ---------------------------------------------------------------------------------------------------- graphs
@@ -689,10 +675,7 @@ CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
     if (CUresult status = find(stream_handle, stream, context)) return status;
     std::shared_ptr<GraphExec> exec = tables().execs.get(handle);
     if (!exec) return CUDA_ERROR_INVALID_VALUE;
-    Operation operation;
-    operation.type = CU_GRAPH_NODE_TYPE_GRAPH;
-    operation.child = freeze(*exec);
-    return submit(context, stream, std::move(operation));
+    return launch_graph(context, stream, exec);
 }
 
 CUresult cuGraphUpload(CUgraphExec handle, CUstream stream_handle) {

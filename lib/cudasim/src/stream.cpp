@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -26,16 +27,32 @@ void block_signals(sigset_t *before) {
 
 bool on_worker_thread() { return worker; }
 
-bool Fence::reached() const { return !queue || queue->reached(sequence); }
-
-void Fence::wait() const {
-    if (queue) queue->wait(sequence);
+void Completion::finish(uint64_t end) {
+    {
+        std::lock_guard lock(mutex_);
+        end_ = end;
+        done_.store(true, std::memory_order_release);
+    }
+    changed_.notify_all();
 }
 
-Fence Queue::submit(std::vector<Fence> after, std::function<void()> work) {
+void Completion::wait() const {
+    if (reached()) return;
     std::unique_lock lock(mutex_);
-    items_.push_back({std::move(after), std::move(work)});
-    Fence fence{shared_from_this(), ++submitted_};
+    changed_.wait(lock, [this] { return reached(); });
+}
+
+bool Completion::wait_for(std::chrono::milliseconds longest) const {
+    if (reached()) return true;
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, longest, [this] { return reached(); });
+}
+
+Fence Queue::submit(std::vector<Fence> after, Work work, uint64_t not_before, bool timed) {
+    auto completion = std::make_shared<Completion>();
+    std::unique_lock lock(mutex_);
+    items_.push_back({std::move(after), std::move(work), not_before, timed, completion});
+    last_ = completion;
     if (!serving_) {
         serving_ = true;
         sigset_t before;
@@ -46,7 +63,7 @@ Fence Queue::submit(std::vector<Fence> after, std::function<void()> work) {
         lock.unlock();  // or the worker wakes up to wait for it
         more_.notify_one();
     }
-    return fence;
+    return {std::move(completion)};
 }
 
 void Queue::serve() {
@@ -61,33 +78,23 @@ void Queue::serve() {
         Item item = std::move(items_.front());
         items_.pop_front();
         lock.unlock();
-        for (const Fence &fence : item.after) fence.wait();
-        item.work();
+        uint64_t start = std::max(end_, item.not_before);
+        for (const Fence &fence : item.after) {
+            fence.wait();
+            start = std::max(start, fence.end());
+        }
+        uint64_t end = item.work(start);
+        if (item.timed) end_ = end;
+        std::shared_ptr<Completion> completion = std::move(item.completion);
         item = {};  // releases what the work held before others learn that it is done
+        completion->finish(end_);
         lock.lock();
-        completed_++;
-        done_.notify_all();
     }
 }
 
 Fence Queue::tail() {
     std::lock_guard lock(mutex_);
-    return {shared_from_this(), submitted_};
-}
-
-bool Queue::idle() {
-    std::lock_guard lock(mutex_);
-    return completed_ == submitted_;
-}
-
-bool Queue::reached(uint64_t sequence) {
-    std::lock_guard lock(mutex_);
-    return completed_ >= sequence;
-}
-
-void Queue::wait(uint64_t sequence) {
-    std::unique_lock lock(mutex_);
-    done_.wait(lock, [&] { return completed_ >= sequence; });
+    return {last_};
 }
 
 }  // namespace cudasim
