@@ -101,14 +101,15 @@ class TranslateFailure(Exception):
 
 
 class Device:
-    """A loaded module."""
+    """A loaded module; `virtual`: on the virtual clock. `duration`: of the last launch there, in ns."""
 
-    def __init__(self, ptx: str) -> None:
+    def __init__(self, ptx: str, virtual: bool = False) -> None:
+        self.duration = 0
         text = ptx.encode()
         code = ctypes.c_int(0)
         log = ctypes.create_string_buffer(4096)
         self.module = library().harness_load(
-            text, ctypes.c_uint64(len(text)), ctypes.byref(code), log, ctypes.c_uint64(4096)
+            text, ctypes.c_uint64(len(text)), int(virtual), ctypes.byref(code), log, ctypes.c_uint64(4096)
         )
         if not self.module:
             raise TranslateFailure(code.value, log.value.decode())
@@ -134,6 +135,7 @@ class Device:
         shared: int = 0,
         stack: int = 1024,
         seed: int | None = None,
+        start: int = 0,
     ) -> None:
         """Arguments: Array, NumPy scalars (of the parameter's size), ints (64 bits), bytes."""
 
@@ -155,6 +157,7 @@ class Device:
         )
         message = ctypes.create_string_buffer(1024)
         where = (ctypes.c_uint64 * 8)()
+        duration = ctypes.c_uint64()
         code = library().harness_launch(
             ctypes.c_void_p(self.module),
             name.encode(),
@@ -168,7 +171,10 @@ class Device:
             message,
             ctypes.c_uint64(1024),
             where,
+            ctypes.c_uint64(start),
+            ctypes.byref(duration),
         )
+        self.duration = duration.value
         if code == -1:
             raise KeyError(name)
         if code:

@@ -69,9 +69,9 @@ extern "C" {
 // Memory with unmapped pages after it.
 uint64_t harness_allocate(uint64_t size) { return world().environment.allocate(&world(), size); }
 
-void *harness_load(const char *ptx, uint64_t size, int *code, char *log, uint64_t log_size) {
+void *harness_load(const char *ptx, uint64_t size, int virtual_clock, int *code, char *log, uint64_t log_size) {
     TranslateError error;
-    auto image = translate(std::string_view(ptx, size), error);
+    auto image = translate(std::string_view(ptx, size), error, virtual_clock != 0);
     if (!image) {
         *code = error.code;
         copy(log, log_size, error.log);
@@ -94,7 +94,7 @@ uint64_t harness_variable(void *module, const char *name) {
 // `values`: count addresses of parameter values, as for cuLaunchKernel. Returns the fault's code, -1: no such kernel.
 int harness_launch(void *module, const char *name, const uint32_t *grid, const uint32_t *block, uint32_t shared,
                    void **values, uint32_t stack, int shuffle, uint64_t seed, char *message, uint64_t message_size,
-                   uint64_t *where) {
+                   uint64_t *where, uint64_t start_ns, uint64_t *duration_ns) {
     auto *m = static_cast<Module *>(module);
     const int k = m->image->find_kernel(name);
     if (k < 0) return -1;
@@ -114,7 +114,8 @@ int harness_launch(void *module, const char *name, const uint32_t *grid, const u
     launch.stack_limit = stack;
     launch.shuffle = shuffle != 0;
     launch.seed = seed;
-    const Fault fault = run(launch);
+    launch.start_ns = start_ns;
+    const Fault fault = run(launch, duration_ns);
     copy(message, message_size, fault.message);
     if (where) {
         where[0] = fault.address;

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 4
+#define CS_ABI 5
 #define CS_NO_PC 0xffffffffu
 #define CS_CODE_BASE 0x00007c0de0000000ull /* function addresses: CS_CODE_BASE + 16 * (index + 1) */
 
@@ -23,7 +23,7 @@ enum { /* collective operations */
     CS_OP_SYNC, CS_OP_SHFL_UP, CS_OP_SHFL_DOWN, CS_OP_SHFL_BFLY, CS_OP_SHFL_IDX, CS_OP_VOTE_ALL, CS_OP_VOTE_ANY,
     CS_OP_VOTE_UNI, CS_OP_VOTE_BALLOT, CS_OP_MATCH_ANY, CS_OP_MATCH_ALL, CS_OP_REDUX_ADD, CS_OP_REDUX_MINU,
     CS_OP_REDUX_MAXU, CS_OP_REDUX_MINS, CS_OP_REDUX_MAXS, CS_OP_REDUX_AND, CS_OP_REDUX_OR, CS_OP_REDUX_XOR, CS_OP_ELECT,
-    CS_OP_MMA
+    CS_OP_MMA, CS_OP_SYNC_TIMES
 };
 enum { CS_BAR_SYNC, CS_BAR_ARRIVE, CS_BAR_POPC, CS_BAR_AND, CS_BAR_OR };
 enum { CS_FAULT_ILLEGAL_ADDRESS = 700, CS_FAULT_ASSERT = 710, CS_FAULT_ILLEGAL_INSTRUCTION = 715,
@@ -88,6 +88,9 @@ struct cs_warp {
     uint8_t cp[32];
     void *stack[32];                   /* engine: saved frames of recursive functions */
     uint32_t resume_mask, resume_pc;   /* engine: these lanes are all at this block; 0: not known */
+    /* the virtual clock: ns at the start of the block, plus what was reached in it when an access was made, for faults */
+    uint64_t time[32] __attribute__((aligned(32)));
+    volatile uint32_t elapsed;
 };
 
 struct cs_field { uint32_t offset, width; }; /* width in bytes per lane; 0: one bit per lane (a predicate) */
@@ -144,6 +147,7 @@ struct cs_image {
     const struct cs_function *functions;
     const struct cs_variable *variables;
     const uint16_t *function_of_pc;
+    uint32_t virtual_clock;
 };
 
 #ifdef __cplusplus

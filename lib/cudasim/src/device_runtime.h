@@ -36,6 +36,13 @@ typedef struct cs_warp W;
     return CS_YIELD; \
     dispatch: (void)0
 
+/* The virtual clock: N ns have passed for the lanes of the mask. */
+INL void cs_tick(W *w, u32 mask, u64 n) {
+    typedef u64 v4 __attribute__((vector_size(32)));
+    if (mask == ~0u) for (u32 k = 0; k < 8; k++) ((v4 *)w->time)[k] += n;
+    else for (u32 m = mask; m; m &= m - 1) w->time[__builtin_ctz(m)] += n; }
+#define TICK(N) cs_tick(w, mask, N)
+
 INL void cs_exit(W *w, u32 lanes) { w->exited |= lanes; w->runnable &= ~lanes; }
 
 /* ---- reinterpretation */

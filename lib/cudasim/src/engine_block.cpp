@@ -1,5 +1,6 @@
 // One block: its warps take turns in the calling thread until the block has finished or has used its quantum.
 
+#include <algorithm>
 #include <cstring>
 
 #include "engine_internal.h"
@@ -72,6 +73,7 @@ Warp *make_warp(Block &block, uint32_t index) {
     w.block = &block;
     uint32_t x = first % shape[0], y = first / shape[0] % shape[1], z = first / shape[0] / shape[1];
     for (uint32_t l = 0; l < 32; l++) w.pcs[l] = job.kernel->entry_pc;
+    std::fill(w.time, w.time + 32, job.launch->start_ns);
     if (x + 32 <= shape[0]) {
         for (uint32_t l = 0; l < 32; l++) {
             w.tid[0][l] = x + l;
@@ -127,6 +129,7 @@ bool step(Block &block, uint32_t index) {
     }
     const bool gone = w.exited == ~0u;
     if (gone) {
+        block.end = std::max(block.end, *std::max_element(w.time, w.time + 32));
         block.spare.emplace_back(&warp);
         block.active[index] = nullptr;
         block.finished++;
@@ -161,6 +164,16 @@ Outcome run_rounds(Block &block) {
 
 }  // namespace
 
+uint64_t latest_exit(const Block &block) {
+    uint64_t found = block.end;
+    for (uint32_t k = 0; k < block.warps; k++) {
+        if (!block.active[k]) continue;
+        const cs_warp &w = block.active[k]->state;
+        for (uint32_t m = w.exited; m; m &= m - 1) found = std::max(found, w.time[__builtin_ctz(m)]);
+    }
+    return found;
+}
+
 Block::~Block() {
     for (Warp *warp : active) delete warp;
 }
@@ -175,6 +188,7 @@ void begin_block(Block &block, Job &job, uint64_t linear) {
     block.threads = launch.block[0] * launch.block[1] * launch.block[2];
     block.warps = (block.threads + 31) / 32;
     block.started = block.finished = block.exited = 0;
+    block.end = launch.start_ns;
     if (job.kernel->reserved_shared) memset(block.shared.reserve(job.shared_size), 0, job.kernel->reserved_shared);
     if (block.barriers_in_use) {
         for (Barrier &b : block.barriers) b = Barrier();
@@ -218,6 +232,8 @@ Outcome run_slice(Block &block, Fault &fault) {
         const auto lane = static_cast<uint32_t>(__builtin_ctz(waits));
         fault.line = guard.warp->line;
         for (int k = 0; k < 3; k++) fault.thread[k] = guard.warp->tid[k][lane];
+        for (const Warp *warp : block.active)
+            if (warp) block.end = std::max(block.end, *std::max_element(warp->state.time, warp->state.time + 32));
     } else {
         fault.code = guard.code;
         fault.address = guard.address;
@@ -228,6 +244,7 @@ Outcome run_slice(Block &block, Fault &fault) {
             const uint32_t lane = guard.warp->lane & 31;
             fault.line = guard.warp->line;
             for (int k = 0; k < 3; k++) fault.thread[k] = guard.warp->tid[k][lane];
+            block.end = guard.warp->time[lane] + guard.warp->elapsed;
         }
     }
     memcpy(fault.block, block.id, sizeof fault.block);

@@ -208,8 +208,8 @@ bool write_all(int fd, std::string_view text) {
     return true;
 }
 
-// Runs `python -m cudasim.translate file…`; its standard error goes to `log`. Returns the exit status, -1 if unknown.
-int run_translator(const std::vector<std::string> &files, std::string &log) {
+// Runs `python -m cudasim.translate word…`; its standard error goes to `log`. Returns the exit status, -1 if unknown.
+int run_translator(const std::vector<std::string> &arguments, std::string &log) {
     const std::string interpreter = python(), path = pythonpath();
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) {
@@ -225,10 +225,10 @@ int run_translator(const std::vector<std::string> &files, std::string &log) {
     for (std::string &entry : kept) environment.push_back(entry.data());
     environment.push_back(nullptr);
     std::vector<std::string> words = {interpreter, "-m", "cudasim.translate"};
-    words.insert(words.end(), files.begin(), files.end());
-    std::vector<char *> arguments;
-    for (std::string &word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    std::vector<char *> argv;
+    for (std::string &word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
 
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
@@ -248,7 +248,7 @@ int run_translator(const std::vector<std::string> &files, std::string &log) {
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
     pid_t child = 0;
     const int error =
-        posix_spawn(&child, interpreter.c_str(), &actions, &attributes, arguments.data(), environment.data());
+        posix_spawn(&child, interpreter.c_str(), &actions, &attributes, argv.data(), environment.data());
     posix_spawn_file_actions_destroy(&actions);
     posix_spawnattr_destroy(&attributes);
     close(ends[1]);
@@ -305,6 +305,7 @@ std::shared_ptr<const Image> LoadedImage::load(const std::string &path, Translat
     if (dlsym(handle, "cudasim_part") != nullptr && !image->add_code(handle, error)) return nullptr;
     image->ptx_version = static_cast<int>(raw->ptx_version);
     image->target = static_cast<int>(raw->target);
+    image->virtual_clock = raw->virtual_clock != 0;
     for (uint32_t k = 0; k < raw->nkernels; k++) {
         const cs_kernel &from = raw->kernels[k];
         Kernel to;
@@ -439,7 +440,9 @@ std::shared_ptr<const Image> translate(std::string_view ptx, TranslateError &err
         }
         close(fd);
         std::string log;
-        const int status = run_translator({input, output}, log);
+        std::vector<std::string> words = {input, output};
+        if (virtual_clock) words.insert(words.begin(), "--virtual");
+        const int status = run_translator(words, log);
         unlink(input.c_str());
         if (access(output.c_str(), R_OK) != 0) {
             error = {status == 2 ? 218 : 300, log.empty() ? "the translator failed" : log};

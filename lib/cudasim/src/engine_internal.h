@@ -77,6 +77,7 @@ struct Barrier {
     uint32_t arrived = 0;
     uint32_t ones = 0, votes = 0;             // for bar.red
     uint32_t kind = CS_BAR_SYNC;
+    uint64_t latest = 0;                      // virtual clock: the last arrival
     uint32_t arrived_lanes[32] = {};          // per warp
     uint32_t waiting_lanes[32] = {};
 };
@@ -96,6 +97,7 @@ struct Block {
     uint32_t barriers_in_use = 0;             // bits
     Buffer shared;
     uint64_t random = 0;                      // hostile mode
+    uint64_t end = 0;                         // virtual clock: of the last thread of the warps that have finished; of a fault
 
     Block() = default;
     Block(const Block &) = delete;
@@ -131,6 +133,8 @@ extern thread_local Guard *current_guard;
 [[noreturn]] void raise_fault(cs_warp *w, int code, uint64_t address, uint32_t size, char access, const char *what);
 void install_signal_handlers();               // cheap when they are installed already
 void describe(Fault &fault);                  // fills `message`
+
+uint64_t latest_exit(const Block &block);     // virtual clock: of the threads that have exited; 0: none
 
 extern const cs_services services;
 bool complete_parked(cs_warp *w);             // collectives that are complete because lanes have exited

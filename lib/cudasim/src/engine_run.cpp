@@ -31,6 +31,8 @@ struct Grid : Job {
     std::vector<std::unique_ptr<Block>> idle;
     std::condition_variable changed;      // for the thread in run()
     Fault fault;
+    uint64_t faulted = 0;                 // in which block
+    uint64_t end = 0, fault_end = 0;      // virtual clock: of the last thread; of the thread at fault
     bool stop = false;
     uint64_t multiplier = 1, shift = 0;   // hostile mode: block i is really (i * multiplier + shift) % total
 
@@ -119,7 +121,7 @@ bool work_on(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
 
     Fault fault;
     std::vector<std::unique_ptr<Block>> unfinished;
-    uint64_t slices = 0;
+    uint64_t slices = 0, end = 0, faulted = 0, fault_end = 0;
     for (uint64_t k = 0; k < count; k++) {
         Outcome outcome = Outcome::failed;
         try {
@@ -132,8 +134,13 @@ bool work_on(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
             fault.kernel = grid.kernel->name;
             fault.message = "no memory for the threads of a block";
         }
+        if (outcome == Outcome::finished) end = std::max(end, block->end);
         if (outcome == Outcome::yielded) unfinished.push_back(std::move(block));
-        if (outcome == Outcome::failed) break;
+        if (outcome == Outcome::failed) {
+            faulted = block ? block->linear : 0;
+            fault_end = block ? block->end : 0;
+            break;
+        }
     }
 
     lock.lock();
@@ -142,8 +149,12 @@ bool work_on(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
     p.statistics.blocks += resume ? 0 : count;
     if (block) grid.idle.push_back(std::move(block));
     for (auto &b : unfinished) grid.suspended.push_back(std::move(b));
-    if (fault.code && !grid.fault.code) {
+    grid.end = std::max(grid.end, end);
+    // On the virtual clock it does not depend on the speed of threads which fault is reported.
+    if (fault.code && (!grid.fault.code || (grid.image->virtual_clock && faulted < grid.faulted))) {
         grid.fault = fault;
+        grid.faulted = faulted;
+        grid.fault_end = fault_end;
         grid.stop = true;
     }
     if (grid.finished() || !unfinished.empty()) grid.changed.notify_all();
@@ -258,6 +269,10 @@ Fault run(const LaunchDescription &launch, uint64_t *duration_ns) {
         g.idle.pop_back();
     }
     lock.unlock();
+    if (duration_ns && g.image->virtual_clock) {
+        const uint64_t end = g.fault.code ? g.fault_end : g.end;
+        *duration_ns = end > launch.start_ns ? end - launch.start_ns : 0;
+    }
     return g.fault;
 }
 

@@ -1,5 +1,6 @@
 // Services that generated code calls: choice of lanes, collectives, barriers, generic addresses, calls, rounding modes.
 
+#include <algorithm>
 #include <cfenv>
 #include <cmath>
 #include <cstring>
@@ -77,6 +78,14 @@ void execute(cs_warp *w, uint32_t lanes, uint32_t op) {
         case CS_OP_SYNC:
             __atomic_thread_fence(__ATOMIC_SEQ_CST);
             return;
+        case CS_OP_SYNC_TIMES: {
+            __atomic_thread_fence(__ATOMIC_SEQ_CST);
+            uint64_t latest = 0;
+            const uint32_t members = w->cm[lowest(lanes)] | lanes;  // those that have exited were waited for, too
+            for (uint32_t m = members & (lanes | w->exited); m; m &= m - 1) latest = std::max(latest, w->time[lowest(m)]);
+            for (uint32_t m = lanes; m; m &= m - 1) w->time[lowest(m)] = latest;
+            return;
+        }
         case CS_OP_SHFL_UP:
         case CS_OP_SHFL_DOWN:
         case CS_OP_SHFL_BFLY:
@@ -180,6 +189,12 @@ int collective(cs_warp *w, uint32_t mask, uint32_t op, uint32_t next_pc) {
 
 // ---------------------------------------------------------------------------------------------------- barriers
 
+// On the virtual clock, a barrier is complete when the last has arrived.
+void arrive(Barrier &b, cs_warp *w, uint32_t lanes) {
+    if (!block_of(w).job->image->virtual_clock) return;
+    for (uint32_t m = lanes; m; m &= m - 1) b.latest = std::max(b.latest, w->time[lowest(m)]);
+}
+
 void barrier(cs_warp *w, uint32_t mask, uint32_t kind, uint32_t next_pc) {
     Block &block = block_of(w);
     const uint32_t index = warp_of(w).index;
@@ -199,6 +214,7 @@ void barrier(cs_warp *w, uint32_t mask, uint32_t kind, uint32_t next_pc) {
         }
         Barrier &b = block.barriers[number];
         block.barriers_in_use |= 1u << number;
+        arrive(b, w, group);
         b.expected = static_cast<uint32_t>(expected);
         b.kind = kind == CS_BAR_ARRIVE || kind == CS_BAR_SYNC ? b.kind : kind;
         b.arrived += count(group & ~b.arrived_lanes[index]);
@@ -229,6 +245,7 @@ void whole_barrier(cs_warp *w, uint32_t mask, uint32_t number, uint32_t expected
     w->resume_pc = next_pc;
     Barrier &b = block.barriers[number];
     block.barriers_in_use |= 1u << number;
+    arrive(b, w, mask);
     b.expected = expected;
     b.arrived += count(mask & ~b.arrived_lanes[index]);
     b.arrived_lanes[index] |= mask;
@@ -487,6 +504,8 @@ bool check_barrier(Block &block, uint32_t number) {
     if (b.kind == CS_BAR_POPC) result = b.ones;
     else if (b.kind == CS_BAR_AND) result = b.ones == b.votes;
     else if (b.kind == CS_BAR_OR) result = b.ones != 0;
+    const bool timed = block.job->image->virtual_clock;
+    if (timed && b.expected == 0) b.latest = std::max(b.latest, latest_exit(block));
     bool any = false;
     for (uint32_t k = 0; k < block.warps; k++) {
         const uint32_t waiting = b.waiting_lanes[k];
@@ -494,6 +513,8 @@ bool check_barrier(Block &block, uint32_t number) {
         cs_warp &w = block.active[k]->state;
         if (b.kind != CS_BAR_SYNC)
             for (uint32_t m = waiting; m; m &= m - 1) w.cr[lowest(m)] = result;
+        if (timed)
+            for (uint32_t m = waiting; m; m &= m - 1) w.time[lowest(m)] = b.latest;
         w.runnable |= waiting & ~w.exited;
         any = true;
     }

@@ -17,9 +17,9 @@ from gpubpf.ptx.module import parse
 from .program import Program
 
 
-def translate(ptx: str | bytes) -> str:
-    """The C text for a PTX module, in one file.
+def translate(ptx: str | bytes, virtual: bool = False) -> str:
+    """The C text for a PTX module, in one file; `virtual`: for the virtual clock.
 
     Raises gpubpf.errors.PtxError naming the instruction and the PTX line.
     """
-    return Program(parse(ptx)).c_texts(sys.maxsize)[0]
+    return Program(parse(ptx), virtual).c_texts(sys.maxsize)[0]

@@ -43,6 +43,7 @@ class Block:
     members: str = ""  # of a collective: the mask, if it is constant
     line: int = 0
     spins: bool = False
+    reached: int = 0  # virtual clock: instructions of the application, the terminator's included
     number: int = 0
     live_in: frozenset[Register] = frozenset()
     live_out: frozenset[Register] = frozenset()
@@ -77,12 +78,14 @@ class FunctionCode:
         module_scope: dict[str, Storage],
         functions: dict[str, Function],
         indices: dict[str, int],
+        virtual: bool = False,
     ) -> None:
         self.function = function
+        self.virtual = virtual
         self.index = index
         self.functions = functions
         self.names = Names(function, module_scope)
-        self.values = Values(self.names, indices)
+        self.values = Values(self.names, indices, virtual)
         self.kernel = function.kind == "entry"
         self.blocks: list[Block] = []
         self.callees: set[str] = set()
@@ -172,15 +175,21 @@ class FunctionCode:
         self.blocks.append(self._current)  # prologue
         self._start()
         v = self.values
-        for statement, scope in self.names.statements:
+        for position, (statement, scope) in enumerate(self.names.statements):
             if isinstance(statement, Label):
+                self._omitted(position)
                 self._start(self._label(scope.labels[statement.name]))
                 continue
             if self._current.kind != "goto" or self._current.targets:
                 self._start()
+            self._omitted(position)
             v.begin(statement, scope)
+            v.injected = position in self.names.injected
+            v.elapsed, v.cost = self._current.reached, int(not v.injected)
+            self._current.reached += v.cost
             control = _CONTROL.get(statement.opcode)
             if control is not None:
+                v.elapsed = v.cost = 0  # the operands of what ends a block are read when its time has passed
                 self._checked(getattr(self, control), statement, scope)
                 continue
             if statement.opcode == "call":
@@ -190,6 +199,7 @@ class FunctionCode:
             if emit is None:
                 raise v.unsupported()
             self._append(statement, scope, self._checked(emit, v, statement))
+        self._omitted(len(self.names.statements))
         if self._current.kind == "goto" and not self._current.targets:
             self._end("exit" if self.kernel else "return")
         for block in self.blocks:
@@ -201,6 +211,14 @@ class FunctionCode:
                 raise PtxError(f"{self.function.name}: a branch to a label that is not there")
         for number, block in enumerate(self.blocks):
             block.number = number
+
+    def _omitted(self, position: int) -> None:
+        """Instructions that the application reaches ahead of a statement, and this copy of it does not."""
+        count = self.names.omitted.get(position)
+        if count:
+            if self._current.kind != "goto" or self._current.targets:
+                self._start()
+            self._current.reached += count
 
     def _checked(self, emit: Callable[..., Any], *arguments: object) -> Any:
         """Operands of an unknown number or kind make the instruction an unknown one."""
@@ -243,6 +261,7 @@ class FunctionCode:
         block.predicate, block.negated = found, statement.negated
         self._start(inner)
         self.values.begin(statement, scope)
+        self.values.elapsed = self.values.cost = 0
         return after
 
     def _resume(self, after: Block | None) -> None:
@@ -310,6 +329,7 @@ class FunctionCode:
             )
         after = self._guard(statement, scope)
         v = self.values
+        v.elapsed = v.cost = 0
         head = v.code
         parts: list[str] = []
         formal_sizes = [p.size for p in target.parameters] if target is not None else None
@@ -529,7 +549,8 @@ class FunctionCode:
         v = self.values
         m = [x for x in i.modifiers if x not in ("cta", "aligned")]
         if m[0] == "warp":
-            self._collective(i, scope, "CS_OP_SYNC", None, "", "", v.src(i.operands[0], "b32"), [])
+            operation = "CS_OP_SYNC_TIMES" if v.virtual and not v.injected else "CS_OP_SYNC"
+            self._collective(i, scope, operation, None, "", "", v.src(i.operands[0], "b32"), [])
             self._resume(after)
             return
         if m[0] == "cluster":  # a cluster is one block here
@@ -757,13 +778,15 @@ class FunctionCode:
                 defined |= code.defs
             live = (live - defined) | need
         lines += reversed(parts)
+        if self.virtual and block.reached:
+            lines.append(f"TICK({block.reached});")
         lines.append(self._terminator(block, base, entries))
         return "\n".join(lines)
 
     def _prologue(self, block: Block) -> list[str]:
         lines: list[str] = []
         if self.recursive:
-            lines.append(f"w->line = {self.function.line}; api->push(w, mask, {self.index});")
+            lines.append(f"w->line = {self.function.line};{self._no_time} api->push(w, mask, {self.index});")
         inner: list[str] = []
         if not self.kernel:
             inner.append("R->ret[l] = w->retpc[l];")
@@ -788,6 +811,11 @@ class FunctionCode:
             lines += ["LANES", *inner, "END"]
         return lines
 
+    @property
+    def _no_time(self) -> str:
+        """Behind TICK: what a fault's time is, beside the lane's."""
+        return " w->elapsed = 0;" if self.virtual else ""
+
     def _jump(self, block: Block, target: Block, base: int) -> str:
         to = base + target.number
         if target.number > block.number:
@@ -809,7 +837,7 @@ class FunctionCode:
         if block.kind == "exit":
             return "cs_exit(w, mask); goto pick;"
         if block.kind == "trap":
-            where = f"w->lane = (u32)__builtin_ctz(mask); w->line = {block.line};"
+            where = f"w->lane = (u32)__builtin_ctz(mask); w->line = {block.line};{self._no_time}"
             return f"{where} api->fault(w, CS_FAULT_LAUNCH_FAILED, 0, 0, 0); goto pick;"
         if block.kind == "table":
             targets = ", ".join(str(base + t.number) for t in block.targets)
@@ -836,9 +864,7 @@ class FunctionCode:
             return f"{head} goto pick;"
         if block.kind == "collective":
             jump = self._jump(block, block.targets[0], base)
-            call = (
-                f"w->line = {block.line}; if (!api->collective(w, mask, {block.detail}, {resume})) goto pick;"
-            )
+            call = f"w->line = {block.line};{self._no_time} if (!api->collective(w, mask, {block.detail}, {resume})) goto pick;"
             if block.members:  # nobody has to be waited for: no need to ask
                 here = f"{block.members} & ~w->exited & ~mask"
                 if block.detail == "CS_OP_SYNC":
@@ -846,10 +872,8 @@ class FunctionCode:
                 call = f"if (LIKELY(!({here}))) api->execute(w, mask, {block.detail}); else {{ {call} }}"
             return f"{head} {call} {jump}"
         if not block.detail.startswith("CS_"):
-            return (
-                f"w->line = {block.line}; api->whole_barrier(w, mask, {block.detail}, {resume}); goto pick;"
-            )
-        return f"{head} w->line = {block.line}; api->barrier(w, mask, {block.detail}, {resume}); goto pick;"
+            return f"w->line = {block.line};{self._no_time} api->whole_barrier(w, mask, {block.detail}, {resume}); goto pick;"
+        return f"{head} w->line = {block.line};{self._no_time} api->barrier(w, mask, {block.detail}, {resume}); goto pick;"
 
     def _conditional(self, block: Block, base: int) -> str:
         """Lanes that go to the lower of the two targets run first; the others wait at theirs."""

@@ -287,6 +287,8 @@ def mbarrier(v: Values, i: Instruction) -> str:
 def nanosleep(v: Values, i: Instruction) -> str:
     v.code.alone = True
     v.code.memory = True
+    if v.virtual:
+        return "w->budget = 0;" + ("" if v.injected else f" w->time[l] += {v.src(i.operands[0], 'u32')};")
     return f"api->nanosleep(w, {v.src(i.operands[0], 'u32')});"
 
 

@@ -47,10 +47,14 @@ def _align(value: int, alignment: int) -> int:
 
 
 class Program:
-    """The translation of a module. `c_texts()` is the result."""
+    """The translation of a module. `c_texts()` is the result.
 
-    def __init__(self, module: Module) -> None:
+    With `virtual`, threads keep a clock of their own: 1 ns for each instruction of the application that they reach.
+    """
+
+    def __init__(self, module: Module, virtual: bool = False) -> None:
         self.module = module
+        self.virtual = virtual
         self.scope: dict[str, Storage] = {}
         self.variables: list[Variable] = []
         self.shared: list[Variable] = []
@@ -174,7 +178,9 @@ class Program:
                 continue
             function = self.functions[name]
             try:
-                code = FunctionCode(function, self.indices[name], self.scope, self.functions, self.indices)
+                code = FunctionCode(
+                    function, self.indices[name], self.scope, self.functions, self.indices, self.virtual
+                )
                 if (
                     code.names.local_size > MOST_LOCAL
                     or sum(p.size for p in function.parameters) > MOST_PARAMETERS
@@ -473,7 +479,7 @@ class Program:
         return (
             '__attribute__((visibility("default"))) const struct cs_image cudasim_image = {'
             f"CS_ABI, {major * 10 + minor}, {target}, {self.args}, {len(self.kernels)}, {nfunctions}, "
-            f"{len(self.variables)}, {self.npcs}, kernels, functions, variables, owners}};\n"
+            f"{len(self.variables)}, {self.npcs}, kernels, functions, variables, owners, {int(self.virtual)}}};\n"
         )
 
 

@@ -61,6 +61,10 @@ class Names:
         self.labels = 0
         self.frame: dict[str, Storage] = {}
         self.statements: list[tuple[Instruction | Label, Scope]] = []
+        # By position in `statements`: instructions that are not the application's; how many of the application's a thread
+        # reaches ahead of it that are not there (docs/timing.md).
+        self.injected: set[int] = set()
+        self.omitted: dict[int, int] = {}
         self._numbers = 0
         self._identifiers: set[str] = set()
 
@@ -164,6 +168,7 @@ class Names:
         """Statements with their scopes; declarations are taken in, labels numbered."""
         scope = self.root
         pending: Label | None = None
+        depth = 0  # of marks around what the injector added
         for statement in body:
             if isinstance(statement, Open):
                 scope = Scope(scope)
@@ -179,6 +184,15 @@ class Names:
                 pending = statement
                 self.statements.append((statement, scope))
             elif isinstance(statement, Instruction):
+                if depth:
+                    self.injected.add(len(self.statements))
                 self.statements.append((statement, scope))
+            elif statement.name == "gpubpf":
+                kind = statement.text.strip().removeprefix("//gpubpf")
+                if kind.startswith("+"):
+                    at = len(self.statements)
+                    self.omitted[at] = self.omitted.get(at, 0) + int(kind)
+                else:
+                    depth = max(0, depth + (1 if kind == "{" else -1))
             elif statement.name == "branchtargets" and pending is not None:
                 scope.tables[pending.name] = statement.names

@@ -147,9 +147,13 @@ def immediate_bits(operand: Immediate, type_name: str) -> int:
 class Values:
     """Turns operands of one instruction into C; records what it reads and writes in `code`."""
 
-    def __init__(self, names: Names, functions: dict[str, int]) -> None:
+    def __init__(self, names: Names, functions: dict[str, int], virtual: bool = False) -> None:
         self.names = names
         self.functions = functions
+        self.virtual = virtual  # on the virtual clock
+        self.elapsed = 0  # … instructions of the block ahead of this one
+        self.injected = False  # … this one is not the application's
+        self.cost = 1  # … its own ns; 0 where the block's have been added already
         self.code = Code()
         self.scope: Scope = names.root
         self.instruction = Instruction("")
@@ -226,6 +230,8 @@ class Values:
             return _PER_AXIS[base].format(_AXES[axis])
         if name in _SPECIAL:
             return _SPECIAL[name]
+        if name in CLOCKS and self.virtual:
+            return f"({CLOCKS[name].replace('now', self.now())})"
         if name in CLOCKS:
             self.code.alone = True
             which = "globaltimer" if name.startswith("%globaltimer") else "clock"
@@ -237,6 +243,10 @@ class Values:
         if name.startswith(("%envreg", "%pm")):
             return "0u"
         return None
+
+    def now(self) -> str:
+        """The lane's virtual time, ahead of this instruction."""
+        return f"(w->time[l] + {self.elapsed})" if self.elapsed else "w->time[l]"
 
     def address_of(self, name: str, offset: int = 0) -> str:
         """The address of a variable or function in its own state space."""
@@ -329,5 +339,7 @@ class Values:
         return f"at_global(w, {address}, {size}, {code})"
 
     def line(self, space: str = "generic") -> str:
-        """Records the line for faults, where the access itself does not hand it over."""
+        """Records the line for faults, where the access itself does not hand it over; the time as well."""
+        if self.virtual:
+            return f"w->line = {self.instruction.line}; w->elapsed = {self.elapsed + self.cost};"
         return "" if space in ("shared", "local") else f"w->line = {self.instruction.line};"
