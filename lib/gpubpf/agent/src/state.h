@@ -105,9 +105,12 @@ struct RingMemory {  // a ring's records in one context
   CUdeviceptr control, data;
   uint64_t bytes;  // of `data`
   void *mapped;    // of the file with them; null: in GPU memory
+  std::vector<uint64_t> consumed;  // by shard, of a ring in GPU memory: what the tool took last
 };
 
 struct GpuClock;
+
+struct Stamps;
 
 struct Context {
   CUcontext handle = nullptr;
@@ -123,6 +126,8 @@ struct Context {
   std::vector<std::pair<void *, uint64_t>> registered;  // host memory that the GPU reaches, to be unmapped with the context
   std::atomic<GpuClock *> clock{nullptr};               // clock.cpp
   std::vector<Sidecar> sidecars;
+
+  std::atomic<Stamps *> stamps{nullptr};  // its timing events; made once
 
   std::mutex memory;  // guards below; held for bookkeeping only, never across a driver call
   std::vector<std::unique_ptr<Pool>> pools;
