@@ -73,8 +73,9 @@ bool host_sees(const Fence &fence) {
     }
     uint64_t next = fence.end();
     for (const Fence &other : host.asked) next = std::min(next, other.end());
-    host.asked.clear();
     host_reaches(next);
+    host.asked_at = next;
+    host.asked = {fence};
     return fence.end() <= next;
 }
 

@@ -679,6 +679,14 @@ CUresult cuEventElapsedTime(float *milliseconds, CUevent start_handle, CUevent e
 }
 
 extern "C" {
+// For tools: when an event was last recorded, on the virtual timeline in ns; UINT64_MAX where that is not known (yet).
+uint64_t cudasim_event_ns(CUevent handle) {
+    std::shared_ptr<Event> event = virtual_clock() ? tables().events.get(handle) : nullptr;
+    if (!event) return UINT64_MAX;
+    std::lock_guard lock(event->mutex);
+    return event->last && event->last->done() ? event->last->time_ns : UINT64_MAX;
+}
+
 CUresult stream_destroy_v1(CUstream) __asm__("cuStreamDestroy");
 CUresult event_destroy_v1(CUevent) __asm__("cuEventDestroy");
 CUresult elapsed_v1(float *, CUevent, CUevent) __asm__("cuEventElapsedTime");
