@@ -1,0 +1,321 @@
+"""Who waited for whom: operations with their times on the host's clock → for each the wait behind earlier work, and which.
+
+What a stream does comes one after the other; the legacy stream waits for all blocking streams and they for it; events tie streams
+together; within a graph its edges count, and a replay comes after the replay before it (CUDA Programming Guide, "Streams",
+"Events", "CUDA Graphs"). Everything here works on the columns of `Operations`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Integers: TypeAlias = NDArray[np.int64]
+
+NONE = np.iinfo(np.int64).min  # a time or duration that is not known
+NEVER = np.iinfo(np.int64).max  # as a bound: nothing says that it ended
+
+
+class Kind(IntEnum):
+    """Of an operation, as in the log (docs/timing.md)."""
+
+    KERNEL = 1
+    H2D = 2
+    D2H = 3
+    D2D = 4
+    H2H = 5
+    MEMSET = 6
+    RECORD = 7
+    WAIT = 8
+    GRAPH = 9
+    SYNC = 10
+    API = 11
+
+
+class Lane(IntEnum):
+    """How a stream orders itself with others."""
+
+    LEGACY = 0
+    PER_THREAD = 1
+    BLOCKING = 2
+    NON_BLOCKING = 3
+
+
+class Sync(IntEnum):
+    """What the host waited for."""
+
+    STREAM = 0
+    EVENT = 1
+    CONTEXT = 2
+
+
+WORK = (Kind.KERNEL, Kind.H2D, Kind.D2H, Kind.D2D, Kind.H2H, Kind.MEMSET)  # takes time on the GPU
+
+
+@dataclass(frozen=True)
+class Operations:
+    """One element of every array for each operation, in the order in which their calls returned. int64.
+
+    id: unique; for `link`. kind: `Kind`. call, ret: ns of the host at the driver call's begin and end. start, end: of the work on the
+    GPU, or NONE. waits: whether the call itself waited for the work. lane, context: numbers of the stream and its context, from 0.
+    link: of WAIT and event SYNC the id of the record operation (0: not known). what: of SYNC see `Sync`, of GRAPH how many nodes
+    are no kernels.
+    graph: number of the executable graph, from 0, replay: of its launch, of GRAPH and of the kernels that a replay ran; else -1.
+    node: the kernel's node in it, else -1. A replay's kernels may stand before or after its GRAPH operation.
+    """
+
+    id: Integers
+    kind: Integers
+    call: Integers
+    ret: Integers
+    start: Integers
+    end: Integers
+    lane: Integers
+    context: Integers
+    waits: NDArray[np.bool_]
+    link: Integers
+    what: Integers
+    graph: Integers
+    replay: Integers
+    node: Integers
+    lanes: Sequence[Lane] = ()  # the kind of each stream
+    edges: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)  # of each graph: (from, to)
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+
+@dataclass(frozen=True)
+class Waits:
+    """For each operation, in ns, NONE where not known; of what does not run on the GPU NONE.
+
+    latency = start - call; api = ret - call; wait: from `ret` until what it waited for had ended, 0 where that was over before;
+    overhead = latency - api - wait; exec = end - start. waited_for: the operation that it waited for, -1 for none or not known;
+    by_event: it waited for that through an event.
+    """
+
+    latency: Integers
+    api: Integers
+    wait: Integers
+    overhead: Integers
+    exec: Integers
+    waited_for: Integers
+    by_event: NDArray[np.bool_]
+
+
+def over_by(ops: Operations) -> Integers:
+    """When each operation had certainly ended, by what came later: work behind it in its stream that had begun, a host that had waited
+    for it. NEVER where nothing says so."""
+    count = len(ops)
+    bound = np.full(count, NEVER, np.int64)
+    position = np.arange(count)
+    queued = ops.node < 0
+    start, _ = _of_graphs(ops)
+    synced = ops.kind == Kind.SYNC
+    # Of a stream, from its last operation to its first: the least of the begins and of the returns of waits behind.
+    says = np.where(start == NONE, NEVER, start)
+    says = np.where(ops.waits | (synced & (ops.what == Sync.STREAM)), ops.ret, says)
+    order = np.lexsort((position, ops.lane))
+    order = order[queued[order]]
+    behind = np.minimum.accumulate(says[order][::-1])[::-1] if len(order) else says[order]
+    for part in _runs(ops.lane[order]):
+        values = says[order[part]]
+        behind[part] = np.minimum.accumulate(values[::-1])[::-1]
+        after = np.append(behind[part][1:], NEVER)
+        own = np.where(ops.waits[order[part]], ops.ret[order[part]], NEVER)
+        bound[order[part]] = np.minimum(after, own)
+    # A wait for a context is one for all its streams; one for an event bounds what was before the record.
+    everything = np.flatnonzero(synced & (ops.what == Sync.CONTEXT))
+    for context in np.unique(ops.context[everything]):
+        mine = everything[ops.context[everything] == context]
+        returns = np.minimum.accumulate(ops.ret[mine][::-1])[::-1]
+        next_one = np.searchsorted(mine, position, side="right")
+        there = (ops.context == context) & (next_one < len(mine))
+        bound[there] = np.minimum(bound[there], returns[next_one[there]])
+    waited = np.flatnonzero(synced & (ops.what == Sync.EVENT) & (ops.link != 0))
+    if len(waited):
+        by_id = np.argsort(ops.id, kind="stable")
+        at = np.minimum(np.searchsorted(ops.id, ops.link[waited], sorter=by_id), count - 1)
+        records = by_id[at]
+        found = ops.id[records] == ops.link[waited]
+        first = np.full(count, NEVER, np.int64)
+        np.minimum.at(first, records[found], ops.ret[waited[found]])
+        for part in _runs(ops.lane[order]):
+            mine = order[part]
+            bound[mine] = np.minimum(bound[mine], np.minimum.accumulate(first[mine][::-1])[::-1])
+    _to_nodes(ops, bound)
+    return bound
+
+
+def waits(ops: Operations) -> Waits:
+    """What each operation waited for, and how long. About 2 s for a million."""
+    running = np.isin(ops.kind, WORK)
+    begun, ended = running & (ops.start != NONE), running & (ops.end != NONE)
+    before, waited_for, by_event, exact = _predecessors(ops)
+    latency, api, wait, overhead, exec_ = (np.full(len(ops), NONE, np.int64) for _ in range(5))
+    latency[begun] = (ops.start - ops.call)[begun]
+    api[running] = (ops.ret - ops.call)[running]
+    both = begun & ended
+    exec_[both] = (ops.end - ops.start)[both]
+    free = running & (before <= ops.ret)
+    wait[free] = 0
+    # Nobody waits beyond its own start: kernels may be launched to begin before the one before has ended.
+    known = running & ~free & exact
+    until = np.where(begun, np.minimum(before, ops.start), before)
+    wait[known] = np.maximum(until - ops.ret, 0)[known]
+    both = begun & (wait != NONE)
+    overhead[both] = (latency - api - wait)[both]
+    return Waits(
+        latency, api, wait, overhead, exec_, np.where(known & (wait > 0), waited_for, -1), by_event & known
+    )
+
+
+def _predecessors(ops: Operations) -> tuple[Integers, Integers, NDArray[np.bool_], NDArray[np.bool_]]:
+    """For each operation: when the last of what it has to wait for ended at the latest (NEVER: not known), which that is, whether
+    it waits through an event, and whether the time is exact."""
+    count = len(ops)
+    _, graph_end = _of_graphs(ops)
+    exact_end = np.where(ops.kind == Kind.GRAPH, graph_end, ops.end)
+    exact = exact_end != NONE
+    least: Any = np.iinfo(np.int64).min
+    # Plain lists: a million operations one by one.
+    ended = np.where(exact, exact_end, over_by(ops)).tolist()
+    kinds, lanes, contexts, links = (
+        ops.kind.tolist(),
+        ops.lane.tolist(),
+        ops.context.tolist(),
+        ops.link.tolist(),
+    )
+    ids, nodes = ops.id.tolist(), ops.node.tolist()
+    members = _members(ops)
+    before, last, through = [NEVER] * count, [-1] * count, [False] * count
+    # Of each stream: when its work has ended, the operation that is last, whether the next waits for it through an event.
+    lane_kinds = [*ops.lanes] + [Lane.BLOCKING] * (max(lanes, default=-1) + 1 - len(ops.lanes))
+    frontier: list[tuple[int, int, bool]] = [(least, -1, False)] * len(lane_kinds)
+    contexts_used = max(contexts, default=-1) + 1
+    legacy: list[tuple[int, int, bool]] = [(least, -1, False)] * contexts_used
+    blocking: list[tuple[int, int, bool]] = [(least, -1, False)] * contexts_used
+    recorded: dict[int, tuple[int, int, bool]] = {}
+    replayed: dict[int, tuple[int, int, bool]] = {}
+    unknown = (NEVER, -1, False)
+    for at in range(count):
+        kind = kinds[at]
+        if kind >= Kind.SYNC or nodes[at] >= 0:
+            continue
+        lane = lanes[at]
+        state = frontier[lane]
+        lane_kind = lane_kinds[lane]
+        if lane_kind != Lane.NON_BLOCKING:
+            other = (blocking if lane_kind == Lane.LEGACY else legacy)[contexts[at]]
+            if other[0] > state[0]:
+                state = other
+        if kind <= Kind.MEMSET:
+            before[at], last[at], through[at] = state
+            state = (ended[at], at, False)
+        elif kind == Kind.RECORD:
+            recorded[ids[at]] = state
+        elif kind == Kind.WAIT:
+            other = recorded.get(links[at], unknown)
+            if other[0] > state[0]:
+                state = (other[0], other[1], True)
+        else:
+            graph = int(ops.graph[at])
+            other = replayed.get(graph, (least, -1, False))
+            if other[0] > state[0]:
+                state = other
+            state = _replay(ops, members.get(at, {}), state, at, ended, before, last, through)
+            replayed[graph] = state
+        frontier[lane] = state
+        if lane_kind != Lane.NON_BLOCKING:
+            context = contexts[at]
+            if lane_kind == Lane.LEGACY:
+                legacy[context] = state
+            if state[0] >= blocking[context][0]:
+                blocking[context] = state
+    which = np.array(last, np.int64)
+    certain = exact[which] if count else exact
+    return np.array(before, np.int64), which, np.array(through, bool), certain & (which >= 0)
+
+
+def _replay(
+    ops: Operations,
+    members: dict[int, int],
+    state: tuple[int, int, bool],
+    at: int,
+    ended: list[int],
+    before: list[int],
+    last: list[int],
+    through: list[bool],
+) -> tuple[int, int, bool]:
+    """The kernels of one graph launch, by node. `state`: what the graph itself comes after; the result: when it is done."""
+    after: dict[int, list[int]] = {}
+    for earlier, later in ops.edges.get(int(ops.graph[at]), ()):
+        after.setdefault(later, []).append(earlier)
+    done = (ended[at], at, False)
+    latest = -1
+    for node, place in members.items():
+        least = state
+        for earlier in after.get(node, ()):
+            of = members.get(earlier, -1)
+            found = (ended[of], of, False) if of >= 0 else (NEVER, -1, False)
+            if least is state or found[0] > least[0]:
+                least = found
+        before[place], last[place], through[place] = least
+        if latest < 0 or ended[place] > ended[latest]:
+            latest = place
+    # The kernel that ended last stands for the graph, if its end is that of the graph.
+    return (ended[latest], latest, False) if latest >= 0 and ended[latest] >= done[0] else done
+
+
+def _members(ops: Operations) -> dict[int, dict[int, int]]:
+    """For each GRAPH operation its kernels: node → place."""
+    launches = np.flatnonzero(ops.kind == Kind.GRAPH).tolist()
+    if not launches:
+        return {}
+    keys = zip(ops.graph[launches].tolist(), ops.replay[launches].tolist(), strict=True)
+    by_key = dict(zip(keys, launches, strict=True))
+    members: dict[int, dict[int, int]] = {}
+    places = np.flatnonzero(ops.node >= 0)
+    columns = (ops.graph[places], ops.replay[places], ops.node[places], places)
+    for graph, replay, node, place in zip(*(column.tolist() for column in columns), strict=True):
+        launch = by_key.get((graph, replay))
+        if launch is not None:
+            members.setdefault(launch, {})[node] = place
+    return members
+
+
+def _of_graphs(ops: Operations) -> tuple[Integers, Integers]:
+    """Start and end of every operation, those of a graph launch from its kernels: the first start, and the last end if all are
+    known and nothing else ran in it."""
+    start, end = ops.start.copy(), ops.end.copy()
+    for launch, kernels in _members(ops).items():
+        places = list(kernels.values())
+        starts, ends = ops.start[places], ops.end[places]
+        if start[launch] == NONE and (starts != NONE).any():
+            start[launch] = starts[starts != NONE].min()
+        if end[launch] == NONE and (ends != NONE).all() and not ops.what[launch]:
+            end[launch] = ends.max()
+    return start, end
+
+
+def _to_nodes(ops: Operations, bound: Integers) -> None:
+    """What bounds a graph launch bounds its kernels."""
+    for launch, kernels in _members(ops).items():
+        places = list(kernels.values())
+        bound[places] = np.minimum(bound[places], bound[launch])
+
+
+def _runs(values: Integers) -> list[slice]:
+    """Where equal neighbours lie."""
+    if not len(values):
+        return []
+    borders = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    return [slice(a, b) for a, b in itertools.pairwise(borders)]
