@@ -23,11 +23,22 @@ namespace gpubpf {
   F(cuMemsetD8Async, CUdeviceptr, unsigned char, size_t, CUstream)                                                        \
   F(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *, size_t, CUstream)                                                    \
   F(cuMemcpyDtoHAsync_v2, void *, CUdeviceptr, size_t, CUstream)                                                          \
+  F(cuMemHostRegister_v2, void *, size_t, unsigned)                                                                       \
+  F(cuMemHostUnregister, void *)                                                                                          \
+  F(cuMemHostGetDevicePointer_v2, CUdeviceptr *, void *, unsigned)                                                        \
   F(cuStreamCreate, CUstream *, unsigned)                                                                                 \
   F(cuStreamQuery, CUstream)                                                                                              \
   F(cuStreamGetCtx, CUstream, CUcontext *)                                                                                \
+  F(cuStreamGetFlags, CUstream, unsigned *)                                                                               \
+  F(cuStreamGetPriority, CUstream, int *)                                                                                 \
   F(cuStreamIsCapturing, CUstream, CUstreamCaptureStatus *)                                                               \
   F(cuThreadExchangeStreamCaptureMode, CUstreamCaptureMode *)                                                             \
+  F(cuEventCreate, CUevent *, unsigned)                                                                                   \
+  F(cuEventRecord, CUevent, CUstream)                                                                                     \
+  F(cuEventQuery, CUevent)                                                                                                \
+  F(cuEventElapsedTime, float *, CUevent, CUevent)                                                                        \
+  F(cuPointerGetAttribute, void *, CUpointer_attribute, CUdeviceptr)                                                      \
+  F(cudasim_event_time, CUevent, uint64_t *)                                                                              \
   F(cuModuleGetGlobal_v2, CUdeviceptr *, size_t *, CUmodule, const char *)                                                \
   F(cuLibraryGetGlobal, CUdeviceptr *, size_t *, CUlibrary, const char *)                                                 \
   F(cuLibraryGetManaged, CUdeviceptr *, size_t *, CUlibrary, const char *)                                                \
@@ -41,6 +52,7 @@ struct Driver {
 #define GPUBPF_DECLARE(name, ...) CUresult (*name)(__VA_ARGS__) = nullptr;
   GPUBPF_DRIVER_FUNCTIONS(GPUBPF_DECLARE)
 #undef GPUBPF_DECLARE
+  void (*cudasim_untimed)(int) = nullptr;  // the embedded device's: what follows takes no virtual time, until 0 (nests)
   // Looks the functions up in the loaded libcuda; false when something indispensable is missing.
   bool find(void *library);
 };
