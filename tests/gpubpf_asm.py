@@ -239,6 +239,7 @@ SPECIALS = {
     "sm": "i32",
     "clock": "i64",
     "globaltimer": "i64",
+    "active": "i32",
     "membar": "void",
 }
 

@@ -2,11 +2,13 @@
 
 All numbers are little-endian; storage begins at an address that is a multiple of 256.
 
-    thread_array  value[entries][threads] and one value more: entry by entry, one value for each global thread.
-                  The global thread number is (block number) * (threads of a block) + (thread number), x fastest.
-                  Threads beyond the capacity share the last value, which nobody reads; that it changed shows that
-                  something was lost.
+    thread_array, warp_array, block_array, kernel_array
+                  value[entries][units] and one value more: entry by entry, one value for each unit, which is a thread, a warp, a
+                  block, or the whole grid. The number of a thread is (block number) * (threads of a block) + (thread in the
+                  block), x fastest; of a warp likewise, with (threads of a block + 31) / 32 warps in each. Units beyond the
+                  capacity share the last value, which nobody reads; that it changed shows that something was lost.
     array         value[entries]. percpu_array and histogram are the same: one cell for the context, so update it atomically.
+    shared_array  value[entries], each padded to 8 bytes, in host memory.
     hash          64-byte header: u64 entries used, u64 lost, u64 slots (a power of two), zeros.
                   Then u64 state[slots], key[slots] (padded to 8 bytes each), value[slots] (padded to 8 bytes each).
                   A state is 0 (never used) or a 62-bit hash of the key << 2 | 1 being written, 2 in use, 3 deleted.
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 # One instance for each kernel and launch shape, with `max_entries` values for each of these.
 SHAPED = {"thread_array": "thread", "warp_array": "warp", "block_array": "block", "kernel_array": "instance"}
-DEVICE_KINDS = (*SHAPED, "param")  # a host program has no such map
+DEVICE_KINDS = (*SHAPED, "param")  # a host program has none of them but copies of parameters
 MMAPABLE = 1 << 10  # BPF_F_MMAPABLE
 _KERNEL_ARRAY, _KERNEL_PERF, _KERNEL_RINGBUF = 2, 4, 27  # enum bpf_map_type
 HEADER = 64
@@ -109,6 +111,11 @@ class MapDefinition:
         if self.kind == "shared_array":
             return _KERNEL_ARRAY, 4, self.value_size, self.max_entries, self.flags | MMAPABLE
         return self.kernel_type, self.key_size, self.value_size, self.max_entries, self.flags
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one value of an array to the next."""
+        return pad8(self.value_size) if self.kind == "shared_array" else self.value_size
 
     @property
     def slots(self) -> int:
@@ -242,14 +249,17 @@ def dtype(kind: Any, size: int) -> np.dtype[Any]:
     return result if result is not None and result.itemsize == size else np.dtype(f"V{size}")
 
 
-def storage_size(defn: MapDefinition, threads: int = 0) -> int:
-    """Bytes of GPU memory that `defn` takes; `threads` is the capacity of a thread array's instance. 0 for `param`."""
-    if defn.kind == "thread_array":
-        if not 0 <= threads <= MAX_THREADS:
-            raise ValueError(f"a thread array has room for at most {MAX_THREADS} threads, not {threads}")
-        return (defn.max_entries * threads + 1) * defn.value_size
-    if defn.kind in ("array", "percpu_array"):
-        return defn.max_entries * defn.value_size
+def storage_size(defn: MapDefinition, units: int = 0) -> int:
+    """Bytes of memory that `defn` takes; `units`: for how many threads, warps or blocks the instance of such an array has room
+    (1 for a kernel array). 0 for `param`."""
+    if defn.kind in SHAPED:
+        if not 0 <= units <= MAX_THREADS:
+            raise ValueError(
+                f"an array by launch shape has room for at most {MAX_THREADS} units, not {units}"
+            )
+        return (defn.max_entries * units + 1) * defn.value_size
+    if defn.kind in ("array", "percpu_array", "shared_array"):
+        return defn.max_entries * defn.stride
     if defn.kind == "hash":
         return HEADER + defn.slots * (8 + pad8(defn.key_size) + pad8(defn.value_size))
     if defn.kind == "ringbuf":
@@ -268,18 +278,17 @@ def header(defn: MapDefinition) -> bytes:
     return b""
 
 
-def initial(defn: MapDefinition, threads: int = 0) -> bytes:
+def initial(defn: MapDefinition, units: int = 0) -> bytes:
     """The bytes that storage begins with. For `param`: zeros, `value_size` of them."""
-    size = defn.value_size if defn.kind == "param" else storage_size(defn, threads)
+    size = defn.value_size if defn.kind == "param" else storage_size(defn, units)
     return header(defn).ljust(size, b"\0")
 
 
-def decode(
-    defn: MapDefinition, raw: bytes | bytearray | memoryview, threads: int = 0
-) -> np.ndarray[Any, Any]:
+def decode(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int = 0) -> np.ndarray[Any, Any]:
     """Storage as an array of `value_dtype`, without a copy where the layout allows that.
 
-    thread_array: shape (max_entries, threads). array: (max_entries,). hash: (entries,) with fields `key` and `value`.
+    thread_array, warp_array, block_array, kernel_array: shape (max_entries, units). array, shared_array: (max_entries,).
+    hash: (entries,) with fields `key` and `value`.
     ringbuf: (records,) in the order of reservation, discarded ones left out; see `read_ring` for what was lost.
     Raises Error when `raw` is shorter than the map.
     """
@@ -287,11 +296,14 @@ def decode(
 
     if defn.kind == "param":
         return np.frombuffer(raw, defn.value_dtype, 1)
-    if len(raw) < storage_size(defn, threads):
-        raise Error(f"map {defn.name}: {len(raw)} bytes were read of {storage_size(defn, threads)}")
-    if defn.kind == "thread_array":
-        values = np.frombuffer(raw, defn.value_dtype, defn.max_entries * threads)
-        return values.reshape(defn.max_entries, threads)
+    if len(raw) < storage_size(defn, units):
+        raise Error(f"map {defn.name}: {len(raw)} bytes were read of {storage_size(defn, units)}")
+    if defn.kind in SHAPED:
+        values = np.frombuffer(raw, defn.value_dtype, defn.max_entries * units)
+        return values.reshape(defn.max_entries, units)
+    if defn.kind == "shared_array":
+        cells = np.frombuffer(raw, np.uint8, defn.max_entries * defn.stride).reshape(-1, defn.stride)
+        return np.ascontiguousarray(cells[:, : defn.value_size]).view(defn.value_dtype)[:, 0]
     if defn.kind in ("array", "percpu_array"):
         return np.frombuffer(raw, defn.value_dtype, defn.max_entries)
     if defn.kind == "hash":
@@ -385,11 +397,11 @@ def read_ring(defn: MapDefinition, raw: bytes | bytearray | memoryview, live: bo
     return Ring(records, tuple(others), lost, incomplete, at)
 
 
-def lost(defn: MapDefinition, raw: bytes | bytearray | memoryview, threads: int = 0) -> int:
-    """Updates that found no room: hash entries, ring buffer records. For a thread array 1 if any thread was beyond its
+def lost(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int = 0) -> int:
+    """Updates that found no room: hash entries, ring buffer records. For an array by launch shape 1 if any unit was beyond its
     capacity (their number is not known), else 0."""
-    if defn.kind == "thread_array":
-        end = storage_size(defn, threads)
+    if defn.kind in SHAPED:
+        end = storage_size(defn, units)
         return int(any(raw[end - defn.value_size : end]))
     return int.from_bytes(raw[8:16], "little") if defn.kind in ("hash", "ringbuf") else 0
 

@@ -37,6 +37,8 @@ from gpubpf_asm import (
     store,
     storei,
 )
+from gpubpf_sass import assembled as cubin_of
+from gpubpf_sass import sass
 
 BINARY = (b.ADD, b.SUB, b.MUL, b.OR, b.AND, b.XOR, b.LSH, b.RSH, b.ARSH, b.DIV, b.MOD)
 COMPARE = (b.JEQ, b.JGT, b.JGE, b.JSET, b.JNE, b.JSGT, b.JSGE, b.JLT, b.JLE, b.JSLT, b.JSLE)
@@ -316,7 +318,7 @@ def test_every_helper_assembles():
     for helper in (503, 504, 505, 601):
         code += [*address(1, -8), *address(2, -16), *address(3, -24), call(helper)]
     total = [movi(7, 0)]
-    for helper in (14, 502, 602, 603, 604, 605, 606):
+    for helper in (14, 502, 602, 603, 604, 605, 606, 608):
         total += [call(helper), alu(b.ADD, 7, 0)]
     code += [*total, call(506), store(10, -16, 7)]
     for name in ("keyed", "lanes"):
@@ -326,9 +328,14 @@ def test_every_helper_assembles():
             *load_map(1, name),
             *address(2, -16),
             call(1),
-            jump(b.JEQ, 0, 2, imm=0),
+            jump(b.JEQ, 0, 5, imm=0),
             movi(1, 7),
             atomic(0, 0, 8, 1),
+            mov(1, 0),
+            movi(2, 9),
+            call(607),
+            mov(1, 0),
+            call(609),
         ]
     code += [*load_map(1, "keyed"), *address(2, -16), call(3)]
     code += [*load_map(1, "ring"), *address(2, -24), movi(3, 24), movi(4, 0), call(130)]
@@ -345,6 +352,28 @@ def test_every_helper_assembles():
     assert {"globaltimer", "laneid", "smid", "clock64", "ctaid.z", "ntid.y"} <= set(
         re.findall(r"%(\w+(?:\.[xyz])?)", fragment.ptx)
     )
+
+
+def test_clocks_are_read_where_the_program_reads_them(tmp_path):
+    """Neither LLVM nor ptxas moves a clock over an atomic, a store or another clock."""
+    code = [call(605), mov(7, 0), *lookup("out"), mov(8, 0), movi(1, 1), atomic(0, 8, 0, 1), call(502)]
+    code += [store(8, 8, 7), store(8, 16, 0), call(605), store(8, 24, 0), movi(1, 1), atomic(0, 8, 32, 1)]
+    code += [call(605), store(8, 40, 0), movi(0, 0), leave()]
+    made, function = program(code)
+    fragment = nvptx.lower(made, check(made, function))
+    order = ["clock", "atom", "globaltimer", "clock", "atom", "clock"]
+    found = re.findall(r"%(clock|globaltimer)|\b(atom|red)\.", fragment.ptx)
+    assert [first or second.replace("red", "atom") for first, second in found] == order
+    lines = "\n".join(sass(cubin_of(kernel_with(fragment), "sm_90", tmp_path)[0])["k"])
+    found = re.findall(r"SR_(CLOCK|GLOBALTIMER)LO|\b(ATOM|RED)", lines)
+    assert [first or second for first, second in found] == [
+        "CLOCK",
+        "RED",
+        "GLOBALTIMER",
+        "CLOCK",
+        "RED",
+        "CLOCK",
+    ]
 
 
 def test_labels_and_registers_are_local_to_the_block():

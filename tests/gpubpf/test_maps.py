@@ -162,6 +162,53 @@ def test_thread_array_has_a_place_for_each_thread(entries):
         assert not any(memory.raw[end:])
 
 
+@pytest.mark.parametrize(("kind", "units"), [("warp_array", 8), ("block_array", 4), ("kernel_array", 1)])
+def test_arrays_of_warps_and_blocks(kind, units):
+    """Every thread of a grid of 4 blocks of 5 x 7 threads adds its number to the value of its warp, block, or grid."""
+    definition = MapDefinition("sums", kind, 4, 8, 2, None, "<u8")
+    memory = memory_of(definition, units)
+    expected = [0] * units
+    for block in range(4):
+        for thread in range(35):
+            specials = {"ctaid.x": block, "ctaid.y": 0, "ctaid.z": 0, "nctaid.x": 4, "nctaid.y": 1}
+            specials |= {"tid.x": thread % 5, "tid.y": thread // 5, "tid.z": 0}
+            specials |= {"ntid.x": 5, "ntid.y": 7, "ntid.z": 1}
+            code = [*lookup("sums", 1), mov(6, 0), call(606), atomic(0, 6, 0, 0), *END]
+            made, function = program(code, (definition,))
+            given = {"map_sums": ctypes.addressof(memory), "capacity_sums": units}
+            native = Native(made, function, specials)
+            native(**{a.name: given[a.name] for a in native.module.arguments})
+            number = {"warp_array": 2 * block + thread // 32, "block_array": block, "kernel_array": 0}[kind]
+            expected[number] += 35 * block + thread
+    found = maps.decode(definition, memory.raw, units)
+    assert found.tolist() == [[0] * units, expected]
+    assert maps.lost(definition, memory.raw, units) == 0
+
+
+def test_shared_arrays_have_the_kernels_stride():
+    """Values of 12 bytes lie 16 apart, as in the kernel's own array."""
+    kind = {"fields": [["a", "<u4", 0], ["b", "<u4", 4], ["c", "<u4", 8]], "size": 12}
+    definition = MapDefinition("cells", "shared_array", 4, 12, 3, None, kind, 1 << 10, 2)
+    memory = memory_of(definition)
+    assert len(memory) == maps.storage_size(definition) == 48
+    code = [mov(7, 1), *lookup("cells", 2), load(3, 7, 0), store(0, 8, 3, 4), *END]
+    made, function = program(code, (definition,))
+    Native(made, function)(map_cells=ctypes.addressof(memory), launch=77)
+    assert memory.raw[40:44] == b"M\0\0\0"
+    assert [tuple(value) for value in maps.decode(definition, memory.raw)] == [(0, 0, 0)] * 2 + [(0, 0, 77)]
+
+
+def test_the_maximum():
+    definition = MapDefinition("counts", "array", 4, 8, 1, None, "<u8")
+    memory = memory_of(definition)
+    code = [mov(7, 1), *lookup("counts"), mov(1, 0), load(2, 7, 0), call(607), *END]
+    made, function = program(code, (definition,))
+    native = Native(made, function)
+    for number, highest in ((5, 5), (3, 5), (1 << 63, 1 << 63), (9, 1 << 63)):
+        native(map_counts=ctypes.addressof(memory), launch=number)
+        assert maps.decode(definition, memory.raw).tolist() == [highest]
+
+
 def test_thread_array_sizes():
     definition = MapDefinition("mine", "thread_array", 4, 16, 1)
     assert maps.storage_size(definition, 16_000_000) == 16 * 16_000_001

@@ -45,6 +45,10 @@ GPU_ARRAY(odds, struct odd, 1);
 GPU_HASH(seen, u64, u64, 64);
 GPU_RINGBUF(events, struct event, 4);
 GPU_PARAM(chosen, struct table);
+GPU_WARP_ARRAY(warps, u64, 2);
+GPU_BLOCK_ARRAY(blocks, u64, 2);
+GPU_KERNEL_ARRAY(whole, u64, 2);
+GPU_SHARED_ARRAY(shared, struct pair, 2);
 """
 LOOKUP = "int key = 0; struct tally *mine = tallies.lookup(&key); if (!mine) return 0;"
 TABLE = "int key = ctx->site; struct table *t = counts.lookup(&key); if (!t) return 0;"
@@ -71,6 +75,14 @@ BAD = {
     "packed value": (
         "int key = 0; struct odd *o = odds.lookup(&key); if (!o) return 0;\n__sync_fetch_and_add(&o->value, 1); /*!*/",
         "not aligned",
+    ),
+    "a maximum on the stack": (
+        "u64 cell = ctx->work;\ngpu_max(&cell, 5); /*!*/\nreturn cell & 1;",
+        "no value of a map",
+    ),
+    "a maximum beyond a value": (
+        f"{LOOKUP}\ngpu_max((u64 *)mine + 2, 5); /*!*/",
+        "reaches beyond the 16 bytes",
     ),
     "parameter written": (f"{PARAM}\nt->cells[0] = 1; /*!*/", "read-only"),
     "parameter at a variable offset": (f"{PARAM}\nreturn t->cells[ctx->work & 7] & 1; /*!*/", "not constant"),
@@ -192,6 +204,12 @@ GOOD = {
         " if (ctx->work & 1) events.ringbuf_discard(e, 0); else events.ringbuf_submit(e, 0);"
     ),
     "prints": 'bpf_trace_printk("work %d at %d\\n", ctx->work, ctx->site); gpu_puts("100% done");',
+    "a maximum": f"{TABLE} gpu_max(&t->cells[ctx->work & 7], ctx->launch + gpu_active());",
+    "every array by shape": (
+        "int key = 1; u64 *w = warps.lookup(&key), *b = blocks.lookup(&key), *k = whole.lookup(&key);"
+        " struct pair *s = shared.lookup(&key);"
+        " if (w && b && k && s) { __sync_fetch_and_add(w, 1); gpu_max(b, *k); *k = *w; s->b = s->a; }"
+    ),
     "every index": (
         "u64 x, y, z, d; bpf_get_block_idx(&x, &y, &z); d = x; bpf_get_block_dim(&x, &y, &z); d += y;"
         " bpf_get_thread_idx(&x, &y, &z); d += z; gpu_grid_dim(&x, &y, &z); d += x + gpu_lane() + gpu_warp() + gpu_sm();"
@@ -501,7 +519,7 @@ def test_the_kernel_is_asked():
     code = list(function.instructions)
     code[pc] = replace(code[pc], imm=8191)
     wrong = replace(checked, function=replace(function, instructions=tuple(code)))
-    with pytest.raises(VerifyError, match=r"C line 15 .*the kernel's verifier says: .*(invalid|R\d)"):
+    with pytest.raises(VerifyError, match=r"C line 19 .*the kernel's verifier says: .*(invalid|R\d)"):
         kernel.check(made, wrong)
 
 

@@ -47,6 +47,10 @@ static u32 (*gpu_warp)(void) = (void *)603; /* number of the warp in its block, 
 static u32 (*gpu_sm)(void) = (void *)604;
 static u64 (*gpu_clock)(void) = (void *)605;         /* this SM's clock64 */
 static u64 (*gpu_global_thread)(void) = (void *)606; /* number of the thread in its grid, x fastest */
+/* Makes *cell, a value of a map, at least `value`, atomically for the whole GPU; gives what it was. */
+static u64 (*gpu_max)(u64 *cell, u64 value) = (void *)607;
+static u32 (*gpu_active)(void) = (void *)608; /* the lanes of the warp that run this together, one bit each; bit 0 is lane 0 */
+static u32 (*gpu_log2)(u64 value) = (void *)609; /* place of the highest bit that is set; of 0: 0 */
 
 #define gpu_puts(_text)                               \
     ({                                                \

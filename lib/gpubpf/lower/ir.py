@@ -15,7 +15,7 @@ from gpubpf import bytecode as b
 from gpubpf.bytecode import STACK_SIZE, Instruction, Program
 from gpubpf.lower import storage
 from gpubpf.lower.fragment import Argument
-from gpubpf.maps import PRINT_ARGUMENTS, PRINTS, MapDefinition, prints_definition
+from gpubpf.maps import PRINT_ARGUMENTS, PRINTS, SHAPED, MapDefinition, prints_definition
 from gpubpf.verify import Access, Call, Checked
 from gpubpf.verify.rules import Chain, value_alignment
 
@@ -28,8 +28,8 @@ class Target:
     """A target for LLVM.
 
     `pointer`: the type of an address of map memory. `scope`: of its atomics. `calls`: for each thing that only the target
-    knows, the function or intrinsic that gives it and its result type: `tid.x` … `nctaid.z`, `lane`, `sm`, `clock`,
-    `globaltimer`, `membar`. `reads`: for each type of argument, the inline assembly with constraints that reads one from its
+    knows, the function, intrinsic or inline assembly (`asm …`) that gives it and its result type: `tid.x` … `nctaid.z`, `lane`,
+    `sm`, `clock`, `globaltimer`, `active`, `membar`. `warps`: it has warps. `reads`: for each type of argument, the inline assembly with constraints that reads one from its
     register; None: arguments are the function's parameters.
     """
 
@@ -39,6 +39,7 @@ class Target:
     scope: str
     calls: Mapping[str, tuple[str, str]]
     reads: Mapping[str, str] | None = None
+    warps: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,18 +133,21 @@ class _Lowering:
 
     def special(self, name: str) -> str:
         """Something that only the target knows, as i64; `membar` gives nothing."""
-        symbol, kind = self.target.calls[name]
-        self.declared.add(f"declare {kind} @{symbol}()")
-        if kind == "void":
-            self.emit(f"call void @{symbol}()")
+        if self.target.calls[name][1] == "void":
+            self.emit(self.call(name))
             return "0"
-        result = self.value(f"call {kind} @{symbol}()")
-        return result if kind == "i64" else self.value(f"zext {kind} {result} to i64")
+        result = self.value(self.call(name))
+        return result if self.target.calls[name][1] == "i64" else self.wide(result)
 
     def special32(self, name: str) -> str:
+        return self.value(self.call(name))
+
+    def call(self, name: str) -> str:
         symbol, kind = self.target.calls[name]
+        if symbol.startswith("asm "):
+            return f"call {kind} {symbol}()"
         self.declared.add(f"declare {kind} @{symbol}()")
-        return self.value(f"call {kind} @{symbol}()")
+        return f"call {kind} @{symbol}()"
 
     def function(self, name: str, text: str) -> str:
         """An internal function, defined once; always inlined."""
@@ -417,8 +421,8 @@ class _Lowering:
 
     # Threads
 
-    def global_thread(self, kind: str) -> str:
-        """Number of the thread in its grid, as `kind` (i32 wraps: no instance has room for more)."""
+    def number(self, unit: str, kind: str) -> str:
+        """Number of the thread, warp or block in its grid, as `kind` (i32 wraps: no instance has room for more)."""
 
         def get(name: str) -> str:
             return self.special(name) if kind == "i64" else self.special32(name)
@@ -430,8 +434,15 @@ class _Lowering:
             row = op("add", op("mul", get(f"{index}.z"), get(f"{size}.y")), get(f"{index}.y"))
             return op("add", op("mul", row, get(f"{size}.x")), get(f"{index}.x"))
 
-        threads = op("mul", op("mul", get("ntid.x"), get("ntid.y")), get("ntid.z"))
-        return op("add", op("mul", number("ctaid", "nctaid"), threads), number("tid", "ntid"))
+        block = number("ctaid", "nctaid")
+        if unit == "block":
+            return block
+        of_block = op("mul", op("mul", get("ntid.x"), get("ntid.y")), get("ntid.z"))
+        in_block = number("tid", "ntid")
+        if unit == "warp":
+            of_block = op("lshr", op("add", of_block, "31"), "5")
+            in_block = op("lshr", in_block, "5")
+        return op("add", op("mul", block, of_block), in_block)
 
     # Helpers
 
@@ -460,20 +471,20 @@ class _Lowering:
         inside = self.value(f"icmp ult i32 {key}, {definition.max_entries}")
         number = self.value(f"zext i32 {key} to i64")
         base = self.base(definition.name)
-        if definition.kind != "thread_array":
-            offset = self.value(f"mul i64 {number}, {definition.value_size}")
+        if SHAPED.get(definition.kind, "instance") == "instance":
+            offset = self.value(f"mul i64 {number}, {definition.stride}")
             address = self.value(f"add i64 {base}, {offset}")
             return self.value(f"select i1 {inside}, i64 {address}, i64 0")
         capacity = self.argument("map_capacity", f"capacity_{definition.name}", map=definition.name)
-        # A thread beyond the capacity gets the element after the last: no second path, and memory stays safe.
-        thread = self.global_thread("i32")
+        # A unit beyond the capacity gets the element after the last: no second path, and memory stays safe.
+        unit = self.number(SHAPED[definition.kind], "i32")
         room = self.low(capacity)
-        fits = self.value(f"icmp ult i32 {thread}, {room}")
+        fits = self.value(f"icmp ult i32 {unit}, {room}")
         if definition.max_entries == 1:
-            index = self.wide(self.value(f"select i1 {fits}, i32 {thread}, i32 {room}"))
+            index = self.wide(self.value(f"select i1 {fits}, i32 {unit}, i32 {room}"))
         else:
             row = self.value(f"mul i64 {number}, {capacity}")
-            own = self.value(f"add i64 {row}, {self.wide(thread)}")
+            own = self.value(f"add i64 {row}, {self.wide(unit)}")
             last = self.value(f"mul i64 {capacity}, {definition.max_entries}")
             index = self.value(f"select i1 {fits}, i64 {own}, i64 {last}")
         offset = self.value(f"mul i64 {index}, {definition.value_size}")
@@ -600,6 +611,33 @@ class _Lowering:
         definition = self.map(PRINTS)
         return self.record(definition, definition.value_size, fill)
 
+    def kernels(self, number: int, *arguments: str, result: str = "i64") -> str:
+        """The result of one of the kernel's helpers; where the program does not run in the kernel, a C function."""
+        address = self.argument("helper", f"helper_{number}", offset=number)
+        function = self.value(f"inttoptr i64 {address} to ptr")
+        value = self.value(f"call {result} {function}({', '.join(arguments)})")
+        return value if result == "i64" else self.wide(value)
+
+    def comm(self, call: Call) -> str:
+        kind, pointer = self.source(1, call)
+        return self.kernels(16, f"{kind} {pointer}", f"i32 {call.size}")
+
+    def pid_tgid(self, call: Call) -> str:
+        if self.checked.function.point == "launch":
+            return self.kernels(14)
+        return self.argument("pid_tgid", "pid_tgid")
+
+    def maximum(self, call: Call) -> str:
+        pointer = self.memory(self.get(1))
+        return self.value(
+            f"atomicrmw umax {self.target.pointer} {pointer}, i64 {self.get(2)} {self.target.scope} monotonic"
+        )
+
+    def logarithm(self, call: Call) -> str:
+        self.declared.add("declare i64 @llvm.ctlz.i64(i64, i1)")
+        some = self.value(f"or i64 {self.get(1)}, 1")
+        return self.value(f"xor i64 63, {self.value(f'call i64 @llvm.ctlz.i64(i64 {some}, i1 true)')}")
+
     def warp(self, call: Call) -> str:
         row = self.value(f"mul i64 {self.special('tid.z')}, {self.special('ntid.y')}")
         row = self.value(f"add i64 {row}, {self.special('tid.y')}")
@@ -633,8 +671,15 @@ _HELPERS: dict[int, Callable[[_Lowering, Call], str]] = {
     2: _Lowering.update,
     3: _Lowering.delete,
     6: _Lowering.print,
-    14: lambda e, call: e.argument("pid_tgid", "pid_tgid"),
+    5: lambda e, call: e.kernels(5),
+    8: lambda e, call: e.kernels(8, result="i32"),
+    14: _Lowering.pid_tgid,
+    15: lambda e, call: e.kernels(15),
+    16: _Lowering.comm,
     25: _Lowering.output,
+    80: lambda e, call: e.kernels(80),
+    123: lambda e, call: e.kernels(123, f"i32 {e.low(e.get(1))}"),
+    125: lambda e, call: e.kernels(125),
     130: _Lowering.output,
     131: _Lowering.reserve,
     132: _Lowering.submit,
@@ -650,5 +695,8 @@ _HELPERS: dict[int, Callable[[_Lowering, Call], str]] = {
     603: _Lowering.warp,
     604: lambda e, call: e.special("sm"),
     605: lambda e, call: e.special("clock"),
-    606: lambda e, call: e.global_thread("i64"),
+    606: lambda e, call: e.number("thread", "i64"),
+    607: _Lowering.maximum,
+    608: lambda e, call: e.special("active"),
+    609: _Lowering.logarithm,
 }

@@ -26,10 +26,13 @@ NVPTX = Target(
         },
         "lane": (f"{_SREG}laneid", "i32"),
         "sm": (f"{_SREG}smid", "i32"),
-        "clock": (f"{_SREG}clock64", "i64"),
-        "globaltimer": (f"{_SREG}globaltimer", "i64"),
+        # In the program's order among everything that touches memory: LLVM moves its own intrinsics over atomics.
+        "clock": ('asm sideeffect "mov.u64 $0, %clock64;", "=l,~{memory}"', "i64"),
+        "globaltimer": ('asm sideeffect "mov.u64 $0, %globaltimer;", "=l,~{memory}"', "i64"),
+        "active": ("llvm.nvvm.activemask", "i32"),
         "membar": ("llvm.nvvm.membar.sys", "void"),
     },
+    warps=True,
     reads={"b64": '"mov.b64 $0, {};", "=l"', "b32": '"mov.b32 $0, {};", "=r"'},
 )
 

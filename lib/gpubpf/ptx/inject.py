@@ -193,7 +193,7 @@ def inject(
 
 
 def launch_block(fragments: Iterable[Fragment]) -> LaunchBlock:
-    """The layout that these fragments need: launch id and cell of the replay, then each map's base and capacity, then the bytes of `param` maps."""
+    """The layout that these fragments need: launch id and cell, each map's base and capacity, the bytes of `param` maps."""
     bases: dict[str, int] = {}
     capacities: dict[str, int] = {}
     sizes: dict[str, int] = {}

@@ -38,7 +38,10 @@ _STAND_INS = {
     604: _PRANDOM,
     605: _KTIME,
     606: _KTIME,
+    608: _PRANDOM,
+    609: _PRANDOM,
 }
+_MAX = 607  # becomes a load and a store
 _OUT_POINTERS = (503, 504, 505, 601)
 
 
@@ -114,6 +117,9 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
             else:
                 put(pc, *(Instruction(b.ST | b.MEM | 0x18, register) for register in (1, 2, 3)))
             put(pc, Instruction(b.JMP | b.CALL, imm=_PRANDOM))  # a call leaves nothing in r1 to r5
+        elif i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm == _MAX:
+            put(pc, Instruction(b.LDX | b.MEM | 0x18, 0, 1), Instruction(b.STX | b.MEM | 0x18, 1, 2))
+            put(pc, Instruction(b.JMP | b.CALL, imm=_KTIME))
         elif pc in texts:
             put(pc, Instruction(b.ALU64 | b.MOV, 2, imm=texts[pc]), replace(i, imm=_PRINTK))
         elif i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm in _STAND_INS:

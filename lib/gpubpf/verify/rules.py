@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn
 from gpubpf import bytecode as b
 from gpubpf.bytecode import CONTEXTS, STACK_SIZE, Function, Instruction, Program
 from gpubpf.errors import VerifyError
-from gpubpf.maps import RECORD_HEADER, SLACK, MapDefinition
+from gpubpf.maps import RECORD_HEADER, SHAPED, SLACK, MapDefinition
 from gpubpf.verify import ranges
 from gpubpf.verify.ranges import ANY, Range, constant, truncate, within
 
@@ -88,7 +88,7 @@ class Checked:
 NUMBER = Value("number", ANY)
 
 # Helpers: name, and the maps that the first argument may be (empty: takes no map).
-_STORAGE = ("array", "percpu_array", "hash", "thread_array")
+_STORAGE = ("array", "percpu_array", "hash", "shared_array", *SHAPED)
 HELPERS: dict[int, tuple[str, tuple[str, ...]]] = {
     1: ("map_lookup_elem", (*_STORAGE, "param")),
     2: ("map_update_elem", _STORAGE),
@@ -112,9 +112,52 @@ HELPERS: dict[int, tuple[str, tuple[str, ...]]] = {
     604: ("gpu_sm", ()),
     605: ("gpu_clock", ()),
     606: ("gpu_global_thread", ()),
+    607: ("gpu_max", ()),
+    608: ("gpu_active", ()),
+    609: ("gpu_log2", ()),
+}
+# What a host program for launches may call where it runs in the traced process, and not in the kernel.
+_NATIVE = ("shared_array",)
+NATIVE_HELPERS: dict[int, tuple[str, tuple[str, ...]]] = {
+    1: ("map_lookup_elem", (*_NATIVE, "param")),
+    2: ("map_update_elem", _NATIVE),
+    5: ("ktime_get_ns", ()),
+    8: ("get_smp_processor_id", ()),
+    14: ("get_current_pid_tgid", ()),
+    15: ("get_current_uid_gid", ()),
+    16: ("get_current_comm", ()),
+    80: ("get_current_cgroup_id", ()),
+    123: ("get_current_ancestor_cgroup_id", ()),
+    125: ("ktime_get_boot_ns", ()),
+}
+# Names for messages (enum bpf_func_id).
+_KERNEL_ONLY = {
+    3: "map_delete_elem",
+    4: "probe_read",
+    6: "trace_printk",
+    7: "get_prandom_u32",
+    25: "perf_event_output",
+    27: "get_stackid",
+    35: "get_current_task",
+    45: "probe_read_str",
+    67: "get_stack",
+    112: "probe_read_user",
+    113: "probe_read_kernel",
+    114: "probe_read_user_str",
+    115: "probe_read_kernel_str",
+    120: "get_ns_current_pid_tgid",
+    130: "ringbuf_output",
+    131: "ringbuf_reserve",
+    158: "get_current_task_btf",
 }
 _OUT_POINTERS = (503, 504, 505, 601)
-_RESULTS = {602: within(0, 31), 603: within(0, 1023), 604: within(0, ranges.U32)}
+_RESULTS = {
+    602: within(0, 31),
+    603: within(0, 1023),
+    604: within(0, ranges.U32),
+    608: within(1, ranges.U32),
+    609: within(0, 63),
+}
 
 Byte = tuple[Value, int, int]  # byte k of a value that was stored as n bytes
 
@@ -157,7 +200,12 @@ def place_of(program: Program, function: Function, pc: int) -> str:
     line = function.instructions[pc].line if 0 <= pc < len(function.instructions) else 0
     text = program.quote(line)
     where = f"C line {line}" + (f" `{text}`" if text else "") if line else "C line not known"
-    return f"device program {function.name}, instruction {pc}, {where}"
+    return f"{title(function)}, instruction {pc}, {where}"
+
+
+def title(function: Function) -> str:
+    """What a message calls a program."""
+    return f"{'device' if function.point in b.DEVICE_POINTS else 'host'} program {function.name}"
 
 
 def check(program: Program, function: Function) -> Checked:
@@ -183,9 +231,7 @@ class _Checker:
         line = self.code[pc].line if 0 <= pc < len(self.code) else 0
         text = self.program.quote(line)
         where = f"C line {line}" + (f" `{text}`" if text else "") if line else "C line not known"
-        return VerifyError(
-            f"device program {self.function.name}, instruction {pc}, {where}: {what}; {remedy}"
-        )
+        return VerifyError(f"{title(self.function)}, instruction {pc}, {where}: {what}; {remedy}")
 
     # The walk
 
@@ -321,7 +367,7 @@ class _Checker:
     def _validate(self) -> None:
         code = self.code
         if not code:
-            raise VerifyError(f"device program {self.function.name}: it is empty; write a body")
+            raise VerifyError(f"{title(self.function)}: it is empty; write a body")
         if len(code) > MAX_INSTRUCTIONS:
             raise self.reject(
                 0, f"{len(code)} instructions (at most {MAX_INSTRUCTIONS})", "do less in one program"
@@ -863,11 +909,16 @@ class _Calls:
         return self.checker.reject(self.state.pc, what, remedy)
 
     def run(self) -> None:
-        if self.helper not in HELPERS:
+        on_host = self.checker.function.point == "launch"
+        helpers = NATIVE_HELPERS if on_host else HELPERS
+        if self.helper not in helpers:
+            if on_host:
+                name = _KERNEL_ONLY.get(self.helper, f"number {self.helper}")
+                raise self.reject(f"helper {name} exists only in the kernel", "run as root")
             raise self.reject(
                 f"helper {self.helper} does not exist on a GPU", "see gpubpf.h for those that do"
             )
-        name, kinds = HELPERS[self.helper]
+        name, kinds = helpers[self.helper]
         self.name = name
         if kinds:
             self.map = self._map(2 if self.helper == 25 else 1, kinds)
@@ -877,12 +928,16 @@ class _Calls:
             2: self._update,
             3: self._delete,
             6: self._print,
+            16: self._comm,
             25: self._output,
             130: self._output,
             131: self._reserve,
             132: self._submit,
             133: self._submit,
+            123: self._level,
             501: self._print,
+            607: self._maximum,
+            609: self._logarithm,
         }.get(self.helper)
         if special is not None:
             result = special() or result
@@ -905,6 +960,11 @@ class _Calls:
         if value.kind != "map":
             raise self.reject(f"{self.name} is given no map", "use the map's methods")
         definition = self.checker.program.maps[str(value.object)]
+        if definition.kind not in kinds and self.checker.function.point not in b.DEVICE_POINTS:
+            raise self.reject(
+                f"map {definition.name} exists only in the kernel",
+                "declare it with GPU_SHARED_ARRAY, or run as root",
+            )
         if definition.kind not in kinds:
             raise self.reject(
                 f"{self.name} does not work on map {definition.name} of kind {definition.kind}",
@@ -966,7 +1026,7 @@ class _Calls:
         self._outside(register, value, size, what)
         return None
 
-    def _outside(self, register: int, value: Value, size: int, what: str) -> None:
+    def _outside(self, register: int, value: Value, size: int, what: str, aligned: bool = True) -> None:
         if value.kind == "value" and self.checker.program.maps[str(value.object)].kind == "param":
             raise self.reject(f"{self.name}: its {what} lies in a parameter", "copy it to the stack first")
         limit = (
@@ -979,7 +1039,7 @@ class _Calls:
                 f"{self.name}: its {what} of {size} bytes reaches beyond the {limit} bytes there",
                 "pass the address of a large enough variable",
             )
-        step = gcd(size, 8)
+        step = gcd(size, 8) if aligned else 1
         alignment = (
             8 if value.kind == "record" else value_alignment(self.checker.program.maps[str(value.object)])
         )
@@ -1042,6 +1102,26 @@ class _Calls:
         assert self.map is not None
         self._memory(2, self.map.key_size, "key")
 
+    def _comm(self) -> None:
+        self.size = self._constant(2, "size")
+        if not 0 < self.size <= 64:
+            raise self.reject(f"{self.name} into {self.size} bytes", "16 bytes hold every name")
+        value = self._argument(1)
+        if value.kind == "stack" and value.range.constant is not None:
+            begin = self.checker._stack_bounds(self.state.pc, value.range, self.size)
+            for k in range(self.size):
+                self.checker._stack_store(
+                    self.state, int(value.object or 0), begin + k, 1, Value("number", within(0, 255))
+                )
+            self.pointers[1] = "stack"
+        elif value.kind == "value" and not value.nullable:
+            self._outside(1, value, self.size, "buffer", aligned=False)
+        else:
+            raise self.reject(f"{self.name}: argument 1 is no buffer", "pass an array of 16 bytes")
+
+    def _level(self) -> None:
+        self.checker._number(self.state, self._argument(1), "a level that is an address")
+
     def _output(self) -> None:
         perf = self.helper == 25
         if perf:
@@ -1052,6 +1132,18 @@ class _Calls:
             self.checker._number(self.state, self._argument(4), "flags that are an address")
         self.size = self._record_size(5 if perf else 3)
         self._memory(4 if perf else 2, self.size, "record")
+
+    def _maximum(self) -> None:
+        value = self._argument(1)
+        if value.kind != "value" or value.nullable:
+            raise self.reject(
+                f"{self.name}: its cell is no value of a map", "pass what lookup gave, tested against NULL"
+            )
+        self._outside(1, value, 8, "cell")
+        self.checker._number(self.state, self._argument(2), "the maximum of an address")
+
+    def _logarithm(self) -> None:
+        self.checker._number(self.state, self._argument(1), "the logarithm of an address")
 
     def _record_size(self, register: int) -> int:
         size = self._constant(register, "size")
@@ -1141,7 +1233,7 @@ def value_alignment(definition: MapDefinition) -> int:
         return 8
     if definition.kind == "hash":
         return 8
-    return gcd(16, definition.value_size)
+    return gcd(16, definition.stride)
 
 
 def _value_covers(old: Value | None, new: Value | None, ids: dict[int, int]) -> bool:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
 import struct
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from gpubpf.ptx.flow import LEAVING, WORK
 from gpubpf.ptx.inject import Injected, LaunchBlock, Placement, inject, launch_block
 from gpubpf.ptx.module import Instruction, Module, parse, render
 from gpubpf_fragments import TIME, Argument, Fragment, tally
+from gpubpf_sass import assembled, need, registers, sass
 from ptxrun import Memory, Thread, place_variables
 
 HERE = Path(__file__).parent
@@ -31,21 +30,6 @@ OPTIONS = {
     "sm_75 debug": ["-arch=sm_75", "-G"],
     "sm_80 rdc": ["-arch=sm_80", "-rdc=true"],
 }
-
-
-def need(program: str) -> str:
-    found = shutil.which(program)
-    if found is None:
-        pytest.skip(f"{program} is not installed")
-    return found
-
-
-def nvdisasm() -> str:
-    for root in map(Path, sys.path):
-        for found in root.glob("nvidia/**/bin/nvdisasm"):
-            found.chmod(0o755)
-            return str(found)
-    return need("nvdisasm")
 
 
 @pytest.fixture(scope="session")
@@ -70,43 +54,6 @@ def edges() -> Module:
 
 def everywhere(module: Module, *placements: Placement) -> Injected:
     return inject(module, dict.fromkeys(module.entries, placements))
-
-
-def assembled(text: str, arch: str, folder: Path, *options: str) -> tuple[Path, str]:
-    """The cubin, and what ptxas says about registers."""
-    ptx, cubin = folder / "in.ptx", folder / "out.cubin"
-    ptx.write_text(text)
-    done = subprocess.run(
-        [need("ptxas"), "-v", f"-arch={arch}", *options, str(ptx), "-o", str(cubin)],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[:2000]
-    return cubin, done.stderr
-
-
-def registers(report: str) -> dict[str, int]:
-    """Registers per entry, from `ptxas -v`."""
-    return {
-        name: int(count)
-        for name, count in re.findall(r"entry function '([\w$]+)'.*?Used (\d+) registers", report, re.DOTALL)
-    }
-
-
-def sass(cubin: Path) -> dict[str, list[str]]:
-    """The instructions of each kernel."""
-    text = subprocess.run([nvdisasm(), "-c", str(cubin)], capture_output=True, text=True, check=True).stdout
-    found: dict[str, list[str]] = {}
-    current: list[str] = []
-    for line in text.splitlines():
-        section = re.match(r"\s*\.section\s+\.text\.([\w$]+)", line)
-        if section:
-            current = found.setdefault(section.group(1), [])
-        elif "/*0" in line or "/*1" in line:
-            code = re.sub(r"/\*.*?\*/", "", line).strip()
-            if code and not code.startswith("NOP"):
-                current.append(code)
-    return found
 
 
 def statements(text: str, kernel: str) -> list[object]:
