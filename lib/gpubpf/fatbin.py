@@ -461,6 +461,11 @@ class Elf:
         return self.source.read(section.offset, section.size) if section.in_file else b""
 
 
+def elf_of_bytes(data: bytes) -> Elf:
+    """Raises ImageError for what is none."""
+    return Elf(_Memory(data))
+
+
 def _string(table: bytes, offset: int) -> str:
     """The zero-terminated string at `offset` of a string table; "" where there is none."""
     if offset >= len(table):

@@ -1,0 +1,416 @@
+"""Host programs and shared arrays: what a measurement has beside the GPU (docs/timing.md).
+
+Host programs run in the Linux kernel where the tool may load them, else those for launches run in the traced process, as
+native code that its agent calls. Arrays that programs on both sides share are memory of one traced process, each its own.
+
+    host = Host(program, (Attachment("on_launch", "launch"),))
+    process = host.process()                # for each traced process
+    process.attach(marker)                  # the stub in that process
+    process.array("slots")                  # what the shared array holds
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import re
+import stat
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpubpf import bpf
+from gpubpf.bytecode import Function, Program, encode
+from gpubpf.errors import Error, SessionError, UsageError, VerifyError
+from gpubpf.lower import launch
+from gpubpf.maps import MapDefinition, dtype, pad8
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from gpubpf.lower.native import Native
+
+LAUNCH = "launch"
+STUB = bytes.fromhex("0f1f440000c3")  # nop5; ret: a nop that the kernel can make a call of
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_CLOCKS = (5, 125, 160, 208)  # helpers that tell the real time
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A host program and where it goes: `launch`, or a tracepoint of the kernel, CATEGORY:NAME."""
+
+    function: str
+    event: str
+
+
+@dataclass(frozen=True)
+class Runs:
+    """How often a host program ran in the kernel, by the kernel's own count, and how long it took on average."""
+
+    function: str
+    runs: int
+    mean_ns: float
+    missed: int  # the CPU was inside another program
+
+
+class Host:
+    """The host side of one measurement. Raises VerifyError for a program that may not run, Error where it cannot.
+
+    `params`: the bytes of parameters. `natives`: for each launch program its native form, or why it has none; used where this
+    process may not load programs into the kernel. `virtual`: the embedded device's clock is virtual, so that programs which
+    ask for the time cannot run in the kernel. `note`: called with notices for the user.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        attachments: Sequence[Attachment],
+        *,
+        shared: Sequence[MapDefinition] = (),
+        params: Mapping[str, bytes] | None = None,
+        natives: Mapping[str, Native | str] | None = None,
+        virtual: bool = False,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._program = program
+        self._attachments = tuple(attachments)
+        self._params = dict(params or {})
+        self._note = note
+        used = {i.map for a in attachments for i in program.functions[a.function].instructions if i.map}
+        self._shared = {d.name: d for d in shared} | {
+            name: program.maps[name] for name in used if program.maps[name].kind == "shared_array"
+        }
+        self._used = sorted(used - set(self._shared))
+        self._files: dict[str, int] = {}  # of the maps that all processes have together
+        self._rings: dict[str, bpf.Ring] = {}
+        self._programs: list[tuple[str, int]] = []
+        self._events: list[int] = []
+        self._processes: list[HostProcess] = []
+        self._past: list[Runs] = []
+        self._lock = threading.Lock()
+        self.natives: tuple[Native, ...] = ()
+        self.in_kernel = False
+        if attachments:
+            self._start(natives or {}, virtual)
+
+    @property
+    def shared(self) -> Mapping[str, MapDefinition]:
+        """The shared arrays, by name."""
+        return self._shared
+
+    # --- start ---
+
+    def _start(self, natives: Mapping[str, Native | str], virtual: bool) -> None:
+        launches = [a.function for a in self._attachments if a.event == LAUNCH]
+        tracepoints = [a for a in self._attachments if a.event != LAUNCH]
+        asks_time = [name for name in launches if _calls(self._program.functions[name], _CLOCKS)]
+        if not (virtual and asks_time):
+            try:
+                self._load(tracepoints)
+                self.in_kernel = True
+                return
+            except PermissionError:
+                self._release()
+            except BaseException:
+                self._release()
+                raise
+            if launches:
+                self._note("no CAP_BPF: the host program runs in the agent")
+        if tracepoints:
+            names = ", ".join(a.event for a in tracepoints)
+            raise Error(f"host programs at {names} need CAP_BPF and CAP_PERFMON; run as root")
+        made = []
+        for name in launches:
+            native = natives.get(name, f"host program {name} has no native form; run as root")
+            if isinstance(native, str):
+                raise VerifyError(native)
+            made.append(native)
+        self.natives = tuple(made)
+
+    def _load(self, tracepoints: Sequence[Attachment]) -> None:
+        with contextlib.suppress(OSError):  # less is known then, and nothing else
+            self._events.append(bpf.enable_statistics())
+        for name in self._used:
+            definition = self._program.maps[name]
+            if definition.kernel_type == 4:
+                raise UsageError(
+                    f"map {name}: host programs have no BPF_PERF_OUTPUT here; declare it with BPF_RINGBUF_OUTPUT"
+                )
+            self._files[name] = _create(definition)
+            if definition.kind == "param":
+                size = definition.value_size
+                bpf.update(self._files[name], bytes(4), self._params.get(name, b"").ljust(size, b"\0")[:size])
+        for attachment in tracepoints:
+            function = self._program.functions[attachment.function]
+            if any(self._program.maps[i.map].kind == "shared_array" for i in function.instructions if i.map):
+                raise UsageError(
+                    f"host program {function.name} runs for the whole machine, and a shared array is one process's;"
+                    " use another map"
+                )
+            file = self.load(function, self._files)
+            self._programs.append((function.name, file))
+            self._events.append(bpf.attach_tracepoint(file, bpf.tracepoint(attachment.event).number))
+        if any(a.event == LAUNCH for a in self._attachments):
+            self._try_launches()
+
+    def _try_launches(self) -> None:
+        """Loads what each process will get, once, so that the user hears of it before the command runs."""
+        with contextlib.ExitStack() as stack:
+            files = dict(self._files)
+            for name, definition in self._shared.items():
+                files[name] = _create(definition)
+                stack.callback(os.close, files[name])
+            for attachment in self._attachments:
+                if attachment.event == LAUNCH:
+                    os.close(self.load(self._program.functions[attachment.function], files))
+
+    def load(self, function: Function, files: Mapping[str, int]) -> int:
+        """A program's file descriptor. Raises VerifyError; PermissionError where this process may not load it."""
+        kind = bpf.TRACEPOINT
+        if function.point == LAUNCH:
+            function, kind = launch.copied(function, launch.REGISTERS), bpf.KPROBE
+        try:
+            code = encode(function.instructions, files)
+            return bpf.load_program(kind, code, self._program.license, function.name)
+        except bpf.Rejected as error:
+            raise VerifyError(_rejection(self._program, function, error)) from None
+
+    # --- processes ---
+
+    def process(self) -> HostProcess:
+        """The host side of one more traced process."""
+        made = HostProcess(self)
+        with self._lock:
+            self._processes.append(made)
+        return made
+
+    def _gone(self, process: HostProcess) -> None:
+        with self._lock:
+            if process in self._processes:
+                self._processes.remove(process)
+                self._past += process._runs()
+
+    def runs(self) -> list[Runs]:
+        """Of every program, in all processes together. Empty where they run in the agents."""
+        with self._lock:
+            found = list(self._past)
+            for process in self._processes:
+                found += process._runs()
+        found += _count(self._programs)
+        total: dict[str, tuple[int, float, int]] = {}
+        for r in found:
+            runs, ns, missed = total.get(r.function, (0, 0.0, 0))
+            total[r.function] = runs + r.runs, ns + r.mean_ns * r.runs, missed + r.missed
+        return [
+            Runs(name, runs, ns / runs if runs else 0.0, missed) for name, (runs, ns, missed) in total.items()
+        ]
+
+    # --- maps ---
+
+    def items(self, name: str) -> np.ndarray[Any, Any]:
+        """All elements of a map in the kernel: fields `key` and `value`, a per-CPU map's values of shape (CPUs,)."""
+        import numpy as np
+
+        definition = self._program.maps[name]
+        kind, key, size, entries, _ = definition.kernel_attributes
+        keys, values = bpf.read_all(self._files[name], kind, key, size, entries)
+        step = bpf.value_bytes(kind, size)
+        count = len(values) // step
+        value = dtype(definition.value_type, size)
+        if step != size:
+            cells = np.frombuffer(values, np.uint8).reshape(count, bpf.possible_cpus(), pad8(size))
+            held = np.frombuffer(cells[:, :, :size].tobytes(), value).reshape(count, -1)
+        else:
+            held = np.frombuffer(values, value)
+        shape = held.shape[1:]
+        found = np.empty(count, [("key", dtype(definition.key_type, key)), ("value", value, shape)])
+        found["key"] = np.frombuffer(keys, found.dtype["key"])
+        found["value"] = held
+        return found
+
+    def records(self, name: str) -> np.ndarray[Any, Any]:
+        """The records that came into a ring buffer since the last time, of its `value_dtype`."""
+        definition = self._program.maps[name]
+        if name not in self._rings:
+            self._rings[name] = bpf.Ring(self._files[name], definition.capacity)
+        return self._rings[name].read(definition.value_dtype)
+
+    def lookup(self, name: str, key: bytes) -> bytes | None:
+        definition = self._program.maps[name]
+        kind, _, size, _, _ = definition.kernel_attributes
+        return bpf.lookup(self._files[name], key, bpf.value_bytes(kind, size))
+
+    def update(self, name: str, key: bytes, value: bytes) -> None:
+        bpf.update(self._files[name], key, value)
+
+    # --- end ---
+
+    def detach(self) -> None:
+        """No program runs any more; maps keep what they hold. Counts of runs are those of the end."""
+        with self._lock:
+            processes = list(self._processes)
+        for process in processes:
+            process.detach()
+        self._past += _count(self._programs)
+        for file in (*self._events, *(file for _, file in self._programs)):
+            os.close(file)
+        self._events.clear()
+        self._programs.clear()
+
+    def close(self) -> None:
+        self.detach()
+        for process in list(self._processes):
+            process.close()
+        self._release()
+
+    def _release(self) -> None:
+        for ring in self._rings.values():
+            ring.close()
+        for file in (*self._events, *(file for _, file in self._programs), *self._files.values()):
+            os.close(file)
+        self._rings.clear()
+        self._events.clear()
+        self._programs.clear()
+        self._files.clear()
+
+    def __enter__(self) -> Host:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class HostProcess:
+    """What one traced process has: shared arrays of its own, and programs that write to them."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._programs: list[tuple[str, int]] = []
+        self._events: list[int] = []
+        self._ended: list[Runs] = []
+        self._mapped: dict[str, mmap.mmap] = {}
+        self.files: dict[str, int] = {}  # of the shared arrays: for the agent to map
+        try:
+            for name, definition in host.shared.items():
+                size = array_bytes(definition)
+                self.files[name] = _create(definition) if host.in_kernel else _memory(name, size)
+                self._mapped[name] = mmap.mmap(self.files[name], size, mmap.MAP_SHARED, mmap.PROT_READ)
+        except BaseException:
+            self.close()
+            raise
+
+    def attach(self, marker: int, offset: int = 0) -> None:
+        """Puts the launch programs on the stub at `offset` of the file `marker`, which the process sent; it stays the caller's.
+        Raises SessionError for a file that is no such stub: others would be slowed down, and watched. Nothing where programs
+        run in the agent."""
+        host = self._host
+        launches = [a.function for a in host._attachments if a.event == LAUNCH]
+        if not host.in_kernel or not launches:
+            return
+        if not _is_stub(marker, offset):
+            raise SessionError("a traced process sent a file that is no stub; its launches are not followed")
+        for name in launches:
+            file = host.load(host._program.functions[name], {**host._files, **self.files})
+            self._programs.append((name, file))
+            self._events.append(bpf.attach_uprobe(file, f"/proc/self/fd/{marker}", offset))
+
+    def array(self, name: str) -> np.ndarray[Any, Any]:
+        """A copy of a shared array, shape (entries,), of the map's `value_dtype`."""
+        import numpy as np
+
+        definition = self._host.shared[name]
+        stride = pad8(definition.value_size)
+        shape = (definition.max_entries,)
+        return np.ndarray(shape, definition.value_dtype, self._mapped[name], 0, (stride,)).copy()
+
+    def _runs(self) -> list[Runs]:
+        return self._ended + _count(self._programs)
+
+    def detach(self) -> None:
+        """The programs run no more; the arrays stay."""
+        self._ended += _count(self._programs)
+        events, self._events = self._events, []
+        programs, self._programs = self._programs, []
+        for file in (*events, *(file for _, file in programs)):
+            os.close(file)
+
+    def close(self) -> None:
+        self.detach()
+        for area in self._mapped.values():
+            area.close()
+        for file in self.files.values():
+            os.close(file)
+        self._mapped.clear()
+        self.files.clear()
+        self._host._gone(self)
+
+
+def array_bytes(definition: MapDefinition) -> int:
+    """Bytes of a shared array; each element takes its size rounded up to 8."""
+    return pad8(definition.value_size) * definition.max_entries
+
+
+def _create(definition: MapDefinition) -> int:
+    kind, key, value, entries, flags = definition.kernel_attributes
+    try:
+        return bpf.create_map(kind, key, value, entries, flags, definition.name)
+    except PermissionError:
+        raise
+    except OSError as error:
+        raise Error(
+            f"the kernel makes no map {definition.name} ({error.strerror}); make it smaller"
+        ) from None
+
+
+def _memory(name: str, size: int) -> int:
+    """A file that two processes can map and neither can shrink, which would kill the other."""
+    file = os.memfd_create(f"gpubpf-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return file
+
+
+def _is_stub(marker: int, offset: int) -> bool:
+    """Whether it is the stub, in a file that the process made for it: only anonymous memory can be sealed against writing, so
+    it is no file that other programs run."""
+    try:
+        return (
+            stat.S_ISREG(os.fstat(marker).st_mode)
+            and fcntl.fcntl(marker, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+            and os.pread(marker, len(STUB), offset) == STUB
+        )
+    except OSError:
+        return False
+
+
+def _count(programs: Sequence[tuple[str, int]]) -> list[Runs]:
+    found = []
+    for name, file in programs:
+        with contextlib.suppress(OSError):
+            s = bpf.statistics(file)
+            found.append(Runs(name, s.runs, s.total_ns / s.runs if s.runs else 0.0, s.missed))
+    return found
+
+
+def _calls(function: Function, helpers: Sequence[int]) -> bool:
+    return any(i.opcode == 0x85 and i.src == 0 and i.imm in helpers for i in function.instructions)
+
+
+def _rejection(program: Program, function: Function, error: bpf.Rejected) -> str:
+    """The verifier's last words, with the place that they are about."""
+    lines = [s for line in error.log.splitlines() if (s := line.strip()) and not s.startswith("processed ")]
+    said = next(
+        (line for line in reversed(lines) if not re.match(r"\d+: |;|from |\d+$|func#|R\d", line)),
+        error.strerror or "no reason given",
+    )
+    at = next((int(m[1]) for line in reversed(lines) if (m := re.match(r"(\d+): \(", line))), None)
+    where = f"host program {function.name}"
+    if at is not None and at < len(function.instructions):
+        line = function.instructions[at].line
+        text = program.quote(line)
+        where += f", C line {line}" + (f" `{text}`" if text else "")
+    return f"{where}: the kernel's verifier says: {said}; correct the C text"

@@ -1,0 +1,102 @@
+"""LLVM IR → x86-64 machine code → `Native`: a host program that a traced process runs itself."""
+
+from __future__ import annotations
+
+from gpubpf.bytecode import CONTEXTS, Function, Program
+from gpubpf.errors import VerifyError
+from gpubpf.fatbin import elf_of_bytes
+from gpubpf.lower import ir, launch
+from gpubpf.lower.native import Given, Native
+from gpubpf.verify import check
+
+X86 = ir.Target(
+    triple="x86_64-unknown-linux-gnu",
+    layout="",
+    pointer="ptr",
+    scope="",
+    calls={},
+)
+# The registers of floating point are the application's; and nothing may lie outside of the code: no tables, no calls of memset.
+_FEATURES = "-mmx,-sse,-sse2,-x87,+soft-float"
+_ATTRIBUTES = '"no-jump-tables"="true" "no-builtins" noimplicitfloat nounwind'
+
+
+def lower(program: Program, function: Function) -> Native:
+    """The native code of a program for launches. Raises VerifyError where it has none: what only the kernel has is named."""
+    checked = check(program, launch.copied(function, launch.FIELDS))
+    module = ir.lower(program, checked, X86)
+    values: dict[Given, int] = {}
+    loads: list[str] = []
+    passed: list[str] = []
+    for argument in module.arguments:
+        given = _given(argument)
+        slot = values.setdefault(given, len(values))
+        name, kind = argument.name, "i64" if argument.type == "b64" else "i32"
+        loads += [
+            f"  %{name}.at = getelementptr i64, ptr %values, i64 {slot}",
+            f"  %{name}.value = load i64, ptr %{name}.at, align 8",
+        ]
+        result = f"%{name}.value"
+        if argument.kind == "param":
+            bits = 8 * argument.width
+            loads += [
+                f"  %{name}.base = inttoptr i64 {result} to ptr",
+                f"  %{name}.byte = getelementptr i8, ptr %{name}.base, i64 {argument.offset}",
+                f"  %{name}.part = load i{bits}, ptr %{name}.byte, align {argument.width}",
+            ]
+            result = f"%{name}.part"
+            if f"i{bits}" != kind:
+                loads.append(f"  %{name}.wide = zext i{bits} {result} to {kind}")
+                result = f"%{name}.wide"
+        passed.append(f"{kind} {result}")
+    inner = f"define internal void @{ir.ENTRY}("
+    text = module.text.replace(f"define void @{ir.ENTRY}(", inner).replace(") nounwind {", ") alwaysinline {")
+    text += "\n".join(
+        [
+            f"define void @run(ptr %values) {_ATTRIBUTES} {{",
+            *loads,
+            f"  call void @{ir.ENTRY}({', '.join(passed)})",
+            "  ret void",
+            "}",
+            "",
+        ]
+    )
+    return Native(function.name, _machine_code(function.name, text), tuple(values))
+
+
+def _given(argument: ir.Argument) -> Given:
+    if argument.kind == "launch":
+        return Given("context", 0)
+    if argument.kind == "context":
+        return Given("context", list(CONTEXTS["launch"]).index(argument.field))
+    if argument.kind == "helper":
+        return Given("helper", argument.offset)
+    return Given(argument.kind, 0, argument.map)
+
+
+def _machine_code(name: str, text: str) -> bytes:
+    import llvmlite.binding as llvm
+
+    from gpubpf.lower import nvptx
+
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    target = llvm.Target.from_triple(X86.triple)
+    machine = target.create_target_machine(
+        cpu="x86-64", features=_FEATURES, opt=2, reloc="pic", codemodel="small"
+    )
+    module = llvm.parse_assembly(text)
+    module.data_layout = str(machine.target_data)
+    module.verify()
+    nvptx.optimize(module, machine)
+    elf = elf_of_bytes(machine.emit_object(module))
+    code = b""
+    for section in elf.sections:
+        if section.name == ".text":
+            code = elf.contents(section)
+        elif section.size and section.name.startswith((".rela.text", ".rodata", ".data", ".bss", ".text.")):
+            raise VerifyError(
+                f"host program {name}: its native form is not one piece of code ({section.name}); split it into smaller"
+                " programs, or run as root"
+            )
+    return code

@@ -1,0 +1,443 @@
+"""Host programs: in the kernel, on a stub in this process, and as native code; both leave the same behind."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpubpf_bcc
+from gpubpf import bpf, compile, host
+from gpubpf.bytecode import Program
+from gpubpf.errors import Error, SessionError, UsageError, VerifyError
+from gpubpf.host import Attachment, Host
+from gpubpf.lower import x86
+from gpubpf.lower.native import Native
+from gpubpf.maps import MapDefinition, pad8
+
+TEXT = r"""
+#include <gpubpf.h>
+
+struct slot {
+    u64 launch, kernel, stream, call_ns, threads, gpu;
+    u64 now, pid_tgid, uid_gid, cgroup;
+    char comm[16];
+    u32 count;
+    u16 wide;
+    u8 narrow, odd[3];
+};
+struct settings { u64 least; u32 mask; u16 add; u8 few; };
+
+GPU_SHARED_ARRAY(slots, struct slot, 64);
+GPU_PARAM(settings, struct settings);
+
+int on_launch(struct gpu_launch *ctx) {
+    int zero = 0;
+    struct settings *s = settings.lookup(&zero);
+    if (!s || ctx->threads < s->least)
+        return 0;
+    int key = ctx->launch % 64;
+    struct slot *slot = slots.lookup(&key);
+    if (!slot)
+        return 0;
+    slot->launch = ctx->launch;
+    slot->kernel = ctx->kernel;
+    slot->stream = ctx->stream;
+    slot->call_ns = ctx->call_ns;
+    slot->threads = ctx->threads / 3 + (ctx->gpu >> 1);
+    slot->gpu = ctx->gpu;
+    slot->now = bpf_ktime_get_ns();
+    slot->pid_tgid = bpf_get_current_pid_tgid();
+    slot->uid_gid = bpf_get_current_uid_gid();
+    slot->cgroup = bpf_get_current_cgroup_id();
+    bpf_get_current_comm(slot->comm, sizeof(slot->comm));
+    __sync_fetch_and_add(&slot->count, s->add);
+    slot->wide = (u16)ctx->stream & s->mask;
+    slot->narrow = s->few;
+    int i;
+#pragma unroll
+    for (i = 0; i < 3; i++)
+        slot->odd[i] = i * slot->narrow;
+    return 0;
+}
+"""
+SETTINGS = np.array(
+    (100, 0xFF0, 7, 9), {"names": ["least", "mask", "add", "few"], "formats": ["<u8", "<u4", "<u2", "u1"],
+                         "offsets": [0, 8, 12, 14], "itemsize": 16},
+).tobytes()  # fmt: skip
+
+needs_bpf = pytest.mark.skipif(not compile.capable(), reason="needs CAP_BPF")
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
+
+
+def executable(file: int) -> int:
+    address = libc.mmap(None, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, file, 0)
+    assert address not in (None, ctypes.c_void_p(-1).value)
+    return int(address)
+
+
+@pytest.fixture
+def marker() -> Iterator[tuple[int, Callable[..., None]]]:
+    """The stub that an agent has, and a function that calls it."""
+    file = os.memfd_create("marker", os.MFD_ALLOW_SEALING)
+    os.write(file, host.STUB.ljust(mmap.PAGESIZE, b"\xcc"))
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, host._SEALS)
+    yield file, ctypes.CFUNCTYPE(None, *[ctypes.c_uint64] * 6)(executable(file))
+    os.close(file)
+
+
+def helpers() -> dict[int, Any]:
+    """What an agent gives native code."""
+
+    def comm(buffer: int, size: int) -> int:
+        name = Path("/proc/self/comm").read_bytes()[:-1]
+        ctypes.memmove(buffer, name.ljust(size, b"\0"), size)
+        return 0
+
+    import time
+
+    number = ctypes.c_uint64
+    plain = ctypes.CFUNCTYPE(number)
+    return {
+        5: plain(time.monotonic_ns),
+        8: plain(lambda: 0),
+        14: plain(lambda: os.getpid() << 32 | threading.get_native_id()),
+        15: plain(lambda: os.getgid() << 32 | os.getuid()),
+        16: ctypes.CFUNCTYPE(number, ctypes.c_void_p, ctypes.c_uint32)(comm),
+        80: plain(lambda: 80),
+        123: ctypes.CFUNCTYPE(number, ctypes.c_int32)(lambda level: [1, 80, 0][min(level, 2)]),
+    }
+
+
+class Agent:
+    """Runs native code as an agent does."""
+
+    def __init__(self, native: Native, bases: Mapping[str, int], params: Mapping[str, bytes]) -> None:
+        self.file = os.memfd_create("code")
+        os.write(self.file, native.code.ljust(mmap.PAGESIZE, b"\xcc"))
+        self.run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(executable(self.file))
+        self.helpers = helpers()
+        self.params = {name: ctypes.create_string_buffer(data, len(data)) for name, data in params.items()}
+        self.native, self.bases = native, bases
+
+    def __call__(self, *fields: int) -> None:
+        values = []
+        for value in self.native.values:
+            if value.kind == "context":
+                values.append(fields[value.number])
+            elif value.kind == "map_base":
+                values.append(self.bases[value.map])
+            elif value.kind == "param":
+                values.append(ctypes.addressof(self.params[value.map]))
+            else:
+                values.append(ctypes.cast(self.helpers[value.number], ctypes.c_void_p).value)
+        self.run((ctypes.c_uint64 * len(values))(*values))
+
+
+def native_of(program: Program, name: str = "on_launch") -> Native:
+    made = x86.lower(program, program.functions[name])
+    return Native.from_json(made.to_json())
+
+
+def launches() -> list[tuple[int, ...]]:
+    return [(1 << 40 | n, n % 5, 0x7F00_1234_5670 + n, n * n, 90 + n, n % 3) for n in range(23)]
+
+
+@needs_bpf
+def test_kernel_and_native_code_leave_the_same(marker: tuple[int, Callable[..., None]]) -> None:
+    program = gpubpf_bcc.compiled(TEXT)
+    definition = program.maps["slots"]
+    where = (Attachment("on_launch", "launch"),)
+    with Host(program, where, params={"settings": SETTINGS}) as running:
+        assert running.in_kernel and not running.natives
+        process = running.process()
+        process.attach(marker[0])
+        for fields in launches():
+            marker[1](*fields)
+        (runs,) = running.runs()
+        assert (runs.function, runs.runs, runs.missed) == ("on_launch", 23, 0)
+        assert 0 < runs.mean_ns < 1e6
+        kernels = process.array("slots")
+        process.detach()
+        marker[1](*launches()[0])
+        assert running.runs() == [runs]  # what was counted stays, and nothing is added
+        assert (process.array("slots") == kernels).all()
+
+    memory = np.zeros(definition.max_entries * pad8(definition.value_size), np.uint8)
+    agent = Agent(native_of(program), {"slots": memory.ctypes.data}, {"settings": SETTINGS})
+    for fields in launches():
+        agent(*fields)
+    stride = pad8(definition.value_size)
+    own = np.ndarray((64,), definition.value_dtype, memory.data, 0, (stride,))
+    used = kernels["launch"] != 0
+    assert used.sum() == 13  # threads from 90 to 112, at least 100
+    for field in definition.value_dtype.names or ():
+        if field == "now":
+            assert (np.diff(own["now"][used].astype("i8")) >= 0).all()
+            assert (kernels["now"][used] < own["now"][used]).all()
+        elif field != "cgroup":
+            assert (kernels[field] == own[field]).all(), field
+    assert (kernels["cgroup"][used] > 0).all() and (own["cgroup"][used] == 80).all()
+    assert list(kernels["odd"][used][0]) == [0, 9, 18]
+
+
+def shared(name: str, size: int = 24, entries: int = 3) -> MapDefinition:
+    return MapDefinition(name, "shared_array", 4, size, entries, "<i4", f"|V{size}", 1024, 2)
+
+
+@pytest.mark.parametrize("in_kernel", [pytest.param(True, marks=needs_bpf), False])
+def test_shared_arrays_are_memory_of_one_process(in_kernel: bool) -> None:
+    with Host(Program("", {}, {}), (), shared=[shared("a", 20), shared("b")]) as running:
+        running.in_kernel = in_kernel
+        one, two = running.process(), running.process()
+        assert sorted(one.files) == ["a", "b"]
+        with mmap.mmap(one.files["a"], host.array_bytes(running.shared["a"])) as area:
+            area[24:44] = bytes(range(20))  # the second element: 20 bytes take 24
+        assert one.array("a")[1].tobytes() == bytes(range(20))
+        assert two.array("a").tobytes() == bytes(60)
+        two.close()
+        assert one.array("a")[1].tobytes() == bytes(range(20))
+
+
+@needs_bpf
+def test_refuses_to_watch_a_file_that_is_no_stub(tmp_path: Path) -> None:
+    program = gpubpf_bcc.compiled(TEXT)
+    with Host(program, (Attachment("on_launch", "launch"),)) as running:
+        process = running.process()
+        ordinary = tmp_path / "library.so"
+        ordinary.write_bytes(host.STUB.ljust(4096, b"\0"))
+        unsealed = os.memfd_create("marker", os.MFD_ALLOW_SEALING)
+        os.write(unsealed, host.STUB)
+        other = os.memfd_create("marker", os.MFD_ALLOW_SEALING)
+        os.write(other, b"\x55" + host.STUB)
+        fcntl.fcntl(other, fcntl.F_ADD_SEALS, host._SEALS)
+        files = [os.open(ordinary, os.O_RDONLY), unsealed, other, os.open("/dev/null", os.O_RDONLY)]
+        for file in files:
+            with pytest.raises(SessionError, match="no stub"):
+                process.attach(file)
+        process.attach(other, 1)
+        for file in files:
+            os.close(file)
+
+
+@needs_bpf
+def test_starts_quickly(marker: tuple[int, Callable[..., None]]) -> None:
+    import time
+
+    program = gpubpf_bcc.compiled(TEXT)
+    begun = time.perf_counter()
+    running = Host(program, (Attachment("on_launch", "launch"),))
+    process = running.process()
+    process.attach(marker[0])
+    taken = time.perf_counter() - begun
+    running.close()
+    assert taken < 0.5  # some 20 ms on a quiet machine
+
+
+TRACEPOINT = r"""
+#include <gpubpf.h>
+struct enter { u64 common; s64 number; u64 arguments[6]; };
+struct record { u64 number; u32 tid; u32 pad; };
+BPF_HASH(wanted, u32, u64, 8);
+BPF_PERCPU_ARRAY(seen, u64, 2);
+BPF_RINGBUF_OUTPUT(records, 1);
+BPF_ARRAY(lost, u64, 1);
+
+int on_enter(struct enter *ctx) {
+    u32 tid = bpf_get_current_pid_tgid();
+    u64 *number = wanted.lookup(&tid);
+    if (!number || *number != ctx->number)
+        return 0;
+    int key = 1, zero = 0;
+    u64 *count = seen.lookup(&key);
+    if (count)
+        *count += 1;
+    struct record r = {.number = ctx->number, .tid = tid};
+    u64 *missed = lost.lookup(&zero);
+    if (records.ringbuf_output(&r, sizeof(r), 1) && missed)
+        __sync_fetch_and_add(missed, 1);
+    return 0;
+}
+"""
+
+
+@needs_bpf
+def test_tracepoints_maps_and_the_ring_buffer() -> None:
+    program = gpubpf_bcc.compiled(TRACEPOINT)
+    getppid = 110
+    with Host(program, (Attachment("on_enter", "raw_syscalls:sys_enter"),)) as running:
+        tid = threading.get_native_id()
+        running.update("wanted", tid.to_bytes(4, "little"), getppid.to_bytes(8, "little"))
+        for _ in range(5):
+            os.getppid()
+        records = running.records("records")
+        assert records["number"].tolist() == [getppid] * 5 and records["tid"].tolist() == [tid] * 5
+        assert not len(running.records("records"))
+        room = 4096 // 24
+        for _ in range(500):
+            os.getppid()
+        assert len(running.records("records")) == room
+        assert running.items("lost")["value"].tolist() == [500 - room]
+        os.getppid()
+        assert len(running.records("records")) == 1  # there is room again
+        seen = running.items("seen")
+        assert seen["key"].tolist() == [0, 1] and seen["value"].sum(axis=1).tolist() == [0, 506]
+        assert running.items("wanted").tolist() == [(tid, getppid)]
+        running.detach()
+        os.getppid()
+        assert not len(running.records("records"))
+
+
+@needs_bpf
+def test_tracefs_is_found_without_being_mounted_for_others() -> None:
+    before = Path("/proc/self/mounts").read_text()
+    found = bpf.tracepoint("sched:sched_switch")
+    assert found.fields["prev_pid"] == (24, 4)
+    assert Path("/proc/self/mounts").read_text() == before
+    with pytest.raises(Error, match="no tracepoint sched:nothing; check its name"):
+        bpf.tracepoint("sched:nothing")
+
+
+def text(body: str, maps: str = "") -> str:
+    return f"#include <gpubpf.h>\n{maps}\nint on_launch(struct gpu_launch *ctx) {{\n{body}\nreturn 0;\n}}\n"
+
+
+@needs_bpf
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            text("u64 k = 1; counts.increment(k);", "BPF_HASH(counts);"),
+            "map counts exists only in the kernel",
+        ),
+        (text("bpf_get_current_task();"), "helper get_current_task exists only in the kernel; run as root"),
+        (text("int x = bpf_get_prandom_u32();"), "helper get_prandom_u32 exists only in the kernel"),
+    ],
+)
+def test_what_only_the_kernel_has_is_refused_by_name(source: str, message: str) -> None:
+    program = gpubpf_bcc.compiled(source)
+    with Host(program, (Attachment("on_launch", "launch"),)):
+        pass  # the kernel has it
+    with pytest.raises(VerifyError, match=message):
+        native_of(program)
+
+
+@needs_bpf
+def test_the_kernels_verdict_names_the_line() -> None:
+    program = gpubpf_bcc.compiled(
+        text("int k = 9; u64 *v = a.lookup(&k);\n*v = ctx->launch;", "GPU_SHARED_ARRAY(a, u64, 4);")
+    )
+    with pytest.raises(VerifyError, match=r"host program on_launch, C line 5 `\*v = ctx->launch;`"):
+        Host(program, (Attachment("on_launch", "launch"),))
+
+
+@needs_bpf
+def test_a_context_kept_over_calls_and_branches(marker: tuple[int, Callable[..., None]]) -> None:
+    body = """
+    u64 sum = 0;
+    int i, key = ctx->gpu & 3;
+    for (i = 0; i < 4; i++)
+        sum += bpf_get_smp_processor_id() * 0 + ((u32)ctx->threads >> i);
+    struct gpu_launch *again = ctx;
+    if (ctx->stream & 1)
+        sum += again->call_ns;
+    else
+        sum += again->kernel;
+    u64 *v = a.lookup(&key);
+    if (v) *v = sum;
+    """
+    program = gpubpf_bcc.compiled(text(body, "GPU_SHARED_ARRAY(a, u64, 4);"))
+    with Host(program, (Attachment("on_launch", "launch"),)) as running:
+        process = running.process()
+        process.attach(marker[0])
+        for gpu in range(4):
+            marker[1](1, 1000, gpu, 50, 64 | 1 << 40, gpu)
+        assert process.array("a").tolist() == [1120, 170, 1120, 170]
+    memory = (ctypes.c_uint64 * 4)()
+    agent = Agent(native_of(program), {"a": ctypes.addressof(memory)}, {})
+    for gpu in range(4):
+        agent(1, 1000, gpu, 50, 64 | 1 << 40, gpu)
+    assert list(memory) == [1120, 170, 1120, 170]
+
+
+@needs_bpf
+def test_a_shared_array_belongs_to_no_tracepoint() -> None:
+    source = """#include <gpubpf.h>
+    GPU_SHARED_ARRAY(a, u64, 4);
+    struct enter { u64 common; s64 number; };
+    int on_enter(struct enter *ctx) { int k = 0; u64 *v = a.lookup(&k); if (v) *v = 1; return 0; }"""
+    with pytest.raises(UsageError, match="whole machine"):
+        Host(gpubpf_bcc.compiled(source), (Attachment("on_enter", "raw_syscalls:sys_enter"),))
+
+
+@needs_bpf
+def test_the_virtual_clock_keeps_programs_that_ask_for_time_out_of_the_kernel() -> None:
+    program = gpubpf_bcc.compiled(TEXT)
+    native = native_of(program)
+    where = (Attachment("on_launch", "launch"),)
+    with Host(program, where, natives={"on_launch": native}, virtual=True) as running:
+        assert not running.in_kernel and running.natives == (native,)
+
+
+WITHOUT_CAPABILITY = """
+import pickle, sys
+from gpubpf.host import Attachment, Host
+program, native = pickle.load(open(sys.argv[1], "rb"))
+said = []
+with Host(program, (Attachment("on_launch", "launch"),), natives={"on_launch": native}, note=said.append) as running:
+    print(running.in_kernel, len(running.natives), said)
+    process = running.process()
+    print(process.array("slots")["launch"].sum(), running.runs())
+try:
+    Host(program, (Attachment("on_launch", "sched:sched_switch"),))
+except Exception as error:
+    print(error)
+"""
+
+
+@needs_bpf
+def test_without_capability_the_agent_gets_the_program(tmp_path: Path) -> None:
+    import pickle
+    import sys
+
+    program = gpubpf_bcc.compiled(TEXT)
+    kept = tmp_path / "program"
+    plain = Program(program.text, dict(program.functions), dict(program.maps), program.license)
+    kept.write_bytes(pickle.dumps((plain, native_of(program))))
+    for part in (tmp_path, *list(tmp_path.parents)[:2]):
+        part.chmod(part.stat().st_mode | 0o755)
+    command = [
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "--no-new-privs",
+        "--bounding-set=-all",
+    ]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", WITHOUT_CAPABILITY, kept], capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "False 1 ['no CAP_BPF: the host program runs in the agent']",
+        "0 []",
+        "host programs at sched:sched_switch need CAP_BPF and CAP_PERFMON; run as root",
+    ]
