@@ -241,12 +241,13 @@ def _collect(lib: Any, module: int, text: str, said: str) -> Program:
 
 
 def _check_sides(program: Program) -> None:
-    """A map lies in GPU memory or in the kernel, so programs of one side use it; a shared array lies in host memory."""
+    """A map lies in GPU memory or in the kernel, so programs of one side use it; a shared array lies in host memory,
+    and parameters are copied to both."""
     on_device = {i.map: f.name for f in program.device_functions for i in f.instructions}
     for function in program.host_functions:
         for i in function.instructions:
             definition = program.maps.get(i.map or "")
-            if definition is None or definition.kind == "shared_array":
+            if definition is None or definition.kind in ("shared_array", "param"):
                 continue
             if definition.name in on_device:
                 raise CompileError(

@@ -13,7 +13,8 @@ class Argument:
 
     kind `launch` (the launch id), `map_base` (address of the storage of `map`), `map_capacity` (threads that the thread array
     `map` has room for, below 2^32), `param` (`width` bytes at `offset` of the `param` map `map`, zero-extended), `context`
-    (what the injector supplies: `field` `site`, `work`), `pid_tgid` (of the host thread that launched: process << 32 | thread).
+    (what the injector supplies: `field` `site`, `work`), `pid_tgid` (of the host thread that launched: process << 32 | thread);
+    in host programs `helper` (address of the function that is helper number `offset`).
     """
 
     name: str
