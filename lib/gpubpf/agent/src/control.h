@@ -28,7 +28,8 @@ struct Slot {
   std::atomic<uint64_t> instrumented;
   std::atomic<uint64_t> reasons[kReasons];
   std::atomic<uint64_t> number;  // launches of the kernel as --launch and --sample count them
-  uint64_t reserved[13];
+  std::atomic<uint64_t> threads;  // of the launches that were instrumented: what bounds their records when the process is killed
+  uint64_t reserved[12];
 };
 static_assert(sizeof(Slot) == 256, "protocol.py knows this size");
 
