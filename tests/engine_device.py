@@ -101,10 +101,14 @@ class TranslateFailure(Exception):
 
 
 class Device:
-    """A loaded module; `virtual`: on the virtual clock. `duration`: of the last launch there, in ns."""
+    """A loaded module; `virtual`: on the virtual clock.
+
+    Of the last launch there: its `duration` in ns, and when each thread ended (`ends`; 0 for one that did not).
+    """
 
     def __init__(self, ptx: str, virtual: bool = False) -> None:
         self.duration = 0
+        self.ends = np.zeros(0, np.uint64)
         text = ptx.encode()
         code = ctypes.c_int(0)
         log = ctypes.create_string_buffer(4096)
@@ -158,6 +162,7 @@ class Device:
         message = ctypes.create_string_buffer(1024)
         where = (ctypes.c_uint64 * 8)()
         duration = ctypes.c_uint64()
+        self.ends = np.zeros(int(np.prod(three(grid)) * np.prod(three(block))), np.uint64)
         code = library().harness_launch(
             ctypes.c_void_p(self.module),
             name.encode(),
@@ -173,6 +178,7 @@ class Device:
             where,
             ctypes.c_uint64(start),
             ctypes.byref(duration),
+            self.ends.ctypes.data_as(ctypes.POINTER(ctypes.c_uint64)),
         )
         self.duration = duration.value
         if code == -1:

@@ -94,7 +94,7 @@ uint64_t harness_variable(void *module, const char *name) {
 // `values`: count addresses of parameter values, as for cuLaunchKernel. Returns the fault's code, -1: no such kernel.
 int harness_launch(void *module, const char *name, const uint32_t *grid, const uint32_t *block, uint32_t shared,
                    void **values, uint32_t stack, int shuffle, uint64_t seed, char *message, uint64_t message_size,
-                   uint64_t *where, uint64_t start_ns, uint64_t *duration_ns) {
+                   uint64_t *where, uint64_t start_ns, uint64_t *duration_ns, uint64_t *ends) {
     auto *m = static_cast<Module *>(module);
     const int k = m->image->find_kernel(name);
     if (k < 0) return -1;
@@ -115,6 +115,7 @@ int harness_launch(void *module, const char *name, const uint32_t *grid, const u
     launch.shuffle = shuffle != 0;
     launch.seed = seed;
     launch.start_ns = start_ns;
+    launch.ends = ends;
     const Fault fault = run(launch, duration_ns);
     copy(message, message_size, fault.message);
     if (where) {

@@ -148,6 +148,7 @@ struct LaunchDescription {
     bool shuffle = false;                           // hostile mode: random order of blocks and warps …
     uint64_t seed = 0;                              // … from this seed
     uint64_t start_ns = 0;                          // virtual clock: when every block begins
+    uint64_t *ends = nullptr;                       // … if not null: gets when each thread of the grid ended, by its number
     const std::atomic<bool> *cancel = nullptr;      // becomes true: the grid is abandoned (Fault code 0, cancelled)
 };
 

@@ -130,6 +130,8 @@ bool step(Block &block, uint32_t index) {
     const bool gone = w.exited == ~0u;
     if (gone) {
         block.end = std::max(block.end, *std::max_element(w.time, w.time + 32));
+        if (uint64_t *ends = block.job->launch->ends)
+            std::copy_n(w.time, std::min(32u, block.threads - index * 32), ends + block.linear * block.threads + index * 32);
         block.spare.emplace_back(&warp);
         block.active[index] = nullptr;
         block.finished++;

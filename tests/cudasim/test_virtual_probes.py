@@ -1,0 +1,170 @@
+"""On the virtual clock an instrumented kernel takes exactly the time of the original, for every thread, whatever the probes do."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import struct
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from engine_device import Array, Device, compile_cuda, library, nvcc
+from gpubpf.lower import Argument, Fragment
+from gpubpf.ptx.inject import TABLE, Injected, Placement, inject
+from gpubpf.ptx.module import Module, parse, render
+from gpubpf_fragments import tally
+
+PTX = Path(__file__).resolve().parents[1] / "gpubpf" / "ptx"
+START = 5_000
+
+
+def _inject_runs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("inject_runs", PTX / "test_inject_runs.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+RUNS = _inject_runs()
+
+
+def stamp(name: str) -> Fragment:
+    """NAME[thread] = globaltimer, after work whose length differs between lanes, atomics and collectives."""
+    return Fragment(
+        name,
+        f"""{{
+.reg .pred %p<4>; .reg .b64 %rd<6>; .reg .b32 %r<12>;
+mov.u64 %rd1, %globaltimer;
+mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mad.lo.u32 %r4, %r2, %r3, %r1;
+and.b32 %r5, %r1, 7;
+$L_again:
+setp.eq.u32 %p1, %r5, 0;
+@%p1 bra $L_done;
+sub.u32 %r5, %r5, 1;
+nanosleep.u32 1000;
+bra $L_again;
+$L_done:
+activemask.b32 %r6;
+bar.warp.sync %r6;
+shfl.sync.idx.b32 %r7, %r4, 0, 31, %r6;
+vote.sync.ballot.b32 %r8, %p1, %r6;
+mul.wide.u32 %rd2, %r4, 8; add.u64 %rd2, %rd2, %gpubpf_{name};
+atom.exch.b64 %rd3, [%rd2], %rd1;
+mov.u64 %rd4, %clock64;
+setp.ne.u64 %p2, %rd4, %rd1;
+@%p2 trap;
+}}""",
+        (Argument(name, "b64", "map_base", name),),
+    )
+
+
+PROBES = [Placement(stamp("began"), "entry"), Placement(stamp("left"), "exit")]
+PROBES.append(Placement(tally("tallies"), "exit", "instructions"))
+
+
+@cache
+def corpus(options: tuple[str, ...]) -> Module:
+    application = parse(compile_cuda((PTX / "corpus.cu").read_text(), *options))
+    kept = tuple(i for i in application.items if getattr(i, "kind", "func") == "func" or i.name in CORPUS)
+    return dataclasses.replace(application, items=kept)
+
+
+class Pair:
+    """A module and its instrumented copy, loaded."""
+
+    def __init__(self, application: Module, kernels: list[str]) -> None:
+        self.injected: Injected = inject(application, dict.fromkeys(kernels, PROBES))
+        assert not self.injected.refusals
+        self.original = Device(render(application), virtual=True)
+        self.copy = Device(self.injected.text, virtual=True)
+        places = []
+        for variable in self.injected.variables:
+            owner = self.original if self._address(self.original, variable.name) else self.copy
+            places.append(self._address(owner, variable.name))
+        if places:
+            self.copy.variable(TABLE, np.uint64, (len(places),))[:] = places
+
+    @staticmethod
+    def _address(device: Device, name: str) -> int:
+        return int(library().harness_variable(RUNS.ctypes.c_void_p(device.module), name.encode()))
+
+    def variables(self) -> list[np.ndarray]:
+        return [
+            self.original.variable(v.name, np.uint8, (v.size,))
+            for v in self.injected.variables
+            if self._address(self.original, v.name) and v.size
+        ]
+
+    def compare(
+        self, kernel: str, grid: int, block: int, shared: int, arguments: list[str | bytes]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Ends of threads and their work; asserts that the probes saw the right times."""
+
+        def given() -> list[object]:
+            return [
+                Array(np.frombuffer(RUNS.BUFFERS[a], np.uint8)) if isinstance(a, str) else a
+                for a in arguments
+            ]
+
+        before = [v.copy() for v in self.variables()]
+        self.original.launch(kernel, grid, block, *given(), shared=shared, start=START)
+        ends, duration = self.original.ends, self.original.duration
+        for variable, data in zip(self.variables(), before, strict=True):
+            variable[:] = data
+        threads = grid * block
+        layout = self.injected.kernels[kernel].block
+        hidden = bytearray(layout.size)
+        maps = {name: Array(np.zeros((threads, 2), np.uint64)) for name in layout.bases}
+        for name, storage in maps.items():
+            struct.pack_into("<Q", hidden, layout.bases[name], storage.address)
+        struct.pack_into("<Q", hidden, layout.capacities["tallies"], threads)
+        self.copy.launch(kernel, grid, block, *given(), bytes(hidden), shared=shared, start=START, seed=3)
+        assert (self.copy.ends == ends).all(), (self.copy.ends, ends)
+        assert self.copy.duration == duration == ends.max() - START
+        began = maps["began"].host.reshape(-1)[:threads]
+        left = maps["left"].host.reshape(-1)[:threads]
+        assert (began == START).all()
+        assert np.isin(ends - left, [0, 1]).all()  # 0: the end of the function, without a `ret`
+        return ends, maps["tallies"].host[:, 1]
+
+
+CORPUS = {
+    **RUNS.LAUNCHES,
+    # "_Z8gridSyncPi": (4, 32, 0, ["ints"]),
+    "_Z6lane31Pyi": (1, 64, 0, ["zeros", RUNS.number(50)]),
+    # "_Z5spins": (1, 32, 0, ["zeros", "zeros"]),
+}
+WAITING = {"reduce", "earlyReturnThenBarrier", "shuffles", "groups", "nbody", "gridSync"}
+
+
+@pytest.mark.skipif(nvcc() is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("options", [(), ("-G",)], ids=["optimized", "debug"])
+def test_compiled_kernels_take_the_time_of_the_original(options: tuple[str, ...]) -> None:
+    pair = Pair(corpus(options), list(CORPUS))
+    for name, (grid, block, shared, arguments) in CORPUS.items():
+        ends, work = pair.compare(name, grid, block, shared, arguments)
+        if any(w in name for w in WAITING):
+            assert (ends - START >= work).all(), name
+        else:
+            assert (ends - START == work).all(), name
+
+
+@pytest.mark.parametrize("n", range(6))
+def test_ways_out_take_the_time_of_the_original(n: int) -> None:
+    application = parse((PTX / "edges.ptx").read_text())
+    names = list(application.entries)
+    pair = edges()
+    for name in names:
+        ends, work = pair.compare(name, 1, 40, 0, ["zeros", RUNS.number(n)])
+        assert (ends - START == work).all(), name
+
+
+@cache
+def edges() -> Pair:
+    application = parse((PTX / "edges.ptx").read_text())
+    return Pair(application, list(application.entries))
