@@ -117,6 +117,11 @@ class GpuClock:
         error[fine] = np.ceil((high - low) / 2 + 0.5).astype(np.int64)
         return Times(at, error)
 
+    def gpu_near(self, host: Any) -> Integers:
+        """What the GPU's clock shows about then, within a thousandth of the time to the first bracket: to tell apart readings that
+        lack their upper bits."""
+        return np.asarray(host).astype(np.int64) - self._origin_host + self._origin_gpu
+
     def _bounds(self, x: Reals) -> tuple[Reals, Reals]:
         """Least and largest host time at GPU times `x`; not finite where unknown."""
         last = len(self._segments) - 1

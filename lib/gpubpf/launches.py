@@ -1,0 +1,426 @@
+"""The operation log and what device programs measured → launches with times on the host's clock.
+
+    launches = Launches(slots=1 << 15)
+    launches.log(process, records)                # as they come
+    launches.reading(process, starts, ends, …)    # each time that the GPU's arrays were read
+    found = launches.found()                      # all launches so far
+
+The device's half of a launch lies in arrays in which launch number N has place N modulo `slots`. A cell is a key of 16 bits of
+generation (N / slots) and 48 bits of time, so that the largest key wins without a lock: for starts the complement of the time
+(the first thread), for ends the time itself (the last thread). A cell of another generation is another launch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from gpubpf import timeline
+from gpubpf.clock import UNKNOWN, Bracket, GpuClock
+from gpubpf.timeline import NONE, Kind, Lane, Operations, Waits
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Integers: TypeAlias = NDArray[np.int64]
+    Records: TypeAlias = NDArray[Any]
+
+TIME_BITS = 48
+MASK = (1 << TIME_BITS) - 1
+GENERATIONS = 1 << 16
+COUNTER = (1 << 40) - 1  # the part of an id that counts; the process is above
+SPAN, CLOCK, NODE, EDGE, FAULT, LANE = 16, 17, 18, 19, 20, 21  # further kinds of records (docs/timing.md)
+GRAPH_NODE, CALL_WAITS, CAPTURED = 1, 2, 4  # flags
+INSTRUMENTED, NOT_MATCHED = 0, 255  # reasons
+NO_METHOD, DEVICE, STAMP = range(3)  # how a time was measured
+METHODS = (None, "device", "stamp")
+
+
+@dataclass
+class Process:
+    """A traced process: its `names` are the kernels' mangled names by slot, `gpus` the ordinals by context number."""
+
+    pid: int
+    comm: str = ""
+    virtual: bool = False  # its times are on the embedded device's virtual clock
+    names: Mapping[int, str] = field(default_factory=dict)
+    gpus: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Operations and what is known of each: arrays with an element for each.
+
+    name: of a kernel its number in `names` (mangled), else -1. reason: why a kernel was not instrumented (as in the log). method: how
+    its times were measured. start_error, end_error: ns, UNKNOWN without a time; exec_error: of end - start. running: not over at the
+    last reading. lost: instrumented, and its times never came. bytes: of copies and memsets. parent: of a kernel in a graph the
+    graph's launch, else -1. event: the handle of records and waits. api: the number of an API call's function. clock_steps:
+    places where clocks contradict themselves.
+    """
+
+    ops: Operations
+    waits: Waits
+    processes: list[Process]
+    process: Integers  # place in `processes`
+    names: list[str]
+    name: Integers
+    gpu: Integers
+    tid: Integers
+    stream: NDArray[np.uint64]
+    reason: Integers
+    method: Integers
+    start_error: Integers
+    end_error: Integers
+    exec_error: Integers
+    running: NDArray[np.bool_]
+    lost: NDArray[np.bool_]
+    bytes: Integers
+    replay: Integers
+    parent: Integers
+    event: NDArray[np.uint64]
+    api: Integers
+    stack: Integers
+    grid: Integers  # [operation, 3]
+    block_dim: Integers
+    clock_steps: int
+
+    @property
+    def kernels(self) -> NDArray[np.bool_]:
+        """The launches of kernels that were asked for."""
+        return (self.ops.kind == Kind.KERNEL) & (self.reason != NOT_MATCHED)
+
+
+class Launches:
+    """Collects, in the order in which things come; see the top of the file. `slots`: a power of two."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._records: list[tuple[Process, Records]] = []
+        self._cells: dict[tuple[int, Any], _Cells] = {}
+
+    def log(self, process: Process, records: Records) -> None:
+        """Records of the operation log, as they follow each other (a structured array of 128 bytes each)."""
+        if len(records):
+            self._records.append((process, records))
+
+    def reading(
+        self, process: Process, starts: Any, ends: Any, taken: int, idle: bool, source: Any = None
+    ) -> None:
+        """The device's arrays (uint64): `starts` [slots], `ends` [slots × shards]. `taken`: when reading began, ns of the host.
+        `idle`: nothing ran then, so every end is an end. `source`: tells contexts of a process apart."""
+        cells = self._cells.setdefault((process.pid, source), _Cells(self._slots))
+        cells.update(np.asarray(starts, np.uint64), np.asarray(ends, np.uint64), taken, idle)
+
+    def found(self) -> Found:
+        """All that is known now. Some seconds for a million operations."""
+        return _Finder(self._records, self._cells, self._slots).found()
+
+
+class _Cells:
+    """What the arrays of one context held, the last of every generation."""
+
+    def __init__(self, slots: int) -> None:
+        self._now = np.zeros(slots, _CELL)
+        self._past: list[NDArray[Any]] = []
+
+    def update(self, starts: Any, ends: Any, taken: int, idle: bool) -> None:
+        slots = len(self._now)
+        if len(starts) != slots or len(ends) % slots or not len(ends):
+            return  # of another program's size: not ours
+        ends = ends.reshape(slots, -1)
+        generation = starts >> np.uint64(TIME_BITS)
+        # An end counts if it is of the generation that its start is of.
+        own = (ends >> np.uint64(TIME_BITS)) == generation[:, None]
+        last = np.where(own, ends & np.uint64(MASK), np.uint64(0)).max(axis=1)
+        seen = np.zeros(slots, _CELL)
+        seen["generation"], seen["used"], seen["taken"], seen["idle"] = generation, starts != 0, taken, idle
+        seen["start"], seen["end"], seen["ended"] = ~starts & np.uint64(MASK), last, own.any(axis=1)
+        before = self._now
+        reused = before["used"] & (before["generation"] != seen["generation"])
+        if reused.any():
+            self._past.append(np.hstack([before[reused], np.zeros(0, _CELL)]))
+            self._past[-1]["slot"] = np.flatnonzero(reused)
+        # A reading in which nothing ran is the last word on what it holds.
+        settled = before["idle"] & ~reused & (before["end"] == seen["end"])
+        seen["idle"] |= settled
+        self._now = np.where(seen["used"], seen, before)
+
+    def lookup(self, counters: Integers) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+        """For launch counters: whether there is a cell, and the cell."""
+        now = self._now.copy()
+        now["slot"] = np.arange(len(now))
+        cells = np.concatenate([*self._past, now[now["used"]]])
+        slots = len(self._now)
+        keys = cells["slot"].astype(np.int64) + cells["generation"].astype(np.int64) * slots
+        order = np.argsort(keys, kind="stable")
+        wanted = counters % (slots * GENERATIONS)
+        if not len(keys):
+            return np.zeros(len(counters), bool), np.zeros(len(counters), _CELL)
+        at = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
+        return keys[at] == wanted, cells[at]
+
+
+_CELL = np.dtype(
+    [
+        ("used", "?"), ("ended", "?"), ("idle", "?"), ("generation", "<u4"), ("slot", "<u4"),
+        ("start", "<i8"), ("end", "<i8"), ("taken", "<i8"),
+    ]
+)  # fmt: skip
+
+
+class _Finder:
+    """One turn of records and readings into `Found`."""
+
+    def __init__(
+        self, records: list[tuple[Process, Records]], cells: Mapping[tuple[int, Any], _Cells], slots: int
+    ) -> None:
+        self.processes = list({id(process): process for process, _ in records}.values())
+        place = {id(process): n for n, process in enumerate(self.processes)}
+        parts = [raw(part) for _, part in records]
+        self.raw = np.concatenate(parts) if parts else np.zeros(0, _RAW)
+        self.process = np.repeat(
+            np.array([place[id(process)] for process, _ in records], np.int64), [len(part) for part in parts]
+        )
+        self.cells, self.slots = cells, slots
+        self.narrow = self.raw["body"].view("<u4").reshape(-1, 16)
+        self.wide = self.raw["body"].view("<u8").reshape(-1, 8)
+
+    def found(self) -> Found:
+        raw = self.raw
+        kind = raw["kind"].astype(np.int64)
+        queued = (kind >= Kind.KERNEL) & (kind <= Kind.API)
+        at = np.flatnonzero(queued & ((raw["flags"] & CAPTURED) == 0) & (raw["result"] == 0))
+        self.at, self.kind = at, kind[at]
+        count = len(at)
+        self.owner = self.process[at]
+        narrow, wide, kinds = self.narrow[at], self.wide[at].astype(np.int64), self.kind
+        kernel, graph = kinds == Kind.KERNEL, kinds == Kind.GRAPH
+        member = kernel & ((raw["flags"][at] & GRAPH_NODE) != 0)
+        lane, lanes = self._lanes(at)
+        context = self._numbered(self.owner, raw["context"][at].astype(np.int64))
+        nothing = np.zeros(count, np.int64)
+        none = np.full(count, -1, np.int64)
+        graphs = self._graphs(np.where(graph, wide[:, 0], wide[:, 5]), graph | member)
+        link = np.where(kinds == Kind.WAIT, wide[:, 1], np.where(kinds == Kind.SYNC, wide[:, 2], nothing))
+        what = np.where(kinds == Kind.SYNC, narrow[:, 0], np.where(graph, narrow[:, 7], 0)).astype(np.int64)
+        replay = np.where(graph, wide[:, 1], np.where(member, wide[:, 6], -1))
+        call, ret = (raw[name][at].astype(np.int64) for name in ("call_ns", "return_ns"))
+        ops = Operations(
+            id=raw["id"][at].astype(np.int64), kind=kinds, call=call, ret=np.maximum(ret, call),
+            start=np.full(count, NONE), end=np.full(count, NONE), lane=lane, context=context,
+            waits=(raw["flags"][at] & CALL_WAITS) != 0, link=link, what=what, graph=graphs, replay=replay,
+            node=np.where(member, narrow[:, 9].astype(np.int64), none), lanes=lanes, edges=self._edges(),
+        )  # fmt: skip
+        reason = np.where(kernel, narrow[:, 1].astype(np.int64), none)
+        times = self._times(ops, reason)
+        names, name = self._names(kernel, narrow[:, 0].astype(np.int64))
+        handles = (kinds == Kind.RECORD) | (kinds == Kind.WAIT)
+        sized = np.isin(kinds, timeline.WORK) & ~kernel
+        waits = timeline.waits(ops)
+        lasted = times.pop("exec")
+        waits = dataclasses.replace(waits, exec=np.where(lasted != NONE, lasted, waits.exec))
+        return Found(
+            ops=ops, waits=waits, processes=self.processes, process=self.owner, names=names, name=name,
+            gpu=self._gpus(at), tid=raw["tid"][at].astype(np.int64), stream=raw["stream"][at], reason=reason,
+            bytes=np.where(sized, wide[:, 0], nothing), replay=replay, parent=self._parents(ops, member),
+            event=np.where(handles, self.wide[at, 0], np.uint64(0)), api=np.where(kinds == Kind.API, narrow[:, 0], none),
+            stack=raw["stack"][at].astype(np.int64), grid=narrow[:, 2:5].astype(np.int64),
+            block_dim=narrow[:, 5:8].astype(np.int64), **times,
+        )  # fmt: skip
+
+    # --- identities ---
+
+    def _numbered(self, *keys: Integers) -> Integers:
+        """Equal rows get equal numbers, from 0."""
+        if not len(keys[0]):
+            return np.zeros(0, np.int64)
+        _, numbers = np.unique(np.stack(keys, axis=1), axis=0, return_inverse=True)
+        return numbers.reshape(-1).astype(np.int64)
+
+    def _lanes(self, at: Integers) -> tuple[Integers, list[Lane]]:
+        """The stream of each operation by number, and the kind of each stream."""
+        known = np.flatnonzero(self.raw["kind"] == LANE)
+        both = np.concatenate([known, at])
+        numbers = self._numbered(self.process[both], self.raw["lane"][both].astype(np.int64))
+        kinds = [Lane.BLOCKING] * (int(numbers.max()) + 1 if len(numbers) else 0)
+        for number, kind in zip(numbers[: len(known)].tolist(), self.narrow[known, 0].tolist(), strict=True):
+            kinds[number] = Lane(kind) if kind <= Lane.NON_BLOCKING else Lane.BLOCKING
+        return numbers[len(known) :], kinds
+
+    def _graphs(self, execs: Integers, used: NDArray[np.bool_]) -> Integers:
+        numbers = np.full(len(execs), -1, np.int64)
+        self._graph_keys: dict[tuple[int, int], int] = {}
+        keys = zip(self.owner[used].tolist(), execs[used].tolist(), strict=True)
+        numbers[used] = [self._graph_keys.setdefault(key, len(self._graph_keys)) for key in keys]
+        return numbers
+
+    def _edges(self) -> dict[int, list[tuple[int, int]]]:
+        edges: dict[int, list[tuple[int, int]]] = {}
+        found = np.flatnonzero(self.raw["kind"] == EDGE)
+        columns = (self.process[found], self.wide[found, 0], self.narrow[found, 2], self.narrow[found, 3])
+        for process, graph, begin, end in zip(*(column.tolist() for column in columns), strict=True):
+            number = self._graph_keys.get((process, graph))
+            if number is not None:
+                edges.setdefault(number, []).append((begin, end))
+        return edges
+
+    def _parents(self, ops: Operations, member: NDArray[np.bool_]) -> Integers:
+        launches = np.flatnonzero(ops.kind == Kind.GRAPH).tolist()
+        keys = zip(ops.graph[launches].tolist(), ops.replay[launches].tolist(), strict=True)
+        by_key = dict(zip(keys, launches, strict=True))
+        parents = np.full(len(ops), -1, np.int64)
+        places = np.flatnonzero(member)
+        keys = zip(ops.graph[places].tolist(), ops.replay[places].tolist(), strict=True)
+        parents[places] = [by_key.get(key, -1) for key in keys]
+        return parents
+
+    def _names(self, kernel: NDArray[np.bool_], slots: Integers) -> tuple[list[str], Integers]:
+        numbers: dict[str, int] = {}
+        name = np.full(len(slots), -1, np.int64)
+        for place, process in enumerate(self.processes):
+            mine = np.flatnonzero(kernel & (self.owner == place))
+            for slot in np.unique(slots[mine]).tolist():
+                text = process.names.get(slot, "")
+                name[mine[slots[mine] == slot]] = numbers.setdefault(text, len(numbers))
+        return list(numbers), name
+
+    def _gpus(self, at: Integers) -> Integers:
+        gpu = np.zeros(len(at), np.int64)
+        contexts = self.raw["context"][at]
+        for place, process in enumerate(self.processes):
+            mine = self.owner == place
+            for context in np.unique(contexts[mine]).tolist():
+                gpu[mine & (contexts == context)] = process.gpus.get(context, 0)
+        return gpu
+
+    # --- times ---
+
+    def _times(self, ops: Operations, reason: Integers) -> dict[str, Any]:
+        """Fills `start` and `end` of the operations; the rest of what `Found` says of times."""
+        count = len(ops)
+        method, taken = np.zeros(count, np.int64), np.full(count, NONE)
+        start_error, end_error, exec_error = (np.full(count, UNKNOWN) for _ in range(3))
+        idle, probed_end, lasted = np.zeros(count, bool), np.full(count, NONE), np.full(count, NONE)
+        probed = (ops.kind == Kind.KERNEL) & (reason == INSTRUMENTED)
+        steps = 0
+        for place, process in enumerate(self.processes):
+            mine = np.flatnonzero(self.owner == place)
+            clocks = self._clocks(place, process)
+            steps += sum(len(clock.steps) for clock in clocks.values())
+            contexts = self.raw["context"][self.at[mine]].astype(np.int64)
+            spans = self._spans(place)
+            for context in np.unique(contexts).tolist():
+                clock = clocks.get(process.gpus.get(context, 0), GpuClock([]))
+                some = mine[contexts == context]
+                chosen = some[probed[some]]
+                for (pid, _), cells in self.cells.items():
+                    if pid != process.pid or not len(chosen):
+                        continue
+                    there, cell = cells.lookup(ops.id[chosen] & COUNTER)
+                    at, cell = chosen[there], cell[there]
+                    begin = _unwrapped(cell["start"], clock, ops.call[at], process.virtual)
+                    length = (cell["end"] - cell["start"]) & MASK
+                    times = clock.host(begin)
+                    ops.start[at] = np.where(times.known, times.at, NONE)
+                    start_error[at] = times.error
+                    until = clock.host(begin + length)
+                    good = cell["ended"] & (length < MASK // 2) & until.known
+                    probed_end[at], end_error[at] = np.where(good, until.at, NONE), until.error
+                    # A duration is one of the GPU's clock: how the clocks relate does not blur it, their steps do.
+                    lasted[at] = np.where(good, length, NONE)
+                    exec_error[at] = np.where(good, max(clock.tick - 1, 0), UNKNOWN)
+                    method[at], taken[at], idle[at] = (
+                        np.where(times.known, DEVICE, NO_METHOD),
+                        cell["taken"],
+                        cell["idle"],
+                    )
+                self._stamps(ops, some, spans, clock, method, (start_error, end_error, exec_error))
+        # What was read before a launch was over may lack its last threads.
+        over = timeline.over_by(ops)
+        settled = probed & (probed_end != NONE) & (idle | ((over != timeline.NEVER) & (taken >= over)))
+        ops.end[settled] = probed_end[settled]
+        seen = probed & (method == DEVICE)
+        end_error[seen & ~settled] = exec_error[seen & ~settled] = UNKNOWN
+        lasted[~settled] = NONE
+        return {
+            "method": method, "start_error": start_error, "end_error": end_error, "exec_error": exec_error, "exec": lasted,
+            "running": seen & ~settled, "lost": probed & (method == NO_METHOD), "clock_steps": steps,
+        }  # fmt: skip
+
+    def _clocks(self, place: int, process: Process) -> dict[int, GpuClock]:
+        """By GPU."""
+        if process.virtual:
+            same = GpuClock.same()
+            return dict.fromkeys({0, *process.gpus.values()}, same)
+        found = np.flatnonzero((self.raw["kind"] == CLOCK) & (self.process == place))
+        brackets: dict[int, list[Bracket]] = {}
+        gpus = [process.gpus.get(context, 0) for context in self.raw["context"][found].tolist()]
+        values = self.wide[found, :3].tolist()
+        for gpu, (before, shown, after), tick in zip(
+            gpus, values, self.narrow[found, 9].tolist(), strict=True
+        ):
+            brackets.setdefault(gpu, []).append(Bracket(before, shown, after, tick))
+        return {gpu: GpuClock(of_gpu) for gpu, of_gpu in brackets.items()}
+
+    def _spans(self, place: int) -> tuple[Integers, Integers]:
+        """Of one process: the ids that spans are of, sorted, and their records."""
+        found = np.flatnonzero((self.raw["kind"] == SPAN) & (self.process == place))
+        ids = self.wide[found, 0].astype(np.int64)
+        order = np.argsort(ids, kind="stable")
+        return ids[order], found[order]
+
+    def _stamps(
+        self,
+        ops: Operations,
+        some: Integers,
+        spans: tuple[Integers, Integers],
+        clock: GpuClock,
+        method: Integers,
+        errors: tuple[Integers, Integers, Integers],
+    ) -> None:
+        """Times of operations that no probe measured, from timing events around them."""
+        ids, records = spans
+        some = some[method[some] == NO_METHOD]
+        if not len(ids) or not len(some):
+            return
+        at = np.minimum(np.searchsorted(ids, ops.id[some]), len(ids) - 1)
+        there = ids[at] == ops.id[some]
+        some, at = some[there], records[at[there]]
+        begin, end = (self.wide[at, column].astype(np.int64) for column in (1, 2))
+        error = self.narrow[at, 6].astype(np.int64)
+        starts, ends = clock.host(begin), clock.host(end)
+        for known, times, target, wrong in (
+            (begin, starts, ops.start, errors[0]),
+            (end, ends, ops.end, errors[1]),
+        ):
+            good = times.known & (known != 0)
+            target[some[good]] = times.at[good]
+            wrong[some[good]] = times.error[good] + error[good]
+        both = (begin != 0) & (end != 0)
+        errors[2][some[both]] = 2 * error[both]
+        method[some[starts.known & both]] = STAMP
+
+
+def _unwrapped(times: Integers, clock: GpuClock, call: Integers, virtual: bool) -> Integers:
+    """Times of 48 bits → in full: of all that end so the one nearest to the call."""
+    near = call if virtual else clock.gpu_near(call)
+    away = (times - near) & MASK
+    return near + np.where(away > MASK // 2, away - (MASK + 1), away)
+
+
+_RAW = np.dtype(
+    [
+        ("mark", "<u8"), ("id", "<u8"), ("kind", "<u2"), ("flags", "<u2"), ("tid", "<u4"), ("call_ns", "<u8"),
+        ("return_ns", "<u8"), ("stream", "<u8"), ("lane", "<u4"), ("context", "<u4"), ("result", "<i4"),
+        ("stack", "<u4"), ("body", "V64"),
+    ]
+)  # fmt: skip
+
+
+def raw(records: Records) -> Records:
+    """Records of the log with the bytes that depend on the kind as they are."""
+    return np.ascontiguousarray(records).view(_RAW).reshape(-1)
