@@ -3,7 +3,7 @@
 Host programs run in the Linux kernel where the tool may load them, else those for launches run in the traced process, as
 native code that its agent calls. Arrays that programs on both sides share are memory of one traced process, each its own.
 
-    host = Host(program, (Attachment("on_launch", "launch"),))
+    host = Host(program, (HostProbe("on_launch", "launch"),))
     process = host.process()                # for each traced process
     process.attach(marker)                  # the stub in that process
     process.array("slots")                  # what the shared array holds
@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpubpf import bpf
+from gpubpf import bpf, maps
 from gpubpf.bytecode import Function, Program, encode
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
 from gpubpf.lower import launch
@@ -40,7 +40,7 @@ _CLOCKS = (5, 125, 160, 208)  # helpers that tell the real time
 
 
 @dataclass(frozen=True)
-class Attachment:
+class HostProbe:
     """A host program and where it goes: `launch`, or a tracepoint of the kernel, CATEGORY:NAME."""
 
     function: str
@@ -60,19 +60,19 @@ class Runs:
 class Host:
     """The host side of one measurement. Raises VerifyError for a program that may not run, Error where it cannot.
 
-    `params`: the bytes of parameters. `natives`: for each launch program its native form, or why it has none; used where this
-    process may not load programs into the kernel. `virtual`: the embedded device's clock is virtual, so that programs which
+    `params`: the bytes of parameters. `native`: gives the native form of a launch program, or raises VerifyError; asked where
+    this process may not load programs into the kernel. `virtual`: the embedded device's clock is virtual, so that programs which
     ask for the time cannot run in the kernel. `note`: called with notices for the user.
     """
 
     def __init__(
         self,
         program: Program,
-        attachments: Sequence[Attachment],
+        attachments: Sequence[HostProbe],
         *,
         shared: Sequence[MapDefinition] = (),
         params: Mapping[str, bytes] | None = None,
-        natives: Mapping[str, Native | str] | None = None,
+        native: Callable[[str], Native] | None = None,
         virtual: bool = False,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -95,7 +95,7 @@ class Host:
         self.natives: tuple[Native, ...] = ()
         self.in_kernel = False
         if attachments:
-            self._start(natives or {}, virtual)
+            self._start(native, virtual)
 
     @property
     def shared(self) -> Mapping[str, MapDefinition]:
@@ -104,7 +104,7 @@ class Host:
 
     # --- start ---
 
-    def _start(self, natives: Mapping[str, Native | str], virtual: bool) -> None:
+    def _start(self, native: Callable[[str], Native] | None, virtual: bool) -> None:
         launches = [a.function for a in self._attachments if a.event == LAUNCH]
         tracepoints = [a for a in self._attachments if a.event != LAUNCH]
         asks_time = [name for name in launches if _calls(self._program.functions[name], _CLOCKS)]
@@ -123,15 +123,11 @@ class Host:
         if tracepoints:
             names = ", ".join(a.event for a in tracepoints)
             raise Error(f"host programs at {names} need CAP_BPF and CAP_PERFMON; run as root")
-        made = []
-        for name in launches:
-            native = natives.get(name, f"host program {name} has no native form; run as root")
-            if isinstance(native, str):
-                raise VerifyError(native)
-            made.append(native)
-        self.natives = tuple(made)
+        if native is None:
+            raise Error(f"host program {launches[0]} needs CAP_BPF; run as root")
+        self.natives = tuple(native(name) for name in launches)
 
-    def _load(self, tracepoints: Sequence[Attachment]) -> None:
+    def _load(self, tracepoints: Sequence[HostProbe]) -> None:
         with contextlib.suppress(OSError):  # less is known then, and nothing else
             self._events.append(bpf.enable_statistics())
         for name in self._used:
@@ -151,33 +147,12 @@ class Host:
                     f"host program {function.name} runs for the whole machine, and a shared array is one process's;"
                     " use another map"
                 )
-            file = self.load(function, self._files)
+            file = load(self._program, function, self._files)
             self._programs.append((function.name, file))
             self._events.append(bpf.attach_tracepoint(file, bpf.tracepoint(attachment.event).number))
-        if any(a.event == LAUNCH for a in self._attachments):
-            self._try_launches()
-
-    def _try_launches(self) -> None:
-        """Loads what each process will get, once, so that the user hears of it before the command runs."""
-        with contextlib.ExitStack() as stack:
-            files = dict(self._files)
-            for name, definition in self._shared.items():
-                files[name] = _create(definition)
-                stack.callback(os.close, files[name])
-            for attachment in self._attachments:
-                if attachment.event == LAUNCH:
-                    os.close(self.load(self._program.functions[attachment.function], files))
-
-    def load(self, function: Function, files: Mapping[str, int]) -> int:
-        """A program's file descriptor. Raises VerifyError; PermissionError where this process may not load it."""
-        kind = bpf.TRACEPOINT
-        if function.point == LAUNCH:
-            function, kind = launch.copied(function, launch.REGISTERS), bpf.KPROBE
-        try:
-            code = encode(function.instructions, files)
-            return bpf.load_program(kind, code, self._program.license, function.name)
-        except bpf.Rejected as error:
-            raise VerifyError(_rejection(self._program, function, error)) from None
+        for attachment in self._attachments:  # what each process will get, so that the user hears of it now
+            if attachment.event == LAUNCH:
+                try_load(self._program, self._program.functions[attachment.function])
 
     # --- processes ---
 
@@ -296,7 +271,7 @@ class HostProcess:
         self.files: dict[str, int] = {}  # of the shared arrays: for the agent to map
         try:
             for name, definition in host.shared.items():
-                size = array_bytes(definition)
+                size = maps.storage_size(definition)
                 self.files[name] = _create(definition) if host.in_kernel else _memory(name, size)
                 self._mapped[name] = mmap.mmap(self.files[name], size, mmap.MAP_SHARED, mmap.PROT_READ)
         except BaseException:
@@ -314,18 +289,15 @@ class HostProcess:
         if not _is_stub(marker, offset):
             raise SessionError("a traced process sent a file that is no stub; its launches are not followed")
         for name in launches:
-            file = host.load(host._program.functions[name], {**host._files, **self.files})
+            files = {**host._files, **self.files}
+            file = load(host._program, host._program.functions[name], files)
             self._programs.append((name, file))
             self._events.append(bpf.attach_uprobe(file, f"/proc/self/fd/{marker}", offset))
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """A copy of a shared array, shape (entries,), of the map's `value_dtype`."""
-        import numpy as np
-
         definition = self._host.shared[name]
-        stride = pad8(definition.value_size)
-        shape = (definition.max_entries,)
-        return np.ndarray(shape, definition.value_dtype, self._mapped[name], 0, (stride,)).copy()
+        return maps.decode(definition, self._mapped[name][: maps.storage_size(definition)])
 
     def _runs(self) -> list[Runs]:
         return self._ended + _count(self._programs)
@@ -349,9 +321,26 @@ class HostProcess:
         self._host._gone(self)
 
 
-def array_bytes(definition: MapDefinition) -> int:
-    """Bytes of a shared array; each element takes its size rounded up to 8."""
-    return pad8(definition.value_size) * definition.max_entries
+def load(program: Program, function: Function, files: Mapping[str, int]) -> int:
+    """Loads a host program into the kernel, with its maps' file descriptors. Raises VerifyError; PermissionError where this
+    process may not load it."""
+    kind = bpf.TRACEPOINT
+    if function.point == LAUNCH:
+        function, kind = launch.copied(function, launch.REGISTERS), bpf.KPROBE
+    try:
+        return bpf.load_program(kind, encode(function.instructions, files), program.license, function.name)
+    except bpf.Rejected as error:
+        raise VerifyError(_rejection(program, function, error)) from None
+
+
+def try_load(program: Program, function: Function) -> None:
+    """Has the kernel judge a host program. Raises VerifyError; PermissionError where this process may not ask."""
+    with contextlib.ExitStack() as stack:
+        files: dict[str, int] = {}
+        for name in {i.map for i in function.instructions if i.map is not None}:
+            files[name] = _create(program.maps[name])
+            stack.callback(os.close, files[name])
+        os.close(load(program, function, files))
 
 
 def _create(definition: MapDefinition) -> int:

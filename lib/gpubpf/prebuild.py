@@ -13,6 +13,7 @@ import ast
 import contextlib
 import importlib
 import json
+import platform
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +22,8 @@ from typing import Any
 from gpubpf import compile
 from gpubpf.bytecode import Program
 from gpubpf.errors import CompileError, Error, VerifyError
-from gpubpf.lower import nvptx
+from gpubpf.host import try_load
+from gpubpf.lower import nvptx, x86
 from gpubpf.program import PREBUILT, prebuilt_key
 from gpubpf.verify import check, verify
 
@@ -50,18 +52,34 @@ def build(text: str) -> dict[str, Any]:
                 f"device program {function.name}: the kernel's verifier needs CAP_BPF; run as root"
             )
         kernels[function.name] = release
+    for function in program.host_functions:
+        try_load(program, function)
+        kernels[function.name] = platform.release()
     return {
         "key": prebuilt_key(text),
         "made_with": versions(),
         "verdict": kernels,
         "program": compile.to_json(program),
         "fragments": fragments(program),
+        "natives": natives(program),
     }
 
 
 def fragments(program: Program) -> dict[str, Any]:
     """What its device programs become, as JSON values."""
     return {f.name: nvptx.lower(program, check(program, f)).to_json() for f in program.device_functions}
+
+
+def natives(program: Program) -> dict[str, Any]:
+    """The native forms of its launch programs as JSON values, or why one has none."""
+    found: dict[str, Any] = {}
+    for function in program.host_functions:
+        if function.point == "launch":
+            try:
+                found[function.name] = x86.lower(program, function).to_json()
+            except VerifyError as error:
+                found[function.name] = str(error)
+    return found
 
 
 def versions() -> dict[str, str]:
@@ -90,7 +108,9 @@ def current(path: Path, text: str) -> bool:
         with contextlib.suppress(CompileError):
             if compile.to_json(compile.compile_text(text)) != kept["program"]:
                 return False
-    return made_with.get("llvmlite") != here["llvmlite"] or fragments(program) == kept["fragments"]
+    if made_with.get("llvmlite") != here["llvmlite"]:
+        return True
+    return fragments(program) == kept["fragments"] and natives(program) == kept.get("natives", {})
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +19,10 @@ from gpubpf.maps import MapDefinition
 if TYPE_CHECKING:
     from gpubpf.assemble import Target
     from gpubpf.fatbin import Image
+    from gpubpf.host import Host, HostProbe
     from gpubpf.instrument import Attachment
     from gpubpf.listing import Source
+    from gpubpf.lower.native import Native
     from gpubpf.ptx.module import Module
     from gpubpf.results import Instance
     from gpubpf.session import Session
@@ -88,6 +90,7 @@ class BPF:
     def __init__(self, text: str) -> None:
         self.text = text
         self.probes: list[Probe] = []
+        self.host_programs: list[HostProbe] = []
         self.values: dict[str, bytes] = {}  # of parameters
         self._prebuilt = find_prebuilt(text)
         self._fragments: dict[str, Fragment] = {}
@@ -131,6 +134,25 @@ class BPF:
             raise UsageError(f"work cannot be {accumulate!r}; it is one of {', '.join(WORK)}")
         self._attach(Probe(fn_name, "exit", _patterns(kernel), accumulate))
 
+    def attach_launch(self, fn_name: str) -> None:
+        """Runs `fn_name`, whose context is `struct gpu_launch`, on the host at each launch of a matching kernel, before the
+        driver's call, in the thread that launches: in the Linux kernel, or where that may not be, in the traced process."""
+        self._attach_host(fn_name, "launch", "launch")
+
+    def attach_tracepoint(self, tp: str, fn_name: str) -> None:
+        """Runs `fn_name` in the Linux kernel at the tracepoint `tp`, CATEGORY:NAME, of the whole machine. Its context is the
+        tracepoint's record, as /sys/kernel/tracing/events/CATEGORY/NAME/format describes it."""
+        self._attach_host(fn_name, "host", tp)
+
+    def _attach_host(self, name: str, point: str, event: str) -> None:
+        from gpubpf.host import HostProbe
+
+        found = self._function_points().get(name)
+        if found != point:
+            other = "there is no such program" if found is None else f"it takes the context of {found!r}"
+            raise UsageError(f"{name} cannot be attached to {event}: {other}; see the C text")
+        self.host_programs.append(HostProbe(name, event))
+
     def _attach(self, probe: Probe) -> None:
         self._fragment(probe)  # a program that may not run is rejected here
         self.probes.append(probe)
@@ -155,10 +177,13 @@ class BPF:
         return self._fragments[name]
 
     def _points(self) -> dict[str, str]:
+        return {name: point for name, point in self._function_points().items() if point in DEVICE_POINTS}
+
+    def _function_points(self) -> dict[str, str]:
         if self._prebuilt is not None:
             functions = self._prebuilt["program"]["functions"]
-            return {name: f["point"] for name, f in functions.items() if f["point"] in DEVICE_POINTS}
-        return {function.name: function.point for function in self.program.device_functions}
+            return {name: f["point"] for name, f in functions.items()}
+        return {function.name: function.point for function in self.program.functions.values()}
 
     def _lowered(self, name: str) -> Fragment:
         if self._prebuilt is not None:
@@ -176,7 +201,37 @@ class BPF:
         store.put("fragment", key, json.dumps(fragment.to_json()).encode())
         return fragment
 
+    def _native(self, name: str) -> Native:
+        """The native form of a launch program. Raises VerifyError where it has none."""
+        from gpubpf.lower.native import Native
+
+        if self._prebuilt is not None:
+            return Native.from_prebuilt(self._prebuilt["natives"][name])
+        from gpubpf.lower import x86
+
+        return x86.lower(self.program, self.program.functions[name])
+
     # What the measurement needs
+
+    def host(
+        self, args: argparse.Namespace | None, note: Callable[[str], None], virtual: bool = False
+    ) -> Host | None:
+        """The host side of the measurement: host programs, attached but to processes, and shared arrays. None where there is
+        nothing of it. See `host.Host`, which says what it raises."""
+        from gpubpf.host import Host
+
+        shared = [definition for definition in self.definitions() if definition.kind == "shared_array"]
+        if not (shared or self.host_programs):
+            return None
+        return Host(
+            self.program,
+            self.host_programs,
+            shared=shared,
+            params=self.params(args),
+            native=self._native,
+            virtual=virtual,
+            note=note,
+        )
 
     def attachments(self) -> list[Attachment]:
         """The probes, lowered, for `instrument`."""
@@ -188,12 +243,20 @@ class BPF:
         ]
 
     def definitions(self) -> list[MapDefinition]:
-        """The maps that the attached programs use, the print buffer among them where they print."""
+        """The maps that the attached device programs use, the print buffer among them where they print, and all shared arrays of
+        attached programs."""
         used = {argument.map for probe in self.probes for argument in self._fragment(probe).arguments}
+        used |= {name for name in self._host_maps() if self.maps[name].kind == "shared_array"}
         result = [definition for name, definition in self.maps.items() if name in used]
         if maps.PRINTS in used:
             result.append(maps.prints_definition())
         return result
+
+    def _host_maps(self) -> set[str]:
+        if not self.host_programs:
+            return set()
+        functions = [self.program.functions[probe.function] for probe in self.host_programs]
+        return {i.map for function in functions for i in function.instructions if i.map is not None}
 
     def formats(self) -> dict[int, str]:
         """The texts that attached programs print, by number (see `maps.prints`)."""
@@ -219,8 +282,10 @@ class BPF:
         """The measurement that the command line asks for, a context manager. `args`: see `cli`."""
         from gpubpf import tracing
 
-        if not self.probes:
-            raise UsageError("nothing is attached; call attach_gpu_entry or attach_gpu_exit first")
+        if not self.probes and not self.host_programs:
+            raise UsageError(
+                "nothing is attached; call attach_gpu_entry, attach_gpu_exit or attach_launch first"
+            )
         self.session = tracing.trace(
             args, self.attachments, self.definitions(), self.params(args), getattr(args, "out", None)
         )

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import gpubpf_bcc
-from gpubpf import bpf, compile, host
+from gpubpf import bpf, compile, host, maps
 from gpubpf.bytecode import Program
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
-from gpubpf.host import Attachment, Host
+from gpubpf.host import Host, HostProbe
 from gpubpf.lower import x86
 from gpubpf.lower.native import Native
 from gpubpf.maps import MapDefinition, pad8
@@ -165,7 +165,7 @@ def launches() -> list[tuple[int, ...]]:
 def test_kernel_and_native_code_leave_the_same(marker: tuple[int, Callable[..., None]]) -> None:
     program = gpubpf_bcc.compiled(TEXT)
     definition = program.maps["slots"]
-    where = (Attachment("on_launch", "launch"),)
+    where = (HostProbe("on_launch", "launch"),)
     with Host(program, where, params={"settings": SETTINGS}) as running:
         assert running.in_kernel and not running.natives
         process = running.process()
@@ -209,7 +209,7 @@ def test_shared_arrays_are_memory_of_one_process(in_kernel: bool) -> None:
         running.in_kernel = in_kernel
         one, two = running.process(), running.process()
         assert sorted(one.files) == ["a", "b"]
-        with mmap.mmap(one.files["a"], host.array_bytes(running.shared["a"])) as area:
+        with mmap.mmap(one.files["a"], maps.storage_size(running.shared["a"])) as area:
             area[24:44] = bytes(range(20))  # the second element: 20 bytes take 24
         assert one.array("a")[1].tobytes() == bytes(range(20))
         assert two.array("a").tobytes() == bytes(60)
@@ -220,7 +220,7 @@ def test_shared_arrays_are_memory_of_one_process(in_kernel: bool) -> None:
 @needs_bpf
 def test_refuses_to_watch_a_file_that_is_no_stub(tmp_path: Path) -> None:
     program = gpubpf_bcc.compiled(TEXT)
-    with Host(program, (Attachment("on_launch", "launch"),)) as running:
+    with Host(program, (HostProbe("on_launch", "launch"),)) as running:
         process = running.process()
         ordinary = tmp_path / "library.so"
         ordinary.write_bytes(host.STUB.ljust(4096, b"\0"))
@@ -244,7 +244,7 @@ def test_starts_quickly(marker: tuple[int, Callable[..., None]]) -> None:
 
     program = gpubpf_bcc.compiled(TEXT)
     begun = time.perf_counter()
-    running = Host(program, (Attachment("on_launch", "launch"),))
+    running = Host(program, (HostProbe("on_launch", "launch"),))
     process = running.process()
     process.attach(marker[0])
     taken = time.perf_counter() - begun
@@ -283,7 +283,7 @@ int on_enter(struct enter *ctx) {
 def test_tracepoints_maps_and_the_ring_buffer() -> None:
     program = gpubpf_bcc.compiled(TRACEPOINT)
     getppid = 110
-    with Host(program, (Attachment("on_enter", "raw_syscalls:sys_enter"),)) as running:
+    with Host(program, (HostProbe("on_enter", "raw_syscalls:sys_enter"),)) as running:
         tid = threading.get_native_id()
         running.update("wanted", tid.to_bytes(4, "little"), getppid.to_bytes(8, "little"))
         for _ in range(5):
@@ -334,7 +334,7 @@ def text(body: str, maps: str = "") -> str:
 )
 def test_what_only_the_kernel_has_is_refused_by_name(source: str, message: str) -> None:
     program = gpubpf_bcc.compiled(source)
-    with Host(program, (Attachment("on_launch", "launch"),)):
+    with Host(program, (HostProbe("on_launch", "launch"),)):
         pass  # the kernel has it
     with pytest.raises(VerifyError, match=message):
         native_of(program)
@@ -346,7 +346,7 @@ def test_the_kernels_verdict_names_the_line() -> None:
         text("int k = 9; u64 *v = a.lookup(&k);\n*v = ctx->launch;", "GPU_SHARED_ARRAY(a, u64, 4);")
     )
     with pytest.raises(VerifyError, match=r"host program on_launch, C line 5 `\*v = ctx->launch;`"):
-        Host(program, (Attachment("on_launch", "launch"),))
+        Host(program, (HostProbe("on_launch", "launch"),))
 
 
 @needs_bpf
@@ -365,7 +365,7 @@ def test_a_context_kept_over_calls_and_branches(marker: tuple[int, Callable[...,
     if (v) *v = sum;
     """
     program = gpubpf_bcc.compiled(text(body, "GPU_SHARED_ARRAY(a, u64, 4);"))
-    with Host(program, (Attachment("on_launch", "launch"),)) as running:
+    with Host(program, (HostProbe("on_launch", "launch"),)) as running:
         process = running.process()
         process.attach(marker[0])
         for gpu in range(4):
@@ -385,29 +385,29 @@ def test_a_shared_array_belongs_to_no_tracepoint() -> None:
     struct enter { u64 common; s64 number; };
     int on_enter(struct enter *ctx) { int k = 0; u64 *v = a.lookup(&k); if (v) *v = 1; return 0; }"""
     with pytest.raises(UsageError, match="whole machine"):
-        Host(gpubpf_bcc.compiled(source), (Attachment("on_enter", "raw_syscalls:sys_enter"),))
+        Host(gpubpf_bcc.compiled(source), (HostProbe("on_enter", "raw_syscalls:sys_enter"),))
 
 
 @needs_bpf
 def test_the_virtual_clock_keeps_programs_that_ask_for_time_out_of_the_kernel() -> None:
     program = gpubpf_bcc.compiled(TEXT)
     native = native_of(program)
-    where = (Attachment("on_launch", "launch"),)
-    with Host(program, where, natives={"on_launch": native}, virtual=True) as running:
+    where = (HostProbe("on_launch", "launch"),)
+    with Host(program, where, native=lambda name: native, virtual=True) as running:
         assert not running.in_kernel and running.natives == (native,)
 
 
 WITHOUT_CAPABILITY = """
 import pickle, sys
-from gpubpf.host import Attachment, Host
+from gpubpf.host import HostProbe, Host
 program, native = pickle.load(open(sys.argv[1], "rb"))
 said = []
-with Host(program, (Attachment("on_launch", "launch"),), natives={"on_launch": native}, note=said.append) as running:
+with Host(program, (HostProbe("on_launch", "launch"),), native=lambda name: native, note=said.append) as running:
     print(running.in_kernel, len(running.natives), said)
     process = running.process()
     print(process.array("slots")["launch"].sum(), running.runs())
 try:
-    Host(program, (Attachment("on_launch", "sched:sched_switch"),))
+    Host(program, (HostProbe("on_launch", "sched:sched_switch"),))
 except Exception as error:
     print(error)
 """

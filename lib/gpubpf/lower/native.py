@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpubpf.errors import VerifyError
+
 
 @dataclass(frozen=True)
 class Given:
@@ -45,3 +47,10 @@ class Native:
             base64.b64decode(value["code"]),
             tuple(Given(kind, number, name) for kind, number, name in value["values"]),
         )
+
+    @classmethod
+    def from_prebuilt(cls, value: Mapping[str, Any] | str) -> Native:
+        """A prebuilt program's, or the reason why there is none, which it raises as VerifyError."""
+        if isinstance(value, str):
+            raise VerifyError(value)
+        return cls.from_json(value)
