@@ -135,9 +135,9 @@ class Pair:
 
 CORPUS = {
     **RUNS.LAUNCHES,
-    # "_Z8gridSyncPi": (4, 32, 0, ["ints"]),
+    "_Z8gridSyncPi": (4, 32, 0, ["ints"]),
     "_Z6lane31Pyi": (1, 64, 0, ["zeros", RUNS.number(50)]),
-    # "_Z5spins": (1, 32, 0, ["zeros", "zeros"]),
+    "_Z5spinsPViPi": (1, 32, 0, ["zeros", "zeros"]),
 }
 WAITING = {"reduce", "earlyReturnThenBarrier", "shuffles", "groups", "nbody", "gridSync"}
 

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 5
+#define CS_ABI 6
 #define CS_NO_PC 0xffffffffu
 #define CS_CODE_BASE 0x00007c0de0000000ull /* function addresses: CS_CODE_BASE + 16 * (index + 1) */
 
@@ -91,6 +91,7 @@ struct cs_warp {
     /* the virtual clock: ns at the start of the block, plus what was reached in it when an access was made, for faults */
     uint64_t time[32] __attribute__((aligned(32)));
     volatile uint32_t elapsed;
+    uint32_t ordered, held, turn;      /* of an ordered kernel: lanes that wait for their turn to communicate; whose it is */
 };
 
 struct cs_field { uint32_t offset, width; }; /* width in bytes per lane; 0: one bit per lane (a predicate) */
@@ -107,6 +108,7 @@ struct cs_kernel {
     const char *name;
     uint32_t entry_pc, nparams, param_bytes, static_shared, local, registers, frame_bytes, recursive;
     uint32_t reserved_shared; /* bytes ahead of the static ones, for the system's own use (%reserved_smem_offset) */
+    uint32_t ordered; /* virtual clock: its threads see what others do, so this has to happen in the order of time */
     uint32_t reqntid[3], maxntid[3];
     const struct cs_param *params;
     const uint32_t *shared_offsets;

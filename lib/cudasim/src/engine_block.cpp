@@ -64,6 +64,8 @@ Warp *make_warp(Block &block, uint32_t index) {
     w.runnable = lanes == 32 ? ~0u : (1u << lanes) - 1;
     w.exited = ~w.runnable;
     w.parked = w.mask = w.lane = w.line = 0;
+    w.held = w.turn = 0;
+    w.ordered = job.kernel->ordered;
     w.resume_mask = w.runnable;  // all are at the first block
     w.resume_pc = job.kernel->entry_pc;
     w.shared = block.shared.reserve(job.shared_size);
@@ -140,6 +142,10 @@ bool step(Block &block, uint32_t index) {
     return true;
 }
 
+bool holds(const Block &block) {
+    return std::any_of(block.active, block.active + block.warps, [](const Warp *w) { return w && w->state.held; });
+}
+
 // The loop proper; faults jump out of it.
 Outcome run_rounds(Block &block) {
     for (int round = 0; round < kRounds; round++) {
@@ -159,12 +165,46 @@ Outcome run_rounds(Block &block) {
             waiting = block.active[index] != nullptr && block.active[index]->state.runnable != 0;
         }
         if (block.finished == block.warps) return Outcome::finished;
-        if (!progress) return Outcome::failed;
+        if (!progress) return holds(block) ? Outcome::yielded : Outcome::failed;
     }
     return Outcome::yielded;
 }
 
 }  // namespace
+
+Moment earliest(const Block &block) {
+    uint64_t held = UINT64_MAX, running = UINT64_MAX;
+    for (uint32_t k = 0; k < block.warps; k++) {
+        if (!block.active[k]) continue;
+        const cs_warp &w = block.active[k]->state;
+        for (uint32_t m = w.held; m; m &= m - 1) held = std::min(held, w.time[__builtin_ctz(m)]);
+        for (uint32_t m = w.runnable; m; m &= m - 1) running = std::min(running, w.time[__builtin_ctz(m)]);
+    }
+    return {std::min(held, running), held < running};
+}
+
+void release(Block &block) {
+    cs_warp *first = nullptr;
+    uint32_t lane = 0;
+    for (uint32_t k = 0; k < block.warps; k++) {
+        if (!block.active[k]) continue;
+        cs_warp &w = block.active[k]->state;
+        for (uint32_t m = w.held; m; m &= m - 1) {
+            const auto l = static_cast<uint32_t>(__builtin_ctz(m));
+            if (!first || w.time[l] < first->time[lane]) first = &w, lane = l;
+        }
+    }
+    if (!first) return;
+    uint32_t group = 0;
+    for (uint32_t m = first->held; m; m &= m - 1) {
+        const auto l = static_cast<uint32_t>(__builtin_ctz(m));
+        if (first->time[l] == first->time[lane] && first->pcs[l] == first->pcs[lane]) group |= 1u << l;
+    }
+    first->held &= ~group;
+    first->runnable |= group;
+    first->turn = group;
+    first->resume_mask = 0;
+}
 
 uint64_t latest_exit(const Block &block) {
     uint64_t found = block.end;

@@ -116,8 +116,16 @@ struct Job {
 };
 
 enum class Outcome { finished, yielded, failed };
-Outcome run_slice(Block &block, Fault &fault);    // until the block finishes or has used its quantum
+Outcome run_slice(Block &block, Fault &fault);    // until the block finishes, has used its quantum, or all wait for their turn
 void begin_block(Block &block, Job &job, uint64_t linear);
+
+// Ordered kernels on the virtual clock. The earliest thread of a block that is not waiting for others.
+struct Moment {
+    uint64_t time;
+    bool held;                                    // it waits for its turn, and no thread of the block that runs is as early
+};
+Moment earliest(const Block &block);
+void release(Block &block);                       // it is the turn of the earliest of those that wait for it
 
 // What a fault in generated code jumps back to. One per thread while it is inside generated code.
 struct Guard {

@@ -8,12 +8,14 @@
 #include <cstring>
 #include <deque>
 #include <list>
+#include <map>
 #include <mutex>
 #include <new>
 #include <pthread.h>
 #include <sched.h>
 #include <system_error>
 #include <thread>
+#include <tuple>
 
 #include "engine_internal.h"
 
@@ -21,6 +23,7 @@ namespace cudasim {
 
 namespace {
 
+constexpr uint64_t kResident = 65536;                         // threads of an ordered kernel; more than fit on the device
 constexpr uint32_t kSmallLocal = 4096, kSmallShared = 65536;  // bytes of a thread, a block: kept for other grids
 
 struct Grid : Job {
@@ -82,7 +85,61 @@ uint64_t real_index(const Grid &grid, uint64_t k) {
     return static_cast<uint64_t>((static_cast<unsigned __int128>(k) * grid.multiplier + grid.shift) % grid.total);
 }
 
+// An ordered kernel: all its threads in the calling one. The earliest goes on, up to where it has to wait for its turn again; so
+// what its threads see of each other depends on their times alone, not on how long the code between takes the host. Beyond
+// kResident threads, a block begins when another ends.
+void run_ordered(Grid &grid) {
+    enum { begins, runs, waits };
+    using Key = std::tuple<uint64_t, int, uint64_t>;      // time; begins, runs, waits; number
+    std::map<Key, std::unique_ptr<Block>> coming;
+    const LaunchDescription &launch = *grid.launch;
+    const uint64_t threads = static_cast<uint64_t>(launch.block[0]) * launch.block[1] * launch.block[2];
+    uint64_t places = 0, turns = 0;
+    while (places < std::min(grid.total, std::max<uint64_t>(1, kResident / threads)))
+        coming.emplace(Key{launch.start_ns, begins, places++}, nullptr);
+    while (!coming.empty()) {
+        if (turns++ % 1024 == 0 && launch.cancel && launch.cancel->load(std::memory_order_relaxed)) {
+            grid.fault.cancelled = true;
+            return;
+        }
+        auto node = coming.extract(coming.begin());
+        std::unique_ptr<Block> block = std::move(node.mapped());
+        const int kind = std::get<1>(node.key());
+        if (kind == begins) {
+            if (grid.next == grid.total) continue;
+            if (!block) block = std::make_unique<Block>();
+            begin_block(*block, grid, grid.next++);
+        } else if (kind == waits) {
+            release(*block);
+        }
+        Fault fault;
+        const Outcome outcome = run_slice(*block, fault);
+        if (outcome == Outcome::failed) {
+            grid.fault = fault;
+            grid.fault_end = block->end;
+            return;
+        }
+        if (outcome == Outcome::finished) {
+            grid.end = std::max(grid.end, block->end);
+            const uint64_t end = block->end;
+            coming.emplace(Key{end, begins, places++}, std::move(block));
+        } else {
+            const Moment moment = earliest(*block);
+            const uint64_t number = block->linear;
+            coming.emplace(Key{moment.time, moment.held ? waits : runs, number}, std::move(block));
+        }
+    }
+}
+
 uint64_t gcd(uint64_t a, uint64_t b) { return b ? gcd(b, a % b) : a; }
+
+Fault no_memory(const Grid &grid) {
+    Fault fault;
+    fault.code = CS_FAULT_LAUNCH_FAILED;
+    fault.kernel = grid.kernel->name;
+    fault.message = "no memory for the threads of a block";
+    return fault;
+}
 
 // One piece of work on a grid; the mutex is held on entry and on return. False: there is nothing to take.
 bool work_on(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
@@ -130,9 +187,7 @@ bool work_on(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
             slices++;
             outcome = run_slice(*block, fault);
         } catch (const std::bad_alloc &) {
-            fault.code = CS_FAULT_LAUNCH_FAILED;
-            fault.kernel = grid.kernel->name;
-            fault.message = "no memory for the threads of a block";
+            fault = no_memory(grid);
         }
         if (outcome == Outcome::finished) end = std::max(end, block->end);
         if (outcome == Outcome::yielded) unfinished.push_back(std::move(block));
@@ -252,16 +307,28 @@ Fault run(const LaunchDescription &launch, uint64_t *duration_ns) {
     Grid &g = *grid;
     std::unique_lock<std::mutex> lock(p.mutex);
     p.statistics.grids++;
-    if (g.total > 1) {
+    if (kernel.ordered) {
+        p.statistics.blocks += g.total;
+        lock.unlock();
+        try {
+            run_ordered(g);
+        } catch (const std::bad_alloc &) {
+            g.fault = no_memory(g);
+        }
+        g.stop = true;
+        lock.lock();
+    }
+    const bool shared = g.total > 1 && !g.stop;
+    if (shared) {
         p.grids.push_back(&g);
         start_workers(p);
         p.work.notify_all();
     }
     while (!g.finished()) {
         if (!work_on(p, g, lock)) g.changed.wait(lock);
-        else if (g.total > 1 && !g.suspended.empty()) p.work.notify_all();
+        else if (shared && !g.suspended.empty()) p.work.notify_all();
     }
-    if (g.total > 1) p.grids.remove(&g);
+    if (shared) p.grids.remove(&g);
     const bool small = g.local_size <= kSmallLocal && g.shared_size <= kSmallShared;
     while (small && !g.stop && !g.idle.empty() && p.idle.size() < p.limit) {
         for (const std::unique_ptr<Warp> &warp : g.idle.back()->spare) warp->job = nullptr;

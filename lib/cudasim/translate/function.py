@@ -8,11 +8,13 @@ branches) ends a block, so a warp can always be resumed at the start of one.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpubpf.errors import PtxError
+from gpubpf.ptx.flow import names
 from gpubpf.ptx.module import Function, Group, Instruction, Label, Name, Operand, Pair, Variable
 
 from . import memory
@@ -44,6 +46,7 @@ class Block:
     line: int = 0
     spins: bool = False
     reached: int = 0  # virtual clock: instructions of the application, the terminator's included
+    turn: bool = False  # … its first one communicates: it waits until no thread is earlier
     number: int = 0
     live_in: frozenset[Register] = frozenset()
     live_out: frozenset[Register] = frozenset()
@@ -88,6 +91,7 @@ class FunctionCode:
         self.values = Values(self.names, indices, virtual)
         self.kernel = function.kind == "entry"
         self.blocks: list[Block] = []
+        self.observes = False  # virtual clock: threads do what depends on the order in which they communicate
         self.callees: set[str] = set()
         self.indirect = False
         self.args_size = 0
@@ -171,6 +175,8 @@ class FunctionCode:
         return self._labels.setdefault(number, Block())
 
     def _build(self) -> None:
+        again = self._repeated() if self.virtual else range(0)
+        mentions = self._mentions() if self.virtual else Counter()
         self._current = Block()
         self.blocks.append(self._current)  # prologue
         self._start()
@@ -183,6 +189,13 @@ class FunctionCode:
             if self._current.kind != "goto" or self._current.targets:
                 self._start()
             self._omitted(position)
+            if self.virtual and position not in self.names.injected and memory.communicates(statement):
+                if self._current.codes or self._current.reached:
+                    self._start()
+                self._current.turn = True
+                result = next(names(statement.operands[:1]), "_")
+                used = statement.opcode == "atom" and result != "_" and mentions[result] > 1
+                self.observes |= memory.observes(statement, used, not self.kernel or position in again)
             v.begin(statement, scope)
             v.injected = position in self.names.injected
             v.elapsed, v.cost = self._current.reached, int(not v.injected)
@@ -211,6 +224,36 @@ class FunctionCode:
                 raise PtxError(f"{self.function.name}: a branch to a label that is not there")
         for number, block in enumerate(self.blocks):
             block.number = number
+
+    def _repeated(self) -> set[int]:
+        """Positions of statements that a branch may lead back to."""
+        labels: dict[int, int] = {}
+        back: list[tuple[int, int]] = []
+        for position, (statement, scope) in enumerate(self.names.statements):
+            if isinstance(statement, Label):
+                labels[scope.labels[statement.name]] = position
+        for position, (statement, scope) in enumerate(self.names.statements):
+            if not isinstance(statement, Instruction) or statement.opcode not in ("bra", "brx"):
+                continue
+            last = statement.operands[-1] if statement.operands else None
+            if not isinstance(last, Name):
+                continue
+            targets: tuple[str, ...] = (last.name,)
+            if statement.opcode == "brx":
+                targets = self.names.table(scope, last.name, statement.line)
+            for target in targets:
+                begin = labels[self.names.label(scope, target, statement.line)]
+                if begin < position:
+                    back.append((begin, position))
+        return {p for begin, end in back for p in range(begin, end + 1)}
+
+    def _mentions(self) -> Counter[str]:
+        """How often each name stands in an operand, or guards an instruction."""
+        found: Counter[str] = Counter()
+        for statement, _ in self.names.statements:
+            if isinstance(statement, Instruction):
+                found.update(names(statement.operands))
+        return found
 
     def _omitted(self, position: int) -> None:
         """Instructions that the application reaches ahead of a statement, and this copy of it does not."""
@@ -760,6 +803,8 @@ class FunctionCode:
         lines = [f"B{here}: __attribute__((unused));"]
         if block.number == 0:
             lines += self._prologue(block)
+        if block.turn:
+            lines.append(f"TURN({here}u);")
         live = set(block.live_out)
         if block.head is not None:
             live = (live - block.head.defs) | block.head.uses

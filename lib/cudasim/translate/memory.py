@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpubpf.ptx.module import Address, Immediate, Instruction, Name, Operand, Vector
 
 from .arithmetic import emits
-from .values import Values, c_type, size_of
+from .values import FLOATS, Values, c_type, size_of
 
 SPACES = {"global", "shared", "local", "const", "param"}
 _STRONG = {"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "sc"}
@@ -22,6 +22,27 @@ def space_of(i: Instruction) -> str:
 def strong(i: Instruction) -> bool:
     """Ordered, or meant to be seen by other threads: not to be moved, done by all lanes before what follows."""
     return not _STRONG.isdisjoint(i.modifiers)
+
+
+def communicates(i: Instruction) -> bool:
+    """Whether other threads are meant to see this, or it to see what they did: on the virtual clock it waits for its turn."""
+    if i.opcode in ("ld", "st"):
+        return strong(i)
+    return i.opcode in ("atom", "red", "mbarrier") or (i.opcode == "call" and _called(i) == "vprintf")
+
+
+def observes(i: Instruction, used: bool, again: bool) -> bool:
+    """Whether the order in which threads communicate can show in what they do.
+
+    `used`: something reads the result; `again`: it may be reached more than once, as a load that waits for a value is.
+    """
+    if i.opcode in ("atom", "red"):
+        return used or i.modifiers[-1] in FLOATS  # sums of floats depend on the order
+    return again if i.opcode == "ld" else i.opcode in ("mbarrier", "call")
+
+
+def _called(i: Instruction) -> str:
+    return next((o.name for o in i.operands if isinstance(o, Name)), "")
 
 
 def _vector(i: Instruction) -> int:

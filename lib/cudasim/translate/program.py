@@ -425,7 +425,7 @@ class Program:
             req, most = _dimensions(function, "reqntid"), _dimensions(function, "maxntid")
             if name in self.refused:
                 rows.append(
-                    f'{{"{name}", CS_NO_PC, {len(parameters)}, {parameter_bytes}, 0, 0, 0, 0, 0, 0, {req}, {most}, '
+                    f'{{"{name}", CS_NO_PC, {len(parameters)}, {parameter_bytes}, 0, 0, 0, 0, 0, 0, 0, {req}, {most}, '
                     f"params_{k}, 0, 0, 0, 0, 0, {_bytes(self.refused[name].encode())}}},"
                 )
                 continue
@@ -440,10 +440,11 @@ class Program:
             frame = max(self.frame_end[n] for n in reach)
             local = max(self.local_end[n] for n in reach)
             registers = max(self.codes[n].registers for n in reach)
+            ordered = int(any(self.codes[n].observes for n in reach))
             recursive = int(any(self.codes[n].recursive for n in reach))
             rows.append(
                 f'{{"{name}", {self.base[name]}u, {len(parameters)}, {parameter_bytes}, {static}, {local}, '
-                f"{registers}, {frame}, {recursive}, {reserved}, {req}, {most}, params_{k}, shared_{k}, "
+                f"{registers}, {frame}, {recursive}, {reserved}, {ordered}, {req}, {most}, params_{k}, shared_{k}, "
                 f"{len(used)}, uses_{k}, {len(parts)}, parts_{k}, 0}},"
             )
         lines.append("static const struct cs_kernel kernels[] = {" + "\n".join(rows) + "{0}};\n")
