@@ -19,6 +19,9 @@ A tool's parsed command line has these attributes, whichever options it takes:
     device       "auto" | "gpu" | "sim"
     map_memory   int                bytes
     duration     float | None       seconds
+    cgroup       int | None         --cgroup: the cgroup's id
+    comm         str | None         --comm
+    tid          int | None         -t
     user         str | None
     output       str | None         -o FILE
     list, ptx, ebpf, json, csv, timestamps, verbose   bool
@@ -95,6 +98,27 @@ def parse_pids(text: str) -> list[int]:
     return [positive(part) for part in text.split(",")]
 
 
+def parse_cgroup(text: str) -> int:
+    """The id of a cgroup: that number, or the directory of a cgroup v2, as a path or as /proc/PID/cgroup has it."""
+    if _is_whole(text):
+        return positive(text)
+    roots = ("", "/sys/fs/cgroup/", "/sys/fs/cgroup/unified/")
+    for root in roots:
+        place = root + (text.lstrip("/") if root else text)
+        if os.path.exists(os.path.join(place, "cgroup.controllers")):  # each cgroup v2 has that
+            return os.stat(place).st_ino
+    if os.path.isdir(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no cgroup of version 2")
+    raise argparse.ArgumentTypeError(f"there is no cgroup {text!r}")
+
+
+def parse_comm(text: str) -> str:
+    """A thread's name: 1 to 15 bytes, all that the kernel keeps."""
+    if not 0 < len(text.encode()) < 16:
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a thread: those have 1 to 15 bytes")
+    return text
+
+
 def positive(text: str) -> int:
     """A whole number from 1."""
     if not _is_whole(text) or int(text) == 0:
@@ -167,6 +191,9 @@ def parser(tool: str, description: str, examples: str, usage: str | None = None)
         device="auto",
         map_memory=2**28,
         duration=None,
+        cgroup=None,
+        comm=None,
+        tid=None,
         user=None,
         output=None,
         **dict.fromkeys(("list", "ptx", "ebpf", "json", "csv", "timestamps", "verbose"), False),
@@ -232,6 +259,21 @@ def add_threads(made: Parser) -> None:
     group.add_argument(
         "--thread", type=parse_ranges, metavar="X[,Y[,Z]]", help="only threads with these indices"
     )
+
+
+def add_host_filters(made: Parser) -> None:
+    """Which host threads: --cgroup, --comm, -t. The host program filters, see `gpu_host_selected` in gpubpf.h."""
+    group = made.add_argument_group("which host threads")
+    group.add_argument(
+        "--cgroup",
+        type=parse_cgroup,
+        metavar="PATH|ID",
+        help="only launches by threads in this cgroup (v2) and those below it",
+    )
+    group.add_argument(
+        "--comm", type=parse_comm, metavar="NAME", help="only launches by threads of this name"
+    )
+    group.add_argument("-t", dest="tid", type=positive, metavar="TID", help="only launches by this thread")
 
 
 def add_device(made: Parser) -> None:

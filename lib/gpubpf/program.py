@@ -264,7 +264,7 @@ class BPF:
 
     def params(self, args: argparse.Namespace | None = None) -> dict[str, bytes]:
         """The bytes of every parameter: as `set`; else of a `struct gpu_filter` `--block` and `--thread` of the command line
-        (every thread without one), of others zeros."""
+        (every thread without one), of a `struct gpu_host_filter` `--cgroup`, `--comm` and `-t`, of others zeros."""
         result = {}
         for name, definition in self.maps.items():
             if definition.kind != "param":
@@ -274,6 +274,8 @@ class BPF:
             elif _is_filter(definition):
                 every = [(0, 2**32 - 1)] * 3
                 result[name] = filter_bytes(args.block, args.thread) if args else filter_bytes(every, every)
+            elif _is_host_filter(definition):
+                result[name] = host_filter_bytes(args.cgroup, args.comm, args.tid) if args else bytes(32)
             else:
                 result[name] = bytes(definition.value_size)
         return result
@@ -364,10 +366,23 @@ def filter_bytes(block: Sequence[tuple[int, int]], thread: Sequence[tuple[int, i
     )
 
 
+def host_filter_bytes(cgroup: int | None, comm: str | None, tid: int | None) -> bytes:
+    """A `struct gpu_host_filter`."""
+    name = (comm or "").encode()[:15].ljust(16, b"\0")
+    return (cgroup or 0).to_bytes(8, "little") + name + (tid or 0).to_bytes(8, "little")
+
+
 def _is_filter(definition: MapDefinition) -> bool:
+    return _fields(definition) == ["block", "thread"] and definition.value_size == 48
+
+
+def _is_host_filter(definition: MapDefinition) -> bool:
+    return _fields(definition) == ["cgroup", "comm", "tid"] and definition.value_size == 32
+
+
+def _fields(definition: MapDefinition) -> list[str]:
     kind = definition.value_type
-    fields = [field[0] for field in kind["fields"]] if isinstance(kind, dict) else []
-    return fields == ["block", "thread"] and definition.value_size == 48
+    return [field[0] for field in kind["fields"]] if isinstance(kind, dict) else []
 
 
 def _patterns(kernel: str | Iterable[str] | None) -> tuple[str, ...]:

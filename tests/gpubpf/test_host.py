@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 
 import gpubpf_bcc
-from gpubpf import bpf, compile, host, maps
+from gpubpf import bpf, cli, compile, host, maps
 from gpubpf.bytecode import Program
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
 from gpubpf.host import Host, HostProbe
 from gpubpf.lower import x86
 from gpubpf.lower.native import Native
 from gpubpf.maps import MapDefinition, pad8
+from gpubpf.program import host_filter_bytes
 
 TEXT = r"""
 #include <gpubpf.h>
@@ -441,3 +442,101 @@ def test_without_capability_the_agent_gets_the_program(tmp_path: Path) -> None:
         "0 []",
         "host programs at sched:sched_switch need CAP_BPF and CAP_PERFMON; run as root",
     ]
+
+
+FILTERED = r"""
+#include <gpubpf.h>
+GPU_PARAM(filter, struct gpu_host_filter);
+GPU_SHARED_ARRAY(hits, u64, 1);
+int on_launch(struct gpu_launch *ctx) {
+    int zero = 0;
+    struct gpu_host_filter *f = filter.lookup(&zero);
+    u64 *hit = hits.lookup(&zero);
+    if (f && hit && gpu_host_selected(f))
+        *hit += 1;
+    return 0;
+}
+"""
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """A new cgroup v2 below the one this process is in, and back."""
+    root = next(
+        (
+            p
+            for p in map(Path, ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"))
+            if (p / "cgroup.controllers").exists()
+        ),
+        None,
+    )
+    if root is None or os.geteuid():
+        pytest.skip("needs root and cgroup v2")
+    before = next(
+        line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")
+    )
+    place = root / f"gpubpf-test-{os.getpid()}" / "inner"
+    place.mkdir(parents=True)
+    (place / "cgroup.procs").write_text(str(os.getpid()))
+    yield place
+    (root / before.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
+    place.rmdir()
+    place.parent.rmdir()
+
+
+@needs_bpf
+def test_host_filters(marker: tuple[int, Callable[..., None]], cgroup: Path) -> None:
+    program = gpubpf_bcc.compiled(FILTERED)
+    comm = Path("/proc/self/comm").read_text().strip()
+    own, outer = cli.parse_cgroup(str(cgroup)), cli.parse_cgroup("/" + cgroup.parent.name)
+    tid = threading.get_native_id()
+    cases = [
+        ((None, None, None), 1),
+        ((own, None, None), 1),
+        ((outer, None, None), 1),
+        ((1, None, None), 1),  # the root
+        ((own + outer, None, None), 0),
+        ((None, comm, None), 1),
+        ((None, comm + "x", None), 0),
+        ((None, comm[:-1], None), 0),
+        ((None, None, tid), 1),
+        ((None, None, tid + 1), 0),
+        ((outer, comm, tid), 1),
+        ((outer, "other", tid), 0),
+    ]
+    native = native_of(program)
+    for choice, expected in cases:
+        params = {"filter": host_filter_bytes(*choice)}
+        with Host(program, (HostProbe("on_launch", "launch"),), params=params) as running:
+            process = running.process()
+            process.attach(marker[0])
+            marker[1](1, 2, 3, 4, 5, 6)
+            assert process.array("hits").tolist() == [expected], choice
+        memory = ctypes.c_uint64()
+        agent = Agent(native, {"hits": ctypes.addressof(memory)}, params)
+        agent.helpers[123] = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_int32)(
+            lambda level: [1, outer, own, 0][min(level, 3)]
+        )
+        agent(1, 2, 3, 4, 5, 6)
+        assert memory.value == expected, choice
+
+
+def test_the_command_line_of_host_filters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = cli.parser("x", "", "")
+    cli.add_host_filters(made)
+    cli.add_targets(made)
+    args = cli.parse(made, ["--comm", "worker", "-t", "12", "--cgroup", "345"])
+    assert (args.cgroup, args.comm, args.tid) == (345, "worker", 12)
+    assert host_filter_bytes(None, None, None) == bytes(32)
+    for wrong in (
+        ["--comm", "x" * 16],
+        ["--comm", ""],
+        ["-t", "0"],
+        ["--cgroup", str(tmp_path)],
+        ["--cgroup", "/no/such"],
+    ):
+        with pytest.raises(SystemExit):
+            cli.parse(made, wrong)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 5 and all(line.startswith("x: argument ") for line in said)
+    assert "is no cgroup of version 2" in said[3] and "there is no cgroup '/no/such'" in said[4]

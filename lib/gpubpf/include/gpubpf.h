@@ -169,4 +169,39 @@ static __always_inline int gpu_selected(const struct gpu_filter *filter)
            GPUBPF_IN(tx, filter->thread[0]) & GPUBPF_IN(ty, filter->thread[1]) & GPUBPF_IN(tz, filter->thread[2]);
 }
 
+/* Which host threads: where something is 0, all. */
+struct gpu_host_filter {
+    u64 cgroup;  /* the thread is in this one (cgroup v2), or below it */
+    u64 comm[2]; /* the thread's name, padded with zeros */
+    u64 tid;
+};
+
+static __always_inline int gpu_host_selected(const struct gpu_host_filter *filter)
+{
+    if (filter->tid && filter->tid != (u32)bpf_get_current_pid_tgid())
+        return 0;
+    if (filter->comm[0]) {
+        u64 comm[2] = {};
+
+        bpf_get_current_comm(comm, sizeof(comm));
+        if (comm[0] != filter->comm[0] || comm[1] != filter->comm[1])
+            return 0;
+    }
+    if (filter->cgroup) {
+        int level;
+
+#pragma unroll
+        for (level = 0; level < 16; level++) {
+            u64 id = bpf_get_current_ancestor_cgroup_id(level);
+
+            if (id == filter->cgroup)
+                return 1;
+            if (!id)
+                return 0;
+        }
+        return 0;
+    }
+    return 1;
+}
+
 #endif
