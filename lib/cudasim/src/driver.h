@@ -99,6 +99,7 @@ struct KernelLaunch {
     std::shared_ptr<Module> module;  // kept until the launch has run, whatever is unloaded meanwhile
     const void *handle = nullptr;  // CUfunction or CUkernel, as the application gave it
     bool by_kernel = false;        // the handle is a CUkernel
+    bool kernel_given = false;     // … in the field of a graph node's parameters that is for kernels
     Dim3 grid, block;
     unsigned shared_bytes = 0;
     bool cooperative = false;
@@ -453,6 +454,7 @@ CUresult check_memory_operations(const std::vector<CUstreamBatchMemOpParams> &op
 // Memory of a graph's allocation nodes; it lives as long as a graph that has it.
 CUresult allocate_for_graph(const std::shared_ptr<Context> &context, size_t bytes, Operation &operation);
 bool belongs_to_graph(uint64_t address);
+CUresult free_operation(uint64_t address, Operation &operation);
 std::shared_ptr<GraphNode> add_node(const std::shared_ptr<Graph> &graph, Operation operation,
                                     const std::vector<std::shared_ptr<GraphNode>> &after);
 void release_context(const std::shared_ptr<Context> &context);  // frees what it holds

@@ -31,7 +31,7 @@ CUresult release(uint64_t address, bool pinned) {
         if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
         Exclusive exclusive(context);
         drain(*context);  // running kernels may still use it
-        Memory::instance().release(address);
+        if (!belongs_to_graph(address)) Memory::instance().release(address);
         return static_cast<CUresult>(context->sticky.load());
     }
     Memory::instance().release(address);

@@ -187,7 +187,14 @@ CUresult allocate_in_stream(CUdeviceptr *address, size_t bytes, const std::share
     std::shared_ptr<Context> context;
     if (CUresult status = find(handle, stream, context)) return status;
     if (address == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-    if (stream->capture) return invalidate_capture(context, stream);
+    if (stream->capture) {
+        Operation operation;
+        if (CUresult status = allocate_for_graph(context, bytes, operation)) return status;
+        uint64_t made = operation.allocation.dptr;
+        if (CUresult status = submit(context, stream, std::move(operation))) return status;
+        *address = made;
+        return CUDA_SUCCESS;
+    }
     uint64_t made = Memory::instance().allocate(bytes, MemoryKind::device, pool->device, context->handle, 0, pool->handle);
     if (made == 0) return CUDA_ERROR_OUT_OF_MEMORY;
     pool->used += bytes;
@@ -631,6 +638,11 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
     if (address == 0) return CUDA_SUCCESS;
     std::optional<Allocation> found = Memory::instance().find(address);
     if (!found || found->base != address || found->kind != MemoryKind::device) return CUDA_ERROR_INVALID_VALUE;
+    if (belongs_to_graph(address)) {  // it goes with its last graph
+        Operation operation;
+        if (CUresult status = free_operation(address, operation)) return status;
+        return submit(context, stream, std::move(operation));
+    }
     if (stream->capture) return invalidate_capture(context, stream);
     std::shared_ptr<MemoryPool> pool = found->pool != nullptr ? tables().pools.get(found->pool) : nullptr;
     Operation operation;
@@ -689,7 +701,9 @@ CUresult cuGraphInstantiateWithParams(CUgraphExec *handle, CUgraph graph, CUDA_G
     if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
     CUresult status = cuGraphInstantiateWithFlags(handle, graph, parameters->flags);
     parameters->hErrNode_out = nullptr;
-    parameters->result_out = status == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
+    parameters->result_out = status == CUDA_SUCCESS              ? CUDA_GRAPH_INSTANTIATE_SUCCESS
+                             : status == CUDA_ERROR_INVALID_VALUE ? CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE
+                                                                  : CUDA_GRAPH_INSTANTIATE_ERROR;
     return status;
 }
 

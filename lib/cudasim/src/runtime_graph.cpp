@@ -172,7 +172,9 @@ cudaError_t cudaGraphKernelNodeGetParams(cudaGraphNode_t node, struct cudaKernel
     CUDA_KERNEL_NODE_PARAMS found;
     if (CUresult status = cu().GraphKernelNodeGetParams(node, &found)) return done(status);
     *parameters = {};
-    parameters->func = const_cast<void *>(host_function_of(found.func));
+    CUfunction function = found.func;
+    if (function == nullptr && cu().KernelGetFunction(&function, found.kern) != CUDA_SUCCESS) return done(cudaErrorInvalidValue);
+    parameters->func = const_cast<void *>(host_function_of(function));
     parameters->gridDim = dim3(found.gridDimX, found.gridDimY, found.gridDimZ);
     parameters->blockDim = dim3(found.blockDimX, found.blockDimY, found.blockDimZ);
     parameters->sharedMemBytes = found.sharedMemBytes;
