@@ -126,7 +126,7 @@ struct Environment {
     // Device-side malloc: an address in the region, 16-aligned, or 0. Null: always 0.
     uint64_t (*allocate)(void *self, uint64_t size) = nullptr;
     bool (*release)(void *self, uint64_t address) = nullptr;    // false: not such an address, which is a fault
-    // Nanoseconds for %globaltimer, cycles for %clock64. Null: CLOCK_REALTIME, and CLOCK_MONOTONIC in ns.
+    // Nanoseconds for %globaltimer, cycles for %clock64. Null: CLOCK_MONOTONIC_RAW with an offset, another for each multiprocessor.
     uint64_t (*globaltimer)(void *self) = nullptr;
     uint64_t (*clock)(void *self, uint32_t multiprocessor) = nullptr;
     uint32_t multiprocessors = 16;                  // %nsmid

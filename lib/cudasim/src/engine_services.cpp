@@ -373,14 +373,19 @@ uint64_t nanoseconds(clockid_t which) {
     return static_cast<uint64_t>(now.tv_sec) * 1000000000ull + static_cast<uint64_t>(now.tv_nsec);
 }
 
+// No clock of the host, so that one that is not converted shows; one for all processes, and nobody sets or slews it. As on a GPU,
+// each multiprocessor counts its cycles (of 1 ns here) from a start of its own.
+constexpr uint64_t kEpoch = 1'500'000'000'000'000'000, kApart = 1'234'567'891;
+
 uint64_t device_clock(cs_warp *w) {
     const Environment &environment = environment_of(w);
-    return environment.clock ? environment.clock(environment.self, w->smid) : nanoseconds(CLOCK_MONOTONIC);
+    return environment.clock ? environment.clock(environment.self, w->smid)
+                             : nanoseconds(CLOCK_MONOTONIC_RAW) + w->smid * kApart;
 }
 
 uint64_t globaltimer(cs_warp *w) {
     const Environment &environment = environment_of(w);
-    return environment.globaltimer ? environment.globaltimer(environment.self) : nanoseconds(CLOCK_REALTIME);
+    return environment.globaltimer ? environment.globaltimer(environment.self) : nanoseconds(CLOCK_MONOTONIC_RAW) + kEpoch;
 }
 
 void nanosleep(cs_warp *w, uint32_t) { w->budget = 0; }  // the others' turn at the next backward jump
