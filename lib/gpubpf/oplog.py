@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +45,7 @@ STREAM, EVENT, CONTEXT = range(3)
 LEGACY, PER_THREAD, BLOCKING, NON_BLOCKING = range(4)
 
 
-def _of(size: int, **fields: tuple[str, int] | tuple[tuple[str, int], int]) -> np.dtype:
+def _of(size: int, **fields: tuple[Any, int]) -> np.dtype[np.void]:
     """A record of `size` bytes: name = (format, offset)."""
     return np.dtype(
         {
@@ -56,7 +57,7 @@ def _of(size: int, **fields: tuple[str, int] | tuple[tuple[str, int], int]) -> n
     )
 
 
-_LAUNCH = {
+_LAUNCH: dict[str, tuple[Any, int]] = {
     "slot": ("<u4", 0),
     "reason": ("<u4", 4),
     "grid": (("<u4", 3), 8),
@@ -65,8 +66,8 @@ _LAUNCH = {
     "node": ("<u4", 36),
     "exec": ("<u8", 40),
 }
-# The last 64 bytes, by kind; each is a field of a record.
-PARTS: dict[str, np.dtype] = {
+# The last 64 bytes, by kind; each is a field of a record. Those of a lane are `lane_kind` and `priority` (of the record itself).
+PARTS: dict[str, np.dtype[np.void]] = {
     "kernel": _of(64, **_LAUNCH, replay=("<u8", 48)),
     "copy": _of(64, bytes=("<u8", 0), destination=("<u8", 8), source=("<u8", 16)),  # a memset, too
     "event": _of(64, event=("<u8", 0), record=("<u8", 8)),  # recorded, waited for
@@ -88,19 +89,18 @@ PARTS: dict[str, np.dtype] = {
     "node": _of(64, **_LAUNCH, handle=("<u8", 48)),
     "edge": _of(64, exec=("<u8", 0), before=("<u4", 8), after=("<u4", 12)),
     "fault": _of(64, error=("<i4", 0)),
-    "lane": _of(64, kind=("<u4", 0), priority=("<i4", 4)),
 }
 DTYPE = np.dtype(
     {
         "names": [
             *("mark", "id", "kind", "flags", "thread", "call_ns", "return_ns"),
-            *("stream", "lane", "context", "result", "stack", *PARTS),
+            *("stream", "lane", "context", "result", "stack", "lane_kind", "priority", *PARTS),
         ],
         "formats": [
             *("<u8", "<u8", "<u2", "<u2", "<u4", "<u8", "<u8"),
-            *("<u8", "<u4", "<u4", "<i4", "<u4", *PARTS.values()),
+            *("<u8", "<u4", "<u4", "<i4", "<u4", "<u4", "<i4", *PARTS.values()),
         ],
-        "offsets": [0, 8, 16, 18, 20, 24, 32, 40, 48, 52, 56, 60, *[64] * len(PARTS)],
+        "offsets": [0, 8, 16, 18, 20, 24, 32, 40, 48, 52, 56, 60, 64, 68, *[64] * len(PARTS)],
         "itemsize": RECORD,
     }
 )
