@@ -30,6 +30,7 @@ BURST = 16  # brackets that a piece takes into account on each side, however far
 WINDOW = 64  # brackets of one piece: the narrowest
 ENOUGH = 8192  # brackets; of more the narrowest are taken
 STEP_LIMIT = 1_000_000  # ns; between two segments a time is given if it is known that well
+SENSIBLE = 1e17  # ns; three years from the first bracket
 CYCLE = (0.2, 10.0)  # ns that a cycle of a GPU takes
 TICKS = 64  # of the GPU's timer, in one window of a multiprocessor's clock
 
@@ -111,7 +112,7 @@ class GpuClock:
         # A coarse clock stands still during a tick: the moment of reading is anywhere in it.
         _, later = self._bounds(x + max(self.tick - 1, 0))
         high = np.maximum(high, later)
-        fine = np.isfinite(low) & np.isfinite(high)
+        fine = np.isfinite(low) & np.isfinite(high) & (np.abs(x) < SENSIBLE)
         low, high = low[fine], high[fine]
         at[fine] = np.rint((low + high) / 2).astype(np.int64) + self._origin_host
         error[fine] = np.ceil((high - low) / 2 + 0.5).astype(np.int64)

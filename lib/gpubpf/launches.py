@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from gpubpf import timeline
+from gpubpf import oplog, timeline
 from gpubpf.clock import UNKNOWN, Bracket, GpuClock
 from gpubpf.timeline import NONE, Kind, Lane, Operations, Waits
 
@@ -33,9 +33,6 @@ TIME_BITS = 48
 MASK = (1 << TIME_BITS) - 1
 GENERATIONS = 1 << 16
 COUNTER = (1 << 40) - 1  # the part of an id that counts; the process is above
-SPAN, CLOCK, NODE, EDGE, FAULT, LANE = 16, 17, 18, 19, 20, 21  # further kinds of records (docs/timing.md)
-GRAPH_NODE, CALL_WAITS, CAPTURED = 1, 2, 4  # flags
-INSTRUMENTED, NOT_MATCHED = 0, 255  # reasons
 NO_METHOD, DEVICE, STAMP = range(3)  # how a time was measured
 METHODS = (None, "device", "stamp")
 
@@ -58,8 +55,8 @@ class Found:
     name: of a kernel its number in `names` (mangled), else -1. reason: why a kernel was not instrumented (as in the log). method: how
     its times were measured. start_error, end_error: ns, UNKNOWN without a time; exec_error: of end - start. running: not over at the
     last reading. lost: instrumented, and its times never came. bytes: of copies and memsets. parent: of a kernel in a graph the
-    graph's launch, else -1. event: the handle of records and waits. api: the number of an API call's function. clock_steps:
-    places where clocks contradict themselves.
+    graph's launch, else -1; exec: of both the executable graph. event: the handle of records and waits. api: the number of an API
+    call's function, which `functions` names. clock_steps: places where clocks contradict themselves.
     """
 
     ops: Operations
@@ -79,7 +76,7 @@ class Found:
     running: NDArray[np.bool_]
     lost: NDArray[np.bool_]
     bytes: Integers
-    replay: Integers
+    exec: Integers
     parent: Integers
     event: NDArray[np.uint64]
     api: Integers
@@ -87,11 +84,12 @@ class Found:
     grid: Integers  # [operation, 3]
     block_dim: Integers
     clock_steps: int
+    functions: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def kernels(self) -> NDArray[np.bool_]:
         """The launches of kernels that were asked for."""
-        return (self.ops.kind == Kind.KERNEL) & (self.reason != NOT_MATCHED)
+        return (self.ops.kind == Kind.KERNEL) & (self.reason != oplog.NOT_MATCHED)
 
 
 class Launches:
@@ -103,7 +101,7 @@ class Launches:
         self._cells: dict[tuple[int, Any], _Cells] = {}
 
     def log(self, process: Process, records: Records) -> None:
-        """Records of the operation log, as they follow each other (a structured array of 128 bytes each)."""
+        """Records of the operation log, as they follow each other (`oplog.DTYPE`)."""
         if len(records):
             self._records.append((process, records))
 
@@ -180,44 +178,50 @@ class _Finder:
     ) -> None:
         self.processes = list({id(process): process for process, _ in records}.values())
         place = {id(process): n for n, process in enumerate(self.processes)}
-        parts = [raw(part) for _, part in records]
-        self.raw = np.concatenate(parts) if parts else np.zeros(0, _RAW)
+        parts = [part for _, part in records]
+        self.raw = np.concatenate(parts) if parts else np.zeros(0, oplog.DTYPE)
         self.process = np.repeat(
             np.array([place[id(process)] for process, _ in records], np.int64), [len(part) for part in parts]
         )
         self.cells, self.slots = cells, slots
-        self.narrow = self.raw["body"].view("<u4").reshape(-1, 16)
-        self.wide = self.raw["body"].view("<u8").reshape(-1, 8)
 
     def found(self) -> Found:
         raw = self.raw
         kind = raw["kind"].astype(np.int64)
         queued = (kind >= Kind.KERNEL) & (kind <= Kind.API)
-        at = np.flatnonzero(queued & ((raw["flags"] & CAPTURED) == 0) & (raw["result"] == 0))
+        at = np.flatnonzero(queued & ((raw["flags"] & oplog.CAPTURED) == 0) & (raw["result"] == 0))
         self.at, self.kind = at, kind[at]
         count = len(at)
         self.owner = self.process[at]
-        narrow, wide, kinds = self.narrow[at], self.wide[at].astype(np.int64), self.kind
+        kinds = self.kind
+
+        def field(part: str, name: str) -> Integers:
+            return raw[part][name][at].astype(np.int64)
+
         kernel, graph = kinds == Kind.KERNEL, kinds == Kind.GRAPH
-        member = kernel & ((raw["flags"][at] & GRAPH_NODE) != 0)
+        member = kernel & ((raw["flags"][at] & oplog.GRAPH_NODE) != 0)
         lane, lanes = self._lanes(at)
         context = self._numbered(self.owner, raw["context"][at].astype(np.int64))
         nothing = np.zeros(count, np.int64)
         none = np.full(count, -1, np.int64)
-        graphs = self._graphs(np.where(graph, wide[:, 0], wide[:, 5]), graph | member)
-        link = np.where(kinds == Kind.WAIT, wide[:, 1], np.where(kinds == Kind.SYNC, wide[:, 2], nothing))
-        what = np.where(kinds == Kind.SYNC, narrow[:, 0], np.where(graph, narrow[:, 7], 0)).astype(np.int64)
-        replay = np.where(graph, wide[:, 1], np.where(member, wide[:, 6], -1))
+        execs = np.where(graph, field("graph", "exec"), field("kernel", "exec"))
+        graphs = self._graphs(execs, graph | member)
+        link = np.where(kinds == Kind.WAIT, field("event", "record"), field("sync", "record"))
+        link = np.where((kinds == Kind.WAIT) | (kinds == Kind.SYNC), link, nothing)
+        what = np.where(
+            kinds == Kind.SYNC, field("sync", "what"), np.where(graph, field("graph", "others"), 0)
+        )
+        replay = np.where(graph, field("graph", "replay"), np.where(member, field("kernel", "replay"), -1))
         call, ret = (raw[name][at].astype(np.int64) for name in ("call_ns", "return_ns"))
         ops = Operations(
             id=raw["id"][at].astype(np.int64), kind=kinds, call=call, ret=np.maximum(ret, call),
             start=np.full(count, NONE), end=np.full(count, NONE), lane=lane, context=context,
-            waits=(raw["flags"][at] & CALL_WAITS) != 0, link=link, what=what, graph=graphs, replay=replay,
-            node=np.where(member, narrow[:, 9].astype(np.int64), none), lanes=lanes, edges=self._edges(),
+            waits=(raw["flags"][at] & oplog.SYNCHRONOUS) != 0, link=link, what=what, graph=graphs, replay=replay,
+            node=np.where(member, field("kernel", "node"), none), lanes=lanes, edges=self._edges(),
         )  # fmt: skip
-        reason = np.where(kernel, narrow[:, 1].astype(np.int64), none)
+        reason = np.where(kernel, field("kernel", "reason"), none)
         times = self._times(ops, reason)
-        names, name = self._names(kernel, narrow[:, 0].astype(np.int64))
+        names, name = self._names(kernel, field("kernel", "slot"))
         handles = (kinds == Kind.RECORD) | (kinds == Kind.WAIT)
         sized = np.isin(kinds, timeline.WORK) & ~kernel
         waits = timeline.waits(ops)
@@ -225,11 +229,12 @@ class _Finder:
         waits = dataclasses.replace(waits, exec=np.where(lasted != NONE, lasted, waits.exec))
         return Found(
             ops=ops, waits=waits, processes=self.processes, process=self.owner, names=names, name=name,
-            gpu=self._gpus(at), tid=raw["tid"][at].astype(np.int64), stream=raw["stream"][at], reason=reason,
-            bytes=np.where(sized, wide[:, 0], nothing), replay=replay, parent=self._parents(ops, member),
-            event=np.where(handles, self.wide[at, 0], np.uint64(0)), api=np.where(kinds == Kind.API, narrow[:, 0], none),
-            stack=raw["stack"][at].astype(np.int64), grid=narrow[:, 2:5].astype(np.int64),
-            block_dim=narrow[:, 5:8].astype(np.int64), **times,
+            gpu=self._gpus(at), tid=raw["thread"][at].astype(np.int64), stream=raw["stream"][at], reason=reason,
+            bytes=np.where(sized, field("copy", "bytes"), nothing), exec=execs, parent=self._parents(ops, member),
+            event=np.where(handles, raw["event"]["event"][at], np.uint64(0)),
+            api=np.where(kinds == Kind.API, field("api", "function"), none), functions=self._functions(at[kinds == Kind.API]),
+            stack=raw["stack"][at].astype(np.int64), grid=field("kernel", "grid"),
+            block_dim=field("kernel", "block"), **times,
         )  # fmt: skip
 
     # --- identities ---
@@ -243,11 +248,13 @@ class _Finder:
 
     def _lanes(self, at: Integers) -> tuple[Integers, list[Lane]]:
         """The stream of each operation by number, and the kind of each stream."""
-        known = np.flatnonzero(self.raw["kind"] == LANE)
+        known = np.flatnonzero(self.raw["kind"] == oplog.LANE)
         both = np.concatenate([known, at])
         numbers = self._numbered(self.process[both], self.raw["lane"][both].astype(np.int64))
         kinds = [Lane.BLOCKING] * (int(numbers.max()) + 1 if len(numbers) else 0)
-        for number, kind in zip(numbers[: len(known)].tolist(), self.narrow[known, 0].tolist(), strict=True):
+        for number, kind in zip(
+            numbers[: len(known)].tolist(), self.raw["lane_kind"][known].tolist(), strict=True
+        ):
             kinds[number] = Lane(kind) if kind <= Lane.NON_BLOCKING else Lane.BLOCKING
         return numbers[len(known) :], kinds
 
@@ -260,8 +267,11 @@ class _Finder:
 
     def _edges(self) -> dict[int, list[tuple[int, int]]]:
         edges: dict[int, list[tuple[int, int]]] = {}
-        found = np.flatnonzero(self.raw["kind"] == EDGE)
-        columns = (self.process[found], self.wide[found, 0], self.narrow[found, 2], self.narrow[found, 3])
+        found = np.flatnonzero(self.raw["kind"] == oplog.EDGE)
+        columns = (
+            self.process[found],
+            *(self.raw["edge"][name][found] for name in ("exec", "before", "after")),
+        )
         for process, graph, begin, end in zip(*(column.tolist() for column in columns), strict=True):
             number = self._graph_keys.get((process, graph))
             if number is not None:
@@ -288,6 +298,15 @@ class _Finder:
                 name[mine[slots[mine] == slot]] = numbers.setdefault(text, len(numbers))
         return list(numbers), name
 
+    def _functions(self, at: Integers) -> dict[int, str]:
+        """Names of API calls; those of one process are as good as another's."""
+        numbers, first = np.unique(self.raw["api"]["function"][at], return_index=True)
+        texts = self.raw["api"]["name"][at[first]].tolist()
+        return {
+            n: text.decode("utf-8", "backslashreplace")
+            for n, text in zip(numbers.tolist(), texts, strict=True)
+        }
+
     def _gpus(self, at: Integers) -> Integers:
         gpu = np.zeros(len(at), np.int64)
         contexts = self.raw["context"][at]
@@ -305,7 +324,7 @@ class _Finder:
         method, taken = np.zeros(count, np.int64), np.full(count, NONE)
         start_error, end_error, exec_error = (np.full(count, UNKNOWN) for _ in range(3))
         idle, probed_end, lasted = np.zeros(count, bool), np.full(count, NONE), np.full(count, NONE)
-        probed = (ops.kind == Kind.KERNEL) & (reason == INSTRUMENTED)
+        probed = (ops.kind == Kind.KERNEL) & (reason == oplog.INSTRUMENTED)
         steps = 0
         for place, process in enumerate(self.processes):
             mine = np.flatnonzero(self.owner == place)
@@ -356,20 +375,19 @@ class _Finder:
         if process.virtual:
             same = GpuClock.same()
             return dict.fromkeys({0, *process.gpus.values()}, same)
-        found = np.flatnonzero((self.raw["kind"] == CLOCK) & (self.process == place))
+        found = np.flatnonzero((self.raw["kind"] == oplog.CLOCK) & (self.process == place))
         brackets: dict[int, list[Bracket]] = {}
         gpus = [process.gpus.get(context, 0) for context in self.raw["context"][found].tolist()]
-        values = self.wide[found, :3].tolist()
-        for gpu, (before, shown, after), tick in zip(
-            gpus, values, self.narrow[found, 9].tolist(), strict=True
-        ):
+        clock = self.raw["clock"][found]
+        columns = (clock[name].tolist() for name in ("host_before", "gpu", "host_after", "tick_ns"))
+        for gpu, before, shown, after, tick in zip(gpus, *columns, strict=True):
             brackets.setdefault(gpu, []).append(Bracket(before, shown, after, tick))
         return {gpu: GpuClock(of_gpu) for gpu, of_gpu in brackets.items()}
 
     def _spans(self, place: int) -> tuple[Integers, Integers]:
         """Of one process: the ids that spans are of, sorted, and their records."""
-        found = np.flatnonzero((self.raw["kind"] == SPAN) & (self.process == place))
-        ids = self.wide[found, 0].astype(np.int64)
+        found = np.flatnonzero((self.raw["kind"] == oplog.SPAN) & (self.process == place))
+        ids = self.raw["span"]["of"][found].astype(np.int64)
         order = np.argsort(ids, kind="stable")
         return ids[order], found[order]
 
@@ -390,8 +408,9 @@ class _Finder:
         at = np.minimum(np.searchsorted(ids, ops.id[some]), len(ids) - 1)
         there = ids[at] == ops.id[some]
         some, at = some[there], records[at[there]]
-        begin, end = (self.wide[at, column].astype(np.int64) for column in (1, 2))
-        error = self.narrow[at, 6].astype(np.int64)
+        begin, end, error = (
+            self.raw["span"][name][at].astype(np.int64) for name in ("start", "end", "error_ns")
+        )
         starts, ends = clock.host(begin), clock.host(end)
         for known, times, target, wrong in (
             (begin, starts, ops.start, errors[0]),
@@ -410,17 +429,3 @@ def _unwrapped(times: Integers, clock: GpuClock, call: Integers, virtual: bool) 
     near = call if virtual else clock.gpu_near(call)
     away = (times - near) & MASK
     return near + np.where(away > MASK // 2, away - (MASK + 1), away)
-
-
-_RAW = np.dtype(
-    [
-        ("mark", "<u8"), ("id", "<u8"), ("kind", "<u2"), ("flags", "<u2"), ("tid", "<u4"), ("call_ns", "<u8"),
-        ("return_ns", "<u8"), ("stream", "<u8"), ("lane", "<u4"), ("context", "<u4"), ("result", "<i4"),
-        ("stack", "<u4"), ("body", "V64"),
-    ]
-)  # fmt: skip
-
-
-def raw(records: Records) -> Records:
-    """Records of the log with the bytes that depend on the kind as they are."""
-    return np.ascontiguousarray(records).view(_RAW).reshape(-1)

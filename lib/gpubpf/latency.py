@@ -1,0 +1,457 @@
+"""What launches waited for, as tables, stories and records: the analysis behind launchlate.
+
+Times are ns on the host's clock; a number that is not known is None in records and "-" in text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from gpubpf import hist, names, oplog, table
+from gpubpf.clock import UNKNOWN
+from gpubpf.launches import METHODS, Found
+from gpubpf.timeline import NONE, Kind, Lane
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Integers: TypeAlias = NDArray[np.int64]
+
+COPIES = {Kind.H2D: "h2d", Kind.D2H: "d2h", Kind.D2D: "d2d", Kind.H2H: "h2h"}
+OPS = {
+    Kind.KERNEL: "kernel",
+    Kind.MEMSET: "memset",
+    Kind.RECORD: "event",
+    Kind.WAIT: "event",
+    Kind.SYNC: "api",
+}
+SPLIT = ("api", "wait", "overhead")
+TITLES = {"h2d": "H->D", "d2h": "D->H", "d2d": "D->D", "h2h": "H->H", "memset": "memset"}
+SYNCS = ("stream", "event", "context")
+IN_A_ROW = 5  # launches: fewer are not worth a graph
+NODE_NS = 1500  # what the GPU needs from one small kernel of a graph to the next, generously
+
+
+class View:
+    """`Found` with the names that people and programs read."""
+
+    def __init__(self, found: Found) -> None:
+        self.found = found
+        self.ops, self.waits = found.ops, found.waits
+        self.short = [name.short if name.short else "?" for name in names.demangle_all(found.names)]
+        self.full = [name.full for name in names.demangle_all(found.names)]
+        labels = names.labels(found.names)
+        self.labels = [labels.get(name, "") or "?" for name in found.names]
+
+    @cached_property
+    def streams(self) -> list[str]:
+        """A label for each lane: "default", "thread" (the per-thread default stream), or a number in its process."""
+        found, made = self.found, [""] * len(self.ops.lanes)
+        counts: Counter[int] = Counter()
+        lanes, first = np.unique(self.ops.lane, return_index=True)
+        for lane, at in sorted(zip(lanes.tolist(), first.tolist(), strict=True), key=lambda pair: pair[1]):
+            kind = self.ops.lanes[lane]
+            process = int(found.process[at])
+            if kind == Lane.LEGACY:
+                made[lane] = "default"
+            elif kind == Lane.PER_THREAD:
+                made[lane] = "thread"
+            else:
+                counts[process] += 1
+                made[lane] = str(counts[process])
+        return made
+
+    def op(self, at: int) -> str:
+        kind = int(self.ops.kind[at])
+        return COPIES.get(Kind(kind)) or OPS.get(Kind(kind)) or ("graph" if kind == Kind.GRAPH else "api")
+
+    def name(self, at: int) -> str:
+        """Of one operation, short."""
+        kind = Kind(int(self.ops.kind[at]))
+        if kind == Kind.KERNEL:
+            return self.short[int(self.found.name[at])]
+        if kind == Kind.GRAPH:
+            return f"graph {int(self.ops.graph[at]) + 1}"
+        if kind in (Kind.RECORD, Kind.WAIT):
+            return f"{'record' if kind == Kind.RECORD else 'wait'} 0x{int(self.found.event[at]):x}"
+        if kind == Kind.SYNC:
+            what = int(self.ops.what[at])
+            return f"synchronize {SYNCS[what] if what < len(SYNCS) else '?'}"
+        if kind == Kind.API:
+            return self.found.functions.get(int(self.found.api[at]), "driver call")
+        return self.op(at)
+
+    def waited_for(self, at: int) -> dict[str, str] | None:
+        """The operation behind which one waited: its kind and name; through an event, of what kind it was."""
+        before = int(self.waits.waited_for[at])
+        if before < 0:
+            return None
+        op = self.op(before)
+        kind = "copy" if int(self.ops.kind[before]) in COPIES else op
+        if self.waits.by_event[at]:
+            return {"kind": "event", "name": self.name(before), "of": kind}
+        return {"kind": kind, "name": self.name(before)}
+
+    def common(self, at: int) -> dict[str, Any]:
+        process = self.found.processes[int(self.found.process[at])]
+        return {"pid": process.pid, "comm": process.comm, "gpu": int(self.found.gpu[at])}
+
+    def launch(self, at: int) -> dict[str, Any]:
+        """The record of one launch."""
+        found, ops, waits = self.found, self.ops, self.waits
+        graph = None
+        if ops.node[at] >= 0:
+            exec_number = found.exec[at]
+            graph = {"exec": f"0x{exec_number:x}", "node": int(ops.node[at]), "replay": int(ops.replay[at])}
+        fields = {
+            "type": "launch", **self.common(at), "launch": int(ops.id[at]), "kernel": self.short[int(found.name[at])],
+            "tid": int(found.tid[at]), "stream": f"0x{int(found.stream[at]):x}", "graph": graph,
+            "call_ns": int(ops.call[at]), "return_ns": int(ops.ret[at]),
+            "start_ns": known(ops.start[at]), "end_ns": known(ops.end[at]),
+        }  # fmt: skip
+        for name in ("latency", *SPLIT, "exec"):
+            fields[f"{name}_ns"] = known(getattr(waits, name)[at])
+        error = int(found.start_error[at])
+        fields |= {"waited_for": self.waited_for(at), "method": METHODS[int(found.method[at])]}
+        fields |= {"clock_error_ns": None if error == UNKNOWN else error, "running": bool(found.running[at])}
+        return fields | {"grid": found.grid[at].tolist(), "block_dim": found.block_dim[at].tolist()}
+
+    def operation(self, at: int) -> dict[str, Any]:
+        """The record of one operation for `--timeline`: when the GPU did it, or for what has no such time when it was called."""
+        ops, op = self.ops, self.op(at)
+        began, ended = known(ops.start[at]), known(ops.end[at])
+        called = op in ("api", "event", "graph") or began is None
+        begin = int(ops.call[at]) if began is None or called else began
+        length = int(ops.ret[at]) - begin if called else None if ended is None else ended - begin
+        return {
+            "type": "op", **self.common(at), "t_ns": begin, "dur_ns": length, "op": op, "name": self.name(at),
+            "stream": f"0x{int(self.found.stream[at]):x}", "tid": int(self.found.tid[at]),
+            "bytes": int(self.found.bytes[at]), "call_ns": int(ops.call[at]), "on": "host" if called else "gpu",
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Group:
+    """Launches of one kernel (and stream, graph node) of one process and GPU: their places."""
+
+    at: Integers
+    label: str
+    stream: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+
+def groups(view: View, chosen: Integers, by: Sequence[str] = ()) -> list[Group]:
+    """The chosen launches by kernel, process and GPU, and what else is asked for ("lane", "graph", "node"); most time lost first."""
+    found, ops = view.found, view.ops
+    if not len(chosen):
+        return []
+    columns = {"lane": ops.lane, "graph": ops.graph, "node": ops.node}
+    keys = [found.name, found.process, found.gpu, *(columns[name] for name in by)]
+    rows = np.stack([column[chosen] for column in keys], axis=1)
+    _, number = np.unique(rows, axis=0, return_inverse=True)
+    order = np.argsort(number.reshape(-1), kind="stable")
+    parts = np.split(chosen[order], np.flatnonzero(np.diff(number.reshape(-1)[order])) + 1)
+    made = []
+    for part in parts:
+        first = int(part[0])
+        stream = view.streams[int(ops.lane[first])] if "lane" in by else None
+        made.append(Group(part, view.labels[int(found.name[first])], stream))
+
+    def lost(group: Group) -> int:
+        latency = view.waits.latency[group.at]
+        return -int(latency[latency != NONE].sum())
+
+    return sorted(made, key=lost)
+
+
+def known(value: Any) -> int | None:
+    return None if value in (NONE, UNKNOWN) else int(value)
+
+
+def distribution(values: Integers) -> dict[str, int] | None:
+    """Of the known ones: mean, and percentiles by nearest rank. None without any."""
+    values = np.sort(values[values != NONE])
+    if not len(values):
+        return None
+    rank = {p: int(values[max(0, -(-len(values) * p // 100) - 1)]) for p in (50, 99)}
+    return {"mean": round(float(values.mean())), "p50": rank[50], "p99": rank[99], "max": int(values[-1])}
+
+
+def clock_error(view: View, at: Integers) -> int | None:
+    """The largest error of the starts, ns."""
+    errors = view.found.start_error[at]
+    errors = errors[errors != UNKNOWN]
+    return int(errors.max()) if len(errors) else None
+
+
+# --- records ---
+
+
+def kernel_record(view: View, group: Group, by_stream: bool) -> dict[str, Any]:
+    found, first = view.found, int(group.at[0])
+    name = int(found.name[first])
+    fields: dict[str, Any] = {"type": "kernel", **view.common(first), "kernel": view.short[name]}
+    fields |= {"demangled": view.full[name], "mangled": found.names[name]}
+    fields["stream"] = f"0x{int(found.stream[first]):x}" if by_stream else None
+    fields["count"] = len(group)
+    for what in ("latency", *SPLIT, "exec"):
+        fields[f"{what}_ns"] = distribution(getattr(view.waits, what)[group.at])
+    fields["clock_error_ns"] = clock_error(view, group.at)
+    fields["unknown"] = int((view.waits.latency[group.at] == NONE).sum())
+    fields["methods"] = {
+        name: count
+        for n, name in enumerate(METHODS)
+        if name and (count := int((found.method[group.at] == n).sum()))
+    }
+    fields["waited_for"] = [
+        dict(waited) | {"count": count, "wait_ns": total} for waited, count, total in waited_for(view, group)
+    ]
+    return fields
+
+
+def waited_for(view: View, group: Group) -> list[tuple[dict[str, str], int, int]]:
+    """Behind what the launches waited: what, how often, how long in all (ns); the longest first."""
+    waited = group.at[view.waits.waited_for[group.at] >= 0]
+    sums: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for at in waited.tolist():
+        key = tuple((view.waited_for(at) or {}).items())
+        entry = sums.setdefault(key, [0, 0])
+        entry[0] += 1
+        entry[1] += max(int(view.waits.wait[at]), 0)
+    listed = [(dict(key), count, total) for key, (count, total) in sums.items()]
+    return sorted(listed, key=lambda item: -item[2])
+
+
+# --- text ---
+
+
+def us(ns: int | None) -> str:
+    """A time in µs in at most seven columns, in seconds where those are too few."""
+    if ns is None:
+        return "-"
+    value = ns / 1000
+    for limit, digits in ((100, 2), (10_000, 1), (1_000_000, 0)):
+        if abs(value) < limit:
+            return f"{value:.{digits}f}"
+    return f"{value / 1e6:.2f}s" if value < 1e9 else f"{value / 1e6:.0f}s"
+
+
+def at_least(ns: int | None, error: int | None) -> str:
+    """A time, unless it is less than it may be wrong: then ``<`` and the error."""
+    return f"<{us(error)}" if ns is not None and error and abs(ns) < error else us(ns)
+
+
+def kernel_table(view: View, found: Sequence[Group], by_stream: bool) -> list[str]:
+    """One line for each group: how many, how long from call to start, what that was, how long they ran."""
+    width = 16 - (8 if by_stream else 0)
+    stream = f" {'STREAM':<7}" if by_stream else ""
+    heads = (
+        f"{'':{24 + len(stream) - (8 if by_stream else 0)}}{'latency, us':>22}{'its parts, mean us':>27}",
+    )
+    lines = [*heads]
+    lines.append(f"{'KERNEL':<{width}}{stream} {'COUNT':>6}" + "".join(
+        f"{title:>8}" for title in ("P50", "P99", "MAX", "API", "WAIT", "OVERHD", "EXEC")
+    ))  # fmt: skip
+    for group in found:
+        error = clock_error(view, group.at)
+        latency = distribution(view.waits.latency[group.at]) or {}
+        cells = [at_least(latency.get(p), error) for p in ("p50", "p99", "max")]
+        for what in (*SPLIT, "exec"):
+            mean = (distribution(getattr(view.waits, what)[group.at]) or {}).get("mean")
+            cells.append(at_least(mean, error) if what == "overhead" else us(mean))
+        label = table.fit(group.label, width)
+        place = f" {group.stream:<7}" if by_stream else ""
+        lines.append(f"{label:<{width}}{place} {len(group):>6}" + "".join(f"{cell:>8}" for cell in cells))
+    return lines
+
+
+def wait_lines(view: View, found: Sequence[Group]) -> Iterator[str]:
+    """Behind what each kernel waited most."""
+    for group in found:
+        for waited, count, total in waited_for(view, group)[:2]:
+            how = " through an event" if waited["kind"] == "event" else ""
+            what = waited.get("of", waited["kind"])
+            title = f"{TITLES.get(waited['name'], waited['name'])}{' copies' if what == 'copy' else ''}"
+            where = f" (stream {group.stream})" if group.stream else ""
+            who = f"{group.label}{where}: {count:,} of {len(group):,}"
+            sentence = f"{who} waited behind {title}{how}, {us(total // count)} us on average"
+            yield from table.wrap(sentence, indent=2)
+
+
+def histogram(values: Integers) -> list[str]:
+    """Log2, in µs, or in ns where the times are short."""
+    values = np.maximum(values[values != NONE], 0)
+    if not len(values):
+        return []
+    if int(values.max()) < 64_000:
+        return hist.lines(hist.log2_slots(values), "nsecs", "count")
+    return hist.lines(hist.log2_slots(values // 1000), "usecs", "count")
+
+
+def launch_header() -> str:
+    return f"{'T+us':>11} {'TID':>7} {'KERNEL':<18}" + "".join(
+        f"{title:>8}" for title in ("LATENCY", "API", "WAIT", "OVERHD", "EXEC")
+    )
+
+
+def launch_line(view: View, at: int, origin: int) -> str:
+    waits, error = view.waits, known(view.found.start_error[at])
+    cells = [at_least(known(waits.latency[at]), error)]
+    cells += [us(known(getattr(waits, what)[at])) for what in (*SPLIT, "exec")]
+    when = f"{(int(view.ops.call[at]) - origin) / 1000:.1f}"
+    label = table.fit(view.labels[int(view.found.name[at])], 18)
+    return f"{when:>11} {int(view.found.tid[at]):>7} {label:<18}" + "".join(f"{cell:>8}" for cell in cells)
+
+
+def timeline_lines(view: View, origin: int) -> Iterator[str]:
+    """Each stream's story, then each host thread's."""
+    found, ops = view.found, view.ops
+    for process_number, process in enumerate(found.processes):
+        mine = found.process == process_number
+        host = np.isin(ops.kind, (Kind.SYNC, Kind.API))
+        for lane in np.unique(ops.lane[mine & ~host & (ops.node < 0) | (ops.node >= 0) & mine]).tolist():
+            at = np.flatnonzero(mine & ~host & (ops.lane == lane))
+            first = int(at[0])
+            title = {"default": "the default stream", "thread": "a thread's default stream"}.get(
+                view.streams[lane], f"stream {view.streams[lane]} (0x{int(found.stream[first]):x})"
+            )
+            yield f"{title} of {process.comm} (pid {process.pid}), GPU {int(found.gpu[first])}"
+            yield f"{'FROM T+us':>12} {'TO T+us':>12} {'FOR us':>9}  WHAT"
+            begins = np.where(ops.start[at] != NONE, ops.start[at], ops.call[at])
+            for place in at[np.argsort(begins, kind="stable")].tolist():
+                yield _story_line(view, place, origin)
+            yield ""
+        for tid in np.unique(found.tid[mine & host]).tolist():
+            yield f"thread {tid} of {process.comm} (pid {process.pid}): what it waited for, other calls"
+            yield f"{'FROM T+us':>12} {'TO T+us':>12} {'FOR us':>9}  CALL"
+            for place in np.flatnonzero(mine & host & (found.tid == tid)).tolist():
+                yield _story_line(view, place, origin)
+            yield ""
+
+
+def _story_line(view: View, at: int, origin: int) -> str:
+    ops, op = view.ops, view.op(at)
+    host = op in ("api", "event", "graph")
+    begin, end = (ops.call, ops.ret) if host else (ops.start, ops.end)
+
+    def when(ns: int) -> str:
+        return "-" if ns == NONE else f"{(ns - origin) / 1000:.1f}"
+
+    both = begin[at] != NONE and end[at] != NONE
+    length = us(int(end[at] - begin[at])) if both else "-"
+    text = {"kernel": view.labels[int(view.found.name[at])] if op == "kernel" else ""}.get(op) or view.name(
+        at
+    )
+    if op in TITLES:
+        text = f"{TITLES[op]} {int(view.found.bytes[at]):,} bytes"
+    if op == "kernel" and ops.node[at] >= 0:
+        text += f" (graph {int(ops.graph[at]) + 1}, node {int(ops.node[at])})"
+    waited = view.waited_for(at)
+    if waited and view.waits.wait[at] > 0:
+        text += f", after {TITLES.get(waited['name'], waited['name'])}"
+    if begin[at] == NONE:
+        text += f", called T+{when(int(ops.call[at]))}"
+    return f"{when(int(begin[at])):>12} {when(int(end[at])):>12} {length:>9}  {table.fit(text, 43)}"
+
+
+# --- findings ---
+
+
+@dataclass(frozen=True)
+class Row:
+    """Launches of short kernels that follow each other in one stream, by a host that does nothing else."""
+
+    count: int
+    took: int  # ns from the first call to the last end
+    busy: int  # ns that the GPU worked
+    as_graph: int  # ns as one graph, generously
+    label: str
+
+
+def rows_for_a_graph(view: View, chosen: Integers) -> list[Row]:
+    """Where a graph would gain: at least `IN_A_ROW` launches, a GPU that mostly waits for the next call, a host that mostly
+    launches. The one with the most to gain first."""
+    ops, found = view.ops, view.found
+    plain = ops.node < 0
+    wanted = np.zeros(len(ops), bool)
+    wanted[chosen] = True
+    made = []
+    order = np.lexsort((np.arange(len(ops)), ops.lane))
+    order = order[(plain & (ops.kind != Kind.API))[order]]
+    for part in np.split(order, np.flatnonzero(np.diff(ops.lane[order])) + 1):
+        fits = wanted[part] & (ops.start[part] != NONE) & (ops.end[part] != NONE)
+        fits &= ops.kind[part] == Kind.KERNEL
+        gap = np.append(0, ops.call[part][1:] - ops.ret[part][:-1])
+        length = np.where(fits, ops.end[part] - ops.call[part], 0)
+        near = gap <= length  # the host went on to the next one at once
+        borders = np.flatnonzero(~(fits[1:] & fits[:-1] & near[1:])) + 1
+        for run in np.split(part, borders):
+            if len(run) < IN_A_ROW or not wanted[run].all() or int(ops.kind[run[0]]) != Kind.KERNEL:
+                continue
+            if (ops.start[run] == NONE).any() or (ops.end[run] == NONE).any():
+                continue
+            took = int(ops.end[run].max() - ops.call[run[0]])
+            busy = int((ops.end[run] - ops.start[run]).sum())
+            host = int((ops.call[run][1:] - ops.ret[run][:-1]).sum())
+            launch = int(view.waits.api[run[0]]) + max(known(view.waits.overhead[run[0]]) or 0, 0)
+            as_graph = launch + busy + NODE_NS * (len(run) - 1)
+            error = max(int(found.start_error[run].max()), int(found.end_error[run].max()))
+            if as_graph + 2 * error < 0.7 * took and host < 0.3 * took:
+                made.append(Row(len(run), took, busy, as_graph, view.labels[int(found.name[run[0]])]))
+    return sorted(made, key=lambda row: row.as_graph - row.took)
+
+
+def graph_hint(rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        return []
+    best = rows[0]
+    sentence = (
+        f"{best.count:,} launches in a row, from {best.label} on, took {us(best.took)} us, of which the GPU worked "
+        f"{us(best.busy)} us: as one CUDA graph about {us(best.as_graph)} us"
+    )
+    if len(rows) > 1:
+        gain = sum(row.took - row.as_graph for row in rows)
+        sentence += f" ({len(rows):,} such rows; {us(gain)} us to gain in all)"
+    return table.wrap(sentence)
+
+
+def slow_threads(view: View, slow: Integers, chosen: Integers) -> list[str]:
+    """Which host threads launched the slow ones."""
+    of_all, of_slow = (Counter(view.found.tid[some].tolist()) for some in (chosen, slow))
+    rows = []
+    for tid, count in of_slow.most_common(10):
+        mine = slow[view.found.tid[slow] == tid]
+        latency = distribution(view.waits.latency[mine]) or {}
+        rows.append([tid, count, of_all[tid], us(latency.get("p50")), us(latency.get("max"))])
+    return table.lines(["TID", "SLOW", "LAUNCHES", "P50 us", "MAX us"], rows) if rows else []
+
+
+def clock_line(view: View, chosen: Integers) -> str:
+    """How wrong the times may be."""
+    if any(process.virtual for process in view.found.processes):
+        return "virtual clock: times are exact"
+    errors = view.found.start_error[chosen]
+    errors = errors[errors != UNKNOWN]
+    if not len(errors):
+        return "GPU clock: not known"
+    text = f"GPU times are right to {us(int(np.median(errors)))} us (at worst {us(int(errors.max()))} us)"
+    if view.found.clock_steps:
+        text += f"; a clock made {table.count(view.found.clock_steps, 'step')}"
+    return text
+
+
+def matched(found: Found) -> Integers:
+    return np.flatnonzero((found.ops.kind == Kind.KERNEL) & (found.reason != oplog.NOT_MATCHED))
+
+
+def json_line(record: dict[str, Any]) -> str:
+    return json.dumps(record, separators=(",", ":")) + "\n"
