@@ -98,8 +98,7 @@ struct KernelLaunch {
     std::shared_ptr<Function> function;
     std::shared_ptr<Module> module;  // kept until the launch has run, whatever is unloaded meanwhile
     const void *handle = nullptr;  // CUfunction or CUkernel, as the application gave it
-    bool by_kernel = false;        // the handle is a CUkernel
-    bool kernel_given = false;     // … in the field of a graph node's parameters that is for kernels
+    bool kernel_given = false;     // a CUkernel, in the field of a graph node's parameters that is for kernels
     Dim3 grid, block;
     unsigned shared_bytes = 0;
     bool cooperative = false;
@@ -439,8 +438,8 @@ CUresult describe_launch(const void *handle, const std::shared_ptr<Context> &con
                          unsigned shared_bytes, bool cooperative, void **parameters, void **extra,
                          KernelLaunch &launch);
 // The function behind a CUfunction or CUkernel in this context.
-CUresult find_function(const void *handle, const std::shared_ptr<Context> &context, std::shared_ptr<Function> &function,
-                       bool *by_kernel = nullptr);
+CUresult find_function(const void *handle, const std::shared_ptr<Context> &context,
+                       std::shared_ptr<Function> &function);
 CUresult library_module(const std::shared_ptr<Library> &library, const std::shared_ptr<Context> &context,
                         std::shared_ptr<Module> &module);
 int max_threads(const Function &function);

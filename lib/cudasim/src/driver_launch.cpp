@@ -41,7 +41,7 @@ CUresult gather_parameters(const cudasim::Kernel &kernel, void **parameters, voi
 CUresult describe_launch(const void *handle, const std::shared_ptr<Context> &context, Dim3 grid, Dim3 block,
                          unsigned shared_bytes, bool cooperative, void **parameters, void **extra,
                          KernelLaunch &launch) {
-    if (CUresult status = find_function(handle, context, launch.function, &launch.by_kernel)) return status;
+    if (CUresult status = find_function(handle, context, launch.function)) return status;
     const Function &function = *launch.function;
     const cudasim::Kernel &kernel = function.kernel();
     TranslateError error;

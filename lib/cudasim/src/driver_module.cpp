@@ -330,10 +330,9 @@ void forget_context(const Context *context) {
     }
 }
 
-CUresult find_function(const void *handle, const std::shared_ptr<Context> &context, std::shared_ptr<Function> &function,
-                       bool *by_kernel) {
+CUresult find_function(const void *handle, const std::shared_ptr<Context> &context,
+                       std::shared_ptr<Function> &function) {
     if (handle == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    if (by_kernel != nullptr) *by_kernel = false;
     function = tables().functions.get(handle);
     if (function) {
         std::shared_ptr<Module> module = function->module.lock();
@@ -346,7 +345,6 @@ CUresult find_function(const void *handle, const std::shared_ptr<Context> &conte
     std::shared_ptr<Module> module;
     if (CUresult status = library_module(library, context, module)) return status;
     function = module->functions[kernel->index];
-    if (by_kernel != nullptr) *by_kernel = true;
     return CUDA_SUCCESS;
 }
 

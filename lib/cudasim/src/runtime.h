@@ -62,7 +62,15 @@ namespace cudasim::runtime {
     X(GraphAddChildGraphNode, 12030) X(GraphChildGraphNodeGetGraph, 12030) X(GraphAddEventRecordNode, 12030)         \
     X(GraphAddEventWaitNode, 12030) X(GraphInstantiateWithFlags, 12030) X(GraphInstantiateWithParams, 12030)         \
     X(GraphExecDestroy, 12030) X(GraphExecGetFlags, 12030) X(GraphExecUpdate, 12030) X(GraphNodeSetEnabled, 12030)   \
-    X(GraphNodeGetEnabled, 12030) X(GraphUpload, 12030) X(GraphLaunch, 12030)
+    X(GraphNodeGetEnabled, 12030) X(GraphUpload, 12030) X(GraphLaunch, 12030)                                        \
+    X(GraphAddNode, 12030) X(GraphNodeSetParams, 12030) X(GraphExecNodeSetParams, 12030)                             \
+    X(GraphMemcpyNodeGetParams, 12030) X(GraphExecChildGraphNodeSetParams, 12030)                                    \
+    X(GraphEventRecordNodeGetEvent, 12030) X(GraphEventRecordNodeSetEvent, 12030)                                    \
+    X(GraphExecEventRecordNodeSetEvent, 12030) X(GraphEventWaitNodeGetEvent, 12030)                                  \
+    X(GraphEventWaitNodeSetEvent, 12030) X(GraphExecEventWaitNodeSetEvent, 12030) X(GraphAddMemAllocNode, 12030)     \
+    X(GraphMemAllocNodeGetParams, 12030) X(GraphAddMemFreeNode, 12030) X(GraphMemFreeNodeGetParams, 12030)           \
+    X(DeviceGraphMemTrim, 12030) X(UserObjectCreate, 12030) X(UserObjectRetain, 12030) X(UserObjectRelease, 12030)   \
+    X(GraphRetainUserObject, 12030) X(GraphReleaseUserObject, 12030)
 
 struct Driver {
     CUresult (*GetProcAddress)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *) = nullptr;

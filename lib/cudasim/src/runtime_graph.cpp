@@ -62,6 +62,52 @@ CUDA_MEMCPY3D line(void *to, const void *from, size_t bytes, cudaMemcpyKind kind
     return described;
 }
 
+// A node of any kind. The two APIs lay out alike what holds no kernel and no copy.
+cudaError_t driver_parameters(const cudaGraphNodeParams &parameters, CUgraphNodeParams &made) {
+    static_assert(sizeof(CUgraphNodeParams) == sizeof(cudaGraphNodeParams), "the two APIs share it");
+    memcpy(&made, &parameters, sizeof made);
+    switch (static_cast<int>(parameters.type)) {
+        case cudaGraphNodeTypeKernel: {
+            cudaKernelNodeParams kernel{};
+            kernel.func = parameters.kernel.func;
+            kernel.gridDim = parameters.kernel.gridDim;
+            kernel.blockDim = parameters.kernel.blockDim;
+            kernel.sharedMemBytes = parameters.kernel.sharedMemBytes;
+            kernel.kernelParams = parameters.kernel.kernelParams;
+            kernel.extra = parameters.kernel.extra;
+            CUDA_KERNEL_NODE_PARAMS described;
+            if (cudaError_t error = driver_parameters(kernel, described)) return error;
+            made.kernel = {};
+            memcpy(&made.kernel, &described, sizeof described);  // the later version appends fields
+            return cudaSuccess;
+        }
+        case cudaGraphNodeTypeMemcpy:
+            made.memcpy = {};
+            return describe_copy(parameters.memcpy.copyParams, made.memcpy.copyParams);
+        case cudaGraphNodeTypeMemset:
+            made.memset = {};
+            made.memset.dst = reinterpret_cast<CUdeviceptr>(parameters.memset.dst);
+            made.memset.pitch = parameters.memset.pitch;
+            made.memset.value = parameters.memset.value;
+            made.memset.elementSize = parameters.memset.elementSize;
+            made.memset.width = parameters.memset.width;
+            made.memset.height = parameters.memset.height;
+            return cudaSuccess;
+        case cudaGraphNodeTypeHost:
+            made.host = {};
+            made.host.fn = parameters.host.fn;
+            made.host.userData = parameters.host.userData;
+            return cudaSuccess;
+        case cudaGraphNodeTypeGraph:
+        case cudaGraphNodeTypeEmpty:
+        case cudaGraphNodeTypeEventRecord:
+        case cudaGraphNodeTypeWaitEvent:
+        case cudaGraphNodeTypeMemAlloc:
+        case cudaGraphNodeTypeMemFree: return cudaSuccess;
+        default: return cudaErrorNotSupported;
+    }
+}
+
 CUcontext context() {
     CUcontext current = nullptr;
     cu().CtxGetCurrent(&current);
@@ -286,6 +332,61 @@ cudaError_t cudaGraphExecMemcpyNodeSetParams1D(cudaGraphExec_t exec, cudaGraphNo
     return done(cu().GraphExecMemcpyNodeSetParams(exec, node, &described, context()));
 }
 
+cudaError_t cudaGraphMemcpyNodeGetParams(cudaGraphNode_t node, struct cudaMemcpy3DParms *parameters) {
+    READY();
+    if (parameters == nullptr) return done(cudaErrorInvalidValue);
+    CUDA_MEMCPY3D found;
+    if (CUresult status = cu().GraphMemcpyNodeGetParams(node, &found)) return done(status);
+    bool from_host = found.srcMemoryType == CU_MEMORYTYPE_HOST, to_host = found.dstMemoryType == CU_MEMORYTYPE_HOST;
+    *parameters = {};
+    parameters->srcPos = {found.srcXInBytes, found.srcY, found.srcZ};
+    parameters->dstPos = {found.dstXInBytes, found.dstY, found.dstZ};
+    parameters->srcPtr = {from_host ? const_cast<void *>(found.srcHost) : reinterpret_cast<void *>(found.srcDevice),
+                          found.srcPitch, found.WidthInBytes, found.srcHeight};
+    parameters->dstPtr = {to_host ? found.dstHost : reinterpret_cast<void *>(found.dstDevice), found.dstPitch,
+                          found.WidthInBytes, found.dstHeight};
+    parameters->extent = {found.WidthInBytes, found.Height, found.Depth};
+    if (found.srcMemoryType == CU_MEMORYTYPE_UNIFIED || found.dstMemoryType == CU_MEMORYTYPE_UNIFIED)
+        parameters->kind = cudaMemcpyDefault;
+    else if (from_host)
+        parameters->kind = to_host ? cudaMemcpyHostToHost : cudaMemcpyHostToDevice;
+    else
+        parameters->kind = to_host ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphMemcpyNodeSetParamsToSymbol(cudaGraphNode_t node, const void *symbol, const void *from,
+    size_t bytes, size_t offset, enum cudaMemcpyKind kind) {
+    READY();
+    void *to = nullptr;
+    if (cudaError_t error = symbol_address(symbol, bytes, offset, to)) return done(error);
+    return cudaGraphMemcpyNodeSetParams1D(node, to, from, bytes, kind);
+}
+
+cudaError_t cudaGraphMemcpyNodeSetParamsFromSymbol(cudaGraphNode_t node, void *to, const void *symbol,
+    size_t bytes, size_t offset, enum cudaMemcpyKind kind) {
+    READY();
+    void *from = nullptr;
+    if (cudaError_t error = symbol_address(symbol, bytes, offset, from)) return done(error);
+    return cudaGraphMemcpyNodeSetParams1D(node, to, from, bytes, kind);
+}
+
+cudaError_t cudaGraphExecMemcpyNodeSetParamsToSymbol(cudaGraphExec_t exec, cudaGraphNode_t node, const void *symbol, const void *from,
+    size_t bytes, size_t offset, enum cudaMemcpyKind kind) {
+    READY();
+    void *to = nullptr;
+    if (cudaError_t error = symbol_address(symbol, bytes, offset, to)) return done(error);
+    return cudaGraphExecMemcpyNodeSetParams1D(exec, node, to, from, bytes, kind);
+}
+
+cudaError_t cudaGraphExecMemcpyNodeSetParamsFromSymbol(cudaGraphExec_t exec, cudaGraphNode_t node, void *to, const void *symbol,
+    size_t bytes, size_t offset, enum cudaMemcpyKind kind) {
+    READY();
+    void *from = nullptr;
+    if (cudaError_t error = symbol_address(symbol, bytes, offset, from)) return done(error);
+    return cudaGraphExecMemcpyNodeSetParams1D(exec, node, to, from, bytes, kind);
+}
+
 cudaError_t cudaGraphAddMemsetNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after, size_t count,
                                    const struct cudaMemsetParams *parameters) {
     READY();
@@ -385,46 +486,124 @@ cudaError_t cudaGraphAddEventWaitNode(cudaGraphNode_t *node, cudaGraph_t graph, 
     return done(cu().GraphAddEventWaitNode(node, graph, after, count, event));
 }
 
+cudaError_t cudaGraphExecChildGraphNodeSetParams(cudaGraphExec_t exec, cudaGraphNode_t node, cudaGraph_t child) {
+    READY();
+    return done(cu().GraphExecChildGraphNodeSetParams(exec, node, child));
+}
+
+cudaError_t cudaGraphEventRecordNodeGetEvent(cudaGraphNode_t node, cudaEvent_t *event) {
+    READY();
+    return done(cu().GraphEventRecordNodeGetEvent(node, event));
+}
+
+cudaError_t cudaGraphEventRecordNodeSetEvent(cudaGraphNode_t node, cudaEvent_t event) {
+    READY();
+    return done(cu().GraphEventRecordNodeSetEvent(node, event));
+}
+
+cudaError_t cudaGraphExecEventRecordNodeSetEvent(cudaGraphExec_t exec, cudaGraphNode_t node, cudaEvent_t event) {
+    READY();
+    return done(cu().GraphExecEventRecordNodeSetEvent(exec, node, event));
+}
+
+cudaError_t cudaGraphEventWaitNodeGetEvent(cudaGraphNode_t node, cudaEvent_t *event) {
+    READY();
+    return done(cu().GraphEventWaitNodeGetEvent(node, event));
+}
+
+cudaError_t cudaGraphEventWaitNodeSetEvent(cudaGraphNode_t node, cudaEvent_t event) {
+    READY();
+    return done(cu().GraphEventWaitNodeSetEvent(node, event));
+}
+
+cudaError_t cudaGraphExecEventWaitNodeSetEvent(cudaGraphExec_t exec, cudaGraphNode_t node, cudaEvent_t event) {
+    READY();
+    return done(cu().GraphExecEventWaitNodeSetEvent(exec, node, event));
+}
+
+cudaError_t cudaGraphAddMemAllocNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after, size_t count,
+                                     struct cudaMemAllocNodeParams *parameters) {
+    READY();
+    static_assert(sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == sizeof(cudaMemAllocNodeParams), "the two APIs share it");
+    return done(cu().GraphAddMemAllocNode(node, graph, after, count,
+                                          reinterpret_cast<CUDA_MEM_ALLOC_NODE_PARAMS *>(parameters)));
+}
+
+cudaError_t cudaGraphMemAllocNodeGetParams(cudaGraphNode_t node, struct cudaMemAllocNodeParams *parameters) {
+    READY();
+    return done(cu().GraphMemAllocNodeGetParams(node, reinterpret_cast<CUDA_MEM_ALLOC_NODE_PARAMS *>(parameters)));
+}
+
+cudaError_t cudaGraphAddMemFreeNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after, size_t count,
+                                    void *pointer) {
+    READY();
+    return done(cu().GraphAddMemFreeNode(node, graph, after, count, reinterpret_cast<CUdeviceptr>(pointer)));
+}
+
+cudaError_t cudaGraphMemFreeNodeGetParams(cudaGraphNode_t node, void *pointer) {
+    READY();
+    return done(cu().GraphMemFreeNodeGetParams(node, static_cast<CUdeviceptr *>(pointer)));
+}
+
+cudaError_t cudaDeviceGraphMemTrim(int device) {
+    READY();
+    return done(cu().DeviceGraphMemTrim(device));
+}
+
 cudaError_t cudaGraphAddNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after,
                              const cudaGraphEdgeData *, size_t count, struct cudaGraphNodeParams *parameters) {
+    READY();
     if (parameters == nullptr) return done(cudaErrorInvalidValue);
-    switch (static_cast<int>(parameters->type)) {
-        case cudaGraphNodeTypeKernel: {
-            cudaKernelNodeParams kernel{};
-            kernel.func = parameters->kernel.func;
-            kernel.gridDim = parameters->kernel.gridDim;
-            kernel.blockDim = parameters->kernel.blockDim;
-            kernel.sharedMemBytes = parameters->kernel.sharedMemBytes;
-            kernel.kernelParams = parameters->kernel.kernelParams;
-            kernel.extra = parameters->kernel.extra;
-            return cudaGraphAddKernelNode(node, graph, after, count, &kernel);
-        }
-        case cudaGraphNodeTypeMemcpy:
-            return cudaGraphAddMemcpyNode(node, graph, after, count, &parameters->memcpy.copyParams);
-        case cudaGraphNodeTypeMemset: {
-            cudaMemsetParams fill{};
-            fill.dst = parameters->memset.dst;
-            fill.pitch = parameters->memset.pitch;
-            fill.value = parameters->memset.value;
-            fill.elementSize = parameters->memset.elementSize;
-            fill.width = parameters->memset.width;
-            fill.height = parameters->memset.height;
-            return cudaGraphAddMemsetNode(node, graph, after, count, &fill);
-        }
-        case cudaGraphNodeTypeHost: {
-            cudaHostNodeParams host{};
-            host.fn = parameters->host.fn;
-            host.userData = parameters->host.userData;
-            return cudaGraphAddHostNode(node, graph, after, count, &host);
-        }
-        case cudaGraphNodeTypeGraph: return cudaGraphAddChildGraphNode(node, graph, after, count, parameters->graph.graph);
-        case cudaGraphNodeTypeEmpty: return cudaGraphAddEmptyNode(node, graph, after, count);
-        case cudaGraphNodeTypeEventRecord:
-            return cudaGraphAddEventRecordNode(node, graph, after, count, parameters->eventRecord.event);
-        case cudaGraphNodeTypeWaitEvent:
-            return cudaGraphAddEventWaitNode(node, graph, after, count, parameters->eventWait.event);
-        default: return done(cudaErrorNotSupported);
-    }
+    CUgraphNodeParams made;
+    if (cudaError_t error = driver_parameters(*parameters, made)) return done(error);
+    CUresult status = cu().GraphAddNode(node, graph, after, nullptr, count, &made);
+    if (status == CUDA_SUCCESS && parameters->type == cudaGraphNodeTypeMemAlloc)
+        parameters->alloc.dptr = reinterpret_cast<void *>(made.alloc.dptr);
+    return done(status);
+}
+
+cudaError_t cudaGraphNodeSetParams(cudaGraphNode_t node, struct cudaGraphNodeParams *parameters) {
+    READY();
+    if (parameters == nullptr) return done(cudaErrorInvalidValue);
+    CUgraphNodeParams made;
+    if (cudaError_t error = driver_parameters(*parameters, made)) return done(error);
+    return done(cu().GraphNodeSetParams(node, &made));
+}
+
+cudaError_t cudaGraphExecNodeSetParams(cudaGraphExec_t exec, cudaGraphNode_t node, struct cudaGraphNodeParams *parameters) {
+    READY();
+    if (parameters == nullptr) return done(cudaErrorInvalidValue);
+    CUgraphNodeParams made;
+    if (cudaError_t error = driver_parameters(*parameters, made)) return done(error);
+    return done(cu().GraphExecNodeSetParams(exec, node, &made));
+}
+
+// ---------------------------------------------------------------------------------------------------- user objects
+
+cudaError_t cudaUserObjectCreate(cudaUserObject_t *object, void *data, cudaHostFn_t destroy, unsigned int count,
+                                 unsigned int flags) {
+    READY();
+    return done(cu().UserObjectCreate(object, data, destroy, count, flags));
+}
+
+cudaError_t cudaUserObjectRetain(cudaUserObject_t object, unsigned int count) {
+    READY();
+    return done(cu().UserObjectRetain(object, count));
+}
+
+cudaError_t cudaUserObjectRelease(cudaUserObject_t object, unsigned int count) {
+    READY();
+    return done(cu().UserObjectRelease(object, count));
+}
+
+cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned int count, unsigned int flags) {
+    READY();
+    return done(cu().GraphRetainUserObject(graph, object, count, flags));
+}
+
+cudaError_t cudaGraphReleaseUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned int count) {
+    READY();
+    return done(cu().GraphReleaseUserObject(graph, object, count));
 }
 
 // ---------------------------------------------------------------------------------------------------- executable graphs
