@@ -110,16 +110,16 @@ Records = npt.NDArray[np.void]
 class OpLog:
     """Reads the log behind `file`, which becomes its own. `SessionError`: it is none.
 
-    `virtual`: its times are those of the embedded device's virtual clock."""
+    `virtual`: its times are those of the embedded device's virtual clock. `capacity`: records that it has room for."""
 
     def __init__(self, file: int) -> None:
         try:
-            self._map, self._capacity, self.virtual = _map(file)
+            self._map, self.capacity, self.virtual = _map(file)
         finally:
             os.close(file)
         self._header = np.frombuffer(self._map, dtype="<u8", count=HEADER // 8)
         self._records = np.frombuffer(self._map, dtype="<u8", offset=HEADER).reshape(
-            self._capacity, RECORD // 8
+            self.capacity, RECORD // 8
         )
         self._next = 0  # position; the file's own is for the agent, and may say anything
 
@@ -133,9 +133,9 @@ class OpLog:
 
         `ended`: the process is gone. Then what it never completed is passed over, and nothing else will come."""
         reserved = int(self._header[8])
-        available = min((reserved - self._next) % (1 << 64), self._capacity)
-        at = self._next % self._capacity
-        first = min(available, self._capacity - at)
+        available = min((reserved - self._next) % (1 << 64), self.capacity)
+        at = self._next % self.capacity
+        first = min(available, self.capacity - at)
         parts = (self._records[at : at + first], self._records[: available - first])
         marks = np.concatenate([part[:, 0] for part in parts])  # before the rest: a mark is written last
         complete = marks == np.arange(self._next + 1, self._next + 1 + available, dtype=np.uint64)
