@@ -62,7 +62,8 @@ class Host:
 
     `params`: the bytes of parameters. `native`: gives the native form of a launch program, or raises VerifyError; asked where
     this process may not load programs into the kernel. `virtual`: the embedded device's clock is virtual, so that programs which
-    ask for the time cannot run in the kernel. `note`: called with notices for the user.
+    ask for the time cannot run in the kernel. `companions`: other hosts, which come, go and are attached with this one. `note`: called
+    with notices for the user.
     """
 
     def __init__(
@@ -74,12 +75,17 @@ class Host:
         params: Mapping[str, bytes] | None = None,
         native: Callable[[str], Native] | None = None,
         virtual: bool = False,
+        companions: Sequence[Host] = (),
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._program = program
         self._attachments = tuple(attachments)
         self._params = dict(params or {})
         self._note = note
+        self._companions = tuple(companions)
+        self.ending: Callable[[], None] = lambda: (
+            None
+        )  # called when nothing runs any more and maps are still there
         used = {i.map for a in attachments for i in program.functions[a.function].instructions if i.map}
         self._shared = {d.name: d for d in shared} | {
             name: program.maps[name] for name in used if program.maps[name].kind == "shared_array"
@@ -118,14 +124,14 @@ class Host:
             except BaseException:
                 self._release()
                 raise
-            if launches:
-                self._note("no CAP_BPF: the host program runs in the agent")
         if tracepoints:
             names = ", ".join(a.event for a in tracepoints)
             raise Error(f"host programs at {names} need CAP_BPF and CAP_PERFMON; run as root")
         if native is None:
             raise Error(f"host program {launches[0]} needs CAP_BPF; run as root")
         self.natives = tuple(native(name) for name in launches)
+        if not virtual:
+            self._note("no CAP_BPF: the host program runs in the agent")
 
     def _load(self, tracepoints: Sequence[HostProbe]) -> None:
         with contextlib.suppress(OSError):  # less is known then, and nothing else
@@ -176,6 +182,8 @@ class Host:
             for process in self._processes:
                 found += process._runs()
         found += _count(self._programs)
+        for companion in self._companions:
+            found += companion.runs()
         total: dict[str, tuple[int, float, int]] = {}
         for r in found:
             runs, ns, missed = total.get(r.function, (0, 0.0, 0))
@@ -235,9 +243,15 @@ class Host:
             os.close(file)
         self._events.clear()
         self._programs.clear()
+        for companion in self._companions:
+            companion.detach()
+        ending, self.ending = self.ending, lambda: None
+        ending()
 
     def close(self) -> None:
         self.detach()
+        for companion in self._companions:
+            companion.close()
         for process in list(self._processes):
             process.close()
         self._release()
@@ -264,6 +278,7 @@ class HostProcess:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._companions = [companion.process() for companion in host._companions]
         self._programs: list[tuple[str, int]] = []
         self._events: list[int] = []
         self._ended: list[Runs] = []
@@ -282,6 +297,8 @@ class HostProcess:
         """Puts the launch programs on the stub at `offset` of the file `marker`, which the process sent; it stays the caller's.
         Raises SessionError for a file that is no such stub: others would be slowed down, and watched. Nothing where programs
         run in the agent."""
+        for companion in self._companions:
+            companion.attach(marker, offset)
         host = self._host
         launches = [a.function for a in host._attachments if a.event == LAUNCH]
         if not host.in_kernel or not launches:
@@ -304,6 +321,8 @@ class HostProcess:
 
     def detach(self) -> None:
         """The programs run no more; the arrays stay."""
+        for companion in self._companions:
+            companion.detach()
         self._ended += _count(self._programs)
         events, self._events = self._events, []
         programs, self._programs = self._programs, []
@@ -312,6 +331,8 @@ class HostProcess:
 
     def close(self) -> None:
         self.detach()
+        for companion in self._companions:
+            companion.close()
         for area in self._mapped.values():
             area.close()
         for file in self.files.values():

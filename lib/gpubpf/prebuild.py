@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gpubpf import compile
+from gpubpf import compile, offcpu
 from gpubpf.bytecode import Program
 from gpubpf.errors import CompileError, Error, VerifyError
 from gpubpf.host import try_load
@@ -28,6 +28,7 @@ from gpubpf.program import PREBUILT, prebuilt_key
 from gpubpf.verify import check, verify
 
 TOOLS = Path(__file__).resolve().parent.parent.parent / "tools"
+SOURCES = (*sorted(TOOLS.glob("*.py")), Path(offcpu.__file__))
 
 
 def program_text(path: Path) -> str | None:
@@ -122,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     status = 0
     try:
-        for tool in args.tools or sorted(TOOLS.glob("*.py")):
+        for tool in args.tools or SOURCES:
             text = program_text(tool)
             if text is None:
                 continue

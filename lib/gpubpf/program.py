@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpubpf import cache, maps
 from gpubpf.bytecode import DEVICE_POINTS, Program
@@ -39,6 +39,14 @@ class Probe:
     point: str  # "entry" or "exit"
     kernels: tuple[str, ...] = ()
     accumulate: str | None = None
+
+
+class Companion(Protocol):
+    """What has a host side of its own that comes and goes with a measurement."""
+
+    def host(
+        self, args: argparse.Namespace | None, note: Callable[[str], None], virtual: bool = False
+    ) -> Host | None: ...
 
 
 class Map:
@@ -91,6 +99,7 @@ class BPF:
         self.text = text
         self.probes: list[Probe] = []
         self.host_programs: list[HostProbe] = []
+        self.companions: list[Companion] = []
         self.values: dict[str, bytes] = {}  # of parameters
         self._prebuilt = find_prebuilt(text)
         self._fragments: dict[str, Fragment] = {}
@@ -220,8 +229,9 @@ class BPF:
         nothing of it. See `host.Host`, which says what it raises."""
         from gpubpf.host import Host
 
+        companions = [host for other in self.companions if (host := other.host(args, note, virtual))]
         shared = [definition for definition in self.definitions() if definition.kind == "shared_array"]
-        if not (shared or self.host_programs):
+        if not (shared or self.host_programs or companions):
             return None
         return Host(
             self.program,
@@ -230,6 +240,7 @@ class BPF:
             params=self.params(args),
             native=self._native,
             virtual=virtual,
+            companions=companions,
             note=note,
         )
 

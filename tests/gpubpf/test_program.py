@@ -15,7 +15,7 @@ from gpubpf.errors import CompileError, UsageError, VerifyError
 from gpubpf.program import BPF, PREBUILT, Probe
 from gpubpf_bcc import compiled
 
-TOOLS = sorted(prebuild.TOOLS.glob("*.py"))
+TOOLS = prebuild.SOURCES
 THREADHIST = prebuild.program_text(prebuild.TOOLS / "threadhist.py")
 TEXT = """#include <gpubpf.h>
 struct limits { u64 least; u32 most[2]; };

@@ -1,0 +1,198 @@
+"""What launching threads did meanwhile: by known answers, and of threads that sleep."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpubpf import offcpu, syscalls
+from gpubpf.offcpu import Activity, OffCpu, activity_of, explain
+from gpubpf.program import BPF
+from gpubpf_host import needs_bpf, stub
+
+
+@pytest.fixture
+def marker() -> Iterator[tuple[int, Callable[..., None]]]:
+    with stub() as made:
+        yield made
+
+
+RECORD = np.dtype(
+    [("start_ns", "<u8"), ("end_ns", "<u8"), ("state", "<u8"), ("syscall", "<i4"), ("tid", "<u4")]
+)
+CALL = (1 << 64) - 1
+FUTEX, IOCTL, UPROBE = 202, 16, 336
+
+
+def activity(*records: tuple[int, int, int, int, int]) -> Activity:
+    return activity_of(np.array(list(records), RECORD))
+
+
+def test_explains_by_overlap() -> None:
+    found = activity(
+        (500, 700, 1, FUTEX, 7),
+        (100, 300, 0x100, -1, 7),  # preempted
+        (460, 760, CALL, FUTEX, 7),
+        (800, 900, 2, -1, 7),  # a page fault that waits
+        (910, 950, 0, IOCTL, 7),  # it yielded
+        (100, 900, 4, -1, 8),  # another thread
+        (905, 995, CALL, IOCTL, 7),
+    )
+    assert found.explain(7, 0, 10_000) == [
+        ("off-CPU, preempted", 240),
+        ("off-CPU, blocked in futex", 200),
+        ("off-CPU, blocked", 100),
+        ("in futex", 100),
+        ("in ioctl", 50),
+    ]
+    assert found.explain(7, 200, 600) == [
+        ("off-CPU, preempted", 100),
+        ("off-CPU, blocked in futex", 100),
+        ("in futex", 40),
+    ]
+    assert found.explain(7, 300, 460) == []
+    assert found.explain(8, 0, 200) == [("off-CPU, stopped", 100)]
+    assert found.explain(9, 0, 10_000) == []
+    assert found.explain(7, 600, 600) == []
+
+
+def test_our_own_way_into_the_kernel_is_no_system_call_of_the_programs() -> None:
+    found = activity((0, 100, CALL, UPROBE, 7), (20, 60, 0x100, UPROBE, 7))
+    assert found.explain(7, 0, 200) == [("off-CPU, preempted", 40)]
+
+
+def test_random_records_add_up() -> None:
+    rng = np.random.default_rng(5)
+    edges = np.sort(rng.choice(100_000, 2000, replace=False))
+    records = np.zeros(1000, RECORD)
+    records["start_ns"], records["end_ns"] = edges[::2], edges[1::2]
+    records["state"], records["tid"] = 1, 3
+    found = activity_of(rng.permutation(records))
+    for low, high in rng.integers(0, 100_000, (50, 2)).tolist():
+        low, high = min(low, high), max(low, high)
+        covered = np.minimum(records["end_ns"], high).astype("i8") - np.maximum(records["start_ns"], low)
+        total = int(covered[covered > 0].sum())
+        assert sum(ns for _, ns in found.explain(3, low, high)) == total
+
+
+def test_names_of_system_calls() -> None:
+    names = {
+        0: "read",
+        16: "ioctl",
+        202: "futex",
+        230: "clock_nanosleep",
+        334: "rseq",
+        435: "clone3",
+        399: "syscall 399",
+    }
+    assert {number: syscalls.name(number) for number in names} == names
+    assert explain(None, None, 0, 5) == []
+
+
+@needs_bpf
+def test_threads_that_sleep_after_a_launch(marker: tuple[int, Callable[..., None]]) -> None:
+    tool = BPF(text=offcpu.PROGRAM)  # any, with nothing attached
+    meanwhile = OffCpu(tool, least_ns=1000)
+    said: list[str] = []
+    host = tool.host(None, said.append)
+    assert host is not None and meanwhile.known and not said
+    process = host.process()
+    process.attach(marker[0])
+    reader, writer = os.pipe()
+    times: dict[str, tuple[int, int, int]] = {}
+
+    def sleeper() -> None:
+        marker[1](1, 0, 0, 0, 1, 0)
+        begun = time.monotonic_ns()
+        time.sleep(0.03)
+        times["sleeper"] = threading.get_native_id(), begun, time.monotonic_ns()
+
+    def waiter() -> None:
+        marker[1](2, 0, 0, 0, 1, 0)
+        begun = time.monotonic_ns()
+        os.read(reader, 1)
+        times["waiter"] = threading.get_native_id(), begun, time.monotonic_ns()
+
+    def stranger() -> None:  # launches nothing
+        begun = time.monotonic_ns()
+        time.sleep(0.01)
+        times["stranger"] = threading.get_native_id(), begun, time.monotonic_ns()
+
+    threads = [threading.Thread(target=work) for work in (sleeper, waiter, stranger)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    os.write(writer, b"x")
+    for thread in threads:
+        thread.join()
+    still = threading.Thread(target=lambda: (marker[1](3, 0, 0, 0, 1, 0), os.read(reader, 1)), daemon=True)
+    still.start()
+    time.sleep(0.02)
+    host.close()
+    os.write(writer, b"x")
+    still.join()
+    os.close(reader)
+    os.close(writer)
+    found = meanwhile.activity()
+    assert found.lost == 0
+    tid, begun, ended = times["sleeper"]
+    told = dict(found.explain(tid, begun, ended))
+    slept = told["off-CPU, blocked in clock_nanosleep"]
+    assert 29e6 < slept <= ended - begun
+    assert sum(told.values()) <= ended - begun
+    assert next(iter(told)) == "off-CPU, blocked in clock_nanosleep"  # the longest comes first
+    tid, begun, ended = times["waiter"]
+    assert dict(found.explain(tid, begun, ended))["off-CPU, blocked in read"] > 25e6
+    tid, begun, ended = times["stranger"]
+    assert found.explain(tid, begun, ended) == []
+    assert still.native_id is not None
+    open_ = found.spans[still.native_id][-1]  # it was waiting when the measurement ended
+    assert open_["end_ns"] - open_["start_ns"] > 10e6 and open_["syscall"] == 0
+
+
+@needs_bpf
+def test_on_the_virtual_clock_it_is_unknown() -> None:
+    tool = BPF(text=offcpu.PROGRAM)
+    meanwhile = OffCpu(tool)
+    said: list[str] = []
+    assert tool.host(None, said.append, virtual=True) is None
+    assert not meanwhile.known and meanwhile.activity() == Activity()
+    assert said == [
+        "what launching threads did meanwhile is unknown: the clock is virtual, and they run on the real one"
+    ]
+
+
+ROOTLESS = """
+from gpubpf import offcpu
+from gpubpf.program import BPF
+tool = BPF(text=offcpu.PROGRAM)
+meanwhile = offcpu.OffCpu(tool)
+print(tool.host(None, print), meanwhile.known, meanwhile.activity().explain(1, 0, 10))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_without_capability_it_is_unknown() -> None:
+    command = [
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "--no-new-privs",
+        "--bounding-set=-all",
+    ]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", ROOTLESS], capture_output=True, text=True, timeout=60, cwd=Path("/")
+    )
+    assert done.stderr == ""
+    first, second = done.stdout.splitlines()
+    assert first.startswith("what launching threads did meanwhile is unknown: ")
+    assert second == "None False []"

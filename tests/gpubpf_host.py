@@ -1,0 +1,100 @@
+"""For tests of host programs: the stub that an agent has, in this process, and native code run as an agent does."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpubpf import compile, host
+from gpubpf.bytecode import Program
+from gpubpf.lower import x86
+from gpubpf.lower.native import Native
+
+needs_bpf = pytest.mark.skipif(not compile.capable(), reason="needs CAP_BPF")
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
+
+
+def executable(file: int) -> int:
+    address = libc.mmap(None, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, file, 0)
+    assert address not in (None, ctypes.c_void_p(-1).value)
+    return int(address)
+
+
+@contextlib.contextmanager
+def stub() -> Iterator[tuple[int, Callable[..., None]]]:
+    """The stub that an agent has, and a function that calls it."""
+    file = os.memfd_create("marker", os.MFD_ALLOW_SEALING)
+    os.write(file, host.STUB.ljust(mmap.PAGESIZE, b"\xcc"))
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, host._SEALS)
+    yield file, ctypes.CFUNCTYPE(None, *[ctypes.c_uint64] * 6)(executable(file))
+    os.close(file)
+
+
+def helpers() -> dict[int, Any]:
+    """What an agent gives native code."""
+
+    def comm(buffer: int, size: int) -> int:
+        name = Path("/proc/self/comm").read_bytes()[:-1]
+        ctypes.memmove(buffer, name.ljust(size, b"\0"), size)
+        return 0
+
+    number = ctypes.c_uint64
+    plain = ctypes.CFUNCTYPE(number)
+    return {
+        5: plain(time.monotonic_ns),
+        8: plain(lambda: 0),
+        14: plain(lambda: os.getpid() << 32 | threading.get_native_id()),
+        15: plain(lambda: os.getgid() << 32 | os.getuid()),
+        16: ctypes.CFUNCTYPE(number, ctypes.c_void_p, ctypes.c_uint32)(comm),
+        80: plain(lambda: 80),
+        123: ctypes.CFUNCTYPE(number, ctypes.c_int32)(lambda level: [1, 80, 0][min(level, 2)]),
+    }
+
+
+class Agent:
+    """Runs native code as an agent does."""
+
+    def __init__(self, native: Native, bases: Mapping[str, int], params: Mapping[str, bytes]) -> None:
+        self.file = os.memfd_create("code")
+        os.write(self.file, native.code.ljust(mmap.PAGESIZE, b"\xcc"))
+        self.run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(executable(self.file))
+        self.helpers = helpers()
+        self.params = {name: ctypes.create_string_buffer(data, len(data)) for name, data in params.items()}
+        self.native, self.bases = native, bases
+
+    def __call__(self, *fields: int) -> None:
+        values = []
+        for value in self.native.values:
+            if value.kind == "context":
+                values.append(fields[value.number])
+            elif value.kind == "map_base":
+                values.append(self.bases[value.map])
+            elif value.kind == "param":
+                values.append(ctypes.addressof(self.params[value.map]))
+            else:
+                values.append(ctypes.cast(self.helpers[value.number], ctypes.c_void_p).value)
+        self.run((ctypes.c_uint64 * len(values))(*values))
+
+
+def native_of(program: Program, name: str = "on_launch") -> Native:
+    made = x86.lower(program, program.functions[name])
+    return Native.from_json(made.to_json())
