@@ -42,7 +42,8 @@ BODIES = {
     "votes": """setp.eq.u32 %p1, %r1, 40; @!%p1 bra JOIN; nanosleep.u32 1000;
         JOIN: barrier.sync 0; bar.red.popc.u32 %r2, 0, %p1; mov.u64 %rd3, %globaltimer; st.global.u64 [%rd1], %rd3; ret;""",
     "warp": """setp.eq.u32 %p1, %r1, 33; @!%p1 bra JOIN; nanosleep.u32 1000;
-        JOIN: and.b32 %r2, %r1, 16; mov.u32 %r3, 0xffff; shl.b32 %r3, %r3, %r2; bar.warp.sync %r3; mov.u64 %rd3, %globaltimer; st.global.u64 [%rd1], %rd3; ret;""",
+        JOIN: and.b32 %r2, %r1, 16; mov.u32 %r3, 0xffff; shl.b32 %r3, %r3, %r2; bar.warp.sync %r3;
+        mov.u64 %rd3, %globaltimer; st.global.u64 [%rd1], %rd3; ret;""",
     "cluster": """setp.eq.u32 %p1, %r1, 40; @!%p1 bra JOIN; nanosleep.u32 1000;
         JOIN: barrier.cluster.arrive; barrier.cluster.wait; mov.u64 %rd3, %globaltimer; st.global.u64 [%rd1], %rd3; ret;""",
     # the first warp sleeps and arrives; the second waits for it, but not the first for the second
