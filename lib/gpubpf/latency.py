@@ -22,6 +22,8 @@ from gpubpf.timeline import NONE, Kind, Lane
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from gpubpf.perfetto import Trace
+
     Integers: TypeAlias = NDArray[np.int64]
 
 COPIES = {Kind.H2D: "h2d", Kind.D2H: "d2h", Kind.D2D: "d2d", Kind.H2H: "h2h"}
@@ -347,7 +349,7 @@ def _story_line(view: View, at: int, origin: int) -> str:
         return "-" if ns == NONE else f"{(ns - origin) / 1000:.1f}"
 
     both = begin[at] != NONE and end[at] != NONE
-    length = us(int(end[at] - begin[at])) if both else "-"
+    length = us(int(end[at]) - int(begin[at])) if both else "-"
     text = {"kernel": view.labels[int(view.found.name[at])] if op == "kernel" else ""}.get(op) or view.name(
         at
     )
@@ -455,3 +457,40 @@ def matched(found: Found) -> Integers:
 
 def json_line(record: dict[str, Any]) -> str:
     return json.dumps(record, separators=(",", ":")) + "\n"
+
+
+# --- traces ---
+
+
+def write_trace(view: View, trace: Trace) -> None:
+    """Host calls by thread, work by stream, an arrow from each launch's call to its kernel."""
+    found, ops = view.found, view.ops
+    for at in range(len(ops)):
+        process = found.processes[int(found.process[at])]
+        op, name, tid = view.op(at), view.name(at), int(found.tid[at])
+        member = bool(ops.node[at] >= 0)
+        begin, call = known(ops.start[at]), int(ops.call[at])
+        trace.name(process.pid, f"{process.comm} (host)")
+        if not member:
+            trace.name(process.pid, f"{process.comm} {tid}", tid)
+            title = name if op == "api" else f"launch {name}" if op in ("kernel", "graph") else name
+            trace.slice(process.pid, tid, title, call, int(ops.ret[at]) - call, "call", id=int(ops.id[at]))
+        if begin is None:
+            continue
+        # Processes of a trace have numbers of their own; no process of Linux is beyond 2^22.
+        device = (int(found.gpu[at]) + 1 << 22) + process.pid
+        lane = int(ops.lane[at]) + 1
+        label = view.streams[lane - 1]
+        trace.name(device, f"{process.comm} (pid {process.pid}) on GPU {int(found.gpu[at])}", order=1)
+        trace.name(device, f"stream {label}", lane, lane)
+        end = known(ops.end[at])
+        details: dict[str, Any] = {"id": int(ops.id[at])}
+        for what in ("latency", *SPLIT):
+            details[f"{what}_us"] = (
+                None if (value := known(getattr(view.waits, what)[at])) is None else value / 1000
+            )
+        details |= {"waited_for": (view.waited_for(at) or {}).get("name")}
+        if found.bytes[at]:
+            details["bytes"] = int(found.bytes[at])
+        trace.slice(device, lane, name, begin, 0 if end is None else end - begin, op, **details)
+        trace.arrow(int(ops.id[at]), (process.pid, tid, call), (device, lane, begin))

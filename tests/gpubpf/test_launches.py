@@ -1,0 +1,260 @@
+"""Launches from a made-up operation log and made-up readings of the GPU's arrays; what is said of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpubpf import latency, oplog, perfetto
+from gpubpf.clock import UNKNOWN
+from gpubpf.launches import DEVICE, MASK, STAMP, Found, Launches, Process
+from gpubpf.timeline import NONE
+
+PID = 7
+SLOTS = 64
+SHARDS = 8
+FIRST = PID << 40
+
+
+class Device:
+    """Arrays as the device programs of launchlate write them."""
+
+    def __init__(self) -> None:
+        self.starts, self.ends = np.zeros(SLOTS, np.uint64), np.zeros(SLOTS * SHARDS, np.uint64)
+
+    def ran(self, launch: int, start: int, end: int | None) -> None:
+        generation = (launch // SLOTS & 0xFFFF) << 48
+        cell = np.uint64(generation | ~start & MASK)
+        self.starts[launch % SLOTS] = max(self.starts[launch % SLOTS], cell)
+        if end is not None:
+            self.ends[launch % SLOTS * SHARDS + launch % 3] = np.uint64(generation | end & MASK)
+
+
+class Log:
+    """Records in the order in which they are put."""
+
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+
+    def put(self, kind: int, parts: dict[str, dict[str, Any]] | None = None, **fields: Any) -> int:
+        record = np.zeros((), oplog.DTYPE)
+        fields = {"id": FIRST + len(self.records), "kind": kind, "thread": 70, "lane": 1} | fields
+        for name, value in fields.items():
+            record[name] = value
+        for part, values in (parts or {}).items():
+            for name, value in values.items():
+                record[part][name] = value
+        self.records.append(record)
+        return int(fields["id"])
+
+    def kernel(self, call: int, ret: int, slot: int = 0, reason: int = 0, **fields: Any) -> int:
+        shape = {"grid": (4, 1, 1), "block": (32, 1, 1)}
+        parts = {"kernel": {"slot": slot, "reason": reason, **shape} | fields.pop("kernel", {})}
+        return self.put(oplog.KERNEL, parts, call_ns=call, return_ns=ret, **fields)
+
+    def array(self) -> Any:
+        return np.array(self.records, oplog.DTYPE)
+
+
+def process(virtual: bool = True) -> Process:
+    names = {0: "_Z5firstPi", 1: "_Z6secondPi"}
+    return Process(PID, "app", virtual, names)
+
+
+def found(log: Log, device: Device, virtual: bool = True, idle: bool = True, taken: int = 10**12) -> Found:
+    launches = Launches(SLOTS)
+    launches.log(process(virtual), log.array())
+    launches.reading(process(virtual), device.starts, device.ends, taken, idle)
+    return launches.found()
+
+
+def two_kernels() -> tuple[Log, Device]:
+    log, device = Log(), Device()
+    log.put(oplog.LANE, lane_kind=oplog.BLOCKING)
+    device.ran(log.kernel(1_000_000, 1_001_000), 1_001_000, 1_050_000)
+    device.ran(log.kernel(1_002_000, 1_003_000, slot=1), 1_050_000, 1_060_000)
+    return log, device
+
+
+def test_two_kernels_on_one_clock() -> None:
+    seen = found(*two_kernels())
+    assert seen.names == ["_Z5firstPi", "_Z6secondPi"] and seen.method.tolist() == [DEVICE] * 2
+    assert seen.waits.latency.tolist() == [1000, 48000] and seen.waits.wait.tolist() == [0, 47000]
+    assert seen.waits.overhead.tolist() == [0, 0] and seen.waits.exec.tolist() == [49000, 10000]
+    assert not seen.running.any() and not seen.lost.any() and seen.start_error.tolist() == [0, 0]
+
+
+def test_an_end_is_believed_only_when_the_launch_was_over() -> None:
+    log, device = two_kernels()
+    seen = found(log, device, idle=False, taken=1_055_000)
+    # The first was over when the second began; of the second nothing says so yet.
+    assert seen.running.tolist() == [False, True] and seen.ops.end.tolist() == [1_050_000, NONE]
+    log.put(oplog.SYNC, {"sync": {"what": oplog.STREAM}}, call_ns=1_004_000, return_ns=1_070_000)
+    assert found(log, device, idle=False, taken=1_055_000).running.tolist() == [False, True, False]
+    assert found(log, device, idle=False, taken=1_080_000).ops.end.tolist()[:2] == [1_050_000, 1_060_000]
+
+
+def test_a_slot_that_was_used_again_before_it_was_read_is_lost_and_one_that_was_read_is_not() -> None:
+    log, device = Log(), Device()
+    launches, app = Launches(SLOTS), process()
+    old = log.kernel(1000, 2000)
+    device.ran(old, 2000, 3000)
+    launches.log(app, log.array())
+    launches.reading(app, device.starts, device.ends, 5000, True)
+    again = Log()
+    unread = again.kernel(6000, 7000, id=old + SLOTS)
+    device.ran(unread, 7000, 8000)
+    newest = again.kernel(9000, 10000, id=old + 2 * SLOTS)
+    device.ran(newest, 10000, 11000)
+    launches.log(app, again.array())
+    launches.reading(app, device.starts, device.ends, 20000, True)
+    seen = launches.found()
+    assert seen.lost.tolist() == [False, True, False] and seen.ops.start.tolist() == [2000, NONE, 10000]
+    assert seen.waits.latency.tolist() == [1000, NONE, 1000]
+
+
+def test_the_gpus_clock_is_brought_onto_the_hosts() -> None:
+    offset, log, device = 1_700_000_000_123_456_789, Log(), Device()
+    for at in range(900_000, 1_200_000, 10_000):
+        bracket = {"host_before": at, "gpu": at + 400 + offset, "host_after": at + 800, "tick_ns": 1}
+        log.put(oplog.CLOCK, {"clock": bracket})
+    device.ran(log.kernel(1_000_000, 1_004_000), 1_009_000 + offset, 1_050_000 + offset)
+    span = {"start": 1_060_000 + offset, "end": 1_080_000 + offset, "error_ns": 500}
+    copy = log.put(oplog.H2D, {"copy": {"bytes": 4096}}, call_ns=1_010_000, return_ns=1_011_000)
+    log.put(oplog.SPAN, {"span": {"of": copy} | span})
+    refused = log.kernel(1_012_000, 1_013_000, reason=6)
+    log.put(oplog.SPAN, {"span": {"of": refused, "start": 1_080_100 + offset, "end": 1_090_000 + offset}})
+    seen = found(log, device, virtual=False)
+    assert (
+        seen.method.tolist() == [DEVICE, STAMP, STAMP]
+        and seen.start_error[0] < 500 < seen.start_error[1] < 1100
+    )
+    assert abs(seen.ops.start - [1_009_000, 1_060_000, 1_080_100]).max() <= seen.start_error.max()
+    assert seen.waits.exec.tolist()[0] == 41000 and seen.exec_error.tolist() == [0, 1000, 0]
+    assert seen.waits.waited_for.tolist() == [-1, 0, 1] and seen.bytes.tolist() == [0, 4096, 0]
+    # Without a clock only the duration is known.
+    log.records = [record for record in log.records if record["kind"] != oplog.CLOCK]
+    blind = found(log, device, virtual=False)
+    assert blind.ops.start[0] == NONE and (blind.start_error == UNKNOWN).all()
+
+
+def test_a_log_may_hold_anything() -> None:
+    random = np.random.default_rng(5)
+    junk = random.integers(0, 256, 500 * oplog.RECORD).astype(np.uint8).view(oplog.DTYPE)
+    junk["kind"] = random.integers(0, 24, len(junk))
+    junk["result"][::2] = 0
+    launches = Launches(SLOTS)
+    for virtual in (True, False):
+        launches.log(process(virtual), junk)
+    cells = random.integers(0, 2**63, SLOTS * SHARDS).astype(np.uint64)
+    launches.reading(process(), cells[:SLOTS], cells, 5, True)
+    launches.reading(process(), cells[:3], cells, 5, True)
+    view = latency.View(launches.found())
+    chosen = latency.matched(view.found)
+    for group in latency.groups(view, chosen, ("lane",)):
+        latency.kernel_record(view, group, True)
+    list(latency.timeline_lines(view, 0))
+    [json.dumps(view.operation(at)) for at in range(len(view.ops))]
+    latency.rows_for_a_graph(view, chosen)
+
+
+# --- what is said of them ---
+
+
+def test_the_table_fits_a_terminal_and_says_what_was_waited_for() -> None:
+    view = latency.View(found(*two_kernels()))
+    groups = latency.groups(view, latency.matched(view.found))
+    assert [group.label for group in groups] == ["second", "first"]
+    lines = latency.kernel_table(view, groups, False)
+    assert (
+        max(map(len, lines)) <= 80
+        and lines[2].split() == "second 1 48.00 48.00 48.00 1.00 47.00 0.00 10.00".split()
+    )
+    assert list(latency.wait_lines(view, groups)) == [
+        "  second: 1 of 1 waited behind first, 47.00 us on average"
+    ]
+    by_stream = latency.kernel_table(view, latency.groups(view, latency.matched(view.found), ("lane",)), True)
+    assert max(map(len, by_stream)) <= 80 and by_stream[2].split()[:3] == ["second", "1", "1"]
+    assert max(map(len, latency.histogram(view.waits.latency))) <= 80
+
+
+def test_records_have_the_promised_fields() -> None:
+    view = latency.View(found(*two_kernels()))
+    launch = view.launch(1)
+    promised = """type launch kernel tid stream graph call_ns return_ns start_ns end_ns latency_ns api_ns wait_ns overhead_ns
+        exec_ns waited_for method pid comm gpu"""
+    assert set(promised.split()) <= set(launch)
+    assert launch["waited_for"] == {"kind": "kernel", "name": "first"} and launch["method"] == "device"
+    group = latency.groups(view, latency.matched(view.found))[0]
+    record = latency.kernel_record(view, group, True)
+    assert record["latency_ns"] == {"mean": 48000, "p50": 48000, "p99": 48000, "max": 48000}
+    assert record["stream"] == "0x0" and record["clock_error_ns"] == 0 and record["count"] == 1
+    assert set("type t_ns dur_ns op name stream tid bytes".split()) <= set(view.operation(0))
+
+
+def test_what_is_less_than_its_error_is_not_shown_as_if_it_were_known() -> None:
+    assert [latency.at_least(*pair) for pair in ((5000, 700), (500, 700), (None, 700), (5, 0))] == [
+        "5.00", "<0.70", "-", "0.01",
+    ]  # fmt: skip
+    assert [latency.us(ns) for ns in (0, 99_994, 123_456, 12_345_678, 5_000_000_000, 70_000_000_000_000)] == [
+        "0.00", "99.99", "123.5", "12346", "5.00s", "70000s",
+    ]  # fmt: skip
+
+
+def test_percentiles_are_values_that_occurred() -> None:
+    assert latency.distribution(np.arange(1, 101)) == {"mean": 50, "p50": 50, "p99": 99, "max": 100}
+    assert latency.distribution(np.array([NONE, 7])) == {"mean": 7, "p50": 7, "p99": 7, "max": 7}
+    assert latency.distribution(np.array([NONE])) is None
+
+
+@pytest.mark.parametrize(("pause", "said"), [(2000, True), (900_000, False)])
+def test_many_short_launches_in_a_row_would_gain_from_a_graph(pause: int, said: bool) -> None:
+    log, device = Log(), Device()
+    at = 1_000_000
+    for _ in range(14):
+        device.ran(log.kernel(at, at + 20_000), at + 350_000, at + 360_000)
+        log.put(oplog.SYNC, {"sync": {"what": oplog.CONTEXT}}, call_ns=at, return_ns=at) if not said else None
+        at += 20_000 + pause if not said else 355_000
+    if said:  # the launch path is the bottleneck, not the host
+        for record in log.records:
+            record["return_ns"] = record["call_ns"] + 354_000
+    view = latency.View(found(log, device))
+    rows = latency.rows_for_a_graph(view, latency.matched(view.found))
+    text = " ".join(latency.graph_hint(rows))
+    assert bool(rows) == said and ("14 launches in a row" in text) == said
+    if said:
+        assert rows[0].took == 13 * 355_000 + 360_000 and rows[0].busy == 140_000
+
+
+def test_a_timeline_tells_each_streams_story() -> None:
+    log, device = two_kernels()
+    copy = log.put(oplog.D2H, {"copy": {"bytes": 4096}}, call_ns=1_003_000, return_ns=1_070_000)
+    log.put(oplog.SPAN, {"span": {"of": copy, "start": 1_060_000, "end": 1_061_000}})
+    log.put(oplog.SYNC, {"sync": {"what": oplog.CONTEXT}}, call_ns=1_070_000, return_ns=1_071_000)
+    view = latency.View(found(log, device))
+    lines = list(latency.timeline_lines(view, 1_000_000))
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[:3] for line in lines[2:5]] == [
+        ["1.0", "50.0", "49.00"], ["50.0", "60.0", "10.00"], ["60.0", "61.0", "1.00"],
+    ]  # fmt: skip
+    assert "second, after first" in lines[3] and "D->H 4,096 bytes" in lines[4]
+    assert any("synchronize context" in line for line in lines)
+
+
+def test_a_trace_that_viewers_understand(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    view = latency.View(found(*two_kernels()))
+    trace = perfetto.Trace(str(path))
+    latency.write_trace(view, trace)
+    trace.close()
+    loaded = json.loads(path.read_text())
+    assert list(perfetto.problems(loaded)) == []
+    events = loaded["traceEvents"]
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    assert [(event["ts"], event["dur"]) for event in kernels] == [(1001.0, 49.0), (1050.0, 10.0)]
+    assert sum(event["ph"] == "f" for event in events) == 2
+    assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} >= {"stream 1", "app 70"}
