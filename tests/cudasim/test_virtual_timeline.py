@@ -33,7 +33,7 @@ again:
 import threading
 from ctypes import byref, c_float, c_int, c_size_t, c_uint64, c_void_p
 cu = Driver()
-cu.library.cudasim_virtual_now.restype = cu.library.cudasim_event_ns.restype = c_uint64
+cu.library.cudasim_virtual_now.restype = c_uint64
 module = cu.module(HEADER + WORK)
 work, stamp = cu.function(module, "work"), cu.function(module, "stamp")
 begin = cu.library.cudasim_virtual_now()
@@ -54,7 +54,8 @@ def record(stream):
 
 def at(event):
     cu.cuEventSynchronize(event)
-    return cu.library.cudasim_event_ns(event) - begin
+    cu.cudasim_event_time(event, byref(ns := c_uint64()))
+    return ns.value - begin
 
 def pinned(size):
     return cu.handle("cuMemHostAlloc", c_size_t(size), 0)

@@ -679,12 +679,16 @@ CUresult cuEventElapsedTime(float *milliseconds, CUevent start_handle, CUevent e
 }
 
 extern "C" {
-// For tools: when an event was last recorded, on the virtual timeline in ns; UINT64_MAX where that is not known (yet).
-uint64_t cudasim_event_ns(CUevent handle) {
-    std::shared_ptr<Event> event = virtual_clock() ? tables().events.get(handle) : nullptr;
-    if (!event) return UINT64_MAX;
+// For tools: when an event was last recorded, on the virtual timeline in ns. NOT_READY: not yet; NOT_SUPPORTED: the clock is
+// real. cuEventElapsedTime rounds to 24 bits.
+CUresult cudasim_event_time(CUevent handle, uint64_t *ns) {
+    if (!virtual_clock()) return CUDA_ERROR_NOT_SUPPORTED;
+    std::shared_ptr<Event> event = tables().events.get(handle);
+    if (!event || ns == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     std::lock_guard lock(event->mutex);
-    return event->last && event->last->done() ? event->last->time_ns : UINT64_MAX;
+    if (!event->last || !event->last->done()) return CUDA_ERROR_NOT_READY;
+    *ns = event->last->time_ns;
+    return CUDA_SUCCESS;
 }
 
 CUresult stream_destroy_v1(CUstream) __asm__("cuStreamDestroy");
