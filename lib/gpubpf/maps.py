@@ -12,10 +12,12 @@ All numbers are little-endian; storage begins at an address that is a multiple o
     hash          64-byte header: u64 entries used, u64 lost, u64 slots (a power of two), zeros.
                   Then u64 state[slots], key[slots] (padded to 8 bytes each), value[slots] (padded to 8 bytes each).
                   A state is 0 (never used) or a 62-bit hash of the key << 2 | 1 being written, 2 in use, 3 deleted.
-    ringbuf       64-byte header: u64 reserved, u64 lost, u64 consumed, u64 capacity (bytes, a power of two), zeros.
-                  Then capacity bytes and SLACK more. A record is {u32 size, u32 mark}, then size bytes, padded to 8.
-                  It begins at byte (position & capacity-1) and may run into the slack. `mark` is (position / 8 + 1) modulo 2^32 and
-                  is written last: it commits the record. Bit 31 of size: discarded. `reserved` also counts what found no room.
+    ringbuf       control and data in two places, of a `RingShape`.
+                  Control, in GPU memory: u64 shards, u64 capacity (records of a shard, a power of two), u64 address of the data as
+                  the GPU sees it, zeros up to 64; then for each shard 64 bytes: u64 reserved, u64 lost, u64 consumed as last seen.
+                  Data: for each shard 64 bytes: u64 consumed, written by who reads; rounded up to 4096; then the records of each
+                  shard. A record is {u32 mark, u32 size}, then size bytes, padded to 8. Its place is position modulo capacity; its
+                  mark, (position + 1) modulo 2^32, is written last and commits it. Bit 31 of size: discarded.
     param         bytes by value in the launch block, not in memory.
 """
 
@@ -37,9 +39,14 @@ DEVICE_KINDS = (*SHAPED, "param")  # a host program has none of them but copies 
 MMAPABLE = 1 << 10  # BPF_F_MMAPABLE
 _KERNEL_ARRAY, _KERNEL_PERF, _KERNEL_RINGBUF = 2, 4, 27  # enum bpf_map_type
 HEADER = 64
-SLACK = 4096  # the longest record, header included
 RECORD_HEADER = 8
+MAX_RECORD = 4096 - RECORD_HEADER
 DISCARDED = 1 << 31
+RING_SHARD = 64  # bytes that a shard has in the control block, and in front of the data
+RING_PAGE = 4096
+RING_MARGIN = (
+    2048  # records that threads of one multiprocessor can have between looking for room and reserving it
+)
 MAX_PROBES = 128  # slots of a hash that a lookup looks at before it gives up
 PRINTS = "gpubpf_prints"  # the ring buffer that holds what programs print
 PRINT_BYTES = 1 << 20
@@ -124,7 +131,7 @@ class MapDefinition:
 
     @property
     def capacity(self) -> int:
-        """Bytes of a ring buffer."""
+        """Bytes of a ring buffer, as the C text asks for them."""
         return 1 << (max(self.max_entries, 4096) - 1).bit_length()
 
     def to_json(self) -> dict[str, Any]:
@@ -250,8 +257,9 @@ def dtype(kind: Any, size: int) -> np.dtype[Any]:
 
 
 def storage_size(defn: MapDefinition, units: int = 0) -> int:
-    """Bytes of memory that `defn` takes; `units`: for how many threads, warps or blocks the instance of such an array has room
-    (1 for a kernel array). 0 for `param`."""
+    """Bytes of memory that `defn` takes; of a ring buffer: what it asks for (see `RingShape`). 0 for `param`.
+
+    `units`: for how many threads, warps or blocks the instance of such an array has room (1 for a kernel array)."""
     if defn.kind in SHAPED:
         if not 0 <= units <= MAX_THREADS:
             raise ValueError(
@@ -263,7 +271,7 @@ def storage_size(defn: MapDefinition, units: int = 0) -> int:
     if defn.kind == "hash":
         return HEADER + defn.slots * (8 + pad8(defn.key_size) + pad8(defn.value_size))
     if defn.kind == "ringbuf":
-        return HEADER + defn.capacity + SLACK
+        return defn.capacity
     if defn.kind == "param":
         return 0
     raise ValueError(f"no map of kind {defn.kind!r}")
@@ -273,8 +281,6 @@ def header(defn: MapDefinition) -> bytes:
     """What `initial` begins with; all other bytes of it are zero. So `header` is copied over memory that was set to zero."""
     if defn.kind == "hash":
         return b"".join(v.to_bytes(8, "little") for v in (0, 0, defn.slots))
-    if defn.kind == "ringbuf":
-        return b"".join(v.to_bytes(8, "little") for v in (0, 0, 0, defn.capacity))
     return b""
 
 
@@ -288,8 +294,7 @@ def decode(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int 
     """Storage as an array of `value_dtype`, without a copy where the layout allows that.
 
     thread_array, warp_array, block_array, kernel_array: shape (max_entries, units). array, shared_array: (max_entries,).
-    hash: (entries,) with fields `key` and `value`.
-    ringbuf: (records,) in the order of reservation, discarded ones left out; see `read_ring` for what was lost.
+    hash: (entries,) with fields `key` and `value`. Ring buffers: see `read_shard`.
     Raises Error when `raw` is shorter than the map.
     """
     import numpy as np
@@ -308,7 +313,7 @@ def decode(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int 
         return np.frombuffer(raw, defn.value_dtype, defn.max_entries)
     if defn.kind == "hash":
         return _decode_hash(defn, raw)
-    return read_ring(defn, raw).records
+    raise Error(f"map {defn.name} of kind {defn.kind} is no array or hash")
 
 
 def _decode_hash(defn: MapDefinition, raw: bytes | bytearray | memoryview) -> np.ndarray[Any, Any]:
@@ -329,86 +334,105 @@ def _decode_hash(defn: MapDefinition, raw: bytes | bytearray | memoryview) -> np
     return result
 
 
+def record_stride(defn: MapDefinition) -> int:
+    """Bytes from one record of a ring buffer to the next."""
+    return RECORD_HEADER + pad8(defn.value_size)
+
+
 @dataclass(frozen=True)
-class Ring:
-    """What a ring buffer holds.
+class RingShape:
+    """How the records of a ring buffer lie: `capacity` (a power of two) records in each shard, `stride` bytes for each record."""
 
-    `records`: those of `value_dtype`'s size, as one array. `others`: payloads of any other size. `lost`: records that found
-    no room. `incomplete`: reserved and never committed (a thread died, or is still writing), an upper bound.
-    `position`: up to where it was read; goes into the header as `consumed` when records are taken out of a live buffer.
-    """
+    shards: int
+    capacity: int
+    stride: int
 
-    records: np.ndarray[Any, Any]
-    others: tuple[bytes, ...]
-    lost: int
-    incomplete: int
-    position: int
+    @classmethod
+    def of(cls, defn: MapDefinition, shards: int, size: int) -> RingShape:
+        """The largest that takes at most `size` bytes, but never less than twice the margin."""
+        stride = record_stride(defn)
+        records = max(size // (shards * stride), 2 * RING_MARGIN)
+        return cls(shards, 1 << records.bit_length() - 1, stride)
+
+    @property
+    def control_size(self) -> int:
+        return HEADER + RING_SHARD * self.shards
+
+    @property
+    def records_at(self) -> int:
+        """Offset of the first record in the data."""
+        return -(-RING_SHARD * self.shards // RING_PAGE) * RING_PAGE
+
+    @property
+    def data_size(self) -> int:
+        return self.records_at + self.shards * self.capacity * self.stride
+
+    def control(self, data: int) -> bytes:
+        """What the control block begins with; all else of it is zero. `data`: address of the data."""
+        return b"".join(v.to_bytes(8, "little") for v in (self.shards, self.capacity, data))
 
 
-def read_ring(defn: MapDefinition, raw: bytes | bytearray | memoryview, live: bool = False) -> Ring:
-    """Reads all committed records. With `live`, stops at the first that is not committed yet, instead of passing over it.
+def ring_counts(shape: RingShape, control: bytes | bytearray | memoryview) -> np.ndarray[Any, Any]:
+    """(shards, 3) u64 of a control block: reserved, lost, consumed as the GPU saw it last."""
+    import numpy as np
 
-    `raw` is untrusted: sizes and positions that make no sense end the reading.
+    words = np.frombuffer(control, "<u8", shape.shards * RING_SHARD // 8, HEADER)
+    return words.reshape(shape.shards, RING_SHARD // 8)[:, :3]
+
+
+def read_shard(
+    defn: MapDefinition,
+    shape: RingShape,
+    data: bytes | bytearray | memoryview,
+    shard: int,
+    position: int,
+    most: int = 1 << 62,
+) -> tuple[np.ndarray[Any, Any], int]:
+    """(records, position behind them): a copy of what a shard holds from `position` on, up to the first record that is not
+    committed, but no more than `most`. Discarded ones are left out. `data` may be written at the same time, and is untrusted.
     """
     import numpy as np
 
-    reserved, lost, consumed, capacity = (int(v) for v in np.frombuffer(raw, "<u8", 4))
-    size = defn.value_size
-    empty = np.empty(0, defn.value_dtype if size else np.uint8)
-    if capacity != defn.capacity or consumed > reserved or consumed % 8 or reserved % 8:
-        return Ring(empty, (), lost, 0, consumed)
-    end = min(reserved, consumed + capacity)
-    # Almost always every record has the map's own size: then all are read at one stride.
-    stride = RECORD_HEADER + pad8(size)
-    data = np.frombuffer(raw, np.uint8, capacity + SLACK, HEADER)
-    # A reservation that found no room leaves a gap after `end` only while nothing was consumed since; look at words, then.
-    count = (end - consumed) // stride
-    if size and count and end == reserved and (end - consumed) % stride == 0 and stride <= SLACK:
-        positions = consumed + stride * np.arange(count, dtype=np.uint64)
-        starts = (positions & np.uint64(capacity - 1)).astype(np.int64)
-        heads = data[starts[:, None] + np.arange(RECORD_HEADER)].view("<u4")
-        marks = ((positions >> np.uint64(3)) + np.uint64(1)).astype(np.uint32)
-        if bool(np.all((heads[:, 1] == marks) & ((heads[:, 0] & 0x7FFFFFFF) == size))):
-            kept = starts[(heads[:, 0] & DISCARDED) == 0] + RECORD_HEADER
-            records = np.ascontiguousarray(data[kept[:, None] + np.arange(size)]).view(defn.value_dtype)
-            return Ring(records.reshape(len(kept)), (), lost, 0, end)
-    kept_bytes: list[bytes] = []
-    others: list[bytes] = []
-    words = data.view("<u4").reshape(-1, 2)
-    at, gap, incomplete = consumed, False, 0
-    while at < end:
-        start = at & (capacity - 1)
-        length, mark = (int(v) for v in words[start >> 3])
-        payload = length & 0x7FFFFFFF
-        committed = mark == (at // 8 + 1) & 0xFFFFFFFF and RECORD_HEADER + payload <= SLACK
-        if not committed or at + RECORD_HEADER + payload > reserved:
-            if live:
-                break
-            incomplete += not gap
-            gap = True
-            at += 8
-            continue
-        gap = False
-        if not length & DISCARDED:
-            record = data[start + RECORD_HEADER : start + RECORD_HEADER + payload].tobytes()
-            (kept_bytes if payload == size else others).append(record)
-        at += RECORD_HEADER + pad8(payload)
-    records = np.frombuffer(b"".join(kept_bytes), defn.value_dtype) if kept_bytes else empty
-    return Ring(records, tuple(others), lost, incomplete, at)
+    found = []
+    start = position & (shape.capacity - 1)
+    at = shape.records_at + shard * shape.capacity * shape.stride
+    most = min(most, shape.capacity)
+    cell = np.dtype(
+        {
+            "names": ["mark", "size", "value"],
+            "formats": ["<u4", "<u4", defn.value_dtype],
+            "offsets": [0, 4, RECORD_HEADER],
+            "itemsize": shape.stride,
+        }
+    )
+    for first, count in ((start, min(shape.capacity - start, most)), (0, most - (shape.capacity - start))):
+        if count <= 0:
+            break
+        cells = np.frombuffer(data, cell, count, at + first * shape.stride)
+        expected = np.arange(position + 1, position + 1 + count, dtype=np.uint64).astype(np.uint32)
+        open_ = cells["mark"] != expected
+        committed = int(open_.argmax()) if open_.any() else count
+        taken = cells[:committed]
+        kept = taken["size"] & DISCARDED == 0
+        found.append(taken["value"].copy() if kept.all() else taken["value"][kept])
+        position += committed
+        if committed < count:
+            break
+    return (np.concatenate(found) if found else np.empty(0, defn.value_dtype)), position
 
 
 def lost(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int = 0) -> int:
-    """Updates that found no room: hash entries, ring buffer records. For an array by launch shape 1 if any unit was beyond its
+    """Updates of a hash that found no room. For an array by launch shape 1 if any unit was beyond its
     capacity (their number is not known), else 0."""
     if defn.kind in SHAPED:
         end = storage_size(defn, units)
         return int(any(raw[end - defn.value_size : end]))
-    return int.from_bytes(raw[8:16], "little") if defn.kind in ("hash", "ringbuf") else 0
+    return int.from_bytes(raw[8:16], "little") if defn.kind == "hash" else 0
 
 
-def prints(formats: Mapping[int, str], raw: bytes | bytearray | memoryview) -> Iterator[str]:
-    """What device programs printed, decoded: `formats` are those of the fragments, `raw` the storage of the map PRINTS."""
-    for record in read_ring(prints_definition(), raw).records:
+def prints(formats: Mapping[int, str], records: np.ndarray[Any, Any]) -> Iterator[str]:
+    """What device programs printed, decoded: `formats` are those of the fragments, `records` those of the map PRINTS."""
+    for record in records:
         text = formats.get(int(record["format"]))
         if text is not None:
             yield format_print(text, [int(v) for v in record["arguments"]])

@@ -392,6 +392,30 @@ def fragment_copy(fragment):
     return "\n".join(["{", *lines, fragment.ptx, "}\n"])
 
 
+def test_the_number_of_a_launch_in_a_graph():
+    """It is counted from the number of the first kernel of the replay, which lies in GPU memory."""
+    code = [
+        mov(6, 1),
+        *lookup("out"),
+        load(1, 6, 0),
+        store(0, 0, 1),
+        load(1, 6, 4, 4),
+        store(0, 8, 1),
+        movi(0, 0),
+        leave(),
+    ]
+    made, function = program(code)
+    native = Native(made, function)
+    memory, cell = ctypes.create_string_buffer(256), ctypes.c_uint64(7 << 40 | 100)
+    for launch, replay, expected in (
+        (7 << 40 | 5, 0, 7 << 40 | 5),
+        (3, ctypes.addressof(cell), 7 << 40 | 103),
+    ):
+        native(launch=launch, replay=replay, map_out=ctypes.addressof(memory))
+        assert memory.raw[:8] == expected.to_bytes(8, "little")
+        assert memory.raw[8:12] == (expected >> 32).to_bytes(4, "little")
+
+
 def test_parts_of_arguments():
     """Only a half, or a byte, of what is given in a register of 64 bits."""
     for offset, size in ((16, 4), (20, 4), (16, 1), (23, 1), (18, 2)):

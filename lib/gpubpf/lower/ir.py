@@ -15,7 +15,7 @@ from gpubpf import bytecode as b
 from gpubpf.bytecode import STACK_SIZE, Instruction, Program
 from gpubpf.lower import storage
 from gpubpf.lower.fragment import Argument
-from gpubpf.maps import PRINT_ARGUMENTS, PRINTS, SHAPED, MapDefinition, prints_definition
+from gpubpf.maps import DISCARDED, PRINT_ARGUMENTS, PRINTS, SHAPED, MapDefinition, prints_definition
 from gpubpf.verify import Access, Call, Checked
 from gpubpf.verify.rules import Chain, value_alignment
 
@@ -29,8 +29,8 @@ class Target:
 
     `pointer`: the type of an address of map memory. `scope`: of its atomics. `calls`: for each thing that only the target
     knows, the function, intrinsic or inline assembly (`asm …`) that gives it and its result type: `tid.x` … `nctaid.z`, `lane`,
-    `sm`, `clock`, `globaltimer`, `active`, `membar`. `warps`: it has warps. `reads`: for each type of argument, the inline assembly with constraints that reads one from its
-    register; None: arguments are the function's parameters.
+    `sm`, `clock`, `globaltimer`, `active`, `membar`. `warps`: it has warps. `reads`: for each type of argument, the inline
+    assembly with constraints that reads one from its register; None: arguments are the function's parameters.
     """
 
     triple: str
@@ -87,14 +87,14 @@ class _Lowering:
         kinds = {"b64": "i64", "b32": "i32"}
         given = [(kinds[a.type], a) for a in self.arguments.values()]
         parameters = ", ".join(f"{kind} %{a.name}" for kind, a in given) if self.target.reads is None else ""
-        start = [f"define void @{ENTRY}({parameters}) nounwind {{", "entry:"]
+        start = [f"define void @{ENTRY}({parameters}) nounwind convergent {{", "entry:"]
         if self.target.reads is not None:
             start += [
                 f"  %{a.name} = call {kind} asm {self.target.reads[a.type].format(a.register)}()"
                 for kind, a in given
             ]
         start += [f"  %stack = alloca [{STACK_SIZE * self.depth} x i8], align 16"]
-        start += [f"  %r{n} = alloca i64" for n in range(6)]
+        start += ["  %first = alloca i64", *(f"  %r{n} = alloca i64" for n in range(6))]
         start += [f"  %r{n}.{k} = alloca i64" for k in self.chains.values() for n in range(6, 10)]
         start += ["  store i64 0, ptr %r1", f"  br label %{self.block((), 0)}"]
         text = "\n".join(
@@ -323,9 +323,23 @@ class _Lowering:
         self.put(i.dst, value)
 
     def context(self, field: str) -> str:
-        if field == "launch":
-            return self.argument("launch", "launch")
-        return self.argument("context", field, field=field)
+        if field != "launch":
+            return self.argument("context", field, field=field)
+        launch = self.argument("launch", "launch")
+        if self.checked.function.point not in b.DEVICE_POINTS:
+            return launch
+        # In a graph it is counted from a number in GPU memory, which is read here, after the clocks that come before.
+        cell = self.argument("replay", "replay")
+        again, once = self.fresh("again"), self.fresh("once")
+        self.emit("store i64 0, ptr %first")
+        there = self.value(f"icmp ne i64 {cell}, 0")
+        self.emit(f"br i1 {there}, label %{again}, label %{once}")
+        self.label(again)
+        first = self.value(f"load i64, {self.target.pointer} {self.memory(cell)}, align 8")
+        self.emit(f"store i64 {first}, ptr %first")
+        self.emit(f"br label %{once}")
+        self.label(once)
+        return self.value(f"add i64 {launch}, {self.value('load i64, ptr %first')}")
 
     def store(self, i: Instruction) -> None:
         width = b.WIDTH[i.opcode & 0x18]
@@ -533,27 +547,29 @@ class _Lowering:
         text = storage.hash_function(name, operation, definition, self.target.pointer, self.target.scope)
         return self.value(f"call i64 {self.function(name, text)}({', '.join(arguments)})")
 
-    def reserve_room(self, definition: MapDefinition, size: int) -> tuple[str, str]:
+    def reserve_room(self, definition: MapDefinition) -> tuple[str, str]:
         """(address of a record's header or 0, its mark)"""
         name = f"ring_{definition.name}"
-        text = storage.ring_function(name, definition, self.target.pointer, self.target.scope)
-        pair = self.value(
-            f"call {{ i64, i32 }} {self.function(name, text)}(i64 {self.base(definition.name)}, i64 {storage.record_bytes(size)})"
+        target = self.target
+        text = storage.ring_function(name, definition, target.pointer, target.scope, target.warps)
+        self.declared.update(
+            (*storage.RING_DECLARATIONS, *(storage.WARP_DECLARATIONS if target.warps else ()))
         )
+        base, sm = self.base(definition.name), self.special32("sm")
+        pair = self.value(f"call {{ i64, i32 }} {self.function(name, text)}(i64 {base}, i32 {sm})")
         return (
             self.value(f"extractvalue {{ i64, i32 }} {pair}, 0"),
             self.value(f"extractvalue {{ i64, i32 }} {pair}, 1"),
         )
 
     def commit(self, header: str, size: int, mark: str) -> None:
-        """Size and mark in one store, ordered after the payload."""
+        """Mark and size in one store, ordered after the payload for the host too."""
         pointer = self.memory(header)
-        high = self.value(f"shl i64 {self.wide(mark)}, 32")
-        word = self.value(f"or i64 {high}, {size}")
+        word = self.value(f"or i64 {self.wide(mark)}, {size << 32}")
         self.emit(f"store atomic i64 {word}, {self.target.pointer} {pointer} release, align 8")
 
     def record(self, definition: MapDefinition, size: int, fill: Callable[[str], None]) -> str:
-        header, mark = self.reserve_room(definition, size)
+        header, mark = self.reserve_room(definition)
         there = self.value(f"icmp ne i64 {header}, 0")
         write, done = self.fresh("write"), self.fresh("done")
         self.emit(f"br i1 {there}, label %{write}, label %{done}")
@@ -573,15 +589,14 @@ class _Lowering:
         return self.record(self.map(call.map), call.size, fill)
 
     def reserve(self, call: Call) -> str:
-        header, mark = self.reserve_room(self.map(call.map), call.size)
+        header, mark = self.reserve_room(self.map(call.map))
         there = self.value(f"icmp ne i64 {header}, 0")
         write, done = self.fresh("write"), self.fresh("done")
         self.emit(f"br i1 {there}, label %{write}, label %{done}")
         self.label(write)
-        # The mark waits inverted in the header until the record is submitted.
+        # The mark waits in place of the size until the record is submitted.
         pointer = self.memory(header, 4)
-        inverted = self.value(f"xor i32 {mark}, -1")
-        self.emit(f"store i32 {inverted}, {self.target.pointer} {pointer}, align 4")
+        self.emit(f"store i32 {mark}, {self.target.pointer} {pointer}, align 4")
         self.emit(f"br label %{done}")
         self.label(done)
         payload = self.value(f"add i64 {header}, 8")
@@ -591,10 +606,8 @@ class _Lowering:
         payload = self.get(1)
         header = self.value(f"add i64 {payload}, -8")
         pointer = self.memory(header, 4)
-        inverted = self.value(f"load i32, {self.target.pointer} {pointer}, align 4")
-        mark = self.value(f"xor i32 {inverted}, -1")
-        discarded = 1 << 31 if call.helper == 133 else 0
-        self.commit(header, call.size | discarded, mark)
+        mark = self.value(f"load i32, {self.target.pointer} {pointer}, align 4")
+        self.commit(header, call.size | (DISCARDED if call.helper == 133 else 0), mark)
         return "0"
 
     def print(self, call: Call) -> str:

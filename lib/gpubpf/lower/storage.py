@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from gpubpf.maps import HEADER, MAX_PROBES, RECORD_HEADER, MapDefinition, pad8
+from gpubpf.maps import (
+    HEADER,
+    MAX_PROBES,
+    RING_MARGIN,
+    RING_PAGE,
+    RING_SHARD,
+    MapDefinition,
+    pad8,
+    record_stride,
+)
 
 WAITS = 4096  # how often a lookup looks again at a slot that another thread is writing its key to
 
@@ -18,39 +27,119 @@ def chunks(size: int) -> list[tuple[int, int]]:
     return result
 
 
-def record_bytes(size: int) -> int:
-    """Bytes that a record of `size` takes in a ring buffer."""
-    return RECORD_HEADER + pad8(size)
+def ring_function(name: str, definition: MapDefinition, pointer: str, scope: str, warps: bool) -> str:
+    """`{ i64 address of a record or 0, i32 its mark } name(i64 base, i32 multiprocessor)`: reserves, or counts as lost.
+
+    Where there are warps, the lowest of the lanes that run this together does it for all of them, so one atomic operation serves
+    up to 32 records. Only low words take part: positions differ by less than 2^32.
+    """
+    device, system = f"{scope} monotonic", "monotonic"
+    together = "1"
+    before = "0"
+    collect = ["  %got = xor i1 %ok, false", "  %common = add i32 %from, 0"]
+    if warps:
+        together, before = "%mask", "%below"
+        collect = [
+            "  %got = call i1 @llvm.nvvm.vote.any.sync(i32 %mask, i1 %ok)",
+            "  %leader = call i32 @llvm.cttz.i32(i32 %mask, i1 true)",
+            "  %common = call i32 @llvm.nvvm.shfl.sync.idx.i32(i32 %mask, i32 %from, i32 %leader, i32 31)",
+        ]
+    lines = [
+        f"define internal {{ i64, i32 }} @{name}(i64 %base, i32 %sm) alwaysinline nounwind convergent {{",
+        "entry:",
+        f"  %control = inttoptr i64 %base to {pointer}",
+        f"  %shards = load i32, {pointer} %control, align 8",
+        f"  %capacity_at = getelementptr i8, {pointer} %control, i64 8",
+        f"  %capacity = load i32, {pointer} %capacity_at, align 8",
+        f"  %data_at = getelementptr i8, {pointer} %control, i64 16",
+        f"  %data = load i64, {pointer} %data_at, align 8",
+        "  %last = sub i32 %shards, 1",
+        "  %shard = call i32 @llvm.umin.i32(i32 %sm, i32 %last)",
+        "  %wide = zext i32 %shard to i64",
+        f"  %own = mul i64 %wide, {RING_SHARD}",
+        f"  %own_from = add i64 %own, {HEADER}",
+        f"  %reserved_at = getelementptr i8, {pointer} %control, i64 %own_from",
+        f"  %lost_at = getelementptr i8, {pointer} %reserved_at, i64 8",
+        f"  %consumed_at = getelementptr i8, {pointer} %reserved_at, i64 16",
+    ]
+    if warps:
+        lines += [
+            "  %mask = call i32 @llvm.nvvm.activemask()",
+            "  %lower = call i32 @llvm.nvvm.read.ptx.sreg.lanemask.lt()",
+            "  %below = and i32 %mask, %lower",
+        ]
+    lines += [
+        f"  %lanes = call i32 @llvm.ctpop.i32(i32 {together})",
+        f"  %rank = call i32 @llvm.ctpop.i32(i32 {before})",
+        "  %many = zext i32 %lanes to i64",
+        f"  %first = icmp eq i32 {before}, 0",
+        "  br i1 %first, label %reserve, label %join",
+        "reserve:",
+        f"  %needed = add i32 %lanes, {RING_MARGIN}",
+        f"  %reserved = load atomic i32, {pointer} %reserved_at {device}, align 8",
+        f"  %consumed = load atomic i32, {pointer} %consumed_at {device}, align 8",
+        "  %used = sub i32 %reserved, %consumed",
+        "  %end = add i32 %used, %needed",
+        "  %fits = icmp ule i32 %end, %capacity",
+        "  br i1 %fits, label %take, label %look",
+        "look:",  # what the tool has taken since
+        f"  %file = inttoptr i64 %data to {pointer}",
+        f"  %told_at = getelementptr i8, {pointer} %file, i64 %own",
+        f"  %told = load atomic i64, {pointer} %told_at {system}, align 8",
+        f"  store atomic i64 %told, {pointer} %consumed_at {device}, align 8",
+        "  %taken = trunc i64 %told to i32",
+        "  %left = sub i32 %reserved, %taken",
+        "  %end_now = add i32 %left, %needed",
+        "  %fits_now = icmp ule i32 %end_now, %capacity",
+        "  br i1 %fits_now, label %take, label %full",
+        "full:",
+        f"  %lost = atomicrmw add {pointer} %lost_at, i64 %many {device}",
+        "  br label %join",
+        "take:",
+        f"  %before = atomicrmw add {pointer} %reserved_at, i64 %many {device}",
+        "  %start = trunc i64 %before to i32",
+        "  br label %join",
+        "join:",
+        "  %ok = phi i1 [ false, %entry ], [ false, %full ], [ true, %take ]",
+        "  %from = phi i32 [ 0, %entry ], [ 0, %full ], [ %start, %take ]",
+        *collect,
+        "  br i1 %got, label %good, label %none",
+        "none:",
+        "  ret { i64, i32 } zeroinitializer",
+        "good:",
+        "  %position = add i32 %common, %rank",
+        "  %modulo = sub i32 %capacity, 1",
+        "  %slot = and i32 %position, %modulo",
+        "  %row = mul i32 %shard, %capacity",
+        "  %number = add i32 %row, %slot",
+        "  %number_wide = zext i32 %number to i64",
+        f"  %place = mul i64 %number_wide, {record_stride(definition)}",
+        f"  %heads = mul i32 %shards, {RING_SHARD}",
+        f"  %heads_up = add i32 %heads, {RING_PAGE - 1}",
+        f"  %records = and i32 %heads_up, -{RING_PAGE}",
+        "  %records_wide = zext i32 %records to i64",
+        "  %records_at = add i64 %data, %records_wide",
+        "  %address = add i64 %records_at, %place",
+        "  %mark = add i32 %position, 1",
+        "  %one = insertvalue { i64, i32 } zeroinitializer, i64 %address, 0",
+        "  %both = insertvalue { i64, i32 } %one, i32 %mark, 1",
+        "  ret { i64, i32 } %both",
+        "}",
+    ]
+    return "\n".join(lines)
 
 
-def ring_function(name: str, definition: MapDefinition, pointer: str, scope: str) -> str:
-    """`{ i64 address of the header or 0, i32 mark } name(i64 base, i64 bytes)`: reserves, or counts as lost."""
-    return f"""
-define internal {{ i64, i32 }} @{name}(i64 %base, i64 %bytes) alwaysinline nounwind {{
-  %reserved = inttoptr i64 %base to {pointer}
-  %position = atomicrmw add {pointer} %reserved, i64 %bytes {scope} monotonic
-  %consumed_at = getelementptr i8, {pointer} %reserved, i64 16
-  %consumed = load atomic i64, {pointer} %consumed_at monotonic, align 8
-  %end = add i64 %position, %bytes
-  %used = sub i64 %end, %consumed
-  %fits = icmp ule i64 %used, {definition.capacity}
-  br i1 %fits, label %good, label %full
-full:
-  %lost_at = getelementptr i8, {pointer} %reserved, i64 8
-  %lost = atomicrmw add {pointer} %lost_at, i64 1 {scope} monotonic
-  ret {{ i64, i32 }} zeroinitializer
-good:
-  %start = and i64 %position, {definition.capacity - 1}
-  %data = add i64 %base, {HEADER}
-  %header = add i64 %data, %start
-  %number = lshr i64 %position, 3
-  %short = trunc i64 %number to i32
-  %mark = add i32 %short, 1
-  %one = insertvalue {{ i64, i32 }} zeroinitializer, i64 %header, 0
-  %both = insertvalue {{ i64, i32 }} %one, i32 %mark, 1
-  ret {{ i64, i32 }} %both
-}}
-"""
+RING_DECLARATIONS = (
+    "declare i32 @llvm.umin.i32(i32, i32)",
+    "declare i32 @llvm.ctpop.i32(i32)",
+)
+WARP_DECLARATIONS = (
+    "declare i32 @llvm.nvvm.activemask()",
+    "declare i32 @llvm.nvvm.read.ptx.sreg.lanemask.lt()",
+    "declare i1 @llvm.nvvm.vote.any.sync(i32, i1)",
+    "declare i32 @llvm.nvvm.shfl.sync.idx.i32(i32, i32, i32, i32)",
+    "declare i32 @llvm.cttz.i32(i32, i1)",
+)
 
 
 def _hash(parts: list[tuple[int, int]]) -> tuple[list[str], str]:

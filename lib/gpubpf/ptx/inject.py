@@ -997,14 +997,10 @@ class _Body:
             )
         width = 8
         if argument.kind == "launch":
-            return (
-                f"ld.param.u64 {register}, [{LAUNCH}+{block.launch_id}];"
-                " { .reg .pred %gpubpf_0again; .reg .b64 %gpubpf_0cell;"
-                f" ld.param.u64 %gpubpf_0cell, [{LAUNCH}+{block.replay}]; setp.ne.u64 %gpubpf_0again, %gpubpf_0cell, 0;"
-                " @%gpubpf_0again ld.global.u64 %gpubpf_0cell, [%gpubpf_0cell];"  # stays 0 where there is no cell
-                f" add.u64 {register}, {register}, %gpubpf_0cell; }}"
-            )
-        if argument.kind == "map_base":
+            offset = block.launch_id
+        elif argument.kind == "replay":
+            offset = block.replay
+        elif argument.kind == "map_base":
             offset = block.bases[_map(argument)]
         elif argument.kind == "map_capacity":
             offset = block.capacities[_map(argument)]

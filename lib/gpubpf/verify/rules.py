@@ -7,7 +7,7 @@ what a GPU thread must not do. What it learns on the way, the lowering goes by: 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 from typing import NamedTuple, NoReturn
@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn
 from gpubpf import bytecode as b
 from gpubpf.bytecode import CONTEXTS, STACK_SIZE, Function, Instruction, Program
 from gpubpf.errors import VerifyError
-from gpubpf.maps import RECORD_HEADER, SHAPED, SLACK, MapDefinition
+from gpubpf.maps import MAX_RECORD, SHAPED, MapDefinition
 from gpubpf.verify import ranges
 from gpubpf.verify.ranges import ANY, Range, constant, truncate, within
 
@@ -23,7 +23,6 @@ MAX_STEPS = 65536  # instructions followed over all paths
 MAX_DEPTH = 8
 MAX_INSTRUCTIONS = 4096
 MAX_PARAM = 1024  # bytes of a GPU_PARAM: they travel with every launch
-MAX_RECORD = SLACK - RECORD_HEADER
 _MANY = 12  # ways to one place, each followed to its end, from which on they are taken together
 Chain = tuple[
     int, ...
@@ -151,6 +150,7 @@ _KERNEL_ONLY = {
     158: "get_current_task_btf",
 }
 _OUT_POINTERS = (503, 504, 505, 601)
+_ANY_NUMBER = {607: 1 << 2, 609: 1 << 1}  # registers of arguments that may be any number
 _RESULTS = {
     602: within(0, 31),
     603: within(0, 1023),
@@ -238,6 +238,7 @@ class _Checker:
     def run(self) -> Checked:
         self._validate()
         self.targets, self.live, self.matters = self._flow()
+        self.spills, self.spilled = self._spills()
         first = _State()
         first.registers[1] = Value("context", constant(0))
         first.registers[10] = Value("stack", constant(0), 0)
@@ -351,6 +352,8 @@ class _Checker:
                     return False
         for old_stack, new_stack in zip(old.stacks, new.stacks, strict=True):
             for at, (value, k, n) in old_stack.items():
+                if at < self.spills and not self.spilled[old.pc] >> (at + STACK_SIZE) & 1:
+                    continue
                 other = new_stack.get(at)
                 if other is None:
                     return False
@@ -418,6 +421,41 @@ class _Checker:
     def _target(self, pc: int, i: Instruction) -> int:
         return pc + 1 + (i.imm if i.opcode == 0x06 else i.offset)
 
+    def _spills(self) -> tuple[int, list[int]]:
+        """The stack below which the compiler only keeps registers, since no address points there; and by instruction a mask of its
+        bytes, from the lowest, that may still be read. What else lies there makes no difference between two ways to a place."""
+        nothing = -STACK_SIZE, [0] * len(self.code)
+        low = 0
+        for pc, i in enumerate(self.code):
+            if i.opcode == b.JMP | b.CALL and i.src == 1:
+                return nothing  # functions have stacks of their own
+            if i.cls in (b.ALU, b.ALU64) and i.opcode & 0x08 and i.src == 10:
+                then = self.code[pc + 1] if pc + 1 < len(self.code) else i
+                if i.opcode & 0xF0 != b.MOV or then.opcode != b.ALU64 | b.ADD or then.dst != i.dst:
+                    return nothing
+                low = min(low, then.imm)
+            if i.cls == b.STX and i.src == 10:
+                return nothing
+        live = [0] * len(self.code)
+        changed = True
+        while changed:
+            changed = False
+            for pc in range(len(self.code) - 1, -1, -1):
+                i, result = self.code[pc], 0
+                for successor in _successors(self.code, pc):
+                    result |= live[successor]
+                at = i.offset + STACK_SIZE
+                if 0 <= at < STACK_SIZE:
+                    bytes_ = ((1 << {0x00: 4, 0x08: 2, 0x10: 1, 0x18: 8}[i.opcode & 0x18]) - 1) << at
+                    if i.cls == b.LDX and i.src == 10:
+                        result |= bytes_
+                    elif i.cls in (b.ST, b.STX) and i.dst == 10:
+                        atomic = i.cls == b.STX and i.opcode & 0xE0 == b.ATOMIC
+                        result = result | bytes_ if atomic else result & ~bytes_
+                if result != live[pc]:
+                    live[pc], changed = result, True
+        return low, live
+
     def _flow(self) -> tuple[set[int], list[int], list[int]]:
         """Jump targets; and by instruction, masks of registers: those whose value may still be read, and those whose value may
         decide what memory is reached, what a helper is given, or how often a loop turns."""
@@ -438,8 +476,16 @@ class _Checker:
                 after.append((target,) if op == b.JA else (pc + 1, target))
             else:
                 after.append((pc + 1,))
-        loops = [(min(after[pc]), pc) for pc in range(size) if after[pc] and min(after[pc]) <= pc]
-        turning = {pc for first, last in loops for pc in range(first, last + 1)}
+        before: list[list[int]] = [[] for _ in range(size + 1)]
+        for pc, successors in enumerate(after):
+            for successor in successors:
+                before[min(successor, size)].append(pc)
+        ending: set[int] = set()  # jumps out of a loop
+        for pc, successors in enumerate(after):
+            for head in successors:
+                if head <= pc:
+                    loop = _loop(head, pc, before)
+                    ending |= {place for place in loop if not loop.issuperset(after[place])}
         matters = [0] * (size + 1)
         changed = True
         while changed:
@@ -451,7 +497,7 @@ class _Checker:
                     needed |= matters[successor]
                 used, made = _uses(self.code[pc])
                 result = result & ~made | used
-                needed = _needs(self.code[pc], needed, pc in turning)
+                needed = _needs(self.code[pc], needed, pc in ending)
                 if (result, needed) != (live[pc], matters[pc]):
                     live[pc], matters[pc] = result, needed
                     changed = True
@@ -1130,7 +1176,7 @@ class _Calls:
             self.checker._number(self.state, self._argument(3), "flags that are an address")
         else:
             self.checker._number(self.state, self._argument(4), "flags that are an address")
-        self.size = self._record_size(5 if perf else 3)
+        self.size = self._record_size(5 if perf else 3, perf)
         self._memory(4 if perf else 2, self.size, "record")
 
     def _maximum(self) -> None:
@@ -1145,10 +1191,18 @@ class _Calls:
     def _logarithm(self) -> None:
         self.checker._number(self.state, self._argument(1), "the logarithm of an address")
 
-    def _record_size(self, register: int) -> int:
+    def _record_size(self, register: int, shorter: bool = False) -> int:
+        """All records of a ring have one size, so that it has one stride; perf's may be `shorter`."""
+        assert self.map is not None
         size = self._constant(register, "size")
         if not 0 < size <= MAX_RECORD:
             raise self.reject(f"a record of {size} bytes (1 to {MAX_RECORD})", "make it smaller")
+        whole = self.map.value_size
+        if size != whole and not (shorter and size < whole):
+            raise self.reject(
+                f"a record of {size} bytes in ring {self.map.name}, whose records have {whole}",
+                f"put one type of records into it, and name that in GPU_RINGBUF({self.map.name}, type, pages)",
+            )
         return size
 
     def _reserve(self) -> Value:
@@ -1277,7 +1331,33 @@ def _uses(i: Instruction) -> tuple[int, int]:
     return source | 1 << i.dst, 0
 
 
-def _needs(i: Instruction, after: int, in_loop: bool) -> int:
+def _successors(code: Sequence[Instruction], pc: int) -> tuple[int, ...]:
+    """Where an instruction may go on; those beyond the end are left out."""
+    i, op, size = code[pc], code[pc].opcode & 0xF0, len(code)
+    if i.opcode == b.LD_IMM64:
+        after: tuple[int, ...] = (pc + 2,)
+    elif i.cls in (b.JMP, b.JMP32) and op == b.EXIT:
+        after = ()
+    elif i.cls in (b.JMP, b.JMP32) and op != b.CALL:
+        target = pc + 1 + (i.imm if i.opcode == 0x06 else i.offset)
+        after = (target,) if op == b.JA else (pc + 1, target)
+    else:
+        after = (pc + 1,)
+    return tuple(successor for successor in after if 0 <= successor < size)
+
+
+def _loop(head: int, last: int, before: list[list[int]]) -> set[int]:
+    """The instructions on the ways from `head` to `last`, which jumps back to it."""
+    loop, pending = {head, last}, [last]
+    while pending:
+        place = pending.pop()
+        if place != head:
+            pending += [one for one in before[place] if one not in loop]
+            loop.update(before[place])
+    return loop
+
+
+def _needs(i: Instruction, after: int, ends_loop: bool) -> int:
     """A mask of the registers that matter before an instruction, given those that matter after it (see `_flow`)."""
     used, made = _uses(i)
     if i.cls in (b.ALU, b.ALU64):
@@ -1287,9 +1367,9 @@ def _needs(i: Instruction, after: int, in_loop: bool) -> int:
     if i.cls in (b.ST, b.STX):
         return after | 1 << i.dst
     if i.opcode == b.JMP | b.CALL:
-        return after & ~made | used
+        return after & ~made | used & ~_ANY_NUMBER.get(i.imm, 0)
     if i.cls in (b.JMP, b.JMP32):
-        return after | used if in_loop else after
+        return after | used if ends_loop else after
     return after & ~made
 
 

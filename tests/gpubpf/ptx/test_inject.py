@@ -280,26 +280,6 @@ setp.eq.u64 %p1, %rd1, 5; bra next; next: .pragma "used_bytes_mask 0xfff";
     assembled(injected.text, "sm_75", tmp_path)
 
 
-def test_the_number_of_a_launch_in_a_graph() -> None:
-    """It is counted from the number of the first kernel of the replay, which lies in GPU memory."""
-    store = "{ .reg .b64 %rd<2>; mov.b64 %rd1, %gpubpf_out; st.u64 [%rd1], %gpubpf_launch; }"
-    launch = Fragment(
-        "ids", store, (Argument("launch", "b64", "launch"), Argument("out", "b64", "map_base", "out"))
-    )
-    module = parse(f"{HEAD}.visible .entry k() {{ ret; }}")
-    injected = inject(module, {"k": [Placement(launch, "exit")]})
-    block = injected.kernels["k"].block
-    assert (block.launch_id, block.replay, block.bases) == (0, 8, {"out": 16})
-    for given, cell, expected in ((7 << 40 | 5, None, 7 << 40 | 5), (3, 7 << 40 | 100, 7 << 40 | 103)):
-        memory = Memory()
-        out, place = memory.allocate(8), memory.allocate(8)
-        memory.write(place, 8, cell or 99)
-        parameters = struct.pack("<3Q", given, place if cell else 0, out)
-        Thread(parse(injected.text), memory, {}, {}).run("k", parameters)
-        assert memory.read(out, 8) == expected
-    assert "gpubpf_0cell" not in everywhere(module, Placement(TALLY, "exit")).text
-
-
 # --- the launch block -------------------------------------------------------------------------------
 
 
@@ -313,6 +293,22 @@ def test_launch_block_layout() -> None:
         ]
     )
     assert block == LaunchBlock(64, 0, 8, {"tallies": 16, "t": 32}, {"tallies": 24}, {"filter": (40, 24)})
+
+
+def test_fragments_find_the_launch_in_the_block() -> None:
+    store = "{ .reg .b64 %rd<2>; mov.b64 %rd1, %gpubpf_out; st.u64 [%rd1], %gpubpf_launch; st.u64 [%rd1+8], %gpubpf_replay; }"
+    kinds = (("launch", ""), ("replay", ""), ("out", "out"))
+    arguments = tuple(Argument(name, "b64", "map_base" if on else name, on) for name, on in kinds)
+    injected = inject(
+        parse(f"{HEAD}.visible .entry k() {{ ret; }}"),
+        {"k": [Placement(Fragment("ids", store, arguments), "exit")]},
+    )
+    block = injected.kernels["k"].block
+    assert (block.size, block.launch_id, block.replay, block.bases) == (24, 0, 8, {"out": 16})
+    memory = Memory()
+    out = memory.allocate(16)
+    Thread(parse(injected.text), memory, {}, {}).run("k", struct.pack("<3Q", 7 << 40 | 5, 1234, out))
+    assert memory.words(out, 2, 8) == [7 << 40 | 5, 1234]
 
 
 def test_the_block_follows_the_application_parameters() -> None:

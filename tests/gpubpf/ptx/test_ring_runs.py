@@ -1,0 +1,136 @@
+"""Ring buffers written by many warps at once on the embedded device: no record twice, none that is not accounted for.
+
+The device's libcuda is used in a child process (this file as a script).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+sys.path.insert(0, str(HERE))
+
+from gpubpf import maps  # noqa: E402
+from gpubpf.maps import MapDefinition, RingShape  # noqa: E402
+
+BLOCKS, THREADS = 8, 100
+RING = MapDefinition(
+    "ring",
+    "ringbuf",
+    0,
+    24,
+    65536,
+    None,
+    {"fields": [["launch", "<u8", 0], ["site", "<u8", 8], ["thread", "<u8", 16]], "size": 24},
+)
+# lanes leave at once, after turns of a loop, by exit in a function, and together
+KERNEL = """.version 7.0
+.target sm_70
+.address_size 64
+.func leave(.param .b32 n) { .reg .b32 %r<2>; .reg .pred %p<2>; ld.param.b32 %r1, [n]; setp.eq.u32 %p1, %r1, 5; @%p1 exit; ret; }
+.visible .entry ways() {
+    .reg .pred %p<6>; .reg .b32 %r<6>;
+    mov.u32 %r1, %tid.x; and.b32 %r2, %r1, 7;
+    setp.eq.u32 %p1, %r2, 3; @%p1 ret;
+    { .param .b32 n; st.param.b32 [n], %r2; call leave, (n); }
+turn:
+    setp.eq.u32 %p2, %r2, 0; @%p2 bra out;
+    sub.u32 %r2, %r2, 1; bra turn;
+out:
+    setp.lt.u32 %p3, %r1, 40; @%p3 bra done;
+    add.u32 %r1, %r1, 1;
+done:
+    ret;
+}
+"""
+
+
+def test_what_warps_write_at_once_is_all_there() -> None:
+    from test_inject_runs import LIBCUDA
+
+    if not LIBCUDA.exists():
+        pytest.skip("the embedded device is not built; run script/setup")
+    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["wide"] == {"once": True, "reserved": 2 * BLOCKS * THREADS, "lost": 0}
+    tight = found["tight"]
+    assert tight["once"] and tight["lost"] > 0
+    assert tight["reserved"] + tight["lost"] == 5 * 2 * BLOCKS * THREADS
+
+
+# --- the script ---------------------------------------------------------------------------------------
+
+
+def program(point: str) -> Any:
+    """The PTX of a program that puts {launch, site, thread} into the ring; at entry, 1000 for the site."""
+    from gpubpf.bytecode import ADD
+    from gpubpf.lower import nvptx
+    from gpubpf.verify import check
+    from gpubpf_asm import alu, call, leave, load, load_map, mov, movi, store
+    from gpubpf_asm import program as assembled
+
+    code = [mov(6, 1), load(3, 6, 0), store(10, -24, 3), load(3, 6, 8)]
+    code += [movi(3, 1000)] if point == "entry" else []
+    code += [store(10, -16, 3), call(606)]
+    code += [
+        store(10, -8, 0),
+        *load_map(1, "ring"),
+        mov(2, 10),
+        alu(ADD, 2, imm=-24),
+        movi(3, 24),
+        movi(4, 0),
+        call(130),
+    ]
+    made, function = assembled([*code, movi(0, 0), leave()], (RING,), point)
+    return nvptx.lower(made, check(made, function))
+
+
+def main() -> None:
+    from test_inject_runs import Device
+
+    from gpubpf.ptx.inject import Placement, inject
+    from gpubpf.ptx.module import parse
+
+    device = Device()
+    injected = inject(parse(KERNEL), {"ways": [Placement(program(p), p) for p in ("entry", "exit")]})
+    assert not injected.refusals, injected.refusals
+    module, block = device.load(injected.text), injected.kernels["ways"].block
+    found = {}
+    for name, shape, launches in (("wide", RingShape(3, 4096, 32), 1), ("tight", RingShape(1, 4096, 32), 5)):
+        data = device.allocate(bytes(shape.data_size))
+        control = device.allocate(shape.control(data).ljust(shape.control_size, b"\0"))
+        for launch in range(launches):
+            hidden = bytearray(block.size)
+            struct.pack_into("<Q", hidden, block.launch_id, 1 + launch)
+            struct.pack_into("<Q", hidden, block.bases["ring"], control)
+            device.launch(module, "ways", BLOCKS, THREADS, 0, [bytes(hidden)])
+        raw = device.read(data, shape.data_size)
+        counts = maps.ring_counts(shape, device.read(control, shape.control_size))
+        seen: Counter[tuple[int, bool, int]] = Counter()
+        for shard in range(shape.shards):
+            records, position = maps.read_shard(RING, shape, raw, shard, 0)
+            assert position == len(records) == counts[shard][0]
+            seen.update((int(r["launch"]), bool(r["site"] == 1000), int(r["thread"])) for r in records)
+        once = set(seen.values()) == {1} and all(
+            launch in range(1, launches + 1) and thread in range(BLOCKS * THREADS)
+            for launch, _, thread in seen
+        )
+        found[name] = {"once": once, "reserved": int(counts[:, 0].sum()), "lost": int(counts[:, 1].sum())}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)
