@@ -449,13 +449,18 @@ class Elf:
         return tuple(Section(_string(names, h[0]), h[1], h[4], h[5], h[6], h[7]) for h in headers)
 
     @cached_property
-    def segments(self) -> tuple[tuple[int, int], ...]:
-        """(offset, size) in the file of each loadable segment."""
+    def loads(self) -> tuple[tuple[int, int, int], ...]:
+        """(offset in the file, address, size in the file) of each loadable segment."""
         if not self._program_headers or self._segment_size != self._SEGMENT.size:
             return ()
         table = self.source.read(self._program_headers, self._segment_count * self._SEGMENT.size)
         loadable = (h for h in self._SEGMENT.iter_unpack(table) if h[0] == 1)
-        return tuple((h[2], h[5]) for h in loadable if h[2] < self.source.size)
+        return tuple((h[2], h[3], h[5]) for h in loadable if h[2] < self.source.size)
+
+    @property
+    def segments(self) -> tuple[tuple[int, int], ...]:
+        """(offset, size) in the file of each loadable segment."""
+        return tuple((offset, size) for offset, _, size in self.loads)
 
     def contents(self, section: Section) -> bytes:
         return self.source.read(section.offset, section.size) if section.in_file else b""
@@ -464,6 +469,11 @@ class Elf:
 def elf_of_bytes(data: bytes) -> Elf:
     """Raises ImageError for what is none."""
     return Elf(_Memory(data))
+
+
+def elf_of_file(descriptor: int) -> Elf:
+    """Of an open file, which stays the caller's. Raises ImageError for what is none."""
+    return Elf(_Descriptor(descriptor, os.fstat(descriptor).st_size))
 
 
 def _string(table: bytes, offset: int) -> str:

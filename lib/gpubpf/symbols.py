@@ -1,0 +1,111 @@
+"""Addresses in files → names of functions, by the files' symbol tables (System V ABI, chapter 4)."""
+
+from __future__ import annotations
+
+import functools
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpubpf import names
+from gpubpf.errors import ImageError
+from gpubpf.fatbin import Elf, elf_of_file
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_SYMTAB, _DYNSYM = 2, 11  # section types
+_FUNCTIONS = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
+_LARGEST = 1 << 28  # bytes of a symbol table or its names
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A function, demangled and without its arguments, and how far into it the address is."""
+
+    name: str
+    offset: int
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Functions sorted by address, and where the file's parts are in memory."""
+
+    starts: np.ndarray[Any, Any]
+    ends: np.ndarray[Any, Any]
+    at: np.ndarray[Any, Any]  # of the names, in `text`
+    text: bytes
+    loads: tuple[tuple[int, int, int], ...]  # (offset in the file, address, bytes)
+
+
+def lookup(path: str, offset: int) -> Symbol | None:
+    """The function that has the byte at `offset` of the file `path`; None where no symbol tells.
+
+    A return address is that of the next instruction: look up one byte less.
+    """
+    table = _table(path)
+    if table is None:
+        return None
+    address = next((a + offset - o for o, a, n in table.loads if o <= offset < o + n), None)
+    if address is None:
+        return None
+    index = int(table.starts.searchsorted(address, "right")) - 1
+    if index < 0 or address >= int(table.ends[index]):
+        return None
+    at = int(table.at[index])
+    end = table.text.find(b"\0", at)
+    mangled = table.text[at : end if end >= 0 else None].decode("utf-8", "replace")
+    return Symbol(names.demangle(mangled).short, address - int(table.starts[index]))
+
+
+def describe(path: str, offset: int) -> str:
+    """As a stack shows it: `function+0x1f (libx.so)`, or `libx.so+0x12345` where no symbol tells."""
+    file = os.path.basename(path) or "?"
+    found = lookup(path, offset)
+    return f"{found.name}+{found.offset:#x} ({file})" if found else f"{file}+{offset:#x}"
+
+
+@functools.lru_cache(maxsize=256)
+def _table(path: str) -> _Table | None:
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
+            return _read(elf_of_file(file.fileno()))
+    except (OSError, ImageError, ValueError):
+        return None
+
+
+def _read(elf: Elf) -> _Table | None:
+    import numpy as np
+
+    kind = np.dtype(
+        [
+            ("name", "<u4"),
+            ("info", "u1"),
+            ("other", "u1"),
+            ("section", "<u2"),
+            ("value", "<u8"),
+            ("size", "<u8"),
+        ]
+    )
+    sections = sorted((s for s in elf.sections if s.type in (_SYMTAB, _DYNSYM)), key=lambda s: s.type)
+    for section in sections:  # the full table, else that of what is exported
+        if section.link >= len(elf.sections) or section.size > _LARGEST:
+            continue
+        strings = elf.sections[section.link]
+        if strings.size > _LARGEST:
+            continue
+        data = elf.contents(section)
+        symbols = np.frombuffer(data, kind, len(data) // kind.itemsize)
+        functions = np.isin(symbols["info"] & 15, _FUNCTIONS) & (symbols["section"] != 0)
+        symbols = symbols[functions]
+        if not len(symbols):
+            continue
+        symbols = symbols[np.lexsort((symbols["size"], symbols["value"]))]
+        # Assembly may give no size: such a function goes on to the next one.
+        following = np.append(symbols["value"][1:], np.uint64(2**64 - 1))
+        ends = np.where(symbols["size"] > 0, symbols["value"] + symbols["size"], following)
+        return _Table(symbols["value"], ends, symbols["name"], elf.contents(strings), elf.loads)
+    return None

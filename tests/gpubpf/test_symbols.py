@@ -1,0 +1,101 @@
+"""Names of functions by address: of a library with known functions, of files that are none."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpubpf import symbols
+
+SOURCE = r"""
+namespace ns {
+template <typename T> __attribute__((noinline)) T twice(T x) { return x * 2 + 1; }
+template int twice<int>(int);
+}
+extern "C" int plain(int x) { return ns::twice(x) - 3; }
+static __attribute__((noinline, used)) int hidden(int x) { return x ^ 5; }
+extern "C" int seen(int x) { return hidden(x) + 1; }
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("symbols")
+    (place / "x.cpp").write_text(SOURCE)
+    made = place / "libx.so"
+    subprocess.run(["g++", "-O1", "-shared", "-fPIC", "-o", made, place / "x.cpp"], check=True)
+    return made
+
+
+def offsets(library: Path) -> dict[str, int]:
+    """Offsets in the file, by how another program reads it: symbol addresses, then program headers."""
+    tool = shutil.which("nm")
+    if tool is None:
+        pytest.skip("needs nm")
+    lines = subprocess.run([tool, library], capture_output=True, text=True, check=True).stdout.splitlines()
+    return {
+        words[2]: int(words[0], 16) for line in lines if len(words := line.split()) == 3
+    }  # offsets and addresses agree
+
+
+def test_functions_of_a_library(library: Path) -> None:
+    places = offsets(library)
+    expected = {
+        "plain": "plain",
+        "seen": "seen",
+        "_ZL6hiddeni": "hidden",
+        "_ZN2ns5twiceIiEET_S1_": "ns::twice",
+    }
+    for mangled, name in expected.items():
+        at = places[mangled]
+        assert symbols.lookup(str(library), at) == symbols.Symbol(name, 0)
+        assert symbols.lookup(str(library), at + 2) == symbols.Symbol(name, 2)
+    assert symbols.describe(str(library), places["plain"] + 1) == "plain+0x1 (libx.so)"
+    assert symbols.lookup(str(library), 1) is None
+    assert symbols.describe(str(library), 1) == "libx.so+0x1"
+
+
+def test_without_the_full_table_exported_functions_are_known(library: Path, tmp_path: Path) -> None:
+    places = offsets(library)
+    bare = tmp_path / "libx.so"
+    subprocess.run(["strip", "-o", bare, library], check=True)
+    assert symbols.lookup(str(bare), places["plain"]) == symbols.Symbol("plain", 0)
+    assert symbols.lookup(str(bare), places["_ZL6hiddeni"]) is None
+
+
+def test_an_address_in_this_process(library: Path) -> None:
+    loaded = ctypes.CDLL(str(library))
+    address = ctypes.cast(loaded.seen, ctypes.c_void_p).value
+    assert address is not None
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        words = line.split()
+        low, high = (int(part, 16) for part in words[0].split("-"))
+        if low <= address < high:
+            assert symbols.lookup(words[5], address - low + int(words[2], 16)) == symbols.Symbol("seen", 0)
+            return
+    raise AssertionError("the library is not mapped")
+
+
+def test_files_that_tell_nothing(library: Path, tmp_path: Path) -> None:
+    whole = library.read_bytes()
+    rng = random.Random(3)
+    cases = [b"", b"\x7fELF", whole[:100], whole[: len(whole) // 2]]
+    for _ in range(60):
+        damaged = bytearray(whole)
+        for _ in range(40):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        damaged[: rng.choice((64, 512))] = whole[:64]
+        cases.append(bytes(damaged))
+    for number, data in enumerate(cases):
+        file = tmp_path / f"{number}.so"
+        file.write_bytes(data)
+        symbols.lookup(str(file), 0x1100)  # whatever it says: no exception
+    os.mkfifo(tmp_path / "pipe")
+    for path in (str(tmp_path / "pipe"), str(tmp_path), "/no/such", "[vdso]", ""):
+        assert symbols.lookup(path, 0x1100) is None
