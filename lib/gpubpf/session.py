@@ -459,8 +459,8 @@ class Session:
             processes = list(self._processes)
         if graphs := sum(process.graph_launches() for process in processes):
             self._note(
-                f"{graphs:,} launch{'es' if graphs > 1 else ''} of CUDA graphs: the kernels in them run uninstrumented,"
-                " and were seen when they were captured only"
+                f"{graphs:,} launch{'es' if graphs > 1 else ''} of CUDA graphs that hold conditions, or that kernels launch:"
+                " how often their kernels ran is not known"
             )
 
     def _drain(self, wait: float, flags: int) -> None:

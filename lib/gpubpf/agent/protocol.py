@@ -382,7 +382,7 @@ def read_control(file: int) -> tuple[list[Counters], int]:
 
 
 def graph_launches(file: int) -> int:
-    """How often the process launched a whole CUDA graph."""
+    """How often the process launched a CUDA graph of which it is not known how often its kernels ran."""
     return int.from_bytes(read_file(file, 8, 16), "little")
 
 

@@ -9,6 +9,8 @@
 static const char *const names[] = {
 #define GPUBPF_HOOK(symbol) #symbol,
 #include "../../../lib/gpubpf/agent/src/hooks.def"
+#include "../../../lib/gpubpf/agent/src/hooks_graph.def"
+#include "../../../lib/gpubpf/agent/src/hooks_log.def"
 #undef GPUBPF_HOOK
 };
 constexpr size_t kCount = sizeof names / sizeof *names;

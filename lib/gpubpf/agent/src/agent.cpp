@@ -392,6 +392,7 @@ bool start() {
     c->changed.wait_for(hold, std::chrono::seconds(5), [&] { return c->welcome || c->gone; });
     if (!c->welcome || c->gone) return false;
   }
+  if (!hooked) choose_hooks(agent.config.log_records != 0);
   std::string failed = hooked ? "" : install(hooks, hook_count());
   hooked = true;
   Writer w;

@@ -37,7 +37,7 @@ struct Control {
   std::atomic<uint32_t> used;     // slots
   std::atomic<uint32_t> cut;      // the program closed the agent's files: nothing is counted from then on
   std::atomic<uint64_t> unnamed;  // launches of functions whose name was never seen
-  std::atomic<uint64_t> graphs;   // launches of whole graphs: the kernels in them are not seen
+  std::atomic<uint64_t> graphs;   // launches of graphs of which it is not known how often their kernels run
   uint64_t reserved[5];
   Slot slots[kSlots];
 };

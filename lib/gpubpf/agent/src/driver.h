@@ -34,9 +34,26 @@ namespace gpubpf {
   F(cuStreamIsCapturing, CUstream, CUstreamCaptureStatus *)                                                               \
   F(cuThreadExchangeStreamCaptureMode, CUstreamCaptureMode *)                                                             \
   F(cuEventCreate, CUevent *, unsigned)                                                                                   \
+  F(cuEventDestroy_v2, CUevent)                                                                                           \
   F(cuEventRecord, CUevent, CUstream)                                                                                     \
   F(cuEventQuery, CUevent)                                                                                                \
   F(cuEventElapsedTime, float *, CUevent, CUevent)                                                                        \
+  F(cuStreamWaitEvent, CUstream, CUevent, unsigned)                                                                       \
+  F(cuStreamWriteValue64_v2, CUstream, CUdeviceptr, cuuint64_t, unsigned)                                                 \
+  F(cuMemsetD32Async, CUdeviceptr, unsigned, size_t, CUstream)                                                            \
+  F(cuGraphGetNodes, CUgraph, CUgraphNode *, size_t *)                                                                    \
+  F(cuGraphGetEdges_v2, CUgraph, CUgraphNode *, CUgraphNode *, CUgraphEdgeData *, size_t *)                               \
+  F(cuGraphNodeGetType, CUgraphNode, CUgraphNodeType *)                                                                   \
+  F(cuGraphChildGraphNodeGetGraph, CUgraphNode, CUgraph *)                                                                \
+  F(cuGraphKernelNodeGetParams_v2, CUgraphNode, CUDA_KERNEL_NODE_PARAMS *)                                                \
+  F(cuGraphKernelNodeSetParams_v2, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS *)                                          \
+  F(cuGraphKernelNodeGetAttribute, CUgraphNode, CUkernelNodeAttrID, CUkernelNodeAttrValue *)                              \
+  F(cuGraphClone, CUgraph *, CUgraph)                                                                                     \
+  F(cuGraphNodeFindInClone, CUgraphNode *, CUgraphNode, CUgraph)                                                          \
+  F(cuGraphDestroy, CUgraph)                                                                                              \
+  F(cuGraphExecUpdate_v2, CUgraphExec, CUgraph, CUgraphExecUpdateResultInfo *)                                            \
+  F(cuGraphExecKernelNodeSetParams_v2, CUgraphExec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS *)                         \
+  F(cuGraphExecChildGraphNodeSetParams, CUgraphExec, CUgraphNode, CUgraph)                                                \
   F(cuPointerGetAttribute, void *, CUpointer_attribute, CUdeviceptr)                                                      \
   F(cudasim_event_time, CUevent, uint64_t *)                                                                              \
   F(cuModuleGetGlobal_v2, CUdeviceptr *, size_t *, CUmodule, const char *)                                                \

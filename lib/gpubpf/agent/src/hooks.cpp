@@ -7,65 +7,101 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "clock.h"
+#include "hook_call.h"
 #include "launch.h"
+#include "marker.h"
+#include "operation.h"
+#include "stack.h"
 
 namespace gpubpf {
 
-// The original of SYMBOL, as the type of its replacement.
-#define ORIGINAL(symbol) reinterpret_cast<decltype(&hook_##symbol)>(hooks[kHook_##symbol].original)
-
 namespace {
-
-// Whether the application itself is calling, rather than the driver from inside another hooked function.
-class Outer {
- public:
-  Outer() : outer_(depth()++ == 0) {}
-  ~Outer() { --depth(); }
-  Outer(const Outer &) = delete;
-  Outer &operator=(const Outer &) = delete;
-  explicit operator bool() const { return outer_ && agent.live.load(std::memory_order_acquire); }
-  // Whether records are kept, though launches may not be swapped any more.
-  bool keeps_records() const { return outer_ && agent.present.load(std::memory_order_acquire); }
-
- private:
-  bool outer_;
-};
 
 Context *current_context() { return registry().current(); }
 
 // --- launches ---
+
+bool has_copies(const Kernel &kernel) {
+  return kernel.copies.load(std::memory_order_acquire) || kernel.refused.load(std::memory_order_relaxed);
+}
+
+// Counts the launch; kInstrumented: `swap` is to be launched instead.
+uint32_t decide(const Function *function, const LaunchShape &shape, uint64_t id, void **parameters, void **extra, Swap &swap) {
+  if (!function) {
+    agent.control->unnamed.fetch_add(1, std::memory_order_relaxed);
+    return kNotMatched;
+  }
+  if (!has_copies(*function->kernel)) {
+    function->kernel->slot->seen.fetch_add(1, std::memory_order_relaxed);
+    return kNotMatched;
+  }
+  try {
+    return prepare(*function, shape, id, parameters, extra, swap);
+  } catch (...) {  // no memory
+    return count(*function, kLaunchFailed);
+  }
+}
+
+// The host program's, and the log's, part of a launch.
+template <typename Launch>
+CUresult described_launch(const Function *function, CUfunction f, const LaunchShape &shape, void **parameters, void **extra,
+                          const Launch &original) {
+  Operation operation(Kind::Kernel, shape.where, 0);
+  Record &r = operation.record;
+  const bool captured = r.flags & kCaptured;  // a graph's launch counts it, each time
+  r.narrow[0] = function ? function->kernel->slot_index : kNoSlot;
+  memcpy(&r.narrow[2], shape.grid, sizeof shape.grid);
+  memcpy(&r.narrow[5], shape.block, sizeof shape.block);
+  r.narrow[8] = shape.shared;
+  Swap swap;
+  uint32_t outcome = kNotMatched;
+  if (!captured) outcome = decide(function, shape, r.id, parameters, extra, swap);
+  if (agent.config.stacks) r.stack = host_stack();
+  if (!captured && host_program() && (agent.config.match_all || (function && has_copies(*function->kernel)))) {
+    uint64_t threads = uint64_t(shape.grid[0]) * shape.grid[1] * shape.grid[2] * shape.block[0] * shape.block[1] * shape.block[2];
+    run_host_program({r.id, r.narrow[0], r.stream, now_ns(), threads,
+                      operation.lane.context ? static_cast<uint64_t>(operation.lane.context->device) : 0});
+  }
+  CUresult result;
+  if (outcome == kInstrumented) {
+    operation.called();
+    result = original(swap.function, swap.parameters, swap.extra);
+    if (!swapped(swap, result)) {
+      outcome = 1 + kLaunchFailed;
+      result = original(f, parameters, extra);
+    }
+  } else {
+    operation.time();
+    operation.called();
+    result = original(f, parameters, extra);
+  }
+  operation.returned(result);
+  r.narrow[1] = outcome;
+  operation.log();
+  return result;
+}
 
 template <typename Launch>
 CUresult launch(CUfunction f, const LaunchShape &shape, void **parameters, void **extra, const Launch &original) {
   Outer outer;
   if (!outer) return original(f, parameters, extra);
   const Function *function = registry().functions.find(f);
-  if (!function) {
-    agent.control->unnamed.fetch_add(1, std::memory_order_relaxed);
-    return original(f, parameters, extra);
-  }
-  Kernel &kernel = *function->kernel;
-  if (!kernel.copies.load(std::memory_order_acquire) && !kernel.refused.load(std::memory_order_relaxed)) {
-    kernel.slot->seen.fetch_add(1, std::memory_order_relaxed);
+  if (oplog.on() || host_program()) return described_launch(function, f, shape, parameters, extra, original);
+  if (capturing(shape.where.handle())) return original(f, parameters, extra);
+  if (function && !has_copies(*function->kernel)) {
+    function->kernel->slot->seen.fetch_add(1, std::memory_order_relaxed);
     return original(f, parameters, extra);
   }
   Swap swap;
-  bool ready = false;
-  try {
-    ready = prepare(*function, shape, parameters, extra, swap);
-  } catch (...) {  // no memory
-  }
-  if (!ready) return original(f, parameters, extra);
+  if (decide(function, shape, take_ids(1), parameters, extra, swap) != kInstrumented) return original(f, parameters, extra);
   CUresult result = original(swap.function, swap.parameters, swap.extra);
   return swapped(swap, result) ? result : original(f, parameters, extra);
 }
 
-CUstream per_thread(CUstream s) { return s ? s : CU_STREAM_PER_THREAD; }
-
-LaunchShape shape_of(const CUlaunchConfig &c, CUstream stream) {
+LaunchShape shape_of(const CUlaunchConfig &c, bool per_thread) {
   LaunchShape s{{c.gridDimX, c.gridDimY, c.gridDimZ}, {c.blockDimX, c.blockDimY, c.blockDimZ}, c.sharedMemBytes,
-                stream, false, {0, 0, 0}, &c};
+                {c.hStream, per_thread}, false, {0, 0, 0}, &c};
   for (unsigned i = 0; c.attrs && i < c.numAttrs; ++i)
     if (c.attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
       s.cluster = true;
@@ -81,14 +117,14 @@ LaunchShape shape_of(const CUlaunchConfig &c, CUstream stream) {
       void **parameters
 
 CUresult hook_cuLaunchKernel(LAUNCH_PARAMETERS, void **extra) {
-  return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, stream, false, {0, 0, 0}, nullptr}, parameters, extra,
+  return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, {stream, false}, false, {0, 0, 0}, nullptr}, parameters, extra,
                 [&](CUfunction g, void **p, void **e) {
                   return ORIGINAL(cuLaunchKernel)(g, gx, gy, gz, bx, by, bz, shared, stream, p, e);
                 });
 }
 
 CUresult hook_cuLaunchKernel_ptsz(LAUNCH_PARAMETERS, void **extra) {
-  return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, per_thread(stream), false, {0, 0, 0}, nullptr}, parameters, extra,
+  return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, {stream, true}, false, {0, 0, 0}, nullptr}, parameters, extra,
                 [&](CUfunction g, void **p, void **e) {
                   return ORIGINAL(cuLaunchKernel_ptsz)(g, gx, gy, gz, bx, by, bz, shared, stream, p, e);
                 });
@@ -96,99 +132,65 @@ CUresult hook_cuLaunchKernel_ptsz(LAUNCH_PARAMETERS, void **extra) {
 
 CUresult hook_cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra) {
   if (!config) return ORIGINAL(cuLaunchKernelEx)(config, f, parameters, extra);
-  return launch(f, shape_of(*config, config->hStream), parameters, extra,
+  return launch(f, shape_of(*config, false), parameters, extra,
                 [&](CUfunction g, void **p, void **e) { return ORIGINAL(cuLaunchKernelEx)(config, g, p, e); });
 }
 
 CUresult hook_cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra) {
   if (!config) return ORIGINAL(cuLaunchKernelEx_ptsz)(config, f, parameters, extra);
-  return launch(f, shape_of(*config, per_thread(config->hStream)), parameters, extra,
+  return launch(f, shape_of(*config, true), parameters, extra,
                 [&](CUfunction g, void **p, void **e) { return ORIGINAL(cuLaunchKernelEx_ptsz)(config, g, p, e); });
 }
 
 CUresult hook_cuLaunchCooperativeKernel(LAUNCH_PARAMETERS) {
-  return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, stream, false, {0, 0, 0}, nullptr}, parameters, nullptr,
+  return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, {stream, false}, false, {0, 0, 0}, nullptr}, parameters, nullptr,
                 [&](CUfunction g, void **p, void **) {
                   return ORIGINAL(cuLaunchCooperativeKernel)(g, gx, gy, gz, bx, by, bz, shared, stream, p);
                 });
 }
 
 CUresult hook_cuLaunchCooperativeKernel_ptsz(LAUNCH_PARAMETERS) {
-  return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, per_thread(stream), false, {0, 0, 0}, nullptr}, parameters, nullptr,
+  return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, {stream, true}, false, {0, 0, 0}, nullptr}, parameters, nullptr,
                 [&](CUfunction g, void **p, void **) {
                   return ORIGINAL(cuLaunchCooperativeKernel_ptsz)(g, gx, gy, gz, bx, by, bz, shared, stream, p);
                 });
 }
 
-// Launches that are never swapped: counted.
-void count_original(CUfunction f, Reason reason) {
-  if (const Function *function = registry().functions.find(f))
-    count(*function, reason);
-  else
-    agent.control->unnamed.fetch_add(1, std::memory_order_relaxed);
+// The obsolete ways to launch: the shape was set before, the parameters lie with the driver.
+template <typename Launch>
+CUresult legacy_launch(CUfunction f, Where where, int width, int height, const Launch &original) {
+  Outer outer;
+  if (!outer) return original();
+  Operation operation(Kind::Kernel, where, 0);
+  Record &r = operation.record;
+  const Function *function = registry().functions.find(f);
+  r.narrow[0] = function ? function->kernel->slot_index : kNoSlot;
+  r.narrow[1] = kNotMatched;
+  r.narrow[2] = static_cast<uint32_t>(width);
+  r.narrow[3] = static_cast<uint32_t>(height);
+  r.narrow[4] = 1;
+  if (!(r.flags & kCaptured)) {
+    if (function) r.narrow[1] = count(*function, kLegacyLaunch);
+    else agent.control->unnamed.fetch_add(1, std::memory_order_relaxed);
+  }
+  operation.time();
+  operation.called();
+  CUresult result = original();
+  operation.returned(result);
+  operation.log();
+  return result;
 }
 
 CUresult hook_cuLaunch(CUfunction f) {
-  Outer outer;
-  if (outer) count_original(f, kLegacyLaunch);
-  return ORIGINAL(cuLaunch)(f);
+  return legacy_launch(f, {}, 1, 1, [&] { return ORIGINAL(cuLaunch)(f); });
 }
 
 CUresult hook_cuLaunchGrid(CUfunction f, int width, int height) {
-  Outer outer;
-  if (outer) count_original(f, kLegacyLaunch);
-  return ORIGINAL(cuLaunchGrid)(f, width, height);
+  return legacy_launch(f, {}, width, height, [&] { return ORIGINAL(cuLaunchGrid)(f, width, height); });
 }
 
 CUresult hook_cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream) {
-  Outer outer;
-  if (outer) count_original(f, kLegacyLaunch);
-  return ORIGINAL(cuLaunchGridAsync)(f, width, height, stream);
-}
-
-CUresult hook_cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *from, size_t n, const void *params) {
-  Outer outer;
-  // Both versions of the structure begin with the function.
-  if (outer && params) count_original(*static_cast<const CUfunction *>(params), kCapture);
-  return ORIGINAL(cuGraphAddKernelNode)(node, graph, from, n, params);
-}
-
-CUresult hook_cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *from, size_t n,
-                                      const CUDA_KERNEL_NODE_PARAMS *params) {
-  Outer outer;
-  if (outer && params)
-    count_original(params->func ? params->func : reinterpret_cast<CUfunction>(params->kern), kCapture);
-  return ORIGINAL(cuGraphAddKernelNode_v2)(node, graph, from, n, params);
-}
-
-void count_node(const CUgraphNodeParams *params) {
-  if (!params || params->type != CU_GRAPH_NODE_TYPE_KERNEL) return;
-  count_original(params->kernel.func ? params->kernel.func : reinterpret_cast<CUfunction>(params->kernel.kern), kCapture);
-}
-
-CUresult hook_cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *from, size_t n, CUgraphNodeParams *params) {
-  Outer outer;
-  if (outer) count_node(params);
-  return ORIGINAL(cuGraphAddNode)(node, graph, from, n, params);
-}
-
-CUresult hook_cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *from, const void *edges, size_t n,
-                                CUgraphNodeParams *params) {
-  Outer outer;
-  if (outer) count_node(params);
-  return ORIGINAL(cuGraphAddNode_v2)(node, graph, from, edges, n, params);
-}
-
-CUresult hook_cuGraphLaunch(CUgraphExec graph, CUstream stream) {
-  Outer outer;
-  if (outer) agent.control->graphs.fetch_add(1, std::memory_order_relaxed);
-  return ORIGINAL(cuGraphLaunch)(graph, stream);
-}
-
-CUresult hook_cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream) {
-  Outer outer;
-  if (outer) agent.control->graphs.fetch_add(1, std::memory_order_relaxed);
-  return ORIGINAL(cuGraphLaunch_ptsz)(graph, stream);
+  return legacy_launch(f, {stream, false}, width, height, [&] { return ORIGINAL(cuLaunchGridAsync)(f, width, height, stream); });
 }
 
 // --- modules and libraries ---
@@ -481,6 +483,7 @@ void destroyed(CUcontext handle) {
     if (registry().only.load() == c) registry().only = nullptr;
   }
   close_context(c);
+  forget_lanes(c);
   std::lock_guard<std::mutex> hold(registry().lock);
   for (auto it = registry().modules.begin(); it != registry().modules.end();) {
     Module *m = it->second;
@@ -643,34 +646,62 @@ void hook__Exit(int status) {
 }  // namespace
 
 Hook hooks[2 * kHooks] = {
-#define GPUBPF_HOOK(symbol) {#symbol, reinterpret_cast<void *>(&hook_##symbol), nullptr, nullptr},
+#define GPUBPF_HOOK(symbol) {#symbol, nullptr, nullptr, nullptr},
 #include "hooks.def"
+#include "hooks_graph.def"
+#include "hooks_log.def"
 #undef GPUBPF_HOOK
 };
 
 static size_t hooks_used = kHooks;
 size_t hook_count() { return hooks_used; }
 
+static void own_hooks() {
+#define GPUBPF_HOOK(symbol) hooks[kHook_##symbol].replacement = reinterpret_cast<void *>(&hook_##symbol);
+#include "hooks.def"
+#undef GPUBPF_HOOK
+}
+
+static bool ends_in(const std::string &name, const char *suffix) {
+  size_t n = strlen(suffix);
+  return name.size() > n && name.compare(name.size() - n, n, suffix) == 0;
+}
+
 void find_hook_targets(void *library) {
+  own_hooks();
+  graph_hooks();
+  log_hooks();
   for (size_t i = 0; i < kHooks; ++i) {
     Hook &h = hooks[i];
-    h.target = dlsym(i >= kHook_sigaction ? RTLD_DEFAULT : library, h.name);
+    bool libc = i >= kHook_sigaction && i <= kHook__Exit;
+    h.target = dlsym(libc ? RTLD_DEFAULT : library, h.name);
     h.original = h.target;
   }
   // A driver may hand out other addresses than it exports. Names without versions mean one function, whichever way they are asked for.
   auto *get = driver.cuGetProcAddress_v2;
   if (!get) return;
-  for (size_t i = kHook_cuModuleLoad; i <= kHook_cuLaunchCooperativeKernel_ptsz; ++i) {
+  for (size_t i = 0; i < kHooks; ++i) {
     Hook &h = hooks[i];
     std::string name = h.name;
-    bool ptsz = name.size() > 5 && name.compare(name.size() - 5, 5, "_ptsz") == 0;
-    if (ptsz) name.resize(name.size() - 5);
+    bool per_thread = ends_in(name, "_ptsz") || ends_in(name, "_ptds");
+    if (per_thread) name.resize(name.size() - 5);
+    if (!h.target || ends_in(name, "_v2") || ends_in(name, "_v3") || ends_in(name, "_v4") || name.compare(0, 2, "cu") != 0) continue;
+    if (dlsym(library, (name + "_v2").c_str())) continue;  // what is asked for without a version is another function
     void *address = nullptr;
     CUdriverProcAddressQueryResult found;
-    if (!h.target || get(name.c_str(), &address, 13000, ptsz ? 2 : 1, &found) != CUDA_SUCCESS || !address) continue;
+    if (get(name.c_str(), &address, 13000, per_thread ? 2 : 1, &found) != CUDA_SUCCESS || !address) continue;
     bool known = false;
     for (size_t k = 0; k < hooks_used; ++k) known = known || hooks[k].target == address;
     if (!known) hooks[hooks_used++] = {h.name, h.replacement, address, address};
+  }
+}
+
+void choose_hooks(bool log) {
+  if (log) return;
+  for (size_t i = 0; i < hooks_used; ++i) {
+    Hook &h = hooks[i];
+    for (size_t k = kAlways; k < kHooks; ++k)
+      if (h.name == hooks[k].name) h.target = nullptr;
   }
 }
 

@@ -1,4 +1,5 @@
-// The table of hooked functions; patch.cpp puts each replacement onto its target.
+// The table of hooked functions; patch.cpp puts each replacement onto its target. Those of hooks_log.def are hooked only where an
+// operation log is wanted.
 #pragma once
 
 #include <cstddef>
@@ -16,14 +17,24 @@ struct Hook {
 enum HookIndex : size_t {
 #define GPUBPF_HOOK(symbol) kHook_##symbol,
 #include "hooks.def"
+#include "hooks_graph.def"
+  kAlways,
+  kBeforeLog = kAlways - 1,
+#include "hooks_log.def"
 #undef GPUBPF_HOOK
   kHooks
 };
 
 extern Hook hooks[2 * kHooks];  // the second half: other addresses of the same functions
-size_t hook_count();
+size_t hook_count();  // of those to be put in place, the first ones
 
-// Fills in targets from the loaded libcuda (handle of dlopen).
+// Fills in targets from the loaded libcuda (handle of dlopen); before the tool has said what it wants.
 void find_hook_targets(void *library);
+// Once it has: without a log its hooks are left out.
+void choose_hooks(bool log);
+
+// Each fills in the replacements of one table.
+void graph_hooks();
+void log_hooks();
 
 }  // namespace gpubpf

@@ -10,9 +10,10 @@ namespace gpubpf {
 
 static void add(std::atomic<uint64_t> &counter) { counter.fetch_add(1, std::memory_order_relaxed); }
 
-void count(const Function &function, Reason reason) {
+uint32_t count(const Function &function, Reason reason) {
   add(function.kernel->slot->seen);
   add(function.kernel->slot->reasons[reason]);
+  return 1 + reason;
 }
 
 static Context *context_of_launch(const Function &function, CUstream stream) {
@@ -30,13 +31,6 @@ static Copy *copy_in(const Kernel &kernel, const Context *context) {
   for (Copy *c = kernel.copies.load(std::memory_order_acquire); c; c = c->next)
     if (c->context == context && !context->dead.load(std::memory_order_relaxed)) return c;
   return nullptr;
-}
-
-static bool capturing(CUstream stream) {
-  if (registry().captures.load(std::memory_order_relaxed) == 0) return false;
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (!driver.cuStreamIsCapturing) return true;
-  return driver.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 constexpr uint64_t kNotSaid = UINT64_MAX;
@@ -161,8 +155,11 @@ static bool give_memory(Copy &copy, Instance &instance, uint64_t blocks, uint64_
   return true;
 }
 
-// The application's parameters and, after them, the launch block.
-static bool build_parameters(const Layout &layout, const uint8_t *block, void **parameters, void **extra, Swap &swap) {
+bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parameters, void **extra, Swap &swap) {
+  const Layout &layout = *choice.copy->layout;
+  swap.function = choice.copy->function;
+  swap.copy = choice.copy;
+  swap.instance = choice.instance;
   const void *given = nullptr;
   size_t given_size = 0;
   if (extra && parameters) return false;  // an error
@@ -183,9 +180,9 @@ static bool build_parameters(const Layout &layout, const uint8_t *block, void **
     bytes = swap.large.data();
   }
   uint8_t *own = bytes + before;
-  memcpy(own, block, layout.block.size());
-  uint64_t id = take_ids(1);
-  memcpy(own, &id, sizeof id);
+  memcpy(own, choice.block, layout.block.size());
+  memcpy(own, &launch, sizeof launch);
+  if (replay) memcpy(own + 8, &replay, sizeof replay);
   if (layout.pid_tgid != kNoField) {
     uint64_t who = static_cast<uint64_t>(getpid()) << 32 | thread_id();
     memcpy(own + layout.pid_tgid, &who, sizeof who);
@@ -214,45 +211,41 @@ static bool build_parameters(const Layout &layout, const uint8_t *block, void **
   return true;
 }
 
-bool prepare(const Function &function, const LaunchShape &shape, void **parameters, void **extra, Swap &swap) {
-  Kernel &kernel = *function.kernel;
-  Slot &slot = *kernel.slot;
-  add(slot.seen);
-  Copy *any = kernel.copies.load(std::memory_order_acquire);
-  if (!any) {
-    if (kernel.refused.load(std::memory_order_relaxed)) add(slot.reasons[kRefused]);
-    return false;
-  }
-  const Config &config = agent.config;
-  uint64_t number = slot.number.fetch_add(1, std::memory_order_relaxed) + 1;
-  if (number < config.first || number > config.last) return add(slot.reasons[kFiltered]), false;
-  if (config.sample > 1 && (number - config.first) % config.sample) return add(slot.reasons[kSampledOut]), false;
-  if (capturing(shape.stream)) return add(slot.reasons[kCapture]), false;
-  Context *context = context_of_launch(function, shape.stream);
+uint32_t choose(const Function &function, Context *context, const LaunchShape &shape, Choice &choice) {
+  const Kernel &kernel = *function.kernel;
   Copy *copy = context ? copy_in(kernel, context) : nullptr;
-  if (!copy) {
-    if (kernel.refused.load(std::memory_order_relaxed)) add(slot.reasons[kRefused]);
-    return false;  // before ready
-  }
-  if (copy->withdrawn.load(std::memory_order_relaxed)) return add(slot.reasons[kRefused]), false;
+  if (!copy) return kernel.refused.load(std::memory_order_relaxed) ? 1 + kRefused : kNotReady;
+  if (copy->withdrawn.load(std::memory_order_relaxed)) return 1 + kRefused;
   uint64_t blocks = uint64_t(shape.grid[0]) * shape.grid[1] * shape.grid[2];
   uint64_t in_block = uint64_t(shape.block[0]) * shape.block[1] * shape.block[2];
   if (!blocks || !in_block || in_block > 4096 || (shape.grid[0] && blocks / shape.grid[0] >= uint64_t(1) << 32))
-    return add(slot.reasons[kLaunchFailed]), false;  // for the driver to reject
+    return 1 + kLaunchFailed;  // for the driver to reject
   const Reason lacking = lacks_room(*copy, shape, blocks);
-  if (lacking != kReasons) return add(slot.reasons[lacking]), false;
-  Instance *instance = instance_of(*copy, shape);
-  const uint8_t *block = instance->launch_block.load(std::memory_order_acquire);
-  if (!block) {
-    bool given = blocks <= UINT32_MAX && give_memory(*copy, *instance, blocks, in_block);
-    if (!given) return add(slot.reasons[kMapTooSmall]), false;
-    block = instance->launch_block.load(std::memory_order_acquire);
-  }
-  if (!build_parameters(*copy->layout, block, parameters, extra, swap)) return add(slot.reasons[kLaunchFailed]), false;
-  swap.function = copy->function;
-  swap.copy = copy;
-  swap.instance = instance;
-  return true;
+  if (lacking != kReasons) return 1 + lacking;
+  choice.copy = copy;
+  choice.instance = instance_of(*copy, shape);
+  choice.block = choice.instance->launch_block.load(std::memory_order_acquire);
+  if (!choice.block && blocks <= UINT32_MAX && give_memory(*copy, *choice.instance, blocks, in_block))
+    choice.block = choice.instance->launch_block.load(std::memory_order_acquire);
+  return choice.block ? uint32_t(kInstrumented) : 1 + kMapTooSmall;
+}
+
+uint32_t prepare(const Function &function, const LaunchShape &shape, uint64_t id, void **parameters, void **extra, Swap &swap) {
+  const Kernel &kernel = *function.kernel;
+  Slot &slot = *kernel.slot;
+  add(slot.seen);
+  auto kept = [&](Reason reason) { return add(slot.reasons[reason]), 1 + reason; };
+  if (!kernel.copies.load(std::memory_order_acquire))
+    return kernel.refused.load(std::memory_order_relaxed) ? kept(kRefused) : uint32_t(kNotMatched);
+  const Config &config = agent.config;
+  uint64_t number = slot.number.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (number < config.first || number > config.last) return kept(kFiltered);
+  if (config.sample > 1 && (number - config.first) % config.sample) return kept(kSampledOut);
+  Choice choice;
+  uint32_t outcome = choose(function, context_of_launch(function, shape.where.handle()), shape, choice);
+  if (outcome == kInstrumented && !build(choice, id, 0, parameters, extra, swap)) outcome = 1 + kLaunchFailed;
+  if (outcome != kInstrumented && outcome <= kReasons) add(slot.reasons[outcome - 1]);
+  return outcome;
 }
 
 bool swapped(Swap &swap, CUresult result) {

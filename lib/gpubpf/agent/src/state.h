@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -128,6 +129,7 @@ struct Context {
   std::vector<Sidecar> sidecars;
 
   std::atomic<Stamps *> stamps{nullptr};  // its timing events; made once
+  std::deque<CUdeviceptr> cells;          // of graphs, that are not in use; guarded by `memory`
 
   std::mutex memory;  // guards below; held for bookkeeping only, never across a driver call
   std::vector<std::unique_ptr<Pool>> pools;

@@ -1,0 +1,215 @@
+#include "operation.h"
+
+#include <unordered_map>
+
+#include "agent.h"
+#include "clock.h"
+#include "stamp.h"
+
+namespace gpubpf {
+
+namespace {
+
+struct Key {
+  CUstream stream;
+  const Context *context;  // of a default stream
+  uint64_t thread;         // of a per-thread default stream
+  bool operator==(const Key &o) const { return stream == o.stream && context == o.context && thread == o.thread; }
+};
+
+struct KeyHash {
+  size_t operator()(const Key &k) const {
+    return (reinterpret_cast<size_t>(k.stream) * 31 + reinterpret_cast<size_t>(k.context)) * 31 + k.thread;
+  }
+};
+
+struct Lanes {
+  std::mutex lock;  // guards below
+  std::unordered_map<Key, Lane, KeyHash> known;
+  uint32_t count = 0;
+};
+
+Lanes &lanes() {
+  static auto *all = new Lanes;  // never destroyed: threads go on while the process exits
+  return *all;
+}
+
+std::atomic<uint64_t> lane_epoch{1};  // what a thread remembers of an earlier one may be wrong
+
+// Lanes that the thread used last.
+struct Remembered {
+  uint64_t epoch;
+  Key key;
+  Lane lane;
+};
+constexpr size_t kRemembered = 4;
+thread_local Remembered remembered[kRemembered] __attribute__((tls_model("initial-exec")));
+thread_local uint64_t own_thread __attribute__((tls_model("initial-exec"))) = 0;
+
+uint64_t thread_number() {  // unlike the kernel's, used once
+  static std::atomic<uint64_t> last{0};
+  if (!own_thread) own_thread = ++last;
+  return own_thread;
+}
+
+enum LaneKind : uint32_t { kLegacy, kPerThread, kBlocking, kNonBlocking };
+
+Lane new_lane(const Key &key) {
+  Lane lane;
+  uint32_t kind = kLegacy;
+  int priority = 0;
+  {
+    DriverScope scope;
+    unsigned flags = 0;
+    CUcontext context = nullptr;
+    if (key.context) {
+      lane.context = const_cast<Context *>(key.context);
+      kind = key.stream == CU_STREAM_PER_THREAD ? kPerThread : kLegacy;
+    } else {
+      if (driver.cuStreamGetCtx && driver.cuStreamGetCtx(key.stream, &context) == CUDA_SUCCESS)
+        lane.context = registry().context(context);
+      if (driver.cuStreamGetFlags && driver.cuStreamGetFlags(key.stream, &flags) == CUDA_SUCCESS)
+        kind = flags & CU_STREAM_NON_BLOCKING ? kNonBlocking : kBlocking;
+      else
+        return lane;  // no stream
+    }
+    if (driver.cuStreamGetPriority && kind != kLegacy) driver.cuStreamGetPriority(key.stream, &priority);
+  }
+  Lanes &all = lanes();
+  {
+    std::lock_guard<std::mutex> hold(all.lock);
+    auto put = all.known.emplace(key, lane);
+    if (!put.second) return put.first->second;
+    put.first->second.number = lane.number = ++all.count;
+  }
+  Record r;
+  r.kind = Kind::Lane;
+  r.id = take_ids(1);
+  r.thread = thread_id();
+  r.call_ns = r.return_ns = now_ns();
+  r.stream = reinterpret_cast<uint64_t>(key.stream);
+  r.lane = lane.number;
+  r.context = lane.context ? lane.context->serial : 0;
+  r.narrow[0] = kind;
+  r.narrow[1] = static_cast<uint32_t>(priority);
+  oplog.put(r);
+  return lane;
+}
+
+Lane find_lane(const Key &key) {
+  uint64_t epoch = lane_epoch.load(std::memory_order_acquire);
+  Remembered &slot = remembered[(reinterpret_cast<uintptr_t>(key.stream) >> 4) % kRemembered];
+  if (slot.epoch == epoch && slot.key == key) return slot.lane;
+  Lane lane;
+  bool known = false;
+  {
+    std::lock_guard<std::mutex> hold(lanes().lock);
+    auto it = lanes().known.find(key);
+    if ((known = it != lanes().known.end())) lane = it->second;
+  }
+  if (!known) lane = new_lane(key);
+  if (lane.number) slot = {epoch, key, lane};
+  return lane;
+}
+
+}  // namespace
+
+Lane lane_of(Where where) {
+  Lane lane;
+  quietly([&] {
+    Key key{where.handle(), nullptr, 0};
+    if (!key.stream) key.stream = CU_STREAM_LEGACY;
+    if (key.stream == CU_STREAM_LEGACY || key.stream == CU_STREAM_PER_THREAD) {
+      Registry &r = registry();
+      Context *only = r.only.load(std::memory_order_acquire);
+      key.context = only ? only : r.current();
+      if (!key.context) return;
+      if (key.stream == CU_STREAM_PER_THREAD) key.thread = thread_number();
+    }
+    lane = find_lane(key);
+  });
+  return lane;
+}
+
+void forget_lane(CUstream stream) {
+  std::lock_guard<std::mutex> hold(lanes().lock);
+  lanes().known.erase({stream, nullptr, 0});
+  lane_epoch.fetch_add(1, std::memory_order_release);
+}
+
+void forget_lanes(const Context *context) {
+  std::lock_guard<std::mutex> hold(lanes().lock);
+  auto &known = lanes().known;
+  for (auto it = known.begin(); it != known.end();) it = it->second.context == context ? known.erase(it) : std::next(it);
+  lane_epoch.fetch_add(1, std::memory_order_release);
+}
+
+// --- events ---
+
+namespace {
+
+struct Events {
+  std::mutex lock;
+  std::unordered_map<CUevent, uint64_t> recorded;
+};
+constexpr size_t kEventShards = 16;
+
+Events &events(CUevent event) {
+  static auto *all = new Events[kEventShards];
+  return all[(reinterpret_cast<uintptr_t>(event) >> 5) % kEventShards];
+}
+
+}  // namespace
+
+void event_recorded(CUevent event, uint64_t id) {
+  Events &e = events(event);
+  std::lock_guard<std::mutex> hold(e.lock);
+  e.recorded[event] = id;
+}
+
+uint64_t recorded_by(CUevent event) {
+  Events &e = events(event);
+  std::lock_guard<std::mutex> hold(e.lock);
+  auto it = e.recorded.find(event);
+  return it == e.recorded.end() ? 0 : it->second;
+}
+
+void forget_event(CUevent event) {
+  Events &e = events(event);
+  std::lock_guard<std::mutex> hold(e.lock);
+  e.recorded.erase(event);
+}
+
+// --- operations ---
+
+bool capturing(CUstream stream) {
+  if (registry().captures.load(std::memory_order_relaxed) == 0) return false;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (!driver.cuStreamIsCapturing) return true;
+  return driver.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+Operation::Operation(Kind kind, Where where, uint16_t flags) noexcept : lane(lane_of(where)), where_(where) {
+  record.id = take_ids(1);
+  record.kind = kind;
+  record.flags = flags;
+  record.thread = thread_id();
+  record.stream = reinterpret_cast<uint64_t>(where.given);
+  record.lane = lane.number;
+  record.context = lane.context ? lane.context->serial : 0;
+  if (capturing(where.handle())) record.flags |= kCaptured;
+}
+
+void Operation::time() noexcept {
+  if (agent.config.stamps && lane.context && !(record.flags & kCaptured)) stamp_ = begin_stamp(*lane.context, where_.handle());
+}
+
+void Operation::called() noexcept { record.call_ns = now_ns(); }
+
+void Operation::returned(CUresult result) noexcept {
+  record.return_ns = now_ns();
+  record.result = result;
+  if (stamp_) end_stamp(stamp_, where_.handle(), record, result);
+}
+
+}  // namespace gpubpf

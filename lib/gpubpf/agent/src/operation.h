@@ -1,0 +1,51 @@
+// An operation of the program, from before the driver's call to its record in the log.
+#pragma once
+
+#include "log.h"
+#include "state.h"
+
+namespace gpubpf {
+
+// A stream as a call names it. `per_thread`: null means the calling thread's own default stream.
+struct Where {
+  CUstream given = nullptr;
+  bool per_thread = false;
+  CUstream handle() const { return !given && per_thread ? CU_STREAM_PER_THREAD : given; }
+};
+
+// A stream has a number: its handle can be another stream's afterwards. The legacy default stream has one for each context, a
+// per-thread default stream one for each context and thread.
+struct Lane {
+  uint32_t number = 0;         // from 1; 0: not known
+  Context *context = nullptr;  // null: not known
+};
+Lane lane_of(Where where);               // never throws; logs the lane when it is new
+void forget_lane(CUstream stream);       // before it is destroyed
+void forget_lanes(const Context *context);
+
+// The operation that recorded an event last; 0: not known.
+void event_recorded(CUevent event, uint64_t id);
+uint64_t recorded_by(CUevent event);
+void forget_event(CUevent event);
+
+bool capturing(CUstream stream);  // what is put into it goes into a graph
+
+class Stamp;
+
+class Operation {
+ public:
+  Operation(Kind kind, Where where, uint16_t flags) noexcept;
+  void time() noexcept;    // has timing events put around it, where the tool wants them
+  void called() noexcept;  // now comes the driver's call
+  void returned(CUresult result) noexcept;
+  void log() noexcept { oplog.put(record); }
+
+  Record record;
+  Lane lane;
+
+ private:
+  Where where_;
+  Stamp *stamp_ = nullptr;
+};
+
+}  // namespace gpubpf
