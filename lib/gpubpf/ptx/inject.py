@@ -25,6 +25,7 @@ Names that begin with `gpubpf` are ours.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -111,11 +112,17 @@ class LaunchBlock:
 
 @dataclass(frozen=True)
 class ExitSite:
-    """One probed way out: its number (`ctx->site`, unique in the sidecar), the function, and the line of its `ret` or `exit`."""
+    """One probed way out: its number (`ctx->site`, unique in the sidecar), the function (mangled), and the line of the original
+    PTX that decides to leave: of the branch where several lead to one `ret`, else of the `ret` or `exit`.
+
+    `source`, `source_line`: the same in the source (`-lineinfo`), of an inlined function where it is in one; "" and 0 without.
+    """
 
     number: int
     function: str
     line: int
+    source: str = ""
+    source_line: int = 0
 
 
 @dataclass(frozen=True)
@@ -341,7 +348,8 @@ class _Sidecar:
         self.groups: list[tuple[Placement, ...]] = []
         self.slots: dict[str, int] = {}
         self.shared: set[str] = set()
-        self.sites: list[ExitSite] = []
+        self.sites: list[tuple[str, ExitSite]] = []  # with the function's new name
+        self.files = source_files(module)
         self.rewritten: dict[str, Function] = {}  # by new name
         self.members: dict[str, set[str]] = {}  # original name → new names
         self._shared_exits: dict[str, int] = {}
@@ -398,9 +406,12 @@ class _Sidecar:
         """Offset in bytes in the table of addresses."""
         return 8 * self.slots.setdefault(name, len(self.slots))
 
-    def site(self, function: str, line: int) -> int:
-        self.sites.append(ExitSite(len(self.sites), function, line))
-        return len(self.sites) - 1
+    def site(self, new_name: str, function: str, line: int, source: tuple[int, int]) -> int:
+        """A number for a way out; `source` is file number and line, 0 where they are not known."""
+        file = self.files.get(source[0], "")
+        site = ExitSite(len(self.sites), function, line, file, source[1] if file else 0)
+        self.sites.append((new_name, site))
+        return site.number
 
     # making it
 
@@ -428,7 +439,7 @@ class _Sidecar:
             layout,
             _align(end, 8),
             self.block,
-            tuple(s for s in self.sites if s.function in run),
+            tuple(site for name, site in self.sites if name in run),
             sum(self._shared_exits.get(f, 0) for f in run),
             tuple(sorted({u for f in reached for u in self.graph.of(f).unknown})),
         )
@@ -557,6 +568,35 @@ def widened(result: Variable | None, offset: int, kinds: int) -> Variable:
     if result is None:
         return _bytes(_RETURNED, 8 * kinds)
     return _bytes(result.name, offset + 8 * kinds, max(8, result.alignment))
+
+
+# --- where the source is --------------------------------------------------------------------------------
+
+
+_FILE = re.compile(r'\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"')
+_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
+
+
+def source_files(module: Module) -> dict[int, str]:
+    """Names of source files by number, from the `.file` directives."""
+    found = {}
+    for item in module.items:
+        if isinstance(item, Directive) and item.name == "file" and (match := _FILE.match(item.text)):
+            found[int(match[1])] = match[2]
+    return found
+
+
+def source_lines(body: Sequence[Statement]) -> list[tuple[int, int]]:
+    """File number and line of each statement, (0, 0) where there is none. Line 0 is the compiler's: the one before holds."""
+    found = []
+    current = 0, 0
+    for statement in body:
+        if isinstance(statement, Directive) and statement.name == "loc":
+            match = _LOC.match(statement.text)
+            if match and int(match[2]):
+                current = int(match[1]), int(match[2])
+        found.append(current)
+    return found
 
 
 # --- constants ------------------------------------------------------------------------------------------
@@ -688,6 +728,10 @@ class _Body:
         self.after: dict[int, list[Statement]] = {}
         self.widen: dict[int, Variable] = {}
         self.apart: dict[int, tuple[tuple[int, ...], bool]] = {}
+        self.sources = source_lines(self.flow.body)
+        self.arrivals: dict[
+            int, list[int | None]
+        ] = {}  # a `ret` → the branches that keep it; None: control falls into it
         self.dead: set[int] = set()
         self.leaves = frozenset() if not exits else LEAVING if self.entry else frozenset({"exit"})
 
@@ -788,13 +832,16 @@ class _Body:
             assert isinstance(last, Instruction)
             if last.opcode not in self.leaves:
                 continue
-            takers = list(sources[label])[0 if self._falls_into(label) else 1 :]
+            falls = self._falls_into(label)
+            takers = list(sources[label])[0 if falls else 1 :]
+            self.arrivals.setdefault(path[-1], []).append(None if falls else next(iter(sources[label])))
             place = next(i for i in path if self._opcode(i) in ("bra", *LEAVING))
             name = body[label]
             assert isinstance(name, Label)
             for source in takers:
                 if copies == MAX_EXIT_COPIES:
                     self.shared_exits += 1
+                    self.arrivals[path[-1]].append(None)
                     continue
                 copies += 1
                 new = self._label("exit")
@@ -803,7 +850,7 @@ class _Body:
                 for index in path:
                     copy += self.before.get(index, [])
                     if index == path[-1]:
-                        copy += self._leave(index)
+                        copy += self._leave(index, source)
                     elif self._opcode(index) == "bra":
                         copy += _counts(1)
                     else:
@@ -900,9 +947,7 @@ class _Body:
                 out += _counts(1) if step != index else []
             elif step != path[-1]:
                 out += self._plain(step)
-        last = self.flow.body[path[-1]]
-        assert isinstance(last, Instruction)
-        site = self.sidecar.site(self.name, last.line)
+        site = self._site(index)
         out += [self._probe(p, site) for p in self.exits]
         out.append(self._opaque("ne"))
         here = _counts(1)
@@ -931,12 +976,19 @@ class _Body:
                 return True
         return True
 
-    def _leave(self, index: int) -> list[Statement]:
-        """A `ret` or `exit` with what has to happen before it."""
+    def _site(self, index: int) -> int:
+        """A number for the way out that begins with the statement at `index`."""
+        line = self.flow.body[index].line
+        return self.sidecar.site(self.name, self.function.name, line, self.sources[index])
+
+    def _leave(self, index: int, source: int | None = None) -> list[Statement]:
+        """A `ret` or `exit` with what has to happen before it; `source` is the branch that alone leads to it."""
         instruction = self.flow.body[index]
         assert isinstance(instruction, Instruction)
         if instruction.opcode in self.leaves:
-            site = self.sidecar.site(self.name, instruction.line)
+            if source is None and len(arrivals := self.arrivals.get(index, [])) == 1:
+                source = arrivals[0]
+            site = self._site(index if source is None else source)
             probes: list[Statement] = [self._probe(p, site) for p in self.exits]
             if instruction.predicate is None:
                 return [*probes, instruction]
@@ -960,7 +1012,12 @@ class _Body:
     def _fall_off(self) -> list[Statement]:
         """What stands at the end of a body that does not end with a `ret`."""
         if self.entry:
-            site = self.sidecar.site(self.name, self.function.line) if self.exits else 0
+            here = self.sources[-1] if self.sources else (0, 0)
+            site = (
+                self.sidecar.site(self.name, self.function.name, self.function.line, here)
+                if self.exits
+                else 0
+            )
             return [*[self._probe(p, site) for p in self.exits], _text("ret;")]
         return [*self._return_work(), _text("ret;")]
 

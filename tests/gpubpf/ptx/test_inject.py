@@ -159,6 +159,49 @@ def test_many_branches_to_one_return_are_bounded(monkeypatch: pytest.MonkeyPatch
     assert kernel.shared_exits == 500 - injection.MAX_EXIT_COPIES
 
 
+def test_sites_are_where_the_source_leaves() -> None:
+    """At the branch, where several lead to one return; in an inlined function, where it is in one; never line 0."""
+    text = f"""{HEAD}
+.visible .entry k(.param .u32 n) {{
+    .reg .pred %p<6>; .reg .b32 %r<3>;
+    .loc 1 4 3
+    @%p1 bra out;
+    .loc 2 9 1
+    .loc 1 0 3
+    @%p2 bra out;
+    .loc 1 6 1, function_name $L__info_string0, inlined_at 2 30 5
+    @%p3 exit;
+turn:
+    .loc 1 8 1
+    @%p4 bra out;
+    @%p5 bra turn;
+    @%p1 bra out;
+    .loc 7 21 1
+    bra last;
+out:
+    .loc 1 20 1
+    ret;
+last:
+    .loc 1 22 1
+    ret;
+}}
+.file 1 "/src/a b.cu"
+.file 2 "c.cuh", 1700000000, 1234
+"""
+    lines = text.splitlines()
+    injected = everywhere(parse(text), Placement(TIME, "exit"))
+    found = {(lines[s.line - 1].strip(), s.source, s.source_line) for s in injected.kernels["k"].sites}
+    assert found == {
+        ("@%p1 bra out;", "/src/a b.cu", 4),
+        ("@%p2 bra out;", "c.cuh", 9),
+        ("@%p3 exit;", "/src/a b.cu", 6),
+        ("@%p4 bra out;", "/src/a b.cu", 8),
+        ("@%p1 bra out;", "/src/a b.cu", 8),
+        ("bra last;", "", 0),  # of a file without a name
+    }
+    assert {s.function for s in injected.kernels["k"].sites} == {"k"}
+
+
 def test_trap_is_no_exit() -> None:
     text = f"{HEAD}.visible .entry k() {{ .reg .pred %p<2>; @%p1 trap; ret; }}"
     assert len(everywhere(parse(text), Placement(TIME, "exit")).kernels["k"].sites) == 1
