@@ -393,3 +393,99 @@ def test_a_segmentation_fault_that_was_sent_ends_the_program() -> None:
         print(os.waitpid(child, 0)[1] & 127)
     """
     assert run_python(code) == "11\n"
+
+
+HOSTILE = pytest.mark.parametrize("hostile", [False, True], ids=["kind", "hostile"])
+
+
+@HOSTILE
+def test_registered_mappings_serve_kernels_and_streams(hostile: bool) -> None:
+    run_python(
+        """
+        import mmap, os
+        cu = Driver()
+        file = os.memfd_create("shared")
+        os.ftruncate(file, 8192)
+        mapping = mmap.mmap(file, 8192)
+        words = (ctypes.c_uint64 * 1024).from_buffer(mapping)
+        size = ctypes.c_size_t(8192)
+        cu.cuMemHostRegister_v2(words, size, 2)
+        assert cu.status("cuMemHostRegister_v2", words, size, 2) == 712
+        where = cu.handle("cuMemHostGetDevicePointer_v2", words, 0)
+        put = cu.function(cu.module(HEADER + PUT), "put")
+        stream, other = (cu.handle("cuStreamCreate", 1) for _ in range(2))
+        at = lambda index: ctypes.c_void_p(where.value + 8 * index)
+        value = ctypes.c_uint64
+        # the stream waits for what the host writes, the other for what the stream writes
+        cu.cuStreamWaitValue64_v2(stream, at(0), value(5), 1)
+        cu.launch(put, at(1), ctypes.c_int(7), stream=stream)
+        cu.cuStreamWriteValue64_v2(stream, at(2), value(2**40), 0)
+        cu.cuStreamWaitValue64_v2(other, at(2), value(2**40), 0)
+        cu.cuStreamWriteValue32_v2_ptsz(other, at(3), ctypes.c_uint32(9), 0)
+        assert cu.status("cuStreamQuery", other) == 600 and words[1] == 0
+        words[0] = 5
+        cu.cuStreamSynchronize(other)
+        assert list(words[:4]) == [5, 7, 2**40, 9] and os.pread(file, 1, 8) == b"\\x07"
+        # several at once; in a capture they are a node
+        batch = (ctypes.c_uint64 * 12)(4, at(4).value, 44, 0, 0, 0, 5, at(5).value, 55, 0, 0, 0)
+        batch[0], batch[6] = 2, 5  # write 32, write 64
+        cu.cuStreamBeginCapture_v2(stream, 0)
+        cu.cuStreamBatchMemOp_v2(stream, 2, batch, 0)
+        graph = ctypes.c_void_p()
+        cu.cuStreamEndCapture(stream, ctypes.byref(graph))
+        replay = cu.handle("cuGraphInstantiateWithFlags", graph, value(0))
+        assert words[4] == 0
+        cu.cuGraphLaunch(replay, stream)
+        cu.cuStreamSynchronize(stream)
+        assert list(words[4:6]) == [44, 55]
+        assert cu.status("cuStreamWriteValue64_v2", stream, ctypes.c_void_p(where.value + 8190), value(0), 0) == 1
+        assert cu.status("cuStreamWriteValue64_v2", stream, ctypes.c_void_p(where.value + 8192), value(0), 0) == 1
+        cu.cuMemHostUnregister(words)
+        assert cu.status("cuMemHostUnregister", words) == 713
+        assert cu.status("cuStreamWriteValue64_v2", stream, at(0), value(0), 0) == 1
+        cu.launch(put, at(1), ctypes.c_int(8))
+        assert cu.status("cuCtxSynchronize") == 700
+        """,
+        hostile,
+    )
+
+
+@HOSTILE
+def test_kernel_nodes_are_read_as_they_were_given(hostile: bool) -> None:
+    """A function as a function, a kernel as a kernel with its context; to older callers always a function."""
+    run_python(
+        """
+        cu = Driver()
+        library = cu.handle("cuLibraryLoadData", (HEADER + PUT).encode() + b"\\0", None, None, 0, None, None, 0)
+        kernel = cu.handle("cuLibraryGetKernel", library, b"put")
+        function = cu.handle("cuKernelGetFunction", kernel)
+        class Parameters(ctypes.Structure):  # CUDA_KERNEL_NODE_PARAMS_v2
+            _fields_ = [("func", ctypes.c_void_p), ("shape", ctypes.c_uint * 7), ("parameters", ctypes.c_void_p),
+                        ("extra", ctypes.c_void_p), ("kern", ctypes.c_void_p), ("ctx", ctypes.c_void_p)]
+        where, value = cu.memory(4), ctypes.c_int(6)
+        arguments = (ctypes.c_void_p * 2)(ctypes.addressof(where), ctypes.addressof(value))
+        graph = cu.handle("cuGraphCreate", 0)
+        read, old = Parameters(), Parameters()
+        for func, kern in ((function.value, None), (None, kernel.value)):
+            given = Parameters(func, (1, 1, 1, 1, 1, 1, 0), ctypes.addressof(arguments), None, kern, None)
+            node = cu.handle("cuGraphAddKernelNode_v2", graph, None, ctypes.c_size_t(0), ctypes.byref(given))
+            for _ in range(2):
+                cu.cuGraphKernelNodeGetParams_v2(node, ctypes.byref(read))
+                assert (read.func, read.kern) == (func, kern)
+                assert read.ctx == (cu.context.value if kern else None)
+                cu.cuGraphKernelNodeGetParams(node, ctypes.byref(old))
+                assert old.func == function.value and not old.kern
+                cu.cuGraphKernelNodeSetParams_v2(node, ctypes.byref(read))  # its own arguments
+            cu.cuGraphKernelNodeGetParams_v2(node, ctypes.byref(read))
+            pointers = ctypes.cast(read.parameters, ctypes.POINTER(ctypes.POINTER(ctypes.c_int)))
+            assert pointers[1][0] == 6
+        given.kern = 0x1234
+        assert cu.status("cuGraphKernelNodeSetParams_v2", node, ctypes.byref(given)) == 400
+        cu.cuGraphKernelNodeGetParams_v2(node, ctypes.byref(read))
+        assert read.kern == kernel.value
+        replay = cu.handle("cuGraphInstantiateWithFlags", graph, ctypes.c_uint64(0))
+        cu.cuGraphLaunch(replay, None)
+        assert cu.read(where) == [6]
+        """,
+        hostile,
+    )

@@ -19,12 +19,13 @@ CUresult add(CUgraphNode *handle, CUgraph graph_handle, const CUgraphNode *after
 }
 
 // Has `make` fill in what a node is to do, which then replaces what it did; nothing changes when that fails.
+// The lock is for the exchange alone: finding a kernel may take the context's, and compile.
 template <class Make>
 CUresult replace(GraphNode &node, std::mutex &mutex, Make make) {
-    std::lock_guard lock(mutex);
     Operation operation;
     operation.kernel.cooperative = node.operation.kernel.cooperative;
     if (CUresult status = make(operation)) return status;
+    std::lock_guard lock(mutex);
     if (operation.type != node.operation.type) return CUDA_ERROR_INVALID_VALUE;
     node.operation = std::move(operation);
     return CUDA_SUCCESS;

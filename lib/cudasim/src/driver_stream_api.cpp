@@ -29,6 +29,11 @@ uint64_t address_of(const void *pointer) { return reinterpret_cast<uint64_t>(poi
 
 bool pageable(uint64_t address, size_t bytes) { return !Memory::instance().touches(address, bytes); }
 
+bool on_device(uint64_t address) {
+    std::optional<Allocation> found = Memory::instance().find(address);
+    return found && found->kind == MemoryKind::device;
+}
+
 enum class Side { host, device, any };
 
 CUresult check_side(uint64_t address, size_t bytes, Side side) {
@@ -56,8 +61,9 @@ Operation copy_operation(uint64_t destination, uint64_t source, size_t bytes) {
     return operation;
 }
 
-// A copy in a stream. `wait`: the call is synchronous. Pageable host memory makes an asynchronous call wait as well
-// (to the host), or is staged (from the host), as the API's "synchronization behavior" describes.
+// A copy in a stream. `wait`: the call is synchronous, which waits unless the copy stays on the device. Pageable host memory
+// makes an asynchronous call wait as well (to the host), or is staged (from the host), as the API's "synchronization
+// behavior" describes.
 CUresult copy(CUstream handle, uint64_t destination, Side destination_side, uint64_t source, Side source_side,
               size_t bytes, bool wait) {
     std::shared_ptr<Stream> stream;
@@ -67,7 +73,9 @@ CUresult copy(CUstream handle, uint64_t destination, Side destination_side, uint
     if (CUresult status = check_side(source, bytes, source_side)) return status;
     if (bytes == 0) return CUDA_SUCCESS;
     Operation operation = copy_operation(destination, source, bytes);
-    if (wait) return submit_and_wait(context, stream, std::move(operation));
+    if (wait && stream->capture) return invalidate_capture(context, stream);
+    if (wait && !(on_device(destination) && on_device(source)))
+        return submit_and_wait(context, stream, std::move(operation));
     if (stream->capture) return submit(context, stream, std::move(operation));
     if (destination_side != Side::device && pageable(destination, bytes))
         return submit_and_wait(context, stream, std::move(operation));
@@ -100,7 +108,9 @@ CUresult copy_described(CUstream handle, const CUDA_MEMCPY3D &described, bool wa
         wait = wait || is_pageable(described.srcMemoryType, operation.copy.source) ||
                is_pageable(described.dstMemoryType, operation.copy.destination);
     }
-    if (wait) return submit_and_wait(context, stream, std::move(operation));
+    if (wait && stream->capture) return invalidate_capture(context, stream);
+    if (wait && !(on_device(operation.copy.destination) && on_device(operation.copy.source)))
+        return submit_and_wait(context, stream, std::move(operation));
     return submit(context, stream, std::move(operation));
 }
 
@@ -246,7 +256,7 @@ CUresult cuMemcpyDtoH(void *destination, CUdeviceptr source, size_t bytes) {
 }
 
 CUresult cuMemcpyDtoD(CUdeviceptr destination, CUdeviceptr source, size_t bytes) {
-    return copy(nullptr, destination, Side::device, source, Side::device, bytes, false);
+    return copy(nullptr, destination, Side::device, source, Side::device, bytes, true);
 }
 
 CUresult cuMemcpyAsync(CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream) {
