@@ -13,7 +13,8 @@ import mmap
 import os
 import platform
 import struct
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -209,10 +210,15 @@ def statistics(program: int) -> Statistics:
 # --- what programs are attached to ---
 
 
+def uprobe_type() -> int:
+    """What perf_event_open(2) calls a uprobe. Raises OSError where the kernel has none."""
+    return int(_UPROBE_TYPE.read_text())
+
+
 def attach_uprobe(program: int, path: str, offset: int) -> int:
     """Runs a KPROBE program wherever the instruction at `offset` of the file is executed, in any process, until the file
     descriptor is closed."""
-    kind = int(_UPROBE_TYPE.read_text())
+    kind = uprobe_type()
     name = ctypes.create_string_buffer(path.encode())
     return _attach(program, kind, 0, ctypes.addressof(name), offset)
 
@@ -290,6 +296,17 @@ def tracepoint(name: str) -> Tracepoint:
     return Tracepoint(number, fields)
 
 
+def close_all(files: Sequence[int]) -> None:
+    """Closes events and programs, at once: for each the kernel waits until nobody is inside."""
+    threads = [threading.Thread(target=os.close, args=(file,)) for file in files[1:]]
+    for thread in threads:
+        thread.start()
+    for file in files[:1]:
+        os.close(file)
+    for thread in threads:
+        thread.join()
+
+
 # --- ring buffers ---
 
 
@@ -338,11 +355,3 @@ class Ring:
             at += 8 + ((length & ~self._DISCARDED) + 7 & ~7)
         self._consumed[:8] = at.to_bytes(8, "little")
         return np.concatenate(taken) if len(taken) > 1 else taken[0]
-
-
-def unless_denied(function: Callable[[], int]) -> int | None:
-    """What `function` gives; None where the kernel does not let us."""
-    try:
-        return function()
-    except PermissionError:
-        return None

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpubpf import bpf, maps
 from gpubpf.bytecode import Function, Program, encode
+from gpubpf.compile import capable
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
 from gpubpf.lower import launch
 from gpubpf.maps import MapDefinition, dtype, pad8
@@ -113,27 +114,33 @@ class Host:
     def _start(self, native: Callable[[str], Native] | None, virtual: bool) -> None:
         launches = [a.function for a in self._attachments if a.event == LAUNCH]
         tracepoints = [a for a in self._attachments if a.event != LAUNCH]
+        said = ""
         asks_time = [name for name in launches if _calls(self._program.functions[name], _CLOCKS)]
         if not (virtual and asks_time):
             try:
                 self._load(tracepoints)
                 self.in_kernel = True
                 return
-            except PermissionError:
+            except OSError as error:
+                said = (
+                    f"the kernel runs no programs of ours ({error.strerror})" if capable() else "no CAP_BPF"
+                )
                 self._release()
             except BaseException:
                 self._release()
                 raise
         if tracepoints:
             names = ", ".join(a.event for a in tracepoints)
-            raise Error(f"host programs at {names} need CAP_BPF and CAP_PERFMON; run as root")
+            raise Error(f"{said}: host programs at {names} need CAP_BPF and CAP_PERFMON; run as root")
         if native is None:
-            raise Error(f"host program {launches[0]} needs CAP_BPF; run as root")
+            raise Error(f"{said}: host program {launches[0]} needs it; run as root")
         self.natives = tuple(native(name) for name in launches)
-        if not virtual:
-            self._note("no CAP_BPF: the host program runs in the agent")
+        if said:
+            self._note(f"{said}: the host program runs in the agent")
 
     def _load(self, tracepoints: Sequence[HostProbe]) -> None:
+        if any(a.event == LAUNCH for a in self._attachments):
+            bpf.uprobe_type()
         with contextlib.suppress(OSError):  # less is known then, and nothing else
             self._events.append(bpf.enable_statistics())
         for name in self._used:
@@ -236,13 +243,13 @@ class Host:
         """No program runs any more; maps keep what they hold. Counts of runs are those of the end."""
         with self._lock:
             processes = list(self._processes)
-        for process in processes:
-            process.detach()
         self._past += _count(self._programs)
-        for file in (*self._events, *(file for _, file in self._programs)):
-            os.close(file)
+        files = [*self._events, *(file for _, file in self._programs)]
         self._events.clear()
         self._programs.clear()
+        for process in processes:
+            files += process._take()
+        bpf.close_all(files)
         for companion in self._companions:
             companion.detach()
         ending, self.ending = self.ending, lambda: None
@@ -295,8 +302,8 @@ class HostProcess:
 
     def attach(self, marker: int, offset: int = 0) -> None:
         """Puts the launch programs on the stub at `offset` of the file `marker`, which the process sent; it stays the caller's.
-        Raises SessionError for a file that is no such stub: others would be slowed down, and watched. Nothing where programs
-        run in the agent."""
+        Raises SessionError where that fails, also for a file that is no such stub: others would be slowed down, and watched.
+        Nothing where programs run in the agent."""
         for companion in self._companions:
             companion.attach(marker, offset)
         host = self._host
@@ -307,9 +314,14 @@ class HostProcess:
             raise SessionError("a traced process sent a file that is no stub; its launches are not followed")
         for name in launches:
             files = {**host._files, **self.files}
-            file = load(host._program, host._program.functions[name], files)
-            self._programs.append((name, file))
-            self._events.append(bpf.attach_uprobe(file, f"/proc/self/fd/{marker}", offset))
+            try:
+                file = load(host._program, host._program.functions[name], files)
+                self._programs.append((name, file))
+                self._events.append(bpf.attach_uprobe(file, f"/proc/self/fd/{marker}", offset))
+            except OSError as error:
+                raise SessionError(
+                    f"the kernel takes no uprobe ({error.strerror}); its launches are not followed"
+                ) from None
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """A copy of a shared array, shape (entries,), of the map's `value_dtype`."""
@@ -320,14 +332,17 @@ class HostProcess:
         return self._ended + _count(self._programs)
 
     def detach(self) -> None:
-        """The programs run no more; the arrays stay."""
-        for companion in self._companions:
-            companion.detach()
+        """The programs run no more; the arrays stay. Takes a while (0.1 s): the kernel waits until none is running."""
+        bpf.close_all(self._take())
+
+    def _take(self) -> list[int]:
+        """The files that keep the programs running, to be closed."""
         self._ended += _count(self._programs)
-        events, self._events = self._events, []
-        programs, self._programs = self._programs, []
-        for file in (*events, *(file for _, file in programs)):
-            os.close(file)
+        files = [*self._events, *(file for _, file in self._programs)]
+        self._events, self._programs = [], []
+        for companion in self._companions:
+            files += companion._take()
+        return files
 
     def close(self) -> None:
         self.detach()

@@ -363,7 +363,7 @@ def test_without_capability_the_agent_gets_the_program(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         "False 1 ['no CAP_BPF: the host program runs in the agent']",
         "0 []",
-        "host programs at sched:sched_switch need CAP_BPF and CAP_PERFMON; run as root",
+        "no CAP_BPF: host programs at sched:sched_switch need CAP_BPF and CAP_PERFMON; run as root",
     ]
 
 
