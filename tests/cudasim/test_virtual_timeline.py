@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from random import Random
 
 import pytest
 
@@ -299,6 +300,61 @@ def test_twenty_runs_are_one() -> None:
     """
     runs = {tuple(timeline(code, hostile=bool(i % 2))) for i in range(20)}
     assert len(runs) == 1
+
+
+class Model:
+    """The definition, in a few lines: one host thread, six streams (the last is the legacy one, 0–2 are blocking)."""
+
+    def __init__(self) -> None:
+        self.now, self.ends, self.events, self.seen = 0, [0] * 6, [], []
+
+    def submit(self, stream: int, duration: int, *fences: int) -> int:
+        implicit = self.ends[:3] if stream == 5 else self.ends[5:] if stream < 3 else []
+        start = max(self.now, self.ends[stream], *fences, *implicit)
+        self.ends[stream] = start + duration
+        return start
+
+    def do(self, what: str, stream: int, number: int) -> None:
+        if what == "launch":
+            self.now += LAUNCH
+            self.submit(stream, 3 * number + 2)
+        elif what == "copy":
+            self.submit(stream, -(-number // 10))
+        elif what == "fill":
+            self.submit(stream, -(-number // 100))
+        elif what == "record":
+            self.events.append(self.submit(stream, 0))
+        elif what == "wait" and self.events:
+            self.submit(stream, 0, self.events[number % len(self.events)])
+        elif what == "sync":
+            self.now = max(self.now, self.ends[stream], *(self.ends[:3] if stream == 5 else []))
+            self.seen.append(self.now)
+
+
+@HOSTILE
+def test_random_programs_follow_the_definition(hostile: bool) -> None:
+    random = Random(hostile)
+    kinds = ["launch"] * 5 + ["copy", "fill", "record", "record", "wait", "wait", "sync"]
+    steps = [(random.choice(kinds), random.randrange(6), random.randrange(1, 5000)) for _ in range(400)]
+    model = Model()
+    for step in steps:
+        model.do(*step)
+    code = f"""
+        all = [*streams(3, 0), *streams(2), None]
+        host, device = pinned(8192), cu.memory(8192)
+        events, seen = [], []
+        for what, stream, number in {steps}:
+            s = all[stream]
+            if what == "launch": launch(number, s)
+            if what == "copy": cu.cuMemcpyHtoDAsync_v2(device, host, c_size_t(number), s)
+            if what == "fill": cu.cuMemsetD8Async(device, 1, c_size_t(number), s)
+            if what == "record": events.append(record(s))
+            if what == "wait" and events: cu.cuStreamWaitEvent(s, events[number % len(events)], 0)
+            if what == "sync": cu.cuStreamSynchronize(s); seen.append(now())
+        cu.cuCtxSynchronize()
+        print(now(), seen, [at(event) for event in events])
+    """
+    assert timeline(code, hostile) == [f"{max(model.now, *model.ends)} {model.seen} {model.events}"]
 
 
 def test_real_clock_has_no_virtual_time() -> None:
