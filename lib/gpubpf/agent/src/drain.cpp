@@ -8,6 +8,7 @@
 
 #include "agent.h"
 #include "current.h"
+#include "stamp.h"
 
 namespace gpubpf {
 
@@ -135,6 +136,7 @@ bool drain(uint32_t sequence, uint32_t wait_ms) {
     // In a capture nothing is copied, unless this is the end.
     if (c->dead || (registry().captures.load() && !wait_ms)) all = all && c->dead;
     else snapshot(*c, sequence, wait_ms, 0);
+    if (!c->dead) collect_stamps(*c, std::min<uint32_t>(wait_ms, 500));
   }
   Writer w;
   agent.send(Message::Drained, w.u32(sequence).u32(all));
@@ -145,6 +147,7 @@ bool drain(uint32_t sequence, uint32_t wait_ms) {
 void close_context(Context *context) {
   bool ours = lock_within(context->busy, 10000);
   if (ours && agent.connected) quietly([&] { snapshot(*context, 0, 2000, kClosed); });
+  if (ours) quietly([&] { collect_stamps(*context, 500); });
   context->dead = true;
   if (ours) context->busy.unlock();
 }
