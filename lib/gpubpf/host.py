@@ -17,6 +17,7 @@ import mmap
 import os
 import re
 import stat
+import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -230,9 +231,16 @@ class Host:
         return self._rings[name].read(definition.value_dtype)
 
     def lookup(self, name: str, key: bytes) -> bytes | None:
+        """One element's value, of a per-CPU map the values of all CPUs, each padded to 8; None where there is none."""
         definition = self._program.maps[name]
         kind, _, size, _, _ = definition.kernel_attributes
         return bpf.lookup(self._files[name], key, bpf.value_bytes(kind, size))
+
+    def stack(self, name: str, number: int) -> tuple[int, ...]:
+        """The addresses of a stack that `get_stackid` numbered, the innermost first; none where it failed, or is gone."""
+        if number < 0 or (value := self.lookup(name, number.to_bytes(4, "little"))) is None:
+            return ()
+        return tuple(at for (at,) in struct.iter_unpack("<Q", value) if at)
 
     def update(self, name: str, key: bytes, value: bytes) -> None:
         bpf.update(self._files[name], key, value)

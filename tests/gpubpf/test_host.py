@@ -463,3 +463,49 @@ def test_the_command_line_of_host_filters(tmp_path: Path, capsys: pytest.Capture
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 5 and all(line.startswith("x: argument ") for line in said)
     assert "is no cgroup of version 2" in said[3] and "there is no cgroup '/no/such'" in said[4]
+
+
+STACKS = r"""
+#include <gpubpf.h>
+#include <linux/sched.h>
+struct seen { s64 stack; u64 task; u64 kernel; };
+BPF_STACK_TRACE(stacks, 64);
+BPF_HASH(launches, u64, struct seen, 64);
+int on_launch(struct gpu_launch *ctx) {
+    u64 key = ctx->launch;
+    struct seen s = {};
+    if (ctx->gpu)
+        s.stack = -1;
+    else
+        s.stack = stacks.get_stackid(ctx, BPF_F_USER_STACK);
+    s.task = bpf_get_current_task();
+    s.kernel = ctx->kernel;
+    launches.update(&key, &s);
+    return 0;
+}
+"""
+
+
+@needs_bpf
+def test_what_only_the_kernel_has(marker: tuple[int, Callable[..., None]]) -> None:
+    program = gpubpf_bcc.compiled(STACKS)
+    with Host(program, (HostProbe("on_launch", "launch"),)) as running:
+        process = running.process()
+        process.attach(marker[0])
+        for gpu in range(2):
+            marker[1](77 + gpu, 5, 0, 0, 0, gpu)
+        found = {int(row["key"]): row["value"] for row in running.items("launches")}
+        assert set(found) == {77, 78} and found[77]["kernel"] == 5
+        assert found[77]["task"] == found[78]["task"] > 1 << 63  # this task, in the kernel's memory
+        addresses = running.stack("stacks", int(found[77]["stack"]))
+        assert len(addresses) >= 2
+        assert addresses[0] == ctypes.cast(marker[1], ctypes.c_void_p).value  # the stub itself
+        assert running.stack("stacks", int(found[78]["stack"])) == ()
+
+
+@needs_bpf
+def test_a_program_that_needs_the_whole_stack() -> None:
+    body = "u64 a[60] = {}; bpf_get_current_comm(a, sizeof(a)); if (a[59]) return 1;"
+    program = gpubpf_bcc.compiled(text(body))
+    with pytest.raises(VerifyError, match="uses 480 bytes of the stack, and 56 of 512 are taken"):
+        Host(program, (HostProbe("on_launch", "launch"),))
