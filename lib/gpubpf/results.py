@@ -13,14 +13,17 @@ from gpubpf import maps
 if TYPE_CHECKING:
     import numpy as np
 
+    from gpubpf.agent.protocol import StackFrame
     from gpubpf.maps import MapDefinition
+    from gpubpf.rings import ShardCount
 
 
 @dataclass(frozen=True)
 class Instance:
-    """What one map holds for one kernel and launch shape (other maps than thread arrays: for a context, with `mangled` "").
+    """What one map holds for one kernel and launch shape (maps that are not by shape: for a context, with `mangled` "").
 
-    `grid` and `block_dim` are [x, y, z]; `raw` is the storage as `maps` describes it.
+    `grid` and `block_dim` are [x, y, z]; `raw` is the storage as `maps` describes it, `capacity` its room in units (threads,
+    warps, blocks). `taken_ns`: when it was read, on the host's clock.
     """
 
     pid: int
@@ -35,10 +38,11 @@ class Instance:
     capacity: int
     registers_before: int | None
     registers_after: int | None
+    taken_ns: int = 0
 
     @cached_property
     def array(self) -> np.ndarray[Any, Any]:
-        """The values. Thread arrays: [entry, global thread]; see `maps.decode`."""
+        """The values. Arrays by shape: [entry, unit]; see `maps.decode`."""
         return maps.decode(self.definition, self.raw, self.capacity)
 
     @cached_property
@@ -66,6 +70,71 @@ class KernelCount:
     not_instrumented: Mapping[str, int]
 
 
+@dataclass(frozen=True)
+class ProcessLog:
+    """What came into a process's operation log since the last time (`records`, of `oplog.DTYPE`), and how many were ever `lost`.
+
+    virtual: times are those of the embedded device's virtual clock, else CLOCK_MONOTONIC. names: mangled kernel names by slot.
+    gpus: the GPU's ordinal by context. stacks: host stacks by number, innermost frame first. over: this was the last of it.
+    """
+
+    pid: int
+    comm: str
+    records: np.ndarray[Any, Any] = field(repr=False)
+    lost: int
+    virtual: bool
+    names: Mapping[int, str] = field(repr=False)
+    gpus: Mapping[int, int]
+    stacks: Mapping[int, tuple[StackFrame, ...]] = field(repr=False)
+    over: bool
+
+
+@dataclass(frozen=True)
+class RingRecords:
+    """What came into a ring since the last time; `records` are of the map's `value_dtype`."""
+
+    pid: int
+    comm: str
+    gpu: int
+    context: int
+    records: np.ndarray[Any, Any] = field(repr=False)
+    names: Mapping[int, str] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class RingCounts:
+    """The shards of a ring of one context."""
+
+    pid: int
+    comm: str
+    gpu: int
+    shards: tuple[ShardCount, ...]
+
+
+@dataclass(frozen=True)
+class SharedArray:
+    """What a shared array of one process holds: (entries,) of the map's `value_dtype`."""
+
+    pid: int
+    comm: str
+    array: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Maps of one context as they were at `taken_ns` (of the host's clock: when copying began): by name their instances. `idle`: no
+    kernel was running. `names`: mangled kernel names by slot."""
+
+    pid: int
+    comm: str
+    gpu: int
+    context: int
+    taken_ns: int
+    idle: bool
+    instances: Mapping[str, list[Instance]] = field(repr=False)
+    names: Mapping[int, str] = field(repr=False)
+
+
 def merged(found: list[Instance]) -> list[Instance]:
     """Instances of the same place added up, where their values are numbers."""
     by_place: dict[tuple[Any, ...], Instance] = {}
@@ -75,7 +144,7 @@ def merged(found: list[Instance]) -> list[Instance]:
         other = by_place.get(place)
         if other is None:
             by_place[place] = one
-        elif one.definition.kind == "thread_array" and (total := _added(other.array, one.array)) is not None:
+        elif one.definition.kind in maps.SHAPED and (total := _added(other.array, one.array)) is not None:
             raw = total.tobytes() + bytes(one.definition.value_size)  # the value that nobody reads
             by_place[place] = dataclasses.replace(other, raw=raw, launches=other.launches + one.launches)
         else:

@@ -14,7 +14,9 @@ ptxas does not hold up another.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
+import mmap
 import os
 import queue
 import resource
@@ -28,6 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,10 +39,23 @@ from gpubpf import agent, maps, users
 from gpubpf.agent import protocol
 from gpubpf.device import Device
 from gpubpf.errors import Error, SessionError
-from gpubpf.results import Instance, KernelCount, merged
+from gpubpf.process import PENDING_LIMIT, Process, Ring
+from gpubpf.results import (
+    Instance,
+    KernelCount,
+    ProcessLog,
+    Reading,
+    RingCounts,
+    RingRecords,
+    SharedArray,
+    merged,
+)
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from gpubpf.assemble import Target
+    from gpubpf.host import Host
     from gpubpf.instrument import Sidecar
     from gpubpf.maps import MapDefinition
     from gpubpf.ptx.inject import LaunchBlock
@@ -48,13 +64,20 @@ IMAGE_WAIT = 120.0  # seconds that a process waits in a module load for the side
 REGISTERS_WAIT = 20.0  # seconds that results wait for ptxas to count registers
 DRAIN_WAIT = 2.0  # seconds that kernels get to end before the last reading
 LEAVING_WAIT = 0.4  # in the place of both when the tool is told to leave
+TICK = 0.1  # seconds between two looks at logs and rings
+HURRY = 0.01  # where they fill quickly
+FULL = 0.2  # part of a log or ring's shard at which that is so
 ANSWER_WAIT = 5.0  # seconds, beyond that, for an agent to answer
 BEAT = 1.0  # seconds; an agent that waits and hears nothing for ten goes on without its answer
 MAP_MEMORY = 256 << 20
-# Of one process; no program has so many, and the tool's memory and files are not theirs to use up.
-TEXT_LIMIT, PENDING_LIMIT, CONTEXT_LIMIT = 64 << 20, 4096, 4096
 REFUSED_LIMIT = 10  # notices of that kind
-PARAM = "param"
+PARAM, SHARED = "param", "shared_array"
+UNITS = {
+    "thread": protocol.Unit.THREAD,
+    "warp": protocol.Unit.WARP,
+    "block": protocol.Unit.BLOCK,
+    "instance": protocol.Unit.INSTANCE,
+}
 T = TypeVar("T")
 
 
@@ -64,75 +87,24 @@ Instrument = Callable[[bytes, "Target"], "Sidecar"]
 CountRegisters = Callable[[Any, "Target"], Mapping[str, tuple[int, int]]]
 
 
-class _Process:
-    """A process with an agent, as the server thread knows it. `Session._lock` guards it."""
+@dataclass(frozen=True)
+class Follow:
+    """What a tool wants of the processes beside its maps (docs/timing.md).
 
-    def __init__(self, connection: socket.socket, pid: int) -> None:
-        self.socket = connection
-        self.pid = pid
-        self.comm = ""
-        self.frames = protocol.Frames()
-        self.outgoing = threading.Lock()
-        self.control: int | None = None
-        self.hooked = False
-        self.gone = False
-        self.answered = 0  # sequence number of the last drain that is done
-        self.names: dict[int, str] = {}
-        self.refused: dict[int, str] = {}  # by slot, from the agent
-        self.refusals: dict[str, str] = {}  # by name, from the sidecars
-        self.matched: set[str] = set()
-        self.entries: set[str] = set()  # kernels of its modules, whether it uses them or not
-        self.registers: list[Future[Mapping[str, tuple[int, int]]]] = []
-        self.snapshots: dict[int, tuple[protocol.Snapshot, int]] = {}  # by context: with the memory's file
-        self.pending = 0  # images without an answer
-        self.text = 0  # bytes of names and reasons
-        self._reading = threading.Lock()
-        # of a process that is gone
-        self._last: tuple[list[protocol.Counters], int] = [], 0
-        self._last_graphs = 0
+    log_records: of the operation log of each process, a power of two; 0: no log. stamps: timing events around what no probe times.
+    stacks: the host stack of each launch. graphs: kernels in graphs are instrumented. pump: launches of a process after which its
+    maps are read, for `readings`; 0: never by itself. ring_size: bytes of each ring and GPU, None: what the C text asks for; rings
+    lie in host memory, or else in the GPU's. per_thread: records that a thread puts into the ring named, at most.
+    """
 
-    def counters(self) -> tuple[list[protocol.Counters], int]:
-        with self._reading:
-            return protocol.read_control(self.control) if self.control is not None else self._last
-
-    def graph_launches(self) -> int:
-        with self._reading:
-            return protocol.graph_launches(self.control) if self.control is not None else self._last_graphs
-
-    def beat(self) -> None:
-        """Says that its images are worked on. Never waits."""
-        if self.outgoing.acquire(blocking=False):
-            with contextlib.suppress(OSError):
-                os.write(self.socket.fileno(), protocol.working())
-            self.outgoing.release()
-
-    def send(self, data: bytes, file: int | None = None) -> None:
-        """From any thread. A process that does not read is given up."""
-        with self.outgoing:
-            try:
-                if file is None:
-                    self.socket.sendall(data)
-                else:
-                    sent = socket.send_fds(self.socket, [data], [file])
-                    self.socket.sendall(data[sent:])
-            except OSError:
-                with contextlib.suppress(OSError):
-                    self.socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """It is gone. A command may have very many processes, so what can be closed is."""
-        self.gone = True
-        self.frames.close()
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # wakes who sends
-        with self.outgoing:
-            self.socket.close()
-        last, graphs = self.counters(), self.graph_launches()
-        with self._reading:
-            self._last, self._last_graphs = last, graphs
-            if self.control is not None:
-                os.close(self.control)
-                self.control = None
+    log_records: int = 0
+    stamps: bool = False
+    stacks: bool = False
+    graphs: bool = False
+    pump: int = 0
+    ring_size: int | None = None
+    ring_in_gpu: bool = False
+    per_thread: Mapping[str, int] = field(default_factory=dict)
 
 
 class _Workers:
@@ -172,7 +144,8 @@ class Session:
     note: called with notices for the user, from any thread. complain: with the error that "no kernel matches" is.
     attached: with pid, comm and CLOCK_MONOTONIC time (ns) when probes are live, from the thread that runs `intervals`.
     loaded: with the name of a process and each image that it loads. warm_up: called while the command starts.
-    registers: see `CountRegisters`; called when nobody waits for it.
+    registers: see `CountRegisters`; called when nobody waits for it. follow: see `Follow`. host: host programs and shared arrays,
+    already loaded; the session takes them down at its end.
     image_wait: seconds that a process waits in a module load for the sidecar.
     """
 
@@ -197,6 +170,8 @@ class Session:
         loaded: Callable[[str, bytes], None] = lambda comm, data: None,
         registers: CountRegisters = lambda sidecar, target: {},
         warm_up: Callable[[], object] = lambda: None,
+        follow: Follow = Follow(),
+        host: Host | None = None,
         image_wait: float = IMAGE_WAIT,
     ) -> None:
         self.command = list(command)
@@ -216,16 +191,29 @@ class Session:
         self._attached = attached
         self._count_registers = registers
         self._probed: list[tuple[int, str, int]] = []  # for `attached`, which the main thread calls
-        self._welcome = protocol.welcome(
+        self.follow = follow
+        self._host = host
+        self._wanted = protocol.Wanted(
             [self._spec(d) for d in self._maps],
             map_memory or MAP_MEMORY,
-            launches or (1, None),
-            sample or 1,
-            image_wait,
-            False,
+            launches=launches or (1, None),
+            sample=sample or 1,
+            image_wait=image_wait,
+            log_records=follow.log_records,
+            stamps=follow.stamps,
+            stacks=follow.stacks,
+            graphs=follow.graphs,
+            match_all=not wanted,
+            pump=follow.pump,
+            host=self._native_programs(host),
         )
+        self._tick: Callable[[], object] | None = None
+        self._every = TICK
+        self._ticked = 0.0  # when the next tick is due
+        self._hurry = False
+        self._said: set[str] = set()  # notices that are given once
         self._lock = threading.Condition()
-        self._processes: list[_Process] = []
+        self._processes: list[Process] = []
         self._sequence = 0
         self._child: subprocess.Popen[bytes] | None = None
         self._stopped = False  # the measurement is over
@@ -235,14 +223,54 @@ class Session:
         self._returncode: int | None = None
         self._handlers: dict[int, Any] = {}
         self._workers = _Workers(4)
+        self._welcomers = _Workers(1)  # a process that starts does not wait for another one's ptxas
         self._closing = False
         self._refused = 0  # connections that sent what no agent sends
 
-    @staticmethod
-    def _spec(definition: MapDefinition) -> protocol.MapSpec:
+    def _spec(self, definition: MapDefinition) -> protocol.MapSpec:
+        if definition.kind == SHARED:
+            place = protocol.Place.SHARED
+            size = maps.pad8(definition.value_size) * definition.max_entries
+            return protocol.MapSpec(size, 0, b"", place=place)
+        if _is_ring(definition):
+            place = protocol.Place.GPU_RING if self.follow.ring_in_gpu else protocol.Place.HOST_RING
+            stride = maps.RECORD_HEADER + maps.pad8(definition.value_size)
+            return protocol.MapSpec(self._ring_size(definition), stride, b"", place=place)
         fixed = maps.storage_size(definition)
-        per_thread = maps.storage_size(definition, 1) - fixed
-        return protocol.MapSpec(fixed, per_thread, maps.header(definition))
+        per_unit = maps.storage_size(definition, 1) - fixed
+        unit = (
+            UNITS[maps.SHAPED[definition.kind]] if definition.kind in maps.SHAPED else protocol.Unit.CONTEXT
+        )
+        return protocol.MapSpec(fixed, per_unit, maps.header(definition), unit)
+
+    def _ring_size(self, definition: MapDefinition) -> int:
+        """Bytes of records that a ring is granted for each GPU."""
+        if definition.name == maps.PRINTS:
+            return definition.capacity
+        return self.follow.ring_size or definition.capacity
+
+    def _native_programs(self, host: Host | None) -> Sequence[protocol.HostCode] | None:
+        """What runs in the processes; None: host programs run in the kernel."""
+        if host is None or not host.natives:
+            return None if host is not None and host.in_kernel else ()
+        made = []
+        for native in host.natives:
+            parameters, arguments, places = bytearray(), [], dict[str, int]()
+            for value in native.values:
+                if value.kind == "param" and value.map not in places:
+                    parameters += bytes(-len(parameters) % 16)
+                    places[value.map] = len(parameters)
+                    parameters += self._params[value.map]
+                arguments.append(
+                    {
+                        "context": (0, 0, value.number),
+                        "map_base": (1, self._numbers.get(value.map, 0), 0),
+                        "param": (2, 0, places.get(value.map, 0)),
+                        "helper": (3, 0, value.number),
+                    }[value.kind]
+                )
+            made.append(protocol.HostCode(native.code, bytes(parameters), tuple(arguments)))
+        return made
 
     # --- start and end ---
 
@@ -357,6 +385,10 @@ class Session:
         self._closing = True
         self._wake()
         self._server.join(5)
+        for process in self._processes:
+            process.end_host()
+        if self._host is not None:
+            self._host.detach()
         self._restore_signals()
         for file in (
             self._wake_reader,
@@ -390,10 +422,21 @@ class Session:
 
     # --- time ---
 
-    def intervals(self, interval: float | None = None, count: int | None = None) -> Iterator[int]:
+    def intervals(
+        self,
+        interval: float | None = None,
+        count: int | None = None,
+        tick: Callable[[], object] | None = None,
+        every: float = TICK,
+    ) -> Iterator[int]:
         """Yields when it is time to show something: every `interval` seconds, `count` times, and at the end of the
-        measurement, which is that of the command, of the duration, or Ctrl-C. What `instances` gives is fresh then."""
+        measurement, which is that of the command, of the duration, or Ctrl-C. What `instances` gives is fresh then.
+
+        tick: called in between, about every `every` seconds, sooner where logs and rings fill quickly, and once before each
+        yield: the place to take what `logs`, `rings` and `readings` give.
+        """
         start = time.monotonic()
+        self._tick, self._every, self._ticked = tick, every, start + every
         end = start + self._duration if self._duration is not None else None
         done = 0
         while True:
@@ -410,6 +453,9 @@ class Session:
                 self._stop()
             else:
                 self._drain(0.0, 0)
+            self._run_tick()
+            if over:
+                self._tick = None
             yield done
             if over:
                 return
@@ -423,7 +469,8 @@ class Session:
             selector.register(self._pidfd, selectors.EVENT_READ)
             selector.register(self._signal_reader, selectors.EVENT_READ)
             while True:
-                wait = None if until is None else max(0.0, until - time.monotonic())
+                due = [t for t in (until, self._ticked if self._tick else None) if t is not None]
+                wait = max(0.0, min(due) - time.monotonic()) if due else None
                 ready = {key.fd for key, _ in selector.select(wait)}
                 if self._signal_reader in ready:
                     with contextlib.suppress(BlockingIOError):
@@ -437,6 +484,14 @@ class Session:
                     return False
                 if until is not None and time.monotonic() >= until:
                     return False
+                if self._tick and time.monotonic() >= self._ticked:
+                    self._run_tick()
+
+    def _run_tick(self) -> None:
+        if self._tick is not None:
+            self._hurry = False
+            self._tick()
+            self._ticked = time.monotonic() + (min(HURRY, self._every) if self._hurry else self._every)
 
     def _tell_attached(self) -> None:
         while self._probed:
@@ -448,12 +503,14 @@ class Session:
             return
         self._stopped = True
         self._drain(LEAVING_WAIT if self._terminated else DRAIN_WAIT, protocol.STOP)
+        if self._returncode is not None:
+            self._settle()
         self._ended_ns = time.monotonic_ns()
         self._tell_attached()
+        self._run_tick()  # what came into logs and rings: then it is known what did not
         for process, launches in self._missing():
             self._note(
-                f"pid {process.pid} ({process.comm}) ended before it could be read; "
-                f"what up to {launches} launches counted is lost"
+                f"pid {process.pid} ({process.comm}) ended before it could be read; {self._loss(process, launches)}"
             )
         with self._lock:
             processes = list(self._processes)
@@ -482,7 +539,13 @@ class Session:
                         f"{len(late)} process(es) did not answer in time; what they counted since is not shown"
                     )
                     break
-                self._lock.wait(left)
+                self._lock.wait(min(left, self._every) if self._tick else left)
+                if self._tick and time.monotonic() >= self._ticked:
+                    self._lock.release()
+                    try:
+                        self._run_tick()
+                    finally:
+                        self._lock.acquire()
 
     # --- the server thread ---
 
@@ -516,6 +579,8 @@ class Session:
                             self._note(
                                 f"{name} closed all its files, ours too; what it launched then was not seen"
                             )
+                        if key.data.host is not None:
+                            self._welcomers.submit(key.data.end_host)
                         with self._lock:
                             key.data.close()
                             self._lock.notify_all()
@@ -524,7 +589,7 @@ class Session:
                 if not process.gone:
                     process.close()
 
-    def _accept(self) -> _Process | None:
+    def _accept(self) -> Process | None:
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
@@ -537,16 +602,15 @@ class Session:
             connection.close()
             return None
         connection.settimeout(ANSWER_WAIT)
-        process = _Process(connection, pid)
+        process = Process(connection, pid)
         with self._lock:
             if self._stopped:  # nothing is measured any more: the process goes on without us
                 connection.close()
                 return None
             self._processes.append(process)
-        process.send(self._welcome)
         return process
 
-    def _receive(self, process: _Process) -> bool:
+    def _receive(self, process: Process) -> bool:
         """Takes what there is; False when the process is gone, or sends what no agent sends."""
         try:
             data, files, _, _ = socket.recv_fds(process.socket, 1 << 20, 8)
@@ -573,12 +637,10 @@ class Session:
             return False
         return True
 
-    def _handle(self, process: _Process, kind: int, payload: bytes, file: int | None) -> None:
+    def _handle(self, process: Process, kind: int, payload: bytes, file: int | None) -> None:
         """What a process says. Takes `file` over, unless it raises."""
-        if kind in (protocol.NAME, protocol.REFUSED):
-            process.text += len(payload)
-            if process.text > TEXT_LIMIT:
-                raise protocol.Malformed("more names than a program has")
+        if kind in (protocol.NAME, protocol.REFUSED, protocol.STACK):
+            process.said(len(payload))
         if kind == protocol.HELLO and file is not None and process.control is None:
             process.comm = protocol.hello(payload)
             process.control = file
@@ -595,18 +657,31 @@ class Session:
             slot, reason = protocol.slot_and_text(payload)
             process.refused[slot] = reason
         elif kind == protocol.SNAPSHOT and file is not None:
-            snapshot = protocol.snapshot(payload)
-            before = process.snapshots.get(snapshot.context)
-            if before is None and len(process.snapshots) >= CONTEXT_LIMIT:
-                raise protocol.Malformed("memory of more contexts than can be kept")
-            if snapshot.flags & protocol.FAILED and (before or snapshot.size):
-                os.close(file)  # an older one is better than none
-                return
-            if snapshot.size > os.fstat(file).st_blocks * 512:
-                raise protocol.Malformed("memory that is not there")
-            if before:
-                os.close(before[1])
-            process.snapshots[snapshot.context] = (snapshot, file)
+            process.took(protocol.snapshot(payload), file, bool(self.follow.pump))
+        elif kind == protocol.MARKER and process.control is not None and not process.marked:
+            process.marked = True
+            self._welcomers.submit(self._welcome, process, file)
+        elif kind == protocol.CONTEXT:
+            number, gpu = protocol.context(payload)
+            process.said(4096)
+            process.contexts[number] = gpu
+        elif kind == protocol.STACK:
+            number, frames = protocol.stack(payload)
+            process.stacks[number] = frames
+        elif kind == protocol.LOG and file is not None and protocol.log(payload) == self.follow.log_records:
+            process.made_log(file, self.follow.log_records)
+        elif kind == protocol.RING:
+            place = protocol.ring(payload)
+            if place.map >= len(self._maps) or self._wanted.maps[place.map].place != place.place:
+                raise protocol.Malformed("a ring that nobody asked for")
+            definition = self._maps[place.map]
+            granted, taken = self._ring_size(definition), place.capacity * place.shards * place.stride
+            process.made_ring(place, definition.value_dtype, granted, file)
+            if taken > granted and self.follow.ring_size:
+                self._note_once(
+                    f"ring {definition.name} takes {-(-taken >> 20)}M, not {granted >> 20}M: each of {place.shards}"
+                    f" multiprocessors needs room for {place.capacity:,} records"
+                )
         elif kind == protocol.HOOKED and not process.hooked:
             failed = protocol.hooked(payload).splitlines()
             if failed:
@@ -625,7 +700,35 @@ class Session:
 
     # --- workers ---
 
-    def _make_sidecar(self, process: _Process, image: protocol.Image, file: int) -> None:
+    def _note_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._note(text)
+
+    def _welcome(self, process: Process, marker: int | None) -> None:
+        """Its host programs and shared arrays, then what it is asked to do."""
+        wanted = self._wanted
+        try:
+            if self._host is not None:
+                host = self._host.process()
+                for name, file in host.files.items():
+                    number = self._numbers[name]
+                    process.send(protocol.shared(number, wanted.maps[number].fixed), file)
+                if marker is not None and self._host.in_kernel:
+                    host.attach(marker)
+                with self._lock:
+                    process.host = host
+                if process.gone:
+                    process.end_host()
+        except (Error, OSError) as error:
+            self._note(f"pid {process.pid} ({process.comm}): no host program runs at its launches: {error}")
+            wanted = dataclasses.replace(wanted, host=())
+        finally:
+            if marker is not None:
+                os.close(marker)
+            process.send(protocol.welcome(wanted))
+
+    def _make_sidecar(self, process: Process, image: protocol.Image, file: int) -> None:
         answer = protocol.sidecar(image.request, 0, (), {}, ())
         sent: int | None = None
         sidecar: Sidecar | None = None
@@ -707,7 +810,7 @@ class Session:
 
     def _instances_of(
         self,
-        process: _Process,
+        process: Process,
         registers: Mapping[str, tuple[int, int]],
         snapshot: protocol.Snapshot,
         file: int,
@@ -719,18 +822,19 @@ class Session:
         for instance in snapshot.instances:
             name = process.names.get(instance.slot, "")
             for array in instance.arrays:
-                threads = _volume(instance.grid) * _volume(instance.block_dim)
-                if array.map != number or array.capacity != threads or threads > maps.MAX_THREADS:
+                units = _units(definition, instance)
+                if array.map != number or array.capacity != units or units > maps.MAX_THREADS:
                     continue
-                if array.size != maps.storage_size(definition, threads):
+                if array.size != maps.storage_size(definition, units):
                     continue
                 raw = protocol.read_file(file, array.size, array.offset)
                 if len(raw) != array.size:
                     continue
+                before, after = registers.get(name, (None, None))
                 found.append(
                     Instance(
                         process.pid, process.comm, snapshot.gpu, name, instance.grid, instance.block_dim,
-                        instance.launches, definition, raw, threads, *registers.get(name, (None, None)),
+                        instance.launches, definition, raw, units, before, after, snapshot.taken_ns,
                     )
                 )  # fmt: skip
         if number in snapshot.shared:
@@ -741,12 +845,134 @@ class Session:
                 found.append(
                     Instance(
                         process.pid, process.comm, snapshot.gpu, "", (0, 0, 0), (0, 0, 0),
-                        launches, definition, raw, 0, None, None,
+                        launches, definition, raw, 0, None, None, snapshot.taken_ns,
                     )
                 )  # fmt: skip
         return found
 
-    def _registers(self, process: _Process) -> dict[str, tuple[int, int]]:
+    def readings(self, *names: str) -> list[Reading]:
+        """The maps as they were each time that they were read since the last call, in that order for each context: see `Follow.pump`.
+        Registers are not known. From the thread that runs `intervals`."""
+        numbers = [self._numbers[name] for name in names]
+        found = []
+        with self._lock:
+            processes = list(self._processes)
+        for process in processes:
+            with self._lock:
+                taken = list(process.readings)
+                process.readings.clear()
+                skipped, process.skipped = process.skipped, 0
+            if skipped:
+                self._note_once(f"{self.who(process)}: maps were read faster than they could be looked at")
+            for one in taken:
+                s = one.snapshot
+                try:
+                    parts = {
+                        self._maps[n].name: self._instances_of(process, {}, s, one.file, n) for n in numbers
+                    }
+                finally:
+                    os.close(one.file)
+                idle = not s.flags & protocol.RUNNING
+                found.append(
+                    Reading(
+                        process.pid, process.comm, s.gpu, s.context, s.taken_ns, idle, parts, process.names
+                    )
+                )
+        return found
+
+    def logs(self) -> list[ProcessLog]:
+        """What came into the operation log of each process since the last call, see `Follow`. From `intervals`' thread."""
+        found = []
+        with self._lock:
+            processes = list(self._processes)
+        for process in processes:
+            last = process.over or (process.gone and self._stopped)
+            records = process.read_log(last)
+            if records is None:
+                continue
+            self._hurry |= len(records) > FULL * self.follow.log_records
+            found.append(
+                ProcessLog(
+                    process.pid, process.comm, records, process.log_lost, process.virtual,
+                    process.names, process.contexts, process.stacks, last,
+                )
+            )  # fmt: skip
+        return found
+
+    def rings(self, map_name: str) -> list[RingRecords]:
+        """What came into a ring since the last call, by process and context. From the thread that runs `intervals`."""
+        found = []
+        for process, context, ring in self._rings(map_name):
+            if ring.done:
+                continue
+            last = ring.closed or process.over or (process.gone and self._stopped)
+            place = ring.reader.place
+            if place.place == protocol.Place.HOST_RING:
+                records = ring.reader.read(last)
+            else:
+                copied = self._take_copy(process, ring, last)
+                if copied is None and not last and not process.gone and not self._stopped:
+                    process.send(protocol.drain(0, 0.0, protocol.ONLY_RINGS))
+                if copied is None:
+                    ring.done = last
+                    continue
+                records = copied
+                if not process.gone:
+                    process.send(protocol.consumed(place.map, context, ring.reader.consumed))
+            self._hurry |= ring.reader.full > FULL
+            if last:
+                ring.done = True
+                ring.reader.close()
+            if len(records):
+                found.append(
+                    RingRecords(process.pid, process.comm, place.gpu, context, records, process.names)
+                )
+        return found
+
+    def ring_counts(self, map_name: str) -> list[RingCounts]:
+        """Reservations and losses of a ring, by process, context and shard, as last known."""
+        return [
+            RingCounts(process.pid, process.comm, ring.reader.place.gpu, tuple(ring.reader.counts()))
+            for process, _, ring in self._rings(map_name)
+        ]
+
+    def _rings(self, map_name: str) -> list[tuple[Process, int, Ring]]:
+        number = self._numbers[map_name]
+        with self._lock:
+            return [
+                (process, context, ring)
+                for process in self._processes
+                for (of, context), ring in process.rings.items()
+                if of == number
+            ]
+
+    def _take_copy(self, process: Process, ring: Ring, last: bool) -> np.ndarray[Any, Any] | None:
+        """The new records of a ring in GPU memory; None: there is no copy that was not looked at."""
+        with self._lock:
+            copy, ring.copy = ring.copy, None
+        if copy is None:
+            return None
+        file, offset = copy
+        size = ring.reader.place.size
+        try:
+            if offset % mmap.PAGESIZE or not protocol.sealed(file, offset + size):
+                return None
+            with mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ, offset=offset) as area:
+                return ring.reader.take(area, last)
+        finally:
+            os.close(file)
+
+    def shared(self, map_name: str) -> list[SharedArray]:
+        """A shared array, of every process that had one."""
+        with self._lock:
+            processes = list(self._processes)
+        arrays = [(process, process.shared_array(map_name)) for process in processes]
+        return [SharedArray(p.pid, p.comm, array) for p, array in arrays if array is not None]
+
+    def who(self, process: Process) -> str:
+        return f"pid {process.pid} ({process.comm})"
+
+    def _registers(self, process: Process) -> dict[str, tuple[int, int]]:
         """Of its instrumented kernels, where it could be found out in time."""
         found: dict[str, tuple[int, int]] = {}
         for future in process.registers:
@@ -772,7 +998,7 @@ class Session:
         made = [KernelCount(name, *rest) for name, rest in counted.items()]
         return sorted(made, key=lambda k: (-k.launches, k.mangled))
 
-    def _counted(self) -> Iterator[tuple[_Process, str, protocol.Counters]]:
+    def _counted(self) -> Iterator[tuple[Process, str, protocol.Counters]]:
         with self._lock:
             processes = list(self._processes)
         for process in processes:
@@ -808,7 +1034,24 @@ class Session:
             "duration_ns": (self._ended_ns or time.monotonic_ns()) - self._started_ns,
         }
 
-    def _missing(self) -> Iterator[tuple[_Process, int]]:
+    def _loss(self, process: Process, launches: int) -> str:
+        """What of a process is lost of which so many launches were not read."""
+        parts = []
+        if any(not _is_ring(d) and d.kind != SHARED for d in self._maps):
+            parts.append(f"what up to {launches:,} launches counted is lost")
+        threads = sum(c.threads for c in process.counters()[0])
+        for number, definition in enumerate(self._maps):
+            if not _is_ring(definition) or definition.name == maps.PRINTS:
+                continue
+            rings = [ring.reader for (of, _), ring in process.rings.items() if of == number]
+            received = sum(shard.received for reader in rings for shard in reader.counts())
+            most = max(0, threads * self.follow.per_thread.get(definition.name, 1) - received)
+            parts.append(
+                f"{received:,} records of {definition.name} were received, at most {most:,} are lost"
+            )
+        return "; ".join(parts) or f"up to {launches:,} launches were not read"
+
+    def _missing(self) -> Iterator[tuple[Process, int]]:
         """Instrumented launches of each process whose counts never came, at most."""
         with self._lock:
             processes = list(self._processes)
@@ -822,7 +1065,10 @@ class Session:
         """Launches whose counts never came, and what found no room in maps."""
         lost = sum(launches for _, launches in self._missing())
         with self._lock:
-            return lost + sum(self._lost_in(*part) for p in self._processes for part in p.snapshots.values())
+            lost += sum(self._lost_in(*part) for p in self._processes for part in p.snapshots.values())
+            rings = [ring.reader for p in self._processes for ring in p.rings.values()]
+            lost += sum(p.log_lost for p in self._processes)
+        return lost + sum(shard.lost + shard.incomplete for reader in rings for shard in reader.counts())
 
     def _lost_in(self, snapshot: protocol.Snapshot, file: int) -> int:
         lost = 0
@@ -832,7 +1078,7 @@ class Session:
             if number >= len(self._maps):
                 continue
             definition = self._maps[number]
-            if definition.kind == "thread_array":  # the last value says it
+            if definition.kind in maps.SHAPED:  # the last value says it
                 if size < definition.value_size:
                     continue
                 offset, size = offset + size - definition.value_size, definition.value_size
@@ -856,7 +1102,23 @@ def _volume(extents: tuple[int, int, int]) -> int:
     return extents[0] * extents[1] * extents[2]
 
 
-def _reasons(process: _Process, name: str, counters: protocol.Counters) -> dict[str, int]:
+def _is_ring(definition: MapDefinition) -> bool:
+    return definition.kind == "ringbuf" and hasattr(maps, "RingShape")
+
+
+def _units(definition: MapDefinition, instance: protocol.InstancePart) -> int:
+    """How many units the map has for an instance; 0: it is not by shape."""
+    blocks, threads = _volume(instance.grid), _volume(instance.block_dim)
+    kind = maps.SHAPED.get(definition.kind)
+    return {
+        "thread": blocks * threads,
+        "warp": blocks * ((threads + 31) // 32),
+        "block": blocks,
+        "instance": 1,
+    }.get(kind or "", 0)
+
+
+def _reasons(process: Process, name: str, counters: protocol.Counters) -> dict[str, int]:
     """Why launches of a matched kernel ran the original. What has no reason of its own came before the copy was ready."""
     slots = [slot for slot, known in process.names.items() if known == name]
     reasons: dict[str, int] = {}

@@ -7,18 +7,20 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import cli, device
 from gpubpf.device import Device
 from gpubpf.errors import Error, SessionError, UsageError
-from gpubpf.session import Session
+from gpubpf.session import Follow, Session
 
 if TYPE_CHECKING:
     from gpubpf import fatbin
     from gpubpf.assemble import Target
     from gpubpf.cli import Output
+    from gpubpf.host import Host
     from gpubpf.instrument import Attachment, Sidecar
     from gpubpf.listing import Source
     from gpubpf.maps import MapDefinition
@@ -30,9 +32,13 @@ def trace(
     definitions: Sequence[MapDefinition],
     params: Mapping[str, bytes],
     out: Output | None = None,
+    follow: Follow | None = None,
+    host: Callable[[Callable[[str], None], bool], Host | None] = lambda note, virtual: None,
 ) -> Session:
     """The measurement that a tool's command line asks for. `attachments` makes the lowered programs, `definitions` are the maps
-    that they use, `params` the bytes of those that travel by value. With `--json`, `out` gets "attached" records."""
+    that they use, `params` the bytes of those that travel by value. With `--json`, `out` gets "attached" records. `follow`: what is
+    wanted beside maps, where `--graphs`, `--ring-size` and `--ring` say nothing else. `host` makes the host side, given what notices
+    go to, and whether the clock is virtual."""
     lowered = functools.cache(attachments)
 
     def attached(pid: int, comm: str, ts_ns: int) -> None:
@@ -59,6 +65,8 @@ def trace(
     command = _command(args)
     chosen = _device(args)
     wanted = tuple(args.kernel)
+    virtual = chosen.kind == "sim" and _virtual(chosen)
+    host_side = host(lambda text: cli.note(tool, text), virtual)
     return Session(
         command,
         instrument=instrument,
@@ -74,10 +82,30 @@ def trace(
         map_memory=args.map_memory,
         duration=args.duration,
         user=args.user,
+        follow=_follow(args, follow or Follow(), chosen),
+        host=host_side,
         note=lambda text: cli.note(tool, text),
         complain=lambda text: cli.complain(tool, text),
         attached=attached,
     )
+
+
+def _follow(args: argparse.Namespace, follow: Follow, chosen: Device) -> Follow:
+    """With what the command line says. Graphs are instrumented by default where no real driver has to play along."""
+    graphs = getattr(args, "graphs", None)
+    size, place = getattr(args, "ring_size", None), getattr(args, "ring", None)
+    return dataclasses.replace(
+        follow,
+        graphs=chosen.kind == "sim" if graphs is None else bool(graphs),
+        ring_size=size or follow.ring_size,
+        ring_in_gpu=place == "gpu" if place else follow.ring_in_gpu,
+    )
+
+
+def _virtual(chosen: Device) -> bool:
+    """Whether the embedded device's clock will be virtual."""
+    environment = {**os.environ, **chosen.environment}
+    return environment.get("CUDASIM_CLOCK") == "virtual"
 
 
 def target(args: argparse.Namespace) -> Target:

@@ -522,7 +522,7 @@ def test_garbage_is_refused() -> None:
 
 def snapshot_of(size: int, context: int = 0) -> bytes:
     """A snapshot of nothing, with a memory file of `size` bytes."""
-    return protocol.frame(protocol.SNAPSHOT, struct.pack("<4IQII", 0, context, 0, 0, size, 0, 0))
+    return protocol.frame(protocol.SNAPSHOT, struct.pack("<4IQQIII", 0, context, 0, 0, size, 0, 0, 0, 0))
 
 
 def test_a_flood_of_garbage_is_no_flood_of_notices() -> None:
@@ -548,8 +548,8 @@ def test_claims_without_memory_behind_them_are_refused() -> None:
 
 
 def test_names_and_contexts_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpubpf.session.TEXT_LIMIT", 1000)
-    monkeypatch.setattr("gpubpf.session.CONTEXT_LIMIT", 3)
+    monkeypatch.setattr("gpubpf.process.TEXT_LIMIT", 1000)
+    monkeypatch.setattr("gpubpf.process.CONTEXT_LIMIT", 3)
     name = protocol.frame(protocol.NAME, struct.pack("<II", 0, 500) + b"\x1b" * 500)
     said = connect_and(lambda peer: peer.sendall(name * 2))
     assert any("more names than a program has" in line for line in said)

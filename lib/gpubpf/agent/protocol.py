@@ -2,35 +2,42 @@
 
 A frame is ``{u32 type, u32 length}`` and `length` bytes, little-endian; a file descriptor may come with its first byte. What an
 agent sends is untrusted: it runs in the traced process. Every length, count and offset is checked, and files that it hands over
-are read with `pread`, never mapped (their owner could shrink them).
+are read with `pread`, never mapped (their owner could shrink them), but for those that `sealed` says cannot shrink.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
 
 from gpubpf.errors import SessionError
 
-VERSION = 1
+VERSION = 2
 FRAME_LIMIT = 64 << 20
 IMAGE_LIMIT = 1 << 29
 MEMORY_LIMIT = 1 << 40
 NO_FIELD = 0xFFFFFFFF
 
 # Messages.
-HELLO, IMAGE, NAME, REFUSED, SNAPSHOT, DRAINED, HOOKED = range(1, 8)
-WELCOME, SIDECAR, DRAIN, WORKING = range(16, 20)
+HELLO, IMAGE, NAME, REFUSED, SNAPSHOT, DRAINED, HOOKED, MARKER, LOG, RING, STACK, CONTEXT = range(1, 13)
+WELCOME, SIDECAR, DRAIN, WORKING, SHARED, CONSUMED = range(16, 22)
 
-# Flags.
-STOP = 1  # in DRAIN: swap no more launches from now on
-CLOSED, RUNNING, FAILED = (
-    1,
-    2,
-    4,
-)  # in SNAPSHOT: the context is going; kernels had not ended; memory could not be read
+# Flags in DRAIN: swap no more launches from now on; read nothing but rings in GPU memory.
+STOP, ONLY_RINGS = 1, 2
+# In SNAPSHOT: the context is going; kernels had not ended; memory could not be read; nothing but rings was read.
+CLOSED, RUNNING, FAILED, OF_RINGS = 1, 2, 4, 8
+# In WELCOME.
+_ZERO, _STAMPS, _STACKS, _GRAPHS, _MATCH_ALL = 1, 2, 4, 8, 16
+
+SHARDS = 256  # of a ring, at most
+LEAST_CAPACITY = 4096  # records of a shard
+RING_BYTES = 1 << 36
+LOG_RECORDS = 1 << 28
+FRAMES_LIMIT = 256  # of a host stack
 
 # The control block.
 SLOTS = 16384
@@ -55,14 +62,58 @@ class Malformed(SessionError):
         super().__init__(f"a traced process sent {what}; it is no longer traced")
 
 
+class Unit(IntEnum):
+    """What a map has values for."""
+
+    CONTEXT, THREAD, WARP, BLOCK, INSTANCE = range(5)
+
+
+class Place(IntEnum):
+    """Where a map lies. `SHARED` and `HOST`: in a file of the tool, with and without the GPU reaching it."""
+
+    GPU, HOST_RING, GPU_RING, SHARED, HOST = range(5)
+
+
 @dataclass(frozen=True)
 class MapSpec:
-    """A map's storage, in bytes: `fixed`, and for each thread of an instance `per_thread` (0: one storage for each context).
-    `initial` is what it begins with; the rest is zero."""
+    """A map's storage, in bytes: `fixed` for each context, or for each instance `fixed` and `per_unit` for every unit.
+    `initial` is what it begins with; the rest is zero. Of a ring: `fixed` bytes of records, `per_unit` the stride of one."""
 
     fixed: int
-    per_thread: int
+    per_unit: int
     initial: bytes
+    unit: Unit = Unit.CONTEXT
+    place: Place = Place.GPU
+
+
+@dataclass(frozen=True)
+class HostCode:
+    """A host program that runs in the traced process: `arguments` are (kind, map number, value), as in src/marker.h."""
+
+    code: bytes
+    parameters: bytes
+    arguments: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a process is asked to do. Waits in seconds, `map_memory` in bytes, `launches` the first and the last that are
+    instrumented. `log_records`: of the operation log, a power of two, 0 for none. `pump`: launches after which maps are read
+    without being asked, 0 for never. `host`: programs that run there; None: they run in the kernel."""
+
+    maps: Sequence[MapSpec]
+    map_memory: int
+    launches: tuple[int, int | None] = (1, None)
+    sample: int = 1
+    image_wait: float = 0.0
+    memory_is_zero: bool = False
+    log_records: int = 0
+    stamps: bool = False
+    stacks: bool = False
+    graphs: bool = False
+    match_all: bool = False
+    pump: int = 0
+    host: Sequence[HostCode] | None = ()
 
 
 @dataclass(frozen=True)
@@ -106,7 +157,7 @@ class Image:
 
 @dataclass(frozen=True)
 class ArrayPart:
-    """An instance's part of the memory file: map number, offset, size, capacity in threads."""
+    """An instance's part of the memory file: map number, offset, size, capacity in units."""
 
     map: int
     offset: int
@@ -124,16 +175,61 @@ class InstancePart:
 
 
 @dataclass(frozen=True)
+class RingPart:
+    """A ring in a snapshot: offset of its control block, and offset and size of its records where they lie in GPU memory."""
+
+    map: int
+    control: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
 class Snapshot:
-    """The maps of one context: `memory` holds what `instances` and `shared` (by map number: offset, size) point into."""
+    """The maps of one context: `memory` holds what `instances`, `shared` (by map number: offset, size) and `rings` point into.
+    `taken_ns`: when its copying began, on the host's clock."""
 
     sequence: int
     context: int
     gpu: int
     flags: int
     size: int
+    taken_ns: int
     instances: tuple[InstancePart, ...]
     shared: Mapping[int, tuple[int, int]]
+    rings: tuple[RingPart, ...] = ()
+
+
+@dataclass(frozen=True)
+class RingPlace:
+    """A ring that a process made: `shards` of `capacity` records, each `stride` bytes."""
+
+    map: int
+    context: int
+    gpu: int
+    place: Place
+    shards: int
+    capacity: int
+    stride: int
+
+    @property
+    def first(self) -> int:
+        """Where in the data its records begin: after 64 bytes for each shard."""
+        return (64 * self.shards + 4095) & ~4095
+
+    @property
+    def size(self) -> int:
+        return (self.first + self.shards * self.capacity * self.stride + 4095) & ~4095
+
+
+@dataclass(frozen=True)
+class StackFrame:
+    """A return address: `offset` in the file (or 0 and "" where it is in none), `symbol` what the process itself knows."""
+
+    address: int
+    offset: int
+    file: str
+    symbol: str
 
 
 class Reader:
@@ -201,7 +297,7 @@ def slot_and_text(payload: bytes) -> tuple[int, str]:
 
 def snapshot(payload: bytes) -> Snapshot:
     r = Reader(payload)
-    sequence, context, gpu, flags, size = r.u32(), r.u32(), r.u32(), r.u32(), r.u64()
+    sequence, context, gpu, flags, size, taken_ns = r.u32(), r.u32(), r.u32(), r.u32(), r.u64(), r.u64()
     if size > MEMORY_LIMIT:
         raise Malformed("memory of no sensible size")
 
@@ -227,7 +323,53 @@ def snapshot(payload: bytes) -> Snapshot:
         number, offset, length = r.u32(), r.u64(), r.u64()
         within(offset, length)
         shared[number] = (offset, length)
-    return Snapshot(sequence, context, gpu, flags, size, tuple(instances), shared)
+    rings = []
+    for _ in range(r.count(28)):
+        ring = RingPart(r.u32(), r.u64(), r.u64(), r.u64())
+        within(ring.control, 64)
+        within(ring.offset, ring.size)
+        rings.append(ring)
+    return Snapshot(sequence, context, gpu, flags, size, taken_ns, tuple(instances), shared, tuple(rings))
+
+
+def ring(payload: bytes) -> RingPlace:
+    r = Reader(payload)
+    number, context, gpu, place, shards, _ = (r.u32() for _ in range(6))
+    made = RingPlace(number, context, gpu, Place.HOST_RING, shards, r.u64(), r.u64())
+    if place == Place.GPU_RING:
+        made = replace(made, place=Place.GPU_RING)
+    capacity = made.capacity
+    if (
+        not 1 <= shards <= SHARDS
+        or capacity < LEAST_CAPACITY
+        or capacity & (capacity - 1)
+        or made.size > RING_BYTES
+    ):
+        raise Malformed("a ring of no sensible size")
+    return made
+
+
+def log(payload: bytes) -> int:
+    """The records that the log has room for."""
+    records = Reader(payload).u64()
+    if not 0 < records <= LOG_RECORDS or records & (records - 1):
+        raise Malformed("a log of no sensible size")
+    return records
+
+
+def context(payload: bytes) -> tuple[int, int]:
+    """The number of a context, and of its GPU."""
+    r = Reader(payload)
+    return r.u32(), r.u32()
+
+
+def stack(payload: bytes) -> tuple[int, tuple[StackFrame, ...]]:
+    """The number of a host stack, and its frames, innermost first."""
+    r = Reader(payload)
+    number, count = r.u32(), r.count(24)
+    if count > FRAMES_LIMIT:
+        raise Malformed("a stack that is too deep")
+    return number, tuple(StackFrame(r.u64(), r.u64(), r.text()[:4096], r.text()[:4096]) for _ in range(count))
 
 
 def drained(payload: bytes) -> tuple[int, bool]:
@@ -244,24 +386,45 @@ def frame(kind: int, payload: bytes) -> bytes:
     return struct.pack("<II", kind, len(payload)) + payload
 
 
-def welcome(
-    maps: Sequence[MapSpec],
-    map_memory: int,
-    launches: tuple[int, int | None],
-    sample: int,
-    image_wait: float,
-    memory_is_zero: bool,
-) -> bytes:
-    """Waits in seconds, `map_memory` in bytes, `launches` the first and the last that are instrumented."""
-    last = launches[1] if launches[1] is not None else (1 << 64) - 1
+def welcome(wanted: Wanted) -> bytes:
+    last = wanted.launches[1] if wanted.launches[1] is not None else (1 << 64) - 1
+    flags = sum(
+        bit
+        for bit, on in (
+            (_ZERO, wanted.memory_is_zero),
+            (_STAMPS, wanted.stamps),
+            (_STACKS, wanted.stacks),
+            (_GRAPHS, wanted.graphs),
+            (_MATCH_ALL, wanted.match_all),
+        )
+        if on
+    )
     parts = [
-        struct.pack(
-            "<IQQQQII", VERSION, map_memory, launches[0], last, sample, int(image_wait * 1000), memory_is_zero,
-        ),
-        struct.pack("<I", len(maps)),
-    ]  # fmt: skip
-    parts += [struct.pack("<QQ", m.fixed, m.per_thread) + _bytes(m.initial) for m in maps]
+        struct.pack("<IQQQQ", VERSION, wanted.map_memory, wanted.launches[0], last, wanted.sample),
+        struct.pack("<IIQQ", int(wanted.image_wait * 1000), flags, wanted.log_records, wanted.pump),
+        struct.pack("<I", len(wanted.maps)),
+    ]
+    for m in wanted.maps:
+        parts.append(struct.pack("<QQII", m.fixed, m.per_unit, m.unit, m.place) + _bytes(m.initial))
+    if not wanted.host:
+        parts.append(struct.pack("<I", 0 if wanted.host is not None else 1))
+    else:
+        parts.append(struct.pack("<II", 2, len(wanted.host)))
+        for program in wanted.host:
+            parts.append(_bytes(program.code) + _bytes(program.parameters))
+            parts.append(struct.pack("<I", len(program.arguments)))
+            parts += [struct.pack("<IIQ", *argument) for argument in program.arguments]
     return frame(WELCOME, b"".join(parts))
+
+
+def shared(number: int, size: int) -> bytes:
+    """With the file of map `number`, before the Welcome."""
+    return frame(SHARED, struct.pack("<IQ", number, size))
+
+
+def consumed(number: int, context: int, positions: Sequence[int]) -> bytes:
+    """Up to where each shard of a ring in GPU memory was read."""
+    return frame(CONSUMED, struct.pack(f"<III{len(positions)}Q", number, context, len(positions), *positions))
 
 
 def drain(sequence: int, wait: float, flags: int) -> bytes:
@@ -305,11 +468,17 @@ def sidecar(
     return frame(SIDECAR, b"".join(parts))
 
 
+def _brings_file(kind: int, payload: bytes) -> bool:
+    if kind == MARKER:  # a process without memory for one says so
+        return payload[:4] == struct.pack("<I", 1)
+    if kind == RING:
+        return payload[12:16] == struct.pack("<I", Place.HOST_RING)
+    return kind in (HELLO, IMAGE, SNAPSHOT, LOG)
+
+
 class Frames:
     """Splits a stream into frames. File descriptors are handed out in the order in which they came, one to each frame that has
-    one: those that `WITH_FILE` names."""
-
-    WITH_FILE = frozenset({HELLO, IMAGE, SNAPSHOT})
+    one (`_brings_file`)."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -329,7 +498,7 @@ class Frames:
             if len(self._buffer) - at - 8 < length:
                 break
             payload = bytes(self._buffer[at + 8 : at + 8 + length])
-            file = self._files.pop(0) if kind in self.WITH_FILE and self._files else None
+            file = self._files.pop(0) if self._files and _brings_file(kind, payload) else None
             frames.append((kind, payload, file))
             at += 8 + length
         del self._buffer[:at]
@@ -341,6 +510,17 @@ class Frames:
         for file in self._files:
             os.close(file)
         self._files.clear()
+
+
+def sealed(file: int, size: int) -> bool:
+    """Whether the file has `size` bytes and cannot lose them, so that mapping it is safe."""
+    try:
+        return (
+            bool(fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+            and os.fstat(file).st_size >= size
+        )
+    except OSError:
+        return False
 
 
 def read_file(file: int, size: int, offset: int = 0) -> bytes:
@@ -362,6 +542,7 @@ class Counters:
 
     seen: int = 0
     instrumented: int = 0
+    threads: int = 0  # of the launches that were instrumented
     reasons: Mapping[str, int] = field(default_factory=dict)  # of REASONS; those that are 0 left out
 
 
@@ -394,5 +575,7 @@ def was_cut(file: int) -> bool:
 def _counters(data: bytes) -> Counters:
     if len(data) < 256:
         return Counters()
-    seen, instrumented, *reasons = struct.unpack_from("<18Q", data)
-    return Counters(seen, instrumented, {name: n for name, n in zip(REASONS, reasons, strict=False) if n})
+    seen, instrumented, *reasons, _, threads = struct.unpack_from("<20Q", data)
+    return Counters(
+        seen, instrumented, threads, {name: n for name, n in zip(REASONS, reasons, strict=False) if n}
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
 import struct
@@ -12,9 +13,12 @@ import pytest
 from gpubpf.agent import protocol
 from gpubpf.agent.protocol import Malformed
 
-SNAPSHOT = struct.pack("<IIIIQ", 7, 1, 0, protocol.RUNNING, 4096) + struct.pack(
-    "<I I3I3IQ I IQQQ I IQQ", 1, 5, 2, 1, 1, 32, 1, 1, 23, 1, 0, 256, 520, 64, 1, 3, 1024, 64
+SNAPSHOT = (
+    struct.pack("<IIIIQQ", 7, 1, 0, protocol.RUNNING, 4096, 123456789)
+    + struct.pack("<I I3I3IQ I IQQQ", 1, 5, 2, 1, 1, 32, 1, 1, 23, 1, 0, 256, 520, 64)
+    + struct.pack("<I IQQ I IQQQ", 1, 3, 1024, 64, 1, 4, 0, 2048, 1024)
 )
+RING = struct.pack("<6IQQ", 4, 1, 0, protocol.Place.HOST_RING, 16, 0, 8192, 48)
 
 
 def test_snapshot() -> None:
@@ -28,7 +32,9 @@ def test_snapshot() -> None:
         23,
     )
     assert instance.arrays == (protocol.ArrayPart(0, 256, 520, 64),)
+    assert found.taken_ns == 123456789
     assert found.shared == {3: (1024, 64)}
+    assert found.rings == (protocol.RingPart(4, 0, 2048, 1024),)
 
 
 def test_parts_beyond_the_memory_are_refused() -> None:
@@ -49,6 +55,10 @@ def test_parts_beyond_the_memory_are_refused() -> None:
         protocol.slot_and_text,
         protocol.snapshot,
         protocol.drained,
+        protocol.ring,
+        protocol.log,
+        protocol.context,
+        protocol.stack,
     ],
 )
 def test_damaged_messages_are_malformed_and_nothing_else(decode: object) -> None:
@@ -60,6 +70,43 @@ def test_damaged_messages_are_malformed_and_nothing_else(decode: object) -> None
                 data[random.randrange(len(data))] = random.randrange(256)
         with contextlib.suppress(Malformed):
             decode(bytes(data[: random.randrange(len(data) + 1)]))  # type: ignore[operator]
+
+
+def test_rings() -> None:
+    found = protocol.ring(RING)
+    assert (found.map, found.context, found.shards, found.capacity, found.stride) == (4, 1, 16, 8192, 48)
+    assert found.first == 4096  # 16 heads of 64 bytes, and the rest of the page
+    assert found.size == 4096 + 16 * 8192 * 48
+    for shards, capacity, stride in [
+        (0, 8192, 48),
+        (257, 8192, 48),
+        (16, 8191, 48),
+        (16, 2048, 48),
+        (16, 1 << 40, 48),
+    ]:
+        with pytest.raises(Malformed, match="a ring of no sensible size"):
+            protocol.ring(
+                struct.pack("<6IQQ", 4, 1, 0, protocol.Place.HOST_RING, shards, 0, capacity, stride)
+            )
+
+
+def test_stacks() -> None:
+    text = struct.pack("<I", 4) + b"a.so" + struct.pack("<I", 1) + b"f"
+    number, frames = protocol.stack(
+        struct.pack("<II", 3, 1) + struct.pack("<QQ", 0x7F0000001010, 0x10) + text
+    )
+    assert (number, frames) == (3, (protocol.StackFrame(0x7F0000001010, 0x10, "a.so", "f"),))
+
+
+def test_only_files_that_cannot_shrink_may_be_mapped() -> None:
+    file = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, 4096)
+    assert not protocol.sealed(file, 4096)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    assert protocol.sealed(file, 4096) and not protocol.sealed(file, 4097)
+    os.close(file)
+    with open(os.devnull) as other:
+        assert not protocol.sealed(other.fileno(), 0)
 
 
 def test_frames_come_in_any_pieces() -> None:
@@ -80,10 +127,12 @@ def test_files_go_with_their_frames_and_too_many_are_refused() -> None:
     stream = (
         protocol.frame(protocol.HELLO, b"")
         + protocol.frame(protocol.NAME, b"")
+        + protocol.frame(protocol.MARKER, struct.pack("<I", 0))  # without one
+        + protocol.frame(protocol.RING, RING.replace(b"\x01\0\0\0\x10", b"\x02\0\0\0\x10"))  # in GPU memory
         + protocol.frame(protocol.IMAGE, b"")
     )
     found = frames.feed(stream, [first, second])
-    assert [file for _, _, file in found] == [first, None, second]
+    assert [file for _, _, file in found] == [first, None, None, None, second]
     with pytest.raises(Malformed, match="files that belong to nothing"):
         frames.feed(b"", [os.memfd_create("x") for _ in range(17)])
     frames.close()
@@ -103,11 +152,12 @@ def test_control_block() -> None:
     file = os.memfd_create("control")
     os.pwrite(file, struct.pack("<I4xQ", 2, 3), 0)
     os.pwrite(file, struct.pack("<4Q", 10, 6, 1, 3), 64 + 256)
+    os.pwrite(file, struct.pack("<Q", 192), 64 + 256 + 19 * 8)
     os.ftruncate(file, protocol.CONTROL_SIZE)
     slots, unnamed = protocol.read_control(file)
     assert unnamed == 3
     assert slots == [
         protocol.Counters(),
-        protocol.Counters(10, 6, {"sampled out": 1, "filtered": 3}),
+        protocol.Counters(10, 6, 192, {"sampled out": 1, "filtered": 3}),
     ]
     os.close(file)

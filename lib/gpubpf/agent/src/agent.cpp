@@ -25,9 +25,12 @@
 #include <thread>
 #include <unistd.h>
 
+#include "clock.h"
 #include "hooks.h"
 #include "log.h"
+#include "marker.h"
 #include "patch.h"
+#include "shared.h"
 
 namespace gpubpf {
 
@@ -35,7 +38,9 @@ Agent agent;
 
 namespace {
 
-constexpr uint32_t kStop = 1;
+constexpr uint32_t kStop = 1, kOnlyRings = 2;  // in Drain
+constexpr uint32_t kMemoryIsZero = 1, kStamps = 2, kStacks = 4, kGraphs = 8, kMatchAll = 16;  // in Welcome
+constexpr int kClockEvery = 1000;  // ms
 
 // What belongs to one connection. A forked child that starts anew gets its own; the old one is left as it is.
 struct Connection {
@@ -50,7 +55,7 @@ struct Connection {
   bool welcome = false, gone = false;
   // Counters, since a signal handler waits on them.
   std::atomic<uint32_t> finish_asked{0}, finish_done{0}, finish_wait_ms{0};
-  std::atomic<bool> memory_wanted{false}, exiting{false};
+  std::atomic<bool> memory_wanted{false}, reading_wanted{false}, calibrating{false}, exiting{false};
   std::atomic<uint64_t> finished_at{0};  // launches that the last complete drain covered
 
   // What may wait for the driver is done by a thread of its own, so that the end of the tool is noticed at once.
@@ -119,18 +124,30 @@ bool parse_welcome(Reader &r, Config &config) {
   config.last = r.u64();
   config.sample = std::max<uint64_t>(r.u64(), 1);
   config.image_wait_ms = r.u32();
-  config.memory_is_zero = r.u32() != 0;
-  uint32_t n = r.count(20);
+  const uint32_t flags = r.u32();
+  config.memory_is_zero = flags & kMemoryIsZero;
+  config.stamps = flags & kStamps;
+  config.stacks = flags & kStacks;
+  config.graphs = flags & kGraphs;
+  config.match_all = flags & kMatchAll;
+  config.log_records = r.u64();
+  config.pump = r.u64();
+  constexpr uint64_t kLimit = uint64_t(1) << 40;
+  uint32_t n = r.count(28);
   for (uint32_t i = 0; i < n; ++i) {
     MapSpec m;
     m.fixed = r.u64();
     m.per_unit = r.u64();
-    if (m.per_unit) m.unit = Unit::Thread;
+    m.unit = static_cast<Unit>(r.u32());
+    m.place = static_cast<Place>(r.u32());
     m.initial = r.blob();
-    if (m.initial.size() > m.fixed || m.fixed > (uint64_t(1) << 40)) return false;
+    const bool ring = m.place == Place::HostRing || m.place == Place::GpuRing;
+    if (m.initial.size() > m.fixed || m.fixed > kLimit || m.unit > Unit::Instance || m.place > Place::Host ||
+        (m.place != Place::Gpu && m.by_shape()) || (ring && (m.per_unit < 8 || m.per_unit > 65536 || m.per_unit % 8)))
+      return false;
     config.maps.push_back(std::move(m));
   }
-  return r.ok();
+  return take_host_program(r) && r.ok();
 }
 
 void answered(Connection &c, Reader &r, int image) {
@@ -168,6 +185,15 @@ void answered(Connection &c, Reader &r, int image) {
 void handle(Connection &c, Frame &frame) {
   Reader r(frame.payload.data(), frame.payload.size());
   switch (frame.type) {
+    case Message::Shared:
+      if (!agent.live && !take_shared(r, frame.fd)) c.gone = true;
+      break;
+    case Message::Consumed:
+      c.submit([payload = std::move(frame.payload)] {
+        Reader consumed(payload.data(), payload.size());
+        take_consumed(consumed);
+      });
+      break;
     case Message::Welcome: {
       bool ok = parse_welcome(r, agent.config);
       std::lock_guard<std::mutex> hold(c.lock);
@@ -186,7 +212,7 @@ void handle(Connection &c, Frame &frame) {
         if (flags & kStop) usleep(2000);  // a launch that was being swapped is counted first
         uint64_t now = instrumented();
         if (c.exiting) agent.send(Message::Drained, Writer().u32(sequence).u32(1));
-        else drain(sequence, wait_ms);
+        else drain(sequence, wait_ms, flags & kOnlyRings);
         if (flags & kStop) c.finished_at = now;  // what comes later, nobody asked for
       });
       break;
@@ -218,9 +244,21 @@ void serve(Connection *c) {
   is_own_thread = true;
   prctl(PR_SET_NAME, "gpubpf");
   uint32_t finishing = 0;
+  auto calibrated = std::chrono::steady_clock::now();
   for (;;) {
     pollfd fds[2] = {{c->socket, POLLIN, 0}, {c->wake, POLLIN, 0}};
-    if (poll(fds, 2, -1) < 0 && errno != EINTR) break;
+    const bool clocks = agent.live && oplog.on() && !virtual_clock();
+    if (poll(fds, 2, clocks ? kClockEvery : -1) < 0 && errno != EINTR) break;
+    if (clocks && std::chrono::steady_clock::now() - calibrated >= std::chrono::milliseconds(kClockEvery - 10)) {
+      calibrated = std::chrono::steady_clock::now();
+      quietly([&] {
+        if (!c->calibrating.exchange(true))
+          c->submit([c] {
+            quietly(calibrate_all);
+            c->calibrating = false;
+          });
+      });
+    }
     if (!has_files(*c)) break;
     if (fds[1].revents & POLLIN) {
       uint64_t n;
@@ -241,12 +279,17 @@ void serve(Connection *c) {
     bool submitted = asked == finishing;
     quietly([&] {
       if (c->memory_wanted.exchange(false)) c->submit(enlarge_pools);
+      if (c->reading_wanted)
+        c->submit([c] {
+          c->reading_wanted = false;  // what is launched from now on is for the next
+          if (agent.live) read_maps();
+        });
       if (submitted) return;
       c->submit([c, asked] {
         quietly([&] {
           usleep(2000);  // a launch that was being swapped is counted first
           uint64_t now = instrumented();
-          if (now != c->finished_at && drain(0, c->finish_wait_ms.load())) c->finished_at = now;
+          if (now != c->finished_at && drain(0, c->finish_wait_ms.load(), false)) c->finished_at = now;
         });
         c->finish_done = asked;
       });
@@ -327,6 +370,9 @@ void in_forked_child() {
   if (connection && file_of(connection->socket) == connection->socket_file) close(connection->socket);
   if (connection && file_of(connection->wake) == connection->wake_file) close(connection->wake);
   connection = nullptr;
+  oplog.forget();
+  forget_host_program();
+  forget_shared();
 }
 
 void catch_signals() {
@@ -367,6 +413,7 @@ bool start() {
   void *control = mmap(nullptr, sizeof(Control), PROT_READ | PROT_WRITE, MAP_SHARED, agent.control_fd, 0);
   if (c->wake < 0 || control == MAP_FAILED) return false;
   agent.control = static_cast<Control *>(control);
+  find_clock(library);
   if (!hooked) find_hook_targets(library);
   new_process();
   new_registry();  // what a forked child knows is its parent's
@@ -383,6 +430,8 @@ bool start() {
   hello.u32(kProtocolVersion).text(process_name());
   agent.send(Message::Hello, hello, agent.control_fd);
   close(agent.control_fd);
+  const int marker = make_marker();
+  agent.send(Message::Marker, Writer().u32(marker >= 0), marker);
   if (!start_service(c)) {
     tool_gone(*c);
     return false;
@@ -390,7 +439,13 @@ bool start() {
   {
     std::unique_lock<std::mutex> hold(c->lock);
     c->changed.wait_for(hold, std::chrono::seconds(5), [&] { return c->welcome || c->gone; });
+    marker_told();
     if (!c->welcome || c->gone) return false;
+  }
+  if (agent.config.log_records) {
+    int log = oplog.open(agent.config.log_records, virtual_clock());
+    if (log >= 0) agent.send(Message::Log, Writer().u64(agent.config.log_records), log);
+    if (log >= 0) close(log);
   }
   if (!hooked) choose_hooks(agent.config.log_records != 0);
   std::string failed = hooked ? "" : install(hooks, hook_count());
@@ -469,6 +524,12 @@ void Agent::want_memory() {
   Connection *c = connection;
   if (!c) return;
   c->memory_wanted = true;
+  quietly([c] { wake_up(*c); });
+}
+
+void Agent::want_reading() {
+  Connection *c = connection;
+  if (!c || c->reading_wanted.exchange(true)) return;
   quietly([c] { wake_up(*c); });
 }
 

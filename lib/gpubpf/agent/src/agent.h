@@ -82,7 +82,9 @@ void apply(Module *module, Context *context, const std::shared_ptr<const Answer>
 std::shared_ptr<const Answer> parse_answer(Reader &reader, int image);
 
 // drain.cpp
-bool drain(uint32_t sequence, uint32_t wait_ms);  // every context
+bool drain(uint32_t sequence, uint32_t wait_ms, bool rings);  // every context; `rings`: only those in GPU memory
+void read_maps();      // every context, unasked
+void calibrate_all();  // the clocks of every context's GPU
 void close_context(Context *context);             // final drain before it goes away
 void enlarge_pools();
 

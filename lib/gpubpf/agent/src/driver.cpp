@@ -10,6 +10,7 @@ bool Driver::find(void *library) {
 #define GPUBPF_FIND(name, ...) name = reinterpret_cast<CUresult (*)(__VA_ARGS__)>(dlsym(library, #name));
   GPUBPF_DRIVER_FUNCTIONS(GPUBPF_FIND)
 #undef GPUBPF_FIND
+  cudasim_untimed = reinterpret_cast<void (*)(int)>(dlsym(library, "cudasim_untimed"));
   return cuCtxGetCurrent && cuCtxPushCurrent_v2 && cuCtxPopCurrent_v2 && cuCtxGetDevice && cuCtxSynchronize &&
          cuDeviceGetAttribute && cuMemAlloc_v2 && cuMemFree_v2 && cuMemsetD8Async && cuMemcpyHtoDAsync_v2 &&
          cuMemcpyDtoHAsync_v2 && cuStreamCreate && cuStreamQuery && cuModuleGetGlobal_v2 &&
@@ -18,12 +19,14 @@ bool Driver::find(void *library) {
 
 DriverScope::DriverScope() {
   ++depth();
+  if (driver.cudasim_untimed) driver.cudasim_untimed(1);
   if (driver.cuThreadExchangeStreamCaptureMode)
     exchanged_ = driver.cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS;
 }
 
 DriverScope::~DriverScope() {
   if (exchanged_) driver.cuThreadExchangeStreamCaptureMode(&mode_);
+  if (driver.cudasim_untimed) driver.cudasim_untimed(0);
   --depth();
 }
 

@@ -23,10 +23,12 @@ void run_host_program(const HostLaunch &launch);
 int make_marker();
 void marker_told();  // the tool has said Welcome: what it wanted to attach is attached
 
-// The host program that runs in this process, from the Welcome: its code, and what each of its arguments is. False: malformed.
+// The host programs' part of the Welcome. u32 mode: 0 there is none, 1 they run in the kernel, 2 in this process; then for 2 how many, and
+// for each its code, the bytes of its parameters, and its arguments (u32 kind, u32 map, u64 value). Code is called with the address of
+// an array of their values. False: malformed, or no memory.
 enum class HostArgument : uint32_t {
   Context = 0,  // value: number of a field of HostLaunch
-  MapBase = 1,  // value: number of a map with a file shared with the tool
+  MapBase = 1,  // map: number of one with a file shared with the tool
   Param = 2,    // value: offset in the parameter bytes that come with the code
   Helper = 3,   // value: number of a helper, as in bpf.h
 };

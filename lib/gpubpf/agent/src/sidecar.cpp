@@ -9,8 +9,11 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "clock.h"
 #include "current.h"
 #include "hooks.h"
+#include "log.h"
+#include "shared.h"
 
 namespace gpubpf {
 
@@ -186,27 +189,30 @@ namespace {
 
 constexpr uint64_t kPoolSlack = 64 << 10;  // bytes, for the ends of a thread array's instances
 
-// The agent's stream, map memory, and maps that the whole context shares. With `busy` held and the context current.
+// The agent's stream, map memory, maps that the whole context shares, rings, clock. With `busy` held and the context current.
 bool prepare_context(Context &context) {
   if (context.prepared) return context.usable;
   context.prepared = true;
   agent.watch_exit();
   if (driver.cuStreamCreate(&context.stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) return false;
+  Writer w;
+  agent.send(Message::Context, w.u32(context.serial).u32(static_cast<uint32_t>(context.device)).u32(context.cc));
   const std::vector<MapSpec> &maps = agent.config.maps;
-  uint64_t shared = 0;
+  const uint64_t controls = ring_control_bytes(context);
+  uint64_t shared = controls;
   for (const MapSpec &m : maps)
-    if (!m.by_shape()) shared += (m.fixed + 255) & ~uint64_t(255);
-  bool any_per_thread = std::any_of(maps.begin(), maps.end(), [](const MapSpec &m) { return m.by_shape(); });
+    if (!m.by_shape() && m.place == Place::Gpu) shared += (m.fixed + 255) & ~uint64_t(255);
+  bool any_by_shape = std::any_of(maps.begin(), maps.end(), [](const MapSpec &m) { return m.by_shape(); });
   // What the user grants is for values; what else is kept beside them comes on top.
-  uint64_t size = shared + (any_per_thread ? agent.config.map_memory + kPoolSlack : 0);
+  uint64_t size = shared + (any_by_shape ? agent.config.map_memory + kPoolSlack : 0);
   while (size && !add_pool(context, size)) {  // a GPU that is nearly full: less is better than none
     if (size / 2 < std::max<uint64_t>(shared, 1 << 16)) return false;
     size /= 2;
   }
-  uint64_t at = 0;
+  uint64_t at = controls;  // they begin the pool
   context.storage.assign(maps.size(), 0);
   for (size_t i = 0; i < maps.size(); ++i) {
-    if (maps[i].by_shape() || !maps[i].fixed) continue;
+    if (maps[i].by_shape() || maps[i].place != Place::Gpu || !maps[i].fixed) continue;
     context.storage[i] = context.pools[0]->base + at;
     at += (maps[i].fixed + 255) & ~uint64_t(255);
     if (!maps[i].initial.empty() && driver.cuMemcpyHtoDAsync_v2(context.storage[i], maps[i].initial.data(),
@@ -214,8 +220,10 @@ bool prepare_context(Context &context) {
       return false;
   }
   if (!context.pools.empty()) context.pools[0]->used = at;
+  if (!prepare_shared(context, context.pools.empty() ? 0 : context.pools[0]->base)) return false;
   if (!wait_for(context.stream, 10000)) return false;
   context.usable = true;
+  calibrate(context);
   return true;
 }
 
@@ -466,6 +474,12 @@ void loaded(Module *module, int image, uint64_t size) {
 
 void context_ready(Context *context) {
   Registry &r = registry();
+  // The log wants the GPU's clock, whether anything is instrumented or not.
+  if (oplog.on() && !r.captures.load() && lock_within(context->busy, 1000)) {
+    std::lock_guard<std::mutex> busy(context->busy, std::adopt_lock);
+    Current current(*context);
+    if (current.ok() && !context->dead) prepare_context(*context);
+  }
   std::vector<Module *> libraries;
   {
     std::lock_guard<std::mutex> hold(r.lock);

@@ -144,6 +144,15 @@ int memory_file(const char *name, uint64_t size) {
   return fd;
 }
 
+int sealed_file(const char *name, uint64_t size) {
+  int fd = memory_file(name, size);
+  if (fd >= 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    close(fd);
+    return -1;
+  }
+  return fd;
+}
+
 bool write_all(int fd, const void *data, size_t size, uint64_t offset) {
   const auto *p = static_cast<const char *>(data);
   while (size) {

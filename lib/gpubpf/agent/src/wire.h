@@ -10,7 +10,7 @@
 
 namespace gpubpf {
 
-constexpr uint32_t kProtocolVersion = 1;
+constexpr uint32_t kProtocolVersion = 2;
 constexpr uint32_t kFrameLimit = 64u << 20;
 
 enum class Message : uint32_t {
@@ -83,6 +83,7 @@ bool receive_frame(int socket, Frame &frame);
 
 // An anonymous file of `size` zero bytes, or -1. Moved to a high number: programs that count on low ones keep them.
 int memory_file(const char *name, uint64_t size);
+int sealed_file(const char *name, uint64_t size);  // whose size never changes, so that others can map it
 int move_high(int fd);
 bool write_all(int fd, const void *data, size_t size, uint64_t offset);
 bool read_all(int fd, void *data, size_t size, uint64_t offset);

@@ -1,0 +1,255 @@
+#include "marker.h"
+
+#include <atomic>
+#include <cstring>
+#include <ctime>
+#include <fcntl.h>
+#include <memory>
+#include <sched.h>
+#include <string>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "shared.h"
+
+namespace gpubpf {
+
+namespace {
+
+using Stub = void (*)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
+
+// The kernel makes a cheap breakpoint of a five-byte nop, if it is what the probe is on: no endbr64 comes before it.
+constexpr uint8_t kStub[] = {0x0F, 0x1F, 0x44, 0x00, 0x00, 0xC3};
+constexpr uint64_t kStubFile = 4096;
+constexpr uint32_t kArguments = 64;
+
+struct Program {
+  const Program *next = nullptr;
+  void (*code)(const uint64_t *arguments) = nullptr;
+  uint32_t count = 0;
+  uint64_t arguments[kArguments] = {};  // those that are the same at every launch
+  uint8_t fields[kArguments] = {};      // 1 + the number of the context's field, for the rest
+  std::vector<uint8_t> parameters;
+};
+
+void *stub = nullptr;
+int stub_file = -1;
+ino_t stub_inode = 0;
+std::atomic<bool> in_kernel{false};
+std::atomic<const Program *> programs{nullptr};  // never freed: a launch on another thread may be in one
+
+// --- the kernel's helpers, for a program that runs in this process; each is called as in the kernel ---
+
+std::vector<uint64_t> cgroups;  // the process's, from the root down to its own
+
+// A cgroup's id is the inode of its directory.
+std::vector<uint64_t> find_cgroups() {
+  std::vector<uint64_t> found;
+  char line[4096] = {};
+  int fd = move_high(open("/proc/self/cgroup", O_RDONLY | O_CLOEXEC));
+  if (fd < 0) return found;
+  ssize_t n = read(fd, line, sizeof line - 1);
+  close(fd);
+  const char *own = n > 0 ? strstr(line, "0::/") : nullptr;  // of the unified hierarchy
+  if (!own) return found;
+  const std::string path(own + 3, strcspn(own + 3, "\n"));
+  struct stat st;
+  std::string at = "/sys/fs/cgroup";
+  if (stat((at + "/cgroup.controllers").c_str(), &st) != 0) at += "/unified";
+  for (size_t from = 0; from != std::string::npos && stat(at.c_str(), &st) == 0;) {
+    found.push_back(st.st_ino);
+    if (path.size() <= from + 1) break;
+    size_t to = path.find('/', from + 1);
+    at += path.substr(from, to == std::string::npos ? to : to - from);
+    from = to == std::string::npos ? path.size() : to;
+  }
+  return found;
+}
+
+uint64_t ktime(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) { return now_ns(); }
+
+uint64_t boot_time(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) {
+  timespec t;
+  if (virtual_clock() || clock_gettime(CLOCK_BOOTTIME, &t) != 0) return now_ns();
+  return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
+}
+
+uint64_t random32(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) {
+  static thread_local uint64_t state __attribute__((tls_model("initial-exec"))) = 0;
+  if (!state) state = (now_ns() ^ (static_cast<uint64_t>(syscall(SYS_gettid)) << 32)) | 1;
+  state ^= state << 13;  // xorshift64 (G. Marsaglia, 2003)
+  state ^= state >> 7;
+  state ^= state << 17;
+  return static_cast<uint32_t>(state >> 16);
+}
+
+uint64_t processor(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) {
+  int n = sched_getcpu();
+  return n < 0 ? 0 : static_cast<uint64_t>(n);
+}
+
+uint64_t numa_node(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) {
+  unsigned node = 0;
+  syscall(SYS_getcpu, nullptr, &node, nullptr);
+  return node;
+}
+
+uint64_t pid_tgid(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) {
+  return static_cast<uint64_t>(getpid()) << 32 | static_cast<uint32_t>(syscall(SYS_gettid));
+}
+
+uint64_t uid_gid(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) {
+  return static_cast<uint64_t>(getgid()) << 32 | getuid();
+}
+
+uint64_t comm(uint64_t to, uint64_t size, uint64_t, uint64_t, uint64_t) {
+  char name[16] = {};
+  if (prctl(PR_GET_NAME, name) != 0) return static_cast<uint64_t>(-22);
+  auto *buffer = reinterpret_cast<char *>(to);
+  memset(buffer, 0, size);
+  memcpy(buffer, name, size < sizeof name ? size : sizeof name);
+  if (size) buffer[size - 1] = '\0';
+  return 0;
+}
+
+uint64_t cgroup_id(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) { return cgroups.empty() ? 0 : cgroups.back(); }
+
+uint64_t ancestor(uint64_t level, uint64_t, uint64_t, uint64_t, uint64_t) {
+  const auto n = static_cast<int32_t>(level);
+  return n < 0 || static_cast<size_t>(n) >= cgroups.size() ? 0 : cgroups[static_cast<size_t>(n)];
+}
+
+using Helper = uint64_t (*)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
+
+Helper helper(uint64_t number) {  // numbers: include/uapi/linux/bpf.h
+  switch (number) {
+    case 5:    // ktime_get_ns
+    case 160:  // ktime_get_coarse_ns
+      return ktime;
+    case 7: return random32;
+    case 8: return processor;
+    case 14: return pid_tgid;
+    case 15: return uid_gid;
+    case 16: return comm;
+    case 42: return numa_node;
+    case 80: return cgroup_id;
+    case 123: return ancestor;
+    case 125: return boot_time;
+    default: return nullptr;
+  }
+}
+
+void *executable(const std::vector<uint8_t> &code) {
+  int fd = memory_file("gpubpf-host", code.size());
+  void *at = MAP_FAILED;
+  if (fd >= 0 && write_all(fd, code.data(), code.size(), 0))
+    at = mmap(nullptr, code.size(), PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0);
+  if (fd >= 0) close(fd);
+  return at == MAP_FAILED ? nullptr : at;
+}
+
+// Null: malformed, or no memory.
+std::unique_ptr<Program> parse_program(Reader &reader) {
+  auto made = std::make_unique<Program>();
+  const std::vector<uint8_t> code = reader.blob();
+  made->parameters = reader.blob();
+  made->count = reader.count(16);
+  if (made->count > kArguments) return nullptr;
+  for (uint32_t i = 0; i < made->count; ++i) {
+    const auto kind = static_cast<HostArgument>(reader.u32());
+    const uint32_t map = reader.u32();
+    const uint64_t value = reader.u64();
+    uint64_t &argument = made->arguments[i];
+    switch (kind) {
+      case HostArgument::Context:
+        if (value >= sizeof(HostLaunch) / 8) return nullptr;
+        made->fields[i] = static_cast<uint8_t>(value + 1);
+        continue;
+      case HostArgument::MapBase:
+        argument = reinterpret_cast<uint64_t>(shared_array(map));
+        break;
+      case HostArgument::Param:
+        if (value < made->parameters.size()) argument = reinterpret_cast<uint64_t>(made->parameters.data()) + value;
+        break;
+      case HostArgument::Helper:
+        argument = reinterpret_cast<uint64_t>(helper(value));
+        break;
+    }
+    if (!argument) return nullptr;
+  }
+  if (!reader.ok() || code.empty()) return nullptr;
+  made->code = reinterpret_cast<void (*)(const uint64_t *)>(executable(code));
+  return made->code ? std::move(made) : nullptr;
+}
+
+}  // namespace
+
+bool host_program() {
+  return in_kernel.load(std::memory_order_relaxed) || programs.load(std::memory_order_acquire) != nullptr;
+}
+
+void run_host_program(const HostLaunch &l) {
+  if (in_kernel.load(std::memory_order_relaxed))
+    reinterpret_cast<Stub>(stub)(l.launch, l.kernel, l.stream, l.call_ns, l.threads, l.gpu);
+  const uint64_t fields[] = {l.launch, l.kernel, l.stream, l.call_ns, l.threads, l.gpu};
+  for (const Program *p = programs.load(std::memory_order_acquire); p; p = p->next) {
+    uint64_t arguments[kArguments];
+    for (uint32_t i = 0; i < p->count; ++i) arguments[i] = p->fields[i] ? fields[p->fields[i] - 1] : p->arguments[i];
+    p->code(arguments);
+  }
+}
+
+int make_marker() {
+  int fd = memory_file("gpubpf-marker", kStubFile);
+  struct stat st;
+  if (fd < 0) return -1;
+  if (write_all(fd, kStub, sizeof kStub, 0) && fstat(fd, &st) == 0 &&
+      fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) == 0) {  // so the tool knows it for ours
+    // Private: a probe in a shared mapping is never hit.
+    void *at = mmap(nullptr, kStubFile, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0);
+    if (at != MAP_FAILED) {
+      stub = at;
+      stub_file = fd;
+      stub_inode = st.st_ino;
+      return fd;
+    }
+  }
+  close(fd);
+  return -1;
+}
+
+void marker_told() {
+  struct stat st;  // the program may have closed it, and have the number for a file of its own
+  if (stub_file >= 0 && fstat(stub_file, &st) == 0 && st.st_ino == stub_inode) close(stub_file);
+  stub_file = -1;
+}
+
+bool take_host_program(Reader &reader) {
+  const uint32_t mode = reader.u32();  // 0 none, 1 in the kernel, 2 here
+  if (mode == 1) in_kernel = stub != nullptr;
+  if (mode != 2) return reader.ok() && mode < 2;
+  const Program *first = nullptr;
+  for (uint32_t n = reader.count(12); n; --n) {
+    std::unique_ptr<Program> made = parse_program(reader);
+    if (!made) return false;
+    made->next = first;
+    first = made.release();
+  }
+  if (!reader.ok()) return false;
+  cgroups = find_cgroups();
+  programs.store(first, std::memory_order_release);
+  return true;
+}
+
+void forget_host_program() {
+  in_kernel = false;
+  programs = nullptr;
+  stub = nullptr;
+  stub_file = -1;
+}
+
+}  // namespace gpubpf
