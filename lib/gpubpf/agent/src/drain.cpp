@@ -1,25 +1,55 @@
 // Reading map memory back, in bulk, into a file that the tool gets.
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <fcntl.h>
 #include <memory>
 #include <sys/mman.h>
 #include <thread>
 #include <unistd.h>
 
 #include "agent.h"
+#include "clock.h"
 #include "current.h"
+#include "shared.h"
 #include "stamp.h"
 
 namespace gpubpf {
 
 namespace {
 
-enum Flags : uint32_t { kClosed = 1, kRunning = 2, kFailed = 4 };
+enum Flags : uint32_t { kClosed = 1, kRunning = 2, kFailed = 4, kRings = 8 };
+
+constexpr uint64_t kPage = 4096;
+uint64_t whole_pages(uint64_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }
 
 struct Range {
   CUdeviceptr base;
   uint64_t size, offset;  // in the file
 };
+
+bool copy_out(Context &context, void *to, CUdeviceptr from, uint64_t bytes) {
+  return driver.cuMemcpyDtoHAsync_v2(to, from, bytes, context.stream) == CUDA_SUCCESS;
+}
+
+// The records of a ring in GPU memory that the tool has not taken yet, each where it lies in the ring; `control` was copied before.
+bool copy_records(Context &context, const RingMemory &ring, const char *control, char *to) {
+  const uint64_t first = (64 * uint64_t(ring.shards) + kPage - 1) & ~(kPage - 1);
+  for (uint32_t shard = 0; shard < ring.shards; ++shard) {
+    uint64_t reserved;
+    memcpy(&reserved, control + 64 * (1 + uint64_t(shard)), sizeof reserved);
+    uint64_t at = shard < ring.consumed.size() ? ring.consumed[shard] : 0;
+    const uint64_t begin = first + shard * ring.capacity * ring.stride;
+    if (reserved < at || reserved - at > ring.capacity) reserved = at + ring.capacity;  // never, while the lowering is right
+    while (at < reserved) {
+      const uint64_t index = at & (ring.capacity - 1), n = std::min(reserved - at, ring.capacity - index);
+      const uint64_t place = begin + index * ring.stride;
+      if (!copy_out(context, to + place, ring.data + place, n * ring.stride)) return false;
+      at += n;
+    }
+  }
+  return true;
+}
 
 // Whether all work of the context ended in time. A thread of its own waits: a persistent kernel never ends.
 // `goes_on`: the application does, so its captures must not be disturbed: to wait for a context of which a stream is captured is an error
@@ -58,27 +88,29 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
   if (!context.usable) return;
   Current current(context);
   if (!current.ok()) flags |= kFailed;
-  else if (wait_ms && !idle_within(context, wait_ms, sequence != 0)) flags |= kRunning;
+  else if (!wait_ms || !idle_within(context, wait_ms, sequence != 0)) flags |= kRunning;
+  if (current.ok() && wait_ms) calibrate(context);
 
   Writer table;
   std::vector<Range> ranges;
   uint64_t end = 0;
-  uint32_t instances = 0, shared = 0;
-  Writer shared_table;
+  uint32_t instances = 0, shared = 0, rings = 0;
+  Writer shared_table, ring_table;
+  std::vector<uint64_t> ring_offsets;
   {
     std::lock_guard<std::mutex> hold(context.memory);
     for (auto &p : context.pools) {
-      uint64_t used = p->used.load();
+      uint64_t used = flags & kRings ? (p == context.pools[0] ? ring_control_bytes(context) : 0) : p->used.load();
       if (!used) continue;
       ranges.push_back({p->base, used, end});
-      end += (used + 4095) & ~uint64_t(4095);
+      end += whole_pages(used);
     }
     auto offset_of = [&](CUdeviceptr base) -> uint64_t {
       for (const Range &r : ranges)
         if (base >= r.base && base < r.base + r.size) return r.offset + (base - r.base);
       return 0;
     };
-    for (const Copy *c : context.copies)
+    for (const Copy *c : flags & kRings ? std::vector<Copy *>() : context.copies)
       for (const auto &bucket : c->instances)
         for (const Instance *i = bucket.load(std::memory_order_acquire); i; i = i->next) {
           uint64_t launches = i->launches.load();
@@ -89,28 +121,43 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
           for (const Array &a : i->arrays) table.u32(a.map).u64(offset_of(a.base)).u64(a.bytes).u64(a.capacity);
         }
     for (size_t m = 0; m < context.storage.size(); ++m)
-      if (context.storage[m]) {
+      if (context.storage[m] && agent.config.maps[m].place == Place::Gpu && !(flags & kRings)) {
         ++shared;
         shared_table.u32(static_cast<uint32_t>(m)).u64(offset_of(context.storage[m])).u64(agent.config.maps[m].fixed);
       }
+    for (const RingMemory &r : context.rings) {
+      ++rings;
+      ring_offsets.push_back(end);
+      ring_table.u32(r.map).u64(offset_of(r.control)).u64(r.mapped ? 0 : end).u64(r.mapped ? 0 : r.bytes);
+      if (!r.mapped) end += whole_pages(r.bytes);
+    }
   }
 
   int fd = memory_file("gpubpf-maps", end);
   void *to = fd >= 0 && end ? mmap(nullptr, end, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
   if (end && to == MAP_FAILED) flags |= kFailed;
+  const uint64_t taken_ns = now_ns();
+  auto *bytes = static_cast<char *>(to);
   if (!(flags & kFailed)) {
     for (const Range &r : ranges)
-      if (driver.cuMemcpyDtoHAsync_v2(static_cast<char *>(to) + r.offset, r.base, r.size, context.stream) != CUDA_SUCCESS)
+      if (!copy_out(context, bytes + r.offset, r.base, r.size)) flags |= kFailed;
+    if (!wait_for(context.stream, 5000)) flags |= kFailed;
+    for (size_t i = 0; i < context.rings.size() && !(flags & kFailed); ++i) {
+      const RingMemory &r = context.rings[i];  // controls begin the first pool, which comes first in the file
+      if (!r.mapped && !copy_records(context, r, bytes + (r.control - context.pools[0]->base), bytes + ring_offsets[i]))
         flags |= kFailed;
+    }
     if (!wait_for(context.stream, 5000)) flags |= kFailed;
   }
   // A copy that is under way still goes to the mapping: then it stays.
   if (to != MAP_FAILED && !(flags & kFailed)) munmap(to, end);
+  if (fd >= 0) fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);  // so that the tool can map it
 
   Writer w;
-  w.u32(sequence).u32(context.serial).u32(static_cast<uint32_t>(context.device)).u32(flags).u64(end);
+  w.u32(sequence).u32(context.serial).u32(static_cast<uint32_t>(context.device)).u32(flags).u64(end).u64(taken_ns);
   w.u32(instances).raw(table.bytes.data(), table.bytes.size());
   w.u32(shared).raw(shared_table.bytes.data(), shared_table.bytes.size());
+  w.u32(rings).raw(ring_table.bytes.data(), ring_table.bytes.size());
   if (fd < 0) return;  // no file to be had: the tool counts these launches as lost
   agent.send(Message::Snapshot, w, fd);
   close(fd);
@@ -125,7 +172,7 @@ std::vector<Context *> contexts() {
 
 }  // namespace
 
-bool drain(uint32_t sequence, uint32_t wait_ms) {
+bool drain(uint32_t sequence, uint32_t wait_ms, bool rings) {
   bool all = true;
   for (Context *c : contexts()) {
     if (!lock_within(c->busy, wait_ms + 1000)) {
@@ -135,7 +182,7 @@ bool drain(uint32_t sequence, uint32_t wait_ms) {
     std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
     // In a capture nothing is copied, unless this is the end.
     if (c->dead || (registry().captures.load() && !wait_ms)) all = all && c->dead;
-    else snapshot(*c, sequence, wait_ms, 0);
+    else snapshot(*c, sequence, wait_ms, rings ? uint32_t(kRings) : 0u);
     if (!c->dead) collect_stamps(*c, std::min<uint32_t>(wait_ms, 500));
   }
   Writer w;
@@ -143,11 +190,33 @@ bool drain(uint32_t sequence, uint32_t wait_ms) {
   return all;
 }
 
+void read_maps() {
+  for (Context *c : contexts()) {
+    if (!lock_within(c->busy, 1000)) continue;
+    std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
+    if (!c->dead && !registry().captures.load()) snapshot(*c, 0, 0, 0);
+  }
+}
+
+void calibrate_all() {
+  for (Context *c : contexts()) {
+    if (!lock_within(c->busy, 10)) continue;
+    std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
+    Current current(*c);
+    if (current.ok() && !c->dead && c->usable) calibrate(*c);
+  }
+}
+
 // The application destroys it now: nobody may be in it any more. (Nor does the agent come back: `dead`.)
 void close_context(Context *context) {
   bool ours = lock_within(context->busy, 10000);
   if (ours && agent.connected) quietly([&] { snapshot(*context, 0, 2000, kClosed); });
   if (ours) quietly([&] { collect_stamps(*context, 500); });
+  if (ours && context->usable)
+    quietly([&] {
+      Current current(*context);
+      if (current.ok() && idle_within(*context, 100, false)) release_shared(*context);
+    });
   context->dead = true;
   if (ours) context->busy.unlock();
 }
