@@ -499,6 +499,14 @@ class Output:
         """One line for people; what a target named itself is escaped."""
         self.write(printable(text) + "\n")
 
+    def lines(self, texts: Iterable[str]) -> None:
+        """Many lines for people in few writes."""
+        from itertools import islice
+
+        rest = iter(texts)
+        while chunk := list(islice(rest, 4096)):
+            self.write("".join(printable(text) + "\n" for text in chunk))
+
     def record(self, **fields: Any) -> None:
         """One JSON Lines record."""
         self.records([fields])

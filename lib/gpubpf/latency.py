@@ -5,16 +5,15 @@ Times are ns on the host's clock; a number that is not known is None in records 
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from gpubpf import hist, names, oplog, table
+from gpubpf import hist, names, symbols, table
 from gpubpf.clock import UNKNOWN
 from gpubpf.launches import METHODS, Found
 from gpubpf.timeline import NONE, Kind, Lane
@@ -22,6 +21,7 @@ from gpubpf.timeline import NONE, Kind, Lane
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from gpubpf.offcpu import Activity
     from gpubpf.perfetto import Trace
 
     Integers: TypeAlias = NDArray[np.int64]
@@ -38,19 +38,21 @@ SPLIT = ("api", "wait", "overhead")
 TITLES = {"h2d": "H->D", "d2h": "D->H", "d2d": "D->D", "h2h": "H->H", "memset": "memset"}
 SYNCS = ("stream", "event", "context")
 IN_A_ROW = 5  # launches: fewer are not worth a graph
+STACKS = 10  # that are shown
 NODE_NS = 1500  # what the GPU needs from one small kernel of a graph to the next, generously
 
 
 class View:
     """`Found` with the names that people and programs read."""
 
-    def __init__(self, found: Found) -> None:
-        self.found = found
+    def __init__(self, found: Found, activity: Activity | None = None) -> None:
+        self.found, self.activity = found, activity
         self.ops, self.waits = found.ops, found.waits
         self.short = [name.short if name.short else "?" for name in names.demangle_all(found.names)]
         self.full = [name.full for name in names.demangle_all(found.names)]
         labels = names.labels(found.names)
         self.labels = [labels.get(name, "") or "?" for name in found.names]
+        self._stacks: dict[tuple[int, int], list[str]] = {}
 
     @cached_property
     def streams(self) -> list[str]:
@@ -105,7 +107,30 @@ class View:
         process = self.found.processes[int(self.found.process[at])]
         return {"pid": process.pid, "comm": process.comm, "gpu": int(self.found.gpu[at])}
 
-    def launch(self, at: int) -> dict[str, Any]:
+    def stack(self, at: int) -> list[str]:
+        """The host's stack that launched, innermost frame first; empty where it is not known."""
+        process = self.found.processes[int(self.found.process[at])]
+        return self._frames(process.pid, int(self.found.stack[at]))
+
+    def _frames(self, pid: int, number: int) -> list[str]:
+        if (pid, number) not in self._stacks:
+            frames = next((p.stacks.get(number, ()) for p in self.found.processes if p.pid == pid), ())
+            # A return address is that of the next instruction.
+            self._stacks[pid, number] = [
+                symbols.describe(frame.file, max(frame.offset - 1, 0))
+                if frame.file
+                else frame.symbol or f"{frame.address:#x}"
+                for frame in frames
+            ]
+        return self._stacks[pid, number]
+
+    def meanwhile(self, at: int) -> list[tuple[str, int]]:
+        """What the launching thread did from the call to the kernel's start beside running its own code: (what, ns)."""
+        if self.activity is None or self.ops.start[at] == NONE:
+            return []
+        return self.activity.explain(int(self.found.tid[at]), int(self.ops.call[at]), int(self.ops.start[at]))
+
+    def launch(self, at: int, stack: bool = False) -> dict[str, Any]:
         """The record of one launch."""
         found, ops, waits = self.found, self.ops, self.waits
         graph = None
@@ -123,6 +148,10 @@ class View:
         error = int(found.start_error[at])
         fields |= {"waited_for": self.waited_for(at), "method": METHODS[int(found.method[at])]}
         fields |= {"clock_error_ns": None if error == UNKNOWN else error, "running": bool(found.running[at])}
+        if stack:
+            fields["stack"] = self.stack(at)
+        if self.activity is not None:
+            fields["meanwhile"] = [{"what": what, "ns": ns} for what, ns in self.meanwhile(at)]
         return fields | {"grid": found.grid[at].tolist(), "block_dim": found.block_dim[at].tolist()}
 
     def operation(self, at: int) -> dict[str, Any]:
@@ -141,7 +170,7 @@ class View:
 
 @dataclass(frozen=True)
 class Group:
-    """Launches of one kernel (and stream, graph node) of one process and GPU: their places."""
+    """Launches of one kernel (and stream, graph node) of one process and GPU: their places. `label` begins with graph and node."""
 
     at: Integers
     label: str
@@ -166,7 +195,10 @@ def groups(view: View, chosen: Integers, by: Sequence[str] = ()) -> list[Group]:
     for part in parts:
         first = int(part[0])
         stream = view.streams[int(ops.lane[first])] if "lane" in by else None
-        made.append(Group(part, view.labels[int(found.name[first])], stream))
+        label = view.labels[int(found.name[first])]
+        if "graph" in by and ops.graph[first] >= 0:
+            label = f"{int(ops.graph[first]) + 1}.{int(ops.node[first])} {label}"
+        made.append(Group(part, label, stream))
 
     def lost(group: Group) -> int:
         latency = view.waits.latency[group.at]
@@ -198,12 +230,15 @@ def clock_error(view: View, at: Integers) -> int | None:
 # --- records ---
 
 
-def kernel_record(view: View, group: Group, by_stream: bool) -> dict[str, Any]:
+def kernel_record(view: View, group: Group, by_stream: bool, by_node: bool = False) -> dict[str, Any]:
+    """The record of a line of the table."""
     found, first = view.found, int(group.at[0])
     name = int(found.name[first])
     fields: dict[str, Any] = {"type": "kernel", **view.common(first), "kernel": view.short[name]}
     fields |= {"demangled": view.full[name], "mangled": found.names[name]}
     fields["stream"] = f"0x{int(found.stream[first]):x}" if by_stream else None
+    if by_node and view.ops.graph[first] >= 0:
+        fields["graph"] = {"exec": f"0x{int(found.exec[first]):x}", "node": int(view.ops.node[first])}
     fields["count"] = len(group)
     for what in ("latency", *SPLIT, "exec"):
         fields[f"{what}_ns"] = distribution(getattr(view.waits, what)[group.at])
@@ -299,28 +334,32 @@ def histogram(values: Integers) -> list[str]:
     return hist.lines(hist.log2_slots(values // 1000), "usecs", "count")
 
 
-def launch_header() -> str:
-    return f"{'T+us':>11} {'TID':>7} {'KERNEL':<18}" + "".join(
-        f"{title:>8}" for title in ("LATENCY", "API", "WAIT", "OVERHD", "EXEC")
-    )
+LAUNCH_HEADER = f"{'T+us':>11} {'TID':>7} {'KERNEL':<18}" + "".join(
+    f"{title:>8}" for title in ("LATENCY", "API", "WAIT", "OVERHD", "EXEC")
+)
 
 
-def launch_line(view: View, at: int, origin: int) -> str:
+def launch_line(view: View, at: int) -> str:
+    """One launch; times in µs, from the first call of all."""
     waits, error = view.waits, known(view.found.start_error[at])
     cells = [at_least(known(waits.latency[at]), error)]
-    cells += [us(known(getattr(waits, what)[at])) for what in (*SPLIT, "exec")]
-    when = f"{(int(view.ops.call[at]) - origin) / 1000:.1f}"
+    cells += [us(known(getattr(waits, what)[at])) for what in SPLIT]
+    cells.append("runs" if view.found.running[at] else us(known(waits.exec[at])))
+    when = f"{(int(view.ops.call[at]) - view.found.origin) / 1000:.1f}"
     label = table.fit(view.labels[int(view.found.name[at])], 18)
     return f"{when:>11} {int(view.found.tid[at]):>7} {label:<18}" + "".join(f"{cell:>8}" for cell in cells)
 
 
-def timeline_lines(view: View, origin: int) -> Iterator[str]:
-    """Each stream's story, then each host thread's."""
+def timeline_lines(view: View, new: Integers) -> Iterator[str]:
+    """Of the operations in `new`: each stream's story, then each host thread's. Times in µs from the first call of all."""
     found, ops = view.found, view.ops
+    origin = found.origin
+    told = np.zeros(len(ops), bool)
+    told[new] = True
     for process_number, process in enumerate(found.processes):
-        mine = found.process == process_number
+        mine = told & (found.process == process_number)
         host = np.isin(ops.kind, (Kind.SYNC, Kind.API))
-        for lane in np.unique(ops.lane[mine & ~host & (ops.node < 0) | (ops.node >= 0) & mine]).tolist():
+        for lane in np.unique(ops.lane[mine & ~host]).tolist():
             at = np.flatnonzero(mine & ~host & (ops.lane == lane))
             first = int(at[0])
             title = {"default": "the default stream", "thread": "a thread's default stream"}.get(
@@ -426,15 +465,72 @@ def graph_hint(rows: Sequence[Row]) -> list[str]:
     return table.wrap(sentence)
 
 
+def slower(view: View, chosen: Integers, limit: int) -> Integers:
+    """Those whose latency is more than `limit` ns."""
+    latency = view.waits.latency[chosen]
+    return chosen[(latency != NONE) & (latency > limit)]
+
+
+def slow_stories(view: View, slow: Integers, chosen: Integers, limit: int) -> Iterator[str]:
+    """What happened in each slow launch, then which host threads launched them."""
+    found, waits = view.found, view.waits
+    yield f"{len(slow):,} of {table.count(len(chosen), 'launch')} took more than {limit} us to start"
+    for at in slow.tolist():
+        process = found.processes[int(found.process[at])]
+        stream = view.streams[int(view.ops.lane[at])]
+        yield ""
+        yield (
+            f"T+{(int(view.ops.call[at]) - found.origin) / 1000:.1f} us  {view.labels[int(found.name[at])]}: "
+            f"{at_least(int(waits.latency[at]), known(found.start_error[at]))} us"
+        )
+        yield f"  thread {int(found.tid[at])} of {process.comm}, stream {stream}"
+        parts = [f"{us(known(waits.api[at]))} us in the call"]
+        if waits.wait[at] > 0:
+            waited = view.waited_for(at) or {"name": "earlier work"}
+            parts.append(f"{us(int(waits.wait[at]))} us behind {TITLES.get(waited['name'], waited['name'])}")
+        elif waits.wait[at] == NONE:
+            parts.append("what it waited for is not known")
+        if waits.overhead[at] != NONE:
+            parts.append(f"{us(int(waits.overhead[at]))} us on the launch path")
+        yield from table.wrap("; ".join(parts), indent=2)
+        if view.activity is not None and (did := view.meanwhile(at)):
+            yield from table.wrap(
+                "meanwhile the thread: " + "; ".join(f"{what} {us(ns)} us" for what, ns in did[:4]), indent=2
+            )
+    if len(slow):
+        yield ""
+        yield "which threads launch the slow kernels"
+        yield from slow_threads(view, slow, chosen)
+    yield ""
+
+
 def slow_threads(view: View, slow: Integers, chosen: Integers) -> list[str]:
-    """Which host threads launched the slow ones."""
+    """A row for each host thread that launched slow ones: how many, of how many."""
     of_all, of_slow = (Counter(view.found.tid[some].tolist()) for some in (chosen, slow))
     rows = []
     for tid, count in of_slow.most_common(10):
         mine = slow[view.found.tid[slow] == tid]
         latency = distribution(view.waits.latency[mine]) or {}
-        rows.append([tid, count, of_all[tid], us(latency.get("p50")), us(latency.get("max"))])
-    return table.lines(["TID", "SLOW", "LAUNCHES", "P50 us", "MAX us"], rows) if rows else []
+        spent: Counter[str] = Counter()
+        for at in mine[:1000].tolist():
+            spent.update(dict(view.meanwhile(at)))
+        most = next((what for what, _ in spent.most_common(1)), "-")
+        rows.append([tid, count, of_all[tid], us(latency.get("p50")), us(latency.get("max")), most])
+    heads = ["TID", "SLOW", "LAUNCHES", "P50 us", "MAX us", "MEANWHILE MOSTLY"]
+    return table.lines(heads, rows, left=heads[-1:])
+
+
+def stack_lines(view: View, chosen: Integers) -> Iterator[str]:
+    """The host's stacks that launched, most launches first."""
+    keys = Counter(zip(view.found.process[chosen].tolist(), view.found.stack[chosen].tolist(), strict=True))
+    for (process, number), count in keys.most_common(STACKS):
+        frames = view._frames(view.found.processes[process].pid, number)
+        yield f"{table.count(count, 'launch')} from"
+        yield from (f"    {frame}" for frame in frames or ["a stack that is not known"])
+        yield ""
+    if len(keys) > STACKS:
+        yield f"and from {len(keys) - STACKS:,} other stacks"
+        yield ""
 
 
 def clock_line(view: View, chosen: Integers) -> str:
@@ -451,12 +547,58 @@ def clock_line(view: View, chosen: Integers) -> str:
     return text
 
 
-def matched(found: Found) -> Integers:
-    return np.flatnonzero((found.ops.kind == Kind.KERNEL) & (found.reason != oplog.NOT_MATCHED))
+def losses(view: View, lost: int) -> dict[str, Any]:
+    """What the summary adds: `lost` operations found no room in a log."""
+    found, ops = view.found, view.ops
+    wanted = found.wanted
+    return {
+        "launches_lost": int((found.lost & wanted).sum()),
+        "launches_running": int((found.running & wanted).sum()),
+        "launches_unknown": int((wanted & (ops.start == NONE) & ~found.lost).sum()),
+        "operations_lost": lost,
+        "clock_error_ns": clock_error(view, np.flatnonzero(wanted)),
+        "clock_steps": found.clock_steps,
+    }
 
 
-def json_line(record: dict[str, Any]) -> str:
-    return json.dumps(record, separators=(",", ":")) + "\n"
+def loss_lines(summary: Mapping[str, Any]) -> list[str]:
+    """The same for people; nothing where there is nothing to say."""
+    said = {
+        "launches_running": "still running when the measurement ended",
+        "launches_lost": "lost: their place was used again before it was read, or their process died",
+        "launches_unknown": "not timed: no probe in them, no timing events around them",
+    }
+    lines = [f"{table.count(summary[name], 'launch')} {text}" for name, text in said.items() if summary[name]]
+    if summary["operations_lost"]:
+        lines.append(
+            f"{summary['operations_lost']:,} operations found no room in the log: waits may be attributed wrongly"
+        )
+    return lines
+
+
+# --- CSV ---
+
+CSV_COLUMNS = (
+    *("pid", "comm", "gpu", "kernel", "stream", "graph", "node", "count"),
+    *(
+        f"{what}_{which}_ns"
+        for what in ("latency", *SPLIT, "exec")
+        for which in ("mean", "p50", "p99", "max")
+    ),
+    "clock_error_ns",
+)
+
+
+def csv_row(record: Mapping[str, Any]) -> tuple[object, ...]:
+    """A row of the table from its record; what is not known is empty."""
+    graph = record.get("graph") or {}
+    row: list[object] = [record[name] for name in ("pid", "comm", "gpu", "kernel", "stream")]
+    row += [graph.get("exec"), graph.get("node"), record["count"]]
+    for what in ("latency", *SPLIT, "exec"):
+        values = record[f"{what}_ns"] or {}
+        row += [values.get(which) for which in ("mean", "p50", "p99", "max")]
+    row.append(record["clock_error_ns"])
+    return tuple("" if cell is None else cell for cell in row)
 
 
 # --- traces ---

@@ -1,9 +1,9 @@
 """The operation log and what device programs measured → launches with times on the host's clock.
 
     launches = Launches(slots=1 << 15)
-    launches.log(process, records)                # as they come
-    launches.reading(process, starts, ends, …)    # each time that the GPU's arrays were read
-    found = launches.found()                      # all launches so far
+    for _ in session.intervals(…, tick=lambda: launches.take(session)):
+        found = launches.found()
+        new = launches.fresh(found, last=True)
 
 The device's half of a launch lies in arrays in which launch number N has place N modulo `slots`. A cell is a key of 16 bits of
 generation (N / slots) and 48 bits of time, so that the largest key wins without a lock: for starts the complement of the time
@@ -13,7 +13,7 @@ generation (N / slots) and 48 bits of time, so that the largest key wins without
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,10 +21,12 @@ import numpy as np
 
 from gpubpf import oplog, timeline
 from gpubpf.clock import UNKNOWN, Bracket, GpuClock
-from gpubpf.timeline import NONE, Kind, Lane, Operations, Waits
+from gpubpf.timeline import NEVER, NONE, Kind, Lane, Operations, Waits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from gpubpf.session import Session
 
     Integers: TypeAlias = NDArray[np.int64]
     Records: TypeAlias = NDArray[Any]
@@ -34,7 +36,10 @@ MASK = (1 << TIME_BITS) - 1
 GENERATIONS = 1 << 16
 COUNTER = (1 << 40) - 1  # the part of an id that counts; the process is above
 NO_METHOD, DEVICE, STAMP = range(3)  # how a time was measured
+LEFT_OUT = (1, 2)  # reasons: by --sample, by --launch
 METHODS = (None, "device", "stamp")
+KEPT = 1 << 18  # records, where intervals are printed
+_HOST = "host"  # as a source of cells
 
 
 @dataclass
@@ -46,6 +51,7 @@ class Process:
     virtual: bool = False  # its times are on the embedded device's virtual clock
     names: Mapping[int, str] = field(default_factory=dict)
     gpus: Mapping[int, int] = field(default_factory=dict)
+    stacks: Mapping[int, Sequence[Any]] = field(default_factory=dict)  # by number, innermost frame first
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,9 @@ class Found:
     name: of a kernel its number in `names` (mangled), else -1. reason: why a kernel was not instrumented (as in the log). method: how
     its times were measured. start_error, end_error: ns, UNKNOWN without a time; exec_error: of end - start. running: not over at the
     last reading. lost: instrumented, and its times never came. bytes: of copies and memsets. parent: of a kernel in a graph the
-    graph's launch, else -1; exec: of both the executable graph. event: the handle of records and waits. api: the number of an API
-    call's function, which `functions` names. clock_steps: places where clocks contradict themselves.
+    graph's launch, else -1; exec: of both the executable graph, first: of the graph's launch the id of its first kernel. event: the
+    handle of records and waits. api: the number of an API call's function, which `functions` names. wanted: the launches of
+    kernels that were asked for. origin: the first call of all, ns. clock_steps: places where clocks contradict themselves.
     """
 
     ops: Operations
@@ -77,33 +84,98 @@ class Found:
     lost: NDArray[np.bool_]
     bytes: Integers
     exec: Integers
+    first: Integers
     parent: Integers
     event: NDArray[np.uint64]
     api: Integers
     stack: Integers
     grid: Integers  # [operation, 3]
     block_dim: Integers
+    wanted: NDArray[np.bool_]
+    origin: int
     clock_steps: int
     functions: Mapping[int, str] = field(default_factory=dict)
-
-    @property
-    def kernels(self) -> NDArray[np.bool_]:
-        """The launches of kernels that were asked for."""
-        return (self.ops.kind == Kind.KERNEL) & (self.reason != oplog.NOT_MATCHED)
 
 
 class Launches:
     """Collects, in the order in which things come; see the top of the file. `slots`: a power of two."""
 
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
+    def __init__(self, slots: int, filtered: bool = False) -> None:
+        self._slots, self._filtered = slots, filtered
         self._records: list[tuple[Process, Records]] = []
         self._cells: dict[tuple[int, Any], _Cells] = {}
+        self._processes: dict[int, Process] = {}
+        self._told = np.zeros(0, np.int64)  # ids, sorted
+        self._passed: dict[int, Integers] = {}  # by process: ids that the host program let through
+        self._origin = NEVER
+        self._lost_of: dict[int, int] = {}
+
+    @property
+    def lost(self) -> int:
+        """Operations that found no room in a log."""
+        return sum(self._lost_of.values())
+
+    def take(
+        self, session: Session, starts: str = "starts", ends: str = "ends", halves: str = "halves"
+    ) -> None:
+        """What came since the last time: logs, then readings (what they hold was launched before), then what the host wrote down."""
+        for log in session.logs():
+            process = self._processes.setdefault(log.pid, Process(log.pid))
+            process.comm, process.virtual = log.comm, log.virtual
+            process.names, process.gpus, process.stacks = log.names, log.gpus, log.stacks
+            self._lost_of[log.pid] = log.lost
+            self.log(process, log.records)
+        for reading in session.readings(starts, ends):
+            process = self._processes.setdefault(reading.pid, Process(reading.pid, reading.comm))
+            cells = [reading.instances[name] for name in (starts, ends)]
+            if all(cells):
+                begun, ended = (found[0].array for found in cells)
+                self.reading(process, begun, ended, reading.taken_ns, reading.idle, reading.context)
+        for shared in session.shared(halves):
+            self.host_halves(shared.pid, shared.array)
 
     def log(self, process: Process, records: Records) -> None:
         """Records of the operation log, as they follow each other (`oplog.DTYPE`)."""
-        if len(records):
-            self._records.append((process, records))
+        if not len(records):
+            return
+        self._records.append((process, records))
+        calls = records["call_ns"][(records["kind"] < oplog.SPAN) & (records["call_ns"] > 0)]
+        if len(calls):
+            self._origin = min(self._origin, int(calls.min()))
+
+    def host_halves(self, pid: int, halves: Any) -> None:
+        """The shared array as the host program fills it (fields `launch`, `start`): launches that passed its filters, and starts that
+        outlive the GPU's memory."""
+        ids = halves["launch"].astype(np.int64)
+        if self._filtered:
+            self._passed[pid] = np.union1d(self._passed.get(pid, np.zeros(0, np.int64)), ids[ids != 0])
+        if len(halves) == self._slots:
+            starts = np.where(ids != 0, halves["start"], 0)
+            cells = self._cells.setdefault((pid, _HOST), _Cells(self._slots))
+            cells.update(starts, np.zeros(self._slots, np.uint64), 0, False)
+
+    def fresh(self, found: Found, last: bool) -> Integers:
+        """Operations that were not given before and are over; the `last` time also those that are not."""
+        over = (found.ops.kind != Kind.KERNEL) | (found.ops.end != NONE)
+        new = np.flatnonzero(over | last)
+        new = new[~np.isin(found.ops.id[new], self._told)]
+        if not last:
+            self._told = np.union1d(self._told, found.ops.id[new])
+        return new
+
+    def forget(self) -> None:
+        """Makes room: of what was given before, only the last matters to what comes."""
+        count = sum(len(records) for _, records in self._records)
+        if count < 2 * KEPT:
+            return
+        kept: list[tuple[Process, Records]] = []
+        for process, records in reversed(self._records):
+            if sum(len(part) for _, part in kept) > KEPT:
+                told = np.isin(records["id"].astype(np.int64), self._told)
+                records = records[(records["kind"] > oplog.SPAN) | (records["kind"] == oplog.KERNEL) & ~told]
+            kept.append((process, records))
+        self._records = kept[::-1]
+        self._told = self._told[-4 * KEPT :]
 
     def reading(
         self, process: Process, starts: Any, ends: Any, taken: int, idle: bool, source: Any = None
@@ -115,7 +187,8 @@ class Launches:
 
     def found(self) -> Found:
         """All that is known now. Some seconds for a million operations."""
-        return _Finder(self._records, self._cells, self._slots).found()
+        passed = np.concatenate([np.zeros(0, np.int64), *self._passed.values()]) if self._filtered else None
+        return _Finder(self._records, self._cells, self._slots).found(self._origin, passed)
 
 
 class _Cells:
@@ -185,7 +258,7 @@ class _Finder:
         )
         self.cells, self.slots = cells, slots
 
-    def found(self) -> Found:
+    def found(self, origin: int, passed: Integers | None) -> Found:
         raw = self.raw
         kind = raw["kind"].astype(np.int64)
         queued = (kind >= Kind.KERNEL) & (kind <= Kind.API)
@@ -224,18 +297,30 @@ class _Finder:
         names, name = self._names(kernel, field("kernel", "slot"))
         handles = (kinds == Kind.RECORD) | (kinds == Kind.WAIT)
         sized = np.isin(kinds, timeline.WORK) & ~kernel
+        parent, firsts = self._parents(ops, member), np.where(graph, field("graph", "first"), none)
         waits = timeline.waits(ops)
         lasted = times.pop("exec")
         waits = dataclasses.replace(waits, exec=np.where(lasted != NONE, lasted, waits.exec))
         return Found(
             ops=ops, waits=waits, processes=self.processes, process=self.owner, names=names, name=name,
             gpu=self._gpus(at), tid=raw["thread"][at].astype(np.int64), stream=raw["stream"][at], reason=reason,
-            bytes=np.where(sized, field("copy", "bytes"), nothing), exec=execs, parent=self._parents(ops, member),
+            bytes=np.where(sized, field("copy", "bytes"), nothing), exec=execs,
+            first=firsts, parent=parent,
             event=np.where(handles, raw["event"]["event"][at], np.uint64(0)),
             api=np.where(kinds == Kind.API, field("api", "function"), none), functions=self._functions(at[kinds == Kind.API]),
             stack=raw["stack"][at].astype(np.int64), grid=field("kernel", "grid"),
-            block_dim=field("kernel", "block"), **times,
+            block_dim=field("kernel", "block"), origin=origin, wanted=self._wanted(ops, reason, parent, firsts, passed), **times,
         )  # fmt: skip
+
+    def _wanted(
+        self, ops: Operations, reason: Integers, parent: Integers, firsts: Integers, passed: Integers | None
+    ) -> NDArray[np.bool_]:
+        """Launches of kernels that were asked for, --launch and --sample meant them, and the host program let them through."""
+        wanted = (ops.kind == Kind.KERNEL) & ~np.isin(reason, (oplog.NOT_MATCHED, *LEFT_OUT))
+        if passed is not None:  # the host program runs once for a graph
+            asked = np.where(parent >= 0, firsts[parent], ops.id)
+            wanted &= np.isin(asked, passed)
+        return wanted
 
     # --- identities ---
 
@@ -336,7 +421,8 @@ class _Finder:
                 clock = clocks.get(process.gpus.get(context, 0), GpuClock([]))
                 some = mine[contexts == context]
                 chosen = some[probed[some]]
-                for (pid, _), cells in self.cells.items():
+                # What the host's memory holds comes first: the GPU's own arrays know better.
+                for (pid, _), cells in sorted(self.cells.items(), key=lambda item: item[0][1] != _HOST):
                     if pid != process.pid or not len(chosen):
                         continue
                     there, cell = cells.lookup(ops.id[chosen] & COUNTER)
@@ -360,7 +446,7 @@ class _Finder:
                 self._stamps(ops, some, spans, clock, method, (start_error, end_error, exec_error))
         # What was read before a launch was over may lack its last threads.
         over = timeline.over_by(ops)
-        settled = probed & (probed_end != NONE) & (idle | ((over != timeline.NEVER) & (taken >= over)))
+        settled = probed & (probed_end != NONE) & (idle | ((over != NEVER) & (taken >= over)))
         ops.end[settled] = probed_end[settled]
         seen = probed & (method == DEVICE)
         end_error[seen & ~settled] = exec_error[seen & ~settled] = UNKNOWN
