@@ -874,6 +874,7 @@ class _Body:
             for number, block in enumerate(self.flow.blocks)
             if number in self.flow.cycles and any(self._synchronizes(i) for i in block.instructions)
         }
+        gone: set[tuple[int, int]] = set()
         for number, block in enumerate(self.flow.blocks):
             index = block.instructions[-1]
             instruction = body[index]
@@ -894,23 +895,21 @@ class _Body:
                     bare = all(self._opcode(i) in ("bra", *LEAVING) for i in path)
                     if bare or self.flow.scope[start] == self.flow.scope[index]:  # names mean the same here
                         self.apart[index] = path, taken
-                        if not taken:
-                            self._kill(index + 1)
+                        gone |= {(number, s) for s in block.successors if self.flow.cycles.get(s) != cycle}
                         break
+        self._left_out(gone)
 
-    def _kill(self, start: int) -> None:
-        """Leave out what nothing falls into any more: from `start` up to the next label in use, or past the next jump."""
-        for index in range(start, len(self.flow.body)):
-            statement = self.flow.body[index]
-            if index in self.flow.leaders:
-                return
-            if isinstance(statement, Instruction):
-                self.dead.add(index)
-                if statement.opcode in (
-                    "bra",
-                    *LEAVING,
-                ):  # the tails this is for hold no other, and no predicates
-                    return
+    def _left_out(self, gone: set[tuple[int, int]]) -> None:
+        """Leave out what only the edges between blocks in `gone` led to."""
+        seen: set[int] = set()
+        todo = [0]
+        while todo:
+            number = todo.pop()
+            if number not in seen:
+                seen.add(number)
+                todo += [s for s in self.flow.blocks[number].successors if (number, s) not in gone]
+        for number in self.flow.reachable - seen:
+            self.dead.update(self.flow.blocks[number].instructions)
 
     def _synchronizes(self, index: int) -> bool:
         statement = self.flow.body[index]
