@@ -101,7 +101,7 @@ class Host:
         self._past: list[Runs] = []
         self._lock = threading.Lock()
         self.natives: tuple[Native, ...] = ()
-        self.in_kernel = False
+        self._loaded = False
         if attachments:
             self._start(native, virtual)
 
@@ -109,6 +109,11 @@ class Host:
     def shared(self) -> Mapping[str, MapDefinition]:
         """The shared arrays, by name."""
         return self._shared
+
+    @property
+    def in_kernel(self) -> bool:
+        """Whether processes are to be attached to: programs of this host or a companion's run in the kernel."""
+        return self._loaded or any(companion.in_kernel for companion in self._companions)
 
     # --- start ---
 
@@ -120,7 +125,7 @@ class Host:
         if not (virtual and asks_time):
             try:
                 self._load(tracepoints)
-                self.in_kernel = True
+                self._loaded = True
                 return
             except OSError as error:
                 said = (
@@ -302,7 +307,7 @@ class HostProcess:
         try:
             for name, definition in host.shared.items():
                 size = maps.storage_size(definition)
-                self.files[name] = _create(definition) if host.in_kernel else _memory(name, size)
+                self.files[name] = _create(definition) if host._loaded else _memory(name, size)
                 self._mapped[name] = mmap.mmap(self.files[name], size, mmap.MAP_SHARED, mmap.PROT_READ)
         except BaseException:
             self.close()
@@ -316,7 +321,7 @@ class HostProcess:
             companion.attach(marker, offset)
         host = self._host
         launches = [a.function for a in host._attachments if a.event == LAUNCH]
-        if not host.in_kernel or not launches:
+        if not host._loaded or not launches:
             return
         if not _is_stub(marker, offset):
             raise SessionError("a traced process sent a file that is no stub; its launches are not followed")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpubpf.lower.native import Native
     from gpubpf.ptx.module import Module
     from gpubpf.results import Instance
-    from gpubpf.session import Session
+    from gpubpf.session import Follow, Session
 
 WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
 PREBUILT = Path(__file__).parent / "prebuilt"
@@ -291,16 +291,26 @@ class BPF:
                 result[name] = bytes(definition.value_size)
         return result
 
-    def trace(self, args: argparse.Namespace) -> Session:
-        """The measurement that the command line asks for, a context manager. `args`: see `cli`."""
+    def trace(self, args: argparse.Namespace, follow: Follow | None = None) -> Session:
+        """The measurement that the command line asks for, a context manager. `args`: see `cli`. `follow`: what is wanted beside
+        maps, such as the operation log."""
         from gpubpf import tracing
+
+        def host(note: Callable[[str], None], virtual: bool) -> Host | None:
+            return self.host(args, note, virtual)
 
         if not self.probes and not self.host_programs:
             raise UsageError(
                 "nothing is attached; call attach_gpu_entry, attach_gpu_exit or attach_launch first"
             )
         self.session = tracing.trace(
-            args, self.attachments, self.definitions(), self.params(args), getattr(args, "out", None)
+            args,
+            self.attachments,
+            self.definitions(),
+            self.params(args),
+            getattr(args, "out", None),
+            follow,
+            host,
         )
         return self.session
 

@@ -505,6 +505,8 @@ class Session:
         self._drain(LEAVING_WAIT if self._terminated else DRAIN_WAIT, protocol.STOP)
         if self._returncode is not None:
             self._settle()
+        if self._host is not None:
+            self._host.detach()
         self._ended_ns = time.monotonic_ns()
         self._tell_attached()
         self._run_tick()  # what came into logs and rings: then it is known what did not

@@ -121,20 +121,22 @@ NATIVE_HELPERS: dict[int, tuple[str, tuple[str, ...]]] = {
     1: ("map_lookup_elem", (*_NATIVE, "param")),
     2: ("map_update_elem", _NATIVE),
     5: ("ktime_get_ns", ()),
+    7: ("get_prandom_u32", ()),
     8: ("get_smp_processor_id", ()),
     14: ("get_current_pid_tgid", ()),
     15: ("get_current_uid_gid", ()),
     16: ("get_current_comm", ()),
+    42: ("get_numa_node_id", ()),
     80: ("get_current_cgroup_id", ()),
     123: ("get_current_ancestor_cgroup_id", ()),
     125: ("ktime_get_boot_ns", ()),
+    160: ("ktime_get_coarse_ns", ()),
 }
 # Names for messages (enum bpf_func_id).
 _KERNEL_ONLY = {
     3: "map_delete_elem",
     4: "probe_read",
     6: "trace_printk",
-    7: "get_prandom_u32",
     25: "perf_event_output",
     27: "get_stackid",
     35: "get_current_task",
