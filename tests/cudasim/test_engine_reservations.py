@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import cache
 
 import numpy as np
@@ -198,3 +199,26 @@ def test_multiprocessors_have_numbers_and_clocks(virtual: bool) -> None:
         of = number == k
         assert (cycles - after)[of].max() <= (cycles - before)[of].min()
     assert len({int(d) // 1_000_000_000 for d in cycles - before}) > 8
+
+
+SLEEPERS = r"""
+extern "C" __global__ void sleeps(unsigned long long *out)
+{
+    unsigned long long before, after;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(before));
+    if (threadIdx.x % 2) for (int k = 0; k < 5; k++) asm volatile("nanosleep.u32 1000000000;");
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(after));
+    __syncthreads();
+    out[blockIdx.x * blockDim.x + threadIdx.x] = after - before;
+}
+"""
+
+
+def test_threads_sleep_at_the_same_time() -> None:
+    out = Array(np.zeros((20, 128), np.uint64))
+    device = Device(compile_cuda(SLEEPERS))
+    begin = time.monotonic()
+    device.launch("sleeps", 20, 128, out)
+    assert time.monotonic() - begin < 1  # 1,280 times 5 ms in a row would be 6 s
+    assert (out.host[:, 1::2] >= 5_000_000).all()  # a millisecond is the most for one
+    assert (out.host[:, ::2] < out.host[:, 1::2].min()).mean() > 0.9

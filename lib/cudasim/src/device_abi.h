@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 6
+#define CS_ABI 7
 #define CS_NO_PC 0xffffffffu
 #define CS_CODE_BASE 0x00007c0de0000000ull /* function addresses: CS_CODE_BASE + 16 * (index + 1) */
 
@@ -51,7 +51,7 @@ struct cs_services { /* called by generated code; those marked * do not return w
     void (*assertfail)(struct cs_warp *w, uint64_t message, uint64_t file, uint32_t line, uint64_t function); /* * */
     uint64_t (*clock)(struct cs_warp *w);
     uint64_t (*globaltimer)(struct cs_warp *w);
-    void (*nanosleep)(struct cs_warp *w, uint32_t ns);
+    void (*nanosleep)(struct cs_warp *w, uint32_t mask, uint32_t next_pc); /* then pick */
     float (*round32)(uint32_t op, uint32_t mode, float a, float b, float c);
     double (*round64)(uint32_t op, uint32_t mode, double a, double b, double c);
     float (*convert32)(uint32_t op, uint32_t mode, int64_t i, double d);
@@ -91,6 +91,7 @@ struct cs_warp {
     /* the virtual clock: ns at the start of the block, plus what was reached in it when an access was made, for faults */
     uint64_t time[32] __attribute__((aligned(32)));
     volatile uint32_t elapsed;
+    uint32_t asleep;                   /* engine: lanes that sleep (real clock) */
     uint32_t ordered, held, turn;      /* of an ordered kernel: lanes that wait for their turn to communicate; whose it is */
 };
 

@@ -64,7 +64,7 @@ Warp *make_warp(Block &block, uint32_t index) {
     w.runnable = lanes == 32 ? ~0u : (1u << lanes) - 1;
     w.exited = ~w.runnable;
     w.parked = w.mask = w.lane = w.line = 0;
-    w.held = w.turn = 0;
+    w.held = w.turn = w.asleep = 0;
     w.ordered = job.kernel->ordered;
     w.resume_mask = w.runnable;  // all are at the first block
     w.resume_pc = job.kernel->entry_pc;
@@ -117,10 +117,26 @@ void recheck(Block &block) {
         check_barrier(block, static_cast<uint32_t>(__builtin_ctz(bits)));
 }
 
+// Lanes whose sleep is over go on.
+void wake(Warp &warp, Block &block) {
+    cs_warp &w = warp.state;
+    const uint64_t now = nanoseconds(CLOCK_MONOTONIC);
+    for (uint32_t m = w.asleep; m; m &= m - 1) {
+        const auto l = static_cast<uint32_t>(__builtin_ctz(m));
+        if (warp.wake[l] <= now) {
+            w.asleep &= ~(1u << l);
+            w.runnable |= 1u << l;
+        } else if (!block.wake || warp.wake[l] < block.wake) {
+            block.wake = warp.wake[l];
+        }
+    }
+}
+
 // One turn of warp `index`. Returns whether anything happened.
 bool step(Block &block, uint32_t index) {
     Warp &warp = *block.active[index];
     cs_warp &w = warp.state;
+    if (w.asleep) wake(warp, block);
     if (!w.runnable && !(w.parked && complete_parked(&w))) return false;
     const uint32_t exited = w.exited;
     current_guard->warp = &w;  // should a signal end it
@@ -150,6 +166,7 @@ bool holds(const Block &block) {
 Outcome run_rounds(Block &block) {
     for (int round = 0; round < kRounds; round++) {
         bool progress = false;
+        block.wake = 0;
         const uint32_t from =
             block.job->launch->shuffle ? static_cast<uint32_t>(next_random(block.random) % block.warps) : 0;
         for (uint32_t k = 0; k < block.warps; k++) {
@@ -165,8 +182,9 @@ Outcome run_rounds(Block &block) {
             waiting = block.active[index] != nullptr && block.active[index]->state.runnable != 0;
         }
         if (block.finished == block.warps) return Outcome::finished;
-        if (!progress) return holds(block) ? Outcome::yielded : Outcome::failed;
+        if (!progress) return block.wake || holds(block) ? Outcome::yielded : Outcome::failed;
     }
+    block.wake = 0;
     return Outcome::yielded;
 }
 

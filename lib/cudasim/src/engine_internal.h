@@ -4,6 +4,7 @@
 #include <atomic>
 #include <csetjmp>
 #include <cstdint>
+#include <ctime>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -66,6 +67,7 @@ struct Warp {
     Buffer frame, args, local;
     std::vector<uint8_t> saved[32];           // frames of recursive functions, per lane
     uint32_t depth[32] = {};
+    uint64_t wake[32] = {};                   // of lanes that sleep: when to wake them, CLOCK_MONOTONIC in ns
     const struct Job *job = nullptr;          // for which it is prepared
     uint32_t index;                           // in the block
     uint32_t rotate_lane;
@@ -97,6 +99,7 @@ struct Block {
     uint32_t barriers_in_use = 0;             // bits
     Buffer shared;
     uint64_t random = 0;                      // hostile mode
+    uint64_t wake = 0;                        // not 0: all its threads wait or sleep, this is when the first wakes
     uint64_t end = 0;                         // virtual clock: of the last thread of the warps that have finished; of a fault
 
     Block() = default;
@@ -151,5 +154,6 @@ uint32_t device_vprintf(cs_warp *w, uint64_t format, uint64_t arguments);
 void *resolve(cs_warp *w, uint64_t address, uint32_t size, uint32_t access);
 
 uint64_t next_random(uint64_t &state);
+uint64_t nanoseconds(clockid_t which);
 
 }  // namespace cudasim

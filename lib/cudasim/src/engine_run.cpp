@@ -2,6 +2,7 @@
 // pool's threads go round all grids, so that launches overlap and a grid that waits for another one does not stop it.
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <csignal>
 #include <cstdlib>
@@ -23,7 +24,7 @@ namespace cudasim {
 
 namespace {
 
-constexpr uint64_t kResident = 65536;                         // threads of an ordered kernel; more than fit on the device
+constexpr uint64_t kResident = 65536;         // threads of a grid that wait for a time; more than fit on the device
 constexpr uint32_t kSmallLocal = 4096, kSmallShared = 65536;  // bytes of a thread, a block: kept for other grids
 
 struct Grid : Job {
@@ -31,6 +32,7 @@ struct Grid : Job {
     uint64_t resumed = 0;                 // slices of suspended blocks since a block was started
     uint32_t running = 0;                 // threads that run a slice
     std::deque<std::unique_ptr<Block>> suspended;
+    std::multimap<uint64_t, std::unique_ptr<Block>> asleep;   // by when to go on, CLOCK_MONOTONIC in ns
     std::vector<std::unique_ptr<Block>> idle;
     std::condition_variable changed;      // for the thread in run()
     Fault fault;
@@ -39,8 +41,11 @@ struct Grid : Job {
     bool stop = false;
     uint64_t multiplier = 1, shift = 0;   // hostile mode: block i is really (i * multiplier + shift) % total
 
-    bool takeable() const { return !stop && (next < total || !suspended.empty()); }
-    bool finished() const { return running == 0 && (stop || (next == total && suspended.empty())); }
+    uint64_t threads() const { return static_cast<uint64_t>(launch->block[0]) * launch->block[1] * launch->block[2]; }
+    // Blocks that sleep take no more memory than those that fit on a device.
+    bool startable() const { return next < total && asleep.size() * threads() < kResident; }
+    bool takeable() const { return !stop && (startable() || !suspended.empty()); }
+    bool finished() const { return running == 0 && (stop || (next == total && suspended.empty() && asleep.empty())); }
 };
 
 struct Pool {
@@ -93,9 +98,8 @@ void run_ordered(Grid &grid) {
     using Key = std::tuple<uint64_t, int, uint64_t>;      // time; begins, runs, waits; number
     std::map<Key, std::unique_ptr<Block>> coming;
     const LaunchDescription &launch = *grid.launch;
-    const uint64_t threads = static_cast<uint64_t>(launch.block[0]) * launch.block[1] * launch.block[2];
     uint64_t places = 0, turns = 0;
-    while (places < std::min(grid.total, std::max<uint64_t>(1, kResident / threads)))
+    while (places < std::min(grid.total, std::max<uint64_t>(1, kResident / grid.threads())))
         coming.emplace(Key{launch.start_ns, begins, places++}, nullptr);
     while (!coming.empty()) {
         if (turns++ % 1024 == 0 && launch.cancel && launch.cancel->load(std::memory_order_relaxed)) {
@@ -143,6 +147,10 @@ Fault no_memory(const Grid &grid) {
 
 // One piece of work on a grid; the mutex is held on entry and on return. False: there is nothing to take.
 bool work_on(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
+    for (auto it = grid.asleep.begin(); it != grid.asleep.end() && it->first <= nanoseconds(CLOCK_MONOTONIC);) {
+        grid.suspended.push_back(std::move(it->second));
+        it = grid.asleep.erase(it);
+    }
     if (!grid.takeable()) return false;
     if (grid.launch->cancel && grid.launch->cancel->load(std::memory_order_relaxed)) {
         grid.fault.cancelled = true;
@@ -155,7 +163,7 @@ bool work_on(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
     bool resume = false;
     // A suspended block has used its quantum: it may be waiting for one that has not been started. Each gets one more
     // slice before a further block is started.
-    if (!grid.suspended.empty() && (grid.next == grid.total || grid.resumed < grid.suspended.size())) {
+    if (!grid.suspended.empty() && (!grid.startable() || grid.resumed < grid.suspended.size())) {
         block = std::move(grid.suspended.front());
         grid.suspended.pop_front();
         grid.resumed++;
@@ -163,7 +171,7 @@ bool work_on(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
     } else {
         const uint64_t left = grid.total - grid.next;
         count = std::clamp<uint64_t>(left / (8ull * p.limit), 1, 64);
-        if (!grid.suspended.empty()) count = 1;
+        if (!grid.suspended.empty() || !grid.asleep.empty()) count = 1;
         first = grid.next;
         grid.next += count;
         grid.resumed = 0;
@@ -203,7 +211,10 @@ bool work_on(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
     p.statistics.slices += slices;
     p.statistics.blocks += resume ? 0 : count;
     if (block) grid.idle.push_back(std::move(block));
-    for (auto &b : unfinished) grid.suspended.push_back(std::move(b));
+    for (auto &b : unfinished) {
+        if (const uint64_t wake = b->wake) grid.asleep.emplace(wake, std::move(b));
+        else grid.suspended.push_back(std::move(b));
+    }
     grid.end = std::max(grid.end, end);
     // On the virtual clock it does not depend on the speed of threads which fault is reported.
     if (fault.code && (!grid.fault.code || (grid.image->virtual_clock && faulted < grid.faulted))) {
@@ -325,8 +336,10 @@ Fault run(const LaunchDescription &launch, uint64_t *duration_ns) {
         p.work.notify_all();
     }
     while (!g.finished()) {
-        if (!work_on(p, g, lock)) g.changed.wait(lock);
-        else if (shared && !g.suspended.empty()) p.work.notify_all();
+        if (!work_on(p, g, lock)) {
+            if (g.asleep.empty()) g.changed.wait(lock);
+            else g.changed.wait_until(lock, std::chrono::steady_clock::time_point(std::chrono::nanoseconds(g.asleep.begin()->first)));
+        } else if (shared && !g.suspended.empty()) p.work.notify_all();
     }
     if (shared) p.grids.remove(&g);
     const bool small = g.local_size <= kSmallLocal && g.shared_size <= kSmallShared;

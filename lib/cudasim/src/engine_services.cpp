@@ -367,12 +367,6 @@ void assertfail(cs_warp *w, uint64_t message, uint64_t file, uint32_t line, uint
 
 // ---------------------------------------------------------------------------------------------------- time
 
-uint64_t nanoseconds(clockid_t which) {
-    timespec now;
-    clock_gettime(which, &now);
-    return static_cast<uint64_t>(now.tv_sec) * 1000000000ull + static_cast<uint64_t>(now.tv_nsec);
-}
-
 // No clock of the host, so that one that is not converted shows; one for all processes, and nobody sets or slews it. As on a GPU,
 // each multiprocessor counts its cycles (of 1 ns here) from a start of its own.
 constexpr uint64_t kEpoch = 1'500'000'000'000'000'000, kApart = 1'234'567'891;
@@ -388,7 +382,20 @@ uint64_t globaltimer(cs_warp *w) {
     return environment.globaltimer ? environment.globaltimer(environment.self) : nanoseconds(CLOCK_MONOTONIC_RAW) + kEpoch;
 }
 
-void nanosleep(cs_warp *w, uint32_t) { w->budget = 0; }  // the others' turn at the next backward jump
+void nanosleep(cs_warp *w, uint32_t mask, uint32_t next_pc) {  // 9.7.13, nanosleep: from 0 to 2 t, and at most 1 ms
+    constexpr uint64_t kLeast = 500, kMost = 1'000'000;        // what is shorter than waking up takes is the others' turn
+    const uint64_t now = nanoseconds(CLOCK_MONOTONIC);
+    for (uint32_t m = mask; m; m &= m - 1) {
+        const uint32_t l = lowest(m);
+        const uint64_t length = std::min(w->cb[l], kMost);
+        w->pcs[l] = next_pc;
+        if (length < kLeast) continue;
+        warp_of(w).wake[l] = now + length;
+        w->asleep |= 1u << l;
+    }
+    w->runnable &= ~w->asleep;
+    w->budget = 0;
+}
 
 // ---------------------------------------------------------------------------------------------------- rounding
 
@@ -551,6 +558,12 @@ void *resolve(cs_warp *w, uint64_t a, uint32_t n, uint32_t access) {
     if (found == nullptr) raise_fault(w, CS_FAULT_ILLEGAL_ADDRESS, a, n, kind, nullptr);
     if (a & (n - 1)) raise_fault(w, CS_FAULT_MISALIGNED, a, n, kind, nullptr);
     return found;
+}
+
+uint64_t nanoseconds(clockid_t which) {
+    timespec now;
+    clock_gettime(which, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1000000000ull + static_cast<uint64_t>(now.tv_nsec);
 }
 
 uint64_t next_random(uint64_t &state) {  // splitmix64

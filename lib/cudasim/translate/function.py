@@ -36,7 +36,7 @@ _SHARED = re.compile(r"at_shared/\*(\w+)\+(\d+)\*/\(w, [^,]*, (\d+), \d+, \d+\)"
 @dataclass(eq=False, slots=True)
 class Block:
     codes: list[Code] = field(default_factory=list)
-    kind: str = "goto"  # goto, branch, table, exit, return, trap, call, indirect, collective, barrier
+    kind: str = "goto"  # goto, branch, table, exit, return, trap, call, indirect, collective, barrier, sleep
     targets: list[Block] = field(default_factory=list)
     predicate: Register | None = None
     negated: bool = False
@@ -201,7 +201,7 @@ class FunctionCode:
             v.elapsed, v.cost = self._current.reached, int(not v.injected)
             self._current.reached += v.cost
             control = _CONTROL.get(statement.opcode)
-            if control is not None:
+            if control is not None and not (self.virtual and control == "_sleep"):
                 v.elapsed = v.cost = 0  # the operands of what ends a block are read when its time has passed
                 self._checked(getattr(self, control), statement, scope)
                 continue
@@ -635,6 +635,15 @@ class FunctionCode:
             self._current.codes.append(v.code)
         self._resume(after)
 
+    def _sleep(self, i: Instruction, scope: Scope) -> None:
+        after = self._guard(i, scope)
+        head = self.values.code
+        head.text = f"w->cb[l] = {self.values.src(i.operands[0], 'u32')};"
+        resume = Block()
+        self._end("sleep", resume).head = head
+        self._start(resume)
+        self._resume(after)
+
     # -- liveness of registers at block boundaries
 
     def _liveness(self) -> None:
@@ -907,6 +916,8 @@ class FunctionCode:
             return f"{head} LEAVE({entries[block.detail]});"
         if block.kind == "indirect":
             return f"{head} goto pick;"
+        if block.kind == "sleep":
+            return f"{head} api->nanosleep(w, mask, {resume}); goto pick;"
         if block.kind == "collective":
             jump = self._jump(block, block.targets[0], base)
             call = f"w->line = {block.line};{self._no_time} if (!api->collective(w, mask, {block.detail}, {resume})) goto pick;"
@@ -949,5 +960,5 @@ def _fill_local(text: str, local_base: int) -> str:
 _CONTROL = {
     "bra": "_branch", "brx": "_branch_table", "ret": "_leave", "exit": "_leave", "trap": "_trap", "brkpt": "_trap",
     "bar": "_barrier", "barrier": "_barrier", "shfl": "_warp", "vote": "_warp", "match": "_warp", "redux": "_warp",
-    "activemask": "_warp", "elect": "_warp",
+    "activemask": "_warp", "elect": "_warp", "nanosleep": "_sleep",
 }  # fmt: skip
