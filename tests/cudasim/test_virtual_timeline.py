@@ -230,12 +230,19 @@ def test_two_host_threads(hostile: bool) -> None:
         thread = threading.Thread(target=other); thread.start(); thread.join()
         print(*lines, now())
         launch(1, b); print(at(record(b)))  # behind the other thread's kernel
+        def waits():
+            cu.cuCtxSetCurrent(cu.context); launch(100, a); events.append(record(a)); cu.cuStreamSynchronize(a)
+        events, start = [record(a)], now()
+        thread = threading.Thread(target=waits); thread.start(); thread.join()
+        ms = c_float(); cu.cuEventElapsedTime_v2(byref(ms), *events)  # the thread that joined knows
+        print(round(ms.value * 1e6), cu.status("cuStreamQuery", a), now() - start)
     """
     first = LAUNCH + 15002
     assert timeline(code, hostile) == [
         f"{first}",
         f"{first} {first + LAUNCH} {first + LAUNCH + 302} {first}",
         f"{first + LAUNCH + 302 + 5}",
+        f"{LAUNCH + 302} 0 {LAUNCH + 302}",
     ]
 
 
