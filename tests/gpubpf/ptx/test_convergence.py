@@ -123,7 +123,7 @@ def waits_before(code: list[str], wanted: re.Pattern[str]) -> list[int]:
 def test_no_lane_waits_before_its_clock(arch: str, kind: str, tmp_path: Path) -> None:
     module = parse(MODULE)
     fragment = TIME if kind == "time" else ring_program()
-    injected = inject(module, dict.fromkeys(BODIES, [Placement(fragment, "exit")]))
+    injected = inject(module, dict.fromkeys(BODIES, (Placement(fragment, "exit"),)))
     assert not injected.refusals
     original = sass(assembled(MODULE, arch, tmp_path)[0])
     probed = sass(assembled(injected.text, arch, tmp_path)[0])
