@@ -73,6 +73,8 @@ void new_process() {
   ++generation;
 }
 
+uint32_t generation_of_process() { return generation.load(std::memory_order_relaxed); }
+
 uint64_t take_ids(uint64_t n) { return next_id.fetch_add(n, std::memory_order_relaxed); }
 
 uint32_t thread_id() {

@@ -68,6 +68,7 @@ extern Log oplog;
 // Numbers of operations, unique on the machine: the first of `n` that follow each other.
 uint64_t take_ids(uint64_t n);
 void new_process();  // the agent starts here, the first time or in a forked child
+uint32_t generation_of_process();  // how often it did: what was kept before means nothing
 uint32_t thread_id();  // of the calling thread
 
 }  // namespace gpubpf

@@ -96,10 +96,7 @@ Lane new_lane(const Key &key) {
   return lane;
 }
 
-Lane find_lane(const Key &key) {
-  uint64_t epoch = lane_epoch.load(std::memory_order_acquire);
-  Remembered &slot = remembered[(reinterpret_cast<uintptr_t>(key.stream) >> 4) % kRemembered];
-  if (slot.epoch == epoch && slot.key == key) return slot.lane;
+Lane find_lane(const Key &key, uint64_t epoch, Remembered &slot) {
   Lane lane;
   bool known = false;
   {
@@ -115,19 +112,20 @@ Lane find_lane(const Key &key) {
 }  // namespace
 
 Lane lane_of(Where where) {
+  Key key{where.handle(), nullptr, 0};
+  if (!key.stream) key.stream = CU_STREAM_LEGACY;
+  const bool is_default = key.stream == CU_STREAM_LEGACY || key.stream == CU_STREAM_PER_THREAD;
   Lane lane;
-  quietly([&] {
-    Key key{where.handle(), nullptr, 0};
-    if (!key.stream) key.stream = CU_STREAM_LEGACY;
-    if (key.stream == CU_STREAM_LEGACY || key.stream == CU_STREAM_PER_THREAD) {
-      Registry &r = registry();
-      Context *only = r.only.load(std::memory_order_acquire);
-      key.context = only ? only : r.current();
-      if (!key.context) return;
-      if (key.stream == CU_STREAM_PER_THREAD) key.thread = thread_number();
-    }
-    lane = find_lane(key);
-  });
+  if (is_default) {
+    key.context = registry().only.load(std::memory_order_acquire);
+    if (!key.context) quietly([&] { key.context = registry().current(); });
+    if (!key.context) return lane;
+    if (key.stream == CU_STREAM_PER_THREAD) key.thread = thread_number();
+  }
+  uint64_t epoch = lane_epoch.load(std::memory_order_acquire);
+  Remembered &slot = remembered[(reinterpret_cast<uintptr_t>(key.stream) >> 4) % kRemembered];
+  if (slot.epoch == epoch && slot.key == key) return slot.lane;
+  quietly([&] { lane = find_lane(key, epoch, slot); });
   return lane;
 }
 
