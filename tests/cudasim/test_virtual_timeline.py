@@ -364,6 +364,37 @@ def test_random_programs_follow_the_definition(hostile: bool) -> None:
     assert timeline(code, hostile) == [f"{max(model.now, *model.ends)} {model.seen} {model.events}"]
 
 
+@HOSTILE
+def test_nodes_of_random_graphs_start_when_their_dependencies_end(hostile: bool) -> None:
+    random = Random(2 + hostile)
+    nodes = [
+        (random.randrange(1, 3000), sorted(random.sample(range(i), random.randrange(min(i, 3) + 1))))
+        for i in range(40)
+    ]
+    ends: list[int] = []
+    for turns, after in nodes:
+        ends.append(max([LAUNCH, *(ends[i] for i in after)]) + 3 * turns + 2)
+    code = f"""
+        class Parameters(ctypes.Structure):  # CUDA_KERNEL_NODE_PARAMS_v1
+            _fields_ = [("func", c_void_p), ("shape", ctypes.c_uint * 7), ("parameters", c_void_p), ("extra", c_void_p)]
+        graph, made, events = cu.handle("cuGraphCreate", 0), [], []
+        for turns, after in {nodes}:
+            argument = c_int(turns)
+            pointer = (c_void_p * 1)(ctypes.addressof(argument))
+            given = Parameters(work.value, (2, 1, 1, 8, 1, 1, 0), ctypes.addressof(pointer), None)
+            before = (c_void_p * 3)(*(made[i] for i in after))
+            made.append(cu.handle("cuGraphAddKernelNode", graph, before, c_size_t(len(after)), byref(given)).value)
+            events.append(cu.handle("cuEventCreate", 0))
+            end = (c_void_p * 1)(made[-1])
+            cu.handle("cuGraphAddEventRecordNode", graph, end, c_size_t(1), events[-1])
+        replay = cu.handle("cuGraphInstantiateWithFlags", graph, c_uint64(0))
+        cu.cuGraphLaunch(replay, None)
+        print([at(event) for event in reversed(events)], now())
+        cu.cuCtxSynchronize(); print(now())
+    """
+    assert timeline(code, hostile) == [f"{ends[::-1]} {max(ends)}", f"{max(ends)}"]
+
+
 def test_real_clock_has_no_virtual_time() -> None:
     code = """
         cu = Driver()

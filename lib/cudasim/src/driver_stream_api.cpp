@@ -362,16 +362,30 @@ CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int g
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
     if (config == nullptr || (config->numAttrs != 0 && config->attrs == nullptr)) return CUDA_ERROR_INVALID_VALUE;
     bool cooperative = false;
+    std::vector<CUevent> events;  // recorded when the kernel is done, which is later than they could be
     for (unsigned i = 0; i < config->numAttrs; i++) {
         const CUlaunchAttribute &attribute = config->attrs[i];
-        if (attribute.id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) cooperative = attribute.value.cooperative != 0;
-        if (attribute.id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION &&
-            attribute.value.clusterDim.x * attribute.value.clusterDim.y * attribute.value.clusterDim.z > 1)
-            return CUDA_ERROR_NOT_SUPPORTED;
+        const CUlaunchAttributeValue &value = attribute.value;
+        switch (static_cast<int>(attribute.id)) {
+            case CU_LAUNCH_ATTRIBUTE_COOPERATIVE: cooperative = value.cooperative != 0; break;
+            case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+                if (uint64_t{value.clusterDim.x} * value.clusterDim.y * value.clusterDim.z > 1)
+                    return CUDA_ERROR_NOT_SUPPORTED;
+                break;
+            case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT: events.push_back(value.programmaticEvent.event); break;
+            case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT: events.push_back(value.launchCompletionEvent.event); break;
+            default: break;  // hints
+        }
     }
-    return launch(config->hStream, function, {config->gridDimX, config->gridDimY, config->gridDimZ},
-                  {config->blockDimX, config->blockDimY, config->blockDimZ}, config->sharedMemBytes, cooperative,
-                  parameters, extra);
+    for (CUevent event : events)
+        if (!event_of(event)) return CUDA_ERROR_INVALID_HANDLE;
+    if (CUresult status = launch(config->hStream, function, {config->gridDimX, config->gridDimY, config->gridDimZ},
+                                 {config->blockDimX, config->blockDimY, config->blockDimZ}, config->sharedMemBytes,
+                                 cooperative, parameters, extra))
+        return status;
+    for (CUevent event : events)
+        if (CUresult status = cuEventRecord(event, config->hStream)) return status;
+    return CUDA_SUCCESS;
 }
 
 CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
