@@ -57,6 +57,7 @@ struct Connection {
   std::atomic<uint32_t> finish_asked{0}, finish_done{0}, finish_wait_ms{0};
   std::atomic<bool> memory_wanted{false}, reading_wanted{false}, calibrating{false}, exiting{false};
   std::atomic<uint64_t> finished_at{0};  // launches that the last complete drain covered
+  std::atomic<bool> finished{false};     // there was one
 
   // What may wait for the driver is done by a thread of its own, so that the end of the tool is noticed at once.
   std::mutex jobs_lock;
@@ -98,6 +99,9 @@ uint64_t instrumented() {
   for (uint32_t i = 0; i < used; ++i) n += agent.control->slots[i].instrumented.load(std::memory_order_relaxed);
   return n + agent.control->slots[kSlots - 1].instrumented.load(std::memory_order_relaxed);
 }
+
+// Whether something was launched, or at least logged, since everything was read last.
+bool to_finish(const Connection &c) { return instrumented() != c.finished_at || (oplog.on() && !c.finished); }
 
 void tool_gone(Connection &c) {
   agent.live = false;
@@ -213,7 +217,10 @@ void handle(Connection &c, Frame &frame) {
         uint64_t now = instrumented();
         if (c.exiting) agent.send(Message::Drained, Writer().u32(sequence).u32(1));
         else drain(sequence, wait_ms, flags & kOnlyRings);
-        if (flags & kStop) c.finished_at = now;  // what comes later, nobody asked for
+        if (flags & kStop) {  // what comes later, nobody asked for
+          c.finished_at = now;
+          c.finished = true;
+        }
       });
       break;
     }
@@ -289,7 +296,10 @@ void serve(Connection *c) {
         quietly([&] {
           usleep(2000);  // a launch that was being swapped is counted first
           uint64_t now = instrumented();
-          if (now != c->finished_at && drain(0, c->finish_wait_ms.load(), false)) c->finished_at = now;
+          if (to_finish(*c) && drain(0, c->finish_wait_ms.load(), false)) {
+            c->finished_at = now;
+            c->finished = true;
+          }
         });
         c->finish_done = asked;
       });
@@ -504,7 +514,7 @@ void Agent::finish(uint32_t wait_ms) {
   Connection *c = connection;
   if (!c || !connected || !control || c->pid != getpid() || is_own_thread || c->exiting) return;
   live = false;  // what other threads still launch would be counted in vain
-  if (instrumented() == c->finished_at.load()) return;
+  if (!to_finish(*c)) return;
   c->finish_wait_ms = wait_ms;
   uint32_t ticket = c->finish_asked.fetch_add(1) + 1;
   if (!wake_up(*c)) return;

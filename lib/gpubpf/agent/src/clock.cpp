@@ -19,7 +19,8 @@ namespace gpubpf {
 namespace {
 
 constexpr uint64_t kNever = UINT64_MAX;
-constexpr uint64_t kStart = 20000000, kAnswer = 2000000, kEnd = 5000000;  // ns that the host waits for: the kernel, an answer, its end
+// In ns: what the host waits for the kernel to begin, for all answers, and for its end; what it spins before it lets others run.
+constexpr uint64_t kStart = 20000000, kAnswers = 60000000, kEnd = 5000000, kSpin = 30000;
 constexpr unsigned kRounds = 40, kKept = 4;  // brackets that are taken, and the narrowest of them that are logged
 constexpr uint64_t kPage = 4096;
 constexpr uint32_t kEventError = 1000;  // ns: the resolution of timing events, 0.5 µs for each of two (CUDA driver API, cuEventElapsedTime)
@@ -44,8 +45,8 @@ struct Page {
 };
 static_assert(offsetof(Page, answer) == 64 && offsetof(Page, ended) == 112, "the kernel below knows these");
 
-// One thread that answers requests with the time. It gives up when none comes for 3 ms, so that a host that is not scheduled keeps no part
-// of the GPU busy. A clock that ticks coarsely shows as the least step between two readings.
+// One thread that answers requests with the time. It gives up when none comes for 30 ms, so that a host that is not scheduled keeps no
+// part of the GPU busy. A clock that ticks coarsely shows as the least step between two readings.
 const char kPing[] = R"(.version 6.3
 .target sm_70
 .address_size 64
@@ -93,7 +94,7 @@ WAIT:
 	@%p4 bra ANSWER;
 	mov.u64 %d9, %globaltimer;
 	sub.u64 %d10, %d9, %d7;
-	setp.lt.u64 %p5, %d10, 3000000;
+	setp.lt.u64 %p5, %d10, 30000000;
 	@%p5 bra WAIT;
 	bra END;
 ANSWER:
@@ -117,11 +118,11 @@ END:
 )";
 
 template <typename Condition>
-bool within(uint64_t ns, const Condition &condition) {
-  const uint64_t until = monotonic() + ns;
-  for (unsigned turn = 1; !condition(); ++turn) {
-    if (turn % 64 == 0) sched_yield();
-    if (monotonic() > until) return condition();
+bool until(uint64_t deadline, const Condition &condition) {
+  const uint64_t begin = monotonic();
+  for (uint64_t now = begin; !condition(); now = monotonic()) {
+    if (now > deadline) return false;
+    if (now - begin > kSpin) sched_yield();
   }
   return true;
 }
@@ -266,12 +267,15 @@ void calibrate(Context &context) {
     return;
   }
   timed = timed && driver.cuEventRecord(clock.end, clock.stream) == CUDA_SUCCESS;
+  const uint64_t start = monotonic();
   std::array<Bracket, kRounds> brackets;
   unsigned taken = 0;
   for (uint64_t round = 1; round <= kRounds + 1; ++round) {  // the first waits for the kernel to begin
     const uint64_t before = monotonic();
     page.request.store(round, std::memory_order_release);
-    if (!within(round == 1 ? kStart : kAnswer, [&] { return page.answer.load(std::memory_order_acquire) == round; })) break;
+    if (!until(round == 1 ? start + kStart : start + kAnswers,
+               [&] { return page.answer.load(std::memory_order_acquire) == round; }))
+      break;
     const uint64_t after = monotonic();
     if (round > 1) brackets[taken++] = {before, page.gpu, after, page.clock64};
   }
@@ -279,7 +283,7 @@ void calibrate(Context &context) {
   std::sort(brackets.begin(), brackets.begin() + taken,
             [](const Bracket &a, const Bracket &b) { return a.after - a.before < b.after - b.before; });
   for (unsigned i = 0; i < std::min(taken, kKept); ++i) put(context, page, brackets[i]);
-  clock.pending = !taken || !within(kEnd, [&] { return driver.cuStreamQuery(clock.stream) != CUDA_ERROR_NOT_READY; });
+  clock.pending = !taken || !until(monotonic() + kEnd, [&] { return driver.cuStreamQuery(clock.stream) != CUDA_ERROR_NOT_READY; });
   if (!begin) return;
   if (timed && !clock.pending && page.ended.load(std::memory_order_acquire)) return refer(clock, begin);
   std::lock_guard<std::mutex> hold(clock.lock);
