@@ -12,7 +12,7 @@ All numbers are little-endian; storage begins at an address that is a multiple o
     hash          64-byte header: u64 entries used, u64 lost, u64 slots (a power of two), zeros.
                   Then u64 state[slots], key[slots] (padded to 8 bytes each), value[slots] (padded to 8 bytes each).
                   A state is 0 (never used) or a 62-bit hash of the key << 2 | 1 being written, 2 in use, 3 deleted.
-    ringbuf       control and data in two places, of a `RingShape`.
+    ringbuf       control and data in two places; `rings.py` reads them.
                   Control, in GPU memory: u64 shards, u64 capacity (records of a shard, a power of two), u64 address of the data as
                   the GPU sees it, zeros up to 64; then for each shard 64 bytes: u64 reserved, u64 lost, u64 consumed as last seen.
                   Data: for each shard 64 bytes: u64 consumed, written by who reads; rounded up to 4096; then the records of each
@@ -257,7 +257,7 @@ def dtype(kind: Any, size: int) -> np.dtype[Any]:
 
 
 def storage_size(defn: MapDefinition, units: int = 0) -> int:
-    """Bytes of memory that `defn` takes; of a ring buffer: what it asks for (see `RingShape`). 0 for `param`.
+    """Bytes of memory that `defn` takes; of a ring buffer: what it asks for. 0 for `param`.
 
     `units`: for how many threads, warps or blocks the instance of such an array has room (1 for a kernel array)."""
     if defn.kind in SHAPED:
@@ -294,7 +294,7 @@ def decode(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int 
     """Storage as an array of `value_dtype`, without a copy where the layout allows that.
 
     thread_array, warp_array, block_array, kernel_array: shape (max_entries, units). array, shared_array: (max_entries,).
-    hash: (entries,) with fields `key` and `value`. Ring buffers: see `read_shard`.
+    hash: (entries,) with fields `key` and `value`. Ring buffers: see `rings.py`.
     Raises Error when `raw` is shorter than the map.
     """
     import numpy as np
@@ -337,88 +337,6 @@ def _decode_hash(defn: MapDefinition, raw: bytes | bytearray | memoryview) -> np
 def record_stride(defn: MapDefinition) -> int:
     """Bytes from one record of a ring buffer to the next."""
     return RECORD_HEADER + pad8(defn.value_size)
-
-
-@dataclass(frozen=True)
-class RingShape:
-    """How the records of a ring buffer lie: `capacity` (a power of two) records in each shard, `stride` bytes for each record."""
-
-    shards: int
-    capacity: int
-    stride: int
-
-    @classmethod
-    def of(cls, defn: MapDefinition, shards: int, size: int) -> RingShape:
-        """The largest that takes at most `size` bytes, but never less than twice the margin."""
-        stride = record_stride(defn)
-        records = max(size // (shards * stride), 2 * RING_MARGIN)
-        return cls(shards, 1 << records.bit_length() - 1, stride)
-
-    @property
-    def control_size(self) -> int:
-        return HEADER + RING_SHARD * self.shards
-
-    @property
-    def records_at(self) -> int:
-        """Offset of the first record in the data."""
-        return -(-RING_SHARD * self.shards // RING_PAGE) * RING_PAGE
-
-    @property
-    def data_size(self) -> int:
-        return self.records_at + self.shards * self.capacity * self.stride
-
-    def control(self, data: int) -> bytes:
-        """What the control block begins with; all else of it is zero. `data`: address of the data."""
-        return b"".join(v.to_bytes(8, "little") for v in (self.shards, self.capacity, data))
-
-
-def ring_counts(shape: RingShape, control: bytes | bytearray | memoryview) -> np.ndarray[Any, Any]:
-    """(shards, 3) u64 of a control block: reserved, lost, consumed as the GPU saw it last."""
-    import numpy as np
-
-    words = np.frombuffer(control, "<u8", shape.shards * RING_SHARD // 8, HEADER)
-    return words.reshape(shape.shards, RING_SHARD // 8)[:, :3]
-
-
-def read_shard(
-    defn: MapDefinition,
-    shape: RingShape,
-    data: bytes | bytearray | memoryview,
-    shard: int,
-    position: int,
-    most: int = 1 << 62,
-) -> tuple[np.ndarray[Any, Any], int]:
-    """(records, position behind them): a copy of what a shard holds from `position` on, up to the first record that is not
-    committed, but no more than `most`. Discarded ones are left out. `data` may be written at the same time, and is untrusted.
-    """
-    import numpy as np
-
-    found = []
-    start = position & (shape.capacity - 1)
-    at = shape.records_at + shard * shape.capacity * shape.stride
-    most = min(most, shape.capacity)
-    cell = np.dtype(
-        {
-            "names": ["mark", "size", "value"],
-            "formats": ["<u4", "<u4", defn.value_dtype],
-            "offsets": [0, 4, RECORD_HEADER],
-            "itemsize": shape.stride,
-        }
-    )
-    for first, count in ((start, min(shape.capacity - start, most)), (0, most - (shape.capacity - start))):
-        if count <= 0:
-            break
-        cells = np.frombuffer(data, cell, count, at + first * shape.stride)
-        expected = np.arange(position + 1, position + 1 + count, dtype=np.uint64).astype(np.uint32)
-        open_ = cells["mark"] != expected
-        committed = int(open_.argmax()) if open_.any() else count
-        taken = cells[:committed]
-        kept = taken["size"] & DISCARDED == 0
-        found.append(taken["value"].copy() if kept.all() else taken["value"][kept])
-        position += committed
-        if committed < count:
-            break
-    return (np.concatenate(found) if found else np.empty(0, defn.value_dtype)), position
 
 
 def lost(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int = 0) -> int:

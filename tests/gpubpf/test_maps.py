@@ -30,6 +30,7 @@ from gpubpf_asm import (
     store,
     storei,
 )
+from gpubpf_ring import Ring
 
 END = [movi(0, 0), leave()]
 
@@ -354,34 +355,6 @@ def ring(size=16, entries=4096):
     )
 
 
-class RingMemory:
-    """Control block and data of a ring in this process, and what a reader has taken of it."""
-
-    def __init__(self, definition, shards=1, capacity=4096):
-        self.definition = definition
-        self.shape = maps.RingShape(shards, capacity, maps.record_stride(definition))
-        self.data = ctypes.create_string_buffer(self.shape.data_size + 64)
-        self.at = -(-ctypes.addressof(self.data) // 64) * 64
-        control = self.shape.control(self.at).ljust(self.shape.control_size, b"\0")
-        self.control = ctypes.create_string_buffer(control, len(control))
-        self.view = (ctypes.c_char * self.shape.data_size).from_address(self.at)
-        self.positions = [0] * shards
-
-    def given(self, **more):
-        return {"map_" + self.definition.name: ctypes.addressof(self.control), **more}
-
-    def counts(self):
-        return maps.ring_counts(self.shape, self.control.raw).tolist()
-
-    def take(self, shard=0, most=1 << 62):
-        records, position = maps.read_shard(
-            self.definition, self.shape, self.view, shard, self.positions[shard], most
-        )
-        self.positions[shard] = position
-        ctypes.memmove(self.at + 64 * shard, position.to_bytes(8, "little"), 8)
-        return records
-
-
 def output_program(definition, size=16, specials=None):
     """A record {launch, work}, of perf's kind where it is shorter."""
     code = [mov(6, 1), load(3, 1, 0), load(4, 1, 16), store(10, -16, 3), store(10, -8, 4)]
@@ -401,69 +374,51 @@ def output_program(definition, size=16, specials=None):
     return Native(made, function, specials)
 
 
-def test_shapes_of_rings():
-    definition = ring()
-    shape = maps.RingShape.of(definition, 132, 64 << 20)
-    assert shape == maps.RingShape(132, 16384, 24)
-    assert (shape.control_size, shape.records_at) == (64 + 132 * 64, 12288)
-    assert shape.data_size == 12288 + 132 * 16384 * 24 <= 64 << 20
-    assert (
-        maps.RingShape.of(definition, 132, 1).capacity
-        == 4096
-        == maps.RingShape.of(definition, 1, 196607).capacity
-    )
-    assert maps.RingShape.of(definition, 1, 8192 * 24).capacity == 8192
-
-
 def test_ring_gives_records_in_order():
-    memory = RingMemory(ring(), shards=2)
+    memory = Ring(ring(), shards=2)
     native = output_program(memory.definition, specials={"sm": 5})  # more than there are shards
     for number in range(100):
         native(**memory.given(launch=number, work=2 * number))
-    assert memory.counts() == [[0, 0, 0], [100, 0, 0]]
-    assert len(memory.take(0)) == 0
-    found = memory.take(1)
+    assert memory.counts() == [(0, 0), (100, 0)]
+    found = memory.take()
     assert found["a"].tolist() == list(range(100))
     assert found["b"].tolist() == [2 * n for n in range(100)]
-    assert memory.positions == [0, 100]
-    assert len(memory.take(1)) == 0
+    assert memory.reader.consumed == [0, 100]
+    assert len(memory.take()) == 0
 
 
 def test_ring_that_is_full_loses_and_says_so():
     """What threads of a multiprocessor may have under way is kept free."""
-    memory = RingMemory(ring())
+    memory = Ring(ring())
     native = output_program(memory.definition)
     for number in range(2100):
         native(**memory.given(launch=number, work=0))
     assert memory.take()["a"].tolist() == list(range(2048))
-    assert memory.counts() == [[2048, 52, 0]]
+    assert memory.counts() == [(2048, 52)]
     native(**memory.given(launch=5000, work=0))  # what was taken is seen
     assert memory.take()["a"].tolist() == [5000]
-    assert memory.counts() == [[2049, 52, 2048]]
+    assert memory.counts() == [(2049, 52)]
 
 
 @pytest.mark.parametrize("start", [0, (1 << 32) - 3000, (1 << 33) - 1])
 def test_ring_goes_round_when_it_is_drained(start):
     """Over the end of its memory, and where the low words of positions begin again."""
-    memory = RingMemory(ring())
+    memory = Ring(ring())
     native = output_program(memory.definition)
-    for at in (0, 16):  # reserved and consumed
-        ctypes.memmove(ctypes.addressof(memory.control) + 64 + at, start.to_bytes(8, "little"), 8)
-    memory.positions = [start]
+    memory.begin_at(start)
     seen, number = [], 0
     for burst in (1500, 1000, 2040, 700, 2048, 2048, 1500, 5):
         for _ in range(burst):
             native(**memory.given(launch=number, work=0))
             number += 1
-        seen += memory.take(most=burst // 2)["a"].tolist()
         seen += memory.take()["a"].tolist()
     assert seen == list(range(number))
-    assert memory.positions == [start + number]
-    assert memory.counts()[0][1] == 0
+    assert memory.reader.consumed == [start + number]
+    assert memory.counts() == [(start + number, 0)]
 
 
 def test_ring_with_reserved_submitted_and_discarded_records():
-    memory = RingMemory(ring())
+    memory = Ring(ring())
     code = [
         mov(6, 1),
         *load_map(1, "ring"),
@@ -480,25 +435,24 @@ def test_ring_with_reserved_submitted_and_discarded_records():
     for number in range(50):
         native(**memory.given(launch=number, work=number % 3))
     assert memory.take()["a"].tolist() == [n for n in range(50) if n % 3 != 1]
-    assert memory.positions == [50]
+    assert memory.reader.consumed == [50]
 
 
 def test_ring_with_shorter_records():
     """They lie at the same stride, and say their size."""
-    memory = RingMemory(ring())
+    memory = Ring(ring())
     for number, size in enumerate((16, 8, 12)):
         output_program(memory.definition, size)(**memory.given(launch=number, work=9))
     assert memory.take()["a"].tolist() == [0, 1, 2]
-    sizes = [memory.view[memory.shape.records_at + 24 * n + 4] for n in range(3)]
-    assert sizes == [b"\x10", b"\x08", b"\x0c"]
+    assert [memory.data[memory.place.first + 24 * n + 4] for n in range(3)] == [16, 8, 12]
 
 
 def test_ring_with_a_record_that_is_not_committed():
-    memory = RingMemory(ring())
+    memory = Ring(ring())
     native = output_program(memory.definition)
     for number in range(3):
         native(**memory.given(launch=number, work=0))
-    mark = memory.at + memory.shape.records_at + 24
+    mark = memory.at + memory.place.first + 24
     ctypes.memset(mark, 0, 4)
     assert memory.take()["a"].tolist() == [0]
     assert len(memory.take()) == 0
@@ -506,22 +460,11 @@ def test_ring_with_a_record_that_is_not_committed():
     assert memory.take()["a"].tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_ring_of_nonsense_is_read_without_harm(seed):
-    definition = ring()
-    rng = random.Random(seed)
-    shape = maps.RingShape(3, 16, 24)
-    data = rng.randbytes(shape.data_size)
-    start = rng.randrange(1 << 64)
-    records, position = maps.read_shard(definition, shape, data, seed % 3, start)
-    assert start <= position <= start + 16 and len(records) <= 16
-
-
 # Prints
 
 
 def test_prints_come_back_as_text():
-    memory = RingMemory(maps.prints_definition())
+    memory = Ring(maps.prints_definition())
     text = b"at %d\0\0\0"
     words = int.from_bytes(text, "little")
     code = [mov(6, 1), *[b.Instruction(b.LD_IMM64, 3, imm=words), b.Instruction(0)], store(10, -8, 3)]

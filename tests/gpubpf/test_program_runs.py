@@ -88,17 +88,23 @@ args = cli.parse(parser, sys.argv[2:])
 b = BPF(text=open(sys.argv[1]).read())
 b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
 b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit", accumulate="stores")
+found = {"prints": [], "events": []}
+rings = [d.name for d in b.definitions() if d.kind == "ringbuf"]
 with b.trace(args) as session:
     for _ in session.intervals(args.interval, args.count):
-        pass
-found = {}
+        for name in rings:
+            for part in session.rings(name):
+                if name == maps.PRINTS:
+                    found["prints"] += maps.prints(b.formats(), part.records)
+                else:
+                    found[name] += part.records.tolist()
 for d in b.definitions():
-    for i in session.instances(d.name) if d.kind != "param" else ():
-        if d.name == maps.PRINTS:
-            found["prints"] = list(maps.prints(b.formats(), i.raw))
-        else:
-            found[d.name] = maps.decode(d, i.raw, i.capacity).tolist()
+    for i in session.instances(d.name) if d.kind not in ("param", "ringbuf") else ():
+        found[d.name] = maps.decode(d, i.raw, i.capacity).tolist()
         found["lost " + d.name] = maps.lost(d, i.raw, i.capacity)
+for name in rings:
+    for counts in session.ring_counts(name):
+        found["lost " + name] = sum(shard.lost + shard.incomplete for shard in counts.shards)
 json.dump(found, open("found.json", "w"))
 """
 

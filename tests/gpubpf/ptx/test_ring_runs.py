@@ -20,8 +20,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 sys.path.insert(0, str(HERE))
 
-from gpubpf import maps  # noqa: E402
-from gpubpf.maps import MapDefinition, RingShape  # noqa: E402
+from gpubpf.maps import MapDefinition  # noqa: E402
 
 BLOCKS, THREADS = 8, 100
 RING = MapDefinition(
@@ -101,32 +100,36 @@ def main() -> None:
 
     from gpubpf.ptx.inject import Placement, inject
     from gpubpf.ptx.module import parse
+    from gpubpf.rings import RingReader
+    from gpubpf_ring import control, place_of
 
     device = Device()
     injected = inject(parse(KERNEL), {"ways": [Placement(program(p), p) for p in ("entry", "exit")]})
     assert not injected.refusals, injected.refusals
     module, block = device.load(injected.text), injected.kernels["ways"].block
     found = {}
-    for name, shape, launches in (("wide", RingShape(3, 4096, 32), 1), ("tight", RingShape(1, 4096, 32), 5)):
-        data = device.allocate(bytes(shape.data_size))
-        control = device.allocate(shape.control(data).ljust(shape.control_size, b"\0"))
+    for name, shards, launches in (("wide", 3, 1), ("tight", 1, 5)):
+        place = place_of(RING, shards, 4096)
+        data = device.allocate(bytes(place.size))
+        before = control(place, data)
+        block_at = device.allocate(before)
         for launch in range(launches):
             hidden = bytearray(block.size)
             struct.pack_into("<Q", hidden, block.launch_id, 1 + launch)
-            struct.pack_into("<Q", hidden, block.bases["ring"], control)
+            struct.pack_into("<Q", hidden, block.bases["ring"], block_at)
             device.launch(module, "ways", BLOCKS, THREADS, 0, [bytes(hidden)])
-        raw = device.read(data, shape.data_size)
-        counts = maps.ring_counts(shape, device.read(control, shape.control_size))
-        seen: Counter[tuple[int, bool, int]] = Counter()
-        for shard in range(shape.shards):
-            records, position = maps.read_shard(RING, shape, raw, shard, 0)
-            assert position == len(records) == counts[shard][0]
-            seen.update((int(r["launch"]), bool(r["site"] == 1000), int(r["thread"])) for r in records)
+        reader = RingReader(place, RING.value_dtype, None)
+        records = reader.take(device.read(data, place.size))
+        reader.control(device.read(block_at, len(before)))
+        counts = reader.counts()
+        assert all(shard.received == shard.reserved for shard in counts)
+        seen = Counter((int(r["launch"]), bool(r["site"] == 1000), int(r["thread"])) for r in records)
         once = set(seen.values()) == {1} and all(
             launch in range(1, launches + 1) and thread in range(BLOCKS * THREADS)
             for launch, _, thread in seen
         )
-        found[name] = {"once": once, "reserved": int(counts[:, 0].sum()), "lost": int(counts[:, 1].sum())}
+        reserved, lost = (sum(getattr(shard, what) for shard in counts) for what in ("reserved", "lost"))
+        found[name] = {"once": once, "reserved": reserved, "lost": lost}
     print(json.dumps(found))
 
 
