@@ -10,6 +10,7 @@ import pytest
 
 from gpubpf import bytecode as b
 from gpubpf.errors import VerifyError
+from gpubpf.lower import nvptx
 from gpubpf.maps import MapDefinition
 from gpubpf.verify import kernel, ranges, verify
 from gpubpf.verify.rules import MAX_INSTRUCTIONS, check
@@ -530,3 +531,35 @@ def test_without_the_right_to_ask(monkeypatch):
     monkeypatch.setattr(kernel, "_bpf", refuse)
     made, function = program([*lookup("out"), *END])
     assert kernel.check(made, check(made, function)) is None
+
+
+BRANCHING_LOOP = r"""
+#include <gpubpf.h>
+GPU_KERNEL_ARRAY(words, u64, 1);
+GPU_KERNEL_ARRAY(most, u64, 1);
+int on_exit(struct gpu_exit *ctx) {
+    int key = 0;
+    u64 *word = words.lookup(&key), *cell = most.lookup(&key), best = 0;
+    if (!word || !cell)
+        return 0;
+    #pragma nounroll
+    for (int i = 0; i < 32; i++) {
+        u64 value = *word >> i;
+        if (value > best)
+            best = value;
+        if (value & 1)
+            gpu_max(cell, value << gpu_log2(value));
+    }
+    gpu_max(cell, best);
+    return 0;
+}
+"""
+
+
+def test_a_loop_with_branches_is_one_way_where_their_numbers_do_not_matter():
+    """2^64 ways through it, which differ in numbers that decide nothing; and it stays a loop in PTX."""
+    made = compiled(BRANCHING_LOOP)
+    checked = check(made, made.functions["on_exit"])
+    assert checked.steps < 20000
+    text = nvptx.lower(made, checked).ptx
+    assert text.count("ld.global") <= 3 and text.count('.pragma "nounroll";') == 1

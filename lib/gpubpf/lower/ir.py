@@ -20,6 +20,7 @@ from gpubpf.verify import Access, Call, Checked
 from gpubpf.verify.rules import Chain, value_alignment
 
 ENTRY = "gpubpf_program"
+KEEP_LOOP = "llvm.loop.unroll.disable"
 AXES = ("x", "y", "z")
 
 
@@ -66,6 +67,7 @@ class _Lowering:
         self.code = checked.function.instructions
         self.body: list[str] = []
         self.count = 0
+        self.turns = 0  # jumps back so far
         self.arguments: dict[str, Argument] = {}
         self.declared: set[str] = set()
         self.functions: dict[str, str] = {}  # internal functions for maps, by name
@@ -98,7 +100,16 @@ class _Lowering:
         start += [f"  %r{n}.{k} = alloca i64" for k in self.chains.values() for n in range(6, 10)]
         start += ["  store i64 0, ptr %r1", f"  br label %{self.block((), 0)}"]
         text = "\n".join(
-            [*head, *sorted(self.declared), *self.functions.values(), *start, *self.body, "}", ""]
+            [
+                *head,
+                *sorted(self.declared),
+                *self.functions.values(),
+                *start,
+                *self.body,
+                "}",
+                *self.loops(),
+                "",
+            ]
         )
         return Module(text, tuple(self.arguments.values()), self.formats)
 
@@ -124,7 +135,20 @@ class _Lowering:
         return f"b{self.chains[chain]}_{pc}"
 
     def go(self, pc: int) -> None:
-        self.emit(f"br label %{self.block(self.chain, pc)}")
+        self.emit(f"br label %{self.block(self.chain, pc)}{self.back(pc)}")
+
+    def back(self, target: int) -> str:
+        """What a jump back carries: a loop stays one, since a probe is to be small. (The compiler of the C text has unrolled what
+        was to be.)"""
+        if target > self.pc:
+            return ""
+        self.turns += 1
+        return f", !llvm.loop !{2 * self.turns}"
+
+    def loops(self) -> list[str]:
+        return [f'!1 = !{{!"{KEEP_LOOP}"}}'] * bool(self.turns) + [
+            f"!{n} = distinct !{{!{n}, !1}}" for n in range(2, 2 * self.turns + 2, 2)
+        ]
 
     def argument(self, kind: str, name: str, type_: str = "b64", **more: str | int) -> str:
         if name not in self.arguments:
@@ -430,7 +454,7 @@ class _Lowering:
             condition = self.value(f"icmp {_CONDITIONS[op]} {kind} {left}, {right}")
         self.emit(
             f"br i1 {condition}, label %{self.block(self.chain, target)},"
-            f" label %{self.block(self.chain, self.pc + 1)}"
+            f" label %{self.block(self.chain, self.pc + 1)}{self.back(target)}"
         )
 
     # Threads
@@ -624,16 +648,15 @@ class _Lowering:
         definition = self.map(PRINTS)
         return self.record(definition, definition.value_size, fill)
 
-    def kernels(self, number: int, *arguments: str, result: str = "i64") -> str:
+    def kernels(self, number: int, *arguments: str) -> str:
         """The result of one of the kernel's helpers; where the program does not run in the kernel, a C function."""
         address = self.argument("helper", f"helper_{number}", offset=number)
         function = self.value(f"inttoptr i64 {address} to ptr")
-        value = self.value(f"call {result} {function}({', '.join(arguments)})")
-        return value if result == "i64" else self.wide(value)
+        return self.value(f"call i64 {function}({', '.join(arguments)})")
 
     def comm(self, call: Call) -> str:
         kind, pointer = self.source(1, call)
-        return self.kernels(16, f"{kind} {pointer}", f"i32 {call.size}")
+        return self.kernels(16, f"{kind} {pointer}", f"i64 {call.size}")
 
     def pid_tgid(self, call: Call) -> str:
         if self.checked.function.point == "launch":
@@ -685,14 +708,17 @@ _HELPERS: dict[int, Callable[[_Lowering, Call], str]] = {
     3: _Lowering.delete,
     6: _Lowering.print,
     5: lambda e, call: e.kernels(5),
-    8: lambda e, call: e.kernels(8, result="i32"),
+    7: lambda e, call: e.kernels(7),
+    8: lambda e, call: e.kernels(8),
     14: _Lowering.pid_tgid,
     15: lambda e, call: e.kernels(15),
     16: _Lowering.comm,
     25: _Lowering.output,
+    42: lambda e, call: e.kernels(42),
     80: lambda e, call: e.kernels(80),
-    123: lambda e, call: e.kernels(123, f"i32 {e.low(e.get(1))}"),
+    123: lambda e, call: e.kernels(123, f"i64 {e.get(1)}"),
     125: lambda e, call: e.kernels(125),
+    160: lambda e, call: e.kernels(160),
     130: _Lowering.output,
     131: _Lowering.reserve,
     132: _Lowering.submit,

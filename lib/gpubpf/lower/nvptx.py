@@ -8,7 +8,7 @@ from typing import Any
 from gpubpf.bytecode import Function, Program
 from gpubpf.errors import VerifyError
 from gpubpf.lower.fragment import Fragment
-from gpubpf.lower.ir import AXES, ENTRY, Module, Target
+from gpubpf.lower.ir import AXES, ENTRY, KEEP_LOOP, Module, Target
 from gpubpf.verify import Checked
 
 _SREG = "llvm.nvvm.read.ptx.sreg."
@@ -42,7 +42,10 @@ def lower(program: Program, checked: Checked) -> Fragment:
     from gpubpf.lower import ir
 
     module = ir.lower(program, checked, NVPTX)
-    return fragment(checked.function, module, assembly(module.text))
+    ptx = assembly(module.text)
+    if ".local" in ptx:  # an array on the stack: with its loops unrolled it may dissolve
+        ptx = assembly(module.text.replace(KEEP_LOOP, "gpubpf.any"))
+    return fragment(checked.function, module, ptx)
 
 
 def assembly(text: str) -> str:
@@ -76,6 +79,18 @@ _REG = re.compile(r"\.reg\s+\.(\w+)\s+%\w+<(\d+)>;")
 _WIDTHS = {"pred": 0, "b16": 1, "b32": 1, "f32": 1, "b64": 2, "f64": 2, "b128": 4}
 
 
+def _kept_loops(body: list[str]) -> list[str]:
+    """With word to ptxas at the head of each loop not to unroll it (PTX ISA, "nounroll"): LLVM says so at some only."""
+    labels = {line[:-1]: at for at, line in enumerate(body) if line.endswith(":")}
+    jumps = ((at, re.search(r"\bbra\S*\s+(\S+);", line)) for at, line in enumerate(body))
+    heads = {labels[jump[1]] for at, jump in jumps if jump and labels.get(jump[1], at) < at}
+    kept = []
+    for at, line in enumerate(body):
+        if ".pragma" not in line:
+            kept += [line, '\t.pragma "nounroll";'] if at in heads else [line]
+    return kept
+
+
 def fragment(function: Function, module: Module, ptx: str) -> Fragment:
     """Takes LLVM's function apart: its body becomes a block."""
     if "__local_depot" in ptx or ".local" in ptx:
@@ -86,7 +101,7 @@ def fragment(function: Function, module: Module, ptx: str) -> Fragment:
     start = ptx.index("{", ptx.index(f" {ENTRY}"))
     end = ptx.rindex("}")
     body = [re.sub(r"\s*//.*", "", line).rstrip() for line in ptx[start + 1 : end].split("\n")]
-    body = [line for line in body if line.strip()]
+    body = _kept_loops([line for line in body if line.strip()])
     lines = []
     registers = 0
     returns = [n for n, line in enumerate(body) if re.search(r"\bret;", line)]
