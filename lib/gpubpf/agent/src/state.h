@@ -149,7 +149,7 @@ struct Instance {
   uint32_t grid[3], block[3];
   std::atomic<uint64_t> launches{0};
   std::atomic<const uint8_t *> launch_block{nullptr};  // filled in but for the launch id; null: no memory yet
-  uint32_t tried = 0;                                  // generation of pools that was too small
+  uint32_t tried = UINT32_MAX;                         // generation of pools that was too small; none yet
   std::vector<Array> arrays;                           // valid once launch_block is
   Instance *next = nullptr;
 };
