@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gpubpf.host import HostProcess
+    from gpubpf.instrument import Sidecar
     from gpubpf.oplog import OpLog
+    from gpubpf.ptx.inject import ExitSite
     from gpubpf.rings import RingReader
 
 # Of one process; no program has so many, and the tool's memory and files are not theirs to use up.
@@ -70,6 +72,9 @@ class Process:
     refusals: dict[str, str] = field(default_factory=dict)  # by name, from the sidecars
     matched: set[str] = field(default_factory=set)
     entries: set[str] = field(default_factory=set)  # kernels of its modules, whether it uses them or not
+    sites: dict[str, dict[int, ExitSite | None]] = field(
+        default_factory=dict
+    )  # None: its modules do not agree
     registers: list[Future[Mapping[str, tuple[int, int]]]] = field(default_factory=list)
     snapshots: dict[int, tuple[protocol.Snapshot, int]] = field(
         default_factory=dict
@@ -90,6 +95,13 @@ class Process:
     # of a process that is gone
     _last: tuple[list[protocol.Counters], int] = field(default_factory=lambda: ([], 0))
     _last_graphs: int = 0
+
+    def add_sites(self, sidecar: Sidecar) -> None:
+        for kernel in sidecar.kernels:
+            known = self.sites.setdefault(kernel.name, {})
+            for site in kernel.sites:
+                same = known.setdefault(site.number, site) == site
+                known[site.number] = site if same else None
 
     # --- counters ---
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from gpubpf.host import Host
     from gpubpf.instrument import Sidecar
     from gpubpf.maps import MapDefinition
-    from gpubpf.ptx.inject import LaunchBlock
+    from gpubpf.ptx.inject import ExitSite, LaunchBlock
 
 IMAGE_WAIT = 120.0  # seconds that a process waits in a module load for the sidecar
 REGISTERS_WAIT = 20.0  # seconds that results wait for ptxas to count registers
@@ -746,6 +746,7 @@ class Session:
                 process.matched.update(sidecar.refusals)
                 process.matched.update(kernel.name for kernel in sidecar.kernels)
                 process.entries.update(sidecar.entries)
+                process.add_sites(sidecar)
             answer, sent = self._encode(image.request, sidecar)
         except Error as error:
             self._note(f"pid {process.pid} ({process.comm}): a module is not instrumented: {error}")
@@ -970,6 +971,22 @@ class Session:
             processes = list(self._processes)
         arrays = [(process, process.shared_array(map_name)) for process in processes]
         return [SharedArray(p.pid, p.comm, array) for p, array in arrays if array is not None]
+
+    def sites(self, mangled: str, pid: int | None = None) -> dict[int, ExitSite]:
+        """The ways out of a kernel by number (`ctx->site`), with the source where the program has line numbers. Of one process, or
+        of all: left out is what they do not agree on (programs of different builds)."""
+        with self._lock:
+            tables = [
+                process.sites[mangled]
+                for process in self._processes
+                if mangled in process.sites and pid in (None, process.pid)
+            ]
+        found: dict[int, ExitSite] = {}
+        for number in {number for table in tables for number in table}:
+            said = {table[number] for table in tables if number in table}
+            if len(said) == 1 and (site := said.pop()) is not None:
+                found[number] = site
+        return found
 
     def who(self, process: Process) -> str:
         return f"pid {process.pid} ({process.comm})"

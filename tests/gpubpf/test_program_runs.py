@@ -32,13 +32,16 @@ int main() {
 """
 TEXT = r"""
 #include <gpubpf.h>
-struct event { u64 launch; u32 thread, block; u64 work; };
+struct event { u64 launch; u32 thread, block; u64 work; u64 site; };
 struct edge { u32 block; u8 active; };
 GPU_HASH(edges, struct edge, u64, 64);
 GPU_HASH(blocks, u32, u64, 64);
 GPU_HISTOGRAM(sizes, 8);
 GPU_RINGBUF(events, struct event, 16);
 GPU_THREAD_ARRAY(mine, u64, 2);
+GPU_WARP_ARRAY(warps, u64, 1);
+GPU_BLOCK_ARRAY(last, u64, 2);
+GPU_KERNEL_ARRAY(whole, u64, 3);
 GPU_PARAM(filter, struct gpu_filter);
 
 int on_entry(struct gpu_entry *ctx) {
@@ -68,7 +71,18 @@ int on_exit(struct gpu_exit *ctx) {
     event.thread = tx;
     event.block = bx;
     event.work = gpu_global_thread();
+    event.site = ctx->site;
     events.ringbuf_output(&event, sizeof(event), 0);
+    u64 *warp = warps.lookup(&key), *total = whole.lookup(&key);
+    if (warp && total) {
+        __sync_fetch_and_add(warp, 1);
+        __sync_fetch_and_add(total, tx);
+    }
+    key = 1;
+    u64 *highest = last.lookup(&key);
+    key = 0;
+    if (highest)
+        gpu_max(highest, gpu_global_thread() + 1);
     u64 *left = mine.lookup(&key);
     if (left)
         *left += 100;
@@ -102,6 +116,10 @@ for d in b.definitions():
     for i in session.instances(d.name) if d.kind not in ("param", "ringbuf") else ():
         found[d.name] = maps.decode(d, i.raw, i.capacity).tolist()
         found["lost " + d.name] = maps.lost(d, i.raw, i.capacity)
+found["sites"] = {
+    kernel.mangled: {n: [s.source, s.source_line] for n, s in session.sites(kernel.mangled).items()}
+    for kernel in session.kernels()
+}
 for name in rings:
     for counts in session.ring_counts(name):
         found["lost " + name] = sum(shard.lost + shard.incomplete for shard in counts.shards)
@@ -121,7 +139,7 @@ def where(tmp_path_factory):
     (where / "scale.cu").write_text(CUDA)
     (where / "probe.c").write_text(TEXT)
     (where / "probe.py").write_text(SCRIPT)
-    built = ["nvcc", "-cudart", "shared", "-o", "scale", "scale.cu"]
+    built = ["nvcc", "-lineinfo", "-cudart", "shared", "-o", "scale", "scale.cu"]
     subprocess.run(built, cwd=where, check=True, capture_output=True)
     return where
 
@@ -152,18 +170,27 @@ def test_every_map_has_the_known_answer(run):
     ]
     assert found["sizes"] == [96] * 8
     events = found["events"]
-    assert len({launch for launch, _, _, _ in events}) == 3
-    assert sorted((block, thread) for _, thread, block, _ in events) == sorted(
+    assert len({launch for launch, *_ in events}) == 3
+    assert sorted((block, thread) for _, thread, block, *_ in events) == sorted(
         [(block, thread) for block in range(4) for thread in range(64)] * 3
     )
-    assert all(number == 64 * block + thread for _, thread, block, number in events)
+    assert all(number == 64 * block + thread for _, thread, block, number, _ in events)
+    assert found["warps"] == [[96] * 8]
+    assert found["last"] == [[0] * 4, [64, 128, 192, 256]]
+    assert found["whole"] == [[3 * 4 * sum(range(64))], [0], [0]]
+    (sites,) = found["sites"].values()
+    ways = {number >= 200: sites[str(site)] for _, _, _, number, site in events}
+    lines = CUDA.splitlines()
+    for beyond, text in ((True, "    if (i < n)"), (False, "}")):  # where it leaves, and after its work
+        source, line = ways[beyond]
+        assert Path(source).name == "scale.cu" and lines[line - 1] == text
     assert found["prints"] == ["block 3, thread 9: 0 stores\n"] * 3
     assert not any(value for name, value in found.items() if name.startswith("lost "))
 
 
 def test_filters_act_on_the_device(run):
     found = run("--kernel", "scale", "--block", "3", "--thread", "6:9", "--launch", "2:3")
-    assert sorted((block, thread) for _, thread, block, _ in found["events"]) == sorted(
+    assert sorted((block, thread) for _, thread, block, *_ in found["events"]) == sorted(
         [(3, thread) for thread in (6, 7, 8, 9)] * 2
     )
     assert found["mine"][1] == [2] * 256
