@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from engine_device import Array, Device, DeviceFault, TranslateFailure
+from engine_device import Array, Device, DeviceFault, TranslateFailure, compile_cuda, nvcc
 
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
 
@@ -341,3 +341,38 @@ def test_text_that_is_not_ptx() -> None:
     with pytest.raises(TranslateFailure) as caught:
         Device("int main() { return 0; }")
     assert caught.value.code == 218
+
+
+STACK = r"""
+__device__ __noinline__ int fill(int n, int depth)
+{
+    int *mine = (int *)alloca(n * sizeof(int)), sum = 0;
+    for (int k = 0; k < n; k++) mine[k] = k + depth;
+    if (depth) sum = fill(n + 1, depth - 1);
+    for (int k = 0; k < n; k++) sum += mine[k];
+    return sum;
+}
+extern "C" __global__ void allocates(int *out, int n)
+{
+    int sum = 0;
+    for (int turn = 0; turn < 50; turn++)
+        sum = fill(threadIdx.x % n, threadIdx.x % 3);  // given back at each return
+    out[threadIdx.x] = sum;
+}
+"""
+
+
+@pytest.mark.skipif(nvcc() is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("virtual", [False, True])
+def test_memory_allocated_on_the_stack(virtual: bool) -> None:
+    device = Device(compile_cuda(STACK), virtual)
+    out = Array(np.zeros(64, np.int32))
+    device.launch("allocates", 1, 64, out, np.int32(20), stack=4096)
+
+    def expected(n: int, depth: int) -> int:
+        return sum(k + depth for k in range(n)) + (expected(n + 1, depth - 1) if depth else 0)
+
+    assert out.host.tolist() == [expected(t % 20, t % 3) for t in range(64)]
+    with pytest.raises(DeviceFault) as caught:
+        device.launch("allocates", 1, 64, out, np.int32(64), stack=128)
+    assert caught.value.code == 719

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 7
+#define CS_ABI 8
 #define CS_NO_PC 0xffffffffu
 #define CS_CODE_BASE 0x00007c0de0000000ull /* function addresses: CS_CODE_BASE + 16 * (index + 1) */
 
@@ -82,6 +82,7 @@ struct cs_warp {
     uint32_t pcs[32];                  /* of lanes that are not in `mask` */
     uint32_t retpc[32];                /* handed to a function that is called */
     uint32_t lsp[32];                  /* recursion: bytes of local memory below the current activation */
+    uint32_t sp[32], least_sp;         /* alloca: the lowest byte allocated; where what is not allocated begins, beside lsp */
     uint32_t tid[3][32];
     uint64_t ca[32], cb[32], cc[32], cr[32]; /* operands and results of collectives and barriers */
     uint32_t cm[32], cop[32];

@@ -79,6 +79,14 @@ FN __attribute__((noinline, cold)) void cs_bad(W *w, u64 window, u64 size, u64 a
     if (UNLIKELY(a_ >= (local_size_ & ~((n) - 1)) || (a_ & ((n) - 1)))) \
         cs_bad(w, w->local_window, local_size_, a_, n, access, line); \
     (void *)(local_ + (u64)(l) * local_size_ + a_); })
+/* alloca: sizes are rounded up to 16 bytes, the strictest alignment there is. */
+FN u64 cs_alloca(W *w, u32 l, u64 size) {
+    const u64 room = (u64)w->sp[l] - w->lsp[l] - w->least_sp;
+    if (size > room || (size + 15 & ~15ull) > room) w->api->fault(w, CS_FAULT_LAUNCH_FAILED, 0, 0, 0);
+    return w->sp[l] -= (u32)(size + 15 & ~15ull); }
+FN void cs_stackrestore(W *w, u32 l, u64 sp) {
+    if (sp > w->local_size || sp < w->sp[l] || sp & 15) w->api->fault(w, CS_FAULT_LAUNCH_FAILED, 0, 0, 0);
+    w->sp[l] = (u32)sp; }
 #define LD(T, p) (*(const T *)(p))
 #define ST(T, p, v) (*(T *)(p) = (T)(v))
 #define LDV(T, p) __atomic_load_n((const T *)(p), __ATOMIC_ACQUIRE)

@@ -33,6 +33,7 @@ void prepare(Warp &warp, Block &block) {
     w.shared_size = job.shared_size;
     w.local_size = job.local_size;
     w.param_size = job.kernel->param_bytes;
+    w.least_sp = (job.kernel->local + 15) / 16 * 16;
     memcpy(w.ntid, launch.block, sizeof w.ntid);
     memcpy(w.nctaid, launch.grid, sizeof w.nctaid);
     w.nwarpid = block.warps;
@@ -56,6 +57,7 @@ Warp *make_warp(Block &block, uint32_t index) {
     if (job.kernel->recursive) {  // lanes may have left in the middle of a recursion
         for (uint32_t l = 0; l < 32; l++) {
             w.lsp[l] = warp->depth[l] = 0;
+            w.sp[l] = w.local_size;
             warp->saved[l].clear();
         }
     }

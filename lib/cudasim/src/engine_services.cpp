@@ -270,7 +270,7 @@ void push(cs_warp *w, uint32_t mask, uint32_t function) {
     for (uint32_t m = mask; m; m &= m - 1) {
         const uint32_t l = lowest(m);
         if (static_cast<uint64_t>(warp.depth[l] + 1) * least > static_cast<uint64_t>(limit) + least ||
-            w->lsp[l] + f->scc_local + job.kernel->local > w->local_size) {
+            w->lsp[l] + f->scc_local + job.kernel->local > w->sp[l]) {
             w->lane = l;
             raise_fault(w, CS_FAULT_LAUNCH_FAILED, 0, 0, 0, "stack overflow in a recursive function");
         }

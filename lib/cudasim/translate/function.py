@@ -724,6 +724,8 @@ class FunctionCode:
         fields: list[tuple[str, int, int]] = []  # declaration, bytes per lane (0: a bit), alignment
         if not self.kernel:
             fields.append(("u32 ret[32]", 4, 4))
+            if self.values.stack:
+                fields.append(("u32 sp[32]", 4, 4))
         for register, width in sorted(self._fields.items()):
             fields.append(
                 (f"{c_type(width)} {register}[32]" if width else f"u32 {register}", width, width or 4)
@@ -842,6 +844,8 @@ class FunctionCode:
         if self.recursive:
             lines.append(f"w->line = {self.function.line};{self._no_time} api->push(w, mask, {self.index});")
         inner: list[str] = []
+        if self.values.stack and not self.kernel:
+            inner.append("R->sp[l] = w->sp[l];")
         if not self.kernel:
             inner.append("R->ret[l] = w->retpc[l];")
             for where, offset, size in self.arguments:
@@ -899,6 +903,8 @@ class FunctionCode:
             return f"{head} if (UNLIKELY(--w->budget < 0)) return CS_YIELD; goto pick;"
         if block.kind == "return":
             lines = ["LANES w->pcs[l] = R->ret[l];"]
+            if self.values.stack:
+                lines.append("w->sp[l] = R->sp[l];")
             for result, offset, size in self.results:
                 to = f"w->args + (u64)l * @ARGS@ + {offset}"
                 if isinstance(result, Register):

@@ -311,6 +311,32 @@ def nanosleep(v: Values, i: Instruction) -> str:
     return "w->budget = 0;" + ("" if v.injected else f" w->time[l] += {v.src(i.operands[0], 'u32')};")
 
 
+@emits("alloca")
+def alloca(v: Values, i: Instruction) -> str:
+    """From the end of the lane's local memory downwards, until the function returns (PTX ISA 9.7.15)."""
+    v.stack = True
+    v.code.memory = True
+    t = i.modifiers[-1]
+    align = i.operands[2].integer if len(i.operands) > 2 and isinstance(i.operands[2], Immediate) else 8
+    if align not in (1, 2, 4, 8, 16):
+        raise v.unsupported("this alignment")
+    size = f"(u64){v.src(i.operands[1], t)}"
+    return f"{v.line()} {v.dst(i.operands[0], t, f'cs_alloca(w, l, {size})')}"
+
+
+@emits("stacksave")
+def stacksave(v: Values, i: Instruction) -> str:
+    v.stack = True
+    return v.dst(i.operands[0], i.modifiers[-1], "w->sp[l]")
+
+
+@emits("stackrestore")
+def stackrestore(v: Values, i: Instruction) -> str:
+    v.stack = True
+    v.code.memory = True
+    return f"{v.line()} cs_stackrestore(w, l, {v.src(i.operands[0], i.modifiers[-1])});"
+
+
 @emits("ldmatrix")
 def ldmatrix(v: Values, i: Instruction) -> str:
     raise v.unsupported()

@@ -441,7 +441,7 @@ class Program:
             local = max(self.local_end[n] for n in reach)
             registers = max(self.codes[n].registers for n in reach)
             ordered = int(any(self.codes[n].observes for n in reach))
-            recursive = int(any(self.codes[n].recursive for n in reach))
+            recursive = int(any(self.codes[n].recursive or self.codes[n].values.stack for n in reach))
             rows.append(
                 f'{{"{name}", {self.base[name]}u, {len(parameters)}, {parameter_bytes}, {static}, {local}, '
                 f"{registers}, {frame}, {recursive}, {reserved}, {ordered}, {req}, {most}, params_{k}, shared_{k}, "

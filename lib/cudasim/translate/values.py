@@ -161,6 +161,7 @@ class Values:
         self.variables: set[int] = set()
         self.shared_variables: set[int] = set()
         self.reserved_shared = False
+        self.stack = False  # it allocates local memory as it runs
         self._based: tuple[Register, int] | None = None  # of the address made last: [register + offset]
         self.local_parameters: dict[str, int] = {}  # parameters of a function that live in local memory
 
