@@ -7,6 +7,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,11 @@ from gpubpf.bytecode import Program
 from gpubpf.lower import x86
 from gpubpf.lower.native import Native
 
+# What runs a command as a user with no capability that gets none.
+ROOTLESS = [
+    "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all",
+]  # fmt: skip
+
 needs_bpf = pytest.mark.skipif(not compile.capable(), reason="needs CAP_BPF")
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -31,6 +37,14 @@ libc.mmap.argtypes = [
     ctypes.c_int,
     ctypes.c_long,
 ]
+
+
+@contextlib.contextmanager
+def open_directory() -> Iterator[Path]:
+    """A temporary directory that every user can read; pytest's own are private."""
+    with tempfile.TemporaryDirectory(prefix="gpubpf-test-") as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
 
 
 def executable(file: int) -> int:

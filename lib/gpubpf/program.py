@@ -104,6 +104,7 @@ class BPF:
         self._prebuilt = find_prebuilt(text)
         self._fragments: dict[str, Fragment] = {}
         self.session: Session | None = None  # the last measurement
+        self.host_side: Host | None = None  # of it
         if self._prebuilt is None:
             _ = self.program
 
@@ -297,7 +298,8 @@ class BPF:
         from gpubpf import tracing
 
         def host(note: Callable[[str], None], virtual: bool) -> Host | None:
-            return self.host(args, note, virtual)
+            self.host_side = self.host(args, note, virtual)
+            return self.host_side
 
         if not self.probes and not self.host_programs:
             raise UsageError(

@@ -6,7 +6,9 @@ import ctypes
 import fcntl
 import mmap
 import os
+import pickle
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +23,7 @@ from gpubpf.errors import Error, SessionError, UsageError, VerifyError
 from gpubpf.host import Host, HostProbe
 from gpubpf.maps import MapDefinition, pad8
 from gpubpf.program import host_filter_bytes
-from gpubpf_host import Agent, native_of, needs_bpf, stub
+from gpubpf_host import ROOTLESS, Agent, native_of, needs_bpf, open_directory, stub
 
 TEXT = r"""
 #include <gpubpf.h>
@@ -338,27 +340,14 @@ except Exception as error:
 
 
 @needs_bpf
-def test_without_capability_the_agent_gets_the_program(tmp_path: Path) -> None:
-    import pickle
-    import sys
-
+def test_without_capability_the_agent_gets_the_program() -> None:
     program = gpubpf_bcc.compiled(TEXT)
-    kept = tmp_path / "program"
     plain = Program(program.text, dict(program.functions), dict(program.maps), program.license)
-    kept.write_bytes(pickle.dumps((plain, native_of(program))))
-    for part in (tmp_path, *list(tmp_path.parents)[:2]):
-        part.chmod(part.stat().st_mode | 0o755)
-    command = [
-        "setpriv",
-        "--reuid=65534",
-        "--regid=65534",
-        "--clear-groups",
-        "--no-new-privs",
-        "--bounding-set=-all",
-    ]
-    done = subprocess.run(
-        [*command, sys.executable, "-c", WITHOUT_CAPABILITY, kept], capture_output=True, text=True, timeout=60
-    )
+    with open_directory() as place:
+        kept = place / "program"
+        kept.write_bytes(pickle.dumps((plain, native_of(program))))
+        command = [*ROOTLESS, sys.executable, "-c", WITHOUT_CAPABILITY, str(kept)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
         "False 1 ['no CAP_BPF: the host program runs in the agent']",

@@ -1,0 +1,225 @@
+"""A tool with programs on both sides over one shared array, as root and with no capability at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpubpf_host import ROOTLESS, needs_bpf, open_directory
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEVICE = REPOSITORY / "lib/cudasim/lib"
+
+pytestmark = [
+    needs_bpf,
+    pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user"),
+    pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"),
+    pytest.mark.skipif(
+        not (DEVICE / "libcuda.so.1").exists(), reason="the embedded device is not built (script/setup)"
+    ),
+]
+
+TOOL = r'''
+import json, sys
+from pathlib import Path
+from gpubpf import cli, program
+from gpubpf.program import BPF
+
+program.PREBUILT = Path(__file__).parent
+
+PROGRAM = r"""
+#include <gpubpf.h>
+struct slot { u64 launch, call_ns, kernel, threads, gpu, tid, entered, lanes; char comm[16]; };
+GPU_SHARED_ARRAY(slots, struct slot, 256);
+GPU_PARAM(filter, struct gpu_host_filter);
+int on_launch(struct gpu_launch *ctx) {
+    int key = ctx->launch % 256, zero = 0;
+    struct gpu_host_filter *f = filter.lookup(&zero);
+    struct slot *s = slots.lookup(&key);
+    if (!f || !s || !gpu_host_selected(f))
+        return 0;
+    s->launch = ctx->launch;
+    s->call_ns = ctx->call_ns;
+    s->kernel = ctx->kernel;
+    s->threads = ctx->threads;
+    s->gpu = ctx->gpu;
+    s->tid = (u32)bpf_get_current_pid_tgid();
+    bpf_get_current_comm(s->comm, sizeof(s->comm));
+    return 0;
+}
+int on_entry(struct gpu_entry *ctx) {
+    int key = ctx->launch % 256;
+    struct slot *s = slots.lookup(&key);
+    if (s) {
+        s->entered = bpf_get_globaltimer();
+        __sync_fetch_and_add(&s->lanes, 1);
+    }
+    return 0;
+}
+"""
+
+def main():
+    made = cli.parser("both", "", "")
+    for add in (cli.add_targets, cli.add_kernels, cli.add_device, cli.add_output, cli.add_host_filters):
+        add(made)
+    args = cli.parse(made)
+    with cli.errors("both"):
+        out = cli.open_results(args)
+        b = BPF(text=PROGRAM)
+        b.attach_launch("on_launch")
+        b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
+        with b.trace(args) as session:
+            for _ in session.intervals():
+                for found in session.shared("slots"):
+                    used = found.array[(found.array["call_ns"] > 0) | (found.array["lanes"] > 0)]
+                    names = [name for name in used.dtype.names if name != "comm"]
+                    slots = [{name: int(s[name]) for name in names} for s in used]
+                    for slot, s in zip(slots, used):
+                        slot["comm"] = s["comm"].tobytes().rstrip(b"\0").decode()
+                    out.record(pid=found.pid, slots=slots)
+                host = b.host_side
+                out.record(kernel=host.in_kernel, runs=[[r.function, r.runs, r.missed] for r in host.runs()])
+                out.record(summary=session.summary())
+    return session.status
+
+if __name__ == "__main__":
+    sys.exit(main())
+'''
+
+APP = r"""
+#include <cstdlib>
+#include <thread>
+#include <pthread.h>
+#include <vector>
+__global__ void first(int *out) { atomicAdd(out, 1); }
+__global__ void second(int *out) { atomicAdd(out + 1, 1); }
+int main(int argc, char **argv) {
+    int threads = atoi(argv[1]), launches = atoi(argv[2]), *out, sums[2];
+    if (cudaMalloc(&out, 8) || cudaMemset(out, 0, 8)) return 9;
+    std::vector<std::thread> all;
+    for (int t = 0; t < threads; t++)
+        all.emplace_back([=] {
+            char name[] = {'w', (char)('0' + t), 0};
+            pthread_setname_np(pthread_self(), name);
+            cudaStream_t s;
+            if (cudaStreamCreate(&s)) exit(8);
+            for (int i = 0; i < launches; i++)
+                if (i % 2) first<<<2, 32, 0, s>>>(out);
+                else second<<<1, 40, 0, s>>>(out);
+            if (cudaStreamSynchronize(s)) exit(7);
+        });
+    for (auto &t : all) t.join();
+    if (cudaMemcpy(sums, out, 8, cudaMemcpyDeviceToHost)) return 6;
+    int half = threads * (launches / 2);
+    return sums[0] != 64 * half || sums[1] != 40 * (threads * launches - half);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """The tool with its programs prebuilt, and what it watches; every user can read them."""
+    with open_directory() as made:
+        yield from build(made)
+
+
+def build(made: Path) -> Iterator[Path]:
+    (made / "both.py").write_text(TOOL)
+    (made / "app.cu").write_text(APP)
+    subprocess.run(
+        ["nvcc", "-cudart", "shared", "-o", made / "app", made / "app.cu"], check=True, capture_output=True
+    )
+    code = "import sys; from pathlib import Path; from gpubpf import prebuild; import json\n"
+    code += "p = Path(sys.argv[1]); t = prebuild.program_text(p); (p.parent / 'both.json').write_text(json.dumps(prebuild.build(t)))"
+    subprocess.run([sys.executable, "-c", code, made / "both.py"], check=True)
+    yield made
+
+
+def run(
+    place: Path, arguments: list[str], app: list[str], *, prefix: list[str]
+) -> tuple[dict[str, Any], list[str]]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SUDO")}
+    environment |= {"XDG_CACHE_HOME": "/nonexistent"} if prefix else {}
+    command = [*prefix, sys.executable, str(place / "both.py"), "--device", "sim", *arguments, "--", *app]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = {"slots": []}
+    for line in done.stdout.splitlines():
+        record = json.loads(line)
+        found["slots"] += record.pop("slots", [])
+        found |= record
+    return found, done.stderr.splitlines()
+
+
+def check_slots(found: dict[str, Any], threads: int, launches: int) -> None:
+    slots = found["slots"]
+    assert len(slots) == threads * launches
+    assert len({s["launch"] for s in slots}) == len(slots)
+    assert {s["launch"] >> 40 for s in slots} == {found["pid"]}
+    for s in slots:
+        assert s["lanes"] == s["threads"] and s["threads"] in (40, 64)  # both sides met in this slot
+        assert s["entered"] > s["call_ns"] > 0 and s["gpu"] == 0
+    for t in range(threads):
+        own = [s for s in slots if s["comm"] == f"w{t}"]
+        assert len(own) == launches and len({s["tid"] for s in own}) == 1
+        assert sum(s["threads"] == 64 for s in own) == launches // 2
+    assert len({(s["kernel"], s["threads"]) for s in slots}) == 2
+
+
+def without_times(found: dict[str, Any]) -> list[Any]:
+    """What does not depend on when, and in which process, it ran."""
+    rows = [(s["comm"], s["threads"], s["gpu"], s["lanes"]) for s in found["slots"]]
+    return sorted(rows)
+
+
+def test_both_sides_fill_one_array_as_root_and_rootless(place: Path) -> None:
+    app = [str(place / "app"), "4", "23"]
+    in_kernel, said = run(place, [], app, prefix=[])
+    assert in_kernel["kernel"] and in_kernel["runs"] == [["on_launch", 92, 0]], said
+    check_slots(in_kernel, 4, 23)
+    native, said = run(place, [], app, prefix=ROOTLESS)
+    assert not native["kernel"] and native["runs"] == []
+    assert "both: note: no CAP_BPF: the host program runs in the agent" in said
+    check_slots(native, 4, 23)
+    assert without_times(native) == without_times(in_kernel)
+    assert in_kernel["summary"]["launches_seen"] == native["summary"]["launches_seen"] == 92
+
+
+def test_root_watches_another_users_command(place: Path) -> None:
+    found, said = run(place, ["--user", "nobody"], [str(place / "app"), "2", "5"], prefix=[])
+    assert found["kernel"] and found["runs"] == [["on_launch", 10, 0]], said
+    check_slots(found, 2, 5)
+
+
+@pytest.mark.parametrize("prefix", [[], ROOTLESS], ids=["kernel", "native"])
+def test_filters_and_kernels(place: Path, prefix: list[str]) -> None:
+    app = [str(place / "app"), "3", "6"]
+    found, _ = run(place, ["--comm", "w1", "--kernel", "first"], app, prefix=prefix)
+    seen = [s for s in found["slots"] if s["call_ns"]]
+    assert len(seen) == 3 and {(s["comm"], s["threads"]) for s in seen} == {("w1", 64)}
+    others = [s for s in found["slots"] if not s["call_ns"]]
+    assert len(others) == 6 and all(
+        s["lanes"] == 64 for s in others
+    )  # the device side ran, the host side chose
+    if not prefix:
+        assert found["runs"] == [["on_launch", 9, 0]]
+
+
+def test_each_process_has_an_array_and_programs_of_its_own(place: Path) -> None:
+    both = f"{place / 'app'} 1 4 & {place / 'app'} 2 3; wait"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SUDO")}
+    command = [sys.executable, str(place / "both.py"), "--device", "sim", "--", "sh", "-c", both]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sorted(len(r["slots"]) for r in records if "slots" in r) == [4, 6], done.stderr
+    for r in records:
+        assert {s["launch"] >> 40 for s in r.get("slots", [])} <= {r.get("pid")}
+    assert [r["runs"] for r in records if "runs" in r] == [[["on_launch", 10, 0]]]
