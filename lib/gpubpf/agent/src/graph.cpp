@@ -565,7 +565,7 @@ CUresult launch_graph(CUgraphExec handle, Where where, const std::function<CUres
   operation.called();
   CUresult result = original();
   operation.returned(result);
-  uint32_t kernels = 0;
+  uint32_t kernels = 0, instrumented = 0;
   if (exec && !captured) {
     if (exec->last && exec->swapped && result == CUDA_SUCCESS)
       quietly([&] {
@@ -574,7 +574,12 @@ CUresult launch_graph(CUgraphExec handle, Where where, const std::function<CUres
       });
     ++exec->replays;
     for (const KernelNode &k : exec->walk.kernels)
-      if (k.enabled) count_replay(k, result), ++kernels;
+      if (k.enabled) {
+        count_replay(k, result);
+        ++kernels;
+        instrumented += k.outcome == kInstrumented && result == CUDA_SUCCESS;
+      }
+    if (instrumented) agent.launched(instrumented);
     r.wide[0] = exec->serial;
     r.wide[1] = exec->replays;
     r.wide[2] = first;

@@ -254,6 +254,7 @@ bool swapped(Swap &swap, CUresult result) {
     case CUDA_SUCCESS:
       add(swap.instance->launches);
       add(slot.instrumented);
+      agent.launched(1);
       return true;
     // What the copy may cause and the original not.
     case CUDA_ERROR_INVALID_VALUE:
