@@ -197,6 +197,14 @@ def test_filters_act_on_the_device(run):
     assert found["mine"][0] == [0] * 198 + [200] * 4 + [0] * 54
 
 
+def test_the_host_program_in_the_documentation():
+    """It compiles, beside a program for the GPU."""
+    page = (ROOT / "docs" / "device-programs.md").read_text()
+    made = compiled("#include <gpubpf.h>\n" + page.split("```c\n")[1].split("```")[0])
+    assert [(f.name, f.point) for f in made.host_functions] == [("on_launch", "launch")]
+    assert made.maps["slots"].kind == "shared_array"
+
+
 def test_the_tool_in_the_documentation(where):
     """docs/device-programs.md shows a whole tool; it counts what it says."""
     page = (ROOT / "docs" / "device-programs.md").read_text()

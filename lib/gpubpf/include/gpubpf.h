@@ -33,7 +33,7 @@ struct gpu_launch {
     u64 gpu;     /* ordinal of the GPU */
 };
 
-/* Helpers with the numbers of bpftime, where it has them. The text of puts must be an array on the stack: gpu_puts makes one. */
+/* Helpers with the numbers of bpftime, where it has them. Clocks are read where the program says; read them first. The text of puts must be an array on the stack: gpu_puts makes one. */
 static long (*gpubpf_puts)(const char *text) = (void *)501;
 static u64 (*bpf_get_globaltimer)(void) = (void *)502;
 static void (*bpf_get_block_idx)(u64 *x, u64 *y, u64 *z) = (void *)503;
@@ -132,7 +132,10 @@ struct gpubpf_param {
 #define GPU_HISTOGRAM(_name, _entries) GPUBPF_TABLE("array", int, u64, _name, _entries, 0)
 /* A small structure that the tool sets and the program only reads; key 0. */
 #define GPU_PARAM(_name, _leaf) GPUBPF_TABLE("array", struct gpubpf_param, _leaf, _name, 1, 0)
-/* Records of one type; pages of 4096 bytes, a power of two of them. */
+/*
+ * Records of one type, which the tool reads while kernels run; pages of 4096 bytes for all of it, a power of two of them
+ * (--ring-size says otherwise). What finds no room is counted. The order is kept within a multiprocessor.
+ */
 #define GPU_RINGBUF(_name, _leaf, _pages)                        \
     struct _name##_table_t {                                     \
         int key;                                                 \
