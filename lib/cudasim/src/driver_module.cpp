@@ -307,6 +307,7 @@ Library::~Library() {
 
 CUresult library_module(const std::shared_ptr<Library> &library, const std::shared_ptr<Context> &context,
                         std::shared_ptr<Module> &module) {
+    std::lock_guard outer(context->lock);  // always before a library's: loading holds it
     std::lock_guard lock(library->mutex);
     auto found = library->modules.find(context.get());
     if (found != library->modules.end()) {
@@ -577,9 +578,12 @@ CUresult cuLibraryUnload(CUlibrary handle) {
     std::shared_ptr<Library> library = tables().libraries.remove(handle);
     if (!library) return CUDA_ERROR_INVALID_HANDLE;
     for (const std::shared_ptr<LibraryKernel> &kernel : library->kernels) tables().kernels.remove(kernel->handle);
-    std::lock_guard lock(library->mutex);
-    for (const auto &[context, module] : library->modules) unload(module);
-    library->modules.clear();  // running kernels keep their module until they end
+    std::map<const Context *, std::shared_ptr<Module>> modules;
+    {
+        std::lock_guard lock(library->mutex);
+        modules.swap(library->modules);
+    }
+    for (const auto &[context, module] : modules) unload(module);  // running kernels keep their module until they end
     return CUDA_SUCCESS;
 }
 
