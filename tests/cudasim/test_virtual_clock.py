@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -56,6 +57,12 @@ BODIES = {
         JOIN: shfl.sync.idx.b32 %r2, %r1, 0, 31, -1; vote.sync.ballot.b32 %r3, %p1, -1; ret;""",
     "call": "call twice; call twice; ret;",
     "recursion": "{ .param .b32 n; st.param.b32 [n], 3; call down, (n); } ret;",
+    # the first warp waits for the second, in a loop that begins with two labels
+    "endless": """setp.lt.u32 %p1, %r1, 32; @!%p1 bra WAKE;
+        ld.param.u64 %rd3, [out];
+        ONE: TWO: ld.global.u64 %rd4, [%rd3]; setp.eq.u64 %p2, %rd4, 1000; @%p2 bra ONE;
+        ret;
+        WAKE: st.global.u64 [%rd1+-256], 0; ret;""",
     "falls": "nanosleep.u32 5;",
     "marked": """
         //gpubpf{
@@ -150,6 +157,11 @@ def test_functions_count() -> None:
     assert run("recursion", 1)[1] == [4 + 2 + 3 * 7 + 3 + 1]
 
 
+def test_a_warp_that_waits_gives_way() -> None:
+    _, ends = run("endless")
+    assert min(ends[:32]) > max(ends[32:])
+
+
 def test_a_function_may_end_without_a_return() -> None:
     assert run("falls", 1)[1] == [4 + 6]
 
@@ -177,61 +189,7 @@ def test_the_real_clock_is_as_it_was() -> None:
 
 # --- threads that communicate: the earliest goes first, whatever the schedule ------------------------------
 
-COMMUNICATING = r"""
-__device__ int lock, ticket, arrived, finished, taken[4096];
-__device__ unsigned long long total;
-__device__ float sum;
-
-__device__ void work(int n) { for (int i = 0; i < n; i++) asm volatile("nanosleep.u32 1;"); }
-
-// Which thread gets which number, and does more the greater it is
-extern "C" __global__ void queue(long long *out)
-{
-    int me = blockIdx.x * blockDim.x + threadIdx.x;
-    work(me * 7 % 13);
-    for (int n = atomicAdd(&ticket, 1); n < 900; n = atomicAdd(&ticket, 1)) {
-        taken[n] = me;
-        work(n % 40);
-    }
-}
-extern "C" __global__ void locks(long long *out)
-{
-    int me = blockIdx.x * blockDim.x + threadIdx.x;
-    work(me * 5 % 11);
-    while (atomicCAS(&lock, 0, 1) != 0) ;
-    out[me] = total++;
-    work(3);
-    __threadfence();
-    atomicExch(&lock, 0);
-}
-extern "C" __global__ void grid_barrier(long long *out)
-{
-    work(blockIdx.x * 100);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        atomicAdd(&arrived, 1);
-        while (*(volatile int *)&arrived < gridDim.x) ;
-    }
-    __syncthreads();
-    out[blockIdx.x * blockDim.x + threadIdx.x] = clock64();
-}
-extern "C" __global__ void last_block(long long *out)
-{
-    __shared__ bool last;
-    work((gridDim.x - blockIdx.x) * 50);
-    __threadfence();
-    if (threadIdx.x == 0) last = atomicAdd(&finished, 1) == gridDim.x - 1;
-    __syncthreads();
-    if (last) work(500);
-}
-extern "C" __global__ void floats(long long *out)
-{
-    int me = blockIdx.x * blockDim.x + threadIdx.x;
-    work(me % 17);
-    atomicAdd(&sum, 1.0f / (1 + me));
-    if (me == 0) { work(30000); out[0] = __float_as_int(atomicAdd(&sum, 0.0f)); }
-}
-"""
+COMMUNICATING = Path(__file__).with_name("communicating.cu")
 SCRIPT = """
 import hashlib, sys
 import numpy as np
@@ -242,7 +200,7 @@ print(communicated(None if sys.argv[1] == "none" else int(sys.argv[1])))
 
 def communicated(seed: int | None) -> str:
     """A digest of the ends and results of all threads of these kernels."""
-    device = Device(compile_cuda(COMMUNICATING), virtual=True)
+    device = Device(compile_cuda(COMMUNICATING.read_text()), virtual=True)
     found = []
     for name in ("queue", "locks", "grid_barrier", "last_block", "floats"):
         out = Array(np.zeros(640, np.int64))

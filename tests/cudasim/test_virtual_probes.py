@@ -181,6 +181,14 @@ def test_compiled_kernels_take_the_time_of_the_original(options: tuple[str, ...]
             assert (ends - START == work).all(), name
 
 
+@pytest.mark.skipif(nvcc() is None, reason="nvcc is not installed")
+def test_threads_that_communicate_take_the_time_of_the_original() -> None:
+    application = parse(compile_cuda(Path(__file__).with_name("communicating.cu").read_text()))
+    pair = Pair(application, list(application.entries), LONG)
+    for name in application.entries:
+        pair.compare(name, 4, 96, 0, ["zeros"])
+
+
 @pytest.mark.parametrize("n", range(6))
 def test_ways_out_take_the_time_of_the_original(n: int) -> None:
     application = parse((PTX / "edges.ptx").read_text())

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 8
+#define CS_ABI 9
 #define CS_NO_PC 0xffffffffu
 #define CS_CODE_BASE 0x00007c0de0000000ull /* function addresses: CS_CODE_BASE + 16 * (index + 1) */
 
@@ -62,7 +62,7 @@ struct cs_warp {
     /* control: `mask` are the lanes that run at `pc`; `next` is the lowest pc of the other runnable lanes */
     uint32_t mask, pc, next;
     uint32_t runnable, exited, parked; /* lanes: able to run; gone; waiting in a collective */
-    int32_t budget;                    /* backward jumps left before the warp has to yield */
+    int32_t budget;                    /* backward jumps (virtual clock: ns) left before the warp has to yield */
     volatile uint32_t lane, line;      /* of the access that is being made, for faults */
     const struct cs_services *api;
     uint8_t *frame;                    /* registers of the functions of the call chain */

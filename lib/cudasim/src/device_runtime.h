@@ -41,7 +41,7 @@ INL void cs_tick(W *w, u32 mask, u64 n) {
     typedef u64 v4 __attribute__((vector_size(32)));
     if (mask == ~0u) for (u32 k = 0; k < 8; k++) ((v4 *)w->time)[k] += n;
     else for (u32 m = mask; m; m &= m - 1) w->time[__builtin_ctz(m)] += n; }
-#define TICK(N) cs_tick(w, mask, N)
+#define TICK(N) do { w->budget -= (N); cs_tick(w, mask, N); } while (0)
 /* What threads communicate by happens in the order of their times: the lanes wait at block T until it is their turn. */
 #define TURN(T) do { if (w->ordered) { if (w->turn != mask) { cs_hold(w, mask, (T)); goto pick; } w->turn = 0; } } while (0)
 INL void cs_hold(W *w, u32 mask, u32 pc) {

@@ -104,7 +104,7 @@ Warp *make_warp(Block &block, uint32_t index) {
 // Runs a warp until it waits, yields, or has exited.
 void turn(Warp &warp, const Job &job) {
     cs_warp &w = warp.state;
-    w.budget = kBudget;
+    w.budget = job.image->virtual_clock ? kVirtualBudget : kBudget;
     if (!services.pick(&w)) return;
     for (;;) {
         const int reason = job.code[job.image->function_of_pc[w.pc]](&w);

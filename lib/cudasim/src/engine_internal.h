@@ -19,6 +19,7 @@ namespace cudasim {
 constexpr uint32_t kWindow = 1u << 24;        // bytes of the shared and of the local window
 constexpr uint32_t kParameterWindow = 1u << 16;
 constexpr int32_t kBudget = 1024;             // backward jumps before a warp yields
+constexpr int32_t kVirtualBudget = 16384;     // … ns of the virtual clock
 
 using Code = int (*)(cs_warp *w);
 

@@ -876,9 +876,11 @@ class FunctionCode:
 
     def _jump(self, block: Block, target: Block, base: int) -> str:
         to = base + target.number
-        if target.number > block.number:
-            return f"JUMP({to});"
         loop = self.blocks[target.number : block.number + 1]
+        if not loop:
+            return f"JUMP({to});"
+        if self.virtual:  # where a warp yields does not depend on what was injected: TICK counts, and a probe's loop is short
+            return f"BACK({to}, 0);" if any(b.reached for b in loop) else f"JUMP({to});"
         cost = 1 + sum(len(b.codes) for b in loop) // 64
         if any(b.spins for b in loop):
             cost = max(cost, SPIN_COST)
@@ -900,7 +902,8 @@ class FunctionCode:
         if block.kind == "table":
             targets = ", ".join(str(base + t.number) for t in block.targets)
             head = head.replace("@TARGETS@", targets)
-            return f"{head} if (UNLIKELY(--w->budget < 0)) return CS_YIELD; goto pick;"
+            test = "w->budget" if self.virtual else "--w->budget"
+            return f"{head} if (UNLIKELY({test} < 0)) return CS_YIELD; goto pick;"
         if block.kind == "return":
             lines = ["LANES w->pcs[l] = R->ret[l];"]
             if self.values.stack:

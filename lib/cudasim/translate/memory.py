@@ -308,7 +308,7 @@ def mbarrier(v: Values, i: Instruction) -> str:
 def nanosleep(v: Values, i: Instruction) -> str:
     """On the virtual clock, where it is the time that passes; on the real one it ends a block (function.py)."""
     v.code.alone = True
-    return "w->budget = 0;" + ("" if v.injected else f" w->time[l] += {v.src(i.operands[0], 'u32')};")
+    return "" if v.injected else f"w->budget = 0; w->time[l] += {v.src(i.operands[0], 'u32')};"
 
 
 @emits("alloca")
