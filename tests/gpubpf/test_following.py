@@ -1,0 +1,270 @@
+"""What tools see while a program runs: logs, rings, shared arrays, maps read in between. Known answers, on the embedded device."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpubpf import oplog
+from gpubpf.device import LIBRARIES
+from gpubpf.program import BPF
+from gpubpf.results import Reading
+from gpubpf.session import Follow, Session
+from gpubpf_bcc import compiled
+
+CUDA = r"""
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <unistd.h>
+
+__global__ void work(float *x) { x[blockIdx.x] = threadIdx.x; }
+__global__ void spin(volatile int *until) { while (!*until) {} }
+__global__ void fault(float *x) { x[0] = 1; asm volatile("trap;"); }
+
+// MODE LAUNCHES BLOCKS THREADS: so many launches of `work`, and by MODE: "beside" a kernel that does not end, "kill"ed, with a "fault".
+int main(int n, char **a) {
+    const char *mode = a[1];
+    int launches = atoi(a[2]), blocks = atoi(a[3]), threads = atoi(a[4]);
+    float *x;
+    int *until;
+    cudaStream_t one, other;
+    cudaMalloc(&x, 4 * blocks);
+    cudaMallocHost(&until, 4);
+    cudaStreamCreateWithFlags(&one, cudaStreamNonBlocking);
+    cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+    *until = 0;
+    if (!strcmp(mode, "beside")) spin<<<1, 1, 0, other>>>(until);
+    for (int i = 0; i < launches; i++) {
+        work<<<blocks, threads, 0, one>>>(x);
+        if (!strcmp(mode, "slow")) usleep(2000);
+        if (i % 64 == 63) cudaStreamSynchronize(one);
+    }
+    cudaError_t error = cudaStreamSynchronize(one);
+    if (!strcmp(mode, "kill")) raise(SIGKILL);
+    *(volatile int *)until = 1;
+    if (!strcmp(mode, "fault")) fault<<<1, 1>>>(x);
+    cudaDeviceSynchronize();
+    if (!strcmp(mode, "reset")) cudaDeviceReset();
+    return error != cudaSuccess;
+}
+"""
+
+TEXT = r"""
+#include <gpubpf.h>
+struct event { u64 launch; u64 thread; };
+struct slot { u64 call_ns, who, seen; };
+GPU_RINGBUF(events, struct event, 1024);
+GPU_KERNEL_ARRAY(last, u64, 8);
+GPU_WARP_ARRAY(warps, u64, 2);
+GPU_BLOCK_ARRAY(blocks, u64, 1);
+GPU_SHARED_ARRAY(slots, struct slot, 4096);
+
+int on_launch(struct gpu_launch *ctx) {
+    int key = ctx->launch & 4095;
+    struct slot *s = slots.lookup(&key);
+    if (s) {
+        s->call_ns = ctx->call_ns;
+        s->who = bpf_get_current_pid_tgid();
+    }
+    return 0;
+}
+
+int on_exit(struct gpu_exit *ctx) {
+    struct event event = {};
+    int key = ctx->launch & 7, zero = 0, one = 1, slot = ctx->launch & 4095;
+    event.launch = ctx->launch;
+    event.thread = gpu_global_thread();
+    events.ringbuf_output(&event, sizeof(event), 0);
+    u64 *cell = warps.lookup(&one);
+    if (cell)
+        __sync_fetch_and_add(cell, 1);
+    cell = blocks.lookup(&zero);
+    if (cell)
+        __sync_fetch_and_add(cell, 1);
+    cell = last.lookup(&key);
+    if (cell)
+        *cell = ctx->launch;
+    struct slot *s = slots.lookup(&slot);
+    if (s)
+        s->seen = ctx->launch;
+    return 0;
+}
+"""
+STRESS = int(os.environ.get("GPUBPF_RING_STRESS", "400000"))  # records; 100000000 takes minutes
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiled(TEXT)
+    if shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    if not (LIBRARIES / "libcuda.so.1").exists():
+        pytest.skip("needs the embedded device; run script/setup")
+    where = tmp_path_factory.mktemp("following")
+    (where / "app.cu").write_text(CUDA)
+    built = ["nvcc", "-cudart", "shared", "-o", "app", "app.cu"]
+    subprocess.run(built, cwd=where, check=True, capture_output=True)
+    return where / "app"
+
+
+class Followed:
+    """One run, and all that came."""
+
+    def __init__(self, command: list[str], follow: Follow, **options: Any) -> None:
+        every = [(0, 2**32 - 1)] * 3
+        defaults = {
+            "tool": "followed",
+            "out": None,
+            "pid": [],
+            "files": [],
+            "kernel": ["work"],
+            "launch": None,
+            "sample": None,
+        }
+        defaults |= {
+            "block": every,
+            "thread": every,
+            "device": "sim",
+            "map_memory": 1 << 20,
+            "duration": None,
+            "user": None,
+        }
+        defaults |= {"json": False, "cgroup": None, "comm": None, "tid": None}
+        args = argparse.Namespace(command=command, **(defaults | options))
+        program = BPF(text=TEXT)
+        program.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
+        program.attach_launch(fn_name="on_launch")
+        self.parts: list[np.ndarray[Any, Any]] = []
+        self.logs: list[np.ndarray[Any, Any]] = []
+        self.readings: list[Reading] = []
+        self.during = 0  # records that came before the end
+        self.session: Session = program.trace(args, follow)
+        with self.session as session:
+            for _ in session.intervals(tick=self.look, every=0.02):
+                pass
+
+    def look(self) -> None:
+        self.parts += [part.records for part in self.session.rings("events")]
+        self.logs += [log.records for log in self.session.logs()]
+        self.readings += self.session.readings("last")
+        if self.session._returncode is None:
+            self.during = self.received
+
+    @property
+    def received(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+    @property
+    def lost(self) -> int:
+        return sum(s.lost for counts in self.session.ring_counts("events") for s in counts.shards)
+
+    @property
+    def log(self) -> np.ndarray[Any, Any]:
+        return np.concatenate(self.logs)
+
+
+@pytest.mark.parametrize("place", ["host", "gpu"])
+def test_every_thread_leaves_one_record(app: Path, place: str) -> None:
+    run = Followed([str(app), "plain", "100", "3", "40"], Follow(log_records=1024), ring=place)
+    assert run.session.status == 0
+    records = np.concatenate(run.parts)
+    assert len(records) == 100 * 120 and run.lost == 0
+    launches = Counter(records["launch"].tolist())
+    assert len(launches) == 100 and set(launches.values()) == {120}
+    one = records[records["launch"] == records["launch"][0]]
+    assert sorted(one["thread"].tolist()) == list(range(120))
+    kernels = run.log[run.log["kind"] == oplog.KERNEL]
+    assert set(kernels["id"].tolist()) == set(launches)
+    assert set(kernels["kernel"]["reason"].tolist()) == {oplog.INSTRUMENTED}
+    # A shard's counts: everything that was reserved came.
+    (counts,) = run.session.ring_counts("events")
+    assert sum(s.reserved for s in counts.shards) == 12000
+    assert all(s.reserved == s.received and s.incomplete == 0 for s in counts.shards)
+    # Arrays by warp, block, launch shape.
+    (warps,) = run.session.instances("warps")
+    assert warps.array.shape == (2, 6) and warps.array.tolist() == [[0] * 6, [3200, 800] * 3]
+    (blocks,) = run.session.instances("blocks")
+    assert blocks.array.tolist() == [[4000] * 3]
+    (last,) = run.session.instances("last")
+    assert sorted(last.array[:, 0].tolist()) == sorted(launches)[-8:]
+    # Both sides wrote to the same elements.
+    (slots,) = run.session.shared("slots")
+    used = slots.array[slots.array["seen"] != 0]
+    assert set(used["seen"].tolist()) == set(launches)
+    called = dict(zip((kernels["id"] & 4095).tolist(), kernels["call_ns"].tolist(), strict=True))
+    assert all(int(s["call_ns"]) <= called[int(s["seen"]) & 4095] for s in used)
+    assert {int(who) >> 32 for who in used["who"]} == {slots.pid}
+    assert run.session.summary()["lost"] == 0
+
+
+def test_clocks_are_compared_at_the_beginning_and_at_the_end(app: Path) -> None:
+    run = Followed([str(app), "plain", "3", "1", "1"], Follow(log_records=256))
+    brackets = run.log[run.log["kind"] == oplog.CLOCK]["clock"]
+    assert len(brackets) >= 2
+    assert (brackets["host_before"] < brackets["host_after"]).all()
+    kernels = run.log[run.log["kind"] == oplog.KERNEL]
+    assert (brackets["host_after"] < kernels["call_ns"].min()).any()
+    assert (brackets["host_before"] > kernels["return_ns"].max()).any()
+    apart = brackets["gpu"].astype(np.int64) - brackets["host_before"].astype(np.int64)
+    widths = (brackets["host_after"] - brackets["host_before"]).astype(np.int64)
+    assert apart.max() - apart.min() <= widths.max() + 1000  # neither clock runs away
+
+
+def test_maps_are_read_in_between(app: Path) -> None:
+    run = Followed([str(app), "slow", "60", "1", "32"], Follow(log_records=256, pump=8))
+    ids = np.sort(run.log[run.log["kind"] == oplog.KERNEL]["id"])
+    times = [reading.taken_ns for reading in run.readings]
+    assert len(times) >= 3 and times == sorted(times)
+    assert run.readings[-1].idle and not run.readings[0].idle
+    ends = dict(zip(ids.tolist(), range(len(ids)), strict=True))
+    newest = [max(ends[int(n)] for n in r.instances["last"][0].array[:, 0] if n) for r in run.readings]
+    assert newest == sorted(newest) and newest[0] < 30 and newest[-1] == 59
+
+
+def test_records_come_while_a_kernel_does_not_end(app: Path) -> None:
+    """Produced = received + lost, with a ring that is much smaller than what goes through it."""
+    threads = 256
+    blocks = max(1, min(400, STRESS // threads // 64))
+    launches = STRESS // (blocks * threads)
+    run = Followed([str(app), "beside", str(launches), str(blocks), str(threads)], Follow(ring_size=4 << 20))
+    assert run.session.status == 0
+    assert run.received + run.lost == launches * blocks * threads
+    assert run.received > 0 and run.during > 0
+    assert run.session.summary()["lost"] == run.lost
+
+
+@pytest.mark.parametrize("place", ["host", "gpu"])
+def test_a_ring_that_nobody_reads_loses_and_says_how_many(app: Path, place: str, monkeypatch: Any) -> None:
+    looked = Followed.look
+    monkeypatch.setattr(Followed, "look", lambda self: looked(self) if self.session._stopped else None)
+    run = Followed([str(app), "plain", "64", "16", "256"], Follow(ring_size=4 << 20), ring=place)
+    assert run.lost > 0 and run.received + run.lost == 64 * 16 * 256
+
+
+def test_what_a_killed_process_had_written_is_received(app: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Followed([str(app), "kill", "50", "2", "64"], Follow(log_records=1024, per_thread={"events": 1}))
+    assert run.session.status == 137
+    assert run.received == 50 * 128
+    assert (run.log["kind"] == oplog.KERNEL).sum() == 50
+    said = capsys.readouterr().err
+    assert "6,400 records of events were received, at most 0 are lost" in said
+
+
+def test_a_fault_loses_no_record_that_was_written(app: Path) -> None:
+    run = Followed([str(app), "fault", "20", "2", "64"], Follow(log_records=1024))
+    assert run.received == 20 * 128
+
+
+def test_a_device_reset_is_no_end_of_the_records(app: Path) -> None:
+    run = Followed([str(app), "reset", "20", "2", "64"], Follow(log_records=1024))
+    assert run.received == 20 * 128 and run.session.summary()["lost"] == 0
