@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import bpf, syscalls
+from gpubpf.compile import capable
 from gpubpf.errors import Error
 from gpubpf.program import BPF
 
@@ -257,6 +258,8 @@ class OffCpu:
         try:
             if virtual:
                 raise Error("the clock is virtual, and they run on the real one")
+            if not capable():
+                raise Error("no CAP_BPF")
             for name, layout in _LAYOUT.items():
                 fields = bpf.tracepoint(name).fields
                 if any(fields.get(key) != place for key, place in layout.items()):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpubpf.program import PREBUILT
 from gpubpf_host import ROOTLESS, needs_bpf, open_directory
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -28,9 +32,10 @@ pytestmark = [
 ]
 
 TOOL = r'''
-import json, sys
+import json, os, sys
 from pathlib import Path
 from gpubpf import cli, program
+from gpubpf.offcpu import OffCpu
 from gpubpf.program import BPF
 
 program.PREBUILT = Path(__file__).parent
@@ -76,6 +81,7 @@ def main():
         b = BPF(text=PROGRAM)
         b.attach_launch("on_launch")
         b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
+        meanwhile = OffCpu(b) if "MEANWHILE" in os.environ else None
         with b.trace(args) as session:
             for _ in session.intervals():
                 for found in session.shared("slots"):
@@ -87,6 +93,10 @@ def main():
                     out.record(pid=found.pid, slots=slots)
                 host = b.host_side
                 out.record(kernel=host.in_kernel, runs=[[r.function, r.runs, r.missed] for r in host.runs()])
+                if meanwhile:
+                    activity = meanwhile.activity()
+                    told = [activity.explain(s["tid"], s["call_ns"], s["call_ns"] + 15_000_000) for s in slots]
+                    out.record(known=meanwhile.known, told=told)
                 out.record(summary=session.summary())
     return session.status
 
@@ -97,6 +107,7 @@ if __name__ == "__main__":
 APP = r"""
 #include <cstdlib>
 #include <thread>
+#include <unistd.h>
 #include <pthread.h>
 #include <vector>
 __global__ void first(int *out) { atomicAdd(out, 1); }
@@ -111,9 +122,11 @@ int main(int argc, char **argv) {
             pthread_setname_np(pthread_self(), name);
             cudaStream_t s;
             if (cudaStreamCreate(&s)) exit(8);
-            for (int i = 0; i < launches; i++)
+            for (int i = 0; i < launches; i++) {
                 if (i % 2) first<<<2, 32, 0, s>>>(out);
                 else second<<<1, 40, 0, s>>>(out);
+                if (argc > 3) usleep(1000 * atoi(argv[3]));
+            }
             if (cudaStreamSynchronize(s)) exit(7);
         });
     for (auto &t : all) t.join();
@@ -133,6 +146,7 @@ def place() -> Iterator[Path]:
 
 def build(made: Path) -> Iterator[Path]:
     (made / "both.py").write_text(TOOL)
+    shutil.copy(PREBUILT / "offcpu.json", made)
     (made / "app.cu").write_text(APP)
     subprocess.run(
         ["nvcc", "-cudart", "shared", "-o", made / "app", made / "app.cu"], check=True, capture_output=True
@@ -144,9 +158,9 @@ def build(made: Path) -> Iterator[Path]:
 
 
 def run(
-    place: Path, arguments: list[str], app: list[str], *, prefix: list[str]
+    place: Path, arguments: list[str], app: list[str], *, prefix: list[str], **more: str
 ) -> tuple[dict[str, Any], list[str]]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("SUDO")}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SUDO")} | more
     environment |= {"XDG_CACHE_HOME": "/nonexistent"} if prefix else {}
     command = [*prefix, sys.executable, str(place / "both.py"), "--device", "sim", *arguments, "--", *app]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
@@ -223,3 +237,71 @@ def test_each_process_has_an_array_and_programs_of_its_own(place: Path) -> None:
     for r in records:
         assert {s["launch"] >> 40 for s in r.get("slots", [])} <= {r.get("pid")}
     assert [r["runs"] for r in records if "runs" in r] == [[["on_launch", 10, 0]]]
+
+
+@pytest.mark.parametrize("prefix", [[], ROOTLESS], ids=["kernel", "native"])
+def test_the_virtual_clock_is_the_same_on_both_sides(place: Path, prefix: list[str]) -> None:
+    app = [str(place / "app"), "1", "9"]
+    one, two = (run(place, [], app, prefix=prefix, CUDASIM_CLOCK="virtual")[0] for _ in range(2))
+    times = [(s["call_ns"], s["entered"]) for s in one["slots"]]
+    assert times == [(s["call_ns"], s["entered"]) for s in two["slots"]]
+    assert times[1][0] - times[0][0] == 1000  # a launch call takes that, and nothing else takes time
+    assert times[0][1] >= times[0][0] + 1000  # the kernel starts when the first call has returned
+    assert one["kernel"] is (not prefix)
+
+
+def test_what_threads_did_meanwhile(place: Path) -> None:
+    app = [str(place / "app"), "2", "4", "20"]
+    found, said = run(place, [], app, prefix=[], MEANWHILE="1")
+    assert found["known"] and len(found["told"]) == 8, said
+    for told in found["told"]:  # each launch is followed by a sleep of 20 ms, and 15 ms are looked at
+        what, ns = told[0]
+        assert what == "off-CPU, blocked in clock_nanosleep" and 8e6 < ns < 15e6
+    assert ["on_launch", 8, 0] in found["runs"]
+    assert ["offcpu_launch", 8, 0] in found["runs"]
+    found, said = run(place, [], app, prefix=ROOTLESS, MEANWHILE="1")
+    assert not found["known"] and found["told"] == [[]] * 8
+    unknown = "both: note: what launching threads did meanwhile is unknown: no CAP_BPF"
+    assert any(line.startswith(unknown) for line in said)
+
+
+@pytest.mark.parametrize("whom", ["tool", "app"])
+def test_either_side_dies(place: Path, whom: str) -> None:
+    """The program goes on as if nothing had been there; the tool still tells what was."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SUDO")}
+    command = [
+        sys.executable,
+        str(place / "both.py"),
+        "--device",
+        "sim",
+        "--",
+        str(place / "app"),
+        "1",
+        "60",
+        "20",
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as tool:
+        assert tool.stderr is not None and tool.stdout is not None
+        line = tool.stderr.readline()
+        pid = int(line.split("attached to ")[1].split()[0])
+        time.sleep(0.3)
+        app = os.pidfd_open(pid)
+        try:
+            if whom == "tool":
+                tool.kill()
+                assert tool.wait(10) == -signal.SIGKILL
+                status = Path(f"/proc/{pid}/stat")
+                assert status.exists()  # it goes on
+                assert select.select([app], [], [], 20)[0]
+            else:
+                signal.pidfd_send_signal(app, signal.SIGKILL)
+                out, said = tool.communicate(timeout=20)
+                assert tool.returncode == 137, said
+                records = [json.loads(line) for line in out.splitlines()]
+                (slots,) = (r["slots"] for r in records if "slots" in r)
+                ((_, runs, _),) = next(r["runs"] for r in records if "runs" in r)
+                assert 3 < len(slots) < 60 and len(slots) == runs
+        finally:
+            os.close(app)
