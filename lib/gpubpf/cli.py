@@ -289,6 +289,17 @@ def add_device(made: Parser) -> None:
     )
 
 
+def add_rings(made: Parser) -> None:
+    """Where records of device programs go until the tool has read them: --ring-size, --ring."""
+    group = made.add_argument_group("records")
+    group.add_argument(
+        "--ring-size", type=parse_size, metavar="SIZE", help="memory for records that are not read yet"
+    )
+    group.add_argument(
+        "--ring", choices=("host", "gpu"), help="where that is: the host's memory (default) or the GPU's"
+    )
+
+
 def add_looks(made: Parser, device_programs: bool = True) -> None:
     """Instead of measuring: --list, --ptx, --ebpf."""
     group = made.add_argument_group("instead of measuring")

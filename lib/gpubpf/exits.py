@@ -1,15 +1,20 @@
 """When threads leave a kernel: lanes of a warp, warps of a block, blocks of a grid, and who keeps the others waiting.
 
-What kernelretsnoop's device program adds up (`Rows`) or what its records say (`rows_of_records`) → `Report`. A lane's lateness is its
-exit after the first exit in its warp; a warp leaves with its last lane, a block with its last warp.
+What kernelretsnoop's device programs add up (`take_maps`) or write down one by one (`take_records`) → `Exits` of a kernel and
+launch shape → `Report` → sentences and tables. A lane's lateness is its exit after the first exit in its warp. The spread of a
+warp is from its first to its last exit; of a block from the first exit of its first warp to the first exit of its last; of a grid
+from the end of its first block to the end of its last. The tail is the end of a launch, in which fewer blocks are left than
+multiprocessors took part.
 
-Lateness is counted into histograms whose bins are 1 wide below 64 and then 32 for each power of two, so the middle of a bin is
-within 1.6 % of what was counted. Numbers of threads, warps and blocks are those of `imbalance`.
+Times are counted into histograms whose bins are 1 wide below 64 and then 32 for each power of two, so the middle of a bin is
+within 1.6 % of what was counted. Threads, warps and blocks are numbered as in `imbalance`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +24,11 @@ from gpubpf.imbalance import WARP, Shape
 
 BINS = 1024
 LARGEST = 2**36 - 1  # counted as this, what is larger
-WARPS, BLOCKS, ROWS = 32, 33, 34  # rows behind those of the lanes: spread of a warp, of a block
-NOWHERE = 0xFFFF  # a site's number where there is none
+NOWHERE = 0xFFFF  # a site's number that does not fit
 NOTABLE = 0.05  # of the largest: what is less is not worth a sentence
+ROUNDS = 8  # launches of one kernel and shape that the maps tell apart
+CLOCK_BITS = 36
+CLOCK_MASK = (1 << CLOCK_BITS) - 1
 
 
 def bins_of(values: np.ndarray) -> np.ndarray:
@@ -65,7 +72,7 @@ class Spread:
         """Of `count` values whose sum is `total`: those that are not 0 are in `bins`. `scale`: ns of a unit."""
         late = int(bins.sum())
         count = max(count, late)
-        if not count or not late:
+        if not late:
             return cls(count, 0.0, 0.0, 0.0, 0.0)
         below = np.cumsum(bins) + (count - late)
         found = []
@@ -93,130 +100,94 @@ def _rank(count: int, share: float) -> int:
     return max(1, -int(-count * share // 1))
 
 
-@dataclass(frozen=True)
-class Rows:
-    """What was added up, by row: lanes 0 to 31, WARPS, BLOCKS. Sums and bins in units of a clock.
+@dataclass
+class Tally:
+    """Values that were counted: integers in a clock's unit, 0 and more. `where` tells of the largest where that was."""
 
-    sums     uint64 [ROWS]
-    worst    uint64 [ROWS]        unit << 24 | where: the exit's site, or of BLOCKS the warp
-    bins     int64 [ROWS, BINS]   values that are not 0
-    last     int64 [32]           how often each warp was the last of its block; together the blocks that are complete
-    """
+    count: int = 0
+    total: int = 0
+    largest: int = 0
+    where: int = 0
+    bins: np.ndarray = field(default_factory=lambda: np.zeros(BINS, np.int64))
+
+    def add(self, values: np.ndarray, where: np.ndarray | None = None) -> None:
+        """More values."""
+        if not len(values):
+            return
+        self.count += len(values)
+        self.total += int(values.sum())
+        above = values[values > 0]
+        self.bins += np.bincount(bins_of(above), minlength=BINS)
+        place = int(values.argmax())
+        if values[place] > self.largest:
+            self.largest, self.where = int(values[place]), 0 if where is None else int(where[place])
+
+    def spread(self, scale: float = 1.0) -> Spread:
+        """`scale`: ns of a unit."""
+        return Spread.of_bins(self.count, float(self.total), self.bins, float(self.largest), scale)
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """By lane, since the program began: uint64 `sums`, `worst` (cycles << 24 | site), int64 `bins` [32, BINS] of those that
+    were late, `exits`; lost: exits whose lateness is not known."""
 
     sums: np.ndarray
     worst: np.ndarray
     bins: np.ndarray
-    last: np.ndarray
+    exits: np.ndarray
+    lost: int = 0
 
     @classmethod
-    def nothing(cls) -> Rows:
-        return cls(
-            np.zeros(ROWS, np.uint64),
-            np.zeros(ROWS, np.uint64),
-            np.zeros((ROWS, BINS), np.int64),
-            np.zeros(32, np.int64),
-        )
+    def nothing(cls) -> Lateness:
+        lanes = np.zeros(WARP, np.uint64)
+        return cls(lanes, lanes.copy(), np.zeros((WARP, BINS), np.int64), np.zeros(WARP, np.int64))
 
     @classmethod
-    def of_maps(cls, lateness: np.ndarray, last: np.ndarray) -> Rows:
-        """From the maps `lateness` and `last` of the device program."""
-        bins = lateness["bins"].astype(np.int64).reshape(ROWS, BINS)
-        return cls(lateness["sum"].ravel().copy(), lateness["worst"].ravel().copy(), bins, _signed(last))
+    def of_maps(cls, lateness: np.ndarray, blocks: np.ndarray) -> Lateness:
+        """From the maps `lateness` [lane] and `blocks` [1, block] of the device program."""
+        late, blocks = lateness.reshape(-1), blocks.reshape(-1)
+        bins = late["bins"].astype(np.int64)
+        exits = blocks["exits"].astype(np.int64).sum(axis=0)
+        return cls(late["sum"].copy(), late["worst"].copy(), bins, exits, int(blocks["lost"].sum()))
 
-    def plus(self, other: Rows) -> Rows:
-        return Rows(
+    def plus(self, other: Lateness) -> Lateness:
+        return Lateness(
             self.sums + other.sums,
             np.maximum(self.worst, other.worst),
             self.bins + other.bins,
-            self.last + other.last,
+            self.exits + other.exits,
+            self.lost + other.lost,
         )
 
-    def since(self, before: Rows) -> Rows:
-        """What was added after `before`. The largest is not known where it was there before: then it is that of the highest bin."""
+    def since(self, before: Lateness) -> Lateness:
+        """What was added after `before`. Where the largest of all came before, that of the highest bin stands for it."""
         bins = (self.bins - before.bins) & 0xFFFFFFFF  # the device counts in 32 bits
         highest = BINS - 1 - np.argmax(bins[:, ::-1] > 0, axis=1)
-        largest = np.where(bins.any(axis=1), _MIDDLES[highest].astype(np.uint64) << np.uint64(24), 0)
-        same = self.worst == before.worst
+        largest = np.where(bins.any(axis=1), _MIDDLES[highest], 0).astype(np.uint64) << np.uint64(24)
         where = self.worst & np.uint64(0xFFFFFF)
-        worst = np.where(same, np.minimum(largest | where, self.worst), self.worst).astype(np.uint64)
-        return Rows(self.sums - before.sums, worst, bins, self.last - before.last)
+        same = np.minimum(largest | where, self.worst)
+        worst = np.where(self.worst == before.worst, same, self.worst)
+        exits, lost = self.exits - before.exits, self.lost - before.lost
+        return Lateness(self.sums - before.sums, worst, bins, exits, lost)
 
-
-def _signed(values: np.ndarray) -> np.ndarray:
-    return np.asarray(values).astype(np.int64).ravel()
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How the blocks of one launch finished, in ns.
-
-    spread: last block after the first. tail: from when fewer blocks were left than multiprocessors took part, to the end.
-    last_block: its number; alone: how long it ran after the one before it. sm_numbers, sm_finish: of each multiprocessor its
-    last exit, after that of the first to finish. error: how wrong a time may be.
-    """
-
-    number: int
-    spread: float
-    tail: float
-    last_block: int
-    alone: float
-    sm_numbers: np.ndarray = field(repr=False)
-    sm_finish: np.ndarray = field(repr=False)
-    error: float = 0.0
-
-    @classmethod
-    def of_blocks(
-        cls, number: int, blocks: np.ndarray, finish: np.ndarray, sm: np.ndarray, error: float = 0.0
-    ) -> Launch:
-        """From each block's number, last exit (ns) and multiprocessor; at least one block."""
-        order = np.argsort(finish, kind="stable")
-        ends = (finish[order] - finish[order[0]]).astype(np.float64)
-        numbers, index = np.unique(sm, return_inverse=True)
-        ends_of_sm = np.zeros(len(numbers))
-        np.maximum.at(ends_of_sm, index[order], ends)
-        # Before this one was done there were as many blocks left as multiprocessors.
-        begin = ends[len(ends) - len(numbers)]
-        return cls(
-            number,
-            float(ends[-1]),
-            float(ends[-1] - begin),
-            int(blocks[order[-1]]),
-            float(ends[-1] - ends[-2]) if len(ends) > 1 else 0.0,
-            numbers,
-            ends_of_sm - ends_of_sm.min(),
-            error,
-        )
-
-
-FINISH = [("launch", "<u8"), ("clock", "<u8"), ("time", "<u8"), ("since_sm", "<u8")]
-
-
-def launches_of_map(finished: np.ndarray, chosen: np.ndarray | None, clock: Clock) -> list[Launch]:
-    """The launches whose blocks (`chosen` of them, numbers; None: all) are all there, of the map `finished`: [entry, block]."""
-    found = []
-    for entry in finished.reshape(-1, finished.shape[-1]):
-        rows = entry if chosen is None else entry[chosen]
-        number = int(rows["launch"][0]) if len(rows) else 0
-        if not number or not bool((rows["launch"] == number).all()):
-            continue
-        since = rows["since_sm"].astype(np.int64) >> 16
-        sm = (rows["since_sm"] & np.uint64(0xFFFF)).astype(np.int64)
-        ends, error = clock.times(sm, rows["clock"].astype(np.int64), rows["time"].astype(np.int64), since)
-        blocks = np.arange(len(entry)) if chosen is None else chosen
-        found.append(Launch.of_blocks(number, blocks, ends, sm, error))
-    return found
+    def add(self, lane: np.ndarray, late: np.ndarray, site: np.ndarray) -> None:
+        """Exits one by one."""
+        self.exits[:] += np.bincount(lane, minlength=WARP)
+        some = late > 0
+        lane, late, site = lane[some], late[some], np.minimum(site[some], NOWHERE)
+        np.add.at(self.sums, lane, late.astype(np.uint64))
+        np.add.at(self.bins, (lane, bins_of(late)), 1)
+        worst = np.minimum(late, LARGEST).astype(np.uint64) << np.uint64(24) | site.astype(np.uint64)
+        np.maximum.at(self.worst, lane, worst)
 
 
 @dataclass(frozen=True)
 class Clock:
-    """How long a cycle of the multiprocessors takes.
-
-    ns: of a cycle; error: of that, relative. exact: cycles are ns of the virtual clock.
-    """
+    """How long a cycle of the multiprocessors takes: ns, and the error of that, relative."""
 
     ns: float = 1.0
     error: float = 0.0
-    exact: bool = True
 
     @classmethod
     def measured(cls, sm: np.ndarray, cycles: np.ndarray, time: np.ndarray) -> Clock | None:
@@ -226,90 +197,155 @@ class Clock:
 
         tick = max(estimated_tick(time), 1)
         rates, weights = [], []
-        for number in np.unique(sm):
-            mine = sm == number
-            ran, took = np.ptp(cycles[mine]), np.ptp(time[mine])
+        order = np.argsort(sm, kind="stable")
+        borders = np.flatnonzero(np.diff(sm[order])) + 1
+        for mine in np.split(order, borders) if len(order) else ():
+            ran, took = int(np.ptp(cycles[mine])), int(np.ptp(time[mine]))
             if ran > 0 and took >= 50 * tick and CYCLE[0] <= took / ran <= CYCLE[1]:
                 rates.append(took / ran)
                 weights.append(took)
         if not rates:
             return None
-        order = np.argsort(rates)
-        half = np.searchsorted(np.cumsum(np.array(weights)[order]), sum(weights) / 2)
-        return cls(float(np.array(rates)[order][half]), tick / max(weights), False)
-
-    def times(
-        self, sm: np.ndarray, cycles: np.ndarray, time: np.ndarray, since: np.ndarray
-    ) -> tuple[np.ndarray, float]:
-        """GPU time (ns) `since` cycles before readings of clock and timer, and the largest error."""
-        if self.exact:
-            return time - since, 0.0
-        from gpubpf.clock import SmClock
-
-        fine = SmClock(sm, cycles, time).gpu(sm, cycles, time)
-        return fine.at - np.rint(since * self.ns).astype(np.int64), float(fine.error.max(initial=0))
+        by_rate = np.argsort(rates)
+        half = np.searchsorted(np.cumsum(np.array(weights)[by_rate]), sum(weights) / 2)
+        return cls(float(np.array(rates)[by_rate][half]), 2 * tick / max(weights))
 
 
-def rows_of_records(
-    shape: Shape, thread: np.ndarray, time: np.ndarray, site: np.ndarray, chosen: np.ndarray | None = None
-) -> Rows:
-    """Of the records of one launch: number of the thread, exit (ns, integers), site. Warps of which a thread that has
-    to be there (`chosen`: bool [threads of a block]; None: all) is missing do not count."""
-    places = np.zeros((shape.warps, WARP), bool)
-    places.ravel()[: shape.block_size] = True if chosen is None else chosen
-    block, own = np.divmod(thread.astype(np.int64), shape.block_size)
-    warp, lane = np.divmod(own, WARP)
-    groups, index = np.unique(block * shape.warps + warp, return_inverse=True)
-    first = np.full(len(groups), np.iinfo(np.int64).max)
-    final = np.full(len(groups), np.iinfo(np.int64).min)
-    np.minimum.at(first, index, time)
-    np.maximum.at(final, index, time)
-    whole = np.bincount(index, minlength=len(groups)) == places.sum(axis=1)[groups % shape.warps]
-    late = time - first[index]
-    rows = Rows.nothing()
-    counted = whole[index] & (late > 0)
-    _add(rows, lane[counted], late[counted], site[counted].astype(np.int64))
-    groups, first, final = groups[whole], first[whole], final[whole]
-    several = final > first
-    _add(rows, np.full(several.sum(), WARPS), (final - first)[several], np.zeros(several.sum(), np.int64))
-    # Blocks: their warps, as far as they have threads that were chosen.
-    blocks, index = np.unique(groups // shape.warps, return_inverse=True)
-    whole = np.bincount(index, minlength=len(blocks)) == places.any(axis=1).sum()
-    order = np.lexsort((-(groups % shape.warps), final, index))
-    ends = np.append(np.flatnonzero(np.diff(index[order])), len(order) - 1) if len(order) else order
-    begins = np.append(0, ends[:-1] + 1) if len(order) else order
-    earliest, latest = final[order[begins]], final[order[ends]]
-    who = (groups % shape.warps)[order[ends]]
-    rows.last[:] = np.bincount(who[whole], minlength=32)[:32]
-    several = whole & (latest > earliest)
-    _add(rows, np.full(several.sum(), BLOCKS), (latest - earliest)[several], who[several])
-    return rows
+@dataclass
+class Exits:
+    """What is known of the exits of one kernel and launch shape.
 
+    warp, block: spreads in cycles; grid, tail: of each launch that was `whole`, ns. last_warp: how often a warp was the last of
+    its block, last_block: a block of its grid; alone: how long that ran by itself, ns, summed by block. sm: by multiprocessor
+    the sum of its last exits before the launch's end (ns), and of how many launches. error: ns, of grid and tail.
+    """
 
-def _add(rows: Rows, row: np.ndarray, value: np.ndarray, where: np.ndarray) -> None:
-    np.add.at(rows.sums, row, value.astype(np.uint64))
-    np.maximum.at(rows.worst, row, (np.minimum(value, LARGEST) << 24 | (where & 0xFFFF)).astype(np.uint64))
-    np.add.at(rows.bins, (row, bins_of(value)), 1)
+    shape: Shape
+    lateness: Lateness = field(default_factory=Lateness.nothing)
+    warp: Tally = field(default_factory=Tally)
+    block: Tally = field(default_factory=Tally)
+    grid: Tally = field(default_factory=Tally)
+    tail: Tally = field(default_factory=Tally)
+    whole: int = 0
+    last_warp: Counter[int] = field(default_factory=Counter)
+    last_block: Counter[int] = field(default_factory=Counter)
+    alone: Counter[int] = field(default_factory=Counter)
+    sm: dict[int, tuple[float, int]] = field(default_factory=dict)
+    error: float = 0.0
+    seen: set[int] = field(default_factory=set)  # launches that the maps were read of
 
+    def add_warps(self, first: np.ndarray, late: np.ndarray, there: np.ndarray) -> None:
+        """Of whole blocks [block, warp]: first exits (cycles), the last one after that; `there`: the warps that have threads."""
+        self.warp.add(late[there])
+        latest = np.where(there, first, np.iinfo(np.int64).min)
+        earliest = np.where(there, first, np.iinfo(np.int64).max).min(axis=1)
+        who = latest.argmax(axis=1)
+        spread = latest.max(axis=1) - earliest
+        self.block.add(spread, who)
+        self.last_warp.update(who[spread > 0].tolist())
 
-def launch_of_records(
-    number: int,
-    shape: Shape,
-    thread: np.ndarray,
-    time: np.ndarray,
-    sm: np.ndarray,
-    threads: int,
-    error: float,
-) -> Launch | None:
-    """The same records as a `Launch`, where all `threads` are there."""
-    if not len(thread) or len(thread) != threads:
-        return None
-    blocks, index = np.unique(thread.astype(np.int64) // shape.block_size, return_inverse=True)
-    finish = np.full(len(blocks), np.iinfo(np.int64).min)
-    np.maximum.at(finish, index, time)
-    where = np.zeros(len(blocks), np.int64)
-    where[index] = sm  # a block stays on its multiprocessor
-    return Launch.of_blocks(number, blocks, finish, where, error)
+    def add_launch(self, block: np.ndarray, end: np.ndarray, sm: np.ndarray, error: float = 0.0) -> None:
+        """Of a whole launch: each block's number, last exit (ns), multiprocessor; at least one block."""
+        order = np.argsort(end, kind="stable")
+        ends = (end[order] - end[order[0]]).astype(np.int64)
+        numbers, index = np.unique(sm[order], return_inverse=True)
+        # Before the block of `begin` was done there were as many blocks left as multiprocessors.
+        begin = ends[len(ends) - len(numbers)]
+        self.grid.add(ends[-1:])
+        self.tail.add(ends[-1:] - begin)
+        last = int(block[order[-1]])
+        self.last_block[last] += 1
+        self.alone[last] += int(ends[-1] - ends[-2]) if len(ends) > 1 else 0
+        of_sm = np.zeros(len(numbers), np.int64)
+        np.maximum.at(of_sm, index, ends)
+        for number, idle in zip(numbers.tolist(), (ends[-1] - of_sm).tolist(), strict=True):
+            total, times = self.sm.get(number, (0.0, 0))
+            self.sm[number] = total + idle, times + 1
+        self.error = max(self.error, error)
+        self.whole += 1
+
+    def take_maps(
+        self, warps: np.ndarray, blocks: np.ndarray, clock: Clock, chosen: np.ndarray | None = None
+    ) -> None:
+        """The launches that the maps `warps` [ROUNDS, warp] and `blocks` [1, block] hold whole and that were not taken before. Of the
+        threads all count, chosen or not; `chosen`, a mask, says of which blocks."""
+        shape = self.shape
+        rounds = blocks.reshape(-1)["rounds"]  # [block, round]
+        cells = warps.reshape(ROUNDS, shape.blocks, shape.warps)
+        for number in range(ROUNDS):
+            left = rounds["left"][:, number]
+            launch = int(left[0]) >> CLOCK_BITS
+            if not launch or launch in self.seen:
+                continue
+            first, late = cells["first"][number], cells["late"][number]
+            # Complete: every thread of every block has left, and the launch has had all cells to itself.
+            if bool((left != (launch << CLOCK_BITS) + shape.block_size).any()):
+                continue
+            if bool((first >> np.uint64(CLOCK_BITS) != launch).any()):
+                continue
+            self.seen.add(launch)
+            late = np.where(late >> np.uint64(CLOCK_BITS) == launch, late & np.uint64(CLOCK_MASK), 0)
+            anchor = rounds["clock"][:, number].astype(np.int64)
+            time_sm = rounds["time_sm"][:, number]
+            time, sm = (
+                (time_sm >> np.uint64(16)).astype(np.int64),
+                (time_sm & np.uint64(0xFFFF)).astype(np.int64),
+            )
+            # 36 bits of a clock, taken near the anchor.
+            cycles = (~first & np.uint64(CLOCK_MASK)).astype(np.int64) - (anchor & CLOCK_MASK)[:, None]
+            cycles = (cycles + (1 << (CLOCK_BITS - 1))) % (1 << CLOCK_BITS) - (1 << (CLOCK_BITS - 1))
+            late = late.astype(np.int64)
+            some = np.arange(shape.blocks) if chosen is None else np.flatnonzero(chosen)
+            self.add_warps(cycles[some], late[some], np.ones((len(some), shape.warps), bool))
+            end = time + np.rint((cycles + late).max(axis=1) * clock.ns).astype(np.int64)
+            if len(some):
+                self.add_launch(some, end[some], sm[some])
+
+    def take_records(
+        self,
+        records: np.ndarray,
+        clock: Clock,
+        blocks: np.ndarray | None = None,
+        threads: np.ndarray | None = None,
+        error: float = 0.0,
+    ) -> bool:
+        """The records of one launch; the masks say which blocks, and which threads of a block, were chosen (None: all). Warps and
+        blocks of which threads are missing do not count. Whether the launch is whole."""
+        shape = self.shape
+        there = np.zeros((shape.warps, WARP), bool)
+        there.ravel()[: shape.block_size] = True if threads is None else threads
+        cycles = records["clock"].astype(np.int64)
+        cycles -= cycles.min(initial=0)
+        block, own = np.divmod(records["thread"].astype(np.int64), shape.block_size)
+        warp, lane = np.divmod(own, WARP)
+        groups, index = np.unique(block * shape.warps + warp, return_inverse=True)
+        first = np.full(len(groups), np.iinfo(np.int64).max)
+        final = np.zeros(len(groups), np.int64)
+        np.minimum.at(first, index, cycles)
+        np.maximum.at(final, index, cycles)
+        whole = np.bincount(index, minlength=len(groups)) == there.sum(axis=1)[groups % shape.warps]
+        kept = whole[index]
+        self.lateness.add(lane[kept], (cycles - first[index])[kept], records["site"][kept].astype(np.int64))
+        some = there.any(axis=1)
+        numbers, place = np.unique(groups[whole] // shape.warps, return_inverse=True)
+        of_block = np.zeros((2, len(numbers), shape.warps), np.int64)
+        of_block[:, place, groups[whole] % shape.warps] = first[whole], (final - first)[whole]
+        complete = np.bincount(place, minlength=len(numbers)) == some.sum()
+        self.add_warps(
+            of_block[0][complete],
+            of_block[1][complete],
+            np.broadcast_to(some, (int(complete.sum()), shape.warps)),
+        )
+        if int(complete.sum()) != (shape.blocks if blocks is None else int(blocks.sum())) or not len(numbers):
+            return False
+        number, place = np.unique(block, return_inverse=True)
+        latest = np.zeros(len(number), np.int64)
+        time = records["time"].astype(np.int64)
+        np.maximum.at(latest, place, time)
+        sm = np.zeros(len(number), np.int64)
+        sm[place] = records["sm"]  # a block stays on its multiprocessor
+        self.add_launch(number, latest, sm, error)
+        return True
 
 
 @dataclass(frozen=True)
@@ -325,77 +361,59 @@ class Lane:
 class Report:
     """When the threads of one kernel and launch shape left it.
 
-    launches: those that are instrumented; blocks: of them, how many are in the numbers, of how many there were.
-    grid, tail: of the launches `whole`, whose blocks were all read. last: how often each warp was the last of its block.
-    clock_error: ns, of the times in `grid` and `tail`.
+    launches: those that were instrumented. warp, block, grid and tail are of the `whole` ones: read with all their blocks. lost: exits
+    of which it is not known how late they were. clock_error: ns, of the largest of all these times.
     """
 
     shape: Shape
     launches: int
-    blocks: int
-    blocks_there: int
     lanes: tuple[Lane, ...]
     warp: Spread
     block: Spread
     grid: Spread
     tail: Spread
-    last: np.ndarray
-    worst_warp: int
-    whole: tuple[Launch, ...]
+    whole: int
+    lost: int
+    last_warp: Counter[int]
+    last_block: Counter[int]
+    alone: Counter[int]
+    sm: dict[int, tuple[float, int]]
     clock_error: float
 
     @property
-    def threads(self) -> int:
-        """Exits that are in the numbers."""
+    def exits(self) -> int:
         return sum(lane.late.count for lane in self.lanes)
 
-
-def report(
-    shape: Shape,
-    launches: int,
-    rows: Rows,
-    whole: Iterable[Launch],
-    clock: Clock,
-    block_mask: np.ndarray | None = None,
-    thread_mask: np.ndarray | None = None,
-) -> Report:
-    """What it all means. The masks (bool, by block, and by thread of a block) say what --block and --thread chose; None: all."""
-    whole = tuple(whole)
-    complete = int(rows.last.sum())
-    places = np.zeros((shape.warps, WARP), bool)
-    places.ravel()[: shape.block_size] = True if thread_mask is None else thread_mask
-    blocks = shape.blocks if block_mask is None else int(block_mask.sum())
-
-    def spread(row: int, count: int) -> Spread:
-        largest = float(int(rows.worst[row]) >> 24)
-        return Spread.of_bins(count, float(rows.sums[row]), rows.bins[row], largest, clock.ns)
-
-    lanes = []
-    for number in range(WARP):
-        with_thread = int(places[:, number].sum())
-        if with_thread:
-            site = int(rows.worst[number]) & NOWHERE if rows.worst[number] else None
-            lanes.append(
-                Lane(number, spread(number, complete * with_thread), None if site == NOWHERE else site)
+    @classmethod
+    def of(cls, exits: Exits, launches: int, clock: Clock, lateness: Lateness | None = None) -> Report:
+        """`lateness`: of the interval, where that is not all that `exits` has."""
+        late = exits.lateness if lateness is None else lateness
+        lanes = []
+        for number in np.flatnonzero(late.exits).tolist():
+            largest = float(int(late.worst[number]) >> 24)
+            spread = Spread.of_bins(
+                int(late.exits[number]), float(late.sums[number]), late.bins[number], largest, clock.ns
             )
-    error = max((launch.error for launch in whole), default=0.0)
-    warp, block = spread(WARPS, complete * shape.warps), spread(BLOCKS, complete)
-    largest = max(one.max for one in (warp, block, *(lane.late for lane in lanes)))
-    return Report(
-        shape,
-        launches,
-        complete,
-        launches * blocks,
-        tuple(lanes),
-        warp,
-        block,
-        Spread.of([launch.spread for launch in whole]),
-        Spread.of([launch.tail for launch in whole]),
-        rows.last,
-        int(rows.worst[BLOCKS]) & 31,
-        whole,
-        max(error, largest * clock.error),
-    )
+            site = int(late.worst[number]) & NOWHERE if late.worst[number] else NOWHERE
+            lanes.append(Lane(number, spread, None if site == NOWHERE else site))
+        warp, block = exits.warp.spread(clock.ns), exits.block.spread(clock.ns)
+        largest = max(one.max for one in (warp, block, *(lane.late for lane in lanes)))
+        return cls(
+            exits.shape,
+            launches,
+            tuple(lanes),
+            warp,
+            block,
+            exits.grid.spread(),
+            exits.tail.spread(),
+            exits.whole,
+            late.lost,
+            exits.last_warp,
+            exits.last_block,
+            exits.alone,
+            exits.sm,
+            max(exits.error, largest * clock.error),
+        )
 
 
 # --- for people ---
@@ -412,10 +430,9 @@ def duration(ns: float) -> str:
 
 def findings(found: Report, source: Callable[[int], str | None]) -> list[str]:
     """Who keeps whom waiting, worst first. `source` of a site: such as ``scale.cu:17``; None where it is not known."""
-    said = [*_lanes(found, source), *_warps(found), *_blocks(found)]
-    if not found.blocks:
-        return ["no block of it has finished"]
-    return said or ["even: lanes, warps and blocks leave together"]
+    if not found.exits:
+        return ["no thread has left it"]
+    return [*_lanes(found, source), *_warps(found), *_blocks(found)]
 
 
 def _lanes(found: Report, source: Callable[[int], str | None]) -> list[str]:
@@ -436,37 +453,35 @@ def _lanes(found: Report, source: Callable[[int], str | None]) -> list[str]:
     ways = {source(lane.site) for lane in late if lane.site is not None} - {None}
     at = f", at {ways.pop()}" if len(ways) == 1 else ""
     numbers = [lane.number for lane in late]
-    leaves, rest = ("leaves", "its warp") if len(late) == 1 else ("leave", "their warp")
-    return [f"{named('lane', numbers)} {leaves} {time} after the rest of {rest}{at}"]
+    who = named("lane", numbers)
+    leaves, rest = (
+        ("leave", "their warp") if who.startswith(("lanes", f"{len(late)} ")) else ("leaves", "its warp")
+    )
+    return [f"{who} {leaves} {time} after the rest of {rest}{at}"]
 
 
 def _warps(found: Report) -> list[str]:
-    if found.shape.warps == 1 or not found.block.mean:
+    if not found.block.mean:
         return []
-    often = float(found.last.max()) / max(found.blocks, 1)
-    said = f"the warps of a block finish {duration(found.block.mean)} apart (mean)"
-    if often >= 0.75 and found.block.mean > NOTABLE * found.block.max:
-        said += f"; warp {int(found.last.argmax())} is the last in {often * 100:.0f} % of the blocks"
+    said = f"the warps of a block leave {duration(found.block.mean)} apart (mean)"
+    (warp, times), *_ = found.last_warp.most_common(1)
+    if times >= 0.75 * found.block.count:
+        said += f"; warp {warp} is the last in {100 * times / found.block.count:.0f} % of the blocks"
     return [said]
 
 
 def _blocks(found: Report) -> list[str]:
-    if not found.whole or found.shape.blocks == 1 or not found.grid.max:
+    if not found.grid.mean:
         return []
-    said = [f"the blocks of a grid finish {duration(found.grid.mean)} apart (mean)"]
-    last = [launch.last_block for launch in found.whole]
-    number = max(set(last), key=last.count)
-    alone = float(np.mean([launch.alone for launch in found.whole if launch.last_block == number]))
-    if 2 * last.count(number) > len(last) and alone > found.grid.mean / 2:
-        said = [
-            f"block {found.shape.block_index(number)} finishes last and alone: {duration(alone)} after all other blocks"
-        ]
-    elif found.tail.mean > NOTABLE * found.grid.mean:
-        sms = max(len(launch.sm_numbers) for launch in found.whole)
-        said[0] += (
-            f"; for the last {duration(found.tail.mean)} there are fewer blocks left than multiprocessors ({sms})"
-        )
-    return said
+    (block, times), *_ = found.last_block.most_common(1)
+    alone = found.alone[block] / times
+    if 2 * times > found.whole and alone > found.grid.mean / 2:
+        index = found.shape.block_index(block)
+        return [f"block {index} finishes last and alone, {duration(alone)} after all other blocks"]
+    said = f"the blocks of a grid finish {duration(found.grid.mean)} apart (mean)"
+    if found.tail.mean > NOTABLE * found.grid.mean:
+        said += f"; for the last {duration(found.tail.mean)} there are fewer blocks left than multiprocessors ({len(found.sm)})"
+    return [said]
 
 
 def named(what: str, numbers: Sequence[int]) -> str:
@@ -505,6 +520,62 @@ def lane_rows(found: Report, source: Callable[[int], str | None]) -> list[tuple[
     return rows
 
 
-def table_of(value: Any) -> list[str]:
-    """Cells of a Spread: mean, p50, p99, max in ns."""
+def sm_rows(found: Report) -> list[tuple[int, float]]:
+    """Multiprocessors with how long they were done before the launch was (mean, ns), the first to be done first."""
+    idle = [(number, total / times) for number, (total, times) in found.sm.items()]
+    return sorted(idle, key=lambda one: (-one[1], one[0]))
+
+
+def cells(value: Spread) -> list[str]:
+    """Of a table: mean, p50, p99, max in ns."""
     return [f"{value.mean:,.1f}", *(f"{getattr(value, name):,.0f}" for name in ("p50", "p99", "max"))]
+
+
+def spreads(found: Report) -> list[tuple[str, Spread]]:
+    """Rows of the second table, those that say something."""
+    rows = [("lanes of a warp", found.warp), ("warps of a block", found.block)]
+    rows += [("blocks of a grid", found.grid), ("tail of a grid", found.tail)]
+    return rows[: 1 if found.shape.warps == 1 else 2] + (rows[2:] if found.shape.blocks > 1 else [])
+
+
+def caveats(found: Report) -> list[str]:
+    """What the numbers leave out, and how far they can be trusted."""
+    said = []
+    if found.whole < found.launches:
+        said.append(
+            f"from first to last: of {found.whole:,} launches, those that were read whole, of {found.launches:,}"
+        )
+    if found.lost:
+        said.append(
+            f"not known: how late {found.lost:,} exits were, of launches that overlapped others of the same kernel"
+        )
+    if found.clock_error:
+        said.append(f"clock error: {duration(found.clock_error)}")
+    return said
+
+
+# --- for programs ---
+
+
+def lane_record(lane: Lane, source: Callable[[int], str | None]) -> dict[str, Any]:
+    way = None if lane.site is None else source(lane.site)
+    return {
+        "lane": lane.number,
+        "exits": lane.late.count,
+        "late_ns": lane.late.record(),
+        "site": lane.site,
+        "source": way,
+    }
+
+
+def kernel_record(found: Report) -> dict[str, Any]:
+    names = ("warp", "block", "grid")
+    return {
+        "launches": found.launches,
+        "threads": found.exits,
+        **{f"{name}_spread_ns": getattr(found, name).record() for name in names},
+        "tail_ns": found.tail.record(),
+        "launches_whole": found.whole,
+        "lost": found.lost,
+        "clock_error_ns": math.ceil(found.clock_error),
+    }

@@ -68,6 +68,32 @@ def _constant_or_digits(part: bytes | np.ndarray) -> bytes | tuple[np.ndarray, n
     return digits, visible
 
 
+def aligned(columns: Sequence[tuple[np.ndarray, int]], end: bytes) -> bytes:
+    """One line for each place of the arrays: numbers from 0, right in columns of at least so many characters, a space between
+    them, and `end` behind the last.
+
+    >>> aligned([(np.array([1, 20]), 3), (np.array([7, 8]), 2)], b".\\n")
+    b'  1  7 .\\n 20  8 .\\n'
+    """
+    import numpy as np
+
+    count = len(columns[0][0])
+    parts = []
+    for values, least in columns:
+        width = max(least, len(str(int(values.max(initial=0)))))
+        text = np.full((count, width + 1), ord(" "), dtype=np.uint8)
+        rest = values.astype(np.uint64)
+        for place in range(width - 1, -1, -1):
+            shown = (rest > 0) | (place == width - 1)
+            rest, digit = np.divmod(rest, np.uint64(10))
+            text[:, place] = np.where(shown, digit.astype(np.uint8) + ord("0"), ord(" "))
+            if not rest.any():
+                break
+        parts.append(text)
+    parts.append(np.broadcast_to(np.frombuffer(end, dtype=np.uint8), (count, len(end))))
+    return np.concatenate(parts, axis=1).tobytes()
+
+
 def write_threads(out: Output, threads: Groups, order: np.ndarray, texts: Sequence[str]) -> None:
     """Block x, y, z, thread x, y, z, runs and work of each thread in `order`, with the nine `texts` around them."""
     around = [text.encode() for text in texts]

@@ -102,6 +102,15 @@ def _follow(args: argparse.Namespace, follow: Follow, chosen: Device) -> Follow:
     )
 
 
+def virtual(args: argparse.Namespace) -> bool:
+    """Whether what the command line asks for will run on the embedded device's virtual clock."""
+    try:
+        chosen = device.choose(args.device)
+    except SessionError:
+        return False  # whoever runs it says why
+    return chosen.kind == "sim" and _virtual(chosen)
+
+
 def _virtual(chosen: Device) -> bool:
     """Whether the embedded device's clock will be virtual."""
     environment = {**os.environ, **chosen.environment}

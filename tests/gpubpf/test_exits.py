@@ -1,32 +1,86 @@
-"""Lateness of lanes, spreads of warps and blocks, on exits whose answer is known."""
+"""Lateness of lanes, spreads of warps and blocks, on exits whose answer is known: as records, and as the maps would hold them."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gpubpf import exits
-from gpubpf.exits import Clock, Launch, Rows, Spread
+from gpubpf.exits import BINS, CLOCK_BITS, CLOCK_MASK, Clock, Exits, Lateness, Report, Spread, Tally
 from gpubpf.imbalance import Shape
 
+RECORD = np.dtype(
+    [("clock", "<u8"), ("time", "<u8"), ("launch", "<u8"), ("thread", "<u4"), ("sm", "<u2"), ("site", "<u2")]
+)
+BLOCK = np.dtype(
+    [
+        ("exits", "<u4", (32,)),
+        ("lost", "<u8"),
+        ("rounds", [("left", "<u8"), ("clock", "<u8"), ("time_sm", "<u8")], (8,)),
+    ]
+)
+LATE = np.dtype([("sum", "<u8"), ("worst", "<u8"), ("bins", "<u4", (BINS,))])
+WARP = np.dtype([("first", "<u8"), ("late", "<u8")])
+SMS = 3
 
-def rows(shape: Shape, time: np.ndarray, site: np.ndarray | None = None) -> Rows:
-    """Of one launch in which each thread leaves at `time`, in an order that is mixed up."""
+
+def records(shape: Shape, time: Any, site: Any = 0, launch: int = 7, chosen: Any = None) -> Any:
+    """Of a launch in which each thread leaves at `time`, in an order that is mixed up."""
     order = np.random.default_rng(1).permutation(shape.threads)
-    site = np.zeros(shape.threads, np.int64) if site is None else site
-    return exits.rows_of_records(shape, order, time[order], site[order])
+    made = np.zeros(shape.threads, RECORD)
+    made["thread"] = order
+    made["time"] = made["clock"] = np.broadcast_to(np.asarray(time) + 10**6, shape.threads)[order]
+    made["site"] = np.broadcast_to(site, shape.threads)[order]
+    made["sm"] = order // shape.block_size % SMS
+    made["launch"] = launch
+    return made if chosen is None else made[chosen[order]]
 
 
-def reported(shape: Shape, time: np.ndarray, site: np.ndarray | None = None) -> exits.Report:
-    block = np.arange(shape.threads) // shape.block_size
-    whole = exits.launch_of_records(
-        7, shape, np.arange(shape.threads), time, block % 3, shape.threads, error=0.0
-    )
-    assert whole is not None
-    return exits.report(shape, 1, rows(shape, time, site), [whole], Clock())
+def run_device(shape: Shape, launches: list[tuple[int, Any]], site: int = 0) -> tuple[Any, Any, Any]:
+    """The maps `warps`, `blocks`, `lateness` after launches (number, time of each thread), thread by thread as the C text says."""
+    warps = np.zeros((8, shape.blocks * shape.warps), WARP)
+    blocks = np.zeros((1, shape.blocks), BLOCK)
+    lateness = np.zeros((32, 1), LATE)
+    for number, times in launches:
+        launch, slot = number << CLOCK_BITS, number % 8
+        for thread in np.argsort(times, kind="stable").tolist():
+            now = int(times[thread]) + 10**6
+            block, own = divmod(thread, shape.block_size)
+            warp, lane = divmod(own, 32)
+            cell = warps[slot, block * shape.warps + warp : block * shape.warps + warp + 1]
+            blocks[0, block]["exits"][lane] += 1
+            was, earlier = int(cell["first"][0]), launch | (~now & CLOCK_MASK)
+            cell["first"] = max(was, earlier)
+            late = (was - earlier) & CLOCK_MASK
+            if was >= launch and late:
+                cell["late"] = max(int(cell["late"][0]), launch | late)
+                row = lateness[lane : lane + 1, 0]
+                row["sum"] += np.uint64(late)
+                row["bins"][0, exits.bins_of(np.array([late]))[0]] += 1
+                row["worst"] = max(int(row["worst"][0]), late << 24 | site)
+            rounds = blocks["rounds"][0, block, slot : slot + 1]
+            rounds["left"] = max(int(rounds["left"][0]), launch) + 1
+            if was < launch and warp == 0:
+                rounds["clock"], rounds["time_sm"] = now + 5, (now + 5) << 16 | block % SMS
+    return warps, blocks, lateness
 
 
-def said(found: exits.Report) -> str:
+def both(shape: Shape, time: Any, site: int = 0) -> Report:
+    """What the records and the maps of one launch say, which has to be the same."""
+    time = np.broadcast_to(time, shape.threads)
+    one, other = Exits(shape), Exits(shape)
+    assert one.take_records(records(shape, time, site), Clock())
+    warps, blocks, lateness = run_device(shape, [(7, time)], site)
+    other.take_maps(warps, blocks, Clock())
+    recorded = Report.of(one, 1, Clock())
+    added = Report.of(other, 1, Clock(), Lateness.of_maps(lateness, blocks))
+    assert recorded == added
+    return recorded
+
+
+def said(found: Report) -> str:
     return "\n".join(exits.findings(found, {4: "scale.cu:17"}.get))
 
 
@@ -36,19 +90,20 @@ def test_bins_are_as_fine_as_they_say() -> None:
     values = [value for value in values if value < 2**36]
     found = exits.bins_of(np.array(values))
     for value, place in zip(values, found, strict=True):
-        shift = next(shift for shift in range(31) if value >> shift < 64)
-        assert place == shift * 32 + (value >> shift) < exits.BINS
+        shift = (value >> 5 | 1).bit_length() - 1
+        assert place == shift * 32 + (value >> shift) < BINS
         assert abs(exits.middles()[place] - value) <= value / 64
-    assert exits.bins_of(np.array([2**50]))[0] == exits.BINS - 1
+    assert exits.bins_of(np.array([2**50]))[0] == BINS - 1
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.55])
 def test_percentiles_of_bins_are_those_of_the_values(scale: float) -> None:
     values = np.random.default_rng(2).lognormal(8, 2, 5000).astype(np.int64)
     values[:2000] = 0
-    bins = np.bincount(exits.bins_of(values[values > 0]), minlength=exits.BINS)
-    found = Spread.of_bins(len(values), float(values.sum()), bins, float(values.max()), scale)
-    true = Spread.of(values * scale)
+    tally = Tally()
+    tally.add(values[:300])
+    tally.add(values[300:])
+    found, true = tally.spread(scale), Spread.of(values * scale)
     assert found.count == true.count == 5000
     for name in ("mean", "p50", "p99", "max"):
         assert getattr(found, name) == pytest.approx(getattr(true, name), rel=0.016)
@@ -56,105 +111,122 @@ def test_percentiles_of_bins_are_those_of_the_values(scale: float) -> None:
 
 def test_lane_31_is_late() -> None:
     shape = Shape((4, 1, 1), (256, 1, 1))
-    thread = np.arange(shape.threads)
-    time = 5000 + 752 * (thread % 32 == 31)
-    found = reported(shape, time, np.where(thread % 32 == 31, 4, 3))
+    found = both(shape, 752 * (np.arange(shape.threads) % 32 == 31), 4)
     for lane in found.lanes:
-        late = 752 if lane.number == 31 else 0
-        assert (lane.late.count, lane.late.mean, lane.late.p50, lane.late.p99, lane.late.max) == (
-            32,
-            *[late] * 4,
-        )
+        assert lane.late == Spread(32, *[752 if lane.number == 31 else 0] * 4)
     assert found.lanes[31].site == 4 and found.lanes[0].site is None
     assert found.warp == Spread(32, 752, 752, 752, 752) and found.block.max == found.grid.max == 0
     assert said(found) == "lane 31 leaves 752 ns after the rest of its warp, at scale.cu:17"
-    assert [
-        (label, lane.late.max, way) for label, lane, way in exits.lane_rows(found, {4: "scale.cu:17"}.get)
-    ] == [
+    rows = exits.lane_rows(found, {4: "scale.cu:17"}.get)
+    assert [(label, lane.late.max, way) for label, lane, way in rows] == [
         ("0-30", 0, ""),
         ("31", 752, "scale.cu:17"),
     ]
 
 
 def test_all_lanes_together() -> None:
-    found = reported(Shape((3, 1, 1), (64, 1, 1)), np.full(192, 5))
+    found = both(Shape((3, 1, 1), (64, 1, 1)), 5)
     assert said(found) == "the lanes of a warp leave together"
-    assert found.threads == 192 and found.blocks == found.blocks_there == 3
+    assert found.exits == 192 and found.whole == 1
 
 
 def test_every_fourth_lane() -> None:
-    time = 100 * (np.arange(64) % 4 == 3)
-    assert said(reported(Shape((1, 1, 1), (64, 1, 1)), time)).startswith(
-        "every 4th lane (3 to 31) leave 100 ns after the rest of their warp"
-    )
+    found = both(Shape((1, 1, 1), (64, 1, 1)), 100 * (np.arange(64) % 4 == 3))
+    assert said(found).startswith("every 4th lane (3 to 31) leaves 100 ns after the rest of its warp")
 
 
 def test_partial_warps_and_single_threads() -> None:
     """Blocks of 40: the second warp has 8 lanes. The last of them is late."""
-    shape = Shape((2, 1, 1), (8, 5, 1))
-    time = 10 + 90 * (np.arange(80) % 40 == 39)
-    found = reported(shape, time)
+    found = both(Shape((2, 1, 1), (8, 5, 1)), 90 * (np.arange(80) % 40 == 39))
     assert [lane.late.count for lane in found.lanes] == [4] * 8 + [2] * 24
     assert (found.lanes[7].late.mean, found.lanes[7].late.max, found.warp.count) == (45, 90, 4)
-    assert found.block == Spread(2, 90, 90, 90, 90) and found.last.tolist() == [0, 2] + [0] * 30
-    single = reported(Shape((5, 1, 1), (1, 1, 1)), np.arange(5))
+    single = both(Shape((5, 1, 1), (1, 1, 1)), np.arange(5))
     assert len(single.lanes) == 1 and single.warp.max == 0 and single.grid.max == 4
 
 
 def test_one_slow_warp() -> None:
     shape = Shape((8, 1, 1), (128, 1, 1))
-    thread = np.arange(shape.threads)
-    found = reported(shape, 1000 * (thread % 128 // 32 == 2))
-    assert found.block == Spread(8, 1000, 1000, 1000, 1000) and found.worst_warp == 2
+    found = both(shape, 1000 * (np.arange(shape.threads) % 128 // 32 == 2))
+    assert found.block == Spread(8, 1000, 1000, 1000, 1000)
     assert "warp 2 is the last in 100 % of the blocks" in said(found)
 
 
 def test_one_slow_block() -> None:
-    shape = Shape((3, 2, 1), (32, 1, 1))
-    found = reported(shape, 1000 + 9000 * (np.arange(192) // 32 == 4))
-    assert found.whole[0].last_block == 4
-    assert "block (1,1) finishes last and alone: 9.00 us after all other blocks" in said(found)
+    found = both(Shape((3, 2, 1), (32, 1, 1)), 9000 * (np.arange(192) // 32 == 4))
+    assert "block (1,1) finishes last and alone, 9.00 us after all other blocks" in said(found)
 
 
 def test_the_tail_begins_when_blocks_are_fewer_than_multiprocessors() -> None:
-    finish = np.array([0, 10, 20, 30, 70, 90])
-    launch = Launch.of_blocks(1, np.arange(6), finish, np.array([0, 1, 2, 0, 1, 2]))
+    found = Exits(Shape((6, 1, 1), (32, 1, 1)))
+    found.add_launch(np.arange(6), np.array([0, 10, 20, 30, 70, 90]), np.array([0, 1, 2, 0, 1, 2]))
     # From 30, when two of six blocks were left for three multiprocessors.
-    assert (launch.spread, launch.tail, launch.last_block, launch.alone) == (90, 60, 5, 20)
-    assert launch.sm_finish.tolist() == [0, 40, 60]
-    alone = Launch.of_blocks(1, np.array([9]), np.array([5]), np.array([3]))
-    assert (alone.spread, alone.tail, alone.alone) == (0, 0, 0)
+    assert (found.grid.total, found.tail.total, found.alone[5]) == (90, 60, 20)
+    report = Report.of(found, 1, Clock())
+    assert exits.sm_rows(report) == [(0, 60), (1, 20), (2, 0)]
+    alone = Exits(Shape((1, 1, 1), (32, 1, 1)))
+    alone.add_launch(np.array([0]), np.array([5]), np.array([3]))
+    assert alone.grid.total == alone.tail.total == alone.alone[0] == 0
 
 
 def test_incomplete_warps_and_launches_do_not_count() -> None:
+    """The last of 128 threads never left: its warp, block and launch are left out."""
     shape = Shape((2, 1, 1), (64, 1, 1))
-    thread = np.arange(127)  # the last thread never left
-    found = exits.rows_of_records(shape, thread, thread * 0 + (thread == 100) * 5, thread * 0)
-    assert found.last.sum() == 1 and found.sums[:32].sum() == 0
-    assert exits.launch_of_records(1, shape, thread, thread, thread, 128, 0.0) is None
-    nothing = exits.report(shape, 1, Rows.nothing(), [], Clock())
-    assert nothing.threads == 0 and said(nothing) == "no block of it has finished"
+    made = records(shape, 5 * (np.arange(128) == 100))
+    found = Exits(shape)
+    assert not found.take_records(made[made["thread"] != 127], Clock())
+    assert found.lateness.exits.sum() == 96 and found.block.count == 1 and not found.whole
+    assert said(Report.of(Exits(shape), 1, Clock())) == "no thread has left it"
 
 
 def test_chosen_threads_only() -> None:
-    """--thread 0:9: ten lanes of each first warp."""
+    """--thread 0:9 --block 1: ten lanes of one warp."""
     shape = Shape((2, 1, 1), (64, 1, 1))
-    mask = np.arange(64) < 10
-    thread = np.concatenate([np.arange(10), 64 + np.arange(10)])
-    found = exits.rows_of_records(shape, thread, 7 * (thread == 67), thread * 0, mask)
-    report = exits.report(shape, 1, found, [], Clock(), None, mask)
+    blocks, threads = np.array([False, True]), np.arange(64) < 10
+    found = Exits(shape)
+    made = records(shape, 7 * (np.arange(128) == 67), chosen=np.outer(blocks, threads).ravel())
+    assert found.take_records(made, Clock(), blocks, threads)
+    report = Report.of(found, 1, Clock())
     assert [lane.number for lane in report.lanes] == list(range(10))
-    assert report.lanes[3].late == Spread(2, 3.5, 0, 7, 7)
+    assert report.lanes[3].late == Spread(1, 7, 7, 7, 7)
 
 
-def test_launches_of_the_map_that_were_read_whole() -> None:
-    finished = np.zeros((8, 4), exits.FINISH)
-    for block in range(4):
-        finished[3, block] = (11, 1000 * block + 50, 1000 * block + 50, 50 << 16 | block)
-        finished[4, block] = (12 + (block == 3), 0, 0, 0)  # overwritten while it was read
-    (launch,) = exits.launches_of_map(finished, None, Clock())
-    assert (launch.number, launch.spread, launch.tail) == (11, 3000, 3000)
-    assert len(exits.launches_of_map(finished, np.array([0, 1, 2]), Clock())) == 2
+def test_only_whole_launches_are_taken_from_the_maps_and_each_once() -> None:
+    shape = Shape((2, 1, 1), (64, 1, 1))
+    late = 50 * (np.arange(128) == 100)
+    launches = [(number, late * number) for number in (3, 4, 12)]  # 12 comes where 4 was
+    warps, blocks, lateness = run_device(shape, launches)
+    found = Exits(shape)
+    found.take_maps(warps, blocks, Clock())
+    assert found.seen == {3, 12} and found.warp.largest == 600
+    found.take_maps(warps, blocks, Clock())
+    assert found.whole == 2
+    blocks["rounds"]["left"][0, 1, 3] -= np.uint64(1)  # a thread is still there
+    another = Exits(shape)
+    another.take_maps(warps, blocks, Clock())
+    assert another.seen == {12}
+    assert Lateness.of_maps(lateness, blocks).sums[4] == 50 * (3 + 4 + 12)
+
+
+def test_garbage_in_the_maps_does_no_harm() -> None:
+    """What comes from a target is untrusted."""
+    shape = Shape((3, 1, 1), (70, 1, 1))
+    random = np.random.default_rng(4)
+    for _ in range(20):
+        raw = [random.integers(0, 256, size=kind.itemsize * count, dtype=np.uint8).tobytes()
+               for kind, count in ((WARP, 72), (BLOCK, 3), (LATE, 32))]  # fmt: skip
+        warps, blocks = (
+            np.frombuffer(raw[0], WARP).reshape(8, 9),
+            np.frombuffer(raw[1], BLOCK).reshape(1, 3).copy(),
+        )
+        blocks["rounds"]["left"] = (5 << CLOCK_BITS) + 70
+        found = Exits(shape)
+        found.take_maps(warps, blocks, Clock(0.5, 0.1))
+        late = Lateness.of_maps(np.frombuffer(raw[2], LATE), blocks)
+        said(Report.of(found, 1, Clock(0.5, 0.1), late.since(Lateness.nothing())))
+        junk = np.frombuffer(random.bytes(RECORD.itemsize * 50), RECORD).copy()
+        junk["thread"] %= shape.threads
+        found.take_records(junk, Clock())
+        said(Report.of(found, 1, Clock()))
 
 
 def test_the_rate_of_the_clocks() -> None:
@@ -169,11 +241,14 @@ def test_the_rate_of_the_clocks() -> None:
 def test_an_interval_is_the_difference() -> None:
     shape = Shape((1, 1, 1), (64, 1, 1))
     thread = np.arange(64)
-    first, second = rows(shape, 500 * (thread == 5)), rows(shape, 20 * (thread == 6))
-    report = exits.report(shape, 1, first.plus(second).since(first), [], Clock())
-    assert report.lanes[6].late.max == 20 and report.lanes[5].late.max == 0 and report.threads == 64
-    again = exits.report(shape, 1, first.plus(second).plus(second).since(first.plus(second)), [], Clock())
-    assert again.lanes[6].late.max == 20
+    states = []
+    for count in (1, 2, 3):
+        launches = [(1, 500 * (thread == 5)), (2, 20 * (thread == 6)), (3, 20 * (thread == 6))][:count]
+        _, blocks, lateness = run_device(shape, launches)
+        states.append(Lateness.of_maps(lateness, blocks))
+    for before, after in ((states[0], states[1]), (states[1], states[2])):
+        report = Report.of(Exits(shape), 1, Clock(), after.since(before))
+        assert report.lanes[6].late.max == 20 and report.lanes[5].late.max == 0 and report.exits == 64
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,416 @@
+"""What kernelretsnoop's device programs leave behind, as it comes: readings of maps, or records in rings → `Exits` of each kernel and
+launch shape, records as text, pictures.
+
+    log = ExitLog(…)
+    for _ in session.intervals(…, tick=lambda: log.take(session)):
+        for place, report in log.reports(session):
+            …
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpubpf import cli, names, oplog, output
+from gpubpf.clock import Bracket, GpuClock, SmClock, estimated_tick
+from gpubpf.exits import Clock, Exits, Lateness, Report
+from gpubpf.heatmap import Heat
+from gpubpf.imbalance import WARP, Index, Ranges, Shape
+
+if TYPE_CHECKING:
+    from gpubpf.cli import Output
+    from gpubpf.ptx.inject import ExitSite
+    from gpubpf.results import ProcessLog, Reading, RingRecords
+    from gpubpf.session import Session
+
+COARSE = 256  # ns; a timer that ticks so slowly is refined by the multiprocessors' clocks
+CHUNK = 1 << 16  # records in one go
+
+
+@dataclass(frozen=True)
+class Place:
+    """A kernel and launch shape in a process."""
+
+    pid: int
+    comm: str
+    gpu: int
+    mangled: str
+    grid: Index
+    block_dim: Index
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.grid, self.block_dim)
+
+
+class ExitLog:
+    """Collects what a session gives. `recorded`: exits come as records of the ring, not added up in maps. `block`, `thread`: the
+    ranges of --block and --thread. `heats`: whether pictures are wanted. `each`: called with what came, where every exit is wanted:
+    the place, records, their times (ns of the host) and which of these are known."""
+
+    def __init__(
+        self,
+        recorded: bool,
+        block: Ranges,
+        thread: Ranges,
+        heats: bool = False,
+        each: Callable[[Place, Any, Any], object] | None = None,
+    ) -> None:
+        self._recorded, self._ranges, self._each = recorded, (block, thread), each
+        self._wants_heats = heats
+        self._exits: dict[Place, Exits] = {}
+        self._launches: dict[Place, int] = {}  # so many in the log
+        self._reported: dict[Place, int] = {}
+        self._latest: dict[tuple[int, int], Reading] = {}
+        self._before: dict[Place, Lateness] = {}
+        self._whose: dict[tuple[int, int], Place] = {}  # of launches, by process and number
+        self._pending: dict[tuple[int, int], list[Any]] = {}  # records of launches that are not whole yet
+        self._brackets: dict[tuple[int, int], list[Bracket]] = {}
+        self._virtual: set[int] = set()
+        self._log_lost: dict[int, int] = {}
+        self._clock: dict[tuple[int, int], Clock] = {}
+        self.heats: dict[Place, Heat] = {}
+        self.faults: set[int] = set()  # processes whose context broke
+        self.homeless = 0  # records of launches that nothing is known of
+
+    def take(self, session: Session) -> None:
+        """What came since the last time."""
+        for log in session.logs():
+            self._take_log(log)
+        if not self._recorded:
+            for reading in session.readings("lateness", "blocks", "warps"):
+                self._take_reading(reading)
+            return
+        for ring in session.rings("records"):
+            self._take_records(ring)
+        if self._each is not None and not self._wants_heats:
+            self._tell(final=False)
+        else:
+            self._fold(final=False)
+
+    # --- the log: which kernel a launch is of, and the clocks ---
+
+    def _take_log(self, log: ProcessLog) -> None:
+        records = log.records
+        if log.virtual:
+            self._virtual.add(log.pid)
+        self._log_lost[log.pid] = log.lost
+        kinds = records["kind"]
+        if (kinds == oplog.FAULT).any():
+            self.faults.add(log.pid)
+        for record in records[kinds == oplog.CLOCK]:
+            clock, gpu = record["clock"], log.gpus.get(int(record["context"]), 0)
+            bracket = Bracket(*(int(clock[name]) for name in ("host_before", "gpu", "host_after", "tick_ns")))
+            self._brackets.setdefault((log.pid, gpu), []).append(bracket)
+        kernels = records[(kinds == oplog.KERNEL) & (records["kernel"]["reason"] == oplog.INSTRUMENTED)]
+        kernels = kernels[(kernels["flags"] & oplog.CAPTURED) == 0]
+        shapes: dict[bytes, Place] = {}
+        for number, context, kernel in zip(
+            kernels["id"].tolist(), kernels["context"].tolist(), kernels["kernel"], strict=True
+        ):
+            key = kernel.tobytes()[:32] + context.to_bytes(4, "little")
+            if key not in shapes:
+                grid, block = (tuple(kernel[name].tolist()) for name in ("grid", "block"))
+                mangled = log.names.get(int(kernel["slot"]), "")
+                shapes[key] = Place(log.pid, log.comm, log.gpus.get(context, 0), mangled, grid, block)
+            place = shapes[key]
+            if self._recorded:
+                self._whose[log.pid, number] = place
+            self._launches[place] = self._launches.get(place, 0) + 1
+
+    def _host_times(self, place: Place, records: Any) -> tuple[Any, Any]:
+        """Host times of records, ns, and which of them are known."""
+        time = records["time"].astype(np.int64)
+        if place.pid in self._virtual:
+            return time, np.ones(len(time), bool)
+        clock = GpuClock(self._brackets.get((place.pid, place.gpu), []))
+        if (clock.tick or estimated_tick(time)) >= COARSE:
+            columns = records["sm"].astype(np.int64), records["clock"].astype(np.int64), time
+            time = SmClock(*columns, tick=clock.tick).gpu(*columns).at
+        times = clock.host(time)
+        return times.at, times.known
+
+    # --- maps ---
+
+    def _take_reading(self, reading: Reading) -> None:
+        self._latest[reading.pid, reading.context] = reading
+        for warps, blocks in zip(reading.instances["warps"], reading.instances["blocks"], strict=False):
+            place = _place(blocks)
+            if place != _place(warps) or not place.shape.threads:
+                continue
+            rounds = blocks.array.reshape(-1)["rounds"].reshape(-1)
+            rounds = rounds[rounds["time_sm"] != 0]
+            columns = (
+                (rounds["time_sm"] & np.uint64(0xFFFF)).astype(np.int64),
+                rounds["clock"].astype(np.int64),
+                (rounds["time_sm"] >> np.uint64(16)).astype(np.int64),
+            )
+            key = place.pid, place.gpu
+            found = None if place.pid in self._virtual else Clock.measured(*columns)
+            if found and (key not in self._clock or found.error < self._clock[key].error):
+                self._clock[key] = found
+            chosen = _mask(place.grid, self._ranges[0])
+            self._of(place).take_maps(warps.array, blocks.array, self._rate(place), chosen)
+
+    def _lateness(self) -> tuple[dict[Place, Lateness], dict[Place, int]]:
+        """All that the maps have added up, and the launches of each place."""
+        found: dict[Place, Lateness] = {}
+        launches: dict[Place, int] = {}
+        for reading in self._latest.values():
+            for late, blocks in zip(reading.instances["lateness"], reading.instances["blocks"], strict=False):
+                place = _place(late)
+                if place != _place(blocks):
+                    continue
+                here = Lateness.of_maps(late.array, blocks.array)
+                found[place] = found[place].plus(here) if place in found else here
+                launches[place] = launches.get(place, 0) + late.launches
+        return found, launches
+
+    def _rate(self, place: Place) -> Clock:
+        return self._clock.get((place.pid, place.gpu), Clock())
+
+    def _of(self, place: Place) -> Exits:
+        return self._exits.setdefault(place, Exits(place.shape))
+
+    # --- records ---
+
+    def _take_records(self, ring: RingRecords) -> None:
+        records = ring.records
+        order = np.argsort(records["launch"], kind="stable")
+        borders = np.flatnonzero(np.diff(records["launch"][order])) + 1
+        for part in np.split(order, borders) if len(order) else ():
+            some = records[part]
+            self._pending.setdefault((ring.pid, int(some["launch"][0])), []).append(some)
+
+    def _tell(self, final: bool) -> None:
+        """Gives `each` the records of launches that the log has, in the order in which they came."""
+        assert self._each is not None
+        for key in list(self._pending):
+            place = self._whose.get(key)
+            if place is None and not final:
+                continue
+            parts = self._pending.pop(key)
+            if place is None:
+                self.homeless += sum(map(len, parts))
+                continue
+            self._each(place, *self._timed(place, np.concatenate(parts)))
+
+    def _timed(self, place: Place, records: Any) -> tuple[Any, Any]:
+        """Records whose number of the thread makes sense and whose time is known; their times."""
+        records = records[records["thread"] < place.shape.threads]
+        times, known = self._host_times(place, records)
+        self.homeless += int((~known).sum())
+        return records[known], times[known]
+
+    def _fold(self, final: bool) -> None:
+        """Adds up the launches that are whole; at the end all."""
+        for key in list(self._pending):
+            place = self._whose.get(key)
+            if place is None:
+                if final:
+                    self.homeless += sum(map(len, self._pending.pop(key)))
+                continue
+            shape = place.shape
+            blocks, threads = _mask(place.grid, self._ranges[0]), _mask(place.block_dim, self._ranges[1])
+            wanted = (shape.blocks if blocks is None else int(blocks.sum())) * (
+                shape.block_size if threads is None else int(threads.sum())
+            )
+            if not final and sum(map(len, self._pending[key])) < wanted:
+                continue
+            records = np.concatenate(self._pending.pop(key))
+            records = records[records["thread"] < shape.threads]
+            if self._each is not None:
+                self._each(place, *self._timed(place, records))
+            if place.pid not in self._virtual and (place.pid, place.gpu) not in self._clock:
+                columns = (records[name].astype(np.int64) for name in ("sm", "clock", "time"))
+                if found := Clock.measured(*columns):
+                    self._clock[place.pid, place.gpu] = found
+            tick = 0 if place.pid in self._virtual else estimated_tick(records["time"].astype(np.int64))
+            self._of(place).take_records(records, self._rate(place), blocks, threads, float(tick))
+            if self._wants_heats:
+                since = records["time"].astype(np.int64)
+                title = f"{names.demangle(place.mangled).full}: grid {_by(place.grid)}, block {_by(place.block_dim)}"
+                heat = self.heats.setdefault(place, Heat(title, shape.blocks))
+                heat.add(
+                    records["thread"].astype(np.int64) // shape.block_size,
+                    since - since.min(initial=since[0]),
+                )
+
+    # --- results ---
+
+    def finish(self) -> None:
+        """Takes what is left for what it is: nothing more will come."""
+        if self._each is not None and not self._wants_heats:
+            self._tell(final=True)
+        elif self._recorded:
+            self._fold(final=True)
+
+    def reports(self, anew: bool) -> Iterator[tuple[Place, Report]]:
+        """Of each kernel and launch shape of which threads left since the last time (`anew`), or ever; latest warps first."""
+        lateness, launches = self._lateness() if not self._recorded else ({}, dict(self._launches))
+        found = []
+        for place in {**self._exits, **lateness}:
+            exits, late = self._of(place), lateness.get(place)
+            if late is not None and place in self._before:
+                late = late.since(self._before[place])
+            count = launches.get(place, 0) - self._reported.get(place, 0)
+            report = Report.of(exits, count, self._rate(place), late)
+            if report.exits:
+                found.append((place, report))
+        if anew:
+            self._before, self._reported = lateness, launches
+            for place, old in list(self._exits.items()):
+                self._exits[place] = Exits(place.shape, seen=old.seen)
+        found.sort(key=lambda one: -one[1].exits * max(lane.late.mean for lane in one[1].lanes))
+        yield from found
+
+    def losses(self, session: Session) -> dict[str, Any]:
+        """For the summary record: what of the records is missing, and whose context broke."""
+        if not self._recorded:
+            return {"faults": sorted(self.faults)}
+        shards = [shard for ring in session.ring_counts("records") for shard in ring.shards]
+        return {
+            "records": sum(shard.received for shard in shards),
+            "records_lost": {str(shard.shard): shard.lost for shard in shards if shard.lost},
+            "records_incomplete": sum(shard.incomplete for shard in shards),
+            "records_unknown": self.homeless,
+            "log_lost": sum(self._log_lost.values()),
+            "faults": sorted(self.faults),
+        }
+
+    def loss_lines(self, losses: Mapping[str, Any]) -> Iterator[str]:
+        """The same for people."""
+        for pid in losses["faults"]:
+            yield f"pid {pid}: a kernel failed; what left before that is counted, what came after is not"
+        if lost := losses.get("records_lost"):
+            shards = ", ".join(f"SM {shard}: {count:,}" for shard, count in list(lost.items())[:6])
+            more = ", ..." if len(lost) > 6 else ""
+            yield f"records lost for want of room: {sum(lost.values()):,} ({shards}{more}); give more with --ring-size"
+        if incomplete := losses.get("records_incomplete"):
+            yield f"records begun and never finished: at most {incomplete:,}"
+        if unknown := losses.get("records_unknown"):
+            yield f"records left out, because launch or time is not known: {unknown:,}"
+
+
+def _place(instance: Any) -> Place:
+    return Place(
+        instance.pid, instance.comm, instance.gpu, instance.mangled, instance.grid, instance.block_dim
+    )
+
+
+def _by(extents: Index) -> str:
+    return " x ".join(map(str, extents))
+
+
+def _mask(extents: Index, ranges: Ranges) -> np.ndarray | None:
+    """Which blocks of a grid, or threads of a block, the ranges choose; None: all."""
+    x, y, z = (
+        (np.arange(extent) >= first) & (np.arange(extent) <= last)
+        for extent, (first, last) in zip(extents, ranges, strict=True)
+    )
+    chosen = (z[:, None, None] & y[:, None] & x).ravel()
+    return None if chosen.all() else chosen
+
+
+def source_of(sites: Mapping[int, ExitSite]) -> Callable[[int], str | None]:
+    """What a site of a kernel is called: ``scale.cu:17``, without -lineinfo ``PTX line 40``; None where it is not known."""
+
+    def source(number: int) -> str | None:
+        site = sites.get(number)
+        if site is None:
+            return None
+        if site.source:
+            return f"{cli.printable(site.source.rsplit('/', 1)[-1])}:{site.source_line}"
+        return f"PTX line {site.line}"
+
+    return source
+
+
+# --- records as text ---
+
+
+class Printer:
+    """Writes every exit as it comes: what `each` of an `ExitLog` calls. JSON Lines, CSV or columns for people, whose times count from
+    the first."""
+
+    def __init__(self, out: Output, as_json: bool, as_csv: bool) -> None:
+        self._out, self._form = out, "json" if as_json else "csv" if as_csv else "text"
+        self._origin: int | None = None
+
+    def __call__(self, place: Place, records: Any, times: Any) -> None:
+        if not len(records):
+            return
+        began = self._origin is not None
+        if self._origin is None:
+            self._origin = int(times.min())
+        write_records(self._out, self._form, place, records, times, began, self._origin)
+
+
+HEADER = (
+    f"{'TIME (ns)':>16} {'LAUNCH':>8} {'BLOCK':>8} {'THREAD':>6} {'LANE':>4} {'SM':>4} {'SITE':>4} KERNEL\n"
+)
+
+
+def write_records(
+    out: Output, form: str, place: Place, records: Any, times: Any, began: bool, origin: int
+) -> None:
+    """Every exit as a line: `form` is json, csv or text. `began`: a header stands above already. `origin`: what times in
+    text count from."""
+    kernel = names.demangle(place.mangled).short
+    shape = place.shape
+    for begin in range(0, len(records), CHUNK):
+        some, when = records[begin : begin + CHUNK], times[begin : begin + CHUNK]
+        thread = some["thread"].astype(np.int64)
+        own = thread % shape.block_size
+        where = shape.coordinates(thread)
+        lane, sm, site = own % WARP, some["sm"], some["site"]
+        if form == "text":
+            label = cli.printable(kernel)[:40].encode("ascii", "replace") + b"\n"
+            block, launch = thread // shape.block_size, some["launch"] & np.uint64((1 << 40) - 1)
+            columns = [(when - origin, 16), (launch, 8), (block, 8), (own, 6), (lane, 4), (sm, 4), (site, 4)]
+            if not began:
+                out.write(HEADER)
+            out.write(output.aligned(columns, label))
+        elif form == "json":
+            common = {"pid": place.pid, "comm": place.comm, "gpu": place.gpu, "kernel": kernel}
+            head = json.dumps({"type": "exit", **common}, separators=(",", ":"))[:-1].encode()
+            texts: tuple[bytes, ...] = (
+                b',"ts_ns":',
+                b',"launch":',
+                b',"block":[',
+                b",",
+                b",",
+                b'],"thread":[',
+                b",",
+                b",",
+                b'],"warp":',
+            )
+            texts = (head + texts[0], *texts[1:], b',"lane":', b',"sm":', b',"site":', b"}\n")
+            out.write(_joined(texts, when, some["launch"], *where, own // WARP, lane, sm, site))
+        else:
+            if not began:
+                out.write(
+                    "ts_ns,pid,comm,gpu,kernel,launch,block_x,block_y,block_z,thread_x,thread_y,thread_z,warp,lane,sm,site\n"
+                )
+            middle = f",{cli.csv_cells((place.pid, place.comm, place.gpu, kernel))},".encode()
+            texts = (b"", middle, *[b","] * 10, b"\n")
+            out.write(_joined(texts, when, some["launch"], *where, own // WARP, lane, sm, site))
+        began = True
+
+
+def _joined(texts: tuple[bytes, ...], *columns: Any) -> bytes:
+    parts: list[Any] = []
+    for at in range(0, len(columns[0]), output.CHUNK):
+        one = slice(at, at + output.CHUNK)
+        pieces = [
+            part
+            for pair in zip(texts, (*(column[one] for column in columns), b""), strict=True)
+            for part in pair
+        ]
+        parts.append(output.records(pieces))
+    return b"".join(parts)
