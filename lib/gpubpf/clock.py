@@ -50,12 +50,18 @@ class Times:
 @dataclass(frozen=True)
 class Bracket:
     """The GPU's clock showed `gpu` at some moment between `before` and `after` on the host's clock; all in ns. `tick`: it counts in
-    steps of so many ns, so its time then was at least `gpu` and less than `gpu + tick` (0: not known; others may know it)."""
+    steps of so many ns, so its time then was at least `gpu` and less than `gpu + tick` (0: not known; others may know it).
+    `back`: only `gpu - back` was shown behind `before`, as of a kernel that lasted so long."""
 
     before: int
     gpu: int
     after: int
     tick: int = 0
+    back: int = 0
+
+    @property
+    def width(self) -> int:
+        return self.after - self.before - self.back
 
 
 class GpuClock:
@@ -72,22 +78,25 @@ class GpuClock:
     def __init__(self, brackets: Sequence[Bracket], rate: tuple[float, float] = RATE) -> None:
         # In the host's order: the GPU's clock may have been set back.
         usable = [
-            b for b in brackets if 0 <= b.before <= b.after < 2**63 and 0 <= b.gpu < 2**63 and b.tick >= 0
+            b
+            for b in brackets
+            if 0 <= b.before <= b.after < 2**63 and 0 <= b.gpu < 2**63 and min(b.tick, b.back) >= 0
         ]
         usable = _narrowest(sorted(usable, key=lambda b: (b.before + b.after, b.gpu)))
         self._origin_gpu = usable[0].gpu if usable else 0
         self._origin_host = usable[0].before if usable else 0
         told = max((b.tick for b in usable), default=0)
         self.tick = told or estimated_tick(np.array([b.gpu for b in usable], np.int64))
-        self.narrowest = min((b.after - b.before for b in usable), default=0)
+        self.narrowest = min((b.width for b in usable), default=0)
         ticks = np.full(len(usable), float(self.tick))
         gpu = np.array([b.gpu - self._origin_gpu for b in usable], np.float64)
+        low_at = gpu + ticks - np.array([b.back for b in usable], np.float64)
         low = np.array([b.before - self._origin_host for b in usable], np.float64)
         high = np.array([b.after - self._origin_host for b in usable], np.float64)
         self._identity = False
         self._segments = [
-            _Segment(gpu[a:b], gpu[a:b] + ticks[a:b], low[a:b], high[a:b], rate)
-            for a, b in _segments(gpu, gpu + ticks, low, high, rate)
+            _Segment(gpu[a:b], low_at[a:b], low[a:b], high[a:b], rate)
+            for a, b in _segments(gpu, low_at, low, high, rate)
         ]
         ends = itertools.pairwise(self._segments)
         self.steps = [(int(a.last) + self._origin_gpu, int(b.first) + self._origin_gpu) for a, b in ends]
@@ -117,11 +126,6 @@ class GpuClock:
         at[fine] = np.rint((low + high) / 2).astype(np.int64) + self._origin_host
         error[fine] = np.ceil((high - low) / 2 + 0.5).astype(np.int64)
         return Times(at, error)
-
-    def gpu_near(self, host: Any) -> Integers:
-        """What the GPU's clock shows about then, within a thousandth of the time to the first bracket: to tell apart readings that
-        lack their upper bits."""
-        return np.asarray(host).astype(np.int64) - self._origin_host + self._origin_gpu
 
     def _bounds(self, x: Reals) -> tuple[Reals, Reals]:
         """Least and largest host time at GPU times `x`; not finite where unknown."""
@@ -243,9 +247,7 @@ def _narrowest(brackets: list[Bracket]) -> list[Bracket]:
         return brackets
     kept = []
     for at in range(0, len(brackets), size):
-        few = sorted(
-            range(at, min(at + size, len(brackets))), key=lambda n: brackets[n].after - brackets[n].before
-        )
+        few = sorted(range(at, min(at + size, len(brackets))), key=lambda n: brackets[n].width)
         kept += [brackets[n] for n in sorted(few[:4])]
     return kept
 

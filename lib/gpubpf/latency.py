@@ -157,15 +157,34 @@ class View:
     def operation(self, at: int) -> dict[str, Any]:
         """The record of one operation for `--timeline`: when the GPU did it, or for what has no such time when it was called."""
         ops, op = self.ops, self.op(at)
-        began, ended = known(ops.start[at]), known(ops.end[at])
-        called = op in ("api", "event", "graph") or began is None
-        begin = int(ops.call[at]) if began is None or called else began
-        length = int(ops.ret[at]) - begin if called else None if ended is None else ended - begin
+        begin, end = self.span(at)
+        on_gpu = op != "api" and (op != "graph" or at in self.untold_graphs) and begin is not None
+        if not on_gpu:
+            begin, end = int(ops.call[at]), int(ops.ret[at])
+        assert begin is not None
         return {
-            "type": "op", **self.common(at), "t_ns": begin, "dur_ns": length, "op": op, "name": self.name(at),
-            "stream": f"0x{int(self.found.stream[at]):x}", "tid": int(self.found.tid[at]),
-            "bytes": int(self.found.bytes[at]), "call_ns": int(ops.call[at]), "on": "host" if called else "gpu",
+            "type": "op", **self.common(at), "t_ns": begin, "dur_ns": None if end is None else end - begin, "op": op,
+            "name": self.name(at), "stream": f"0x{int(self.found.stream[at]):x}", "tid": int(self.found.tid[at]),
+            "bytes": int(self.found.bytes[at]), "call_ns": int(ops.call[at]), "on": "gpu" if on_gpu else "host",
         }  # fmt: skip
+
+    @cached_property
+    def untold_graphs(self) -> frozenset[int]:
+        """Graph launches whose time is known as a whole, and that of no kernel in it."""
+        parents = self.found.parent
+        inside = parents >= 0
+        told = np.unique(parents[inside & (self.ops.start != NONE)])
+        whole = np.flatnonzero((self.ops.kind == Kind.GRAPH) & (self.ops.start != NONE))
+        return frozenset(np.setdiff1d(whole, told).tolist())
+
+    def span(self, at: int) -> tuple[int | None, int | None]:
+        """When the operation was done: by the GPU, or for host calls by the host."""
+        op = self.op(at)
+        if op == "api" or (op == "graph" and at not in self.untold_graphs):
+            return int(self.ops.call[at]), int(self.ops.ret[at])
+        if op == "event":
+            return known(self.waits.passed[at]), known(self.waits.passed[at])
+        return known(self.ops.start[at]), known(self.ops.end[at])
 
 
 @dataclass(frozen=True)
@@ -287,17 +306,29 @@ def at_least(ns: int | None, error: int | None) -> str:
     return f"<{us(error)}" if ns is not None and error and abs(ns) < error else us(ns)
 
 
+def finding(view: View, chosen: Integers) -> Iterator[str]:
+    """Where the time of all of them went."""
+    parts = {name: getattr(view.waits, name)[chosen] for name in SPLIT}
+    whole = np.all([values != NONE for values in parts.values()], axis=0)
+    sums = {name: int(values[whole].sum()) for name, values in parts.items()}
+    total = sum(sums.values())
+    if total <= 0:
+        return
+    words = {"wait": "behind earlier work", "api": "in the launch call", "overhead": "on the way to the GPU"}
+    order = sorted(sums, key=lambda name: -sums[name])
+    said = ", ".join(f"{round(100 * sums[name] / total)} % {words[name]}" for name in order)
+    yield from table.wrap(
+        f"{table.count(int(whole.sum()), 'launch')} took {us(total)} us to start, in all: {said}"
+    )
+
+
 def kernel_table(view: View, found: Sequence[Group], by_stream: bool) -> list[str]:
     """One line for each group: how many, how long from call to start, what that was, how long they ran."""
-    width = 16 - (8 if by_stream else 0)
-    stream = f" {'STREAM':<7}" if by_stream else ""
-    heads = (
-        f"{'':{24 + len(stream) - (8 if by_stream else 0)}}{'latency, us':>22}{'its parts, mean us':>27}",
-    )
-    lines = [*heads]
-    lines.append(f"{'KERNEL':<{width}}{stream} {'COUNT':>6}" + "".join(
-        f"{title:>8}" for title in ("P50", "P99", "MAX", "API", "WAIT", "OVERHD", "EXEC")
-    ))  # fmt: skip
+    width = 9 if by_stream else 16
+    stream = " STREAM" if by_stream else ""
+    titles = ("P50", "P99", "MAX", "API", "WAIT", "OVERHEAD", "EXEC")
+    lines = [f"{'':23}{'latency, us':>24}{'what of it, mean us':>25}"]
+    lines.append(f"{'KERNEL':<{width}}{stream}{'COUNT':>7}" + _cells(titles))
     for group in found:
         error = clock_error(view, group.at)
         latency = distribution(view.waits.latency[group.at]) or {}
@@ -305,10 +336,14 @@ def kernel_table(view: View, found: Sequence[Group], by_stream: bool) -> list[st
         for what in (*SPLIT, "exec"):
             mean = (distribution(getattr(view.waits, what)[group.at]) or {}).get("mean")
             cells.append(at_least(mean, error) if what == "overhead" else us(mean))
-        label = table.fit(group.label, width)
-        place = f" {group.stream:<7}" if by_stream else ""
-        lines.append(f"{label:<{width}}{place} {len(group):>6}" + "".join(f"{cell:>8}" for cell in cells))
+        place = f" {group.stream:<6.6}" if by_stream else ""
+        lines.append(f"{table.fit(group.label, width):<{width}}{place}{len(group):>7}" + _cells(cells))
     return lines
+
+
+def _cells(cells: Sequence[str]) -> str:
+    """The times of a table's line: the last but one is OVERHEAD."""
+    return "".join(f"{cell:>{9 if n == len(cells) - 2 else 8}}" for n, cell in enumerate(cells))
 
 
 def wait_lines(view: View, found: Sequence[Group]) -> Iterator[str]:
@@ -334,8 +369,8 @@ def histogram(values: Integers) -> list[str]:
     return hist.lines(hist.log2_slots(values // 1000), "usecs", "count")
 
 
-LAUNCH_HEADER = f"{'T+us':>11} {'TID':>7} {'KERNEL':<18}" + "".join(
-    f"{title:>8}" for title in ("LATENCY", "API", "WAIT", "OVERHD", "EXEC")
+LAUNCH_HEADER = f"{'CALL T+us':>11} {'TID':>7} {'KERNEL':<17}" + _cells(
+    ("LATENCY", "API", "WAIT", "OVERHEAD", "EXEC")
 )
 
 
@@ -346,8 +381,8 @@ def launch_line(view: View, at: int) -> str:
     cells += [us(known(getattr(waits, what)[at])) for what in SPLIT]
     cells.append("runs" if view.found.running[at] else us(known(waits.exec[at])))
     when = f"{(int(view.ops.call[at]) - view.found.origin) / 1000:.1f}"
-    label = table.fit(view.labels[int(view.found.name[at])], 18)
-    return f"{when:>11} {int(view.found.tid[at]):>7} {label:<18}" + "".join(f"{cell:>8}" for cell in cells)
+    label = table.fit(view.labels[int(view.found.name[at])], 17)
+    return f"{when:>11} {int(view.found.tid[at]):>7} {label:<17}" + _cells(cells)
 
 
 def timeline_lines(view: View, new: Integers) -> Iterator[str]:
@@ -367,9 +402,9 @@ def timeline_lines(view: View, new: Integers) -> Iterator[str]:
             )
             yield f"{title} of {process.comm} (pid {process.pid}), GPU {int(found.gpu[first])}"
             yield f"{'FROM T+us':>12} {'TO T+us':>12} {'FOR us':>9}  WHAT"
-            begins = np.where(ops.start[at] != NONE, ops.start[at], ops.call[at])
-            for place in at[np.argsort(begins, kind="stable")].tolist():
-                yield _story_line(view, place, origin)
+            for place in at.tolist():
+                if int(found.parent[place]) not in view.untold_graphs:
+                    yield _story_line(view, place, origin)
             yield ""
         for tid in np.unique(found.tid[mine & host]).tolist():
             yield f"thread {tid} of {process.comm} (pid {process.pid}): what it waited for, other calls"
@@ -381,14 +416,12 @@ def timeline_lines(view: View, new: Integers) -> Iterator[str]:
 
 def _story_line(view: View, at: int, origin: int) -> str:
     ops, op = view.ops, view.op(at)
-    host = op in ("api", "event", "graph")
-    begin, end = (ops.call, ops.ret) if host else (ops.start, ops.end)
+    begin, end = view.span(at)
 
-    def when(ns: int) -> str:
-        return "-" if ns == NONE else f"{(ns - origin) / 1000:.1f}"
+    def when(ns: int | None) -> str:
+        return "-" if ns is None else f"{(ns - origin) / 1000:.2f}"
 
-    both = begin[at] != NONE and end[at] != NONE
-    length = us(int(end[at]) - int(begin[at])) if both else "-"
+    length = us(end - begin) if begin is not None and end is not None else "-"
     text = {"kernel": view.labels[int(view.found.name[at])] if op == "kernel" else ""}.get(op) or view.name(
         at
     )
@@ -399,9 +432,9 @@ def _story_line(view: View, at: int, origin: int) -> str:
     waited = view.waited_for(at)
     if waited and view.waits.wait[at] > 0:
         text += f", after {TITLES.get(waited['name'], waited['name'])}"
-    if begin[at] == NONE:
+    if begin is None:
         text += f", called T+{when(int(ops.call[at]))}"
-    return f"{when(int(begin[at])):>12} {when(int(end[at])):>12} {length:>9}  {table.fit(text, 43)}"
+    return f"{when(begin):>12} {when(end):>12} {length:>9}  {table.fit(text, 43)}"
 
 
 # --- findings ---

@@ -39,6 +39,8 @@ NO_METHOD, DEVICE, STAMP = range(3)  # how a time was measured
 LEFT_OUT = (1, 2)  # reasons: by --sample, by --launch
 METHODS = (None, "device", "stamp")
 KEPT = 1 << 18  # records, where intervals are printed
+WIDE = 10_000  # ns: of a machine so busy that its brackets are wider, launches themselves bound the clock
+SPREAD = 64  # launches that do
 _HOST = "host"  # as a source of cells
 
 
@@ -406,69 +408,67 @@ class _Finder:
     def _times(self, ops: Operations, reason: Integers) -> dict[str, Any]:
         """Fills `start` and `end` of the operations; the rest of what `Found` says of times."""
         count = len(ops)
-        method, taken = np.zeros(count, np.int64), np.full(count, NONE)
+        method, lasted = np.zeros(count, np.int64), np.full(count, NONE)
         start_error, end_error, exec_error = (np.full(count, UNKNOWN) for _ in range(3))
-        idle, probed_end, lasted = np.zeros(count, bool), np.full(count, NONE), np.full(count, NONE)
+        end = np.full(count, NONE)
         probed = (ops.kind == Kind.KERNEL) & (reason == oplog.INSTRUMENTED)
+        over = timeline.over_by(ops)  # as far as the host tells, while no starts are known
+        read, cells = self._read(ops, probed)
         steps = 0
         for place, process in enumerate(self.processes):
             mine = np.flatnonzero(self.owner == place)
-            clocks = self._clocks(place, process)
-            steps += sum(len(clock.steps) for clock in clocks.values())
-            contexts = self.raw["context"][self.at[mine]].astype(np.int64)
+            gpus = self._gpus(self.at)[mine]
             spans = self._spans(place)
-            for context in np.unique(contexts).tolist():
-                clock = clocks.get(process.gpus.get(context, 0), GpuClock([]))
-                some = mine[contexts == context]
-                chosen = some[probed[some]]
-                # What the host's memory holds comes first: the GPU's own arrays know better.
-                for (pid, _), cells in sorted(self.cells.items(), key=lambda item: item[0][1] != _HOST):
-                    if pid != process.pid or not len(chosen):
-                        continue
-                    there, cell = cells.lookup(ops.id[chosen] & COUNTER)
-                    at, cell = chosen[there], cell[there]
-                    begin = _unwrapped(cell["start"], clock, ops.call[at], process.virtual)
-                    length = (cell["end"] - cell["start"]) & MASK
-                    times = clock.host(begin)
-                    ops.start[at] = np.where(times.known, times.at, NONE)
-                    start_error[at] = times.error
-                    until = clock.host(begin + length)
-                    good = cell["ended"] & (length < MASK // 2) & until.known
-                    probed_end[at], end_error[at] = np.where(good, until.at, NONE), until.error
-                    # A duration is one of the GPU's clock: how the clocks relate does not blur it, their steps do.
-                    lasted[at] = np.where(good, length, NONE)
-                    exec_error[at] = np.where(good, max(clock.tick - 1, 0), UNKNOWN)
-                    method[at], taken[at], idle[at] = (
-                        np.where(times.known, DEVICE, NO_METHOD),
-                        cell["taken"],
-                        cell["idle"],
-                    )
+            for gpu in np.unique(gpus).tolist():
+                some = mine[gpus == gpu]
+                at = some[read[some]]
+                brackets = [Bracket(0, 0, 0)] if process.virtual else self._brackets(place, process, gpu)
+                begin = _unwrapped(cells["start"][at], brackets[0] if brackets else None, ops.call[at])
+                # The probe reads the clock before the instruction that leaves, which takes 1 ns where the clock is virtual.
+                length = ((cells["end"][at] - cells["start"][at]) & MASK) + process.virtual
+                good = cells["ended"][at] & (length < MASK // 2)
+                if min((bracket.width for bracket in brackets), default=WIDE) >= WIDE:
+                    brackets += _of_launches(begin[good], length[good], ops.call[at[good]], over[at[good]])
+                clock = GpuClock.same() if process.virtual else GpuClock(brackets)
+                steps += len(clock.steps)
+                times, until = clock.host(begin), clock.host(begin + length)
+                ops.start[at], start_error[at] = np.where(times.known, times.at, NONE), times.error
+                end[at], end_error[at] = np.where(good & until.known, until.at, NONE), until.error
+                # A duration is one of the GPU's clock: how the clocks relate does not blur it.
+                lasted[at] = np.where(good, length, NONE)
+                exec_error[at] = np.where(good, max(clock.tick - 1, 0), UNKNOWN)
+                method[at] = np.where(times.known, DEVICE, NO_METHOD)
                 self._stamps(ops, some, spans, clock, method, (start_error, end_error, exec_error))
         # What was read before a launch was over may lack its last threads.
         over = timeline.over_by(ops)
-        settled = probed & (probed_end != NONE) & (idle | ((over != NEVER) & (taken >= over)))
-        ops.end[settled] = probed_end[settled]
-        seen = probed & (method == DEVICE)
-        end_error[seen & ~settled] = exec_error[seen & ~settled] = UNKNOWN
+        sure = cells["idle"] | ((over != NEVER) & (cells["taken"] >= over))
+        settled = read & (lasted != NONE) & sure
+        ops.end[settled] = end[settled]
+        running = read & ~settled
+        end_error[running] = exec_error[running] = UNKNOWN
         lasted[~settled] = NONE
         return {
             "method": method, "start_error": start_error, "end_error": end_error, "exec_error": exec_error, "exec": lasted,
-            "running": seen & ~settled, "lost": probed & (method == NO_METHOD), "clock_steps": steps,
+            "running": running, "lost": probed & ~read & (method == NO_METHOD), "clock_steps": steps,
         }  # fmt: skip
 
-    def _clocks(self, place: int, process: Process) -> dict[int, GpuClock]:
-        """By GPU."""
-        if process.virtual:
-            same = GpuClock.same()
-            return dict.fromkeys({0, *process.gpus.values()}, same)
+    def _read(self, ops: Operations, probed: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+        """Which operations have a cell, and the cells. What the host's memory holds comes first: the GPU's own arrays know better."""
+        read, found = np.zeros(len(ops), bool), np.zeros(len(ops), _CELL)
+        for (pid, _), cells in sorted(self.cells.items(), key=lambda item: item[0][1] != _HOST):
+            here = [place for place, process in enumerate(self.processes) if process.pid == pid]
+            at = np.flatnonzero(probed & np.isin(self.owner, here))
+            there, cell = cells.lookup(ops.id[at] & COUNTER)
+            read[at[there]], found[at[there]] = True, cell[there]
+        return read, found
+
+    def _brackets(self, place: int, process: Process, gpu: int) -> list[Bracket]:
+        """Those that the agent took of one GPU."""
         found = np.flatnonzero((self.raw["kind"] == oplog.CLOCK) & (self.process == place))
-        brackets: dict[int, list[Bracket]] = {}
-        gpus = [process.gpus.get(context, 0) for context in self.raw["context"][found].tolist()]
+        found = found[[process.gpus.get(n, 0) == gpu for n in self.raw["context"][found].tolist()]]
         clock = self.raw["clock"][found]
         columns = (clock[name].tolist() for name in ("host_before", "gpu", "host_after", "tick_ns"))
-        for gpu, before, shown, after, tick in zip(gpus, *columns, strict=True):
-            brackets.setdefault(gpu, []).append(Bracket(before, shown, after, tick))
-        return {gpu: GpuClock(of_gpu) for gpu, of_gpu in brackets.items()}
+        return [Bracket(*values) for values in zip(*columns, strict=True) if max(values) < 1 << 62]
 
     def _spans(self, place: int) -> tuple[Integers, Integers]:
         """Of one process: the ids that spans are of, sorted, and their records."""
@@ -510,8 +510,22 @@ class _Finder:
         method[some[starts.known & both]] = STAMP
 
 
-def _unwrapped(times: Integers, clock: GpuClock, call: Integers, virtual: bool) -> Integers:
-    """Times of 48 bits → in full: of all that end so the one nearest to the call."""
-    near = call if virtual else clock.gpu_near(call)
+def _of_launches(begin: Integers, length: Integers, call: Integers, over: Integers) -> list[Bracket]:
+    """Launches as brackets: a kernel began after its call, and had ended when a host had waited for it. The narrowest of each time."""
+    known = np.flatnonzero((over != NEVER) & (begin > 0))
+    width = over[known] - call[known] - length[known]
+    made = []
+    for some in np.array_split(np.argsort(call[known], kind="stable"), SPREAD):
+        if len(some):
+            best = known[some[np.argmin(width[some])]]
+            end = int(begin[best]) + int(length[best])
+            made.append(Bracket(int(call[best]), end, int(over[best]), back=int(length[best])))
+    return made
+
+
+def _unwrapped(times: Integers, bracket: Bracket | None, call: Integers) -> Integers:
+    """Times of 48 bits → in full: of all that end so the one nearest to the call, by one bracket of the clock. (Without one the
+    upper bits are not known, and matter to nobody: any will do that make no time negative.)"""
+    near = call + (1 << TIME_BITS) if bracket is None else call - bracket.before + bracket.gpu
     away = (times - near) & MASK
     return near + np.where(away > MASK // 2, away - (MASK + 1), away)

@@ -99,7 +99,7 @@ class Waits:
 
     latency = start - call; api = ret - call; wait: from `ret` until what it waited for had ended, 0 where that was over before;
     overhead = latency - api - wait; exec = end - start. waited_for: the operation that it waited for, -1 for none or not known;
-    by_event: it waited for that through an event.
+    by_event: it waited for that through an event. passed: of RECORD and WAIT when the stream came past.
     """
 
     latency: Integers
@@ -109,6 +109,7 @@ class Waits:
     exec: Integers
     waited_for: Integers
     by_event: NDArray[np.bool_]
+    passed: Integers
 
 
 def over_by(ops: Operations) -> Integers:
@@ -173,9 +174,10 @@ def waits(ops: Operations) -> Waits:
     wait[known] = np.maximum(until - ops.ret, 0)[known]
     both = begun & (wait != NONE)
     overhead[both] = (latency - api - wait)[both]
-    return Waits(
-        latency, api, wait, overhead, exec_, np.where(known & (wait > 0), waited_for, -1), by_event & known
-    )
+    marks = (ops.kind == Kind.RECORD) | (ops.kind == Kind.WAIT)
+    passed = np.where(marks & (exact | (before <= ops.ret)), np.maximum(before, ops.ret), NONE)
+    behind = np.where(known & (wait > 0), waited_for, -1)
+    return Waits(latency, api, wait, overhead, exec_, behind, by_event & known, passed)
 
 
 def _predecessors(ops: Operations) -> tuple[Integers, Integers, NDArray[np.bool_], NDArray[np.bool_]]:
@@ -222,10 +224,12 @@ def _predecessors(ops: Operations) -> tuple[Integers, Integers, NDArray[np.bool_
             state = (ended[at], at, False)
         elif kind == Kind.RECORD:
             recorded[ids[at]] = state
+            before[at], last[at], through[at] = state
         elif kind == Kind.WAIT:
             other = recorded.get(links[at], unknown)
             if other[0] > state[0]:
                 state = (other[0], other[1], True)
+            before[at], last[at], through[at] = state
         else:
             graph = int(ops.graph[at])
             other = replayed.get(graph, (least, -1, False))
@@ -293,15 +297,15 @@ def _members(ops: Operations) -> dict[int, dict[int, int]]:
 
 
 def _of_graphs(ops: Operations) -> tuple[Integers, Integers]:
-    """Start and end of every operation, those of a graph launch from its kernels: the first start, and the last end if all are
-    known and nothing else ran in it."""
+    """Start and end of every operation, those of a graph launch from its kernels where nothing else ran in it: the first start,
+    and the last end if all are known."""
     start, end = ops.start.copy(), ops.end.copy()
     for launch, kernels in _members(ops).items():
         places = list(kernels.values())
         starts, ends = ops.start[places], ops.end[places]
-        if start[launch] == NONE and (starts != NONE).any():
+        if (starts != NONE).any() and (start[launch] == NONE or not ops.what[launch]):
             start[launch] = starts[starts != NONE].min()
-        if end[launch] == NONE and (ends != NONE).all() and not ops.what[launch]:
+        if (ends != NONE).all() and not ops.what[launch]:
             end[launch] = ends.max()
     return start, end
 

@@ -23,14 +23,16 @@ FIRST = PID << 40
 class Device:
     """Arrays as the device programs of launchlate write them."""
 
-    def __init__(self) -> None:
+    def __init__(self, virtual: bool = True) -> None:
+        self.virtual = virtual
         self.starts, self.ends = np.zeros(SLOTS, np.uint64), np.zeros(SLOTS * SHARDS, np.uint64)
 
     def ran(self, launch: int, start: int, end: int | None) -> None:
         generation = (launch // SLOTS & 0xFFFF) << 48
         cell = np.uint64(generation | ~start & MASK)
         self.starts[launch % SLOTS] = max(self.starts[launch % SLOTS], cell)
-        if end is not None:
+        if end is not None:  # before the instruction that leaves
+            end -= self.virtual
             self.ends[launch % SLOTS * SHARDS + launch % 3] = np.uint64(generation | end & MASK)
 
 
@@ -118,7 +120,7 @@ def test_a_slot_that_was_used_again_before_it_was_read_is_lost_and_one_that_was_
 
 
 def test_the_gpus_clock_is_brought_onto_the_hosts() -> None:
-    offset, log, device = 1_700_000_000_123_456_789, Log(), Device()
+    offset, log, device = 1_700_000_000_123_456_789, Log(), Device(False)
     for at in range(900_000, 1_200_000, 10_000):
         bracket = {"host_before": at, "gpu": at + 400 + offset, "host_after": at + 800, "tick_ns": 1}
         log.put(oplog.CLOCK, {"clock": bracket})
@@ -136,10 +138,18 @@ def test_the_gpus_clock_is_brought_onto_the_hosts() -> None:
     assert abs(seen.ops.start - [1_009_000, 1_060_000, 1_080_100]).max() <= seen.start_error.max()
     assert seen.waits.exec.tolist()[0] == 41000 and seen.exec_error.tolist() == [0, 1000, 0]
     assert seen.waits.waited_for.tolist() == [-1, 0, 1] and seen.bytes.tolist() == [0, 4096, 0]
-    # Without a clock only the duration is known.
+    # Without a clock only the duration is known,
     log.records = [record for record in log.records if record["kind"] != oplog.CLOCK]
     blind = found(log, device, virtual=False)
     assert blind.ops.start[0] == NONE and (blind.start_error == UNKNOWN).all()
+    assert blind.waits.exec[0] == 41000 and not blind.lost.any()
+    # unless the host waited: the kernel ran between the call and the end of that.
+    log.put(oplog.SYNC, {"sync": {"what": oplog.CONTEXT}}, call_ns=1_100_000, return_ns=1_110_000)
+    bounded = found(log, device, virtual=False)
+    assert (
+        bounded.start_error[0] <= 35_000 and abs(bounded.ops.start[0] - 1_009_000) <= bounded.start_error[0]
+    )
+    assert bounded.ops.start[0] >= 1_000_000 and bounded.waits.exec[0] == 41000
 
 
 def test_a_log_may_hold_anything() -> None:
@@ -241,7 +251,7 @@ def test_a_timeline_tells_each_streams_story() -> None:
     lines = list(latency.timeline_lines(view, np.arange(len(view.ops))))
     assert max(map(len, lines)) <= 80
     assert [line.split()[:3] for line in lines[2:5]] == [
-        ["1.0", "50.0", "49.00"], ["50.0", "60.0", "10.00"], ["60.0", "61.0", "1.00"],
+        ["1.00", "50.00", "49.00"], ["50.00", "60.00", "10.00"], ["60.00", "61.00", "1.00"],
     ]  # fmt: skip
     assert "second, after first" in lines[3] and "D->H 4,096 bytes" in lines[4]
     assert any("synchronize context" in line for line in lines)

@@ -1,0 +1,261 @@
+"""launchlate from its command line to its results, on programs whose times are known: on the virtual clock to the nanosecond."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpubpf import perfetto
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEVICE = REPOSITORY / "lib/cudasim/lib"
+AGENT = REPOSITORY / "lib/gpubpf/agent/lib/libgpubpf-agent.so"
+_numbers = itertools.count()
+TOOL = [sys.executable, str(REPOSITORY / "tools/launchlate.py"), "--device", "sim"]
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"),
+    pytest.mark.skipif(
+        not (DEVICE / "libcuda.so.1").exists() or not AGENT.exists(),
+        reason="the embedded device is not built (script/setup)",
+    ),
+]
+
+# app MODE
+PROGRAM = r"""
+#include <cstdio>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#define CHECK(call) do { if (cudaError_t e = (call)) { fprintf(stderr, "%s: %d\n", #call, e); _exit(97); } } while (0)
+__global__ void nap(unsigned ns) { while (ns) { unsigned part = ns < 500000 ? ns : 500000; __nanosleep(part); ns -= part; } }
+__global__ void uneven(unsigned ns) { if (threadIdx.x == 7 && blockIdx.x == 3) __nanosleep(ns); }
+__global__ void dies(int *p) { __nanosleep(1000); *p = 1; }
+static void pairs() {  // 8 threads with a stream each: every launch has a length of its own, a graph's kernels too
+    std::vector<std::thread> threads;
+    for (unsigned t = 0; t < 8; t++)
+        threads.emplace_back([t] {
+            cudaStream_t stream;
+            cudaGraph_t graph;
+            cudaGraphExec_t exec;
+            CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+            CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+            for (unsigned n = 0; n < 2; n++) nap<<<1, 1, 0, stream>>>(400000 + 1000 * (10 * t + n));
+            CHECK(cudaStreamEndCapture(stream, &graph));
+            CHECK(cudaGraphInstantiateWithFlags(&exec, graph, 0));
+            for (unsigned i = 0; i < 6; i++) {
+                nap<<<1, 1, 0, stream>>>(1000 * (10 * t + i));
+                if (i % 2) CHECK(cudaGraphLaunch(exec, stream));
+            }
+            CHECK(cudaStreamSynchronize(stream));
+            printf("%ld %u\n", syscall(SYS_gettid), t);
+        });
+    for (auto &thread : threads) thread.join();
+}
+int main(int, char **argv) {
+    const char *mode = argv[1];
+    if (!strcmp(mode, "pairs")) pairs();
+    if (!strcmp(mode, "uneven")) uneven<<<4, 64>>>(12345);
+    if (!strcmp(mode, "legacy")) {
+        cudaStream_t blocking, free_;
+        CHECK(cudaStreamCreate(&blocking));
+        CHECK(cudaStreamCreateWithFlags(&free_, cudaStreamNonBlocking));
+        nap<<<1, 1, 0, blocking>>>(50000);
+        nap<<<1, 2>>>(20000);
+        nap<<<1, 3, 0, free_>>>(1000);
+        nap<<<1, 4, 0, blocking>>>(1000);
+    }
+    if (!strcmp(mode, "row"))
+        for (int i = 0; i < 12; i++) nap<<<1, 1>>>(10);
+    if (!strcmp(mode, "names")) {
+        std::thread([] { prctl(PR_SET_NAME, "helper"); nap<<<1, 1>>>(10); nap<<<1, 1>>>(10); CHECK(cudaDeviceSynchronize()); }).join();
+        nap<<<1, 1>>>(10);
+    }
+    if (!strcmp(mode, "many"))
+        for (int i = 0; i < 40000; i++) nap<<<1, 1>>>(10);
+    if (!strcmp(mode, "killed")) {
+        for (int i = 0; i < 5; i++) nap<<<1, 1>>>(10);
+        CHECK(cudaDeviceSynchronize());
+        nap<<<1, 1>>>(4000000000u);
+        usleep(300000);
+        raise(9);
+    }
+    if (!strcmp(mode, "fault")) {
+        nap<<<1, 1>>>(10);
+        dies<<<1, 1>>>((int *)8);
+        return cudaDeviceSynchronize() != cudaSuccess ? 0 : 1;
+    }
+    CHECK(cudaDeviceSynchronize());
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def app():
+    # Not pytest's directory, which another user may not enter.
+    with tempfile.TemporaryDirectory(prefix="launchlate-") as directory:
+        Path(directory).chmod(0o777)
+        (source := Path(directory) / "app.cu").write_text(PROGRAM)
+        built = f"{directory}/app"
+        subprocess.run(["nvcc", "-cudart", "shared", "-o", built, source], check=True, capture_output=True)
+        yield built
+
+
+def trace(
+    command: list[str], *options: str, clock: str = "virtual", tool: tuple[str, ...] = (), **environment: str
+) -> tuple[subprocess.CompletedProcess, list[dict[str, Any]]]:
+    """The tool's records of the command; its own output goes to standard error's place."""
+    results = Path(command[0]).parent / f"results-{next(_numbers)}"
+    more = os.environ | {"CUDASIM_CLOCK": clock, "CUDASIM_HOSTILE": "1"} | environment
+    line = [*tool, *TOOL, "--json", "-o", str(results), *options, "--", *command]
+    done = subprocess.run(line, capture_output=True, text=True, env=more, timeout=120)
+    return done, [json.loads(text) for text in results.read_text().splitlines()]
+
+
+def of(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [record for record in records if record["type"] == kind]
+
+
+def test_each_launch_is_paired_with_its_own_execution(app):
+    done, records = trace([app, "pairs"], "-v", "--graphs")
+    assert done.returncode == 0, done.stderr
+    number = {int(tid): int(t) for tid, t in (line.split() for line in done.stdout.splitlines())}
+    launches = of(records, "launch")
+    assert len({launch["launch"] for launch in launches}) == len(launches) == 8 * (6 + 3 * 2)
+    plain, nodes = defaultdict(list), defaultdict(list)
+    for launch in launches:
+        (nodes if launch["graph"] else plain)[launch["tid"]].append(launch)
+    spare = {plain[tid][0]["exec_ns"] - 10000 * t for tid, t in number.items() if t}
+    assert len(spare) == 1 and 0 < min(spare) < 100  # instructions beside the sleep
+    for tid, t in number.items():
+        lengths = [
+            launch["exec_ns"] // 1000 for launch in sorted(plain[tid], key=lambda launch: launch["call_ns"])
+        ]
+        assert lengths == [10 * t + i for i in range(6)]
+        for node in range(2):
+            mine = [launch for launch in nodes[tid] if launch["graph"]["node"] == node]
+            assert {launch["exec_ns"] // 1000 for launch in mine} == {400 + 10 * t + node}
+            assert sorted(launch["graph"]["replay"] for launch in mine) == [1, 2, 3]
+    for launch in launches:
+        parts = launch["api_ns"] + launch["wait_ns"] + launch["overhead_ns"]
+        assert parts == launch["latency_ns"] and launch["overhead_ns"] == 0, launch
+    summary = records[-1]
+    assert (summary["lost"], summary["launches_unknown"], summary["launches_running"]) == (0, 0, 0)
+
+
+def test_first_thread_to_last_thread(app):
+    _, records = trace([app, "uneven"], "-v")
+    (launch,) = of(records, "launch")
+    assert 12345 < launch["exec_ns"] < 12345 + 40  # the one lane that sleeps
+    assert launch["latency_ns"] == launch["api_ns"] == 1000
+
+
+def test_the_legacy_stream_waits_and_is_waited_for(app):
+    _, records = trace([app, "legacy"], "-v")
+    one, two, three, four = sorted(of(records, "launch"), key=lambda launch: launch["block_dim"][0])
+    assert one["wait_ns"] == three["wait_ns"] == 0
+    assert two["start_ns"] == one["end_ns"] and two["wait_ns"] == one["end_ns"] - two["return_ns"]
+    assert four["start_ns"] == two["end_ns"] and four["waited_for"] == {"kind": "kernel", "name": "nap"}
+
+
+def test_the_same_numbers_as_root_and_without(app, tmp_path):
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root, to be without it as well")
+    _, mine = trace([app, "names"], "-v")
+    drop = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    cache = Path(app).parent / "cache"
+    done, theirs = trace([app, "names"], "-v", tool=drop, XDG_CACHE_HOME=str(cache), HOME=str(cache))
+    assert done.returncode == 0 and "no CAP_BPF: the host program runs in the agent" in done.stderr
+    same = ("kernel", "call_ns", "start_ns", "end_ns", "wait_ns")
+    assert [[r[n] for n in same] for r in of(mine, "launch")] == [
+        [r[n] for n in same] for r in of(theirs, "launch")
+    ]
+
+
+def test_filters_by_thread(app):
+    assert len(of(trace([app, "names"], "-v", "--comm", "helper")[1], "launch")) == 2
+    assert len(of(trace([app, "names"], "-v", "--comm", "app")[1], "launch")) == 1
+    assert not of(trace([app, "names"], "-v", "-t", "1")[1], "launch")
+    assert len(of(trace([app, "names"], "-v", "--launch", "2:")[1], "launch")) == 2
+
+
+def test_more_launches_than_slots(app):
+    _, records = trace([app, "many"], clock="real")
+    (kernel,) = of(records, "kernel")
+    summary = records[-1]
+    assert kernel["count"] == summary["launches_instrumented"] == 40000
+    assert kernel["unknown"] == summary["launches_lost"] + summary["launches_unknown"] == summary["lost"]
+    assert kernel["unknown"] < 20000
+    assert kernel["latency_ns"]["p50"] > 0 and kernel["clock_error_ns"] >= 0
+
+
+def test_what_was_over_before_the_end_is_known_when_the_program_is_killed(app):
+    done, records = trace([app, "killed"], "-v", clock="real")
+    assert done.returncode == 128 + signal.SIGKILL
+    starts = [launch["start_ns"] for launch in of(records, "launch")]
+    assert len(starts) == 6 and all(starts)  # the host's memory has them
+    assert records[-1]["launches_running"] == 6
+
+
+def test_a_fault_ends_the_program_as_without_the_tool(app):
+    done, records = trace([app, "fault"], "-v", clock="real")
+    assert done.returncode == 0, done.stderr
+    assert [launch["kernel"] for launch in of(records, "launch")] == ["nap", "dies"]
+    assert of(records, "launch")[1]["end_ns"] is None
+
+
+def test_intervals_show_each_launch_once(app):
+    _, records = trace([app, "pairs"], "-v", "--timeline", "0.05")
+    launches = [launch["launch"] for launch in of(records, "launch")]
+    assert len(launches) == len(set(launches)) == 8 * 12
+
+
+def test_a_trace_and_a_timeline(app, tmp_path):
+    path = tmp_path / "trace.json"
+    _, records = trace([app, "legacy"], "--timeline", "--trace", str(path))
+    loaded = json.loads(path.read_text())
+    assert list(perfetto.problems(loaded)) == []
+    spans = sorted((e["ts"], e["dur"]) for e in loaded["traceEvents"] if e.get("cat") == "kernel")
+    ops = sorted((r["t_ns"] / 1000, r["dur_ns"] / 1000) for r in of(records, "op") if r["op"] == "kernel")
+    assert len(ops) == 4 and [n for pair in spans for n in pair] == pytest.approx(
+        [n for pair in ops for n in pair]
+    )
+    assert sum(e["ph"] == "f" for e in loaded["traceEvents"]) == 4
+
+
+def test_text_fits_a_terminal(app):
+    line = [*TOOL, "-s", "-v", "--timeline", "--slow", "10", "--stacks", "--", app, "legacy"]
+    done = subprocess.run(line, capture_output=True, text=True, env=os.environ | {"CUDASIM_CLOCK": "virtual"})
+    assert max(map(len, done.stdout.splitlines())) <= 80, done.stdout
+    assert (
+        "virtual clock: times are exact" in done.stdout
+        and "2 of 4 launches took more than 10 us" in done.stdout
+    )
+    assert "main+" in done.stdout
+
+
+def test_on_the_real_clock_the_bounds_hold(app):
+    _, records = trace([app, "legacy"], "-v", clock="real")
+    one, two, *_ = sorted(of(records, "launch"), key=lambda launch: launch["block_dim"][0])
+    error = one["clock_error_ns"] + two["clock_error_ns"]
+    assert one["method"] == "device" and one["exec_ns"] >= 50000
+    assert two["start_ns"] >= one["end_ns"] - error and one["start_ns"] >= one["call_ns"] - error
+    assert abs(two["wait_ns"] - max(0, one["end_ns"] - two["return_ns"])) <= error
+    assert error < 10**7

@@ -1,0 +1,242 @@
+#!/usr/bin/env python3
+# PYTHON_ARGCOMPLETE_OK
+"""launchlate   How long GPU kernels take from the call that launches them to their start, and why.
+
+USAGE: launchlate [options] [interval [count]] -- COMMAND [ARG...]
+
+The agent logs each call that gives the GPU work; a host program notes who launches; device programs note when the first thread of
+a kernel starts and the last one ends. The clocks of both sides are tied together, and the error that is left is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if __package__ in (None, ""):  # run as tools/launchlate.py: the library is beside
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
+
+from gpubpf import cli
+
+if TYPE_CHECKING:
+    from gpubpf.latency import Group, View
+    from gpubpf.session import Session
+
+TOOL = "launchlate"
+EXAMPLES = """examples:
+    launchlate -- ./app                   how long kernels take to start, and why
+    launchlate -s --kernel 'ns::*' -- ./app   these kernels, stream by stream
+    launchlate -v -- ./app                a line for each launch
+    launchlate --timeline -- ./app        what each stream did, in order
+    launchlate --trace t.json -- ./app    a trace for ui.perfetto.dev
+    launchlate --slow 500 -- ./app        launches slower than 500 us, and why
+    launchlate 1 10 -- python3 train.py   print each second, ten times
+"""
+SLOTS = 32768
+PROGRAM = r"""
+#include <gpubpf.h>
+
+#define SLOTS 32768                              /* launch number N has slot N modulo this */
+#define SHARDS 8                                 /* of a launch's end, so that warps do not queue for one word */
+#define TIME ((1ULL << 48) - 1)                  /* a cell: number of the slot's round << 48 | time */
+
+struct half { u64 launch, call_ns, cgroup, start; u32 pid, tid; char comm[16]; };
+GPU_SHARED_ARRAY(halves, struct half, SLOTS);    /* host memory: what both sides know of a launch; outlives the program */
+GPU_ARRAY(starts, u64, SLOTS);                   /* GPU memory: ~time of the first thread, so that the largest is the first */
+GPU_ARRAY(ends, u64, SLOTS * SHARDS);            /* time of the last thread */
+GPU_PARAM(hosts, struct gpu_host_filter);        /* --cgroup, --comm, -t */
+GPU_PARAM(each, u64);                            /* lanes of a warp have clocks of their own: the virtual clock */
+
+int on_launch(struct gpu_launch *ctx) {          /* on the host, in the thread that launches, before the driver's call */
+    int key = 0, slot = ctx->launch % SLOTS;
+    struct gpu_host_filter *chosen = hosts.lookup(&key);
+    struct half *half = halves.lookup(&slot);
+    if (!chosen || !half || !gpu_host_selected(chosen))
+        return 0;
+    u64 id = bpf_get_current_pid_tgid();
+    half->start = 0;
+    half->pid = id >> 32;
+    half->tid = id;
+    half->cgroup = bpf_get_current_cgroup_id();
+    half->call_ns = ctx->call_ns;
+    bpf_get_current_comm(&half->comm, sizeof(half->comm));
+    half->launch = ctx->launch;
+    return 0;
+}
+
+int on_entry(struct gpu_entry *ctx) {            /* on the GPU, in the first thread of each block */
+    u64 x, y, z, launch = ctx->launch, now = bpf_get_globaltimer();
+    u64 cell = (launch / SLOTS) << 48 | (~now & TIME);
+    int slot = launch % SLOTS;
+    bpf_get_thread_idx(&x, &y, &z);
+    if (x | y | z)
+        return 0;
+    u64 *start = starts.lookup(&slot);
+    if (start && *start < cell && gpu_max(start, cell) < cell) {
+        struct half *half = halves.lookup(&slot);
+        if (half)
+            half->start = cell;
+    }
+    return 0;
+}
+
+int on_exit(struct gpu_exit *ctx) {              /* on the GPU, in one lane of those that leave together */
+    u64 launch = ctx->launch, now = bpf_get_globaltimer();
+    u64 cell = (launch / SLOTS) << 48 | (now & TIME);
+    int key = 0, shard = launch % SLOTS * SHARDS + gpu_sm() % SHARDS;
+    u32 last = gpu_log2(gpu_active());
+    u64 *all = each.lookup(&key);
+    if (!all || (!*all && gpu_lane() != last))
+        return 0;
+    u64 *end = ends.lookup(&shard);
+    if (end && *end < cell)
+        gpu_max(end, cell);
+    return 0;
+}
+"""
+
+
+def build_parser() -> cli.Parser:
+    """Options: the shared ones, and what to show of launches."""
+    parser = cli.parser(
+        TOOL, "How long GPU kernels take from the call that launches them to their start, and why.", EXAMPLES
+    )
+    cli.add_targets(parser)
+    shown = parser.add_argument_group("what to show")
+    shown.add_argument("-s", dest="streams", action="store_true", help="each stream by itself")
+    shown.add_argument("--timeline", action="store_true", help="what each stream did, in order")
+    shown.add_argument(
+        "--trace", metavar="FILE", help="write a trace for ui.perfetto.dev: threads, streams, arrows between"
+    )
+    shown.add_argument("--stacks", action="store_true", help="the host's stacks that launched")
+    shown.add_argument(
+        "--slow",
+        type=cli.positive,
+        metavar="US",
+        help="only launches slower than that, with what the host did",
+    )
+    shown.add_argument(
+        "--graphs",
+        action="store_true",
+        default=None,
+        help="CUDA graphs node by node (on a GPU: instrument the kernels in them, which changes the graphs)",
+    )
+    cli.add_kernels(parser)
+    cli.add_host_filters(parser)
+    cli.add_device(parser)
+    cli.add_looks(parser)
+    cli.add_output(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = cli.parse(build_parser(), argv)
+    with cli.errors(TOOL):
+        out = cli.open_results(args)
+        if args.ebpf:
+            out.write(PROGRAM.lstrip())
+            return 0
+        from gpubpf.program import BPF
+
+        b = BPF(text=PROGRAM)
+        b.attach_launch(fn_name="on_launch")
+        b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
+        b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
+        if args.list or args.ptx:
+            from gpubpf import listing
+
+            return listing.show(b, args, out)
+        from gpubpf import device, latency, perfetto
+        from gpubpf.launches import Launches
+        from gpubpf.offcpu import OffCpu
+        from gpubpf.session import Follow
+
+        b["each"].set(int(device.choose(args.device).kind == "sim"))
+        meanwhile = OffCpu(b) if args.slow else None
+        trace = perfetto.Trace(args.trace) if args.trace else None
+        launches = Launches(SLOTS, filtered=bool(args.cgroup or args.comm or args.tid))
+        follow = Follow(log_records=1 << 17, stamps=True, stacks=args.stacks, pump=SLOTS // 8)
+        with b.trace(args, follow) as session:
+            for _ in session.intervals(args.interval, args.count, tick=lambda: launches.take(session)):
+                found = launches.found()
+                view = latency.View(found, meanwhile.activity() if meanwhile else None)
+                report(view, launches.fresh(found, not args.interval), args, out)
+                if args.interval and not trace:
+                    launches.forget()
+                if out.closed:
+                    break
+            if trace:
+                latency.write_trace(view, trace)
+                trace.close()
+            show_summary(session, view, launches.lost, args, out)
+    return session.status
+
+
+def report(view: View, new: Any, args: argparse.Namespace, out: cli.Output) -> None:
+    """What happened since the last report, in the form asked for. `new`: places of operations."""
+    from gpubpf import latency
+
+    launched = new[view.found.wanted[new]]
+    chosen = latency.slower(view, launched, 1000 * args.slow) if args.slow else launched
+    by = (("lane",) if args.streams else ()) + (("graph", "node") if args.graphs else ())
+    groups = latency.groups(view, chosen, by)
+    records = (latency.kernel_record(view, group, args.streams, bool(args.graphs)) for group in groups)
+    stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    if args.json:
+        if args.timeline:
+            out.records(view.operation(at) for at in new.tolist())
+        if args.verbose or args.slow:
+            out.records(view.launch(at, args.stacks) for at in chosen.tolist())
+        out.records(record | ({"ts_ns": stamp} if args.timestamps else {}) for record in records)
+    elif args.csv:
+        now = (stamp,) if args.timestamps else ()
+        if not out.began:
+            out.write(cli.csv_cells((*(("ts_ns",) if now else ()), *latency.CSV_COLUMNS)) + "\n")
+        out.write("".join(cli.csv_cells((*now, *latency.csv_row(record))) + "\n" for record in records))
+    else:
+        out.lines(text(view, groups, chosen, launched, new, args))
+
+
+def text(
+    view: View, groups: list[Group], chosen: Any, launched: Any, new: Any, args: argparse.Namespace
+) -> Iterator[str]:
+    """For people: what was asked for beside the table, the table, what was waited for, a histogram, what to do about it."""
+    from gpubpf import latency
+
+    if args.timestamps:
+        yield time.strftime("%H:%M:%S")
+    if args.timeline:
+        yield from latency.timeline_lines(view, new)
+    if args.slow:
+        yield from latency.slow_stories(view, chosen, launched, args.slow)
+    elif args.verbose:
+        yield from (latency.LAUNCH_HEADER, *(latency.launch_line(view, at) for at in chosen.tolist()), "")
+    if groups:
+        yield from latency.finding(view, chosen)
+        yield from latency.kernel_table(view, groups, args.streams)
+        yield from latency.wait_lines(view, groups)
+        yield from (latency.clock_line(view, chosen), "")
+        yield from (*latency.histogram(view.waits.latency[chosen]), "")
+        yield from latency.stack_lines(view, chosen) if args.stacks else ()
+        yield from latency.graph_hint(latency.rows_for_a_graph(view, chosen))
+
+
+def show_summary(session: Session, view: View, lost: int, args: argparse.Namespace, out: cli.Output) -> None:
+    """How much of what ran was seen, and why not all."""
+    from gpubpf import latency
+
+    summary = session.summary()
+    more = latency.losses(view, lost)
+    summary["lost"] += more["launches_lost"] + lost
+    if args.json:
+        out.record(**({"type": "summary", "tool": TOOL} | summary | more))
+    elif not args.csv:
+        out.lines([*cli.coverage(summary | {"lost": 0}), *latency.loss_lines(more)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
