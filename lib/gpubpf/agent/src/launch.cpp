@@ -254,6 +254,7 @@ bool swapped(Swap &swap, CUresult result) {
     case CUDA_SUCCESS:
       add(swap.instance->launches);
       add(slot.instrumented);
+      slot.threads.fetch_add(swap.instance->threads(), std::memory_order_relaxed);
       agent.launched(1);
       return true;
     // What the copy may cause and the original not.

@@ -117,7 +117,7 @@ struct Context {
   CUcontext handle = nullptr;
   CUdevice device = 0;
   uint32_t serial = 0, cc = 0, multiprocessors = 1;
-  std::atomic<bool> dead{false};
+  std::atomic<bool> dead{false}, broken{false};  // broken: a kernel faulted, every call fails from then on
   std::mutex busy;            // held while the agent works in the context: loading, draining, destroying
   bool prepared = false;      // stream and maps exist; below: guarded by `busy`
   bool usable = false;
@@ -152,6 +152,10 @@ struct Instance {
   uint32_t tried = UINT32_MAX;                         // generation of pools that was too small; none yet
   std::vector<Array> arrays;                           // valid once launch_block is
   Instance *next = nullptr;
+
+  uint64_t threads() const {
+    return uint64_t(grid[0]) * grid[1] * grid[2] * block[0] * block[1] * block[2];
+  }
 };
 
 struct Occupancy {
