@@ -410,6 +410,7 @@ void count_replay(const KernelNode &k, CUresult result) {
   if (result != CUDA_SUCCESS) return add(slot.reasons[kLaunchFailed]);
   if (k.outcome != kInstrumented) return add(slot.reasons[k.outcome - 1]);
   add(slot.instrumented);
+  slot.threads.fetch_add(k.choice.instance->threads(), std::memory_order_relaxed);
   add(k.choice.instance->launches);
 }
 
@@ -545,11 +546,11 @@ CUresult launch_graph(CUgraphExec handle, Where where, const std::function<CUres
   Operation operation(Kind::Graph, where, 0);
   Record &r = operation.record;
   const bool captured = r.flags & kCaptured;
-  if (!captured && (!exec || !exec->walk.whole)) agent.control->graphs.fetch_add(1, std::memory_order_relaxed);
   std::unique_lock<std::mutex> hold;
+  if (exec) hold = std::unique_lock<std::mutex>(exec->lock);
+  if (!captured && (!exec || !exec->walk.whole)) agent.control->graphs.fetch_add(1, std::memory_order_relaxed);
   uint64_t first = 0;
   if (exec) {
-    hold = std::unique_lock<std::mutex>(exec->lock);
     first = take_ids(exec->walk.kernels.size());
     if (!captured && exec->swapped) quietly([&] { number_replay(*exec, where.handle(), operation.lane.number, first); });
   }

@@ -130,16 +130,29 @@ CUresult hook_cuLaunchKernel_ptsz(LAUNCH_PARAMETERS, void **extra) {
                 });
 }
 
+// Events that the launch itself records: by which operation, the log does not say.
+CUresult forget_events(CUresult r, const CUlaunchConfig &c) {
+  if (!oplog.on()) return r;
+  for (unsigned i = 0; c.attrs && i < c.numAttrs; ++i) {
+    const CUlaunchAttribute &a = c.attrs[i];
+    if (a.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT) quietly([&] { forget_event(a.value.programmaticEvent.event); });
+    if (a.id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT) quietly([&] { forget_event(a.value.launchCompletionEvent.event); });
+  }
+  return r;
+}
+
 CUresult hook_cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra) {
   if (!config) return ORIGINAL(cuLaunchKernelEx)(config, f, parameters, extra);
-  return launch(f, shape_of(*config, false), parameters, extra,
-                [&](CUfunction g, void **p, void **e) { return ORIGINAL(cuLaunchKernelEx)(config, g, p, e); });
+  CUresult r = launch(f, shape_of(*config, false), parameters, extra,
+                      [&](CUfunction g, void **p, void **e) { return ORIGINAL(cuLaunchKernelEx)(config, g, p, e); });
+  return forget_events(r, *config);
 }
 
 CUresult hook_cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra) {
   if (!config) return ORIGINAL(cuLaunchKernelEx_ptsz)(config, f, parameters, extra);
-  return launch(f, shape_of(*config, true), parameters, extra,
-                [&](CUfunction g, void **p, void **e) { return ORIGINAL(cuLaunchKernelEx_ptsz)(config, g, p, e); });
+  CUresult r = launch(f, shape_of(*config, true), parameters, extra,
+                      [&](CUfunction g, void **p, void **e) { return ORIGINAL(cuLaunchKernelEx_ptsz)(config, g, p, e); });
+  return forget_events(r, *config);
 }
 
 CUresult hook_cuLaunchCooperativeKernel(LAUNCH_PARAMETERS) {
@@ -217,9 +230,21 @@ void library_loaded(CUlibrary handle, int image, uint64_t size) {
 }
 
 // What every loading function does: the driver loads first; then the tool sees the image, before the program goes on.
-template <class Handle, class Source>
-CUresult after_load(const Outer &outer, CUresult r, const Handle *handle, int (*read)(Source, uint64_t &), Source source,
-                    void (*note)(Handle, int, uint64_t)) {
+template <class Handle, class Source, class Call>
+CUresult load(HookIndex index, const Handle *handle, int (*read)(Source, uint64_t &), Source source,
+              void (*note)(Handle, int, uint64_t), const Call &original) {
+  Outer outer;
+  CUresult r;
+  if (outer && oplog.on()) {
+    Operation operation(Kind::Api, kNoStream, 0);
+    operation.called();
+    r = original();
+    operation.returned(r);
+    describe_call(operation.record, index, 0);
+    operation.log();
+  } else {
+    r = original();
+  }
   if (outer && r == CUDA_SUCCESS)
     quietly([&] {
       uint64_t size = 0;
@@ -230,24 +255,23 @@ CUresult after_load(const Outer &outer, CUresult r, const Handle *handle, int (*
 }
 
 CUresult hook_cuModuleLoad(CUmodule *module, const char *path) {
-  Outer outer;
-  return after_load(outer, ORIGINAL(cuModuleLoad)(module, path), module, image_of_file, path, module_loaded);
+  return load(kHook_cuModuleLoad, module, image_of_file, path, module_loaded,
+              [&] { return ORIGINAL(cuModuleLoad)(module, path); });
 }
 
 CUresult hook_cuModuleLoadData(CUmodule *module, const void *data) {
-  Outer outer;
-  return after_load(outer, ORIGINAL(cuModuleLoadData)(module, data), module, image_of, data, module_loaded);
+  return load(kHook_cuModuleLoadData, module, image_of, data, module_loaded,
+              [&] { return ORIGINAL(cuModuleLoadData)(module, data); });
 }
 
 CUresult hook_cuModuleLoadDataEx(CUmodule *module, const void *data, unsigned n, CUjit_option *options, void **values) {
-  Outer outer;
-  CUresult r = ORIGINAL(cuModuleLoadDataEx)(module, data, n, options, values);
-  return after_load(outer, r, module, image_of, data, module_loaded);
+  return load(kHook_cuModuleLoadDataEx, module, image_of, data, module_loaded,
+              [&] { return ORIGINAL(cuModuleLoadDataEx)(module, data, n, options, values); });
 }
 
 CUresult hook_cuModuleLoadFatBinary(CUmodule *module, const void *data) {
-  Outer outer;
-  return after_load(outer, ORIGINAL(cuModuleLoadFatBinary)(module, data), module, image_of, data, module_loaded);
+  return load(kHook_cuModuleLoadFatBinary, module, image_of, data, module_loaded,
+              [&] { return ORIGINAL(cuModuleLoadFatBinary)(module, data); });
 }
 
 Module *module_of(CUmodule handle) {
@@ -284,16 +308,14 @@ CUresult hook_cuModuleUnload(CUmodule module) {
 
 CUresult hook_cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit, void **jit_values, unsigned jits,
                                 CUlibraryOption *options, void **values, unsigned n) {
-  Outer outer;
-  CUresult r = ORIGINAL(cuLibraryLoadData)(library, code, jit, jit_values, jits, options, values, n);
-  return after_load(outer, r, library, image_of, code, library_loaded);
+  return load(kHook_cuLibraryLoadData, library, image_of, code, library_loaded,
+              [&] { return ORIGINAL(cuLibraryLoadData)(library, code, jit, jit_values, jits, options, values, n); });
 }
 
 CUresult hook_cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit, void **jit_values, unsigned jits,
                                     CUlibraryOption *options, void **values, unsigned n) {
-  Outer outer;
-  CUresult r = ORIGINAL(cuLibraryLoadFromFile)(library, path, jit, jit_values, jits, options, values, n);
-  return after_load(outer, r, library, image_of_file, path, library_loaded);
+  return load(kHook_cuLibraryLoadFromFile, library, image_of_file, path, library_loaded,
+              [&] { return ORIGINAL(cuLibraryLoadFromFile)(library, path, jit, jit_values, jits, options, values, n); });
 }
 
 CUresult hook_cuLibraryUnload(CUlibrary library) {

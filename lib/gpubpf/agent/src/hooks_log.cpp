@@ -204,7 +204,7 @@ FILL_2D(cuMemsetD2D32, 4, unsigned)
 
 void describe_record(Record &r, CUevent event) {
   r.wide[0] = number(event);
-  if (r.result == CUDA_SUCCESS && !(r.flags & kCaptured)) quietly([&] { event_recorded(event, r.id); });
+  if (r.result == CUDA_SUCCESS) quietly([&] { event_recorded(event, r.flags & kCaptured ? 0 : r.id); });
 }
 
 void describe_event(Record &r, CUevent event) {
@@ -226,35 +226,20 @@ void describe_sync(Record &r, uint32_t what) {
 }
 
 STREAMED(cuStreamSynchronize, Kind::Sync, Timed::No, (CUstream stream), (stream), { describe_sync(r, kStream); })
-ONE(cuCtxSynchronize, Kind::Sync, Where(), kCallWaits, Timed::No, (), (), { describe_sync(r, kContext); })
-ONE(cuCtxSynchronize_v2, Kind::Sync, Where(), kCallWaits, Timed::No, (CUcontext context), (context), {
+ONE(cuCtxSynchronize, Kind::Sync, kNoStream, kCallWaits, Timed::No, (), (), { describe_sync(r, kContext); })
+ONE(cuCtxSynchronize_v2, Kind::Sync, kNoStream, kCallWaits, Timed::No, (CUcontext context), (context), {
   describe_sync(r, kContext);
   quietly([&] {
     if (Context *c = context ? registry().context(context) : nullptr) r.context = c->serial;
   });
 })
-ONE(cuEventSynchronize, Kind::Sync, Where(), kCallWaits, Timed::No, (CUevent event), (event), {
+ONE(cuEventSynchronize, Kind::Sync, kNoStream, kCallWaits, Timed::No, (CUevent event), (event), {
   describe_sync(r, kEvent);
   r.wide[1] = number(event);
   quietly([&] { r.wide[2] = recorded_by(event); });
 })
 
 // --- other calls ---
-
-// Names as the program's source has them.
-void describe_call(Record &r, HookIndex index, uint64_t bytes) {
-  r.narrow[0] = static_cast<uint32_t>(index);
-  r.wide[1] = bytes;
-  char *to = reinterpret_cast<char *>(&r.wide[2]);
-  constexpr size_t kRoom = 6 * sizeof r.wide[0];
-  const char *name = hooks[index].name;
-  size_t length = strnlen(name, kRoom - 1);
-  for (const char *suffix : {"_ptsz", "_ptds", "_v2"}) {
-    size_t n = strlen(suffix);
-    if (length > n && memcmp(name + length - n, suffix, n) == 0) length -= n;
-  }
-  memcpy(to, name, length);
-}
 
 #define CALL(symbol, where, bytes, PARAMETERS, ARGUMENTS) \
   ONE(symbol, Kind::Api, where, 0, Timed::No, PARAMETERS, ARGUMENTS, { describe_call(r, kHook_##symbol, bytes); })
@@ -274,18 +259,18 @@ FORGETS(cuEventDestroy_v2, CUevent, forget_event)
 FORGETS(cuStreamDestroy, CUstream, forget_lane)
 FORGETS(cuStreamDestroy_v2, CUstream, forget_lane)
 
-CALL(cuStreamCreate, Where(), 0, (CUstream * stream, unsigned flags), (stream, flags))
-CALL(cuStreamCreateWithPriority, Where(), 0, (CUstream * stream, unsigned flags, int priority), (stream, flags, priority))
-CALL(cuMemAlloc_v2, Where(), n, (CUdeviceptr * p, size_t n), (p, n))
-CALL(cuMemAllocPitch_v2, Where(), width *height, (CUdeviceptr * p, size_t *pitch, size_t width, size_t height, unsigned element),
+CALL(cuStreamCreate, kNoStream, 0, (CUstream * stream, unsigned flags), (stream, flags))
+CALL(cuStreamCreateWithPriority, kNoStream, 0, (CUstream * stream, unsigned flags, int priority), (stream, flags, priority))
+CALL(cuMemAlloc_v2, kNoStream, n, (CUdeviceptr * p, size_t n), (p, n))
+CALL(cuMemAllocPitch_v2, kNoStream, width *height, (CUdeviceptr * p, size_t *pitch, size_t width, size_t height, unsigned element),
      (p, pitch, width, height, element))
-CALL(cuMemAllocManaged, Where(), n, (CUdeviceptr * p, size_t n, unsigned flags), (p, n, flags))
-CALL(cuMemFree_v2, Where(), 0, (CUdeviceptr p), (p))
-CALL(cuMemAllocHost_v2, Where(), n, (void **p, size_t n), (p, n))
-CALL(cuMemHostAlloc, Where(), n, (void **p, size_t n, unsigned flags), (p, n, flags))
-CALL(cuMemFreeHost, Where(), 0, (void *p), (p))
-CALL(cuMemHostRegister_v2, Where(), n, (void *p, size_t n, unsigned flags), (p, n, flags))
-CALL(cuMemHostUnregister, Where(), 0, (void *p), (p))
+CALL(cuMemAllocManaged, kNoStream, n, (CUdeviceptr * p, size_t n, unsigned flags), (p, n, flags))
+CALL(cuMemFree_v2, kNoStream, 0, (CUdeviceptr p), (p))
+CALL(cuMemAllocHost_v2, kNoStream, n, (void **p, size_t n), (p, n))
+CALL(cuMemHostAlloc, kNoStream, n, (void **p, size_t n, unsigned flags), (p, n, flags))
+CALL(cuMemFreeHost, kNoStream, 0, (void *p), (p))
+CALL(cuMemHostRegister_v2, kNoStream, n, (void *p, size_t n, unsigned flags), (p, n, flags))
+CALL(cuMemHostUnregister, kNoStream, 0, (void *p), (p))
 CALL_STREAMED(cuMemAllocAsync, n, (CUdeviceptr * p, size_t n, CUstream stream), (p, n, stream))
 CALL_STREAMED(cuMemAllocFromPoolAsync, n, (CUdeviceptr * p, size_t n, CUmemoryPool pool, CUstream stream), (p, n, pool, stream))
 CALL_STREAMED(cuMemFreeAsync, 0, (CUdeviceptr p, CUstream stream), (p, stream))

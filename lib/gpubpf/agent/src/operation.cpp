@@ -1,9 +1,11 @@
 #include "operation.h"
 
+#include <cstring>
 #include <unordered_map>
 
 #include "agent.h"
 #include "clock.h"
+#include "hooks.h"
 #include "stamp.h"
 
 namespace gpubpf {
@@ -180,6 +182,20 @@ void forget_event(CUevent event) {
 
 // --- operations ---
 
+// With the name as the program's source has it.
+void describe_call(Record &r, size_t index, uint64_t bytes) {
+  r.narrow[0] = static_cast<uint32_t>(index);
+  r.wide[1] = bytes;
+  constexpr size_t kRoom = 6 * sizeof r.wide[0];
+  const char *name = hooks[index].name;
+  size_t length = strnlen(name, kRoom - 1);
+  for (const char *suffix : {"_ptsz", "_ptds", "_v2"}) {
+    size_t n = strlen(suffix);
+    if (length > n && memcmp(name + length - n, suffix, n) == 0) length -= n;
+  }
+  memcpy(&r.wide[2], name, length);
+}
+
 bool capturing(CUstream stream) {
   if (registry().captures.load(std::memory_order_relaxed) == 0) return false;
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -195,7 +211,7 @@ Operation::Operation(Kind kind, Where where, uint16_t flags) noexcept : lane(lan
   record.stream = reinterpret_cast<uint64_t>(where.given);
   record.lane = lane.number;
   record.context = lane.context ? lane.context->serial : 0;
-  if (capturing(where.handle())) record.flags |= kCaptured;
+  if (!where.any && capturing(where.handle())) record.flags |= kCaptured;
 }
 
 void Operation::time() noexcept {
@@ -204,9 +220,41 @@ void Operation::time() noexcept {
 
 void Operation::called() noexcept { record.call_ns = now_ns(); }
 
+namespace {
+
+// What breaks a context for good, and comes back from whatever is called next (cuda.h, CUresult).
+bool breaks(CUresult result) {
+  switch (result) {
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_TENSOR_MEMORY_LEAK:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
 void Operation::returned(CUresult result) noexcept {
   record.return_ns = now_ns();
   record.result = result;
+  if (result != CUDA_SUCCESS && breaks(result) && lane.context && !lane.context->broken.exchange(true)) {
+    Record r = record;
+    r.id = take_ids(1);
+    r.kind = Kind::Fault;
+    for (uint64_t &w : r.wide) w = 0;
+    r.narrow[0] = static_cast<uint32_t>(result);
+    oplog.put(r);
+  }
   if (stamp_) end_stamp(stamp_, where_.handle(), record, result);
 }
 

@@ -6,12 +6,16 @@
 
 namespace gpubpf {
 
-// A stream as a call names it. `per_thread`: null means the calling thread's own default stream.
+// A stream as a call names it. `per_thread`: null means the calling thread's own default stream. `any`: the call names none, and
+// puts nothing into one.
 struct Where {
   CUstream given = nullptr;
   bool per_thread = false;
+  bool any = false;
   CUstream handle() const { return !given && per_thread ? CU_STREAM_PER_THREAD : given; }
 };
+
+constexpr Where kNoStream{nullptr, false, true};
 
 // A stream has a number: its handle can be another stream's afterwards. The legacy default stream has one for each context, a
 // per-thread default stream one for each context and thread.
@@ -27,6 +31,9 @@ void forget_lanes(const Context *context);
 void event_recorded(CUevent event, uint64_t id);
 uint64_t recorded_by(CUevent event);
 void forget_event(CUevent event);
+
+// Fills in a record of Kind::Api: the call of hooks[index].
+void describe_call(Record &record, size_t index, uint64_t bytes);
 
 bool capturing(CUstream stream);  // what is put into it goes into a graph
 

@@ -11,6 +11,7 @@
 #include "agent.h"
 #include "clock.h"
 #include "current.h"
+#include "graph.h"
 #include "hooks.h"
 #include "log.h"
 #include "shared.h"
@@ -189,14 +190,23 @@ namespace {
 
 constexpr uint64_t kPoolSlack = 64 << 10;  // bytes, for the ends of a thread array's instances
 
-// The agent's stream, map memory, maps that the whole context shares, rings, clock. With `busy` held and the context current.
+// What the operation log needs of a context: the agent's stream, the GPU's clock. With `busy` held and the context current.
+bool prepare_log(Context &context) {
+  if (context.followed) return context.stream;
+  context.followed = true;
+  agent.watch_exit();
+  if (driver.cuStreamCreate(&context.stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) context.stream = nullptr;
+  Writer w;
+  agent.send(Message::Context, w.u32(context.serial).u32(static_cast<uint32_t>(context.device)).u32(context.cc));
+  if (context.stream) calibrate(context);
+  return context.stream;
+}
+
+// And for instrumented kernels: map memory, maps that the whole context shares, rings.
 bool prepare_context(Context &context) {
   if (context.prepared) return context.usable;
   context.prepared = true;
-  agent.watch_exit();
-  if (driver.cuStreamCreate(&context.stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) return false;
-  Writer w;
-  agent.send(Message::Context, w.u32(context.serial).u32(static_cast<uint32_t>(context.device)).u32(context.cc));
+  if (!prepare_log(context)) return false;
   const std::vector<MapSpec> &maps = agent.config.maps;
   const uint64_t controls = ring_control_bytes(context);
   uint64_t shared = controls;
@@ -222,8 +232,8 @@ bool prepare_context(Context &context) {
   if (!context.pools.empty()) context.pools[0]->used = at;
   if (!prepare_shared(context, context.pools.empty() ? 0 : context.pools[0]->base)) return false;
   if (!wait_for(context.stream, 10000)) return false;
+  if (agent.config.graphs) prepare_cells(context);
   context.usable = true;
-  calibrate(context);
   return true;
 }
 
@@ -478,7 +488,7 @@ void context_ready(Context *context) {
   if (oplog.on() && !r.captures.load() && lock_within(context->busy, 1000)) {
     std::lock_guard<std::mutex> busy(context->busy, std::adopt_lock);
     Current current(*context);
-    if (current.ok() && !context->dead) prepare_context(*context);
+    if (current.ok() && !context->dead) prepare_log(*context);
   }
   std::vector<Module *> libraries;
   {

@@ -70,7 +70,7 @@ bool times(Context &context, Stamp &s) {
     uint64_t first = 0, second = 0;
     if (driver.cudasim_event_time(s.first, &first) == CUDA_SUCCESS && driver.cudasim_event_time(s.second, &second) == CUDA_SUCCESS) {
       // The event is there before the call that puts the work behind it returns; work begins no earlier.
-      bool waited = r.return_ns > second;
+      bool waited = r.return_ns >= second;
       r.wide[1] = virtual_clock() && !waited ? std::max(first, r.return_ns) : first;
       r.wide[2] = second;
       r.narrow[6] = 0;

@@ -119,7 +119,8 @@ struct Context {
   uint32_t serial = 0, cc = 0, multiprocessors = 1;
   std::atomic<bool> dead{false}, broken{false};  // broken: a kernel faulted, every call fails from then on
   std::mutex busy;            // held while the agent works in the context: loading, draining, destroying
-  bool prepared = false;      // stream and maps exist; below: guarded by `busy`
+  bool followed = false;      // the stream exists; below: guarded by `busy`
+  bool prepared = false;      // maps exist
   bool usable = false;
   CUstream stream = nullptr;  // the agent's own, non-blocking
   std::vector<CUdeviceptr> storage;  // by map: address of what is not by launch shape

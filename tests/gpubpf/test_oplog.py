@@ -1,0 +1,240 @@
+"""The operation log: what a program asked of the GPU, in known order with known times; and a reader that believes nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import shutil
+import struct
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpubpf import oplog
+from gpubpf.device import LIBRARIES, choose
+from gpubpf.errors import SessionError
+from gpubpf.instrument import Sidecar
+from gpubpf.oplog import OpLog
+from gpubpf.session import Follow, Session
+
+
+def file_of(capacity: int, seal: bool = True) -> int:
+    file = os.memfd_create("log", os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, oplog.HEADER + capacity * oplog.RECORD)
+    os.pwrite(file, struct.pack("<QQQ", 1, capacity, 0), 0)
+    if seal:
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    return file
+
+
+def put(file: int, capacity: int, position: int, mark: bool = True, **fields: int) -> None:
+    record = np.zeros(1, oplog.DTYPE)
+    for name, value in fields.items():
+        record[name] = value
+    record["mark"] = position + 1 if mark else 0
+    os.pwrite(file, record.tobytes(), oplog.HEADER + position % capacity * oplog.RECORD)
+    os.pwrite(file, struct.pack("<Q", position + 1), 64)
+
+
+def test_records_come_once_and_in_order_over_the_end_of_the_ring() -> None:
+    file = file_of(8)
+    kept = os.dup(file)
+    log = OpLog(file)
+    position = 0
+    for count in (3, 5, 8, 0, 7):
+        for _ in range(count):
+            put(kept, 8, position, id=1000 + position)
+            position += 1
+        assert log.read()["id"].tolist() == list(range(1000 + position - count, 1000 + position))
+        assert struct.unpack("<Q", os.pread(kept, 8, 192)) == (position,)
+    os.close(kept)
+
+
+def test_what_is_not_complete_is_waited_for_until_the_end() -> None:
+    file = file_of(8)
+    kept = os.dup(file)
+    log = OpLog(file)
+    for position, mark in enumerate((True, False, True)):
+        put(kept, 8, position, mark, id=position)
+    assert log.read()["id"].tolist() == [0]
+    assert log.read()["id"].tolist() == []
+    assert log.read(ended=True)["id"].tolist() == [2]
+    os.close(kept)
+
+
+def test_files_that_are_no_logs_are_refused() -> None:
+    short = file_of(8)
+    os.pwrite(short, struct.pack("<QQQ", 1, 16, 0), 0)
+    odd = file_of(8)
+    os.pwrite(odd, struct.pack("<QQQ", 1, 7, 0), 0)
+    old = file_of(8)
+    os.pwrite(old, struct.pack("<QQQ", 2, 8, 0), 0)
+    pipe, end = os.pipe()
+    os.close(end)
+    empty = os.memfd_create("empty", os.MFD_ALLOW_SEALING)
+    for file in (file_of(8, seal=False), short, odd, old, pipe, empty):
+        with pytest.raises(SessionError, match="a log that is none"):
+            OpLog(file)
+
+
+def test_garbage_is_only_garbage() -> None:
+    """Whatever a process writes, the reader gives arrays of at most the ring's size."""
+    random.seed(2)
+    file = file_of(64)
+    kept = os.dup(file)
+    log = OpLog(file)
+    size = oplog.HEADER + 64 * oplog.RECORD
+    for _ in range(300):
+        os.pwrite(kept, random.randbytes(random.randrange(1, 200)), random.randrange(24, size - 200))
+        os.pwrite(kept, struct.pack("<Q", random.choice((0, 5, 64, 65, 1 << 63, (1 << 64) - 1))), 64)
+        assert len(log.read(ended=random.random() < 0.2)) <= 64
+        assert log.lost >= 0
+    os.close(kept)
+
+
+def test_reading_is_fast() -> None:
+    """A floor that holds on a busy machine; benchmarks/run has the figure."""
+    capacity = 1 << 16
+    file = file_of(capacity)
+    records = np.zeros(capacity, oplog.DTYPE)
+    records["mark"] = np.arange(1, capacity + 1)
+    os.pwrite(file, records.tobytes(), oplog.HEADER)
+    os.pwrite(file, struct.pack("<Q", capacity), 64)
+    log = OpLog(file)
+    start = time.process_time()
+    assert len(log.read()) == capacity
+    assert capacity / (time.process_time() - start) > 1e6
+
+
+# --- a program, on the virtual clock ---
+
+CUDA = r"""
+#include <cuda_runtime.h>
+#include <thread>
+__global__ void work(int *p, int n) { for (int i = 0; i < n; ++i) p[threadIdx.x] += i; }
+static void call(void *) {}
+int main() {
+    int *p, *q, *pinned, h[1024];
+    cudaMalloc(&p, 1 << 20);
+    cudaMalloc(&q, 1 << 20);
+    cudaMallocHost(&pinned, 1 << 20);
+    cudaStream_t a, b, c;
+    cudaEvent_t e;
+    cudaStreamCreate(&a);
+    cudaStreamCreateWithFlags(&b, cudaStreamNonBlocking);
+    cudaEventCreate(&e);
+    cudaMemsetAsync(p, 0, 4096, a);
+    cudaMemcpyAsync(p, pinned, 100000, cudaMemcpyHostToDevice, a);
+    work<<<1, 32, 0, a>>>(p, 100);
+    cudaEventRecord(e, a);
+    cudaStreamWaitEvent(b, e, 0);
+    cudaMemcpyAsync(q, p, 1000, cudaMemcpyDeviceToDevice, b);
+    cudaMemcpyAsync(pinned, q, 1000, cudaMemcpyDeviceToHost, b);
+    cudaLaunchHostFunc(b, call, nullptr);
+    cudaEventSynchronize(e);
+    cudaStreamSynchronize(b);
+    cudaMemcpy(h, q, sizeof h, cudaMemcpyDeviceToHost);
+    cudaMemcpy2D(p, 64, h, 32, 32, 10, cudaMemcpyHostToDevice);
+    cudaStreamDestroy(a);
+    cudaStreamCreate(&c);
+    work<<<1, 32, 0, c>>>(p, 1);
+    std::thread([&] {
+        work<<<1, 32, 0, cudaStreamPerThread>>>(p, 1);
+        cudaStreamSynchronize(cudaStreamPerThread);
+    }).join();
+    work<<<1, 32, 0, cudaStreamPerThread>>>(p, 1);
+    work<<<1, 32>>>(p, 1);
+    cudaDeviceSynchronize();
+    cudaFree(q);
+}
+"""
+
+
+def logged(command: list[str], monkeypatch: pytest.MonkeyPatch, **environment: str) -> np.ndarray[Any, Any]:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = []
+    with Session(
+        command,
+        instrument=lambda image, target: Sidecar(),
+        device=choose("sim"),
+        follow=Follow(log_records=1 << 12, stamps=True, stacks=True),
+    ) as session:
+        for _ in session.intervals(0.05):
+            found += session.logs()
+        found += session.logs()
+    assert session.status == 0 and found[-1].lost == 0 and found[-1].over
+    assert all(log.stacks[stack] for log in found for stack in log.records["stack"].tolist() if stack)
+    return np.concatenate([log.records for log in found])
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> str:
+    if shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    if not (LIBRARIES / "libcuda.so.1").exists():
+        pytest.skip("needs the embedded device; run script/setup")
+    where: Path = tmp_path_factory.mktemp("oplog")
+    (where / "ops.cu").write_text(CUDA)
+    command = ["nvcc", "-cudart", "shared", "-o", where / "ops", where / "ops.cu"]
+    subprocess.run(command, check=True, capture_output=True)
+    return str(where / "ops")
+
+
+@pytest.mark.parametrize("hostile", ["0", "1"])
+def test_a_program_call_by_call(program: str, hostile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = logged([program], monkeypatch, CUDASIM_CLOCK="virtual", CUDASIM_HOSTILE=hostile)
+    kinds = records["kind"]
+    calls = records[kinds <= oplog.API]
+    assert len(set(records["id"].tolist())) == len(records)
+    assert [k for k in calls["kind"].tolist() if k != oplog.API] == [
+        *(oplog.MEMSET, oplog.H2D, oplog.KERNEL, oplog.RECORDED, oplog.WAIT, oplog.D2D, oplog.D2H),
+        *(oplog.SYNC, oplog.SYNC, oplog.D2H, oplog.H2D),
+        *(oplog.KERNEL, oplog.KERNEL, oplog.SYNC, oplog.KERNEL, oplog.KERNEL, oplog.SYNC),
+    ]
+    copies = calls[np.isin(calls["kind"], (*oplog.COPIES, oplog.MEMSET))]["copy"]["bytes"]
+    assert copies.tolist() == [4096, 100000, 1000, 1000, 4096, 320]
+    names = [name.decode() for name in calls[calls["kind"] == oplog.API]["api"]["name"].tolist()]
+    assert names.count("cuMemAlloc") == 2 and names[-1] == "cuMemFree" and "cuLaunchHostFunc" in names
+    # The event's record is named by who waits for it.
+    record = calls[calls["kind"] == oplog.RECORDED]
+    assert calls[calls["kind"] == oplog.WAIT]["event"]["record"].tolist() == record["id"].tolist()
+    syncs = calls[calls["kind"] == oplog.SYNC]["sync"]
+    assert syncs["what"].tolist() == [oplog.EVENT, oplog.STREAM, oplog.STREAM, oplog.CONTEXT]
+    assert syncs["record"].tolist() == [int(record["id"][0]), 0, 0, 0]
+    # Streams: a blocking one, the one that came after it (perhaps by the same handle), each thread's own, the legacy one.
+    kernels = calls[calls["kind"] == oplog.KERNEL]
+    assert len(set(kernels["lane"].tolist())) == 5
+    assert kernels["stack"].all() and (kernels["kernel"]["block"][:, 0] == 32).all()
+    lanes = records[kinds == oplog.LANE]
+    kind_of = dict(zip(lanes["lane"].tolist(), lanes["lane_kind"].tolist(), strict=True))
+    assert [kind_of[lane] for lane in kernels["lane"].tolist()] == [
+        *(oplog.BLOCKING, oplog.BLOCKING, oplog.PER_THREAD, oplog.PER_THREAD, oplog.LEGACY)
+    ]
+    # When the GPU did it: a copy takes 1 ns for 10 bytes, a memset for 100, and each begins when the one before is over.
+    spans = {int(s["of"]): (int(s["start"]), int(s["end"])) for s in records[kinds == oplog.SPAN]["span"]}
+    timed = calls[np.isin(calls["kind"], (oplog.KERNEL, *oplog.COPIES, oplog.MEMSET))]
+    times = [spans[number] for number in timed["id"].tolist()]
+    memset, h2d, kernel, d2d, d2h, read, written = times[:7]
+    first = int(timed["return_ns"][0])
+    assert memset == (first, first + 41)
+    assert h2d == (memset[1], memset[1] + 10000)
+    assert kernel[0] == h2d[1] and d2d == (kernel[1], kernel[1] + 100) and d2h == (d2d[1], d2d[1] + 100)
+    assert read == (int(timed["call_ns"][5]), int(timed["return_ns"][5])) and read[1] - read[0] == 410
+    assert written[1] - written[0] == 32
+    for (start, _), call in zip(times[7:], timed[7:], strict=True):
+        assert start == int(call["return_ns"]) == int(call["call_ns"]) + 1000
+
+
+def test_without_a_log_launches_are_counted_alone(program: str) -> None:
+    with Session(
+        [program], instrument=lambda image, target: Sidecar(), device=choose("sim"), follow=Follow()
+    ) as session:
+        for _ in session.intervals():
+            pass
+    assert session.logs() == [] and session.summary()["launches_seen"] == 5
