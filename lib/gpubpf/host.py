@@ -302,6 +302,8 @@ class HostProcess:
         self._programs: list[tuple[str, int]] = []
         self._events: list[int] = []
         self._ended: list[Runs] = []
+        self._over = False
+        self._lock = threading.Lock()
         self._mapped: dict[str, mmap.mmap] = {}
         self.files: dict[str, int] = {}  # of the shared arrays: for the agent to map
         try:
@@ -325,16 +327,17 @@ class HostProcess:
             return
         if not _is_stub(marker, offset):
             raise SessionError("a traced process sent a file that is no stub; its launches are not followed")
-        for name in launches:
-            files = {**host._files, **self.files}
-            try:
-                file = load(host._program, host._program.functions[name], files)
-                self._programs.append((name, file))
-                self._events.append(bpf.attach_uprobe(file, f"/proc/self/fd/{marker}", offset))
-            except OSError as error:
-                raise SessionError(
-                    f"the kernel takes no uprobe ({error.strerror}); its launches are not followed"
-                ) from None
+        files = {**host._files, **self.files}
+        with self._lock:
+            for name in launches if not self._over else ():
+                try:
+                    file = load(host._program, host._program.functions[name], files)
+                    self._programs.append((name, file))
+                    self._events.append(bpf.attach_uprobe(file, f"/proc/self/fd/{marker}", offset))
+                except OSError as error:
+                    raise SessionError(
+                        f"the kernel takes no uprobe ({error.strerror}); its launches are not followed"
+                    ) from None
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """A copy of a shared array, shape (entries,), of the map's `value_dtype`."""
@@ -342,7 +345,8 @@ class HostProcess:
         return maps.decode(definition, self._mapped[name][: maps.storage_size(definition)])
 
     def _runs(self) -> list[Runs]:
-        return self._ended + _count(self._programs)
+        with self._lock:
+            return self._ended + _count(self._programs)
 
     def detach(self) -> None:
         """The programs run no more; the arrays stay. Takes a while (0.1 s): the kernel waits until none is running."""
@@ -350,9 +354,12 @@ class HostProcess:
 
     def _take(self) -> list[int]:
         """The files that keep the programs running, to be closed."""
-        self._ended += _count(self._programs)
-        files = [*self._events, *(file for _, file in self._programs)]
-        self._events, self._programs = [], []
+        with self._lock:  # the process may end while the measurement does
+            self._over = True
+            programs, self._programs = self._programs, []
+            events, self._events = self._events, []
+            self._ended += _count(programs)
+        files = [*events, *(file for _, file in programs)]
         for companion in self._companions:
             files += companion._take()
         return files
