@@ -568,7 +568,9 @@ class _Lowering:
                 part = self.value(f"load i{8 * width}, {kind} {place}, align {1 if kind == 'ptr' else width}")
                 arguments.append(f"i{8 * width} {part}")
         name = f"hash_{operation}_{definition.name}"
-        text = storage.hash_function(name, operation, definition, self.target.pointer, self.target.scope)
+        target = self.target
+        text = storage.hash_function(name, operation, definition, target.pointer, target.scope, target.warps)
+        self.declared.update(storage.WARP_DECLARATIONS if target.warps else ())
         return self.value(f"call i64 {self.function(name, text)}({', '.join(arguments)})")
 
     def reserve_room(self, definition: MapDefinition) -> tuple[str, str]:

@@ -139,6 +139,7 @@ WARP_DECLARATIONS = (
     "declare i1 @llvm.nvvm.vote.any.sync(i32, i1)",
     "declare i32 @llvm.nvvm.shfl.sync.idx.i32(i32, i32, i32, i32)",
     "declare i32 @llvm.cttz.i32(i32, i1)",
+    "declare void @llvm.nvvm.bar.warp.sync(i32)",
 )
 
 
@@ -161,14 +162,17 @@ def _hash(parts: list[tuple[int, int]]) -> tuple[list[str], str]:
     return lines, mixed
 
 
-def hash_function(name: str, operation: str, definition: MapDefinition, pointer: str, scope: str) -> str:
+def hash_function(
+    name: str, operation: str, definition: MapDefinition, pointer: str, scope: str, warps: bool
+) -> str:
     """`i64 name(i64 base, key parts…[, value parts…])`.
 
     find: the value's address or 0. delete: 0 or -ENOENT. update (BPF_ANY), insert (BPF_NOEXIST), replace (BPF_EXIST): 0,
     -EEXIST, -ENOENT, or -E2BIG when no slot is free, which counts as lost.
 
     Open addressing without locks: a slot is claimed by compare-and-swap of its state, which holds a hash of the key, so
-    that others know at once whose it is; whoever looks for the same key waits (a bounded time) until it is filled in.
+    that others know at once whose it is; whoever looks for the same key waits (a bounded time) until it is filled in. Lanes of a
+    warp that try together go on together: none of them waits for one that cannot go on before it.
     """
     keys = chunks(definition.key_size)
     values = chunks(definition.value_size) if operation in ("update", "insert", "replace") else []
@@ -199,9 +203,33 @@ def hash_function(name: str, operation: str, definition: MapDefinition, pointer:
             f"  %kall{n} = and i1 {equal}, %ke{n}",
         ]
         equal = f"%kall{n}"
+    # The key's own tombstone can be used again, and no other: then no other slot can hold the same key.
+    claim = [
+        "  %is_empty = icmp eq i64 %state, 0",
+        "  %is_own = icmp eq i64 %state, %deleted",
+        "  %is_free = or i1 %is_empty, %is_own",
+        "  br i1 %is_free, label %claim, label %settled",
+        "claim:",
+        f"  %swap = cmpxchg {pointer} %state_at, i64 %state, i64 %busy {scope} acq_rel acquire",
+        "  %won = extractvalue { i64, i1 } %swap, 1",
+        "  br i1 %won, label %fill, label %settled",
+        "fill:",
+        *stores("kd", "%key_at", keys, "k"),
+        *stores("vd", "%value_at", values, "value"),
+        f"  store atomic i64 %full, {pointer} %state_at {scope} release, align 8",
+        f"  %count = atomicrmw add {pointer} %origin, i64 1 {scope} monotonic",
+        "  br label %settled",
+        "settled:",
+        "  %done = phi i1 [ false, %look ], [ false, %claim ], [ true, %fill ]",
+        *(["  call void @llvm.nvvm.bar.warp.sync(i32 %mask)"] if warps else []),
+        "  br i1 %done, label %inserted, label %judge",
+        "judge:",
+        "  br i1 %is_free, label %again, label %rest",
+        "rest:",
+    ]
     absent = {"find": "0", "delete": "-2", "replace": "-2"}.get(operation, "-7")
     lines = [
-        f"define internal i64 @{name}({', '.join(parameters)}) alwaysinline nounwind {{",
+        f"define internal i64 @{name}({', '.join(parameters)}) alwaysinline nounwind convergent {{",
         "entry:",
         f"  %origin = inttoptr i64 %base to {pointer}",
         *mix,
@@ -227,15 +255,21 @@ def hash_function(name: str, operation: str, definition: MapDefinition, pointer:
         "  br label %look",
         "look:",
         "  %looks = phi i64 [ 0, %probe ], [ %more_looks, %again ]",
+        *(["  %mask = call i32 @llvm.nvvm.activemask()"] if claims and warps else []),
         f"  %state = load atomic i64, {pointer} %state_at {scope} acquire, align 8",
+        *(claim if claims else []),
         "  %is_full = icmp eq i64 %state, %full",
         "  br i1 %is_full, label %match, label %other",
         "other:",
-        "  %is_empty = icmp eq i64 %state, 0",
-        f"  br i1 %is_empty, label %{'claim' if claims else 'none'}, label %taken",
+        *(
+            []
+            if claims
+            else ["  %is_empty = icmp eq i64 %state, 0", "  br i1 %is_empty, label %none, label %taken"]
+        ),
+        *(["  br label %taken"] if claims else []),
         "taken:",
         "  %is_busy = icmp eq i64 %state, %busy",
-        f"  br i1 %is_busy, label %again, label %{'reuse' if claims else 'next'}",
+        "  br i1 %is_busy, label %again, label %next",
         "again:",
         "  %more_looks = add i64 %looks, 1",
         f"  %patient = icmp ult i64 %more_looks, {WAITS}",
@@ -255,24 +289,7 @@ def hash_function(name: str, operation: str, definition: MapDefinition, pointer:
             f"  %lost = atomicrmw add {pointer} %lost_at, i64 1 {scope} monotonic",
         ]
     lines += [f"  ret i64 {absent}"]
-    if not claims:
-        lines += ["none:", f"  ret i64 {absent}"]
-    else:
-        lines += [
-            "reuse:",  # only the key's own tombstone: then no other slot can hold the same key
-            "  %is_own = icmp eq i64 %state, %deleted",
-            "  br i1 %is_own, label %claim, label %next",
-            "claim:",
-            f"  %swap = cmpxchg {pointer} %state_at, i64 %state, i64 %busy {scope} acq_rel acquire",
-            "  %won = extractvalue { i64, i1 } %swap, 1",
-            "  br i1 %won, label %fill, label %again",
-            "fill:",
-            *stores("kd", "%key_at", keys, "k"),
-            *stores("vd", "%value_at", values, "value"),
-            f"  store atomic i64 %full, {pointer} %state_at {scope} release, align 8",
-            f"  %count = atomicrmw add {pointer} %origin, i64 1 {scope} monotonic",
-            "  ret i64 0",
-        ]
+    lines += ["inserted:", "  ret i64 0"] if claims else ["none:", f"  ret i64 {absent}"]
     lines += ["found:"]
     if operation == "find":
         lines += [f"  %address = ptrtoint {pointer} %value_at to i64", "  ret i64 %address"]
