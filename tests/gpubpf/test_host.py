@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import pickle
+import random
 import subprocess
 import sys
 import threading
@@ -16,8 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import gpubpf_asm as asm
 import gpubpf_bcc
 from gpubpf import bpf, cli, host, maps
+from gpubpf import bytecode as b
 from gpubpf.bytecode import Program
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
 from gpubpf.host import Host, HostProbe
@@ -498,3 +501,82 @@ def test_a_program_that_needs_the_whole_stack() -> None:
     program = gpubpf_bcc.compiled(text(body))
     with pytest.raises(VerifyError, match="uses 480 bytes of the stack, and 56 of 512 are taken"):
         Host(program, (HostProbe("on_launch", "launch"),))
+
+
+EDGES = (0, 1, 2, 63, 64, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
+OPERATIONS = (b.ADD, b.SUB, b.MUL, b.OR, b.AND, b.XOR, b.LSH, b.RSH, b.ARSH, b.DIV, b.MOD)
+JUMPS = (b.JEQ, b.JGT, b.JGE, b.JSET, b.JNE, b.JSGT, b.JSGE, b.JLT, b.JLE, b.JSLT, b.JSLE)
+NUMBERS = (0, 1, 2, 3, 4, 5, 7, 8)  # r6 is the context, r9 the value of the map
+
+
+def random_step(rng: random.Random) -> list[b.Instruction]:
+    to, other, wide = rng.choice(NUMBERS), rng.choice(NUMBERS), rng.random() < 0.5
+    kind = rng.randrange(5)
+    if kind == 0:
+        return [asm.load(to, 6, 8 * rng.randrange(6))]
+    if kind == 1:
+        size = rng.choice((1, 2, 4, 8))
+        at = -size * rng.randrange(1, 64 // size)
+        return [asm.store(10, at, other, size), asm.load(to, 10, at, size)]
+    if kind == 2:
+        body = [i for _ in range(rng.randrange(1, 4)) for i in random_step(rng)]
+        imm = b.signed(rng.choice(EDGES), 32)
+        source = other if rng.random() < 0.5 else None
+        return [asm.jump(rng.choice(JUMPS), to, len(body), source, 0 if source else imm, wide), *body]
+    op = rng.choice(OPERATIONS)
+    offset = rng.randrange(2) if op in (b.DIV, b.MOD) else 0
+    if kind == 3:
+        return [asm.alu(op, to, other, wide=wide, offset=offset)]
+    imm = b.signed(rng.getrandbits(32), 32)
+    imm = imm & (63 if wide else 31) if op in (b.LSH, b.RSH, b.ARSH) else imm or 3
+    return [asm.alu(op, to, imm=imm, wide=wide, offset=offset)]
+
+
+def random_program(rng: random.Random, out: str) -> list[b.Instruction]:
+    code = [
+        asm.mov(6, 1),
+        *asm.lookup(out, 0, -72),
+        asm.jump(b.JNE, 0, 2),
+        asm.movi(0, 0),
+        asm.leave(),
+        asm.mov(9, 0),
+    ]
+    for number, register in enumerate(NUMBERS):
+        code.append(asm.load(register, 6, 8 * (number % 6)))
+    for at in range(-64, 0, 8):
+        code.append(asm.storei(10, at, at, 8))
+    for _ in range(60):
+        code += random_step(rng)
+    for number, register in enumerate(NUMBERS):
+        code.append(asm.store(9, 8 * number, register))
+    return [*code, asm.movi(0, 0), asm.leave()]
+
+
+@needs_bpf
+def test_random_programs_do_the_same_in_the_kernel_and_natively(
+    marker: tuple[int, Callable[..., None]],
+) -> None:
+    rng = random.Random(11)
+    names = [f"p{n}" for n in range(12)]
+    outs = {
+        f"out_{name}": MapDefinition(f"out_{name}", "shared_array", 4, 64, 1, "<i4", "|V64", 1024, 2)
+        for name in names
+    }
+    functions = {
+        name: b.Function(name, "launch", tuple(random_program(rng, f"out_{name}"))) for name in names
+    }
+    program = Program("", functions, outs)
+    with Host(program, [HostProbe(name, "launch") for name in names]) as running:
+        process = running.process()
+        process.attach(marker[0])
+        memory = {name: (ctypes.c_uint64 * 8)() for name in names}
+        agents = [
+            Agent(native_of(program, name), {f"out_{name}": ctypes.addressof(memory[name])}, {})
+            for name in names
+        ]
+        for _ in range(8):
+            fields = [rng.choice(EDGES) if rng.random() < 0.5 else rng.getrandbits(64) for _ in range(6)]
+            marker[1](*fields)
+            for name, agent in zip(names, agents, strict=True):
+                agent(*fields)
+                assert process.array(f"out_{name}")[0].tobytes() == bytes(memory[name]), (name, fields)
