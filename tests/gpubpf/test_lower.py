@@ -392,6 +392,28 @@ def fragment_copy(fragment):
     return "\n".join(["{", *lines, fragment.ptx, "}\n"])
 
 
+def test_what_a_record_costs(tmp_path):
+    """An exit program that puts 40 bytes with both clocks into a ring: registers, and instructions, at each way out."""
+    ring = MapDefinition("ring", "ringbuf", 0, 40, 1 << 20)
+    code = [
+        mov(6, 1),
+        call(605),
+        store(10, -40, 0),
+        call(502),
+        store(10, -32, 0),
+        load(3, 6, 0),
+        store(10, -24, 3),
+    ]
+    code += [call(606), store(10, -16, 0), call(604), store(10, -8, 0, 4), load(3, 6, 8), store(10, -4, 3, 4)]
+    code += [*load_map(1, "ring"), mov(2, 10), alu(b.ADD, 2, imm=-40), movi(3, 40), movi(4, 0), call(130)]
+    made, function = program([*code, movi(0, 0), leave()], (ring,))
+    fragment, used = assembled(made, function)
+    instructions = sass(cubin_of(kernel_with(fragment), "sm_90", tmp_path)[0])["k"]
+    assert used <= 32
+    assert len([line for line in instructions if not line.startswith(".L")]) <= 150
+    assert sum("ATOM" in line for line in instructions) == 1
+
+
 def test_the_number_of_a_launch_in_a_graph():
     """It is counted from the number of the first kernel of the replay, which lies in GPU memory."""
     code = [

@@ -85,6 +85,7 @@ BAD = {
         f"{LOOKUP}\ngpu_max((u64 *)mine + 2, 5); /*!*/",
         "reaches beyond the 16 bytes",
     ),
+    "a maximum in a parameter": (f"{PARAM}\ngpu_max(&t->cells[1], 5); /*!*/", "no value of a map"),
     "parameter written": (f"{PARAM}\nt->cells[0] = 1; /*!*/", "read-only"),
     "parameter at a variable offset": (f"{PARAM}\nreturn t->cells[ctx->work & 7] & 1; /*!*/", "not constant"),
     "parameter with another key": (

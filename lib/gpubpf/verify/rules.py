@@ -1183,7 +1183,8 @@ class _Calls:
 
     def _maximum(self) -> None:
         value = self._argument(1)
-        if value.kind != "value" or value.nullable:
+        kept = value.kind == "value" and self.checker.program.maps[str(value.object)].kind != "param"
+        if not kept or value.nullable:
             raise self.reject(
                 f"{self.name}: its cell is no value of a map", "pass what lookup gave, tested against NULL"
             )
