@@ -85,11 +85,12 @@ bool idle_within(const Context &context, uint32_t wait_ms, bool goes_on) {
 
 // With context.busy held.
 void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t flags) {
-  if (!context.usable) return;
+  if (!context.stream) return;
   Current current(context);
   if (!current.ok()) flags |= kFailed;
   else if (!wait_ms || !idle_within(context, wait_ms, sequence != 0)) flags |= kRunning;
   if (current.ok() && wait_ms) calibrate(context);
+  if (!context.usable) return;
 
   Writer table;
   std::vector<Range> ranges;
@@ -203,7 +204,7 @@ void calibrate_all() {
     if (!lock_within(c->busy, 10)) continue;
     std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
     Current current(*c);
-    if (current.ok() && !c->dead && c->usable) calibrate(*c);
+    if (current.ok() && !c->dead && c->stream) calibrate(*c);
   }
 }
 
@@ -212,7 +213,7 @@ void close_context(Context *context) {
   bool ours = lock_within(context->busy, 10000);
   if (ours && agent.connected) quietly([&] { snapshot(*context, 0, 2000, kClosed); });
   if (ours) quietly([&] { collect_stamps(*context, 500); });
-  if (ours && context->usable)
+  if (ours && context->stream)
     quietly([&] {
       Current current(*context);
       if (current.ok() && idle_within(*context, 100, false)) release_shared(*context);
