@@ -897,7 +897,8 @@ class _Body:
                         self.apart[index] = path, taken
                         gone |= {(number, s) for s in block.successors if self.flow.cycles.get(s) != cycle}
                         break
-        self._left_out(gone)
+        if gone:
+            self._left_out(gone)
 
     def _left_out(self, gone: set[tuple[int, int]]) -> None:
         """Leave out what only the edges between blocks in `gone` led to."""

@@ -202,6 +202,11 @@ last:
     assert {s.function for s in injected.kernels["k"].sites} == {"k"}
 
 
+def test_a_kernel_without_instructions_has_one_way_out() -> None:
+    injected = everywhere(parse(f"{HEAD}.visible .entry k() {{ }}"), Placement(TIME, "exit"))
+    assert not injected.refusals and len(injected.kernels["k"].sites) == 1
+
+
 def test_trap_is_no_exit() -> None:
     text = f"{HEAD}.visible .entry k() {{ .reg .pred %p<2>; @%p1 trap; ret; }}"
     assert len(everywhere(parse(text), Placement(TIME, "exit")).kernels["k"].sites) == 1
