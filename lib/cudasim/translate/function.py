@@ -228,7 +228,7 @@ class FunctionCode:
     def _repeated(self) -> set[int]:
         """Positions of statements that a branch may lead back to."""
         labels: dict[int, int] = {}
-        back: list[tuple[int, int]] = []
+        end: dict[int, int] = {}  # by position of a label: the last branch back to it
         for position, (statement, scope) in enumerate(self.names.statements):
             if isinstance(statement, Label):
                 labels[scope.labels[statement.name]] = position
@@ -244,8 +244,14 @@ class FunctionCode:
             for target in targets:
                 begin = labels[self.names.label(scope, target, statement.line)]
                 if begin < position:
-                    back.append((begin, position))
-        return {p for begin, end in back for p in range(begin, end + 1)}
+                    end[begin] = position
+        found: set[int] = set()
+        until = -1
+        for position in range(len(self.names.statements)):
+            until = max(until, end.get(position, -1))
+            if position <= until:
+                found.add(position)
+        return found
 
     def _mentions(self) -> Counter[str]:
         """How often each name stands in an operand, or guards an instruction."""

@@ -28,6 +28,8 @@ def communicates(i: Instruction) -> bool:
     """Whether other threads are meant to see this, or it to see what they did: on the virtual clock it waits for its turn."""
     if i.opcode in ("ld", "st"):
         return strong(i)
+    if i.opcode == "cp":
+        return "mbarrier" in i.modifiers
     return i.opcode in ("atom", "red", "mbarrier") or (i.opcode == "call" and _called(i) == "vprintf")
 
 
@@ -38,7 +40,7 @@ def observes(i: Instruction, used: bool, again: bool) -> bool:
     """
     if i.opcode in ("atom", "red"):
         return used or i.modifiers[-1] in FLOATS  # sums of floats depend on the order
-    return again if i.opcode == "ld" else i.opcode in ("mbarrier", "call")
+    return again if i.opcode == "ld" else i.opcode in ("mbarrier", "call", "cp")
 
 
 def _called(i: Instruction) -> str:
