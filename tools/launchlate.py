@@ -236,6 +236,7 @@ def show_summary(session: Session, view: View, lost: int, args: argparse.Namespa
         out.record(**({"type": "summary", "tool": TOOL} | summary | more))
     elif not args.csv:
         out.lines([*cli.coverage(summary | {"lost": 0}), *latency.loss_lines(more)])
+        out.lines(cli.host_programs(summary) if args.verbose else ())
 
 
 if __name__ == "__main__":

@@ -548,6 +548,14 @@ def csv_cells(cells: Iterable[object]) -> str:
     return ",".join(quoted)
 
 
+def host_programs(summary: Mapping[str, Any]) -> list[str]:
+    """What programs in the kernel cost, from the `summary` record: for `-v`."""
+    return [
+        f"in the kernel, {name} ran {cost['runs']:,} times, {cost['mean_ns']:,} ns each"
+        for name, cost in summary.get("host_programs", {}).items()
+    ]
+
+
 def coverage(summary: Mapping[str, Any]) -> list[str]:
     """The last lines of every report, from the `summary` record: what was counted, what was not and why, what was lost."""
     seen, matched, instrumented = (

@@ -1043,7 +1043,7 @@ class Session:
         for kernel in kernels:
             for reason, n in kernel.not_instrumented.items():
                 reasons[reason] = reasons.get(reason, 0) + n
-        return {
+        summary = {
             "device": self.device.kind,
             "launches_seen": sum(k.launches for k in kernels) + unnamed,
             "launches_matched": sum(k.launches for k in kernels if k.matched),
@@ -1052,6 +1052,11 @@ class Session:
             "lost": self._lost(),
             "duration_ns": (self._ended_ns or time.monotonic_ns()) - self._started_ns,
         }
+        if self._host is not None and self._host.in_kernel:
+            summary["host_programs"] = {
+                r.function: {"runs": r.runs, "mean_ns": round(r.mean_ns)} for r in self._host.runs()
+            }
+        return summary
 
     def _loss(self, process: Process, launches: int) -> str:
         """What of a process is lost of which so many launches were not read."""

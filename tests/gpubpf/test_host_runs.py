@@ -305,3 +305,20 @@ def test_either_side_dies(place: Path, whom: str) -> None:
                 assert 3 < len(slots) < 60 and len(slots) == runs
         finally:
             os.close(app)
+
+
+def test_launchlate_counts_the_same_in_the_kernel_and_without(place: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SUDO")}
+    found = []
+    for prefix in ([], ROOTLESS):
+        tool = [*prefix, sys.executable, str(REPOSITORY / "tools/launchlate.py"), "--device", "sim", "--json"]
+        command = [*tool, "--", str(place / "app"), "3", "8"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd="/")
+        records = [json.loads(line) for line in done.stdout.splitlines()]
+        counts = {r["kernel"]: r["count"] for r in records if r["type"] == "kernel"}
+        found.append((counts, records[-1]))
+        assert done.returncode == 0, done.stderr
+    (counts, summary), (rootless_counts, rootless) = found
+    assert summary["host_programs"]["on_launch"]["runs"] == summary["launches_seen"] == 24
+    assert counts == rootless_counts == {"first": 12, "second": 12}
+    assert "host_programs" not in rootless and rootless["launches_instrumented"] == 24
