@@ -287,3 +287,27 @@ def test_cache_is_private(tmp_path: Path, repository: Path) -> None:
     kept.chmod(0o777)
     run()
     assert len(list((home / ".cache" / "gpubpf" / "cudasim").iterdir())) == 1
+
+
+def test_what_can_be_read_again_needs_no_register() -> None:
+    """Parameters and special registers that are used late: a compiler reads them there. Sums are kept."""
+
+    def registers(define: str) -> int:
+        kept = "".join(define.format(n=n) for n in range(16))
+        used = "".join(f"st.global.u64 [%a], %x{n};\n" for n in range(16))
+        text = f""".version 8.0
+.target sm_75
+.address_size 64
+.visible .entry k(.param .u64 p) {{
+    .reg .b64 %a, %x<16>; .reg .b32 %t; .reg .pred %q;
+    ld.param.u64 %a, [p]; mov.u32 %t, %tid.x;
+{kept}
+    setp.eq.u32 %q, %t, 0; @%q bra END;
+    {used}
+END: ret;
+}}"""
+        return Program(parse(text)).codes["k"].registers
+
+    kept = registers("add.u64 %x{n}, %a, {n};\n")
+    assert registers("ld.param.u64 %x{n}, [p];\n") == registers("mov.u64 %x{n}, {n};\n") < kept
+    assert registers("mov.u64 %x{n}, %clock64;\n") == kept

@@ -281,6 +281,10 @@ class FunctionCode:
     def _append(self, statement: Instruction, scope: Scope, text: str) -> None:
         code = self.values.code
         code.text = text
+        timed = any(name.startswith(("%clock", "%globaltimer")) for name in names(statement.operands[1:]))
+        code.again = (statement.opcode == "mov" and not timed) or (
+            self.kernel and statement.opcode == "ld" and "param" in statement.modifiers
+        )
         if statement.predicate is not None:
             found = self.names.register(scope, statement.predicate)
             if found is None:
@@ -684,8 +688,23 @@ class FunctionCode:
     @property
     def registers(self) -> int:
         """An estimate of 32-bit registers per thread: the most that are live between blocks, and some."""
-        most = max(sum(max(1, (r.width + 3) // 4) for r in b.live_in if r.width) for b in self.blocks)
+        free = self._made_again()
+        kept = ({r for r in b.live_in if r.width} - free for b in self.blocks)
+        most = max(sum(max(1, (r.width + 3) // 4) for r in live) for live in kept)
         return min(255, (most + 10 + 7) // 8 * 8)
+
+    def _made_again(self) -> set[Register]:
+        """Registers that a compiler does not keep, since it can read them again where they are used: kernel parameters, special
+        registers, constants, and copies of those."""
+        codes = [code for block in self.blocks for code in block.codes]
+        found = set().union(*(code.defs for code in codes if code.again))
+        size = -1
+        while size != len(found):
+            size = len(found)
+            for code in codes:
+                if not code.again or not code.uses <= found:
+                    found -= code.defs
+        return found
 
     # -- rendering
 

@@ -73,6 +73,7 @@ class Code:
     writes_shared: bool = False
     reads_shared: bool = False
     memory: bool = False
+    again: bool = False  # it could as well be done where its result is used
     shared: list[tuple[Register, int, int]] = field(default_factory=list)  # accesses: register, offset, bytes
 
 
