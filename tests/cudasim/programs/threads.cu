@@ -24,6 +24,7 @@ static void thread(int *cell, int number) {
     CHECK(cudaEventCreate(&fork));
     CHECK(cudaEventCreateWithFlags(&join, cudaEventDisableTiming));
     CHECK(cudaMemsetAsync(cell, 0, 2 * sizeof(int), mine));
+    CHECK(cudaStreamSynchronize(mine));
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     CHECK(cudaStreamBeginCapture(mine, cudaStreamCaptureModeThreadLocal));
