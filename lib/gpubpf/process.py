@@ -95,6 +95,7 @@ class Process:
     # of a process that is gone
     _last: tuple[list[protocol.Counters], int] = field(default_factory=lambda: ([], 0))
     _last_graphs: int = 0
+    _last_times: tuple[int, int] = (0, 0)
 
     def add_sites(self, sidecar: Sidecar) -> None:
         for kernel in sidecar.kernels:
@@ -112,6 +113,11 @@ class Process:
     def graph_launches(self) -> int:
         with self._reading:
             return protocol.graph_launches(self.control) if self.control is not None else self._last_graphs
+
+    def virtual_times(self) -> tuple[int, int]:
+        """See `protocol.virtual_times`."""
+        with self._reading:
+            return protocol.virtual_times(self.control) if self.control is not None else self._last_times
 
     # --- messages ---
 
@@ -240,9 +246,9 @@ class Process:
             self.socket.shutdown(socket.SHUT_RDWR)  # wakes who sends
         with self.outgoing:
             self.socket.close()
-        last, graphs = self.counters(), self.graph_launches()
+        last, graphs, times = self.counters(), self.graph_launches(), self.virtual_times()
         with self._reading:
-            self._last, self._last_graphs = last, graphs
+            self._last, self._last_graphs, self._last_times = last, graphs, times
             if self.control is not None:
                 os.close(self.control)
                 self.control = None

@@ -142,7 +142,7 @@ class Session:
     matches: whether a mangled name was asked for (None: every kernel is); `wanted` is how the user put it, for messages.
     launches, sample: as `--launch` and `--sample`. duration: seconds, None without end.
     note: called with notices for the user, from any thread. complain: with the error that "no kernel matches" is.
-    attached: with pid, comm and CLOCK_MONOTONIC time (ns) when probes are live, from the thread that runs `intervals`.
+    attached: with pid, comm and time (ns, CLOCK_MONOTONIC or virtual) when probes are live, from the thread that runs `intervals`.
     loaded: with the name of a process and each image that it loads. warm_up: called while the command starts.
     registers: see `CountRegisters`; called when nobody waits for it. follow: see `Follow`. host: host programs and shared arrays,
     already loaded; the session takes them down at its end.
@@ -414,6 +414,11 @@ class Session:
             return 0
         command = self._returncode if self._returncode >= 0 else 128 - self._returncode
         return command or (1 if self.nothing_matched else 0)
+
+    @property
+    def stopped(self) -> bool:
+        """The measurement is over: what comes now is the last."""
+        return self._stopped
 
     @property
     def nothing_matched(self) -> bool:
@@ -692,7 +697,8 @@ class Session:
                 )
             else:
                 process.hooked = True
-                self._probed.append((process.pid, process.comm, time.monotonic_ns()))
+                when = process.virtual_times()[0] or time.monotonic_ns()
+                self._probed.append((process.pid, process.comm, when))
                 with contextlib.suppress(BlockingIOError):
                     os.write(self._signal_writer, b"a")
         elif kind == protocol.DRAINED:
@@ -1050,13 +1056,22 @@ class Session:
             "launches_instrumented": sum(k.instrumented for k in kernels if k.matched),
             "not_instrumented": dict(sorted(reasons.items(), key=lambda item: -item[1])),
             "lost": self._lost(),
-            "duration_ns": (self._ended_ns or time.monotonic_ns()) - self._started_ns,
+            "duration_ns": self._duration_ns(),
         }
         if self._host is not None and self._host.in_kernel:
             summary["host_programs"] = {
                 r.function: {"runs": r.runs, "mean_ns": round(r.mean_ns)} for r in self._host.runs()
             }
         return summary
+
+    def _duration_ns(self) -> int:
+        """Of the measurement; on the virtual clock from the first process's beginning to the last one's end."""
+        with self._lock:
+            times = [process.virtual_times() for process in self._processes]
+        started, ended = [s for s, _ in times if s], [e for _, e in times if e]
+        if started and ended:
+            return max(0, max(ended) - min(started))
+        return (self._ended_ns or time.monotonic_ns()) - self._started_ns
 
     def _loss(self, process: Process, launches: int) -> str:
         """What of a process is lost of which so many launches were not read."""

@@ -567,6 +567,15 @@ def graph_launches(file: int) -> int:
     return int.from_bytes(read_file(file, 8, 16), "little")
 
 
+def virtual_times(file: int) -> tuple[int, int]:
+    """When the process was attached to, and when it said that it ends, in ns on the embedded device's virtual clock; 0: not (yet), or
+    its clock is real."""
+    data = read_file(file, 16, 24)
+    return (
+        (0, 0) if len(data) < 16 else (int.from_bytes(data[:8], "little"), int.from_bytes(data[8:], "little"))
+    )
+
+
 def was_cut(file: int) -> bool:
     """Whether the process closed its agent's files, and with them the way to the tool."""
     return read_file(file, 4, 4) not in (b"", bytes(4))

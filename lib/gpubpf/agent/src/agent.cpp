@@ -424,6 +424,7 @@ bool start() {
   if (c->wake < 0 || control == MAP_FAILED) return false;
   agent.control = static_cast<Control *>(control);
   find_clock(library);
+  if (virtual_clock()) agent.control->started_ns = now_ns();
   if (!hooked) find_hook_targets(library);
   new_process();
   new_registry();  // what a forked child knows is its parent's
@@ -514,6 +515,7 @@ void Agent::finish(uint32_t wait_ms) {
   Connection *c = connection;
   if (!c || !connected || !control || c->pid != getpid() || is_own_thread || c->exiting) return;
   live = false;  // what other threads still launch would be counted in vain
+  if (virtual_clock()) control->ended_ns = now_ns();
   if (!to_finish(*c)) return;
   c->finish_wait_ms = wait_ms;
   uint32_t ticket = c->finish_asked.fetch_add(1) + 1;

@@ -38,7 +38,9 @@ struct Control {
   std::atomic<uint32_t> cut;      // the program closed the agent's files: nothing is counted from then on
   std::atomic<uint64_t> unnamed;  // launches of functions whose name was never seen
   std::atomic<uint64_t> graphs;   // launches of graphs of which it is not known how often their kernels run
-  uint64_t reserved[5];
+  // On the embedded device's virtual clock, in ns: when the process was attached to, and when it said that it ends. Else 0.
+  std::atomic<uint64_t> started_ns, ended_ns;
+  uint64_t reserved[3];
   Slot slots[kSlots];
 };
 static_assert(sizeof(Control) == 64 + 256 * kSlots, "protocol.py knows this size");
