@@ -307,7 +307,7 @@ CUdeviceptr take_cell(Context &context) {
 Record new_record(Kind kind, const Exec &exec) {
   Record r;
   r.kind = kind;
-  r.id = take_ids(1);
+  r.id = other_id();
   r.thread = thread_id();
   r.call_ns = r.return_ns = now_ns();
   r.context = exec.context ? exec.context->serial : 0;
@@ -548,7 +548,6 @@ CUresult launch_graph(CUgraphExec handle, Where where, const std::function<CUres
   const bool captured = r.flags & kCaptured;
   std::unique_lock<std::mutex> hold;
   if (exec) hold = std::unique_lock<std::mutex>(exec->lock);
-  if (!captured && (!exec || !exec->walk.whole)) agent.control->graphs.fetch_add(1, std::memory_order_relaxed);
   uint64_t first = 0;
   if (exec) {
     first = take_ids(exec->walk.kernels.size());
@@ -566,6 +565,7 @@ CUresult launch_graph(CUgraphExec handle, Where where, const std::function<CUres
   operation.called();
   CUresult result = original();
   operation.returned(result);
+  if (!captured && result == CUDA_SUCCESS && (!exec || !exec->walk.whole)) agent.control->graphs.fetch_add(1, std::memory_order_relaxed);
   uint32_t kernels = 0, instrumented = 0;
   if (exec && !captured) {
     if (exec->last && exec->swapped && result == CUDA_SUCCESS)
