@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -287,7 +288,7 @@ class BPF:
                 every = [(0, 2**32 - 1)] * 3
                 result[name] = filter_bytes(args.block, args.thread) if args else filter_bytes(every, every)
             elif _is_host_filter(definition):
-                result[name] = host_filter_bytes(args.cgroup, args.comm, args.tid) if args else bytes(32)
+                result[name] = host_filter_bytes(args.cgroup, args.comm, args.tid) if args else bytes(48)
             else:
                 result[name] = bytes(definition.value_size)
         return result
@@ -392,7 +393,9 @@ def filter_bytes(block: Sequence[tuple[int, int]], thread: Sequence[tuple[int, i
 def host_filter_bytes(cgroup: int | None, comm: str | None, tid: int | None) -> bytes:
     """A `struct gpu_host_filter`."""
     name = (comm or "").encode()[:15].ljust(16, b"\0")
-    return (cgroup or 0).to_bytes(8, "little") + name + (tid or 0).to_bytes(8, "little")
+    place = os.stat("/proc/self/ns/pid")
+    numbers = (tid or 0, place.st_dev, place.st_ino)
+    return (cgroup or 0).to_bytes(8, "little") + name + b"".join(n.to_bytes(8, "little") for n in numbers)
 
 
 def _is_filter(definition: MapDefinition) -> bool:
@@ -400,7 +403,8 @@ def _is_filter(definition: MapDefinition) -> bool:
 
 
 def _is_host_filter(definition: MapDefinition) -> bool:
-    return _fields(definition) == ["cgroup", "comm", "tid"] and definition.value_size == 32
+    fields = ["cgroup", "comm", "tid", "device", "inode"]
+    return _fields(definition) == fields and definition.value_size == 48
 
 
 def _fields(definition: MapDefinition) -> list[str]:

@@ -442,7 +442,7 @@ def test_the_command_line_of_host_filters(tmp_path: Path, capsys: pytest.Capture
     cli.add_targets(made)
     args = cli.parse(made, ["--comm", "worker", "-t", "12", "--cgroup", "345"])
     assert (args.cgroup, args.comm, args.tid) == (345, "worker", 12)
-    assert host_filter_bytes(None, None, None) == bytes(32)
+    assert host_filter_bytes(None, None, None)[:32] == bytes(32)
     for wrong in (
         ["--comm", "x" * 16],
         ["--comm", ""],

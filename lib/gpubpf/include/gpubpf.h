@@ -177,12 +177,20 @@ struct gpu_host_filter {
     u64 cgroup;  /* the thread is in this one (cgroup v2), or below it */
     u64 comm[2]; /* the thread's name, padded with zeros */
     u64 tid;
+    u64 device, inode; /* the PID namespace in which the tool knows it by that number */
 };
 
 static __always_inline int gpu_host_selected(const struct gpu_host_filter *filter)
 {
-    if (filter->tid && filter->tid != (u32)bpf_get_current_pid_tgid())
-        return 0;
+    if (filter->tid) {
+        struct bpf_pidns_info seen = {};
+        u32 tid = bpf_get_current_pid_tgid();
+
+        if (!bpf_get_ns_current_pid_tgid(filter->device, filter->inode, &seen, sizeof(seen)))
+            tid = seen.pid;
+        if (filter->tid != tid)
+            return 0;
+    }
     if (filter->comm[0]) {
         u64 comm[2] = {};
 

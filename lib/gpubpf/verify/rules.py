@@ -128,6 +128,7 @@ NATIVE_HELPERS: dict[int, tuple[str, tuple[str, ...]]] = {
     16: ("get_current_comm", ()),
     42: ("get_numa_node_id", ()),
     80: ("get_current_cgroup_id", ()),
+    120: ("get_ns_current_pid_tgid", ()),
     123: ("get_current_ancestor_cgroup_id", ()),
     125: ("ktime_get_boot_ns", ()),
     160: ("ktime_get_coarse_ns", ()),
@@ -146,7 +147,6 @@ _KERNEL_ONLY = {
     113: "probe_read_kernel",
     114: "probe_read_user_str",
     115: "probe_read_kernel_str",
-    120: "get_ns_current_pid_tgid",
     130: "ringbuf_output",
     131: "ringbuf_reserve",
     158: "get_current_task_btf",
@@ -982,6 +982,7 @@ class _Calls:
             131: self._reserve,
             132: self._submit,
             133: self._submit,
+            120: self._namespace,
             123: self._level,
             501: self._print,
             607: self._maximum,
@@ -1154,18 +1155,30 @@ class _Calls:
         self.size = self._constant(2, "size")
         if not 0 < self.size <= 64:
             raise self.reject(f"{self.name} into {self.size} bytes", "16 bytes hold every name")
-        value = self._argument(1)
+        self._buffer(1)
+
+    def _namespace(self) -> None:
+        for register in (1, 2):
+            self.checker._number(self.state, self._argument(register), "a namespace that is an address")
+        self.size = self._constant(4, "size")
+        if self.size != 8:
+            raise self.reject(f"{self.name} into {self.size} bytes", "pass a struct bpf_pidns_info")
+        self._buffer(3)
+
+    def _buffer(self, register: int) -> None:
+        """An argument that points to `size` bytes which the helper fills."""
+        value = self._argument(register)
         if value.kind == "stack" and value.range.constant is not None:
             begin = self.checker._stack_bounds(self.state.pc, value.range, self.size)
             for k in range(self.size):
                 self.checker._stack_store(
                     self.state, int(value.object or 0), begin + k, 1, Value("number", within(0, 255))
                 )
-            self.pointers[1] = "stack"
+            self.pointers[register] = "stack"
         elif value.kind == "value" and not value.nullable:
-            self._outside(1, value, self.size, "buffer", aligned=False)
+            self._outside(register, value, self.size, "buffer", aligned=False)
         else:
-            raise self.reject(f"{self.name}: argument 1 is no buffer", "pass an array of 16 bytes")
+            raise self.reject(f"{self.name}: argument {register} is no buffer", "pass an array")
 
     def _level(self) -> None:
         self.checker._number(self.state, self._argument(1), "a level that is an address")
