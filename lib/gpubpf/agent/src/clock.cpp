@@ -213,7 +213,7 @@ struct Bracket {
 
 void put(const Context &context, const Page &page, const Bracket &b) {
   Record r;
-  r.id = take_ids(1);
+  r.id = other_id();
   r.kind = Kind::Clock;
   r.thread = thread_id();
   r.call_ns = b.before;

@@ -63,19 +63,22 @@ void Log::put(const Record &record) {
 namespace {
 
 // Of this process; a forked child that starts anew has its own.
-std::atomic<uint64_t> next_id{0};
+std::atomic<uint64_t> next_id{0}, next_other{0};
 std::atomic<uint32_t> generation{0};
 
 }  // namespace
 
 void new_process() {
   next_id = static_cast<uint64_t>(getpid()) << 40 | 1;  // process ids have 22 bits
+  next_other = next_id | uint64_t{1} << 39;
   ++generation;
 }
 
 uint32_t generation_of_process() { return generation.load(std::memory_order_relaxed); }
 
 uint64_t take_ids(uint64_t n) { return next_id.fetch_add(n, std::memory_order_relaxed); }
+
+uint64_t other_id() { return next_other.fetch_add(1, std::memory_order_relaxed); }
 
 uint32_t thread_id() {
   static thread_local uint32_t id __attribute__((tls_model("initial-exec"))) = 0;

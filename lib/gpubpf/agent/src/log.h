@@ -65,8 +65,10 @@ class Log {
 
 extern Log oplog;
 
-// Numbers of operations, unique on the machine: the first of `n` that follow each other.
+// Numbers of operations, unique on the machine: for launches of kernels the first of `n` that follow each other, with no others in
+// between (device programs keep arrays by launch number); for everything else the next of their own.
 uint64_t take_ids(uint64_t n);
+uint64_t other_id();
 void new_process();  // the agent starts here, the first time or in a forked child
 uint32_t generation_of_process();  // how often it did: what was kept before means nothing
 uint32_t thread_id();  // of the calling thread

@@ -86,7 +86,7 @@ Lane new_lane(const Key &key) {
   }
   Record r;
   r.kind = Kind::Lane;
-  r.id = take_ids(1);
+  r.id = other_id();
   r.thread = thread_id();
   r.call_ns = r.return_ns = now_ns();
   r.stream = reinterpret_cast<uint64_t>(key.stream);
@@ -204,7 +204,7 @@ bool capturing(CUstream stream) {
 }
 
 Operation::Operation(Kind kind, Where where, uint16_t flags) noexcept : lane(lane_of(where)), where_(where) {
-  record.id = take_ids(1);
+  record.id = kind == Kind::Kernel ? take_ids(1) : other_id();
   record.kind = kind;
   record.flags = flags;
   record.thread = thread_id();
@@ -249,7 +249,7 @@ void Operation::returned(CUresult result) noexcept {
   record.result = result;
   if (result != CUDA_SUCCESS && breaks(result) && lane.context && !lane.context->broken.exchange(true)) {
     Record r = record;
-    r.id = take_ids(1);
+    r.id = other_id();
     r.kind = Kind::Fault;
     for (uint64_t &w : r.wide) w = 0;
     r.narrow[0] = static_cast<uint32_t>(result);

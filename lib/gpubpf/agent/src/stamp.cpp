@@ -231,7 +231,7 @@ void end_stamp(Stamp *stamp, CUstream stream, const Record &operation, CUresult 
     if (result != CUDA_SUCCESS || driver.cuEventRecord(stamp->second, stream) != CUDA_SUCCESS) return give_back(stamp);
     Record r = operation;
     r.kind = Kind::Span;
-    r.id = take_ids(1);
+    r.id = other_id();
     r.stack = 0;
     for (uint64_t &w : r.wide) w = 0;
     r.wide[0] = operation.id;
