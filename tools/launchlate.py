@@ -36,11 +36,11 @@ EXAMPLES = """examples:
     launchlate --slow 500 -- ./app        launches slower than 500 us, and why
     launchlate 1 10 -- python3 train.py   print each second, ten times
 """
-SLOTS = 32768
+SLOTS = 65536
 PROGRAM = r"""
 #include <gpubpf.h>
 
-#define SLOTS 32768                              /* launch number N has slot N modulo this */
+#define SLOTS 65536                              /* launch number N has slot N modulo this */
 #define SHARDS 8                                 /* of a launch's end, so that warps do not queue for one word */
 #define TIME ((1ULL << 48) - 1)                  /* a cell: number of the slot's round << 48 | time */
 

@@ -199,6 +199,7 @@ class _Cells:
     def __init__(self, slots: int) -> None:
         self._now = np.zeros(slots, _CELL)
         self._past: list[NDArray[Any]] = []
+        self._readings = 0
 
     def update(self, starts: Any, ends: Any, taken: int, idle: bool) -> None:
         slots = len(self._now)
@@ -213,10 +214,14 @@ class _Cells:
         seen["generation"], seen["used"], seen["taken"], seen["idle"] = generation, starts != 0, taken, idle
         seen["start"], seen["end"], seen["ended"] = ~starts & np.uint64(MASK), last, own.any(axis=1)
         before = self._now
-        reused = before["used"] & (before["generation"] != seen["generation"])
+        reused = before["used"] & seen["used"] & (before["generation"] != seen["generation"])
+        self._readings += 1
+        seen["first"] = np.where(before["used"] & ~reused, before["first"], self._readings)
+        seen["last"] = self._readings
         if reused.any():
-            self._past.append(np.hstack([before[reused], np.zeros(0, _CELL)]))
-            self._past[-1]["slot"] = np.flatnonzero(reused)
+            gone = before[reused]
+            gone["slot"], gone["past"] = np.flatnonzero(reused), True
+            self._past.append(gone)
         # A reading in which nothing ran is the last word on what it holds.
         settled = before["idle"] & ~reused & (before["end"] == seen["end"])
         seen["idle"] |= settled
@@ -237,9 +242,11 @@ class _Cells:
         return keys[at] == wanted, cells[at]
 
 
+# What was read of a launch. `first` and `last`: numbers of the readings in which it was seen; `past`: its place was used again since.
 _CELL = np.dtype(
     [
-        ("used", "?"), ("ended", "?"), ("idle", "?"), ("generation", "<u4"), ("slot", "<u4"),
+        ("used", "?"), ("ended", "?"), ("idle", "?"), ("past", "?"), ("generation", "<u4"), ("slot", "<u4"),
+        ("first", "<u4"), ("last", "<u4"),
         ("start", "<i8"), ("end", "<i8"), ("taken", "<i8"),
     ]
 )  # fmt: skip
@@ -441,15 +448,20 @@ class _Finder:
                 self._stamps(ops, some, spans, clock, method, (start_error, end_error, exec_error))
         # What was read before a launch was over may lack its last threads.
         over = timeline.over_by(ops)
-        sure = cells["idle"] | ((over != NEVER) & (cells["taken"] >= over))
+        virtual = np.array([process.virtual for process in self.processes], bool)[self.owner]
+        in_time = (
+            (over != NEVER) & (cells["taken"] >= over) & ~virtual
+        )  # there, a reading is at no virtual time
+        sure = cells["idle"] | in_time | (cells["last"] > self._overtaken(ops, read, cells))
         settled = read & (lasted != NONE) & sure
         ops.end[settled] = end[settled]
-        running = read & ~settled
-        end_error[running] = exec_error[running] = UNKNOWN
+        open_ = read & ~settled
+        end_error[open_] = exec_error[open_] = UNKNOWN
         lasted[~settled] = NONE
+        lost = open_ & cells["past"] | probed & ~read & (method == NO_METHOD)
         return {
             "method": method, "start_error": start_error, "end_error": end_error, "exec_error": exec_error, "exec": lasted,
-            "running": running, "lost": probed & ~read & (method == NO_METHOD), "clock_steps": steps,
+            "running": open_ & ~cells["past"], "lost": lost, "clock_steps": steps,
         }  # fmt: skip
 
     def _read(self, ops: Operations, probed: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
@@ -461,6 +473,22 @@ class _Finder:
             there, cell = cells.lookup(ops.id[at] & COUNTER)
             read[at[there]], found[at[there]] = True, cell[there]
         return read, found
+
+    def _overtaken(self, ops: Operations, read: NDArray[np.bool_], cells: NDArray[Any]) -> Integers:
+        """The number of the first reading that showed a later kernel of the same stream at work: what readings after it show of
+        this one is all there is. NEVER where none did."""
+        result = np.full(len(ops), NEVER)
+        position = np.arange(len(ops))
+        place = np.where(
+            ops.node >= 0, np.maximum(self._parents(ops, ops.node >= 0), 0), position
+        )  # of the graph's launch
+        order = np.lexsort((place, ops.lane))
+        order = order[read[order]]
+        for lane in timeline.runs(ops.lane[order]):
+            mine = order[lane]
+            first = np.append(np.minimum.accumulate(cells["first"][mine].astype(np.int64)[::-1])[::-1], NEVER)
+            result[mine] = first[np.searchsorted(place[mine], place[mine], side="right")]
+        return result
 
     def _brackets(self, place: int, process: Process, gpu: int) -> list[Bracket]:
         """Those that the agent took of one GPU."""

@@ -127,7 +127,7 @@ def over_by(ops: Operations) -> Integers:
     order = np.lexsort((position, ops.lane))
     order = order[queued[order]]
     behind = np.minimum.accumulate(says[order][::-1])[::-1] if len(order) else says[order]
-    for part in _runs(ops.lane[order]):
+    for part in runs(ops.lane[order]):
         values = says[order[part]]
         behind[part] = np.minimum.accumulate(values[::-1])[::-1]
         after = np.append(behind[part][1:], NEVER)
@@ -149,7 +149,7 @@ def over_by(ops: Operations) -> Integers:
         found = ops.id[records] == ops.link[waited]
         first = np.full(count, NEVER, np.int64)
         np.minimum.at(first, records[found], ops.ret[waited[found]])
-        for part in _runs(ops.lane[order]):
+        for part in runs(ops.lane[order]):
             mine = order[part]
             bound[mine] = np.minimum(bound[mine], np.minimum.accumulate(first[mine][::-1])[::-1])
     _to_nodes(ops, bound)
@@ -317,7 +317,7 @@ def _to_nodes(ops: Operations, bound: Integers) -> None:
         bound[places] = np.minimum(bound[places], bound[launch])
 
 
-def _runs(values: Integers) -> list[slice]:
+def runs(values: Integers) -> list[slice]:
     """Where equal neighbours lie."""
     if not len(values):
         return []

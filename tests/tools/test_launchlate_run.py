@@ -88,7 +88,7 @@ int main(int, char **argv) {
         nap<<<1, 1>>>(10);
     }
     if (!strcmp(mode, "many"))
-        for (int i = 0; i < 40000; i++) nap<<<1, 1>>>(10);
+        for (int i = 0; i < 80000; i++) nap<<<1, 1>>>(10);
     if (!strcmp(mode, "killed")) {
         for (int i = 0; i < 5; i++) nap<<<1, 1>>>(10);
         CHECK(cudaDeviceSynchronize());
@@ -200,9 +200,8 @@ def test_more_launches_than_slots(app):
     _, records = trace([app, "many"], clock="real")
     (kernel,) = of(records, "kernel")
     summary = records[-1]
-    assert kernel["count"] == summary["launches_instrumented"] == 40000
-    assert kernel["unknown"] == summary["launches_lost"] + summary["launches_unknown"] == summary["lost"]
-    assert kernel["unknown"] < 20000
+    assert kernel["count"] == summary["launches_instrumented"] == 80000
+    assert kernel["unknown"] <= summary["launches_lost"] == summary["lost"] < 20000
     assert kernel["latency_ns"]["p50"] > 0 and kernel["clock_error_ns"] >= 0
 
 
