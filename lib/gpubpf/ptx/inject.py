@@ -865,7 +865,8 @@ class _Body:
         three instructions per turn, hence only where it matters: to a probe that reads a clock, and in loops that synchronize, which
         would wait for the waiting lanes.
         """
-        if not (self.entry and self.sidecar.block.bases):
+        given = self.entry or (self.role is not None and self.role.leaving)  # the launch block
+        if not (given and self.sidecar.block.bases):
             return
         body = self.flow.body
         timed = any(word in p.fragment.ptx for p in self.exits for word in ("%globaltimer", "%clock"))

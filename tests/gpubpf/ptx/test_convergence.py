@@ -18,7 +18,7 @@ from gpubpf.ptx.inject import Placement, inject
 from gpubpf.ptx.module import parse
 from gpubpf.verify import check
 from gpubpf_asm import alu, call, leave, load_map, mov, movi, program, store
-from gpubpf_fragments import TIME, Fragment
+from gpubpf_fragments import TIME, Fragment, tally
 from gpubpf_sass import assembled, sass
 
 HEAD = ".version 8.3\n.target sm_75\n.address_size 64\n"
@@ -61,6 +61,8 @@ BODIES = {
         st.global.u32 [%rd2+4], %r3; ret;""",
     "function_in_a_loop": """turn: { .param .b32 a; .param .b64 b; st.param.b32 [a], %r3; st.param.b64 [b], %rd2;
         call leaves, (a, b); } add.u32 %r3, %r3, 1; setp.lt.u32 %p1, %r3, 100; @%p1 bra turn; ret;""",
+    "in_a_loop_of_a_function": """{ .param .b32 a; .param .b64 b; st.param.b32 [a], %r2; st.param.b64 [b], %rd2; call spins, (a, b); }
+        st.global.u32 [%rd2+4], %r3; ret;""",
 }
 MODULE = (
     HEAD
@@ -68,6 +70,10 @@ MODULE = (
     + f""".func leaves(.param .b32 n, .param .b64 p) {{ {REGISTERS} ld.param.u32 %r1, [n]; ld.param.u64 %rd1, [p];
     st.global.u32 [%rd1+64], %r1; setp.eq.u32 %p1, %r1, 5; @%p1 bra gone; ld.volatile.global.u32 %r2, [%rd1];
     setp.eq.u32 %p2, %r2, 1; @%p2 exit; ret;
+    gone: exit; }}\n"""
+    + f""".func spins(.param .b32 n, .param .b64 p) {{ {REGISTERS} ld.param.u32 %r1, [n]; ld.param.u64 %rd1, [p];
+    turn: ld.volatile.global.u32 %r2, [%rd1]; setp.eq.u32 %p1, %r2, %r1; @%p1 bra gone; add.u32 %r1, %r1, 1;
+    st.global.u32 [%rd1+8], %r1; setp.lt.u32 %p2, %r1, 77; @%p2 bra turn; ret;
     gone: exit; }}\n"""
     + "".join(
         f".visible .entry {name}(.param .u64 p) {{ {START}\n{body}\n}}\n" for name, body in BODIES.items()
@@ -136,6 +142,14 @@ def test_no_lane_waits_before_its_clock(arch: str, kind: str, tmp_path: Path) ->
         guilty = waits_before(code, _CLOCK)
         text = "\n".join(f"{'>' if n in guilty else ' '} {line}" for n, line in enumerate(code))
         assert not guilty, f"{name}:\n{text}"
+
+
+def test_loops_are_spared_where_no_clock_is_read() -> None:
+    """The way out inside of a loop costs instructions in every turn."""
+    module = parse(MODULE)
+    for fragment, kept in ((tally(), False), (TIME, True)):
+        text = inject(module, {"loops_in_loops": [Placement(fragment, "exit")]}).text
+        assert ("%gpubpf_0gone" in text) is kept
 
 
 def test_the_check_finds_a_wait() -> None:
