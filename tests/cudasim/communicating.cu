@@ -68,3 +68,12 @@ extern "C" __global__ void coalesced(long long *out)
     }
     out[me] = kept;
 }
+// A race: who reads what depends on the order of blocks
+extern "C" __global__ void races(long long *out)
+{
+    int me = blockIdx.x * blockDim.x + threadIdx.x, size = blockDim.x * gridDim.x;
+    for (int k = 0; k < 40; k++) {
+        work(int(out[(me * 7 + k) % size]) & 7);
+        out[(me * 5 + 3 * k) % size] = me;
+    }
+}

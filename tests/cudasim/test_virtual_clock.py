@@ -202,7 +202,7 @@ def communicated(seed: int | None) -> str:
     """A digest of the ends and results of all threads of these kernels."""
     device = Device(compile_cuda(COMMUNICATING.read_text()), virtual=True)
     found = []
-    for name in ("queue", "locks", "grid_barrier", "last_block", "floats"):
+    for name in ("queue", "locks", "grid_barrier", "last_block", "floats", "races"):
         out = Array(np.zeros(640, np.int64))
         device.launch(name, 10, 64, out, seed=seed, start=START)
         ends = device.ends.astype(np.int64) - START

@@ -170,7 +170,7 @@ Outcome run_rounds(Block &block) {
         bool progress = false;
         block.wake = 0;
         const uint32_t from =
-            block.job->launch->shuffle ? static_cast<uint32_t>(next_random(block.random) % block.warps) : 0;
+            block.job->shuffle ? static_cast<uint32_t>(next_random(block.random) % block.warps) : 0;
         for (uint32_t k = 0; k < block.warps; k++) {
             const uint32_t index = (k + from) % block.warps;
             if (block.active[index]) progress |= step(block, index);
@@ -264,7 +264,7 @@ void begin_block(Block &block, Job &job, uint64_t linear) {
         }
         block.order[k] = k;
     }
-    if (launch.shuffle) {
+    if (job.shuffle) {
         block.random = launch.seed ^ (linear * 0x9e3779b97f4a7c15ull);
         for (uint32_t k = block.warps; k > 1; k--) {
             const auto other = static_cast<uint32_t>(next_random(block.random) % k);

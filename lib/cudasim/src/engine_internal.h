@@ -116,6 +116,7 @@ struct Job {
     const Code *code = nullptr;                           // by function
     std::vector<uint8_t> parameters;
     uint32_t shared_size = 0, local_size = 0;
+    bool shuffle = false;                                 // blocks and warps in random order
     alignas(16) uint32_t workspace[4] = {8, 0, 0, 0};  // cooperative groups: its size, the barrier
 };
 

@@ -36,7 +36,6 @@ struct Grid : Job {
     std::vector<std::unique_ptr<Block>> idle;
     std::condition_variable changed;      // for the thread in run()
     Fault fault;
-    uint64_t faulted = 0;                 // in which block
     uint64_t end = 0, fault_end = 0;      // virtual clock: of the last thread; of the thread at fault
     bool stop = false;
     uint64_t multiplier = 1, shift = 0;   // hostile mode: block i is really (i * multiplier + shift) % total
@@ -171,7 +170,7 @@ bool work_on(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
     } else {
         const uint64_t left = grid.total - grid.next;
         count = std::clamp<uint64_t>(left / (8ull * p.limit), 1, 64);
-        if (!grid.suspended.empty() || !grid.asleep.empty()) count = 1;
+        if (!grid.suspended.empty() || !grid.asleep.empty() || grid.image->virtual_clock) count = 1;
         first = grid.next;
         grid.next += count;
         grid.resumed = 0;
@@ -186,7 +185,7 @@ bool work_on(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
 
     Fault fault;
     std::vector<std::unique_ptr<Block>> unfinished;
-    uint64_t slices = 0, end = 0, faulted = 0, fault_end = 0;
+    uint64_t slices = 0, end = 0, fault_end = 0;
     for (uint64_t k = 0; k < count; k++) {
         Outcome outcome = Outcome::failed;
         try {
@@ -200,7 +199,6 @@ bool work_on(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
         if (outcome == Outcome::finished) end = std::max(end, block->end);
         if (outcome == Outcome::yielded) unfinished.push_back(std::move(block));
         if (outcome == Outcome::failed) {
-            faulted = block ? block->linear : 0;
             fault_end = block ? block->end : 0;
             break;
         }
@@ -216,10 +214,8 @@ bool work_on(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
         else grid.suspended.push_back(std::move(b));
     }
     grid.end = std::max(grid.end, end);
-    // On the virtual clock it does not depend on the speed of threads which fault is reported.
-    if (fault.code && (!grid.fault.code || (grid.image->virtual_clock && faulted < grid.faulted))) {
+    if (fault.code && !grid.fault.code) {
         grid.fault = fault;
-        grid.faulted = faulted;
         grid.fault_end = fault_end;
         grid.stop = true;
     }
@@ -309,7 +305,9 @@ Fault run(const LaunchDescription &launch, uint64_t *duration_ns) {
         grid->local_size += (launch.stack_limit + 15) / 16 * 16 + kernel.local;
     }
     grid->total = static_cast<uint64_t>(launch.grid[0]) * launch.grid[1] * launch.grid[2];
-    if (launch.shuffle && grid->total > 1) {
+    // On the virtual clock everything repeats exactly, also in programs whose blocks race: one host thread, one order.
+    grid->shuffle = launch.shuffle && !image.virtual_clock;
+    if (grid->shuffle && grid->total > 1) {
         uint64_t state = launch.seed;
         do grid->multiplier = next_random(state) % std::min<uint64_t>(grid->total, 1u << 31) | 1;
         while (gcd(grid->multiplier, grid->total) != 1);
@@ -329,7 +327,7 @@ Fault run(const LaunchDescription &launch, uint64_t *duration_ns) {
         g.stop = true;
         lock.lock();
     }
-    const bool shared = g.total > 1 && !g.stop;
+    const bool shared = g.total > 1 && !image.virtual_clock;
     if (shared) {
         p.grids.push_back(&g);
         start_workers(p);
