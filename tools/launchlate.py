@@ -183,7 +183,7 @@ def report(view: View, new: Any, args: argparse.Namespace, out: cli.Output) -> N
     launched = new[view.found.wanted[new]]
     chosen = latency.slower(view, launched, 1000 * args.slow) if args.slow else launched
     by = (("lane",) if args.streams else ()) + (("graph", "node") if args.graphs else ())
-    groups = latency.groups(view, chosen, by)
+    groups = (latency.graphs(view, chosen) if args.graphs else []) + latency.groups(view, chosen, by)
     records = (latency.kernel_record(view, group, args.streams, bool(args.graphs)) for group in groups)
     stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     if args.json:

@@ -189,7 +189,8 @@ class View:
 
 @dataclass(frozen=True)
 class Group:
-    """Launches of one kernel (and stream, graph node) of one process and GPU: their places. `label` begins with graph and node."""
+    """Launches of one kernel (and stream, graph node) of one process and GPU, or of one graph: their places. `label` begins with graph
+    and node."""
 
     at: Integers
     label: str
@@ -226,6 +227,21 @@ def groups(view: View, chosen: Integers, by: Sequence[str] = ()) -> list[Group]:
     return sorted(made, key=lost)
 
 
+def graphs(view: View, chosen: Integers) -> list[Group]:
+    """The graphs that the chosen kernels ran in, each with its launches."""
+    launches = np.unique(view.found.parent[chosen])
+    launches = launches[launches >= 0]
+    numbers = view.ops.graph[launches]
+    return [
+        Group(
+            launches[numbers == number],
+            f"graph {number + 1}",
+            view.streams[int(view.ops.lane[launches[numbers == number][0]])],
+        )
+        for number in np.unique(numbers).tolist()
+    ]
+
+
 def known(value: Any) -> int | None:
     return None if value in (NONE, UNKNOWN) else int(value)
 
@@ -243,6 +259,9 @@ def clock_error(view: View, at: Integers) -> int | None:
     """The largest error of the starts, ns."""
     errors = view.found.start_error[at]
     errors = errors[errors != UNKNOWN]
+    if not len(errors) and len(at) and view.ops.kind[at[0]] == Kind.GRAPH:  # of what is in it
+        inside = np.flatnonzero(np.isin(view.found.parent, at))
+        return clock_error(view, inside) if len(inside) else None
     return int(errors.max()) if len(errors) else None
 
 
@@ -253,11 +272,14 @@ def kernel_record(view: View, group: Group, by_stream: bool, by_node: bool = Fal
     """The record of a line of the table."""
     found, first = view.found, int(group.at[0])
     name = int(found.name[first])
-    fields: dict[str, Any] = {"type": "kernel", **view.common(first), "kernel": view.short[name]}
-    fields |= {"demangled": view.full[name], "mangled": found.names[name]}
+    is_graph = view.ops.kind[first] == Kind.GRAPH
+    fields: dict[str, Any] = {"type": "graph" if is_graph else "kernel", **view.common(first)}
+    if not is_graph:
+        fields |= {"kernel": view.short[name], "demangled": view.full[name], "mangled": found.names[name]}
     fields["stream"] = f"0x{int(found.stream[first]):x}" if by_stream else None
     if by_node and view.ops.graph[first] >= 0:
-        fields["graph"] = {"exec": f"0x{int(found.exec[first]):x}", "node": int(view.ops.node[first])}
+        fields["graph"] = {"exec": f"0x{int(found.exec[first]):x}"}
+        fields["graph"] |= {} if is_graph else {"node": int(view.ops.node[first])}
     fields["count"] = len(group)
     for what in ("latency", *SPLIT, "exec"):
         fields[f"{what}_ns"] = distribution(getattr(view.waits, what)[group.at])
@@ -625,7 +647,7 @@ CSV_COLUMNS = (
 def csv_row(record: Mapping[str, Any]) -> tuple[object, ...]:
     """A row of the table from its record; what is not known is empty."""
     graph = record.get("graph") or {}
-    row: list[object] = [record[name] for name in ("pid", "comm", "gpu", "kernel", "stream")]
+    row: list[object] = [record.get(name) for name in ("pid", "comm", "gpu", "kernel", "stream")]
     row += [graph.get("exec"), graph.get("node"), record["count"]]
     for what in ("latency", *SPLIT, "exec"):
         values = record[f"{what}_ns"] or {}

@@ -95,7 +95,7 @@ class Operations:
 
 @dataclass(frozen=True)
 class Waits:
-    """For each operation, in ns, NONE where not known; of what does not run on the GPU NONE.
+    """For each operation, in ns, NONE where not known; of what does not run on the GPU NONE. Of a graph: until its first kernel.
 
     latency = start - call; api = ret - call; wait: from `ret` until what it waited for had ended, 0 where that was over before;
     overhead = latency - api - wait; exec = end - start. waited_for: the operation that it waited for, -1 for none or not known;
@@ -158,19 +158,20 @@ def over_by(ops: Operations) -> Integers:
 
 def waits(ops: Operations) -> Waits:
     """What each operation waited for, and how long. About 2 s for a million."""
-    running = np.isin(ops.kind, WORK)
-    begun, ended = running & (ops.start != NONE), running & (ops.end != NONE)
+    running = np.isin(ops.kind, (*WORK, Kind.GRAPH))
+    start, end = _of_graphs(ops)
+    begun, ended = running & (start != NONE), running & (end != NONE)
     before, waited_for, by_event, exact = _predecessors(ops)
     latency, api, wait, overhead, exec_ = (np.full(len(ops), NONE, np.int64) for _ in range(5))
-    latency[begun] = (ops.start - ops.call)[begun]
+    latency[begun] = (start - ops.call)[begun]
     api[running] = (ops.ret - ops.call)[running]
     both = begun & ended
-    exec_[both] = (ops.end - ops.start)[both]
+    exec_[both] = (end - start)[both]
     free = running & (before <= ops.ret)
     wait[free] = 0
     # Nobody waits beyond its own start: kernels may be launched to begin before the one before has ended.
     known = running & ~free & exact
-    until = np.where(begun, np.minimum(before, ops.start), before)
+    until = np.where(begun, np.minimum(before, start), before)
     wait[known] = np.maximum(until - ops.ret, 0)[known]
     both = begun & (wait != NONE)
     overhead[both] = (latency - api - wait)[both]
@@ -235,6 +236,7 @@ def _predecessors(ops: Operations) -> tuple[Integers, Integers, NDArray[np.bool_
             other = replayed.get(graph, (least, -1, False))
             if other[0] > state[0]:
                 state = other
+            before[at], last[at], through[at] = state
             state = _replay(ops, members.get(at, {}), state, at, ended, before, last, through)
             replayed[graph] = state
         frontier[lane] = state

@@ -118,12 +118,13 @@ def test_the_kernels_of_a_graph_wait_for_their_predecessors_and_for_the_replay_b
     rows += replay(2, 15, [(0, 60, 70), (1, 70, 100), (2, 70, 80), (3, 100, 110)], lane=1)
     rows += [kernel(30, 110, 120, lane=1)]
     found = waits(operations(rows, edges={0: diamond}))
-    assert found.waited_for.tolist() == [-1, 0, 0, 1, -1, 3, 5, 5, 6, -1, 8]
-    assert found.wait.tolist() == [0, 10, 10, 40, NONE, 35, 45, 45, 75, NONE, 70]
+    assert found.waited_for.tolist() == [-1, 0, 0, 1, -1, 3, 5, 5, 6, 3, 8]
+    assert found.wait.tolist() == [0, 10, 10, 40, 0, 35, 45, 45, 75, 35, 70]
+    assert found.latency.tolist()[4::5] == [10, 45] and found.exec.tolist()[4::5] == [50, 50]  # the graphs
     assert found.overhead.tolist()[:4] == [0, 0, 0, 0]
     # With copies in it the graph's end is not known by its kernels.
     rows = [*replay(1, 0, [(0, 10, 20)], what=1), kernel(12, 40, 50)]
-    assert waits(operations(rows)).wait.tolist() == [0, NONE, NONE]
+    assert waits(operations(rows)).wait.tolist() == [0, 0, NONE]
 
 
 def test_a_million_launches_take_seconds() -> None:
