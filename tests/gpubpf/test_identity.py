@@ -54,7 +54,8 @@ static void work(int number) {
         if (i == 7) cudaGraphNodeSetEnabled(exec, first, 0);
         cudaGraphLaunch(exec, i % 3 == 2 ? other : stream);
     }
-    cudaDeviceSynchronize();
+    cudaStreamSynchronize(stream);  // not the device: that would end the other threads' captures
+    cudaStreamSynchronize(other);
     cudaGraphExecDestroy(exec);
 }
 int main(int argc, char **argv) {
