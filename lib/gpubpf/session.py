@@ -223,7 +223,8 @@ class Session:
         self._returncode: int | None = None
         self._handlers: dict[int, Any] = {}
         self._workers = _Workers(4)
-        self._welcomers = _Workers(1)  # a process that starts does not wait for another one's ptxas
+        self._welcomers = _Workers(1)  # a process that starts does not wait for another one's ptxas,
+        self._enders = _Workers(2)  # nor for the kernel to take another one's probes down
         self._closing = False
         self._refused = 0  # connections that sent what no agent sends
 
@@ -587,7 +588,7 @@ class Session:
                                 f"{name} closed all its files, ours too; what it launched then was not seen"
                             )
                         if key.data.host is not None:
-                            self._welcomers.submit(key.data.end_host)
+                            self._enders.submit(key.data.end_host)
                         with self._lock:
                             key.data.close()
                             self._lock.notify_all()
@@ -1078,17 +1079,21 @@ class Session:
         parts = []
         if any(not _is_ring(d) and d.kind != SHARED for d in self._maps):
             parts.append(f"what up to {launches:,} launches counted is lost")
+        for name, received, _, most in self._unread(process):
+            parts.append(f"{received:,} records of {name} were received, at most {most:,} are lost")
+        return "; ".join(parts) or f"up to {launches:,} launches were not read"
+
+    def _unread(self, process: Process) -> Iterator[tuple[str, int, int, int]]:
+        """For each ring: its name, the records that were received, those that are known to be lost, and how many are at most."""
         threads = sum(c.threads for c in process.counters()[0])
         for number, definition in enumerate(self._maps):
             if not _is_ring(definition) or definition.name == maps.PRINTS:
                 continue
             rings = [ring.reader for (of, _), ring in process.rings.items() if of == number]
-            received = sum(shard.received for reader in rings for shard in reader.counts())
-            most = max(0, threads * self.follow.per_thread.get(definition.name, 1) - received)
-            parts.append(
-                f"{received:,} records of {definition.name} were received, at most {most:,} are lost"
-            )
-        return "; ".join(parts) or f"up to {launches:,} launches were not read"
+            shards = [shard for reader in rings for shard in reader.counts()]
+            received, known = sum(s.received for s in shards), sum(s.lost + s.incomplete for s in shards)
+            most = threads * self.follow.per_thread.get(definition.name, 1) - received
+            yield definition.name, received, known, max(known, most)
 
     def _missing(self) -> Iterator[tuple[Process, int]]:
         """Instrumented launches of each process whose counts never came, at most."""
@@ -1101,8 +1106,16 @@ class Session:
                 yield process, instrumented - received
 
     def _lost(self) -> int:
-        """Launches whose counts never came, and what found no room in maps."""
-        lost = sum(launches for _, launches in self._missing())
+        """Launches whose counts never came, records that a killed process wrote at most, and what found no room in maps."""
+        lost = 0
+        counted = any(not _is_ring(d) and d.kind != SHARED for d in self._maps)
+        for process, launches in self._missing():
+            bounds = [
+                most - known
+                for name, _, known, most in self._unread(process)
+                if name in self.follow.per_thread
+            ]
+            lost += sum(bounds) + (launches if counted or not bounds else 0)
         with self._lock:
             lost += sum(self._lost_in(*part) for p in self._processes for part in p.snapshots.values())
             rings = [ring.reader for p in self._processes for ring in p.rings.values()]
