@@ -206,6 +206,8 @@ def _predecessors(ops: Operations) -> tuple[Integers, Integers, NDArray[np.bool_
     contexts_used = max(contexts, default=-1) + 1
     legacy: list[tuple[int, int, bool]] = [(least, -1, False)] * contexts_used
     blocking: list[tuple[int, int, bool]] = [(least, -1, False)] * contexts_used
+    # When each was used last: what comes behind need not be compared with what is in front of that (times have errors).
+    used_at, legacy_at = [-1] * len(lane_kinds), [-1] * contexts_used
     recorded: dict[int, tuple[int, int, bool]] = {}
     replayed: dict[int, tuple[int, int, bool]] = {}
     unknown = (NEVER, -1, False)
@@ -216,8 +218,10 @@ def _predecessors(ops: Operations) -> tuple[Integers, Integers, NDArray[np.bool_
         lane = lanes[at]
         state = frontier[lane]
         lane_kind = lane_kinds[lane]
-        if lane_kind != Lane.NON_BLOCKING:
-            other = (blocking if lane_kind == Lane.LEGACY else legacy)[contexts[at]]
+        if lane_kind == Lane.LEGACY:
+            state = blocking[contexts[at]]
+        elif lane_kind != Lane.NON_BLOCKING and legacy_at[contexts[at]] > used_at[lane]:
+            other = legacy[contexts[at]]
             if other[0] > state[0]:
                 state = other
         if kind <= Kind.MEMSET:
@@ -242,9 +246,11 @@ def _predecessors(ops: Operations) -> tuple[Integers, Integers, NDArray[np.bool_
         frontier[lane] = state
         if lane_kind != Lane.NON_BLOCKING:
             context = contexts[at]
-            if lane_kind == Lane.LEGACY:
-                legacy[context] = state
-            if state[0] >= blocking[context][0]:
+            used_at[lane] = at
+            if lane_kind == Lane.LEGACY:  # behind all of them
+                legacy[context] = blocking[context] = state
+                legacy_at[context] = at
+            elif state[0] >= blocking[context][0]:
                 blocking[context] = state
     which = np.array(last, np.int64)
     certain = exact[which] if count else exact

@@ -55,6 +55,12 @@ def test_streams_do_not_wait_for_each_other_unless_the_legacy_one_is_between() -
     assert waits(operations(other, (Lane.BLOCKING, Lane.BLOCKING, Lane.LEGACY))).waited_for[2] == -1
 
 
+def test_within_a_stream_the_order_counts_and_not_times_that_may_be_wrong() -> None:
+    rows = [kernel(0, 10, 1000), kernel(20, 990, 995), kernel(40, 996, 999)]
+    for kind in Lane:
+        assert waits(operations(rows, (kind,))).waited_for.tolist() == [-1, 0, 1], kind
+
+
 def test_an_event_ties_streams_together() -> None:
     rows = [
         kernel(0, 10, 500, lane=0),
