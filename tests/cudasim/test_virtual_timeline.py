@@ -109,6 +109,9 @@ def test_copies_and_memsets_take_their_time(hostile: bool) -> None:
         print(now()); cu.cuCtxSynchronize(); print(now())
         cu.cuMemFree_v2(device)
         print(now())
+        device, start = cu.memory(1 << 20), now()
+        cu.cuMemcpyHtoDAsync_v2(device, b"x" * 1_000_000, c_size_t(1_000_000), s)  # staged, not waited for
+        print(now() - start, at(record(s)) - start)
     """
     copied = 10_001 + 32
     assert timeline(code, hostile) == [
@@ -118,6 +121,7 @@ def test_copies_and_memsets_take_their_time(hostile: bool) -> None:
         f"{copied + 7}",
         f"{copied + 407}",
         f"{copied + 407}",
+        "0 100000",
     ]
 
 
@@ -287,6 +291,30 @@ def test_host_functions_values_and_a_tools_own_work() -> None:
     """
     end = LAUNCH + 3002
     assert timeline(code) == [f"{end} [{end}] {end}", f"{end}", f"0 {end + LAUNCH + 32}"]
+
+
+@HOSTILE
+def test_a_wait_for_a_value_ends_when_a_stream_wrote_it(hostile: bool) -> None:
+    """However far the writing stream is by then."""
+    code = """
+        writer, *waiting = streams(5)
+        cell = cu.memory(4)
+        cu.cuMemsetD32_v2(cell, 0, c_size_t(1)); cu.cuCtxSynchronize()
+        start = now()
+        for value in range(1, 9):
+            launch(1000, writer)
+            cu.cuStreamWriteValue32_v2(writer, cell, c_int(value), 0)
+        cu.library.cudasim_untimed(1)
+        while cu.status("cuStreamQuery", writer): pass
+        cu.library.cudasim_untimed(0)
+        for i, s in enumerate(waiting):
+            cu.cuStreamWaitValue32_v2(s, cell, c_int(2 * i + 2), 0)  # at least
+        print(*(at(record(s)) - start for s in waiting))
+    """
+    ends = [LAUNCH + (i + 1) * 3002 for i in range(8)]
+    # The first two were written before the thread came to the waits.
+    now = 8 * LAUNCH
+    assert timeline(code, hostile) == [" ".join(str(max(now, end)) for end in ends[1::2])]
 
 
 def test_twenty_runs_are_one() -> None:

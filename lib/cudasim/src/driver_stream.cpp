@@ -157,9 +157,50 @@ bool drop_to_zero(uint64_t at, size_t size) {
 }
 
 // Memory operations of a stream: values that are written, and values that are waited for.
-struct Written {
-    std::mutex mutex;
-    std::unordered_map<uint64_t, uint64_t> times;  // address → virtual time of the last write by a stream
+
+bool is_met(uint64_t now, uint64_t value, unsigned flags, bool wide) {
+    uint64_t mask = wide ? ~uint64_t{0} : 0xffffffff;
+    switch (flags & 3) {
+        case CU_STREAM_WAIT_VALUE_EQ: return ((now ^ value) & mask) == 0;
+        case CU_STREAM_WAIT_VALUE_AND: return (now & value & mask) != 0;
+        case CU_STREAM_WAIT_VALUE_NOR: return (~(now | value) & mask) != 0;
+        default:  // GEQ, by the sign of the difference
+            return wide ? static_cast<int64_t>(now - value) >= 0
+                        : static_cast<int32_t>(static_cast<uint32_t>(now) - static_cast<uint32_t>(value)) >= 0;
+    }
+}
+
+// What streams wrote where, and when on the virtual clock: so a wait ends at the same time in every run, whenever the
+// worker looks.
+class Written {
+  public:
+    void write(uint64_t address, uint64_t time, uint64_t before, uint64_t value) {
+        std::lock_guard lock(mutex_);
+        std::vector<Value> &values = values_[address];
+        if (values.empty()) values.push_back({0, before});
+        auto later = [](uint64_t at, const Value &other) { return at < other.time; };
+        values.insert(std::upper_bound(values.begin(), values.end(), time, later), {time, value});
+        if (values.size() > kMost) values.erase(values.begin());
+    }
+    // When a wait that begins at `time` is over; what kernels and the host write has no known time.
+    uint64_t met(uint64_t address, uint64_t time, uint64_t value, unsigned flags, bool wide) {
+        std::lock_guard lock(mutex_);
+        bool met = true;
+        for (const Value &one : values_[address]) {
+            if (one.time > time && met) break;
+            met = is_met(one.value, value, flags, wide);
+            if (one.time > time && met) return one.time;
+        }
+        return time;
+    }
+
+  private:
+    struct Value {
+        uint64_t time, value;
+    };
+    static constexpr size_t kMost = 256;  // per address
+    std::mutex mutex_;
+    std::unordered_map<uint64_t, std::vector<Value>> values_;
 };
 
 Written &written() {
@@ -168,50 +209,35 @@ Written &written() {
 }
 
 template <class T>
-void await_value(const Context &context, uint64_t address, T value, unsigned flags) {
-    for (;;) {
-        T now = __atomic_load_n(reinterpret_cast<T *>(address), __ATOMIC_SEQ_CST);
-        bool met = false;
-        switch (flags & 3) {
-            case CU_STREAM_WAIT_VALUE_GEQ: met = static_cast<std::make_signed_t<T>>(now - value) >= 0; break;
-            case CU_STREAM_WAIT_VALUE_EQ: met = now == value; break;
-            case CU_STREAM_WAIT_VALUE_AND: met = (now & value) != 0; break;
-            case CU_STREAM_WAIT_VALUE_NOR: met = static_cast<T>(~(now | value)) != 0; break;
-        }
-        if (met || context.sticky != 0 || context.destroyed) return;
+void write_value(uint64_t address, T value, uint64_t time) {
+    T before = __atomic_exchange_n(reinterpret_cast<T *>(address), value, __ATOMIC_SEQ_CST);
+    if (virtual_clock()) written().write(address, time, before, value);
+}
+
+template <class T>
+uint64_t await_value(const Context &context, uint64_t address, T value, unsigned flags, uint64_t time) {
+    constexpr bool wide = sizeof(T) == 8;
+    while (!is_met(__atomic_load_n(reinterpret_cast<T *>(address), __ATOMIC_SEQ_CST), value, flags, wide)) {
+        if (context.sticky != 0 || context.destroyed) return time;
         timespec pause = {0, 20000};
         nanosleep(&pause, nullptr);
     }
+    return virtual_clock() ? written().met(address, time, value, flags, wide) : time;
 }
 
-// A wait is over when the stream that wrote the value did so; what a kernel or the host wrote has no known time.
 uint64_t memory_operations(const Context &context, const std::vector<CUstreamBatchMemOpParams> &operations,
                            uint64_t time) {
     for (const CUstreamBatchMemOpParams &one : operations) {
-        uint64_t address = one.writeValue.address;
+        const auto &write = one.writeValue;
+        const auto &wait = one.waitValue;
         switch (one.operation) {
-            case CU_STREAM_MEM_OP_WRITE_VALUE_32:
-            case CU_STREAM_MEM_OP_WRITE_VALUE_64:
-                if (virtual_clock()) {
-                    std::lock_guard lock(written().mutex);
-                    written().times[address] = time;
-                }
-                if (one.operation == CU_STREAM_MEM_OP_WRITE_VALUE_32)
-                    __atomic_store_n(reinterpret_cast<uint32_t *>(address), one.writeValue.value, __ATOMIC_SEQ_CST);
-                else
-                    __atomic_store_n(reinterpret_cast<uint64_t *>(address), one.writeValue.value64, __ATOMIC_SEQ_CST);
-                break;
+            case CU_STREAM_MEM_OP_WRITE_VALUE_32: write_value<uint32_t>(write.address, write.value, time); break;
+            case CU_STREAM_MEM_OP_WRITE_VALUE_64: write_value<uint64_t>(write.address, write.value64, time); break;
             case CU_STREAM_MEM_OP_WAIT_VALUE_32:
+                time = await_value<uint32_t>(context, wait.address, wait.value, wait.flags, time);
+                break;
             case CU_STREAM_MEM_OP_WAIT_VALUE_64:
-                if (one.operation == CU_STREAM_MEM_OP_WAIT_VALUE_32)
-                    await_value<uint32_t>(context, address, one.waitValue.value, one.waitValue.flags);
-                else
-                    await_value<uint64_t>(context, address, one.waitValue.value64, one.waitValue.flags);
-                if (virtual_clock()) {
-                    std::lock_guard lock(written().mutex);
-                    auto found = written().times.find(address);
-                    if (found != written().times.end()) time = std::max(time, found->second);
-                }
+                time = await_value<uint64_t>(context, wait.address, wait.value64, wait.flags, time);
                 break;
             default: break;  // flushes and barriers: everything here is in order anyway
         }

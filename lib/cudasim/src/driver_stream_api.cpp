@@ -19,7 +19,7 @@ constexpr bool kPerThread = true;
 constexpr bool kPerThread = false;
 #endif
 
-constexpr size_t kStaged = 64 << 10;  // pageable host memory up to this size is copied before the call returns
+constexpr size_t kStaged = 64 << 20;  // pageable host memory up to this size is copied before the call returns
 
 CUresult find(CUstream handle, std::shared_ptr<Stream> &stream, std::shared_ptr<Context> &context) {
     return find_stream(handle, kPerThread, stream, context);
