@@ -258,6 +258,31 @@ def test_what_a_killed_process_had_written_is_received(app: Path, capsys: pytest
     assert "6,400 records of events were received, at most 0 are lost" in said
 
 
+def test_what_a_killed_process_lost_has_a_bound(
+    app: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = Followed.look
+    monkeypatch.setattr(Followed, "look", lambda self: looked(self) if self.session._stopped else None)
+    follow = Follow(log_records=1024, ring_size=4 << 20, per_thread={"events": 1})
+    run = Followed([str(app), "kill", "64", "16", "256"], follow)
+    produced = 64 * 16 * 256
+    assert 0 < run.received < produced
+    said = capsys.readouterr().err
+    assert (
+        f"{run.received:,} records of events were received, at most {produced - run.received:,} are lost"
+        in said
+    )
+    assert run.session.summary()["lost"] == 64 + produced - run.received  # the launches' arrays, the records
+
+
+def test_a_measurement_ends_before_the_program_does(app: Path) -> None:
+    run = Followed([str(app), "slow", "300", "1", "32"], Follow(log_records=1024, pump=50), duration=0.3)
+    assert run.session.status == 0
+    summary = run.session.summary()
+    assert 0 < summary["launches_instrumented"] < 300
+    assert run.received == 32 * summary["launches_instrumented"] and summary["lost"] == 0
+
+
 def test_a_fault_loses_no_record_that_was_written(app: Path) -> None:
     run = Followed([str(app), "fault", "20", "2", "64"], Follow(log_records=1024))
     assert run.received == 20 * 128
