@@ -47,6 +47,12 @@ class Place:
     def shape(self) -> Shape:
         return Shape(self.grid, self.block_dim)
 
+    def record(self) -> dict[str, Any]:
+        """The fields that every JSON record of it has."""
+        where = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu}
+        kernel = names.demangle(self.mangled).short
+        return where | {"kernel": kernel, "grid": self.grid, "block_dim": self.block_dim}
+
 
 class ExitLog:
     """Collects what a session gives. `recorded`: exits come as records of the ring, not added up in maps. `block`, `thread`: the
@@ -89,9 +95,9 @@ class ExitLog:
         for ring in session.rings("records"):
             self._take_records(ring)
         if self._each is not None and not self._wants_heats:
-            self._tell(final=False)
+            self._tell(session.stopped)
         else:
-            self._fold(final=False)
+            self._fold(session.stopped)
 
     # --- the log: which kernel a launch is of, and the clocks ---
 
@@ -242,13 +248,6 @@ class ExitLog:
                 )
 
     # --- results ---
-
-    def finish(self) -> None:
-        """Takes what is left for what it is: nothing more will come."""
-        if self._each is not None and not self._wants_heats:
-            self._tell(final=True)
-        elif self._recorded:
-            self._fold(final=True)
 
     def reports(self, anew: bool) -> Iterator[tuple[Place, Report]]:
         """Of each kernel and launch shape of which threads left since the last time (`anew`), or ever; latest warps first."""

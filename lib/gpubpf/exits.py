@@ -457,7 +457,9 @@ def _lanes(found: Report, source: Callable[[int], str | None]) -> list[str]:
     leaves, rest = (
         ("leave", "their warp") if who.startswith(("lanes", f"{len(late)} ")) else ("leaves", "its warp")
     )
-    return [f"{who} {leaves} {time} after the rest of {rest}{at}"]
+    worst = max(lane.late.max for lane in late)
+    uneven = f" (mean; at most {duration(worst)})" if worst > 1.1 * most else ""
+    return [f"{who} {leaves} {time} after the rest of {rest}{uneven}{at}"]
 
 
 def _warps(found: Report) -> list[str]:
@@ -501,23 +503,30 @@ def named(what: str, numbers: Sequence[int]) -> str:
     return f"{len(numbers)} {what}s ({', '.join(map(str, numbers[:4]))}{more})"
 
 
-def lane_rows(found: Report, source: Callable[[int], str | None]) -> list[tuple[str, Lane, str]]:
-    """What the table shows: neighbouring lanes that do not differ as one row; numbers, one of them, its site."""
-    rows: list[tuple[str, Lane, str]] = []
-    begin = 0
+def lane_rows(
+    found: Report, source: Callable[[int], str | None]
+) -> list[tuple[str, Lane, str]]:
+    """What the table shows, lanes that do not differ as one row: their numbers, one of them, where it was latest."""
+    rows: dict[tuple[Spread, str], list[Lane]] = {}
+    for lane in found.lanes:
+        way = "" if lane.site is None else source(lane.site) or f"site {lane.site}"
+        rows.setdefault((lane.late, way), []).append(lane)
+    return [(numbered([lane.number for lane in lanes]), lanes[0], way) for (_, way), lanes in rows.items()]
 
-    def same(a: Lane, b: Lane) -> bool:
-        return a.late == b.late and a.site == b.site and b.number == a.number + 1
 
-    for at in range(1, len(found.lanes) + 1):
-        if at < len(found.lanes) and same(found.lanes[at - 1], found.lanes[at]):
-            continue
-        first, final = found.lanes[begin], found.lanes[at - 1]
-        label = str(first.number) if begin == at - 1 else f"{first.number}-{final.number}"
-        way = "" if first.site is None else source(first.site) or f"site {first.site}"
-        rows.append((label, first, way))
-        begin = at
-    return rows
+def numbered(numbers: Sequence[int]) -> str:
+    """``31``, ``0-30``, ``3,7..31`` (every 4th), ``0-2,4-6,8,...``: short enough for a column."""
+    steps = set(np.diff(numbers).tolist())
+    if len(numbers) > 2 and len(steps) == 1 and steps != {1}:
+        return f"{numbers[0]},{numbers[1]}..{numbers[-1]}"
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return ",".join(parts if len(parts) <= 3 else [*parts[:3], "..."])
 
 
 def sm_rows(found: Report) -> list[tuple[int, float]]:

@@ -1,0 +1,292 @@
+#!/usr/bin/env python3
+# PYTHON_ARGCOMPLETE_OK
+"""kernelretsnoop   When the threads of a GPU kernel leave it, and who keeps the others waiting.
+
+USAGE: kernelretsnoop [options] [interval [count]] -- COMMAND [ARG...]
+
+Every thread reads its multiprocessor's clock as it leaves the kernel; what that says of lanes, warps and blocks is added up on the
+GPU, or with -e written down thread by thread. The program that is watched needs no change and no rebuild.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if __package__ in (None, ""):  # run as tools/kernelretsnoop.py: the library is beside
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
+
+from gpubpf import cli
+
+if TYPE_CHECKING:
+    from gpubpf.exitlog import ExitLog, Place
+    from gpubpf.exits import Report
+    from gpubpf.session import Session
+
+TOOL = "kernelretsnoop"
+EXAMPLES = """examples:
+    kernelretsnoop -- ./app                     who leaves late: lanes, warps, blocks of every kernel
+    kernelretsnoop --kernel 'ns::*' -- ./app    these kernels only
+    kernelretsnoop -e --block 0 -- ./app        every thread of block 0, as it leaves
+    kernelretsnoop -e --json -o exits.jsonl -- ./app
+    kernelretsnoop --heatmap app.svg -- ./app   a picture: blocks by time
+    kernelretsnoop --launch 10:20 -v -- ./app   these launches; multiprocessors too
+    kernelretsnoop 1 10 -- python3 train.py     print each second, ten times
+"""
+PROGRAM = r"""
+#include <gpubpf.h>
+
+#define LAUNCHES 8      /* the last of one kernel and shape are told apart */
+#define BINS 1024       /* of a histogram: 32 for each power of two */
+#define BITS 36         /* of a clock: number of the launch << BITS | cycles, so that the largest is of the latest launch */
+#define CLOCK ((1ull << BITS) - 1)
+
+struct warp { u64 first, late; };                /* ~(first exit); last one after that */
+struct round { u64 left, clock, time_sm; };      /* how many threads have left; readings of clock and timer */
+struct block { u32 exits[32]; u64 lost; struct round rounds[LAUNCHES]; };  /* by lane; launches met */
+struct late { u64 sum, worst; u32 bins[BINS]; }; /* cycles; worst: cycles << 24 | site */
+struct record { u64 clock, time, launch; u32 thread; u16 sm, site; };
+GPU_WARP_ARRAY(warps, struct warp, LAUNCHES);
+GPU_BLOCK_ARRAY(blocks, struct block, 1);
+GPU_KERNEL_ARRAY(lateness, struct late, 32);     /* by lane */
+GPU_RINGBUF(records, struct record, 16384);
+GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
+
+static inline void count(int lane, u64 cycles, u64 site) {
+    struct late *late = lateness.lookup(&lane);
+    u32 shift = gpu_log2(cycles >> 5 | 1);
+    if (!late)
+        return;
+    __sync_fetch_and_add(&late->sum, cycles);
+    __sync_fetch_and_add(&late->bins[(shift * 32 + (cycles >> shift)) & (BINS - 1)], 1);
+    gpu_max(&late->worst, cycles << 24 | (site < 0xffff ? site : 0xffff));
+}
+
+static inline int leave(u64 number, u64 site, u64 now, int chosen) {
+    u32 leaving = gpu_active(), lane = gpu_lane() & 31;
+    u64 launch = number << BITS, earlier = launch | (~now & CLOCK);
+    int key = 0, slot = number & (LAUNCHES - 1);
+    struct block *block = blocks.lookup(&key);
+    struct warp *warp = warps.lookup(&slot);
+
+    if (!block || !warp)
+        return 0;
+    if (chosen)
+        __sync_fetch_and_add(&block->exits[lane], 1);
+    u32 before = leaving & ((1u << lane) - 1);   /* the lowest lane speaks for all who leave together */
+    if (before && leaving == ~0u)
+        return 0;                                /* all 32: nobody is late */
+    u64 was = gpu_max(&warp->first, earlier), late = (was - earlier) & CLOCK;
+    if (was > (launch | CLOCK)) {                /* a later launch has the place: better none than wrong numbers */
+        __sync_fetch_and_add(&block->lost, 1);
+        return 0;
+    }
+    if (was >= launch && late && late < CLOCK - (1 << 24)) {  /* beyond: who comes first is not who left first */
+        gpu_max(&warp->late, launch | late);
+        if (chosen)
+            count(lane, late, site);
+    }
+    if (before)
+        return 0;
+    struct round *round = &block->rounds[number & (LAUNCHES - 1)];
+    gpu_max(&round->left, launch);
+    __sync_fetch_and_add(&round->left, __builtin_popcount(leaving));
+    if (was < launch && !gpu_warp()) {
+        round->clock = gpu_clock();
+        round->time_sm = bpf_get_globaltimer() << 16 | (u16)gpu_sm();
+    }
+    return 0;
+}
+
+int on_exit(struct gpu_exit *ctx) {
+    u64 now = gpu_clock();
+    return leave(ctx->launch, ctx->site, now, 1);
+}
+
+int on_chosen_exit(struct gpu_exit *ctx) {       /* with --block or --thread */
+    u64 now = gpu_clock();
+    int key = 0;
+    struct gpu_filter *chosen = filter.lookup(&key);
+    return leave(ctx->launch, ctx->site, now, chosen && gpu_selected(chosen));
+}
+
+int on_record(struct gpu_exit *ctx) {            /* with -e, --heatmap; on the virtual clock, where each lane has its own */
+    u64 now = gpu_clock(), time = bpf_get_globaltimer();
+    int key = 0;
+    struct gpu_filter *chosen = filter.lookup(&key);
+    struct record *record = 0;
+
+    if (chosen && gpu_selected(chosen))
+        record = records.ringbuf_reserve(sizeof *record);
+    if (!record)
+        return 0;                                /* the ring counts it as lost */
+    record->clock = now;
+    record->time = time;
+    record->launch = ctx->launch;
+    record->thread = gpu_global_thread();
+    record->sm = gpu_sm();
+    record->site = ctx->site;
+    records.ringbuf_submit(record, 0);
+    return 0;
+}
+"""
+
+
+def build_parser() -> cli.Parser:
+    """Options: the shared ones, and what to show of exits."""
+    parser = cli.parser(
+        TOOL, "When the threads of a GPU kernel leave it, and who keeps the others waiting.", EXAMPLES
+    )
+    cli.add_targets(parser)
+    shown = parser.add_argument_group("what to show")
+    shown.add_argument("-e", dest="each", action="store_true", help="a line for each thread that leaves")
+    shown.add_argument("--heatmap", metavar="FILE", help="a picture (.svg or .png): exits by block and time")
+    cli.add_kernels(parser)
+    cli.add_threads(parser)
+    cli.add_device(parser)
+    cli.add_rings(parser)
+    cli.add_looks(parser)
+    cli.add_output(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = cli.parse(build_parser(), argv)
+    with cli.errors(TOOL):
+        out = cli.open_results(args)
+        if args.ebpf:
+            out.write(PROGRAM.lstrip())
+            return 0
+        from gpubpf import exitlog, heatmap, tracing
+        from gpubpf.program import BPF
+        from gpubpf.session import Follow
+
+        if args.heatmap:
+            heatmap.write(args.heatmap, [])  # better an error now than at the end
+        virtual = tracing.virtual(args)
+        recorded = bool(args.each or args.heatmap or virtual)
+        b = BPF(text=PROGRAM)
+        on_exit = "on_record" if recorded else "on_chosen_exit" if cli.chooses_threads(args) else "on_exit"
+        b.attach_gpu_exit(kernel=args.kernel, fn_name=on_exit)
+        if args.list or args.ptx:
+            from gpubpf import listing
+
+            return listing.show(b, args, out)
+        each = exitlog.Printer(out, args.json, args.csv) if args.each else None
+        log = exitlog.ExitLog(recorded, args.block, args.thread, bool(args.heatmap), each)
+        follow = Follow(log_records=1 << 17, pump=256, ring_size=(1 << 28) if virtual else None)
+        with b.trace(args, follow) as session:
+            for _ in session.intervals(args.interval, args.count, tick=lambda: log.take(session)):
+                if not args.each:
+                    report(session, log, args, out)
+                if out.closed:
+                    break
+            show_end(session, log, args, out)
+    return session.status
+
+
+def report(session: Session, log: ExitLog, args: argparse.Namespace, out: cli.Output) -> None:
+    """What left since the last report, in the form asked for."""
+    show = show_json if args.json else show_csv if args.csv else show_text
+    if args.timestamps and not args.json and not args.csv:
+        out.line(time.strftime("%H:%M:%S"))
+    for place, found in log.reports(anew=bool(args.interval)):
+        show(session, place, found, args, out)
+
+
+# --- for people ---
+
+
+def show_text(
+    session: Session, place: Place, found: Report, args: argparse.Namespace, out: cli.Output
+) -> None:
+    """Who is late; a row for each lane, neighbours that do not differ in one; the spreads."""
+    from gpubpf import exitlog, exits, names, table
+
+    source = exitlog.source_of(session.sites(place.mangled, place.pid))
+    name = names.demangle(place.mangled)
+    out.line(f"{name.full if args.verbose else table.fit(name.short, 50)}: when its threads leave")
+    grid, block_dim = (" x ".join(map(str, extents)) for extents in (place.grid, place.block_dim))
+    said = [
+        f"grid {grid}, block {block_dim}; {place.comm} (pid {place.pid})",
+        f"{table.count(found.launches, 'launch')}, {table.count(found.exits, 'exit')}",
+        *exits.findings(found, source),
+    ]
+    for sentence in said:
+        out.lines(table.wrap(sentence, indent=2))
+    out.line()
+    header = ["LANE", "EXITS", "MEAN (ns)", "P50", "P99", "MAX", "LATEST AT"]
+    rows = [
+        [label, f"{lane.late.count:,}", *exits.cells(lane.late), way]
+        for label, lane, way in exits.lane_rows(found, source)
+    ]
+    out.lines(table.lines(header, rows, left=("LATEST AT",)))
+    out.line()
+    rows = [[what, f"{spread.count:,}", *exits.cells(spread)] for what, spread in exits.spreads(found)]
+    out.lines(table.lines(["FROM FIRST TO LAST", "OF", *header[2:6]], rows, left=("FROM FIRST TO LAST",)))
+    if args.verbose:
+        rows = [[sm, f"{idle:,.0f}"] for sm, idle in exits.sm_rows(found)]
+        out.line()
+        out.lines(table.lines(["SM", "DONE BEFORE THE END (ns)"], rows))
+    for line in exits.caveats(found):
+        out.lines(table.wrap(line))
+    out.line()
+
+
+# --- for programs ---
+
+
+def show_json(
+    session: Session, place: Place, found: Report, args: argparse.Namespace, out: cli.Output
+) -> None:
+    """A record for each lane, then one for the kernel and launch shape."""
+    from gpubpf import exitlog, exits, names
+
+    source = exitlog.source_of(session.sites(place.mangled, place.pid))
+    shared = place.record()
+    out.records({"type": "lane", **shared, **exits.lane_record(lane, source)} for lane in found.lanes)
+    name = {"demangled": names.demangle(place.mangled).full, "mangled": place.mangled}
+    stamp = {"ts_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC)} if args.timestamps else {}
+    out.record(**({"type": "kernel", **shared, **name} | exits.kernel_record(found) | stamp))
+
+
+def show_csv(
+    session: Session, place: Place, found: Report, args: argparse.Namespace, out: cli.Output
+) -> None:
+    """The table of lanes."""
+    from gpubpf import exitlog, exits
+
+    source = exitlog.source_of(session.sites(place.mangled, place.pid))
+    now = (time.clock_gettime_ns(time.CLOCK_MONOTONIC),) if args.timestamps else ()
+    if not out.began:
+        first = "ts_ns,pid,comm,gpu,kernel" if now else "pid,comm,gpu,kernel"
+        shape = "grid_x,grid_y,grid_z,block_dim_x,block_dim_y,block_dim_z"
+        out.write(
+            f"{first},{shape},lane,exits,late_mean_ns,late_p50_ns,late_p99_ns,late_max_ns,site,source\n"
+        )
+    for lane in found.lanes:
+        record = exits.lane_record(lane, source)
+        late = tuple(record.pop("late_ns").values())
+        where = ("" if record["site"] is None else record["site"], record["source"] or "")
+        cells = (*now, *place.record().values(), lane.number, lane.late.count, late, where)
+        out.write(cli.csv_cells(cells) + "\n")
+
+
+def show_end(session: Session, log: ExitLog, args: argparse.Namespace, out: cli.Output) -> None:
+    """The picture; how much of what ran was seen, and why not all."""
+    from gpubpf import heatmap
+
+    if args.heatmap:
+        heatmap.write(args.heatmap, list(log.heats.values()))
+    summary, more = session.summary(), log.losses(session)
+    if args.json:
+        out.record(**({"type": "summary", "tool": TOOL} | summary | more))
+    elif not args.csv:
+        out.lines([*cli.coverage(summary), *log.loss_lines(more)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
