@@ -20,7 +20,7 @@ namespace {
 
 constexpr uint64_t kNever = UINT64_MAX;
 // In ns: what the host waits for the kernel to begin, for all answers, and for its end; what it spins before it lets others run.
-constexpr uint64_t kStart = 20000000, kAnswers = 60000000, kEnd = 5000000, kSpin = 30000;
+constexpr uint64_t kStart = 150000000, kAnswers = 200000000, kEnd = 5000000, kSpin = 30000;
 constexpr unsigned kRounds = 40, kKept = 4;  // brackets that are taken, and the narrowest of them that are logged
 constexpr uint64_t kPage = 4096;
 constexpr uint32_t kEventError = 1000;  // ns: the resolution of timing events, 0.5 µs for each of two (CUDA driver API, cuEventElapsedTime)
