@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from gpubpf import hist, names, symbols, table
+from gpubpf import hist, names, symbols, table, timeline
 from gpubpf.clock import UNKNOWN
 from gpubpf.launches import METHODS, Found
 from gpubpf.timeline import NONE, Kind, Lane
@@ -190,7 +190,7 @@ class View:
 @dataclass(frozen=True)
 class Group:
     """Launches of one kernel (and stream, graph node) of one process and GPU, or of one graph: their places. `label` begins with graph
-    and node."""
+    and node, and ends with the process where there are several."""
 
     at: Integers
     label: str
@@ -205,17 +205,19 @@ def groups(view: View, chosen: Integers, by: Sequence[str] = ()) -> list[Group]:
     found, ops = view.found, view.ops
     if not len(chosen):
         return []
+    several = len(np.unique(found.process[chosen])) > 1
     columns = {"lane": ops.lane, "graph": ops.graph, "node": ops.node}
     keys = [found.name, found.process, found.gpu, *(columns[name] for name in by)]
-    rows = np.stack([column[chosen] for column in keys], axis=1)
-    _, number = np.unique(rows, axis=0, return_inverse=True)
-    order = np.argsort(number.reshape(-1), kind="stable")
-    parts = np.split(chosen[order], np.flatnonzero(np.diff(number.reshape(-1)[order])) + 1)
+    number = timeline.numbered(*(column[chosen] for column in keys))
+    order = np.argsort(number, kind="stable")
     made = []
-    for part in parts:
+    for place in timeline.runs(number[order]):
+        part = chosen[order[place]]
         first = int(part[0])
         stream = view.streams[int(ops.lane[first])] if "lane" in by else None
         label = view.labels[int(found.name[first])]
+        if several:
+            label += f" {found.processes[int(found.process[first])].pid}"
         if "graph" in by and ops.graph[first] >= 0:
             label = f"{int(ops.graph[first]) + 1}.{int(ops.node[first])} {label}"
         made.append(Group(part, label, stream))
@@ -483,18 +485,16 @@ def rows_for_a_graph(view: View, chosen: Integers) -> list[Row]:
     made = []
     order = np.lexsort((np.arange(len(ops)), ops.lane))
     order = order[(plain & (ops.kind != Kind.API))[order]]
-    for part in np.split(order, np.flatnonzero(np.diff(ops.lane[order])) + 1):
+    for place in timeline.runs(ops.lane[order]):
+        part = order[place]
         fits = wanted[part] & (ops.start[part] != NONE) & (ops.end[part] != NONE)
         fits &= ops.kind[part] == Kind.KERNEL
         gap = np.append(0, ops.call[part][1:] - ops.ret[part][:-1])
         length = np.where(fits, ops.end[part] - ops.call[part], 0)
         near = gap <= length  # the host went on to the next one at once
-        borders = np.flatnonzero(~(fits[1:] & fits[:-1] & near[1:])) + 1
-        for run in np.split(part, borders):
-            if len(run) < IN_A_ROW or not wanted[run].all() or int(ops.kind[run[0]]) != Kind.KERNEL:
-                continue
-            if (ops.start[run] == NONE).any() or (ops.end[run] == NONE).any():
-                continue
+        borders = np.concatenate([[0], np.flatnonzero(~(fits[1:] & fits[:-1] & near[1:])) + 1, [len(part)]])
+        for number in np.flatnonzero(np.diff(borders) >= IN_A_ROW).tolist():
+            run = part[borders[number] : borders[number + 1]]
             took = int(ops.end[run].max() - ops.call[run[0]])
             busy = int((ops.end[run] - ops.start[run]).sum())
             host = int((ops.call[run][1:] - ops.ret[run][:-1]).sum())

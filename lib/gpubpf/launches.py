@@ -38,7 +38,7 @@ COUNTER = (1 << 40) - 1  # the part of an id that counts; the process is above
 NO_METHOD, DEVICE, STAMP = range(3)  # how a time was measured
 LEFT_OUT = (1, 2)  # reasons: by --sample, by --launch
 METHODS = (None, "device", "stamp")
-KEPT = 1 << 18  # records, where intervals are printed
+KEPT = 1 << 15  # records, where intervals are printed
 WIDE = 10_000  # ns: of a machine so busy that its brackets are wider, launches themselves bound the clock
 SPREAD = 64  # launches that do
 _HOST = "host"  # as a source of cells
@@ -260,8 +260,9 @@ class _Finder:
     ) -> None:
         self.processes = list({id(process): process for process, _ in records}.values())
         place = {id(process): n for n, process in enumerate(self.processes)}
-        parts = [part for _, part in records]
-        self.raw = np.concatenate(parts) if parts else np.zeros(0, oplog.DTYPE)
+        # As bytes: field by field, fields that lie over each other would be copied many times.
+        parts = [np.ascontiguousarray(part).view(f"V{oplog.RECORD}") for _, part in records]
+        self.raw = np.concatenate([np.zeros(0, f"V{oplog.RECORD}"), *parts]).view(oplog.DTYPE)
         self.process = np.repeat(
             np.array([place[id(process)] for process, _ in records], np.int64), [len(part) for part in parts]
         )
@@ -283,7 +284,7 @@ class _Finder:
         kernel, graph = kinds == Kind.KERNEL, kinds == Kind.GRAPH
         member = kernel & ((raw["flags"][at] & oplog.GRAPH_NODE) != 0)
         lane, lanes = self._lanes(at)
-        context = self._numbered(self.owner, raw["context"][at].astype(np.int64))
+        context = timeline.numbered(self.owner, raw["context"][at].astype(np.int64))
         nothing = np.zeros(count, np.int64)
         none = np.full(count, -1, np.int64)
         execs = np.where(graph, field("graph", "exec"), field("kernel", "exec"))
@@ -333,18 +334,11 @@ class _Finder:
 
     # --- identities ---
 
-    def _numbered(self, *keys: Integers) -> Integers:
-        """Equal rows get equal numbers, from 0."""
-        if not len(keys[0]):
-            return np.zeros(0, np.int64)
-        _, numbers = np.unique(np.stack(keys, axis=1), axis=0, return_inverse=True)
-        return numbers.reshape(-1).astype(np.int64)
-
     def _lanes(self, at: Integers) -> tuple[Integers, list[Lane]]:
         """The stream of each operation by number, and the kind of each stream."""
         known = np.flatnonzero(self.raw["kind"] == oplog.LANE)
         both = np.concatenate([known, at])
-        numbers = self._numbered(self.process[both], self.raw["lane"][both].astype(np.int64))
+        numbers = timeline.numbered(self.process[both], self.raw["lane"][both].astype(np.int64))
         kinds = [Lane.BLOCKING] * (int(numbers.max()) + 1 if len(numbers) else 0)
         for number, kind in zip(
             numbers[: len(known)].tolist(), self.raw["lane_kind"][known].tolist(), strict=True

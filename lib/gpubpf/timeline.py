@@ -325,6 +325,15 @@ def _to_nodes(ops: Operations, bound: Integers) -> None:
         bound[places] = np.minimum(bound[places], bound[launch])
 
 
+def numbered(*columns: Integers) -> Integers:
+    """Rows of the columns by number: equal ones get equal numbers, in the order of the columns, from 0."""
+    numbers = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        _, own = np.unique(column, return_inverse=True)
+        _, numbers = np.unique(numbers * (int(own.max(initial=0)) + 1) + own, return_inverse=True)
+    return numbers.astype(np.int64)
+
+
 def runs(values: Integers) -> list[slice]:
     """Where equal neighbours lie."""
     if not len(values):
