@@ -24,9 +24,9 @@ uint64_t host_time();
 void host_reaches(uint64_t end);
 // Waits, and takes the calling thread's time along.
 void host_waits(const Fence &fence);
-// Is it done, as far as the calling thread can know: has any host thread's time come to its end? On the virtual clock this waits a while for the real
-// work, so that the answer depends on virtual times alone. A thread that asks the same again at the same time is
-// polling: its time moves on to the next of the ends that it asked for.
+// Is it done, as far as the calling thread can know: has any host thread's time come to its end? On the virtual clock this
+// waits a while for the real work, so that the answer depends on virtual times alone. A thread that asks the same again at
+// the same time is polling: its time moves on to the next of the ends that it asked for.
 bool host_sees(const Fence &fence);
 
 // Is the calling thread between cudasim_untimed(1) and cudasim_untimed(0)? A tool's own work takes no virtual time, and

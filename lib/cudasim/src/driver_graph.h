@@ -18,8 +18,8 @@ CUresult find_node(CUgraphNode handle, CUgraphNodeType type, NodePointer &node);
 // The node of an executable graph that was copied from `handle`.
 CUresult find_exec_node(CUgraphExec exec_handle, CUgraphNode handle, CUgraphNodeType type,
                         std::shared_ptr<GraphExec> &exec, NodePointer &copy);
-// Gives a part of an executable graph the parameters of a graph that looks the same; else CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE,
-// with the reason in `result`, if there is one. With both locked.
+// Gives a part of an executable graph the parameters of a graph that looks the same; else
+// CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, with the reason in `result`, if there is one. With both locked.
 CUresult update_graph(Graph &exec, const Graph &graph, CUgraphExecUpdateResultInfo *result);
 // Lists nodes as the API does: with no room to write them to, only how many there are.
 CUresult list(const std::vector<NodePointer> &nodes, CUgraphNode *out, size_t *count);

@@ -219,7 +219,9 @@ cudaError_t cudaGraphKernelNodeGetParams(cudaGraphNode_t node, struct cudaKernel
     if (CUresult status = cu().GraphKernelNodeGetParams(node, &found)) return done(status);
     *parameters = {};
     CUfunction function = found.func;
-    if (function == nullptr && cu().KernelGetFunction(&function, found.kern) != CUDA_SUCCESS) return done(cudaErrorInvalidValue);
+    if (function == nullptr) {
+        if (CUresult status = cu().KernelGetFunction(&function, found.kern)) return done(status);
+    }
     parameters->func = const_cast<void *>(host_function_of(function));
     parameters->gridDim = dim3(found.gridDimX, found.gridDimY, found.gridDimZ);
     parameters->blockDim = dim3(found.blockDimX, found.blockDimY, found.blockDimZ);
@@ -356,7 +358,7 @@ cudaError_t cudaGraphMemcpyNodeGetParams(cudaGraphNode_t node, struct cudaMemcpy
 }
 
 cudaError_t cudaGraphMemcpyNodeSetParamsToSymbol(cudaGraphNode_t node, const void *symbol, const void *from,
-    size_t bytes, size_t offset, enum cudaMemcpyKind kind) {
+                                                 size_t bytes, size_t offset, enum cudaMemcpyKind kind) {
     READY();
     void *to = nullptr;
     if (cudaError_t error = symbol_address(symbol, bytes, offset, to)) return done(error);
@@ -364,23 +366,23 @@ cudaError_t cudaGraphMemcpyNodeSetParamsToSymbol(cudaGraphNode_t node, const voi
 }
 
 cudaError_t cudaGraphMemcpyNodeSetParamsFromSymbol(cudaGraphNode_t node, void *to, const void *symbol,
-    size_t bytes, size_t offset, enum cudaMemcpyKind kind) {
+                                                   size_t bytes, size_t offset, enum cudaMemcpyKind kind) {
     READY();
     void *from = nullptr;
     if (cudaError_t error = symbol_address(symbol, bytes, offset, from)) return done(error);
     return cudaGraphMemcpyNodeSetParams1D(node, to, from, bytes, kind);
 }
 
-cudaError_t cudaGraphExecMemcpyNodeSetParamsToSymbol(cudaGraphExec_t exec, cudaGraphNode_t node, const void *symbol, const void *from,
-    size_t bytes, size_t offset, enum cudaMemcpyKind kind) {
+cudaError_t cudaGraphExecMemcpyNodeSetParamsToSymbol(cudaGraphExec_t exec, cudaGraphNode_t node, const void *symbol,
+                                                     const void *from, size_t bytes, size_t offset, enum cudaMemcpyKind kind) {
     READY();
     void *to = nullptr;
     if (cudaError_t error = symbol_address(symbol, bytes, offset, to)) return done(error);
     return cudaGraphExecMemcpyNodeSetParams1D(exec, node, to, from, bytes, kind);
 }
 
-cudaError_t cudaGraphExecMemcpyNodeSetParamsFromSymbol(cudaGraphExec_t exec, cudaGraphNode_t node, void *to, const void *symbol,
-    size_t bytes, size_t offset, enum cudaMemcpyKind kind) {
+cudaError_t cudaGraphExecMemcpyNodeSetParamsFromSymbol(cudaGraphExec_t exec, cudaGraphNode_t node, void *to,
+                                                       const void *symbol, size_t bytes, size_t offset, enum cudaMemcpyKind kind) {
     READY();
     void *from = nullptr;
     if (cudaError_t error = symbol_address(symbol, bytes, offset, from)) return done(error);

@@ -364,6 +364,30 @@ static void captures() {
     REQUIRE(destroyed == 1);
 }
 
+static void symbols() {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaGraphNode_t in, out;
+    host[0] = 31;
+    host[1] = 32;
+    CHECK(cudaGraphCreate(&graph, 0));
+    CHECK(cudaGraphAddMemcpyNodeToSymbol(&in, graph, nullptr, 0, counter, host, sizeof(int), 0, cudaMemcpyHostToDevice));
+    CHECK(cudaGraphAddMemcpyNodeFromSymbol(&out, graph, &in, 1, host + 2, counter, sizeof(int), 0, cudaMemcpyDeviceToHost));
+    CHECK(cudaGraphInstantiate(&exec, graph, 0));
+    CHECK(cudaGraphLaunch(exec, first));
+    CHECK(cudaStreamSynchronize(first));
+    REQUIRE(host[2] == 31);
+    CHECK(cudaGraphExecMemcpyNodeSetParamsToSymbol(exec, in, counter, host + 1, sizeof(int), 0, cudaMemcpyHostToDevice));
+    CHECK(cudaGraphExecMemcpyNodeSetParamsFromSymbol(exec, out, host + 3, counter, sizeof(int), 0, cudaMemcpyDeviceToHost));
+    CHECK(cudaGraphLaunch(exec, first));
+    CHECK(cudaStreamSynchronize(first));
+    REQUIRE(host[2] == 31 && host[3] == 32);
+    FAILS(cudaGraphMemcpyNodeSetParamsToSymbol(in, counter, host, 8, 0, cudaMemcpyHostToDevice), cudaErrorInvalidValue);
+    CHECK(cudaGraphMemcpyNodeSetParamsFromSymbol(out, host, counter, sizeof(int), 0, cudaMemcpyDeviceToHost));
+    CHECK(cudaGraphExecDestroy(exec));
+    CHECK(cudaGraphDestroy(graph));
+}
+
 int main() {
     CHECK(cudaStreamCreateWithFlags(&first, cudaStreamNonBlocking));
     CHECK(cudaStreamCreateWithPriority(&second, cudaStreamNonBlocking, -1));
@@ -373,6 +397,7 @@ int main() {
     branches();
     events_and_memory();
     captures();
+    symbols();
     CHECK(cudaDeviceSynchronize());
     puts("graphs ok");
     return 0;
