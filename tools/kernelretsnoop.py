@@ -177,7 +177,8 @@ def main(argv: list[str] | None = None) -> int:
             return listing.show(b, args, out)
         each = exitlog.Printer(out, args.json, args.csv) if args.each else None
         log = exitlog.ExitLog(recorded, args.block, args.thread, bool(args.heatmap), each)
-        follow = Follow(log_records=1 << 17, pump=256, ring_size=(1 << 28) if virtual else None)
+        pump = 0 if recorded else 256
+        follow = Follow(log_records=1 << 17, pump=pump, ring_size=(1 << 28) if virtual else None)
         with b.trace(args, follow) as session:
             for _ in session.intervals(args.interval, args.count, tick=lambda: log.take(session)):
                 if not args.each:

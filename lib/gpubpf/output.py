@@ -61,8 +61,11 @@ def _constant_or_digits(part: bytes | np.ndarray) -> bytes | tuple[np.ndarray, n
     visible = np.empty((places, len(part)), dtype=bool)
     for place in range(places - 1, -1, -1):
         visible[place] = rest > 0
-        rest, digit = np.divmod(rest, 10)
-        digits[place] = digit
+        tenth = rest // 10  # NumPy divides by a constant quickly, and does not so in divmod
+        digits[place] = rest - 10 * tenth
+        rest = tenth
+        if rest.dtype.itemsize == 8 and place and int(rest.max()) < 2**32:
+            rest = rest.astype(np.uint32)
     visible[-1] = True
     digits += ord("0")
     return digits, visible
@@ -85,8 +88,10 @@ def aligned(columns: Sequence[tuple[np.ndarray, int]], end: bytes) -> bytes:
         rest = values.astype(np.uint64)
         for place in range(width - 1, -1, -1):
             shown = (rest > 0) | (place == width - 1)
-            rest, digit = np.divmod(rest, np.uint64(10))
-            text[:, place] = np.where(shown, digit.astype(np.uint8) + ord("0"), ord(" "))
+            tenth = rest // np.uint64(10)
+            digit = (rest - tenth * np.uint64(10)).astype(np.uint8)
+            text[:, place] = np.where(shown, digit + ord("0"), ord(" "))
+            rest = tenth
             if not rest.any():
                 break
         parts.append(text)
