@@ -77,7 +77,7 @@ Warp *make_warp(Block &block, uint32_t index) {
     w.block = &block;
     uint32_t x = first % shape[0], y = first / shape[0] % shape[1], z = first / shape[0] / shape[1];
     for (uint32_t l = 0; l < 32; l++) w.pcs[l] = job.kernel->entry_pc;
-    std::fill(w.time, w.time + 32, job.launch->start_ns);
+    if (job.image->virtual_clock) std::fill(w.time, w.time + 32, job.launch->start_ns);
     if (x + 32 <= shape[0]) {
         for (uint32_t l = 0; l < 32; l++) {
             w.tid[0][l] = x + l;
@@ -149,9 +149,12 @@ bool step(Block &block, uint32_t index) {
     }
     const bool gone = w.exited == ~0u;
     if (gone) {
-        block.end = std::max(block.end, *std::max_element(w.time, w.time + 32));
-        if (uint64_t *ends = block.job->launch->ends)
-            std::copy_n(w.time, std::min(32u, block.threads - index * 32), ends + block.linear * block.threads + index * 32);
+        if (block.job->image->virtual_clock) {
+            block.end = std::max(block.end, *std::max_element(w.time, w.time + 32));
+            if (uint64_t *ends = block.job->launch->ends)
+                std::copy_n(w.time, std::min(32u, block.threads - index * 32),
+                            ends + block.linear * block.threads + index * 32);
+        }
         block.spare.emplace_back(&warp);
         block.active[index] = nullptr;
         block.finished++;
