@@ -691,7 +691,11 @@ class Session:
                     f" multiprocessors needs room for {place.capacity:,} records"
                 )
         elif kind == protocol.HOOKED and not process.hooked:
-            failed = protocol.hooked(payload).splitlines()
+            failed, left_out = (text.splitlines() for text in protocol.hooked(payload))
+            if unlogged := [line for line in left_out if line.startswith("cu")]:
+                self._note_once(
+                    f"{len(unlogged)} functions of this driver cannot be hooked, their calls are not seen: {unlogged[0]}"
+                )
             if failed:
                 self._note(
                     f"pid {process.pid} ({process.comm}) is not traced: cannot hook {'; '.join(failed[:3])}"

@@ -31,13 +31,13 @@ int main(int, char **argv) {
   for (size_t i = 0; i < kCount; ++i) {
     bool libc = strcmp(names[i], "_exit") == 0 || strcmp(names[i], "_Exit") == 0;
     void *at = libc ? nullptr : dlsym(library, names[i]);
-    table[i] = {names[i], reinterpret_cast<void *>(&replacement), at, at};
+    table[i] = {names[i], reinterpret_cast<void *>(&replacement), at, at, strcmp(names[i], "sigaction") == 0};
     found += at != nullptr;
   }
   long before[kCount];
   auto call = [](void *f) { return reinterpret_cast<long (*)(long, long, long, long, long, long)>(f)(0, 0, 0, 0, 0, 0); };
   for (size_t i = 0; i < kCount; ++i) before[i] = table[i].target && strstr(names[i], "Launch") ? int(call(table[i].target)) : 0;
-  std::string failed = gpubpf::install(table, kCount);
+  std::string left_out, failed = gpubpf::install(table, kCount, left_out);
   if (!failed.empty()) return printf("%s", failed.c_str()), 1;
   using GetProcAddress = int (*)(const char *, void **, int, unsigned long, void *);
   auto get = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress_v2"));

@@ -85,7 +85,7 @@ int main() {
   // Another name of the first one; a jump to it; what is too short for a jump and followed by what is not padding.
   table[6] = {"same", reinterpret_cast<void *>(replacements[0]), nullptr, reinterpret_cast<void *>(functions[0])};
   table[7] = {"jumping", reinterpret_cast<void *>(replacements[0]), reinterpret_cast<void *>(jumping), reinterpret_cast<void *>(jumping)};
-  std::string failed = gpubpf::install(table, 8);
+  std::string left_out, failed = gpubpf::install(table, 8, left_out);
   // in_loop jumps back into the bytes that a hook needs: refused, and untouched.
   expect(failed.c_str(), failed == "f: a jump into its first instructions\n", 1);
   for (int i = 0; i < 5; ++i) {

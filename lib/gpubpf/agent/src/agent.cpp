@@ -459,10 +459,10 @@ bool start() {
     if (log >= 0) close(log);
   }
   if (!hooked) choose_hooks(agent.config.log_records != 0);
-  std::string failed = hooked ? "" : install(hooks, hook_count());
+  std::string left_out, failed = hooked ? "" : install(hooks, hook_count(), left_out);
   hooked = true;
   Writer w;
-  agent.send(Message::Hooked, w.text(failed));
+  agent.send(Message::Hooked, w.text(failed).text(left_out));
   {
     std::lock_guard<std::mutex> hold(c->lock);
     agent.live = failed.empty() && !c->gone;

@@ -668,7 +668,7 @@ void hook__Exit(int status) {
 }  // namespace
 
 Hook hooks[2 * kHooks] = {
-#define GPUBPF_HOOK(symbol) {#symbol, nullptr, nullptr, nullptr},
+#define GPUBPF_HOOK(symbol) {#symbol, nullptr, nullptr, nullptr, false},
 #include "hooks.def"
 #include "hooks_graph.def"
 #include "hooks_log.def"
@@ -697,6 +697,7 @@ void find_hook_targets(void *library) {
     Hook &h = hooks[i];
     bool libc = i >= kHook_sigaction && i <= kHook__Exit;
     h.target = dlsym(libc ? RTLD_DEFAULT : library, h.name);
+    h.optional = libc || i >= kAlways;
     h.original = h.target;
   }
   // A driver may hand out other addresses than it exports. Names without versions mean one function, whichever way they are asked for.
@@ -714,7 +715,7 @@ void find_hook_targets(void *library) {
     if (get(name.c_str(), &address, 13000, per_thread ? 2 : 1, &found) != CUDA_SUCCESS || !address) continue;
     bool known = false;
     for (size_t k = 0; k < hooks_used; ++k) known = known || hooks[k].target == address;
-    if (!known) hooks[hooks_used++] = {h.name, h.replacement, address, address};
+    if (!known) hooks[hooks_used++] = {h.name, h.replacement, address, address, h.optional};
   }
 }
 

@@ -12,6 +12,7 @@ struct Hook {
   void *replacement;
   void *original;  // calls the unhooked function; written before the hook goes live
   void *target;    // null: the library lacks it, nothing to hook
+  bool optional = false;  // without it less is seen, and no more than that
 };
 
 enum HookIndex : size_t {

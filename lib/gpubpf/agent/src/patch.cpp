@@ -314,7 +314,7 @@ uint8_t *entry_of(void *target) {
 
 }  // namespace
 
-std::string install(Hook *hooks, size_t count) {
+std::string install(Hook *hooks, size_t count, std::string &left_out) {
   struct Ready {
     uint8_t *at;
     uint8_t *slot;
@@ -351,8 +351,8 @@ std::string install(Hook *hooks, size_t count) {
       memcpy(slot + 6, &h.replacement, 8);
       why = move(at, slot + 16, slot + kSlotSize, moved);
     }
-    if (why) {  // without libc's it goes, less well
-      if (h.name[0] != '_' && strcmp(h.name, "sigaction") != 0) failed += std::string(h.name) + ": " + why + "\n";
+    if (why) {
+      (h.optional ? left_out : failed) += std::string(h.name) + ": " + why + "\n";
       continue;
     }
     h.original = slot + 16;
@@ -374,7 +374,7 @@ std::string install(Hook *hooks, size_t count) {
 
 #else
 
-std::string install(Hook *, size_t) { return "all: hooks are written for x86-64 only\n"; }
+std::string install(Hook *, size_t, std::string &) { return "all: hooks are written for x86-64 only\n"; }
 
 #endif
 

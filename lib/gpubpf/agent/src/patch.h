@@ -14,8 +14,8 @@ namespace gpubpf {
 struct Hook;
 
 // Puts `count` replacements onto their targets; `original` is written before the jump. Gives the names of those that do not work,
-// with the reason, one in each line.
-std::string install(Hook *hooks, size_t count);
+// with the reason, one in each line; optional ones in `left_out`.
+std::string install(Hook *hooks, size_t count, std::string &left_out);
 
 // An x86-64 instruction as far as moving it elsewhere needs. `length` 0: not known.
 struct Decoded {
