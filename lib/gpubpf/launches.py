@@ -461,11 +461,13 @@ class _Finder:
     def _read(self, ops: Operations, probed: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
         """Which operations have a cell, and the cells. What the host's memory holds comes first: the GPU's own arrays know better."""
         read, found = np.zeros(len(ops), bool), np.zeros(len(ops), _CELL)
-        for (pid, _), cells in sorted(self.cells.items(), key=lambda item: item[0][1] != _HOST):
+        for (pid, source), cells in sorted(self.cells.items(), key=lambda item: item[0][1] != _HOST):
             here = [place for place, process in enumerate(self.processes) if process.pid == pid]
             at = np.flatnonzero(probed & np.isin(self.owner, here))
             there, cell = cells.lookup(ops.id[at] & COUNTER)
             read[at[there]], found[at[there]] = True, cell[there]
+            if source == _HOST:  # no reading came: its process is gone
+                found["past"][at[there]] = True
         return read, found
 
     def _overtaken(self, ops: Operations, read: NDArray[np.bool_], cells: NDArray[Any]) -> Integers:
