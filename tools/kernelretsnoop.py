@@ -278,7 +278,7 @@ def show_csv(
 
 def show_end(session: Session, log: ExitLog, args: argparse.Namespace, out: cli.Output) -> None:
     """The picture; how much of what ran was seen, and why not all."""
-    from gpubpf import heatmap
+    from gpubpf import heatmap, table
 
     if args.heatmap:
         heatmap.write(args.heatmap, list(log.heats.values()))
@@ -286,7 +286,10 @@ def show_end(session: Session, log: ExitLog, args: argparse.Namespace, out: cli.
     if args.json:
         out.record(**({"type": "summary", "tool": TOOL} | summary | more))
     elif not args.csv:
-        out.lines([*cli.coverage(summary), *log.loss_lines(more)])
+        other = summary["lost"] - sum(more.get("records_lost", {}).values())
+        out.lines(cli.coverage(summary | {"lost": max(0, other)}))
+        for line in log.loss_lines(more):
+            out.lines(table.wrap(line))
 
 
 if __name__ == "__main__":
