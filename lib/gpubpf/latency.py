@@ -334,8 +334,15 @@ def finding(view: View, chosen: Integers) -> Iterator[str]:
     """Where the time of all of them went."""
     parts = {name: getattr(view.waits, name)[chosen] for name in SPLIT}
     whole = np.all([values != NONE for values in parts.values()], axis=0)
-    sums = {name: int(values[whole].sum()) for name, values in parts.items()}
-    total = sum(sums.values())
+    latency, api, wait = (
+        values[whole] for values in (view.waits.latency[chosen], parts["api"], parts["wait"])
+    )
+    # A kernel may start before its call returns.
+    called = np.minimum(api, latency)
+    waited = np.clip(latency - called, 0, wait)
+    total = int(latency.sum())
+    sums = {"api": int(called.sum()), "wait": int(waited.sum())}
+    sums["overhead"] = total - sums["api"] - sums["wait"]
     if total <= 0:
         return
     words = {"wait": "behind earlier work", "api": "in the launch call", "overhead": "on the way to the GPU"}

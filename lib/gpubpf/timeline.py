@@ -112,9 +112,9 @@ class Waits:
     passed: Integers
 
 
-def over_by(ops: Operations) -> Integers:
-    """When each operation had certainly ended, by what came later: work behind it in its stream that had begun, a host that had waited
-    for it. NEVER where nothing says so."""
+def over_by(ops: Operations, by_work: bool = True) -> Integers:
+    """When each operation had certainly ended, by what came later: a host that had waited for it, and (`by_work`) work behind it in
+    its stream that had begun. NEVER where nothing says so."""
     count = len(ops)
     bound = np.full(count, NEVER, np.int64)
     position = np.arange(count)
@@ -122,7 +122,7 @@ def over_by(ops: Operations) -> Integers:
     start, _ = _of_graphs(ops)
     synced = ops.kind == Kind.SYNC
     # Of a stream, from its last operation to its first: the least of the begins and of the returns of waits behind.
-    says = np.where(start == NONE, NEVER, start)
+    says = np.where((start == NONE) | (not by_work), NEVER, start)
     says = np.where(ops.waits | (synced & (ops.what == Sync.STREAM)), ops.ret, says)
     order = np.lexsort((position, ops.lane))
     order = order[queued[order]]
@@ -190,7 +190,8 @@ def _predecessors(ops: Operations) -> tuple[Integers, Integers, NDArray[np.bool_
     exact = exact_end != NONE
     least: Any = np.iinfo(np.int64).min
     # Plain lists: a million operations one by one.
-    ended = np.where(exact, exact_end, over_by(ops)).tolist()
+    # The clock of a GPU has an error, the return of a host that waited has none.
+    ended = np.where(exact, np.minimum(exact_end, over_by(ops, by_work=False)), over_by(ops)).tolist()
     kinds, lanes, contexts, links = (
         ops.kind.tolist(),
         ops.lane.tolist(),
