@@ -36,6 +36,9 @@ BODIES = {
     "spin": """mov.u64 %rd3, %clock64;
         AGAIN: mov.u64 %rd4, %clock64; sub.u64 %rd5, %rd4, %rd3; setp.lt.u64 %p1, %rd5, 100000; @%p1 bra AGAIN;
         st.global.u64 [%rd1], %rd5; ret;""",
+    "apart": """mov.u64 %rd3, %clock64; mul.wide.u32 %rd6, %r1, 1000;
+        AGAIN: mov.u64 %rd4, %clock64; sub.u64 %rd5, %rd4, %rd3; setp.ge.u64 %p1, %rd5, %rd6; @!%p1 bra AGAIN;
+        st.global.u64 [%rd1], %rd4; ret;""",
     "predicated": """setp.eq.u32 %p1, %r1, 0; @%p1 add.u32 %r1, %r1, 1; @!%p1 add.u32 %r1, %r1, 1;
         @%p1 nanosleep.u32 500; nanosleep.u32 %r1; ret;""",
     "barrier": """setp.eq.u32 %p1, %r1, 40; @!%p1 bra JOIN; nanosleep.u32 1000;
@@ -119,6 +122,14 @@ def test_a_thread_that_waits_for_a_time_sees_it_come() -> None:
     waited, ends = run("spin")
     assert set(waited) == {100_001 - START}  # the first turn of 4 ns that ends at 100,000 or more
     assert set(ends) == {4 + 100_001 + 4 + 2}
+
+
+def test_threads_that_wait_for_different_times() -> None:
+    seen, ends = run("apart")
+    # turns of 4 ns, the first of which reads the clock 2 ns after the time that they count from
+    expected = [4 + (2 if t == 0 else 2 + -(-(1000 * t - 2) // 4) * 4) for t in range(64)]
+    assert seen == expected
+    assert ends == [t + 4 + 2 for t in expected]
 
 
 def test_sleep_counts_where_it_is_reached_with_a_true_predicate() -> None:

@@ -841,6 +841,7 @@ class FunctionCode:
             lines += self._prologue(block)
         if block.turn:
             lines.append(f"TURN({here}u);")
+        lines += self._pass_time(block)
         live = set(block.live_out)
         if block.head is not None:
             live = (live - block.head.defs) | block.head.uses
@@ -863,6 +864,42 @@ class FunctionCode:
             lines.append(f"TICK({block.reached});")
         lines.append(self._terminator(block, base, entries))
         return "\n".join(lines)
+
+    def _pass_time(self, block: Block) -> list[str]:
+        """For a loop of one block that does nothing but look at the clock: the turns ahead of the last one, or up to where the warp
+        yields, at once for all lanes, where they are all alike."""
+        if not (self.virtual and block.kind == "branch" and block.targets[0] is block and block.reached):
+            return []
+        need: set[Register] = set()
+        defined: set[Register] = set()
+        for code in block.codes:
+            need |= code.uses - defined
+            defined |= code.defs
+        alone = any(c.memory or c.before or c.alone or c.writes_shared or c.reads_shared for c in block.codes)
+        if alone or need & defined or block.predicate not in defined or block.turn:
+            return []  # a turn depends on the one before it, or on other threads
+        assert block.predicate is not None
+        alike = ["w->time[l] == w->time[first_]"]
+        load = []
+        for r in sorted(need, key=lambda r: r.name):
+            self._fields[r.name] = r.width
+            at = f"R->{r.name}[l]" if r.width else f"(R->{r.name} >> l & 1)"
+            alike.append(f"{at} == {at.replace('[l]', '[first_]').replace('>> l', '>> first_')}")
+            load.append(f"const {c_type(r.width)} {r.name} = {at};")
+        declared = [f"{c_type(r.width)} {r.name} = 0;" for r in sorted(defined, key=lambda r: r.name)]
+        again = f"{'!' if block.negated else ''}{block.predicate.name}"
+        return [
+            "{ const u32 first_ = (u32)__builtin_ctz(mask); u32 alike_ = 1;",
+            f"LANES alike_ &= {' && '.join(alike)}; END",
+            f"if (alike_ && w->budget >= {block.reached}) {{ const u32 l = first_; const u64 begin_ = w->time[l];",
+            f"const u64 most_ = begin_ + (u32)w->budget - {block.reached}; u64 passed_;",
+            *load,
+            f"for (; w->time[l] <= most_; w->time[l] += {block.reached}) {{",
+            *declared,
+            *(c.text for c in block.codes if c.text),
+            f"if (!({again})) break; }}",
+            "passed_ = w->time[l] - begin_; w->time[l] = begin_; TICK(passed_); } }",
+        ]
 
     def _prologue(self, block: Block) -> list[str]:
         lines: list[str] = []
