@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 COARSE = 256  # ns; a timer that ticks so slowly is refined by the multiprocessors' clocks
 CHUNK = 1 << 16  # records in one go
+MOST_LAUNCHES = 1 << 20  # so many are remembered, since records may still come
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class ExitLog:
         self._whose: dict[tuple[int, int], Place] = {}  # of launches, by process and number
         self._pending: dict[tuple[int, int], list[Any]] = {}  # records of launches that are not whole yet
         self._brackets: dict[tuple[int, int], list[Bracket]] = {}
+        self._clocks: dict[tuple[int, int], tuple[int, GpuClock]] = {}  # made of so many brackets
         self._virtual: set[int] = set()
         self._log_lost: dict[int, int] = {}
         self._clock: dict[tuple[int, int], Clock] = {}
@@ -127,6 +129,9 @@ class ExitLog:
             place = shapes[key]
             if self._recorded:
                 self._whose[log.pid, number] = place
+                if len(self._whose) > MOST_LAUNCHES:
+                    for old in list(self._whose)[: MOST_LAUNCHES // 2]:
+                        del self._whose[old]
             self._launches[place] = self._launches.get(place, 0) + 1
 
     def _host_times(self, place: Place, records: Any) -> tuple[Any, Any]:
@@ -134,7 +139,11 @@ class ExitLog:
         time = records["time"].astype(np.int64)
         if place.pid in self._virtual:
             return time, np.ones(len(time), bool)
-        clock = GpuClock(self._brackets.get((place.pid, place.gpu), []))
+        brackets = self._brackets.get((place.pid, place.gpu), [])
+        known, clock = self._clocks.get((place.pid, place.gpu), (-1, GpuClock([])))
+        if known != len(brackets):
+            clock = GpuClock(brackets)
+            self._clocks[place.pid, place.gpu] = len(brackets), clock
         if (clock.tick or estimated_tick(time)) >= COARSE:
             columns = records["sm"].astype(np.int64), records["clock"].astype(np.int64), time
             time = SmClock(*columns, tick=clock.tick).gpu(*columns).at
@@ -194,16 +203,16 @@ class ExitLog:
             self._pending.setdefault((ring.pid, int(some["launch"][0])), []).append(some)
 
     def _tell(self, final: bool) -> None:
-        """Gives `each` the records of launches that the log has, in the order in which they came."""
+        """Gives `each` the records of launches that the log has."""
         assert self._each is not None
+        told: dict[Place, list[Any]] = {}
         for key in list(self._pending):
             place = self._whose.get(key)
-            if place is None and not final:
-                continue
-            parts = self._pending.pop(key)
-            if place is None:
-                self.homeless += sum(map(len, parts))
-                continue
+            if place is not None:
+                told.setdefault(place, []).extend(self._pending.pop(key))
+            elif final:
+                self.homeless += sum(map(len, self._pending.pop(key)))
+        for place, parts in told.items():
             self._each(place, *self._timed(place, np.concatenate(parts)))
 
     def _timed(self, place: Place, records: Any) -> tuple[Any, Any]:

@@ -437,29 +437,25 @@ def findings(found: Report, source: Callable[[int], str | None]) -> list[str]:
 
 def _lanes(found: Report, source: Callable[[int], str | None]) -> list[str]:
     means = np.array([lane.late.mean for lane in found.lanes])
-    most = float(means.max(initial=0.0))
+    least, most = float(means.min()), float(means.max())
     if not most:
         return ["the lanes of a warp leave together"]
-    usual = float(np.median(means))
-    late = [lane for lane, mean in zip(found.lanes, means, strict=True) if mean > (most + usual) / 2]
-    if usual > most / 2 or 2 * len(late) >= len(means):
-        first, last = found.lanes[int(means.argmin())], found.lanes[int(means.argmax())]
+    if least > most / 2:
         return [
-            f"the lanes of a warp leave one after the other, {duration(found.warp.mean)} from the first to the last (mean); "
-            f"lane {first.number} is {duration(first.late.mean)} behind the first, lane {last.number} {duration(last.late.mean)}"
+            f"the lanes of a warp leave one after the other, {duration(found.warp.mean)} from the first to the last (mean)"
         ]
-    least = min(lane.late.mean for lane in late)
-    time = duration(least) if duration(least) == duration(most) else f"{duration(least)} to {duration(most)}"
-    ways = {source(lane.site) for lane in late if lane.site is not None} - {None}
-    at = f", at {ways.pop()}" if len(ways) == 1 else ""
-    numbers = [lane.number for lane in late]
-    who = named("lane", numbers)
-    leaves, rest = (
-        ("leave", "their warp") if who.startswith(("lanes", f"{len(late)} ")) else ("leaves", "its warp")
-    )
+    late = [lane for lane, mean in zip(found.lanes, means, strict=True) if mean > (most + least) / 2]
+    early = [lane for lane in found.lanes if lane not in late]
+    few, when = (late, "after") if len(late) <= len(early) else (early, "before")
+    who = named("lane", [lane.number for lane in few])
+    leaves, rest = ("leave", "their") if who.startswith(("lanes", f"{len(few)} ")) else ("leaves", "its")
+    low, high = duration(min(lane.late.mean for lane in late)), duration(most)
     worst = max(lane.late.max for lane in late)
     uneven = f" (mean; at most {duration(worst)})" if worst > 1.1 * most else ""
-    return [f"{who} {leaves} {time} after the rest of {rest}{uneven}{at}"]
+    ways = {source(lane.site) for lane in late if lane.site is not None} - {None}
+    at = f", at {ways.pop()}" if len(ways) == 1 and when == "after" else ""
+    time = low if low == high else f"{low} to {high}"
+    return [f"{who} {leaves} {time} {when} the rest of {rest} warp{uneven}{at}"]
 
 
 def _warps(found: Report) -> list[str]:
@@ -503,9 +499,7 @@ def named(what: str, numbers: Sequence[int]) -> str:
     return f"{len(numbers)} {what}s ({', '.join(map(str, numbers[:4]))}{more})"
 
 
-def lane_rows(
-    found: Report, source: Callable[[int], str | None]
-) -> list[tuple[str, Lane, str]]:
+def lane_rows(found: Report, source: Callable[[int], str | None]) -> list[tuple[str, Lane, str]]:
     """What the table shows, lanes that do not differ as one row: their numbers, one of them, where it was latest."""
     rows: dict[tuple[Spread, str], list[Lane]] = {}
     for lane in found.lanes:

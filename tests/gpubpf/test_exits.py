@@ -135,6 +135,11 @@ def test_every_fourth_lane() -> None:
     assert said(found).startswith("every 4th lane (3 to 31) leaves 100 ns after the rest of its warp")
 
 
+def test_most_lanes_are_late() -> None:
+    found = both(Shape((1, 1, 1), (64, 1, 1)), 100 * (np.arange(64) % 32 > 1))
+    assert said(found).startswith("lanes 0 and 1 leave 100 ns before the rest of their warp")
+
+
 def test_partial_warps_and_single_threads() -> None:
     """Blocks of 40: the second warp has 8 lanes. The last of them is late."""
     found = both(Shape((2, 1, 1), (8, 5, 1)), 90 * (np.arange(80) % 40 == 39))
