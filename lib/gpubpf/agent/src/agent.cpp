@@ -26,11 +26,15 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "graph.h"
 #include "hooks.h"
 #include "log.h"
 #include "marker.h"
+#include "operation.h"
 #include "patch.h"
 #include "shared.h"
+#include "stack.h"
+#include "stamp.h"
 
 namespace gpubpf {
 
@@ -428,6 +432,10 @@ bool start() {
   if (!hooked) find_hook_targets(library);
   new_process();
   new_registry();  // what a forked child knows is its parent's
+  new_operations();
+  new_graphs();
+  new_stamps();
+  new_stacks();
   connection = c;
   agent.connected = true;
   agent.present = true;

@@ -59,10 +59,8 @@ struct Execs {
   uint64_t serials = 0;
 };
 
-Execs &execs() {
-  static auto *all = new Execs;
-  return *all;
-}
+Execs *all_execs = nullptr;
+Execs &execs() { return *all_execs; }
 
 std::shared_ptr<Exec> find(CUgraphExec handle) {
   std::lock_guard<std::mutex> hold(execs().lock);
@@ -426,6 +424,8 @@ void number_replay(Exec &exec, CUstream stream, uint32_t lane, uint64_t first) {
 }
 
 }  // namespace
+
+void new_graphs() { all_execs = new Execs; }
 
 void prepare_cells(Context &context) {
   CUdeviceptr base = 0;

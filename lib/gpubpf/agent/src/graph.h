@@ -11,6 +11,8 @@
 
 namespace gpubpf {
 
+void new_graphs();  // at the agent's start, see new_operations()
+
 // After the driver's calls; `graph` is what it was made, or updated, from.
 void graph_made(CUgraphExec exec, CUgraph graph, uint64_t flags);
 void graph_updated(CUgraphExec exec, CUgraph graph);

@@ -31,10 +31,9 @@ struct Lanes {
   uint32_t count = 0;
 };
 
-Lanes &lanes() {
-  static auto *all = new Lanes;  // never destroyed: threads go on while the process exits
-  return *all;
-}
+// Never destroyed: threads go on while the process exits.
+Lanes *all_lanes = nullptr;
+Lanes &lanes() { return *all_lanes; }
 
 std::atomic<uint64_t> lane_epoch{1};  // what a thread remembers of an earlier one may be wrong
 
@@ -154,10 +153,8 @@ struct Events {
 };
 constexpr size_t kEventShards = 16;
 
-Events &events(CUevent event) {
-  static auto *all = new Events[kEventShards];
-  return all[(reinterpret_cast<uintptr_t>(event) >> 5) % kEventShards];
-}
+Events *all_events = nullptr;
+Events &events(CUevent event) { return all_events[(reinterpret_cast<uintptr_t>(event) >> 5) % kEventShards]; }
 
 }  // namespace
 
@@ -178,6 +175,12 @@ void forget_event(CUevent event) {
   Events &e = events(event);
   std::lock_guard<std::mutex> hold(e.lock);
   e.recorded.erase(event);
+}
+
+void new_operations() {
+  all_lanes = new Lanes;
+  all_events = new Events[kEventShards];
+  lane_epoch.fetch_add(1, std::memory_order_release);
 }
 
 // --- operations ---

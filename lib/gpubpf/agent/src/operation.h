@@ -32,6 +32,9 @@ void event_recorded(CUevent event, uint64_t id);
 uint64_t recorded_by(CUevent event);
 void forget_event(CUevent event);
 
+// At the agent's start; in a forked child anew: what the parent kept is of no use, and may be locked.
+void new_operations();
+
 // Fills in a record of Kind::Api: the call of hooks[index].
 void describe_call(Record &record, size_t index, uint64_t bytes);
 

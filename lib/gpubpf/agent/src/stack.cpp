@@ -104,7 +104,6 @@ void tell(uint32_t number, const Frames &f) {
 struct Known {
   std::mutex lock;
   std::unordered_map<uint64_t, uint32_t> stacks;  // by hash of their addresses
-  pid_t of = 0;                                   // a forked child tells its own
 };
 
 // A stack seen at a depth. When the same return addresses are found again in the same places, from the innermost on, it is the same:
@@ -125,14 +124,13 @@ bool still(const Remembered &r, uintptr_t here) {
   return true;
 }
 
+Known *known = nullptr;
+
 uint32_t number_of(const Frames &frames) {
-  static auto *known = new Known;
   uint64_t hash = hash_of(frames);
   uint32_t number;
   {
     std::lock_guard<std::mutex> hold(known->lock);
-    if (known->of != getpid()) known->stacks.clear();
-    known->of = getpid();
     auto it = known->stacks.find(hash);
     if (it != known->stacks.end()) return it->second;
     if (known->stacks.size() >= kMostStacks) return 0;
@@ -144,6 +142,8 @@ uint32_t number_of(const Frames &frames) {
 }
 
 }  // namespace
+
+void new_stacks() { known = new Known; }
 
 __attribute__((noinline)) uint32_t host_stack() noexcept {
   static Remembered remembered[kRemembered][kWays];

@@ -211,6 +211,8 @@ void give_back(Stamp *s) {
 
 }  // namespace
 
+void new_stamps() { poller = nullptr; }  // a thread of the parent's is not there
+
 Stamp *begin_stamp(Context &context, CUstream stream) noexcept {
   Stamp *stamp = nullptr;
   quietly([&] {

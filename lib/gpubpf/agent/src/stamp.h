@@ -10,6 +10,8 @@ namespace gpubpf {
 
 class Stamp;
 
+void new_stamps();  // at the agent's start, see new_operations()
+
 // Before the driver's call: records the first event. Null: there is none, and nothing happened. The stream is not being captured.
 Stamp *begin_stamp(Context &context, CUstream stream) noexcept;
 // After it: records the second, unless the operation failed. The span is logged once both have happened.
