@@ -355,8 +355,8 @@ def finding(view: View, chosen: Integers) -> Iterator[str]:
 
 def kernel_table(view: View, found: Sequence[Group], by_stream: bool) -> list[str]:
     """One line for each group: how many, how long from call to start, what that was, how long they ran."""
-    width = 9 if by_stream else 16
-    stream = " STREAM" if by_stream else ""
+    width = 8 if by_stream else 16
+    stream = " STREAM " if by_stream else ""
     titles = ("P50", "P99", "MAX", "API", "WAIT", "OVERHEAD", "EXEC")
     lines = [f"{'':23}{'latency, us':>24}{'what of it, mean us':>25}"]
     lines.append(f"{'KERNEL':<{width}}{stream}{'COUNT':>7}" + _cells(titles))
@@ -367,7 +367,7 @@ def kernel_table(view: View, found: Sequence[Group], by_stream: bool) -> list[st
         for what in (*SPLIT, "exec"):
             mean = (distribution(getattr(view.waits, what)[group.at]) or {}).get("mean")
             cells.append(at_least(mean, error) if what == "overhead" else us(mean))
-        place = f" {group.stream:<6.6}" if by_stream else ""
+        place = f" {group.stream:<7}" if by_stream else ""
         lines.append(f"{table.fit(group.label, width):<{width}}{place}{len(group):>7}" + _cells(cells))
     return lines
 
@@ -377,6 +377,11 @@ def _cells(cells: Sequence[str]) -> str:
     return "".join(f"{cell:>{9 if n == len(cells) - 2 else 8}}" for n, cell in enumerate(cells))
 
 
+def stream_name(label: str) -> str:
+    """In a sentence."""
+    return {"default": "default stream", "thread": "a thread's default stream"}.get(label, f"stream {label}")
+
+
 def wait_lines(view: View, found: Sequence[Group]) -> Iterator[str]:
     """Behind what each kernel waited most."""
     for group in found:
@@ -384,7 +389,7 @@ def wait_lines(view: View, found: Sequence[Group]) -> Iterator[str]:
             how = " through an event" if waited["kind"] == "event" else ""
             what = waited.get("of", waited["kind"])
             title = f"{TITLES.get(waited['name'], waited['name'])}{' copies' if what == 'copy' else ''}"
-            where = f" (stream {group.stream})" if group.stream else ""
+            where = f" ({stream_name(group.stream)})" if group.stream else ""
             who = f"{group.label}{where}: {count:,} of {len(group):,}"
             sentence = f"{who} waited behind {title}{how}, {us(total // count)} us on average"
             yield from table.wrap(sentence, indent=2)
@@ -428,9 +433,8 @@ def timeline_lines(view: View, new: Integers) -> Iterator[str]:
         for lane in np.unique(ops.lane[mine & ~host]).tolist():
             at = np.flatnonzero(mine & ~host & (ops.lane == lane))
             first = int(at[0])
-            title = {"default": "the default stream", "thread": "a thread's default stream"}.get(
-                view.streams[lane], f"stream {view.streams[lane]} (0x{int(found.stream[first]):x})"
-            )
+            title = stream_name(view.streams[lane])
+            title += f" (0x{int(found.stream[first]):x})" if title.startswith("stream") else ""
             yield f"{title} of {process.comm} (pid {process.pid}), GPU {int(found.gpu[first])}"
             yield f"{'FROM T+us':>12} {'TO T+us':>12} {'FOR us':>9}  WHAT"
             for place in at.tolist():
@@ -545,7 +549,7 @@ def slow_stories(view: View, slow: Integers, chosen: Integers, limit: int) -> It
             f"T+{(int(view.ops.call[at]) - found.origin) / 1000:.1f} us  {view.labels[int(found.name[at])]}: "
             f"{at_least(int(waits.latency[at]), known(found.start_error[at]))} us"
         )
-        yield f"  thread {int(found.tid[at])} of {process.comm}, stream {stream}"
+        yield f"  thread {int(found.tid[at])} of {process.comm}, {stream_name(stream)}"
         parts = [f"{us(known(waits.api[at]))} us in the call"]
         if waits.wait[at] > 0:
             waited = view.waited_for(at) or {"name": "earlier work"}
