@@ -25,7 +25,7 @@ enum class Message : uint32_t {
   Marker = 8,    // + the file with the host program's stub
   Log = 9,       // + the operation log
   Ring = 10,     // + data file, where that is in host memory
-  Stack = 11,    // u32 number, then frames: u32 how many, for each u64 address, u64 offset in its file, text file, text symbol
+  Stack = 11,    // u32 number, then frames: u32 how many, for each u64 address, u64 address as its file has it, text file, text symbol
   Context = 12,  // u32 serial, u32 gpu, u32 compute capability
   // tool to agent
   Welcome = 16,
