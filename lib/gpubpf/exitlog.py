@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 COARSE = 256  # ns; a timer that ticks so slowly is refined by the multiprocessors' clocks
 CHUNK = 1 << 16  # records in one go
+READINGS = 4096  # of clocks, for each GPU
 MOST_LAUNCHES = 1 << 20  # so many are remembered, since records may still come
 
 
@@ -81,7 +82,9 @@ class ExitLog:
         self._clocks: dict[tuple[int, int], tuple[int, GpuClock]] = {}  # made of so many brackets
         self._virtual: set[int] = set()
         self._log_lost: dict[int, int] = {}
-        self._clock: dict[tuple[int, int], Clock] = {}
+        self._readings: dict[tuple[int, int], Any] = {}  # of clocks: [multiprocessor, cycles, ns]
+        self._ticks: dict[tuple[int, int], int] = {}  # ns in which the timer counts
+        self._rates: dict[tuple[int, int], Clock] = {}  # what they say
         self.heats: dict[Place, Heat] = {}
         self.faults: set[int] = set()  # processes whose context broke
         self.homeless = 0  # records of launches that nothing is known of
@@ -115,6 +118,8 @@ class ExitLog:
             clock, gpu = record["clock"], log.gpus.get(int(record["context"]), 0)
             bracket = Bracket(*(int(clock[name]) for name in ("host_before", "gpu", "host_after", "tick_ns")))
             self._brackets.setdefault((log.pid, gpu), []).append(bracket)
+            self._ticks[log.pid, gpu] = max(self._ticks.get((log.pid, gpu), 0), bracket.tick)
+            self._ticked(log.pid, gpu, [[int(clock["sm"])], [int(clock["clock64"])], [int(clock["gpu"])]])
         kernels = records[(kinds == oplog.KERNEL) & (records["kernel"]["reason"] == oplog.INSTRUMENTED)]
         kernels = kernels[(kernels["flags"] & oplog.CAPTURED) == 0]
         shapes: dict[bytes, Place] = {}
@@ -165,12 +170,10 @@ class ExitLog:
                 rounds["clock"].astype(np.int64),
                 (rounds["time_sm"] >> np.uint64(16)).astype(np.int64),
             )
-            key = place.pid, place.gpu
-            found = None if place.pid in self._virtual else Clock.measured(*columns)
-            if found and (key not in self._clock or found.error < self._clock[key].error):
-                self._clock[key] = found
+            self._ticked(place.pid, place.gpu, columns)
             chosen = _mask(place.grid, self._ranges[0])
-            self._of(place).take_maps(warps.array, blocks.array, self._rate(place), chosen)
+            tick = float(self._ticks.get((place.pid, place.gpu), 0))
+            self._of(place).take_maps(warps.array, blocks.array, self._rate(place), chosen, tick)
 
     def _lateness(self) -> tuple[dict[Place, Lateness], dict[Place, int]]:
         """All that the maps have added up, and the launches of each place."""
@@ -186,8 +189,27 @@ class ExitLog:
                 launches[place] = launches.get(place, 0) + late.launches
         return found, launches
 
+    def _ticked(self, pid: int, gpu: int, columns: Any) -> None:
+        """Readings of multiprocessors' clocks and the timer: their numbers, cycles, ns."""
+        new = np.array(columns).astype(np.int64)
+        kept = self._readings.get((pid, gpu))
+        both = new if kept is None else np.concatenate([kept, new], axis=1)
+        # The oldest and the newest tell most.
+        half = READINGS // 2
+        self._readings[pid, gpu] = (
+            both if both.shape[1] <= READINGS else np.concatenate([both[:, :half], both[:, -half:]], axis=1)
+        )
+        self._rates.pop((pid, gpu), None)
+
     def _rate(self, place: Place) -> Clock:
-        return self._clock.get((place.pid, place.gpu), Clock())
+        """How long a cycle is; where nothing tells, 1 ns with an error of as much."""
+        key = place.pid, place.gpu
+        if place.pid in self._virtual:
+            return Clock()
+        if key not in self._rates:
+            found = Clock.measured(*self._readings[key]) if key in self._readings else None
+            self._rates[key] = found or Clock(1.0, 1.0)
+        return self._rates[key]
 
     def _of(self, place: Place) -> Exits:
         return self._exits.setdefault(place, Exits(place.shape))
@@ -241,10 +263,8 @@ class ExitLog:
             records = records[records["thread"] < shape.threads]
             if self._each is not None:
                 self._each(place, *self._timed(place, records))
-            if place.pid not in self._virtual and (place.pid, place.gpu) not in self._clock:
-                columns = (records[name].astype(np.int64) for name in ("sm", "clock", "time"))
-                if found := Clock.measured(*columns):
-                    self._clock[place.pid, place.gpu] = found
+            few = records[:: max(1, len(records) // READINGS)]
+            self._ticked(place.pid, place.gpu, [few[name] for name in ("sm", "clock", "time")])
             tick = 0 if place.pid in self._virtual else estimated_tick(records["time"].astype(np.int64))
             self._of(place).take_records(records, self._rate(place), blocks, threads, float(tick))
             if self._wants_heats:

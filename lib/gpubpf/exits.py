@@ -208,7 +208,10 @@ class Clock:
             return None
         by_rate = np.argsort(rates)
         half = np.searchsorted(np.cumsum(np.array(weights)[by_rate]), sum(weights) / 2)
-        return cls(float(np.array(rates)[by_rate][half]), 2 * tick / max(weights))
+        middle = float(np.array(rates)[by_rate][half])
+        # Multiprocessors read at different times: where their rates differ, the frequency changes.
+        apart = float(np.average(np.abs(np.array(rates) / middle - 1), weights=weights))
+        return cls(middle, max(2 * tick / max(weights), apart))
 
 
 @dataclass
@@ -265,7 +268,12 @@ class Exits:
         self.whole += 1
 
     def take_maps(
-        self, warps: np.ndarray, blocks: np.ndarray, clock: Clock, chosen: np.ndarray | None = None
+        self,
+        warps: np.ndarray,
+        blocks: np.ndarray,
+        clock: Clock,
+        chosen: np.ndarray | None = None,
+        error: float = 0.0,
     ) -> None:
         """The launches that the maps `warps` [ROUNDS, warp] and `blocks` [1, block] hold whole and that were not taken before. Of the
         threads all count, chosen or not; `chosen`, a mask, says of which blocks."""
@@ -287,19 +295,17 @@ class Exits:
             late = np.where(late >> np.uint64(CLOCK_BITS) == launch, late & np.uint64(CLOCK_MASK), 0)
             anchor = rounds["clock"][:, number].astype(np.int64)
             time_sm = rounds["time_sm"][:, number]
-            time, sm = (
-                (time_sm >> np.uint64(16)).astype(np.int64),
-                (time_sm & np.uint64(0xFFFF)).astype(np.int64),
-            )
+            sm = (time_sm & np.uint64(0xFFFF)).astype(np.int64)
+            time = _unwrapped((time_sm >> np.uint64(16)).astype(np.int64), 48)
             # 36 bits of a clock, taken near the anchor.
             cycles = (~first & np.uint64(CLOCK_MASK)).astype(np.int64) - (anchor & CLOCK_MASK)[:, None]
-            cycles = (cycles + (1 << (CLOCK_BITS - 1))) % (1 << CLOCK_BITS) - (1 << (CLOCK_BITS - 1))
+            cycles = _wrapped(cycles, CLOCK_BITS)
             late = late.astype(np.int64)
             some = np.arange(shape.blocks) if chosen is None else np.flatnonzero(chosen)
             self.add_warps(cycles[some], late[some], np.ones((len(some), shape.warps), bool))
             end = time + np.rint((cycles + late).max(axis=1) * clock.ns).astype(np.int64)
             if len(some):
-                self.add_launch(some, end[some], sm[some])
+                self.add_launch(some, end[some], sm[some], error)
 
     def take_records(
         self,
@@ -346,6 +352,17 @@ class Exits:
         sm[place] = records["sm"]  # a block stays on its multiprocessor
         self.add_launch(number, latest, sm, error)
         return True
+
+
+def _wrapped(values: np.ndarray, bits: int) -> np.ndarray:
+    """Differences of numbers of so many bits, the small ones in either direction."""
+    half = 1 << (bits - 1)
+    return (values + half) % (2 * half) - half
+
+
+def _unwrapped(values: np.ndarray, bits: int) -> np.ndarray:
+    """Times of which only so many bits are known, near each other: since the first in the array."""
+    return _wrapped(values - values[:1], bits)
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,16 @@ def test_only_whole_launches_are_taken_from_the_maps_and_each_once() -> None:
     assert Lateness.of_maps(lateness, blocks).sums[4] == 50 * (3 + 4 + 12)
 
 
+def test_timers_may_wrap_between_blocks() -> None:
+    """The map keeps 48 bits of the timer and 36 of a clock."""
+    shape = Shape((2, 1, 1), (64, 1, 1))
+    warps, blocks, _ = run_device(shape, [(3, 100 * (np.arange(128) // 64))])
+    blocks["rounds"]["time_sm"][0, :, 3] = [((1 << 48) - 10) << 16, (90 << 16) | 1]
+    found = Exits(shape)
+    found.take_maps(warps, blocks, Clock())
+    assert found.grid.total == 100
+
+
 def test_garbage_in_the_maps_does_no_harm() -> None:
     """What comes from a target is untrusted."""
     shape = Shape((3, 1, 1), (70, 1, 1))

@@ -1,0 +1,144 @@
+"""Logs, rings and readings as a session gives them → reports and lines, from made-up ones; what is missing is counted."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpubpf import cli, exitlog, oplog
+from gpubpf.exitlog import ExitLog, Place
+from gpubpf.ptx.inject import ExitSite
+from gpubpf.results import ProcessLog, RingRecords
+
+RECORD = np.dtype(
+    [("clock", "<u8"), ("time", "<u8"), ("launch", "<u8"), ("thread", "<u4"), ("sm", "<u2"), ("site", "<u2")]
+)
+EVERY = ((0, 2**32 - 1),) * 3
+PID = 77
+
+
+def log(*launches: int, virtual: bool = True, brackets: int = 0, fault: bool = False) -> ProcessLog:
+    """Launches of `_Z5scalePf` with 2 blocks of 64 threads, clock brackets 5 us wide whose GPU is 1 ms behind the host."""
+    made = np.zeros(len(launches) + brackets + fault, oplog.DTYPE)
+    for at, number in enumerate(launches):
+        made[at]["id"], made[at]["kind"] = number, oplog.KERNEL
+        made[at]["kernel"]["grid"], made[at]["kernel"]["block"] = (2, 1, 1), (64, 1, 1)
+    for k in range(brackets):
+        row = made[len(launches) + k]
+        row["kind"] = oplog.CLOCK
+        gpu = 10**6 * (k + 1)
+        row["clock"]["host_before"], row["clock"]["gpu"] = gpu + 10**6 - 2500, gpu
+        row["clock"]["host_after"], row["clock"]["tick_ns"] = gpu + 10**6 + 2500, 1
+    if fault:
+        made[-1]["kind"] = oplog.FAULT
+    return ProcessLog(PID, "app", made, 0, virtual, {0: "_Z5scalePf"}, {0: 0}, {}, False)
+
+
+def ring(launch: int, threads: Any, times: Any) -> RingRecords:
+    records = np.zeros(len(threads), RECORD)
+    records["launch"], records["thread"] = launch, threads
+    records["clock"] = records["time"] = times
+    return RingRecords(PID, "app", 0, 0, records, {})
+
+
+def session(logs: list[ProcessLog], rings: list[RingRecords], stopped: bool = False) -> Any:
+    return SimpleNamespace(
+        logs=lambda: logs,
+        rings=lambda name: rings,
+        stopped=stopped,
+        ring_counts=lambda name: [],
+    )
+
+
+def test_records_may_come_before_their_launch_and_in_parts() -> None:
+    found = ExitLog(True, EVERY, EVERY)
+    thread = np.arange(128)
+    times = 1000 + 40 * (thread == 31)
+    found.take(session([], [ring(5, thread[:50], times[:50])]))
+    found.take(session([], [ring(5, thread[50:], times[50:])]))
+    assert not list(found.reports(anew=False))
+    found.take(session([log(5)], []))
+    ((place, report),) = found.reports(anew=True)
+    assert (place.grid, place.block_dim, place.mangled) == ((2, 1, 1), (64, 1, 1), "_Z5scalePf")
+    assert (report.launches, report.exits, report.whole, report.lanes[31].late.max) == (1, 128, 1, 40)
+    found.take(session([log(6)], [ring(6, thread, thread * 0)]))
+    ((_, report),) = found.reports(anew=True)
+    assert (report.launches, report.lanes[31].late.max) == (1, 0)
+
+
+def test_what_cannot_be_told_is_counted() -> None:
+    """A launch that the log lost, numbers of threads that are not there, a launch that never ended."""
+    found = ExitLog(True, EVERY, EVERY)
+    thread = np.arange(128)
+    rings = [
+        ring(9, thread, thread),
+        ring(5, np.append(thread[:100], [4_000_000_000]), np.append(thread[:100] * 0, 5)),
+    ]
+    found.take(session([log(5, fault=True)], rings))
+    assert not list(found.reports(anew=False))
+    found.take(session([], [], stopped=True))
+    ((_, report),) = found.reports(anew=False)
+    assert report.exits == 96 and report.whole == 0  # three whole warps
+    losses = found.losses(session([], []))
+    assert losses["records_unknown"] == 128 and losses["faults"] == [PID]
+    assert [line.split(":")[0] for line in found.loss_lines(losses)] == [
+        f"pid {PID}",
+        "records left out, because launch or time is not known",
+    ]
+
+
+@pytest.mark.parametrize("virtual", [True, False])
+def test_times_are_the_host_s(virtual: bool) -> None:
+    told: list[Any] = []
+    found = ExitLog(True, EVERY, EVERY, each=lambda *one: told.append(one))
+    thread = np.arange(128)
+    found.take(session([log(5, virtual=virtual, brackets=20)], [ring(5, thread, 8_000_000 + thread)]))
+    ((_, records, times),) = told
+    offset = 0 if virtual else 1_000_000
+    assert len(records) == 128 and np.abs(times - (8_000_000 + thread + offset)).max() <= 2500
+
+
+def test_times_that_are_not_known_are_left_out() -> None:
+    told: list[Any] = []
+    found = ExitLog(True, EVERY, EVERY, each=lambda *one: told.append(one))
+    found.take(session([log(5, virtual=False)], [ring(5, np.arange(128), np.arange(128))]))
+    assert len(told[0][1]) == 0 and found.homeless == 128
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "text"])
+def test_lines_of_every_exit(form: str, tmp_path: Any) -> None:
+    place = Place(PID, 'a "b"', 0, "_Z5scalePf", (2, 3, 1), (8, 8, 1))
+    records = ring(5 + (PID << 40), np.array([0, 65, 383]), np.array([7, 8, 90])).records
+    records["site"], records["sm"] = [0, 12, 3], [131, 0, 5]
+    out = cli.Output(str(tmp_path / "out"))
+    write = exitlog.Printer(out, form == "json", form == "csv")
+    for part in (records[:2], records[2:]):
+        write(place, part, part["time"].astype(np.int64) + 10**15)
+    lines = (tmp_path / "out").read_text().splitlines()
+    if form == "json":
+        found = [json.loads(line) for line in lines]
+        assert found[2] == {
+            "type": "exit", "pid": PID, "comm": 'a "b"', "gpu": 0, "kernel": "scale", "ts_ns": 10**15 + 90,
+            "launch": 5 + (PID << 40), "block": [1, 2, 0], "thread": [7, 7, 0], "warp": 1, "lane": 31, "sm": 5, "site": 3,
+        }  # fmt: skip
+        assert found[1]["block"] == [1, 0, 0] and found[1]["thread"] == [1, 0, 0] and found[0]["sm"] == 131
+    elif form == "csv":
+        assert len(lines) == 4 and lines[0].startswith("ts_ns,pid,comm,gpu,kernel,launch,block_x")
+        assert lines[3] == f'{10**15 + 90},{PID},"a ""b""",0,scale,{5 + (PID << 40)},1,2,0,7,7,0,1,31,5,3'
+    else:
+        assert [line.split() for line in lines[1:]] == [
+            ["0", "5", "0", "0", "0", "131", "0", "scale"],
+            ["1", "5", "1", "1", "1", "0", "12", "scale"],
+            ["83", "5", "5", "63", "31", "5", "3", "scale"],
+        ]
+        assert len({len(line) for line in lines[1:]}) == 1 and len(lines[0]) <= 80
+
+
+def test_names_of_ways_out() -> None:
+    sites = {1: ExitSite(1, "k", 40), 2: ExitSite(2, "k", 50, "/home/me/scale.cu", 17)}
+    source = exitlog.source_of(sites)
+    assert (source(1), source(2), source(3)) == ("PTX line 40", "scale.cu:17", None)
