@@ -63,7 +63,7 @@ TEXT = r"""
 #include <gpubpf.h>
 struct event { u64 launch; u64 thread; };
 struct slot { u64 call_ns, who, seen; };
-GPU_RINGBUF(events, struct event, 1024);
+GPU_RINGBUF(events, struct event, 8192);
 GPU_KERNEL_ARRAY(last, u64, 8);
 GPU_WARP_ARRAY(warps, u64, 2);
 GPU_BLOCK_ARRAY(blocks, u64, 1);
