@@ -162,6 +162,7 @@ def main(argv: list[str] | None = None) -> int:
         follow = Follow(log_records=1 << 17, stamps=True, stacks=args.stacks, pump=SLOTS // 8)
         with b.trace(args, follow) as session:
             for _ in session.intervals(args.interval, args.count, tick=lambda: launches.take(session)):
+                launches.take_halves(session)
                 found = launches.found()
                 view = latency.View(found, meanwhile.activity() if meanwhile else None)
                 report(view, launches.fresh(found, not args.interval), args, out)

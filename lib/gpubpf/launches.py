@@ -2,6 +2,7 @@
 
     launches = Launches(slots=1 << 15)
     for _ in session.intervals(…, tick=lambda: launches.take(session)):
+        launches.take_halves(session)
         found = launches.found()
         new = launches.fresh(found, last=True)
 
@@ -120,7 +121,7 @@ class Launches:
     def take(
         self, session: Session, starts: str = "starts", ends: str = "ends", halves: str = "halves"
     ) -> None:
-        """What came since the last time: logs, then readings (what they hold was launched before), then what the host wrote down."""
+        """What came since the last time: logs, then readings (what they hold was launched before)."""
         for log in session.logs():
             process = self._processes.setdefault(log.pid, Process(log.pid))
             process.comm, process.virtual = log.comm, log.virtual
@@ -133,6 +134,11 @@ class Launches:
             if all(cells):
                 begun, ended = (found[0].array for found in cells)
                 self.reading(process, begun, ended, reading.taken_ns, reading.idle, reading.context)
+        if self._filtered:
+            self.take_halves(session, halves)
+
+    def take_halves(self, session: Session, halves: str = "halves") -> None:
+        """What the host wrote down, and what the GPU did of it that a killed process leaves: before `found`."""
         for shared in session.shared(halves):
             self.host_halves(shared.pid, shared.array)
 
@@ -425,8 +431,7 @@ class _Finder:
                 at = some[read[some]]
                 brackets = [Bracket(0, 0, 0)] if process.virtual else self._brackets(place, process, gpu)
                 begin = _unwrapped(cells["start"][at], brackets[0] if brackets else None, ops.call[at])
-                # The probe reads the clock before the instruction that leaves, which takes 1 ns where the clock is virtual.
-                length = ((cells["end"][at] - cells["start"][at]) & MASK) + process.virtual
+                length = (cells["end"][at] - cells["start"][at]) & MASK
                 good = cells["ended"][at] & (length < MASK // 2)
                 if min((bracket.width for bracket in brackets), default=WIDE) >= WIDE:
                     brackets += _of_launches(begin[good], length[good], ops.call[at[good]], over[at[good]])

@@ -23,16 +23,14 @@ FIRST = PID << 40
 class Device:
     """Arrays as the device programs of launchlate write them."""
 
-    def __init__(self, virtual: bool = True) -> None:
-        self.virtual = virtual
+    def __init__(self) -> None:
         self.starts, self.ends = np.zeros(SLOTS, np.uint64), np.zeros(SLOTS * SHARDS, np.uint64)
 
     def ran(self, launch: int, start: int, end: int | None) -> None:
         generation = (launch // SLOTS & 0xFFFF) << 48
         cell = np.uint64(generation | ~start & MASK)
         self.starts[launch % SLOTS] = max(self.starts[launch % SLOTS], cell)
-        if end is not None:  # before the instruction that leaves
-            end -= self.virtual
+        if end is not None:
             self.ends[launch % SLOTS * SHARDS + launch % 3] = np.uint64(generation | end & MASK)
 
 
@@ -103,7 +101,7 @@ def test_an_end_is_believed_only_when_the_launch_was_over() -> None:
 
 
 def test_on_the_real_clock_the_time_of_a_reading_tells_what_was_over() -> None:
-    log, device = Log(), Device(False)
+    log, device = Log(), Device()
     log.put(
         oplog.CLOCK,
         {"clock": {"host_before": 1_000_000, "gpu": 1_000_000, "host_after": 1_000_000, "tick_ns": 1}},
@@ -137,7 +135,7 @@ def test_a_slot_that_was_used_again_before_it_was_read_is_lost_and_one_that_was_
 
 
 def test_the_gpus_clock_is_brought_onto_the_hosts() -> None:
-    offset, log, device = 1_700_000_000_123_456_789, Log(), Device(False)
+    offset, log, device = 1_700_000_000_123_456_789, Log(), Device()
     for at in range(900_000, 1_200_000, 10_000):
         bracket = {"host_before": at, "gpu": at + 400 + offset, "host_after": at + 800, "tick_ns": 1}
         log.put(oplog.CLOCK, {"clock": bracket})
@@ -257,6 +255,26 @@ def test_many_short_launches_in_a_row_would_gain_from_a_graph(pause: int, said: 
     assert bool(rows) == said and ("14 launches in a row" in text) == said
     if said:
         assert rows[0].took == 13 * 355_000 + 360_000 and rows[0].busy == 140_000
+
+
+class Blocked:
+    """A thread that was blocked all the time."""
+
+    def explain(self, tid: int, start_ns: int, end_ns: int) -> list[tuple[str, int]]:
+        return [("off-CPU, blocked in futex", end_ns - start_ns)]
+
+
+def test_slow_launches_are_told_one_by_one_and_by_thread() -> None:
+    view = latency.View(found(*two_kernels()), Blocked())
+    chosen = np.flatnonzero(view.found.wanted)
+    slow = latency.slower(view, chosen, 10_000)
+    text = "\n".join(latency.slow_stories(view, slow, chosen, 10))
+    assert text.startswith("1 of 2 launches took more than 10 us to start")
+    assert "T+2.0 us  second: 48.00 us" in text and "47.00 us behind first" in text
+    assert "meanwhile the thread: off-CPU, blocked in futex 48.00 us" in text
+    assert text.splitlines()[-1].split()[:5] == ["70", "1", "2", "48.00", "48.00"]
+    assert max(map(len, text.splitlines())) <= 80
+    assert view.launch(int(slow[0]))["meanwhile"] == [{"what": "off-CPU, blocked in futex", "ns": 48000}]
 
 
 def test_a_timeline_tells_each_streams_story() -> None:
