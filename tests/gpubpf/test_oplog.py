@@ -118,9 +118,15 @@ CUDA = r"""
 #include <thread>
 __global__ void work(int *p, int n) { for (int i = 0; i < n; ++i) p[threadIdx.x] += i; }
 static void call(void *) {}
-int main() {
+int main(int argc, char **) {
     int *p, *q, *pinned, h[1024];
     cudaMalloc(&p, 1 << 20);
+    if (argc > 1) {
+        std::thread threads[4];
+        for (std::thread &t : threads) t = std::thread([&] { for (int i = 0; i < 500; i++) work<<<1, 1>>>(p, 0); });
+        for (std::thread &t : threads) t.join();
+        return cudaDeviceSynchronize();
+    }
     cudaMalloc(&q, 1 << 20);
     cudaMallocHost(&pinned, 1 << 20);
     cudaStream_t a, b, c;
@@ -229,6 +235,29 @@ def test_a_program_call_by_call(program: str, hostile: str, monkeypatch: pytest.
     assert written[1] - written[0] == 32
     for (start, _), call in zip(times[7:], timed[7:], strict=True):
         assert start == int(call["return_ns"]) == int(call["call_ns"]) + 1000
+
+
+@pytest.mark.parametrize("size", [64, 4096])
+def test_what_finds_no_room_is_counted(program: str, size: int) -> None:
+    """Four threads at once: every launch has a record, or is one of those that are lost."""
+    kernels = lost = 0
+    ids: set[int] = set()
+    with Session(
+        [program, "many"],
+        instrument=lambda image, target: Sidecar(),
+        device=choose("sim"),
+        follow=Follow(log_records=size),
+    ) as session:
+        for _ in session.intervals(0.2):
+            pass
+        for log in session.logs():
+            found = log.records[log.records["kind"] == oplog.KERNEL]
+            kernels += len(found)
+            ids |= set(found["id"].tolist())
+            lost = log.lost
+    assert len(ids) == kernels
+    assert (kernels == 2000 and lost == 0) if size == 4096 else (0 < kernels <= 64 and lost > 1900)
+    assert 2000 <= kernels + lost <= 2000 + 16  # and a few other calls
 
 
 def test_without_a_log_launches_are_counted_alone(program: str) -> None:
