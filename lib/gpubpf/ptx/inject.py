@@ -940,7 +940,7 @@ class _Body:
         negated = branch.negated != taken  # around the probe go those that stay
         around = Instruction("bra", (), (Name(stay),), branch.predicate, negated)
         alone = path == (index,)  # an `exit` with a predicate: no branch leads to it
-        out: list[Statement] = [_text(str(around)) if alone else around]
+        out: list[Statement] = [*_counts(1), _text(str(around))] if alone else [around]
         for step in path:
             if step != index:
                 out += self.before.get(step, [])
@@ -949,11 +949,10 @@ class _Body:
             elif step != path[-1]:
                 out += self._plain(step)
         site = self._site(index)
+        if not alone:
+            out += _counts(1)
         out += [self._probe(p, site) for p in self.exits]
-        out.append(self._opaque("ne"))
-        here = _counts(1)
-        out += [Label(stay), *here] if alone else [*here, Label(stay)]
-        out.append(_text(f"@{_GONE} exit;"))
+        out += [self._opaque("ne"), Label(stay), _text(f"@{_GONE} exit;")]
         if not taken:
             out.append(_text(f"bra {branch.operands[0]};"))
         return out
@@ -990,13 +989,14 @@ class _Body:
             if source is None and len(arrivals := self.arrivals.get(index, [])) == 1:
                 source = arrivals[0]
             site = self._site(index if source is None else source)
-            probes: list[Statement] = [self._probe(p, site) for p in self.exits]
+            going = dataclasses.replace(instruction, predicate=None, negated=False)
+            # It counts in front of the probe: there the thread's time is the one that it ends at.
+            leave = [*_counts(1), *[self._probe(p, site) for p in self.exits], _text(str(going))]
             if instruction.predicate is None:
-                return [*probes, instruction]
+                return leave
             over = self._label("stay")
             skip = f"@{'' if instruction.negated else '!'}{instruction.predicate} bra {over};"
-            going = dataclasses.replace(instruction, predicate=None, negated=False)
-            return [_text(skip), *probes, going, Label(over), *_counts(1)]
+            return [_text(skip), *leave, Label(over), *_counts(1)]
         if instruction.opcode == "ret" and self.role is not None:
             return [*self._return_work(_guard(instruction)), instruction]
         return [instruction]
