@@ -550,7 +550,7 @@ CUresult launch_graph(CUgraphExec handle, Where where, const std::function<CUres
   if (exec) hold = std::unique_lock<std::mutex>(exec->lock);
   uint64_t first = 0;
   if (exec) {
-    first = take_ids(exec->walk.kernels.size());
+    if (!captured) first = take_ids(exec->walk.kernels.size());
     if (!captured && exec->swapped) quietly([&] { number_replay(*exec, where.handle(), operation.lane.number, first); });
   }
   if (agent.config.stacks) r.stack = host_stack();

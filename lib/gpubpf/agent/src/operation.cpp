@@ -207,14 +207,14 @@ bool capturing(CUstream stream) {
 }
 
 Operation::Operation(Kind kind, Where where, uint16_t flags) noexcept : lane(lane_of(where)), where_(where) {
-  record.id = kind == Kind::Kernel ? take_ids(1) : other_id();
+  if (!where.any && capturing(where.handle())) flags |= kCaptured;
+  record.id = kind == Kind::Kernel && !(flags & kCaptured) ? take_ids(1) : other_id();
   record.kind = kind;
   record.flags = flags;
   record.thread = thread_id();
   record.stream = reinterpret_cast<uint64_t>(where.given);
   record.lane = lane.number;
   record.context = lane.context ? lane.context->serial : 0;
-  if (!where.any && capturing(where.handle())) record.flags |= kCaptured;
 }
 
 void Operation::time() noexcept {
