@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 COARSE = 256  # ns; a timer that ticks so slowly is refined by the multiprocessors' clocks
 CHUNK = 1 << 16  # records in one go
+MOST_PENDING = 4096  # launches that are not whole
+MOST_HEATS = 64
+FAR = 1 << 60  # ns: farther apart is nothing that a GPU said
 READINGS = 4096  # of clocks, for each GPU
 MOST_LAUNCHES = 1 << 20  # so many are remembered, since records may still come
 
@@ -228,11 +231,12 @@ class ExitLog:
         """Gives `each` the records of launches that the log has."""
         assert self._each is not None
         told: dict[Place, list[Any]] = {}
-        for key in list(self._pending):
+        late = len(self._pending) - MOST_PENDING
+        for at, key in enumerate(list(self._pending)):
             place = self._whose.get(key)
             if place is not None:
                 told.setdefault(place, []).extend(self._pending.pop(key))
-            elif final:
+            elif final or at < late:
                 self.homeless += sum(map(len, self._pending.pop(key)))
         for place, parts in told.items():
             self._each(place, *self._timed(place, np.concatenate(parts)))
@@ -242,11 +246,13 @@ class ExitLog:
         records = records[records["thread"] < place.shape.threads]
         times, known = self._host_times(place, records)
         self.homeless += int((~known).sum())
-        return records[known], times[known]
+        return records[known], np.maximum(times[known], 0)
 
     def _fold(self, final: bool) -> None:
-        """Adds up the launches that are whole; at the end all."""
-        for key in list(self._pending):
+        """Adds up the launches that are whole; at the end all, and before that those for which others wait too long."""
+        every, late = final, len(self._pending) - MOST_PENDING
+        for at, key in enumerate(list(self._pending)):
+            final = every or at < late
             place = self._whose.get(key)
             if place is None:
                 if final:
@@ -261,20 +267,23 @@ class ExitLog:
                 continue
             records = np.concatenate(self._pending.pop(key))
             records = records[records["thread"] < shape.threads]
+            if not len(records):
+                continue
             if self._each is not None:
                 self._each(place, *self._timed(place, records))
             few = records[:: max(1, len(records) // READINGS)]
             self._ticked(place.pid, place.gpu, [few[name] for name in ("sm", "clock", "time")])
-            tick = 0 if place.pid in self._virtual else estimated_tick(records["time"].astype(np.int64))
+            tick = self._ticks.get((place.pid, place.gpu), 0)
+            if not tick and place.pid not in self._virtual:
+                tick = estimated_tick(records["time"].astype(np.int64))
             self._of(place).take_records(records, self._rate(place), blocks, threads, float(tick))
             if self._wants_heats:
-                since = records["time"].astype(np.int64)
+                time = records["time"]
                 title = f"{names.demangle(place.mangled).full}: grid {_by(place.grid)}, block {_by(place.block_dim)}"
-                heat = self.heats.setdefault(place, Heat(title, shape.blocks))
-                heat.add(
-                    records["thread"].astype(np.int64) // shape.block_size,
-                    since - since.min(initial=since[0]),
-                )
+                if place in self.heats or len(self.heats) < MOST_HEATS:
+                    heat = self.heats.setdefault(place, Heat(title, shape.blocks))
+                    since = np.minimum(time - time.min(), np.uint64(FAR)).astype(np.int64)
+                    heat.add(records["thread"].astype(np.int64) // shape.block_size, since)
 
     # --- results ---
 

@@ -320,8 +320,7 @@ class Exits:
         shape = self.shape
         there = np.zeros((shape.warps, WARP), bool)
         there.ravel()[: shape.block_size] = True if threads is None else threads
-        cycles = records["clock"].astype(np.int64)
-        cycles -= cycles.min(initial=0)
+        cycles, time = (_since_first(records[name]) for name in ("clock", "time"))
         block, own = np.divmod(records["thread"].astype(np.int64), shape.block_size)
         warp, lane = np.divmod(own, WARP)
         groups, index = np.unique(block * shape.warps + warp, return_inverse=True)
@@ -346,7 +345,6 @@ class Exits:
             return False
         number, place = np.unique(block, return_inverse=True)
         latest = np.zeros(len(number), np.int64)
-        time = records["time"].astype(np.int64)
         np.maximum.at(latest, place, time)
         sm = np.zeros(len(number), np.int64)
         sm[place] = records["sm"]  # a block stays on its multiprocessor
@@ -358,6 +356,13 @@ def _wrapped(values: np.ndarray, bits: int) -> np.ndarray:
     """Differences of numbers of so many bits, the small ones in either direction."""
     half = 1 << (bits - 1)
     return (values + half) % (2 * half) - half
+
+
+def _since_first(values: np.ndarray) -> np.ndarray:
+    """uint64 → int64 since the least, whatever they are."""
+    return np.minimum(
+        values - values.min(initial=values[0] if len(values) else 0), np.uint64(1 << 60)
+    ).astype(np.int64)
 
 
 def _unwrapped(values: np.ndarray, bits: int) -> np.ndarray:

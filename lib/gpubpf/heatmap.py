@@ -15,6 +15,7 @@ import numpy as np
 from gpubpf.errors import Error
 from gpubpf.exits import duration
 
+PANELS = 16  # at most: those with the most exits
 ROWS, COLUMNS = 256, 512  # at most; an even number of columns
 SCALE = 2  # pixels of a PNG for each column
 MARGIN = 24  # around a panel, and for each line of text
@@ -55,7 +56,8 @@ class Heat:
 
 
 def write(path: str, heats: Sequence[Heat]) -> None:
-    """A picture with a panel for each; what the name of the file ends in decides: .svg or .png. Raises Error."""
+    """A picture with a panel for each, the first PANELS; what the name of the file ends in decides: .svg or .png. Raises Error."""
+    heats = sorted(heats, key=lambda heat: -int(heat.counts.sum()))[:PANELS]
     kind = path.rsplit(".", 1)[-1].lower()
     if kind not in ("svg", "png"):
         raise Error(f"{path}: no such picture; give a name that ends in .svg or .png")

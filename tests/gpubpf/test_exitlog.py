@@ -91,6 +91,35 @@ def test_what_cannot_be_told_is_counted() -> None:
     ]
 
 
+@pytest.mark.parametrize("heats", [False, True])
+def test_garbage_in_records_does_no_harm(heats: bool, tmp_path: Any) -> None:
+    """What comes from a target is untrusted."""
+    random = np.random.default_rng(5)
+    out = cli.Output(str(tmp_path / "out"))
+    found = ExitLog(True, EVERY, EVERY, heats, exitlog.Printer(out, heats, False))
+    for turn in range(30):
+        junk = np.frombuffer(random.bytes(RECORD.itemsize * 200), RECORD).copy()
+        junk["launch"] = random.integers(4, 7, 200)
+        junk["thread"] %= np.uint32([1, 100, 128, 2**31][turn % 4])
+        virtual = turn < 15
+        logs = [log(5, 6, brackets=1, virtual=virtual)]
+        found.take(session(logs, [RingRecords(PID, "app", 0, 0, junk, {})]))
+        list(found.reports(anew=False))
+    found.take(session([], [], stopped=True))
+    list(found.reports(anew=True))
+    assert found.homeless > 0 and (tmp_path / "out").read_text().count("scale") > 100
+
+
+def test_launches_that_never_become_whole_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exitlog, "MOST_PENDING", 3)
+    found = ExitLog(True, EVERY, EVERY)
+    numbers = list(range(1, 11))
+    found.take(session([log(*numbers)], [ring(n, np.arange(64), np.arange(64)) for n in (*numbers, 99)]))
+    assert len(found._pending) == 3
+    ((_, report),) = found.reports(anew=False)
+    assert report.exits == 8 * 64
+
+
 @pytest.mark.parametrize("virtual", [True, False])
 def test_times_are_the_host_s(virtual: bool) -> None:
     told: list[Any] = []

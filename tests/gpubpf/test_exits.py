@@ -241,6 +241,9 @@ def test_garbage_in_the_maps_does_no_harm() -> None:
         junk = np.frombuffer(random.bytes(RECORD.itemsize * 50), RECORD).copy()
         junk["thread"] %= shape.threads
         found.take_records(junk, Clock())
+        junk = np.resize(junk, shape.threads)
+        junk["thread"] = np.arange(shape.threads)
+        assert found.take_records(junk, Clock()) and not found.take_records(junk[:0], Clock())
         said(Report.of(found, 1, Clock()))
 
 

@@ -59,19 +59,26 @@ __global__ void cooperative(int *out, long long n) {
     if (blockIdx.x == 2) wait(n);
 }
 __global__ void streams(int *out, long long n) { if (threadIdx.x % 32 != 31) return; wait(n); }
+__global__ void after(volatile int *gone, long long n) {  // lane 31 waits from when the others leave
+    int lane = threadIdx.x % 32, warp = blockIdx.x * blockDim.x / 32 + threadIdx.x / 32;
+    if (lane != 31) { gone[warp] = 1; return; }
+    while (!gone[warp]) { }
+    wait(100 * n);
+}
 __global__ void node(int *out, long long n) { if (threadIdx.x % 32 != 7) return; wait(n); }
 __global__ void dies(int *out, long long n) { if (blockIdx.x == 1 && threadIdx.x == 40) asm volatile("trap;"); }
 }
 int main(int argc, char **argv) {
     int *out;
     long long n = 2000;
-    if (cudaMalloc(&out, 4)) return 99;
+    if (cudaMalloc(&out, 64) || cudaMemset(out, 0, 64)) return 99;
     for (int i = 1; i < argc; i++) {
         const char *what = argv[i];
         if (!strcmp(what, "out")) ways::out<<<2, 100>>>(out, n);
         if (!strcmp(what, "cube")) ways::cube<int><<<dim3(2, 3, 2), dim3(4, 3, 2)>>>(out, n);
         if (!strcmp(what, "single")) ways::single<<<5, 1>>>(out, n);
         if (!strcmp(what, "even")) ways::even<<<4, 64>>>(out, n);
+        if (!strcmp(what, "after")) ways::after<<<4, 96>>>(out + 1, n);
         if (!strcmp(what, "cooperative")) {
             void *arguments[] = {&out, &n};
             if (cudaLaunchCooperativeKernel((void *)ways::cooperative, 4, 64, arguments)) return 98;
@@ -206,7 +213,7 @@ def test_records_are_exact_and_say_the_same(app, tmp_path):
 def test_added_up_on_the_gpu(app, tmp_path):
     """The real clock: everything is counted, in eight streams and graphs too, and nobody is late by less than it waits."""
     out = tmp_path / "out"
-    done = run("--json", "-o", out, "--", app, "even", "streams", "graph", virtual=False)
+    done = run("--json", "-o", out, "--", app, "even", "streams", "graph", "after", virtual=False)
     assert done.returncode == 7
     found = records(out)
     by_lane, by_kernel = lanes(found), kernels(found)
@@ -214,10 +221,14 @@ def test_added_up_on_the_gpu(app, tmp_path):
     assert {r["late_ns"]["max"] for r in by_lane["ways::even"].values()} == {0}
     assert {r["exits"] for r in by_lane["ways::streams"].values()} == {640}
     assert {r["exits"] for r in by_lane["ways::node"].values()} == {10}
+    after = {n: r["late_ns"]["p50"] for n, r in by_lane["ways::after"].items()}
+    assert after[31] >= 0.95 * 100 * WAIT > 2 * max(after[n] for n in range(31))
+    assert by_kernel["ways::after"]["warp_spread_ns"]["p50"] >= after[31]
+    assert by_kernel["ways::after"]["launches_whole"] == 1
     streams = by_kernel["ways::streams"]
     assert streams["launches"] == 80 and streams["threads"] == 80 * 256
     assert 0 < streams["launches_whole"] <= 80
-    assert {record["launches_instrumented"] for record in found if record["type"] == "summary"} == {86}
+    assert {record["launches_instrumented"] for record in found if record["type"] == "summary"} == {87}
 
 
 @pytest.mark.parametrize("form", ["text", "csv"])
