@@ -190,7 +190,7 @@ class View:
 @dataclass(frozen=True)
 class Group:
     """Launches of one kernel (and stream, graph node) of one process and GPU, or of one graph: their places. `label` begins with graph
-    and node, and ends with the process where there are several."""
+    and node, and ends with the process and the GPU where there are several."""
 
     at: Integers
     label: str
@@ -205,7 +205,7 @@ def groups(view: View, chosen: Integers, by: Sequence[str] = ()) -> list[Group]:
     found, ops = view.found, view.ops
     if not len(chosen):
         return []
-    several = len(np.unique(found.process[chosen])) > 1
+    several, gpus = len(np.unique(found.process[chosen])) > 1, len(np.unique(found.gpu[chosen])) > 1
     columns = {"lane": ops.lane, "graph": ops.graph, "node": ops.node}
     keys = [found.name, found.process, found.gpu, *(columns[name] for name in by)]
     number = timeline.numbered(*(column[chosen] for column in keys))
@@ -218,6 +218,8 @@ def groups(view: View, chosen: Integers, by: Sequence[str] = ()) -> list[Group]:
         label = view.labels[int(found.name[first])]
         if several:
             label += f" {found.processes[int(found.process[first])].pid}"
+        if gpus:
+            label += f" GPU {int(found.gpu[first])}"
         if "graph" in by and ops.graph[first] >= 0:
             label = f"{int(ops.graph[first]) + 1}.{int(ops.node[first])} {label}"
         made.append(Group(part, label, stream))
