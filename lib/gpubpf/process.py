@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
-from gpubpf.errors import Error
+from gpubpf.errors import Error, SessionError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -193,7 +193,10 @@ class Process:
 
         if self.log is not None or self.log_lost:
             raise protocol.Malformed("a second log")
-        log = OpLog(os.dup(file))
+        try:
+            log = OpLog(os.dup(file))
+        except SessionError:
+            raise protocol.Malformed("a log that is none") from None
         if log.capacity != records:
             raise protocol.Malformed("a log of another size")
         self.log, self.virtual = log, log.virtual

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import pwd
@@ -24,6 +25,7 @@ from gpubpf import agent, device, tracing
 from gpubpf.agent import protocol
 from gpubpf.errors import SessionError, UsageError
 from gpubpf.ptx.inject import InjectedVariable
+from gpubpf.session import Follow
 
 HERE = Path(__file__).parent / "agent"
 sys.path.insert(0, str(HERE))
@@ -545,6 +547,46 @@ def test_claims_without_memory_behind_them_are_refused() -> None:
         os.close(file)
 
     assert any("memory that is not there" in line for line in connect_and(act))
+
+
+@pytest.mark.parametrize(
+    "kind, payload, refusal",
+    [
+        (protocol.RING, struct.pack("<6IQQ", 0, 0, 0, 1, 4, 0, 4096, 48), "a ring that nobody asked for"),
+        (protocol.RING, struct.pack("<6IQQ", 9, 0, 0, 1, 4, 0, 4096, 48), "a ring that nobody asked for"),
+        (protocol.LOG, struct.pack("<Q", 4096), "a message out of place"),
+        (protocol.MARKER, struct.pack("<I", 1), "a message out of place"),  # before its greeting
+        (protocol.STACK, struct.pack("<II", 1, 1 << 30), "a count beyond its message"),
+    ],
+)
+def test_files_that_nobody_asked_for_are_refused(kind: int, payload: bytes, refusal: str) -> None:
+    def act(peer: socket.socket) -> None:
+        file = os.memfd_create("x")
+        socket.send_fds(peer, [protocol.frame(kind, payload)], [file])
+        os.close(file)
+
+    before = len(os.listdir("/proc/self/fd"))
+    assert any(refusal in line for line in connect_and(act))
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_log_that_is_none_is_refused() -> None:
+    said: list[str] = []
+    follow = Follow(log_records=4096)
+    with fake_tool.session(["sleep", "0.5"], note=said.append, wanted=(), follow=follow) as session:
+        for seals in (0, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW):
+            with socket.socket(socket.AF_UNIX) as peer:
+                peer.connect("\0" + session.socket_name[1:])
+                file = os.memfd_create("log", os.MFD_ALLOW_SEALING)
+                os.ftruncate(file, 4096)
+                fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
+                socket.send_fds(peer, [protocol.frame(protocol.LOG, struct.pack("<Q", 4096))], [file])
+                os.close(file)
+                while peer.recv(4096):
+                    pass
+        for _ in session.intervals():
+            pass
+    assert len([line for line in said if "a log that is none" in line]) == 2
 
 
 def test_names_and_contexts_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
