@@ -323,7 +323,10 @@ class ExitLog:
     def loss_lines(self, losses: Mapping[str, Any]) -> Iterator[str]:
         """The same for people."""
         for pid in losses["faults"]:
-            yield f"pid {pid}: a kernel failed; what left before that is counted, what came after is not"
+            if "records" in losses:
+                yield f"pid {pid}: a kernel failed; exits before that are in the numbers, none after it are"
+            else:
+                yield f"pid {pid}: a kernel failed, and what was not read before is lost; with -e it is kept"
         if lost := losses.get("records_lost"):
             shards = ", ".join(f"SM {shard}: {count:,}" for shard, count in list(lost.items())[:6])
             more = ", ..." if len(lost) > 6 else ""

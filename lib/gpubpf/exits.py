@@ -499,7 +499,7 @@ def _blocks(found: Report) -> list[str]:
         index = found.shape.block_index(block)
         return [f"block {index} finishes last and alone, {duration(alone)} after all other blocks"]
     said = f"the blocks of a grid finish {duration(found.grid.mean)} apart (mean)"
-    if found.tail.mean > NOTABLE * found.grid.mean:
+    if found.tail.mean > NOTABLE * found.grid.mean and found.shape.blocks > len(found.sm):
         said += f"; for the last {duration(found.tail.mean)} there are fewer blocks left than multiprocessors ({len(found.sm)})"
     return [said]
 
@@ -600,6 +600,7 @@ def kernel_record(found: Report) -> dict[str, Any]:
         "threads": found.exits,
         **{f"{name}_spread_ns": getattr(found, name).record() for name in names},
         "tail_ns": found.tail.record(),
+        "sm_idle_ns": {str(number): round(idle) for number, idle in sorted(sm_rows(found))},
         "launches_whole": found.whole,
         "lost": found.lost,
         "clock_error_ns": math.ceil(found.clock_error),

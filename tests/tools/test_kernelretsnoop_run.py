@@ -185,6 +185,8 @@ def test_every_way_out_of_every_shape(app, tmp_path):
         assert by_kernel["ways::even"][f"{name}_spread_ns"]["max"] == 0
     assert by_kernel["ways::cooperative"]["grid_spread_ns"]["max"] == near(1)
     assert by_kernel["ways::cooperative"]["tail_ns"]["max"] == near(1)
+    idle = by_kernel["ways::cooperative"]["sm_idle_ns"]
+    assert sorted(value > 0 for value in idle.values()) == [False, *[True] * (len(idle) - 1)]
     assert by_kernel["ways::node"]["launches"] == 5 and late("ways::node")[7] == near(1)
     assert all(r["launches"] == r["launches_whole"] and r["clock_error_ns"] == 0 for r in by_kernel.values())
 
@@ -258,6 +260,8 @@ def test_a_trap_ends_the_count_but_not_the_report(app, tmp_path):
     summary = found[-1]
     assert summary["faults"] == [found[0]["pid"]] and summary["records_unknown"] == 0
     assert 5 <= summary["records"] <= 5 + 128 - 32
+    done = run("-o", out, "--", app, "trap", virtual=False)
+    assert done.returncode == 7 and "a kernel failed, and what was not read before is lost" in out.read_text()
 
 
 def test_a_killed_program_loses_nothing_that_was_written(app, tmp_path):
