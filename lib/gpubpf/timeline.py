@@ -123,7 +123,8 @@ def over_by(ops: Operations, by_work: bool = True) -> Integers:
     synced = ops.kind == Kind.SYNC
     # Of a stream, from its last operation to its first: the least of the begins and of the returns of waits behind.
     says = np.where((start == NONE) | (not by_work), NEVER, start)
-    says = np.where(ops.waits | (synced & (ops.what == Sync.STREAM)), ops.ret, says)
+    itself = ops.waits & ~synced
+    says = np.where(itself | (synced & (ops.what == Sync.STREAM)), ops.ret, says)
     order = np.lexsort((position, ops.lane))
     order = order[queued[order]]
     behind = np.minimum.accumulate(says[order][::-1])[::-1] if len(order) else says[order]
@@ -131,7 +132,7 @@ def over_by(ops: Operations, by_work: bool = True) -> Integers:
         values = says[order[part]]
         behind[part] = np.minimum.accumulate(values[::-1])[::-1]
         after = np.append(behind[part][1:], NEVER)
-        own = np.where(ops.waits[order[part]], ops.ret[order[part]], NEVER)
+        own = np.where(itself[order[part]], ops.ret[order[part]], NEVER)
         bound[order[part]] = np.minimum(after, own)
     # A wait for a context is one for all its streams; one for an event bounds what was before the record.
     everything = np.flatnonzero(synced & (ops.what == Sync.CONTEXT))

@@ -102,6 +102,12 @@ def test_unknown_stays_unknown_until_something_bounds_it() -> None:
         assert over_by(ops)[0] == 500
 
 
+def test_a_wait_for_an_event_says_nothing_of_the_stream_that_it_stands_in() -> None:
+    rows = [kernel(0, NONE, NONE), {"kind": Kind.RECORD, "lane": 1}]
+    sync = {"kind": Kind.SYNC, "ret": 500, "what": Sync.EVENT, "link": 2, "waits": 1}
+    assert over_by(operations([*rows, sync])).tolist()[:2] == [NEVER, 500]
+
+
 def test_when_operations_were_over() -> None:
     rows = [kernel(0, 10, 20), kernel(5, 20, 30), kernel(7, 8, 9, lane=1), {"kind": Kind.SYNC, "ret": 50}]
     assert over_by(operations(rows)).tolist() == [20, 50, NEVER, NEVER]

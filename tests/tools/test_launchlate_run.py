@@ -68,6 +68,47 @@ static void pairs() {  // 8 threads with a stream each: every launch has a lengt
         });
     for (auto &thread : threads) thread.join();
 }
+static void random_work(unsigned seed) {  // on streams of every kind
+    constexpr int kStreams = 7, kEvents = 5;
+    cudaStream_t stream[kStreams] = {nullptr, cudaStreamPerThread};
+    cudaEvent_t event[kEvents];
+    for (int i = 2; i < kStreams; i++) CHECK(cudaStreamCreateWithFlags(&stream[i], i % 2 ? cudaStreamNonBlocking : cudaStreamDefault));
+    for (auto &one : event) CHECK(cudaEventCreateWithFlags(&one, cudaEventDisableTiming));
+    char *device, *host;
+    CHECK(cudaMalloc(&device, 1 << 20));
+    CHECK(cudaMallocHost(&host, 1 << 20));
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CHECK(cudaStreamBeginCapture(stream[3], cudaStreamCaptureModeThreadLocal));
+    nap<<<1, 1, 0, stream[3]>>>(1000);
+    CHECK(cudaEventRecord(event[0], stream[3]));
+    CHECK(cudaStreamWaitEvent(stream[5], event[0], 0));
+    nap<<<1, 2, 0, stream[3]>>>(2000);
+    nap<<<1, 3, 0, stream[5]>>>(3000);
+    CHECK(cudaEventRecord(event[0], stream[5]));
+    CHECK(cudaStreamWaitEvent(stream[3], event[0], 0));
+    nap<<<1, 4, 0, stream[3]>>>(500);
+    CHECK(cudaStreamEndCapture(stream[3], &graph));
+    CHECK(cudaGraphInstantiateWithFlags(&exec, graph, 0));
+    for (auto &one : event) CHECK(cudaEventRecord(one, stream[2]));
+    srand(seed);
+    for (int i = 0; i < 250; i++) {
+        cudaStream_t s = stream[rand() % kStreams];
+        size_t bytes = 1 + rand() % (1 << 17);
+        switch (rand() % 16) {
+            default: nap<<<1, 32, 0, s>>>(rand() % 20000); break;
+            case 0: CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, s)); break;
+            case 1: CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, s)); break;
+            case 2: CHECK(cudaMemsetAsync(device, 0, bytes, s)); break;
+            case 3: case 4: CHECK(cudaEventRecord(event[rand() % kEvents], s)); break;
+            case 5: case 6: CHECK(cudaStreamWaitEvent(s, event[rand() % kEvents], 0)); break;
+            case 7: CHECK(cudaGraphLaunch(exec, s)); break;
+            case 8: if (rand() % 4 == 0) CHECK(cudaStreamSynchronize(s)); break;
+            case 9: if (rand() % 4 == 0) CHECK(cudaEventSynchronize(event[rand() % kEvents])); break;
+            case 10: if (rand() % 8 == 0) CHECK(cudaDeviceSynchronize()); break;
+        }
+    }
+}
 int main(int, char **argv) {
     const char *mode = argv[1];
     if (!strcmp(mode, "pairs")) pairs();
@@ -81,8 +122,7 @@ int main(int, char **argv) {
         nap<<<1, 3, 0, free_>>>(1000);
         nap<<<1, 4, 0, blocking>>>(1000);
     }
-    if (!strcmp(mode, "row"))
-        for (int i = 0; i < 12; i++) nap<<<1, 1>>>(10);
+    if (!strcmp(mode, "random")) random_work(atoi(argv[2]));
     if (!strcmp(mode, "names")) {
         std::thread([] { prctl(PR_SET_NAME, "helper"); nap<<<1, 1>>>(10); nap<<<1, 1>>>(10); CHECK(cudaDeviceSynchronize()); }).join();
         nap<<<1, 1>>>(10);
@@ -158,6 +198,17 @@ def test_each_launch_is_paired_with_its_own_execution(app):
         assert parts == launch["latency_ns"] and launch["overhead_ns"] == 0, launch
     summary = records[-1]
     assert (summary["lost"], summary["launches_unknown"], summary["launches_running"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_whatever_a_launch_waits_for_is_found(app, seed):
+    """On the virtual clock a kernel starts as soon as its call has returned and what it waits for is over: nothing else is left."""
+    _, records = trace([app, "random", str(seed)], "-v")
+    launches = of(records, "launch")
+    assert len(launches) > 80 and records[-1]["launches_unknown"] == 0
+    for launch in launches:
+        assert launch["overhead_ns"] == 0, launch
+        assert (launch["waited_for"] is None) == (launch["wait_ns"] == 0)
 
 
 def test_first_thread_to_last_thread(app):
