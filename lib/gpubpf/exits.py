@@ -25,6 +25,7 @@ from gpubpf.imbalance import WARP, Shape
 BINS = 1024
 LARGEST = 2**36 - 1  # counted as this, what is larger
 NOWHERE = 0xFFFF  # a site's number that does not fit
+GAP = 0.25  # of the largest lateness: a smaller one does not part lanes that are late from those that are not
 NOTABLE = 0.05  # of the largest: what is less is not worth a sentence
 ROUNDS = 8  # launches of one kernel and shape that the maps tell apart
 CLOCK_BITS = 36
@@ -462,12 +463,15 @@ def _lanes(found: Report, source: Callable[[int], str | None]) -> list[str]:
     least, most = float(means.min()), float(means.max())
     if not most:
         return ["the lanes of a warp leave together"]
-    if least > most / 2:
-        return [
-            f"the lanes of a warp leave one after the other, {duration(found.warp.mean)} from the first to the last (mean)"
-        ]
-    late = [lane for lane, mean in zip(found.lanes, means, strict=True) if mean > (most + least) / 2]
+    late = [lane for lane in found.lanes if lane.late.mean > (most + least) / 2]
     early = [lane for lane in found.lanes if lane not in late]
+    gap = min(lane.late.mean for lane in late) - max(lane.late.mean for lane in early) if early else 0.0
+    if gap < GAP * most:
+        last = max(found.lanes, key=lambda lane: lane.late.mean)
+        return [
+            f"the lanes of a warp leave one after the other, {duration(found.warp.mean)} from the first to the last (mean);"
+            f" lane {last.number} is {duration(most)} behind the first"
+        ]
     few, when = (late, "after") if len(late) <= len(early) else (early, "before")
     who = named("lane", [lane.number for lane in few])
     leaves, rest = ("leave", "their") if who.startswith(("lanes", f"{len(few)} ")) else ("leaves", "its")

@@ -140,6 +140,13 @@ def test_most_lanes_are_late() -> None:
     assert said(found).startswith("lanes 0 and 1 leave 100 ns before the rest of their warp")
 
 
+def test_lanes_that_leave_one_after_the_other() -> None:
+    found = both(Shape((1, 1, 1), (64, 1, 1)), 10 * (np.arange(64) % 32))
+    assert said(found).startswith(
+        "the lanes of a warp leave one after the other, 310 ns from the first to the last (mean); lane 31 is 310 ns behind"
+    )
+
+
 def test_partial_warps_and_single_threads() -> None:
     """Blocks of 40: the second warp has 8 lanes. The last of them is late."""
     found = both(Shape((2, 1, 1), (8, 5, 1)), 90 * (np.arange(80) % 40 == 39))
