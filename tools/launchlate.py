@@ -158,7 +158,7 @@ def main(argv: list[str] | None = None) -> int:
         b["each"].set(int(device.choose(args.device).kind == "sim"))
         meanwhile = OffCpu(b) if args.slow else None
         trace = perfetto.Trace(args.trace) if args.trace else None
-        launches = Launches(SLOTS, filtered=bool(args.cgroup or args.comm or args.tid))
+        launches = Launches(SLOTS, args.kernel, filtered=bool(args.cgroup or args.comm or args.tid))
         follow = Follow(log_records=1 << 17, stamps=True, stacks=args.stacks, pump=SLOTS // 8)
         with b.trace(args, follow) as session:
             for _ in session.intervals(args.interval, args.count, tick=lambda: launches.take(session)):

@@ -22,6 +22,7 @@ import numpy as np
 
 from gpubpf import oplog, timeline
 from gpubpf.clock import UNKNOWN, Bracket, GpuClock
+from gpubpf.names import matches
 from gpubpf.timeline import NEVER, NONE, Kind, Lane, Operations, Waits
 
 if TYPE_CHECKING:
@@ -101,10 +102,11 @@ class Found:
 
 
 class Launches:
-    """Collects, in the order in which things come; see the top of the file. `slots`: a power of two."""
+    """Collects, in the order in which things come; see the top of the file. `slots`: a power of two. `kernels`: as --kernel has them.
+    `filtered`: the host program lets only some launches through."""
 
-    def __init__(self, slots: int, filtered: bool = False) -> None:
-        self._slots, self._filtered = slots, filtered
+    def __init__(self, slots: int, kernels: Sequence[str] = (), filtered: bool = False) -> None:
+        self._slots, self._kernels, self._filtered = slots, tuple(kernels), filtered
         self._records: list[tuple[Process, Records]] = []
         self._cells: dict[tuple[int, Any], _Cells] = {}
         self._processes: dict[int, Process] = {}
@@ -196,7 +198,7 @@ class Launches:
     def found(self) -> Found:
         """All that is known now. Some seconds for a million operations."""
         passed = np.concatenate([np.zeros(0, np.int64), *self._passed.values()]) if self._filtered else None
-        return _Finder(self._records, self._cells, self._slots).found(self._origin, passed)
+        return _Finder(self._records, self._cells, self._slots).found(self._origin, self._kernels, passed)
 
 
 class _Cells:
@@ -274,7 +276,7 @@ class _Finder:
         )
         self.cells, self.slots = cells, slots
 
-    def found(self, origin: int, passed: Integers | None) -> Found:
+    def found(self, origin: int, kernels: Sequence[str], passed: Integers | None) -> Found:
         raw = self.raw
         kind = raw["kind"].astype(np.int64)
         queued = (kind >= Kind.KERNEL) & (kind <= Kind.API)
@@ -311,12 +313,15 @@ class _Finder:
         reason = np.where(kernel, field("kernel", "reason"), none)
         times = self._times(ops, reason)
         names, name = self._names(kernel, field("kernel", "slot"))
+        # By name, not by what the agent says: kernels that no probe could be put into were asked for as well.
+        asked = kernel & np.array([not kernels or matches(kernels, text) for text in names] or [False])[name]
         handles = (kinds == Kind.RECORD) | (kinds == Kind.WAIT)
         sized = np.isin(kinds, timeline.WORK) & ~kernel
         parent, firsts = self._parents(ops, member), np.where(graph, field("graph", "first"), none)
         waits = timeline.waits(ops)
         lasted = times.pop("exec")
         waits = dataclasses.replace(waits, exec=np.where(lasted != NONE, lasted, waits.exec))
+        wanted = self._wanted(ops, reason, asked, parent, firsts, passed)
         return Found(
             ops=ops, waits=waits, processes=self.processes, process=self.owner, names=names, name=name,
             gpu=self._gpus(at), tid=raw["thread"][at].astype(np.int64), stream=raw["stream"][at], reason=reason,
@@ -325,17 +330,22 @@ class _Finder:
             event=np.where(handles, raw["event"]["event"][at], np.uint64(0)),
             api=np.where(kinds == Kind.API, field("api", "function"), none), functions=self._functions(at[kinds == Kind.API]),
             stack=raw["stack"][at].astype(np.int64), grid=field("kernel", "grid"),
-            block_dim=field("kernel", "block"), origin=origin, wanted=self._wanted(ops, reason, parent, firsts, passed), **times,
+            block_dim=field("kernel", "block"), origin=origin, wanted=wanted, **times,
         )  # fmt: skip
 
     def _wanted(
-        self, ops: Operations, reason: Integers, parent: Integers, firsts: Integers, passed: Integers | None
+        self,
+        ops: Operations,
+        reason: Integers,
+        asked: NDArray[np.bool_],
+        parent: Integers,
+        firsts: Integers,
+        passed: Integers | None,
     ) -> NDArray[np.bool_]:
         """Launches of kernels that were asked for, --launch and --sample meant them, and the host program let them through."""
-        wanted = (ops.kind == Kind.KERNEL) & ~np.isin(reason, (oplog.NOT_MATCHED, *LEFT_OUT))
+        wanted = asked & ~np.isin(reason, LEFT_OUT)
         if passed is not None:  # the host program runs once for a graph
-            asked = np.where(parent >= 0, firsts[parent], ops.id)
-            wanted &= np.isin(asked, passed)
+            wanted &= np.isin(np.where(parent >= 0, firsts[parent], ops.id), passed)
         return wanted
 
     # --- identities ---
