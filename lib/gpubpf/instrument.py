@@ -42,13 +42,14 @@ class Attachment:
 @dataclass(frozen=True)
 class SidecarKernel:
     """How the instrumented copy of kernel `name` (mangled) is launched: the application's own `parameters` as (offset, size)
-    in bytes, then the launch block at `block_offset`."""
+    in bytes, then the launch block at `block_offset`. `waits`: its blocks may wait for each other."""
 
     name: str
     parameters: tuple[tuple[int, int], ...]
     block_offset: int
     block: LaunchBlock
     sites: tuple[inject.ExitSite, ...] = ()
+    waits: bool = True
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,9 @@ def _instrument(text: str, chosen: Image, attachments: Sequence[Attachment], tar
     return Sidecar(
         image,
         tuple(
-            SidecarKernel(name, kernel.parameters, kernel.block_offset, kernel.block, kernel.sites)
+            SidecarKernel(
+                name, kernel.parameters, kernel.block_offset, kernel.block, kernel.sites, kernel.waits
+            )
             for name, kernel in injected.kernels.items()
         ),
         refusals,
@@ -273,6 +276,7 @@ def _unpack(data: bytes) -> Sidecar | None:
                         | {"params": {k: (o, s) for k, (o, s) in kernel["block"]["params"].items()}}
                     ),
                     tuple(inject.ExitSite(**site) for site in kernel["sites"]),
+                    kernel["waits"],
                 )
                 for kernel in head["kernels"]
             ),

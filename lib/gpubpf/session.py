@@ -787,6 +787,7 @@ class Session:
                     for name, offset in kernel.block.bases.items()
                 ),
                 kernel.block.pid_tgid,
+                kernel.waits,
             )
             for kernel in sidecar.kernels
         ]

@@ -135,6 +135,7 @@ class KernelLayout:
     block: bytes
     fields: tuple[BlockField, ...]
     pid_tgid: int | None = None  # where in the block the launching thread goes
+    waits: bool = True  # its blocks may wait for each other
 
 
 @dataclass(frozen=True)
@@ -453,7 +454,11 @@ def sidecar(
         parts.append(
             _bytes(k.name.encode())
             + struct.pack(
-                "<III", k.parameters, k.block_offset, NO_FIELD if k.pid_tgid is None else k.pid_tgid
+                "<IIII",
+                k.parameters,
+                k.block_offset,
+                NO_FIELD if k.pid_tgid is None else k.pid_tgid,
+                k.waits,
             )
             + _bytes(k.block)
         )

@@ -464,3 +464,50 @@ class CallGraph:
                     found.add(name)
                     grown = True
         return frozenset(found)
+
+
+# Loads that a compiler uses where other threads may write meanwhile, and spaces that no other block reaches.
+_STRONG = frozenset({"volatile", "relaxed", "acquire", "mmio", "cv", "cg"})
+_OF_THE_BLOCK = frozenset({"shared", "shared::cta", "local", "param", "const"})
+
+
+def may_wait(kernel: Function, graph: CallGraph) -> bool:
+    """Whether threads of a kernel may wait for those of other blocks: a strong load, an atomic whose result is used, a fence beyond
+    the block, or a sleep is in a loop, or in a function that is called. What cannot be followed may."""
+    reached = graph.reach(kernel.name)
+    if any(graph.of(name).indirect or graph.of(name).unknown for name in reached):
+        return True
+    flow = Flow(kernel.body or ())
+    again = {i for number in flow.cycles for i in flow.blocks[number].instructions}
+    if any(_looks(kernel, i) for i in again):
+        return True
+    # Of what is called no loop is looked for: it may be called in one.
+    for name in reached - {kernel.name}:
+        function = graph.module.functions[name]
+        if any(_looks(function, i) for i, s in enumerate(function.body or ()) if isinstance(s, Instruction)):
+            return True
+    return False
+
+
+def _looks(function: Function, index: int) -> bool:
+    """Whether an instruction may see what another block wrote since it ran last."""
+    instruction = (function.body or ())[index]
+    assert isinstance(instruction, Instruction)
+    opcode, modifiers = instruction.opcode, set(instruction.modifiers)
+    if opcode in ("nanosleep", "multimem"):
+        return True
+    if opcode in ("membar", "fence"):
+        return not modifiers & {"cta", "proxy"}
+    if modifiers & _OF_THE_BLOCK:
+        return False
+    if opcode == "ld":
+        return bool(modifiers & _STRONG)
+    if opcode != "atom":
+        return False
+    results = set(names(instruction.operands[:1]))
+    used = sum(
+        not results.isdisjoint(names(s.operands)) or (s.predicate in results)
+        for s in function.body or ()
+        if isinstance(s, Instruction)
+    )
+    return used > 1

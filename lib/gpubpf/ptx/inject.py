@@ -40,6 +40,7 @@ from .flow import (
     callee,
     counted,
     initializer_names,
+    may_wait,
     names,
 )
 from .module import (
@@ -130,7 +131,7 @@ class InjectedKernel:
     """`parameters` are the application's, as (offset, size) in bytes; the launch block follows at `block_offset`.
 
     `shared_exits`: branches that had to share a probe with others. `unknown`: opcodes that are counted as instructions although
-    what else they do is not known.
+    what else they do is not known. `waits`: its blocks may wait for each other (flow.may_wait).
     """
 
     parameters: tuple[tuple[int, int], ...]
@@ -139,6 +140,7 @@ class InjectedKernel:
     sites: tuple[ExitSite, ...] = ()
     shared_exits: int = 0
     unknown: tuple[str, ...] = ()
+    waits: bool = True
 
 
 @dataclass(frozen=True)
@@ -442,6 +444,7 @@ class _Sidecar:
             tuple(site for name, site in self.sites if name in run),
             sum(self._shared_exits.get(f, 0) for f in run),
             tuple(sorted({u for f in reached for u in self.graph.of(f).unknown})),
+            may_wait(self.module.functions[name], self.graph),
         )
 
     def _function(self, name: str, placements: tuple[Placement, ...]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpubpf.errors import PtxError
-from gpubpf.ptx.flow import CallGraph, Flow, counted, references
+from gpubpf.ptx.flow import CallGraph, Flow, counted, may_wait, references
 from gpubpf.ptx.module import Instruction, Module, parse
 
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
@@ -126,3 +126,25 @@ def test_references() -> None:
     graph = CallGraph(found)
     assert graph.reach("k") == {"k", "h", "g"}
     assert graph.leaving({"f", "g", "h"}) == {"g", "h"}
+
+
+@pytest.mark.parametrize(
+    ("body", "waits"),
+    [
+        ("ld.volatile.global.u32 %r1, [%rd1]; ret;", False),  # once is not waiting
+        ("$L: ld.global.u32 %r1, [%rd1]; setp.eq.u32 %p1, %r1, 0; @%p1 bra $L; ret;", False),
+        ("$L: ld.volatile.global.u32 %r1, [%rd1]; setp.eq.u32 %p1, %r1, 0; @%p1 bra $L; ret;", True),
+        ("$L: ld.volatile.u32 %r1, [%rd1]; setp.eq.u32 %p1, %r1, 0; @%p1 bra $L; ret;", True),
+        ("$L: ld.acquire.gpu.global.u32 %r1, [%rd1]; setp.eq.u32 %p1, %r1, 0; @%p1 bra $L; ret;", True),
+        ("$L: ld.global.cg.u32 %r1, [%rd1]; setp.eq.u32 %p1, %r1, 0; @%p1 bra $L; ret;", True),
+        ("$L: ld.volatile.shared.u32 %r1, [%rd1]; setp.eq.u32 %p1, %r1, 0; @%p1 bra $L; ret;", False),
+        ("$L: atom.global.add.u32 %r1, [%rd1], 1; setp.eq.u32 %p1, %r2, 0; @%p1 bra $L; ret;", False),
+        ("$L: atom.global.cas.b32 %r1, [%rd1], 0, 1; setp.ne.u32 %p1, %r1, 0; @%p1 bra $L; ret;", True),
+        ("$L: ld.global.u32 %r1, [%rd1]; membar.gl; setp.eq.u32 %p1, %r1, 0; @%p1 bra $L; ret;", True),
+        ("$L: nanosleep.u32 40; setp.eq.u32 %p1, %r1, 0; @%p1 bra $L; ret;", True),
+        ("call polls; ret;", True),
+    ],
+)
+def test_kernels_whose_blocks_may_wait_for_each_other(body: str, waits: bool) -> None:
+    made = module(body, ".func polls() { .reg .b32 %r1; .reg .b64 %rd1; ld.volatile.u32 %r1, [%rd1]; ret; }")
+    assert may_wait(made.functions["k"], CallGraph(made)) is waits

@@ -52,8 +52,8 @@ static uint64_t resident(CUfunction function, const LaunchShape &shape, uint32_t
   return uint64_t(n) * multiprocessors;
 }
 
-// Why the copy cannot be launched in this shape, kReasons if it can. Programs whose blocks wait for each other hang when
-// fewer of them are resident than they counted on.
+// Why the copy cannot be launched in this shape, kReasons if it can. Kernels whose blocks wait for each other hang when fewer of
+// them are resident than they counted on; of others, a block must fit.
 static Reason lacks_room(Copy &copy, const LaunchShape &shape, uint64_t blocks) {
   uint32_t threads = shape.block[0] * shape.block[1] * shape.block[2];
   Occupancy *first = copy.occupancy.load(std::memory_order_acquire);
@@ -70,6 +70,7 @@ static Reason lacks_room(Copy &copy, const LaunchShape &shape, uint64_t blocks) 
     if (!copy.occupancy.compare_exchange_strong(first, o)) o->next = nullptr;  // another thread was quicker: used once
   }
   if (o->original == 0) return kLaunchFailed;  // for the driver to reject
+  if (!copy.layout->waits && o->copy != kNotSaid) return o->copy ? kReasons : kOccupancy;
   const uint64_t needed = blocks < o->original ? blocks : o->original;  // not said: all of the grid must fit
   return o->copy == kNotSaid || o->copy < needed ? kOccupancy : kReasons;
 }

@@ -105,13 +105,14 @@ int image_of_file(const char *path, uint64_t &size) {
 std::shared_ptr<const Answer> parse_answer(Reader &reader, int image) {
   auto answer = std::make_shared<Answer>();
   uint64_t size = reader.u64();
-  uint32_t n = reader.count(16);
+  uint32_t n = reader.count(24);
   for (uint32_t i = 0; i < n && reader.ok(); ++i) {
     Layout l;
     l.name = reader.text();
     l.parameters = reader.u32();
     l.block_offset = reader.u32();
     l.pid_tgid = reader.u32();
+    l.waits = reader.u32() != 0;
     l.block = reader.blob();
     uint32_t fields = reader.count(12);
     for (uint32_t f = 0; f < fields; ++f) {

@@ -63,6 +63,7 @@ struct Layout {  // of one instrumented kernel
   uint32_t parameters = 0;    // the application's
   uint32_t block_offset = 0;  // of the launch block in the parameter buffer
   uint32_t pid_tgid = kNoField;  // where in the block the launching thread goes
+  bool waits = true;             // its blocks may wait for each other
   std::vector<uint8_t> block;
   std::vector<BlockField> fields;
 };
