@@ -508,6 +508,9 @@ def rows_for_a_graph(view: View, chosen: Integers) -> list[Row]:
         borders = np.concatenate([[0], np.flatnonzero(~(fits[1:] & fits[:-1] & near[1:])) + 1, [len(part)]])
         for number in np.flatnonzero(np.diff(borders) >= IN_A_ROW).tolist():
             run = part[borders[number] : borders[number + 1]]
+            behind = view.waits.waited_for[run[1:]]
+            if (~np.isin(behind[behind >= 0], run)).any():  # for other work: no graph would change that
+                continue
             took = int(ops.end[run].max() - ops.call[run[0]])
             busy = int((ops.end[run] - ops.start[run]).sum())
             host = int((ops.call[run][1:] - ops.ret[run][:-1]).sum())

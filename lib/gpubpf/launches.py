@@ -280,7 +280,9 @@ class _Finder:
         raw = self.raw
         kind = raw["kind"].astype(np.int64)
         queued = (kind >= Kind.KERNEL) & (kind <= Kind.API)
-        at = np.flatnonzero(queued & ((raw["flags"] & oplog.CAPTURED) == 0) & (raw["result"] == 0))
+        ran = queued & ((raw["flags"] & oplog.CAPTURED) == 0) & (raw["result"] == 0)
+        ran[self._joins(kind)] = False
+        at = np.flatnonzero(ran)
         self.at, self.kind = at, kind[at]
         count = len(at)
         self.owner = self.process[at]
@@ -332,6 +334,22 @@ class _Finder:
             stack=raw["stack"][at].astype(np.int64), grid=field("kernel", "grid"),
             block_dim=field("kernel", "block"), origin=origin, wanted=wanted, **times,
         )  # fmt: skip
+
+    def _joins(self, kind: Integers) -> list[int]:
+        """Waits that took their stream into a capture: for an event whose record was captured. They never ran either."""
+        raw = self.raw
+        if not ((kind == Kind.RECORD) & ((raw["flags"] & oplog.CAPTURED) != 0)).any():
+            return []
+        places = np.flatnonzero((kind == Kind.RECORD) | (kind == Kind.WAIT))
+        captured: dict[tuple[int, int], bool] = {}
+        found = []
+        keys = zip(self.process[places].tolist(), raw["event"]["event"][places].tolist(), strict=True)
+        for place, key in zip(places.tolist(), keys, strict=True):
+            if kind[place] == Kind.RECORD:
+                captured[key] = bool(raw["flags"][place] & oplog.CAPTURED)
+            elif captured.get(key) and not raw["event"]["record"][place]:
+                found.append(place)
+        return found
 
     def _wanted(
         self,
