@@ -57,6 +57,7 @@ class Sync(IntEnum):
     CONTEXT = 2
 
 
+NOTHING = -1  # as a link: the event was over, or never recorded; what waits for it waits for nothing
 WORK = (Kind.KERNEL, Kind.H2D, Kind.D2H, Kind.D2D, Kind.H2H, Kind.MEMSET)  # takes time on the GPU
 
 
@@ -66,7 +67,7 @@ class Operations:
 
     id: unique; for `link`. kind: `Kind`. call, ret: ns of the host at the driver call's begin and end. start, end: of the work on the
     GPU, or NONE. waits: whether the call itself waited for the work. lane, context: numbers of the stream and its context, from 0.
-    link: of WAIT and event SYNC the id of the record operation (0: not known). what: of SYNC see `Sync`, of GRAPH how many nodes
+    link: of WAIT and event SYNC the id of the record operation (0: not known; or `NOTHING`). what: of SYNC see `Sync`, of GRAPH how many nodes
     are no kernels.
     graph: number of the executable graph, from 0, replay: of its launch, of GRAPH and of the kernels that a replay ran; else -1.
     node: the kernel's node in it, else -1. A replay's kernels may stand before or after its GRAPH operation.
@@ -210,7 +211,7 @@ def _predecessors(ops: Operations) -> tuple[Integers, Integers, NDArray[np.bool_
     blocking: list[tuple[int, int, bool]] = [(least, -1, False)] * contexts_used
     # When each was used last: what comes behind need not be compared with what is in front of that (times have errors).
     used_at, legacy_at = [-1] * len(lane_kinds), [-1] * contexts_used
-    recorded: dict[int, tuple[int, int, bool]] = {}
+    recorded: dict[int, tuple[int, int, bool]] = {NOTHING: (least, -1, False)}
     replayed: dict[int, tuple[int, int, bool]] = {}
     unknown = (NEVER, -1, False)
     for at in range(count):
@@ -277,11 +278,17 @@ def _replay(
     latest = -1
     for node, place in members.items():
         least = state
-        for earlier in after.get(node, ()):
-            of = members.get(earlier, -1)
-            found = (ended[of], of, False) if of >= 0 else (NEVER, -1, False)
-            if least is state or found[0] > least[0]:
-                least = found
+        open_, seen = [node], {node}
+        while open_:
+            for earlier in after.get(open_.pop(), ()):
+                if earlier in seen:
+                    continue
+                seen.add(earlier)
+                of = members.get(earlier, -1)
+                if of < 0:  # switched off: what comes before it counts
+                    open_.append(earlier)
+                elif least is state or ended[of] > least[0]:
+                    least = (ended[of], of, False)
         before[place], last[place], through[place] = least
         if latest < 0 or ended[place] > ended[latest]:
             latest = place

@@ -226,6 +226,22 @@ def test_the_legacy_stream_waits_and_is_waited_for(app):
     assert four["start_ns"] == two["end_ns"] and four["waited_for"] == {"kind": "kernel", "name": "nap"}
 
 
+def test_a_memset_is_waited_for_that_the_host_did_not_wait_for(app):
+    (launch,) = of(trace([app, "cleared"], "-v")[1], "launch")
+    assert (launch["wait_ns"], launch["overhead_ns"]) == (9000, 0)
+    assert launch["waited_for"] == {"kind": "memset", "name": "memset"}
+
+
+def test_an_event_that_was_never_recorded_holds_nobody_up(app):
+    launches = of(trace([app, "never"], "-v")[1], "launch")
+    assert [launch["wait_ns"] for launch in launches] == [0, 0]
+
+
+def test_behind_a_node_that_is_switched_off(app):
+    first, last = of(trace([app, "off"], "-v")[1], "launch")
+    assert last["start_ns"] == first["end_ns"] and last["wait_ns"] == first["exec_ns"]
+
+
 def test_the_same_numbers_as_root_and_without(app, tmp_path):
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root, to be without it as well")

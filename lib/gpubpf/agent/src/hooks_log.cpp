@@ -30,6 +30,9 @@ CUresult logged(Kind kind, Where where, uint16_t flags, Timed timed, const Call 
   CUresult result = call();
   operation.returned(result);
   describe(operation.record);
+  Record &r = operation.record;
+  // Only what ends in host memory is over for certain when the call returns (CUDA driver API, "API synchronization behavior").
+  if (timed == Timed::Yes && r.kind != Kind::DtoH && r.kind != Kind::HtoH) r.flags &= static_cast<uint16_t>(~kCallWaits);
   operation.log();
   return result;
 }
@@ -207,9 +210,18 @@ void describe_record(Record &r, CUevent event) {
   if (r.result == CUDA_SUCCESS) quietly([&] { event_recorded(event, r.flags & kCaptured ? 0 : r.id); });
 }
 
-void describe_event(Record &r, CUevent event) {
+constexpr uint64_t kNothing = ~uint64_t(0);  // as the record waited for: the event is over, or was never recorded
+
+// A wait for an event of a capture takes its stream into the capture.
+void describe_wait(Record &r, Where where, CUevent event) {
+  if (capturing(where.handle())) r.flags |= kCaptured;
   r.wide[0] = number(event);
-  quietly([&] { r.wide[1] = recorded_by(event); });
+  quietly([&] {
+    r.wide[1] = recorded_by(event);
+    if (r.wide[1] || registry().captures.load(std::memory_order_relaxed) || !driver.cuEventQuery) return;
+    DriverScope scope;
+    if (driver.cuEventQuery(event) == CUDA_SUCCESS) r.wide[1] = kNothing;
+  });
 }
 
 enum : uint32_t { kStream, kEvent, kContext };  // what the host waits for
@@ -217,8 +229,10 @@ enum : uint32_t { kStream, kEvent, kContext };  // what the host waits for
 STREAMED(cuEventRecord, Kind::Record, Timed::No, (CUevent event, CUstream stream), (event, stream), { describe_record(r, event); })
 STREAMED(cuEventRecordWithFlags, Kind::Record, Timed::No, (CUevent event, CUstream stream, unsigned flags),
          (event, stream, flags), { describe_record(r, event); })
-STREAMED(cuStreamWaitEvent, Kind::Wait, Timed::No, (CUstream stream, CUevent event, unsigned flags), (stream, event, flags),
-         { describe_event(r, event); })
+ONE(cuStreamWaitEvent, Kind::Wait, (Where{stream, false}), 0, Timed::No, (CUstream stream, CUevent event, unsigned flags),
+    (stream, event, flags), { describe_wait(r, Where{stream, false}, event); })
+ONE(cuStreamWaitEvent_ptsz, Kind::Wait, (Where{stream, true}), 0, Timed::No, (CUstream stream, CUevent event, unsigned flags),
+    (stream, event, flags), { describe_wait(r, Where{stream, true}, event); })
 
 void describe_sync(Record &r, uint32_t what) {
   r.flags |= kCallWaits;
