@@ -67,8 +67,8 @@ class Operations:
 
     id: unique; for `link`. kind: `Kind`. call, ret: ns of the host at the driver call's begin and end. start, end: of the work on the
     GPU, or NONE. waits: whether the call itself waited for the work. lane, context: numbers of the stream and its context, from 0.
-    link: of WAIT and event SYNC the id of the record operation (0: not known; or `NOTHING`). what: of SYNC see `Sync`, of GRAPH how many nodes
-    are no kernels.
+    link: of WAIT and event SYNC the id of the record operation (0: not known; or `NOTHING`). what: of SYNC see `Sync`, of GRAPH how
+    many nodes are no kernels.
     graph: number of the executable graph, from 0, replay: of its launch, of GRAPH and of the kernels that a replay ran; else -1.
     node: the kernel's node in it, else -1. A replay's kernels may stand before or after its GRAPH operation.
     """
