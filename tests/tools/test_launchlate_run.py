@@ -123,6 +123,45 @@ int main(int, char **argv) {
         nap<<<1, 4, 0, blocking>>>(1000);
     }
     if (!strcmp(mode, "random")) random_work(atoi(argv[2]));
+    if (!strcmp(mode, "cleared")) {  // cudaMemset does not wait for the GPU
+        char *p;
+        CHECK(cudaMalloc(&p, 1000000));
+        CHECK(cudaMemset(p, 0, 1000000));
+        nap<<<1, 1>>>(1000);
+    }
+    if (!strcmp(mode, "never")) {  // streams that waited for an event that was never recorded, or for a capture's
+        cudaStream_t a, b;
+        cudaEvent_t event;
+        cudaGraph_t graph;
+        CHECK(cudaStreamCreateWithFlags(&a, cudaStreamNonBlocking));
+        CHECK(cudaStreamCreateWithFlags(&b, cudaStreamNonBlocking));
+        CHECK(cudaEventCreate(&event));
+        CHECK(cudaStreamWaitEvent(a, event, 0));
+        nap<<<1, 1, 0, a>>>(1000);
+        CHECK(cudaStreamBeginCapture(a, cudaStreamCaptureModeThreadLocal));
+        CHECK(cudaEventRecord(event, a));
+        CHECK(cudaStreamWaitEvent(b, event, 0));
+        CHECK(cudaEventRecord(event, b));
+        CHECK(cudaStreamWaitEvent(a, event, 0));
+        CHECK(cudaStreamEndCapture(a, &graph));
+        nap<<<1, 1, 0, b>>>(1000);
+    }
+    if (!strcmp(mode, "off")) {  // the second kernel of three is switched off
+        cudaGraph_t graph;
+        cudaGraphExec_t exec;
+        cudaGraphNode_t nodes[3];
+        unsigned ns = 1000;
+        void *arguments[] = {&ns};
+        cudaKernelNodeParams params = {};
+        params.func = (void *)nap;
+        params.gridDim = params.blockDim = 1;
+        params.kernelParams = arguments;
+        CHECK(cudaGraphCreate(&graph, 0));
+        for (int i = 0; i < 3; i++) CHECK(cudaGraphAddKernelNode(&nodes[i], graph, nodes + i - 1, i > 0, &params));
+        CHECK(cudaGraphInstantiateWithFlags(&exec, graph, 0));
+        CHECK(cudaGraphNodeSetEnabled(exec, nodes[1], 0));
+        CHECK(cudaGraphLaunch(exec, 0));
+    }
     if (!strcmp(mode, "names")) {
         std::thread([] { prctl(PR_SET_NAME, "helper"); nap<<<1, 1>>>(10); nap<<<1, 1>>>(10); CHECK(cudaDeviceSynchronize()); }).join();
         nap<<<1, 1>>>(10);
