@@ -125,6 +125,13 @@ def build_parser() -> cli.Parser:
         default=None,
         help="CUDA graphs node by node (on a GPU: instrument the kernels in them, which changes the graphs)",
     )
+    shown.add_argument(
+        "--cupti",
+        nargs="?",
+        const="",
+        metavar="LIBRARY",
+        help="time what no probe can by CUPTI's activity records, not timing events (untried on a GPU)",
+    )
     cli.add_kernels(parser)
     cli.add_host_filters(parser)
     cli.add_device(parser)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,18 @@ def choose(wanted: str | None = "auto", environment: Mapping[str, str] = os.envi
         raise SessionError(f"{why}the embedded device is not built; run script/setup")
     path = ":".join(filter(None, (str(LIBRARIES), environment.get("LD_LIBRARY_PATH"))))
     return Device("sim", {"LD_LIBRARY_PATH": path}, NOTICE if wanted != "sim" else None)
+
+
+def cupti_libraries() -> list[str]:
+    """Where CUPTI's library may be, likeliest first: beside this Python's packages, in a toolkit, by its bare name."""
+    places = [Path(place) for place in sys.path if place]
+    found = [str(file) for place in places for file in sorted(place.glob("nvidia/*/lib/libcupti.so.*"))]
+    for toolkit in (os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
+        if toolkit and ":" not in toolkit:
+            found += [
+                str(file) for file in sorted(Path(toolkit).glob("extras/CUPTI/lib64/libcupti.so.[0-9]*"))
+            ]
+    return [*(file for file in found if ":" not in file), "libcupti.so.13", "libcupti.so.12", "libcupti.so"]
 
 
 def compute_capability(device: Device, environment: Mapping[str, str] = os.environ) -> tuple[int, int]:

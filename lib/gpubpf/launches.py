@@ -37,9 +37,9 @@ TIME_BITS = 48
 MASK = (1 << TIME_BITS) - 1
 GENERATIONS = 1 << 16
 COUNTER = (1 << 40) - 1  # the part of an id that counts; the process is above
-NO_METHOD, DEVICE, STAMP = range(3)  # how a time was measured
+NO_METHOD, DEVICE, STAMP, CUPTI = range(4)  # how a time was measured
 LEFT_OUT = (1, 2)  # reasons: by --sample, by --launch
-METHODS = (None, "device", "stamp")
+METHODS = (None, "device", "stamp", "cupti")
 KEPT = 1 << 15  # records, where intervals are printed
 WIDE = 10_000  # ns: of a machine so busy that its brackets are wider, launches themselves bound the clock
 SPREAD = 64  # launches that do
@@ -543,7 +543,7 @@ class _Finder:
         method: Integers,
         errors: tuple[Integers, Integers, Integers],
     ) -> None:
-        """Times of operations that no probe measured, from timing events around them."""
+        """Times of operations that no probe measured: from timing events around them, or CUPTI's, which says nothing of its error."""
         ids, records = spans
         some = some[method[some] == NO_METHOD]
         if not len(ids) or not len(some):
@@ -565,6 +565,11 @@ class _Finder:
         both = (begin != 0) & (end != 0)
         errors[2][some[both]] = 2 * error[both]
         method[some[starts.known & both]] = STAMP
+        theirs = both & (self.raw["flags"][at] & oplog.HOST_CLOCK != 0)
+        ops.start[some[theirs]], ops.end[some[theirs]] = begin[theirs], end[theirs]
+        for wrong in errors:
+            wrong[some[theirs]] = UNKNOWN
+        method[some[theirs]] = CUPTI
 
 
 def _of_launches(begin: Integers, length: Integers, call: Integers, over: Integers) -> list[Bracket]:

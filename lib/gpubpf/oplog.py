@@ -35,6 +35,7 @@ COPIES = (H2D, D2H, D2D, H2H)
 GRAPH_NODE = 1  # of a replay: the times of the call are those of the graph launch
 SYNCHRONOUS = 2  # the call itself waits
 CAPTURED = 4  # it went into a graph: it never ran as such
+HOST_CLOCK = 8  # of a span: its times are CUPTI's, on the log's clock
 
 # Outcomes of a launch, field "reason" of a kernel; else 1 + number of a reason of the control block (protocol.REASONS).
 INSTRUMENTED, NOT_READY, NOT_MATCHED = 0, 254, 255

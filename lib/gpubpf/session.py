@@ -91,14 +91,15 @@ CountRegisters = Callable[[Any, "Target"], Mapping[str, tuple[int, int]]]
 class Follow:
     """What a tool wants of the processes beside its maps (docs/timing.md).
 
-    log_records: of the operation log of each process, a power of two; 0: no log. stamps: timing events around what no probe times.
-    stacks: the host stack of each launch. graphs: kernels in graphs are instrumented. pump: launches of a process after which its
+    log_records: of the operation log of each process, a power of two; 0: no log. stamps: timing events around what no probe times;
+    cupti: where CUPTI may be, whose activity records do it in their place. stacks: the host stack of each launch. graphs: kernels in graphs are instrumented. pump: launches of a process after which its
     maps are read, for `readings`; 0: never by itself. ring_size: bytes of each ring and GPU, None: what the C text asks for; rings
     lie in host memory, or else in the GPU's. per_thread: records that a thread puts into the ring named, at most.
     """
 
     log_records: int = 0
     stamps: bool = False
+    cupti: Sequence[str] = ()
     stacks: bool = False
     graphs: bool = False
     pump: int = 0
@@ -308,6 +309,9 @@ class Session:
         environment.update(self.device.environment)
         environment["CUDA_INJECTION64_PATH"] = str(agent.LIBRARY)
         environment["GPUBPF_SOCKET"] = self.socket_name
+        environment.pop("GPUBPF_CUPTI", None)
+        if self.follow.cupti:
+            environment["GPUBPF_CUPTI"] = ":".join(self.follow.cupti)
         as_user: dict[str, Any] = {}
         if self._user:
             if not users.can_read(self._user, agent.LIBRARY.resolve()):
@@ -696,6 +700,11 @@ class Session:
                 self._note_once(
                     f"{len(unlogged)} functions of this driver cannot be hooked, their calls are not seen: {unlogged[0]}"
                 )
+            for line in left_out:
+                if line.startswith("CUPTI: "):
+                    self._note_once(
+                        f"CUPTI gives no times, {line.removeprefix('CUPTI: ')}; timing events do instead"
+                    )
             if failed:
                 self._note(
                     f"pid {process.pid} ({process.comm}) is not traced: cannot hook {'; '.join(failed[:3])}"

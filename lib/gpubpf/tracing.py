@@ -97,9 +97,20 @@ def _follow(args: argparse.Namespace, follow: Follow, chosen: Device) -> Follow:
     return dataclasses.replace(
         follow,
         graphs=chosen.kind == "sim" if graphs is None else bool(graphs),
+        cupti=_cupti(args, chosen),
         ring_size=size or follow.ring_size,
         ring_in_gpu=place == "gpu" if place else follow.ring_in_gpu,
     )
+
+
+def _cupti(args: argparse.Namespace, chosen: Device) -> Sequence[str]:
+    """The libraries that `--cupti` means."""
+    named = getattr(args, "cupti", None)
+    if named:
+        return (named,)
+    if named is not None and chosen.kind == "sim":
+        cli.note(args.tool, "CUPTI works on a GPU only; timing events do instead")
+    return device.cupti_libraries() if named is not None and chosen.kind == "gpu" else ()
 
 
 def virtual(args: argparse.Namespace) -> bool:

@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "cupti.h"
 #include "graph.h"
 #include "hooks.h"
 #include "log.h"
@@ -469,6 +470,8 @@ bool start() {
   if (!hooked) choose_hooks(agent.config.log_records != 0);
   std::string left_out, failed = hooked ? "" : install(hooks, hook_count(), left_out);
   hooked = true;
+  if (const char *cupti = getenv("GPUBPF_CUPTI"); cupti && agent.config.stamps)
+    if (std::string why = start_cupti(cupti); !why.empty()) left_out += (left_out.empty() ? "CUPTI: " : "\nCUPTI: ") + why;
   Writer w;
   agent.send(Message::Hooked, w.text(failed).text(left_out));
   {

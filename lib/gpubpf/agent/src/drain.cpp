@@ -10,6 +10,7 @@
 
 #include "agent.h"
 #include "clock.h"
+#include "cupti.h"
 #include "current.h"
 #include "shared.h"
 #include "stamp.h"
@@ -186,6 +187,7 @@ bool drain(uint32_t sequence, uint32_t wait_ms, bool rings) {
     else snapshot(*c, sequence, wait_ms, rings ? uint32_t(kRings) : 0u);
     if (!c->dead) collect_stamps(*c, std::min<uint32_t>(wait_ms, 500));
   }
+  collect_cupti();
   Writer w;
   agent.send(Message::Drained, w.u32(sequence).u32(all));
   return all;
@@ -213,6 +215,7 @@ void close_context(Context *context) {
   bool ours = lock_within(context->busy, 10000);
   if (ours && agent.connected) quietly([&] { snapshot(*context, 0, 2000, kClosed); });
   if (ours) quietly([&] { collect_stamps(*context, 500); });
+  collect_cupti();
   if (ours && context->stream)
     quietly([&] {
       Current current(*context);

@@ -27,7 +27,7 @@ enum class Kind : uint16_t {
   Lane = 21,
 };
 
-enum RecordFlags : uint16_t { kGraphNode = 1, kCallWaits = 2, kCaptured = 4 };
+enum RecordFlags : uint16_t { kGraphNode = 1, kCallWaits = 2, kCaptured = 4, kHostClock = 8 };
 
 struct Record {
   uint64_t mark = 0;  // the log's own: position + 1, written last

@@ -5,6 +5,7 @@
 
 #include "agent.h"
 #include "clock.h"
+#include "cupti.h"
 #include "hooks.h"
 #include "stamp.h"
 
@@ -218,7 +219,10 @@ Operation::Operation(Kind kind, Where where, uint16_t flags) noexcept : lane(lan
 }
 
 void Operation::time() noexcept {
-  if (agent.config.stamps && lane.context && !(record.flags & kCaptured)) stamp_ = begin_stamp(*lane.context, where_.handle());
+  if (!agent.config.stamps || !lane.context || record.flags & kCaptured) return;
+  recorded_ = cupti_records();
+  if (recorded_) begin_cupti(record);
+  else stamp_ = begin_stamp(*lane.context, where_.handle());
 }
 
 void Operation::called() noexcept { record.call_ns = now_ns(); }
@@ -250,6 +254,7 @@ bool breaks(CUresult result) {
 void Operation::returned(CUresult result) noexcept {
   record.return_ns = now_ns();
   record.result = result;
+  if (recorded_) end_cupti();
   if (result != CUDA_SUCCESS && breaks(result) && lane.context && !lane.context->broken.exchange(true)) {
     Record r = record;
     r.id = other_id();

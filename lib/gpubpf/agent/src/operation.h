@@ -56,6 +56,7 @@ class Operation {
  private:
   Where where_;
   Stamp *stamp_ = nullptr;
+  bool recorded_ = false;  // by CUPTI
 };
 
 }  // namespace gpubpf
