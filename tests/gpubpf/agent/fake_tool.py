@@ -40,11 +40,15 @@ def instrument(image: bytes, target: Target) -> Sidecar:
 
 
 def session(command: list[str], **options: Any) -> Session:
-    options = {"map_memory": 1 << 20, "instrument": instrument, "wanted": ("vectorAdd",)} | options
+    options = {
+        "map_memory": 1 << 20,
+        "instrument": instrument,
+        "wanted": ("vectorAdd",),
+        "definitions": [DEFINITION],
+    } | options
     wanted = options["wanted"]
     return Session(
         command,
-        definitions=[DEFINITION],
         device=Device("sim"),
         matches=(lambda name: name in wanted) if wanted else None,
         registers=lambda sidecar, target: {"vectorAdd": (10, 12)},
