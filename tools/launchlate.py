@@ -120,12 +120,6 @@ def build_parser() -> cli.Parser:
         help="only launches slower than that, with what the host did",
     )
     shown.add_argument(
-        "--graphs",
-        action="store_true",
-        default=None,
-        help="CUDA graphs node by node (on a GPU: instrument the kernels in them, which changes the graphs)",
-    )
-    shown.add_argument(
         "--cupti",
         nargs="?",
         const="",

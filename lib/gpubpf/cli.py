@@ -227,7 +227,7 @@ def add_targets(made: Parser) -> None:
 
 
 def add_kernels(made: Parser) -> None:
-    """Which kernels and launches: --kernel, --launch, --sample."""
+    """Which kernels and launches: --kernel, --launch, --sample, --graphs."""
     group = made.add_argument_group("which kernels and launches")
     group.add_argument(
         "--kernel",
@@ -243,6 +243,12 @@ def add_kernels(made: Parser) -> None:
         help="only the Nth to Mth launch of each kernel and process (from 1, inclusive)",
     )
     group.add_argument("--sample", type=positive, metavar="N", help="one launch in N")
+    group.add_argument(
+        "--graphs",
+        action="store_true",
+        default=None,
+        help="also kernels in CUDA graphs, where no real driver has proven it; on the embedded device they always are",
+    )
 
 
 def chooses_threads(args: argparse.Namespace) -> bool:
