@@ -109,20 +109,19 @@ class View:
 
     def stack(self, at: int) -> list[str]:
         """The host's stack that launched, innermost frame first; empty where it is not known."""
-        process = self.found.processes[int(self.found.process[at])]
-        return self._frames(process.pid, int(self.found.stack[at]))
+        return self._frames(int(self.found.process[at]), int(self.found.stack[at]))
 
-    def _frames(self, pid: int, number: int) -> list[str]:
-        if (pid, number) not in self._stacks:
-            frames = next((p.stacks.get(number, ()) for p in self.found.processes if p.pid == pid), ())
+    def _frames(self, process: int, number: int) -> list[str]:
+        if (process, number) not in self._stacks:
+            frames = self.found.processes[process].stacks.get(number, ())
             # A return address is that of the next instruction.
-            self._stacks[pid, number] = [
+            self._stacks[process, number] = [
                 symbols.describe(frame.file, max(frame.offset - 1, 0))
                 if frame.file
                 else frame.symbol or f"{frame.address:#x}"
                 for frame in frames
             ]
-        return self._stacks[pid, number]
+        return self._stacks[process, number]
 
     def meanwhile(self, at: int) -> list[tuple[str, int]]:
         """What the launching thread did from the call to the kernel's start beside running its own code: (what, ns)."""
@@ -595,7 +594,7 @@ def stack_lines(view: View, chosen: Integers) -> Iterator[str]:
     """The host's stacks that launched, most launches first."""
     keys = Counter(zip(view.found.process[chosen].tolist(), view.found.stack[chosen].tolist(), strict=True))
     for (process, number), count in keys.most_common(STACKS):
-        frames = view._frames(view.found.processes[process].pid, number)
+        frames = view._frames(process, number)
         yield f"{table.count(count, 'launch')} from"
         yield from (f"    {frame}" for frame in frames or ["a stack that is not known"])
         yield ""

@@ -48,7 +48,8 @@ _HOST = "host"  # as a source of cells
 
 @dataclass
 class Process:
-    """A traced process: its `names` are the kernels' mangled names by slot, `gpus` the ordinals by context number."""
+    """A traced process: its `names` are the kernels' mangled names by slot, `gpus` the ordinals by context number. `number`: that of
+    no other; what a process executes has its id."""
 
     pid: int
     comm: str = ""
@@ -56,6 +57,7 @@ class Process:
     names: Mapping[int, str] = field(default_factory=dict)
     gpus: Mapping[int, int] = field(default_factory=dict)
     stacks: Mapping[int, Sequence[Any]] = field(default_factory=dict)  # by number, innermost frame first
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,13 +127,15 @@ class Launches:
     ) -> None:
         """What came since the last time: logs, then readings (what they hold was launched before)."""
         for log in session.logs():
-            process = self._processes.setdefault(log.pid, Process(log.pid))
+            process = self._processes.setdefault(log.process, Process(log.pid, number=log.process))
             process.comm, process.virtual = log.comm, log.virtual
             process.names, process.gpus, process.stacks = log.names, log.gpus, log.stacks
-            self._lost_of[log.pid] = log.lost
+            self._lost_of[log.process] = log.lost
             self.log(process, log.records)
         for reading in session.readings(starts, ends):
-            process = self._processes.setdefault(reading.pid, Process(reading.pid, reading.comm))
+            process = self._processes.setdefault(
+                reading.process, Process(reading.pid, reading.comm, number=reading.process)
+            )
             cells = [reading.instances[name] for name in (starts, ends)]
             if all(cells):
                 begun, ended = (found[0].array for found in cells)
@@ -142,7 +146,7 @@ class Launches:
     def take_halves(self, session: Session, halves: str = "halves") -> None:
         """What the host wrote down, and what the GPU did of it that a killed process leaves: before `found`."""
         for shared in session.shared(halves):
-            self.host_halves(shared.pid, shared.array)
+            self.host_halves(shared.process, shared.array)
 
     def log(self, process: Process, records: Records) -> None:
         """Records of the operation log, as they follow each other (`oplog.DTYPE`)."""
@@ -153,15 +157,17 @@ class Launches:
         if len(calls):
             self._origin = min(self._origin, int(calls.min()))
 
-    def host_halves(self, pid: int, halves: Any) -> None:
-        """The shared array as the host program fills it (fields `launch`, `start`): launches that passed its filters, and starts that
-        outlive the GPU's memory."""
+    def host_halves(self, process: int, halves: Any) -> None:
+        """The shared array of a process (its number) as the host program fills it (fields `launch`, `start`): launches that passed
+        its filters, and starts that outlive the GPU's memory."""
         ids = halves["launch"].astype(np.int64)
         if self._filtered:
-            self._passed[pid] = np.union1d(self._passed.get(pid, np.zeros(0, np.int64)), ids[ids != 0])
+            self._passed[process] = np.union1d(
+                self._passed.get(process, np.zeros(0, np.int64)), ids[ids != 0]
+            )
         if len(halves) == self._slots:
             starts = np.where(ids != 0, halves["start"], 0)
-            cells = self._cells.setdefault((pid, _HOST), _Cells(self._slots))
+            cells = self._cells.setdefault((process, _HOST), _Cells(self._slots))
             cells.update(starts, np.zeros(self._slots, np.uint64), 0, False)
 
     def fresh(self, found: Found, last: bool) -> Integers:
@@ -192,7 +198,7 @@ class Launches:
     ) -> None:
         """The device's arrays (uint64): `starts` [slots], `ends` [slots × shards]. `taken`: when reading began, ns of the host.
         `idle`: nothing ran then, so every end is an end. `source`: tells contexts of a process apart."""
-        cells = self._cells.setdefault((process.pid, source), _Cells(self._slots))
+        cells = self._cells.setdefault((process.number, source), _Cells(self._slots))
         cells.update(np.asarray(starts, np.uint64), np.asarray(ends, np.uint64), taken, idle)
 
     def found(self) -> Found:
@@ -494,8 +500,8 @@ class _Finder:
     def _read(self, ops: Operations, probed: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
         """Which operations have a cell, and the cells. What the host's memory holds comes first: the GPU's own arrays know better."""
         read, found = np.zeros(len(ops), bool), np.zeros(len(ops), _CELL)
-        for (pid, source), cells in sorted(self.cells.items(), key=lambda item: item[0][1] != _HOST):
-            here = [place for place, process in enumerate(self.processes) if process.pid == pid]
+        for (number, source), cells in sorted(self.cells.items(), key=lambda item: item[0][1] != _HOST):
+            here = [place for place, process in enumerate(self.processes) if process.number == number]
             at = np.flatnonzero(probed & np.isin(self.owner, here))
             there, cell = cells.lookup(ops.id[at] & COUNTER)
             read[at[there]], found[at[there]] = True, cell[there]

@@ -58,6 +58,7 @@ class Process:
 
     socket: socket.socket
     pid: int
+    number: int  # from 1; a process id may come again
     comm: str = ""
     frames: protocol.Frames = field(default_factory=protocol.Frames)
     outgoing: threading.Lock = field(default_factory=threading.Lock)

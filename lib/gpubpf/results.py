@@ -87,6 +87,7 @@ class ProcessLog:
     gpus: Mapping[int, int]
     stacks: Mapping[int, tuple[StackFrame, ...]] = field(repr=False)
     over: bool
+    process: int = 0  # its number in the session: a process id comes again after exec
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,7 @@ class SharedArray:
     pid: int
     comm: str
     array: np.ndarray[Any, Any]
+    process: int = 0  # its number in the session
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ class Reading:
     idle: bool
     instances: Mapping[str, list[Instance]] = field(repr=False)
     names: Mapping[int, str] = field(repr=False)
+    process: int = 0  # its number in the session
 
 
 def merged(found: list[Instance]) -> list[Instance]:

@@ -614,11 +614,11 @@ class Session:
             connection.close()
             return None
         connection.settimeout(ANSWER_WAIT)
-        process = Process(connection, pid)
         with self._lock:
             if self._stopped:  # nothing is measured any more: the process goes on without us
                 connection.close()
                 return None
+            process = Process(connection, pid, len(self._processes) + 1)
             self._processes.append(process)
         return process
 
@@ -748,7 +748,7 @@ class Session:
         finally:
             if marker is not None:
                 os.close(marker)
-            process.send(protocol.welcome(wanted))
+            process.send(protocol.welcome(wanted, process.number))
 
     def _make_sidecar(self, process: Process, image: protocol.Image, file: int) -> None:
         answer = protocol.sidecar(image.request, 0, (), {}, ())
@@ -899,7 +899,8 @@ class Session:
                 idle = not s.flags & protocol.RUNNING
                 found.append(
                     Reading(
-                        process.pid, process.comm, s.gpu, s.context, s.taken_ns, idle, parts, process.names
+                        process.pid, process.comm, s.gpu, s.context, s.taken_ns, idle, parts, process.names,
+                        process.number,
                     )
                 )
         return found
@@ -918,7 +919,7 @@ class Session:
             found.append(
                 ProcessLog(
                     process.pid, process.comm, records, process.log_lost, process.virtual,
-                    process.names, process.contexts, process.stacks, last,
+                    process.names, process.contexts, process.stacks, last, process.number,
                 )
             )  # fmt: skip
         return found
@@ -991,7 +992,7 @@ class Session:
         with self._lock:
             processes = list(self._processes)
         arrays = [(process, process.shared_array(map_name)) for process in processes]
-        return [SharedArray(p.pid, p.comm, array) for p, array in arrays if array is not None]
+        return [SharedArray(p.pid, p.comm, array, p.number) for p, array in arrays if array is not None]
 
     def sites(self, mangled: str, pid: int | None = None) -> dict[int, ExitSite]:
         """The ways out of a kernel by number (`ctx->site`), with the source where the program has line numbers. Of one process, or

@@ -62,7 +62,7 @@ class Log:
 
 def process(virtual: bool = True) -> Process:
     names = {0: "_Z5firstPi", 1: "_Z6secondPi"}
-    return Process(PID, "app", virtual, names)
+    return Process(PID, "app", virtual, names, number=PID)
 
 
 def found(

@@ -16,7 +16,7 @@ from enum import IntEnum
 
 from gpubpf.errors import SessionError
 
-VERSION = 2
+VERSION = 3
 FRAME_LIMIT = 64 << 20
 IMAGE_LIMIT = 1 << 29
 MEMORY_LIMIT = 1 << 40
@@ -389,7 +389,8 @@ def frame(kind: int, payload: bytes) -> bytes:
     return struct.pack("<II", kind, len(payload)) + payload
 
 
-def welcome(wanted: Wanted) -> bytes:
+def welcome(wanted: Wanted, process: int) -> bytes:
+    """`process`: its number, from 1, that no other has; ids of what it launches begin with it."""
     last = wanted.launches[1] if wanted.launches[1] is not None else (1 << 64) - 1
     flags = sum(
         bit
@@ -404,7 +405,7 @@ def welcome(wanted: Wanted) -> bytes:
     )
     parts = [
         struct.pack("<IQQQQ", VERSION, wanted.map_memory, wanted.launches[0], last, wanted.sample),
-        struct.pack("<IIQQ", int(wanted.image_wait * 1000), flags, wanted.log_records, wanted.pump),
+        struct.pack("<IIQQQ", int(wanted.image_wait * 1000), flags, wanted.log_records, wanted.pump, process),
         struct.pack("<I", len(wanted.maps)),
     ]
     for m in wanted.maps:

@@ -141,6 +141,7 @@ bool parse_welcome(Reader &r, Config &config) {
   config.match_all = flags & kMatchAll;
   config.log_records = r.u64();
   config.pump = r.u64();
+  number_process(r.u64());
   constexpr uint64_t kLimit = uint64_t(1) << 40;
   uint32_t n = r.count(28);
   for (uint32_t i = 0; i < n; ++i) {

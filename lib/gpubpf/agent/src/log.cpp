@@ -69,9 +69,12 @@ std::atomic<uint32_t> generation{0};
 }  // namespace
 
 void new_process() {
-  next_id = static_cast<uint64_t>(getpid()) << 40 | 1;  // process ids have 22 bits
-  next_other = next_id | uint64_t{1} << 39;
   ++generation;
+}
+
+void number_process(uint64_t number) {
+  next_id = number << 40 | 1;
+  next_other = next_id | uint64_t{1} << 39;
 }
 
 uint32_t generation_of_process() { return generation.load(std::memory_order_relaxed); }
