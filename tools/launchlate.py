@@ -233,7 +233,7 @@ def show_summary(session: Session, view: View, lost: int, args: argparse.Namespa
 
     summary = session.summary()
     more = latency.losses(view, lost)
-    summary["lost"] += more["launches_lost"] + lost
+    summary["lost"] = more["launches_lost"] + lost  # launch by launch; the session knows a bound
     if args.json:
         out.record(**({"type": "summary", "tool": TOOL} | summary | more))
     elif not args.csv:

@@ -175,6 +175,11 @@ int main(int, char **argv) {
         usleep(300000);
         raise(9);
     }
+    if (!strcmp(mode, "exec")) {  // the same process id, another program
+        nap<<<1, 1>>>(10);
+        CHECK(cudaDeviceSynchronize());
+        execl("/proc/self/exe", argv[0], "uneven", nullptr);
+    }
     if (!strcmp(mode, "fault")) {
         nap<<<1, 1>>>(10);
         dies<<<1, 1>>>((int *)8);
@@ -316,7 +321,16 @@ def test_what_was_over_before_the_end_is_known_when_the_program_is_killed(app):
     assert done.returncode == 128 + signal.SIGKILL
     starts = [launch["start_ns"] for launch in of(records, "launch")]
     assert len(starts) == 6 and all(starts)  # the host's memory has them
-    assert (records[-1]["launches_lost"], records[-1]["launches_running"]) == (6, 0)  # their ends
+    summary = records[-1]
+    assert (summary["lost"], summary["launches_lost"], summary["launches_running"]) == (6, 6, 0)  # their ends
+
+
+def test_a_program_that_executes_another(app):
+    done, records = trace([app, "exec"], "-v")
+    first, second = of(records, "launch")
+    assert (first["kernel"], second["kernel"]) == ("nap", "uneven") and first["launch"] != second["launch"]
+    assert first["end_ns"] is None and second["exec_ns"] > 12345  # what the first wrote down went with its memory
+    assert records[-1]["lost"] == 1
 
 
 def test_a_fault_ends_the_program_as_without_the_tool(app):
