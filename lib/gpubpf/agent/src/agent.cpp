@@ -563,6 +563,12 @@ bool is_ours(void (*handler)(int)) { return handler == at_signal; }
 
 // Called by the driver inside cuInit (CUDA_INJECTION64_PATH). Nothing here may fail the application.
 extern "C" __attribute__((visibility("default"))) int InitializeInjection(void) {
+  // A thread that is cancelled inside a driver's function is unwound through our frames by a libgcc that is not ours. Our copy then
+  // aborts unless it has been set up, which it is by the first exception.
+  try {
+    throw 0;
+  } catch (int) {
+  }
   try {
     gpubpf::start();
   } catch (...) {

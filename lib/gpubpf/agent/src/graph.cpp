@@ -540,7 +540,7 @@ void graph_gone(CUgraphExec handle) {
   }
 }
 
-CUresult launch_graph(CUgraphExec handle, Where where, const std::function<CUresult()> &original) noexcept {
+CUresult launch_graph(CUgraphExec handle, Where where, const std::function<CUresult()> &original) {
   std::shared_ptr<Exec> exec;
   quietly([&] { exec = find(handle); });
   Operation operation(Kind::Graph, where, 0);

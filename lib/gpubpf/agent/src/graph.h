@@ -22,7 +22,7 @@ void node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled);
 void graph_gone(CUgraphExec exec);  // before it is destroyed
 
 // The launch itself, through `original`.
-CUresult launch_graph(CUgraphExec exec, Where where, const std::function<CUresult()> &original) noexcept;
+CUresult launch_graph(CUgraphExec exec, Where where, const std::function<CUresult()> &original);
 
 // The program's function where a graph gives back a copy: one that was made from the launch of an executable graph.
 CUfunction own_function(CUfunction function);
