@@ -221,8 +221,11 @@ class _Cells:
             return  # of another program's size: not ours
         ends = ends.reshape(slots, -1)
         generation = starts >> np.uint64(TIME_BITS)
-        # An end counts if it is of the generation that its start is of.
-        own = (ends >> np.uint64(TIME_BITS)) == generation[:, None]
+        # An end counts if it is of the generation that its start is of. Starts are copied first: in the meantime the place may have
+        # been used again, and then some of the ends are gone.
+        of = ends >> np.uint64(TIME_BITS)
+        torn = (of > generation[:, None]).any(axis=1)
+        own = (of == generation[:, None]) & ~torn[:, None]
         last = np.where(own, ends & np.uint64(MASK), np.uint64(0)).max(axis=1)
         seen = np.zeros(slots, _CELL)
         seen["generation"], seen["used"], seen["taken"], seen["idle"] = generation, starts != 0, taken, idle
@@ -239,7 +242,8 @@ class _Cells:
         # A reading in which nothing ran is the last word on what it holds.
         settled = before["idle"] & ~reused & (before["end"] == seen["end"])
         seen["idle"] |= settled
-        self._now = np.where(seen["used"], seen, before)
+        torn &= before["used"] & ~reused  # what was read of it before still holds
+        self._now = np.where(seen["used"] & ~torn, seen, before)
 
     def lookup(self, counters: Integers) -> tuple[NDArray[np.bool_], NDArray[Any]]:
         """For launch counters: whether there is a cell, and the cell."""

@@ -134,6 +134,22 @@ def test_a_slot_that_was_used_again_before_it_was_read_is_lost_and_one_that_was_
     assert seen.waits.latency.tolist() == [1000, NONE, 1000]
 
 
+def test_a_place_used_again_between_the_copies_of_its_start_and_of_its_end() -> None:
+    log, device = two_kernels()
+    launches, app = Launches(SLOTS), process()
+    launches.log(app, log.array())
+    launches.reading(app, device.starts, device.ends, 5000, False)
+    launches.reading(app, device.starts, device.ends, 5000, False)
+    ends, later = device.ends.copy(), int(log.records[1]["id"]) + SLOTS
+    ends[later % SLOTS * SHARDS + (later + 1) % SHARDS] = np.uint64((later // SLOTS & 0xFFFF) << 48 | 99)
+    launches.reading(app, device.starts, ends, 6000, False)
+    assert launches.found().ops.end.tolist() == [1_050_000, NONE]
+    alone = Launches(SLOTS)  # some of the ends are left, but which was the last?
+    alone.log(app, log.array())
+    alone.reading(app, device.starts, ends, 6000, True)
+    assert alone.found().ops.end.tolist() == [NONE, 1_060_000]
+
+
 def test_the_gpus_clock_is_brought_onto_the_hosts() -> None:
     offset, log, device = 1_700_000_000_123_456_789, Log(), Device()
     for at in range(900_000, 1_200_000, 10_000):
