@@ -1,6 +1,6 @@
 """One traced process, as its agent tells it: what it said, the files that it handed over, what is read from them.
 
-Its agent is untrusted. `Session` serves it, and holds `Session._lock` for what changes here, but where a method says otherwise.
+Its agent is untrusted. `Server` serves it, and holds `Measurement.lock` for what changes here, but where a method says otherwise.
 """
 
 from __future__ import annotations
@@ -97,6 +97,11 @@ class Process:
     _last: tuple[list[protocol.Counters], int] = field(default_factory=lambda: ([], 0))
     _last_graphs: int = 0
     _last_times: tuple[int, int] = (0, 0)
+
+    @property
+    def who(self) -> str:
+        """For messages."""
+        return f"pid {self.pid} ({self.comm})"
 
     def add_sites(self, sidecar: Sidecar) -> None:
         for kernel in sidecar.kernels:

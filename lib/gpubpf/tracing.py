@@ -166,7 +166,7 @@ def observe(args: argparse.Namespace) -> tuple[list[Source], int]:
         for _ in session.intervals():
             pass
     launches = session.launches_by_comm()
-    pids = {process.comm: process.pid for process in reversed(session._processes)}
+    pids = session.pids()
     sources = []
     for comm in dict.fromkeys([*loaded, *launches]):
         images: list[fatbin.Image] = []

@@ -244,7 +244,7 @@ def test_records_come_while_a_kernel_does_not_end(app: Path) -> None:
 @pytest.mark.parametrize("place", ["host", "gpu"])
 def test_a_ring_that_nobody_reads_loses_and_says_how_many(app: Path, place: str, monkeypatch: Any) -> None:
     looked = Followed.look
-    monkeypatch.setattr(Followed, "look", lambda self: looked(self) if self.session._stopped else None)
+    monkeypatch.setattr(Followed, "look", lambda self: looked(self) if self.session.stopped else None)
     run = Followed([str(app), "plain", "64", "16", "256"], Follow(ring_size=4 << 20), ring=place)
     assert run.lost > 0 and run.received + run.lost == 64 * 16 * 256
 
@@ -262,7 +262,7 @@ def test_what_a_killed_process_lost_has_a_bound(
     app: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked = Followed.look
-    monkeypatch.setattr(Followed, "look", lambda self: looked(self) if self.session._stopped else None)
+    monkeypatch.setattr(Followed, "look", lambda self: looked(self) if self.session.stopped else None)
     follow = Follow(log_records=1024, ring_size=4 << 20, per_thread={"events": 1})
     run = Followed([str(app), "kill", "64", "16", "256"], follow)
     produced = 64 * 16 * 256

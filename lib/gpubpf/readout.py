@@ -1,0 +1,248 @@
+"""What tools get of a running measurement: what is in maps, operation logs and rings of all processes."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpubpf import maps
+from gpubpf.agent import protocol
+from gpubpf.results import Instance, ProcessLog, Reading, RingCounts, RingRecords, SharedArray, merged
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from gpubpf.maps import MapDefinition
+    from gpubpf.measurement import Measurement
+    from gpubpf.process import Process, Ring
+    from gpubpf.ptx.inject import ExitSite
+
+REGISTERS_WAIT = 20.0  # seconds that results wait for ptxas to count registers
+FULL = 0.2  # part of a log or ring's shard that was taken, at which it fills quickly
+
+
+def instances(measured: Measurement, map_name: str) -> list[Instance]:
+    """See `Session.instances`."""
+    number = measured.numbers[map_name]
+    found: list[Instance] = []
+    used = [(process, _registers(process)) for process in measured.everyone()]
+    with measured.lock:  # or else a file may be closed for a newer one
+        for process, registers in used:
+            for snapshot, file in process.snapshots.values():
+                found += _instances_of(measured, process, registers, snapshot, file, number)
+    return merged(found)
+
+
+def _instances_of(
+    measured: Measurement,
+    process: Process,
+    registers: Mapping[str, tuple[int, int]],
+    snapshot: protocol.Snapshot,
+    file: int,
+    number: int,
+) -> list[Instance]:
+    """What one context held of map `number`."""
+    definition = measured.definitions[number]
+    found = []
+    for instance in snapshot.instances:
+        name = process.names.get(instance.slot, "")
+        for array in instance.arrays:
+            units = _units(definition, instance)
+            if array.map != number or array.capacity != units or units > maps.MAX_THREADS:
+                continue
+            if array.size != maps.storage_size(definition, units):
+                continue
+            raw = protocol.read_file(file, array.size, array.offset)
+            if len(raw) != array.size:
+                continue
+            before, after = registers.get(name, (None, None))
+            found.append(
+                Instance(
+                    process.pid, process.comm, snapshot.gpu, name, instance.grid, instance.block_dim,
+                    instance.launches, definition, raw, units, before, after, snapshot.taken_ns,
+                )
+            )  # fmt: skip
+    if number in snapshot.shared:
+        offset, size = snapshot.shared[number]
+        raw = protocol.read_file(file, size, offset)
+        launches = sum(i.launches for i in snapshot.instances)
+        if len(raw) == maps.storage_size(definition):
+            found.append(
+                Instance(
+                    process.pid, process.comm, snapshot.gpu, "", (0, 0, 0), (0, 0, 0),
+                    launches, definition, raw, 0, None, None, snapshot.taken_ns,
+                )
+            )  # fmt: skip
+    return found
+
+
+def _units(definition: MapDefinition, instance: protocol.InstancePart) -> int:
+    """How many units the map has for an instance; 0: it is not by shape."""
+    blocks, threads = _volume(instance.grid), _volume(instance.block_dim)
+    kind = maps.SHAPED.get(definition.kind)
+    return {
+        "thread": blocks * threads,
+        "warp": blocks * ((threads + 31) // 32),
+        "block": blocks,
+        "instance": 1,
+    }.get(kind or "", 0)
+
+
+def _volume(extents: tuple[int, int, int]) -> int:
+    return extents[0] * extents[1] * extents[2]
+
+
+def _registers(process: Process) -> dict[str, tuple[int, int]]:
+    """Of its instrumented kernels, where it could be found out in time."""
+    found: dict[str, tuple[int, int]] = {}
+    for future in process.registers:
+        with contextlib.suppress(Exception):  # what ptxas says of it does not concern the measurement
+            found.update(future.result(REGISTERS_WAIT))
+    return found
+
+
+def readings(measured: Measurement, *names: str) -> list[Reading]:
+    """See `Session.readings`."""
+    numbers = [measured.numbers[name] for name in names]
+    found = []
+    for process in measured.everyone():
+        with measured.lock:
+            taken = list(process.readings)
+            process.readings.clear()
+            skipped, process.skipped = process.skipped, 0
+        if skipped:
+            measured.note_once(f"{process.who}: maps were read faster than they could be looked at")
+        for one in taken:
+            s = one.snapshot
+            try:
+                parts = {
+                    measured.definitions[n].name: _instances_of(measured, process, {}, s, one.file, n)
+                    for n in numbers
+                }
+            finally:
+                os.close(one.file)
+            idle = not s.flags & protocol.RUNNING
+            found.append(
+                Reading(
+                    process.pid,
+                    process.comm,
+                    s.gpu,
+                    s.context,
+                    s.taken_ns,
+                    idle,
+                    parts,
+                    process.names,
+                    process.number,
+                )
+            )
+    return found
+
+
+def logs(measured: Measurement) -> list[ProcessLog]:
+    """See `Session.logs`."""
+    found = []
+    for process in measured.everyone():
+        last = process.over or (process.gone and measured.stopped)
+        records = process.read_log(last)
+        if records is None:
+            continue
+        measured.hurry |= len(records) > FULL * measured.follow.log_records
+        found.append(
+            ProcessLog(
+                process.pid, process.comm, records, process.log_lost, process.virtual,
+                process.names, process.contexts, process.stacks, last, process.number,
+            )
+        )  # fmt: skip
+    return found
+
+
+def rings(measured: Measurement, map_name: str) -> list[RingRecords]:
+    """See `Session.rings`."""
+    found = []
+    for process, context, ring in _rings(measured, map_name):
+        if ring.done:
+            continue
+        last = ring.closed or process.over or (process.gone and measured.stopped)
+        place = ring.reader.place
+        if place.place == protocol.Place.HOST_RING:
+            records = ring.reader.read(last)
+        else:
+            copied = _take_copy(measured, process, ring, last)
+            if copied is None and not last and not process.gone and not measured.stopped:
+                process.send(protocol.drain(0, 0.0, protocol.ONLY_RINGS))
+            if copied is None:
+                ring.done = last
+                continue
+            records = copied
+            if not process.gone:
+                process.send(protocol.consumed(place.map, context, ring.reader.consumed))
+        measured.hurry |= ring.reader.full > FULL
+        if last:
+            ring.done = True
+            ring.reader.close()
+        if len(records):
+            found.append(RingRecords(process.pid, process.comm, place.gpu, context, records, process.names))
+    return found
+
+
+def ring_counts(measured: Measurement, map_name: str) -> list[RingCounts]:
+    """See `Session.ring_counts`."""
+    return [
+        RingCounts(process.pid, process.comm, ring.reader.place.gpu, tuple(ring.reader.counts()))
+        for process, _, ring in _rings(measured, map_name)
+    ]
+
+
+def _rings(measured: Measurement, map_name: str) -> list[tuple[Process, int, Ring]]:
+    number = measured.numbers[map_name]
+    with measured.lock:
+        return [
+            (process, context, ring)
+            for process in measured.processes
+            for (of, context), ring in process.rings.items()
+            if of == number
+        ]
+
+
+def _take_copy(
+    measured: Measurement, process: Process, ring: Ring, last: bool
+) -> np.ndarray[Any, Any] | None:
+    """The new records of a ring in GPU memory; None: there is no copy that was not looked at."""
+    with measured.lock:
+        copy, ring.copy = ring.copy, None
+    if copy is None:
+        return None
+    file, offset = copy
+    size = ring.reader.place.size
+    try:
+        if offset % mmap.PAGESIZE or not protocol.sealed(file, offset + size):
+            return None
+        with mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ, offset=offset) as area:
+            return ring.reader.take(area, last)
+    finally:
+        os.close(file)
+
+
+def shared(measured: Measurement, map_name: str) -> list[SharedArray]:
+    """See `Session.shared`."""
+    arrays = [(process, process.shared_array(map_name)) for process in measured.everyone()]
+    return [SharedArray(p.pid, p.comm, array, p.number) for p, array in arrays if array is not None]
+
+
+def sites(measured: Measurement, mangled: str, pid: int | None = None) -> dict[int, ExitSite]:
+    """See `Session.sites`."""
+    with measured.lock:
+        tables = [
+            process.sites[mangled]
+            for process in measured.processes
+            if mangled in process.sites and pid in (None, process.pid)
+        ]
+    found: dict[int, ExitSite] = {}
+    for number in {number for table in tables for number in table}:
+        said = {table[number] for table in tables if number in table}
+        if len(said) == 1 and (site := said.pop()) is not None:
+            found[number] = site
+    return found
