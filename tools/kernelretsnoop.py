@@ -229,7 +229,7 @@ def show_text(
     rows = [[what, f"{spread.count:,}", *exits.cells(spread)] for what, spread in exits.spreads(found)]
     out.lines(table.lines(["FROM FIRST TO LAST", "OF", *header[2:6]], rows, left=("FROM FIRST TO LAST",)))
     if args.verbose:
-        rows = [[sm, f"{idle:,.0f}"] for sm, idle in exits.sm_rows(found)]
+        rows = [[str(sm), f"{idle:,.0f}"] for sm, idle in exits.sm_rows(found)]
         out.line()
         out.lines(table.lines(["SM", "DONE BEFORE THE END (ns)"], rows))
     for line in exits.caveats(found):

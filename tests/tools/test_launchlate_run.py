@@ -326,7 +326,7 @@ def test_what_was_over_before_the_end_is_known_when_the_program_is_killed(app):
 
 
 def test_a_program_that_executes_another(app):
-    done, records = trace([app, "exec"], "-v")
+    _, records = trace([app, "exec"], "-v")
     first, second = of(records, "launch")
     assert (first["kernel"], second["kernel"]) == ("nap", "uneven") and first["launch"] != second["launch"]
     assert first["end_ns"] is None and second["exec_ns"] > 12345  # what the first wrote down went with its memory
