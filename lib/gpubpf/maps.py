@@ -39,14 +39,12 @@ DEVICE_KINDS = (*SHAPED, "param")  # a host program has none of them but copies 
 MMAPABLE = 1 << 10  # BPF_F_MMAPABLE
 _KERNEL_ARRAY, _KERNEL_PERF, _KERNEL_RINGBUF = 2, 4, 27  # enum bpf_map_type
 HEADER = 64
-RECORD_HEADER = 8
+RECORD_HEADER = 8  # bytes before the payload of a ring's record: u32 mark, u32 size
 MAX_RECORD = 4096 - RECORD_HEADER
-DISCARDED = 1 << 31
+DISCARDED = 1 << 31  # in a record's size
 RING_SHARD = 64  # bytes that a shard has in the control block, and in front of the data
 RING_PAGE = 4096
-RING_MARGIN = (
-    2048  # records that threads of one multiprocessor can have between looking for room and reserving it
-)
+RING_MARGIN = 2048  # records that threads of a multiprocessor can have between looking for room and taking it
 MAX_PROBES = 128  # slots of a hash that a lookup looks at before it gives up
 PRINTS = "gpubpf_prints"  # the ring buffer that holds what programs print
 PRINT_BYTES = 1 << 20

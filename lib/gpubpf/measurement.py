@@ -121,8 +121,9 @@ class Measurement:
             return protocol.MapSpec(size, 0, b"", place=place)
         if is_ring(definition):
             place = protocol.Place.GPU_RING if self.follow.ring_in_gpu else protocol.Place.HOST_RING
-            stride = maps.RECORD_HEADER + maps.pad8(definition.value_size)
-            return protocol.MapSpec(self.ring_size(definition), stride, b"", place=place)
+            return protocol.MapSpec(
+                self.ring_size(definition), maps.record_stride(definition), b"", place=place
+            )
         fixed = maps.storage_size(definition)
         per_unit = maps.storage_size(definition, 1) - fixed
         unit = (

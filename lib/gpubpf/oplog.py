@@ -39,7 +39,6 @@ HOST_CLOCK = 8  # of a span: its times are CUPTI's, on the log's clock
 
 # Outcomes of a launch, field "reason" of a kernel; else 1 + number of a reason of the control block (protocol.REASONS).
 INSTRUMENTED, NOT_READY, NOT_MATCHED = 0, 254, 255
-NO_SLOT = 0xFFFFFFFF  # a function whose name was never seen
 
 # What a sync waits for, and what a lane is.
 STREAM, EVENT, CONTEXT = range(3)

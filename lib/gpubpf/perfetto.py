@@ -59,12 +59,6 @@ class Trace:
             args=arguments,
         )  # fmt: skip
 
-    def instant(self, process: int, thread: int, name: str, at: int, kind: str, **arguments: Any) -> None:
-        """Something that happened at one moment."""
-        self._event(
-            ph="i", s="t", pid=process, tid=thread, name=printable(name), cat=kind, ts=at / NS, args=arguments
-        )
-
     def arrow(self, number: int, begin: tuple[int, int, int], end: tuple[int, int, int]) -> None:
         """From the slice that runs at one (process, thread, time) to that at another."""
         for phase, (process, thread, at), more in (("s", begin, {}), ("f", end, {"bp": "e"})):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
 from gpubpf.errors import Error, SessionError
+from gpubpf.maps import RING_SHARD
 
 if TYPE_CHECKING:
     import numpy as np
@@ -158,7 +159,7 @@ class Process:
             ring = self.rings.get((part.map, snapshot.context))
             if ring is None or ring.done:
                 continue
-            size = 64 * (1 + ring.reader.place.shards)
+            size = RING_SHARD * (1 + ring.reader.place.shards)
             control = protocol.read_file(file, size, part.control)
             if len(control) == size and not snapshot.flags & protocol.FAILED:
                 ring.reader.control(control)

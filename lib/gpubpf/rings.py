@@ -15,20 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpubpf.errors import Error
-from gpubpf.maps import pad8
+from gpubpf.maps import DISCARDED, RECORD_HEADER, pad8
 
 if TYPE_CHECKING:
     from gpubpf.agent.protocol import RingPlace
 
     Records = np.ndarray[Any, Any]
 
-HEAD = 8  # bytes before the payload of a ring's record: u32 mark, u32 size
-DISCARDED = 1 << 31  # in a record's size
-CONTROL = 64  # bytes of control block for the ring and for each shard
-_FIRST, _CHUNK = (
-    256,
-    16384,
-)  # records that are looked at in one go, at first and later: what lies in the processor's cache
+# Records that are looked at in one go, at first and later: what lies in the processor's cache.
+_FIRST, _CHUNK = 256, 16384
 
 
 class _Marks:
@@ -103,14 +98,15 @@ class RingReader:
     """
 
     def __init__(self, place: RingPlace, dtype: np.dtype[Any], file: int | None) -> None:
-        if place.stride != HEAD + pad8(dtype.itemsize):
-            raise Error(f"a ring has records of {place.stride} bytes, not {HEAD + pad8(dtype.itemsize)}")
+        stride = RECORD_HEADER + pad8(dtype.itemsize)
+        if place.stride != stride:
+            raise Error(f"a ring has records of {place.stride} bytes, not {stride}")
         self.place = place
         self._kind = np.dtype(
             {
                 "names": ["mark", "size", "payload"],
                 "formats": ["<u4", "<u4", dtype],
-                "offsets": [0, 4, HEAD],
+                "offsets": [0, 4, RECORD_HEADER],
                 "itemsize": place.stride,
             }
         )

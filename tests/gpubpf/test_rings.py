@@ -13,7 +13,8 @@ import pytest
 
 from gpubpf.agent.protocol import Place, RingPlace
 from gpubpf.errors import Error
-from gpubpf.rings import DISCARDED, RingReader
+from gpubpf.maps import DISCARDED
+from gpubpf.rings import RingReader
 
 EVENT = np.dtype([("number", "<u8"), ("rest", "<u8", 4)])  # 40 bytes
 CAPACITY = 4096

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from gpubpf.errors import SessionError
+from gpubpf.maps import RING_PAGE, RING_SHARD
 
 VERSION = 3
 FRAME_LIMIT = 64 << 20
@@ -215,12 +216,12 @@ class RingPlace:
 
     @property
     def first(self) -> int:
-        """Where in the data its records begin: after 64 bytes for each shard."""
-        return (64 * self.shards + 4095) & ~4095
+        """Where in the data its records begin: after `RING_SHARD` bytes for each shard."""
+        return -(-RING_SHARD * self.shards // RING_PAGE) * RING_PAGE
 
     @property
     def size(self) -> int:
-        return (self.first + self.shards * self.capacity * self.stride + 4095) & ~4095
+        return self.first + -(-self.shards * self.capacity * self.stride // RING_PAGE) * RING_PAGE
 
 
 @dataclass(frozen=True)
