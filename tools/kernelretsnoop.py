@@ -46,8 +46,8 @@ PROGRAM = r"""
 
 struct warp { u64 first, late; };                /* ~(first exit); last one after that */
 struct round { u64 left, clock, time_sm; };      /* how many threads have left; readings of clock and timer */
-struct block { u32 exits[32]; u64 lost; struct round rounds[LAUNCHES]; };  /* by lane; launches met */
-struct late { u64 sum, worst; u32 bins[BINS]; }; /* cycles; worst: cycles << 24 | site */
+struct block { u32 exits[32]; struct round rounds[LAUNCHES]; };  /* exits by lane */
+struct late { u64 sum, worst, lost; u32 bins[BINS]; };  /* cycles; worst: cycles << 24 | site; lost: exits, launches met */
 struct record { u64 clock, time, launch; u32 thread; u16 sm, site; };
 GPU_WARP_ARRAY(warps, struct warp, LAUNCHES);
 GPU_BLOCK_ARRAY(blocks, struct block, 1);
@@ -81,7 +81,9 @@ static inline int leave(u64 number, u64 site, u64 now, int chosen) {
         return 0;                                /* all 32: nobody is late */
     u64 was = gpu_max(&warp->first, earlier), late = (was - earlier) & CLOCK;
     if (was > (launch | CLOCK)) {                /* a later launch has the place: better none than wrong numbers */
-        __sync_fetch_and_add(&block->lost, 1);
+        struct late *unknown = lateness.lookup(&lane);
+        if (unknown && chosen && leaving != ~0u)
+            __sync_fetch_and_add(&unknown->lost, 1);
         return 0;
     }
     if (was >= launch && late && late < CLOCK - (1 << 24)) {  /* beyond: who comes first is not who left first */
@@ -92,7 +94,8 @@ static inline int leave(u64 number, u64 site, u64 now, int chosen) {
     if (before)
         return 0;
     struct round *round = &block->rounds[number & (LAUNCHES - 1)];
-    gpu_max(&round->left, launch);
+    if (gpu_max(&round->left, launch) > (launch | CLOCK))
+        return 0;
     __sync_fetch_and_add(&round->left, __builtin_popcount(leaving));
     if (was < launch && !gpu_warp()) {
         round->clock = gpu_clock();
@@ -221,7 +224,7 @@ def show_text(
     out.line()
     header = ["LANE", "EXITS", "MEAN (ns)", "P50", "P99", "MAX", "LATEST AT"]
     rows = [
-        [label, f"{lane.late.count:,}", *exits.cells(lane.late), way]
+        [label, f"{lane.exits:,}", *exits.cells(lane.late), way]
         for label, lane, way in exits.lane_rows(found, source)
     ]
     out.lines(table.lines(header, rows, left=("LATEST AT",)))

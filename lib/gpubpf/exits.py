@@ -131,18 +131,18 @@ class Tally:
 @dataclass(frozen=True)
 class Lateness:
     """By lane, since the program began: uint64 `sums`, `worst` (cycles << 24 | site), int64 `bins` [32, BINS] of those that
-    were late, `exits`; lost: exits whose lateness is not known."""
+    were late, `exits`; lost: those of the exits whose lateness is not known."""
 
     sums: np.ndarray
     worst: np.ndarray
     bins: np.ndarray
     exits: np.ndarray
-    lost: int = 0
+    lost: np.ndarray
 
     @classmethod
     def nothing(cls) -> Lateness:
-        lanes = np.zeros(WARP, np.uint64)
-        return cls(lanes, lanes.copy(), np.zeros((WARP, BINS), np.int64), np.zeros(WARP, np.int64))
+        lanes, none = np.zeros(WARP, np.uint64), np.zeros(WARP, np.int64)
+        return cls(lanes, lanes.copy(), np.zeros((WARP, BINS), np.int64), none, none.copy())
 
     @classmethod
     def of_maps(cls, lateness: np.ndarray, blocks: np.ndarray) -> Lateness:
@@ -150,7 +150,7 @@ class Lateness:
         late, blocks = lateness.reshape(-1), blocks.reshape(-1)
         bins = late["bins"].astype(np.int64)
         exits = blocks["exits"].astype(np.int64).sum(axis=0)
-        return cls(late["sum"].copy(), late["worst"].copy(), bins, exits, int(blocks["lost"].sum()))
+        return cls(late["sum"].copy(), late["worst"].copy(), bins, exits, late["lost"].astype(np.int64))
 
     def plus(self, other: Lateness) -> Lateness:
         return Lateness(
@@ -373,9 +373,10 @@ def _unwrapped(values: np.ndarray, bits: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Lane:
-    """late: of its exits. site: the way it took when it was latest, None where it never was late."""
+    """exits: how often it left; late: of those of which it is known. site: the way it took when it was latest, None where it never was late."""
 
     number: int
+    exits: int
     late: Spread
     site: int | None
 
@@ -405,7 +406,7 @@ class Report:
 
     @property
     def exits(self) -> int:
-        return sum(lane.late.count for lane in self.lanes)
+        return sum(lane.exits for lane in self.lanes)
 
     @classmethod
     def of(cls, exits: Exits, launches: int, clock: Clock, lateness: Lateness | None = None) -> Report:
@@ -414,11 +415,12 @@ class Report:
         lanes = []
         for number in np.flatnonzero(late.exits).tolist():
             largest = float(int(late.worst[number]) >> 24)
+            left = int(late.exits[number])
             spread = Spread.of_bins(
-                int(late.exits[number]), float(late.sums[number]), late.bins[number], largest, clock.ns
+                left - int(late.lost[number]), float(late.sums[number]), late.bins[number], largest, clock.ns
             )
             site = int(late.worst[number]) & NOWHERE if late.worst[number] else NOWHERE
-            lanes.append(Lane(number, spread, None if site == NOWHERE else site))
+            lanes.append(Lane(number, left, spread, None if site == NOWHERE else site))
         warp, block = exits.warp.spread(clock.ns), exits.block.spread(clock.ns)
         largest = max(one.max for one in (warp, block, *(lane.late for lane in lanes)))
         return cls(
@@ -430,7 +432,7 @@ class Report:
             exits.grid.spread(),
             exits.tail.spread(),
             exits.whole,
-            late.lost,
+            int(late.lost.sum()),
             exits.last_warp,
             exits.last_block,
             exits.alone,
@@ -527,11 +529,11 @@ def named(what: str, numbers: Sequence[int]) -> str:
 
 def lane_rows(found: Report, source: Callable[[int], str | None]) -> list[tuple[str, Lane, str]]:
     """What the table shows, lanes that do not differ as one row: their numbers, one of them, where it was latest."""
-    rows: dict[tuple[Spread, str], list[Lane]] = {}
+    rows: dict[tuple[int, Spread, str], list[Lane]] = {}
     for lane in found.lanes:
         way = "" if lane.site is None else source(lane.site) or f"site {lane.site}"
-        rows.setdefault((lane.late, way), []).append(lane)
-    return [(numbered([lane.number for lane in lanes]), lanes[0], way) for (_, way), lanes in rows.items()]
+        rows.setdefault((lane.exits, lane.late, way), []).append(lane)
+    return [(numbered([lane.number for lane in lanes]), lanes[0], way) for (*_, way), lanes in rows.items()]
 
 
 def numbered(numbers: Sequence[int]) -> str:
@@ -590,7 +592,7 @@ def lane_record(lane: Lane, source: Callable[[int], str | None]) -> dict[str, An
     way = None if lane.site is None else source(lane.site)
     return {
         "lane": lane.number,
-        "exits": lane.late.count,
+        "exits": lane.exits,
         "late_ns": lane.late.record(),
         "site": lane.site,
         "source": way,

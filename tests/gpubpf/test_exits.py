@@ -17,11 +17,10 @@ RECORD = np.dtype(
 BLOCK = np.dtype(
     [
         ("exits", "<u4", (32,)),
-        ("lost", "<u8"),
         ("rounds", [("left", "<u8"), ("clock", "<u8"), ("time_sm", "<u8")], (8,)),
     ]
 )
-LATE = np.dtype([("sum", "<u8"), ("worst", "<u8"), ("bins", "<u4", (BINS,))])
+LATE = np.dtype([("sum", "<u8"), ("worst", "<u8"), ("lost", "<u8"), ("bins", "<u4", (BINS,))])
 WARP = np.dtype([("first", "<u8"), ("late", "<u8")])
 SMS = 3
 
@@ -261,6 +260,19 @@ def test_the_rate_of_the_clocks() -> None:
     clock = Clock.measured(np.zeros(200, np.int64), cycles, true // 32 * 32)
     assert clock is not None and abs(clock.ns * 1.98 - 1) <= clock.error < 1e-3
     assert Clock.measured(np.zeros(2, np.int64), cycles[:2], true[:2]) is None
+
+
+def test_exits_that_met_a_later_launch_are_not_counted_as_on_time() -> None:
+    """Of lane 31 it is known of one exit in eight how late it was: that is its lateness, and the rest is lost."""
+    shape = Shape((2, 1, 1), (128, 1, 1))
+    _, blocks, lateness = run_device(shape, [(7, 1000 * (np.arange(256) % 32 == 31))])
+    lateness["sum"][31], lateness["lost"][31] = 1000, 7
+    lateness["bins"][31] //= 8
+    found = Report.of(Exits(shape), 1, Clock(), Lateness.of_maps(lateness, blocks))
+    assert (found.exits, found.lost, found.lanes[31].exits, found.lanes[30].exits) == (256, 7, 8, 8)
+    assert found.lanes[31].late == Spread(1, 1000.0, 1000.0, 1000.0, 1000.0)
+    record = exits.lane_record(found.lanes[31], lambda site: None)
+    assert (record["exits"], record["late_ns"]["p50"]) == (8, 1000)
 
 
 def test_an_interval_is_the_difference() -> None:
