@@ -23,7 +23,7 @@ if __package__ in (None, ""):  # run as tools/launchlate.py: the library is besi
 from gpubpf import cli
 
 if TYPE_CHECKING:
-    from gpubpf.latency import Group, View
+    from gpubpf.latency import Sums, View
     from gpubpf.session import Session
 
 TOOL = "launchlate"
@@ -160,80 +160,102 @@ def main(argv: list[str] | None = None) -> int:
         meanwhile = OffCpu(b) if args.slow else None
         trace = perfetto.Trace(args.trace) if args.trace else None
         launches = Launches(SLOTS, args.kernel, filtered=bool(args.cgroup or args.comm or args.tid))
+        by = (("lane",) if args.streams else ()) + (("graph", "node") if args.graphs else ())
+        sums, losses = latency.Sums(by, bool(args.graphs)), latency.Losses()
+
+        def look(last: bool) -> None:
+            """Lists what is new, as far as that is wanted, and adds it up."""
+            found = launches.found()
+            view = latency.View(found, meanwhile.activity() if meanwhile else None)
+            new = launches.fresh(found, last)
+            launched = new[found.wanted[new]]
+            chosen = latency.slower(view, launched, 1000 * args.slow) if args.slow else launched
+            show_each(view, new, chosen, launched, args, out)
+            if trace:
+                latency.write_trace(view, trace, new)
+            sums.add(view, chosen, bool(args.stacks))
+            losses.add(view, new)
+            launches.forget()
+
+        def take() -> None:
+            launches.take(session)
+            if launches.full:
+                look(last=False)
+
         follow = Follow(log_records=1 << 17, stamps=True, stacks=args.stacks, pump=SLOTS // 8)
         with b.trace(args, follow) as session:
-            for _ in session.intervals(args.interval, args.count, tick=lambda: launches.take(session)):
+            for _ in session.intervals(args.interval, args.count, tick=take):
                 launches.take_halves(session)
-                found = launches.found()
-                view = latency.View(found, meanwhile.activity() if meanwhile else None)
-                report(view, launches.fresh(found, not args.interval), args, out)
-                if args.interval and not trace:
-                    launches.forget()
+                if args.timestamps and not args.json and not args.csv:
+                    out.line(time.strftime("%H:%M:%S"))
+                look(last=session.stopped)
+                show_sums(sums, args, out)
+                sums = latency.Sums(by, bool(args.graphs))
                 if out.closed:
                     break
             if trace:
-                latency.write_trace(view, trace)
                 trace.close()
-            show_summary(session, view, launches.lost, args, out)
+            show_summary(session, losses.fields(launches.lost), args, out)
     return session.status
 
 
-def report(view: View, new: Any, args: argparse.Namespace, out: cli.Output) -> None:
-    """What happened since the last report, in the form asked for. `new`: places of operations."""
+def show_each(
+    view: View, new: Any, chosen: Any, launched: Any, args: argparse.Namespace, out: cli.Output
+) -> None:
+    """What is listed one by one. `new`: places of operations, `launched` those of kernels that were asked for, `chosen` of these."""
     from gpubpf import latency
 
-    launched = new[view.found.wanted[new]]
-    chosen = latency.slower(view, launched, 1000 * args.slow) if args.slow else launched
-    by = (("lane",) if args.streams else ()) + (("graph", "node") if args.graphs else ())
-    groups = (latency.graphs(view, chosen) if args.graphs else []) + latency.groups(view, chosen, by)
-    records = (latency.kernel_record(view, group, args.streams, bool(args.graphs)) for group in groups)
-    stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     if args.json:
         if args.timeline:
             out.records(view.operation(at) for at in new.tolist())
         if args.verbose or args.slow:
             out.records(view.launch(at, args.stacks) for at in chosen.tolist())
+    elif not args.csv:
+        if args.timeline:
+            out.lines(latency.timeline_lines(view, new))
+        if args.slow:
+            out.lines(latency.slow_stories(view, chosen, launched, args.slow))
+        elif args.verbose:
+            lines = (latency.launch_line(view, at) for at in chosen.tolist())
+            out.lines((latency.LAUNCH_HEADER, *lines, ""))
+
+
+def show_sums(sums: Sums, args: argparse.Namespace, out: cli.Output) -> None:
+    """What happened since the last report, added up."""
+    from gpubpf import latency
+
+    records = (latency.kernel_record(group, args.streams, bool(args.graphs)) for group in sums.groups)
+    stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    if args.json:
         out.records(record | ({"ts_ns": stamp} if args.timestamps else {}) for record in records)
     elif args.csv:
         now = (stamp,) if args.timestamps else ()
         if not out.began:
             out.write(cli.csv_cells((*(("ts_ns",) if now else ()), *latency.CSV_COLUMNS)) + "\n")
         out.write("".join(cli.csv_cells((*now, *latency.csv_row(record))) + "\n" for record in records))
-    else:
-        out.lines(text(view, groups, chosen, launched, new, args))
+    elif sums.groups:
+        out.lines(text(sums, args))
 
 
-def text(
-    view: View, groups: list[Group], chosen: Any, launched: Any, new: Any, args: argparse.Namespace
-) -> Iterator[str]:
-    """For people: what was asked for beside the table, the table, what was waited for, a histogram, what to do about it."""
+def text(sums: Sums, args: argparse.Namespace) -> Iterator[str]:
+    """For people: the table, what was waited for, a histogram, what to do about it."""
     from gpubpf import latency
 
-    if args.timestamps:
-        yield time.strftime("%H:%M:%S")
-    if args.timeline:
-        yield from latency.timeline_lines(view, new)
-    if args.slow:
-        yield from latency.slow_stories(view, chosen, launched, args.slow)
-    elif args.verbose:
-        yield from (latency.LAUNCH_HEADER, *(latency.launch_line(view, at) for at in chosen.tolist()), "")
-    if groups:
-        yield from latency.finding(view, chosen)
-        yield from latency.kernel_table(view, groups, args.streams)
-        yield from latency.wait_lines(view, groups)
-        yield from (latency.clock_line(view, chosen), "")
-        yield from (*latency.histogram(view.waits.latency[chosen]), "")
-        yield from latency.stack_lines(view, chosen) if args.stacks else ()
-        yield from latency.graph_hint(latency.rows_for_a_graph(view, chosen))
+    yield from latency.finding(sums)
+    yield from latency.kernel_table(sums, args.streams)
+    yield from latency.wait_lines(sums)
+    yield from (latency.clock_line(sums), "")
+    yield from (*latency.histogram(sums), "")
+    yield from latency.stack_lines(sums) if args.stacks else ()
+    yield from latency.graph_hint(sums)
 
 
-def show_summary(session: Session, view: View, lost: int, args: argparse.Namespace, out: cli.Output) -> None:
-    """How much of what ran was seen, and why not all."""
+def show_summary(session: Session, more: dict[str, Any], args: argparse.Namespace, out: cli.Output) -> None:
+    """How much of what ran was seen, and why not all. `more`: what was lost, launch by launch (the session knows a bound)."""
     from gpubpf import latency
 
     summary = session.summary()
-    more = latency.losses(view, lost)
-    summary["lost"] = more["launches_lost"] + lost  # launch by launch; the session knows a bound
+    summary["lost"] = more["launches_lost"] + more["operations_lost"]
     if args.json:
         out.record(**({"type": "summary", "tool": TOOL} | summary | more))
     elif not args.csv:

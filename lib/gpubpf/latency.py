@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,7 +16,8 @@ import numpy as np
 from gpubpf import hist, names, symbols, table, timeline
 from gpubpf.clock import UNKNOWN
 from gpubpf.launches import METHODS, Found
-from gpubpf.timeline import NONE, Kind, Lane
+from gpubpf.sums import Tally
+from gpubpf.timeline import NONE, Kind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,10 +36,15 @@ OPS = {
     Kind.SYNC: "api",
 }
 SPLIT = ("api", "wait", "overhead")
+TIMES = ("latency", *SPLIT, "exec")
 TITLES = {"h2d": "H->D", "d2h": "D->H", "d2d": "D->D", "h2h": "H->H", "memset": "memset"}
 SYNCS = ("stream", "event", "context")
 IN_A_ROW = 5  # launches: fewer are not worth a graph
 STACKS = 10  # that are shown
+MOST_GROUPS, MOST_WAITED = (
+    1024,
+    256,
+)  # that are told apart: rows of the table, what the launches of one waited behind
 NODE_NS = 1500  # what the GPU needs from one small kernel of a graph to the next, generously
 
 
@@ -54,23 +60,10 @@ class View:
         self.labels = [labels.get(name, "") or "?" for name in found.names]
         self._stacks: dict[tuple[int, int], list[str]] = {}
 
-    @cached_property
+    @property
     def streams(self) -> list[str]:
         """A label for each lane: "default", "thread" (the per-thread default stream), or a number in its process."""
-        found, made = self.found, [""] * len(self.ops.lanes)
-        counts: Counter[int] = Counter()
-        lanes, first = np.unique(self.ops.lane, return_index=True)
-        for lane, at in sorted(zip(lanes.tolist(), first.tolist(), strict=True), key=lambda pair: pair[1]):
-            kind = self.ops.lanes[lane]
-            process = int(found.process[at])
-            if kind == Lane.LEGACY:
-                made[lane] = "default"
-            elif kind == Lane.PER_THREAD:
-                made[lane] = "thread"
-            else:
-                counts[process] += 1
-                made[lane] = str(counts[process])
-        return made
+        return [name for _, name in self.found.lane_keys]
 
     def op(self, at: int) -> str:
         kind = int(self.ops.kind[at])
@@ -109,9 +102,9 @@ class View:
 
     def stack(self, at: int) -> list[str]:
         """The host's stack that launched, innermost frame first; empty where it is not known."""
-        return self._frames(int(self.found.process[at]), int(self.found.stack[at]))
+        return self.frames(int(self.found.process[at]), int(self.found.stack[at]))
 
-    def _frames(self, process: int, number: int) -> list[str]:
+    def frames(self, process: int, number: int) -> list[str]:
         if (process, number) not in self._stacks:
             frames = self.found.processes[process].stacks.get(number, ())
             # A return address is that of the next instruction.
@@ -186,76 +179,195 @@ class View:
         return known(self.ops.start[at]), known(self.ops.end[at])
 
 
-@dataclass(frozen=True)
+@dataclass
 class Group:
-    """Launches of one kernel (and stream, graph node) of one process and GPU, or of one graph: their places. `label` begins with graph
-    and node, and ends with the process and the GPU where there are several."""
+    """Launches of one kernel (and stream, graph node) of one process and GPU, or of one graph, added up. `fields`: how its record
+    begins. `title`: graph and node, and the kernel. `waited`: behind what they waited: how often, how long in all (ns)."""
 
-    at: Integers
-    label: str
-    stream: str | None = None
+    fields: dict[str, Any]
+    title: str
+    process: int
+    gpu: int
+    stream: str | None
+    stream_handle: str | None
+    graph: dict[str, Any] | None
+    times: dict[str, Tally] = field(default_factory=lambda: {what: Tally() for what in TIMES})
+    count: int = 0
+    clock_error: int | None = None
+    unknown: int = 0
+    methods: Counter[str] = field(default_factory=Counter)
+    waited: dict[tuple[tuple[str, str], ...], list[int]] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.at)
+        return self.count
+
+    def add(self, view: View, at: Integers) -> None:
+        """More of its launches, by their places."""
+        found, waits = view.found, view.waits
+        self.count += len(at)
+        for what, tally in self.times.items():
+            tally.add(getattr(waits, what)[at])
+        self.clock_error = most(self.clock_error, clock_error(view, at))
+        self.unknown += int((waits.latency[at] == NONE).sum())
+        for n, name in enumerate(METHODS):
+            if name:
+                self.methods[name] += int((found.method[at] == n).sum())
+        for place in at[waits.waited_for[at] >= 0].tolist():
+            key = tuple((view.waited_for(place) or {}).items())
+            if key not in self.waited and len(self.waited) >= MOST_WAITED:
+                key = (("kind", "api"), ("name", "other work"))
+            entry = self.waited.setdefault(key, [0, 0])
+            entry[0] += 1
+            entry[1] += max(int(waits.wait[place]), 0)
+
+    def waited_for(self) -> list[tuple[dict[str, str], int, int]]:
+        """Behind what the launches waited: what, how often, how long in all (ns); the longest first."""
+        listed = [(dict(key), count, total) for key, (count, total) in self.waited.items()]
+        return sorted(listed, key=lambda item: -item[2])
 
 
-def groups(view: View, chosen: Integers, by: Sequence[str] = ()) -> list[Group]:
-    """The chosen launches by kernel, process and GPU, and what else is asked for ("lane", "graph", "node"); most time lost first."""
-    found, ops = view.found, view.ops
-    if not len(chosen):
-        return []
-    several, gpus = len(np.unique(found.process[chosen])) > 1, len(np.unique(found.gpu[chosen])) > 1
-    columns = {"lane": ops.lane, "graph": ops.graph, "node": ops.node}
-    keys = [found.name, found.process, found.gpu, *(columns[name] for name in by)]
-    number = timeline.numbered(*(column[chosen] for column in keys))
-    order = np.argsort(number, kind="stable")
-    made = []
-    for place in timeline.runs(number[order]):
-        part = chosen[order[place]]
-        first = int(part[0])
-        stream = view.streams[int(ops.lane[first])] if "lane" in by else None
-        label = view.labels[int(found.name[first])]
-        if several:
-            label += f" {found.processes[int(found.process[first])].pid}"
-        if gpus:
-            label += f" GPU {int(found.gpu[first])}"
-        if "graph" in by and ops.graph[first] >= 0:
-            label = f"{int(ops.graph[first]) + 1}.{int(ops.node[first])} {label}"
-        made.append(Group(part, label, stream))
+class Sums:
+    """Launches as they come, added up: of `by` ("lane", "graph", "node") each by itself, with `graphs` also the graphs as a whole.
+    Needs memory for what differs, not for each launch."""
 
-    def lost(group: Group) -> int:
-        latency = view.waits.latency[group.at]
-        return -int(latency[latency != NONE].sum())
+    def __init__(self, by: Sequence[str] = (), graphs: bool = False) -> None:
+        self._by, self._with_graphs = tuple(by), graphs
+        self._groups: dict[tuple[Any, ...], Group] = {}
+        self._graphs: dict[int, Group] = {}
+        self.count = 0
+        self.whole: Counter[str] = (
+            Counter()
+        )  # of launches of which all parts are known: how many, and where their time went
+        self.slots = {
+            unit: np.zeros(64, np.int64) for unit in (1, 1000)
+        }  # of latencies: log2, by ns in a unit
+        self.slowest = NONE
+        self.errors = Tally()
+        self.virtual, self.clock_steps = False, 0
+        self.stacks: Counter[tuple[str, ...]] = Counter()
+        self.rows = self.gain = 0
+        self.best_row: Row | None = None
 
-    return sorted(made, key=lost)
+    def add(self, view: View, chosen: Integers, stacks: bool = False) -> None:
+        """Launches by their places in `view`."""
+        self._add_groups(view, chosen)
+        self.count += len(chosen)
+        self.virtual |= any(process.virtual for process in view.found.processes)
+        self.clock_steps = max(self.clock_steps, view.found.clock_steps)
+        errors = view.found.start_error[chosen]
+        self.errors.add(errors[errors != UNKNOWN])
+        parts = {name: getattr(view.waits, name)[chosen] for name in SPLIT}
+        known_ = np.all([values != NONE for values in parts.values()], axis=0)
+        latency = view.waits.latency[chosen]
+        # A kernel may start before its call returns.
+        called = np.minimum(parts["api"], latency)[known_]
+        waited = np.clip(latency[known_] - called, 0, parts["wait"][known_])
+        total = int(latency[known_].sum())
+        sums = {"api": int(called.sum()), "wait": int(waited.sum())}
+        sums |= {"overhead": total - sum(sums.values()), "count": int(known_.sum())}
+        self.whole.update(sums)
+        latency = latency[latency != NONE]
+        self.slowest = max(self.slowest, int(latency.max(initial=NONE)))
+        for unit, counts in self.slots.items():
+            slots = hist.log2_slots(np.maximum(latency, 0) // unit)
+            counts[: len(slots)] += slots
+        if stacks:
+            keys = Counter(
+                zip(view.found.process[chosen].tolist(), view.found.stack[chosen].tolist(), strict=True)
+            )
+            for (process, number), count in keys.items():
+                frames = tuple(view.frames(process, number))
+                self.stacks[frames if len(self.stacks) < MOST_GROUPS or frames in self.stacks else ()] += (
+                    count
+                )
+        for row in rows_for_a_graph(view, chosen):
+            self.rows += 1
+            self.gain += row.took - row.as_graph
+            if self.best_row is None or row.took - row.as_graph > self.best_row.took - self.best_row.as_graph:
+                self.best_row = row
+
+    def _add_groups(self, view: View, chosen: Integers) -> None:
+        found, ops = view.found, view.ops
+        if not len(chosen):
+            return
+        columns = {"lane": ops.lane, "graph": ops.graph, "node": ops.node}
+        keys = [found.name, found.process, found.gpu, *(columns[name] for name in self._by)]
+        number = timeline.numbered(*(column[chosen] for column in keys))
+        order = np.argsort(number, kind="stable")
+        for place in timeline.runs(number[order]):
+            part = chosen[order[place]]
+            first = int(part[0])
+            process, lane = found.processes[int(found.process[first])], int(ops.lane[first])
+            key: tuple[Any, ...] = (
+                process.number or process.pid,
+                found.names[int(found.name[first])],
+                int(found.gpu[first]),
+            )
+            key += tuple(
+                found.lane_keys[lane][0] if name == "lane" else int(columns[name][first]) for name in self._by
+            )
+            if len(self._groups) >= MOST_GROUPS and key not in self._groups:
+                key = ()  # the first of them lends its name to all
+            if key not in self._groups:
+                self._groups[key] = new_group(view, first, self._by)
+                if not key:
+                    self._groups[key].title = "(others)"
+            self._groups[key].add(view, part)
+        if self._with_graphs:
+            launches = np.unique(found.parent[chosen])
+            launches = launches[launches >= 0]
+            for graph in np.unique(ops.graph[launches]).tolist():
+                part = launches[ops.graph[launches] == graph]
+                if graph not in self._graphs and len(self._graphs) < MOST_GROUPS:
+                    self._graphs[graph] = new_group(view, int(part[0]), ("lane", "graph"))
+                if graph in self._graphs:
+                    self._graphs[graph].add(view, part)
+
+    @property
+    def groups(self) -> list[Group]:
+        """Graphs, then kernels, those with most time lost first."""
+        made = sorted(self._groups.values(), key=lambda group: -group.times["latency"].total)
+        return [*(group for _, group in sorted(self._graphs.items())), *made]
+
+    def label(self, group: Group) -> str:
+        """Its title, with the process and the GPU where there are several."""
+        label = group.title
+        if "kernel" in group.fields:
+            if len({other.process for other in self._groups.values()}) > 1:
+                label += f" {group.fields['pid']}"
+            if len({other.gpu for other in self._groups.values()}) > 1:
+                label += f" GPU {group.gpu}"
+        return label
 
 
-def graphs(view: View, chosen: Integers) -> list[Group]:
-    """The graphs that the chosen kernels ran in, each with its launches."""
-    launches = np.unique(view.found.parent[chosen])
-    launches = launches[launches >= 0]
-    numbers = view.ops.graph[launches]
-    return [
-        Group(
-            launches[numbers == number],
-            f"graph {number + 1}",
-            view.streams[int(view.ops.lane[launches[numbers == number][0]])],
+def new_group(view: View, at: int, by: Sequence[str]) -> Group:
+    """The group that a launch belongs to, without any."""
+    found, name = view.found, int(view.found.name[at])
+    is_graph = view.ops.kind[at] == Kind.GRAPH
+    fields: dict[str, Any] = {"type": "graph" if is_graph else "kernel", **view.common(at)}
+    title = f"graph {int(view.ops.graph[at]) + 1}"
+    graph = None
+    if view.ops.graph[at] >= 0:
+        graph = {"exec": f"0x{int(found.exec[at]):x}"} | (
+            {} if is_graph else {"node": int(view.ops.node[at])}
         )
-        for number in np.unique(numbers).tolist()
-    ]
+    if not is_graph:
+        fields |= {"kernel": view.short[name], "demangled": view.full[name], "mangled": found.names[name]}
+        title = view.labels[name]
+        if "graph" in by and graph:
+            title = f"{int(view.ops.graph[at]) + 1}.{graph['node']} {title}"
+    stream = view.streams[int(view.ops.lane[at])] if "lane" in by else None
+    handle = f"0x{int(found.stream[at]):x}"
+    process = found.processes[int(found.process[at])]
+    return Group(fields, title, process.number or process.pid, int(found.gpu[at]), stream, handle, graph)
+
+
+def most(one: int | None, other: int | None) -> int | None:
+    return max((value for value in (one, other) if value is not None), default=None)
 
 
 def known(value: Any) -> int | None:
     return None if value in (NONE, UNKNOWN) else int(value)
-
-
-def distribution(values: Integers) -> dict[str, int] | None:
-    """Of the known ones: mean, and percentiles by nearest rank. None without any."""
-    values = np.sort(values[values != NONE])
-    if not len(values):
-        return None
-    rank = {p: int(values[max(0, -(-len(values) * p // 100) - 1)]) for p in (50, 99)}
-    return {"mean": round(float(values.mean())), "p50": rank[50], "p99": rank[99], "max": int(values[-1])}
 
 
 def clock_error(view: View, at: Integers) -> int | None:
@@ -271,45 +383,20 @@ def clock_error(view: View, at: Integers) -> int | None:
 # --- records ---
 
 
-def kernel_record(view: View, group: Group, by_stream: bool, by_node: bool = False) -> dict[str, Any]:
+def kernel_record(group: Group, by_stream: bool, by_node: bool = False) -> dict[str, Any]:
     """The record of a line of the table."""
-    found, first = view.found, int(group.at[0])
-    name = int(found.name[first])
-    is_graph = view.ops.kind[first] == Kind.GRAPH
-    fields: dict[str, Any] = {"type": "graph" if is_graph else "kernel", **view.common(first)}
-    if not is_graph:
-        fields |= {"kernel": view.short[name], "demangled": view.full[name], "mangled": found.names[name]}
-    fields["stream"] = f"0x{int(found.stream[first]):x}" if by_stream else None
-    if by_node and view.ops.graph[first] >= 0:
-        fields["graph"] = {"exec": f"0x{int(found.exec[first]):x}"}
-        fields["graph"] |= {} if is_graph else {"node": int(view.ops.node[first])}
-    fields["count"] = len(group)
-    for what in ("latency", *SPLIT, "exec"):
-        fields[f"{what}_ns"] = distribution(getattr(view.waits, what)[group.at])
-    fields["clock_error_ns"] = clock_error(view, group.at)
-    fields["unknown"] = int((view.waits.latency[group.at] == NONE).sum())
-    fields["methods"] = {
-        name: count
-        for n, name in enumerate(METHODS)
-        if name and (count := int((found.method[group.at] == n).sum()))
-    }
+    fields = group.fields | {"stream": group.stream_handle if by_stream else None}
+    if by_node and group.graph:
+        fields |= {"graph": group.graph}
+    fields["count"] = group.count
+    for what, tally in group.times.items():
+        fields[f"{what}_ns"] = tally.distribution()
+    fields |= {"clock_error_ns": group.clock_error, "unknown": group.unknown}
+    fields["methods"] = {name: group.methods[name] for name in METHODS if name and group.methods[name]}
     fields["waited_for"] = [
-        dict(waited) | {"count": count, "wait_ns": total} for waited, count, total in waited_for(view, group)
+        dict(waited) | {"count": count, "wait_ns": total} for waited, count, total in group.waited_for()
     ]
     return fields
-
-
-def waited_for(view: View, group: Group) -> list[tuple[dict[str, str], int, int]]:
-    """Behind what the launches waited: what, how often, how long in all (ns); the longest first."""
-    waited = group.at[view.waits.waited_for[group.at] >= 0]
-    sums: dict[tuple[tuple[str, str], ...], list[int]] = {}
-    for at in waited.tolist():
-        key = tuple((view.waited_for(at) or {}).items())
-        entry = sums.setdefault(key, [0, 0])
-        entry[0] += 1
-        entry[1] += max(int(view.waits.wait[at]), 0)
-    listed = [(dict(key), count, total) for key, (count, total) in sums.items()]
-    return sorted(listed, key=lambda item: -item[2])
 
 
 # --- text ---
@@ -331,45 +418,36 @@ def at_least(ns: int | None, error: int | None) -> str:
     return f"<{us(error)}" if ns is not None and error and abs(ns) < error else us(ns)
 
 
-def finding(view: View, chosen: Integers) -> Iterator[str]:
+def finding(sums: Sums) -> Iterator[str]:
     """Where the time of all of them went."""
-    parts = {name: getattr(view.waits, name)[chosen] for name in SPLIT}
-    whole = np.all([values != NONE for values in parts.values()], axis=0)
-    latency, api, wait = (
-        values[whole] for values in (view.waits.latency[chosen], parts["api"], parts["wait"])
-    )
-    # A kernel may start before its call returns.
-    called = np.minimum(api, latency)
-    waited = np.clip(latency - called, 0, wait)
-    total = int(latency.sum())
-    sums = {"api": int(called.sum()), "wait": int(waited.sum())}
-    sums["overhead"] = total - sums["api"] - sums["wait"]
+    parts = {name: sums.whole[name] for name in SPLIT}
+    total = sum(parts.values())
     if total <= 0:
         return
     words = {"wait": "behind earlier work", "api": "in the launch call", "overhead": "on the way to the GPU"}
-    order = sorted(sums, key=lambda name: -sums[name])
-    said = ", ".join(f"{round(100 * sums[name] / total)} % {words[name]}" for name in order)
+    order = sorted(("api", "wait", "overhead"), key=lambda name: -parts[name])
+    said = ", ".join(f"{round(100 * parts[name] / total)} % {words[name]}" for name in order)
     yield from table.wrap(
-        f"{table.count(int(whole.sum()), 'launch')} took {us(total)} us to start, in all: {said}"
+        f"{table.count(sums.whole['count'], 'launch')} took {us(total)} us to start, in all: {said}"
     )
 
 
-def kernel_table(view: View, found: Sequence[Group], by_stream: bool) -> list[str]:
+def kernel_table(sums: Sums, by_stream: bool) -> list[str]:
     """One line for each group: how many, how long from call to start, what that was, how long they ran."""
     width = 8 if by_stream else 16
     stream = " STREAM " if by_stream else ""
     titles = ("P50", "P99", "MAX", "API", "WAIT", "OVERHEAD", "EXEC")
     lines = [f"{'':23}{'latency, us':>24}{'what of it, mean us':>25}"]
     lines.append(f"{'KERNEL':<{width}}{stream}{'COUNT':>7}" + _cells(titles))
-    for group in found:
-        error = clock_error(view, group.at)
-        latency = distribution(view.waits.latency[group.at]) or {}
+    for group in sums.groups:
+        error = group.clock_error
+        latency = group.times["latency"].distribution() or {}
         cells = [at_least(latency.get(p), error) for p in ("p50", "p99", "max")]
         for what in (*SPLIT, "exec"):
-            mean = (distribution(getattr(view.waits, what)[group.at]) or {}).get("mean")
+            mean = (group.times[what].distribution() or {}).get("mean")
             cells.append(at_least(mean, error) if what == "overhead" else us(mean))
         place = f" {group.stream:<7}" if by_stream else ""
-        lines.append(f"{table.fit(group.label, width):<{width}}{place}{len(group):>7}" + _cells(cells))
+        lines.append(f"{table.fit(sums.label(group), width):<{width}}{place}{len(group):>7}" + _cells(cells))
     return lines
 
 
@@ -383,27 +461,26 @@ def stream_name(label: str) -> str:
     return {"default": "default stream", "thread": "a thread's default stream"}.get(label, f"stream {label}")
 
 
-def wait_lines(view: View, found: Sequence[Group]) -> Iterator[str]:
+def wait_lines(sums: Sums) -> Iterator[str]:
     """Behind what each kernel waited most."""
-    for group in found:
-        for waited, count, total in waited_for(view, group)[:2]:
+    for group in sums.groups:
+        for waited, count, total in group.waited_for()[:2]:
             how = " through an event" if waited["kind"] == "event" else ""
             what = waited.get("of", waited["kind"])
             title = f"{TITLES.get(waited['name'], waited['name'])}{' copies' if what == 'copy' else ''}"
             where = f" ({stream_name(group.stream)})" if group.stream else ""
-            who = f"{group.label}{where}: {count:,} of {len(group):,}"
+            who = f"{sums.label(group)}{where}: {count:,} of {len(group):,}"
             sentence = f"{who} waited behind {title}{how}, {us(total // count)} us on average"
             yield from table.wrap(sentence, indent=2)
 
 
-def histogram(values: Integers) -> list[str]:
-    """Log2, in µs, or in ns where the times are short."""
-    values = np.maximum(values[values != NONE], 0)
-    if not len(values):
+def histogram(sums: Sums) -> list[str]:
+    """Of latencies. Log2, in µs, or in ns where the times are short."""
+    if sums.slowest == NONE:
         return []
-    if int(values.max()) < 64_000:
-        return hist.lines(hist.log2_slots(values), "nsecs", "count")
-    return hist.lines(hist.log2_slots(values // 1000), "usecs", "count")
+    if sums.slowest < 64_000:
+        return hist.lines(sums.slots[1], "nsecs", "count")
+    return hist.lines(sums.slots[1000], "usecs", "count")
 
 
 LAUNCH_HEADER = f"{'CALL T+us':>11} {'TID':>7} {'KERNEL':<17}" + _cells(
@@ -521,17 +598,16 @@ def rows_for_a_graph(view: View, chosen: Integers) -> list[Row]:
     return sorted(made, key=lambda row: row.as_graph - row.took)
 
 
-def graph_hint(rows: Sequence[Row]) -> list[str]:
-    if not rows:
+def graph_hint(sums: Sums) -> list[str]:
+    best = sums.best_row
+    if best is None:
         return []
-    best = rows[0]
     sentence = (
         f"{best.count:,} launches in a row, from {best.label} on, took {us(best.took)} us, of which the GPU worked "
         f"{us(best.busy)} us: as one CUDA graph about {us(best.as_graph)} us"
     )
-    if len(rows) > 1:
-        gain = sum(row.took - row.as_graph for row in rows)
-        sentence += f" ({len(rows):,} such rows; {us(gain)} us to gain in all)"
+    if sums.rows > 1:
+        sentence += f" ({sums.rows:,} such rows; {us(sums.gain)} us to gain in all)"
     return table.wrap(sentence)
 
 
@@ -580,7 +656,7 @@ def slow_threads(view: View, slow: Integers, chosen: Integers) -> list[str]:
     rows = []
     for tid, count in of_slow.most_common(10):
         mine = slow[view.found.tid[slow] == tid]
-        latency = distribution(view.waits.latency[mine]) or {}
+        latency = Tally(view.waits.latency[mine]).distribution() or {}
         spent: Counter[str] = Counter()
         for at in mine[:1000].tolist():
             spent.update(dict(view.meanwhile(at)))
@@ -590,45 +666,54 @@ def slow_threads(view: View, slow: Integers, chosen: Integers) -> list[str]:
     return table.lines(heads, rows, left=heads[-1:])
 
 
-def stack_lines(view: View, chosen: Integers) -> Iterator[str]:
+def stack_lines(sums: Sums) -> Iterator[str]:
     """The host's stacks that launched, most launches first."""
-    keys = Counter(zip(view.found.process[chosen].tolist(), view.found.stack[chosen].tolist(), strict=True))
-    for (process, number), count in keys.most_common(STACKS):
-        frames = view._frames(process, number)
+    for frames, count in sums.stacks.most_common(STACKS):
         yield f"{table.count(count, 'launch')} from"
         yield from (f"    {frame}" for frame in frames or ["a stack that is not known"])
         yield ""
-    if len(keys) > STACKS:
-        yield f"and from {len(keys) - STACKS:,} other stacks"
+    if len(sums.stacks) > STACKS:
+        yield f"and from {len(sums.stacks) - STACKS:,} other stacks"
         yield ""
 
 
-def clock_line(view: View, chosen: Integers) -> str:
+def clock_line(sums: Sums) -> str:
     """How wrong the times may be."""
-    if any(process.virtual for process in view.found.processes):
+    if sums.virtual:
         return "virtual clock: times are exact"
-    errors = view.found.start_error[chosen]
-    errors = errors[errors != UNKNOWN]
-    if not len(errors):
+    if sums.errors.largest is None:
         return "GPU clock: not known"
-    text = f"GPU times are right to {us(int(np.median(errors)))} us (at worst {us(int(errors.max()))} us)"
-    if view.found.clock_steps:
-        text += f"; a clock made {table.count(view.found.clock_steps, 'step')}"
+    text = (
+        f"GPU times are right to {us(sums.errors.percentile(50))} us (at worst {us(sums.errors.largest)} us)"
+    )
+    if sums.clock_steps:
+        text += f"; a clock made {table.count(sums.clock_steps, 'step')}"
     return text
 
 
-def losses(view: View, lost: int) -> dict[str, Any]:
-    """What the summary adds: `lost` operations found no room in a log."""
-    found, ops = view.found, view.ops
-    wanted = found.wanted
-    return {
-        "launches_lost": int((found.lost & wanted).sum()),
-        "launches_running": int((found.running & wanted).sum()),
-        "launches_unknown": int((wanted & (ops.start == NONE) & ~found.lost).sum()),
-        "operations_lost": lost,
-        "clock_error_ns": clock_error(view, np.flatnonzero(wanted)),
-        "clock_steps": found.clock_steps,
-    }
+class Losses:
+    """What the summary adds, of launches as they are reported."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._error: int | None = None
+        self._steps = 0
+
+    def add(self, view: View, new: Integers) -> None:
+        """Operations by their places in `view`."""
+        found = view.found
+        launched = new[found.wanted[new]]
+        lost = found.lost[launched]
+        self._counts["lost"] += int(lost.sum())
+        self._counts["running"] += int(found.running[launched].sum())
+        self._counts["unknown"] += int(((view.ops.start[launched] == NONE) & ~lost).sum())
+        self._error = most(self._error, clock_error(view, launched))
+        self._steps = max(self._steps, found.clock_steps)
+
+    def fields(self, lost: int) -> dict[str, Any]:
+        """`lost` operations found no room in a log."""
+        counts = {f"launches_{name}": self._counts[name] for name in ("lost", "running", "unknown")}
+        return counts | {"operations_lost": lost, "clock_error_ns": self._error, "clock_steps": self._steps}
 
 
 def loss_lines(summary: Mapping[str, Any]) -> list[str]:
@@ -674,10 +759,10 @@ def csv_row(record: Mapping[str, Any]) -> tuple[object, ...]:
 # --- traces ---
 
 
-def write_trace(view: View, trace: Trace) -> None:
-    """Host calls by thread, work by stream, an arrow from each launch's call to its kernel."""
+def write_trace(view: View, trace: Trace, new: Integers) -> None:
+    """Of the operations in `new`: host calls by thread, work by stream, an arrow from each launch's call to its kernel."""
     found, ops = view.found, view.ops
-    for at in range(len(ops)):
+    for at in new.tolist():
         process = found.processes[int(found.process[at])]
         op, name, tid = view.op(at), view.name(at), int(found.tid[at])
         member = bool(ops.node[at] >= 0)
@@ -691,8 +776,7 @@ def write_trace(view: View, trace: Trace) -> None:
             continue
         # Processes of a trace have numbers of their own; no process of Linux is beyond 2^22.
         device = (int(found.gpu[at]) + 1 << 22) + process.pid
-        lane = int(ops.lane[at]) + 1
-        label = view.streams[lane - 1]
+        lane, label = found.lane_keys[int(ops.lane[at])]
         trace.name(device, f"{process.comm} (pid {process.pid}) on GPU {int(found.gpu[at])}", order=1)
         trace.name(device, f"stream {label}", lane, lane)
         end = known(ops.end[at])

@@ -40,7 +40,9 @@ COUNTER = (1 << 40) - 1  # the part of an id that counts; the process is above
 NO_METHOD, DEVICE, STAMP, CUPTI = range(4)  # how a time was measured
 LEFT_OUT = (1, 2)  # reasons: by --sample, by --launch
 METHODS = (None, "device", "stamp", "cupti")
-KEPT = 1 << 15  # records, where intervals are printed
+KEPT = 1 << 15  # records, when room is made: those that came last, and as many that are still of use
+FULL = 1 << 18  # records at which it is time to make room
+MOST_NUMBERED = 1 << 16  # streams and graphs that are remembered
 WIDE = 10_000  # ns: of a machine so busy that its brackets are wider, launches themselves bound the clock
 SPREAD = 64  # launches that do
 _HOST = "host"  # as a source of cells
@@ -60,6 +62,23 @@ class Process:
     number: int = 0
 
 
+class Numbers:
+    """Numbers things from 1, in the order in which they come first, in each group by itself. Of very many the first are forgotten."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, Any], int] = {}
+        self._next: dict[Any, int] = {}
+
+    def of(self, group: Any, key: Any) -> int:
+        number = self._known.get((group, key))
+        if number is None:
+            number = self._next[group] = self._next.get(group, 0) + 1
+            self._known[group, key] = number
+            if len(self._known) > MOST_NUMBERED:
+                del self._known[next(iter(self._known))]
+        return number
+
+
 @dataclass(frozen=True)
 class Found:
     """Operations and what is known of each: arrays with an element for each.
@@ -69,7 +88,9 @@ class Found:
     last reading. lost: instrumented, and its times never came. bytes: of copies and memsets. parent: of a kernel in a graph the
     graph's launch, else -1; exec: of both the executable graph, first: of the graph's launch the id of its first kernel. event: the
     handle of records and waits. api: the number of an API call's function, which `functions` names. wanted: the launches of
-    kernels that were asked for. origin: the first call of all, ns. clock_steps: places where clocks contradict themselves.
+    kernels that were asked for. origin: the first call of all, ns. clock_steps: places where clocks contradict themselves. lane_keys:
+    of each stream its number, unlike that in `ops` always the same, and its name: "default", "thread" (the per-thread default
+    stream), or a number in its process.
     """
 
     ops: Operations
@@ -100,6 +121,7 @@ class Found:
     wanted: NDArray[np.bool_]
     origin: int
     clock_steps: int
+    lane_keys: Sequence[tuple[int, str]] = ()
     functions: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -116,6 +138,7 @@ class Launches:
         self._passed: dict[int, Integers] = {}  # by process: ids that the host program let through
         self._origin = NEVER
         self._lost_of: dict[int, int] = {}
+        self._numbers = (Numbers(), Numbers(), Numbers())  # of lanes, of streams in a process, of graphs
 
     @property
     def lost(self) -> int:
@@ -170,11 +193,18 @@ class Launches:
             cells = self._cells.setdefault((process, _HOST), _Cells(self._slots))
             cells.update(starts, np.zeros(self._slots, np.uint64), 0, False)
 
+    @property
+    def full(self) -> bool:
+        """Time to ask for what is `found`, and then to `forget` it."""
+        return sum(len(records) for _, records in self._records) >= FULL
+
     def fresh(self, found: Found, last: bool) -> Integers:
-        """Operations that were not given before and are over; the `last` time also those that are not."""
-        over = (found.ops.kind != Kind.KERNEL) | (found.ops.end != NONE)
-        new = np.flatnonzero(over | last)
-        new = new[~np.isin(found.ops.id[new], self._told)]
+        """Operations that were not given before and are over; the `last` time also those that are not. Of very many that are not, the
+        first are given all the same."""
+        over = (found.ops.kind != Kind.KERNEL) | (found.ops.end != NONE) | last
+        untold = ~np.isin(found.ops.id, self._told)
+        over[np.flatnonzero(untold & ~over)[:-KEPT]] = True
+        new = np.flatnonzero(over & untold)
         if not last:
             self._told = np.union1d(self._told, found.ops.id[new])
         return new
@@ -185,13 +215,27 @@ class Launches:
         if count < 2 * KEPT:
             return
         kept: list[tuple[Process, Records]] = []
+        left = KEPT  # of those that are always kept, then of what is still of use
         for process, records in reversed(self._records):
-            if sum(len(part) for _, part in kept) > KEPT:
-                told = np.isin(records["id"].astype(np.int64), self._told)
-                records = records[(records["kind"] > oplog.SPAN) | (records["kind"] == oplog.KERNEL) & ~told]
-            kept.append((process, records))
+            border = max(0, len(records) - max(left, 0))
+            earlier, latest = records[:border], records[border:]
+            left -= len(latest)
+            told = np.isin(earlier["id"].astype(np.int64), self._told)
+            open_ = (earlier["kind"] > oplog.SPAN) | (earlier["kind"] == oplog.KERNEL) & ~told
+            earlier = earlier[open_][-(left + KEPT) :]
+            left -= len(earlier)
+            kept.append((process, _joined([earlier, latest])))
+            if left <= -KEPT:
+                break
         self._records = kept[::-1]
-        self._told = self._told[-4 * KEPT :]
+        ids = np.concatenate([records["id"].astype(np.int64) for _, records in self._records])
+        self._told = np.intersect1d(self._told, ids)
+        launched = ids[ids & COUNTER < 1 << 39]
+        for number, passed in self._passed.items():
+            last = int(launched[launched >> 40 == number].max(initial=0))
+            self._passed[number] = passed[np.isin(passed, ids) | (passed > last - KEPT)]
+        for cells in self._cells.values():
+            cells.forget(np.setdiff1d(ids, self._told) & COUNTER)
 
     def reading(
         self, process: Process, starts: Any, ends: Any, taken: int, idle: bool, source: Any = None
@@ -204,7 +248,15 @@ class Launches:
     def found(self) -> Found:
         """All that is known now. Some seconds for a million operations."""
         passed = np.concatenate([np.zeros(0, np.int64), *self._passed.values()]) if self._filtered else None
-        return _Finder(self._records, self._cells, self._slots).found(self._origin, self._kernels, passed)
+        return _Finder(self._records, self._cells, self._slots, self._numbers).found(
+            self._origin, self._kernels, passed
+        )
+
+
+def _joined(parts: Sequence[Records]) -> Records:
+    """As bytes: field by field, fields that lie over each other would be copied many times."""
+    raw = [np.ascontiguousarray(part).view(f"V{oplog.RECORD}") for part in parts]
+    return np.concatenate([np.zeros(0, f"V{oplog.RECORD}"), *raw]).view(oplog.DTYPE)
 
 
 class _Cells:
@@ -245,6 +297,16 @@ class _Cells:
         torn &= before["used"] & ~reused  # what was read of it before still holds
         self._now = np.where(seen["used"] & ~torn, seen, before)
 
+    def forget(self, counters: Integers) -> None:
+        """Of what was used again, all but these."""
+        slots = len(self._now)
+        wanted = counters % (slots * GENERATIONS)
+        past = [
+            part[np.isin(part["slot"] + part["generation"].astype(np.int64) * slots, wanted)]
+            for part in self._past
+        ]
+        self._past = [part for part in past if len(part)]
+
     def lookup(self, counters: Integers) -> tuple[NDArray[np.bool_], NDArray[Any]]:
         """For launch counters: whether there is a cell, and the cell."""
         now = self._now.copy()
@@ -274,17 +336,21 @@ class _Finder:
     """One turn of records and readings into `Found`."""
 
     def __init__(
-        self, records: list[tuple[Process, Records]], cells: Mapping[tuple[int, Any], _Cells], slots: int
+        self,
+        records: list[tuple[Process, Records]],
+        cells: Mapping[tuple[int, Any], _Cells],
+        slots: int,
+        numbers: tuple[Numbers, Numbers, Numbers],
     ) -> None:
         self.processes = list({id(process): process for process, _ in records}.values())
         place = {id(process): n for n, process in enumerate(self.processes)}
-        # As bytes: field by field, fields that lie over each other would be copied many times.
-        parts = [np.ascontiguousarray(part).view(f"V{oplog.RECORD}") for _, part in records]
-        self.raw = np.concatenate([np.zeros(0, f"V{oplog.RECORD}"), *parts]).view(oplog.DTYPE)
+        self.raw = _joined([part for _, part in records])
         self.process = np.repeat(
-            np.array([place[id(process)] for process, _ in records], np.int64), [len(part) for part in parts]
+            np.array([place[id(process)] for process, _ in records], np.int64),
+            [len(part) for _, part in records],
         )
         self.cells, self.slots = cells, slots
+        self.lane_numbers, self.stream_numbers, self.graph_numbers = numbers
 
     def found(self, origin: int, kernels: Sequence[str], passed: Integers | None) -> Found:
         raw = self.raw
@@ -303,7 +369,7 @@ class _Finder:
 
         kernel, graph = kinds == Kind.KERNEL, kinds == Kind.GRAPH
         member = kernel & ((raw["flags"][at] & oplog.GRAPH_NODE) != 0)
-        lane, lanes = self._lanes(at)
+        lane, lanes, lane_keys = self._lanes(at)
         context = timeline.numbered(self.owner, raw["context"][at].astype(np.int64))
         nothing = np.zeros(count, np.int64)
         none = np.full(count, -1, np.int64)
@@ -341,6 +407,7 @@ class _Finder:
             first=firsts, parent=parent,
             event=np.where(handles, raw["event"]["event"][at], np.uint64(0)),
             api=np.where(kinds == Kind.API, field("api", "function"), none), functions=self._functions(at[kinds == Kind.API]),
+            lane_keys=lane_keys,
             stack=raw["stack"][at].astype(np.int64), grid=field("kernel", "grid"),
             block_dim=field("kernel", "block"), origin=origin, wanted=wanted, **times,
         )  # fmt: skip
@@ -378,24 +445,42 @@ class _Finder:
 
     # --- identities ---
 
-    def _lanes(self, at: Integers) -> tuple[Integers, list[Lane]]:
-        """The stream of each operation by number, and the kind of each stream."""
+    def _lanes(self, at: Integers) -> tuple[Integers, list[Lane], list[tuple[int, str]]]:
+        """The stream of each operation by number; of each stream its kind, and the key as `Found` has it."""
         known = np.flatnonzero(self.raw["kind"] == oplog.LANE)
         both = np.concatenate([known, at])
         numbers = timeline.numbered(self.process[both], self.raw["lane"][both].astype(np.int64))
-        kinds = [Lane.BLOCKING] * (int(numbers.max()) + 1 if len(numbers) else 0)
+        count = int(numbers.max()) + 1 if len(numbers) else 0
+        kinds = [Lane.BLOCKING] * count
         for number, kind in zip(
             numbers[: len(known)].tolist(), self.raw["lane_kind"][known].tolist(), strict=True
         ):
             kinds[number] = Lane(kind) if kind <= Lane.NON_BLOCKING else Lane.BLOCKING
-        return numbers[len(known) :], kinds
+        keys = [(0, "")] * count
+        used, first = np.unique(numbers[len(known) :], return_index=True)
+        for number, place in sorted(
+            zip(used.tolist(), at[first].tolist(), strict=True), key=lambda pair: pair[1]
+        ):
+            process = self.processes[int(self.process[place])].number
+            lane = int(self.raw["lane"][place])
+            name = {Lane.LEGACY: "default", Lane.PER_THREAD: "thread"}.get(kinds[number])
+            name = name or str(self.stream_numbers.of(process, lane))
+            keys[number] = self.lane_numbers.of(None, (process, lane)), name
+        return numbers[len(known) :], kinds, keys
 
     def _graphs(self, execs: Integers, used: NDArray[np.bool_]) -> Integers:
         numbers = np.full(len(execs), -1, np.int64)
         self._graph_keys: dict[tuple[int, int], int] = {}
         keys = zip(self.owner[used].tolist(), execs[used].tolist(), strict=True)
-        numbers[used] = [self._graph_keys.setdefault(key, len(self._graph_keys)) for key in keys]
+        numbers[used] = [self._graph(*key) for key in keys]
         return numbers
+
+    def _graph(self, process: int, serial: int) -> int:
+        key = (process, serial)
+        if key not in self._graph_keys:
+            number = self.graph_numbers.of(None, (self.processes[process].number, serial))
+            self._graph_keys[key] = number - 1
+        return self._graph_keys[key]
 
     def _edges(self) -> dict[int, list[tuple[int, int]]]:
         edges: dict[int, list[tuple[int, int]]] = {}

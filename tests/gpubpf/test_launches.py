@@ -12,6 +12,7 @@ import pytest
 from gpubpf import latency, oplog, perfetto
 from gpubpf.clock import UNKNOWN
 from gpubpf.launches import DEVICE, MASK, STAMP, Found, Launches, Process
+from gpubpf.sums import Tally
 from gpubpf.timeline import NONE
 
 PID = 7
@@ -39,17 +40,23 @@ class Log:
 
     def __init__(self) -> None:
         self.records: list[Any] = []
+        self._next = FIRST
 
     def put(self, kind: int, parts: dict[str, dict[str, Any]] | None = None, **fields: Any) -> int:
         record = np.zeros((), oplog.DTYPE)
-        fields = {"id": FIRST + len(self.records), "kind": kind, "thread": 70, "lane": 1} | fields
+        fields = {"id": self._next, "kind": kind, "thread": 70, "lane": 1} | fields
         for name, value in fields.items():
             record[name] = value
         for part, values in (parts or {}).items():
             for name, value in values.items():
                 record[part][name] = value
         self.records.append(record)
+        self._next += 1
         return int(fields["id"])
+
+    def gave(self) -> None:
+        """What it holds was read."""
+        self.records = []
 
     def kernel(self, call: int, ret: int, slot: int = 0, reason: int = 0, **fields: Any) -> int:
         shape = {"grid": (4, 1, 1), "block": (32, 1, 1)}
@@ -73,6 +80,12 @@ def found(
     for _ in range(readings):
         launches.reading(process(virtual), device.starts, device.ends, taken, idle)
     return launches.found()
+
+
+def summed(view: latency.View, *by: str) -> latency.Sums:
+    sums = latency.Sums(by)
+    sums.add(view, np.flatnonzero(view.found.wanted))
+    return sums
 
 
 def two_kernels() -> tuple[Log, Device]:
@@ -196,8 +209,8 @@ def test_a_log_may_hold_anything() -> None:
     launches.reading(process(), cells[:3], cells, 5, True)
     view = latency.View(launches.found())
     chosen = np.flatnonzero(view.found.wanted)
-    for group in latency.groups(view, chosen, ("lane",)):
-        latency.kernel_record(view, group, True)
+    for group in summed(view, "lane").groups:
+        latency.kernel_record(group, True)
     list(latency.timeline_lines(view, np.arange(len(view.ops))))
     [json.dumps(view.operation(at)) for at in range(len(view.ops))]
     latency.rows_for_a_graph(view, chosen)
@@ -208,21 +221,17 @@ def test_a_log_may_hold_anything() -> None:
 
 def test_the_table_fits_a_terminal_and_says_what_was_waited_for() -> None:
     view = latency.View(found(*two_kernels()))
-    groups = latency.groups(view, np.flatnonzero(view.found.wanted))
-    assert [group.label for group in groups] == ["second", "first"]
-    lines = latency.kernel_table(view, groups, False)
+    sums = summed(view)
+    assert [sums.label(group) for group in sums.groups] == ["second", "first"]
+    lines = latency.kernel_table(sums, False)
     assert (
         max(map(len, lines)) <= 80
         and lines[2].split() == "second 1 48.00 48.00 48.00 1.00 47.00 0.00 10.00".split()
     )
-    assert list(latency.wait_lines(view, groups)) == [
-        "  second: 1 of 1 waited behind first, 47.00 us on average"
-    ]
-    by_stream = latency.kernel_table(
-        view, latency.groups(view, np.flatnonzero(view.found.wanted), ("lane",)), True
-    )
+    assert list(latency.wait_lines(sums)) == ["  second: 1 of 1 waited behind first, 47.00 us on average"]
+    by_stream = latency.kernel_table(summed(view, "lane"), True)
     assert max(map(len, by_stream)) <= 80 and by_stream[2].split()[:3] == ["second", "1", "1"]
-    assert max(map(len, latency.histogram(view.waits.latency))) <= 80
+    assert max(map(len, latency.histogram(sums))) <= 80
 
 
 def test_records_have_the_promised_fields() -> None:
@@ -232,8 +241,7 @@ def test_records_have_the_promised_fields() -> None:
         exec_ns waited_for method pid comm gpu"""
     assert set(promised.split()) <= set(launch)
     assert launch["waited_for"] == {"kind": "kernel", "name": "first"} and launch["method"] == "device"
-    group = latency.groups(view, np.flatnonzero(view.found.wanted))[0]
-    record = latency.kernel_record(view, group, True)
+    record = latency.kernel_record(summed(view).groups[0], True)
     assert record["latency_ns"] == {"mean": 48000, "p50": 48000, "p99": 48000, "max": 48000}
     assert record["stream"] == "0x0" and record["clock_error_ns"] == 0 and record["count"] == 1
     assert set("type t_ns dur_ns op name stream tid bytes".split()) <= set(view.operation(0))
@@ -249,9 +257,66 @@ def test_what_is_less_than_its_error_is_not_shown_as_if_it_were_known() -> None:
 
 
 def test_percentiles_are_values_that_occurred() -> None:
-    assert latency.distribution(np.arange(1, 101)) == {"mean": 50, "p50": 50, "p99": 99, "max": 100}
-    assert latency.distribution(np.array([NONE, 7])) == {"mean": 7, "p50": 7, "p99": 7, "max": 7}
-    assert latency.distribution(np.array([NONE])) is None
+    assert Tally(np.arange(1, 101)).distribution() == {"mean": 50, "p50": 50, "p99": 99, "max": 100}
+    assert Tally(np.array([NONE, 7])).distribution() == {"mean": 7, "p50": 7, "p99": 7, "max": 7}
+    assert Tally(np.array([NONE])).distribution() is None
+
+
+def test_of_many_values_percentiles_are_right_to_a_percent() -> None:
+    values = np.random.default_rng(3).lognormal(10, 3, 200_000).astype(np.int64) - 5000
+    tally = Tally()
+    for part in np.split(values, 8):
+        tally.add(part)
+    found, ordered = tally.distribution(), np.sort(values)
+    assert found and tally.count == len(values)
+    assert (found["max"], found["mean"]) == (ordered[-1], round(values.sum() / len(values)))
+    for name, percent in (("p50", 50), ("p99", 99)):
+        exact = int(ordered[len(values) * percent // 100 - 1])
+        assert abs(found[name] - exact) <= 0.005 * exact
+    assert len(tally._values) < 16_000
+
+
+def in_parts() -> tuple[latency.Sums, latency.Losses, Launches]:
+    """4,000 launches in two streams, looked at now and then; a kernel before them goes on until the end."""
+    log, device, launches = Log(), Device(), Launches(SLOTS)
+    sums, losses = latency.Sums(("lane",)), latency.Losses()
+    app = process()
+
+    def look(last: bool) -> None:
+        view = latency.View(launches.found())
+        new = launches.fresh(view.found, last)
+        sums.add(view, new[view.found.wanted[new]])
+        losses.add(view, new)
+        launches.forget()
+
+    for lane in (1, 2, 3):
+        log.put(oplog.LANE, lane_kind=oplog.NON_BLOCKING, lane=lane)
+    log.kernel(1000, 2000, slot=1, lane=3)
+    at = 1_000_000
+    for n in range(4000):
+        device.ran(log.kernel(at, at + 1000, lane=1 + n % 2), at + 5000 + n, at + 9000 + n)
+        at += 20_000
+        if n % 20 == 19:
+            launches.log(app, log.array())
+            launches.reading(app, device.starts, device.ends, at, True)
+            log.gave()
+            if launches.full:
+                look(False)
+    look(True)
+    return sums, losses, launches
+
+
+def test_launches_that_are_forgotten_stay_in_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts or at once: the same launches, the same sums; and nothing grows."""
+    at_once, lost, _ = in_parts()
+    monkeypatch.setattr("gpubpf.launches.KEPT", 64)
+    monkeypatch.setattr("gpubpf.launches.FULL", 256)
+    sums, lost_in_parts, launches = in_parts()
+    records = [[latency.kernel_record(group, True) for group in of.groups] for of in (sums, at_once)]
+    assert records[0] == records[1] and sum(record["count"] for record in records[0]) == 4001
+    assert [sums.label(group) for group in sums.groups] == ["first", "first", "second"]
+    assert lost_in_parts.fields(0) == lost.fields(0)
+    assert sum(len(part) for _, part in launches._records) <= 256 and len(launches._told) <= 256
 
 
 @pytest.mark.parametrize(("pause", "said"), [(2000, True), (900_000, False)])
@@ -267,7 +332,7 @@ def test_many_short_launches_in_a_row_would_gain_from_a_graph(pause: int, said: 
             record["return_ns"] = record["call_ns"] + 354_000
     view = latency.View(found(log, device))
     rows = latency.rows_for_a_graph(view, np.flatnonzero(view.found.wanted))
-    text = " ".join(latency.graph_hint(rows))
+    text = " ".join(latency.graph_hint(summed(view)))
     assert bool(rows) == said and ("14 launches in a row" in text) == said
     if said:
         assert rows[0].took == 13 * 355_000 + 360_000 and rows[0].busy == 140_000
@@ -312,7 +377,7 @@ def test_a_trace_that_viewers_understand(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     view = latency.View(found(*two_kernels()))
     trace = perfetto.Trace(str(path))
-    latency.write_trace(view, trace)
+    latency.write_trace(view, trace, np.arange(len(view.ops)))
     trace.close()
     loaded = json.loads(path.read_text())
     assert list(perfetto.problems(loaded)) == []
