@@ -85,6 +85,7 @@ class ExitLog:
         self._clocks: dict[tuple[int, int], tuple[int, GpuClock]] = {}  # made of so many brackets
         self._virtual: set[int] = set()
         self._log_lost: dict[int, int] = {}
+        self._unnamed: dict[int, Any] = {}  # by process: records whose kernel's name or GPU is not known yet
         self._readings: dict[tuple[int, int], Any] = {}  # of clocks: [multiprocessor, cycles, ns]
         self._ticks: dict[tuple[int, int], int] = {}  # ns in which the timer counts
         self._rates: dict[tuple[int, int], Clock] = {}  # what they say
@@ -110,7 +111,7 @@ class ExitLog:
     # --- the log: which kernel a launch is of, and the clocks ---
 
     def _take_log(self, log: ProcessLog) -> None:
-        records = log.records
+        records = self._named(log)
         if log.virtual:
             self._virtual.add(log.pid)
         self._log_lost[log.pid] = log.lost
@@ -141,6 +142,18 @@ class ExitLog:
                     for old in list(self._whose)[: MOST_LAUNCHES // 2]:
                         del self._whose[old]
             self._launches[place] = self._launches.get(place, 0) + 1
+
+    def _named(self, log: ProcessLog) -> Any:
+        """Records whose GPU and kernel's name are known: these come by another way than the log, and may come later."""
+        kept = self._unnamed.pop(log.process, None)
+        records = log.records if kept is None else np.concatenate([kept, log.records])
+        launch, clock = (records["kind"] == kind for kind in (oplog.KERNEL, oplog.CLOCK))
+        unknown = launch & ~np.isin(records["kernel"]["slot"], list(log.names))
+        unknown |= (launch | clock) & ~np.isin(records["context"], list(log.gpus))
+        if log.over or not unknown.any():
+            return records
+        self._unnamed[log.process] = records[unknown]
+        return records[~unknown]
 
     def _host_times(self, place: Place, records: Any) -> tuple[Any, Any]:
         """Host times of records, ns, and which of them are known."""

@@ -373,7 +373,8 @@ def _unwrapped(values: np.ndarray, bits: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Lane:
-    """exits: how often it left; late: of those of which it is known. site: the way it took when it was latest, None where it never was late."""
+    """exits: how often it left; late: of those of which it is known. site: the way it took when it was latest, None where it
+    never was late."""
 
     number: int
     exits: int

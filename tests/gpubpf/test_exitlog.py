@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +69,18 @@ def test_records_may_come_before_their_launch_and_in_parts() -> None:
     found.take(session([log(6)], [ring(6, thread, thread * 0)]))
     ((_, report),) = found.reports(anew=True)
     assert (report.launches, report.lanes[31].late.max) == (1, 0)
+
+
+def test_names_and_gpus_may_come_later_than_the_log() -> None:
+    """They travel by another way. What was launched is not taken for another kernel's, or another GPU's, meanwhile."""
+    found, thread = ExitLog(True, EVERY, EVERY), np.arange(128)
+    early = dataclasses.replace(log(5), names={}, gpus={})
+    found.take(session([early], [ring(5, thread, thread)]))
+    assert not list(found.reports(anew=False))
+    nothing = dataclasses.replace(early, records=early.records[:0], names={0: "_Z5scalePf"}, gpus={0: 1})
+    found.take(session([nothing], []))
+    ((place, report),) = found.reports(anew=False)
+    assert (place.mangled, place.gpu, report.exits, report.whole) == ("_Z5scalePf", 1, 128, 1)
 
 
 def test_what_cannot_be_told_is_counted() -> None:
