@@ -296,14 +296,17 @@ def tracepoint(name: str) -> Tracepoint:
     return Tracepoint(number, fields)
 
 
-def close_all(files: Sequence[int]) -> None:
-    """Closes events and programs, at once: for each the kernel waits until nobody is inside."""
-    threads = [threading.Thread(target=os.close, args=(file,)) for file in files[1:]]
+def begin_to_close(files: Sequence[int]) -> list[threading.Thread]:
+    """Closes events and programs, at once: for each the kernel waits until nobody is inside, 0.1 s. The threads that do so."""
+    threads = [threading.Thread(target=os.close, args=(file,)) for file in files]
     for thread in threads:
         thread.start()
-    for file in files[:1]:
-        os.close(file)
-    for thread in threads:
+    return threads
+
+
+def close_all(files: Sequence[int]) -> None:
+    """The same; waits for it."""
+    for thread in begin_to_close(files):
         thread.join()
 
 

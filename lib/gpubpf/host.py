@@ -99,6 +99,7 @@ class Host:
         self._events: list[int] = []
         self._processes: list[HostProcess] = []
         self._past: list[Runs] = []
+        self._closing: list[threading.Thread] = []  # of programs that run no more
         self._lock = threading.Lock()
         self.natives: tuple[Native, ...] = ()
         self._loaded = False
@@ -253,7 +254,8 @@ class Host:
     # --- end ---
 
     def detach(self) -> None:
-        """No program runs any more; maps keep what they hold. Counts of runs are those of the end."""
+        """Has programs run no more, which takes the kernel 0.1 s; `close` waits for it. Maps keep what they hold. Counts of runs are
+        those of the end."""
         with self._lock:
             processes = list(self._processes)
         self._past += _count(self._programs)
@@ -262,7 +264,7 @@ class Host:
         self._programs.clear()
         for process in processes:
             files += process._take()
-        bpf.close_all(files)
+        self._closing += bpf.begin_to_close(files)
         for companion in self._companions:
             companion.detach()
         ending, self.ending = self.ending, lambda: None
@@ -270,6 +272,8 @@ class Host:
 
     def close(self) -> None:
         self.detach()
+        for thread in self._closing:
+            thread.join()
         for companion in self._companions:
             companion.close()
         for process in list(self._processes):
