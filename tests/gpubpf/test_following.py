@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gpubpf_cuda
 from gpubpf import oplog
-from gpubpf.device import LIBRARIES
 from gpubpf.program import BPF
 from gpubpf.results import Reading
 from gpubpf.session import Follow, Session
@@ -106,15 +104,7 @@ STRESS = int(os.environ.get("GPUBPF_RING_STRESS", "400000"))  # records; 1000000
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiled(TEXT)
-    if shutil.which("nvcc") is None:
-        pytest.skip("needs nvcc")
-    if not (LIBRARIES / "libcuda.so.1").exists():
-        pytest.skip("needs the embedded device; run script/setup")
-    where = tmp_path_factory.mktemp("following")
-    (where / "app.cu").write_text(CUDA)
-    built = ["nvcc", "-cudart", "shared", "-o", "app", "app.cu"]
-    subprocess.run(built, cwd=where, check=True, capture_output=True)
-    return where / "app"
+    return gpubpf_cuda.build(CUDA, tmp_path_factory.mktemp("following") / "app")
 
 
 class Followed:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import gpubpf_cuda
 from gpubpf.device import LIBRARIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,15 +22,8 @@ LAUNCHES = 3 * 3 + 3 + 2 + 3 + 2 + 2 + 2 * 4 + 3 + 4 + 4 * 4 + 2
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("nvcc") is None:
-        pytest.skip("needs nvcc")
-    if not (LIBRARIES / "libcuda.so.1").exists():
-        pytest.skip("needs the embedded device; run script/setup")
-    built = tmp_path_factory.mktemp("graphs") / "graphs"
     source = ROOT / "tests/gpubpf/agent/graphs.cu"
-    command = ["nvcc", "-cudart", "shared", "-o", built, source, f"-L{LIBRARIES}", "-lcuda"]
-    subprocess.run(command, check=True, capture_output=True)
-    return built
+    return gpubpf_cuda.build(source, tmp_path_factory.mktemp("graphs") / "graphs", f"-L{LIBRARIES}", "-lcuda")
 
 
 def run(program: Path, out: Path, *options: str, **setting: str) -> tuple[str, list[dict[str, Any]]]:

@@ -16,19 +16,16 @@ from typing import Any
 
 import pytest
 
+import gpubpf_cuda
 from gpubpf.program import PREBUILT
 from gpubpf_host import ROOTLESS, needs_bpf, open_directory
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DEVICE = REPOSITORY / "lib/cudasim/lib"
 
 pytestmark = [
     needs_bpf,
     pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user"),
-    pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"),
-    pytest.mark.skipif(
-        not (DEVICE / "libcuda.so.1").exists(), reason="the embedded device is not built (script/setup)"
-    ),
+    *gpubpf_cuda.needs_cuda,
 ]
 
 TOOL = r'''
@@ -147,10 +144,7 @@ def place() -> Iterator[Path]:
 def build(made: Path) -> Iterator[Path]:
     (made / "both.py").write_text(TOOL)
     shutil.copy(PREBUILT / "offcpu.json", made)
-    (made / "app.cu").write_text(APP)
-    subprocess.run(
-        ["nvcc", "-cudart", "shared", "-o", made / "app", made / "app.cu"], check=True, capture_output=True
-    )
+    gpubpf_cuda.build(APP, made / "app")
     code = "import sys; from pathlib import Path; from gpubpf import prebuild; import json\n"
     code += "p = Path(sys.argv[1]); t = prebuild.program_text(p); (p.parent / 'both.json').write_text(json.dumps(prebuild.build(t)))"
     subprocess.run([sys.executable, "-c", code, made / "both.py"], check=True)

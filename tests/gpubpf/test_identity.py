@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from gpubpf.device import LIBRARIES
+import gpubpf_cuda
 from gpubpf_bcc import compiled
 
 # Every launch of a host thread has a shape of its own: grid = number of the thread + 1, block = number of the kernel in it.
@@ -134,17 +133,10 @@ json.dump({"logged": logged, "seen": seen, "lost": lost, "summary": session.summ
 @pytest.fixture(scope="module")
 def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiled(TEXT)
-    if shutil.which("nvcc") is None:
-        pytest.skip("needs nvcc")
-    if not (LIBRARIES / "libcuda.so.1").exists():
-        pytest.skip("needs the embedded device; run script/setup")
     where = tmp_path_factory.mktemp("identity")
-    (where / "app.cu").write_text(CUDA)
+    gpubpf_cuda.build(CUDA, where / "app")
     (where / "probe.c").write_text(TEXT)
     (where / "probe.py").write_text(SCRIPT)
-    subprocess.run(
-        ["nvcc", "-cudart", "shared", "-o", "app", "app.cu"], cwd=where, check=True, capture_output=True
-    )
     return where
 
 

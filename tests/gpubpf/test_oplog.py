@@ -5,18 +5,16 @@ from __future__ import annotations
 import fcntl
 import os
 import random
-import shutil
 import struct
-import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import gpubpf_cuda
 from gpubpf import oplog
-from gpubpf.device import LIBRARIES, choose
+from gpubpf.device import choose
 from gpubpf.errors import SessionError
 from gpubpf.instrument import Sidecar
 from gpubpf.oplog import OpLog
@@ -181,15 +179,7 @@ def logged(command: list[str], monkeypatch: pytest.MonkeyPatch, **environment: s
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> str:
-    if shutil.which("nvcc") is None:
-        pytest.skip("needs nvcc")
-    if not (LIBRARIES / "libcuda.so.1").exists():
-        pytest.skip("needs the embedded device; run script/setup")
-    where: Path = tmp_path_factory.mktemp("oplog")
-    (where / "ops.cu").write_text(CUDA)
-    command = ["nvcc", "-cudart", "shared", "-o", where / "ops", where / "ops.cu"]
-    subprocess.run(command, check=True, capture_output=True)
-    return str(where / "ops")
+    return str(gpubpf_cuda.build(CUDA, tmp_path_factory.mktemp("oplog") / "ops"))
 
 
 @pytest.mark.parametrize("hostile", ["0", "1"])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from gpubpf.device import LIBRARIES
+import gpubpf_cuda
 from gpubpf_bcc import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,16 +131,10 @@ json.dump(found, open("found.json", "w"))
 def where(tmp_path_factory):
     """A directory with `scale`, the traced program, and the probe."""
     compiled(TEXT)
-    if shutil.which("nvcc") is None:
-        pytest.skip("needs nvcc")
-    if not (LIBRARIES / "libcuda.so.1").exists():
-        pytest.skip("needs the embedded device; run script/setup")
     where = tmp_path_factory.mktemp("program")
-    (where / "scale.cu").write_text(CUDA)
+    gpubpf_cuda.build(CUDA, where / "scale", "-lineinfo")
     (where / "probe.c").write_text(TEXT)
     (where / "probe.py").write_text(SCRIPT)
-    built = ["nvcc", "-lineinfo", "-cudart", "shared", "-o", "scale", "scale.cu"]
-    subprocess.run(built, cwd=where, check=True, capture_output=True)
     return where
 
 

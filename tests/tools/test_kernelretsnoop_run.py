@@ -3,7 +3,6 @@ on the real one they are what the program waits for, at least."""
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,17 +12,13 @@ from pathlib import Path
 
 import pytest
 
+import gpubpf_cuda
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOOL = [sys.executable, str(REPOSITORY / "tools/kernelretsnoop.py"), "--device", "sim"]
-DEVICE = REPOSITORY / "lib/cudasim/lib"
 WAIT = 2000  # cycles
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"),
-    pytest.mark.skipif(
-        not (DEVICE / "libcuda.so.1").exists(), reason="the embedded device is not built (script/setup)"
-    ),
-]
+pytestmark = gpubpf_cuda.needs_cuda
 
 # app WHAT...: runs these; each kernel waits WAIT cycles, or a multiple, in some threads.
 PROGRAM = r"""
@@ -113,12 +108,8 @@ int main(int argc, char **argv) {
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("app")
-    (directory / "app.cu").write_text(PROGRAM)
-    built = directory / "app"
-    flags = ["-std=c++17", "-O2", "-lineinfo", "-cudart", "shared"]
-    subprocess.run(["nvcc", *flags, "-o", built, directory / "app.cu"], check=True, capture_output=True)
-    return str(built)
+    flags = ("-std=c++17", "-O2", "-lineinfo")
+    return str(gpubpf_cuda.build(PROGRAM, tmp_path_factory.mktemp("app") / "app", *flags))
 
 
 def environment(virtual):

@@ -16,21 +16,14 @@ from typing import Any
 
 import pytest
 
+import gpubpf_cuda
 from gpubpf import perfetto
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DEVICE = REPOSITORY / "lib/cudasim/lib"
-AGENT = REPOSITORY / "lib/gpubpf/agent/lib/libgpubpf-agent.so"
 _numbers = itertools.count()
 TOOL = [sys.executable, str(REPOSITORY / "tools/launchlate.py"), "--device", "sim"]
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"),
-    pytest.mark.skipif(
-        not (DEVICE / "libcuda.so.1").exists() or not AGENT.exists(),
-        reason="the embedded device is not built (script/setup)",
-    ),
-]
+pytestmark = gpubpf_cuda.needs_cuda
 
 # app MODE
 PROGRAM = r"""
@@ -196,10 +189,7 @@ def app():
     # Not pytest's directory, which another user may not enter.
     with tempfile.TemporaryDirectory(prefix="launchlate-") as directory:
         Path(directory).chmod(0o777)
-        (source := Path(directory) / "app.cu").write_text(PROGRAM)
-        built = f"{directory}/app"
-        subprocess.run(["nvcc", "-cudart", "shared", "-o", built, source], check=True, capture_output=True)
-        yield built
+        yield str(gpubpf_cuda.build(PROGRAM, Path(directory) / "app"))
 
 
 def trace(
@@ -329,7 +319,9 @@ def test_a_program_that_executes_another(app):
     _, records = trace([app, "exec"], "-v")
     first, second = of(records, "launch")
     assert (first["kernel"], second["kernel"]) == ("nap", "uneven") and first["launch"] != second["launch"]
-    assert first["end_ns"] is None and second["exec_ns"] > 12345  # what the first wrote down went with its memory
+    assert (
+        first["end_ns"] is None and second["exec_ns"] > 12345
+    )  # what the first wrote down went with its memory
     assert records[-1]["lost"] == 1
 
 

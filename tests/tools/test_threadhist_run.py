@@ -1,7 +1,6 @@
 """threadhist from its command line to its exit status, on a program that is no example."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -10,16 +9,12 @@ from pathlib import Path
 
 import pytest
 
+import gpubpf_cuda
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOOL = [sys.executable, str(REPOSITORY / "tools/threadhist.py"), "--device", "sim"]
-DEVICE = REPOSITORY / "lib/cudasim/lib"
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"),
-    pytest.mark.skipif(
-        not (DEVICE / "libcuda.so.1").exists(), reason="the embedded device is not built (script/setup)"
-    ),
-]
+pytestmark = gpubpf_cuda.needs_cuda
 
 # app LAUNCHES MILLISECONDS STATUS: launches `cell` on a grid of three dimensions so many times, with pauses; thread
 # (x, y, z) of block (bx, by, bz) stores 1 + x + 10 y + 100 z + (bx + by + bz) % 2 times.
@@ -51,13 +46,7 @@ int main(int argc, char **argv) {
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("app")
-    (directory / "app.cu").write_text(PROGRAM)
-    built = directory / "app"
-    subprocess.run(
-        ["nvcc", "-cudart", "shared", "-o", built, directory / "app.cu"], check=True, capture_output=True
-    )
-    return str(built)
+    return str(gpubpf_cuda.build(PROGRAM, tmp_path_factory.mktemp("app") / "app"))
 
 
 def run(*arguments):
@@ -215,8 +204,7 @@ int main() {
     printf("%d\n", result);
 }
 """)
-    built = tmp_path / "graph"
-    subprocess.run(["nvcc", "-cudart", "shared", "-o", built, source], check=True, capture_output=True)
+    built = gpubpf_cuda.build(source, tmp_path / "graph")
     done = subprocess.run([*TOOL, "-o", tmp_path / "out", "--", built], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "3\n")
     assert "of 3 launches of the kernels asked for (3 seen in all)" in (tmp_path / "out").read_text()
