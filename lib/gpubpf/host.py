@@ -23,11 +23,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpubpf import bpf, maps
+from gpubpf import bpf_syscall, maps
 from gpubpf.bytecode import Function, Program, encode
 from gpubpf.compile import capable
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
-from gpubpf.lower import launch
+from gpubpf.lower import context
 from gpubpf.maps import MapDefinition, dtype, pad8
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Host:
         }
         self._used = sorted(used - set(self._shared))
         self._files: dict[str, int] = {}  # of the maps that all processes have together
-        self._rings: dict[str, bpf.Ring] = {}
+        self._rings: dict[str, bpf_syscall.Ring] = {}
         self._programs: list[tuple[str, int]] = []
         self._events: list[int] = []
         self._processes: list[HostProcess] = []
@@ -147,9 +147,9 @@ class Host:
 
     def _load(self, tracepoints: Sequence[HostProbe]) -> None:
         if any(a.event == LAUNCH for a in self._attachments):
-            bpf.uprobe_type()
+            bpf_syscall.uprobe_type()
         with contextlib.suppress(OSError):  # less is known then, and nothing else
-            self._events.append(bpf.enable_statistics())
+            self._events.append(bpf_syscall.enable_statistics())
         for name in self._used:
             definition = self._program.maps[name]
             if definition.kernel_type == 4:
@@ -159,7 +159,9 @@ class Host:
             self._files[name] = _create(definition)
             if definition.kind == "param":
                 size = definition.value_size
-                bpf.update(self._files[name], bytes(4), self._params.get(name, b"").ljust(size, b"\0")[:size])
+                bpf_syscall.update(
+                    self._files[name], bytes(4), self._params.get(name, b"").ljust(size, b"\0")[:size]
+                )
         for attachment in tracepoints:
             function = self._program.functions[attachment.function]
             if any(self._program.maps[i.map].kind == "shared_array" for i in function.instructions if i.map):
@@ -169,7 +171,9 @@ class Host:
                 )
             file = load(self._program, function, self._files)
             self._programs.append((function.name, file))
-            self._events.append(bpf.attach_tracepoint(file, bpf.tracepoint(attachment.event).number))
+            self._events.append(
+                bpf_syscall.attach_tracepoint(file, bpf_syscall.tracepoint(attachment.event).number)
+            )
         for attachment in self._attachments:  # what each process will get, so that the user hears of it now
             if attachment.event == LAUNCH:
                 try_load(self._program, self._program.functions[attachment.function])
@@ -214,12 +218,12 @@ class Host:
 
         definition = self._program.maps[name]
         kind, key, size, entries, _ = definition.kernel_attributes
-        keys, values = bpf.read_all(self._files[name], kind, key, size, entries)
-        step = bpf.value_bytes(kind, size)
+        keys, values = bpf_syscall.read_all(self._files[name], kind, key, size, entries)
+        step = bpf_syscall.value_bytes(kind, size)
         count = len(values) // step
         value = dtype(definition.value_type, size)
         if step != size:
-            cells = np.frombuffer(values, np.uint8).reshape(count, bpf.possible_cpus(), pad8(size))
+            cells = np.frombuffer(values, np.uint8).reshape(count, bpf_syscall.possible_cpus(), pad8(size))
             held = np.frombuffer(cells[:, :, :size].tobytes(), value).reshape(count, -1)
         else:
             held = np.frombuffer(values, value)
@@ -233,14 +237,14 @@ class Host:
         """The records that came into a ring buffer since the last time, of its `value_dtype`."""
         definition = self._program.maps[name]
         if name not in self._rings:
-            self._rings[name] = bpf.Ring(self._files[name], definition.capacity)
+            self._rings[name] = bpf_syscall.Ring(self._files[name], definition.capacity)
         return self._rings[name].read(definition.value_dtype)
 
     def lookup(self, name: str, key: bytes) -> bytes | None:
         """One element's value, of a per-CPU map the values of all CPUs, each padded to 8; None where there is none."""
         definition = self._program.maps[name]
         kind, _, size, _, _ = definition.kernel_attributes
-        return bpf.lookup(self._files[name], key, bpf.value_bytes(kind, size))
+        return bpf_syscall.lookup(self._files[name], key, bpf_syscall.value_bytes(kind, size))
 
     def stack(self, name: str, number: int) -> tuple[int, ...]:
         """The addresses of a stack that `get_stackid` numbered, the innermost first; none where it failed, or is gone."""
@@ -249,7 +253,7 @@ class Host:
         return tuple(at for (at,) in struct.iter_unpack("<Q", value) if at)
 
     def update(self, name: str, key: bytes, value: bytes) -> None:
-        bpf.update(self._files[name], key, value)
+        bpf_syscall.update(self._files[name], key, value)
 
     # --- end ---
 
@@ -264,7 +268,7 @@ class Host:
         self._programs.clear()
         for process in processes:
             files += process._take()
-        self._closing += bpf.begin_to_close(files)
+        self._closing += bpf_syscall.begin_to_close(files)
         for companion in self._companions:
             companion.detach()
         ending, self.ending = self.ending, lambda: None
@@ -337,7 +341,7 @@ class HostProcess:
                 try:
                     file = load(host._program, host._program.functions[name], files)
                     self._programs.append((name, file))
-                    self._events.append(bpf.attach_uprobe(file, f"/proc/self/fd/{marker}", offset))
+                    self._events.append(bpf_syscall.attach_uprobe(file, f"/proc/self/fd/{marker}", offset))
                 except OSError as error:
                     raise SessionError(
                         f"the kernel takes no uprobe ({error.strerror}); its launches are not followed"
@@ -354,7 +358,7 @@ class HostProcess:
 
     def detach(self) -> None:
         """The programs run no more; the arrays stay. Takes a while (0.1 s): the kernel waits until none is running."""
-        bpf.close_all(self._take())
+        bpf_syscall.close_all(self._take())
 
     def _take(self) -> list[int]:
         """The files that keep the programs running, to be closed."""
@@ -384,12 +388,14 @@ class HostProcess:
 def load(program: Program, function: Function, files: Mapping[str, int]) -> int:
     """Loads a host program into the kernel, with its maps' file descriptors. Raises VerifyError; PermissionError where this
     process may not load it."""
-    kind = bpf.TRACEPOINT
+    kind = bpf_syscall.TRACEPOINT
     if function.point == LAUNCH:
-        function, kind = launch.copied(function, launch.REGISTERS), bpf.KPROBE
+        function, kind = context.copied(function, context.REGISTERS), bpf_syscall.KPROBE
     try:
-        return bpf.load_program(kind, encode(function.instructions, files), program.license, function.name)
-    except bpf.Rejected as error:
+        return bpf_syscall.load_program(
+            kind, encode(function.instructions, files), program.license, function.name
+        )
+    except bpf_syscall.Rejected as error:
         raise VerifyError(_rejection(program, function, error)) from None
 
 
@@ -406,7 +412,7 @@ def try_load(program: Program, function: Function) -> None:
 def _create(definition: MapDefinition) -> int:
     kind, key, value, entries, flags = definition.kernel_attributes
     try:
-        return bpf.create_map(kind, key, value, entries, flags, definition.name)
+        return bpf_syscall.create_map(kind, key, value, entries, flags, definition.name)
     except PermissionError:
         raise
     except OSError as error:
@@ -440,7 +446,7 @@ def _count(programs: Sequence[tuple[str, int]]) -> list[Runs]:
     found = []
     for name, file in programs:
         with contextlib.suppress(OSError):
-            s = bpf.statistics(file)
+            s = bpf_syscall.statistics(file)
             found.append(Runs(name, s.runs, s.total_ns / s.runs if s.runs else 0.0, s.missed))
     return found
 
@@ -449,7 +455,7 @@ def _calls(function: Function, helpers: Sequence[int]) -> bool:
     return any(i.opcode == 0x85 and i.src == 0 and i.imm in helpers for i in function.instructions)
 
 
-def _rejection(program: Program, function: Function, error: bpf.Rejected) -> str:
+def _rejection(program: Program, function: Function, error: bpf_syscall.Rejected) -> str:
     """The verifier's last words, with the place that they are about."""
     lines = [s for line in error.log.splitlines() if (s := line.strip()) and not s.startswith("processed ")]
     said = next(

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpubpf import bpf, syscalls
+from gpubpf import bpf_syscall, syscalls
 from gpubpf.compile import capable
 from gpubpf.errors import Error
 from gpubpf.program import BPF
@@ -261,7 +261,7 @@ class OffCpu:
             if not capable():
                 raise Error("no CAP_BPF")
             for name, layout in _LAYOUT.items():
-                fields = bpf.tracepoint(name).fields
+                fields = bpf_syscall.tracepoint(name).fields
                 if any(fields.get(key) != place for key, place in layout.items()):
                     raise Error(f"this kernel's tracepoint {name} has another layout")
             self._host = self._bpf.host(args, note)

@@ -19,7 +19,7 @@ import pytest
 
 import gpubpf_asm as asm
 import gpubpf_bcc
-from gpubpf import bpf, cli, host, maps
+from gpubpf import bpf_syscall, cli, host, maps
 from gpubpf import bytecode as b
 from gpubpf.bytecode import Program
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
@@ -238,11 +238,11 @@ def test_tracepoints_maps_and_the_ring_buffer() -> None:
 @needs_bpf
 def test_tracefs_is_found_without_being_mounted_for_others() -> None:
     before = Path("/proc/self/mounts").read_text()
-    found = bpf.tracepoint("sched:sched_switch")
+    found = bpf_syscall.tracepoint("sched:sched_switch")
     assert found.fields["prev_pid"] == (24, 4)
     assert Path("/proc/self/mounts").read_text() == before
     with pytest.raises(Error, match="no tracepoint sched:nothing; check its name"):
-        bpf.tracepoint("sched:nothing")
+        bpf_syscall.tracepoint("sched:nothing")
 
 
 def text(body: str, maps: str = "") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpubpf.bytecode import CONTEXTS, Function, Program
 from gpubpf.errors import VerifyError
 from gpubpf.fatbin import elf_of_bytes
-from gpubpf.lower import ir, launch
+from gpubpf.lower import context, ir
 from gpubpf.lower.native import Given, Native
 from gpubpf.verify import check
 
@@ -23,7 +23,7 @@ _ATTRIBUTES = '"no-jump-tables"="true" "no-builtins" noimplicitfloat nounwind'
 
 def lower(program: Program, function: Function) -> Native:
     """The native code of a program for launches. Raises VerifyError where it has none: what only the kernel has is named."""
-    checked = check(program, launch.copied(function, launch.FIELDS))
+    checked = check(program, context.copied(function, context.FIELDS))
     module = ir.lower(program, checked, X86)
     values: dict[Given, int] = {}
     loads: list[str] = []

@@ -1,4 +1,4 @@
-"""Launch programs made ready for where they run: their context is copied to the stack first.
+"""Programs at launches find their context where they run: it is copied to the stack first.
 
 In the kernel the fields of `struct gpu_launch` are in registers of the stub's caller, not in one structure; and compilers load
 through context pointers in ways that verifiers reject (two fields by one load). On the stack both are fine.
