@@ -23,8 +23,9 @@ if __package__ in (None, ""):  # run as tools/launchlate.py: the library is besi
 from gpubpf import cli
 
 if TYPE_CHECKING:
-    from gpubpf.latency import Sums, View
+    from gpubpf.latency import View
     from gpubpf.session import Session
+    from gpubpf.sums import Sums
 
 TOOL = "launchlate"
 EXAMPLES = """examples:
@@ -155,13 +156,14 @@ def main(argv: list[str] | None = None) -> int:
         from gpubpf.launches import Launches
         from gpubpf.offcpu import OffCpu
         from gpubpf.session import Follow
+        from gpubpf.sums import Losses, Sums
 
         b["each"].set(int(device.choose(args.device).kind == "sim"))
         meanwhile = OffCpu(b) if args.slow else None
         trace = perfetto.Trace(args.trace) if args.trace else None
         launches = Launches(SLOTS, args.kernel, filtered=bool(args.cgroup or args.comm or args.tid))
         by = (("lane",) if args.streams else ()) + (("graph", "node") if args.graphs else ())
-        sums, losses = latency.Sums(by, bool(args.graphs)), latency.Losses()
+        sums, losses = Sums(by, bool(args.graphs)), Losses()
 
         def look(last: bool) -> None:
             """Lists what is new, as far as that is wanted, and adds it up."""
@@ -190,7 +192,7 @@ def main(argv: list[str] | None = None) -> int:
                     out.line(time.strftime("%H:%M:%S"))
                 look(last=session.stopped)
                 show_sums(sums, args, out)
-                sums = latency.Sums(by, bool(args.graphs))
+                sums = Sums(by, bool(args.graphs))
                 if out.closed:
                     break
             if trace:
@@ -203,7 +205,7 @@ def show_each(
     view: View, new: Any, chosen: Any, launched: Any, args: argparse.Namespace, out: cli.Output
 ) -> None:
     """What is listed one by one. `new`: places of operations, `launched` those of kernels that were asked for, `chosen` of these."""
-    from gpubpf import latency
+    from gpubpf import latency_text
 
     if args.json:
         if args.timeline:
@@ -212,19 +214,20 @@ def show_each(
             out.records(view.launch(at, args.stacks) for at in chosen.tolist())
     elif not args.csv:
         if args.timeline:
-            out.lines(latency.timeline_lines(view, new))
+            out.lines(latency_text.timeline_lines(view, new))
         if args.slow:
-            out.lines(latency.slow_stories(view, chosen, launched, args.slow))
+            out.lines(latency_text.slow_stories(view, chosen, launched, args.slow))
         elif args.verbose:
-            lines = (latency.launch_line(view, at) for at in chosen.tolist())
-            out.lines((latency.LAUNCH_HEADER, *lines, ""))
+            lines = (latency_text.launch_line(view, at) for at in chosen.tolist())
+            out.lines((latency_text.LAUNCH_HEADER, *lines, ""))
 
 
 def show_sums(sums: Sums, args: argparse.Namespace, out: cli.Output) -> None:
     """What happened since the last report, added up."""
     from gpubpf import latency
+    from gpubpf.sums import kernel_record
 
-    records = (latency.kernel_record(group, args.streams, bool(args.graphs)) for group in sums.groups)
+    records = (kernel_record(group, args.streams, bool(args.graphs)) for group in sums.groups)
     stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     if args.json:
         out.records(record | ({"ts_ns": stamp} if args.timestamps else {}) for record in records)
@@ -239,27 +242,27 @@ def show_sums(sums: Sums, args: argparse.Namespace, out: cli.Output) -> None:
 
 def text(sums: Sums, args: argparse.Namespace) -> Iterator[str]:
     """For people: the table, what was waited for, a histogram, what to do about it."""
-    from gpubpf import latency
+    from gpubpf import latency_text
 
-    yield from latency.finding(sums)
-    yield from latency.kernel_table(sums, args.streams)
-    yield from latency.wait_lines(sums)
-    yield from (latency.clock_line(sums), "")
-    yield from (*latency.histogram(sums), "")
-    yield from latency.stack_lines(sums) if args.stacks else ()
-    yield from latency.graph_hint(sums)
+    yield from latency_text.finding(sums)
+    yield from latency_text.kernel_table(sums, args.streams)
+    yield from latency_text.wait_lines(sums)
+    yield from (latency_text.clock_line(sums), "")
+    yield from (*latency_text.histogram(sums), "")
+    yield from latency_text.stack_lines(sums) if args.stacks else ()
+    yield from latency_text.graph_hint(sums)
 
 
 def show_summary(session: Session, more: dict[str, Any], args: argparse.Namespace, out: cli.Output) -> None:
     """How much of what ran was seen, and why not all. `more`: what was lost, launch by launch (the session knows a bound)."""
-    from gpubpf import latency
+    from gpubpf import latency_text
 
     summary = session.summary()
     summary["lost"] = more["launches_lost"] + more["operations_lost"]
     if args.json:
         out.record(**({"type": "summary", "tool": TOOL} | summary | more))
     elif not args.csv:
-        out.lines([*cli.coverage(summary | {"lost": 0}), *latency.loss_lines(more)])
+        out.lines([*cli.coverage(summary | {"lost": 0}), *latency_text.loss_lines(more)])
         out.lines(cli.host_programs(summary) if args.verbose else ())
 
 

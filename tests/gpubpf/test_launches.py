@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpubpf import latency, oplog, perfetto
+from gpubpf import latency, latency_text, oplog, perfetto
 from gpubpf.clock import UNKNOWN
 from gpubpf.launches import DEVICE, MASK, STAMP, Found, Launches, Process
-from gpubpf.sums import Tally
+from gpubpf.sums import Losses, Sums, Tally, kernel_record
 from gpubpf.timeline import NONE
 
 PID = 7
@@ -82,8 +82,8 @@ def found(
     return launches.found()
 
 
-def summed(view: latency.View, *by: str) -> latency.Sums:
-    sums = latency.Sums(by)
+def summed(view: latency.View, *by: str) -> Sums:
+    sums = Sums(by)
     sums.add(view, np.flatnonzero(view.found.wanted))
     return sums
 
@@ -210,8 +210,8 @@ def test_a_log_may_hold_anything() -> None:
     view = latency.View(launches.found())
     chosen = np.flatnonzero(view.found.wanted)
     for group in summed(view, "lane").groups:
-        latency.kernel_record(group, True)
-    list(latency.timeline_lines(view, np.arange(len(view.ops))))
+        kernel_record(group, True)
+    list(latency_text.timeline_lines(view, np.arange(len(view.ops))))
     [json.dumps(view.operation(at)) for at in range(len(view.ops))]
     latency.rows_for_a_graph(view, chosen)
 
@@ -223,15 +223,17 @@ def test_the_table_fits_a_terminal_and_says_what_was_waited_for() -> None:
     view = latency.View(found(*two_kernels()))
     sums = summed(view)
     assert [sums.label(group) for group in sums.groups] == ["second", "first"]
-    lines = latency.kernel_table(sums, False)
+    lines = latency_text.kernel_table(sums, False)
     assert (
         max(map(len, lines)) <= 80
         and lines[2].split() == "second 1 48.00 48.00 48.00 1.00 47.00 0.00 10.00".split()
     )
-    assert list(latency.wait_lines(sums)) == ["  second: 1 of 1 waited behind first, 47.00 us on average"]
-    by_stream = latency.kernel_table(summed(view, "lane"), True)
+    assert list(latency_text.wait_lines(sums)) == [
+        "  second: 1 of 1 waited behind first, 47.00 us on average"
+    ]
+    by_stream = latency_text.kernel_table(summed(view, "lane"), True)
     assert max(map(len, by_stream)) <= 80 and by_stream[2].split()[:3] == ["second", "1", "1"]
-    assert max(map(len, latency.histogram(sums))) <= 80
+    assert max(map(len, latency_text.histogram(sums))) <= 80
 
 
 def test_records_have_the_promised_fields() -> None:
@@ -241,17 +243,17 @@ def test_records_have_the_promised_fields() -> None:
         exec_ns waited_for method pid comm gpu"""
     assert set(promised.split()) <= set(launch)
     assert launch["waited_for"] == {"kind": "kernel", "name": "first"} and launch["method"] == "device"
-    record = latency.kernel_record(summed(view).groups[0], True)
+    record = kernel_record(summed(view).groups[0], True)
     assert record["latency_ns"] == {"mean": 48000, "p50": 48000, "p99": 48000, "max": 48000}
     assert record["stream"] == "0x0" and record["clock_error_ns"] == 0 and record["count"] == 1
     assert set("type t_ns dur_ns op name stream tid bytes".split()) <= set(view.operation(0))
 
 
 def test_what_is_less_than_its_error_is_not_shown_as_if_it_were_known() -> None:
-    assert [latency.at_least(*pair) for pair in ((5000, 700), (500, 700), (None, 700), (5, 0))] == [
+    assert [latency_text.at_least(*pair) for pair in ((5000, 700), (500, 700), (None, 700), (5, 0))] == [
         "5.00", "<0.70", "-", "0.01",
     ]  # fmt: skip
-    assert [latency.us(ns) for ns in (0, 99_994, 123_456, 12_345_678, 5_000_000_000, 70_000_000_000_000)] == [
+    assert [latency_text.us(ns) for ns in (0, 99_994, 123_456, 12_345_678, 5_000_000_000, 70_000_000_000_000)] == [
         "0.00", "99.99", "123.5", "12346", "5.00s", "70000s",
     ]  # fmt: skip
 
@@ -276,10 +278,10 @@ def test_of_many_values_percentiles_are_right_to_a_percent() -> None:
     assert len(tally._values) < 16_000
 
 
-def in_parts() -> tuple[latency.Sums, latency.Losses, Launches]:
+def in_parts() -> tuple[Sums, Losses, Launches]:
     """4,000 launches in two streams, looked at now and then; a kernel before them goes on until the end."""
     log, device, launches = Log(), Device(), Launches(SLOTS)
-    sums, losses = latency.Sums(("lane",)), latency.Losses()
+    sums, losses = Sums(("lane",)), Losses()
     app = process()
 
     def look(last: bool) -> None:
@@ -312,7 +314,7 @@ def test_launches_that_are_forgotten_stay_in_the_sums(monkeypatch: pytest.Monkey
     monkeypatch.setattr("gpubpf.launches.KEPT", 64)
     monkeypatch.setattr("gpubpf.launches.FULL", 256)
     sums, lost_in_parts, launches = in_parts()
-    records = [[latency.kernel_record(group, True) for group in of.groups] for of in (sums, at_once)]
+    records = [[kernel_record(group, True) for group in of.groups] for of in (sums, at_once)]
     assert records[0] == records[1] and sum(record["count"] for record in records[0]) == 4001
     assert [sums.label(group) for group in sums.groups] == ["first", "first", "second"]
     assert lost_in_parts.fields(0) == lost.fields(0)
@@ -332,7 +334,7 @@ def test_many_short_launches_in_a_row_would_gain_from_a_graph(pause: int, said: 
             record["return_ns"] = record["call_ns"] + 354_000
     view = latency.View(found(log, device))
     rows = latency.rows_for_a_graph(view, np.flatnonzero(view.found.wanted))
-    text = " ".join(latency.graph_hint(summed(view)))
+    text = " ".join(latency_text.graph_hint(summed(view)))
     assert bool(rows) == said and ("14 launches in a row" in text) == said
     if said:
         assert rows[0].took == 13 * 355_000 + 360_000 and rows[0].busy == 140_000
@@ -349,7 +351,7 @@ def test_slow_launches_are_told_one_by_one_and_by_thread() -> None:
     view = latency.View(found(*two_kernels()), Blocked())
     chosen = np.flatnonzero(view.found.wanted)
     slow = latency.slower(view, chosen, 10_000)
-    text = "\n".join(latency.slow_stories(view, slow, chosen, 10))
+    text = "\n".join(latency_text.slow_stories(view, slow, chosen, 10))
     assert text.startswith("1 of 2 launches took more than 10 us to start")
     assert "T+2.0 us  second: 48.00 us" in text and "47.00 us behind first" in text
     assert "meanwhile the thread: off-CPU, blocked in futex 48.00 us" in text
@@ -364,7 +366,7 @@ def test_a_timeline_tells_each_streams_story() -> None:
     log.put(oplog.SPAN, {"span": {"of": copy, "start": 1_060_000, "end": 1_061_000}})
     log.put(oplog.SYNC, {"sync": {"what": oplog.CONTEXT}}, call_ns=1_070_000, return_ns=1_071_000)
     view = latency.View(found(log, device))
-    lines = list(latency.timeline_lines(view, np.arange(len(view.ops))))
+    lines = list(latency_text.timeline_lines(view, np.arange(len(view.ops))))
     assert max(map(len, lines)) <= 80
     assert [line.split()[:3] for line in lines[2:5]] == [
         ["1.00", "50.00", "49.00"], ["50.00", "60.00", "10.00"], ["60.00", "61.00", "1.00"],

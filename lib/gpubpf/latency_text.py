@@ -1,0 +1,274 @@
+"""What launches waited for, for people: findings, tables, stories. A number that is not known is "-"."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from gpubpf import hist, table
+from gpubpf.latency import SPLIT, View, known
+from gpubpf.sums import Tally
+from gpubpf.timeline import NONE, Kind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gpubpf.sums import Sums
+
+    Integers: TypeAlias = NDArray[np.int64]
+
+TITLES = {"h2d": "H->D", "d2h": "D->H", "d2d": "D->D", "h2h": "H->H", "memset": "memset"}
+STACKS = 10  # that are shown
+
+
+def us(ns: int | None) -> str:
+    """A time in µs in at most seven columns, in seconds where those are too few."""
+    if ns is None:
+        return "-"
+    value = ns / 1000
+    for limit, digits in ((100, 2), (10_000, 1), (1_000_000, 0)):
+        if abs(value) < limit:
+            return f"{value:.{digits}f}"
+    return f"{value / 1e6:.2f}s" if value < 1e9 else f"{value / 1e6:.0f}s"
+
+
+def at_least(ns: int | None, error: int | None) -> str:
+    """A time, unless it is less than it may be wrong: then ``<`` and the error."""
+    return f"<{us(error)}" if ns is not None and error and abs(ns) < error else us(ns)
+
+
+def finding(sums: Sums) -> Iterator[str]:
+    """Where the time of all of them went."""
+    parts = {name: sums.whole[name] for name in SPLIT}
+    total = sum(parts.values())
+    if total <= 0:
+        return
+    words = {"wait": "behind earlier work", "api": "in the launch call", "overhead": "on the way to the GPU"}
+    order = sorted(("api", "wait", "overhead"), key=lambda name: -parts[name])
+    said = ", ".join(f"{round(100 * parts[name] / total)} % {words[name]}" for name in order)
+    yield from table.wrap(
+        f"{table.count(sums.whole['count'], 'launch')} took {us(total)} us to start, in all: {said}"
+    )
+
+
+def kernel_table(sums: Sums, by_stream: bool) -> list[str]:
+    """One line for each group: how many, how long from call to start, what that was, how long they ran."""
+    width = 8 if by_stream else 16
+    stream = " STREAM " if by_stream else ""
+    titles = ("P50", "P99", "MAX", "API", "WAIT", "OVERHEAD", "EXEC")
+    lines = [f"{'':23}{'latency, us':>24}{'what of it, mean us':>25}"]
+    lines.append(f"{'KERNEL':<{width}}{stream}{'COUNT':>7}" + _cells(titles))
+    for group in sums.groups:
+        error = group.clock_error
+        latency = group.times["latency"].distribution() or {}
+        cells = [at_least(latency.get(p), error) for p in ("p50", "p99", "max")]
+        for what in (*SPLIT, "exec"):
+            mean = (group.times[what].distribution() or {}).get("mean")
+            cells.append(at_least(mean, error) if what == "overhead" else us(mean))
+        place = f" {group.stream:<7}" if by_stream else ""
+        lines.append(f"{table.fit(sums.label(group), width):<{width}}{place}{len(group):>7}" + _cells(cells))
+    return lines
+
+
+def _cells(cells: Sequence[str]) -> str:
+    """The times of a table's line: the last but one is OVERHEAD."""
+    return "".join(f"{cell:>{9 if n == len(cells) - 2 else 8}}" for n, cell in enumerate(cells))
+
+
+def stream_name(label: str) -> str:
+    """In a sentence."""
+    return {"default": "default stream", "thread": "a thread's default stream"}.get(label, f"stream {label}")
+
+
+def wait_lines(sums: Sums) -> Iterator[str]:
+    """Behind what each kernel waited most."""
+    for group in sums.groups:
+        for waited, count, total in group.waited_for()[:2]:
+            how = " through an event" if waited["kind"] == "event" else ""
+            what = waited.get("of", waited["kind"])
+            title = f"{TITLES.get(waited['name'], waited['name'])}{' copies' if what == 'copy' else ''}"
+            where = f" ({stream_name(group.stream)})" if group.stream else ""
+            who = f"{sums.label(group)}{where}: {count:,} of {len(group):,}"
+            sentence = f"{who} waited behind {title}{how}, {us(total // count)} us on average"
+            yield from table.wrap(sentence, indent=2)
+
+
+def histogram(sums: Sums) -> list[str]:
+    """Of latencies. Log2, in µs, or in ns where the times are short."""
+    if sums.slowest == NONE:
+        return []
+    if sums.slowest < 64_000:
+        return hist.lines(sums.slots[1], "nsecs", "count")
+    return hist.lines(sums.slots[1000], "usecs", "count")
+
+
+LAUNCH_HEADER = f"{'CALL T+us':>11} {'TID':>7} {'KERNEL':<17}" + _cells(
+    ("LATENCY", "API", "WAIT", "OVERHEAD", "EXEC")
+)
+
+
+def launch_line(view: View, at: int) -> str:
+    """One launch; times in µs, from the first call of all."""
+    waits, error = view.waits, known(view.found.start_error[at])
+    cells = [at_least(known(waits.latency[at]), error)]
+    cells += [us(known(getattr(waits, what)[at])) for what in SPLIT]
+    cells.append("runs" if view.found.running[at] else us(known(waits.exec[at])))
+    when = f"{(int(view.ops.call[at]) - view.found.origin) / 1000:.1f}"
+    label = table.fit(view.labels[int(view.found.name[at])], 17)
+    return f"{when:>11} {int(view.found.tid[at]):>7} {label:<17}" + _cells(cells)
+
+
+def timeline_lines(view: View, new: Integers) -> Iterator[str]:
+    """Of the operations in `new`: each stream's story, then each host thread's. Times in µs from the first call of all."""
+    found, ops = view.found, view.ops
+    origin = found.origin
+    told = np.zeros(len(ops), bool)
+    told[new] = True
+    for process_number, process in enumerate(found.processes):
+        mine = told & (found.process == process_number)
+        host = np.isin(ops.kind, (Kind.SYNC, Kind.API))
+        for lane in np.unique(ops.lane[mine & ~host]).tolist():
+            at = np.flatnonzero(mine & ~host & (ops.lane == lane))
+            first = int(at[0])
+            title = stream_name(view.streams[lane])
+            title += f" (0x{int(found.stream[first]):x})" if title.startswith("stream") else ""
+            yield f"{title} of {process.comm} (pid {process.pid}), GPU {int(found.gpu[first])}"
+            yield f"{'FROM T+us':>12} {'TO T+us':>12} {'FOR us':>9}  WHAT"
+            for place in at.tolist():
+                if int(found.parent[place]) not in view.untold_graphs:
+                    yield _story_line(view, place, origin)
+            yield ""
+        for tid in np.unique(found.tid[mine & host]).tolist():
+            yield f"thread {tid} of {process.comm} (pid {process.pid}): what it waited for, other calls"
+            yield f"{'FROM T+us':>12} {'TO T+us':>12} {'FOR us':>9}  CALL"
+            for place in np.flatnonzero(mine & host & (found.tid == tid)).tolist():
+                yield _story_line(view, place, origin)
+            yield ""
+
+
+def _story_line(view: View, at: int, origin: int) -> str:
+    ops, op = view.ops, view.op(at)
+    begin, end = view.span(at)
+
+    def when(ns: int | None) -> str:
+        return "-" if ns is None else f"{(ns - origin) / 1000:.2f}"
+
+    length = us(end - begin) if begin is not None and end is not None else "-"
+    text = {"kernel": view.labels[int(view.found.name[at])] if op == "kernel" else ""}.get(op) or view.name(
+        at
+    )
+    if op in TITLES:
+        text = f"{TITLES[op]} {int(view.found.bytes[at]):,} bytes"
+    if op == "kernel" and ops.node[at] >= 0:
+        text += f" (graph {int(ops.graph[at]) + 1}, node {int(ops.node[at])})"
+    waited = view.waited_for(at)
+    if waited and view.waits.wait[at] > 0:
+        text += f", after {TITLES.get(waited['name'], waited['name'])}"
+    if begin is None:
+        text += f", called T+{when(int(ops.call[at]))}"
+    return f"{when(begin):>12} {when(end):>12} {length:>9}  {table.fit(text, 43)}"
+
+
+def graph_hint(sums: Sums) -> list[str]:
+    best = sums.best_row
+    if best is None:
+        return []
+    sentence = (
+        f"{best.count:,} launches in a row, from {best.label} on, took {us(best.took)} us, of which the GPU worked "
+        f"{us(best.busy)} us: as one CUDA graph about {us(best.as_graph)} us"
+    )
+    if sums.rows > 1:
+        sentence += f" ({sums.rows:,} such rows; {us(sums.gain)} us to gain in all)"
+    return table.wrap(sentence)
+
+
+def slow_stories(view: View, slow: Integers, chosen: Integers, limit: int) -> Iterator[str]:
+    """What happened in each slow launch, then which host threads launched them."""
+    found, waits = view.found, view.waits
+    yield f"{len(slow):,} of {table.count(len(chosen), 'launch')} took more than {limit} us to start"
+    for at in slow.tolist():
+        process = found.processes[int(found.process[at])]
+        stream = view.streams[int(view.ops.lane[at])]
+        yield ""
+        yield (
+            f"T+{(int(view.ops.call[at]) - found.origin) / 1000:.1f} us  {view.labels[int(found.name[at])]}: "
+            f"{at_least(int(waits.latency[at]), known(found.start_error[at]))} us"
+        )
+        yield f"  thread {int(found.tid[at])} of {process.comm}, {stream_name(stream)}"
+        parts = [f"{us(known(waits.api[at]))} us in the call"]
+        if waits.wait[at] > 0:
+            waited = view.waited_for(at) or {"name": "earlier work"}
+            parts.append(f"{us(int(waits.wait[at]))} us behind {TITLES.get(waited['name'], waited['name'])}")
+        elif waits.wait[at] == NONE:
+            parts.append("what it waited for is not known")
+        if waits.overhead[at] != NONE:
+            parts.append(f"{us(int(waits.overhead[at]))} us on the launch path")
+        yield from table.wrap("; ".join(parts), indent=2)
+        if view.activity is not None and (did := view.meanwhile(at)):
+            yield from table.wrap(
+                "meanwhile the thread: " + "; ".join(f"{what} {us(ns)} us" for what, ns in did[:4]), indent=2
+            )
+    if len(slow):
+        yield ""
+        yield "which threads launch the slow kernels"
+        yield from slow_threads(view, slow, chosen)
+    yield ""
+
+
+def slow_threads(view: View, slow: Integers, chosen: Integers) -> list[str]:
+    """A row for each host thread that launched slow ones: how many, of how many."""
+    of_all, of_slow = (Counter(view.found.tid[some].tolist()) for some in (chosen, slow))
+    rows = []
+    for tid, count in of_slow.most_common(10):
+        mine = slow[view.found.tid[slow] == tid]
+        latency = Tally(view.waits.latency[mine]).distribution() or {}
+        spent: Counter[str] = Counter()
+        for at in mine[:1000].tolist():
+            spent.update(dict(view.meanwhile(at)))
+        most = next((what for what, _ in spent.most_common(1)), "-")
+        rows.append([tid, count, of_all[tid], us(latency.get("p50")), us(latency.get("max")), most])
+    heads = ["TID", "SLOW", "LAUNCHES", "P50 us", "MAX us", "MEANWHILE MOSTLY"]
+    return table.lines(heads, rows, left=heads[-1:])
+
+
+def stack_lines(sums: Sums) -> Iterator[str]:
+    """The host's stacks that launched, most launches first."""
+    for frames, count in sums.stacks.most_common(STACKS):
+        yield f"{table.count(count, 'launch')} from"
+        yield from (f"    {frame}" for frame in frames or ["a stack that is not known"])
+        yield ""
+    if len(sums.stacks) > STACKS:
+        yield f"and from {len(sums.stacks) - STACKS:,} other stacks"
+        yield ""
+
+
+def clock_line(sums: Sums) -> str:
+    """How wrong the times may be."""
+    if sums.virtual:
+        return "virtual clock: times are exact"
+    if sums.errors.largest is None:
+        return "GPU clock: not known"
+    text = (
+        f"GPU times are right to {us(sums.errors.percentile(50))} us (at worst {us(sums.errors.largest)} us)"
+    )
+    if sums.clock_steps:
+        text += f"; a clock made {table.count(sums.clock_steps, 'step')}"
+    return text
+
+
+def loss_lines(summary: Mapping[str, Any]) -> list[str]:
+    """The same for people; nothing where there is nothing to say."""
+    said = {
+        "launches_running": "still running when the measurement ended",
+        "launches_lost": "lost: their place was used again before it was read, or their process died",
+        "launches_unknown": "not timed: no probe in them, no timing events around them",
+    }
+    lines = [f"{table.count(summary[name], 'launch')} {text}" for name, text in said.items() if summary[name]]
+    if summary["operations_lost"]:
+        lines.append(
+            f"{summary['operations_lost']:,} operations found no room in the log: waits may be attributed wrongly"
+        )
+    return lines
