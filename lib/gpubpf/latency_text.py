@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 TITLES = {"h2d": "H->D", "d2h": "D->H", "d2d": "D->D", "h2h": "H->H", "memset": "memset"}
 STACKS = 10  # that are shown
+NAME = 40  # columns of a name in a sentence
+
+
+def title(name: str) -> str:
+    """Of a kernel or a copy, in a sentence."""
+    return TITLES.get(name, table.fit(name, NAME))
 
 
 def us(ns: int | None) -> str:
@@ -89,10 +95,10 @@ def wait_lines(sums: Sums) -> Iterator[str]:
         for waited, count, total in group.waited_for()[:2]:
             how = " through an event" if waited["kind"] == "event" else ""
             what = waited.get("of", waited["kind"])
-            title = f"{TITLES.get(waited['name'], waited['name'])}{' copies' if what == 'copy' else ''}"
+            behind = f"{title(waited['name'])}{' copies' if what == 'copy' else ''}"
             where = f" ({stream_name(group.stream)})" if group.stream else ""
-            who = f"{sums.label(group)}{where}: {count:,} of {len(group):,}"
-            sentence = f"{who} waited behind {title}{how}, {us(total // count)} us on average"
+            who = f"{table.fit(sums.label(group), NAME)}{where}: {count:,} of {len(group):,}"
+            sentence = f"{who} waited behind {behind}{how}, {us(total // count)} us on average"
             yield from table.wrap(sentence, indent=2)
 
 
@@ -133,9 +139,9 @@ def timeline_lines(view: View, new: Integers) -> Iterator[str]:
         for lane in np.unique(ops.lane[mine & ~host]).tolist():
             at = np.flatnonzero(mine & ~host & (ops.lane == lane))
             first = int(at[0])
-            title = stream_name(view.streams[lane])
-            title += f" (0x{int(found.stream[first]):x})" if title.startswith("stream") else ""
-            yield f"{title} of {process.comm} (pid {process.pid}), GPU {int(found.gpu[first])}"
+            stream = stream_name(view.streams[lane])
+            stream += f" (0x{int(found.stream[first]):x})" if stream.startswith("stream") else ""
+            yield f"{stream} of {process.comm} (pid {process.pid}), GPU {int(found.gpu[first])}"
             yield f"{'FROM T+us':>12} {'TO T+us':>12} {'FOR us':>9}  WHAT"
             for place in at.tolist():
                 if int(found.parent[place]) not in view.untold_graphs:
@@ -166,7 +172,7 @@ def _story_line(view: View, at: int, origin: int) -> str:
         text += f" (graph {int(ops.graph[at]) + 1}, node {int(ops.node[at])})"
     waited = view.waited_for(at)
     if waited and view.waits.wait[at] > 0:
-        text += f", after {TITLES.get(waited['name'], waited['name'])}"
+        text += f", after {title(waited['name'])}"
     if begin is None:
         text += f", called T+{when(int(ops.call[at]))}"
     return f"{when(begin):>12} {when(end):>12} {length:>9}  {table.fit(text, 43)}"
@@ -177,7 +183,7 @@ def graph_hint(sums: Sums) -> list[str]:
     if best is None:
         return []
     sentence = (
-        f"{best.count:,} launches in a row, from {best.label} on, took {us(best.took)} us, of which the GPU worked "
+        f"{best.count:,} launches in a row, from {title(best.label)} on, took {us(best.took)} us, of which the GPU worked "
         f"{us(best.busy)} us: as one CUDA graph about {us(best.as_graph)} us"
     )
     if sums.rows > 1:
@@ -194,14 +200,14 @@ def slow_stories(view: View, slow: Integers, chosen: Integers, limit: int) -> It
         stream = view.streams[int(view.ops.lane[at])]
         yield ""
         yield (
-            f"T+{(int(view.ops.call[at]) - found.origin) / 1000:.1f} us  {view.labels[int(found.name[at])]}: "
+            f"T+{(int(view.ops.call[at]) - found.origin) / 1000:.1f} us  {title(view.labels[int(found.name[at])])}: "
             f"{at_least(int(waits.latency[at]), known(found.start_error[at]))} us"
         )
         yield f"  thread {int(found.tid[at])} of {process.comm}, {stream_name(stream)}"
         parts = [f"{us(known(waits.api[at]))} us in the call"]
         if waits.wait[at] > 0:
             waited = view.waited_for(at) or {"name": "earlier work"}
-            parts.append(f"{us(int(waits.wait[at]))} us behind {TITLES.get(waited['name'], waited['name'])}")
+            parts.append(f"{us(int(waits.wait[at]))} us behind {title(waited['name'])}")
         elif waits.wait[at] == NONE:
             parts.append("what it waited for is not known")
         if waits.overhead[at] != NONE:
@@ -238,7 +244,7 @@ def stack_lines(sums: Sums) -> Iterator[str]:
     """The host's stacks that launched, most launches first."""
     for frames, count in sums.stacks.most_common(STACKS):
         yield f"{table.count(count, 'launch')} from"
-        yield from (f"    {frame}" for frame in frames or ["a stack that is not known"])
+        yield from (f"    {table.fit(frame, 76)}" for frame in frames or ["a stack that is not known"])
         yield ""
     if len(sums.stacks) > STACKS:
         yield f"and from {len(sums.stacks) - STACKS:,} other stacks"
@@ -260,7 +266,7 @@ def clock_line(sums: Sums) -> str:
 
 
 def loss_lines(summary: Mapping[str, Any]) -> list[str]:
-    """The same for people; nothing where there is nothing to say."""
+    """What was lost, for people; nothing where there is nothing to say."""
     said = {
         "launches_running": "still running when the measurement ended",
         "launches_lost": "lost: their place was used again before it was read, or their process died",
@@ -271,4 +277,4 @@ def loss_lines(summary: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"{summary['operations_lost']:,} operations found no room in the log: waits may be attributed wrongly"
         )
-    return lines
+    return [part for line in lines for part in table.wrap(line)]
