@@ -360,6 +360,23 @@ def test_slow_launches_are_told_one_by_one_and_by_thread() -> None:
     assert view.launch(int(slow[0]))["meanwhile"] == [{"what": "off-CPU, blocked in futex", "ns": 48000}]
 
 
+def test_long_names_fit_a_terminal() -> None:
+    log, device = two_kernels()
+    app = Process(PID, "app", True, {0: f"_Z200{'a' * 200}Pi", 1: f"_Z200{'b' * 200}Pi"}, number=PID)
+    launches = Launches(SLOTS)
+    launches.log(app, log.array())
+    launches.reading(app, device.starts, device.ends, 10**12, True)
+    view = latency.View(launches.found())
+    both = np.arange(2)
+    sums = summed(view)
+    text = [*latency_text.slow_stories(view, both, both, 1), *latency_text.timeline_lines(view, both)]
+    text += [*latency_text.wait_lines(sums), *latency_text.kernel_table(sums, True)]
+    sums.stacks[("c" * 200,)] += 1
+    losses = {name: 10**9 for name in ("launches_running", "launches_lost", "launches_unknown", "operations_lost")}
+    text += [*latency_text.stack_lines(sums), *latency_text.loss_lines(losses)]
+    assert max(map(len, text)) <= 80 and "waited behind aaaa" in " ".join(text)
+
+
 def test_a_timeline_tells_each_streams_story() -> None:
     log, device = two_kernels()
     copy = log.put(oplog.D2H, {"copy": {"bytes": 4096}}, call_ns=1_003_000, return_ns=1_070_000)
