@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gpubpf_traces
 from gpubpf import latency, latency_text, oplog, perfetto
 from gpubpf.clock import UNKNOWN
 from gpubpf.launches import DEVICE, MASK, STAMP, Found, Launches, Process
@@ -372,7 +373,9 @@ def test_long_names_fit_a_terminal() -> None:
     text = [*latency_text.slow_stories(view, both, both, 1), *latency_text.timeline_lines(view, both)]
     text += [*latency_text.wait_lines(sums), *latency_text.kernel_table(sums, True)]
     sums.stacks[("c" * 200,)] += 1
-    losses = {name: 10**9 for name in ("launches_running", "launches_lost", "launches_unknown", "operations_lost")}
+    losses = dict.fromkeys(
+        ("launches_running", "launches_lost", "launches_unknown", "operations_lost"), 10**9
+    )
     text += [*latency_text.stack_lines(sums), *latency_text.loss_lines(losses)]
     assert max(map(len, text)) <= 80 and "waited behind aaaa" in " ".join(text)
 
@@ -399,7 +402,7 @@ def test_a_trace_that_viewers_understand(tmp_path: Path) -> None:
     latency.write_trace(view, trace, np.arange(len(view.ops)))
     trace.close()
     loaded = json.loads(path.read_text())
-    assert list(perfetto.problems(loaded)) == []
+    assert list(gpubpf_traces.problems(loaded)) == []
     events = loaded["traceEvents"]
     kernels = [event for event in events if event.get("cat") == "kernel"]
     assert [(event["ts"], event["dur"]) for event in kernels] == [(1001.0, 49.0), (1050.0, 10.0)]
