@@ -7,7 +7,6 @@ arrow leads from the call of a launch to the kernel.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,27 +71,3 @@ class Trace:
             self._file.close()
         except OSError as error:
             raise self._failed(error) from None
-
-
-def problems(trace: Any) -> Iterator[str]:
-    """What of a loaded trace a viewer would not understand."""
-    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
-        yield "no traceEvents"
-        return
-    begun: set[Any] = set()
-    for event in trace["traceEvents"]:
-        phase = event.get("ph")
-        if phase not in ("M", "X", "i", "s", "f"):
-            yield f"phase {phase!r}"
-        if not isinstance(event.get("pid"), int) or not isinstance(event.get("name"), str):
-            yield f"no process or name: {event}"
-        if phase != "M" and not (
-            isinstance(event.get("ts"), (int, float)) and isinstance(event.get("tid"), int)
-        ):
-            yield f"no time or thread: {event}"
-        if phase == "X" and not (isinstance(event.get("dur"), (int, float)) and event["dur"] >= 0):
-            yield f"no length: {event}"
-        if phase == "s":
-            begun.add(event["id"])
-        if phase == "f" and (event["id"] not in begun or event.get("bp") != "e"):
-            yield f"an arrow without begin: {event}"

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import gpubpf_cuda
-from gpubpf import perfetto
+import gpubpf_traces
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _numbers = itertools.count()
@@ -342,7 +342,7 @@ def test_a_trace_and_a_timeline(app, tmp_path):
     path = tmp_path / "trace.json"
     _, records = trace([app, "legacy"], "--timeline", "--trace", str(path))
     loaded = json.loads(path.read_text())
-    assert list(perfetto.problems(loaded)) == []
+    assert list(gpubpf_traces.problems(loaded)) == []
     spans = sorted((e["ts"], e["dur"]) for e in loaded["traceEvents"] if e.get("cat") == "kernel")
     ops = sorted((r["t_ns"] / 1000, r["dur_ns"] / 1000) for r in of(records, "op") if r["op"] == "kernel")
     assert len(ops) == 4 and [n for pair in spans for n in pair] == pytest.approx(
