@@ -371,7 +371,7 @@ def test_long_names_fit_a_terminal() -> None:
     both = np.arange(2)
     sums = summed(view)
     text = [*latency_text.slow_stories(view, both, both, 1), *latency_text.timeline_lines(view, both)]
-    text += [*latency_text.wait_lines(sums), *latency_text.kernel_table(sums, True)]
+    text += [*latency_text.wait_lines(sums), *latency_text.kernel_table(summed(view, "lane"), True)]
     sums.stacks[("c" * 200,)] += 1
     losses = dict.fromkeys(
         ("launches_running", "launches_lost", "launches_unknown", "operations_lost"), 10**9
