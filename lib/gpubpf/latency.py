@@ -203,6 +203,8 @@ def rows_for_a_graph(view: View, chosen: Integers) -> list[Row]:
     order = order[(plain & (ops.kind != Kind.API))[order]]
     for place in timeline.runs(ops.lane[order]):
         part = order[place]
+        if len(part) < IN_A_ROW:
+            continue
         fits = wanted[part] & (ops.start[part] != NONE) & (ops.end[part] != NONE)
         fits &= ops.kind[part] == Kind.KERNEL
         gap = np.append(0, ops.call[part][1:] - ops.ret[part][:-1])

@@ -510,9 +510,9 @@ class _Finder:
         name = np.full(len(slots), -1, np.int64)
         for place, process in enumerate(self.processes):
             mine = np.flatnonzero(kernel & (self.owner == place))
-            for slot in np.unique(slots[mine]).tolist():
-                text = process.names.get(slot, "")
-                name[mine[slots[mine] == slot]] = numbers.setdefault(text, len(numbers))
+            used, which = np.unique(slots[mine], return_inverse=True)
+            given = [numbers.setdefault(process.names.get(slot, ""), len(numbers)) for slot in used.tolist()]
+            name[mine] = np.array(given, np.int64)[which]
         return list(numbers), name
 
     def _functions(self, at: Integers) -> dict[int, str]:
@@ -529,8 +529,8 @@ class _Finder:
         contexts = self.raw["context"][at]
         for place, process in enumerate(self.processes):
             mine = self.owner == place
-            for context in np.unique(contexts[mine]).tolist():
-                gpu[mine & (contexts == context)] = process.gpus.get(context, 0)
+            used, which = np.unique(contexts[mine], return_inverse=True)
+            gpu[mine] = np.array([process.gpus.get(context, 0) for context in used.tolist()], np.int64)[which]
         return gpu
 
     # --- times ---

@@ -136,13 +136,11 @@ def over_by(ops: Operations, by_work: bool = True) -> Integers:
         own = np.where(itself[order[part]], ops.ret[order[part]], NEVER)
         bound[order[part]] = np.minimum(after, own)
     # A wait for a context is one for all its streams; one for an event bounds what was before the record.
-    everything = np.flatnonzero(synced & (ops.what == Sync.CONTEXT))
-    for context in np.unique(ops.context[everything]):
-        mine = everything[ops.context[everything] == context]
-        returns = np.minimum.accumulate(ops.ret[mine][::-1])[::-1]
-        next_one = np.searchsorted(mine, position, side="right")
-        there = (ops.context == context) & (next_one < len(mine))
-        bound[there] = np.minimum(bound[there], returns[next_one[there]])
+    grouped = np.lexsort((position, ops.context))
+    returns = np.where(synced & (ops.what == Sync.CONTEXT), ops.ret, NEVER)[grouped]
+    for part in runs(ops.context[grouped]):
+        later = np.append(np.minimum.accumulate(returns[part][::-1])[::-1][1:], NEVER)
+        bound[grouped[part]] = np.minimum(bound[grouped[part]], later)
     waited = np.flatnonzero(synced & (ops.what == Sync.EVENT) & (ops.link != 0))
     if len(waited):
         by_id = np.argsort(ops.id, kind="stable")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,23 @@ def test_a_log_may_hold_anything() -> None:
     list(latency_text.timeline_lines(view, np.arange(len(view.ops))))
     [json.dumps(view.operation(at)) for at in range(len(view.ops))]
     latency.rows_for_a_graph(view, chosen)
+
+
+@pytest.mark.parametrize("of", ["context", "lane", "slot", "exec"])
+def test_a_log_of_very_many_things_takes_no_time_without_end(of: str) -> None:
+    records = np.zeros(40_000, oplog.DTYPE)
+    everything = np.arange(len(records))
+    records["id"], records["call_ns"], records["return_ns"] = FIRST + everything, everything, everything
+    records["kind"] = {"context": oplog.SYNC, "exec": oplog.GRAPH}.get(of, oplog.KERNEL)
+    records["sync"]["what"] = oplog.CONTEXT
+    place = {"slot": records["kernel"], "exec": records["graph"]}.get(of, records)
+    place[of] = everything
+    launches = Launches(SLOTS)
+    launches.log(process(), records)
+    began = time.process_time()
+    view = latency.View(launches.found())
+    summed(view)
+    assert time.process_time() - began < 10  # it grew with the square: 30 s
 
 
 # --- what is said of them ---

@@ -39,6 +39,7 @@ LEAST_CAPACITY = 4096  # records of a shard
 RING_BYTES = 1 << 36
 LOG_RECORDS = 1 << 28
 FRAMES_LIMIT = 256  # of a host stack
+GPUS = 256  # of a machine
 
 # The control block.
 SLOTS = 16384
@@ -364,7 +365,10 @@ def log(payload: bytes) -> int:
 def context(payload: bytes) -> tuple[int, int]:
     """The number of a context, and of its GPU."""
     r = Reader(payload)
-    return r.u32(), r.u32()
+    number, gpu = r.u32(), r.u32()
+    if gpu >= GPUS:
+        raise Malformed("a GPU that is none")
+    return number, gpu
 
 
 def stack(payload: bytes) -> tuple[int, tuple[StackFrame, ...]]:
