@@ -52,7 +52,7 @@ struct record { u64 clock, time, launch; u32 thread; u16 sm, site; };
 GPU_WARP_ARRAY(warps, struct warp, LAUNCHES);
 GPU_BLOCK_ARRAY(blocks, struct block, 1);
 GPU_KERNEL_ARRAY(lateness, struct late, 32);     /* by lane */
-GPU_RINGBUF(records, struct record, 16384);
+GPU_RINGBUF(departures, struct record, 16384);
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
 static inline void count(int lane, u64 cycles, u64 site) {
@@ -123,7 +123,7 @@ int on_record(struct gpu_exit *ctx) {            /* with -e, --heatmap; on the v
     struct record *record = 0;
 
     if (chosen && gpu_selected(chosen))
-        record = records.ringbuf_reserve(sizeof *record);
+        record = departures.ringbuf_reserve(sizeof *record);
     if (!record)
         return 0;                                /* the ring counts it as lost */
     record->clock = now;
@@ -132,7 +132,7 @@ int on_record(struct gpu_exit *ctx) {            /* with -e, --heatmap; on the v
     record->thread = gpu_global_thread();
     record->sm = gpu_sm();
     record->site = ctx->site;
-    records.ringbuf_submit(record, 0);
+    departures.ringbuf_submit(record, 0);
     return 0;
 }
 """
@@ -181,7 +181,12 @@ def main(argv: list[str] | None = None) -> int:
         each = exitlog.Printer(out, args.json, args.csv) if args.each else None
         log = exitlog.ExitLog(recorded, args.block, args.thread, bool(args.heatmap), each)
         pump = 0 if recorded else 256
-        follow = Follow(log_records=1 << 17, pump=pump, ring_size=(1 << 28) if virtual else None)
+        follow = Follow(
+            log_records=1 << 17,
+            pump=pump,
+            ring_size=(1 << 28) if virtual else None,
+            per_thread={exitlog.RING: 1},
+        )
         with b.trace(args, follow) as session:
             for _ in session.intervals(args.interval, args.count, tick=lambda: log.take(session)):
                 if not args.each:
@@ -194,25 +199,30 @@ def main(argv: list[str] | None = None) -> int:
 
 def report(session: Session, log: ExitLog, args: argparse.Namespace, out: cli.Output) -> None:
     """What left since the last report, in the form asked for."""
-    show = show_json if args.json else show_csv if args.csv else show_text
+    from gpubpf import exitlog
+
     if args.timestamps and not args.json and not args.csv:
         out.line(time.strftime("%H:%M:%S"))
-    for place, found in log.reports(anew=bool(args.interval)):
-        show(session, place, found, args, out)
+    reports = list(log.reports(anew=bool(args.interval)))
+    titles = exitlog.titles([place for place, _ in reports], args.verbose)
+    for place, found in reports:
+        if args.json or args.csv:
+            (show_json if args.json else show_csv)(session, place, found, args, out)
+        else:
+            show_text(session, place, titles[place.mangled], found, args, out)
 
 
 # --- for people ---
 
 
 def show_text(
-    session: Session, place: Place, found: Report, args: argparse.Namespace, out: cli.Output
+    session: Session, place: Place, title: str, found: Report, args: argparse.Namespace, out: cli.Output
 ) -> None:
     """Who is late; a row for each lane, neighbours that do not differ in one; the spreads."""
-    from gpubpf import exitlog, exits, names, table
+    from gpubpf import exitlog, exits, table
 
     source = exitlog.source_of(session.sites(place.mangled, place.pid))
-    name = names.demangle(place.mangled)
-    out.line(f"{name.full if args.verbose else table.fit(name.short, 50)}: when its threads leave")
+    out.line(f"{title}: when its threads leave")
     grid, block_dim = (" x ".join(map(str, extents)) for extents in (place.grid, place.block_dim))
     said = [
         f"grid {grid}, block {block_dim}; {place.comm} (pid {place.pid})",
@@ -229,9 +239,9 @@ def show_text(
     ]
     out.lines(table.lines(header, rows, left=("LATEST AT",)))
     out.line()
-    rows = [[what, f"{spread.count:,}", *exits.cells(spread)] for what, spread in exits.spreads(found)]
-    out.lines(table.lines(["FROM FIRST TO LAST", "OF", *header[2:6]], rows, left=("FROM FIRST TO LAST",)))
-    if args.verbose:
+    if rows := [[what, f"{spread.count:,}", *exits.cells(spread)] for what, spread in exits.spreads(found)]:
+        out.lines(table.lines(["FROM FIRST TO LAST", "OF", *header[2:6]], rows, left=("FROM FIRST TO LAST",)))
+    if args.verbose and found.sm:
         rows = [[str(sm), f"{idle:,.0f}"] for sm, idle in exits.sm_rows(found)]
         out.line()
         out.lines(table.lines(["SM", "DONE BEFORE THE END (ns)"], rows))

@@ -14,9 +14,7 @@ from gpubpf.errors import SessionError
 LIBRARIES = Path(__file__).resolve().parent.parent / "cudasim" / "lib"
 # Device files of NVIDIA's driver: Linux, and Windows' GPU in WSL 2.
 DEVICE_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
-NOTICE = (
-    "no GPU here: the command runs on cudasim, the embedded CUDA device; counts are exact, times mean nothing"
-)
+NOTICE = "no GPU here: the command runs on cudasim, the embedded CUDA device; counts are exact, times "
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,9 @@ def choose(wanted: str | None = "auto", environment: Mapping[str, str] = os.envi
         why = f"no GPU can be used ({missing}), and " if missing else ""
         raise SessionError(f"{why}the embedded device is not built; run script/setup")
     path = ":".join(filter(None, (str(LIBRARIES), environment.get("LD_LIBRARY_PATH"))))
-    return Device("sim", {"LD_LIBRARY_PATH": path}, NOTICE if wanted != "sim" else None)
+    virtual = environment.get("CUDASIM_CLOCK") == "virtual"
+    notice = NOTICE + ("those of its virtual clock" if virtual else "mean nothing")
+    return Device("sim", {"LD_LIBRARY_PATH": path}, notice if wanted != "sim" else None)
 
 
 def cupti_libraries() -> list[str]:

@@ -10,13 +10,14 @@ launch shape, records as text, pictures.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpubpf import cli, names, oplog, output
+from gpubpf import cli, names, oplog, output, table
 from gpubpf.clock import Bracket, GpuClock, SmClock, estimated_tick
 from gpubpf.exits import Clock, Exits, Lateness, Report
 from gpubpf.heatmap import Heat
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from gpubpf.results import ProcessLog, Reading, RingRecords
     from gpubpf.session import Session
 
+RING = "departures"  # where on_record writes
 COARSE = 256  # ns; a timer that ticks so slowly is refined by the multiprocessors' clocks
 CHUNK = 1 << 16  # records in one go
 MOST_PENDING = 4096  # launches that are not whole
@@ -101,7 +103,7 @@ class ExitLog:
             for reading in session.readings("lateness", "blocks", "warps"):
                 self._take_reading(reading)
             return
-        for ring in session.rings("records"):
+        for ring in session.rings(RING):
             self._take_records(ring)
         if self._each is not None and not self._wants_heats:
             self._tell(session.stopped)
@@ -323,7 +325,7 @@ class ExitLog:
         """For the summary record: what of the records is missing, and whose context broke."""
         if not self._recorded:
             return {"faults": sorted(self.faults)}
-        shards = [shard for ring in session.ring_counts("records") for shard in ring.shards]
+        shards = [shard for ring in session.ring_counts(RING) for shard in ring.shards]
         return {
             "records": sum(shard.received for shard in shards),
             "records_lost": {str(shard.shard): shard.lost for shard in shards if shard.lost},
@@ -354,6 +356,16 @@ def _place(instance: Any) -> Place:
     return Place(
         instance.pid, instance.comm, instance.gpu, instance.mangled, instance.grid, instance.block_dim
     )
+
+
+def titles(places: Sequence[Place], full: bool) -> dict[str, str]:
+    """By mangled name what a report is headed with: the short name, in full where `full` or where two kernels share it."""
+    found = {place.mangled: names.demangle(place.mangled) for place in places}
+    shared = Counter(name.short for name in found.values())
+    return {
+        mangled: name.full if full else table.fit(name.full if shared[name.short] > 1 else name.short, 56)
+        for mangled, name in found.items()
+    }
 
 
 def _by(extents: Index) -> str:

@@ -469,7 +469,10 @@ def _lanes(found: Report, source: Callable[[int], str | None]) -> list[str]:
     late = [lane for lane in found.lanes if lane.late.mean > (most + least) / 2]
     early = [lane for lane in found.lanes if lane not in late]
     gap = min(lane.late.mean for lane in late) - max(lane.late.mean for lane in early) if early else 0.0
-    if gap < GAP * most:
+    together = [lane for lane in found.lanes if lane.late.mean - least <= NOTABLE * most]
+    if gap < GAP * most and 2 * len(together) >= len(found.lanes):  # the others leave each in its time
+        late, early = [lane for lane in found.lanes if lane not in together], together
+    elif gap < GAP * most:
         last = max(found.lanes, key=lambda lane: lane.late.mean)
         return [
             f"the lanes of a warp leave one after the other, {duration(found.warp.mean)} from the first to the last (mean);"
@@ -567,16 +570,16 @@ def spreads(found: Report) -> list[tuple[str, Spread]]:
     """Rows of the second table, those that say something."""
     rows = [("lanes of a warp", found.warp), ("warps of a block", found.block)]
     rows += [("blocks of a grid", found.grid), ("tail of a grid", found.tail)]
-    return rows[: 1 if found.shape.warps == 1 else 2] + (rows[2:] if found.shape.blocks > 1 else [])
+    rows = rows[: 1 if found.shape.warps == 1 else 2] + (rows[2:] if found.shape.blocks > 1 else [])
+    return [row for row in rows if row[1].count]
 
 
 def caveats(found: Report) -> list[str]:
     """What the numbers leave out, and how far they can be trusted."""
     said = []
     if found.whole < found.launches:
-        said.append(
-            f"from first to last: of {found.whole:,} launches, those that were read whole, of {found.launches:,}"
-        )
+        which = f"{found.whole:,} of {found.launches:,} launches" if found.whole else "no launch yet"
+        said.append(f"read whole, so that first and last are known: {which}")
     if found.lost:
         said.append(
             f"not known: how late {found.lost:,} exits were, of launches that overlapped others of the same kernel"

@@ -83,6 +83,16 @@ def test_names_and_gpus_may_come_later_than_the_log() -> None:
     assert (place.mangled, place.gpu, report.exits, report.whole) == ("_Z5scalePf", 1, 128, 1)
 
 
+def test_kernels_that_share_a_name_are_told_apart() -> None:
+    twins = ["_Z4twinILi3EiEvPT0_", "_Z4twinILi4EiEvPT0_", "_Z5scalePf"]
+    places = [Place(PID, "app", 0, name, (1, 1, 1), (32, 1, 1)) for name in twins]
+    assert list(exitlog.titles(places, False).values()) == [
+        "void twin<3, int>(int*)",
+        "void twin<4, int>(int*)",
+        "scale",
+    ]
+
+
 def test_what_cannot_be_told_is_counted() -> None:
     """A launch that the log lost, numbers of threads that are not there, a launch that never ended."""
     found = ExitLog(True, EVERY, EVERY)

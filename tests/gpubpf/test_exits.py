@@ -146,6 +146,21 @@ def test_lanes_that_leave_one_after_the_other() -> None:
     )
 
 
+def test_a_few_lanes_that_are_late_each_in_its_own_time() -> None:
+    late = np.zeros(32, int)
+    late[[3, 7, 29]] = 3005, 6008, 1510
+    found = both(Shape((1, 1, 1), (64, 1, 1)), np.tile(late + np.arange(32) % 8, 2))
+    assert said(found).startswith("3 lanes (3, 7, 29) leave 1.51 us to 6.01 us after the rest of their warp")
+
+
+def test_what_was_not_read_whole_is_no_zero() -> None:
+    shape = Shape((2, 1, 1), (64, 1, 1))
+    _, blocks, lateness = run_device(shape, [(7, np.zeros(128, int))])
+    found = Report.of(Exits(shape), 1, Clock(), Lateness.of_maps(lateness, blocks))
+    assert found.exits == 128 and not exits.spreads(found)
+    assert exits.caveats(found) == ["read whole, so that first and last are known: no launch yet"]
+
+
 def test_partial_warps_and_single_threads() -> None:
     """Blocks of 40: the second warp has 8 lanes. The last of them is late."""
     found = both(Shape((2, 1, 1), (8, 5, 1)), 90 * (np.arange(80) % 40 == 39))
