@@ -12,6 +12,14 @@ def problems(trace: Any) -> Iterator[str]:
         yield "no traceEvents"
         return
     begun: set[Any] = set()
+    open_: dict[Any, list[float]] = {}
+    slices = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    for event in sorted(slices, key=lambda event: (event["ts"], -event["dur"])):
+        begin, end = event["ts"], event["ts"] + event["dur"]
+        around = [until for until in open_.get((event["pid"], event["tid"]), []) if until > begin + 1e-4]
+        if around and end > around[-1] + 1e-4:
+            yield f"overlaps another, and would be dropped: {event}"
+        open_[event["pid"], event["tid"]] = [*around, end]
     for event in trace["traceEvents"]:
         phase = event.get("ph")
         if phase not in ("M", "X", "s", "f"):

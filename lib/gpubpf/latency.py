@@ -280,8 +280,12 @@ def write_trace(view: View, trace: Trace, new: Integers) -> None:
         device = (int(found.gpu[at]) + 1 << 22) + process.pid
         lane, label = found.lane_keys[int(ops.lane[at])]
         trace.name(device, f"{process.comm} (pid {process.pid}) on GPU {int(found.gpu[at])}", order=1)
-        trace.name(device, f"stream {label}", lane, lane)
         end = known(ops.end[at])
+        length = 0 if end is None else end - begin
+        errors = known(found.start_error[at]) or 0, known(found.end_error[at]) or 0
+        row, begin = trace.place(device, lane, begin, begin + length, errors)
+        track = lane + (row << 32)
+        trace.name(device, f"stream {label}" + (f", beside ({row})" if row else ""), track, lane)
         details: dict[str, Any] = {"id": int(ops.id[at])}
         for what in ("latency", *SPLIT):
             details[f"{what}_us"] = (
@@ -290,5 +294,5 @@ def write_trace(view: View, trace: Trace, new: Integers) -> None:
         details |= {"waited_for": (view.waited_for(at) or {}).get("name")}
         if found.bytes[at]:
             details["bytes"] = int(found.bytes[at])
-        trace.slice(device, lane, name, begin, 0 if end is None else end - begin, op, **details)
-        trace.arrow(int(ops.id[at]), (process.pid, tid, call), (device, lane, begin))
+        trace.slice(device, track, name, begin, length, op, **details)
+        trace.arrow(int(ops.id[at]), (process.pid, tid, call), (device, track, begin))

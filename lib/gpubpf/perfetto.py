@@ -22,6 +22,8 @@ class Trace:
     def __init__(self, path: str) -> None:
         self._path = path
         self._named: set[tuple[int, int | None]] = set()
+        # Of each thread: what is open in each row, with begin, end and the end's error.
+        self._rows: dict[tuple[int, int], list[list[tuple[int, int, int]]]] = {}
         self._first = True
         try:
             self._file = Path(path).open("w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 (closed by close)
@@ -48,6 +50,24 @@ class Trace:
         place = {"pid": process} | ({} if thread is None else {"tid": thread})
         self._event(ph="M", name=f"{what}_name", args={"name": printable(text)}, **place)
         self._event(ph="M", name=f"{what}_sort_index", args={"sort_index": order}, **place)
+
+    def place(
+        self, process: int, thread: int, begin: int, end: int, errors: tuple[int, int] = (0, 0)
+    ) -> tuple[int, int]:
+        """Where a slice is to be: in which row of the thread, from 0, and its begin. Viewers drop a slice that overlaps another of
+        its row without lying in it. What overlaps by no more than its begin and the other's end may be wrong comes behind it."""
+        rows = self._rows.setdefault((process, thread), [])
+        for number, row in enumerate(rows):
+            across = [part for part in row if part[1] > begin and not (part[0] <= begin and end <= part[1])]
+            if any(part[1] > begin + errors[0] + part[2] for part in across):
+                continue
+            shift = max((part[1] - begin for part in across), default=0)
+            around = [part for part in row if part[1] > begin + shift]
+            if begin + shift >= row[-1][0] and (not around or end + shift <= around[-1][1]):
+                rows[number] = [*around, (begin + shift, end + shift, errors[1])]
+                return number, begin + shift
+        rows.append([(begin, end, errors[1])])
+        return len(rows) - 1, begin
 
     def slice(
         self, process: int, thread: int, name: str, begin: int, length: int, kind: str, **arguments: Any

@@ -413,6 +413,16 @@ def test_a_timeline_tells_each_streams_story() -> None:
     assert any("synchronize context" in line for line in lines)
 
 
+def test_slices_of_a_trace_lie_behind_inside_or_beside_each_other(tmp_path: Path) -> None:
+    trace = perfetto.Trace(str(tmp_path / "trace.json"))
+    assert trace.place(1, 1, 0, 100) == (0, 0)
+    assert trace.place(1, 1, 10, 50) == (0, 10)  # inside
+    assert trace.place(1, 1, 20, 60) == (1, 20)  # at the same time
+    assert trace.place(1, 1, 95, 120, (5, 0)) == (0, 100)  # behind, for all that is known
+    assert trace.place(1, 1, 110, 130, (5, 0)) == (1, 110)
+    assert trace.place(1, 2, 110, 130) == (0, 110)  # another stream
+
+
 def test_a_trace_that_viewers_understand(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     view = latency.View(found(*two_kernels()))
