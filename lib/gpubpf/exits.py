@@ -582,7 +582,7 @@ def caveats(found: Report) -> list[str]:
         said.append(f"read whole, so that first and last are known: {which}")
     if found.lost:
         said.append(
-            f"not known: how late {found.lost:,} exits were, of launches that overlapped others of the same kernel"
+            f"not known: how late {found.lost:,} exits were, of launches that overlapped others of the same kernel; -e tells"
         )
     if found.clock_error:
         said.append(f"clock error: {duration(found.clock_error)}")

@@ -199,8 +199,9 @@ class Server:
             )
             process.made_ring(place, definition.value_dtype, granted, file)
             if taken > granted and self._measured.follow.ring_size:
+                asked = f"{granted >> 20}M" if granted >= 1 << 20 else f"{granted >> 10}K"
                 self._measured.note_once(
-                    f"ring {definition.name} takes {-(-taken >> 20)}M, not {granted >> 20}M: each of {place.shards}"
+                    f"ring {definition.name} takes {-(-taken >> 20)}M, not {asked}: each of {place.shards}"
                     f" multiprocessors needs room for {place.capacity:,} records"
                 )
         elif kind == protocol.HOOKED and not process.hooked:
