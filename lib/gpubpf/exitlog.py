@@ -123,11 +123,15 @@ class ExitLog:
         for record in records[kinds == oplog.CLOCK]:
             clock, gpu = record["clock"], log.gpus.get(int(record["context"]), 0)
             bracket = Bracket(*(int(clock[name]) for name in ("host_before", "gpu", "host_after", "tick_ns")))
-            self._brackets.setdefault((log.pid, gpu), []).append(bracket)
+            brackets = self._brackets.setdefault((log.pid, gpu), [])
+            brackets.append(bracket)
+            if len(brackets) > READINGS:
+                del brackets[1:-1:2]
             self._ticks[log.pid, gpu] = max(self._ticks.get((log.pid, gpu), 0), bracket.tick)
-            self._ticked(log.pid, gpu, [[int(clock["sm"])], [int(clock["clock64"])], [int(clock["gpu"])]])
+            self._ticked(log.pid, gpu, [[clock[name].astype(np.int64)] for name in ("sm", "clock64", "gpu")])
         kernels = records[(kinds == oplog.KERNEL) & (records["kernel"]["reason"] == oplog.INSTRUMENTED)]
         kernels = kernels[(kernels["flags"] & oplog.CAPTURED) == 0]
+        kernels = kernels[_sensible(kernels["kernel"])]
         shapes: dict[bytes, Place] = {}
         for number, context, kernel in zip(
             kernels["id"].tolist(), kernels["context"].tolist(), kernels["kernel"], strict=True
@@ -368,12 +372,20 @@ def titles(places: Sequence[Place], full: bool) -> dict[str, str]:
     }
 
 
+def _sensible(kernels: Any) -> np.ndarray:
+    """Which have no more blocks and threads than a GPU takes: what a program says takes no memory of ours."""
+    blocks, threads = (kernels[name].astype(np.float64).prod(axis=1) for name in ("grid", "block"))
+    return (blocks > 0) & (blocks < 2**31) & (threads > 0) & (threads <= 1024)
+
+
 def _by(extents: Index) -> str:
     return " x ".join(map(str, extents))
 
 
 def _mask(extents: Index, ranges: Ranges) -> np.ndarray | None:
     """Which blocks of a grid, or threads of a block, the ranges choose; None: all."""
+    if all(first <= 0 and last >= extent - 1 for extent, (first, last) in zip(extents, ranges, strict=True)):
+        return None
     x, y, z = (
         (np.arange(extent) >= first) & (np.arange(extent) <= last)
         for extent, (first, last) in zip(extents, ranges, strict=True)

@@ -24,6 +24,7 @@
 #include <sys/un.h>
 #include <thread>
 #include <unistd.h>
+#include <unwind.h>
 
 #include "clock.h"
 #include "cupti.h"
@@ -564,11 +565,8 @@ bool is_ours(void (*handler)(int)) { return handler == at_signal; }
 // Called by the driver inside cuInit (CUDA_INJECTION64_PATH). Nothing here may fail the application.
 extern "C" __attribute__((visibility("default"))) int InitializeInjection(void) {
   // A thread that is cancelled inside a driver's function is unwound through our frames by a libgcc that is not ours. Our copy then
-  // aborts unless it has been set up, which it is by the first exception.
-  try {
-    throw 0;
-  } catch (int) {
-  }
+  // aborts unless it has been set up, which it is by its first use.
+  _Unwind_Backtrace([](_Unwind_Context *, void *) { return _URC_END_OF_STACK; }, nullptr);
   try {
     gpubpf::start();
   } catch (...) {
