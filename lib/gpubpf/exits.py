@@ -204,7 +204,7 @@ class Clock:
             ran, took = int(np.ptp(cycles[mine])), int(np.ptp(time[mine]))
             if ran > 0 and took >= 50 * tick and CYCLE[0] <= took / ran <= CYCLE[1]:
                 rates.append(took / ran)
-                weights.append(took)
+                weights.append(float(took))
         if not rates:
             return None
         by_rate = np.argsort(rates)
@@ -493,7 +493,7 @@ def _lanes(found: Report, source: Callable[[int], str | None]) -> list[str]:
 def _warps(found: Report) -> list[str]:
     if not found.block.mean:
         return []
-    said = f"the warps of a block leave {duration(found.block.mean)} apart (mean)"
+    said = f"the warps of a block leave within {duration(found.block.mean)} of each other (mean)"
     (warp, times), *_ = found.last_warp.most_common(1)
     if times >= 0.75 * found.block.count:
         said += f"; warp {warp} is the last in {100 * times / found.block.count:.0f} % of the blocks"
@@ -508,7 +508,7 @@ def _blocks(found: Report) -> list[str]:
     if 2 * times > found.whole and alone > found.grid.mean / 2:
         index = found.shape.block_index(block)
         return [f"block {index} finishes last and alone, {duration(alone)} after all other blocks"]
-    said = f"the blocks of a grid finish {duration(found.grid.mean)} apart (mean)"
+    said = f"the blocks of a grid finish within {duration(found.grid.mean)} of each other (mean)"
     if found.tail.mean > NOTABLE * found.grid.mean and found.shape.blocks > len(found.sm):
         said += f"; for the last {duration(found.tail.mean)} there are fewer blocks left than multiprocessors ({len(found.sm)})"
     return [said]
