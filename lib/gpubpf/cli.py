@@ -32,6 +32,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -423,6 +424,10 @@ def _occupy_standard_files() -> None:
 @contextmanager
 def errors(tool: str) -> Iterator[None]:
     """The one place where errors become a line and an exit status. A traceback that gets out is our bug."""
+    # While nothing is measured Ctrl-C ends the process, and raises nothing: modules that are being loaded may make anything of that.
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        _on_interrupt(signal.SIG_DFL)
     try:
         yield
     except Error as error:
@@ -447,6 +452,14 @@ def errors(tool: str) -> Iterator[None]:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
         complain(tool, f"{what}; check the path, its permissions and the space left")
         raise SystemExit(1) from None
+    finally:
+        if before is signal.default_int_handler:
+            _on_interrupt(before)
+
+
+def _on_interrupt(handler: Any) -> None:
+    with suppress(ValueError):  # only the main thread may say
+        signal.signal(signal.SIGINT, handler)
 
 
 def drop_stdout() -> None:

@@ -2,6 +2,7 @@ import argparse
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -160,6 +161,20 @@ def test_errors_become_one_line_and_a_status(capsys, error, status, says):
     assert leaving.value.code == status
     message = capsys.readouterr().err
     assert says in message and message.count("\n") <= 1
+
+
+def test_an_interrupt_before_anything_is_measured_ends_the_tool_without_a_word():
+    swallows = """
+import signal
+from gpubpf import cli
+with cli.errors("tool"):
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt as error:
+        raise ImportError("as NumPy says while it is being loaded") from error
+"""
+    done = subprocess.run([sys.executable, "-c", swallows], capture_output=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
 
 
 def test_a_bug_of_ours_keeps_its_traceback():
