@@ -65,6 +65,7 @@ class Process:
     outgoing: threading.Lock = field(default_factory=threading.Lock)
     control: int | None = None
     marked: bool = False  # it sent its marker
+    told: bool = False  # it said whether it is hooked
     hooked: bool = False
     gone: bool = False
     gone_at: float = 0.0

@@ -205,6 +205,7 @@ class Server:
                     f" multiprocessors needs room for {place.capacity:,} records"
                 )
         elif kind == protocol.HOOKED and not process.hooked:
+            process.told = True
             failed, left_out = (text.splitlines() for text in protocol.hooked(payload))
             if unlogged := [line for line in left_out if line.startswith("cu")]:
                 self._measured.note_once(

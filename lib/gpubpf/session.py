@@ -295,6 +295,11 @@ class Session:
             self._measured.note(
                 f"{process.who} ended before it could be read; {summary.loss(self._measured, process, launches)}"
             )
+        if silent := sum(p.marked and p.gone and not p.told for p in self._measured.everyone()):
+            self._measured.note(
+                f"{silent:,} process{'es' if silent > 1 else ''} ended or went on before the tool could attach;"
+                " what they launched was not seen"
+            )
         if graphs := sum(process.graph_launches() for process in self._measured.everyone()):
             self._measured.note(
                 f"{graphs:,} launch{'es' if graphs > 1 else ''} of CUDA graphs that hold conditions, or that kernels launch:"

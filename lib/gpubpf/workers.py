@@ -69,7 +69,7 @@ class Workshop:
         self._count_registers = registers
         self._loaded = loaded
         self.makers = Workers(4)
-        self._welcomers = Workers(1)  # a process that starts does not wait for another one's ptxas,
+        self._welcomers = Workers(4)  # a process that starts does not wait for another one's ptxas,
         self._enders = Workers(2)  # nor for the kernel to take another one's probes down
 
     def make_sidecar(self, process: Process, image: protocol.Image, file: int) -> None:

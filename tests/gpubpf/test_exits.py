@@ -316,3 +316,9 @@ def test_an_interval_is_the_difference() -> None:
 )
 def test_durations_have_three_digits(ns: float, text: str) -> None:
     assert exits.duration(ns) == text
+
+
+def test_clocks_that_a_process_made_up_are_no_harm() -> None:
+    sm, times = np.repeat(np.arange(3), 100), np.tile(np.append(np.arange(99), (1 << 63) - 1), 3)
+    measured = Clock.measured(sm, times, times)
+    assert measured and measured.ns == 1

@@ -589,6 +589,23 @@ def test_a_log_that_is_none_is_refused() -> None:
     assert len([line for line in said if "a log that is none" in line]) == 2
 
 
+def test_a_process_that_does_not_wait_to_be_attached_to_is_no_secret() -> None:
+    def act(peer: socket.socket) -> None:
+        hello = protocol.frame(protocol.HELLO, struct.pack("<II", protocol.VERSION, 4) + b"fast")
+        marker = protocol.frame(protocol.MARKER, struct.pack("<I", 0))
+        with open(os.memfd_create("control"), "wb") as file:
+            socket.send_fds(peer, [hello + marker], [file.fileno()])
+        peer.recv(1 << 16)
+        peer.shutdown(socket.SHUT_RDWR)
+
+    assert any("1 process ended or went on before the tool could attach" in line for line in connect_and(act))
+
+
+def test_more_gpus_than_there_are_are_refused() -> None:
+    context = protocol.frame(protocol.CONTEXT, struct.pack("<II", 1, 1 << 20))
+    assert any("a GPU that is none" in line for line in connect_and(lambda peer: peer.sendall(context)))
+
+
 def test_names_and_contexts_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpubpf.process.TEXT_LIMIT", 1000)
     monkeypatch.setattr("gpubpf.process.CONTEXT_LIMIT", 3)
