@@ -20,7 +20,7 @@ namespace gpubpf {
 namespace {
 
 constexpr size_t kDeepest = 64;       // frames
-constexpr size_t kMostStacks = 65536;  // of a process
+constexpr size_t kMostStacks = 65536, kMostBytes = 32 << 20;  // of a process; the tool takes no more than 64 MiB of text
 
 struct Frames {
   uintptr_t at[kDeepest];
@@ -73,7 +73,7 @@ uint64_t hash_of(const Frames &f) {
   return h;
 }
 
-void tell(uint32_t number, const Frames &f) {
+size_t tell(uint32_t number, const Frames &f) {
   Writer w;
   w.u32(number).u32(static_cast<uint32_t>(f.count));
   for (size_t i = 0; i < f.count; ++i) {
@@ -99,11 +99,13 @@ void tell(uint32_t number, const Frames &f) {
     w.u64(f.at[i]).u64(offset).text(file).text(symbol);
   }
   agent.send(Message::Stack, w);
+  return w.bytes.size();
 }
 
 struct Known {
   std::mutex lock;
   std::unordered_map<uint64_t, uint32_t> stacks;  // by hash of their addresses
+  std::atomic<size_t> bytes{0};                   // that were sent
 };
 
 // A stack seen at a depth. When the same return addresses are found again in the same places, from the innermost on, it is the same:
@@ -133,11 +135,11 @@ uint32_t number_of(const Frames &frames) {
     std::lock_guard<std::mutex> hold(known->lock);
     auto it = known->stacks.find(hash);
     if (it != known->stacks.end()) return it->second;
-    if (known->stacks.size() >= kMostStacks) return 0;
+    if (known->stacks.size() >= kMostStacks || known->bytes >= kMostBytes) return 0;
     number = static_cast<uint32_t>(known->stacks.size()) + 1;
     known->stacks.emplace(hash, number);
   }
-  tell(number, frames);
+  known->bytes += tell(number, frames);
   return number;
 }
 
