@@ -180,13 +180,8 @@ def main(argv: list[str] | None = None) -> int:
             return listing.show(b, args, out)
         each = exitlog.Printer(out, args.json, args.csv) if args.each else None
         log = exitlog.ExitLog(recorded, args.block, args.thread, bool(args.heatmap), each)
-        pump = 0 if recorded else 256
-        follow = Follow(
-            log_records=1 << 17,
-            pump=pump,
-            ring_size=(1 << 28) if virtual else None,
-            per_thread={exitlog.RING: 1},
-        )
+        pump, size = 0 if recorded else 256, (1 << 28) if virtual else None
+        follow = Follow(log_records=1 << 17, pump=pump, ring_size=size, per_thread={exitlog.RING: 1})
         with b.trace(args, follow) as session:
             for _ in session.intervals(args.interval, args.count, tick=lambda: log.take(session)):
                 if not args.each:
@@ -199,17 +194,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def report(session: Session, log: ExitLog, args: argparse.Namespace, out: cli.Output) -> None:
     """What left since the last report, in the form asked for."""
-    from gpubpf import exitlog
-
     if args.timestamps and not args.json and not args.csv:
         out.line(time.strftime("%H:%M:%S"))
-    reports = list(log.reports(anew=bool(args.interval)))
-    titles = exitlog.titles([place for place, _ in reports], args.verbose)
-    for place, found in reports:
+    for place, found in log.reports(anew=bool(args.interval)):
         if args.json or args.csv:
             (show_json if args.json else show_csv)(session, place, found, args, out)
         else:
-            show_text(session, place, titles[place.mangled], found, args, out)
+            show_text(session, place, log.title(place, args.verbose), found, args, out)
 
 
 # --- for people ---
@@ -285,7 +276,7 @@ def show_csv(
         record = exits.lane_record(lane, source)
         late = tuple(record.pop("late_ns").values())
         where = ("" if record["site"] is None else record["site"], record["source"] or "")
-        cells = (*now, *place.record().values(), lane.number, lane.late.count, late, where)
+        cells = (*now, *place.record().values(), lane.number, lane.exits, late, where)
         out.write(cli.csv_cells(cells) + "\n")
 
 

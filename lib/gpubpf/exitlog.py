@@ -10,8 +10,7 @@ launch shape, records as text, pictures.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -325,6 +324,13 @@ class ExitLog:
         found.sort(key=lambda one: -one[1].exits * max(lane.late.mean for lane in one[1].lanes))
         yield from found
 
+    def title(self, place: Place, full: bool) -> str:
+        """What a report is headed with: the short name, in full where `full` or where another kernel has it, too."""
+        name = names.demangle(place.mangled)
+        others = {other.mangled for other in self._exits} - {place.mangled}
+        shared = any(other.short == name.short for other in names.demangle_all(list(others)))
+        return name.full if full else table.fit(name.full if shared else name.short, 56)
+
     def losses(self, session: Session) -> dict[str, Any]:
         """For the summary record: what of the records is missing, and whose context broke."""
         if not self._recorded:
@@ -360,16 +366,6 @@ def _place(instance: Any) -> Place:
     return Place(
         instance.pid, instance.comm, instance.gpu, instance.mangled, instance.grid, instance.block_dim
     )
-
-
-def titles(places: Sequence[Place], full: bool) -> dict[str, str]:
-    """By mangled name what a report is headed with: the short name, in full where `full` or where two kernels share it."""
-    found = {place.mangled: names.demangle(place.mangled) for place in places}
-    shared = Counter(name.short for name in found.values())
-    return {
-        mangled: name.full if full else table.fit(name.full if shared[name.short] > 1 else name.short, 56)
-        for mangled, name in found.items()
-    }
 
 
 def _sensible(kernels: Any) -> np.ndarray:

@@ -84,13 +84,13 @@ def test_names_and_gpus_may_come_later_than_the_log() -> None:
 
 
 def test_kernels_that_share_a_name_are_told_apart() -> None:
+    found, thread = ExitLog(True, EVERY, EVERY), np.arange(128)
     twins = ["_Z4twinILi3EiEvPT0_", "_Z4twinILi4EiEvPT0_", "_Z5scalePf"]
-    places = [Place(PID, "app", 0, name, (1, 1, 1), (32, 1, 1)) for name in twins]
-    assert list(exitlog.titles(places, False).values()) == [
-        "void twin<3, int>(int*)",
-        "void twin<4, int>(int*)",
-        "scale",
-    ]
+    for number, name in enumerate(twins):
+        made = dataclasses.replace(log(number), names={0: name}, process=number)
+        found.take(session([made], [ring(number, thread, thread)]))
+    titles = sorted(found.title(place, False) for place, _ in found.reports(anew=False))
+    assert titles == ["scale", "void twin<3, int>(int*)", "void twin<4, int>(int*)"]
 
 
 def test_what_cannot_be_told_is_counted() -> None:
