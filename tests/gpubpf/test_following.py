@@ -23,13 +23,19 @@ CUDA = r"""
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <pthread.h>
 #include <unistd.h>
 
 __global__ void work(float *x) { x[blockIdx.x] = threadIdx.x; }
 __global__ void spin(volatile int *until) { while (!*until) {} }
 __global__ void fault(float *x) { x[0] = 1; asm volatile("trap;"); }
 
-// MODE LAUNCHES BLOCKS THREADS: so many launches of `work`, by MODE "beside" a kernel that does not end, "kill"ed, before a "fault" …
+// MODE LAUNCHES BLOCKS THREADS: so many launches of `work`, by MODE "beside" a kernel that does not end, after a "cancel", "kill"ed …
+static void *wait_for(void *stream) {
+    cudaStreamSynchronize((cudaStream_t)stream);
+    return nullptr;
+}
+
 int main(int n, char **a) {
     const char *mode = a[1];
     int launches = atoi(a[2]), blocks = atoi(a[3]), threads = atoi(a[4]);
@@ -41,6 +47,14 @@ int main(int n, char **a) {
     cudaStreamCreateWithFlags(&one, cudaStreamNonBlocking);
     cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
     *until = 0;
+    if (!strcmp(mode, "cancel")) {
+        spin<<<1, 1, 0, other>>>(until);
+        pthread_t waiting;
+        pthread_create(&waiting, nullptr, wait_for, other);
+        usleep(100000);
+        pthread_cancel(waiting);
+        pthread_join(waiting, nullptr);
+    }
     if (!strcmp(mode, "beside")) spin<<<1, 1, 0, other>>>(until);
     for (int i = 0; i < launches; i++) {
         work<<<blocks, threads, 0, one>>>(x);
@@ -276,6 +290,12 @@ def test_a_measurement_ends_before_the_program_does(app: Path) -> None:
 def test_a_fault_loses_no_record_that_was_written(app: Path) -> None:
     run = Followed([str(app), "fault", "20", "2", "64"], Follow(log_records=1024))
     assert run.received == 20 * 128
+
+
+def test_a_thread_is_cancelled_while_it_waits_for_the_gpu(app: Path) -> None:
+    """Unwinding goes through the agent's frames, with a libgcc that is not the agent's."""
+    run = Followed([str(app), "cancel", "5", "2", "64"], Follow(log_records=1024))
+    assert run.session.status == 0 and run.received == 5 * 128
 
 
 def test_a_device_reset_is_no_end_of_the_records(app: Path) -> None:
