@@ -592,6 +592,6 @@ def coverage(summary: Mapping[str, Any]) -> list[str]:
         lines += [f"  not counted: {number:,} ({reason})" for reason, number in reasons]
     if summary["lost"]:
         lines.append(
-            f"lost: {summary['lost']:,} counts found no room in a map, or never came from a process that died"
+            f"lost: {summary['lost']:,} that found no room in a map, or never came from a process that died"
         )
     return lines
