@@ -32,7 +32,7 @@ RING = "departures"  # where on_record writes
 COARSE = 256  # ns; a timer that ticks so slowly is refined by the multiprocessors' clocks
 CHUNK = 1 << 16  # records in one go
 MOST_PENDING = 4096  # launches that are not whole
-MOST_HEATS = 64
+MOST_HEATS, MOST_PLACES = 64, 4096
 FAR = 1 << 60  # ns: farther apart is nothing that a GPU said
 READINGS = 4096  # of clocks, for each GPU
 MOST_LAUNCHES = 1 << 20  # so many are remembered, since records may still come
@@ -141,6 +141,8 @@ class ExitLog:
                 mangled = log.names.get(int(kernel["slot"]), "")
                 shapes[key] = Place(log.pid, log.comm, log.gpus.get(context, 0), mangled, grid, block)
             place = shapes[key]
+            if place not in self._launches and len(self._launches) >= MOST_PLACES:
+                continue  # its records count as left out
             if self._recorded:
                 self._whose[log.pid, number] = place
                 if len(self._whose) > MOST_LAUNCHES:
@@ -153,9 +155,10 @@ class ExitLog:
         kept = self._unnamed.pop(log.process, None)
         records = log.records if kept is None else np.concatenate([kept, log.records])
         launch, clock = (records["kind"] == kind for kind in (oplog.KERNEL, oplog.CLOCK))
+        launch &= records["kernel"]["reason"] == oplog.INSTRUMENTED
         unknown = launch & ~np.isin(records["kernel"]["slot"], list(log.names))
         unknown |= (launch | clock) & ~np.isin(records["context"], list(log.gpus))
-        if log.over or not unknown.any():
+        if log.over or not unknown.any() or unknown.sum() > CHUNK:  # so many never get one
             return records
         self._unnamed[log.process] = records[unknown]
         return records[~unknown]

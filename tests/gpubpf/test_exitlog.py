@@ -194,3 +194,20 @@ def test_names_of_ways_out() -> None:
     sites = {1: ExitSite(1, "k", 40), 2: ExitSite(2, "k", 50, "/home/me/scale.cu", 17)}
     source = exitlog.source_of(sites)
     assert (source(1), source(2), source(3)) == ("PTX line 40", "scale.cu:17", None)
+
+
+def test_what_a_log_makes_up_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exitlog, "MOST_PLACES", 3)
+    monkeypatch.setattr(exitlog, "CHUNK", 10)
+    found = ExitLog(True, EVERY, EVERY, heats=True)
+    huge, shapes, nameless = log(5), log(*range(10, 20)), log(*range(30, 50))
+    huge.records["kernel"]["grid"] = huge.records["kernel"]["block"] = 2**32 - 1
+    shapes.records["kernel"]["grid"][:, 0] = np.arange(1, 11)
+    nameless.records["kernel"]["slot"] = 2**32 - 1
+    exits = [ring(n, np.arange(64), np.arange(64)) for n in (5, *range(10, 20))]
+    found.take(session([huge, shapes, nameless], exits, stopped=True))
+    assert [place.grid[0] for place, _ in found.reports(anew=False)] == [1, 2, 3]
+    assert found.homeless == 64 * 8 and not found._unnamed
+    many = log(1, brackets=2 * exitlog.READINGS)
+    found.take(session([many], []))
+    assert all(len(brackets) <= exitlog.READINGS for brackets in found._brackets.values())
