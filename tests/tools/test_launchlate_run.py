@@ -232,6 +232,11 @@ def test_each_launch_is_paired_with_its_own_execution(app):
         assert parts == launch["latency_ns"] and launch["overhead_ns"] == 0, launch
     summary = records[-1]
     assert (summary["lost"], summary["launches_unknown"], summary["launches_running"]) == (0, 0, 0)
+    began = next(record["ts_ns"] for record in records if record["type"] == "attached")
+    last = max(
+        launch["return_ns"] for launch in launches
+    )  # of threads that the main thread does not wait for on the GPU
+    assert summary["duration_ns"] >= last - began
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -104,6 +104,9 @@ uint64_t cudasim_virtual_now(void) {
     return host.begun ? host.now : largest.load();
 }
 
+// The largest time that any host thread of the process has come to; only on the virtual clock.
+uint64_t cudasim_virtual_last(void) { return largest; }
+
 // Between (1) and (0), which nest, what the calling thread submits and waits for takes no virtual time and changes
 // nobody's: neither its own, nor when other work of the same streams starts.
 void cudasim_untimed(int on) { host.untimed += on != 0 ? 1 : -1; }

@@ -528,7 +528,7 @@ void Agent::finish(uint32_t wait_ms) {
   Connection *c = connection;
   if (!c || !connected || !control || c->pid != getpid() || is_own_thread || c->exiting) return;
   live = false;  // what other threads still launch would be counted in vain
-  if (virtual_clock()) control->ended_ns = now_ns();
+  if (virtual_clock()) control->ended_ns = last_ns();
   if (!to_finish(*c)) return;
   c->finish_wait_ms = wait_ms;
   uint32_t ticket = c->finish_asked.fetch_add(1) + 1;

@@ -26,6 +26,7 @@ constexpr uint64_t kPage = 4096;
 constexpr uint32_t kEventError = 1000;  // ns: the resolution of timing events, 0.5 µs for each of two (CUDA driver API, cuEventElapsedTime)
 
 uint64_t (*virtual_now)() = nullptr;
+uint64_t (*virtual_last)() = nullptr;
 
 uint64_t monotonic() {
   timespec t;
@@ -232,12 +233,14 @@ void put(const Context &context, const Page &page, const Bracket &b) {
 
 void find_clock(void *library) {
   virtual_now = reinterpret_cast<uint64_t (*)()>(dlsym(library, "cudasim_virtual_now"));
+  virtual_last = reinterpret_cast<uint64_t (*)()>(dlsym(library, "cudasim_virtual_last"));
   if (virtual_now && virtual_now() == kNever) virtual_now = nullptr;
 }
 
 bool virtual_clock() { return virtual_now != nullptr; }
 
 uint64_t now_ns() { return virtual_now ? virtual_now() : monotonic(); }
+uint64_t last_ns() { return virtual_now && virtual_last ? virtual_last() : now_ns(); }
 
 std::shared_ptr<const Reference> reference_of(Context &context) {
   GpuClock *clock = context.clock.load(std::memory_order_acquire);

@@ -16,6 +16,7 @@ bool virtual_clock();
 
 // CLOCK_MONOTONIC in ns; on the virtual clock the time of the calling thread. Any thread, no locks.
 uint64_t now_ns();
+uint64_t last_ns();  // on the virtual clock the largest time of any thread
 
 // A timing event whose time on the GPU's clock (globaltimer, ns) is known. Times of other events of the context follow by
 // cuEventElapsedTime. Several live at a time: hold the pointer for as long as the event is used. Null before the first bracket, and on
