@@ -51,7 +51,7 @@ class View:
         self.labels = [labels.get(name, "") or "?" for name in found.names]
         self._stacks: dict[tuple[int, int], list[str]] = {}
 
-    @property
+    @cached_property
     def streams(self) -> list[str]:
         """A label for each lane: "default", "thread" (the per-thread default stream), or a number in its process."""
         return [name for _, name in self.found.lane_keys]

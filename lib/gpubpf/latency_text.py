@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from gpubpf import hist, table
+from gpubpf import hist, table, timeline
 from gpubpf.latency import SPLIT, View, known
 from gpubpf.sums import Tally
 from gpubpf.timeline import NONE, Kind
@@ -136,10 +136,9 @@ def timeline_lines(view: View, new: Integers) -> Iterator[str]:
     for process_number, process in enumerate(found.processes):
         mine = told & (found.process == process_number)
         host = np.isin(ops.kind, (Kind.SYNC, Kind.API))
-        for lane in np.unique(ops.lane[mine & ~host]).tolist():
-            at = np.flatnonzero(mine & ~host & (ops.lane == lane))
+        for at in _parted(mine & ~host, ops.lane):
             first = int(at[0])
-            stream = stream_name(view.streams[lane])
+            stream = stream_name(view.streams[int(ops.lane[first])])
             stream += f" (0x{int(found.stream[first]):x})" if stream.startswith("stream") else ""
             yield f"{stream} of {process.comm} (pid {process.pid}), GPU {int(found.gpu[first])}"
             yield f"{'FROM T+us':>12} {'TO T+us':>12} {'FOR us':>9}  WHAT"
@@ -147,12 +146,19 @@ def timeline_lines(view: View, new: Integers) -> Iterator[str]:
                 if int(found.parent[place]) not in view.untold_graphs:
                     yield _story_line(view, place, origin)
             yield ""
-        for tid in np.unique(found.tid[mine & host]).tolist():
-            yield f"thread {tid} of {process.comm} (pid {process.pid}): what it waited for, other calls"
+        for at in _parted(mine & host, found.tid):
+            yield f"thread {int(found.tid[at[0]])} of {process.comm} (pid {process.pid}): what it waited for, other calls"
             yield f"{'FROM T+us':>12} {'TO T+us':>12} {'FOR us':>9}  CALL"
-            for place in np.flatnonzero(mine & host & (found.tid == tid)).tolist():
+            for place in at.tolist():
                 yield _story_line(view, place, origin)
             yield ""
+
+
+def _parted(some: NDArray[np.bool_], by: Integers) -> Iterator[Integers]:
+    """The places of some operations, of each value by itself."""
+    places = np.flatnonzero(some)
+    places = places[np.argsort(by[places], kind="stable")]
+    yield from (places[part] for part in timeline.runs(by[places]))
 
 
 def _story_line(view: View, at: int, origin: int) -> str:
