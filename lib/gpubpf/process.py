@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # Of one process; no program has so many, and the tool's memory and files are not theirs to use up.
 TEXT_LIMIT, PENDING_LIMIT, CONTEXT_LIMIT, RING_LIMIT = 64 << 20, 4096, 4096, 64
 READINGS, READING_BYTES = 32, 256 << 20  # that wait to be looked at
+KEPT_RECORDS = 1 << 22  # of a log, ditto
 GRACE = 0.3  # seconds after which nothing of a process that ended is still on its way into its files
 
 
@@ -95,6 +96,9 @@ class Process:
     pending: int = 0  # images without an answer
     text: int = 0  # bytes of names, reasons and stacks
     _reading: threading.Lock = field(default_factory=threading.Lock)
+    _logging: threading.Lock = field(default_factory=threading.Lock)
+    _kept: list[np.ndarray[Any, Any]] = field(default_factory=list)  # out of the log, not looked at yet
+    _kept_records: int = 0
     # of a process that is gone
     _last: tuple[list[protocol.Counters], int] = field(default_factory=lambda: ([], 0))
     _last_graphs: int = 0
@@ -240,13 +244,29 @@ class Process:
 
     def read_log(self, last: bool) -> np.ndarray[Any, Any] | None:
         """The new records; None: there is no log, or nothing more to come from it."""
+        import numpy as np
+
+        from gpubpf import oplog
+
         if self.log is None:
             return None
-        records = self.log.read(last)
-        self.log_lost = self.log.lost
-        if last:
-            self.log = None
-        return records
+        with self._logging:
+            kept, self._kept, self._kept_records = self._kept, [], 0
+            records = self.log.read(last)
+            self.log_lost = self.log.lost
+            if last:
+                self.log = None
+        if not kept:
+            return records
+        raw = [part.view(f"V{oplog.RECORD}") for part in (*kept, records)]  # its fields lie over each other
+        return np.concatenate(raw).view(oplog.DTYPE)
+
+    def keep_log(self) -> None:
+        """Takes what is in the log out of it, for `read_log`: a burst finds room while the tool is at work on the one before."""
+        with self._logging:
+            if self.log is not None and self._kept_records < KEPT_RECORDS:
+                self._kept.append(self.log.read())
+                self._kept_records += len(self._kept[-1])
 
     # --- the end ---
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SEND_WAIT = 5.0  # seconds for an agent to take what it is sent
 BEAT = 1.0  # seconds; an agent that waits and hears nothing for ten goes on without its answer
+KEEP = 0.01  # seconds between two looks into the logs
 REFUSED_LIMIT = 10  # notices of that kind
 
 
@@ -46,9 +47,12 @@ class Server:
         os.set_blocking(self._wake_writer, False)
         os.set_blocking(self._wake_reader, False)
         self._thread = threading.Thread(target=self._serve, name="gpubpf-server", daemon=True)
+        self._keeper = threading.Thread(target=self._keep_logs, name="gpubpf-logs", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+        if self._measured.follow.log_records:
+            self._keeper.start()
 
     def close(self) -> None:
         """Also of one that was never started."""
@@ -58,6 +62,8 @@ class Server:
         else:
             self.wake()
             self._thread.join(5)
+            if self._keeper.ident is not None:
+                self._keeper.join(5)
         os.close(self._wake_reader)
         os.close(self._wake_writer)
 
@@ -99,6 +105,12 @@ class Server:
             for process in self._measured.processes:
                 if not process.gone:
                     process.close()
+
+    def _keep_logs(self) -> None:
+        while not self._closing:
+            time.sleep(KEEP)
+            for process in self._measured.everyone():
+                process.keep_log()
 
     def _accept(self) -> Process | None:
         try:
