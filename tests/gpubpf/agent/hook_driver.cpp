@@ -8,6 +8,7 @@
 
 static const char *const names[] = {
 #define GPUBPF_HOOK(symbol) #symbol,
+#include "../../../lib/gpubpf/agent/src/hooks_module.def"
 #include "../../../lib/gpubpf/agent/src/hooks.def"
 #include "../../../lib/gpubpf/agent/src/hooks_graph.def"
 #include "../../../lib/gpubpf/agent/src/hooks_log.def"

@@ -17,6 +17,7 @@ struct Hook {
 
 enum HookIndex : size_t {
 #define GPUBPF_HOOK(symbol) kHook_##symbol,
+#include "hooks_module.def"
 #include "hooks.def"
 #include "hooks_graph.def"
   kAlways,
@@ -35,6 +36,7 @@ void find_hook_targets(void *library);
 void choose_hooks(bool log);
 
 // Each fills in the replacements of one table.
+void module_hooks();
 void graph_hooks();
 void log_hooks();
 
