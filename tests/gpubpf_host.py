@@ -26,6 +26,11 @@ ROOTLESS = [
     "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all",
 ]  # fmt: skip
 
+_CHECKOUT = Path(__file__).resolve().parent
+needs_open_checkout = pytest.mark.skipif(
+    any(not place.stat().st_mode & 0o001 for place in (_CHECKOUT, *_CHECKOUT.parents)),
+    reason="other users cannot read this checkout",
+)
 needs_bpf = pytest.mark.skipif(not compile.capable(), reason="needs CAP_BPF")
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p

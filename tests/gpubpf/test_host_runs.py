@@ -18,7 +18,7 @@ import pytest
 
 import gpubpf_cuda
 from gpubpf.program import PREBUILT
-from gpubpf_host import ROOTLESS, needs_bpf, open_directory
+from gpubpf_host import ROOTLESS, needs_bpf, needs_open_checkout, open_directory
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -201,6 +201,7 @@ def test_both_sides_fill_one_array_as_root_and_rootless(place: Path) -> None:
     assert in_kernel["summary"]["launches_seen"] == native["summary"]["launches_seen"] == 92
 
 
+@needs_open_checkout
 def test_root_watches_another_users_command(place: Path) -> None:
     found, said = run(place, ["--user", "nobody"], [str(place / "app"), "2", "5"], prefix=[])
     assert found["kernel"] and found["runs"] == [["on_launch", 10, 0]], said
@@ -301,6 +302,7 @@ def test_either_side_dies(place: Path, whom: str) -> None:
             os.close(app)
 
 
+@needs_open_checkout
 def test_launchlate_counts_the_same_in_the_kernel_and_without(place: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SUDO")}
     found = []

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import gpubpf_cuda
+from gpubpf_host import needs_open_checkout
 import gpubpf_traces
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -281,6 +282,7 @@ def test_behind_a_node_that_is_switched_off(app):
     assert last["start_ns"] == first["end_ns"] and last["wait_ns"] == first["exec_ns"]
 
 
+@needs_open_checkout
 def test_the_same_numbers_as_root_and_without(app, tmp_path):
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root, to be without it as well")
