@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import gpubpf_cuda
-from gpubpf_host import needs_open_checkout
 import gpubpf_traces
+from gpubpf_host import needs_open_checkout
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _numbers = itertools.count()
