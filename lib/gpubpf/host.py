@@ -376,12 +376,13 @@ class HostProcess:
         self.detach()
         for companion in self._companions:
             companion.close()
-        for area in self._mapped.values():
+        with self._lock:  # whoever notices the process's end, and the measurement's, may both close it
+            mapped, self._mapped = self._mapped, {}
+            files, self.files = self.files, {}
+        for area in mapped.values():
             area.close()
-        for file in self.files.values():
+        for file in files.values():
             os.close(file)
-        self._mapped.clear()
-        self.files.clear()
         self._host._gone(self)
 
 
