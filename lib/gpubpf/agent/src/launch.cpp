@@ -185,7 +185,7 @@ bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parame
   memcpy(own, &launch, sizeof launch);
   if (replay) memcpy(own + 8, &replay, sizeof replay);
   if (layout.pid_tgid != kNoField) {
-    uint64_t who = static_cast<uint64_t>(getpid()) << 32 | thread_id();
+    uint64_t who = static_cast<uint64_t>(process_id()) << 32 | thread_id();
     memcpy(own + layout.pid_tgid, &who, sizeof who);
   }
   if (extra) {

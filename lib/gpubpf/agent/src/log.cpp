@@ -64,13 +64,16 @@ namespace {
 
 // Of this process; a forked child that starts anew has its own.
 std::atomic<uint64_t> next_id{0}, next_other{0};
-std::atomic<uint32_t> generation{0};
+std::atomic<uint32_t> generation{0}, process{0};
 
 }  // namespace
 
 void new_process() {
+  process = static_cast<uint32_t>(getpid());
   ++generation;
 }
+
+uint32_t process_id() { return process.load(std::memory_order_relaxed); }
 
 void number_process(uint64_t number) {
   next_id = number << 40 | 1;

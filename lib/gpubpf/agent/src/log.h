@@ -72,6 +72,7 @@ uint64_t other_id();
 void new_process();  // the agent starts here, the first time or in a forked child
 void number_process(uint64_t number);  // as the tool counts: a process id comes again, after exec and in other namespaces
 uint32_t generation_of_process();  // how often it did: what was kept before means nothing
+uint32_t process_id();
 uint32_t thread_id();  // of the calling thread
 
 }  // namespace gpubpf

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "log.h"
 #include "shared.h"
 
 namespace gpubpf {
@@ -99,7 +100,7 @@ uint64_t numa_node(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) {
 }
 
 uint64_t pid_tgid(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) {
-  return static_cast<uint64_t>(getpid()) << 32 | static_cast<uint32_t>(syscall(SYS_gettid));
+  return static_cast<uint64_t>(process_id()) << 32 | thread_id();
 }
 
 uint64_t uid_gid(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) {
