@@ -372,6 +372,8 @@ def test_another_users_program_is_traced(
     monkeypatch.setenv("SUDO_USER", "nobody")
     # The checkout may be where that user gets nowhere: under /root.
     monkeypatch.setattr(agent, "LIBRARY", Path(shutil.copy(agent.LIBRARY, target.parent)))
+    for parent in [target.parent, *list(target.parent.parents)[:3]]:
+        parent.chmod(parent.stat().st_mode | 0o755)
     assert counted(measure([str(target)])) == (23, 23, 23)
     private = tmp_path / "private"
     private.mkdir(mode=0o700)
