@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Of one process; no program has so many, and the tool's memory and files are not theirs to use up.
 TEXT_LIMIT, PENDING_LIMIT, CONTEXT_LIMIT, RING_LIMIT = 64 << 20, 4096, 4096, 64
 READINGS, READING_BYTES = 32, 256 << 20  # that wait to be looked at
-KEPT_RECORDS = 1 << 22  # of a log, ditto
+KEPT_RECORDS = 1 << 22  # of all logs, ditto
 GRACE = 0.3  # seconds after which nothing of a process that ended is still on its way into its files
 
 
@@ -89,6 +89,7 @@ class Process:
     stacks: dict[int, tuple[protocol.StackFrame, ...]] = field(default_factory=dict)
     log: OpLog | None = None  # None again when nothing more can come
     log_lost: int = 0
+    kept: int = 0  # records out of the log, not looked at yet
     virtual: bool = False  # its clock
     rings: dict[tuple[int, int], Ring] = field(default_factory=dict)  # by map and context
     host: HostProcess | None = None
@@ -97,8 +98,7 @@ class Process:
     text: int = 0  # bytes of names, reasons and stacks
     _reading: threading.Lock = field(default_factory=threading.Lock)
     _logging: threading.Lock = field(default_factory=threading.Lock)
-    _kept: list[np.ndarray[Any, Any]] = field(default_factory=list)  # out of the log, not looked at yet
-    _kept_records: int = 0
+    _kept: list[np.ndarray[Any, Any]] = field(default_factory=list)
     # of a process that is gone
     _last: tuple[list[protocol.Counters], int] = field(default_factory=lambda: ([], 0))
     _last_graphs: int = 0
@@ -251,7 +251,7 @@ class Process:
         if self.log is None:
             return None
         with self._logging:
-            kept, self._kept, self._kept_records = self._kept, [], 0
+            kept, self._kept, self.kept = self._kept, [], 0
             records = self.log.read(last)
             self.log_lost = self.log.lost
             if last:
@@ -264,9 +264,9 @@ class Process:
     def keep_log(self) -> None:
         """Takes what is in the log out of it, for `read_log`: a burst finds room while the tool is at work on the one before."""
         with self._logging:
-            if self.log is not None and self._kept_records < KEPT_RECORDS:
+            if self.log is not None:
                 self._kept.append(self.log.read())
-                self._kept_records += len(self._kept[-1])
+                self.kept += len(self._kept[-1])
 
     # --- the end ---
 

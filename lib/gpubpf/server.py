@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gpubpf.agent import protocol
-from gpubpf.process import PENDING_LIMIT, Process
+from gpubpf.process import KEPT_RECORDS, PENDING_LIMIT, Process
 
 if TYPE_CHECKING:
     from gpubpf.measurement import Measurement
@@ -109,8 +109,13 @@ class Server:
     def _keep_logs(self) -> None:
         while not self._closing:
             time.sleep(KEEP)
-            for process in self._measured.everyone():
-                process.keep_log()
+            everyone = self._measured.everyone()
+            kept = sum(process.kept for process in everyone)
+            for process in everyone:
+                if kept < KEPT_RECORDS:
+                    before = process.kept
+                    process.keep_log()
+                    kept += max(process.kept - before, 0)
 
     def _accept(self) -> Process | None:
         try:

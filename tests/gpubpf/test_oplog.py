@@ -228,8 +228,9 @@ def test_a_program_call_by_call(program: str, hostile: str, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("size", [64, 4096])
-def test_what_finds_no_room_is_counted(program: str, size: int) -> None:
+def test_what_finds_no_room_is_counted(program: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four threads at once: every launch has a record, or is one of those that are lost."""
+    monkeypatch.setattr("gpubpf.server.KEPT_RECORDS", 0)  # nobody makes room meanwhile
     kernels = lost = 0
     ids: set[int] = set()
     with Session(
@@ -248,6 +249,24 @@ def test_what_finds_no_room_is_counted(program: str, size: int) -> None:
     assert len(ids) == kernels
     assert (kernels == 2000 and lost == 0) if size == 4096 else (0 < kernels <= 64 and lost > 1900)
     assert 2000 <= kernels + lost <= 2000 + 16  # and a few other calls
+
+
+def test_room_is_made_while_the_tool_is_busy(program: str) -> None:
+    with Session(
+        [program, "many"],
+        instrument=lambda image, target: Sidecar(),
+        device=choose("sim"),
+        follow=Follow(log_records=4096),
+    ) as session:
+        process = None
+        for _ in range(500):
+            time.sleep(0.01)  # the tool looks at nothing
+            process = next(iter(session._measured.everyone()), None)
+            if process is not None and process.kept >= 2000:
+                break
+        assert process is not None and process.kept >= 2000
+        for _ in session.intervals():
+            pass
 
 
 def test_without_a_log_launches_are_counted_alone(program: str) -> None:
