@@ -35,18 +35,27 @@ PSEUDO_CALL = 1  # src of a call whose imm is a relative instruction number
 
 STACK_SIZE = 512
 
-# What a program can be attached to, by its context's type: fields as (offset, size) by name.
+
+def _fields(*names: str) -> Mapping[str, tuple[int, int]]:
+    return {name: (8 * number, 8) for number, name in enumerate(names)}
+
+
+# What a program can be attached to, by its context's type: fields as (offset, size) by name (docs/attach-points.md).
 CONTEXTS: Mapping[str, Mapping[str, tuple[int, int]]] = {
-    "entry": {"launch": (0, 8), "site": (8, 8)},
-    "exit": {"launch": (0, 8), "site": (8, 8), "work": (16, 8)},
-    "launch": {
-        name: (8 * n, 8) for n, name in enumerate(("launch", "kernel", "stream", "call_ns", "threads", "gpu"))
-    },
+    "entry": _fields("launch", "site"),
+    "exit": _fields("launch", "site", "work"),
+    "function_entry": _fields("launch", "site"),
+    "function_exit": _fields("launch", "site"),
+    "block_begin": _fields("launch", "site"),
+    "block_end": _fields("launch", "site"),
+    "barrier_arrive": _fields("launch", "site", "barrier", "threads"),
+    "barrier_leave": _fields("launch", "site", "barrier", "threads", "waited"),
+    "access": _fields("launch", "site", "address", "width", "space", "kind", "active"),
+    "launch": _fields("launch", "kernel", "stream", "call_ns", "threads", "gpu"),
+    "operation": _fields("id", "kind", "stream", "call_ns", "bytes", "destination", "source", "gpu"),
 }
-DEVICE_POINTS = (
-    "entry",
-    "exit",
-)  # these run on the GPU; `launch` runs on the host, and so does all else (`host`)
+HOST_POINTS = ("launch", "operation")  # in the thread that calls the driver
+DEVICE_POINTS = tuple(point for point in CONTEXTS if point not in HOST_POINTS)  # these run on the GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +82,7 @@ class Instruction:
 class Function:
     """A program: its instructions, subprograms appended as the kernel wants them.
 
-    `point`: `entry` or `exit` (on the GPU), `launch` (on the host, at each launch), `host` (any other context, such as a
-    tracepoint's: it can only run in the kernel).
+    `point`: one of CONTEXTS, or `host` (any other context, such as a tracepoint's: it can only run in the kernel).
     """
 
     name: str
@@ -163,7 +171,7 @@ def signed(value: int, bits: int = 64) -> int:
 
 
 _COMMENT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
-_CONTEXT = re.compile(r"(\w+)\s*\(\s*(?:const\s+)?struct\s+gpu_(entry|exit|launch)\s*\*")
+_CONTEXT = re.compile(rf"(\w+)\s*\(\s*(?:const\s+)?struct\s+gpu_({'|'.join(CONTEXTS)})\s*\*")
 
 
 def without_comments(text: str) -> str:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import bpf_syscall, maps
-from gpubpf.bytecode import Function, Program, encode
+from gpubpf.bytecode import HOST_POINTS, Function, Program, encode
 from gpubpf.compile import capable
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
 from gpubpf.lower import context
@@ -390,8 +390,9 @@ def load(program: Program, function: Function, files: Mapping[str, int]) -> int:
     """Loads a host program into the kernel, with its maps' file descriptors. Raises VerifyError; PermissionError where this
     process may not load it."""
     kind = bpf_syscall.TRACEPOINT
-    if function.point == LAUNCH:
-        function, kind = context.copied(function, context.REGISTERS), bpf_syscall.KPROBE
+    if function.point in HOST_POINTS:
+        registers = context.REGISTERS[function.point]
+        function, kind = context.copied(function, registers), bpf_syscall.KPROBE
     try:
         return bpf_syscall.load_program(
             kind, encode(function.instructions, files), program.license, function.name

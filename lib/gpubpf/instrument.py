@@ -31,12 +31,16 @@ _STAGE = "sidecar"
 
 @dataclass(frozen=True)
 class Attachment:
-    """A lowered device program, where it goes, and the `--kernel` patterns of its kernels (none: every kernel)."""
+    """A lowered device program, where it goes, and the `--kernel` patterns of its kernels (none: every kernel). `kinds`,
+    `spaces`, `functions`: as of a `Placement`."""
 
     fragment: Fragment
-    point: str  # entry or exit
+    point: str
     kernels: tuple[str, ...] = ()
     accumulate: str | None = None
+    kinds: tuple[str, ...] = ()
+    spaces: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -249,7 +253,8 @@ def _version() -> str:
 def _identity(attachment: Attachment) -> str:
     fragment = attachment.fragment
     arguments = [(a.name, a.type, a.kind, a.map, a.offset, a.width, a.field) for a in fragment.arguments]
-    return repr((fragment.ptx, arguments, attachment.point, attachment.kernels, attachment.accumulate))
+    rest = dataclasses.astuple(dataclasses.replace(attachment, fragment=Fragment("", "", ())))
+    return repr((fragment.ptx, arguments, rest[1:]))
 
 
 def _pack(sidecar: Sidecar) -> bytes:

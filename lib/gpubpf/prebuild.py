@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gpubpf import compile, offcpu
-from gpubpf.bytecode import Program
+from gpubpf.bytecode import HOST_POINTS, Program
 from gpubpf.errors import CompileError, Error, VerifyError
 from gpubpf.host import try_load
 from gpubpf.lower import nvptx, x86
@@ -72,10 +72,10 @@ def fragments(program: Program) -> dict[str, Any]:
 
 
 def natives(program: Program) -> dict[str, Any]:
-    """The native forms of its launch programs as JSON values, or why one has none."""
+    """The native forms of its programs for launches and operations as JSON values, or why one has none."""
     found: dict[str, Any] = {}
     for function in program.host_functions:
-        if function.point == "launch":
+        if function.point in HOST_POINTS:
             try:
                 found[function.name] = x86.lower(program, function).to_json()
             except VerifyError as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpubpf import cache, maps
-from gpubpf.bytecode import DEVICE_POINTS, Program
+from gpubpf.bytecode import HOST_POINTS, Program
 from gpubpf.errors import UsageError
 from gpubpf.lower.fragment import Fragment
 from gpubpf.maps import MapDefinition
@@ -29,17 +29,23 @@ if TYPE_CHECKING:
     from gpubpf.session import Follow, Session
 
 WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
+KINDS = ("load", "store", "atomic", "async")  # of memory accesses: the numbers of enum gpu_kind
+SPACES = ("global", "shared", "local", "const")  # enum gpu_space
 PREBUILT = Path(__file__).parent / "prebuilt"
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A device program and where it goes. `kernels`: `--kernel` patterns, none for every kernel."""
+    """A device program and where it goes. `kernels`: `--kernel` patterns, none for every kernel. `kinds` and `spaces` are those of
+    memory accesses that it is for, `functions` patterns for device functions, none for all."""
 
     function: str
-    point: str  # "entry" or "exit"
+    point: str  # one of DEVICE_POINTS
     kernels: tuple[str, ...] = ()
     accumulate: str | None = None
+    kinds: tuple[str, ...] = ()
+    spaces: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
 
 
 class Companion(Protocol):
@@ -145,6 +151,61 @@ class BPF:
             raise UsageError(f"work cannot be {accumulate!r}; it is one of {', '.join(WORK)}")
         self._attach(Probe(fn_name, "exit", _patterns(kernel), accumulate))
 
+    def attach_gpu_function_entry(
+        self, kernel: str | Iterable[str] = (), fn_name: str = "", function: str | Iterable[str] = ()
+    ) -> None:
+        """Runs `fn_name`, whose context is `struct gpu_function_entry`, in each thread that calls a device function whose
+        demangled name matches `function` (a glob or several; none: every function that is really called)."""
+        self._attach(Probe(fn_name, "function_entry", _patterns(kernel), functions=_patterns(function)))
+
+    def attach_gpu_function_exit(
+        self, kernel: str | Iterable[str] = (), fn_name: str = "", function: str | Iterable[str] = ()
+    ) -> None:
+        """Runs `fn_name`, whose context is `struct gpu_function_exit`, in each thread that returns from a device function."""
+        self._attach(Probe(fn_name, "function_exit", _patterns(kernel), functions=_patterns(function)))
+
+    def attach_gpu_block_begin(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
+        """Runs `fn_name`, whose context is `struct gpu_block_begin`, once for each thread block: in the first thread that
+        enters the kernel."""
+        self._attach(Probe(fn_name, "block_begin", _patterns(kernel)))
+
+    def attach_gpu_block_end(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
+        """Runs `fn_name`, whose context is `struct gpu_block_end`, once for each thread block: in the last thread that leaves
+        the kernel."""
+        self._attach(Probe(fn_name, "block_end", _patterns(kernel)))
+
+    def attach_gpu_barrier_arrive(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
+        """Runs `fn_name`, whose context is `struct gpu_barrier_arrive`, in each thread before it arrives at a barrier."""
+        self._attach(Probe(fn_name, "barrier_arrive", _patterns(kernel)))
+
+    def attach_gpu_barrier_leave(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
+        """Runs `fn_name`, whose context is `struct gpu_barrier_leave`, in each thread when a barrier let it go."""
+        self._attach(Probe(fn_name, "barrier_leave", _patterns(kernel)))
+
+    def attach_gpu_access(
+        self,
+        kernel: str | Iterable[str] = (),
+        fn_name: str = "",
+        kinds: str | Iterable[str] = KINDS,
+        spaces: str | Iterable[str] = SPACES,
+    ) -> None:
+        """Runs `fn_name`, whose context is `struct gpu_access`, in each thread before it accesses memory, where the access is of
+        these kinds (of KINDS) and in these spaces (of SPACES)."""
+        self._attach(
+            Probe(
+                fn_name,
+                "access",
+                _patterns(kernel),
+                kinds=_of(KINDS, kinds, "a kind of memory access"),
+                spaces=_of(SPACES, spaces, "a memory space"),
+            )
+        )
+
+    def attach_operation(self, fn_name: str) -> None:
+        """Runs `fn_name`, whose context is `struct gpu_operation`, on the host at each copy, memset, event or stream operation,
+        synchronization and allocation, as `attach_launch` does at launches."""
+        self._attach_host(fn_name, "operation", "operation")
+
     def attach_launch(self, fn_name: str) -> None:
         """Runs `fn_name`, whose context is `struct gpu_launch`, on the host at each launch of a matching kernel, before the
         driver's call, in the thread that launches: in the Linux kernel, or where that may not be, in the traced process."""
@@ -160,8 +221,7 @@ class BPF:
 
         found = self._function_points().get(name)
         if found != point:
-            other = "there is no such program" if found is None else f"it takes the context of {found!r}"
-            raise UsageError(f"{name} cannot be attached to {event}: {other}; see the C text")
+            raise UsageError(f"{name} cannot be attached to {event}: {self._belongs(name)}")
         self.host_programs.append(HostProbe(name, event))
 
     def _attach(self, probe: Probe) -> None:
@@ -170,25 +230,22 @@ class BPF:
 
     def _fragment(self, probe: Probe) -> Fragment:
         name = probe.function
+        if self._function_points().get(name) != probe.point:
+            raise UsageError(f"{name} cannot be attached to {probe.point}: {self._belongs(name)}")
         if name not in self._fragments:
-            points = self._points()
-            if points.get(name) != probe.point:
-                if name not in points:
-                    raise UsageError(
-                        f"there is no device program {name}; there is {', '.join(points) or 'none'}"
-                    )
-                raise UsageError(
-                    f"{name} takes a struct gpu_{points[name]}; attach it with attach_gpu_{points[name]}"
-                )
             self._fragments[name] = self._lowered(name)
-        elif self._points()[name] != probe.point:
-            raise UsageError(
-                f"{name} takes another context; attach it with attach_gpu_{self._points()[name]}"
-            )
         return self._fragments[name]
 
-    def _points(self) -> dict[str, str]:
-        return {name: point for name, point in self._function_points().items() if point in DEVICE_POINTS}
+    def _belongs(self, name: str) -> str:
+        """Which call attaches a program, for who took another."""
+        points = self._function_points()
+        if name not in points:
+            return f"there is no program {name}; there is {', '.join(points) or 'none'}"
+        point = points[name]
+        if point == "host":
+            return "it takes a context of the Linux kernel's; attach it with attach_tracepoint"
+        call = f"attach_{point}" if point in HOST_POINTS else f"attach_gpu_{point}"
+        return f"it takes a struct gpu_{point}; attach it with {call}"
 
     def _function_points(self) -> dict[str, str]:
         if self._prebuilt is not None:
@@ -251,7 +308,15 @@ class BPF:
         from gpubpf.instrument import Attachment
 
         return [
-            Attachment(self._fragment(probe), probe.point, probe.kernels, probe.accumulate)
+            Attachment(
+                self._fragment(probe),
+                probe.point,
+                probe.kernels,
+                probe.accumulate,
+                probe.kinds,
+                probe.spaces,
+                probe.functions,
+            )
             for probe in self.probes
         ]
 
@@ -304,7 +369,7 @@ class BPF:
 
         if not self.probes and not self.host_programs:
             raise UsageError(
-                "nothing is attached; call attach_gpu_entry, attach_gpu_exit or attach_launch first"
+                "nothing is attached; call attach_gpu_entry, attach_launch or another attach method first"
             )
         self.session = tracing.trace(
             args,
@@ -410,6 +475,17 @@ def _is_host_filter(definition: MapDefinition) -> bool:
 def _fields(definition: MapDefinition) -> list[str]:
     kind = definition.value_type
     return [field[0] for field in kind["fields"]] if isinstance(kind, dict) else []
+
+
+def _of(known: tuple[str, ...], chosen: str | Iterable[str], what: str) -> tuple[str, ...]:
+    """Those of the `known` words that are chosen, each once, in their order."""
+    words = (chosen,) if isinstance(chosen, str) else tuple(chosen)
+    for word in words:
+        if word not in known:
+            raise UsageError(f"{what} cannot be {word!r}; it is one of {', '.join(known)}")
+    if not words:
+        raise UsageError(f"no {what.split(' ', 1)[1]} is chosen; name some of {', '.join(known)}")
+    return tuple(word for word in known if word in words)
 
 
 def _patterns(kernel: str | Iterable[str] | None) -> tuple[str, ...]:

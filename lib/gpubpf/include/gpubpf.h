@@ -3,17 +3,18 @@
  * s8 … s64), map macros and helpers are there as well. Programs are told by their argument:
  *
  *     int on_entry(struct gpu_entry *ctx)     on the GPU: in each thread, as it enters the kernel
- *     int on_exit(struct gpu_exit *ctx)       on the GPU: in each thread, as it leaves the kernel
+ *     int on_access(struct gpu_access *ctx)   on the GPU: in each thread, before it loads, stores …
  *     int on_launch(struct gpu_launch *ctx)   on the host: in the thread that launches, before the driver's call
  *
- * Any other context (TRACEPOINT_PROBE and the like) makes a program of the Linux kernel's.
+ * and so on for every point in docs/attach-points.md. Any other context (TRACEPOINT_PROBE and the like) makes a program of the
+ * Linux kernel's.
  */
 #ifndef GPUBPF_H
 #define GPUBPF_H
 
 /* Contexts: read-only, fields in this order; later fields may be added at the end. */
 struct gpu_entry {
-    u64 launch; /* number of the launch, unique in the process */
+    u64 launch; /* number of the launch, unique on the machine while the process lives */
     u64 site;   /* number of the place in the kernel that the probe was put at */
 };
 
@@ -23,6 +24,55 @@ struct gpu_exit {
     u64 work; /* what accumulate= counted in this thread, since it entered the kernel */
 };
 
+struct gpu_function_entry {
+    u64 launch;
+    u64 site; /* tells the function */
+};
+
+struct gpu_function_exit {
+    u64 launch;
+    u64 site;
+};
+
+/* In one thread of each block. */
+struct gpu_block_begin {
+    u64 launch;
+    u64 site;
+};
+
+struct gpu_block_end {
+    u64 launch;
+    u64 site;
+};
+
+struct gpu_barrier_arrive {
+    u64 launch;
+    u64 site;
+    u64 barrier; /* its number in the block; of the cluster's ~0 */
+    u64 threads; /* how many it waits for; 0: all of the block */
+};
+
+struct gpu_barrier_leave {
+    u64 launch;
+    u64 site;
+    u64 barrier;
+    u64 threads;
+    u64 waited; /* cycles of this multiprocessor's clock */
+};
+
+struct gpu_access {
+    u64 launch;
+    u64 site;
+    u64 address; /* of the first byte; in shared and local memory the offset in the block's or thread's */
+    u64 width;   /* bytes that this lane accesses */
+    u64 space;   /* GPU_GLOBAL … */
+    u64 kind;    /* GPU_LOAD … */
+    u64 active;  /* the lanes that do it together, a bit for each */
+};
+
+enum gpu_space { GPU_GLOBAL, GPU_SHARED, GPU_LOCAL, GPU_CONST };
+enum gpu_kind { GPU_LOAD, GPU_STORE, GPU_ATOMIC, GPU_ASYNC };
+
 /* Once for each launch of a kernel that matches; for a whole graph once, with kernel ~0 and the first number of its launches. */
 struct gpu_launch {
     u64 launch;  /* what the kernel's device programs see as ctx->launch */
@@ -31,6 +81,31 @@ struct gpu_launch {
     u64 call_ns; /* CLOCK_MONOTONIC when the program called the driver */
     u64 threads; /* of the whole grid */
     u64 gpu;     /* ordinal of the GPU */
+};
+
+/* What the program asks of the driver beside launches of kernels. */
+struct gpu_operation {
+    u64 id;          /* its number in the process's log */
+    u64 kind;        /* GPU_OP_… */
+    u64 stream;      /* its handle */
+    u64 call_ns;     /* CLOCK_MONOTONIC when the program called the driver */
+    u64 bytes;       /* of a copy, memset or allocation */
+    u64 destination; /* addresses, 0 where there is none */
+    u64 source;
+    u64 gpu; /* ordinal of the GPU */
+};
+
+enum gpu_operation_kind {
+    GPU_OP_H2D = 2,
+    GPU_OP_D2H,
+    GPU_OP_D2D,
+    GPU_OP_H2H,
+    GPU_OP_MEMSET,
+    GPU_OP_EVENT_RECORD,
+    GPU_OP_STREAM_WAIT, /* for an event */
+    GPU_OP_GRAPH,
+    GPU_OP_SYNC,
+    GPU_OP_API /* an allocation, a free */
 };
 
 /* Helpers with the numbers of bpftime, where it has them. Clocks are read where the program says; read them first. The text of puts must be an array on the stack: gpu_puts makes one. */
@@ -51,6 +126,14 @@ static u64 (*gpu_global_thread)(void) = (void *)606; /* number of the thread in 
 static u64 (*gpu_max)(u64 *cell, u64 value) = (void *)607;
 static u32 (*gpu_active)(void) = (void *)608; /* the lanes of the warp that run this together, one bit each; bit 0 is lane 0 */
 static u32 (*gpu_log2)(u64 value) = (void *)609; /* place of the highest bit that is set; of 0: 0 */
+/* Of the lanes that run this together, one bit each: those with the same value; those whose predicate is not 0. */
+static u32 (*gpu_match)(u64 value) = (void *)610;
+static u32 (*gpu_ballot)(u64 predicate) = (void *)611;
+/* What `value` is in that lane (modulo 32); of a lane that does not run this together with ours: any number. */
+static u64 (*gpu_shuffle)(u64 value, u32 lane) = (void *)612;
+static u64 (*gpu_kernel)(void) = (void *)613; /* number of the kernel in this process: struct gpu_launch's `kernel` */
+/* How often addresses had come to mean another allocation when the launch was made: (address, epoch) tells an allocation. */
+static u64 (*gpu_epoch)(void) = (void *)614;
 
 #define gpu_puts(_text)                               \
     ({                                                \
@@ -78,6 +161,9 @@ struct gpubpf_block_array {
     int index;
 };
 struct gpubpf_kernel_array {
+    int index;
+};
+struct gpubpf_site_array {
     int index;
 };
 struct gpubpf_shared_array {
@@ -118,6 +204,12 @@ struct gpubpf_param {
     GPUBPF_TABLE("array", struct gpubpf_block_array, _leaf, _name, _entries, 0)
 #define GPU_KERNEL_ARRAY(_name, _leaf, _entries) \
     GPUBPF_TABLE("array", struct gpubpf_kernel_array, _leaf, _name, _entries, 0)
+/*
+ * One value for each site of the kernel, the key, in a part for each multiprocessor, so that they do not wait for each other:
+ * lookup(&site) finds the one of the multiprocessor that the program runs on. Count with __sync_fetch_and_add.
+ */
+#define GPU_SITE_ARRAY(_name, _leaf) \
+    GPUBPF_TABLE("array", struct gpubpf_site_array, _leaf, _name, 1, 0)
 /*
  * Values in host memory that the GPU reaches too, for each process: what host programs write, device programs read, and the
  * other way around. Each side writes fields of its own: no atomic operation holds across.

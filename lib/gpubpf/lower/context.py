@@ -1,4 +1,4 @@
-"""Programs at launches find their context where they run: it is copied to the stack first.
+"""Programs at launches and operations find their context where they run: it is copied to the stack first.
 
 In the kernel the fields of `struct gpu_launch` are in registers of the stub's caller, not in one structure; and compilers load
 through context pointers in ways that verifiers reject (two fields by one load). On the stack both are fine.
@@ -6,15 +6,22 @@ through context pointers in ways that verifiers reject (two fields by one load).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gpubpf import bytecode as b
-from gpubpf.bytecode import CONTEXTS, STACK_SIZE, Function, Instruction
+from gpubpf.bytecode import CONTEXTS, HOST_POINTS, STACK_SIZE, Function, Instruction
 from gpubpf.errors import VerifyError
 
-# Where struct pt_regs has the registers of the first six arguments on x86-64 (arch/x86/include/asm/ptrace.h; System V ABI).
-REGISTERS = (112, 104, 96, 88, 72, 64)  # di, si, dx, cx, r8, r9
-FIELDS = tuple(offset for offset, _ in CONTEXTS["launch"].values())
+# Where struct pt_regs of x86-64 has the registers that hold the fields, one after the other: those of the first six arguments
+# (System V ABI), then two that no call has to keep (arch/x86/include/asm/ptrace.h).
+_REGISTERS = (112, 104, 96, 88, 72, 64, 56, 48)  # di, si, dx, cx, r8, r9, r10, r11
+REGISTERS: Mapping[str, tuple[int, ...]] = {
+    point: _REGISTERS[: len(CONTEXTS[point])] for point in HOST_POINTS
+}
+FIELDS: Mapping[str, tuple[int, ...]] = {
+    point: tuple(offset for offset, _ in CONTEXTS[point].values()) for point in HOST_POINTS
+}
 _TAKE_CONTEXT = (25, 27, 67)  # perf_event_output, get_stackid, get_stack: the real one
 _LONG = b.MEM | 0x18
 

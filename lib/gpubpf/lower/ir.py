@@ -661,7 +661,7 @@ class _Lowering:
         return self.kernels(16, f"{kind} {pointer}", f"i64 {call.size}")
 
     def pid_tgid(self, call: Call) -> str:
-        if self.checked.function.point == "launch":
+        if self.checked.function.point in b.HOST_POINTS:
             return self.kernels(14)
         return self.argument("pid_tgid", "pid_tgid")
 

@@ -22,14 +22,14 @@ _ATTRIBUTES = '"no-jump-tables"="true" "no-builtins" noimplicitfloat nounwind'
 
 
 def lower(program: Program, function: Function) -> Native:
-    """The native code of a program for launches. Raises VerifyError where it has none: what only the kernel has is named."""
-    checked = check(program, context.copied(function, context.FIELDS))
+    """The native code of a program on the host. Raises VerifyError where it has none: what only the kernel has is named."""
+    checked = check(program, context.copied(function, context.FIELDS[function.point]))
     module = ir.lower(program, checked, X86)
     values: dict[Given, int] = {}
     loads: list[str] = []
     passed: list[str] = []
     for argument in module.arguments:
-        given = _given(argument)
+        given = _given(argument, function.point)
         slot = values.setdefault(given, len(values))
         name, kind = argument.name, "i64" if argument.type == "b64" else "i32"
         loads += [
@@ -64,11 +64,11 @@ def lower(program: Program, function: Function) -> Native:
     return Native(function.name, _machine_code(function.name, text), tuple(values))
 
 
-def _given(argument: ir.Argument) -> Given:
+def _given(argument: ir.Argument, point: str) -> Given:
     if argument.kind == "launch":
         return Given("context", 0)
     if argument.kind == "context":
-        return Given("context", list(CONTEXTS["launch"]).index(argument.field))
+        return Given("context", list(CONTEXTS[point]).index(argument.field))
     if argument.kind == "helper":
         return Given("helper", argument.offset)
     return Given(argument.kind, 0, argument.map)

@@ -379,7 +379,7 @@ class _Checker:
             )
         if self.function.point not in CONTEXTS:
             raise VerifyError(
-                f"program {self.function.name}: it is no device program; give it a struct gpu_entry or gpu_exit argument"
+                f"program {self.function.name}: it is no device program; give it a struct gpu_entry, gpu_exit … argument"
             )
         pc = 0
         starts = set()
@@ -957,7 +957,7 @@ class _Calls:
         return self.checker.reject(self.state.pc, what, remedy)
 
     def run(self) -> None:
-        on_host = self.checker.function.point == "launch"
+        on_host = self.checker.function.point in b.HOST_POINTS
         helpers = NATIVE_HELPERS if on_host else HELPERS
         if self.helper not in helpers:
             if on_host:
