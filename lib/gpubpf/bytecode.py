@@ -50,7 +50,7 @@ CONTEXTS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "block_end": _fields("launch", "site"),
     "barrier_arrive": _fields("launch", "site", "barrier", "threads"),
     "barrier_leave": _fields("launch", "site", "barrier", "threads", "waited"),
-    "access": _fields("launch", "site", "address", "width", "space", "kind", "active"),
+    "access": _fields("launch", "site", "address", "width", "space", "kind", "active", "effect"),
     "launch": _fields("launch", "kernel", "stream", "call_ns", "threads", "gpu"),
     "operation": _fields("id", "kind", "stream", "call_ns", "bytes", "destination", "source", "gpu"),
 }

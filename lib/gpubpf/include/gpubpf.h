@@ -68,10 +68,12 @@ struct gpu_access {
     u64 space;   /* GPU_GLOBAL … */
     u64 kind;    /* GPU_LOAD … */
     u64 active;  /* the lanes that do it together, a bit for each */
+    u64 effect;  /* GPU_READS | GPU_WRITES: of a copy its source is read, its destination written */
 };
 
 enum gpu_space { GPU_GLOBAL, GPU_SHARED, GPU_LOCAL, GPU_CONST };
 enum gpu_kind { GPU_LOAD, GPU_STORE, GPU_ATOMIC, GPU_ASYNC };
+enum gpu_effect { GPU_READS = 1, GPU_WRITES = 2 };
 
 /* Once for each launch of a kernel that matches; for a whole graph once, with kernel ~0 and the first number of its launches. */
 struct gpu_launch {
