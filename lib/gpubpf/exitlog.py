@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpubpf import cli, names, oplog, output, table
-from gpubpf.clock import Bracket, GpuClock, SmClock, estimated_tick
+from gpubpf.clock import SmClock, estimated_tick
 from gpubpf.exits import Clock, Exits, Lateness, Report
 from gpubpf.heatmap import Heat
-from gpubpf.imbalance import WARP, Index, Ranges, Shape
+from gpubpf.imbalance import WARP, Index, Ranges
+from gpubpf.places import COUNT, READINGS, Place, Places, source_of
 
 if TYPE_CHECKING:
     from gpubpf.cli import Output
-    from gpubpf.ptx.inject import ExitSite
     from gpubpf.results import ProcessLog, Reading, RingRecords
     from gpubpf.session import Session
 
@@ -32,32 +31,10 @@ RING = "departures"  # where on_record writes
 COARSE = 256  # ns; a timer that ticks so slowly is refined by the multiprocessors' clocks
 CHUNK = 1 << 16  # records in one go
 MOST_PENDING = 4096  # launches that are not whole
-MOST_HEATS, MOST_PLACES = 64, 4096
+MOST_HEATS = 64
 FAR = 1 << 60  # ns: farther apart is nothing that a GPU said
-READINGS = 4096  # of clocks, for each GPU
-MOST_LAUNCHES = 1 << 20  # so many are remembered, since records may still come
 
-
-@dataclass(frozen=True)
-class Place:
-    """A kernel and launch shape in a process."""
-
-    pid: int
-    comm: str
-    gpu: int
-    mangled: str
-    grid: Index
-    block_dim: Index
-
-    @property
-    def shape(self) -> Shape:
-        return Shape(self.grid, self.block_dim)
-
-    def record(self) -> dict[str, Any]:
-        """The fields that every JSON record of it has."""
-        where = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu}
-        kernel = names.demangle(self.mangled).short
-        return where | {"kernel": kernel, "grid": self.grid, "block_dim": self.block_dim}
+__all__ = ["ExitLog", "Place", "Printer", "source_of", "write_records"]
 
 
 class ExitLog:
@@ -76,22 +53,14 @@ class ExitLog:
         self._recorded, self._ranges, self._each = recorded, (block, thread), each
         self._wants_heats = heats
         self._exits: dict[Place, Exits] = {}
-        self._launches: dict[Place, int] = {}  # so many in the log
+        self.places = Places(recorded)
         self._reported: dict[Place, int] = {}
         self._latest: dict[tuple[int, int], Reading] = {}
         self._before: dict[Place, Lateness] = {}
-        self._whose: dict[tuple[int, int], Place] = {}  # of launches, by process and number
         self._pending: dict[tuple[int, int], list[Any]] = {}  # records of launches that are not whole yet
-        self._brackets: dict[tuple[int, int], list[Bracket]] = {}
-        self._clocks: dict[tuple[int, int], tuple[int, GpuClock]] = {}  # made of so many brackets
-        self._virtual: set[int] = set()
-        self._log_lost: dict[int, int] = {}
-        self._unnamed: dict[int, Any] = {}  # by process: records whose kernel's name or GPU is not known yet
         self._readings: dict[tuple[int, int], Any] = {}  # of clocks: [multiprocessor, cycles, ns]
-        self._ticks: dict[tuple[int, int], int] = {}  # ns in which the timer counts
         self._rates: dict[tuple[int, int], Clock] = {}  # what they say
         self.heats: dict[Place, Heat] = {}
-        self.faults: set[int] = set()  # processes whose context broke
         self.homeless = 0  # records of launches that nothing is known of
 
     def take(self, session: Session) -> None:
@@ -112,67 +81,17 @@ class ExitLog:
     # --- the log: which kernel a launch is of, and the clocks ---
 
     def _take_log(self, log: ProcessLog) -> None:
-        records = self._named(log)
-        if log.virtual:
-            self._virtual.add(log.pid)
-        self._log_lost[log.pid] = log.lost
-        kinds = records["kind"]
-        if (kinds == oplog.FAULT).any():
-            self.faults.add(log.pid)
-        for record in records[kinds == oplog.CLOCK]:
+        records = self.places.take(log)
+        for record in records[records["kind"] == oplog.CLOCK]:
             clock, gpu = record["clock"], log.gpus.get(int(record["context"]), 0)
-            bracket = Bracket(*(int(clock[name]) for name in ("host_before", "gpu", "host_after", "tick_ns")))
-            brackets = self._brackets.setdefault((log.pid, gpu), [])
-            brackets.append(bracket)
-            if len(brackets) > READINGS:
-                del brackets[1:-1:2]
-            self._ticks[log.pid, gpu] = max(self._ticks.get((log.pid, gpu), 0), bracket.tick)
             self._ticked(log.pid, gpu, [[clock[name].astype(np.int64)] for name in ("sm", "clock64", "gpu")])
-        kernels = records[(kinds == oplog.KERNEL) & (records["kernel"]["reason"] == oplog.INSTRUMENTED)]
-        kernels = kernels[(kernels["flags"] & oplog.CAPTURED) == 0]
-        kernels = kernels[_sensible(kernels["kernel"])]
-        shapes: dict[bytes, Place] = {}
-        for number, context, kernel in zip(
-            kernels["id"].tolist(), kernels["context"].tolist(), kernels["kernel"], strict=True
-        ):
-            key = kernel.tobytes()[:32] + context.to_bytes(4, "little")
-            if key not in shapes:
-                grid, block = (tuple(kernel[name].tolist()) for name in ("grid", "block"))
-                mangled = log.names.get(int(kernel["slot"]), "")
-                shapes[key] = Place(log.pid, log.comm, log.gpus.get(context, 0), mangled, grid, block)
-            place = shapes[key]
-            if place not in self._launches and len(self._launches) >= MOST_PLACES:
-                continue  # its records count as left out
-            if self._recorded:
-                self._whose[log.pid, number] = place
-                if len(self._whose) > MOST_LAUNCHES:
-                    for old in list(self._whose)[: MOST_LAUNCHES // 2]:
-                        del self._whose[old]
-            self._launches[place] = self._launches.get(place, 0) + 1
-
-    def _named(self, log: ProcessLog) -> Any:
-        """Records whose GPU and kernel's name are known: these come by another way than the log, and may come later."""
-        kept = self._unnamed.pop(log.process, None)
-        records = log.records if kept is None else np.concatenate([kept, log.records])
-        launch, clock = (records["kind"] == kind for kind in (oplog.KERNEL, oplog.CLOCK))
-        launch &= records["kernel"]["reason"] == oplog.INSTRUMENTED
-        unknown = launch & ~np.isin(records["kernel"]["slot"], list(log.names))
-        unknown |= (launch | clock) & ~np.isin(records["context"], list(log.gpus))
-        if log.over or not unknown.any() or unknown.sum() > CHUNK:  # so many never get one
-            return records
-        self._unnamed[log.process] = records[unknown]
-        return records[~unknown]
 
     def _host_times(self, place: Place, records: Any) -> tuple[Any, Any]:
         """Host times of records, ns, and which of them are known."""
         time = records["time"].astype(np.int64)
-        if place.pid in self._virtual:
+        if place.pid in self.places.virtual:
             return time, np.ones(len(time), bool)
-        brackets = self._brackets.get((place.pid, place.gpu), [])
-        known, clock = self._clocks.get((place.pid, place.gpu), (-1, GpuClock([])))
-        if known != len(brackets):
-            clock = GpuClock(brackets)
-            self._clocks[place.pid, place.gpu] = len(brackets), clock
+        clock = self.places.clock(place.pid, place.gpu)
         if (clock.tick or estimated_tick(time)) >= COARSE:
             columns = records["sm"].astype(np.int64), records["clock"].astype(np.int64), time
             time = SmClock(*columns, tick=clock.tick).gpu(*columns).at
@@ -196,7 +115,7 @@ class ExitLog:
             )
             self._ticked(place.pid, place.gpu, columns)
             chosen = _mask(place.grid, self._ranges[0])
-            tick = float(self._ticks.get((place.pid, place.gpu), 0))
+            tick = float(self.places.ticks.get((place.pid, place.gpu), 0))
             self._of(place).take_maps(warps.array, blocks.array, self._rate(place), chosen, tick)
 
     def _lateness(self) -> tuple[dict[Place, Lateness], dict[Place, int]]:
@@ -228,7 +147,7 @@ class ExitLog:
     def _rate(self, place: Place) -> Clock:
         """How long a cycle is; where nothing tells, 1 ns with an error of as much."""
         key = place.pid, place.gpu
-        if place.pid in self._virtual:
+        if place.pid in self.places.virtual:
             return Clock()
         if key not in self._rates:
             found = Clock.measured(*self._readings[key]) if key in self._readings else None
@@ -246,7 +165,7 @@ class ExitLog:
         borders = np.flatnonzero(np.diff(records["launch"][order])) + 1
         for part in np.split(order, borders) if len(order) else ():
             some = records[part]
-            self._pending.setdefault((ring.pid, int(some["launch"][0])), []).append(some)
+            self._pending.setdefault((ring.process, int(some["launch"][0]) & COUNT), []).append(some)
 
     def _tell(self, final: bool) -> None:
         """Gives `each` the records of launches that the log has."""
@@ -254,7 +173,7 @@ class ExitLog:
         told: dict[Place, list[Any]] = {}
         late = len(self._pending) - MOST_PENDING
         for at, key in enumerate(list(self._pending)):
-            place = self._whose.get(key)
+            place = self.places.of_launch.get(key)
             if place is not None:
                 told.setdefault(place, []).extend(self._pending.pop(key))
             elif final or at < late:
@@ -274,7 +193,7 @@ class ExitLog:
         every, late = final, len(self._pending) - MOST_PENDING
         for at, key in enumerate(list(self._pending)):
             final = every or at < late
-            place = self._whose.get(key)
+            place = self.places.of_launch.get(key)
             if place is None:
                 if final:
                     self.homeless += sum(map(len, self._pending.pop(key)))
@@ -294,8 +213,8 @@ class ExitLog:
                 self._each(place, *self._timed(place, records))
             few = records[:: max(1, len(records) // READINGS)]
             self._ticked(place.pid, place.gpu, [few[name] for name in ("sm", "clock", "time")])
-            tick = self._ticks.get((place.pid, place.gpu), 0)
-            if not tick and place.pid not in self._virtual:
+            tick = self.places.ticks.get((place.pid, place.gpu), 0)
+            if not tick and place.pid not in self.places.virtual:
                 tick = estimated_tick(records["time"].astype(np.int64))
             self._of(place).take_records(records, self._rate(place), blocks, threads, float(tick))
             if self._wants_heats:
@@ -310,7 +229,7 @@ class ExitLog:
 
     def reports(self, anew: bool) -> Iterator[tuple[Place, Report]]:
         """Of each kernel and launch shape of which threads left since the last time (`anew`), or ever; latest warps first."""
-        lateness, launches = self._lateness() if not self._recorded else ({}, dict(self._launches))
+        lateness, launches = self._lateness() if not self._recorded else ({}, dict(self.places.launches))
         found = []
         for place in {**self._exits, **lateness}:
             exits, late = self._of(place), lateness.get(place)
@@ -337,15 +256,15 @@ class ExitLog:
     def losses(self, session: Session) -> dict[str, Any]:
         """For the summary record: what of the records is missing, and whose context broke."""
         if not self._recorded:
-            return {"faults": sorted(self.faults)}
+            return {"faults": sorted(self.places.faults)}
         shards = [shard for ring in session.ring_counts(RING) for shard in ring.shards]
         return {
             "records": sum(shard.received for shard in shards),
             "records_lost": {str(shard.shard): shard.lost for shard in shards if shard.lost},
             "records_incomplete": sum(shard.incomplete for shard in shards),
             "records_unknown": self.homeless,
-            "log_lost": sum(self._log_lost.values()),
-            "faults": sorted(self.faults),
+            "log_lost": self.places.lost,
+            "faults": sorted(self.places.faults),
         }
 
     def loss_lines(self, losses: Mapping[str, Any]) -> Iterator[str]:
@@ -371,12 +290,6 @@ def _place(instance: Any) -> Place:
     )
 
 
-def _sensible(kernels: Any) -> np.ndarray:
-    """Which have no more blocks and threads than a GPU takes: what a program says takes no memory of ours."""
-    blocks, threads = (kernels[name].astype(np.float64).prod(axis=1) for name in ("grid", "block"))
-    return (blocks > 0) & (blocks < 2**31) & (threads > 0) & (threads <= 1024)
-
-
 def _by(extents: Index) -> str:
     return " x ".join(map(str, extents))
 
@@ -391,20 +304,6 @@ def _mask(extents: Index, ranges: Ranges) -> np.ndarray | None:
     )
     chosen = (z[:, None, None] & y[:, None] & x).ravel()
     return None if chosen.all() else chosen
-
-
-def source_of(sites: Mapping[int, ExitSite]) -> Callable[[int], str | None]:
-    """What a site of a kernel is called: ``scale.cu:17``, without -lineinfo ``PTX line 40``; None where it is not known."""
-
-    def source(number: int) -> str | None:
-        site = sites.get(number)
-        if site is None:
-            return None
-        if site.source:
-            return f"{cli.printable(site.source.rsplit('/', 1)[-1])}:{site.source_line}"
-        return f"PTX line {site.line}"
-
-    return source
 
 
 # --- records as text ---
@@ -447,7 +346,7 @@ def write_records(
         lane, sm, site = own % WARP, some["sm"], some["site"]
         if form == "text":
             label = cli.printable(kernel)[:40].encode("ascii", "replace") + b"\n"
-            block, launch = thread // shape.block_size, some["launch"] & np.uint64((1 << 40) - 1)
+            block, launch = thread // shape.block_size, some["launch"] & np.uint64(COUNT)
             columns = [(when - origin, 16), (launch, 8), (block, 8), (own, 6), (lane, 4), (sm, 4), (site, 4)]
             if not began:
                 out.write(HEADER)

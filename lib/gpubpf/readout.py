@@ -184,7 +184,11 @@ def rings(measured: Measurement, map_name: str) -> list[RingRecords]:
             ring.done = True
             ring.reader.close()
         if len(records):
-            found.append(RingRecords(process.pid, process.comm, place.gpu, context, records, process.names))
+            found.append(
+                RingRecords(
+                    process.pid, process.comm, place.gpu, context, records, process.names, process.number
+                )
+            )
     return found
 
 

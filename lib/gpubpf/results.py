@@ -100,6 +100,7 @@ class RingRecords:
     context: int
     records: np.ndarray[Any, Any] = field(repr=False)
     names: Mapping[int, str] = field(repr=False)
+    process: int = 0  # its number in the session, which ids of launches begin with
 
 
 @dataclass(frozen=True)

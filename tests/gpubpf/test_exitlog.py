@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpubpf import cli, exitlog, oplog
+from gpubpf import cli, exitlog, oplog, places
 from gpubpf.exitlog import ExitLog, Place
-from gpubpf.ptx.inject import ExitSite
+from gpubpf.ptx.inject import Site
 from gpubpf.results import ProcessLog, RingRecords
 
 RECORD = np.dtype(
@@ -88,7 +88,8 @@ def test_kernels_that_share_a_name_are_told_apart() -> None:
     twins = ["_Z4twinILi3EiEvPT0_", "_Z4twinILi4EiEvPT0_", "_Z5scalePf"]
     for number, name in enumerate(twins):
         made = dataclasses.replace(log(number), names={0: name}, process=number)
-        found.take(session([made], [ring(number, thread, thread)]))
+        mine = dataclasses.replace(ring(number, thread, thread), process=number)
+        found.take(session([made], [mine]))
     titles = sorted(found.title(place, False) for place, _ in found.reports(anew=False))
     assert titles == ["scale", "void twin<3, int>(int*)", "void twin<4, int>(int*)"]
 
@@ -191,14 +192,14 @@ def test_lines_of_every_exit(form: str, tmp_path: Any) -> None:
 
 
 def test_names_of_ways_out() -> None:
-    sites = {1: ExitSite(1, "k", 40), 2: ExitSite(2, "k", 50, "/home/me/scale.cu", 17)}
+    sites = {1: Site(1, "k", 40), 2: Site(2, "k", 50, "/home/me/scale.cu", 17)}
     source = exitlog.source_of(sites)
     assert (source(1), source(2), source(3)) == ("PTX line 40", "scale.cu:17", None)
 
 
 def test_what_a_log_makes_up_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exitlog, "MOST_PLACES", 3)
-    monkeypatch.setattr(exitlog, "CHUNK", 10)
+    monkeypatch.setattr(places, "MOST_PLACES", 3)
+    monkeypatch.setattr(places, "MOST_UNNAMED", 10)
     found = ExitLog(True, EVERY, EVERY, heats=True)
     huge, shapes, nameless = log(5), log(*range(10, 20)), log(*range(30, 50))
     huge.records["kernel"]["grid"] = huge.records["kernel"]["block"] = 2**32 - 1
@@ -207,7 +208,7 @@ def test_what_a_log_makes_up_takes_no_memory(monkeypatch: pytest.MonkeyPatch) ->
     exits = [ring(n, np.arange(64), np.arange(64)) for n in (5, *range(10, 20))]
     found.take(session([huge, shapes, nameless], exits, stopped=True))
     assert [place.grid[0] for place, _ in found.reports(anew=False)] == [1, 2, 3]
-    assert found.homeless == 64 * 8 and not found._unnamed
-    many = log(1, brackets=2 * exitlog.READINGS)
+    assert found.homeless == 64 * 8 and not found.places._unnamed
+    many = log(1, brackets=2 * places.READINGS)
     found.take(session([many], []))
-    assert all(len(brackets) <= exitlog.READINGS for brackets in found._brackets.values())
+    assert all(len(brackets) <= places.READINGS for brackets in found.places._brackets.values())
