@@ -1,0 +1,150 @@
+"""What memtrace's numbers must be, worked out in the slowest and plainest way from their definitions in docs/memory.md. Nothing
+here is shared with the library.
+
+    site = Site("load", "global", 4)
+    site.add([base + 4 * lane for lane in range(32)])     # one execution by a warp: an address for each lane, None where it is off
+    site.record()                                         # the fields of memtrace's site record
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+LANES = 32
+Addresses = Sequence[int | None]  # by lane
+
+
+def active(addresses: Addresses) -> list[tuple[int, int]]:
+    """(lane, address) of the lanes that take part."""
+    assert len(addresses) <= LANES
+    return [(lane, address) for lane, address in enumerate(addresses) if address is not None]
+
+
+def sectors(space: str, width: int, addresses: Addresses) -> int:
+    """Distinct sectors of 32 bytes. In local memory word n of all lanes of a warp lies side by side, so eight lanes share one."""
+    found = set()
+    for lane, address in active(addresses):
+        for byte in range(address, address + width):
+            found.add((byte // 4, lane // 8) if space == "local" else (byte // 32, 0))
+    return len(found)
+
+
+def sectors_least(width: int, addresses: Addresses) -> int:
+    asked = len(active(addresses)) * width
+    count = 0
+    while 32 * count < asked:
+        count += 1
+    return count
+
+
+def pattern(width: int, addresses: Addresses) -> str | None:
+    """None of one lane alone, which tells nothing."""
+    taking = active(addresses)
+    if len(taking) < 2:
+        return None
+    if len({address for _, address in taking}) == 1:
+        return "broadcast"
+    (first_lane, first), (second_lane, second) = taking[:2]
+    apart = (second_lane - first_lane) * width
+    if (second - first) % apart == 0:
+        stride = (second - first) // apart
+        if all(address == first + (lane - first_lane) * stride * width for lane, address in taking):
+            return "unit" if stride == 1 else f"stride {stride}"
+    return "gather"
+
+
+def bank_ways(width: int, addresses: Addresses) -> list[int]:
+    """Of each phase with an active lane: the most distinct words in one of the 32 banks of 4 bytes."""
+    together = LANES  # lanes of a phase
+    while together * max(width, 4) > 128:
+        together //= 2
+    ways = []
+    for start in range(0, LANES, together):
+        words: dict[int, set[int]] = {}
+        for lane, address in active(addresses):
+            if start <= lane < start + together:
+                for byte in range(address, address + width):
+                    words.setdefault(byte // 4 % 32, set()).add(byte // 4)
+        if words:
+            ways.append(max(len(of_bank) for of_bank in words.values()))
+    return ways
+
+
+def contention(addresses: Addresses) -> int:
+    every = [address for _, address in active(addresses)]
+    return max(every.count(address) for address in every)
+
+
+@dataclass
+class Site:
+    """Everything that a site's requests come to."""
+
+    kind: str
+    space: str
+    width: int
+    requests: int = 0
+    accesses: int = 0
+    sectors: int = 0
+    least: int = 0
+    contention: int = 0
+    patterns: set[str] = field(default_factory=set)
+    ways: list[int] = field(default_factory=list)
+
+    def add(self, addresses: Addresses) -> None:
+        """One execution by a warp; none where no lane takes part."""
+        lanes = len(active(addresses))
+        if not lanes:
+            return
+        self.requests += 1
+        self.accesses += lanes
+        self.sectors += sectors(self.space, self.width, addresses)
+        self.least += sectors_least(self.width, addresses)
+        self.contention = max(self.contention, contention(addresses))
+        if (found := pattern(self.width, addresses)) is not None:
+            self.patterns.add(found)
+        if self.space == "shared":
+            self.ways += bank_ways(self.width, addresses)
+
+    def pattern(self) -> str:
+        if not self.patterns:
+            return "broadcast"
+        return next(iter(self.patterns)) if len(self.patterns) == 1 else "mixed"
+
+    def record(self) -> dict:
+        return {
+            "op": self.kind,
+            "space": self.space,
+            "width": self.width,
+            "requests": self.requests,
+            "accesses": self.accesses,
+            "bytes": self.accesses * self.width,
+            "sectors": self.sectors,
+            "sectors_least": self.least,
+            "ratio": self.sectors / self.least,
+            "lanes_mean": self.accesses / self.requests,
+            "pattern": self.pattern(),
+            "bank_ways": {"mean": sum(self.ways) / len(self.ways), "max": max(self.ways)}
+            if self.ways
+            else None,
+            "contention_max": self.contention,
+        }
+
+
+def warps(threads: Sequence[int | None]) -> Iterable[Addresses]:
+    """The requests of a block whose threads, in order, each access one address (None: not)."""
+    for start in range(0, len(threads), LANES):
+        yield threads[start : start + LANES]
+
+
+def site(kind: str, space: str, width: int, requests: Iterable[Addresses]) -> dict:
+    """The record of a site with these requests."""
+    made = Site(kind, space, width)
+    for addresses in requests:
+        made.add(addresses)
+    return made.record()
+
+
+def touched(accesses: Iterable[tuple[int, int]]) -> set[int]:
+    """The bytes that accesses of (address, width) touch."""
+    return {byte for address, width in accesses for byte in range(address, address + width)}
