@@ -23,6 +23,7 @@ UNITS = {
     "warp": protocol.Unit.WARP,
     "block": protocol.Unit.BLOCK,
     "instance": protocol.Unit.INSTANCE,
+    "site": protocol.Unit.SITE,
 }
 
 

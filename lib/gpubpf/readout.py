@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpubpf.maps import MapDefinition
     from gpubpf.measurement import Measurement
     from gpubpf.process import Process, Ring
-    from gpubpf.ptx.inject import ExitSite
+    from gpubpf.ptx.inject import Site
 
 REGISTERS_WAIT = 20.0  # seconds that results wait for ptxas to count registers
 FULL = 0.2  # part of a log or ring's shard that was taken, at which it fills quickly
@@ -50,10 +50,7 @@ def _instances_of(
     for instance in snapshot.instances:
         name = process.names.get(instance.slot, "")
         for array in instance.arrays:
-            units = _units(definition, instance)
-            if array.map != number or array.capacity != units or units > maps.MAX_THREADS:
-                continue
-            if array.size != maps.storage_size(definition, units):
+            if array.map != number or not _sensible(definition, instance, array):
                 continue
             raw = protocol.read_file(file, array.size, array.offset)
             if len(raw) != array.size:
@@ -62,21 +59,36 @@ def _instances_of(
             found.append(
                 Instance(
                     process.pid, process.comm, snapshot.gpu, name, instance.grid, instance.block_dim,
-                    instance.launches, definition, raw, units, before, after, snapshot.taken_ns,
+                    instance.launches, definition, raw, array.capacity, before, after, snapshot.taken_ns,
+                    snapshot.context, process.number,
                 )
             )  # fmt: skip
     if number in snapshot.shared:
         offset, size = snapshot.shared[number]
         raw = protocol.read_file(file, size, offset)
-        launches = sum(i.launches for i in snapshot.instances)
+        launches = sum(i.launches for i in snapshot.instances if i.by_shape)
         if len(raw) == maps.storage_size(definition):
             found.append(
                 Instance(
                     process.pid, process.comm, snapshot.gpu, "", (0, 0, 0), (0, 0, 0),
-                    launches, definition, raw, 0, None, None, snapshot.taken_ns,
+                    launches, definition, raw, 0, None, None, snapshot.taken_ns, snapshot.context, process.number,
                 )
             )  # fmt: skip
     return found
+
+
+def _sensible(definition: MapDefinition, instance: protocol.InstancePart, array: protocol.ArrayPart) -> bool:
+    """Whether an array has the room that its instance asks for, and the size that goes with it."""
+    if maps.SHAPED.get(definition.kind) == "site":
+        try:
+            protocol.sites_and_shards(array.capacity)
+        except protocol.Malformed:
+            return False
+    else:
+        units = _units(definition, instance)
+        if array.capacity != units or units > maps.MAX_THREADS:
+            return False
+    return array.size == maps.storage_size(definition, array.capacity)
 
 
 def _units(definition: MapDefinition, instance: protocol.InstancePart) -> int:
@@ -236,7 +248,7 @@ def shared(measured: Measurement, map_name: str) -> list[SharedArray]:
     return [SharedArray(p.pid, p.comm, array, p.number) for p, array in arrays if array is not None]
 
 
-def sites(measured: Measurement, mangled: str, pid: int | None = None) -> dict[int, ExitSite]:
+def sites(measured: Measurement, mangled: str, pid: int | None = None) -> dict[int, Site]:
     """See `Session.sites`."""
     with measured.lock:
         tables = [
@@ -244,7 +256,7 @@ def sites(measured: Measurement, mangled: str, pid: int | None = None) -> dict[i
             for process in measured.processes
             if mangled in process.sites and pid in (None, process.pid)
         ]
-    found: dict[int, ExitSite] = {}
+    found: dict[int, Site] = {}
     for number in {number for table in tables for number in table}:
         said = {table[number] for table in tables if number in table}
         if len(said) == 1 and (site := said.pop()) is not None:

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Instance:
-    """What one map holds for one kernel and launch shape (maps that are not by shape: for a context, with `mangled` "").
+    """What one map holds for one kernel and launch shape (site arrays: for one copy of a kernel in one context, with extents of 0;
+    maps that are not by shape: for a context, with `mangled` "").
 
     `grid` and `block_dim` are [x, y, z]; `raw` is the storage as `maps` describes it, `capacity` its room in units (threads,
-    warps, blocks). `taken_ns`: when it was read, on the host's clock.
+    warps, blocks; sites and shards as the launch block has them). `taken_ns`: when it was read, on the host's clock.
+    `context`: its number in the process. `process`: that one's number in the session.
     """
 
     pid: int
@@ -39,10 +41,12 @@ class Instance:
     registers_before: int | None
     registers_after: int | None
     taken_ns: int = 0
+    context: int = 0
+    process: int = 0
 
     @cached_property
     def array(self) -> np.ndarray[Any, Any]:
-        """The values. Arrays by shape: [entry, unit]; see `maps.decode`."""
+        """The values. Arrays by shape: [entry, unit]; site arrays: [shard, site]; see `maps.decode`."""
         return maps.decode(self.definition, self.raw, self.capacity)
 
     @cached_property
@@ -140,10 +144,14 @@ class Reading:
 
 
 def merged(found: list[Instance]) -> list[Instance]:
-    """Instances of the same place added up, where their values are numbers."""
+    """Instances of the same place added up, where their values are numbers. Not those of site arrays: what a site's values mean (sums,
+    maxima, bits), and how to put two of them together, its tool knows."""
     by_place: dict[tuple[Any, ...], Instance] = {}
     rest = []
     for one in found:
+        if one.definition.kind == "site_array":
+            rest.append(one)
+            continue
         place = (one.pid, one.gpu, one.mangled, one.grid, one.block_dim)
         other = by_place.get(place)
         if other is None:

@@ -96,7 +96,7 @@ def missing(measured: Measurement) -> Iterator[tuple[Process, int]]:
     """Instrumented launches of each process whose counts never came, at most."""
     for process in measured.everyone():
         instrumented = sum(c.instrumented for c in process.counters()[0])
-        received = sum(i.launches for s, _ in process.snapshots.values() for i in s.instances)
+        received = sum(i.launches for s, _ in process.snapshots.values() for i in s.instances if i.by_shape)
         if instrumented > received:
             yield process, instrumented - received
 

@@ -17,10 +17,11 @@ from enum import IntEnum
 from gpubpf.errors import SessionError
 from gpubpf.maps import RING_PAGE, RING_SHARD
 
-VERSION = 3
+VERSION = 4
 FRAME_LIMIT = 64 << 20
 IMAGE_LIMIT = 1 << 29
 MEMORY_LIMIT = 1 << 40
+SITES_LIMIT = 1 << 24  # of a kernel
 NO_FIELD = 0xFFFFFFFF
 
 # Messages.
@@ -34,7 +35,7 @@ CLOSED, RUNNING, FAILED, OF_RINGS = 1, 2, 4, 8
 # In WELCOME.
 _ZERO, _STAMPS, _STACKS, _GRAPHS, _MATCH_ALL = 1, 2, 4, 8, 16
 
-SHARDS = 256  # of a ring, at most
+SHARDS = 256  # of a ring or a site array, at most
 LEAST_CAPACITY = 4096  # records of a shard
 RING_BYTES = 1 << 36
 LOG_RECORDS = 1 << 28
@@ -65,9 +66,10 @@ class Malformed(SessionError):
 
 
 class Unit(IntEnum):
-    """What a map has values for."""
+    """What a map has values for. `SITE`: each site of a kernel, in whatever shape it is launched, in a shard for
+    each multiprocessor."""
 
-    CONTEXT, THREAD, WARP, BLOCK, INSTANCE = range(5)
+    CONTEXT, THREAD, WARP, BLOCK, INSTANCE, SITE = range(6)
 
 
 class Place(IntEnum):
@@ -78,7 +80,8 @@ class Place(IntEnum):
 
 @dataclass(frozen=True)
 class MapSpec:
-    """A map's storage, in bytes: `fixed` for each context, or for each instance `fixed` and `per_unit` for every unit.
+    """A map's storage, in bytes: `fixed` for each context, or for each instance `fixed` and `per_unit` for every unit (of a site
+    array: for every site in every shard).
     `initial` is what it begins with; the rest is zero. Of a ring: `fixed` bytes of records, `per_unit` the stride of one."""
 
     fixed: int
@@ -120,7 +123,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class BlockField:
-    """Where the address (and for thread arrays the capacity) of map number `map` goes in the launch block."""
+    """Where the address (and for arrays by launch shape or site the capacity) of map number `map` goes in the launch block."""
 
     map: int
     base_offset: int
@@ -129,15 +132,19 @@ class BlockField:
 
 @dataclass(frozen=True)
 class KernelLayout:
-    """How an instrumented kernel is launched: the application's `parameters`, then `block` at `block_offset`."""
+    """How an instrumented kernel is launched: the application's `parameters`, then `block` at `block_offset`. `pid_tgid`, `kernel`,
+    `epoch`: where in the block the launching thread, the kernel's number and the allocation epoch go; None: nowhere."""
 
     name: str
     parameters: int
     block_offset: int
     block: bytes
     fields: tuple[BlockField, ...]
-    pid_tgid: int | None = None  # where in the block the launching thread goes
+    pid_tgid: int | None = None
     waits: bool = True  # its blocks may wait for each other
+    sites: int = 0
+    kernel: int | None = None
+    epoch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -160,7 +167,7 @@ class Image:
 
 @dataclass(frozen=True)
 class ArrayPart:
-    """An instance's part of the memory file: map number, offset, size, capacity in units."""
+    """An instance's part of the memory file: map number, offset, size, capacity in units; of a site array `sites_and_shards`."""
 
     map: int
     offset: int
@@ -170,11 +177,17 @@ class ArrayPart:
 
 @dataclass(frozen=True)
 class InstancePart:
+    """What one launch shape of a kernel has; extents of 0: what all its shapes have together."""
+
     slot: int
     grid: tuple[int, int, int]
     block_dim: tuple[int, int, int]
     launches: int
     arrays: tuple[ArrayPart, ...]
+
+    @property
+    def by_shape(self) -> bool:
+        return self.grid[0] != 0
 
 
 @dataclass(frozen=True)
@@ -460,11 +473,14 @@ def sidecar(
         parts.append(
             _bytes(k.name.encode())
             + struct.pack(
-                "<IIII",
+                "<7I",
                 k.parameters,
                 k.block_offset,
                 NO_FIELD if k.pid_tgid is None else k.pid_tgid,
                 k.waits,
+                k.sites,
+                NO_FIELD if k.kernel is None else k.kernel,
+                NO_FIELD if k.epoch is None else k.epoch,
             )
             + _bytes(k.block)
         )
@@ -479,6 +495,14 @@ def sidecar(
         parts.append(_bytes(v.name.encode()) + struct.pack("<III", v.index, v.copied, len(v.kernels)))
         parts += [_bytes(name.encode()) for name in v.kernels]
     return frame(SIDECAR, b"".join(parts))
+
+
+def sites_and_shards(capacity: int) -> tuple[int, int]:
+    """The capacity of a site array taken apart. Raises Malformed where it is none."""
+    sites, shards = capacity & 0xFFFFFFFF, (capacity >> 32) + 1
+    if sites > SITES_LIMIT or shards > SHARDS or shards & (shards - 1):
+        raise Malformed("sites of no sensible number")
+    return sites, shards
 
 
 def _brings_file(kind: int, payload: bytes) -> bool:

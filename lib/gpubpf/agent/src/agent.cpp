@@ -153,8 +153,8 @@ bool parse_welcome(Reader &r, Config &config) {
     m.place = static_cast<Place>(r.u32());
     m.initial = r.blob();
     const bool ring = m.place == Place::HostRing || m.place == Place::GpuRing;
-    if (m.initial.size() > m.fixed || m.fixed > kLimit || m.unit > Unit::Instance || m.place > Place::Host ||
-        (m.place != Place::Gpu && m.by_shape()) || (ring && (m.per_unit < 8 || m.per_unit > 65536 || m.per_unit % 8)))
+    if (m.initial.size() > m.fixed || m.fixed > kLimit || m.unit > Unit::Site || m.place > Place::Host ||
+        (m.place != Place::Gpu && !m.shared()) || (ring && (m.per_unit < 8 || m.per_unit > 65536 || m.per_unit % 8)))
       return false;
     config.maps.push_back(std::move(m));
   }

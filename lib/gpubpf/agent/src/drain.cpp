@@ -112,16 +112,24 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
         if (base >= r.base && base < r.base + r.size) return r.offset + (base - r.base);
       return 0;
     };
-    for (const Copy *c : flags & kRings ? std::vector<Copy *>() : context.copies)
+    for (const Copy *c : flags & kRings ? std::vector<Copy *>() : context.copies) {
+      uint64_t of_all = 0;
+      auto put = [&](const uint32_t *grid, const uint32_t *block, uint64_t launches, const std::vector<Array> &arrays) {
+        ++instances;
+        table.u32(c->kernel->slot_index).raw(grid, 3 * sizeof *grid).raw(block, 3 * sizeof *block).u64(launches);
+        table.u32(static_cast<uint32_t>(arrays.size()));
+        for (const Array &a : arrays) table.u32(a.map).u64(offset_of(a.base)).u64(a.bytes).u64(a.capacity);
+      };
       for (const auto &bucket : c->instances)
         for (const Instance *i = bucket.load(std::memory_order_acquire); i; i = i->next) {
           uint64_t launches = i->launches.load();
           if (!launches || !i->launch_block.load(std::memory_order_acquire)) continue;
-          ++instances;
-          table.u32(c->kernel->slot_index).raw(i->grid, sizeof i->grid).raw(i->block, sizeof i->block).u64(launches);
-          table.u32(static_cast<uint32_t>(i->arrays.size()));
-          for (const Array &a : i->arrays) table.u32(a.map).u64(offset_of(a.base)).u64(a.bytes).u64(a.capacity);
+          put(i->grid, i->block, launches, i->arrays);
+          of_all += launches;
         }
+      constexpr uint32_t kAnyShape[3] = {0, 0, 0};
+      if (of_all && !c->sites.empty()) put(kAnyShape, kAnyShape, of_all, c->sites);
+    }
     for (size_t m = 0; m < context.storage.size(); ++m)
       if (context.storage[m] && agent.config.maps[m].place == Place::Gpu && !(flags & kRings)) {
         ++shared;

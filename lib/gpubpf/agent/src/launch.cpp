@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "allocation.h"
 #include "log.h"
 
 namespace gpubpf {
@@ -34,6 +35,7 @@ static Copy *copy_in(const Kernel &kernel, const Context *context) {
 }
 
 constexpr uint64_t kNotSaid = UINT64_MAX;
+constexpr uint32_t kMostShards = 256;
 
 // Blocks that can be resident at once, 0 when the launch cannot run at all, kNotSaid when the driver does not say.
 static uint64_t resident(CUfunction function, const LaunchShape &shape, uint32_t multiprocessors) {
@@ -92,16 +94,30 @@ static Instance *instance_of(Copy &copy, const LaunchShape &shape) {
   }
 }
 
+// Of a site array: multiprocessors do not wait for each other.
+static uint32_t site_shards(const Context &context) {
+  uint32_t shards = 1;
+  while (shards < context.multiprocessors && shards < kMostShards) shards *= 2;
+  return shards;
+}
+
 static uint64_t align256(uint64_t n) { return (n + 255) & ~uint64_t(255); }
 
-// How many units of a map a launch of this shape has.
-static uint64_t units(const MapSpec &map, uint64_t blocks, uint64_t in_block) {
+// How many units of a map a launch of this shape has; of a site array the sites of the kernel in all shards.
+static uint64_t units(const MapSpec &map, const Copy &copy, uint64_t blocks, uint64_t in_block) {
   switch (map.unit) {
+    case Unit::Site: return uint64_t(copy.layout->sites) * site_shards(*copy.context);
     case Unit::Thread: return blocks * in_block;
     case Unit::Warp: return blocks * ((in_block + 31) / 32);
     case Unit::Block: return blocks;
     default: return 1;
   }
+}
+
+static const Array *site_array(const Copy &copy, uint32_t map) {
+  for (const Array &a : copy.sites)
+    if (a.map == map) return &a;
+  return nullptr;
 }
 
 // Gives the instance its part of the pool: bookkeeping only, the memory was taken and set to zero when the sidecar was loaded.
@@ -116,8 +132,9 @@ static bool give_memory(Copy &copy, Instance &instance, uint64_t blocks, uint64_
   bool fits = blocks * in_block <= UINT32_MAX;
   for (const BlockField &f : copy.layout->fields) {
     const MapSpec &m = maps[f.map];
-    if (m.by_shape() && m.per_unit > (UINT64_MAX >> 34)) fits = false;
-    if (m.by_shape() && fits) needed += align256(m.fixed + m.per_unit * units(m, blocks, in_block));
+    if (m.shared() || site_array(copy, f.map)) continue;
+    if (m.per_unit > (UINT64_MAX >> 34)) fits = false;
+    if (fits) needed += align256(m.fixed + m.per_unit * units(m, copy, blocks, in_block));
     if (needed > uint64_t(1) << 50) fits = false;
   }
   Pool *pool = nullptr;
@@ -138,18 +155,23 @@ static bool give_memory(Copy &copy, Instance &instance, uint64_t blocks, uint64_
   uint64_t at = pool ? pool->used.load(std::memory_order_relaxed) : 0;
   instance.arrays.clear();
   instance.arrays.reserve(copy.layout->fields.size());
+  copy.sites.reserve(copy.layout->fields.size());
   auto *block = new uint8_t[copy.layout->block.size()];
   memcpy(block, copy.layout->block.data(), copy.layout->block.size());
   for (const BlockField &f : copy.layout->fields) {
     const MapSpec &m = maps[f.map];
-    CUdeviceptr base = m.by_shape() ? pool->base + at : context.storage[f.map];
-    memcpy(block + f.base_offset, &base, sizeof base);
-    if (!m.by_shape()) continue;
-    const uint64_t capacity = units(m, blocks, in_block);
-    if (f.capacity_offset != kNoField) memcpy(block + f.capacity_offset, &capacity, sizeof capacity);
-    uint64_t bytes = m.fixed + m.per_unit * capacity;
-    instance.arrays.push_back({f.map, base, bytes, capacity});
-    at += align256(bytes);
+    const Array *known = site_array(copy, f.map);
+    Array array{f.map, m.shared() ? context.storage[f.map] : known ? known->base : 0, 0, known ? known->capacity : 0};
+    if (!m.shared() && !known) {
+      array.base = pool->base + at;
+      array.bytes = m.fixed + m.per_unit * units(m, copy, blocks, in_block);
+      at += align256(array.bytes);
+      const bool sites = m.unit == Unit::Site;
+      array.capacity = sites ? copy.layout->sites | uint64_t(site_shards(context) - 1) << 32 : units(m, copy, blocks, in_block);
+      (sites ? copy.sites : instance.arrays).push_back(array);
+    }
+    memcpy(block + f.base_offset, &array.base, sizeof array.base);
+    if (!m.shared() && f.capacity_offset != kNoField) memcpy(block + f.capacity_offset, &array.capacity, sizeof array.capacity);
   }
   if (pool) pool->used.store(at, std::memory_order_release);
   instance.launch_block.store(block, std::memory_order_release);
@@ -187,6 +209,14 @@ bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parame
   if (layout.pid_tgid != kNoField) {
     uint64_t who = static_cast<uint64_t>(process_id()) << 32 | thread_id();
     memcpy(own + layout.pid_tgid, &who, sizeof who);
+  }
+  if (layout.kernel != kNoField) {
+    uint64_t number = choice.copy->kernel->slot_index;
+    memcpy(own + layout.kernel, &number, sizeof number);
+  }
+  if (layout.epoch != kNoField) {
+    uint64_t now = allocation_epoch();
+    memcpy(own + layout.epoch, &now, sizeof now);
   }
   if (extra) {
     if (given_size > before) given_size = before;  // padding that the caller counted in

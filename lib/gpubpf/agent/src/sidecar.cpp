@@ -24,6 +24,7 @@ namespace {
 
 constexpr uint32_t kWrapperMagic = 0x466243B1, kFatbinMagic = 0xBA55ED50;
 constexpr uint64_t kImageLimit = uint64_t(1) << 29;
+constexpr uint32_t kSitesLimit = 1 << 24;  // of a kernel
 
 struct Wrapper {
   uint32_t magic, version;
@@ -105,7 +106,7 @@ int image_of_file(const char *path, uint64_t &size) {
 std::shared_ptr<const Answer> parse_answer(Reader &reader, int image) {
   auto answer = std::make_shared<Answer>();
   uint64_t size = reader.u64();
-  uint32_t n = reader.count(24);
+  uint32_t n = reader.count(40);
   for (uint32_t i = 0; i < n && reader.ok(); ++i) {
     Layout l;
     l.name = reader.text();
@@ -113,6 +114,9 @@ std::shared_ptr<const Answer> parse_answer(Reader &reader, int image) {
     l.block_offset = reader.u32();
     l.pid_tgid = reader.u32();
     l.waits = reader.u32() != 0;
+    l.sites = reader.u32();
+    l.kernel = reader.u32();
+    l.epoch = reader.u32();
     l.block = reader.blob();
     uint32_t fields = reader.count(12);
     for (uint32_t f = 0; f < fields; ++f) {
@@ -124,7 +128,9 @@ std::shared_ptr<const Answer> parse_answer(Reader &reader, int image) {
         return nullptr;
       l.fields.push_back(b);
     }
-    if (l.pid_tgid != kNoField && l.pid_tgid + uint64_t(8) > l.block.size()) return nullptr;
+    for (uint32_t word : {l.pid_tgid, l.kernel, l.epoch})
+      if (word != kNoField && word + uint64_t(8) > l.block.size()) return nullptr;
+    if (l.sites > kSitesLimit) return nullptr;
     if (l.block.size() < 8 || l.block.size() > 65536 || l.block_offset > 65536 || l.parameters > 65536) return nullptr;
     answer->kernels.push_back(std::move(l));
   }
@@ -212,10 +218,10 @@ bool prepare_context(Context &context) {
   const uint64_t controls = ring_control_bytes(context);
   uint64_t shared = controls;
   for (const MapSpec &m : maps)
-    if (!m.by_shape() && m.place == Place::Gpu) shared += (m.fixed + 255) & ~uint64_t(255);
-  bool any_by_shape = std::any_of(maps.begin(), maps.end(), [](const MapSpec &m) { return m.by_shape(); });
+    if (m.shared() && m.place == Place::Gpu) shared += (m.fixed + 255) & ~uint64_t(255);
+  const bool all_shared = std::all_of(maps.begin(), maps.end(), [](const MapSpec &m) { return m.shared(); });
   // What the user grants is for values; what else is kept beside them comes on top.
-  uint64_t size = shared + (any_by_shape ? agent.config.map_memory + kPoolSlack : 0);
+  uint64_t size = shared + (all_shared ? 0 : agent.config.map_memory + kPoolSlack);
   while (size && !add_pool(context, size)) {  // a GPU that is nearly full: less is better than none
     if (size / 2 < std::max<uint64_t>(shared, 1 << 16)) return false;
     size /= 2;
@@ -223,7 +229,7 @@ bool prepare_context(Context &context) {
   uint64_t at = controls;  // they begin the pool
   context.storage.assign(maps.size(), 0);
   for (size_t i = 0; i < maps.size(); ++i) {
-    if (maps[i].by_shape() || maps[i].place != Place::Gpu || !maps[i].fixed) continue;
+    if (!maps[i].shared() || maps[i].place != Place::Gpu || !maps[i].fixed) continue;
     context.storage[i] = context.pools[0]->base + at;
     at += (maps[i].fixed + 255) & ~uint64_t(255);
     if (!maps[i].initial.empty() && driver.cuMemcpyHtoDAsync_v2(context.storage[i], maps[i].initial.data(),

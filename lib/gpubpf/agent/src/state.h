@@ -19,7 +19,8 @@ namespace gpubpf {
 
 // --- what the tool said (Welcome, Sidecar) ---
 
-enum class Unit : uint32_t { Context, Thread, Warp, Block, Instance };  // what a map has values for
+// What a map has values for. Site: for each site of a kernel, whatever its launches' shape, in a shard for each multiprocessor.
+enum class Unit : uint32_t { Context, Thread, Warp, Block, Instance, Site };
 enum class Place : uint32_t {
   Gpu,
   HostRing,  // control in GPU memory, records in a file that the tool maps
@@ -29,14 +30,14 @@ enum class Place : uint32_t {
 };
 
 struct MapSpec {
-  // Bytes: for each context `fixed`, or for each instance `fixed` and `per_unit` for every unit. Rings: `fixed` of all records together,
+  // Bytes: for each context `fixed`, or for each instance `fixed` and `per_unit` for every unit (Site: and shard). Rings: `fixed` of all records together,
   // at most; `per_unit` the stride of one.
   uint64_t fixed = 0, per_unit = 0;
   Unit unit = Unit::Context;
   Place place = Place::Gpu;
   std::vector<uint8_t> initial;  // what it begins with; the rest is zero
 
-  bool by_shape() const { return unit != Unit::Context; }
+  bool shared() const { return unit == Unit::Context; }  // by the whole context; all else is given out kernel by kernel
 };
 
 struct Config {
@@ -54,7 +55,7 @@ struct Config {
 };
 
 struct BlockField {  // a map's place in the launch block
-  uint32_t map, base_offset, capacity_offset;  // capacity_offset: kNoField for maps that are not by launch shape
+  uint32_t map, base_offset, capacity_offset;  // capacity_offset: kNoField for maps of the context
 };
 constexpr uint32_t kNoField = UINT32_MAX;
 
@@ -64,6 +65,8 @@ struct Layout {  // of one instrumented kernel
   uint32_t block_offset = 0;  // of the launch block in the parameter buffer
   uint32_t pid_tgid = kNoField;  // where in the block the launching thread goes
   bool waits = true;             // its blocks may wait for each other
+  uint32_t sites = 0;
+  uint32_t kernel = kNoField, epoch = kNoField;  // where in the block the kernel's number and the allocation epoch go
   std::vector<uint8_t> block;
   std::vector<BlockField> fields;
 };
@@ -140,7 +143,7 @@ struct Context {
   std::atomic<uint32_t> generation{0};  // of pools
 };
 
-struct Array {  // an array's memory for one instance; `capacity` in its units
+struct Array {  // an array's memory for one instance; `capacity` in its units, of a site array sites | (shards - 1) << 32
   uint32_t map;
   CUdeviceptr base;
   uint64_t bytes, capacity;
@@ -176,6 +179,7 @@ struct Copy {
   CUfunction original = nullptr;  // for occupancy; null where the driver does not give it
   static constexpr size_t kBuckets = 1024;  // some programs launch thousands of shapes
   std::atomic<Instance *> instances[kBuckets] = {};
+  std::vector<Array> sites;  // its site arrays; guarded by the context's `memory`
   std::atomic<Occupancy *> occupancy{nullptr};
   std::atomic<bool> withdrawn{false};  // the driver would not take an attribute that the original has
   Copy *next = nullptr;

@@ -10,7 +10,7 @@
 
 namespace gpubpf {
 
-constexpr uint32_t kProtocolVersion = 3;
+constexpr uint32_t kProtocolVersion = 4;
 constexpr uint32_t kFrameLimit = 64u << 20;
 
 enum class Message : uint32_t {
