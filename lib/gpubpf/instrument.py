@@ -46,14 +46,16 @@ class Attachment:
 @dataclass(frozen=True)
 class SidecarKernel:
     """How the instrumented copy of kernel `name` (mangled) is launched: the application's own `parameters` as (offset, size)
-    in bytes, then the launch block at `block_offset`. `waits`: its blocks may wait for each other."""
+    in bytes, then the launch block at `block_offset`. The rest: as of an `InjectedKernel`."""
 
     name: str
     parameters: tuple[tuple[int, int], ...]
     block_offset: int
     block: LaunchBlock
-    sites: tuple[inject.ExitSite, ...] = ()
+    sites: tuple[inject.Site, ...] = ()
     waits: bool = True
+    site_count: int = 0
+    unprobed: Mapping[str, int] = field(default_factory=dict)  # places by opcode
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,7 @@ def _instrument(text: str, chosen: Image, attachments: Sequence[Attachment], tar
     for attachment in attachments:
         for name in entries:
             if _chosen(attachment, name):
-                placement = Placement(attachment.fragment, attachment.point, attachment.accumulate)
-                kernels.setdefault(name, []).append(placement)
+                kernels.setdefault(name, []).append(_placement(attachment))
     if not kernels:
         return Sidecar(entries=entries)
     injected = inject.inject(parsed, kernels)
@@ -148,7 +149,14 @@ def _instrument(text: str, chosen: Image, attachments: Sequence[Attachment], tar
         image,
         tuple(
             SidecarKernel(
-                name, kernel.parameters, kernel.block_offset, kernel.block, kernel.sites, kernel.waits
+                name,
+                kernel.parameters,
+                kernel.block_offset,
+                kernel.block,
+                kernel.sites,
+                kernel.waits,
+                kernel.site_count,
+                kernel.unprobed,
             )
             for name, kernel in injected.kernels.items()
         ),
@@ -176,6 +184,17 @@ def _rejected(
         except AssembleError as error:
             found[name] = str(error)
     return found
+
+
+def _placement(attachment: Attachment) -> Placement:
+    return Placement(
+        attachment.fragment,
+        attachment.point,
+        attachment.accumulate,
+        attachment.kinds,
+        attachment.spaces,
+        attachment.functions,
+    )
 
 
 def _chosen(attachment: Attachment, mangled: str) -> bool:
@@ -280,8 +299,10 @@ def _unpack(data: bytes) -> Sidecar | None:
                         **kernel["block"]
                         | {"params": {k: (o, s) for k, (o, s) in kernel["block"]["params"].items()}}
                     ),
-                    tuple(inject.ExitSite(**site) for site in kernel["sites"]),
+                    tuple(inject.Site(**site) for site in kernel["sites"]),
                     kernel["waits"],
+                    kernel["site_count"],
+                    kernel["unprobed"],
                 )
                 for kernel in head["kernels"]
             ),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpubpf.host import HostProcess
     from gpubpf.instrument import Sidecar
     from gpubpf.oplog import OpLog
-    from gpubpf.ptx.inject import ExitSite
+    from gpubpf.ptx.inject import Site
     from gpubpf.rings import RingReader
 
 # Of one process; no program has so many, and the tool's memory and files are not theirs to use up.
@@ -76,9 +76,7 @@ class Process:
     refusals: dict[str, str] = field(default_factory=dict)  # by name, from the sidecars
     matched: set[str] = field(default_factory=set)
     entries: set[str] = field(default_factory=set)  # kernels of its modules, whether it uses them or not
-    sites: dict[str, dict[int, ExitSite | None]] = field(
-        default_factory=dict
-    )  # None: its modules do not agree
+    sites: dict[str, dict[int, Site | None]] = field(default_factory=dict)  # None: its modules do not agree
     registers: list[Future[Mapping[str, tuple[int, int]]]] = field(default_factory=list)
     snapshots: dict[int, tuple[protocol.Snapshot, int]] = field(
         default_factory=dict

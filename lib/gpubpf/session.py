@@ -33,7 +33,7 @@ from gpubpf.workers import CountRegisters, Instrument, Workshop
 if TYPE_CHECKING:
     from gpubpf.host import Host
     from gpubpf.maps import MapDefinition
-    from gpubpf.ptx.inject import ExitSite
+    from gpubpf.ptx.inject import Site
     from gpubpf.results import (
         Instance,
         KernelCount,
@@ -364,7 +364,7 @@ class Session:
         """A shared array, of every process that had one."""
         return readout.shared(self._measured, map_name)
 
-    def sites(self, mangled: str, pid: int | None = None) -> dict[int, ExitSite]:
+    def sites(self, mangled: str, pid: int | None = None) -> dict[int, Site]:
         """The ways out of a kernel by number (`ctx->site`), with the source where the program has line numbers. Of one process, or
         of all: left out is what they do not agree on (programs of different builds)."""
         return readout.sites(self._measured, mangled, pid)

@@ -1,0 +1,87 @@
+"""Which variables of a module nothing can write: those may be copied.
+
+is_constant(module, module.variables["$str"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..errors import PtxError
+from .flow import SYSTEM_FUNCTIONS, Flow, callee, initializer_names, names
+from .module import Address, Function, Module, Operand, Variable
+
+# Passes over a function that follow an address through its registers; more means that it is taken to escape.
+MAX_PASSES = 32
+
+
+def is_constant(module: Module, variable: Variable) -> bool:
+    """Whether nothing can write a variable: it is initialised, no host code can name it, and no code here writes it.
+
+    A compiler's literals (`$str`, `__unnamed_1`) are constants wherever their address goes. Function-local statics (`_ZZ…`) and the
+    tables of libdevice (`__cudart_…`) are, unless an address escapes; so is any data that only printf and assert get to see.
+    A variable of namespace scope is not: the host may have written it.
+    """
+    if variable.initializer is None or variable.linkage or "managed" in variable.attributes:
+        return False
+    name = variable.name
+    literal = name.startswith(("$", "_$_str", "__unnamed_")) and variable.type == "b8"
+    if literal:
+        return True
+    private = name.startswith(("_ZZ", "__cudart_", "__internal_"))
+    if any(name in initializer_names(v.initializer) for v in module.variables.values()):
+        return False
+    uses = set()
+    for function in module.functions.values():
+        if function.mentions(name):
+            try:
+                uses |= _uses(function, name)
+            except PtxError:  # who knows what it does
+                return False
+    return uses <= ({"read", "system"} if private else {"system"})
+
+
+def _uses(function: Function, variable: str) -> set[str]:
+    """What a function does with an address: `read`, `system` (handed to printf or assert), `written` (that, or it escapes).
+
+    Conservative: registers are followed without regard to order.
+    """
+    flow = Flow(function.body or ())
+
+    def seen(index: int, operands: Iterable[Operand]) -> set[str | int]:
+        """Names; those of parameters of calls, which each call has of its own, as the statement that declares them."""
+        return {flow.declaration(index, n) or n for n in names(operands)}
+
+    tainted: set[str | int] = {variable}
+    uses: set[str] = set()
+    results = {r.name for r in function.returns}
+    grown = True
+    passes = 0
+    while grown:
+        grown = False
+        passes += 1
+        if passes > MAX_PASSES:
+            return {"written"}
+        for index, statement in flow.instructions():
+            opcode, operands = statement.opcode, statement.operands
+            if tainted.isdisjoint(seen(index, operands)):
+                continue
+            new: set[str | int] = set()
+            if opcode in ("ld", "ldu") and "param" not in statement.modifiers:
+                uses.add("read")
+            elif opcode == "call":
+                uses.add("system" if callee(statement) in SYSTEM_FUNCTIONS else "written")
+            elif opcode == "st" and "param" in statement.modifiers:
+                new = seen(index, operands[:1]) if tainted & seen(index, operands[1:]) else set()
+            elif opcode in ("setp", "set", "testp", "prefetch", "prefetchu"):
+                uses.add("read")
+            elif opcode in ("st", "atom", "red") or any(isinstance(o, Address) for o in operands):
+                uses.add("written")
+            else:
+                new = seen(index, operands[:1])
+            if new & results:
+                uses.add("written")
+            if not new <= tainted:
+                tainted |= new
+                grown = True
+    return uses
