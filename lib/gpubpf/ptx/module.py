@@ -77,17 +77,18 @@ class Immediate:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`[base+offset]`; base None for an absolute address; `coordinates` as in `[tensor, {%r1, %r2}]`."""
+    """`[base+offset]`; base None for an absolute address; `coordinates` as in `[tensor, {%r1, %r2}]`; `[a].unified`."""
 
     base: str | None
     offset: int = 0
     coordinates: tuple[Operand, ...] = ()
+    unified: bool = False
 
     def __str__(self) -> str:
         inside = self.base if self.base is not None else str(self.offset)
         if self.base is not None and self.offset:
             inside += f"+{self.offset}"  # `[a+-4]`: ptxas knows no `[a-4]`
-        return "[" + ", ".join([inside, *map(str, self.coordinates)]) + "]"
+        return "[" + ", ".join([inside, *map(str, self.coordinates)]) + "]" + ".unified" * self.unified
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,7 @@ class Directive:
 
 
 _SIZES = {"pred": 1, "texref": 8, "surfref": 8, "samplerref": 8}
+_SIZES |= {"e4m3": 1, "e5m2": 1, "e4m3x2": 2, "e5m2x2": 2, "e4m3x4": 4, "e5m2x4": 4}
 
 
 def type_size(type_name: str) -> int:
@@ -198,8 +200,6 @@ def type_size(type_name: str) -> int:
         return 4
     if type_name == "bf16":
         return 2
-    if type_name in ("e4m3", "e5m2"):
-        return 1
     digits = type_name.lstrip("abcdefghijklmnopqrstuvwxyz")
     if digits not in ("8", "16", "32", "64", "128"):
         raise PtxError(f"unknown PTX type .{type_name}")
@@ -891,9 +891,10 @@ def _operand_part(lexer: Lexer) -> Operand:
         while lexer.accept(","):
             coordinates.append(_operand(lexer))
         lexer.expect("]")
+        unified = lexer.accept(".unified")
         if isinstance(base, Name):
-            return Address(base.name, base.offset, tuple(coordinates))
-        return Address(None, base.integer, tuple(coordinates))
+            return Address(base.name, base.offset, tuple(coordinates), unified)
+        return Address(None, base.integer, tuple(coordinates), unified)
     if lexer.accept("{"):
         return Vector(tuple(_list(lexer, "}")))
     token = lexer.peek()

@@ -1,0 +1,186 @@
+"""What one PTX instruction accesses in memory, and what of it no probe can tell.
+
+    accesses(instruction)       # ld.global.v4.f32 → (Access("load", "global", 16, Address("%rd4")),)
+    unprobed(instruction)       # wmma.load.a.sync… → "wmma.load"
+
+The forms are those of PTX ISA 9.0, chapter 9.7 (ld … tcgen05). What is a load, store or atomic is what `flow.counted` says; copies
+(cp.async, cp.async.bulk, cp.reduce.async.bulk) are two accesses, source and destination. Parameters are no memory, and an mbarrier is
+a means to synchronize; what only moves lines between caches (prefetch, discard, applypriority) accesses nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .module import Address, Immediate, Instruction, Name, Not, Operand, type_size
+
+KINDS = ("load", "store", "atomic", "async")
+SPACES = ("global", "shared", "local", "const")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One access of each lane that executes an instruction with a true predicate.
+
+    kind     one of KINDS; "async" is either end of a copy
+    space    one of SPACES, or "generic": where the address leads is known when it runs
+    width    bytes per lane, a vector's elements together; 0 where `size` says it
+    address  what stands in the instruction: of the space's own kind, of 32 or 64 bits
+    size     a register or number with the bytes; for the source of a cp.async those that are read, the rest is zeros
+    unless   a predicate: where it is true nothing is accessed (cp.async's ignore-src)
+    lanes    only lanes below have an address (ldmatrix, stmatrix)
+    reads, writes   an atomic does both
+    """
+
+    kind: str
+    space: str
+    width: int
+    address: Address
+    size: Operand | None = None
+    unless: Name | Not | None = None
+    lanes: int = 32
+    reads: bool = True
+    writes: bool = False
+
+
+_TYPE = re.compile(r"[busf](?:8|16|32|64|128)|b?f16(?:x2)?|e[45]m[23](?:x[24])?")
+_SPACE_NAMES = {
+    "global": "global",
+    "local": "local",
+    "const": "const",
+    "shared": "shared",
+    "shared::cta": "shared",
+    "shared::cluster": "shared",
+}
+
+# Instructions with an address in brackets that move no data: caches, barriers, queries.
+_NO_DATA = frozenset(
+    "applypriority createpolicy cp.async.mbarrier cp.async.bulk.prefetch discard fence mbarrier prefetch prefetchu suq "
+    "tcgen05.commit txq".split()
+)
+# What cannot be probed, by the name that it is told under.
+_UNPROBED = (
+    "clusterlaunchcontrol.try_cancel cp.async.bulk.tensor cp.reduce.async.bulk.tensor suld sured sust tcgen05.alloc tcgen05.cp "
+    "tcgen05.ld tcgen05.mma tcgen05.shift tcgen05.st tensormap.cp_fenceproxy tensormap.replace tex tld4 wgmma.mma_async "
+    "wmma.load wmma.store".split()
+)
+
+
+def _is_predicate(name: str) -> bool:
+    return name.startswith("%p")
+
+
+def accesses(
+    instruction: Instruction, is_predicate: Callable[[str], bool] = _is_predicate
+) -> tuple[Access, ...]:
+    """The accesses of one execution with a true predicate, the source of a copy first. Empty where there is none, or none that
+    can be probed.
+
+    `is_predicate` says of a register's name whether it was declared `.pred`: nothing else tells cp.async's ignore-src from its
+    src-size. Where it is not given, names as compilers write them, `%p1`, are.
+    """
+    return _read(instruction, is_predicate) or ()
+
+
+def unprobed(instruction: Instruction) -> str | None:
+    """The name of an instruction that accesses memory where no address can be told, or in a way that is not known here; else None."""
+    full = ".".join((instruction.opcode, *instruction.modifiers))
+    for name in _UNPROBED:
+        if _named(full, name):
+            return name
+    bracketed = any(isinstance(o, Address) for o in instruction.operands)
+    known = any(_named(full, name) for name in _NO_DATA)
+    return full if bracketed and not known and _read(instruction, _is_predicate) is None else None
+
+
+def _named(full: str, name: str) -> bool:
+    return full == name or full.startswith(name + ".")
+
+
+def _read(instruction: Instruction, is_predicate: Callable[[str], bool]) -> tuple[Access, ...] | None:
+    """None for a form that is not known here."""
+    opcode, modifiers = instruction.opcode, instruction.modifiers
+    addresses = [o for o in instruction.operands if isinstance(o, Address)]
+    if not addresses:
+        return None
+    if opcode == "cp":
+        return _copy(instruction, addresses, is_predicate)
+    if opcode in ("ldmatrix", "stmatrix"):
+        return _matrix(instruction, addresses[0])
+    if opcode == "multimem":
+        opcode = {"ld_reduce": "ld", "st": "st", "red": "red"}.get(modifiers[0] if modifiers else "", "")
+    reads = opcode in ("ld", "ldu", "atom", "red")
+    writes = opcode in ("st", "atom", "red")
+    if not (reads or writes):
+        return None
+    if any(m == "param" or m.startswith("param::") for m in modifiers):
+        return ()
+    kind = "atomic" if reads and writes else "load" if reads else "store"
+    width, size = _width(modifiers), None
+    if opcode == "st" and modifiers[:1] == ("bulk",):
+        width, size = _amount(instruction.operands[1])
+    elif not width:
+        return None
+    return _some(Access(kind, _space(modifiers), width, addresses[0], size, reads=reads, writes=writes))
+
+
+def _copy(
+    instruction: Instruction, addresses: list[Address], is_predicate: Callable[[str], bool]
+) -> tuple[Access, ...] | None:
+    """cp.async, cp.async.bulk, cp.reduce.async.bulk: `[destination], [source], size` and more."""
+    modifiers, operands = instruction.modifiers, instruction.operands
+    reduces = modifiers[:1] == ("reduce",)
+    modifiers = modifiers[reduces:]
+    spaces = [_SPACE_NAMES[m] for m in modifiers if m in _SPACE_NAMES]
+    if modifiers[:1] != ("async",) or "tensor" in modifiers:
+        return None
+    if len(spaces) != 2 or len(addresses) < 2 or len(operands) < 3:
+        return None
+    width, size = _amount(operands[2])
+    written = Access("async", spaces[0], width, addresses[0], size, reads=reduces, writes=True)
+    unless: Name | Not | None = None
+    rest = operands[3 : len(operands) - ("L2::cache_hint" in modifiers)]
+    if (
+        rest and "bulk" not in modifiers
+    ):  # how many bytes of the source are read, or a predicate that says none
+        if isinstance(rest[0], Not) or (isinstance(rest[0], Name) and is_predicate(rest[0].name)):
+            unless = rest[0]
+        else:
+            width, size = _amount(rest[0])
+    return *_some(Access("async", spaces[1], width, addresses[1], size, unless)), *_some(written)
+
+
+def _matrix(instruction: Instruction, address: Address) -> tuple[Access, ...] | None:
+    """ldmatrix, stmatrix: a lane that has an address has it of a row, 16 bytes; 8 or 16 rows are a matrix."""
+    count = next((int(m[1:]) for m in instruction.modifiers if m in ("x1", "x2", "x4")), None)
+    if count is None:
+        return None
+    lanes = min(32, count * (16 if "m16n16" in instruction.modifiers else 8))
+    loads = instruction.opcode == "ldmatrix"
+    kind = "load" if loads else "store"
+    return (
+        Access(kind, _space(instruction.modifiers), 16, address, lanes=lanes, reads=loads, writes=not loads),
+    )
+
+
+def _some(access: Access) -> tuple[Access, ...]:
+    """Nothing for an access of no bytes."""
+    return (access,) if access.width or access.size is not None else ()
+
+
+def _space(modifiers: tuple[str, ...]) -> str:
+    return next((_SPACE_NAMES[m] for m in modifiers if m in _SPACE_NAMES), "generic")
+
+
+def _width(modifiers: tuple[str, ...]) -> int:
+    """Bytes of the last type among the modifiers, times the elements of a vector; 0 without a type. ptxas takes `.v4.f32.add` too."""
+    types = [m for m in modifiers if _TYPE.fullmatch(m)]
+    vectors = [int(m[1:]) for m in modifiers if m in ("v2", "v4", "v8")]
+    return type_size(types[-1]) * (vectors[-1] if vectors else 1) if types else 0
+
+
+def _amount(operand: Operand) -> tuple[int, Operand | None]:
+    """(width, size): a number is a width."""
+    return (operand.integer, None) if isinstance(operand, Immediate) else (0, operand)
