@@ -160,7 +160,7 @@ cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [tile], [%rd1], %r
     = async global # %r2 [%rd1], async shared # %r2 [tile] written
 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1], 256, [%r3];
     = async global 256 [%rd1], async shared 256 [%r1] written
-cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%r1], [%rd1], %r2, [%r3], %h1, %rd9;
+cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%r1],[%rd1],%r2,[%r3],%h1,%rd9;
     = async global # %r2 [%rd1], async shared # %r2 [%r1] written
 cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r1], [%r2], 64, [%r3];
     = async shared 64 [%r2], async shared 64 [%r1] written
