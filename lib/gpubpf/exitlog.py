@@ -366,7 +366,7 @@ def write_records(
                 b'],"warp":',
             )
             texts = (head + texts[0], *texts[1:], b',"lane":', b',"sm":', b',"site":', b"}\n")
-            out.write(_joined(texts, when, some["launch"], *where, own // WARP, lane, sm, site))
+            out.write(output.joined(texts, (when, some["launch"], *where, own // WARP, lane, sm, site)))
         else:
             if not began:
                 out.write(
@@ -374,18 +374,5 @@ def write_records(
                 )
             middle = f",{cli.csv_cells((place.pid, place.comm, place.gpu, kernel))},".encode()
             texts = (b"", middle, *[b","] * 10, b"\n")
-            out.write(_joined(texts, when, some["launch"], *where, own // WARP, lane, sm, site))
+            out.write(output.joined(texts, (when, some["launch"], *where, own // WARP, lane, sm, site)))
         began = True
-
-
-def _joined(texts: tuple[bytes, ...], *columns: Any) -> bytes:
-    parts: list[Any] = []
-    for at in range(0, len(columns[0]), output.CHUNK):
-        one = slice(at, at + output.CHUNK)
-        pieces = [
-            part
-            for pair in zip(texts, (*(column[one] for column in columns), b""), strict=True)
-            for part in pair
-        ]
-        parts.append(output.records(pieces))
-    return b"".join(parts)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,11 +15,41 @@ if TYPE_CHECKING:
 CHUNK = 1 << 13  # records in one go: few enough for the cache, enough to forget the cost of a call
 
 
-def records(parts: Sequence[bytes | np.ndarray]) -> bytes:
-    """One record after the other: `parts` in turn, each either the same bytes in every record or an array with one
-    number for each, written in decimal.
+@dataclass(frozen=True)
+class Words:
+    """A text for each record: `texts[codes]`."""
 
-    Arrays are one-dimensional, of unsigned values, equally long; at least one of them. About 0.2 µs a record, where a
+    texts: Sequence[bytes]
+    codes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, places: slice) -> Words:
+        return Words(self.texts, self.codes[places])
+
+
+@dataclass(frozen=True)
+class Hex:
+    """Numbers written in hexadecimal, in lower case and without leading zeros."""
+
+    values: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, places: slice) -> Hex:
+        return Hex(self.values[places])
+
+
+Column: TypeAlias = "np.ndarray | Words | Hex"
+
+
+def records(parts: Sequence[bytes | Column]) -> bytes:
+    """One record after the other: `parts` in turn, each either the same bytes in every record, or an array with one
+    number for each, written in decimal, or `Words`, or `Hex`.
+
+    Columns are one-dimensional, of unsigned values, equally long; at least one of them. About 0.2 µs a record, where a
     loop takes some µs; `CHUNK` of them a call keep the working set in the cache.
 
     >>> records([b"a", np.array([1, 20]), b"\\n"])
@@ -46,12 +77,28 @@ def records(parts: Sequence[bytes | np.ndarray]) -> bytes:
     return text[shown].tobytes()
 
 
-def _constant_or_digits(part: bytes | np.ndarray) -> bytes | tuple[np.ndarray, np.ndarray]:
-    """A number's ASCII digits, most significant first, one row per place, and which of them are no leading zeros."""
+def joined(texts: Sequence[bytes], columns: Sequence[Column]) -> bytes:
+    """As `records` of any number: a text, a column, a text, a column …, a text."""
+    parts: list[bytes] = []
+    for at in range(0, len(columns[0]), CHUNK):
+        pieces = (column[at : at + CHUNK] for column in columns)
+        parts.append(records([part for pair in zip(texts, (*pieces, b""), strict=True) for part in pair]))
+    return b"".join(parts)
+
+
+def _constant_or_digits(part: bytes | Column) -> bytes | tuple[np.ndarray, np.ndarray]:
+    """A number's ASCII digits, most significant first, one row per place, and which of them are no leading zeros. Of words their
+    letters."""
     import numpy as np
 
     if isinstance(part, bytes):
         return part
+    if isinstance(part, Words):
+        letters, lengths = _letters(part.texts)
+        places = np.arange(letters.shape[1])[:, None]
+        return letters.T[:, part.codes], places < lengths[part.codes]
+    if isinstance(part, Hex):
+        return _hexadecimal(part.values)
     largest = int(part.max())
     if largest == int(part.min()):
         return b"%d" % largest
@@ -71,9 +118,33 @@ def _constant_or_digits(part: bytes | np.ndarray) -> bytes | tuple[np.ndarray, n
     return digits, visible
 
 
-def aligned(columns: Sequence[tuple[np.ndarray, int]], end: bytes) -> bytes:
-    """One line for each place of the arrays: numbers from 0, right in columns of at least so many characters, a space between
-    them, and `end` behind the last.
+def _letters(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """uint8 [texts, longest], filled up with spaces, and the length of each."""
+    import numpy as np
+
+    longest = max(map(len, texts), default=0)
+    letters = np.frombuffer(b"".join(text.ljust(longest) for text in texts), np.uint8)
+    return letters.reshape(len(texts), longest), np.array([len(text) for text in texts])
+
+
+def _hexadecimal(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """As `_constant_or_digits`."""
+    import numpy as np
+
+    places = max(1, -(-int(values.max(initial=0)).bit_length() // 4))
+    digits = np.empty((places, len(values)), dtype=np.uint8)
+    visible = np.empty((places, len(values)), dtype=bool)
+    for place in range(places):
+        rest = values >> np.uint64(4 * (places - 1 - place))
+        digits[place] = rest & np.uint64(15)
+        visible[place] = rest > 0
+    visible[-1] = True
+    return np.frombuffer(b"0123456789abcdef", np.uint8)[digits], visible
+
+
+def aligned(columns: Sequence[tuple[Column, int]], end: bytes = b"\n") -> bytes:
+    """One line for each place of the columns: numbers from 0, right in columns of at least so many characters; words likewise, or left
+    in exactly -N characters where that is below 0; a space between them, and `end` behind the last.
 
     >>> aligned([(np.array([1, 20]), 3), (np.array([7, 8]), 2)], b".\\n")
     b'  1  7 .\\n 20  8 .\\n'
@@ -83,6 +154,19 @@ def aligned(columns: Sequence[tuple[np.ndarray, int]], end: bytes) -> bytes:
     count = len(columns[0][0])
     parts = []
     for values, least in columns:
+        if isinstance(values, Words):
+            parts.append(_placed(values, least))
+            continue
+        if isinstance(values, Hex):
+            digits, visible = _hexadecimal(values.values)
+            width = max(least, len(digits) + 2)
+            text = np.full((count, width + 1), ord(" "), dtype=np.uint8)
+            text[:, width - len(digits) : width][visible.T] = digits.T[visible.T]
+            first = width - visible.sum(axis=0)  # "0x" in front of it
+            each = np.arange(count)
+            text[each, first - 2], text[each, first - 1] = ord("0"), ord("x")
+            parts.append(text)
+            continue
         width = max(least, len(str(int(values.max(initial=0)))))
         text = np.full((count, width + 1), ord(" "), dtype=np.uint8)
         rest = values.astype(np.uint64)
@@ -97,6 +181,13 @@ def aligned(columns: Sequence[tuple[np.ndarray, int]], end: bytes) -> bytes:
         parts.append(text)
     parts.append(np.broadcast_to(np.frombuffer(end, dtype=np.uint8), (count, len(end))))
     return np.concatenate(parts, axis=1).tobytes()
+
+
+def _placed(words: Words, least: int) -> np.ndarray:
+    """Words of a column, as `aligned` says, and a space."""
+    longest = max(least, *map(len, words.texts))
+    texts = [text[:-least].ljust(-least) if least < 0 else text.rjust(longest) for text in words.texts]
+    return _letters([text + b" " for text in texts])[0][words.codes]
 
 
 def write_threads(out: Output, threads: Groups, order: np.ndarray, texts: Sequence[str]) -> None:
