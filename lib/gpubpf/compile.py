@@ -41,6 +41,8 @@ _PERF_OUTPUT = 4  # BPF_PERF_OUTPUT: on a GPU a ring buffer, of this size
 _PERF_BYTES = 1 << 18
 _CAPABILITIES = 1 << 39 | 1 << 21  # CAP_BPF, CAP_SYS_ADMIN
 _DEBUG = 0x4 | 0x8  # DEBUG_PREPROCESSOR, DEBUG_SOURCE
+# All calls are convergent: what lanes find out together depends on which of them come to the call, so it stays where it is.
+_FLAGS = (f"-I{INCLUDE}", "-Xclang", "-fconvergent-functions")
 
 
 def header() -> str:
@@ -134,9 +136,11 @@ def _compile_here(text: str, talk: IO[bytes]) -> dict[str, Any]:
     try:
         bcc = _import_bcc()
         source = spell_out_increments(text)
-        flags = (ctypes.c_char_p * 1)(f"-I{INCLUDE}".encode())
+        flags = (ctypes.c_char_p * len(_FLAGS))(*(flag.encode() for flag in _FLAGS))
         with _kernel_source():
-            module = bcc.lib.bpf_module_create_c_from_string(source.encode(), _DEBUG, flags, 1, True, None)
+            module = bcc.lib.bpf_module_create_c_from_string(
+                source.encode(), _DEBUG, flags, len(flags), True, None
+            )
         ctypes.CDLL(None).fflush(None)
         talk.seek(0)
         said = talk.read().decode("utf-8", "replace")

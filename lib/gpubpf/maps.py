@@ -7,6 +7,8 @@ All numbers are little-endian; storage begins at an address that is a multiple o
                   block, or the whole grid. The number of a thread is (block number) * (threads of a block) + (thread in the
                   block), x fastest; of a warp likewise, with (threads of a block + 31) / 32 warps in each. Units beyond the
                   capacity share the last value, which nobody reads; that it changed shows that something was lost.
+    site_array    value[shards][sites] and one value more: shard by shard, one value for each site of a kernel. The shard is the
+                  number of the multiprocessor modulo the number of shards, a power of two. What is beyond shares the last value.
     array         value[entries]. percpu_array and histogram are the same: one cell for the context, so update it atomically.
     shared_array  value[entries], each padded to 8 bytes, in host memory.
     hash          64-byte header: u64 entries used, u64 lost, u64 slots (a power of two), zeros.
@@ -33,8 +35,14 @@ from gpubpf.errors import Error
 if TYPE_CHECKING:
     import numpy as np
 
-# One instance for each kernel and launch shape, with `max_entries` values for each of these.
-SHAPED = {"thread_array": "thread", "warp_array": "warp", "block_array": "block", "kernel_array": "instance"}
+# One instance for each kernel and launch shape (of sites: for each kernel), with `max_entries` values for each of these.
+SHAPED = {
+    "thread_array": "thread",
+    "warp_array": "warp",
+    "block_array": "block",
+    "kernel_array": "instance",
+    "site_array": "site",
+}
 DEVICE_KINDS = (*SHAPED, "param")  # a host program has none of them but copies of parameters
 MMAPABLE = 1 << 10  # BPF_F_MMAPABLE
 _KERNEL_ARRAY, _KERNEL_PERF, _KERNEL_RINGBUF = 2, 4, 27  # enum bpf_map_type
@@ -257,7 +265,10 @@ def dtype(kind: Any, size: int) -> np.dtype[Any]:
 def storage_size(defn: MapDefinition, units: int = 0) -> int:
     """Bytes of memory that `defn` takes; of a ring buffer: what it asks for. 0 for `param`.
 
-    `units`: for how many threads, warps or blocks the instance of such an array has room (1 for a kernel array)."""
+    `units`: for how many threads, warps or blocks the instance of such an array has room (1 for a kernel array; of a site array
+    sites | shards - 1 << 32)."""
+    if defn.kind == "site_array":
+        units = (units & 0xFFFFFFFF) * ((units >> 32) + 1)
     if defn.kind in SHAPED:
         if not 0 <= units <= MAX_THREADS:
             raise ValueError(
@@ -291,7 +302,8 @@ def initial(defn: MapDefinition, units: int = 0) -> bytes:
 def decode(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int = 0) -> np.ndarray[Any, Any]:
     """Storage as an array of `value_dtype`, without a copy where the layout allows that.
 
-    thread_array, warp_array, block_array, kernel_array: shape (max_entries, units). array, shared_array: (max_entries,).
+    thread_array, warp_array, block_array, kernel_array: shape (max_entries, units). site_array: (shards, sites). array,
+    shared_array: (max_entries,).
     hash: (entries,) with fields `key` and `value`. Ring buffers: see `rings.py`.
     Raises Error when `raw` is shorter than the map.
     """
@@ -301,6 +313,9 @@ def decode(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int 
         return np.frombuffer(raw, defn.value_dtype, 1)
     if len(raw) < storage_size(defn, units):
         raise Error(f"map {defn.name}: {len(raw)} bytes were read of {storage_size(defn, units)}")
+    if defn.kind == "site_array":
+        sites, shards = units & 0xFFFFFFFF, (units >> 32) + 1
+        return np.frombuffer(raw, defn.value_dtype, sites * shards).reshape(shards, sites)
     if defn.kind in SHAPED:
         values = np.frombuffer(raw, defn.value_dtype, defn.max_entries * units)
         return values.reshape(defn.max_entries, units)

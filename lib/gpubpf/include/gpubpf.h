@@ -126,16 +126,37 @@ static u64 (*gpu_clock)(void) = (void *)605;         /* this SM's clock64 */
 static u64 (*gpu_global_thread)(void) = (void *)606; /* number of the thread in its grid, x fastest */
 /* Makes *cell, a value of a map, at least `value`, atomically for the whole GPU; gives what it was. */
 static u64 (*gpu_max)(u64 *cell, u64 value) = (void *)607;
-static u32 (*gpu_active)(void) = (void *)608; /* the lanes of the warp that run this together, one bit each; bit 0 is lane 0 */
 static u32 (*gpu_log2)(u64 value) = (void *)609; /* place of the highest bit that is set; of 0: 0 */
-/* Of the lanes that run this together, one bit each: those with the same value; those whose predicate is not 0. */
-static u32 (*gpu_match)(u64 value) = (void *)610;
-static u32 (*gpu_ballot)(u64 predicate) = (void *)611;
-/* What `value` is in that lane (modulo 32); of a lane that does not run this together with ours: any number. */
-static u64 (*gpu_shuffle)(u64 value, u32 lane) = (void *)612;
 static u64 (*gpu_kernel)(void) = (void *)613; /* number of the kernel in this process: struct gpu_launch's `kernel` */
 /* How often addresses had come to mean another allocation when the launch was made: (address, epoch) tells an allocation. */
 static u64 (*gpu_epoch)(void) = (void *)614;
+static u32 (*gpu_popcount)(u64 value) = (void *)615;  /* how many bits are set */
+static u32 (*gpu_lanes_below)(void) = (void *)616; /* the lanes with a lower number than this one, a bit for each */
+
+/*
+ * What the lanes of a warp that run this together find out together; masks have one bit each, bit 0 is lane 0. Behind a branch
+ * these are the lanes that took it, so the compiler must not make one call of two, nor two of one.
+ */
+static u32 (*gpubpf_active)(void) = (void *)608;
+static u32 (*gpubpf_match)(u64 value) = (void *)610;
+static u32 (*gpubpf_ballot)(u64 predicate) = (void *)611;
+static u64 (*gpubpf_shuffle)(u64 value, u32 lane) = (void *)612;
+
+#define GPUBPF_HERE(_type, _call)                              \
+    ({                                                         \
+        _type _gpubpf_found;                                   \
+        __attribute__((nomerge)) _gpubpf_found = _call;        \
+        asm volatile("");                                      \
+        _gpubpf_found;                                         \
+    })
+/* Those lanes. */
+#define gpu_active() GPUBPF_HERE(u32, gpubpf_active())
+/* Those with the same value, a u64. */
+#define gpu_match(_value) GPUBPF_HERE(u32, gpubpf_match(_value))
+/* Those whose predicate is not 0. */
+#define gpu_ballot(_predicate) GPUBPF_HERE(u32, gpubpf_ballot(_predicate))
+/* What the value, a u64, is in that lane (modulo 32); of a lane that is none of them: any number. */
+#define gpu_shuffle(_value, _lane) GPUBPF_HERE(u64, gpubpf_shuffle(_value, _lane))
 
 #define gpu_puts(_text)                               \
     ({                                                \

@@ -12,9 +12,10 @@ class Argument:
     """A value that a fragment is given, in a register of PTX type `type` named `register`.
 
     kind `launch` (the launch id, or its distance from that at `replay`), `replay` (address of that word in GPU memory, or 0),
-    `map_base` (address of the storage of `map`), `map_capacity` (threads that the thread array
-    `map` has room for, below 2^32), `param` (`width` bytes at `offset` of the `param` map `map`, zero-extended), `context`
-    (what the injector supplies: `field` `site`, `work`), `pid_tgid` (of the host thread that launched: process << 32 | thread);
+    `map_base` (address of the storage of `map`), `map_capacity` (threads, warps or blocks that the array by launch shape `map` has
+    room for, below 2^32; of a site array sites | shards - 1 << 32), `param` (`width` bytes at `offset` of the `param` map `map`,
+    zero-extended), `context` (what the injector supplies: `field` of bytecode.CONTEXTS), `kernel` (its number in the process),
+    `epoch` (of allocations), `pid_tgid` (of the host thread that launched: process << 32 | thread);
     in host programs `helper` (address of the function that is helper number `offset`).
     """
 

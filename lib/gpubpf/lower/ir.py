@@ -30,8 +30,9 @@ class Target:
 
     `pointer`: the type of an address of map memory. `scope`: of its atomics. `calls`: for each thing that only the target
     knows, the function, intrinsic or inline assembly (`asm …`) that gives it and its result type: `tid.x` … `nctaid.z`, `lane`,
-    `sm`, `clock`, `globaltimer`, `active`, `membar`. `warps`: it has warps. `reads`: for each type of argument, the inline
-    assembly with constraints that reads one from its register; None: arguments are the function's parameters.
+    `lanes_below`, `sm`, `clock`, `globaltimer`, `active`, `membar`; with arguments `match`, `ballot`, `shuffle`. `warps`: it has
+    warps. `reads`: for each type of argument, the inline assembly with constraints that reads one from its register; None:
+    arguments are the function's parameters.
     """
 
     triple: str
@@ -166,12 +167,18 @@ class _Lowering:
     def special32(self, name: str) -> str:
         return self.value(self.call(name))
 
-    def call(self, name: str) -> str:
+    def call(self, name: str, *arguments: str) -> str:
         symbol, kind = self.target.calls[name]
-        if symbol.startswith("asm "):
-            return f"call {kind} {symbol}()"
-        self.declared.add(f"declare {kind} @{symbol}()")
-        return f"call {kind} @{symbol}()"
+        if not symbol.startswith("asm "):
+            kinds = ", ".join(argument.split()[0] for argument in arguments)
+            self.declared.add(f"declare {kind} @{symbol}({kinds})")
+            symbol = f"@{symbol}"
+        return f"call {kind} {symbol}({', '.join(arguments)})"
+
+    def together(self, name: str, *arguments: str) -> str:
+        """What the lanes that run this together find out together: neither moved, nor made one with another, nor two of it."""
+        result = self.value(f"{self.call(name, *arguments)} convergent nomerge noduplicate")
+        return result if self.target.calls[name][1] == "i64" else self.wide(result)
 
     def function(self, name: str, text: str) -> str:
         """An internal function, defined once; always inlined."""
@@ -514,6 +521,8 @@ class _Lowering:
             address = self.value(f"add i64 {base}, {offset}")
             return self.value(f"select i1 {inside}, i64 {address}, i64 0")
         capacity = self.argument("map_capacity", f"capacity_{definition.name}", map=definition.name)
+        if definition.kind == "site_array":
+            return self.value(f"add i64 {base}, {self.of_site(key, capacity, definition)}")
         # A unit beyond the capacity gets the element after the last: no second path, and memory stays safe.
         unit = self.number(SHAPED[definition.kind], "i32")
         room = self.low(capacity)
@@ -528,6 +537,18 @@ class _Lowering:
         offset = self.value(f"mul i64 {index}, {definition.value_size}")
         address = self.value(f"add i64 {base}, {offset}")
         return self.value(f"select i1 {inside}, i64 {address}, i64 0")
+
+    def of_site(self, site: str, capacity: str, definition: MapDefinition) -> str:
+        """Offset of the value of a site on this multiprocessor; of what is no site, of the value after the last."""
+        sites = self.low(capacity)
+        mask = self.low(self.value(f"lshr i64 {capacity}, 32"))
+        shard = self.value(f"and i32 {self.special32('sm')}, {mask}")
+        row = self.value(f"mul i32 {shard}, {sites}")
+        own = self.value(f"add i32 {row}, {site}")
+        last = self.value(f"mul i32 {self.value(f'add i32 {mask}, 1')}, {sites}")
+        inside = self.value(f"icmp ult i32 {site}, {sites}")
+        index = self.wide(self.value(f"select i1 {inside}, i32 {own}, i32 {last}"))
+        return self.value(f"mul i64 {index}, {definition.value_size}")
 
     def update(self, call: Call) -> str:
         definition = self.map(call.map)
@@ -676,6 +697,10 @@ class _Lowering:
         some = self.value(f"or i64 {self.get(1)}, 1")
         return self.value(f"xor i64 63, {self.value(f'call i64 @llvm.ctlz.i64(i64 {some}, i1 true)')}")
 
+    def popcount(self, call: Call) -> str:
+        self.declared.add("declare i64 @llvm.ctpop.i64(i64)")
+        return self.value(f"call i64 @llvm.ctpop.i64(i64 {self.get(1)})")
+
     def warp(self, call: Call) -> str:
         row = self.value(f"mul i64 {self.special('tid.z')}, {self.special('ntid.y')}")
         row = self.value(f"add i64 {row}, {self.special('tid.y')}")
@@ -740,6 +765,13 @@ _HELPERS: dict[int, Callable[[_Lowering, Call], str]] = {
     605: lambda e, call: e.special("clock"),
     606: lambda e, call: e.number("thread", "i64"),
     607: _Lowering.maximum,
-    608: lambda e, call: e.special("active"),
+    608: lambda e, call: e.together("active"),
     609: _Lowering.logarithm,
+    610: lambda e, call: e.together("match", f"i64 {e.get(1)}"),
+    611: lambda e, call: e.together("ballot", f"i64 {e.get(1)}"),
+    612: lambda e, call: e.together("shuffle", f"i64 {e.get(1)}", f"i32 {e.low(e.get(2))}"),
+    613: lambda e, call: e.argument("kernel", "kernel"),
+    614: lambda e, call: e.argument("epoch", "epoch"),
+    615: _Lowering.popcount,
+    616: lambda e, call: e.special("lanes_below"),
 }

@@ -15,8 +15,8 @@ class Given:
     """One value that native code is given.
 
     kind `context` (`number`: of the field of `struct gpu_launch` or `gpu_operation`), `map_base` (address of the shared array
-    `map`), `param` (address of the bytes of the parameter `map`), `helper` (address of the C function that is helper `number`, with the
-    arguments of bpf_helpers and result `u64`).
+    `map`), `param` (address of the bytes of the parameter `map`), `helper` (address of the C function that is helper `number`,
+    with the arguments of bpf_helpers and result `u64`).
     """
 
     kind: str

@@ -13,6 +13,13 @@ from gpubpf.verify import Checked
 
 _SREG = "llvm.nvvm.read.ptx.sreg."
 
+
+def _together(code: str, constraints: str) -> str:
+    """Inline assembly in which %together are the lanes that run it together: as one piece, so that nothing comes in between."""
+    lines = ["{", ".reg .b32 %together;", "activemask.b32 %together;", *code.split("\n"), "}"]
+    return 'asm sideeffect "' + "\\0A".join(lines) + f'", "{constraints}"'
+
+
 NVPTX = Target(
     triple="nvptx64-nvidia-cuda",
     layout="",
@@ -25,11 +32,29 @@ NVPTX = Target(
             for axis in AXES
         },
         "lane": (f"{_SREG}laneid", "i32"),
+        "lanes_below": (f"{_SREG}lanemask.lt", "i32"),
         "sm": (f"{_SREG}smid", "i32"),
         # In the program's order among everything that touches memory: LLVM moves its own intrinsics over atomics.
         "clock": ('asm sideeffect "mov.u64 $0, %clock64;", "=l,~{memory}"', "i64"),
         "globaltimer": ('asm sideeffect "mov.u64 $0, %globaltimer;", "=l,~{memory}"', "i64"),
-        "active": ("llvm.nvvm.activemask", "i32"),
+        "active": ('asm sideeffect "activemask.b32 $0;", "=r"', "i32"),
+        "match": (_together("match.any.sync.b64 $0, $1, %together;", "=r,l"), "i32"),
+        "ballot": (
+            _together(
+                ".reg .pred %holds;\nsetp.ne.b64 %holds, $1, 0;\nvote.sync.ballot.b32 $0, %holds, %together;",
+                "=r,l",
+            ),
+            "i32",
+        ),
+        "shuffle": (
+            _together(
+                ".reg .b32 %low, %high;\nmov.b64 {%low, %high}, $1;\n"
+                "shfl.sync.idx.b32 %low, %low, $2, 31, %together;\n"
+                "shfl.sync.idx.b32 %high, %high, $2, 31, %together;\nmov.b64 $0, {%low, %high};",
+                "=l,l,r",
+            ),
+            "i64",
+        ),
         "membar": ("llvm.nvvm.membar.sys", "void"),
     },
     warps=True,

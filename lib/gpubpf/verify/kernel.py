@@ -29,7 +29,7 @@ _TRACEPOINT = 5
 _CONTEXT_SHIFT = 8
 _LOG = 1 << 20
 _KTIME, _PRANDOM, _PRINTK = 5, 7, 6
-# Helpers that take no addresses, by one that gives the same kind of number.
+# Helpers that take no addresses, by one that takes nothing and gives the same kind of number.
 _STAND_INS = {
     502: _KTIME,
     506: _PRANDOM,
@@ -40,6 +40,13 @@ _STAND_INS = {
     606: _KTIME,
     608: _PRANDOM,
     609: _PRANDOM,
+    610: _PRANDOM,
+    611: _PRANDOM,
+    612: _PRANDOM,
+    613: _KTIME,
+    614: _KTIME,
+    615: _PRANDOM,
+    616: _PRANDOM,
 }
 _MAX = 607  # becomes a load and a store
 _OUT_POINTERS = (503, 504, 505, 601)

@@ -114,6 +114,13 @@ HELPERS: dict[int, tuple[str, tuple[str, ...]]] = {
     607: ("gpu_max", ()),
     608: ("gpu_active", ()),
     609: ("gpu_log2", ()),
+    610: ("gpu_match", ()),
+    611: ("gpu_ballot", ()),
+    612: ("gpu_shuffle", ()),
+    613: ("gpu_kernel", ()),
+    614: ("gpu_epoch", ()),
+    615: ("gpu_popcount", ()),
+    616: ("gpu_lanes_below", ()),
 }
 # What a host program for launches may call where it runs in the traced process, and not in the kernel.
 _NATIVE = ("shared_array",)
@@ -152,13 +159,19 @@ _KERNEL_ONLY = {
     158: "get_current_task_btf",
 }
 _OUT_POINTERS = (503, 504, 505, 601)
-_ANY_NUMBER = {607: 1 << 2, 609: 1 << 1}  # registers of arguments that may be any number
+# Registers of arguments that may be any number.
+_ANY_NUMBER = {607: 1 << 2, 609: 1 << 1, 610: 1 << 1, 611: 1 << 1, 612: 1 << 1 | 1 << 2, 615: 1 << 1}
+_NUMBERS = {609: 1, 610: 1, 611: 1, 612: 2, 615: 1}  # helpers that take numbers only, and how many
 _RESULTS = {
     602: within(0, 31),
     603: within(0, 1023),
     604: within(0, ranges.U32),
     608: within(1, ranges.U32),
     609: within(0, 63),
+    610: within(1, ranges.U32),
+    611: within(0, ranges.U32),
+    615: within(0, 64),
+    616: within(0, ranges.U32 >> 1),
 }
 
 Byte = tuple[Value, int, int]  # byte k of a value that was stored as n bytes
@@ -986,13 +999,14 @@ class _Calls:
             123: self._level,
             501: self._print,
             607: self._maximum,
-            609: self._logarithm,
         }.get(self.helper)
         if special is not None:
             result = special() or result
         elif self.helper in _OUT_POINTERS:
             for register in (1, 2, 3):
                 self._write_u64(register)
+        for register in range(1, 1 + _NUMBERS.get(self.helper, 0)):
+            self.checker._number(self.state, self._argument(register), f"{name} of an address")
         state = self.state
         place = (state.chain, state.pc)
         call = Call(self.helper, self.map.name if self.map else "", self.pointers, self.size, self.text)
@@ -1118,6 +1132,8 @@ class _Calls:
         assert definition is not None
         key = self._memory(2, definition.key_size, "key")
         address = Value("value", constant(0), definition.name, self.checker._new_id(), True)
+        if definition.kind == "site_array":  # what is beyond the last site has a value too
+            return address._replace(nullable=False)
         if definition.kind == "hash" or key is None:
             if definition.kind == "param":
                 raise self.reject("lookup in a parameter with a key that is not constant", "use the key 0")
@@ -1203,9 +1219,6 @@ class _Calls:
             )
         self._outside(1, value, 8, "cell")
         self.checker._number(self.state, self._argument(2), "the maximum of an address")
-
-    def _logarithm(self) -> None:
-        self.checker._number(self.state, self._argument(1), "the logarithm of an address")
 
     def _record_size(self, register: int, shorter: bool = False) -> int:
         """All records of a ring have one size, so that it has one stride; perf's may be `shorter`."""
