@@ -1,0 +1,373 @@
+"""Which bytes of each allocation kernels read, wrote, or never touched; and how much of memory each kernel touches.
+
+    tables = coverage.read(session, shift)
+    for row in coverage.join(tables, allocations, shift):
+        row.allocation, row.read, row.written, row.untouched
+
+What device programs fill (memtrace's C text): a table of pages, each of which tells of 4096 granules; a granule is `1 << shift`
+bytes. Maps, one element each for a place of the table: `tags` (0: nothing is there), `owners` (`page`: the address / the bytes of a
+page, with bit 63 set; `group`: epoch | kernel << 32), `touched` (128 words: 64 of what was read, then 64 of what was written, a bit
+for each granule). In `missed` a bit stands for each 2 MB of addresses, modulo 128 GB, of which something found no room. An epoch and
+an address together mean one allocation (docs/memory.md).
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from gpubpf.allocations import Allocation
+    from gpubpf.session import Session
+
+    Integers = npt.NDArray[np.int64]
+    Words = npt.NDArray[np.uint64]
+
+MAPS = ("tags", "owners", "touched", "missed")
+GRANULES = 4096  # of a page
+WORDS = GRANULES // 64
+SECTOR = 32
+AREA_BITS, AREAS = 21, 1 << 16  # what `missed` tells of
+_VALID = 1 << 63
+_ADDRESS = (1 << 63) - 1
+_CHUNK = 1 << 13  # pages that are worked on together: some 30 MB
+_ONES = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)
+_BELOW = np.array([(1 << bit) - 1 for bit in range(65)], np.uint64)  # that many low bits
+
+
+@dataclass(frozen=True)
+class Table:
+    """What kernels of one process touched, an element for each page: its number (address / bytes of a page), the epoch, the number
+    of the kernel (0 where kernels are not kept apart), and [page, 128] words of bits. `missed` [AREAS]: where pages found no room.
+    `torn`: pages of which nobody knows whose they are, since the process was stopped in between."""
+
+    process: int
+    pid: int
+    comm: str
+    page: Integers
+    epoch: Integers
+    kernel: Integers
+    bits: Words
+    missed: npt.NDArray[np.bool_]
+    torn: int = 0
+
+    @property
+    def full(self) -> bool:
+        return bool(self.missed.any() or self.torn)
+
+
+@dataclass(frozen=True)
+class Covered:
+    """An allocation, and how many of its bytes instrumented kernels `read`, `written` and touched in any way (`either`); None:
+    not known, because the table was full or could not be read."""
+
+    allocation: Allocation
+    read: int | None
+    written: int | None
+    either: int | None
+
+    @property
+    def untouched(self) -> int | None:
+        return None if self.either is None else self.allocation.bytes - self.either
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a kernel touched of memory: distinct 32-byte `sectors` and `bytes` (None: not known), by process and kernel number."""
+
+    process: int
+    pid: int
+    comm: str
+    kernel: int
+    sectors: int | None
+    bytes: int | None
+
+
+def read(session: Session) -> list[Table]:
+    """The tables as they were read last, one for each process that has any: those of its contexts together."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    by_context: dict[tuple[int, int], dict[str, Any]] = {}
+    for name in MAPS:
+        for one in session.instances(name):
+            by_context.setdefault((one.process, one.context), {})[name] = one
+    for (process, _), parts in by_context.items():
+        if len(parts) == len(MAPS):
+            found.setdefault(process, []).append(parts)
+    return [
+        _together(
+            [table(process, p["tags"].pid, p["tags"].comm, *(p[name].array for name in MAPS)) for p in parts]
+        )
+        for process, parts in found.items()
+    ]
+
+
+def table(process: int, pid: int, comm: str, tags: Any, owners: Any, touched: Any, missed: Any) -> Table:
+    """A context's table from its maps' arrays."""
+    there = np.flatnonzero(tags)
+    told = there[(owners["page"][there] & np.uint64(_VALID)) != 0]
+    group = owners["group"][told]
+    return Table(
+        process,
+        pid,
+        comm,
+        (owners["page"][told] & np.uint64(_ADDRESS)).astype(np.int64),
+        (group & np.uint64(0xFFFFFFFF)).astype(np.int64),
+        (group >> np.uint64(32)).astype(np.int64),
+        touched.reshape(-1, 2 * WORDS)[told],
+        np.unpackbits(missed.view(np.uint8), bitorder="little").astype(bool),
+        len(there) - len(told),
+    )
+
+
+def _together(tables: Sequence[Table]) -> Table:
+    if len(tables) == 1:
+        return tables[0]
+    first = tables[0]
+    joined = {
+        name: np.concatenate([getattr(t, name) for t in tables])
+        for name in ("page", "epoch", "kernel", "bits")
+    }
+    missed = np.logical_or.reduce([t.missed for t in tables])
+    return Table(
+        first.process, first.pid, first.comm, **joined, missed=missed, torn=sum(t.torn for t in tables)
+    )
+
+
+def join(
+    tables: Sequence[Table], allocations: Sequence[Allocation], shift: int, unread: Sequence[int] = ()
+) -> tuple[list[Covered], dict[int, int]]:
+    """What was touched of each allocation, in their order; and by process the bytes that were touched in none of them. `unread`:
+    processes of which launches are missing in the tables."""
+    result: list[Covered | None] = [None] * len(allocations)
+    by_process: dict[int, list[int]] = {}
+    for number, allocation in enumerate(allocations):
+        by_process.setdefault(allocation.process, []).append(number)
+    elsewhere = {}
+    known = {t.process: t for t in tables}
+    for process in known.keys() | by_process.keys():
+        numbers = by_process.get(process, [])
+        own = [allocations[number] for number in numbers]
+        one = known.get(process)
+        counts = np.zeros((len(own), 3), np.int64)
+        if one is not None:
+            counts, rest = _count(one, own, shift)
+            if rest:
+                elsewhere[process] = rest
+        for number, allocation, (reads, writes, either) in zip(numbers, own, counts.tolist(), strict=True):
+            if process in unread or (one is not None and _concerned(one, allocation)):
+                result[number] = Covered(allocation, None, None, None)
+            else:
+                result[number] = Covered(allocation, reads, writes, either)
+    return [row for row in result if row is not None], elsewhere
+
+
+def _concerned(one: Table, allocation: Allocation) -> bool:
+    """Whether something of the allocation may have found no room."""
+    if not one.full:
+        return False
+    first, last = allocation.base >> AREA_BITS, (allocation.base + max(allocation.bytes, 1) - 1) >> AREA_BITS
+    if one.torn or last - first >= AREAS - 1:
+        return True
+    return bool(one.missed.take(np.arange(first, last + 1), mode="wrap").any())
+
+
+def _count(one: Table, allocations: Sequence[Allocation], shift: int) -> tuple[Integers, int]:
+    """[allocation, (read, written, either)] in bytes, and the bytes that are in none."""
+    counts = np.zeros((len(allocations), 3), np.int64)
+    rest = 0
+    of, entry = _pairs(one, allocations, shift)
+    base = np.array([a.base for a in allocations] or [0], np.int64)
+    end = base + np.array([a.bytes for a in allocations] or [0], np.int64)
+    grain = 1 << shift
+    # Touched in several epochs, by several GPUs or kernels, a page counts once.
+    order = np.lexsort((one.page[entry], of))
+    of, entry = of[order], entry[order]
+    page = one.page[entry]
+    starts = _starts(of, page)
+    for chunk in _chunks(starts, len(of)):
+        own, number, first = of[chunk], one.page[entry[chunk]], _starts(of[chunk], page[chunk])
+        bits = np.bitwise_or.reduceat(one.bits[entry[chunk]], first, axis=0)
+        own, number = own[first], number[first]
+        low = np.clip((base[own] >> shift) - number * GRANULES, 0, GRANULES)
+        high = np.clip(-(-end[own] >> shift) - number * GRANULES, 0, GRANULES)
+        mask = _masks(low, high)
+        reads, writes = bits[:, :WORDS] & mask, bits[:, WORDS:] & mask
+        # What of the first and the last granule is not the allocation's.
+        over = (number * GRANULES <= base[own] >> shift) * (base[own] % grain)
+        under = ((number + 1) * GRANULES >= -(-end[own] >> shift)) * (-end[own] % grain)
+        for column, some in enumerate((reads, writes, reads | writes)):
+            size = _ones(some) * grain - _has(some, low) * over - _has(some, high - 1) * under
+            counts[:, column] += np.bincount(own, size, len(allocations)).astype(np.int64)
+    # What is in no allocation, page by page.
+    order = np.argsort(entry, kind="stable")
+    of, entry = of[order], entry[order]
+    free = np.ones(len(one.page), bool)
+    free[entry] = False
+    starts = _starts(entry)
+    loose = one.bits[free]
+    if len(loose):
+        rest += int(_distinct(one.page[free], one.epoch[free], loose)) * grain
+    for chunk in _chunks(starts, len(entry)):
+        some, own, first = entry[chunk], of[chunk], _starts(entry[chunk])
+        number = one.page[some]
+        low = np.clip((base[own] >> shift) - number * GRANULES, 0, GRANULES)
+        high = np.clip(-(-end[own] >> shift) - number * GRANULES, 0, GRANULES)
+        mask = np.bitwise_or.reduceat(_masks(low, high), first, axis=0)
+        some = some[first]
+        left = (one.bits[some, :WORDS] | one.bits[some, WORDS:]) & ~mask
+        rest += int(_ones(left).sum()) * grain
+    return counts, rest
+
+
+def _distinct(page: Integers, epoch: Integers, bits: Words) -> int:
+    """Granules that were touched, those of one page and epoch once."""
+    order = np.lexsort((epoch, page))
+    either = (bits[:, :WORDS] | bits[:, WORDS:])[order]
+    return int(_ones(np.bitwise_or.reduceat(either, _starts(page[order], epoch[order]), axis=0)).sum())
+
+
+def _pairs(one: Table, allocations: Sequence[Allocation], shift: int) -> tuple[Integers, Integers]:
+    """Which allocations lie (partly) in which pages: places of both, side by side.
+
+    Goes through the epochs in order with a sorted list of those that live in it: of one address there may be any number, one after
+    another. Those in the list do not overlap; what does (a part of a range that is known as a whole, too) is kept beside it.
+    """
+    if not len(one.page) or not allocations:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    page_bytes = GRANULES << shift
+    pages = np.unique(one.page)
+    base = np.array([a.base for a in allocations], np.int64)
+    end = base + np.array([max(a.bytes, 1) for a in allocations], np.int64)
+    first, last = base // page_bytes, (end - 1) // page_bytes
+    some = np.flatnonzero(np.searchsorted(pages, first) < np.searchsorted(pages, last, "right"))
+    born = sorted((allocations[n].first_epoch, n) for n in some.tolist())
+    died = sorted((gone, n) for n in some.tolist() if (gone := allocations[n].last_epoch) is not None)
+    living: list[tuple[int, int]] = []  # (base, place), none over another
+    others: dict[int, None] = {}  # places of those over another
+    ends = end.tolist()
+    bases = base.tolist()
+    of: list[int] = []
+    entry: list[int] = []
+    order = np.lexsort((one.page, one.epoch))
+    b = d = 0
+    for at, epoch, page in zip(
+        order.tolist(), one.epoch[order].tolist(), one.page[order].tolist(), strict=True
+    ):
+        while b < len(born) and born[b][0] <= epoch:
+            n = born[b][1]
+            b += 1
+            until = allocations[n].last_epoch
+            if until is not None and until < epoch:
+                continue
+            place = bisect.bisect(living, (bases[n], n))
+            if (place and ends[living[place - 1][1]] > bases[n]) or (
+                place < len(living) and living[place][0] < ends[n]
+            ):
+                others[n] = None
+            else:
+                living.insert(place, (bases[n], n))
+        while d < len(died) and died[d][0] < epoch:
+            n = died[d][1]
+            d += 1
+            place = bisect.bisect_left(living, (bases[n], n))
+            if place < len(living) and living[place][1] == n:
+                del living[place]
+            else:
+                others.pop(n, None)
+        start = page * page_bytes
+        place = bisect.bisect_left(living, (start + page_bytes, -1))
+        while place and ends[living[place - 1][1]] > start:
+            place -= 1
+            of.append(living[place][1])
+            entry.append(at)
+        for n in others:
+            if bases[n] < start + page_bytes and ends[n] > start:
+                of.append(n)
+                entry.append(at)
+    return np.array(of, np.int64), np.array(entry, np.int64)
+
+
+def _starts(*keys: Integers) -> Integers:
+    """Where in sorted rows another key begins."""
+    if not len(keys[0]):
+        return np.zeros(0, np.int64)
+    new = np.ones(len(keys[0]), bool)
+    new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+    return np.flatnonzero(new)
+
+
+def _chunks(starts: Integers, count: int) -> Iterator[slice]:
+    """Parts of `count` rows, of about _CHUNK each, that no group (they begin at `starts`) lies across."""
+    if not count:
+        return
+    borders = np.unique(np.searchsorted(starts, np.arange(_CHUNK, count, _CHUNK)))
+    edges = [0, *(starts[borders[borders < len(starts)]].tolist()), count]
+    for begin, end in itertools.pairwise(edges):
+        if begin < end:
+            yield slice(begin, end)
+
+
+def _masks(low: Integers, high: Integers) -> Words:
+    """[row, WORDS] words with the bits from `low` to below `high`."""
+    at = 64 * np.arange(WORDS)
+    return _BELOW[np.clip(high[:, None] - at, 0, 64)] & ~_BELOW[np.clip(low[:, None] - at, 0, 64)]
+
+
+def _ones(words: Words) -> Integers:
+    """Bits that are set, row by row."""
+    if hasattr(np, "bitwise_count"):  # NumPy 2
+        return np.bitwise_count(words).sum(axis=1, dtype=np.int64)
+    return _ONES[np.ascontiguousarray(words).view(np.uint8)].sum(axis=1, dtype=np.int64)
+
+
+def _has(words: Words, bit: Integers) -> Integers:
+    """Of each row whether it has that bit."""
+    bit = np.clip(bit, 0, GRANULES - 1)
+    word = words[np.arange(len(words)), bit // 64]
+    return ((word >> (bit % 64).astype(np.uint64)) & np.uint64(1)).astype(np.int64)
+
+
+def footprints(tables: Sequence[Table], shift: int) -> list[Footprint]:
+    """Of each process and kernel, the most sectors first. An address in another epoch is another one. A granule must be no larger
+    than a sector."""
+    result = []
+    for one in tables:
+        order = np.lexsort((one.epoch, one.page, one.kernel))
+        keys = (one.kernel[order], one.page[order], one.epoch[order])
+        starts = _starts(*keys)
+        bytes_, sectors = (np.zeros(len(starts), np.int64) for _ in range(2))
+        done = 0
+        for chunk in _chunks(starts, len(order)):
+            some = one.bits[order[chunk]]
+            first = _starts(*(key[chunk] for key in keys))
+            either = np.bitwise_or.reduceat(some[:, :WORDS] | some[:, WORDS:], first, axis=0)
+            here = slice(done, done + len(first))
+            bytes_[here], sectors[here] = _ones(either) << shift, _sectors(either, shift)
+            done += len(first)
+        kernels = keys[0][starts]
+        for kernel in np.unique(kernels).tolist():
+            own = kernels == kernel
+            known = not one.full
+            result.append(
+                Footprint(
+                    one.process,
+                    one.pid,
+                    one.comm,
+                    kernel,
+                    int(sectors[own].sum()) if known else None,
+                    int(bytes_[own].sum()) if known else None,
+                )
+            )
+    return sorted(result, key=lambda f: -(f.sectors or 0))
+
+
+def _sectors(words: Words, shift: int) -> Integers:
+    """Sectors with any bit, row by row."""
+    bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
+    return bits.reshape(len(words), -1, SECTOR >> shift).any(axis=2).sum(axis=1, dtype=np.int64)
