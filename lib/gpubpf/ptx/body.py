@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ..errors import Error
-from .emit import RETURNED, accumulator, add, array, counts, guard, marked, text, widened
+from .access import Access, accesses
+from .barriers import Barrier, barrier
+from .emit import RETURNED, accumulator, add, around, array, counts, guard, marked, opcode_of, text, widened
 from .flow import LEAVING, SYSTEM_FUNCTIONS, WORK, Flow, callee, counted
 from .module import (
     Address,
@@ -25,12 +27,13 @@ from .module import (
     Statement,
     Variable,
     Vector,
+    type_size,
 )
+from .probe import AT, BYTES, wants
 from .source import source_lines
-from .values import LAUNCH, TABLE, Placement, Refusal, map_of
+from .values import LAUNCH, TABLE, WAYS_OUT, Placement, Refusal
 
 if TYPE_CHECKING:
-    from ..lower.fragment import Argument
     from .inject import Role, Sidecar
 
 # A kernel with more branches to its returns than this keeps one probe for the rest of them (`shared_exits` counts those).
@@ -39,26 +42,39 @@ MAX_EXIT_COPIES = 64
 MAX_TAIL = 4
 
 PASSED_WORK = "gpubpf_work"  # parameter: the work so far
-_GONE = "%gpubpf_0gone"  # registers with a digit there: no argument is named so
+# Registers with a digit there: no argument is named so.
+_GONE = "%gpubpf_0gone"
+_HELD, _WAITED = "%gpubpf_0held", "%gpubpf_0waited"  # of a barrier: its predicate, when the thread arrived
+_NUMBER, _THREADS = "%gpubpf_0number", "%gpubpf_0threads"  # and its operands
 
 
 class Body:
     """Rewrites the body of one function."""
 
     def __init__(
-        self,
-        sidecar: Sidecar,
-        function: Function,
-        exits: tuple[Placement, ...],
-        entries: tuple[Placement, ...],
+        self, sidecar: Sidecar, function: Function, group: int, placements: tuple[Placement, ...]
     ) -> None:
+        """`group`: number of the placements that matter in the functions that this one calls (`Sidecar.groups`)."""
         self.sidecar = sidecar
         self.function = function
-        self.exits = exits
-        self.entries = entries
-        self.name = sidecar.new_name(function.name, exits)
+        self.group = group
         self.entry = function.kind == "entry"
-        self.role = None if self.entry else sidecar.role(function.name, exits)
+        self.name = function.name if self.entry else sidecar.new_name(function.name, group)
+        self.role = None if self.entry else sidecar.role(function.name, group)
+        if self.role is not None and not self.role.block:  # nothing in it is probed
+            placements = ()
+        self.filler = sidecar.filler
+
+        def at(*points: str) -> tuple[Placement, ...]:
+            return tuple(p for p in placements if p.point in points)
+
+        self.entries = (
+            at("entry", "block_begin") if self.entry else sidecar.called(at("function_entry"), function)
+        )
+        self.returns = () if self.entry else sidecar.called(at("function_exit"), function)
+        self.exits = at(*WAYS_OUT) if self.entry or (self.role is not None and self.role.leaving) else ()
+        self.arrives, self.released = at("barrier_arrive"), at("barrier_leave")
+        self.seen = at("access")
         self.flow = Flow(function.body or (), self._may_not_return)
         self.local = {v.name for v in (*function.parameters, *function.returns)}
         self.local.update(s.name for s in self.flow.body if isinstance(s, Variable) and s.count is None)
@@ -67,7 +83,9 @@ class Body:
         self.shared_exits = 0
         self.before: dict[int, list[Statement]] = {}  # adds in front of an instruction
         self.retarget: dict[int, dict[str, str]] = {}  # branch or table → label → label of the copy
-        self.after: dict[int, list[Statement]] = {}
+        self.copies: dict[
+            int, list[tuple[str, tuple[int, ...], int]]
+        ] = {}  # tails, each for one branch, by where they go
         self.widen: dict[int, Variable] = {}
         self.apart: dict[int, tuple[tuple[int, ...], bool]] = {}
         self.sources = source_lines(self.flow.body)
@@ -75,7 +93,12 @@ class Body:
             int, list[int | None]
         ] = {}  # a `ret` → the branches that keep it; None: control falls into it
         self.dead: set[int] = set()
-        self.leaves = frozenset() if not exits else LEAVING if self.entry else frozenset({"exit"})
+        self.leaves = frozenset() if not self.exits else LEAVING if self.entry else frozenset({"exit"})
+        self.parts = self.leaves | (
+            {"ret"} if self.returns else set()
+        )  # instructions with a probe in front of them
+        self.held: dict[str, str] = {}  # registers of ours that outlive a scope: name → type
+        self.declared: dict[tuple[int, str], Variable | None] = {}
 
     def _may_not_return(self, name: str) -> bool:
         return (
@@ -98,12 +121,14 @@ class Body:
                 if added and out and _for_the_next(out[-1]) and isinstance(body[index], Instruction):
                     added.insert(len(added) - 1, out.pop())
                 out += added
-            out += self.after.get(index, [])
+            for label, path, source in self.copies.get(index, ()):
+                out += self._copy(label, path, source)
         if self.flow.falls_off:
             out += self._fall_off()
         head: list[Statement] = [text(f".reg .b64 {accumulator(kind)};") for kind in self._counting()]
         if self.apart:
             head.append(text(f".reg .pred {_GONE};"))
+        head += [text(f".reg .{kind} {name};") for name, kind in self.held.items()]
         if self.addresses:
             head.append(Variable("reg", "b64", "%gpubpf_0address", count=self.addresses))
         # Calls are emitted after the declarations of their results, whose size they decide.
@@ -113,9 +138,9 @@ class Body:
     # accumulators
 
     def _counting(self) -> tuple[str, ...]:
-        if self.entry or self.role is not None:
-            return self.sidecar.work
-        return ()
+        return (
+            self.sidecar.work
+        )  # in functions that return nothing of it, too: ptxas drops what nothing reads
 
     def _count(self) -> None:
         """Plan one add per block and kind in front of the block's first instruction, and one at each predicated access."""
@@ -144,16 +169,19 @@ class Body:
                 out.append(text(f"ld.param.b64 {accumulator(kind)}, [{PASSED_WORK}+{8 * position}];"))
             else:
                 out.append(text(f"mov.b64 {accumulator(kind)}, 0;"))
-        return out + [self._probe(p, 0) for p in self.entries]
+        return out + self._probes(
+            self.entries, self.function.line, self.sources[0] if self.sources else (0, 0)
+        )
 
     # ways out
 
     def _separate_exits(self) -> None:
         """Plan a copy of the tail for every branch to it."""
-        if not self.leaves:
+        if not self.parts:
             return
         body = self.flow.body
-        self._leave_loops()
+        if self.leaves:
+            self._leave_loops()
         sources: dict[int, dict[int, None]] = {}
         for index, targets in self.flow.targets.items():
             instruction = body[index]
@@ -170,7 +198,7 @@ class Body:
                 continue
             last = body[path[-1]]
             assert isinstance(last, Instruction)
-            if last.opcode not in self.leaves:
+            if last.opcode not in self.parts:
                 continue
             falls = self._falls_into(label)
             takers = list(sources[label])[0 if falls else 1 :]
@@ -186,16 +214,20 @@ class Body:
                 copies += 1
                 new = self._label("exit")
                 self.retarget.setdefault(source, {})[name.name] = new
-                copy: list[Statement] = [Label(new)]
-                for index in path:
-                    copy += self.before.get(index, [])
-                    if index == path[-1]:
-                        copy += self._leave(index, source)
-                    elif self._opcode(index) == "bra":
-                        copy += counts(1)
-                    else:
-                        copy += self._plain(index)
-                self.after.setdefault(place, []).extend(copy)
+                self.copies.setdefault(place, []).append((new, path, source))
+
+    def _copy(self, label: str, path: tuple[int, ...], source: int) -> list[Statement]:
+        """A tail of the body, for the branch `source` alone."""
+        copy: list[Statement] = [Label(label)]
+        for index in path:
+            copy += self.before.get(index, [])
+            if index == path[-1]:
+                copy += self._leave(index, source)
+            elif self._opcode(index) == "bra":
+                copy += counts(1)
+            else:
+                copy += self._plain(index)
+        return copy
 
     def _leave_loops(self) -> None:
         """Plan for the branches that leave a divergent loop and the kernel at once.
@@ -205,7 +237,7 @@ class Body:
         three instructions per turn, hence only where it matters: to a probe that reads a clock, and in loops that synchronize, which
         would wait for the waiting lanes.
         """
-        given = self.entry or (self.role is not None and self.role.leaving)  # the launch block
+        given = self.entry or (self.role is not None and self.role.block)  # the launch block
         if not (given and self.sidecar.block.bases):
             return
         body = self.flow.body
@@ -288,10 +320,9 @@ class Body:
                 out += counts(1) if step != index else []
             elif step != path[-1]:
                 out += self._plain(step)
-        site = self._site(index)
         if not alone:
             out += counts(1)
-        out += [self._probe(p, site) for p in self.exits]
+        out += self._probes(self.exits, branch.line, self.sources[index])
         out += [self._opaque("ne"), Label(stay), text(f"@{_GONE} exit;")]
         if not taken:
             out.append(text(f"bra {branch.operands[0]};"))
@@ -316,28 +347,31 @@ class Body:
                 return True
         return True
 
-    def _site(self, index: int) -> int:
-        """A number for the way out that begins with the statement at `index`."""
-        line = self.flow.body[index].line
-        return self.sidecar.site(self.name, self.function.name, line, self.sources[index])
+    def _site(
+        self, point: str, line: int, source: tuple[int, int], opcode: str = "", access: Access | None = None
+    ) -> int:
+        """The next number."""
+        return self.sidecar.site(self.name, self.function.name, point, line, source, opcode, access)
 
     def _leave(self, index: int, source: int | None = None) -> list[Statement]:
         """A `ret` or `exit` with what has to happen before it; `source` is the branch that alone leads to it."""
         instruction = self.flow.body[index]
         assert isinstance(instruction, Instruction)
-        if instruction.opcode in self.leaves:
+        returns = instruction.opcode == "ret" and not self.entry
+        if instruction.opcode in self.parts:
             if source is None and len(arrivals := self.arrivals.get(index, [])) == 1:
                 source = arrivals[0]
-            site = self._site(index if source is None else source)
+            place = index if source is None else source
+            line = self.flow.body[place].line
+            probes = self._probes(self.returns if returns else self.exits, line, self.sources[place])
             going = dataclasses.replace(instruction, predicate=None, negated=False)
             # It counts in front of the probe: there the thread's time is the one that it ends at.
-            leave = [*counts(1), *[self._probe(p, site) for p in self.exits], text(str(going))]
+            leave = [*counts(1), *probes, *(self._return_work() if returns else ()), text(str(going))]
             if instruction.predicate is None:
                 return leave
             over = self._label("stay")
-            skip = f"@{'' if instruction.negated else '!'}{instruction.predicate} bra {over};"
-            return [text(skip), *leave, Label(over), *counts(1)]
-        if instruction.opcode == "ret" and self.role is not None:
+            return [text(around(instruction, over)), *leave, Label(over), *counts(1)]
+        if returns:
             return [*self._return_work(guard(instruction)), instruction]
         return [instruction]
 
@@ -352,65 +386,165 @@ class Body:
 
     def _fall_off(self) -> list[Statement]:
         """What stands at the end of a body that does not end with a `ret`."""
-        if self.entry:
-            here = self.sources[-1] if self.sources else (0, 0)
-            site = (
-                self.sidecar.site(self.name, self.function.name, self.function.line, here)
-                if self.exits
-                else 0
-            )
-            return [*[self._probe(p, site) for p in self.exits], text("ret;")]
-        return [*self._return_work(), text("ret;")]
+        here = self.sources[-1] if self.sources else (0, 0)
+        probes = self._probes(self.exits if self.entry else self.returns, self.function.line, here)
+        return [*probes, *(() if self.entry else self._return_work()), text("ret;")]
 
     def _label(self, what: str) -> str:
         self.labels += 1
         return f"$gpubpf_{what}_{self.labels}"
 
-    def _probe(self, placement: Placement, site: int) -> Directive:
-        """The fragment, in a scope that declares and fills the registers it reads."""
-        lines = ["{"]
-        for argument in placement.fragment.arguments:
-            lines.append(f".reg .{argument.type} {argument.register};")
-            lines.append(self._fill(argument, placement, site))
-        lines += [placement.fragment.ptx.strip(), "}"]
-        return text("\n".join(lines))
+    # probes
 
-    def _fill(self, argument: Argument, placement: Placement, site: int) -> str:
-        block = self.sidecar.block
-        register, bits = argument.register, int(argument.type[1:])
-        if argument.kind == "context":
-            if argument.field == "site":
-                return f"mov.b{bits} {register}, {site};"
-            if argument.field == "work":
-                if placement.accumulate is None or placement.point != "exit":
-                    return f"mov.b{bits} {register}, 0;"
-                source = accumulator(placement.accumulate)
-                return (
-                    f"mov.b64 {register}, {source};"
-                    if bits == 64
-                    else f"cvt.u{bits}.u64 {register}, {source};"
-                )
-            raise Error(
-                f"a device program asks for the context field {argument.field!r}, which is not known here"
+    def _probes(self, placements: Iterable[Placement], line: int, source: tuple[int, int]) -> list[Statement]:
+        """Programs at one place that is neither an access nor a barrier, with a site for each point."""
+        sites: dict[str, int] = {}
+        found: list[Statement] = []
+        for placement in placements:
+            if placement.point not in sites:
+                sites[placement.point] = self._site(placement.point, line, source)
+            counted_work = placement.accumulate if placement.point == "exit" else None
+            work = accumulator(counted_work) if counted_work else "0"
+            found.append(
+                text(self.filler.text(placement, {"site": str(sites[placement.point]), "work": work}))
             )
-        width = 8
-        if argument.kind == "launch":
-            offset = block.launch_id
-        elif argument.kind == "replay":
-            offset = block.replay
-        elif argument.kind == "map_base":
-            offset = block.bases[map_of(argument)]
-        elif argument.kind == "map_capacity":
-            offset = block.capacities[map_of(argument)]
-        elif argument.kind == "pid_tgid" and block.pid_tgid is not None:
-            offset = block.pid_tgid
-        elif argument.kind == "param":
-            offset = block.params[map_of(argument)][0] + argument.offset
-            width = argument.width
+        return found
+
+    def _accesses(self, index: int, instruction: Instruction) -> list[Statement]:
+        """The probes in front of an instruction that accesses memory, a scope for each access."""
+        found: list[Statement] = []
+        for access in accesses(instruction, lambda name: self._type(index, name) == "pred"):
+            placements = [p for p in self.seen if wants(p, access)]
+            if not placements:
+                continue
+            guards = (
+                [f"@{'' if instruction.negated else '!'}{instruction.predicate} "]
+                if instruction.predicate
+                else []
+            )
+            if access.unless is not None:
+                negated = isinstance(access.unless, Not)
+                name = access.unless.operand if isinstance(access.unless, Not) else access.unless
+                guards.append(f"@{'!' if negated else ''}{name.name} ")
+            site = self._site("access", instruction.line, self.sources[index], opcode_of(instruction), access)
+            size = self._wide(index, access.size, BYTES) if access.size is not None else ()
+            where = self._wide(index, access.address, AT)
+            found.append(text(self.filler.access(placements, access, site, guards, where, size)))
+        return found
+
+    def _wide(self, index: int, operand: Operand, into: str) -> list[str]:
+        """Instructions that put an address, or a number, into a 64-bit register."""
+        offset = 0
+        match operand:
+            case Address():
+                base, offset = operand.base, operand.offset
+            case Name():
+                base, offset = operand.name, operand.offset
+            case Immediate():
+                return [f"mov.b64 {into}, {operand.integer};"]
+            case _:
+                raise Refusal(f"PTX line {self.flow.body[index].line}: {operand} is no address")
+        if base is None:
+            return [f"mov.b64 {into}, {offset};"]
+        if self._aliased(base):
+            start = f"ld.const.b64 {into}, [{TABLE}+{self.sidecar.slot(base)}];"
         else:
-            raise Error(f"a device program asks for {argument.kind!r}, which is not known here")
-        # a narrow value is zero-extended into a wider register
-        return f"ld.param.u{8 * min(width, bits // 8)} {register}, [{LAUNCH}+{offset}];"
+            declared = self._declared(index, base)
+            if declared is not None and declared.space == "reg" and type_size(declared.type) == 4:
+                if not offset:
+                    return [f"cvt.u64.u32 {into}, {base};"]
+                low = "%gpubpf_0low"  # extended with zeros, after the offset
+                return [
+                    f".reg .b32 {low};",
+                    f"add.s32 {low}, {base}, {offset};",
+                    f"cvt.u64.u32 {into}, {low};",
+                ]
+            start = f"mov.b64 {into}, {base};"
+        return [start, f"add.s64 {into}, {into}, {offset};"] if offset else [start]
+
+    def _declared(self, index: int, name: str) -> Variable | None:
+        """What declares a name, also one of the registers of `%r<9>`; None for what is not declared in this body."""
+        key = self.flow.scope[index], name
+        if key not in self.declared:
+            found = self.flow.declaration(index, name)
+            for end in range(len(name) - 1, 0, -1) if found is None else ():
+                if not name[end:].isdecimal():
+                    break
+                at = self.flow.declaration(index, name[:end])
+                statement = self.flow.body[at] if at is not None else None
+                if (
+                    isinstance(statement, Variable)
+                    and statement.count is not None
+                    and int(name[end:]) < statement.count
+                ):
+                    found = at
+                    break
+            statement = self.flow.body[found] if found is not None else None
+            self.declared[key] = statement if isinstance(statement, Variable) else None
+        return self.declared[key]
+
+    def _type(self, index: int, name: str) -> str:
+        """The PTX type of a register, "" where it is not known."""
+        declared = self._declared(index, name)
+        return declared.type if declared is not None and declared.space == "reg" else ""
+
+    def _barrier(self, index: int, instruction: Instruction) -> list[Statement]:
+        """A barrier with the programs of those that arrive in front of it, of those that it lets go behind it."""
+        known = barrier(instruction)
+        arrives = self.arrives if known is not None and known.arrives else ()
+        leaves = self.released if known is not None and known.leaves else ()
+        if known is None or not (arrives or leaves):
+            return self._plain(index)
+        out: list[Statement] = []
+        if arrives:
+            out.append(self._at_barrier(index, instruction, known, arrives))
+        left = instruction
+        if leaves:
+            if instruction.predicate in known.results:  # it is gone when the programs want to know it
+                self.held[_HELD] = "pred"
+                out.append(text(f"mov.pred {_HELD}, {instruction.predicate};"))
+                left = dataclasses.replace(instruction, predicate=_HELD)
+            kept: list[Operand | None] = []
+            for operand, register in ((known.number, _NUMBER), (known.threads, _THREADS)):
+                if isinstance(operand, Name) and operand.name in known.results:
+                    self.held[register] = "b64"
+                    out += map(text, self._wide(index, operand, register))
+                    kept.append(Name(register))
+                else:
+                    kept.append(operand)
+            known = dataclasses.replace(known, number=kept[0], threads=kept[1])
+            if any(self.filler.reads(p, "waited") for p in leaves):
+                self.held[_WAITED] = "b64"
+                out.append(text(f"mov.u64 {_WAITED}, %clock64;"))
+        out += self._plain(index)
+        if leaves:
+            out.append(self._at_barrier(index, left, known, leaves))
+        return out
+
+    def _at_barrier(
+        self, index: int, instruction: Instruction, known: Barrier, placements: tuple[Placement, ...]
+    ) -> Directive:
+        point = placements[0].point
+        site = self._site(point, instruction.line, self.sources[index], opcode_of(instruction))
+        context = {"site": str(site), "waited": _WAITED, "barrier": str(2**64 - 1), "threads": "0"}
+        lines = ["{"]
+        if point == "barrier_leave" and any(self.filler.reads(p, "waited") for p in placements):
+            lines += [".reg .b64 %gpubpf_0now;", "mov.u64 %gpubpf_0now, %clock64;"]
+            lines.append(f"sub.s64 {_WAITED}, %gpubpf_0now, {_WAITED};")
+        if instruction.predicate is not None:
+            lines.append(around(instruction, "$gpubpf_over"))
+        for field, operand in (("barrier", known.number), ("threads", known.threads)):
+            if isinstance(operand, Immediate):
+                context[field] = str(operand.integer)
+            elif isinstance(operand, Name) and operand.name in (_NUMBER, _THREADS):
+                context[field] = operand.name
+            elif operand is not None and any(self.filler.reads(p, field) for p in placements):
+                context[field] = f"%gpubpf_0now{field}"
+                lines += [f".reg .b64 {context[field]};", *self._wide(index, operand, context[field])]
+        lines += [self.filler.text(p, context) for p in placements]
+        if instruction.predicate is not None:
+            lines.append("$gpubpf_over:")
+        return text("\n".join([*lines, "}"]))
 
     # statements
 
@@ -434,6 +568,10 @@ class Body:
             return [dataclasses.replace(statement, operands=(Name(self.retarget[index][target.name]),))]
         if statement.opcode == "call":
             return self._call(index, statement)
+        if statement.opcode in ("bar", "barrier"):
+            return self._barrier(index, statement)
+        if self.seen:
+            return [*self._accesses(index, statement), *self._plain(index)]
         return self._plain(index)
 
     def _plain(self, index: int) -> list[Statement]:
@@ -491,7 +629,7 @@ class Body:
     def _call(self, index: int, call: Instruction) -> list[Statement]:
         name = callee(call)
         assert name is not None
-        role = self.sidecar.role(name, self.exits)
+        role = self.sidecar.role(name, self.group)
         if role is None:
             return [call]
         at = next(i for i, o in enumerate(call.operands) if isinstance(o, Name))
@@ -501,8 +639,8 @@ class Body:
         kinds = len(self.sidecar.work)
         setup: list[Statement] = []
         after: list[Statement] = []
-        if role.leaving:
-            arguments, setup = self._hidden_arguments(arguments)
+        if role.block:
+            arguments, setup = self._hidden_arguments(arguments, role)
         if role.returns_work:
             result, declared, copied = self._result(index, name, results, role, condition)
             setup = declared + setup
@@ -520,16 +658,16 @@ class Body:
             after += copied
             results = (Name(result),)
         operands: tuple[Operand, ...] = (Group(results),) if results else ()
-        operands += (Name(self.sidecar.new_name(name, self.exits)),)
+        operands += (Name(self.sidecar.new_name(name, self.group)),)
         operands += (Group(arguments),) if arguments else ()
         return [Open(), *setup, dataclasses.replace(call, operands=operands), *after, Close()]
 
     def _hidden_arguments(
-        self, arguments: tuple[Operand, ...]
+        self, arguments: tuple[Operand, ...], role: Role
     ) -> tuple[tuple[Operand, ...], list[Statement]]:
-        """The arguments with the work so far and the launch block behind them, and how these two are filled."""
+        """The arguments with the launch block behind them, before it the work so far, and how these two are filled."""
         setup: list[Statement] = []
-        if self.sidecar.work:
+        if self.sidecar.work and role.leaving:
             setup.append(array("gpubpf_passed_work", 8 * len(self.sidecar.work)))
             for k, kind in enumerate(self.sidecar.work):
                 setup.append(text(f"st.param.b64 [gpubpf_passed_work+{8 * k}], {accumulator(kind)};"))

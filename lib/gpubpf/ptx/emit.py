@@ -62,3 +62,8 @@ def guard(instruction: Instruction) -> str:
 def around(instruction: Instruction, label: str) -> str:
     """A branch to `label` for the lanes that do not run the instruction."""
     return f"@{'' if instruction.negated else '!'}{instruction.predicate} bra {label};"
+
+
+def opcode_of(instruction: Instruction) -> str:
+    """The opcode with its modifiers: `ld.global.f32`."""
+    return ".".join((instruction.opcode, *instruction.modifiers))

@@ -456,6 +456,11 @@ class CallGraph:
             body = self.module.functions[name].body or ()
             if any(isinstance(s, Instruction) and s.opcode == "exit" for s in body):
                 found.add(name)
+        return self.callers(every, found)
+
+    def callers(self, functions: Iterable[str], of: Iterable[str]) -> frozenset[str]:
+        """Those of `functions` that are among `of`, stand for one of them, or call one, directly or not."""
+        every, found = set(functions), set(of)
         grown = True
         while grown:
             grown = False

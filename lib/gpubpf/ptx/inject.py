@@ -25,20 +25,27 @@ Names that begin with `gpubpf` are ours.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from .. import names
+from ..bytecode import DEVICE_POINTS
 from ..errors import Error, PtxError
+from .access import Access, accesses, unprobed
+from .barriers import barrier
 from .body import MAX_EXIT_COPIES, PASSED_WORK, Body
 from .constants import is_constant
 from .emit import array, widened
 from .flow import SYSTEM_FUNCTIONS, WORK, CallGraph, initializer_names, may_wait
-from .module import Directive, Function, Instruction, Item, Module, Variable, render
+from .module import Address, Directive, Function, Instruction, Item, Module, Variable, render
+from .probe import Filler, effect, wants
 from .source import source_files
 from .values import (
     LAUNCH,
     PREFIX,
     TABLE,
+    WAYS_OUT,
     Injected,
     InjectedKernel,
     InjectedVariable,
@@ -68,6 +75,7 @@ __all__ = [
 
 # Constants that point to constants that point … are copied down to this depth.
 MAX_POINTERS = 16
+_ANY = Address(None)
 
 
 def inject(
@@ -88,15 +96,14 @@ def inject(
             accepted[name] = placements
         except (Refusal, PtxError) as error:
             refusals[name] = str(error)
-    sidecar = Sidecar(module, graph, block, accepted)
-    done: dict[str, InjectedKernel] = {}
-    for name in accepted:
-        try:
-            done[name] = sidecar.kernel(name)
-        except (Refusal, PtxError) as error:
-            refusals[name] = str(error)
-    text, variables = sidecar.finish(minimum_version)
-    return Injected(text, done, variables, refusals)
+    while True:
+        sidecar = Sidecar(module, graph, block, accepted)
+        done, failed = sidecar.rewrite()
+        if not failed:
+            text, variables = sidecar.finish(minimum_version)
+            return Injected(text, done, variables, refusals)
+        refusals |= failed  # once more without them, so that they leave nothing behind
+        accepted = {name: placements for name, placements in accepted.items() if name not in failed}
 
 
 # --- what cannot be done -----------------------------------------------------------------------------
@@ -166,11 +173,22 @@ def _check_function(module: Module, function: Function, graph: CallGraph) -> Non
 
 @dataclass(frozen=True)
 class Role:
-    """How a function takes part in counting and leaving; it decides the function's signature."""
+    """How a function takes part in counting, leaving and probing; it decides the function's signature."""
 
     returns_work: bool  # appended to the return value, at `work_offset`
-    leaving: bool  # its threads may leave the kernel: it gets the launch block, and the work so far
+    leaving: bool  # its threads may leave the kernel where that is probed: it gets the work so far
+    block: bool  # it gets the launch block: it holds a probe, or calls what does
     work_offset: int = 0
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What of a function's body may be probed."""
+
+    exits: bool = False
+    barriers: frozenset[str] = frozenset()  # points
+    accesses: frozenset[Access] = frozenset()
+    unprobed: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 class Sidecar:
@@ -182,68 +200,132 @@ class Sidecar:
         self.module = module
         self.graph = graph
         self.block = block
-        self.placements = kernels
-        asked = {p.accumulate for placements in kernels.values() for p in placements if p.point == "exit"}
+        self.filler = Filler(block)
+        self.placements = {name: tuple(placements) for name, placements in kernels.items()}
+        every = [p for placements in kernels.values() for p in placements]
+        asked = {p.accumulate for p in every if p.point == "exit"}
         for kind in asked - {None, *WORK}:
             raise Error(f"cannot add up {kind!r}; one of {', '.join(WORK)}")
+        for point in {p.point for p in every} - set(DEVICE_POINTS):
+            raise Error(f"no device program can be at {point!r}; only at one of {', '.join(DEVICE_POINTS)}")
         # Functions are shared between kernels, so all kernels carry all kinds; ptxas drops what nothing reads.
         self.work = tuple(kind for kind in WORK if kind in asked)
         reached = {f for name in kernels for f in graph.reach(name)}
         self.functions = {f for f in reached if module.functions[f].kind == "func"}
         self.leaving = graph.leaving(self.functions)
-        # A function that holds an `exit` holds the exit probes of the kernel it runs in.
-        self.groups: list[tuple[Placement, ...]] = []
+        # A function holds probes of the kernel that it runs in: one copy for each set of them. Set 0 is the empty one.
+        self.groups: list[tuple[Placement, ...]] = [()]
+        self.of = {name: self._group(name) for name in kernels}
         self.slots: dict[str, int] = {}
         self.shared: set[str] = set()
-        self.sites: list[tuple[str, Site]] = []  # with the function's new name
+        self.sites: dict[str, list[Site]] = {}  # by the function's new name
+        self.next_site = 0
         self.files = source_files(module)
         self.rewritten: dict[str, Function] = {}  # by new name
         self.members: dict[str, set[str]] = {}  # original name → new names
         self._shared_exits: dict[str, int] = {}
+        self._roles: dict[tuple[str, int], Role | None] = {}
+        self._holding: dict[int, frozenset[str]] = {}
+        self._contents: dict[str, Contents] = {}
 
     # what a function is called, and looks like
 
-    def exit_placements(self, kernel: str) -> tuple[Placement, ...]:
-        return tuple(p for p in self.placements[kernel] if p.point == "exit")
+    def _group(self, kernel: str) -> int:
+        """The number of the placements of a kernel that matter in the functions that it calls."""
+        inner = tuple(p for p in self.placements[kernel] if p.point not in ("entry", "block_begin"))
+        if inner not in self.groups:
+            self.groups.append(inner)
+        return self.groups.index(inner)
 
-    def group(self, placements: tuple[Placement, ...]) -> int:
-        if placements not in self.groups:
-            self.groups.append(placements)
-        return self.groups.index(placements)
-
-    def role(self, name: str, placements: tuple[Placement, ...]) -> Role | None:
+    def role(self, name: str, group: int) -> Role | None:
         """None for a function that is left as it is."""
+        if (name, group) not in self._roles:
+            self._roles[name, group] = self._role(name, group)
+        return self._roles[name, group]
+
+    def _role(self, name: str, group: int) -> Role | None:
         resolved = self.graph.resolve(name)
         function = self.module.functions.get(resolved)
         if function is None or not function.defined:
             return None
-        leaving = resolved in self.leaving and bool(placements)
+        leaving = resolved in self.leaving and any(p.point in WAYS_OUT for p in self.groups[group])
         noreturn = any(d.name == "noreturn" for d in function.directives)
         returns_work = bool(self.work) and not noreturn
-        if not (leaving or returns_work):
+        block = resolved in self.holding(group)
+        if not (block or returns_work):
             return None
         if any(v.space == "reg" for v in (*function.parameters, *function.returns)):
             raise Refusal(f"function {name} takes its parameters in registers")
         offset = align(function.returns[0].size, 8) if function.returns else 0
-        return Role(returns_work, leaving, offset)
+        return Role(returns_work, leaving, block, offset)
 
-    def new_name(self, name: str, placements: tuple[Placement, ...]) -> str:
-        role = self.role(name, placements)
-        number = self.group(placements) if role is not None and role.leaving else 0
-        return f"{name}${PREFIX}{number}" if number else name
+    def holding(self, group: int) -> frozenset[str]:
+        """The functions that hold a probe of this group, or call one that does."""
+        if group not in self._holding:
+            placements = self.groups[group]
+            found = {f for f in self.functions if placements and any(self._holds(f, p) for p in placements)}
+            self._holding[group] = self.graph.callers(self.functions, found)
+        return self._holding[group]
 
-    def signature(self, function: Function, placements: tuple[Placement, ...]) -> Function:
+    def _holds(self, name: str, placement: Placement) -> bool:
+        """Whether a function itself has a place for a program."""
+        point = placement.point
+        function = self.module.functions[name]
+        if not function.defined:
+            return False
+        if point in ("function_entry", "function_exit"):
+            return bool(self.called((placement,), function))
+        contents = self.contents(name)
+        if point in WAYS_OUT:
+            return contents.exits
+        if point == "access":
+            return any(wants(placement, access) for access in contents.accesses)
+        return point in contents.barriers
+
+    def called(self, placements: tuple[Placement, ...], function: Function) -> tuple[Placement, ...]:
+        """Those of the programs at entry or exit of functions that are for this one."""
+        return tuple(p for p in placements if not p.functions or names.matches(p.functions, function.name))
+
+    def contents(self, name: str) -> Contents:
+        """What of a function may be probed, whatever is."""
+        if name not in self._contents:
+            exits = False
+            barriers: set[str] = set()
+            found: set[Access] = set()
+            missed: Counter[str] = Counter()
+            for statement in self.module.functions[name].body or ():
+                if not isinstance(statement, Instruction):
+                    continue
+                exits = exits or statement.opcode == "exit"
+                if (known := barrier(statement)) is not None:
+                    barriers |= {"barrier_arrive"} if known.arrives else set()
+                    barriers |= {"barrier_leave"} if known.leaves else set()
+                found |= {
+                    dataclasses.replace(a, address=_ANY, size=None, unless=None) for a in accesses(statement)
+                }
+                if (opcode := unprobed(statement)) is not None:
+                    missed[opcode] += 1
+            self._contents[name] = Contents(exits, frozenset(barriers), frozenset(found), missed)
+        return self._contents[name]
+
+    def new_name(self, name: str, group: int) -> str:
+        role = self.role(name, group)
+        if role is None or not role.block:
+            return name
+        return f"{self.graph.resolve(name)}${PREFIX}{group}"
+
+    def signature(self, function: Function, group: int) -> Function:
         """The function's head with what is hidden in it."""
-        role = self.role(function.name, placements)
-        name = self.new_name(function.name, placements)
+        role = self.role(function.name, group)
+        name = self.new_name(function.name, group)
         if role is None:
             return dataclasses.replace(function, name=name)
         returns, parameters = function.returns, function.parameters
         if role.returns_work:
             returns = (widened(returns[0] if returns else None, role.work_offset, len(self.work)),)
-        if role.leaving:
-            if self.work:
-                parameters += (array(PASSED_WORK, 8 * len(self.work)),)
+        if role.leaving and self.work:
+            parameters += (array(PASSED_WORK, 8 * len(self.work)),)
+        if role.block:
             parameters += (array(LAUNCH, self.block.size),)
         return dataclasses.replace(function, name=name, returns=returns, parameters=parameters)
 
@@ -253,24 +335,51 @@ class Sidecar:
         """Offset in bytes in the table of addresses."""
         return 8 * self.slots.setdefault(name, len(self.slots))
 
-    def site(self, new_name: str, function: str, line: int, source: tuple[int, int]) -> int:
-        """A number for a way out; `source` is file number and line, 0 where they are not known."""
+    def site(
+        self,
+        new_name: str,
+        function: str,
+        point: str,
+        line: int,
+        source: tuple[int, int],
+        opcode: str,
+        access: Access | None,
+    ) -> int:
+        """A number for a place; `source` is file number and line, 0 where they are not known."""
         file = self.files.get(source[0], "")
-        site = Site(len(self.sites), function, line, file, source[1] if file else 0)
-        self.sites.append((new_name, site))
-        return site.number
+        seen = (access.kind, access.space, access.width, effect(access)) if access is not None else ()
+        number, self.next_site = self.next_site, self.next_site + 1
+        site = Site(number, function, line, file, source[1] if file else 0, point, opcode, *seen)
+        self.sites.setdefault(new_name, []).append(site)
+        return number
 
     # making it
 
-    def kernel(self, name: str) -> InjectedKernel:
+    def rewrite(self) -> tuple[dict[str, InjectedKernel], dict[str, str]]:
+        """All kernels, and the reasons of those that cannot be. Where there are such, nothing of it is of use."""
+        done: dict[str, InjectedKernel] = {}
+        failed: dict[str, str] = {}
+        for name in self.placements:
+            try:
+                for other in sorted(self.graph.reach(name) - {name}):
+                    self._function(other, self.of[name])
+            except (Refusal, PtxError) as error:
+                failed[name] = str(error)
+        shared = self.next_site
+        for name in self.placements:
+            self.next_site = shared  # each kernel's own follow those of functions
+            try:
+                if name not in failed:
+                    done[name] = self._kernel(name)
+            except (Refusal, PtxError) as error:
+                failed[name] = str(error)
+        return done, failed
+
+    def _kernel(self, name: str) -> InjectedKernel:
         function = self.module.functions[name]
-        placements = self.exit_placements(name)
-        self.group(placements)
-        entries = tuple(p for p in self.placements[name] if p.point == "entry")
+        group = self.of[name]
         reached = self.graph.reach(name)
-        for other in sorted(reached - {name}):
-            self._function(other, placements)
-        body = Body(self, function, placements, entries)
+        body = Body(self, function, group, self.placements[name])
         statements = body.rewrite()
         self.rewritten[name] = dataclasses.replace(
             function,
@@ -281,25 +390,33 @@ class Sidecar:
         self.members.setdefault(name, set()).add(name)
         self._shared_exits[name] = body.shared_exits
         layout, end = parameter_layout(function)
-        run = {self.new_name(f, placements) for f in reached}
+        run = {self.new_name(f, group) for f in reached - {name}} | {name}
+        unprobed: Counter[str] = Counter()
+        if any(p.point == "access" for p in self.placements[name]):
+            for other in reached:
+                unprobed.update(self.contents(other).unprobed)
         return InjectedKernel(
             layout,
             align(end, 8),
             self.block,
-            tuple(site for name, site in self.sites if name in run),
+            tuple(sorted((s for f in run for s in self.sites.get(f, ())), key=lambda site: site.number)),
             sum(self._shared_exits.get(f, 0) for f in run),
             tuple(sorted({u for f in reached for u in self.graph.of(f).unknown})),
-            may_wait(self.module.functions[name], self.graph),
+            may_wait(function, self.graph),
+            self.next_site,
+            dict(sorted(unprobed.items())),
         )
 
-    def _function(self, name: str, placements: tuple[Placement, ...]) -> None:
+    def _function(self, name: str, group: int) -> None:
         function = self.module.functions[name]
-        new = self.new_name(name, placements)
+        if self.graph.resolve(name) != name and self.role(name, group) is not None:
+            return  # calls name what the alias stands for
+        new = self.new_name(name, group)
         if new in self.rewritten:
             return
-        head = self.signature(function, placements)
+        head = self.signature(function, group)
         if function.defined:
-            body = Body(self, function, placements, ())
+            body = Body(self, function, group, self.groups[group])
             head = dataclasses.replace(head, statements=body.rewrite(), _source=None)
             self._shared_exits[new] = body.shared_exits
         self.rewritten[new] = head

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 TABLE = "gpubpf_variables"
 LAUNCH = "gpubpf_launch"
 PREFIX = "gpubpf"
+WAYS_OUT = ("exit", "block_end")  # points in front of each way out of the kernel
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Site:
     kind: str = ""
     space: str = ""
     width: int = 0
+    effect: int = 0  # of accesses: 1 it reads, 2 it writes, 3 both
 
 
 @dataclass(frozen=True)

@@ -486,5 +486,5 @@ def test_functions_that_leave_are_made_for_each_set_of_probes(edges: Module, tmp
 .visible .entry b(.param .u32 n) {{ .param .b32 x; st.param.b32 [x], 1; call f, (x); ret; }}"""
     module = parse(text)
     injected = inject(module, {"a": [Placement(TIME, "exit")], "b": [Placement(TALLY, "exit", "blocks")]})
-    assert {"f", "f$gpubpf1"} <= set(parse(injected.text).functions)
+    assert {"f$gpubpf1", "f$gpubpf2"} <= set(parse(injected.text).functions)
     assembled(injected.text, "sm_75", tmp_path)

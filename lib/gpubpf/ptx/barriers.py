@@ -1,0 +1,41 @@
+"""What a barrier instruction of PTX does (PTX ISA 9.0, 9.7.13: bar, barrier, barrier.cluster)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .flow import names
+from .module import Instruction, Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """`number` and `threads` as they stand in the instruction; None: the cluster's, and all threads of the block.
+
+    `arrives`: a thread comes to the barrier; `leaves`: it waits there. `results`: registers that the instruction writes.
+    """
+
+    arrives: bool
+    leaves: bool
+    number: Operand | None = None
+    threads: Operand | None = None
+    results: frozenset[str] = frozenset()
+
+
+def barrier(instruction: Instruction) -> Barrier | None:
+    """None for anything else, `bar.warp.sync` too."""
+    if instruction.opcode not in ("bar", "barrier"):
+        return None
+    modifiers = [m for m in instruction.modifiers if m != "cta"]
+    operands = instruction.operands
+    match modifiers[:1]:
+        case ["sync"] if operands:
+            return Barrier(True, True, operands[0], operands[1] if len(operands) > 1 else None)
+        case ["arrive"] if operands:
+            return Barrier(True, False, operands[0], operands[1] if len(operands) > 1 else None)
+        case ["red"] if len(operands) >= 3:  # result, number, threads where there are four, predicate
+            threads = operands[2] if len(operands) > 3 else None
+            return Barrier(True, True, operands[1], threads, frozenset(names(operands[:1])))
+        case ["cluster"]:
+            return Barrier("arrive" in modifiers, "wait" in modifiers)
+    return None

@@ -1,0 +1,217 @@
+"""The text of a probe: a fragment with its arguments filled, and what stands around it at a memory access.
+
+filler = Filler(block)
+filler.text(placement, {"site": "7"})
+filler.access(placements, access, 7, ["@!%p1 "], [f"mov.b64 {AT}, %rd1;"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import Error
+from .access import SPACES, Access
+from .values import LAUNCH, LaunchBlock, Placement, map_of
+
+if TYPE_CHECKING:
+    from ..lower.fragment import Argument
+
+KINDS = {
+    "load": 0,
+    "store": 1,
+    "atomic": 2,
+    "async": 3,
+}  # enum gpu_kind; spaces are numbered as in SPACES: enum gpu_space
+READS, WRITES = 1, 2  # enum gpu_effect
+
+# Spaces that a generic address may lead to. A constant's does not, since the copy reaches constants in global memory.
+_GENERIC = frozenset({"global", "shared", "local"})
+# Registers with a digit there: no argument is named so.
+AT = "%gpubpf_0at"
+BYTES = "%gpubpf_0bytes"
+_OVER = "$gpubpf_over"
+_ELSEWHERE = "$gpubpf_elsewhere"
+
+
+class Filler:
+    """Fills fragments' arguments; those that come from the launch block are the same at each place."""
+
+    def __init__(self, block: LaunchBlock) -> None:
+        self.block = block
+        self._known: dict[int, tuple[Placement, str, tuple[tuple[str, str, int], ...]]] = {}
+
+    def text(self, placement: Placement, context: Mapping[str, str]) -> str:
+        """A scope that declares and fills what the fragment reads. `context`: numbers or 64-bit registers by field."""
+        _, start, fields = self._parts(placement)
+        lines = [start]
+        for register, field, bits in fields:
+            if field not in context:
+                raise Error(
+                    f"a device program asks for the context field {field!r}, which {placement.point} has not"
+                )
+            value = context[field]
+            if bits == 64 or not value.startswith("%"):
+                lines.append(f"mov.b{bits} {register}, {value};")
+            else:
+                lines.append(f"cvt.u{bits}.u64 {register}, {value};")
+        lines += [placement.fragment.ptx.strip(), "}"]
+        return "\n".join(lines)
+
+    def reads(self, placement: Placement, *fields: str) -> bool:
+        """Whether the fragment asks for one of these fields of its context."""
+        return any(field in fields for _, field, _ in self._parts(placement)[2])
+
+    def _parts(self, placement: Placement) -> tuple[Placement, str, tuple[tuple[str, str, int], ...]]:
+        """What of the text is the same everywhere, and the arguments from the context: (register, field, bits)."""
+        found = self._known.get(id(placement))
+        if found is None:
+            lines = ["{"]
+            fields = []
+            for argument in placement.fragment.arguments:
+                lines.append(f".reg .{argument.type} {argument.register};")
+                if argument.kind == "context":
+                    fields.append((argument.register, argument.field, int(argument.type[1:])))
+            for argument in placement.fragment.arguments:
+                if argument.kind != "context":
+                    offset, width = self._word(argument)
+                    # a narrow value is zero-extended into a wider register
+                    bits = 8 * min(width, int(argument.type[1:]) // 8)
+                    lines.append(f"ld.param.u{bits} {argument.register}, [{LAUNCH}+{offset}];")
+            found = self._known[id(placement)] = placement, "\n".join(lines), tuple(fields)
+        return found
+
+    def _word(self, argument: Argument) -> tuple[int, int]:
+        """Where in the launch block an argument is, and how many bytes of it."""
+        block = self.block
+        if argument.kind == "param":
+            return block.params[map_of(argument)][0] + argument.offset, argument.width
+        if argument.kind == "map_base":
+            return block.bases[map_of(argument)], 8
+        if argument.kind == "map_capacity":
+            return block.capacities[map_of(argument)], 8
+        words = {
+            "launch": block.launch_id,
+            "replay": block.replay,
+            "pid_tgid": block.pid_tgid,
+            "kernel": block.kernel,
+            "epoch": block.epoch,
+        }
+        offset = words.get(argument.kind)
+        if offset is None:
+            raise Error(f"a device program asks for {argument.kind!r}, which is not known here")
+        return offset, 8
+
+    def access(
+        self,
+        placements: Sequence[Placement],
+        access: Access,
+        site: int,
+        guards: Sequence[str],
+        address: Sequence[str],
+        size: Sequence[str] = (),
+    ) -> str:
+        """The probes in front of one access, in a scope of their own that is skipped by the lanes that do not access.
+
+        `guards`: conditions (`@%p1 `) of lanes that do not; `address`: instructions that put the address into the 64-bit register
+        AT; `size`: those that put the bytes into BYTES, where the access has no fixed width.
+        """
+        lines = ["{", *(f"{condition}bra {_OVER};" for condition in guards)]
+        if access.lanes < 32:
+            lines += [
+                ".reg .b32 %gpubpf_0lane;",
+                ".reg .pred %gpubpf_0beyond;",
+                "mov.u32 %gpubpf_0lane, %laneid;",
+            ]
+            lines += [
+                f"setp.ge.u32 %gpubpf_0beyond, %gpubpf_0lane, {access.lanes};",
+                f"@%gpubpf_0beyond bra {_OVER};",
+            ]
+        if size:
+            lines += [f".reg .b64 {BYTES};", ".reg .pred %gpubpf_0none;", *size]
+            lines += [f"setp.eq.u64 %gpubpf_0none, {BYTES}, 0;", f"@%gpubpf_0none bra {_OVER};"]
+        context = {
+            "site": str(site),
+            "kind": str(KINDS[access.kind]),
+            "width": BYTES if size else str(access.width),
+            "effect": str(effect(access)),
+            "address": AT,
+            "active": "%gpubpf_0active",
+        }
+        generic = access.space == "generic"
+        located = generic and any(self.reads(p, "address", "space") or not _everywhere(p) for p in placements)
+        if located or any(self.reads(p, "address") for p in placements):
+            lines += [f".reg .b64 {AT};", *address]
+        if located:
+            lines += _LOCATED
+            context |= {"address": "%gpubpf_0offset", "space": "%gpubpf_0space"}
+        elif not generic:
+            context["space"] = str(SPACES.index(access.space))
+        for placement in placements:
+            elsewhere = _elsewhere(placement) if generic else ()
+            lines += ["{", *elsewhere]
+            if self.reads(placement, "active"):
+                lines += [".reg .b32 %gpubpf_0mask;", ".reg .b64 %gpubpf_0active;"]
+                lines += ["activemask.b32 %gpubpf_0mask;", "cvt.u64.u32 %gpubpf_0active, %gpubpf_0mask;"]
+            lines += [self.text(placement, context), *([f"{_ELSEWHERE}:"] if elsewhere else []), "}"]
+        if guards or size or access.lanes < 32:
+            lines.append(f"{_OVER}:")
+        lines.append("}")
+        return "\n".join(lines)
+
+
+# Of a generic address: where it leads to, and there the offset.
+_LOCATED = (
+    ".reg .pred %gpubpf_0shared, %gpubpf_0local;",
+    ".reg .b64 %gpubpf_0space, %gpubpf_0offset, %gpubpf_0other;",
+    f"isspacep.shared %gpubpf_0shared, {AT};",
+    f"isspacep.local %gpubpf_0local, {AT};",
+    f"cvta.to.shared.u64 %gpubpf_0other, {AT};",
+    f"selp.b64 %gpubpf_0offset, %gpubpf_0other, {AT}, %gpubpf_0shared;",
+    f"cvta.to.local.u64 %gpubpf_0other, {AT};",
+    "selp.b64 %gpubpf_0offset, %gpubpf_0other, %gpubpf_0offset, %gpubpf_0local;",
+    f"selp.b64 %gpubpf_0space, {SPACES.index('shared')}, {SPACES.index('global')}, %gpubpf_0shared;",
+    f"selp.b64 %gpubpf_0space, {SPACES.index('local')}, %gpubpf_0space, %gpubpf_0local;",
+)
+
+
+def effect(access: Access) -> int:
+    """What an access does, as `enum gpu_effect` has it."""
+    return READS * access.reads + WRITES * access.writes
+
+
+def wants(placement: Placement, access: Access) -> bool:
+    """Whether a program may be for an access, by what is known before it runs."""
+    if placement.kinds and access.kind not in placement.kinds:
+        return False
+    if not placement.spaces:
+        return True
+    return access.space in placement.spaces or (
+        access.space == "generic" and bool(_GENERIC.intersection(placement.spaces))
+    )
+
+
+def _everywhere(placement: Placement) -> bool:
+    return not placement.spaces or set(placement.spaces) >= _GENERIC
+
+
+def _elsewhere(placement: Placement) -> list[str]:
+    """Branches around a program for the generic addresses that lead to a space that it is not for."""
+    if _everywhere(placement):
+        return []
+    shared, local = "%gpubpf_0shared", "%gpubpf_0local"
+    if "global" in placement.spaces:
+        return [
+            f"@{predicate} bra {_ELSEWHERE};"
+            for space, predicate in (("shared", shared), ("local", local))
+            if space not in placement.spaces
+        ]
+    if "shared" not in placement.spaces:
+        return [f"@!{local} bra {_ELSEWHERE};"]
+    if "local" not in placement.spaces:
+        return [f"@!{shared} bra {_ELSEWHERE};"]
+    return [
+        ".reg .pred %gpubpf_0both;",
+        f"or.pred %gpubpf_0both, {shared}, {local};",
+        f"@!%gpubpf_0both bra {_ELSEWHERE};",
+    ]
