@@ -95,8 +95,8 @@ def _constant_or_digits(part: bytes | Column) -> bytes | tuple[np.ndarray, np.nd
         return part
     if isinstance(part, Words):
         letters, lengths = _letters(part.texts)
-        places = np.arange(letters.shape[1])[:, None]
-        return letters.T[:, part.codes], places < lengths[part.codes]
+        column = np.arange(letters.shape[1])[:, None]
+        return letters.T[:, part.codes], column < lengths[part.codes]
     if isinstance(part, Hex):
         return _hexadecimal(part.values)
     largest = int(part.max())

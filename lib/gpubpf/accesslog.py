@@ -1,0 +1,481 @@
+"""Every memory access, as memtrace's device programs record it: the ring → columns → terminal, JSON, CSV, Parquet, heat map.
+
+    log = AccessLog(timed=False, held=False, sinks=[Printer(out, "text")])
+    for _ in session.intervals(…, tick=lambda: log.take(session, session.logs())):
+        …
+
+A record is 24 bytes, 32 with the time (`struct access`, `struct moment`): address; number of the launch in its process, and above
+its 40 bits the width; number of the thread in its grid; site; space, kind and multiprocessor. What a launch is of comes from the
+operation log, what a site is from the session. A process is untrusted: what makes no sense is counted, and left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from gpubpf import cli, names, output, table
+from gpubpf.output import Hex, Words
+from gpubpf.places import COUNT, Place, Places, source_of
+
+if TYPE_CHECKING:
+    from gpubpf.cli import Output
+    from gpubpf.imbalance import Index
+    from gpubpf.results import ProcessLog
+    from gpubpf.session import Session
+
+    Array = np.ndarray[Any, Any]
+
+RING, TIMED_RING = "accesses", "moments"  # where on_record and on_timed_record write
+OPS = ("load", "store", "atomic", "async")  # GPU_LOAD …
+SPACES = ("global", "shared", "local", "const")  # GPU_GLOBAL …
+WIDTH_AT = 40  # bit of the launch's word
+NO_SITE = 0xFFFF  # a number that a record has no room for
+CHUNK = 1 << 16  # records in one go: their columns stay in the processor's cache
+MOST_WAITING = 1 << 22  # records whose launch is not known yet
+MOST_HELD = 1 << 22  # records that are kept to be sorted
+SITE_RANGES = 8  # of --site, in the device's filter
+
+
+@dataclass(frozen=True)
+class Accesses:
+    """Accesses of one kernel and launch shape, in the order in which they were recorded: arrays of one length.
+
+    launch u64, in full; site u16 (NO_SITE: too large a number); kind and space u8 (OPS, SPACES); address u64; width u32, bytes;
+    thread i64, its number in the grid; sm u16; time i64 | None: ns of the GPU's clock.
+    """
+
+    place: Place
+    launch: Array
+    site: Array
+    kind: Array
+    space: Array
+    address: Array
+    width: Array
+    thread: Array
+    sm: Array
+    time: Array | None
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+    @classmethod
+    def of(cls, place: Place, process: int, records: Array) -> Accesses:
+        """From records of the ring (any structured array with its fields) of a process's number in the session."""
+        word, how = records["launch"], records["how"]
+        timed = "time" in (records.dtype.names or ())
+        return cls(
+            place,
+            (word & np.uint64(COUNT)) | np.uint64(process << 40),
+            np.ascontiguousarray(records["site"]),
+            (how >> 2).astype(np.uint8) & np.uint8(3),
+            how.astype(np.uint8) & np.uint8(3),
+            np.ascontiguousarray(records["address"]),
+            (word >> np.uint64(WIDTH_AT)).astype(np.uint32),
+            records["thread"].astype(np.int64),
+            how >> 4,
+            records["time"].astype(np.int64) if timed else None,
+        )
+
+    def coordinates(self) -> tuple[Array, ...]:
+        """Block x, y, z and thread x, y, z: i64."""
+        place = self.place
+        block, thread = _divided(self.thread, place.shape.block_size)
+        return (*_unravelled(block, place.grid), *_unravelled(thread, place.block_dim))
+
+
+def _divided(numbers: Array, by: int) -> tuple[Array, Array]:
+    """Quotient and remainder; NumPy is quick at dividing by a constant."""
+    if by == 1:
+        return numbers, np.zeros_like(numbers)
+    quotient = numbers // by
+    return quotient, numbers - quotient * by
+
+
+def _unravelled(numbers: Array, extents: Index) -> tuple[Array, Array, Array]:
+    if extents[1] == extents[2] == 1:
+        nothing = np.zeros_like(numbers)
+        return numbers, nothing, nothing
+    rest, x = _divided(numbers, extents[0])
+    z, y = _divided(rest, extents[1])
+    return x, y, z
+
+
+@dataclass(frozen=True)
+class Where:
+    """What is known of the sites of a kernel. `texts` has for each number what it is called (``scale.cu:17``, ``PTX line 40``), and
+    last "?"; `sources` and `lines` likewise the source as JSON and the line of PTX."""
+
+    texts: tuple[str, ...]
+    sources: tuple[str | None, ...]
+    lines: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, sites: Mapping[int, Any]) -> Where:
+        count = min(max(sites, default=-1) + 1, NO_SITE)
+        source = source_of(sites)
+        texts = [source(number) or "?" for number in range(count)]
+        known = [sites.get(number) for number in range(count)]
+        return cls(
+            (*texts, "?"),
+            (
+                *(text if site and site.source else None for text, site in zip(texts, known, strict=True)),
+                None,
+            ),
+            (*(site.line if site else None for site in known), None),
+        )
+
+    def codes(self, site: Array) -> Array:
+        """Places in `texts` of numbers of sites."""
+        return np.minimum(site, len(self.texts) - 1)
+
+
+class Sink(Protocol):
+    """Takes accesses as they come. `times`: ns of the host's clock, where they are known, or None."""
+
+    def __call__(self, accesses: Accesses, where: Where, times: Array | None) -> object: ...
+
+
+class AccessLog:
+    """Collects records and gives them to sinks, as soon as the log has their launches.
+
+    timed: they come with times, in the ring of that name. held: they are kept until the end, and given in the order of launch, time
+    and thread, since on the virtual clock what is printed repeats (of more than MOST_HELD some earlier). host_times: sinks want them.
+    """
+
+    def __init__(self, timed: bool, held: bool, sinks: Sequence[Sink], host_times: bool = False) -> None:
+        self.ring = TIMED_RING if timed else RING
+        self.places = Places(numbered=True)
+        self._timed, self._held, self._sinks, self._host_times = timed, held, sinks, host_times
+        self._waiting: list[tuple[int, Array]] = []  # with the process's number
+        self._where: dict[tuple[int, str], Where] = {}
+        self.unknown = 0  # records of launches that nothing is known of, or of threads that are not there
+        self.given = 0
+
+    def take(self, session: Session, logs: Sequence[ProcessLog]) -> None:
+        """What came since the last time. `logs`: what `session.logs()` gave."""
+        for log in logs:
+            self.places.take(log)
+        parts = [*self._waiting, *((ring.process, ring.records) for ring in session.rings(self.ring))]
+        self._waiting = []
+        last = session.stopped
+        if self._held and not last and sum(len(records) for _, records in parts) <= MOST_HELD:
+            self._waiting = parts
+            return
+        if self._held:
+            parts = _sorted(parts)
+        for process, records in parts:
+            for at in range(0, len(records), CHUNK):
+                self._give(session, process, records[at : at + CHUNK])
+        if last:
+            self.unknown += sum(len(records) for _, records in self._waiting)
+            self._waiting = []
+        while sum(len(records) for _, records in self._waiting) > MOST_WAITING:
+            self.unknown += len(self._waiting.pop(0)[1])
+
+    def _give(self, session: Session, process: int, records: Array) -> None:
+        rest, placed = self._placed(process, records)
+        if len(rest):
+            self._waiting.append((process, rest))
+        for place, some in placed:
+            there = some["thread"] < place.shape.threads
+            if not there.all():
+                self.unknown += int((~there).sum())
+                some = some[there]
+            if not len(some):
+                continue
+            self.given += len(some)
+            accesses = Accesses.of(place, process, some)
+            where = self._where_of(session, place)
+            for part, times in self._clocked(accesses):
+                for sink in self._sinks:
+                    sink(part, where, times)
+
+    def _placed(self, process: int, records: Array) -> tuple[Array, list[tuple[Place, Array]]]:
+        """Records whose launch is not known; the others by place, each in their order."""
+        count = records["launch"] & np.uint64(COUNT)
+        known = self.places.of_launch
+        if len(count) and count[0] == count[-1] and (count == count[0]).all():
+            place = known.get((process, int(count[0])))
+            return (records, []) if place is None else (records[:0], [(place, records)])
+        numbers, codes = _distinct(count)
+        found: dict[Place, int] = {}
+        code_of = np.empty(len(numbers), np.uint16)
+        for at, number in enumerate(numbers.tolist()):
+            place = known.get((process, number))
+            code_of[at] = 0 if place is None else found.setdefault(place, len(found) + 1)
+        if len(found) == 1 and code_of.all():
+            return records[:0], [(next(iter(found)), records)]
+        codes = code_of[codes]
+        order = np.argsort(codes, kind="stable")
+        borders = np.searchsorted(codes[order], np.arange(len(found) + 2))
+        # As rows of words, which NumPy moves faster than records.
+        shape, strides = (len(records), records.itemsize // 8), (records.strides[0], 8)
+        rows = np.lib.stride_tricks.as_strided(records["address"], shape, strides)
+        ordered = np.take(rows, order, axis=0).reshape(-1).view(records.dtype)
+        parts = [ordered[first:end] for first, end in itertools.pairwise(borders)]
+        return parts[0], list(zip(found, parts[1:], strict=True))
+
+    def _where_of(self, session: Session, place: Place) -> Where:
+        key = place.pid, place.mangled
+        if key not in self._where:
+            where = Where.of(session.sites(place.mangled, place.pid))
+            if len(where.texts) == 1:
+                return where  # they may come yet
+            self._where[key] = where
+        return self._where[key]
+
+    def _clocked(self, accesses: Accesses) -> Iterator[tuple[Accesses, Array | None]]:
+        """With host times where these are wanted and known."""
+        time, place = accesses.time, accesses.place
+        if time is None or not self._host_times:
+            yield accesses, None
+        elif place.pid in self.places.virtual:
+            yield accesses, time
+        else:
+            times = self.places.clock(place.pid, place.gpu).host(time)
+            known = times.known
+            if known.all():
+                yield accesses, np.maximum(times.at, 0)
+                return
+            yield _chosen(accesses, known), np.maximum(times.at[known], 0)
+            yield _chosen(accesses, ~known), None
+
+    # --- what is missing ---
+
+    def losses(self, session: Session) -> dict[str, Any]:
+        """For the summary record."""
+        shards = [shard for ring in session.ring_counts(self.ring) for shard in ring.shards]
+        lost: dict[str, int] = {}
+        for shard in shards:
+            if shard.lost:
+                lost[str(shard.shard)] = lost.get(str(shard.shard), 0) + shard.lost
+        return {
+            "accesses": self.given,
+            "records": sum(shard.received for shard in shards),
+            "records_lost": lost,
+            "records_incomplete": sum(shard.incomplete for shard in shards),
+            "records_unknown": self.unknown,
+            "log_lost": self.places.lost,
+            "faults": sorted(self.places.faults),
+        }
+
+    def loss_lines(self, losses: Mapping[str, Any]) -> Iterator[str]:
+        """The same for people."""
+        for pid in losses["faults"]:
+            yield f"pid {pid}: a kernel failed; what it accessed before that is there, nothing after it is"
+        if lost := losses["records_lost"]:
+            total, whole = sum(lost.values()), losses["records"] + sum(lost.values())
+            yield (
+                f"accesses lost for want of room: {total:,} of {whole:,}; narrow it with --kernel, --launch, --block, --site or "
+                "--warps, or give more room with --ring-size"
+            )
+        if incomplete := losses["records_incomplete"]:
+            yield f"accesses begun to be written and never finished: at most {incomplete:,}"
+        if unknown := losses["records_unknown"]:
+            yield f"accesses left out, because their launch is not known: {unknown:,}"
+
+
+def _distinct(count: Array) -> tuple[Array, Array]:
+    """Distinct numbers, ascending, and the place of each element's in them. Launches have neighbouring numbers: no need to sort."""
+    low = count.min()
+    away = count - low
+    span = int(away.max()) + 1
+    if span > 4 * len(count):
+        return np.unique(count, return_inverse=True)
+    there = np.zeros(span, bool)
+    there[away] = True
+    numbers = np.flatnonzero(there)
+    code_of = np.cumsum(there) - 1
+    return numbers.astype(np.uint64) + low, code_of[away]
+
+
+def _chosen(accesses: Accesses, mask: Array) -> Accesses:
+    columns: dict[str, Any] = {
+        name: None if (column := getattr(accesses, name)) is None else column[mask]
+        for name in accesses.__dataclass_fields__
+        if name != "place"
+    }
+    return Accesses(accesses.place, **columns)
+
+
+def _sorted(parts: list[tuple[int, Array]]) -> list[tuple[int, Array]]:
+    """By process; in each by launch, time and thread."""
+    by_process: dict[int, list[Array]] = {}
+    for process, records in parts:
+        by_process.setdefault(process, []).append(records)
+    made = []
+    for process in sorted(by_process):
+        records = np.concatenate(by_process[process])
+        time = records["time"] if "time" in (records.dtype.names or ()) else np.zeros(len(records))
+        order = np.lexsort((records["site"], records["thread"], time, records["launch"] & np.uint64(COUNT)))
+        made.append((process, records[order]))
+    return made
+
+
+# --- what the device is asked to leave out ---
+
+
+def wanted(sites: Sequence[tuple[int, int]], addresses: tuple[int, int] | None, warps: int) -> dict[str, Any]:
+    """The fields of `struct wanted`, as `Map.set` takes them: ranges of sites (none: all), the addresses from first to last (None:
+    all), one warp in so many."""
+    ranges = list(sites) or [(0, 2**32 - 1)]
+    assert len(ranges) <= SITE_RANGES  # cli.parse_sites
+    ranges += [ranges[-1]] * (SITE_RANGES - len(ranges))
+    first, last = addresses or (0, 2**64 - 1)
+    site = np.zeros(SITE_RANGES, [("lo", "<u4"), ("span", "<u4")])
+    site["lo"] = [low for low, _ in ranges]
+    site["span"] = [high - low for low, high in ranges]
+    return {"first": first, "last": last, "site": site, "warps": warps}
+
+
+# --- records as text ---
+
+WIDTH = 80  # of a terminal
+
+
+class Printer:
+    """Writes every access as it comes: `form` is json, csv or text. `timed`: with times."""
+
+    def __init__(self, out: Output, form: str, timed: bool = False) -> None:
+        self._out, self._form, self._timed = out, form, timed
+        self._began = False
+        self._labels: dict[Place, tuple[bytes, list[bytes]]] = {}  # kernel; threads of a block
+
+    def __call__(self, accesses: Accesses, where: Where, times: Array | None) -> None:
+        if not len(accesses) or self._out.closed:
+            return
+        {"json": self._json, "csv": self._csv, "text": self._text}[self._form](accesses, where, times)
+        self._began = True
+
+    def _json(self, accesses: Accesses, where: Where, times: Array | None) -> None:
+        place = accesses.place
+        common = {
+            "pid": place.pid,
+            "comm": place.comm,
+            "gpu": place.gpu,
+            "kernel": names.demangle(place.mangled).short,
+        }
+        head = json.dumps({"type": "access", **common}, separators=(",", ":"))[:-1].encode()
+        if self._timed:
+            head += b',"ts_ns":' + (b"" if times is not None else b"null")
+        if times is not None:
+            texts, columns = [head, b',"launch":'], [times]
+        else:
+            texts, columns = [head + b',"launch":'], []
+        sites = where.codes(accesses.site)
+        texts += [
+            b',"site":',
+            b',"op":"',
+            b'","space":"',
+            b'","address":"0x',
+            b'","width":',
+            b',"block":[',
+            b",",
+            b",",
+        ]
+        texts += [b'],"thread":[', b",", b",", b'],"sm":', b',"source":', b',"ptx_line":', b"}\n"]
+        self._out.write(
+            output.joined(
+                texts,
+                [
+                    *columns,
+                    accesses.launch,
+                    accesses.site,
+                    Words(_encoded(OPS), accesses.kind),
+                    Words(_encoded(SPACES), accesses.space),
+                    Hex(accesses.address),
+                    accesses.width,
+                    *accesses.coordinates(),
+                    accesses.sm,
+                    Words([json.dumps(text).encode() for text in where.sources], sites),
+                    Words([json.dumps(line).encode() for line in where.lines], sites),
+                ],
+            )
+        )
+
+    def _csv(self, accesses: Accesses, where: Where, times: Array | None) -> None:
+        place = accesses.place
+        if not self._began:
+            self._out.write(("ts_ns," if self._timed else "") + CSV_HEADER)
+        kernel = names.demangle(place.mangled).short
+        head = cli.csv_cells((place.pid, place.comm, place.gpu, kernel)).encode() + b","
+        if times is not None:
+            texts, columns = [b"", b"," + head], [times]
+        else:
+            texts, columns = [(b"," if self._timed else b"") + head], []
+        texts += [b",", b",", b",", b",0x", *[b","] * 9, b"\n"]
+        self._out.write(
+            output.joined(
+                texts,
+                [
+                    *columns,
+                    accesses.launch,
+                    accesses.site,
+                    Words(_encoded(OPS), accesses.kind),
+                    Words(_encoded(SPACES), accesses.space),
+                    Hex(accesses.address),
+                    accesses.width,
+                    *accesses.coordinates(),
+                    accesses.sm,
+                    Words(
+                        [cli.csv_cells((text,)).encode() for text in where.texts], where.codes(accesses.site)
+                    ),
+                ],
+            )
+        )
+
+    def _text(self, accesses: Accesses, where: Where, times: Array | None) -> None:
+        place, shape = accesses.place, accesses.place.shape
+        if not self._began:
+            self._out.write((f"{'TIME (ns)':>16} " if self._timed else "") + TEXT_HEADER)
+        if place not in self._labels:
+            kernel = table.fit(cli.printable(names.demangle(place.mangled).short), 10).encode(
+                "ascii", "replace"
+            )
+            threads = [shape.thread_index(number).encode() for number in range(shape.block_size)]
+            self._labels[place] = kernel, threads
+        kernel, threads = self._labels[place]
+        for at in range(0, len(accesses), CHUNK):
+            one = slice(at, at + CHUNK)
+            block, own = _divided(accesses.thread[one], shape.block_size)
+            blocks, of = np.unique(block, return_inverse=True)
+            columns: list[tuple[output.Column, int]] = [
+                (accesses.launch[one] & np.uint64(COUNT), 6),
+                (Words([kernel], np.zeros(len(own), np.intp)), -10),
+                (Words([shape.block_index(number).encode() for number in blocks.tolist()], of), 7),
+                (Words(threads, own), 7),
+                (Words(_encoded(OPS), accesses.kind[one]), -6),
+                (Words(_encoded(SPACES), accesses.space[one]), -6),
+                (Hex(accesses.address[one]), 14),
+                (accesses.width[one], 5),
+            ]
+            if self._timed:
+                unknown = Words([b"?"], np.zeros(len(own), np.intp))
+                columns.insert(0, (unknown if times is None else times[one], 16))
+            texts = [_tail(text, WHERE).encode("ascii", "replace") for text in where.texts]
+            columns.append((Words(texts, where.codes(accesses.site[one])), -WHERE))
+            self._out.write(output.aligned(columns))
+
+
+WHERE = 11
+CSV_HEADER = "pid,comm,gpu,kernel,launch,site,op,space,address,width,block_x,block_y,block_z,thread_x,thread_y,thread_z,sm,where\n"
+TEXT_HEADER = (
+    f"{'LAUNCH':>6} {'KERNEL':10} {'BLOCK':>7} {'THREAD':>7} {'OP':6} {'SPACE':6} {'ADDRESS':>14} {'WIDTH':>5} "
+    f"{'WHERE':{WHERE}}\n"
+)
+
+
+def _encoded(texts: Sequence[str]) -> list[bytes]:
+    return [text.encode() for text in texts]
+
+
+def _tail(text: str, width: int) -> str:
+    """The end of a file's name and the line tell more than its beginning."""
+    text = text.replace("PTX line ", "PTX:")
+    return text if len(text) <= width else ".." + text[-(width - 2) :]
