@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from gpubpf import cli, names, output, table
+from gpubpf.cli import SITE_RANGES
 from gpubpf.output import Hex, Words
 from gpubpf.places import COUNT, Place, Places, source_of
 
@@ -39,7 +40,6 @@ NO_SITE = 0xFFFF  # a number that a record has no room for
 CHUNK = 1 << 16  # records in one go: their columns stay in the processor's cache
 MOST_WAITING = 1 << 22  # records whose launch is not known yet
 MOST_HELD = 1 << 22  # records that are kept to be sorted
-SITE_RANGES = 8  # of --site, in the device's filter
 
 
 @dataclass(frozen=True)
@@ -321,17 +321,19 @@ def _sorted(parts: list[tuple[int, Array]]) -> list[tuple[int, Array]]:
 # --- what the device is asked to leave out ---
 
 
-def wanted(sites: Sequence[tuple[int, int]], addresses: tuple[int, int] | None, warps: int) -> dict[str, Any]:
+def wanted(
+    sites: Sequence[tuple[int, int]], addresses: tuple[int, int] | None, warps: int, threads: bool
+) -> dict[str, Any]:
     """The fields of `struct wanted`, as `Map.set` takes them: ranges of sites (none: all), the addresses from first to last (None:
-    all), one warp in so many."""
+    all), one warp in so many; `threads`: --block or --thread leave something out."""
     ranges = list(sites) or [(0, 2**32 - 1)]
-    assert len(ranges) <= SITE_RANGES  # cli.parse_sites
     ranges += [ranges[-1]] * (SITE_RANGES - len(ranges))
     first, last = addresses or (0, 2**64 - 1)
     site = np.zeros(SITE_RANGES, [("lo", "<u4"), ("span", "<u4")])
     site["lo"] = [low for low, _ in ranges]
     site["span"] = [high - low for low, high in ranges]
-    return {"first": first, "last": last, "site": site, "warps": warps}
+    some = bool(sites) or addresses is not None or warps > 1 or threads
+    return {"some": some, "first": first, "last": last, "site": site, "warps": warps}
 
 
 # --- records as text ---

@@ -46,6 +46,7 @@ Ranges = tuple[Range, Range, Range]
 
 LARGEST_INDEX = 2**32 - 1
 EVERYTHING: Range = (0, LARGEST_INDEX)
+SITE_RANGES = 8  # of --site: as many as device programs look at
 _SIZE_SUFFIXES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -80,6 +81,34 @@ def parse_launches(text: str) -> tuple[int, int | None]:
     high = (_whole(last) if last else None) if colon else low
     if low < 1 or (high is not None and high < low):
         raise argparse.ArgumentTypeError(f"{text!r} is an empty range (launches count from 1)")
+    return low, high
+
+
+def parse_sites(text: str) -> tuple[Range, ...]:
+    """``N[,N…]``, each a number or ``A:B``: ranges, as few as there can be, at most SITE_RANGES."""
+    found: list[Range] = []
+    for low, high in sorted(parse_range(part) for part in text.split(",")):
+        if found and low <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(high, found[-1][1])
+        else:
+            found.append((low, high))
+    if len(found) > SITE_RANGES:
+        raise argparse.ArgumentTypeError(f"{text!r} has more than {SITE_RANGES} ranges of sites")
+    return tuple(found)
+
+
+def parse_addresses(text: str) -> Range:
+    """``LO:HI``, both in it, or one address; 0x… or decimal."""
+    first, colon, last = text.partition(":")
+    try:
+        low = int(first, 0) if first else 0
+        high = (int(last, 0) if last else 2**64 - 1) if colon else low
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no range of addresses, such as 0x7f0000000000:0x7f00000fffff"
+        ) from None
+    if not 0 <= low <= high < 2**64:
+        raise argparse.ArgumentTypeError(f"{text!r} is an empty range")
     return low, high
 
 
@@ -305,6 +334,30 @@ def add_rings(made: Parser) -> None:
     group.add_argument(
         "--ring", choices=("host", "gpu"), help="where that is: the host's memory (default) or the GPU's"
     )
+
+
+def add_accesses(made: Parser) -> None:
+    """Every memory access: -e, --parquet, --heatmap, and which: --site, --address, --warps. The filters act on the device."""
+    group = made.add_argument_group("every access (instead of tables)")
+    group.add_argument("-e", dest="each", action="store_true", help="a line for each access of each thread")
+    group.add_argument("--parquet", metavar="FILE", help="the same into a Parquet file")
+    group.add_argument(
+        "--heatmap", metavar="FILE", help="a picture (.svg or .png): accesses by address and time"
+    )
+    group.add_argument(
+        "--site",
+        type=parse_sites,
+        default=(),
+        metavar="N[,N...]",
+        help="only at these places in the kernel, numbers or A:B, as tables and --json number them",
+    )
+    group.add_argument(
+        "--address",
+        type=parse_addresses,
+        metavar="LO:HI",
+        help="only what touches these addresses (of shared and local memory: offsets)",
+    )
+    group.add_argument("--warps", type=positive, default=1, metavar="N", help="one warp in N")
 
 
 def add_looks(made: Parser, device_programs: bool = True) -> None:
