@@ -1,0 +1,535 @@
+"""Every place where a program can be, by execution: who is there, how often, and what it is told. On the embedded device's engine."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine_device import Array, Device
+from gpubpf.lower import Argument, Fragment
+from gpubpf.ptx.inject import TABLE, Injected, Placement, Site, inject
+from gpubpf.ptx.module import parse
+from gpubpf_fragments import tally
+from gpubpf_sass import assembled, sass
+
+HEAD = ".version 8.3\n.target sm_80\n.address_size 64\n"
+ROOM = 4096
+FIELDS = {
+    "access": ("site", "address", "width", "space", "kind", "active", "effect"),
+    "barrier_arrive": ("site", "barrier", "threads"),
+    "barrier_leave": ("site", "barrier", "threads", "waited"),
+}
+
+
+def log(point: str, name: str = "log", *fields: str) -> Fragment:
+    """name[n] = {%tid.x, context …} for the n-th thread that runs it; n is in front."""
+    wanted = fields or FIELDS.get(point, ("site",))
+    stores = " ".join(
+        f"st.global.u64 [%rd3+{24 + 8 * n}], %gpubpf_{field};" for n, field in enumerate(wanted)
+    )
+    text = f"""{{
+.reg .b64 %rd<6>; .reg .b32 %r<2>; .reg .pred %p<2>;
+atom.global.add.u64 %rd1, [%gpubpf_{name}], 1;
+setp.ge.u64 %p1, %rd1, {ROOM};
+@%p1 bra $L_full;
+mad.lo.u64 %rd3, %rd1, 72, %gpubpf_{name};
+mov.u32 %r1, %tid.x; cvt.u64.u32 %rd2, %r1;
+st.global.u64 [%rd3+16], %rd2; {stores}
+$L_full:
+}}"""
+    arguments = tuple(Argument(field, "b64", "context", field=field) for field in wanted)
+    return Fragment(name, text, (Argument(name, "b64", "map_base", name), *arguments))
+
+
+class Run:
+    """A module with probes, launched; `records` of a map: (thread, fields …) of each run of its program."""
+
+    def __init__(self, text: str, placements: Iterable[Placement], virtual: bool = False) -> None:
+        application = parse(text)
+        self.original = Device(text, virtual=virtual)
+        self.injected: Injected = inject(application, dict.fromkeys(application.entries, tuple(placements)))
+        assert not self.injected.refusals
+        self.device = Device(self.injected.text, virtual=virtual)
+        self.variables = {
+            v.name: self.original.variable(v.name, np.uint8, (v.size,)) for v in self.injected.variables
+        }
+        if self.variables:
+            table = self.device.variable(TABLE, np.uint64, (len(self.variables),))
+            table[:] = [place.ctypes.data for place in self.variables.values()]
+        self.maps: dict[str, Array] = {}
+
+    def __call__(self, kernel: str, block: int, *arguments: object, grid: int = 1, shared: int = 0) -> None:
+        layout = self.injected.kernels[kernel]
+        hidden = bytearray(layout.block.size)
+        for name, offset in layout.block.bases.items():
+            self.maps[name] = Array(np.zeros(2 + 9 * ROOM, np.uint64))
+            struct.pack_into("<Q", hidden, offset, self.maps[name].address)
+        for offset in layout.block.capacities.values():
+            struct.pack_into("<Q", hidden, offset, block * grid)
+        self.device.launch(kernel, grid, block, *arguments, bytes(hidden), shared=shared)
+
+    def records(self, width: int, name: str = "log") -> list[tuple[int, ...]]:
+        words = self.maps[name].host
+        found = words[2 : 2 + 9 * int(words[0])].reshape(-1, 9)[:, : 1 + width]
+        return sorted(tuple(map(int, row)) for row in found)
+
+    def sites(self, kernel: str) -> dict[int, Site]:
+        found = self.injected.kernels[kernel].sites
+        assert len({site.number for site in found}) == len(found)
+        return {site.number: site for site in found}
+
+
+# --- memory accesses ----------------------------------------------------------------------------------
+
+ACCESSES = f"""{HEAD}
+.global .align 16 .b32 table[64];
+.const .align 4 .b32 fixed[4] = {{1, 2, 3, 4}};
+.shared .align 16 .b8 cells[256];
+.visible .entry k(.param .u64 p) {{
+    .reg .pred %p<9>; .reg .b32 %r<20>; .reg .b64 %rd<20>; .reg .b16 %h; .local .align 8 .b8 mine[32];
+    ld.param.u64 %rd1, [p];
+    mov.u32 %r1, %tid.x;
+    mul.wide.u32 %rd2, %r1, 4;
+    add.u64 %rd3, %rd1, %rd2;
+    ld.global.nc.u32 %r2, [%rd3+-4];
+    setp.lt.u32 %p1, %r1, 5;
+    @%p1 st.global.v4.b32 [%rd1+512], {{%r1, %r1, %r1, %r1}};
+    @!%p1 ld.global.u16 %h, [%rd3+2];
+    ld.global.b64 %rd1, [%rd1];
+    shl.b32 %r3, %r1, 3;
+    mov.u32 %r4, cells;
+    add.u32 %r4, %r4, %r3;
+    st.shared.u32 [%r4+-0], %r1;
+    @%p1 ld.shared.v2.b32 {{%r5, %r6}}, [%r4+8];
+    ld.shared.u8 %r7, [cells+5];
+    st.local.u64 [mine+8], %rd2;
+    mov.u64 %rd4, mine;
+    cvta.local.u64 %rd5, %rd4;
+    ld.u32 %r8, [%rd5+8];
+    mov.u64 %rd6, cells;
+    cvta.shared.u64 %rd7, %rd6;
+    add.u64 %rd7, %rd7, %rd2;
+    st.u32 [%rd7+128], %r1;
+    mov.u64 %rd8, table;
+    add.u64 %rd9, %rd8, %rd2;
+    cvta.global.u64 %rd9, %rd9;
+    atom.add.u32 %r9, [%rd9], 7;
+    red.global.add.u32 [table+16], 1;
+    ld.const.u32 %r10, [fixed+4];
+    ret;
+}}"""
+
+
+def by_text(text: str, sites: dict[int, Site]) -> dict[str, list[int]]:
+    lines = text.splitlines()
+    found: dict[str, list[int]] = {}
+    for number, site in sites.items():
+        found.setdefault(lines[site.line - 1].strip().split("]")[0], []).append(number)
+    return found
+
+
+def test_what_an_access_program_is_told() -> None:
+    run = Run(ACCESSES, [Placement(log("access"), "access")])
+    data = Array(np.zeros(1024, np.uint32))
+    at = data.address + 64
+    data.host[16:18] = np.frombuffer(struct.pack("<Q", at), np.uint32)
+    run("k", 16, at)
+    sites = run.sites("k")
+    assert sorted(sites) == list(range(13)) and run.injected.kernels["k"].site_count == 13
+    lines = by_text(ACCESSES, sites)
+    records = run.records(7)
+    everyone, few, rest = range(16), range(5), range(5, 16)
+    table, fixed = (run.variables[name].ctypes.data for name in ("table", "fixed"))
+
+    def told(text: str, opcode: str) -> list[tuple[int, ...]]:
+        (number,) = lines[text]
+        assert sites[number].opcode == opcode and sites[number].point == "access"
+        rows = [r[:1] + r[2:] for r in records if r[1] == number]
+        site, effects = sites[number], {row[-1] for row in rows}
+        assert effects == {site.effect}
+        assert {row[2] for row in rows} == {site.width}
+        return [r[:-1] for r in rows]
+
+    all16, mask5, mask11 = 0xFFFF, 0x1F, 0xFFE0
+    assert told("ld.global.nc.u32 %r2, [%rd3+-4", "ld.global.nc.u32") == [
+        (t, at + 4 * t - 4, 4, 0, 0, all16) for t in everyone
+    ]
+    assert told("@%p1 st.global.v4.b32 [%rd1+512", "st.global.v4.b32") == [
+        (t, at + 512, 16, 0, 1, mask5) for t in few
+    ]
+    assert told("@!%p1 ld.global.u16 %h, [%rd3+2", "ld.global.u16") == [
+        (t, at + 4 * t + 2, 2, 0, 0, mask11) for t in rest
+    ]
+    # it overwrites the register that held its address
+    assert told("ld.global.b64 %rd1, [%rd1", "ld.global.b64") == [(t, at, 8, 0, 0, all16) for t in everyone]
+    stored = told("st.shared.u32 [%r4+-0", "st.shared.u32")
+    cells = stored[0][1]
+    assert cells < 1 << 16
+    assert stored == [(t, cells + 8 * t, 4, 1, 1, all16) for t in everyone]
+    assert told("@%p1 ld.shared.v2.b32 {%r5, %r6}, [%r4+8", "ld.shared.v2.b32") == [
+        (t, cells + 8 * t + 8, 8, 1, 0, mask5) for t in few
+    ]
+    assert told("ld.shared.u8 %r7, [cells+5", "ld.shared.u8") == [
+        (t, cells + 5, 1, 1, 0, all16) for t in everyone
+    ]
+    own = told("st.local.u64 [mine+8", "st.local.u64")
+    mine = own[0][1]
+    assert own == [(t, mine, 8, 2, 1, all16) for t in everyone] and mine < 1 << 16
+    assert told("ld.u32 %r8, [%rd5+8", "ld.u32") == [(t, mine, 4, 2, 0, all16) for t in everyone]
+    assert told("st.u32 [%rd7+128", "st.u32") == [(t, cells + 128 + 4 * t, 4, 1, 1, all16) for t in everyone]
+    assert told("atom.add.u32 %r9, [%rd9", "atom.add.u32") == [
+        (t, table + 4 * t, 4, 0, 2, all16) for t in everyone
+    ]
+    assert told("red.global.add.u32 [table+16", "red.global.add.u32") == [
+        (t, table + 16, 4, 0, 2, all16) for t in everyone
+    ]
+    (constant,) = lines["ld.const.u32 %r10, [fixed+4"]
+    assert [r[2:] for r in records if r[1] == constant] == [(fixed + 4, 4, 3, 0, all16, 1)] * 16
+    generic = {
+        lines[text][0] for text in ("ld.u32 %r8, [%rd5+8", "st.u32 [%rd7+128", "atom.add.u32 %r9, [%rd9")
+    }
+    assert {n for n, s in sites.items() if s.space == "generic"} == generic
+
+
+def test_programs_are_where_their_kinds_and_spaces_are() -> None:
+    """What does not match is not there at all; a generic address runs the programs of the space that it leads to."""
+    placements = [
+        Placement(log("access", "stores", "site", "space"), "access", kinds=("store",)),
+        Placement(log("access", "shared", "site", "space"), "access", spaces=("shared",)),
+        Placement(
+            log("access", "local", "site", "space"), "access", kinds=("load",), spaces=("local", "const")
+        ),
+        Placement(log("access", "rest", "site", "space"), "access", spaces=("global", "local")),
+        Placement(log("access", "two", "site", "space"), "access", spaces=("shared", "local")),
+    ]
+    run = Run(ACCESSES, placements)
+    data = Array(np.zeros(1024, np.uint32))
+    at = data.address + 64
+    data.host[16:18] = np.frombuffer(struct.pack("<Q", at), np.uint32)
+    run("k", 16, at)
+    lines = ACCESSES.splitlines()
+    found = {
+        name: Counter(
+            (lines[run.sites("k")[site].line - 1].split(";")[0].split("[")[1].split("]")[0], space)
+            for _, site, space in run.records(2, name)
+        )
+        for name in run.maps
+    }
+    shared = {("%r4+-0", 1): 16, ("%r4+8", 1): 5, ("cells+5", 1): 16, ("%rd7+128", 1): 16}
+    local = {("mine+8", 2): 16, ("%rd5+8", 2): 16}
+    assert found == {
+        "stores": {("%rd1+512", 0): 5, ("%r4+-0", 1): 16, ("mine+8", 2): 16, ("%rd7+128", 1): 16},
+        "shared": shared,
+        "local": {("%rd5+8", 2): 16, ("fixed+4", 3): 16},
+        "rest": {("%rd3+-4", 0): 16, ("%rd1+512", 0): 5, ("%rd3+2", 0): 11, ("%rd1", 0): 16, ("%rd9", 0): 16}
+        | {("table+16", 0): 16}
+        | local,
+        "two": shared | local,
+    }
+    only = inject(parse(ACCESSES), {"k": [Placement(log("access"), "access", spaces=("const",))]})
+    assert [s.space for s in only.kernels["k"].sites] == ["const"] and only.kernels["k"].site_count == 1
+
+
+COPIES = f"""{HEAD}
+.shared .align 16 .b8 cells[1024];
+.visible .entry k(.param .u64 p) {{
+    .reg .pred %p<9>, %skip; .reg .b32 %r<20>; .reg .b64 %rd<20>;
+    ld.param.u64 %rd1, [p];
+    mov.u32 %r1, %tid.x;
+    shl.b32 %r2, %r1, 4;
+    mul.wide.u32 %rd2, %r1, 16;
+    add.u64 %rd3, %rd1, %rd2;
+    mov.u32 %r3, cells;
+    add.u32 %r3, %r3, %r2;
+    and.b32 %r4, %r1, 3;
+    shl.b32 %r4, %r4, 2;
+    setp.ge.u32 %p1, %r1, 16;
+    @%p1 cp.async.cg.shared.global [%r3], [%rd3], 16, %r4;
+    cp.async.ca.shared.global [%r3+0], [%rd3], 4;
+    cp.async.commit_group;
+    cp.async.wait_group 0;
+    bar.sync 0;
+    ldmatrix.sync.aligned.m8n8.x2.shared.b16 {{%r5, %r6}}, [%r3];
+    ret;
+}}"""
+
+
+def test_copies_and_matrices_are_accesses_of_some_lanes() -> None:
+    run = Run(COPIES, [Placement(log("access"), "access")])
+    run("k", 32, Array(np.zeros(1024, np.uint32)))
+    sites = run.sites("k")
+    assert [(s.kind, s.space, s.width, s.effect) for _, s in sorted(sites.items())] == [
+        ("async", "global", 0, 1),
+        ("async", "shared", 16, 2),
+        ("async", "global", 4, 1),
+        ("async", "shared", 4, 2),
+        ("load", "shared", 16, 1),
+    ]
+    seen = [[r for r in run.records(7) if r[1] == number] for number in range(5)]
+    some = [t for t in range(16, 32) if t % 4]
+    assert [(t, width) for t, _, _, width, *_ in seen[0]] == [(t, 4 * (t % 4)) for t in some]
+    assert {r[6] for r in seen[0]} == {sum(1 << t for t in some)}
+    assert [r[0] for r in seen[1]] == list(range(16, 32)) and {r[6] for r in seen[1]} == {0xFFFF0000}
+    assert [len(rows) for rows in seen[2:]] == [32, 32, 16]
+    assert {r[6] for r in seen[4]} == {0xFFFF} and {r[3] for r in seen[4]} == {16}
+
+
+# --- functions ----------------------------------------------------------------------------------------
+
+FUNCTIONS = f"""{HEAD}
+.func (.param .b32 r) _Z5helpsjPj(.param .b32 n, .param .b64 p) {{
+    .reg .pred %p<4>; .reg .b32 %r<9>; .reg .b64 %rd<4>;
+    ld.param.b32 %r1, [n]; ld.param.b64 %rd1, [p];
+    ld.global.b32 %r2, [%rd1];
+    setp.gt.u32 %p1, %r1, 20;
+    @%p1 exit;
+    st.param.b32 [r], 1;
+    setp.gt.u32 %p2, %r1, 10;
+    @%p2 ret;
+    atom.global.add.u32 %r3, [%rd1], 1;
+    st.param.b32 [r], 2;
+    ret;
+}}
+.func _Z5plainv() {{ .reg .b32 %r<2>; mov.u32 %r1, 1; }}
+.func _Z6middlejPj(.param .b32 n, .param .b64 p) {{
+    .reg .pred %p<4>; .reg .b32 %r<9>; .reg .b64 %rd<4>;
+    ld.param.b32 %r1, [n]; ld.param.b64 %rd1, [p];
+    call _Z5plainv;
+    setp.eq.u32 %p1, %r1, 3;
+    @%p1 bra out;
+    {{ .param .b32 a; .param .b64 b; .param .b32 c; st.param.b32 [a], %r1; st.param.b64 [b], %rd1;
+      call (c), _Z5helpsjPj, (a, b); ld.param.b32 %r2, [c]; }}
+    st.global.b32 [%rd1+4], %r2;
+    setp.eq.u32 %p2, %r1, 4;
+    @%p2 bra out;
+    add.u32 %r1, %r1, 1;
+    out: ret;
+}}
+.func (.param .b32 r) _Z4downj(.param .b32 n) {{
+    .reg .pred %p<4>; .reg .b32 %r<9>;
+    ld.param.b32 %r1, [n];
+    setp.eq.u32 %p1, %r1, 0;
+    @%p1 bra done;
+    sub.u32 %r1, %r1, 1;
+    {{ .param .b32 a; .param .b32 c; st.param.b32 [a], %r1; call (c), _Z4downj, (a); ld.param.b32 %r2, [c]; }}
+    done: st.param.b32 [r], %r1;
+    ret;
+}}
+.visible .entry first(.param .u64 p) {{
+    .reg .b32 %r<9>; .reg .b64 %rd<4>;
+    ld.param.u64 %rd1, [p]; mov.u32 %r1, %tid.x;
+    ld.global.b32 %r2, [%rd1+8];
+    {{ .param .b32 a; .param .b64 b; st.param.b32 [a], %r1; st.param.b64 [b], %rd1; call _Z6middlejPj, (a, b); }}
+    st.global.b32 [%rd1+12], %r2;
+    ret;
+}}
+.visible .entry second(.param .u64 p) {{
+    .reg .b32 %r<9>; .reg .b64 %rd<4>;
+    ld.param.u64 %rd1, [p]; mov.u32 %r1, %tid.x;
+    {{ .param .b32 a; .param .b32 c; st.param.b32 [a], 3; call (c), _Z4downj, (a); ld.param.b32 %r2, [c]; }}
+    call _Z5plainv;
+    st.global.b32 [%rd1+12], %r2;
+    ret;
+}}"""
+
+
+def runs(run: Run, kernel: str, name: str) -> dict[tuple[str, str], int]:
+    """By function, and opcode or point, how many threads came there."""
+    sites = run.sites(kernel)
+    found: Counter[tuple[str, str]] = Counter()
+    for _, number in run.records(1, name):
+        site = sites[number]
+        found[site.function, site.opcode or site.point] += 1
+    return dict(found)
+
+
+def test_functions_that_are_called() -> None:
+    """32 threads: 11 to 20 return early, 21 to 31 leave the kernel inside, 3 never calls helps()."""
+    text = FUNCTIONS
+    run = Run(
+        text,
+        [
+            Placement(log("function_entry", "entered"), "function_entry"),
+            Placement(log("function_exit", "returned"), "function_exit"),
+            Placement(log("function_exit", "some"), "function_exit", functions=("mid*", "_Z4downj")),
+            Placement(log("access", "touched", "site"), "access"),
+            Placement(log("entry", "began"), "entry"),
+            Placement(log("exit", "left"), "exit"),
+            Placement(tally("stores"), "exit", "stores"),
+            Placement(tally("instructions"), "exit", "instructions"),
+        ],
+    )
+    data = Array(np.zeros(64, np.uint32))
+    run("first", 32, data)
+    helps, middle, plain, down = "_Z5helpsjPj", "_Z6middlejPj", "_Z5plainv", "_Z4downj"
+    assert runs(run, "first", "entered") == {
+        (helps, "function_entry"): 31,
+        (middle, "function_entry"): 32,
+        (plain, "function_entry"): 32,
+    }
+    returned = {(helps, "function_exit"): 20, (middle, "function_exit"): 21, (plain, "function_exit"): 32}
+    assert runs(run, "first", "returned") == returned
+    assert runs(run, "first", "some") == {(middle, "function_exit"): 21}
+    assert runs(run, "first", "touched") == {
+        (helps, "ld.global.b32"): 31,
+        (helps, "atom.global.add.u32"): 10,
+        (middle, "st.global.b32"): 20,
+        ("first", "ld.global.b32"): 32,
+        ("first", "st.global.b32"): 21,
+    }
+    assert runs(run, "first", "began") == {("first", "entry"): 32}
+    assert runs(run, "first", "left") == {("first", "exit"): 21, (helps, "exit"): 11}
+    assert int(data.host[0]) == 10
+    work = run.maps["stores"].host[:64].reshape(32, 2).tolist()
+    assert work == [[1, 0 if t > 20 else 1 if t == 3 else 2] for t in range(32)]
+    plain_run = Run(text, [Placement(tally("instructions"), "exit", "instructions")])
+    plain_run("first", 32, Array(np.zeros(64, np.uint32)))
+    assert (run.maps["instructions"].host[:64] == plain_run.maps["instructions"].host[:64]).all()
+
+    run("second", 4, data)
+    assert runs(run, "second", "entered") == {(down, "function_entry"): 16, (plain, "function_entry"): 4}
+    assert runs(run, "second", "some") == {(down, "function_exit"): 16}
+    assert runs(run, "second", "touched") == {("second", "st.global.b32"): 4}
+    assert runs(run, "second", "left") == {("second", "exit"): 4}
+
+
+def test_sites_are_numbered_without_gaps(tmp_path: Path) -> None:
+    """Functions first, for all kernels the same; a kernel that is refused takes no number away."""
+    text = FUNCTIONS.replace(
+        ".visible .entry second",
+        """.func (.reg .b32 r) _Z3badj(.reg .b32 x) { .reg .b64 %rd<2>; ld.global.u64 %rd1, [%rd1]; mov.u32 r, x; ret; }
+.visible .entry refused(.param .u64 p) { .reg .b32 %r<4>; .reg .b64 %rd<4>; st.global.u32 [%rd1], 1; call _Z5plainv;
+  { .param .b32 a; .param .b64 b; .param .b32 c; st.param.b32 [a], 1; st.param.b64 [b], 0; call (c), _Z5helpsjPj, (a, b); }
+  call (%r1), _Z3badj, (%r1); ret; }
+.visible .entry second""",
+    )
+    every = [Placement(log(p, p), p) for p in ("access", "function_entry", "function_exit", "entry", "exit")]
+    kernels = {"first": every, "refused": every[:2], "second": [*every, Placement(log("exit"), "block_end")]}
+    injected = inject(parse(text), kernels)
+    assert injected.refusals == {"refused": "function _Z3badj takes its parameters in registers"}
+    assert set(injected.kernels) == {"first", "second"} and "refused" not in injected.text
+    own = {name: [s.number for s in k.sites if s.function == name] for name, k in injected.kernels.items()}
+    shared = own["first"][0]
+    called = {s.number: s for k in injected.kernels.values() for s in k.sites if s.number < shared}
+    assert sorted(called) == list(range(shared))
+    for name, kernel in injected.kernels.items():
+        assert own[name] == list(range(shared, kernel.site_count)), name
+        assert [s.number for s in kernel.sites] == sorted({s.number for s in kernel.sites})
+    alone = inject(parse(text), {name: kernels[name] for name in ("first", "second")})
+    assert alone.text == injected.text and alone.kernels == injected.kernels
+    assembled(injected.text, "sm_80", tmp_path)
+
+
+def test_kernels_with_other_programs_have_functions_of_their_own() -> None:
+    """One kernel with nothing in its functions, one with probes there."""
+    text = f"""{HEAD}.func f(.param .b64 p) {{ .reg .b64 %rd<3>; ld.param.b64 %rd1, [p]; st.global.u32 [%rd1], 9; exit; }}
+.alias g, f;
+.visible .entry a(.param .u64 p) {{ .reg .b64 %rd<3>; ld.param.u64 %rd1, [p];
+  {{ .param .b64 x; st.param.b64 [x], %rd1; call f, (x); }} ret; }}
+.visible .entry b(.param .u64 p) {{ .reg .b64 %rd<3>; ld.param.u64 %rd1, [p];
+  {{ .param .b64 x; st.param.b64 [x], %rd1; call f, (x); }} ret; }}
+.visible .entry c(.param .u64 p) {{ .reg .b64 %rd<3>; ld.param.u64 %rd1, [p];
+  {{ .param .b64 x; st.param.b64 [x], %rd1; call f, (x); }} ret; }}"""
+    text = text.replace(".alias g, f;\n", "")
+    module = parse(text)
+    placed = {
+        "a": [Placement(log("entry"), "entry")],
+        "b": [Placement(log("exit"), "exit")],
+        "c": [Placement(log("access"), "access", kinds=("store",))],
+    }
+    injected = inject(module, placed)
+    functions = set(parse(injected.text).functions)
+    assert {"f", "f$gpubpf1", "f$gpubpf2"} <= functions
+    device = Device(injected.text)
+    for name, runs_of in (("a", 1), ("b", 1), ("c", 1)):
+        layout = injected.kernels[name].block
+        records = Array(np.zeros(9 * 64, np.uint64))
+        hidden = bytearray(layout.size)
+        for offset in layout.bases.values():
+            struct.pack_into("<Q", hidden, offset, records.address)
+        data = Array(np.zeros(4, np.uint32))
+        device.launch(name, 1, 1, data, bytes(hidden))
+        assert int(records.host[0]) == runs_of and int(data.host[0]) == 9, name
+
+
+# --- barriers -----------------------------------------------------------------------------------------
+
+BARRIERS = f"""{HEAD}
+.visible .entry k(.param .u64 p) {{
+    .reg .pred %p<9>; .reg .b32 %r<20>; .reg .b64 %rd<20>;
+    ld.param.u64 %rd1, [p];
+    mov.u32 %r1, %tid.x;
+    bar.sync 0;
+    setp.lt.u32 %p1, %r1, 32;
+    mov.u32 %r2, 3;
+    @%p1 bar.sync %r2, 32;
+    @%p1 bar.arrive 1, 64;
+    @!%p1 barrier.sync.aligned 1, 64;
+    setp.eq.u32 %p2, %r1, 40;
+    setp.lt.u32 %p3, %r1, 64;
+    @%p3 bar.red.or.pred %p3, 2, %p2;
+    mov.u32 %r3, 5;
+    bar.red.popc.u32 %r3, %r3, 64, %p3;
+    mul.wide.u32 %rd2, %r1, 4;
+    add.u64 %rd2, %rd1, %rd2;
+    st.global.u32 [%rd2], %r3;
+    barrier.cta.sync 4;
+    bar.warp.sync 0xffffffff;
+    ret;
+}}"""
+
+
+def test_barriers_as_threads_come_and_go() -> None:
+    run = Run(
+        BARRIERS,
+        [
+            Placement(log("barrier_arrive", "arrived"), "barrier_arrive"),
+            Placement(log("barrier_leave", "left"), "barrier_leave"),
+        ],
+    )
+    data = Array(np.zeros(64, np.uint32))
+    run("k", 64, data)
+    assert (data.host == 64).all()
+    sites = run.sites("k")
+    assert run.injected.kernels["k"].site_count == len(sites) == 7 + 6
+    arrived = Counter(
+        (sites[s].opcode, number, threads) for _, s, number, threads in run.records(3, "arrived")
+    )
+    left = Counter((sites[s].opcode, number, threads) for _, s, number, threads, _ in run.records(4, "left"))
+    both = {
+        ("bar.sync", 0, 0): 64,
+        ("bar.sync", 3, 32): 32,
+        ("barrier.sync.aligned", 1, 64): 32,
+        ("bar.red.or.pred", 2, 0): 64,
+        ("bar.red.popc.u32", 5, 64): 64,
+        ("barrier.cta.sync", 4, 0): 64,
+    }
+    assert arrived == both | {("bar.arrive", 1, 64): 32}
+    assert left == both
+    assert {s.point for s in sites.values()} == {"barrier_arrive", "barrier_leave"}
+
+
+def test_waiting_is_measured_from_arrival_to_leave() -> None:
+    """On the virtual clock: the warp that works before the barrier makes the other wait for exactly that long."""
+    text = f"""{HEAD}.visible .entry k(.param .u32 n) {{
+    .reg .pred %p<9>; .reg .b32 %r<9>;
+    mov.u32 %r1, %tid.x; ld.param.u32 %r2, [n]; setp.ge.u32 %p1, %r1, 32; @%p1 bra meet;
+    turn: sub.u32 %r2, %r2, 1; setp.ne.u32 %p2, %r2, 0; @%p2 bra turn;
+    meet: bar.sync 0; ret; }}"""
+    waited = {}
+    for turns in (100, 200, 300):
+        run = Run(text, [Placement(log("barrier_leave"), "barrier_leave")], virtual=True)
+        run("k", 64, struct.pack("<I", turns))
+        waited[turns] = {thread: cycles for thread, *_, cycles in run.records(4)}
+        assert (
+            len({waited[turns][t] for t in range(32)}) == len({waited[turns][t] for t in range(32, 64)}) == 1
+        )
+        assert waited[turns][40] > waited[turns][0]
+    assert waited[300][40] - waited[200][40] == waited[200][40] - waited[100][40] > 100
+    assert waited[300][0] == waited[100][0]
