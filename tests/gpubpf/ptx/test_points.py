@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from engine_device import Array, Device
 from gpubpf.lower import Argument, Fragment
 from gpubpf.ptx.inject import TABLE, Injected, Placement, Site, inject
 from gpubpf.ptx.module import parse
 from gpubpf_fragments import tally
-from gpubpf_sass import assembled, sass
+from gpubpf_sass import assembled
 
 HEAD = ".version 8.3\n.target sm_80\n.address_size 64\n"
 ROOM = 4096
