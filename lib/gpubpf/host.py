@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from gpubpf.lower.native import Native
 
-LAUNCH = "launch"
+OPERATION_STUB = 64  # where in the agent's file the stub for operations is; that for launches begins it
 STUB = bytes.fromhex("0f1f440000c3")  # nop5; ret: a nop that the kernel can make a call of
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _CLOCKS = (5, 125, 160, 208)  # helpers that tell the real time
@@ -43,7 +43,7 @@ _CLOCKS = (5, 125, 160, 208)  # helpers that tell the real time
 
 @dataclass(frozen=True)
 class HostProbe:
-    """A host program and where it goes: `launch`, or a tracepoint of the kernel, CATEGORY:NAME."""
+    """A host program and where it goes: `launch`, `operation`, or a tracepoint of the kernel, CATEGORY:NAME."""
 
     function: str
     event: str
@@ -116,11 +116,21 @@ class Host:
         """Whether processes are to be attached to: programs of this host or a companion's run in the kernel."""
         return self._loaded or any(companion.in_kernel for companion in self._companions)
 
+    @property
+    def points(self) -> frozenset[str]:
+        """At which of HOST_POINTS programs run in the kernel."""
+        own = {a.event for a in self._attachments if a.event in HOST_POINTS} if self._loaded else set()
+        return frozenset(own).union(*(companion.points for companion in self._companions))
+
+    def point_of(self, function: str) -> str:
+        """Where a program goes that runs in processes."""
+        return self._program.functions[function].point
+
     # --- start ---
 
     def _start(self, native: Callable[[str], Native] | None, virtual: bool) -> None:
-        launches = [a.function for a in self._attachments if a.event == LAUNCH]
-        tracepoints = [a for a in self._attachments if a.event != LAUNCH]
+        launches = [a.function for a in self._attachments if a.event in HOST_POINTS]
+        tracepoints = [a for a in self._attachments if a.event not in HOST_POINTS]
         said = ""
         asks_time = [name for name in launches if _calls(self._program.functions[name], _CLOCKS)]
         if not (virtual and asks_time):
@@ -146,7 +156,7 @@ class Host:
             self._note(f"{said}: the host program runs in the agent")
 
     def _load(self, tracepoints: Sequence[HostProbe]) -> None:
-        if any(a.event == LAUNCH for a in self._attachments):
+        if any(a.event in HOST_POINTS for a in self._attachments):
             bpf_syscall.uprobe_type()
         with contextlib.suppress(OSError):  # less is known then, and nothing else
             self._events.append(bpf_syscall.enable_statistics())
@@ -175,7 +185,7 @@ class Host:
                 bpf_syscall.attach_tracepoint(file, bpf_syscall.tracepoint(attachment.event).number)
             )
         for attachment in self._attachments:  # what each process will get, so that the user hears of it now
-            if attachment.event == LAUNCH:
+            if attachment.event in HOST_POINTS:
                 try_load(self._program, self._program.functions[attachment.function])
 
     # --- processes ---
@@ -324,24 +334,28 @@ class HostProcess:
             raise
 
     def attach(self, marker: int, offset: int = 0) -> None:
-        """Puts the launch programs on the stub at `offset` of the file `marker`, which the process sent; it stays the caller's.
+        """Puts the programs for launches and operations on the stubs at `offset` of the file `marker`, which the process sent; it stays
+        the caller's.
         Raises SessionError where that fails, also for a file that is no such stub: others would be slowed down, and watched.
         Nothing where programs run in the agent."""
         for companion in self._companions:
             companion.attach(marker, offset)
         host = self._host
-        launches = [a.function for a in host._attachments if a.event == LAUNCH]
-        if not host._loaded or not launches:
+        wanted = [(a.function, a.event == "operation") for a in host._attachments if a.event in HOST_POINTS]
+        if not host._loaded or not wanted:
             return
-        if not _is_stub(marker, offset):
+        places = {operation: offset + OPERATION_STUB * operation for _, operation in wanted}
+        if not all(_is_stub(marker, place) for place in places.values()):
             raise SessionError("a traced process sent a file that is no stub; its launches are not followed")
         files = {**host._files, **self.files}
         with self._lock:
-            for name in launches if not self._over else ():
+            for name, operation in wanted if not self._over else ():
                 try:
                     file = load(host._program, host._program.functions[name], files)
                     self._programs.append((name, file))
-                    self._events.append(bpf_syscall.attach_uprobe(file, f"/proc/self/fd/{marker}", offset))
+                    self._events.append(
+                        bpf_syscall.attach_uprobe(file, f"/proc/self/fd/{marker}", places[operation])
+                    )
                 except OSError as error:
                     raise SessionError(
                         f"the kernel takes no uprobe ({error.strerror}); its launches are not followed"

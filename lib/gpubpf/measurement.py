@@ -32,7 +32,8 @@ class Follow:
     """What a tool wants of the processes beside its maps (docs/timing.md).
 
     log_records: of the operation log of each process, a power of two; 0: no log. stamps: timing events around what no probe times;
-    cupti: where CUPTI may be, whose activity records do it in their place. stacks: the host stack of each launch. graphs: kernels
+    cupti: where CUPTI may be, whose activity records do it in their place. stacks, allocation_stacks: the host stack of each launch, and
+    of each call that allocates. graphs: kernels
     in graphs are instrumented. pump: launches of a process after which its maps are read, for `readings`; 0: never by itself.
     ring_size: bytes of each ring and GPU, None: what the C text asks for; rings lie in host memory, or else in the GPU's.
     per_thread: records that a thread puts into the ring named, at most.
@@ -42,6 +43,7 @@ class Follow:
     stamps: bool = False
     cupti: Sequence[str] = ()
     stacks: bool = False
+    allocation_stacks: bool = False
     graphs: bool = False
     pump: int = 0
     ring_size: int | None = None
@@ -87,10 +89,11 @@ class Measurement:
             log_records=follow.log_records,
             stamps=follow.stamps,
             stacks=follow.stacks,
+            allocation_stacks=follow.allocation_stacks,
             graphs=follow.graphs,
             match_all=not wanted,
             pump=follow.pump,
-            host=self._native_programs(),
+            host=self._host_programs(),
         )
         self.lock = threading.Condition()
         self.processes: list[Process] = []
@@ -132,11 +135,11 @@ class Measurement:
         )
         return protocol.MapSpec(fixed, per_unit, maps.header(definition), unit)
 
-    def _native_programs(self) -> Sequence[protocol.HostCode] | None:
-        """What runs in the processes; None: host programs run in the kernel."""
+    def _host_programs(self) -> Sequence[protocol.HostCode] | frozenset[str]:
+        """What runs in the processes, or where programs run in the kernel."""
         host = self.host
         if host is None or not host.natives:
-            return None if host is not None and host.in_kernel else ()
+            return host.points if host is not None else ()
         made = []
         for native in host.natives:
             parameters, arguments, places = bytearray(), [], dict[str, int]()
@@ -153,7 +156,11 @@ class Measurement:
                         "helper": (3, 0, value.number),
                     }[value.kind]
                 )
-            made.append(protocol.HostCode(native.code, bytes(parameters), tuple(arguments)))
+            made.append(
+                protocol.HostCode(
+                    host.point_of(native.function), native.code, bytes(parameters), tuple(arguments)
+                )
+            )
         return made
 
 

@@ -75,7 +75,10 @@ PARTS: dict[str, np.dtype[np.void]] = {
         64, exec=("<u8", 0), replay=("<u8", 8), first=("<u8", 16), kernels=("<u4", 24), others=("<u4", 28)
     ),
     "sync": _of(64, what=("<u4", 0), event=("<u8", 8), record=("<u8", 16)),
-    "api": _of(64, function=("<u4", 0), bytes=("<u8", 8), name=("S48", 16)),
+    # An allocation: the epoch from which it holds (modulo 2^32); a free: the last in which what it frees is there.
+    "api": _of(
+        64, function=("<u4", 0), epoch=("<u4", 4), bytes=("<u8", 8), name=("S40", 16), address=("<u8", 56)
+    ),
     "span": _of(64, of=("<u8", 0), start=("<u8", 8), end=("<u8", 16), error_ns=("<u4", 24)),
     "clock": _of(
         64,

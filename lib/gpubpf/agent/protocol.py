@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from gpubpf.bytecode import HOST_POINTS
 from gpubpf.errors import SessionError
 from gpubpf.maps import RING_PAGE, RING_SHARD
 
@@ -33,7 +34,7 @@ STOP, ONLY_RINGS = 1, 2
 # In SNAPSHOT: the context is going; kernels had not ended; memory could not be read; nothing but rings was read.
 CLOSED, RUNNING, FAILED, OF_RINGS = 1, 2, 4, 8
 # In WELCOME.
-_ZERO, _STAMPS, _STACKS, _GRAPHS, _MATCH_ALL = 1, 2, 4, 8, 16
+_ZERO, _STAMPS, _STACKS, _GRAPHS, _MATCH_ALL, _ALLOCATION_STACKS = 1, 2, 4, 8, 16, 32
 
 SHARDS = 256  # of a ring or a site array, at most
 LEAST_CAPACITY = 4096  # records of a shard
@@ -93,8 +94,10 @@ class MapSpec:
 
 @dataclass(frozen=True)
 class HostCode:
-    """A host program that runs in the traced process: `arguments` are (kind, map number, value), as in src/marker.h."""
+    """A host program that runs in the traced process at `point`, one of HOST_POINTS: `arguments` are (kind, map number, value), as in
+    src/marker.h."""
 
+    point: str
     code: bytes
     parameters: bytes
     arguments: tuple[tuple[int, int, int], ...]
@@ -104,7 +107,8 @@ class HostCode:
 class Wanted:
     """What a process is asked to do. Waits in seconds, `map_memory` in bytes, `launches` the first and the last that are
     instrumented. `log_records`: of the operation log, a power of two, 0 for none. `pump`: launches after which maps are read
-    without being asked, 0 for never. `host`: programs that run there; None: they run in the kernel."""
+    without being asked, 0 for never. `host`: programs that run there; or the points, of HOST_POINTS, at which programs run in the
+    kernel."""
 
     maps: Sequence[MapSpec]
     map_memory: int
@@ -115,10 +119,11 @@ class Wanted:
     log_records: int = 0
     stamps: bool = False
     stacks: bool = False
+    allocation_stacks: bool = False
     graphs: bool = False
     match_all: bool = False
     pump: int = 0
-    host: Sequence[HostCode] | None = ()
+    host: Sequence[HostCode] | frozenset[str] = ()
 
 
 @dataclass(frozen=True)
@@ -418,6 +423,7 @@ def welcome(wanted: Wanted, process: int) -> bytes:
             (_STACKS, wanted.stacks),
             (_GRAPHS, wanted.graphs),
             (_MATCH_ALL, wanted.match_all),
+            (_ALLOCATION_STACKS, wanted.allocation_stacks),
         )
         if on
     )
@@ -429,10 +435,13 @@ def welcome(wanted: Wanted, process: int) -> bytes:
     for m in wanted.maps:
         parts.append(struct.pack("<QQII", m.fixed, m.per_unit, m.unit, m.place) + _bytes(m.initial))
     if not wanted.host:
-        parts.append(struct.pack("<I", 0 if wanted.host is not None else 1))
+        parts.append(struct.pack("<I", 0))
+    elif isinstance(wanted.host, frozenset):
+        parts.append(struct.pack("<II", 1, sum(1 << HOST_POINTS.index(point) for point in wanted.host)))
     else:
         parts.append(struct.pack("<II", 2, len(wanted.host)))
         for program in wanted.host:
+            parts.append(struct.pack("<I", HOST_POINTS.index(program.point)))
             parts.append(_bytes(program.code) + _bytes(program.parameters))
             parts.append(struct.pack("<I", len(program.arguments)))
             parts += [struct.pack("<IIQ", *argument) for argument in program.arguments]

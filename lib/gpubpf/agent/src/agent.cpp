@@ -26,6 +26,7 @@
 #include <unistd.h>
 #include <unwind.h>
 
+#include "allocation.h"
 #include "clock.h"
 #include "cupti.h"
 #include "graph.h"
@@ -45,7 +46,7 @@ Agent agent;
 namespace {
 
 constexpr uint32_t kStop = 1, kOnlyRings = 2;  // in Drain
-constexpr uint32_t kMemoryIsZero = 1, kStamps = 2, kStacks = 4, kGraphs = 8, kMatchAll = 16;  // in Welcome
+constexpr uint32_t kMemoryIsZero = 1, kStamps = 2, kStacks = 4, kGraphs = 8, kMatchAll = 16, kAllocationStacks = 32;  // in Welcome
 constexpr int kClockEvery = 1000;  // ms
 
 // What belongs to one connection. A forked child that starts anew gets its own; the old one is left as it is.
@@ -138,6 +139,7 @@ bool parse_welcome(Reader &r, Config &config) {
   config.memory_is_zero = flags & kMemoryIsZero;
   config.stamps = flags & kStamps;
   config.stacks = flags & kStacks;
+  config.allocation_stacks = flags & kAllocationStacks;
   config.graphs = flags & kGraphs;
   config.match_all = flags & kMatchAll;
   config.log_records = r.u64();
@@ -436,6 +438,7 @@ bool start() {
   new_process();
   new_registry();  // what a forked child knows is its parent's
   new_operations();
+  new_allocations();
   new_graphs();
   new_stamps();
   new_stacks();
@@ -469,7 +472,7 @@ bool start() {
     if (log >= 0) agent.send(Message::Log, Writer().u64(agent.config.log_records), log);
     if (log >= 0) close(log);
   }
-  if (!hooked) choose_hooks(agent.config.log_records != 0);
+  if (!hooked) choose_hooks(agent.config.log_records != 0 || operation_program());
   std::string left_out, failed = hooked ? "" : install(hooks, hook_count(), left_out);
   hooked = true;
   if (const char *cupti = getenv("GPUBPF_CUPTI"); cupti && agent.config.stamps)

@@ -17,6 +17,16 @@ bool Driver::find(void *library) {
          cuOccupancyMaxActiveBlocksPerMultiprocessor;
 }
 
+Untimed::Untimed() {
+  ++depth();
+  if (driver.cudasim_untimed) driver.cudasim_untimed(1);
+}
+
+Untimed::~Untimed() {
+  if (driver.cudasim_untimed) driver.cudasim_untimed(0);
+  --depth();
+}
+
 DriverScope::DriverScope() {
   ++depth();
   if (driver.cudasim_untimed) driver.cudasim_untimed(1);

@@ -90,6 +90,15 @@ class DriverScope {
   bool exchanged_ = false;
 };
 
+// For a single question that changes nothing.
+class Untimed {
+ public:
+  Untimed();
+  ~Untimed();
+  Untimed(const Untimed &) = delete;
+  Untimed &operator=(const Untimed &) = delete;
+};
+
 // How deep the thread is inside hooked functions or the agent's own calls; 0: the application itself is calling.
 inline int &depth() {
   static thread_local int value __attribute__((tls_model("initial-exec"))) = 0;

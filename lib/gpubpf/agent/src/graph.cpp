@@ -561,6 +561,7 @@ CUresult launch_graph(CUgraphExec handle, Where where, const std::function<CUres
     run_host_program({first, kWholeGraph, r.stream, now_ns(), threads,
                       operation.lane.context ? static_cast<uint64_t>(operation.lane.context->device) : 0});
   }
+  operation.announce();
   operation.time();
   operation.called();
   CUresult result = original();

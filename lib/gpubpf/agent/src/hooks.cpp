@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "allocation.h"
 #include "clock.h"
 #include "hook_call.h"
 #include "launch.h"
@@ -246,6 +247,7 @@ void destroyed(CUcontext handle) {
   }
   close_context(c);
   forget_lanes(c);
+  freed_with(c);
   std::lock_guard<std::mutex> hold(registry().lock);
   for (auto it = registry().modules.begin(); it != registry().modules.end();) {
     Module *m = it->second;
@@ -461,8 +463,8 @@ void find_hook_targets(void *library) {
   }
 }
 
-void choose_hooks(bool log) {
-  if (log) return;
+void choose_hooks(bool operations) {
+  if (operations) return;
   for (size_t i = 0; i < hooks_used; ++i) {
     Hook &h = hooks[i];
     for (size_t k = kAlways; k < kHooks; ++k)

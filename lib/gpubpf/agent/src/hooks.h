@@ -1,5 +1,5 @@
 // The table of hooked functions; patch.cpp puts each replacement onto its target. Those of hooks_log.def are hooked only where an
-// operation log is wanted.
+// operation log or a program at operations is wanted.
 #pragma once
 
 #include <cstddef>
@@ -32,8 +32,8 @@ size_t hook_count();  // of those to be put in place, the first ones
 
 // Fills in targets from the loaded libcuda (handle of dlopen); before the tool has said what it wants.
 void find_hook_targets(void *library);
-// Once it has: without a log its hooks are left out.
-void choose_hooks(bool log);
+// Once it has: where neither a log nor a program at operations is wanted, their hooks are left out.
+void choose_hooks(bool operations);
 
 // Each fills in the replacements of one table.
 void module_hooks();

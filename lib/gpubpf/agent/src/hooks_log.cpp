@@ -1,9 +1,12 @@
-// The replacements of functions that are hooked for the operation log's sake alone: copies, memsets, events, synchronization,
-// allocations. What they do for the program is what the original does.
+// The replacements of functions that are hooked for the sake of the operation log and of programs at operations alone: copies, memsets,
+// events, synchronization, allocations. What they do for the program is what the original does.
 #include <cstring>
 
+#include "allocation.h"
 #include "hook_call.h"
+#include "marker.h"
 #include "operation.h"
+#include "stack.h"
 
 // Names are those of the exported symbols, not what the header makes of them.
 #undef cuEventDestroy
@@ -19,18 +22,21 @@ uint64_t number(const void *p) { return reinterpret_cast<uint64_t>(p); }
 
 enum class Timed : bool { No, Yes };  // whether timing events go around it
 
-// Calls the driver, and logs the operation. `describe` fills in what its kind has, once the call returned.
-template <class Call, class Describe>
-CUresult logged(Kind kind, Where where, uint16_t flags, Timed timed, const Call &call, const Describe &describe) {
+// Calls the driver, and logs the operation. `before` fills in what its kind has, as far as it is known then; `after` the rest, once the
+// call returned.
+template <class Call, class Before, class After>
+CUresult logged(Kind kind, Where where, uint16_t flags, Timed timed, const Call &call, const Before &before, const After &after) {
   Outer outer;
-  if (!outer || !oplog.on()) return call();
+  if (!outer || !(oplog.on() || operation_program())) return call();
   Operation operation(kind, where, flags);
+  Record &r = operation.record;
+  before(operation);
+  if (kind != Kind::Api) operation.announce();
   if (timed == Timed::Yes) operation.time();
   operation.called();
   CUresult result = call();
   operation.returned(result);
-  describe(operation.record);
-  Record &r = operation.record;
+  after(operation);
   // Only what ends in host memory is over for certain when the call returns (CUDA driver API, "API synchronization behavior").
   if (timed == Timed::Yes && r.kind != Kind::DtoH && r.kind != Kind::HtoH) r.flags &= static_cast<uint16_t>(~kCallWaits);
   operation.log();
@@ -51,11 +57,10 @@ void describe_copy(Record &r, const Bytes &copy) {
 
 bool on_host(CUmemorytype type, uint64_t address) {
   if (type != CU_MEMORYTYPE_UNIFIED) return type == CU_MEMORYTYPE_HOST;
-  ++depth();
+  Untimed scope;
   unsigned found = 0;
   bool known = driver.cuPointerGetAttribute &&
                driver.cuPointerGetAttribute(&found, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) == CUDA_SUCCESS;
-  --depth();
   return !known || found == CU_MEMORYTYPE_HOST;  // what the driver does not know is pageable
 }
 
@@ -104,19 +109,27 @@ void describe_batch(Record &r, const CUDA_MEMCPY3D_BATCH_OP *ops, size_t n) {
   r.kind = kind_of(host(ops[0].src), host(ops[0].dst));
 }
 
-// A function and the one whose null stream is the thread's own. `stream` is what the call names; DESCRIBE sees `Record &r`.
-#define ONE(symbol, kind, where, flags, timed, PARAMETERS, ARGUMENTS, DESCRIBE)          \
-  CUresult hook_##symbol PARAMETERS {                                                    \
-    return logged(                                                                       \
-        kind, where, flags, timed, [&] { return ORIGINAL(symbol) ARGUMENTS; },           \
-        [&]([[maybe_unused]] Record &r) DESCRIBE);                                       \
+// A function and the one whose null stream is the thread's own. `stream` is what the call names; BEFORE and AFTER see `Operation &o` and
+// its `Record &r`.
+#define ONE(symbol, kind, where, flags, timed, PARAMETERS, ARGUMENTS, BEFORE, ...)            \
+  CUresult hook_##symbol PARAMETERS {                                                         \
+    return logged(                                                                            \
+        kind, where, flags, timed, [&] { return ORIGINAL(symbol) ARGUMENTS; },                \
+        [&]([[maybe_unused]] Operation &o) {                                                  \
+          [[maybe_unused]] Record &r = o.record;                                              \
+          BEFORE                                                                              \
+        },                                                                                    \
+        [&]([[maybe_unused]] Operation &o) {                                                  \
+          [[maybe_unused]] Record &r = o.record;                                              \
+          __VA_ARGS__                                                                         \
+        });                                                                                   \
   }
-#define WAITS(symbol, kind, PARAMETERS, ARGUMENTS, DESCRIBE)                                                       \
-  ONE(symbol, kind, (Where{nullptr, false}), kCallWaits, Timed::Yes, PARAMETERS, ARGUMENTS, DESCRIBE)              \
-  ONE(symbol##_ptds, kind, (Where{nullptr, true}), kCallWaits, Timed::Yes, PARAMETERS, ARGUMENTS, DESCRIBE)
-#define STREAMED(symbol, kind, timed, PARAMETERS, ARGUMENTS, DESCRIBE)                            \
-  ONE(symbol, kind, (Where{stream, false}), 0, timed, PARAMETERS, ARGUMENTS, DESCRIBE)            \
-  ONE(symbol##_ptsz, kind, (Where{stream, true}), 0, timed, PARAMETERS, ARGUMENTS, DESCRIBE)
+#define WAITS(symbol, kind, PARAMETERS, ARGUMENTS, ...)                                                                \
+  ONE(symbol, kind, (Where{nullptr, false}), kCallWaits, Timed::Yes, PARAMETERS, ARGUMENTS, __VA_ARGS__, {})              \
+  ONE(symbol##_ptds, kind, (Where{nullptr, true}), kCallWaits, Timed::Yes, PARAMETERS, ARGUMENTS, __VA_ARGS__, {})
+#define STREAMED(symbol, kind, timed, PARAMETERS, ARGUMENTS, BEFORE, ...)                            \
+  ONE(symbol, kind, (Where{stream, false}), 0, timed, PARAMETERS, ARGUMENTS, BEFORE, __VA_ARGS__)     \
+  ONE(symbol##_ptsz, kind, (Where{stream, true}), 0, timed, PARAMETERS, ARGUMENTS, BEFORE, __VA_ARGS__)
 
 WAITS(cuMemcpy, Kind::DtoD, (CUdeviceptr to, CUdeviceptr from, size_t n), (to, from, n), { describe_unified(r, {n, to, from}); })
 WAITS(cuMemcpyPeer, Kind::DtoD, (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t n),
@@ -143,40 +156,40 @@ WAITS(cuMemcpy3D_v2, Kind::DtoD, (const CUDA_MEMCPY3D *p), (p), { describe_param
 WAITS(cuMemcpy3DPeer, Kind::DtoD, (const CUDA_MEMCPY3D_PEER *p), (p), { describe_params(r, p, p ? p->Depth : 1); })
 
 STREAMED(cuMemcpyAsync, Kind::DtoD, Timed::Yes, (CUdeviceptr to, CUdeviceptr from, size_t n, CUstream stream),
-         (to, from, n, stream), { describe_unified(r, {n, to, from}); })
+         (to, from, n, stream), { describe_unified(r, {n, to, from}); }, {})
 STREAMED(cuMemcpyPeerAsync, Kind::DtoD, Timed::Yes,
          (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t n, CUstream stream),
-         (to, to_context, from, from_context, n, stream), { describe_copy(r, {n, to, from}); })
+         (to, to_context, from, from_context, n, stream), { describe_copy(r, {n, to, from}); }, {})
 STREAMED(cuMemcpyHtoDAsync_v2, Kind::HtoD, Timed::Yes, (CUdeviceptr to, const void *from, size_t n, CUstream stream),
-         (to, from, n, stream), { describe_copy(r, {n, to, number(from)}); })
+         (to, from, n, stream), { describe_copy(r, {n, to, number(from)}); }, {})
 STREAMED(cuMemcpyDtoHAsync_v2, Kind::DtoH, Timed::Yes, (void *to, CUdeviceptr from, size_t n, CUstream stream),
-         (to, from, n, stream), { describe_copy(r, {n, number(to), from}); })
+         (to, from, n, stream), { describe_copy(r, {n, number(to), from}); }, {})
 STREAMED(cuMemcpyDtoDAsync_v2, Kind::DtoD, Timed::Yes, (CUdeviceptr to, CUdeviceptr from, size_t n, CUstream stream),
-         (to, from, n, stream), { describe_copy(r, {n, to, from}); })
+         (to, from, n, stream), { describe_copy(r, {n, to, from}); }, {})
 STREAMED(cuMemcpyHtoAAsync_v2, Kind::HtoD, Timed::Yes, (CUarray to, size_t at, const void *from, size_t n, CUstream stream),
-         (to, at, from, n, stream), { describe_copy(r, {n, number(to), number(from)}); })
+         (to, at, from, n, stream), { describe_copy(r, {n, number(to), number(from)}); }, {})
 STREAMED(cuMemcpyAtoHAsync_v2, Kind::DtoH, Timed::Yes, (void *to, CUarray from, size_t at, size_t n, CUstream stream),
-         (to, from, at, n, stream), { describe_copy(r, {n, number(to), number(from)}); })
+         (to, from, at, n, stream), { describe_copy(r, {n, number(to), number(from)}); }, {})
 STREAMED(cuMemcpy2DAsync_v2, Kind::DtoD, Timed::Yes, (const CUDA_MEMCPY2D *p, CUstream stream), (p, stream),
-         { describe_params(r, p, 1); })
+         { describe_params(r, p, 1); }, {})
 STREAMED(cuMemcpy3DAsync_v2, Kind::DtoD, Timed::Yes, (const CUDA_MEMCPY3D *p, CUstream stream), (p, stream),
-         { describe_params(r, p, p ? p->Depth : 1); })
+         { describe_params(r, p, p ? p->Depth : 1); }, {})
 STREAMED(cuMemcpy3DPeerAsync, Kind::DtoD, Timed::Yes, (const CUDA_MEMCPY3D_PEER *p, CUstream stream), (p, stream),
-         { describe_params(r, p, p ? p->Depth : 1); })
+         { describe_params(r, p, p ? p->Depth : 1); }, {})
 STREAMED(cuMemcpyBatchAsync, Kind::DtoD, Timed::Yes,
          (CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t n, void *attributes, size_t *starts, size_t count,
           size_t *failed, CUstream stream),
-         (to, from, sizes, n, attributes, starts, count, failed, stream), { describe_batch(r, to, from, sizes, n); })
+         (to, from, sizes, n, attributes, starts, count, failed, stream), { describe_batch(r, to, from, sizes, n); }, {})
 STREAMED(cuMemcpyBatchAsync_v2, Kind::DtoD, Timed::Yes,
          (CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t n, void *attributes, size_t *starts, size_t count,
           CUstream stream),
-         (to, from, sizes, n, attributes, starts, count, stream), { describe_batch(r, to, from, sizes, n); })
+         (to, from, sizes, n, attributes, starts, count, stream), { describe_batch(r, to, from, sizes, n); }, {})
 STREAMED(cuMemcpy3DBatchAsync, Kind::DtoD, Timed::Yes,
          (size_t n, CUDA_MEMCPY3D_BATCH_OP *ops, size_t *failed, unsigned long long flags, CUstream stream),
-         (n, ops, failed, flags, stream), { describe_batch(r, ops, n); })
+         (n, ops, failed, flags, stream), { describe_batch(r, ops, n); }, {})
 STREAMED(cuMemcpy3DBatchAsync_v2, Kind::DtoD, Timed::Yes,
          (size_t n, CUDA_MEMCPY3D_BATCH_OP *ops, unsigned long long flags, CUstream stream), (n, ops, flags, stream),
-         { describe_batch(r, ops, n); })
+         { describe_batch(r, ops, n); }, {})
 
 // --- memsets ---
 
@@ -188,13 +201,13 @@ void describe_fill(Record &r, uint64_t bytes, CUdeviceptr to) {
 #define FILL(name, size, type)                                                                                             \
   WAITS(name##_v2, Kind::Memset, (CUdeviceptr to, type value, size_t n), (to, value, n), { describe_fill(r, n * size, to); }) \
   STREAMED(name##Async, Kind::Memset, Timed::Yes, (CUdeviceptr to, type value, size_t n, CUstream stream),                  \
-           (to, value, n, stream), { describe_fill(r, n * size, to); })
+           (to, value, n, stream), { describe_fill(r, n * size, to); }, {})
 #define FILL_2D(name, size, type)                                                                                           \
   WAITS(name##_v2, Kind::Memset, (CUdeviceptr to, size_t pitch, type value, size_t width, size_t height),                   \
         (to, pitch, value, width, height), { describe_fill(r, width * height * size, to); })                                \
   STREAMED(name##Async, Kind::Memset, Timed::Yes,                                                                           \
            (CUdeviceptr to, size_t pitch, type value, size_t width, size_t height, CUstream stream),                        \
-           (to, pitch, value, width, height, stream), { describe_fill(r, width * height * size, to); })
+           (to, pitch, value, width, height, stream), { describe_fill(r, width * height * size, to); }, {})
 
 FILL(cuMemsetD8, 1, unsigned char)
 FILL(cuMemsetD16, 2, unsigned short)
@@ -206,7 +219,6 @@ FILL_2D(cuMemsetD2D32, 4, unsigned)
 // --- events and synchronization ---
 
 void describe_record(Record &r, CUevent event) {
-  r.wide[0] = number(event);
   if (r.result == CUDA_SUCCESS) quietly([&] { event_recorded(event, r.flags & kCaptured ? 0 : r.id); });
 }
 
@@ -215,7 +227,6 @@ constexpr uint64_t kNothing = ~uint64_t(0);  // as the record waited for: the ev
 // A wait for an event of a capture takes its stream into the capture.
 void describe_wait(Record &r, Where where, CUevent event) {
   if (capturing(where.handle())) r.flags |= kCaptured;
-  r.wide[0] = number(event);
   quietly([&] {
     r.wide[1] = recorded_by(event);
     if (r.wide[1] || registry().captures.load(std::memory_order_relaxed) || !driver.cuEventQuery) return;
@@ -226,40 +237,117 @@ void describe_wait(Record &r, Where where, CUevent event) {
 
 enum : uint32_t { kStream, kEvent, kContext };  // what the host waits for
 
-STREAMED(cuEventRecord, Kind::Record, Timed::No, (CUevent event, CUstream stream), (event, stream), { describe_record(r, event); })
+STREAMED(cuEventRecord, Kind::Record, Timed::No, (CUevent event, CUstream stream), (event, stream), { r.wide[0] = number(event); },
+         { describe_record(r, event); })
 STREAMED(cuEventRecordWithFlags, Kind::Record, Timed::No, (CUevent event, CUstream stream, unsigned flags),
-         (event, stream, flags), { describe_record(r, event); })
+         (event, stream, flags), { r.wide[0] = number(event); }, { describe_record(r, event); })
 ONE(cuStreamWaitEvent, Kind::Wait, (Where{stream, false}), 0, Timed::No, (CUstream stream, CUevent event, unsigned flags),
-    (stream, event, flags), { describe_wait(r, Where{stream, false}, event); })
+    (stream, event, flags), { r.wide[0] = number(event); }, { describe_wait(r, Where{stream, false}, event); })
 ONE(cuStreamWaitEvent_ptsz, Kind::Wait, (Where{stream, true}), 0, Timed::No, (CUstream stream, CUevent event, unsigned flags),
-    (stream, event, flags), { describe_wait(r, Where{stream, true}, event); })
+    (stream, event, flags), { r.wide[0] = number(event); }, { describe_wait(r, Where{stream, true}, event); })
 
 void describe_sync(Record &r, uint32_t what) {
   r.flags |= kCallWaits;
   r.narrow[0] = what;
 }
 
-STREAMED(cuStreamSynchronize, Kind::Sync, Timed::No, (CUstream stream), (stream), { describe_sync(r, kStream); })
-ONE(cuCtxSynchronize, Kind::Sync, kNoStream, kCallWaits, Timed::No, (), (), { describe_sync(r, kContext); })
+STREAMED(cuStreamSynchronize, Kind::Sync, Timed::No, (CUstream stream), (stream), { describe_sync(r, kStream); }, {})
+ONE(cuCtxSynchronize, Kind::Sync, kNoStream, kCallWaits, Timed::No, (), (), { describe_sync(r, kContext); }, {})
 ONE(cuCtxSynchronize_v2, Kind::Sync, kNoStream, kCallWaits, Timed::No, (CUcontext context), (context), {
   describe_sync(r, kContext);
   quietly([&] {
-    if (Context *c = context ? registry().context(context) : nullptr) r.context = c->serial;
+    if (Context *c = context ? registry().context(context) : nullptr) {
+      o.lane.context = c;
+      r.context = c->serial;
+    }
   });
-})
+}, {})
 ONE(cuEventSynchronize, Kind::Sync, kNoStream, kCallWaits, Timed::No, (CUevent event), (event), {
   describe_sync(r, kEvent);
   r.wide[1] = number(event);
-  quietly([&] { r.wide[2] = recorded_by(event); });
-})
+}, { quietly([&] { r.wide[2] = recorded_by(event); }); })
+
+// --- allocations ---
+
+// Before the call. `to`: where the memory will be, as far as the program says.
+void will_allocate(Operation &o, size_t index, uint64_t bytes, uint64_t to = 0) {
+  describe_call(o.record, index, bytes);
+  if (agent.config.allocation_stacks) o.record.stack = host_stack();
+  o.announce(bytes, to, 0);
+}
+
+void has_allocated(Operation &o, uint64_t bytes, uint64_t address) {
+  Record &r = o.record;
+  r.wide[1] = bytes;
+  if (r.result != CUDA_SUCCESS || !address || !bytes) return;
+  quietly([&] { describe_memory(r, address, allocated(address, bytes, o.lane.context)); });
+}
+
+#define ALLOCATES(symbol, where, n, to, at, PARAMETERS, ARGUMENTS)                                                             \
+  ONE(symbol, Kind::Api, where, 0, Timed::No, PARAMETERS, ARGUMENTS, { will_allocate(o, kHook_##symbol, n, to); },             \
+      { has_allocated(o, n, at); })
+#define ALLOCATES_STREAMED(symbol, n, at, PARAMETERS, ARGUMENTS)                \
+  ALLOCATES(symbol, (Where{stream, false}), n, 0, at, PARAMETERS, ARGUMENTS)     \
+  ALLOCATES(symbol##_ptsz, (Where{stream, true}), n, 0, at, PARAMETERS, ARGUMENTS)
+
+uint64_t given(const CUdeviceptr *p) { return p ? *p : 0; }
+uint64_t given(void **p) { return p ? number(*p) : 0; }
+
+ALLOCATES(cuMemAlloc_v2, kNoStream, n, 0, given(p), (CUdeviceptr * p, size_t n), (p, n))
+ONE(cuMemAllocPitch_v2, Kind::Api, kNoStream, 0, Timed::No,
+    (CUdeviceptr * p, size_t *pitch, size_t width, size_t height, unsigned element), (p, pitch, width, height, element),
+    { will_allocate(o, kHook_cuMemAllocPitch_v2, width *height); }, {
+      const bool made = r.result == CUDA_SUCCESS && pitch;
+      has_allocated(o, (made ? *pitch : width) * height, given(p));
+    })
+ALLOCATES(cuMemAllocManaged, kNoStream, n, 0, given(p), (CUdeviceptr * p, size_t n, unsigned flags), (p, n, flags))
+ALLOCATES(cuMemAllocHost_v2, kNoStream, n, 0, given(p), (void **p, size_t n), (p, n))
+ALLOCATES(cuMemHostAlloc, kNoStream, n, 0, given(p), (void **p, size_t n, unsigned flags), (p, n, flags))
+ALLOCATES(cuMemHostRegister_v2, kNoStream, n, number(p), number(p), (void *p, size_t n, unsigned flags), (p, n, flags))
+ALLOCATES(cuMemMap, kNoStream, n, p, p,
+          (CUdeviceptr p, size_t n, size_t offset, CUmemGenericAllocationHandle memory, unsigned long long flags),
+          (p, n, offset, memory, flags))
+ALLOCATES_STREAMED(cuMemAllocAsync, n, given(p), (CUdeviceptr * p, size_t n, CUstream stream), (p, n, stream))
+ALLOCATES_STREAMED(cuMemAllocFromPoolAsync, n, given(p), (CUdeviceptr * p, size_t n, CUmemoryPool pool, CUstream stream),
+                   (p, n, pool, stream))
+
+// What begins at `address` is freed, or with `bytes` all in that range.
+template <class Call>
+CUresult frees(size_t index, Where where, uint64_t address, uint64_t bytes, const Call &call) {
+  Freeing what;
+  return logged(
+      Kind::Api, where, 0, Timed::No, call,
+      [&](Operation &o) {
+        describe_call(o.record, index, bytes);
+        o.announce(bytes, 0, address);
+        // In a capture it becomes a node of a graph: nothing is freed by the call.
+        if (address && !(o.record.flags & kCaptured)) quietly([&] { what = freeing(address, bytes); });
+        describe_memory(o.record, address, what.epoch);
+      },
+      [&](Operation &o) {
+        if (o.record.result == CUDA_SUCCESS) quietly([&] { freed(what); });
+      });
+}
+
+#define FREES(symbol, where, address, bytes, PARAMETERS, ARGUMENTS)                                                    \
+  CUresult hook_##symbol PARAMETERS {                                                                                  \
+    return frees(kHook_##symbol, where, address, bytes, [&] { return ORIGINAL(symbol) ARGUMENTS; });                   \
+  }
+
+FREES(cuMemFree_v2, kNoStream, p, 0, (CUdeviceptr p), (p))
+FREES(cuMemFreeHost, kNoStream, number(p), 0, (void *p), (p))
+FREES(cuMemHostUnregister, kNoStream, number(p), 0, (void *p), (p))
+FREES(cuMemUnmap, kNoStream, p, n, (CUdeviceptr p, size_t n), (p, n))
+FREES(cuMemFreeAsync, (Where{stream, false}), p, 0, (CUdeviceptr p, CUstream stream), (p, stream))
+FREES(cuMemFreeAsync_ptsz, (Where{stream, true}), p, 0, (CUdeviceptr p, CUstream stream), (p, stream))
 
 // --- other calls ---
 
-#define CALL(symbol, where, bytes, PARAMETERS, ARGUMENTS) \
-  ONE(symbol, Kind::Api, where, 0, Timed::No, PARAMETERS, ARGUMENTS, { describe_call(r, kHook_##symbol, bytes); })
-#define CALL_STREAMED(symbol, bytes, PARAMETERS, ARGUMENTS)         \
-  CALL(symbol, (Where{stream, false}), bytes, PARAMETERS, ARGUMENTS) \
-  CALL(symbol##_ptsz, (Where{stream, true}), bytes, PARAMETERS, ARGUMENTS)
+#define CALL(symbol, where, PARAMETERS, ARGUMENTS)                                                                          \
+  ONE(symbol, Kind::Api, where, 0, Timed::No, PARAMETERS, ARGUMENTS, { describe_call(r, kHook_##symbol, 0); }, {})
+#define CALL_STREAMED(symbol, PARAMETERS, ARGUMENTS)            \
+  CALL(symbol, (Where{stream, false}), PARAMETERS, ARGUMENTS)    \
+  CALL(symbol##_ptsz, (Where{stream, true}), PARAMETERS, ARGUMENTS)
 
 // What the handle stood for is forgotten before it can stand for something else.
 #define FORGETS(symbol, Handle, forget)                                        \
@@ -273,23 +361,10 @@ FORGETS(cuEventDestroy_v2, CUevent, forget_event)
 FORGETS(cuStreamDestroy, CUstream, forget_lane)
 FORGETS(cuStreamDestroy_v2, CUstream, forget_lane)
 
-CALL(cuStreamCreate, kNoStream, 0, (CUstream * stream, unsigned flags), (stream, flags))
-CALL(cuStreamCreateWithPriority, kNoStream, 0, (CUstream * stream, unsigned flags, int priority), (stream, flags, priority))
-CALL(cuMemAlloc_v2, kNoStream, n, (CUdeviceptr * p, size_t n), (p, n))
-CALL(cuMemAllocPitch_v2, kNoStream, width *height, (CUdeviceptr * p, size_t *pitch, size_t width, size_t height, unsigned element),
-     (p, pitch, width, height, element))
-CALL(cuMemAllocManaged, kNoStream, n, (CUdeviceptr * p, size_t n, unsigned flags), (p, n, flags))
-CALL(cuMemFree_v2, kNoStream, 0, (CUdeviceptr p), (p))
-CALL(cuMemAllocHost_v2, kNoStream, n, (void **p, size_t n), (p, n))
-CALL(cuMemHostAlloc, kNoStream, n, (void **p, size_t n, unsigned flags), (p, n, flags))
-CALL(cuMemFreeHost, kNoStream, 0, (void *p), (p))
-CALL(cuMemHostRegister_v2, kNoStream, n, (void *p, size_t n, unsigned flags), (p, n, flags))
-CALL(cuMemHostUnregister, kNoStream, 0, (void *p), (p))
-CALL_STREAMED(cuMemAllocAsync, n, (CUdeviceptr * p, size_t n, CUstream stream), (p, n, stream))
-CALL_STREAMED(cuMemAllocFromPoolAsync, n, (CUdeviceptr * p, size_t n, CUmemoryPool pool, CUstream stream), (p, n, pool, stream))
-CALL_STREAMED(cuMemFreeAsync, 0, (CUdeviceptr p, CUstream stream), (p, stream))
-CALL_STREAMED(cuLaunchHostFunc, 0, (CUstream stream, CUhostFn function, void *data), (stream, function, data))
-CALL_STREAMED(cuStreamAddCallback, 0, (CUstream stream, CUstreamCallback callback, void *data, unsigned flags),
+CALL(cuStreamCreate, kNoStream, (CUstream * stream, unsigned flags), (stream, flags))
+CALL(cuStreamCreateWithPriority, kNoStream, (CUstream * stream, unsigned flags, int priority), (stream, flags, priority))
+CALL_STREAMED(cuLaunchHostFunc, (CUstream stream, CUhostFn function, void *data), (stream, function, data))
+CALL_STREAMED(cuStreamAddCallback, (CUstream stream, CUstreamCallback callback, void *data, unsigned flags),
               (stream, callback, data, flags))
 
 }  // namespace

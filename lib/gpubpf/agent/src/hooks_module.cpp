@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "allocation.h"
 #include "hook_call.h"
 #include "operation.h"
 
@@ -92,13 +93,14 @@ Module *library_of(CUlibrary handle) {
 }
 
 // Before the driver can give its handles to something else, and once nobody makes copies of its kernels any more.
-void unloading(Module *module) {
+void unloading(Module *module, const char *call) {
   if (!module) return;
   {
     std::lock_guard<std::mutex> hold(registry().lock);
     registry().forget(module);
   }
   for (int i = 0; module->applying && i < 10000; ++i) usleep(1000);
+  variables_gone(module, call);
 }
 
 CUresult hook_cuModuleUnload(CUmodule module) {
@@ -106,7 +108,7 @@ CUresult hook_cuModuleUnload(CUmodule module) {
   if (outer.keeps_records())
     quietly([&] {
       Module *m = module_of(module);
-      if (m && m->module) unloading(m);
+      if (m && m->module) unloading(m, "cuModuleUnload");
     });
   return ORIGINAL(cuModuleUnload)(module);
 }
@@ -125,7 +127,7 @@ CUresult hook_cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_
 
 CUresult hook_cuLibraryUnload(CUlibrary library) {
   Outer outer;
-  if (outer.keeps_records()) quietly([&] { unloading(library_of(library)); });
+  if (outer.keeps_records()) quietly([&] { unloading(library_of(library), "cuLibraryUnload"); });
   return ORIGINAL(cuLibraryUnload)(library);
 }
 

@@ -21,27 +21,31 @@ namespace gpubpf {
 
 namespace {
 
-using Stub = void (*)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
-
 // The kernel makes a cheap breakpoint of a five-byte nop, if it is what the probe is on: no endbr64 comes before it.
 constexpr uint8_t kStub[] = {0x0F, 0x1F, 0x44, 0x00, 0x00, 0xC3};
 constexpr uint64_t kStubFile = 4096;
+constexpr uint64_t kOperationStub = 64;  // where in the file the one for operations is
+constexpr size_t kPoints = 2;
 constexpr uint32_t kArguments = 64;
 
 struct Program {
-  const Program *next = nullptr;
+  std::atomic<const Program *> next{nullptr};
   void (*code)(const uint64_t *arguments) = nullptr;
   uint32_t count = 0;
-  uint64_t arguments[kArguments] = {};  // those that are the same at every launch
+  uint64_t arguments[kArguments] = {};  // those that are the same each time
   uint8_t fields[kArguments] = {};      // 1 + the number of the context's field, for the rest
   std::vector<uint8_t> parameters;
 };
 
-void *stub = nullptr;
+const uint8_t *stubs = nullptr;
 int stub_file = -1;
 ino_t stub_inode = 0;
-std::atomic<bool> in_kernel{false};
-std::atomic<const Program *> programs{nullptr};  // never freed: a launch on another thread may be in one
+struct Point {
+  std::atomic<bool> in_kernel{false};
+  std::atomic<const Program *> programs{nullptr};  // never freed: another thread may be in one
+};
+Point points[kPoints];
+Point &at(HostPoint point) { return points[static_cast<uint32_t>(point)]; }
 
 // --- the kernel's helpers, for a program that runs in this process; each is called as in the kernel ---
 
@@ -154,7 +158,7 @@ void *executable(const std::vector<uint8_t> &code) {
 }
 
 // Null: malformed, or no memory.
-std::unique_ptr<Program> parse_program(Reader &reader) {
+std::unique_ptr<Program> parse_program(Reader &reader, size_t fields) {
   auto made = std::make_unique<Program>();
   const std::vector<uint8_t> code = reader.blob();
   made->parameters = reader.blob();
@@ -167,7 +171,7 @@ std::unique_ptr<Program> parse_program(Reader &reader) {
     uint64_t &argument = made->arguments[i];
     switch (kind) {
       case HostArgument::Context:
-        if (value >= sizeof(HostLaunch) / 8) return nullptr;
+        if (value >= fields) return nullptr;
         made->fields[i] = static_cast<uint8_t>(value + 1);
         continue;
       case HostArgument::MapBase:
@@ -187,33 +191,70 @@ std::unique_ptr<Program> parse_program(Reader &reader) {
   return made->code ? std::move(made) : nullptr;
 }
 
-}  // namespace
+constexpr size_t kFields[kPoints] = {sizeof(HostLaunch) / 8, sizeof(HostOperation) / 8};
 
-bool host_program() {
-  return in_kernel.load(std::memory_order_relaxed) || programs.load(std::memory_order_acquire) != nullptr;
+bool any(const Point &point) {
+  return point.in_kernel.load(std::memory_order_relaxed) || point.programs.load(std::memory_order_acquire) != nullptr;
 }
 
-void run_host_program(const HostLaunch &l) {
-  if (in_kernel.load(std::memory_order_relaxed))
-    reinterpret_cast<Stub>(stub)(l.launch, l.kernel, l.stream, l.call_ns, l.threads, l.gpu);
-  const uint64_t fields[] = {l.launch, l.kernel, l.stream, l.call_ns, l.threads, l.gpu};
-  for (const Program *p = programs.load(std::memory_order_acquire); p; p = p->next) {
+void run(const Point &point, const uint64_t *fields) {
+  for (const Program *p = point.programs.load(std::memory_order_acquire); p; p = p->next.load(std::memory_order_relaxed)) {
     uint64_t arguments[kArguments];
     for (uint32_t i = 0; i < p->count; ++i) arguments[i] = p->fields[i] ? fields[p->fields[i] - 1] : p->arguments[i];
     p->code(arguments);
   }
 }
 
+// Calls a stub with values in the registers of six arguments and two more that no call has to keep: the tool's programs find them there
+// (lower/context.py).
+void call_stub(const uint8_t *stub, const uint64_t *fields) {
+#ifdef __x86_64__
+  register uint64_t r8 asm("r8") = fields[4];
+  register uint64_t r9 asm("r9") = fields[5];
+  register uint64_t r10 asm("r10") = fields[6];
+  register uint64_t r11 asm("r11") = fields[7];
+  uint64_t di = fields[0], si = fields[1], dx = fields[2], cx = fields[3];
+  // Below the stack pointer may lie what the compiler keeps there.
+  asm volatile(
+      "lea -128(%%rsp), %%rsp\n\tcall *%[stub]\n\tlea 128(%%rsp), %%rsp"
+      : "+D"(di), "+S"(si), "+d"(dx), "+c"(cx), "+r"(r8), "+r"(r9), "+r"(r10), "+r"(r11)
+      : [stub] "a"(stub)
+      : "memory", "cc");
+#else
+  (void)stub;
+  (void)fields;
+#endif
+}
+
+}  // namespace
+
+bool host_program() { return any(at(HostPoint::Launch)); }
+bool operation_program() { return any(at(HostPoint::Operation)); }
+
+void run_host_program(const HostLaunch &l) {
+  const uint64_t fields[] = {l.launch, l.kernel, l.stream, l.call_ns, l.threads, l.gpu, 0, 0};
+  const Point &point = at(HostPoint::Launch);
+  if (point.in_kernel.load(std::memory_order_relaxed)) call_stub(stubs, fields);
+  run(point, fields);
+}
+
+void run_operation_program(const HostOperation &o) {
+  const uint64_t fields[] = {o.id, o.kind, o.stream, o.call_ns, o.bytes, o.destination, o.source, o.gpu};
+  const Point &point = at(HostPoint::Operation);
+  if (point.in_kernel.load(std::memory_order_relaxed)) call_stub(stubs + kOperationStub, fields);
+  run(point, fields);
+}
+
 int make_marker() {
   int fd = memory_file("gpubpf-marker", kStubFile);
   struct stat st;
   if (fd < 0) return -1;
-  if (write_all(fd, kStub, sizeof kStub, 0) && fstat(fd, &st) == 0 &&
+  if (write_all(fd, kStub, sizeof kStub, 0) && write_all(fd, kStub, sizeof kStub, kOperationStub) && fstat(fd, &st) == 0 &&
       fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) == 0) {  // so the tool knows it for ours
     // Private: a probe in a shared mapping is never hit.
     void *at = mmap(nullptr, kStubFile, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0);
     if (at != MAP_FAILED) {
-      stub = at;
+      stubs = static_cast<const uint8_t *>(at);
       stub_file = fd;
       stub_inode = st.st_ino;
       return fd;
@@ -231,25 +272,35 @@ void marker_told() {
 
 bool take_host_program(Reader &reader) {
   const uint32_t mode = reader.u32();  // 0 none, 1 in the kernel, 2 here
-  if (mode == 1) in_kernel = stub != nullptr;
+  if (mode == 1) {
+    const uint32_t which = reader.u32();
+    for (size_t i = 0; i < kPoints; ++i) points[i].in_kernel = stubs && which >> i & 1;
+  }
   if (mode != 2) return reader.ok() && mode < 2;
-  const Program *first = nullptr;
-  for (uint32_t n = reader.count(12); n; --n) {
-    std::unique_ptr<Program> made = parse_program(reader);
+  std::atomic<const Program *> *ends[kPoints];
+  std::atomic<const Program *> first[kPoints] = {};
+  for (size_t i = 0; i < kPoints; ++i) ends[i] = &first[i];
+  for (uint32_t n = reader.count(16); n; --n) {
+    const uint32_t point = reader.u32();
+    if (point >= kPoints) return false;
+    std::unique_ptr<Program> made = parse_program(reader, kFields[point]);
     if (!made) return false;
-    made->next = first;
-    first = made.release();
+    Program *program = made.release();
+    *ends[point] = program;
+    ends[point] = &program->next;
   }
   if (!reader.ok()) return false;
   cgroups = find_cgroups();
-  programs.store(first, std::memory_order_release);
+  for (size_t i = 0; i < kPoints; ++i) points[i].programs.store(first[i].load(), std::memory_order_release);
   return true;
 }
 
 void forget_host_program() {
-  in_kernel = false;
-  programs = nullptr;
-  stub = nullptr;
+  for (Point &point : points) {
+    point.in_kernel = false;
+    point.programs = nullptr;
+  }
+  stubs = nullptr;
   stub_file = -1;
 }
 

@@ -7,6 +7,7 @@
 #include "clock.h"
 #include "cupti.h"
 #include "hooks.h"
+#include "marker.h"
 #include "stamp.h"
 
 namespace gpubpf {
@@ -187,17 +188,25 @@ void new_operations() {
 // --- operations ---
 
 // With the name as the program's source has it.
-void describe_call(Record &r, size_t index, uint64_t bytes) {
-  r.narrow[0] = static_cast<uint32_t>(index);
+void describe_call(Record &r, uint32_t index, const char *name, uint64_t bytes) {
+  r.narrow[0] = index;
   r.wide[1] = bytes;
-  constexpr size_t kRoom = 6 * sizeof r.wide[0];
-  const char *name = hooks[index].name;
+  constexpr size_t kRoom = 5 * sizeof r.wide[0];
   size_t length = strnlen(name, kRoom - 1);
   for (const char *suffix : {"_ptsz", "_ptds", "_v2"}) {
     size_t n = strlen(suffix);
     if (length > n && memcmp(name + length - n, suffix, n) == 0) length -= n;
   }
   memcpy(&r.wide[2], name, length);
+}
+
+void describe_call(Record &r, size_t index, uint64_t bytes) {
+  describe_call(r, static_cast<uint32_t>(index), hooks[index].name, bytes);
+}
+
+void describe_memory(Record &r, uint64_t address, uint64_t epoch) {
+  r.wide[7] = address;
+  r.narrow[1] = static_cast<uint32_t>(epoch);
 }
 
 bool capturing(CUstream stream) {
@@ -216,6 +225,17 @@ Operation::Operation(Kind kind, Where where, uint16_t flags) noexcept : lane(lan
   record.stream = reinterpret_cast<uint64_t>(where.given);
   record.lane = lane.number;
   record.context = lane.context ? lane.context->serial : 0;
+}
+
+void Operation::announce() noexcept {
+  const bool copy = record.kind >= Kind::HtoD && record.kind <= Kind::HtoH, fill = record.kind == Kind::Memset;
+  announce(copy || fill ? record.wide[0] : 0, copy || fill ? record.wide[1] : 0, copy ? record.wide[2] : 0);
+}
+
+void Operation::announce(uint64_t bytes, uint64_t destination, uint64_t source) noexcept {
+  if (!operation_program() || record.flags & kCaptured) return;
+  run_operation_program({record.id, static_cast<uint64_t>(record.kind), record.stream, now_ns(), bytes, destination, source,
+                         lane.context ? static_cast<uint64_t>(lane.context->device) : 0});
 }
 
 void Operation::time() noexcept {

@@ -35,8 +35,11 @@ void forget_event(CUevent event);
 // At the agent's start; in a forked child anew: what the parent kept is of no use, and may be locked.
 void new_operations();
 
-// Fills in a record of Kind::Api: the call of hooks[index].
+// Fills in a record of Kind::Api: a call by its name, of hooks[index] or of none; what it allocates or frees.
+constexpr uint32_t kNoFunction = UINT32_MAX;
+void describe_call(Record &record, uint32_t index, const char *name, uint64_t bytes);
 void describe_call(Record &record, size_t index, uint64_t bytes);
+void describe_memory(Record &record, uint64_t address, uint64_t epoch);
 
 bool capturing(CUstream stream);  // what is put into it goes into a graph
 
@@ -45,6 +48,10 @@ class Stamp;
 class Operation {
  public:
   Operation(Kind kind, Where where, uint16_t flags) noexcept;
+  // Before the call: runs the programs at operations. Nothing in a capture, where no operation happens. The second: of what has no copy's
+  // or memset's fields in its record.
+  void announce() noexcept;
+  void announce(uint64_t bytes, uint64_t destination, uint64_t source) noexcept;
   void time() noexcept;    // has timing events put around it, where the tool wants them
   void called() noexcept;  // now comes the driver's call
   void returned(CUresult result) noexcept;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "allocation.h"
 #include "clock.h"
 #include "current.h"
 #include "graph.h"
@@ -250,9 +251,8 @@ void refuse(Kernel &kernel, const std::string &reason) {
   agent.send(Message::Refused, w.u32(kernel.slot_index).text(reason));
 }
 
-// The address of a variable of the application's module in the current context.
-bool variable_address(const Module &module, const char *name, CUdeviceptr &address) {
-  size_t size = 0;
+// Where a variable of the application's module is in the current context.
+bool variable_address(const Module &module, const char *name, CUdeviceptr &address, size_t &size) {
   if (module.module) return driver.cuModuleGetGlobal_v2(&address, &size, module.module, name) == CUDA_SUCCESS;
   using GetModule = CUresult (*)(CUmodule *, CUlibrary);
   auto get_module = reinterpret_cast<GetModule>(hooks[kHook_cuLibraryGetModule].original);
@@ -266,7 +266,7 @@ bool variable_address(const Module &module, const char *name, CUdeviceptr &addre
 }
 
 // Writes the table of variables; gives the kernels that cannot do without one that was not found, and why.
-bool fill_variables(const Module &module, CUmodule sidecar, const Answer &answer, Context &context,
+bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Context &context,
                     std::map<std::string, std::string> &missing) {
   if (answer.variables.empty()) return true;
   CUdeviceptr table = 0;
@@ -276,8 +276,9 @@ bool fill_variables(const Module &module, CUmodule sidecar, const Answer &answer
   for (const Variable &v : answer.variables) {
     CUdeviceptr address = 0;
     size_t size = 0;
-    bool found = variable_address(module, v.name.c_str(), address) ||
-                 (v.copied && driver.cuModuleGetGlobal_v2(&address, &size, sidecar, v.name.c_str()) == CUDA_SUCCESS);
+    bool found = variable_address(module, v.name.c_str(), address, size);
+    if (found) variable_found(&module, &context, v.name, address, size);
+    found = found || (v.copied && driver.cuModuleGetGlobal_v2(&address, &size, sidecar, v.name.c_str()) == CUDA_SUCCESS);
     if (v.index >= slots.size()) return false;
     slots[v.index] = address;
     if (found) continue;

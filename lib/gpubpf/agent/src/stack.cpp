@@ -128,22 +128,37 @@ bool still(const Remembered &r, uintptr_t here) {
 
 Known *known = nullptr;
 
+// A number for what `hash` stands for; 0: there are too many. `is_new`: it is to be told.
+uint32_t number_for(uint64_t hash, bool &is_new) {
+  std::lock_guard<std::mutex> hold(known->lock);
+  auto it = known->stacks.find(hash);
+  is_new = it == known->stacks.end();
+  if (!is_new) return it->second;
+  if (known->stacks.size() >= kMostStacks || known->bytes >= kMostBytes) return 0;
+  const auto number = static_cast<uint32_t>(known->stacks.size()) + 1;
+  known->stacks.emplace(hash, number);
+  return number;
+}
+
 uint32_t number_of(const Frames &frames) {
-  uint64_t hash = hash_of(frames);
-  uint32_t number;
-  {
-    std::lock_guard<std::mutex> hold(known->lock);
-    auto it = known->stacks.find(hash);
-    if (it != known->stacks.end()) return it->second;
-    if (known->stacks.size() >= kMostStacks || known->bytes >= kMostBytes) return 0;
-    number = static_cast<uint32_t>(known->stacks.size()) + 1;
-    known->stacks.emplace(hash, number);
-  }
-  known->bytes += tell(number, frames);
+  bool is_new;
+  const uint32_t number = number_for(hash_of(frames), is_new);
+  if (number && is_new) known->bytes += tell(number, frames);
   return number;
 }
 
 }  // namespace
+
+uint32_t told_name(const std::string &name) {
+  bool is_new;
+  const uint32_t number = number_for(std::hash<std::string>()(name), is_new);
+  if (!number || !is_new) return number;
+  Writer w;
+  w.u32(number).u32(1).u64(0).u64(0).text("").text(name);
+  agent.send(Message::Stack, w);
+  known->bytes += w.bytes.size();
+  return number;
+}
 
 void new_stacks() { known = new Known; }
 

@@ -48,6 +48,7 @@ struct Config {
   uint64_t log_records = 0;  // of the operation log, a power of two; 0: none
   bool stamps = false;       // timing events around what no probe times
   bool stacks = false;       // host stacks of launches
+  bool allocation_stacks = false;
   bool graphs = false;       // kernels in graphs are instrumented
   bool match_all = false;    // every kernel matches, also those whose name was never seen
   uint64_t pump = 0;         // launches after which map memory is read without being asked; 0: never
@@ -205,6 +206,7 @@ struct Module {
   std::map<std::string, Kernel *> kernels;
   std::vector<void *> handles;  // of functions and kernels, to be forgotten with it
   std::vector<CUmodule> modules;  // a library's, per context
+  std::vector<std::pair<uint64_t, const Context *>> variables;  // that were logged, where they are
   int image = -1;               // memory file, until answered
   uint64_t image_size = 0;
   uint32_t answer_cc = 0;
