@@ -1,5 +1,5 @@
-"""When the blocks of a grid finish, as a picture: a row for each block (or several), time from left to right, darker where more
-threads leave. SVG or PNG, both written here."""
+"""Pictures of counts over time: when the blocks of a grid finish, which addresses are accessed. Rows from top to bottom, time from
+left to right, darker where there is more. SVG or PNG, both written here."""
 
 from __future__ import annotations
 
@@ -7,18 +7,59 @@ import base64
 import struct
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from gpubpf.errors import Error
 from gpubpf.exits import duration
 
-PANELS = 16  # at most: those with the most exits
+PANELS = 16  # at most: those with the most counted
 ROWS, COLUMNS = 256, 512  # at most; an even number of columns
-SCALE = 2  # pixels of a PNG for each column
+SCALE = 2  # pixels of a picture for each row and column
 MARGIN = 24  # around a panel, and for each line of text
+BESIDE = 400  # pixels for what rows are called, where they are
+RAMP = 60  # of a legend's colours
+MOST_PAGES = 1024  # pieces of memory that are counted by themselves
+FIRST_PAGE = 5  # their size at first: 32 bytes
+APART = 1 << 20  # bytes between addresses of no known allocation, from which they are two places
+BANDS = 16  # allocations in a picture
+LEAST_BAND = 11  # rows: as high as a line of text
+FAR = 1 << 60  # ns: farther apart is nothing that a GPU said
+
+# From few to many: each darkens steadily, so a picture can be read without colours, too.
+_FIRE = ((255, 240, 190), (254, 190, 90), (230, 90, 40), (150, 20, 60), (40, 0, 40))
+_BLUE = ((205, 225, 245), (130, 180, 230), (50, 120, 190), (15, 70, 140), (5, 30, 80))
+_ORANGE = ((255, 225, 190), (250, 170, 90), (230, 105, 20), (165, 60, 5), (90, 25, 0))
+_PURPLE = ((230, 215, 240), (190, 155, 215), (145, 90, 180), (100, 40, 130), (55, 5, 80))
+_BLANK, _GAP = (255, 255, 255), (225, 225, 225)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A picture's part, ready to be drawn. image: uint8 [height, COLUMNS, 3]. span: ns that it is wide. beside: texts at the right of
+    rows of the image. legend: what the colours count, and they from few to `most`."""
+
+    title: str
+    axes: str
+    image: np.ndarray
+    span: int
+    most: int
+    legend: tuple[tuple[str, tuple[tuple[int, int, int], ...]], ...]
+    beside: tuple[tuple[int, str], ...] = ()
+
+
+class Drawn(Protocol):
+    """What a picture is made of."""
+
+    @property
+    def total(self) -> int:
+        """How much was counted."""
+
+    def panel(self) -> Panel: ...
 
 
 class Heat:
@@ -36,28 +77,251 @@ class Heat:
         """Exits of one launch: the block's number, and the time since the launch's first exit."""
         latest = int(ns.max(initial=0))
         while latest >= self.width * COLUMNS:
-            half = self.counts[:, 0::2] + self.counts[:, 1::2]
-            self.counts = np.concatenate([half, np.zeros_like(half)], axis=1)
+            self.counts = _halved(self.counts)
             self.width *= 2
         place = (block // self.each).astype(np.int64) * COLUMNS + (ns // self.width).astype(np.int64)
         self.counts += np.bincount(place, minlength=self.counts.size).reshape(self.counts.shape)
 
     @property
-    def used(self) -> np.ndarray:
-        """The counts up to the last column with an exit."""
-        columns = np.flatnonzero(self.counts.any(axis=0))
-        return self.counts[:, : int(columns[-1]) + 1 if len(columns) else 1]
+    def total(self) -> int:
+        return int(self.counts.sum())
 
-    def labels(self) -> tuple[str, str, str]:
-        """Title; what the axes show; the end of the time axis."""
+    def panel(self) -> Panel:
+        counts = _used(self.counts)
         each = f", {self.each} blocks a row" if self.each > 1 else ""
-        rows = f"rows: blocks 0 (top) to {self.blocks - 1:,}{each}"
-        return self.title, f"{rows}; time since the first exit", duration(self.width * self.used.shape[1])
+        return Panel(
+            self.title,
+            f"rows: blocks 0 (top) to {self.blocks - 1:,}{each}; time since the first exit",
+            pixels(self),
+            self.width * counts.shape[1],
+            int(counts.max(initial=0)),
+            (("exits", _FIRE),),
+        )
 
 
-def write(path: str, heats: Sequence[Heat]) -> None:
+@dataclass(frozen=True)
+class Band:
+    """A piece of memory with a name, such as an allocation: `size` bytes from `base` on."""
+
+    base: int
+    size: int
+    name: str
+
+
+class AddressHeat:
+    """Accesses to memory counted by address and time. Memory is bounded: pages and columns grow where there are too many.
+
+    pages: the numbers of those accessed, ascending; one has 2^shift bytes. counts: int64 [pages, COLUMNS, 2], reads and writes. A
+    column is `width` ns, the first begins at `origin` (ns of the GPU's clock).
+    """
+
+    def __init__(self, title: str) -> None:
+        self.title, self.shift, self.width = title, FIRST_PAGE, 1
+        self.pages = np.zeros(0, np.uint64)
+        self.counts = np.zeros((0, COLUMNS, 2), np.int64)
+        self.origin = self._latest = 0
+        self.left_out = 0  # accesses at times that cannot be
+
+    def add(self, address: np.ndarray, written: np.ndarray, time: np.ndarray) -> None:
+        """Accesses: u64 addresses, which of them write, and when (i64, ns of the GPU's clock; in any order)."""
+        if not len(address):
+            return
+        if not len(self.pages):
+            self.origin = self._latest = int(time[0])
+        near = np.abs(time - self.origin) < FAR
+        if not near.all():
+            self.left_out += int((~near).sum())
+            address, written, time = address[near], written[near], time[near]
+            if not len(address):
+                return
+        self._reach(int(time.min()), int(time.max()))
+        page = self._places(address)
+        column = (time - self.origin) // self.width
+        np.add.at(self.counts.reshape(-1), (page * COLUMNS + column) * 2 + written, 1)
+
+    def _places(self, address: np.ndarray) -> np.ndarray:
+        """Of the addresses' pages, which are made where there are none."""
+        pages = address >> np.uint64(self.shift)
+        places = np.searchsorted(self.pages, pages)
+        if len(self.pages) and (self.pages[np.minimum(places, len(self.pages) - 1)] == pages).all():
+            return places
+        new = np.unique(pages)
+        while len(both := np.union1d(self.pages, new)) > MOST_PAGES:
+            self._coarsen()
+            new = np.unique(new >> np.uint64(1))
+        counts = np.zeros((len(both), COLUMNS, 2), np.int64)
+        counts[np.searchsorted(both, self.pages)] = self.counts
+        self.pages, self.counts = both, counts
+        return np.searchsorted(self.pages, address >> np.uint64(self.shift))
+
+    def _reach(self, first: int, last: int) -> None:
+        """Makes columns for times from `first` to `last`."""
+        self._latest = max(self._latest, last)
+        while True:
+            before = max(0, -(-(self.origin - first) // self.width))
+            if before + (self._latest - self.origin) // self.width < COLUMNS:
+                break
+            self.counts = _halved(self.counts)
+            self.width *= 2
+        if before:
+            self.counts = np.roll(self.counts, before, axis=1)  # what comes round is empty
+            self.origin -= before * self.width
+
+    def _coarsen(self) -> None:
+        """Pages of twice the size."""
+        self.shift += 1
+        pages, first = np.unique(self.pages >> np.uint64(1), return_index=True)
+        if len(pages):
+            self.counts = np.add.reduceat(self.counts, first, axis=0)
+        self.pages = pages
+
+    @property
+    def total(self) -> int:
+        return int(self.counts.sum())
+
+    def drawn(self, known: Sequence[Band]) -> _Drawn:
+        """To be drawn with the names of pieces of memory."""
+        return _Drawn(self, tuple(known))
+
+    def bands(self, known: Sequence[Band]) -> list[tuple[Band, np.ndarray]]:
+        """Where there are accesses, by address: the piece of memory, and the places in `pages` of its own."""
+        merged = _merged(known)
+        bases = np.array([band.base for band in merged], np.uint64)
+        found: list[tuple[Band, list[int]]] = []
+        last = -2  # the number in `merged` of the band found last; -1: none
+        for place, page in enumerate(self.pages.tolist()):
+            start, end = page << self.shift, (page + 1) << self.shift
+            number = int(np.searchsorted(bases, np.uint64(start), "right")) - 1
+            if number < 0 or start >= merged[number].base + merged[number].size:
+                number = number + 1 if number + 1 < len(merged) and merged[number + 1].base < end else -1
+            if number == last and number >= 0:
+                found[-1][1].append(place)
+            elif number < 0 and last == -1 and start - (band := found[-1][0]).base - band.size < APART:
+                found[-1] = Band(band.base, end - band.base, band.name), [*found[-1][1], place]
+            elif number < 0:
+                found.append((Band(start, end - start, "no known allocation"), [place]))
+            else:
+                more = int(np.searchsorted(bases, np.uint64(min(end, 2**64 - 1)), "left")) - 1 - number
+                band = merged[number]
+                if more > 0:  # pages are larger than allocations here
+                    name = f"{band.name} and {more:,} more"
+                    band = Band(
+                        band.base, merged[number + more].base + merged[number + more].size - band.base, name
+                    )
+                found.append((band, [place]))
+            last = number
+        return [(band, np.array(places)) for band, places in found]
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """An `AddressHeat` with names."""
+
+    heat: AddressHeat
+    known: tuple[Band, ...]
+
+    @property
+    def total(self) -> int:
+        return self.heat.total
+
+    def panel(self) -> Panel:
+        heat = self.heat
+        counts = _used(heat.counts)
+        bands = heat.bands(self.known)
+        weights = [int(counts[places].sum()) for _, places in bands]
+        chosen = sorted(sorted(range(len(bands)), key=lambda n: -weights[n])[:BANDS])
+        heights = _heights([bands[n][0].size for n in chosen])
+        parts: list[np.ndarray] = []
+        beside: list[tuple[int, str]] = []
+        row = most = 0
+        for n, high in zip(chosen, heights, strict=True):
+            band, places = bands[n]
+            if parts:
+                parts.append(np.full((1, counts.shape[1], 2), -1))  # a gap
+                row += 1
+            part = np.zeros((high, counts.shape[1], 2), np.int64)
+            for place in places.tolist():
+                start = (int(heat.pages[place]) << heat.shift) - band.base
+                first = min(max(0, start) * high // band.size, high - 1)
+                end = min(-(-(start + (1 << heat.shift)) * high // band.size), high)
+                part[first : max(end, first + 1)] += counts[place]
+            most = max(most, int(part.sum(axis=2).max()))
+            beside.append((row, f"{band.base:#x} {size_text(band.size)} {band.name}"))
+            parts.append(part)
+            row += high
+        shown = np.concatenate(parts) if parts else np.zeros((LEAST_BAND, 1, 2), np.int64)
+        axes = (
+            "rows: addresses of global memory, from low to high; unused ones between allocations are left out"
+        )
+        if len(chosen) < len(bands):
+            rest = 1 - sum(weights[n] for n in chosen) / max(1, sum(weights))
+            axes += f", and {len(bands) - len(chosen):,} more places with {rest:.1%} of the accesses"
+        return Panel(
+            heat.title,
+            f"{axes}; time since the first access",
+            _two_colours(_stretched(shown), most),
+            heat.width * counts.shape[1],
+            most,
+            (("reads", _BLUE), ("writes", _ORANGE), ("both", _PURPLE)),
+            tuple(beside),
+        )
+
+
+def _merged(known: Sequence[Band]) -> list[Band]:
+    """By address, without overlaps: what had the same addresses at another time becomes one."""
+    made: list[Band] = []
+    again = 0
+    for band in sorted(known, key=lambda one: (one.base, -one.size)):
+        if band.size <= 0:
+            continue
+        if made and band.base < made[-1].base + made[-1].size:
+            again += 1
+            end = max(made[-1].base + made[-1].size, band.base + band.size)
+            name = made[-1].name.split(", then ")[0]
+            made[-1] = Band(made[-1].base, end - made[-1].base, f"{name}, then {again:,} more")
+        else:
+            made.append(band)
+            again = 0
+    return made
+
+
+def _heights(sizes: Sequence[int]) -> list[int]:
+    """Rows of bands: all have room for a line of text, larger ones more."""
+    if not sizes:
+        return []
+    roots = np.sqrt(np.array(sizes, float))
+    left = ROWS - len(sizes) * (LEAST_BAND + 1)
+    return [LEAST_BAND + int(left * root / roots.sum()) for root in roots]
+
+
+def size_text(size: int) -> str:
+    """``512 B``, ``4.0 KiB``, ``1.5 GiB``."""
+    if size < 1024:
+        return f"{size} B"
+    power = min((size.bit_length() - 1) // 10, 5)
+    return f"{size / 1024**power:.1f} {'KMGTP'[power - 1]}iB"
+
+
+def _halved(counts: np.ndarray) -> np.ndarray:
+    """[…, COLUMNS, …] with columns of twice the width: the second half is empty."""
+    half = counts[:, 0::2] + counts[:, 1::2]
+    return np.concatenate([half, np.zeros_like(half)], axis=1)
+
+
+def _used(counts: np.ndarray) -> np.ndarray:
+    """The counts up to the last column with anything."""
+    columns = np.flatnonzero(counts.reshape(len(counts), COLUMNS, -1).any(axis=(0, 2)))
+    return counts[:, : int(columns[-1]) + 1 if len(columns) else 1]
+
+
+def _stretched(counts: np.ndarray) -> np.ndarray:
+    """Columns stretched to the whole width."""
+    return counts[:, np.arange(COLUMNS) * counts.shape[1] // COLUMNS]
+
+
+def write(path: str, heats: Sequence[Drawn]) -> None:
     """A picture with a panel for each, the first PANELS; what the name of the file ends in decides: .svg or .png. Raises Error."""
-    heats = sorted(heats, key=lambda heat: -int(heat.counts.sum()))[:PANELS]
+    heats = sorted(heats, key=lambda heat: -heat.total)[:PANELS]
     kind = path.rsplit(".", 1)[-1].lower()
     if kind not in ("svg", "png"):
         raise Error(f"{path}: no such picture; give a name that ends in .svg or .png")
@@ -69,21 +333,35 @@ def write(path: str, heats: Sequence[Heat]) -> None:
 
 def pixels(heat: Heat) -> np.ndarray:
     """uint8 [height, width, 3]: COLUMNS wide, each row of blocks as many pixels high as fit into ROWS."""
-    counts = heat.used
-    # Columns stretch to the whole width, rows to 2 to 32 pixels.
-    across = counts[:, np.arange(COLUMNS) * counts.shape[1] // COLUMNS]
-    tall = max(1, min(32, ROWS // len(counts)))
-    level = np.log1p(across) / max(np.log1p(counts.max()), 1e-9)
-    shown = _colours(np.repeat(level, tall, axis=0))
-    shown[np.repeat(across == 0, tall, axis=0)] = 255
+    across = _stretched(_used(heat.counts))
+    tall = max(1, min(32, ROWS // len(across)))  # rows stretch to 2 to 32 pixels
+    shown = _colours(_level(across, int(across.max())), _FIRE)
+    shown[across == 0] = _BLANK
+    return np.repeat(shown, tall, axis=0)
+
+
+def _two_colours(counts: np.ndarray, most: int) -> np.ndarray:
+    """[rows, columns, 2] → uint8 [rows, columns, 3]: the colour says whether there are reads, writes or both. Below 0: a gap."""
+    reads, writes = counts[..., 0] > 0, counts[..., 1] > 0
+    level = _level(counts.sum(axis=2), most)
+    shown = np.full((*level.shape, 3), _BLANK, np.uint8)
+    for mask, stops in ((reads & ~writes, _BLUE), (writes & ~reads, _ORANGE), (reads & writes, _PURPLE)):
+        shown[mask] = _colours(level[mask], stops)
+    shown[counts[..., 0] < 0] = _GAP
     return shown
 
 
-def _colours(level: np.ndarray) -> np.ndarray:
-    """0 to 1 → light yellow, orange, red, near black: it darkens steadily, so it can be read without colours too."""
-    stops = np.array([[255, 240, 190], [254, 190, 90], [230, 90, 40], [150, 20, 60], [40, 0, 40]], float)
-    at = np.linspace(0, 1, len(stops))
-    return np.stack([np.interp(level, at, stops[:, c]) for c in range(3)], axis=-1).astype(np.uint8)
+def _level(counts: np.ndarray, most: int) -> np.ndarray:
+    """Counts from 1 to `most` as 0 to 1."""
+    return (
+        np.log(np.maximum(counts, 1)) / max(np.log(max(most, 1)), 1e-9) if most > 1 else np.ones(counts.shape)
+    )
+
+
+def _colours(level: np.ndarray, stops: Sequence[tuple[int, int, int]]) -> np.ndarray:
+    """0 to 1 → colours of a ramp."""
+    at, points = np.linspace(0, 1, len(stops)), np.array(stops, float)
+    return np.stack([np.interp(level, at, points[:, c]) for c in range(3)], axis=-1).astype(np.uint8)
 
 
 def png(image: np.ndarray) -> bytes:
@@ -103,44 +381,100 @@ def png(image: np.ndarray) -> bytes:
     )
 
 
-def svg(heats: Sequence[Heat]) -> bytes:
+# --- where everything goes ---
+
+
+@dataclass(frozen=True)
+class _Text:
+    """`x`: where it begins; with an anchor "middle" or "end" its middle or end. `y`: the line it stands on."""
+
+    x: int
+    y: int
+    text: str
+    anchor: str = "start"
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class _Image:
+    """Its upper left corner, and so many pixels for each of its own."""
+
+    x: int
+    y: int
+    pixels: np.ndarray
+    scale: int = SCALE
+
+
+def _laid_out(panels: Sequence[Panel]) -> tuple[int, int, list[_Text | _Image]]:
+    """Width and height of the picture, and what is in it."""
+    wide = SCALE * COLUMNS
+    right = BESIDE if any(panel.beside for panel in panels) else 0
+    parts: list[_Text | _Image] = []
+    y = MARGIN
+    for panel in panels:
+        parts += [_Text(MARGIN, y, panel.title, bold=True), _Text(MARGIN, y + 18, panel.axes)]
+        y += 26
+        parts.append(_Image(MARGIN, y, panel.image))
+        parts += [_Text(MARGIN + wide + 8, y + SCALE * row + 14, text) for row, text in panel.beside]
+        y += SCALE * len(panel.image) + 16
+        for quarter in range(5):
+            anchor = "start" if quarter == 0 else "end" if quarter == 4 else "middle"
+            label = duration(panel.span * quarter / 4) if quarter else "0"
+            parts.append(_Text(MARGIN + wide * quarter // 4, y, label, anchor))
+        y += 20
+        x = MARGIN
+        for name, stops in panel.legend:
+            ramp = _colours(np.linspace(0, 1, RAMP), stops)[None].repeat(5, axis=0)
+            label = f"{name}: 1 to {panel.most:,}"
+            parts += [_Image(x, y - 10, ramp), _Text(x + SCALE * RAMP + 8, y, label)]
+            x += SCALE * RAMP + 40 + 8 * len(label)
+        y += 2 * MARGIN
+    return wide + right + 2 * MARGIN, max(y, MARGIN), parts
+
+
+def svg(heats: Sequence[Drawn]) -> bytes:
     """As SVG: text as text, each panel an image in it."""
-    parts, y, width = [], MARGIN, 2 * COLUMNS + 2 * MARGIN
-    for heat in heats:
-        title, axes, end = (escape(label) for label in heat.labels())
-        image = pixels(heat)
-        high = 2 * image.shape[0]
-        data = base64.b64encode(png(image)).decode()
-        parts += [
-            f'<text x="{MARGIN}" y="{y}" font-weight="bold">{title}</text>',
-            f'<text x="{MARGIN}" y="{y + 18}">{axes}</text>',
-            f'<image x="{MARGIN}" y="{y + 26}" width="{2 * COLUMNS}" height="{high}" preserveAspectRatio="none" '
-            f'style="image-rendering:pixelated" href="data:image/png;base64,{data}"/>',
-            f'<rect x="{MARGIN}" y="{y + 26}" width="{2 * COLUMNS}" height="{high}" fill="none" stroke="#888"/>',
-            f'<text x="{MARGIN}" y="{y + 42 + high}">0</text>',
-            f'<text x="{MARGIN + 2 * COLUMNS}" y="{y + 42 + high}" text-anchor="end">{end}</text>',
-        ]
-        y += high + 42 + 2 * MARGIN
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y}" viewBox="0 0 {width} {y}" '
+    width, height, parts = _laid_out([heat.panel() for heat in heats])
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif" font-size="13"><rect width="100%" height="100%" fill="#fff"/>'
-    )
-    return "\n".join([head, *parts, "</svg>", ""]).encode()
+    ]
+    for part in parts:
+        if isinstance(part, _Text):
+            weight = ' font-weight="bold"' if part.bold else ""
+            anchor = "" if part.anchor == "start" else f' text-anchor="{part.anchor}"'
+            lines.append(
+                f'<text x="{part.x}" y="{part.y}"{weight}{anchor}>{escape(_legible(part.text))}</text>'
+            )
+        else:
+            high, wide = (part.scale * extent for extent in part.pixels.shape[:2])
+            place = f'x="{part.x}" y="{part.y}" width="{wide}" height="{high}"'
+            data = base64.b64encode(png(part.pixels)).decode()
+            lines.append(
+                f'<image {place} preserveAspectRatio="none" style="image-rendering:pixelated" '
+                f'href="data:image/png;base64,{data}"/>'
+            )
+            lines.append(f'<rect {place} fill="none" stroke="#888"/>')
+    return "\n".join([*lines, "</svg>", ""]).encode()
 
 
-def png_of(heats: Sequence[Heat]) -> bytes:
+def _legible(text: str) -> str:
+    """What a process named itself may hold characters that XML does not."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def png_of(heats: Sequence[Drawn]) -> bytes:
     """As PNG, the text in letters of our own."""
-    panels = []
-    width = SCALE * COLUMNS + 2 * MARGIN
-    for heat in heats:
-        title, axes, end = heat.labels()
-        image = np.repeat(np.repeat(pixels(heat), SCALE, axis=0), SCALE, axis=1)
+    width, height, parts = _laid_out([heat.panel() for heat in heats])
+    page = np.full((height, width, 3), 255, np.uint8)
+    for part in parts:
+        if isinstance(part, _Text):
+            _letter(page, part)
+            continue
+        image = part.pixels.repeat(part.scale, axis=0).repeat(part.scale, axis=1)
         frame = np.pad(image, ((1, 1), (1, 1), (0, 0)), constant_values=136)
-        body = np.full((frame.shape[0], width, 3), 255, np.uint8)
-        body[:, MARGIN - 1 : MARGIN - 1 + frame.shape[1]] = frame
-        blank = np.full((MARGIN // 2, width, 3), 255, np.uint8)
-        panels += [blank, _line(width, title), _line(width, axes), body, _line(width, "0", end), blank]
-    return png(np.concatenate(panels or [np.full((MARGIN, width, 3), 255, np.uint8)]))
+        page[part.y - 1 : part.y - 1 + len(frame), part.x - 1 : part.x - 1 + frame.shape[1]] = frame
+    return png(page)
 
 
 # Letters 3 wide and 5 high: five octal digits, one for each row from the top, the bit of 4 on the left.
@@ -159,15 +493,13 @@ _LETTERS = dict(
 )
 
 
-def _line(width: int, text: str, right: str = "") -> np.ndarray:
-    """Black on white: `text` from the left, `right` up to the right margin."""
-    line = np.full((MARGIN, width, 3), 255, np.uint8)
-    most = (width - 2 * MARGIN) // 8
-    for shown, begin in ((text[:most], MARGIN), (right[:most], width - MARGIN - 8 * len(right[:most]))):
-        for at, char in enumerate(shown.upper()):
-            for row, bits in enumerate(_LETTERS.get(char, "00000")):
-                for column in range(3):
-                    if int(bits) >> (2 - column) & 1:
-                        y, x = 7 + 2 * row, begin + 8 * at + 2 * column
-                        line[y : y + 2, x : x + 2] = 0
-    return line
+def _letter(page: np.ndarray, part: _Text) -> None:
+    """Black on white, in letters 8 pixels wide; what has no room is left out."""
+    text = part.text.upper()
+    back = {"start": 0, "middle": 4, "end": 8}[part.anchor] * len(text)
+    for at, char in enumerate(text[: max(0, (page.shape[1] - part.x + back) // 8)]):
+        for row, bits in enumerate(_LETTERS.get(char, "00000")):
+            for column in range(3):
+                if int(bits) >> (2 - column) & 1:
+                    y, x = part.y - 10 + 2 * row, part.x - back + 8 * at + 2 * column
+                    page[y : y + 2, x : x + 2] = 0

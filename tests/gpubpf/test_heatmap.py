@@ -64,7 +64,7 @@ def test_an_svg_is_one(tmp_path: Path) -> None:
     heatmap.write(str(tmp_path / "a.svg"), [heat])
     document = xml.dom.minidom.parseString((tmp_path / "a.svg").read_bytes())
     texts = [node.firstChild.data for node in document.getElementsByTagName("text")]
-    assert texts[0] == "scale<float>(char const&)" and len(document.getElementsByTagName("image")) == 1
+    assert texts[0] == "scale<float>(char const&)" and len(document.getElementsByTagName("image")) == 2  # and the legend
 
 
 def test_nothing_to_show_and_nowhere_to_write(tmp_path: Path) -> None:
