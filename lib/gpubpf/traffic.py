@@ -1,0 +1,480 @@
+"""How kernels use memory: what memtrace's device programs add up at each site → requests, sectors, patterns, bank conflicts, advice.
+
+    traffic = Traffic()
+    for kernel in traffic.read(session, anew=False):
+        for site in kernel.sites:
+            site.sectors, site.least, site.pattern
+
+The maps are site arrays: `global_cells` (constants, too), `local_cells`, `shared_cells`. A cell has requests by pattern, `whole` those
+of all 32 lanes (and of one alone), `part` the others; of `whole` what follows from the width is worked out here. The definitions of all
+numbers are in docs/memory.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpubpf import names
+
+if TYPE_CHECKING:
+    from gpubpf.ptx.values import Site
+    from gpubpf.results import Instance
+    from gpubpf.session import Session
+
+    Cells = Mapping[str, np.ndarray[Any, Any]]
+
+MAPS = {"global_cells": "global", "local_cells": "local", "shared_cells": "shared"}
+UNIT, SHIFTED, BROADCAST, STRIDED, GATHER, SINGLE = range(6)  # as enum pattern of the C text
+LANES, SECTOR, BANKS = 32, 32, 128  # bytes of all banks
+_WORD = 1 << 64
+
+
+@dataclass(frozen=True)
+class SiteTraffic:
+    """What one place of a kernel did. `space`: as docs/memory.md has it, where a generic address led to; a place whose addresses led
+    into several spaces has one of these for each.
+
+    Of all requests together: lanes that took part (`accesses`), `bytes` asked for, 32-byte `sectors`, the `least` that there could be;
+    in shared memory the ways of all phases (`ways`), how many `phases`, and the most ways of one. `patterns`: requests by pattern,
+    `UNIT` … `SINGLE`. `stride`: of strided ones, None where they differ. `contention`: most lanes of a request on one address.
+    """
+
+    site: Site
+    space: str
+    requests: int
+    accesses: int
+    bytes: int
+    sectors: int
+    least: int
+    patterns: tuple[int, ...]
+    stride: int | None
+    contention: int
+    ways: int = 0
+    phases: int = 0
+    ways_max: int = 0
+
+    @property
+    def ratio(self) -> float:
+        return self.sectors / self.least if self.least else 0.0
+
+    @property
+    def width(self) -> int:
+        """Bytes of a lane; where that varies, their mean."""
+        return self.site.width or round(self.bytes / self.accesses)
+
+    @property
+    def pattern(self) -> str:
+        """`broadcast`, `unit`, `stride N`, `gather` or `mixed`."""
+        unit, shifted, broadcast, strided, gather, _ = self.patterns
+        of = {"unit": unit + shifted, "broadcast": broadcast, "gather": gather}
+        found = [name for name, requests in of.items() if requests]
+        if strided:
+            found.append("mixed" if self.stride is None else f"stride {self.stride}")
+        if len(found) > 1:
+            return "mixed"
+        return found[0] if found else "broadcast"
+
+    @property
+    def wasted(self) -> int:
+        """Bytes that were moved beyond the least possible; in shared memory those that could have been while banks had conflicts."""
+        if self.space == "shared":
+            return (self.ways - self.phases) * BANKS
+        return max(0, self.sectors - self.least) * SECTOR
+
+    @property
+    def moved(self) -> int:
+        """Bytes, as `wasted`."""
+        return self.ways * BANKS if self.space == "shared" else self.sectors * SECTOR
+
+    @property
+    def source(self) -> str | None:
+        return f"{self.site.source}:{self.site.source_line}" if self.site.source else None
+
+    def record(self, share: float) -> dict[str, Any]:
+        """The fields of a JSON record."""
+        banks = None
+        if self.phases:
+            banks = {"mean": round(self.ways / self.phases, 6), "max": self.ways_max}
+        return {
+            "site": self.site.number,
+            "op": self.site.kind,
+            "space": self.space,
+            "width": self.width,
+            "opcode": self.site.opcode,
+            "source": self.source,
+            "ptx_line": self.site.line,
+            "requests": self.requests,
+            "accesses": self.accesses,
+            "bytes": self.bytes,
+            "sectors": self.sectors,
+            "sectors_least": self.least,
+            "ratio": round(self.ratio, 6),
+            "lanes_mean": round(self.accesses / self.requests, 6),
+            "pattern": self.pattern,
+            "bank_ways": banks,
+            "contention_max": self.contention,
+            "share": round(share, 6),
+            "wasted_bytes": self.wasted,
+            "advice": advice([self]),
+        }
+
+
+@dataclass(frozen=True)
+class KernelTraffic:
+    """The places of one kernel in one process that were executed, by number. `unknown`: requests at places not known."""
+
+    pid: int
+    comm: str
+    gpu: int
+    mangled: str
+    sites: tuple[SiteTraffic, ...]
+    registers: tuple[int | None, int | None]
+    unknown: int = 0
+
+    @cached_property
+    def kernel(self) -> str:
+        return names.demangle(self.mangled).short
+
+    @cached_property
+    def demangled(self) -> str:
+        return names.demangle(self.mangled).full
+
+    @cached_property
+    def moved(self) -> Mapping[bool, int]:
+        """Bytes of shared memory (True), and of all else."""
+        return {it: sum(s.moved for s in self.sites if (s.space == "shared") is it) for it in (False, True)}
+
+    @property
+    def wasted(self) -> int:
+        return sum(site.wasted for site in self.sites)
+
+    def share(self, sites: Iterable[SiteTraffic]) -> float:
+        """Of the kernel's traffic, or of that in shared memory: how much these are."""
+        found = list(sites)
+        whole = self.moved[found[0].space == "shared"]
+        return sum(site.moved for site in found) / whole if whole else 0.0
+
+    def place(self) -> dict[str, Any]:
+        """The fields that every record of it has."""
+        return {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, "kernel": self.kernel}
+
+    def record(self) -> dict[str, Any]:
+        """The fields of the record of the whole kernel: sums of what goes to global, local and constant memory."""
+        device = [site for site in self.sites if site.space != "shared"]
+        sectors, least = sum(site.sectors for site in device), sum(site.least for site in device)
+        before, after = self.registers
+        return {
+            "demangled": self.demangled,
+            "mangled": self.mangled,
+            "sites": len(self.sites),
+            "requests": sum(site.requests for site in device),
+            "bytes": sum(site.bytes for site in device),
+            "sectors": sectors,
+            "sectors_least": least,
+            "ratio": round(sectors / least, 6) if least else None,
+            "shared_requests": sum(site.requests for site in self.sites if site.space == "shared"),
+            "wasted_bytes": self.wasted,
+            "registers": {"before": before, "after": after},
+        }
+
+
+class Traffic:
+    """Reads the cells of a session, since the last time or in all. Maxima are always of all since the beginning."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[Any, ...], dict[str, np.ndarray[Any, Any]]] = {}
+
+    def read(self, session: Session, anew: bool) -> list[KernelTraffic]:
+        """What was counted, the kernel with the most waste first. `anew`: since the last call."""
+        cells: dict[tuple[int, int, str], dict[str, dict[str, np.ndarray[Any, Any]]]] = {}
+        of: dict[tuple[int, int, str], Instance] = {}
+        for name in MAPS:
+            for instance in session.instances(name):
+                key = (instance.process, instance.gpu, instance.mangled)
+                of.setdefault(key, instance)
+                found = summed(instance.array)
+                kept = cells.setdefault(key, {}).get(name)
+                cells[key][name] = found if kept is None else together(kept, found)
+        kernels = []
+        for key, by_map in cells.items():
+            parts = {
+                name: self._since((*key, name), found) if anew else found for name, found in by_map.items()
+            }
+            one = of[key]
+            sites, unknown = rows(parts, session.sites(one.mangled, one.pid))
+            if sites or unknown:
+                registers = one.registers_before, one.registers_after
+                kernels.append(
+                    KernelTraffic(one.pid, one.comm, one.gpu, one.mangled, sites, registers, unknown)
+                )
+        return sorted(kernels, key=lambda kernel: (-kernel.wasted, -sum(kernel.moved.values())))
+
+    def _since(
+        self, key: tuple[Any, ...], found: dict[str, np.ndarray[Any, Any]]
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        before = self._before.get(key)
+        self._before[key] = found
+        if before is None:
+            return found
+        return {name: values if is_maximum(name) else values - before[name] for name, values in found.items()}
+
+
+# --- cells ---
+
+
+def is_maximum(field: str) -> bool:
+    return field.endswith("_max")
+
+
+def summed(array: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """By field [site, …] what an array [shard, site] of cells comes to, u64; fields of a structure in it are fields, too."""
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    for name in array.dtype.names or ():
+        values = array[name]
+        if values.dtype.names:
+            found |= summed(values)
+        else:
+            found[name] = values.max(axis=0) if is_maximum(name) else values.sum(axis=0, dtype=np.uint64)
+    return found
+
+
+def together(a: Cells, b: Cells) -> dict[str, np.ndarray[Any, Any]]:
+    """Of two copies of one kernel. Where they are of different builds, what both have."""
+    found = {}
+    for name in a.keys() & b.keys():
+        count = min(len(a[name]), len(b[name]))
+        both = a[name][:count], b[name][:count]
+        found[name] = np.maximum(*both) if is_maximum(name) else np.add(*both)
+    return found
+
+
+def rows(parts: Mapping[str, Cells], sites: Mapping[int, Site]) -> tuple[tuple[SiteTraffic, ...], int]:
+    """Of one kernel, from its cells by map: the places with a request by number, and how many requests were at places that `sites`
+    does not know."""
+    found, unknown = [], 0
+    for name, cells in parts.items():
+        if not cells:
+            continue
+        requests = cells["whole"].sum(axis=1) + cells["part"].sum(axis=1)
+        for number in np.flatnonzero(requests).tolist():
+            site = sites.get(number)
+            if site is None:
+                unknown += int(requests[number])
+                continue
+            space = MAPS[name]
+            if space == "global" and site.space in ("global", "const"):
+                space = site.space
+            cell = {field: values[number].tolist() for field, values in cells.items()}
+            found.append(site_traffic(site, space, cell))
+    return tuple(sorted(found, key=lambda row: (row.site.number, row.space))), unknown
+
+
+def site_traffic(site: Site, space: str, cell: Mapping[str, Any]) -> SiteTraffic:
+    """From the cell of one site, whose values are integers or lists of them."""
+    width = site.width
+    whole, part = cell["whole"], cell["part"]
+    unit, shifted, broadcast, strided, gather, single = whole
+    full = unit + shifted + broadcast + strided + gather  # of 32 lanes
+    one = max(width // 4, 1) if space == "local" else 1  # sectors of a lane alone, or of all at one address
+    same = max(width, 4) if space == "local" else 1
+    accesses = LANES * full + single + cell["accesses"]
+    requests = full + single + sum(part)
+    patterns = tuple(a + b for a, b in zip(whole, part, strict=True))
+    ways = phases = ways_max = 0
+    if space == "shared":
+        together = max(width, 4) // 4  # phases of 32 lanes
+        phases = together * full + single + cell["phases"]
+        ways = together * (unit + shifted + broadcast) + single + cell["ways"]
+        ways_max = max(cell["ways_max"], 1)
+    return SiteTraffic(
+        site=site,
+        space=space,
+        requests=requests,
+        accesses=accesses,
+        bytes=accesses * width if width else cell["bytes"],
+        sectors=unit * width + shifted * (width + 1) + broadcast * same + single * one + cell["sectors"],
+        least=full * width + single * -(-width // SECTOR) + cell["least"],
+        patterns=patterns,
+        stride=stride(patterns[STRIDED], cell["steps"], cell["squares"], width),
+        contention=LANES if broadcast else max(1, cell["contention_max"]),
+        ways=ways,
+        phases=phases,
+        ways_max=ways_max,
+    )
+
+
+def stride(count: int, steps: int, squares: int, width: int) -> int | None:
+    """The one stride of `count` requests, in elements of `width` bytes, from the sums of their steps and of the squares of these,
+    modulo 2^64; None where they differ. They are equal just where the square of the sum is `count` times the sum of the squares."""
+    total = steps - _WORD if steps >= _WORD // 2 else steps
+    if not count or (steps * steps - count * squares) % _WORD or total % count:
+        return None
+    step, rest = divmod(total // count, width or 1)
+    return None if rest else step
+
+
+# --- words ---
+
+
+def findings(kernel: KernelTraffic, rows: Sequence[Row]) -> list[str]:
+    """What a kernel's table says, in sentences."""
+    from gpubpf import table
+
+    said = [
+        f"{table.count(sum(site.requests for site in kernel.sites), 'request')} at {table.count(len(rows), 'place')}"
+    ]
+    total = kernel.record()
+    if total["sectors_least"]:
+        moved = f"asked for {size(total['bytes'])}, moved {size(SECTOR * total['sectors'])}"
+        said.append(f"{moved}: {total['ratio']:.2f} times the least possible")
+    conflicts = [row for row in rows if row.sites[0].space == "shared" and row.wasted]
+    if conflicts:
+        ways, phases = (sum(row.sum(name) for row in rows) for name in ("ways", "phases"))
+        said.append(f"shared memory takes {ways / phases:.2f} times as long as without bank conflicts")
+    if rows and rows[0].wasted:
+        said.append(f"the worst place: {rows[0].where}, {size(rows[0].wasted)} for nothing")
+    if kernel.unknown:
+        said.append(f"{table.count(kernel.unknown, 'request')} at places that nothing is known of")
+    return said
+
+
+def cells(kernel: KernelTraffic, row: Row) -> list[str]:
+    """A row of the table: where, op, requests, bytes, ratio, pattern, lanes, banks, share."""
+    from gpubpf import table
+
+    return [
+        table.fit(row.where, 18),
+        row.op,
+        number(row.sum("requests")),
+        size(row.sum("bytes")),
+        f"{row.ratio:.2f}",
+        row.sites[0].pattern,
+        f"{row.lanes:.1f}",
+        row.ways,
+        f"{100 * kernel.share(row.sites):.0f} %",
+    ]
+
+
+def number(count: int) -> str:
+    """``31,250``, ``1.25 M``: at most seven characters."""
+    if count < 100_000:
+        return f"{count:,}"
+    for unit in ("k", "M", "G", "T", "P"):
+        count_of = count / 1000
+        if count_of < 1000 or unit == "P":
+            return f"{count_of:.{2 if count_of < 10 else 1 if count_of < 100 else 0}f} {unit}"
+        count //= 1000
+    raise AssertionError
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: the copies that the compiler made of one place of the source, of the same kind and pattern."""
+
+    where: str
+    sites: tuple[SiteTraffic, ...]
+
+    def sum(self, field: str) -> int:
+        return sum(getattr(site, field) for site in self.sites)
+
+    @property
+    def wasted(self) -> int:
+        return self.sum("wasted")
+
+    @property
+    def op(self) -> str:
+        """``load``, ``store shared``"""
+        first = self.sites[0]
+        return first.site.kind if first.space == "global" else f"{first.site.kind} {first.space}"
+
+    @property
+    def ratio(self) -> float:
+        return self.sum("sectors") / self.sum("least")
+
+    @property
+    def ways(self) -> str:
+        """Mean, and the most where that is another."""
+        if not (phases := self.sum("phases")):
+            return ""
+        most, mean = max(site.ways_max for site in self.sites), self.sum("ways") / phases
+        return str(most) if abs(mean - most) < 0.05 else f"{mean:.1f}-{most}"
+
+    @property
+    def lanes(self) -> float:
+        return self.sum("accesses") / self.sum("requests")
+
+
+def folded(sites: Iterable[SiteTraffic]) -> list[Row]:
+    """The rows of a kernel's table, the most waste first, then the most moved."""
+    found: dict[tuple[Any, ...], list[SiteTraffic]] = {}
+    for one in sites:
+        place = one.source or one.site.number
+        found.setdefault((place, one.site.kind, one.space, one.pattern), []).append(one)
+    made = [Row(where(of[0]), tuple(of)) for of in found.values()]
+    return sorted(made, key=lambda row: (-row.wasted, -row.sum("moved"), row.sites[0].site.number))
+
+
+def where(one: SiteTraffic) -> str:
+    """``scale.cu:17``, ``PTX line 40``"""
+    if one.site.source:
+        return f"{one.site.source.rsplit('/', 1)[-1]}:{one.site.source_line}"
+    return f"PTX line {one.site.line}"
+
+
+def size(bytes: float) -> str:
+    """``512 B``, ``1.50 KB``, ``96.0 MB``: three digits; K, M … are powers of 1024."""
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if bytes < 1000 or unit == "TB":
+            break
+        bytes /= 1024
+    if unit == "B":
+        return f"{bytes:.0f} B"
+    return f"{bytes:.{2 if bytes < 10 else 1 if bytes < 100 else 0}f} {unit}"
+
+
+_VERBS = {"load": "loads", "store": "stores", "atomic": "updates", "async": "copies"}
+
+
+def advice(sites: Sequence[SiteTraffic]) -> str | None:
+    """What to do about the copies of one place, in a sentence; None where nothing is certain, or nothing is wasted."""
+    first, kind = sites[0], sites[0].site.kind
+    wasted = sum(site.wasted for site in sites)
+    begin = f"{where(first)} {_VERBS[kind]}"
+    if kind == "atomic" and first.pattern == "broadcast" and first.contention == LANES:
+        return f"{begin} one address in all lanes: let the warp add up first, and one lane do it"
+    if not wasted:
+        return None
+    if first.space == "shared":
+        return _banks(first, begin)
+    if first.space == "local":
+        return f"{begin} local memory, lanes at different offsets: keep the array in shared memory, or index it by constants"
+    step = first.stride
+    if first.pattern.startswith("stride") and step is not None:
+        apart = abs(step) * first.width
+        used = max(1, SECTOR // apart) * first.width
+        order = (
+            "backwards, from lane to lane"
+            if step == -1
+            else f"with stride {step}: neighbouring lanes are {apart:,} bytes apart"
+        )
+        if step == -1:
+            return None
+        return f"{begin} {order}, {used} of 32 bytes moved are used; let neighbouring lanes take neighbouring elements"
+    if first.pattern == "unit" and first.patterns[SHIFTED]:
+        return f"{begin} neighbouring elements, but from within a 32-byte sector on: align the first lane's to 32 bytes"
+    return None
+
+
+def _banks(one: SiteTraffic, begin: str) -> str | None:
+    if not one.pattern.startswith("stride") or one.stride is None or one.ways_max < 2:
+        return None
+    words = abs(one.stride) * one.width // 4
+    conflict = f"{begin} shared memory with {one.ways_max}-way bank conflicts: neighbouring lanes are {words} words apart"
+    if words % 32 == 0 or (words & (words - 1) == 0 and words > 2):
+        return f"{conflict}; pad each row by one element"
+    return f"{conflict}; an odd distance has none"
