@@ -334,8 +334,8 @@ class HostProcess:
             raise
 
     def attach(self, marker: int, offset: int = 0) -> None:
-        """Puts the programs for launches and operations on the stubs at `offset` of the file `marker`, which the process sent; it stays
-        the caller's.
+        """Puts the programs for launches and operations on their stubs, from `offset` in the file `marker`, which the process sent;
+        it stays the caller's.
         Raises SessionError where that fails, also for a file that is no such stub: others would be slowed down, and watched.
         Nothing where programs run in the agent."""
         for companion in self._companions:

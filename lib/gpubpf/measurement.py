@@ -32,11 +32,10 @@ class Follow:
     """What a tool wants of the processes beside its maps (docs/timing.md).
 
     log_records: of the operation log of each process, a power of two; 0: no log. stamps: timing events around what no probe times;
-    cupti: where CUPTI may be, whose activity records do it in their place. stacks, allocation_stacks: the host stack of each launch, and
-    of each call that allocates. graphs: kernels
-    in graphs are instrumented. pump: launches of a process after which its maps are read, for `readings`; 0: never by itself.
-    ring_size: bytes of each ring and GPU, None: what the C text asks for; rings lie in host memory, or else in the GPU's.
-    per_thread: records that a thread puts into the ring named, at most.
+    cupti: where CUPTI may be, whose activity records do it in their place. stacks: the host stack of each launch; allocation_stacks:
+    of each call that allocates. graphs: kernels in graphs are instrumented. pump: launches of a process after which its maps are read,
+    for `readings`; 0: never by itself. ring_size: bytes of each ring and GPU, None: what the C text asks for; rings lie in host memory,
+    or else in the GPU's. per_thread: records that a thread puts into the ring named, at most.
     """
 
     log_records: int = 0
