@@ -40,3 +40,33 @@ st.u64 [%rd2], %rd1; st.u32 [%rd2+8], %gpubpf_site;
 }""",
     (Argument("times", "b64", "map_base", "times"), Argument("site", "b32", "context", field="site")),
 )
+
+
+# --- what programs at other points are told -------------------------------------------------------------
+
+ROOM = 4096  # records of a log
+FIELDS = {
+    "access": ("site", "address", "width", "space", "kind", "active", "effect"),
+    "barrier_arrive": ("site", "barrier", "threads"),
+    "barrier_leave": ("site", "barrier", "threads", "waited"),
+}
+
+
+def log(point: str, name: str = "log", *fields: str) -> Fragment:
+    """NAME[n] = {%tid.x, context …} for the n-th thread that runs it: 9 words each behind 2, the first of which is n."""
+    wanted = fields or FIELDS.get(point, ("site",))
+    stores = " ".join(
+        f"st.global.u64 [%rd3+{24 + 8 * n}], %gpubpf_{field};" for n, field in enumerate(wanted)
+    )
+    text = f"""{{
+.reg .b64 %rd<6>; .reg .b32 %r<2>; .reg .pred %p<2>;
+atom.global.add.u64 %rd1, [%gpubpf_{name}], 1;
+setp.ge.u64 %p1, %rd1, {ROOM};
+@%p1 bra $L_full;
+mad.lo.u64 %rd3, %rd1, 72, %gpubpf_{name};
+mov.u32 %r1, %tid.x; cvt.u64.u32 %rd2, %r1;
+st.global.u64 [%rd3+16], %rd2; {stores}
+$L_full:
+}}"""
+    arguments = tuple(Argument(field, "b64", "context", field=field) for field in wanted)
+    return Fragment(name, text, (Argument(name, "b64", "map_base", name), *arguments))

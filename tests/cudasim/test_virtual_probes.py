@@ -17,7 +17,7 @@ from engine_device import Array, Device, compile_cuda, library, nvcc
 from gpubpf.lower import Argument, Fragment
 from gpubpf.ptx.inject import TABLE, Injected, Placement, inject
 from gpubpf.ptx.module import Module, parse, render
-from gpubpf_fragments import tally
+from gpubpf_fragments import ROOM, log, tally
 
 PTX = Path(__file__).resolve().parents[1] / "gpubpf" / "ptx"
 START = 5_000
@@ -84,6 +84,16 @@ setp.ne.u64 %p2, %rd4, %rd1;
 
 COUNT = Placement(tally("tallies"), "exit", "instructions")
 SHORT = [Placement(long_stamp("began"), "entry"), Placement(stamp("left"), "exit"), COUNT]
+POINTS = (
+    "access",
+    "barrier_arrive",
+    "barrier_leave",
+    "function_entry",
+    "function_exit",
+    "block_begin",
+    "block_end",
+)
+EVERYWHERE = [*SHORT, *(Placement(log(point), point) for point in POINTS)]
 LONG = [Placement(stamp("began"), "entry"), Placement(long_stamp("left"), "exit"), COUNT]
 
 
@@ -141,7 +151,8 @@ class Pair:
         threads = grid * block
         layout = self.injected.kernels[kernel].block
         hidden = bytearray(layout.size)
-        maps = {name: Array(np.zeros((threads, 2), np.uint64)) for name in layout.bases}
+        rows = {"log": 5 * ROOM}
+        maps = {name: Array(np.zeros((rows.get(name, threads), 2), np.uint64)) for name in layout.bases}
         for name, storage in maps.items():
             struct.pack_into("<Q", hidden, layout.bases[name], storage.address)
         struct.pack_into("<Q", hidden, layout.capacities["tallies"], threads)
@@ -179,6 +190,15 @@ def test_compiled_kernels_take_the_time_of_the_original(options: tuple[str, ...]
             assert (ends - START >= work).all(), name
         else:
             assert (ends - START == work).all(), name
+
+
+@pytest.mark.skipif(nvcc() is None, reason="nvcc is not installed")
+def test_programs_at_every_point_take_no_time() -> None:
+    wanted = "vectorAdd reduce calls leavesFromFunction earlyReturnThenBarrier histogram variables groups gridSync lane31".split()
+    kernels = [name for name in CORPUS if any(part in name for part in wanted)]
+    pair = Pair(corpus(kernels), kernels, EVERYWHERE)
+    for name in kernels:
+        pair.compare(name, *CORPUS[name])
 
 
 @pytest.mark.skipif(nvcc() is None, reason="nvcc is not installed")

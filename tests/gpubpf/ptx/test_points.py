@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
+import re
 import struct
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from engine_device import Array, Device
+from engine_device import Array, Device, compile_cuda, nvcc
 from gpubpf.lower import Argument, Fragment
 from gpubpf.ptx.inject import TABLE, Injected, Placement, Site, inject
-from gpubpf.ptx.module import parse
-from gpubpf_fragments import tally
+from gpubpf.ptx.module import parse, render
+from gpubpf_fragments import ROOM, log, tally
 from gpubpf_sass import assembled
 
 HEAD = ".version 8.3\n.target sm_80\n.address_size 64\n"
-ROOM = 4096
-FIELDS = {
-    "access": ("site", "address", "width", "space", "kind", "active", "effect"),
-    "barrier_arrive": ("site", "barrier", "threads"),
-    "barrier_leave": ("site", "barrier", "threads", "waited"),
-}
-
-
-def log(point: str, name: str = "log", *fields: str) -> Fragment:
-    """name[n] = {%tid.x, context …} for the n-th thread that runs it; n is in front."""
-    wanted = fields or FIELDS.get(point, ("site",))
-    stores = " ".join(
-        f"st.global.u64 [%rd3+{24 + 8 * n}], %gpubpf_{field};" for n, field in enumerate(wanted)
-    )
-    text = f"""{{
-.reg .b64 %rd<6>; .reg .b32 %r<2>; .reg .pred %p<2>;
-atom.global.add.u64 %rd1, [%gpubpf_{name}], 1;
-setp.ge.u64 %p1, %rd1, {ROOM};
-@%p1 bra $L_full;
-mad.lo.u64 %rd3, %rd1, 72, %gpubpf_{name};
-mov.u32 %r1, %tid.x; cvt.u64.u32 %rd2, %r1;
-st.global.u64 [%rd3+16], %rd2; {stores}
-$L_full:
-}}"""
-    arguments = tuple(Argument(field, "b64", "context", field=field) for field in wanted)
-    return Fragment(name, text, (Argument(name, "b64", "map_base", name), *arguments))
 
 
 class Run:
@@ -531,3 +509,77 @@ def test_waiting_is_measured_from_arrival_to_leave() -> None:
         assert waited[turns][40] > waited[turns][0]
     assert waited[300][40] - waited[200][40] == waited[200][40] - waited[100][40] > 100
     assert waited[300][0] == waited[100][0]
+
+
+# --- compiled kernels ---------------------------------------------------------------------------------
+
+KINDS = ("loads", "stores", "atomics")
+
+
+def counter(point: str, name: str, field: str = "") -> Fragment:
+    """name[field] += 1"""
+    index = f"shl.b64 %rd1, %gpubpf_{field}, 3;" if field else "mov.b64 %rd1, 0;"
+    text = f"""{{ .reg .b64 %rd<4>; {index} add.u64 %rd2, %rd1, %gpubpf_{name}; red.global.add.u64 [%rd2], 1; }}"""
+    arguments = [Argument(name, "b64", "map_base", name)]
+    arguments += [Argument(field, "b64", "context", field=field)] if field else []
+    return Fragment(name, text, tuple(arguments))
+
+
+@pytest.mark.skipif(nvcc() is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("options", [(), ("-G",)], ids=["optimized", "debug"])
+def test_compiled_kernels_run_as_before_and_every_access_is_seen(options: tuple[str, ...]) -> None:
+    """As many accesses of each kind, and arrivals at barriers, as the accumulators count instructions; the same results."""
+    spec = importlib.util.spec_from_file_location(
+        "inject_runs", Path(__file__).parent / "test_inject_runs.py"
+    )
+    assert spec is not None and spec.loader is not None
+    runs_module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(runs_module)
+    chosen = (
+        "calls|localTable"
+        if options
+        else "vectorAdd|reduce|calls|leaves|early|histogram|variables|groups|exitsBy"
+    )
+    kernels = {name: launch for name, launch in runs_module.LAUNCHES.items() if re.search(chosen, name)}
+    source = (Path(__file__).parent / "corpus.cu").read_text()
+    text = re.sub("_INTERNAL_[0-9a-f]+", "_INTERNAL_0", compile_cuda(source, *options))
+    application = parse(text)
+    kept = tuple(i for i in application.items if getattr(i, "kind", "func") == "func" or i.name in kernels)
+    run = Run(
+        render(dataclasses.replace(application, items=kept)),
+        [
+            Placement(counter("access", "seen", "kind"), "access"),
+            Placement(counter("barrier_arrive", "arrived"), "barrier_arrive"),
+            Placement(counter("barrier_leave", "released"), "barrier_leave"),
+            Placement(counter("function_entry", "called"), "function_entry"),
+            Placement(counter("function_exit", "returned"), "function_exit"),
+            *(Placement(tally(kind), "exit", kind) for kind in (*KINDS, "barriers")),
+        ],
+    )
+    total: Counter[str] = Counter()
+    for kernel, (grid, block, shared, parameters) in kernels.items():
+        before = {name: place.copy() for name, place in run.variables.items()}
+        results = []
+        for launch in (run.original.launch, run):
+            for name, place in run.variables.items():
+                place[:] = before[name]
+            arrays = [
+                Array(np.frombuffer(runs_module.BUFFERS[p], np.uint8)) if isinstance(p, str) else p
+                for p in parameters
+            ]
+            if launch is run:
+                run(kernel, block, *arrays, grid=grid, shared=shared)
+            else:
+                run.original.launch(kernel, grid, block, *arrays, shared=shared)
+            results.append([a.host.copy() for a in arrays if isinstance(a, Array)])
+        assert all((a == b).all() for a, b in zip(*results, strict=True)), kernel
+        work = {
+            kind: int(run.maps[kind].host[1 : 2 * grid * block : 2].sum()) for kind in (*KINDS, "barriers")
+        }
+        seen = dict(zip(KINDS, map(int, run.maps["seen"].host[:3]), strict=True))
+        words = {name: int(run.maps[name].host[0]) for name in ("arrived", "released", "called", "returned")}
+        assert seen == {kind: work[kind] for kind in KINDS}, kernel
+        assert words["arrived"] == words["released"] == work["barriers"], kernel
+        assert words["called"] == words["returned"] or "leaves" in kernel or "exits" in kernel, kernel
+        total.update(seen | words)
+    assert min(total[kind] for kind in total if not options or kind in KINDS) > 0

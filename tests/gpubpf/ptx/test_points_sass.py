@@ -1,4 +1,4 @@
-"""What ptxas makes of probes at memory accesses and barriers: every form is taken, what was there stays, nothing goes to local memory."""
+"""What ptxas makes of probes: every form is taken, what was there stays, nothing goes to local memory."""
 
 from __future__ import annotations
 
