@@ -32,6 +32,9 @@ EXAMPLES = """examples:
     memtrace --kernel 'ns::*' -- ./app          these kernels only
     memtrace --launch 1 -v -- ./app             the first launch of each kernel; places that waste nothing, too
     memtrace --json -o sites.jsonl -- ./app     every place, as JSON Lines
+    memtrace -e --site 3 --warps 64 -- ./app    each access at place 3, by one warp in 64
+    memtrace --parquet app.parquet -- ./app     every access, into a file for pandas, DuckDB, ...
+    memtrace --heatmap app.svg -- ./app         a picture: addresses by time
     memtrace 1 10 -- python3 train.py           print each second, ten times
 """
 MOST_ROWS = 24  # of a kernel, without -v
@@ -255,6 +258,7 @@ def build_parser() -> cli.Parser:
     cli.add_targets(parser)
     cli.add_kernels(parser)
     cli.add_threads(parser)
+    cli.add_accesses(parser)
     cli.add_device(parser)
     cli.add_rings(parser)
     cli.add_looks(parser)
@@ -266,6 +270,10 @@ def main(argv: list[str] | None = None) -> int:
     args = cli.parse(build_parser(), argv)
     with cli.errors(TOOL):
         out = cli.open_results(args)
+        if args.each or args.parquet or args.heatmap:
+            from gpubpf import accesstrace
+
+            return accesstrace.trace(args, out)
         if args.ebpf:
             out.write(PROGRAM.lstrip())
             return 0

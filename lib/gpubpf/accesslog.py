@@ -4,7 +4,7 @@
     for _ in session.intervals(…, tick=lambda: log.take(session, session.logs())):
         …
 
-A record is 24 bytes, 32 with the time (`struct access`, `struct moment`): address; number of the launch in its process, and above
+A record is 24 bytes, 32 with the time (accesstrace.py has the device's side): address; number of the launch in its process, and above
 its 40 bits the width; number of the thread in its grid; site; space, kind and multiprocessor. What a launch is of comes from the
 operation log, what a site is from the session. A process is untrusted: what makes no sense is counted, and left out.
 """
@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from gpubpf import cli, names, output, table
-from gpubpf.cli import SITE_RANGES
 from gpubpf.output import Hex, Words
 from gpubpf.places import COUNT, Place, Places, source_of
 
 if TYPE_CHECKING:
+    import argparse
+
     from gpubpf.cli import Output
     from gpubpf.imbalance import Index
     from gpubpf.results import ProcessLog
@@ -109,11 +110,12 @@ def _unravelled(numbers: Array, extents: Index) -> tuple[Array, Array, Array]:
 @dataclass(frozen=True)
 class Where:
     """What is known of the sites of a kernel. `texts` has for each number what it is called (``scale.cu:17``, ``PTX line 40``), and
-    last "?"; `sources` and `lines` likewise the source as JSON and the line of PTX."""
+    last "?"; `sources` and `lines` likewise the source and the line of PTX, `writes` whether an access there writes."""
 
     texts: tuple[str, ...]
     sources: tuple[str | None, ...]
     lines: tuple[int | None, ...]
+    writes: tuple[bool, ...]
 
     @classmethod
     def of(cls, sites: Mapping[int, Any]) -> Where:
@@ -128,6 +130,7 @@ class Where:
                 None,
             ),
             (*(site.line if site else None for site in known), None),
+            (*(bool(site and site.effect & 2) for site in known), False),
         )
 
     def codes(self, site: Array) -> Array:
@@ -248,6 +251,23 @@ class AccessLog:
 
     # --- what is missing ---
 
+    def show_end(self, session: Session, args: argparse.Namespace, out: Output) -> None:
+        """The last lines, or the summary record."""
+        summary, more = session.summary(), self.losses(session)
+        if args.json:
+            out.record(**({"type": "summary", "tool": args.tool} | summary | more))
+        elif not args.csv or not args.each:
+            out.line(
+                f"{table.count(self.given, 'access')} of {table.count(more['launches'], 'launch')} recorded"
+            )
+            other = summary["lost"] - sum(more["records_lost"].values()) - more["records_incomplete"]
+            out.lines(cli.coverage(summary | {"lost": max(0, other)}))
+            if unseen := summary.get("not_probed"):
+                places = ", ".join(f"{opcode} ({number:,})" for opcode, number in unseen.items())
+                out.lines(table.wrap(f"not probed, since no address says what they touch: {places}"))
+            for line in self.loss_lines(more):
+                out.lines(table.wrap(line))
+
     def losses(self, session: Session) -> dict[str, Any]:
         """For the summary record."""
         shards = [shard for ring in session.ring_counts(self.ring) for shard in ring.shards]
@@ -257,6 +277,7 @@ class AccessLog:
                 lost[str(shard.shard)] = lost.get(str(shard.shard), 0) + shard.lost
         return {
             "accesses": self.given,
+            "launches": sum(self.places.launches.values()),
             "records": sum(shard.received for shard in shards),
             "records_lost": lost,
             "records_incomplete": sum(shard.incomplete for shard in shards),
@@ -316,24 +337,6 @@ def _sorted(parts: list[tuple[int, Array]]) -> list[tuple[int, Array]]:
         order = np.lexsort((records["site"], records["thread"], time, records["launch"] & np.uint64(COUNT)))
         made.append((process, records[order]))
     return made
-
-
-# --- what the device is asked to leave out ---
-
-
-def wanted(
-    sites: Sequence[tuple[int, int]], addresses: tuple[int, int] | None, warps: int, threads: bool
-) -> dict[str, Any]:
-    """The fields of `struct wanted`, as `Map.set` takes them: ranges of sites (none: all), the addresses from first to last (None:
-    all), one warp in so many; `threads`: --block or --thread leave something out."""
-    ranges = list(sites) or [(0, 2**32 - 1)]
-    ranges += [ranges[-1]] * (SITE_RANGES - len(ranges))
-    first, last = addresses or (0, 2**64 - 1)
-    site = np.zeros(SITE_RANGES, [("lo", "<u4"), ("span", "<u4")])
-    site["lo"] = [low for low, _ in ranges]
-    site["span"] = [high - low for low, high in ranges]
-    some = bool(sites) or addresses is not None or warps > 1 or threads
-    return {"some": some, "first": first, "last": last, "site": site, "warps": warps}
 
 
 # --- records as text ---

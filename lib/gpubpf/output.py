@@ -144,7 +144,7 @@ def _hexadecimal(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def aligned(columns: Sequence[tuple[Column, int]], end: bytes = b"\n") -> bytes:
     """One line for each place of the columns: numbers from 0, right in columns of at least so many characters; words likewise, or left
-    in exactly -N characters where that is below 0; a space between them, and `end` behind the last.
+    in exactly -N characters where that is below 0; a space between them, and `end`.
 
     >>> aligned([(np.array([1, 20]), 3), (np.array([7, 8]), 2)], b".\\n")
     b'  1  7 .\\n 20  8 .\\n'
@@ -179,6 +179,8 @@ def aligned(columns: Sequence[tuple[Column, int]], end: bytes = b"\n") -> bytes:
             if not rest.any():
                 break
         parts.append(text)
+    if end[:1] == b"\n":
+        parts[-1] = parts[-1][:, :-1]
     parts.append(np.broadcast_to(np.frombuffer(end, dtype=np.uint8), (count, len(end))))
     return np.concatenate(parts, axis=1).tobytes()
 

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gpubpf import compile, offcpu
+from gpubpf import accesstrace, compile, offcpu
 from gpubpf.bytecode import HOST_POINTS, Program
 from gpubpf.errors import CompileError, Error, VerifyError
 from gpubpf.host import try_load
@@ -28,7 +28,7 @@ from gpubpf.program import PREBUILT, prebuilt_key
 from gpubpf.verify import check, verify
 
 TOOLS = Path(__file__).resolve().parent.parent.parent / "tools"
-SOURCES = (*sorted(TOOLS.glob("*.py")), Path(offcpu.__file__))
+SOURCES = (*sorted(TOOLS.glob("*.py")), Path(offcpu.__file__), Path(accesstrace.__file__))
 
 
 def program_text(path: Path) -> str | None:
