@@ -21,6 +21,10 @@ All numbers are little-endian; storage begins at an address that is a multiple o
                   shard. A record is {u32 mark, u32 size}, then size bytes, padded to 8. Its place is position modulo capacity; its
                   mark, (position + 1) modulo 2^32, is written last and commits it. Bit 31 of size: discarded.
     param         bytes by value in the launch block, not in memory.
+
+A program at block begin or end has a map of its own, an array that nobody declares: {u64 lost, u64 0}, then 16 bytes for each
+of BLOCK_SLOTS slots: a u64, 48 bits that tell the block, or 0, << 16 | marks (see `block_function` in lower/storage.py), and how
+many of the block's threads came, a u64.
 """
 
 from __future__ import annotations
@@ -57,6 +61,9 @@ MAX_PROBES = 128  # slots of a hash that a lookup looks at before it gives up
 PRINTS = "gpubpf_prints"  # the ring buffer that holds what programs print
 PRINT_BYTES = 1 << 20
 PRINT_ARGUMENTS = 3
+BLOCKS = "gpubpf_blocks_"  # and the program's name: the map in which it finds who is first or last of a block
+BLOCK_SLOTS = 1 << 14  # for blocks under way: a GPU has 32 for each multiprocessor
+BLOCK_PROBES = 64  # slots in which a block may be
 MAX_THREADS = (1 << 32) - 1  # of an instance: thread numbers are 32 bits on the device
 
 # C types as bcc spells them, to NumPy's.
@@ -172,6 +179,19 @@ def prints_definition() -> MapDefinition:
     return MapDefinition(
         PRINTS, "ringbuf", 0, size, PRINT_BYTES, None, {"fields": fields, "size": size}, 1 << 31
     )
+
+
+def blocks_definition(name: str) -> MapDefinition:
+    """The map BLOCKS + a program's name."""
+    fields = {"fields": [["block", "<u8", 0], ["threads", "<u8", 8]], "size": 16}
+    return MapDefinition(name, "array", 4, 16, 1 + BLOCK_SLOTS, "<i4", fields, 1 << 31)
+
+
+def internal(name: str) -> MapDefinition | None:
+    """The definition of a map that the library adds, by its name; None for other names."""
+    if name == PRINTS:
+        return prints_definition()
+    return blocks_definition(name) if name.startswith(BLOCKS) else None
 
 
 def type_of(description: Any) -> Any:
@@ -353,11 +373,13 @@ def record_stride(defn: MapDefinition) -> int:
 
 
 def lost(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int = 0) -> int:
-    """Updates of a hash that found no room. For an array by launch shape 1 if any unit was beyond its
-    capacity (their number is not known), else 0."""
+    """Updates of a hash that found no room; of a map BLOCKS groups of threads that did not. For an array by launch shape 1 if any
+    unit was beyond its capacity (their number is not known), else 0."""
     if defn.kind in SHAPED:
         end = storage_size(defn, units)
         return int(any(raw[end - defn.value_size : end]))
+    if defn.name.startswith(BLOCKS):
+        return int.from_bytes(raw[:8], "little")
     return int.from_bytes(raw[8:16], "little") if defn.kind == "hash" else 0
 
 

@@ -321,14 +321,12 @@ class BPF:
         ]
 
     def definitions(self) -> list[MapDefinition]:
-        """The maps that the attached device programs use, the print buffer among them where they print, and all shared arrays of
-        attached programs."""
+        """The maps that the attached device programs use, also those that the library adds, and all shared arrays of attached
+        programs."""
         used = {argument.map for probe in self.probes for argument in self._fragment(probe).arguments}
         used |= {name for name in self._host_maps() if self.maps[name].kind == "shared_array"}
         result = [definition for name, definition in self.maps.items() if name in used]
-        if maps.PRINTS in used:
-            result.append(maps.prints_definition())
-        return result
+        return result + [d for name in sorted(used) if (d := maps.internal(name)) is not None]
 
     def _host_maps(self) -> set[str]:
         if not self.host_programs:
@@ -413,7 +411,9 @@ class BPF:
     def _placements(self) -> list[Any]:
         from gpubpf.ptx.inject import Placement
 
-        return [Placement(self._fragment(probe), probe.point, probe.accumulate) for probe in self.probes]
+        return [
+            Placement(a.fragment, a.point, a.accumulate, a.kinds, a.spaces, a.functions) for a in self.attachments()
+        ]
 
 
 def verified(program: Program, name: str) -> tuple[Fragment, str | None]:

@@ -15,7 +15,7 @@ from gpubpf import bytecode as b
 from gpubpf.bytecode import STACK_SIZE, Instruction, Program
 from gpubpf.lower import storage
 from gpubpf.lower.fragment import Argument
-from gpubpf.maps import DISCARDED, PRINT_ARGUMENTS, PRINTS, SHAPED, MapDefinition, prints_definition
+from gpubpf.maps import BLOCKS, DISCARDED, PRINT_ARGUMENTS, PRINTS, SHAPED, MapDefinition, internal
 from gpubpf.verify import Access, Call, Checked
 from gpubpf.verify.rules import Chain, value_alignment
 
@@ -78,6 +78,7 @@ class _Lowering:
         self.depth = 1 + max((len(chain) for chain in chains), default=0)
 
     def run(self) -> Module:
+        first = self.elect() if self.checked.function.point in ("block_begin", "block_end") else None
         for chain in self.chains:
             for pc in sorted(pc for c, pc in self.checked.reached if c == chain):
                 self.chain, self.pc = chain, pc
@@ -96,10 +97,11 @@ class _Lowering:
                 f"  %{a.name} = call {kind} asm {self.target.reads[a.type].format(a.register)}()"
                 for kind, a in given
             ]
+        start += self.known_bases()
         start += [f"  %stack = alloca [{STACK_SIZE * self.depth} x i8], align 16"]
         start += ["  %first = alloca i64", *(f"  %r{n} = alloca i64" for n in range(6))]
         start += [f"  %r{n}.{k} = alloca i64" for k in self.chains.values() for n in range(6, 10)]
-        start += ["  store i64 0, ptr %r1", f"  br label %{self.block((), 0)}"]
+        start += ["  store i64 0, ptr %r1", f"  br label %{first or self.block((), 0)}"]
         text = "\n".join(
             [
                 *head,
@@ -113,6 +115,25 @@ class _Lowering:
             ]
         )
         return Module(text, tuple(self.arguments.values()), self.formats)
+
+    def elect(self) -> str:
+        """In front of a program for blocks: who of a block runs it. The label of that."""
+        function, target = self.checked.function, self.target
+        self.chain, self.pc = (), 0
+        self.label("elect")
+        base = self.base(BLOCKS + function.name)
+        launch, block = self.context("launch"), self.number("block", "i64")
+        threads = self.value(f"mul i32 {self.special32('ntid.x')}, {self.special32('ntid.y')}")
+        threads = self.value(f"mul i32 {threads}, {self.special32('ntid.z')}")
+        last = function.point == "block_end"
+        text = storage.block_function("elect_thread", last, target.pointer, target.scope, target.warps)
+        self.declared.update((*storage.RING_DECLARATIONS, *(storage.WARP_DECLARATIONS if target.warps else ())))
+        who = f"i64 {base}, i64 {launch}, i64 {block}, i32 {threads}"
+        call = f"call i1 {self.function('elect_thread', text)}({who})"
+        self.emit(f"br i1 {self.value(call)}, label %{self.block((), 0)}, label %not_elected")
+        self.label("not_elected")
+        self.emit("ret void")
+        return "elect"
 
     # Emission
 
@@ -185,8 +206,22 @@ class _Lowering:
         self.functions.setdefault(name, text)
         return f"@{name}"
 
+    def known_bases(self) -> list[str]:
+        """That no map is at 0: then the result of a lookup that cannot fail needs no test."""
+        bases = [a.name for a in self.arguments.values() if a.kind == "map_base"]
+        if bases:
+            self.declared.add("declare void @llvm.assume(i1)")
+        return [
+            line
+            for name in bases
+            for line in (
+                f"  %is_{name} = icmp ne i64 %{name}, 0",
+                f"  call void @llvm.assume(i1 %is_{name})",
+            )
+        ]
+
     def map(self, name: str) -> MapDefinition:
-        return prints_definition() if name == PRINTS else self.program.maps[name]
+        return internal(name) or self.program.maps[name]
 
     def base(self, name: str) -> str:
         return self.argument("map_base", f"map_{name}", map=name)
@@ -518,11 +553,11 @@ class _Lowering:
         base = self.base(definition.name)
         if SHAPED.get(definition.kind, "instance") == "instance":
             offset = self.value(f"mul i64 {number}, {definition.stride}")
-            address = self.value(f"add i64 {base}, {offset}")
+            address = self.value(f"add nuw i64 {base}, {offset}")
             return self.value(f"select i1 {inside}, i64 {address}, i64 0")
         capacity = self.argument("map_capacity", f"capacity_{definition.name}", map=definition.name)
         if definition.kind == "site_array":
-            return self.value(f"add i64 {base}, {self.of_site(key, capacity, definition)}")
+            return self.value(f"add nuw i64 {base}, {self.of_site(key, capacity, definition)}")
         # A unit beyond the capacity gets the element after the last: no second path, and memory stays safe.
         unit = self.number(SHAPED[definition.kind], "i32")
         room = self.low(capacity)
@@ -535,7 +570,7 @@ class _Lowering:
             last = self.value(f"mul i64 {capacity}, {definition.max_entries}")
             index = self.value(f"select i1 {fits}, i64 {own}, i64 {last}")
         offset = self.value(f"mul i64 {index}, {definition.value_size}")
-        address = self.value(f"add i64 {base}, {offset}")
+        address = self.value(f"add nuw i64 {base}, {offset}")
         return self.value(f"select i1 {inside}, i64 {address}, i64 0")
 
     def of_site(self, site: str, capacity: str, definition: MapDefinition) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from gpubpf.maps import (
+    BLOCK_PROBES,
+    BLOCK_SLOTS,
     HEADER,
     MAX_PROBES,
     RING_MARGIN,
@@ -141,6 +143,137 @@ WARP_DECLARATIONS = (
     "declare i32 @llvm.cttz.i32(i32, i1)",
     "declare void @llvm.nvvm.bar.warp.sync(i32)",
 )
+
+
+def block_function(
+    name: str,
+    last: bool,
+    pointer: str,
+    scope: str,
+    warps: bool,
+    slots: int = BLOCK_SLOTS,
+    probes: int = BLOCK_PROBES,
+) -> str:
+    """`i1 name(i64 base, i64 launch, i64 block, i32 threads)`: whether this is the first thread of its block that comes here,
+    or with `last` the last, which then sees what the others did before. Each thread of a block comes once.
+
+    The threads that come are counted in a slot of a hash table (`maps.py`), which the first of them takes and the last gives
+    back. A block may be in any of `probes` slots from its home on; it takes the first that is free, and nobody waits. But a slot
+    that becomes free in front of it must not be taken for the same block again. So who goes past a slot leaves a mark in it,
+    and where there is a mark nothing is put: a mark stays while who left it looks further, and if he takes a slot, while that is
+    taken. What finds no room is counted as lost (and may leave a slot taken; today's GPUs fill a quarter of the table).
+    """
+    lines = [
+        f"define internal i1 @{name}(i64 %base, i64 %launch, i64 %block, i32 %threads) alwaysinline nounwind convergent {{",
+        "entry:",
+    ]
+    if warps:  # lanes that come together are one: the lowest of them speaks for all
+        lines += [
+            "  %mask = call i32 @llvm.nvvm.activemask()",
+            "  %lower = call i32 @llvm.nvvm.read.ptx.sreg.lanemask.lt()",
+            "  %below = and i32 %mask, %lower",
+            "  %many = call i32 @llvm.ctpop.i32(i32 %mask)",
+            "  %speaks = icmp eq i32 %below, 0",
+            "  br i1 %speaks, label %mix, label %silent",
+            "silent:",
+            "  ret i1 false",
+        ]
+    else:
+        lines += ["  %many = add i32 0, 1", "  br label %mix"]
+    fence = f"  fence {scope} acq_rel"
+    lines += [
+        "mix:",
+        f"  %table = inttoptr i64 %base to {pointer}",
+        "  %launch_1 = mul i64 %launch, -7046029254386353131",
+        "  %launch_2 = lshr i64 %launch_1, 32",
+        "  %launch_3 = xor i64 %launch_1, %launch_2",
+        "  %number = add i64 %launch_3, %block",
+        "  %mixed_1 = mul i64 %number, -4658895280553007687",
+        "  %mixed_2 = lshr i64 %mixed_1, 32",
+        "  %mixed_3 = xor i64 %mixed_1, %mixed_2",
+        "  %mixed = mul i64 %mixed_3, -7723592293110705685",
+        "  %mixed_high = and i64 %mixed, -65536",
+        f"  %tag = or i64 %mixed_high, {-1 << 63}",
+        "  %home = trunc i64 %number to i32",  # blocks of one launch lie side by side
+        "  br label %slot",
+        "slot:",
+        "  %turn = phi i32 [ 0, %mix ], [ %past, %next ]",
+        "  %place = add i32 %home, %turn",
+        f"  %index = and i32 %place, {slots - 1}",
+        "  %wide_index = zext i32 %index to i64",
+        "  %offset = shl i64 %wide_index, 4",
+        "  %from = add i64 %offset, 16",
+        f"  %at = getelementptr i8, {pointer} %table, i64 %from",
+        "  %past = add i32 %turn, 1",
+        f"  %seen = load atomic i64, {pointer} %at {scope} monotonic, align 8",
+        "  %empty = icmp eq i64 %seen, 0",
+        "  br i1 %empty, label %claim, label %taken",
+        "claim:",
+        f"  %claimed = cmpxchg {pointer} %at, i64 0, i64 %tag {scope} monotonic monotonic",
+        "  %won = extractvalue { i64, i1 } %claimed, 1",
+        "  %winner = extractvalue { i64, i1 } %claimed, 0",
+        "  br i1 %won, label %count, label %taken",
+        "taken:",
+        "  %there = phi i64 [ %seen, %slot ], [ %winner, %claim ]",
+        "  %there_tag = and i64 %there, -65536",
+        "  %there_own = icmp eq i64 %there_tag, %tag",
+        "  br i1 %there_own, label %count, label %pass",
+        "pass:",  # whatever is there by now
+        f"  %passed = atomicrmw add {pointer} %at, i64 1 {scope} monotonic",
+        "  %passed_tag = and i64 %passed, -65536",
+        "  %passed_own = icmp eq i64 %passed_tag, %tag",
+        "  br i1 %passed_own, label %count, label %next",
+        "next:",
+        f"  %on = icmp ult i32 %past, {probes}",
+        "  br i1 %on, label %slot, label %full",
+        "full:",
+        f"  %lost = atomicrmw add {pointer} %table, i64 1 {scope} monotonic",
+        "  br label %marks",
+        "count:",
+        # How many marks this thread takes away again: those of who took the slot stay.
+        "  %own = phi i32 [ 0, %claim ], [ %turn, %taken ], [ %past, %pass ]",
+        "  %first = phi i1 [ true, %claim ], [ false, %taken ], [ false, %pass ]",
+        f"  %count_at = getelementptr i8, {pointer} %at, i64 8",
+        *([fence] if last else []),
+        f"  %came = atomicrmw add {pointer} %count_at, i32 %many {scope} monotonic",
+        "  %now = add i32 %came, %many",
+        "  %complete = icmp eq i32 %now, %threads",
+        "  br i1 %complete, label %give_back, label %marks",
+        "give_back:",
+        f"  %zero = atomicrmw sub {pointer} %count_at, i32 %threads {scope} monotonic",
+        fence,
+        f"  %free = atomicrmw sub {pointer} %at, i64 %tag {scope} monotonic",
+        "  br label %marks",
+        "marks:",
+        f"  %mine = phi i32 [ {probes}, %full ], [ %own, %count ], [ %own, %give_back ]",
+        "  %theirs = phi i32 [ 0, %full ], [ 0, %count ], [ %turn, %give_back ]",
+        f"  %elected = phi i1 [ false, %full ], [ {'false' if last else '%first'}, %count ],"
+        f" [ {'true' if last else '%first'}, %give_back ]",
+        "  br label %sweep",
+        "sweep:",
+        "  %k = phi i32 [ 0, %marks ], [ %next_k, %swept ]",
+        "  %in_mine = icmp ult i32 %k, %mine",
+        "  %in_theirs = icmp ult i32 %k, %theirs",
+        "  %in_any = or i1 %in_mine, %in_theirs",
+        "  br i1 %in_any, label %swept, label %done",
+        "swept:",
+        "  %one = zext i1 %in_mine to i64",
+        "  %two = zext i1 %in_theirs to i64",
+        "  %marks_there = add i64 %one, %two",
+        "  %sweep_place = add i32 %home, %k",
+        f"  %sweep_index = and i32 %sweep_place, {slots - 1}",
+        "  %sweep_wide = zext i32 %sweep_index to i64",
+        "  %sweep_offset = shl i64 %sweep_wide, 4",
+        "  %sweep_from = add i64 %sweep_offset, 16",
+        f"  %sweep_at = getelementptr i8, {pointer} %table, i64 %sweep_from",
+        f"  %taken_away = atomicrmw sub {pointer} %sweep_at, i64 %marks_there {scope} monotonic",
+        "  %next_k = add i32 %k, 1",
+        "  br label %sweep",
+        "done:",
+        "  ret i1 %elected",
+        "}",
+    ]
+    return "\n".join(lines)
 
 
 def _hash(parts: list[tuple[int, int]]) -> tuple[list[str], str]:
