@@ -13,15 +13,23 @@ using namespace cudasim;
 
 namespace {
 
-constexpr uint64_t kRegion = 8ull << 30;
+constexpr uint64_t kRegion = 8ull << 30, kConstants = 1ull << 30;
 
 struct World {
     Environment environment;
     uint8_t *region;
-    uint64_t used = 0;
+    uint64_t used = 0, used_constant = kRegion - kConstants;
     std::string printed;
     std::mutex mutex;
 };
+
+uint64_t allocate(World &w, uint64_t &used, uint64_t size) {
+    std::lock_guard<std::mutex> lock(w.mutex);
+    const uint64_t at = used;
+    used += (size + 8191) / 4096 * 4096;
+    mprotect(w.region + at, (size + 4095) / 4096 * 4096, PROT_READ | PROT_WRITE);
+    return reinterpret_cast<uint64_t>(w.region + at);
+}
 
 World &world() {
     static World *found = [] {
@@ -31,18 +39,15 @@ World &world() {
         w->environment.self = w;
         w->environment.region_base = reinterpret_cast<uint64_t>(w->region);
         w->environment.region_size = kRegion;
+        w->environment.constant_base = w->environment.region_base + kRegion - kConstants;
+        w->environment.constant_size = kConstants;
         w->environment.print = [](void *self, const char *text, size_t size) {
             auto *to = static_cast<World *>(self);
             std::lock_guard<std::mutex> lock(to->mutex);
             to->printed.append(text, size);
         };
         w->environment.allocate = [](void *self, uint64_t size) -> uint64_t {
-            auto *to = static_cast<World *>(self);
-            std::lock_guard<std::mutex> lock(to->mutex);
-            const uint64_t at = to->used;
-            to->used += (size + 8191) / 4096 * 4096;
-            mprotect(to->region + at, (size + 4095) / 4096 * 4096, PROT_READ | PROT_WRITE);
-            return reinterpret_cast<uint64_t>(to->region + at);
+            return allocate(*static_cast<World *>(self), static_cast<World *>(self)->used, size);
         };
         w->environment.release = [](void *, uint64_t) { return true; };
         return w;
@@ -78,7 +83,9 @@ void *harness_load(const char *ptx, uint64_t size, int virtual_clock, int *code,
         return nullptr;
     }
     auto *module = new Module{image, {}};
-    for (const Variable &v : image->variables()) module->variables.push_back(harness_allocate(v.size ? v.size : 1));
+    for (const Variable &v : image->variables())
+        module->variables.push_back(allocate(world(), v.space == Space::constant ? world().used_constant : world().used,
+                                             v.size ? v.size : 1));
     for (size_t k = 0; k < module->variables.size(); k++)
         image->initialise(static_cast<uint32_t>(k), module->variables.data(),
                           reinterpret_cast<void *>(module->variables[k]));

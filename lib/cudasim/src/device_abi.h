@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 9
+#define CS_ABI 10
 #define CS_NO_PC 0xffffffffu
 #define CS_CODE_BASE 0x00007c0de0000000ull /* function addresses: CS_CODE_BASE + 16 * (index + 1) */
 
@@ -23,7 +23,7 @@ enum { /* collective operations */
     CS_OP_SYNC, CS_OP_SHFL_UP, CS_OP_SHFL_DOWN, CS_OP_SHFL_BFLY, CS_OP_SHFL_IDX, CS_OP_VOTE_ALL, CS_OP_VOTE_ANY,
     CS_OP_VOTE_UNI, CS_OP_VOTE_BALLOT, CS_OP_MATCH_ANY, CS_OP_MATCH_ALL, CS_OP_REDUX_ADD, CS_OP_REDUX_MINU,
     CS_OP_REDUX_MAXU, CS_OP_REDUX_MINS, CS_OP_REDUX_MAXS, CS_OP_REDUX_AND, CS_OP_REDUX_OR, CS_OP_REDUX_XOR, CS_OP_ELECT,
-    CS_OP_MMA, CS_OP_SYNC_TIMES
+    CS_OP_REDUX_MINF, CS_OP_REDUX_MAXF, CS_OP_SYNC_TIMES
 };
 enum { CS_BAR_SYNC, CS_BAR_ARRIVE, CS_BAR_POPC, CS_BAR_AND, CS_BAR_OR };
 enum { CS_FAULT_ILLEGAL_ADDRESS = 700, CS_FAULT_ASSERT = 710, CS_FAULT_ILLEGAL_INSTRUCTION = 715,
@@ -73,6 +73,7 @@ struct cs_warp {
     const uint64_t *vars;              /* addresses of module variables */
     const uint32_t *shared_offsets;
     uint64_t base, limit;              /* device region */
+    uint64_t constants, constant_size; /* … the part that holds constant variables */
     uint64_t shared_window, local_window, param_window;
     uint32_t shared_size, local_size, param_size;
     uint32_t ntid[3], ctaid[3], nctaid[3];

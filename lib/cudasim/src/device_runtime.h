@@ -121,14 +121,25 @@ FN u128 cs_exch128(void *p, u128 v) {
 #define cs_exch128(p, v) ATOM_EXCH(u128, p, v)
 #endif
 
-/* ---- mbarrier objects (9.7.13.15), opaque: pending arrivals in bits 0–19, expected ones in 20–39, phase in 63. They lie in
- * shared memory, and one thread of the host runs the whole block. */
+/* ---- mbarrier objects (9.7.13.15), opaque: pending arrivals in bits 0–19, expected ones in 20–39, bytes that are still to come
+ * (tx-count) in 40–61, phase in 63. They lie in shared memory, and one thread of the host runs the whole block. */
+#define MBAR_TX (0x3fffffull << 40)
 INL void mbar_init(u64 *p, u32 count) { *p = count | (u64)count << 20; }
+INL u64 mbar_settled(u64 x) { /* the next phase, where nothing is missing in this one */
+    return x & (0xfffff | MBAR_TX) ? x : (x | (x >> 20 & 0xfffff)) ^ 1ull << 63; }
 INL u64 mbar_arrive(u64 *p, u32 count, u32 drop) {
-    const u64 old = *p; u64 x = old - ((u64)drop << 20);
-    const u64 pending = (x & 0xfffff) - count;
-    x = pending & 0xfffff ? (x & ~0xfffffull) | (pending & 0xfffff) : ((x & ~0xfffffull) | (x >> 20 & 0xfffff)) ^ 1ull << 63;
-    *p = x; return old; }
+    const u64 old = *p, x = old - ((u64)drop << 20);
+    *p = mbar_settled((x & ~0xfffffull) | ((x & 0xfffff) - count & 0xfffff)); return old; }
+INL void mbar_expect(u64 *p, u64 bytes) { *p = (*p & ~MBAR_TX) | (*p + (bytes << 40) & MBAR_TX); }
+INL void mbar_complete(u64 *p, u64 bytes) { mbar_expect(p, 0 - bytes); *p = mbar_settled(*p); }
+
+/* ---- a bulk copy's 16 bytes, those of the mask alone */
+INL void cs_masked(u8 *to, const u8 *of, u32 mask) { for (u32 k = 0; k < 16; k++) if (mask >> k & 1) to[k] = of[k]; }
+
+/* ---- element c of a matrix's row in shared memory, of 4, 6, 8 or 16 bits (ldmatrix); packed ones begin at the lowest bit */
+INL u32 cs_element(const u8 *row, u32 c, u32 bits) {
+    const u32 at = c * bits, x = at < 120 ? row[at >> 3] | (u32)row[(at >> 3) + 1] << 8 : row[at >> 3];
+    return x >> (at & 7) & ((1u << bits) - 1); }
 
 /* ---- integers */
 #define MIN(T, a, b) ({ const T a_ = (T)(a), b_ = (T)(b); a_ < b_ ? a_ : b_; })

@@ -168,6 +168,8 @@ std::shared_ptr<Context> make_context(int device, unsigned flags, bool primary) 
     environment.self = context.get();
     environment.region_base = memory.begin();
     environment.region_size = memory.end() - memory.begin();
+    environment.constant_base = memory.constants();
+    environment.constant_size = Memory::kConstants;
     environment.host_range = host_range;
     environment.print = print;
     environment.allocate = heap_allocate;

@@ -100,24 +100,27 @@ CUresult instantiate(const std::shared_ptr<Context> &context, const std::shared_
     const std::vector<Variable> &variables = image->variables();
     module->variables.assign(variables.size(), 0);
     Memory &memory = Memory::instance();
-    size_t bytes = 0;
+    size_t bytes[2] = {0, 0};  // of global variables, of constant ones
+    uint64_t blocks[2] = {0, 0};
     std::vector<size_t> offsets(variables.size(), 0);
     for (size_t i = 0; i < variables.size(); i++) {
         if (variables[i].external || variables[i].managed) continue;
+        size_t &end = bytes[variables[i].space == Space::constant];
         size_t align = std::max<size_t>(variables[i].align, 16);
-        offsets[i] = bytes = (bytes + align - 1) / align * align;
-        bytes += std::max<size_t>(variables[i].size, 1);
+        offsets[i] = end = (end + align - 1) / align * align;
+        end += std::max<size_t>(variables[i].size, 1);
     }
-    uint64_t block = 0;
-    if (bytes != 0) {
-        block = memory.allocate(bytes, MemoryKind::device, context->device, context->handle);
+    for (int constant : {0, 1}) {
+        if (bytes[constant] == 0) continue;
+        uint64_t &block = blocks[constant];
+        block = memory.allocate(bytes[constant], MemoryKind::device, context->device, context->handle, 0, nullptr, constant != 0);
         if (block == 0) return CUDA_ERROR_OUT_OF_MEMORY;
         module->owned.push_back({block, memory.find(block)->id});
     }
     for (size_t i = 0; i < variables.size(); i++) {
         if (variables[i].external) continue;
         if (!variables[i].managed) {
-            module->variables[i] = block + offsets[i];
+            module->variables[i] = blocks[variables[i].space == Space::constant] + offsets[i];
         } else if (managed != nullptr) {
             module->variables[i] = (*managed)[i];
         } else {

@@ -119,6 +119,7 @@ void set_translator(std::string python, std::string pythonpath);
 struct Environment {
     void *self = nullptr;
     uint64_t region_base = 0, region_size = 0;      // the reserved device region; its last page is never mapped
+    uint64_t constant_base = 0, constant_size = 0;  // … the part of it for .const variables
     // Is [address, address + size) host memory that kernels may access (registered, pinned outside the region, …)?
     bool (*host_range)(void *self, uint64_t address, uint64_t size) = nullptr;
     // Text that a kernel printed: one call per vprintf. Null: to standard output.

@@ -27,6 +27,8 @@ void prepare(Warp &warp, Block &block) {
     w.shared_offsets = job.kernel->shared_offsets;
     w.base = launch.environment->region_base;
     w.limit = launch.environment->region_size;
+    w.constants = launch.environment->constant_base;
+    w.constant_size = launch.environment->constant_size;
     w.shared_window = windows().shared;
     w.local_window = windows().local;
     w.param_window = windows().parameters;

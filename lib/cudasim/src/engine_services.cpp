@@ -148,6 +148,24 @@ void execute(cs_warp *w, uint32_t lanes, uint32_t op) {
             }
             return;
         }
+        case CS_OP_REDUX_MINF:
+        case CS_OP_REDUX_MAXF: {  // cc: bit 0: absolute values; bit 1: NaN if there is one, else only if there is nothing else
+            const bool absolute = w->cc[lowest(lanes)] & 1, propagates = w->cc[lowest(lanes)] & 2;
+            bool found = false, nan = false;
+            for (uint32_t m = lanes; m; m &= m - 1) {
+                const uint32_t x = static_cast<uint32_t>(w->ca[lowest(m)]) & (absolute ? 0x7fffffffu : ~0u);
+                if ((x & 0x7fffffffu) > 0x7f800000u) {
+                    nan = true;
+                    continue;
+                }
+                // as integers in the order of the numbers, -0 below +0
+                const auto order = [](uint32_t bits) { return bits >> 31 ? ~bits : bits | 0x80000000u; };
+                if (!found || (op == CS_OP_REDUX_MINF ? order(x) < order(result) : order(x) > order(result))) result = x;
+                found = true;
+            }
+            if (!found || (nan && propagates)) result = 0x7fffffffu;
+            break;
+        }
         default: {
             result = static_cast<uint32_t>(w->ca[lowest(lanes)]);
             for (uint32_t m = lanes & (lanes - 1); m; m &= m - 1) {

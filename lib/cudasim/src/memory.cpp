@@ -50,43 +50,45 @@ Memory::Memory() : total_(config().memory) {
             madvise(at, size, MADV_DONTDUMP);
             begin_ = reinterpret_cast<uint64_t>(at);
             reserved_ = size;
-            free_[begin_ + kPage] = size - kPage;
+            free_[begin_ + kPage] = size - kConstants - kPage;
+            free_constant_[constants()] = kConstants - kPage;
             return;
         }
     }
 }
 
-uint64_t Memory::take(size_t bytes) {
-    for (auto at = free_.begin(); at != free_.end(); ++at) {
+uint64_t Memory::take(std::map<uint64_t, size_t> &free, size_t bytes) {
+    for (auto at = free.begin(); at != free.end(); ++at) {
         if (at->second < bytes) continue;
         uint64_t base = at->first;
         size_t rest = at->second - bytes;
-        free_.erase(at);
-        if (rest != 0) free_[base + bytes] = rest;
+        free.erase(at);
+        if (rest != 0) free[base + bytes] = rest;
         return base;
     }
     return 0;
 }
 
 void Memory::give(uint64_t base, size_t bytes) {
-    auto next = free_.lower_bound(base);
-    if (next != free_.begin()) {
+    std::map<uint64_t, size_t> &free = base >= constants() ? free_constant_ : free_;
+    auto next = free.lower_bound(base);
+    if (next != free.begin()) {
         auto previous = std::prev(next);
         if (previous->first + previous->second == base) {
             base = previous->first;
             bytes += previous->second;
-            free_.erase(previous);
+            free.erase(previous);
         }
     }
-    if (next != free_.end() && base + bytes == next->first) {
+    if (next != free.end() && base + bytes == next->first) {
         bytes += next->second;
-        free_.erase(next);
+        free.erase(next);
     }
-    free_[base] = bytes;
+    free[base] = bytes;
 }
 
 uint64_t Memory::allocate(size_t size, MemoryKind kind, int device, const void *owner, unsigned flags,
-                          const void *pool) {
+                          const void *pool, bool constant) {
     if (size == 0 || size > reserved_) return 0;
     std::unique_lock lock(mutex_);
     if (kind != MemoryKind::pinned && used_[device] + size > total_) return 0;
@@ -94,7 +96,7 @@ uint64_t Memory::allocate(size_t size, MemoryKind kind, int device, const void *
     // A guard page costs the kernel a mapping, and a process has some 65,000: very many allocations do without.
     size_t guard = allocations_.size() < kGuarded ? kPage : 0;
     size_t taken = mapped + guard;
-    uint64_t mapping = take(taken);
+    uint64_t mapping = take(constant ? free_constant_ : free_, taken);
     if (mapping == 0) return 0;
     auto *at = reinterpret_cast<void *>(mapping);
     int share = kind == MemoryKind::pinned ? MAP_SHARED : MAP_PRIVATE;  // pinned memory is not copied by fork

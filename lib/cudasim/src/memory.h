@@ -36,11 +36,14 @@ class Memory {
 
     uint64_t begin() const { return begin_; }
     uint64_t end() const { return begin_ + reserved_; }
+    // The end of the region is for constant variables, so that their addresses tell what they are.
+    static constexpr size_t kConstants = size_t{1} << 30;
+    uint64_t constants() const { return end() - kConstants; }
 
     // A new allocation of `size` bytes (> 0), at least 256-byte aligned, with an unmapped guard page behind it.
     // 0 when the device's total or the region is used up.
     uint64_t allocate(size_t size, MemoryKind kind, int device, const void *owner, unsigned flags = 0,
-                      const void *pool = nullptr);
+                      const void *pool = nullptr, bool constant = false);
     // Unmaps the allocation that begins at `base`; false when there is none, it is registered memory, or it has
     // another id than the one given (0: any).
     bool release(uint64_t base, uint64_t id = 0);
@@ -65,7 +68,7 @@ class Memory {
 
   private:
     Memory();
-    uint64_t take(size_t bytes);
+    uint64_t take(std::map<uint64_t, size_t> &free, size_t bytes);
     void give(uint64_t base, size_t bytes);
 
     mutable std::shared_mutex mutex_;
@@ -73,7 +76,7 @@ class Memory {
     size_t reserved_ = 0;
     size_t total_ = 0;
     uint64_t next_id_ = 1;
-    std::map<uint64_t, size_t> free_;                // address → bytes, whole pages
+    std::map<uint64_t, size_t> free_, free_constant_;  // address → bytes, whole pages
     std::map<uint64_t, Allocation> allocations_;     // by base
     std::map<int, size_t> used_;                     // device → bytes
 };

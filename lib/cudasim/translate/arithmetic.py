@@ -710,8 +710,10 @@ def isspacep(v: Values, i: Instruction) -> str:
     a = v.src(i.operands[1], "u64")
     shared, local = f"(({a}) - w->shared_window < (1u << 24))", f"(({a}) - w->local_window < (1u << 24))"
     param = f"(({a}) - w->param_window < (1u << 16))"
-    tests = {"shared": shared, "local": local, "param": param, "global": f"!({shared} | {local} | {param})"}
-    return v.dst(i.operands[0], "pred", tests.get(space, "0"))
+    const = f"(({a}) - w->constants < w->constant_size)"
+    tests = {"shared": shared, "local": local, "param": param, "const": const}
+    tests["global"] = f"!({' | '.join(tests.values())})"
+    return v.dst(i.operands[0], "pred", tests[space])
 
 
 def _is_int(t: str) -> bool:

@@ -17,7 +17,7 @@ from gpubpf.errors import PtxError
 from gpubpf.ptx.flow import names
 from gpubpf.ptx.module import Function, Group, Instruction, Label, Name, Operand, Pair, Variable
 
-from . import memory
+from . import copies, matrix, memory  # noqa: F401 (copies: its instructions)
 from .arithmetic import TABLE
 from .scope import Names, Register, Scope, Storage
 from .values import Code, Unsupported, Values, c_type, size_of
@@ -577,13 +577,14 @@ class FunctionCode:
         elif i.opcode == "redux":
             kind = m[-1]
             operation = next(x for x in m if x in ("add", "min", "max", "and", "or", "xor")).upper()
-            if size_of(kind) != 4 or kind == "f32":
+            if size_of(kind) != 4:
                 raise v.unsupported()
             if operation in ("MIN", "MAX"):
-                operation += "S" if kind == "s32" else "U"
+                operation += {"s32": "S", "f32": "F"}.get(kind, "U")
+            flags = f"{('abs' in m) + 2 * ('NaN' in m)}" if kind == "f32" else ""
             results = [(operands[0], "b32", value)]
             self._collective(
-                i, scope, f"CS_OP_REDUX_{operation}", (operands[1], "b32"), "", "", members(2), results
+                i, scope, f"CS_OP_REDUX_{operation}", (operands[1], "b32"), "", flags, members(2), results
             )
         elif i.opcode == "elect":
             results = self._pair(operands[0], "b32", value, predicate)
@@ -595,6 +596,22 @@ class FunctionCode:
         if isinstance(destination, Pair):
             return [(destination.first, t, value), (destination.second, "pred", predicate)]
         return [(destination, t, value)]
+
+    def _matrix(self, i: Instruction, scope: Scope) -> None:
+        """ldmatrix, stmatrix, movmatrix: lanes say where rows are, or what is in them; when all have, each takes or gives its part."""
+        after = self._guard(i, scope)
+        v = self.values
+        head = v.code
+        head.text = f"{matrix.offer(v, i)} w->cm[l] = ~0u;"
+        resume = Block()
+        block = self._end("collective", resume)
+        block.detail, block.head, block.line = "CS_OP_SYNC", head, i.line
+        self._start(resume)
+        v.begin(i, scope)
+        v.code.alone = True
+        v.code.text = matrix.exchange(v, i)
+        self._current.codes.append(v.code)
+        self._resume(after)
 
     def _barrier(self, i: Instruction, scope: Scope) -> None:
         """bar, barrier: PTX ISA 9.7.13.1–3."""
@@ -1032,4 +1049,5 @@ _CONTROL = {
     "bra": "_branch", "brx": "_branch_table", "ret": "_leave", "exit": "_leave", "trap": "_trap", "brkpt": "_trap",
     "bar": "_barrier", "barrier": "_barrier", "shfl": "_warp", "vote": "_warp", "match": "_warp", "redux": "_warp",
     "activemask": "_warp", "elect": "_warp", "nanosleep": "_sleep",
+    "ldmatrix": "_matrix", "stmatrix": "_matrix", "movmatrix": "_matrix",
 }  # fmt: skip

@@ -1,6 +1,8 @@
-"""Loads, stores, atomics, fences and asynchronous copies → C (PTX ISA 9.7.9, 9.7.13)."""
+"""Loads, stores, atomics and fences → C (PTX ISA 9.7.9, 9.7.13)."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from gpubpf.ptx.module import Address, Immediate, Instruction, Name, Operand, Vector
 
@@ -26,10 +28,10 @@ def strong(i: Instruction) -> bool:
 
 def communicates(i: Instruction) -> bool:
     """Whether other threads are meant to see this, or it to see what they did: on the virtual clock it waits for its turn."""
-    if i.opcode in ("ld", "st"):
-        return strong(i)
-    if i.opcode == "cp":
-        return "mbarrier" in i.modifiers
+    if i.opcode in ("ld", "st", "cp") and not any(m.startswith("mbarrier") for m in i.modifiers):
+        return i.modifiers[:1] == ("reduce",) if i.opcode == "cp" else strong(i)
+    if i.opcode in ("st", "cp"):
+        return True
     return i.opcode in ("atom", "red", "mbarrier") or (i.opcode == "call" and _called(i) == "vprintf")
 
 
@@ -40,11 +42,30 @@ def observes(i: Instruction, used: bool, again: bool) -> bool:
     """
     if i.opcode in ("atom", "red"):
         return used or i.modifiers[-1] in FLOATS  # sums of floats depend on the order
-    return again if i.opcode == "ld" else i.opcode in ("mbarrier", "call", "cp")
+    if i.opcode == "cp" and i.modifiers[0] == "reduce" and i.modifiers[-1] in FLOATS:
+        return True
+    return (
+        again
+        if i.opcode == "ld"
+        else i.opcode in ("mbarrier", "call", "cp") and i.modifiers[:1] != ("reduce",)
+    )
 
 
 def _called(i: Instruction) -> str:
     return next((o.name for o in i.operands if isinstance(o, Name)), "")
+
+
+def type_of(v: Values, i: Instruction) -> str:
+    """The last type among the modifiers: `.v4.f32.add` and `.f16.max.noftz` are written, too."""
+    for m in reversed(i.modifiers):
+        if m.rstrip("0123456789x") in ("b", "u", "s", "f", "bf"):
+            size_of(m)
+            return m
+    raise v.unsupported()
+
+
+def is_sink(operand: Operand) -> bool:
+    return isinstance(operand, Name) and operand.name == "_"
 
 
 def _vector(i: Instruction) -> int:
@@ -103,6 +124,10 @@ def ld(v: Values, i: Instruction) -> str:
 
 @emits("st")
 def st(v: Values, i: Instruction) -> str:
+    if i.modifiers[0] == "async" and space_of(i) == "global":
+        i = replace(i, modifiers=(*i.modifiers[1:-1], "release", i.modifiers[-1]))
+    elif i.modifiers[0] in ("async", "bulk"):
+        return (store_async if i.modifiers[0] == "async" else store_bulk)(v, i)
     t = i.modifiers[-1]
     space = space_of(i)
     count = _vector(i)
@@ -125,15 +150,61 @@ def st(v: Values, i: Instruction) -> str:
     text = f"{{ {before}u8 *p_ = (u8 *){pointer}; "
     return (
         text
-        + " ".join(f"{store}({kind}, p_ + {k * width}, {v.src(o, t)});" for k, o in enumerate(items))
+        + " ".join(
+            f"{store}({kind}, p_ + {k * width}, {v.src(o, t)});"
+            for k, o in enumerate(items)
+            if not is_sink(o)
+        )
         + " }"
     )
+
+
+def store_async(v: Values, i: Instruction) -> str:
+    """st.async to shared memory: done at once, and the mbarrier told so."""
+    t = i.modifiers[-1]
+    width = size_of(t)
+    space = space_of(i)
+    source = i.operands[1]
+    items = source.items if isinstance(source, Vector) else (source,)
+    v.code.alone = True
+    pointer = v.pointer(space, v.address(i.operands[0]), width * len(items), "w")
+    text = f"{{ {v.line()} u8 *p_ = (u8 *){pointer}; "
+    text += " ".join(f"ST({c_type(width)}, p_ + {k * width}, {v.src(o, t)});" for k, o in enumerate(items))
+    return f"{text} {completed(v, space, i.operands[2], str(width * len(items)))} }}"
+
+
+def store_bulk(v: Values, i: Instruction) -> str:
+    """st.bulk: zeros."""
+    space = space_of(i)
+    v.code.alone = True
+    address = v.address(i.operands[0])
+    size = v.src(i.operands[1], "u64")
+    text = f"{{ {v.line()} const u64 to_ = {address}, n_ = {size}; {whole(space, 'to_', 'n_', 8)} "
+    return text + f"for (u64 k_ = 0; k_ < n_; k_ += 8) ST(u64, {element(v, space, 'to_', 8, 'w')}, 0); }}"
+
+
+def whole(space: str, address: str, size: str, unit: int) -> str:
+    """A fault where a bulk copy is not one of whole units."""
+    base = "shared_window_ + " if space == "shared" else ""
+    return f"if ({size} & {unit - 1}) api->fault(w, CS_FAULT_MISALIGNED, {base}{address}, (u32){size}, 'w');"
+
+
+def element(v: Values, space: str, address: str, width: int, access: str) -> str:
+    """A host pointer to the bytes at `k_` behind an address that is in a C variable."""
+    v.forget_base()
+    return v.pointer(space, f"{address} + k_", width, access)
+
+
+def completed(v: Values, space: str, operand: Operand, size: str) -> str:
+    """Tells an mbarrier that bytes have come."""
+    pointer = v.pointer(space, v.address(operand), 8, "a")
+    return f"mbar_complete((u64 *){pointer}, {size});"
 
 
 _FETCH = {"add": "ATOM_ADD", "and": "ATOM_AND", "or": "ATOM_OR", "xor": "ATOM_XOR", "exch": "ATOM_EXCH"}
 
 
-def _update(v: Values, i: Instruction, operation: str, t: str, value: str) -> str:
+def _update(v: Values, operation: str, t: str, value: str) -> str:
     """The new value from `old` and `value` of operations without an instruction of their own."""
     width = size_of(t) * 8
     signed = f"s{width}" if t.startswith("s") else f"u{width}"
@@ -169,15 +240,12 @@ _OPERATIONS = {"add", "and", "or", "xor", "exch", "min", "max", "inc", "dec", "c
 
 @emits("atom", "red")
 def atom(v: Values, i: Instruction) -> str:
-    if "async" in i.modifiers:
-        raise v.unsupported()
-    t = i.modifiers[-1]
+    t = type_of(v, i)
     operation = next((m for m in i.modifiers if m in _OPERATIONS), None)
     if operation is None:
         raise v.unsupported()
-    if t == "noftz":
-        raise v.unsupported()
     space = space_of(i)
+    tells = i.modifiers[0] == "async" and space != "global"
     count = _vector(i)
     width = size_of(t)
     kind = c_type(width)
@@ -186,37 +254,42 @@ def atom(v: Values, i: Instruction) -> str:
     pointer = v.pointer(space, v.address(operands[0]), width * count, "a")
     if space == "shared":
         v.code.reads_shared = True
+    v.code.alone = v.code.alone or tells
     value = operands[1]
-
-    def one(where: str, source: Operand) -> str:
-        x = v.src(source, t)
-        if operation == "cas":
-            y = v.src(operands[2], t)
-            if width == 16:
-                return f"cs_cas128({where}, {x}, {y})"
-            return f"ATOM_CAS({kind}, {where}, {x}, {y})"
-        if operation == "exch" and width == 16:
-            return f"cs_exch128({where}, {x})"
-        if operation in _FETCH and t not in ("f32", "f64", "f16", "bf16", "f16x2", "bf16x2"):
-            return f"{_FETCH[operation]}({kind}, {where}, {x})"
-        return f"ATOM_CAS_LOOP({kind}, {where}, {_update(v, i, operation, t, 'v_')})"
-
+    swapped = v.src(operands[2], t) if operation == "cas" else ""
     if count > 1:
         if not isinstance(value, Vector):
             raise v.unsupported()
         text = f"{{ {v.line(space)} u8 *p_ = (u8 *){pointer}; "
         for k, item in enumerate(value.items):
             text += f"{{ const {kind} v_ = {v.src(item, t)}; (void)v_; "
-            text += f"const {kind} x_ = {one(f'(p_ + {k * width})', item)}; (void)x_; "
+            text += f"const {kind} x_ = {atomically(v, operation, t, f'(p_ + {k * width})')}; (void)x_; "
             if isinstance(result, Vector):
                 text += v.dst(result.items[k], t, "x_")
             text += " } "
         return text + "}"
     text = f"{{ {v.line(space)} void *p_ = {pointer}; const {kind} v_ = {v.src(value, t)}; (void)v_; "
-    text += f"const {kind} x_ = {one('p_', value)}; (void)x_; "
-    if result is not None and not (isinstance(result, Name) and result.name == "_"):
+    text += f"const {kind} x_ = {atomically(v, operation, t, 'p_', swapped)}; (void)x_; "
+    if result is not None and not is_sink(result):
         text += v.dst(result, t, "x_")
+    if tells:
+        text += completed(v, space, operands[2], str(width))
     return text + " }"
+
+
+def atomically(v: Values, operation: str, t: str, where: str, swapped: str = "") -> str:
+    """What was at `where`, which gets what `operation` makes of it and of `v_`; for cas, `swapped` where it is `v_`."""
+    width = size_of(t)
+    kind = c_type(width)
+    if operation == "cas":
+        if width == 16:
+            return f"cs_cas128({where}, v_, {swapped})"
+        return f"ATOM_CAS({kind}, {where}, v_, {swapped})"
+    if operation == "exch" and width == 16:
+        return f"cs_exch128({where}, v_)"
+    if operation in _FETCH and t not in FLOATS:
+        return f"{_FETCH[operation]}({kind}, {where}, v_)"
+    return f"ATOM_CAS_LOOP({kind}, {where}, {_update(v, operation, t, 'v_')})"
 
 
 @emits("membar", "fence")
@@ -233,77 +306,6 @@ def nothing(v: Values, i: Instruction) -> str:
     if i.opcode == "createpolicy":
         return v.dst(i.operands[0], "b64", "0")
     return ""
-
-
-@emits("cp")
-def cp(v: Values, i: Instruction) -> str:
-    """cp.async: copied at once; groups complete at once."""
-    m = i.modifiers
-    if m[:3] == ("async", "mbarrier", "arrive"):
-        # the copies are complete, so this arrives at once; without .noinc it also adds the arrival that is expected
-        v.code.alone = True
-        space = "shared" if space_of(i) == "shared" else "generic"
-        pointer = v.pointer(space, v.address(i.operands[0]), 8, "a")
-        return (
-            f"{v.line(space)} mbar_arrive((u64 *){pointer}, 1, 0);" if "noinc" in m else f"(void){pointer};"
-        )
-    if m[0] != "async" or "bulk" in m or "reduce" in m:
-        raise v.unsupported()
-    if any(x in m for x in ("commit_group", "wait_group", "wait_all")):
-        v.code.alone = True
-        return ""
-    size = i.operands[2]
-    if not isinstance(size, Immediate):
-        raise v.unsupported("a size that is not constant")
-    n = size.integer
-    to = v.pointer("shared", v.address(i.operands[0]), n, "w")
-    source = v.pointer("global", v.address(i.operands[1]), n, "r")
-    count = f"{n}u"
-    if len(i.operands) > 3:
-        extra = i.operands[3]
-        predicate = (
-            isinstance(extra, Name) and (found := v.names.register(v.scope, extra.name)) and found.width == 0
-        )
-        if predicate:
-            count = f"({v.src(extra, 'pred')} ? 0u : {n}u)"
-        elif not any("cache_hint" in x for x in m) or len(i.operands) > 4:
-            count = f"MIN(u32, {v.src(extra, 'u32')}, {n}u)"
-    text = f"{{ {v.line()} u8 *d_ = (u8 *){to}; const u32 n_ = {count}; "
-    return text + (
-        f"if (n_) __builtin_memcpy(d_, {source}, n_); if (n_ < {n}) __builtin_memset(d_ + n_, 0, {n} - n_); }}"
-    )
-
-
-@emits("mbarrier")
-def mbarrier(v: Values, i: Instruction) -> str:
-    """Without transaction counts (those belong to bulk copies)."""
-    m = i.modifiers
-    kind = m[0]
-    if kind == "pending_count":
-        return v.dst(i.operands[0], "b32", f"{v.src(i.operands[1], 'b64')} & 0xfffffu")
-    if kind in ("expect_tx", "complete_tx") or "expect_tx" in m:
-        raise v.unsupported()
-    v.code.alone = True
-    result = kind in ("arrive", "arrive_drop", "test_wait", "try_wait")
-    operands = i.operands
-    if result and isinstance(operands[0], Address):  # arrive without a result
-        operands = (Name("_"), *operands)
-    address = operands[1] if result else operands[0]
-    space = "shared" if space_of(i) == "shared" else "generic"
-    pointer = f"(u64 *){v.pointer(space, v.address(address), 8, 'a')}"
-    line = v.line(space)
-    if kind == "init":
-        return f"{line} mbar_init({pointer}, {v.src(operands[1], 'b32')});"
-    if kind == "inval":
-        return f"{line} *{pointer} = 0;"
-    if kind in ("arrive", "arrive_drop"):
-        count = v.src(operands[2], "b32") if len(operands) > 2 else "1"
-        drop = count if kind == "arrive_drop" else "0"
-        return f"{line} {{ const u64 x_ = mbar_arrive({pointer}, {count}, {drop}); {v.dst(operands[0], 'b64', 'x_')} }}"
-    if kind in ("test_wait", "try_wait"):
-        wanted = f"{v.src(operands[2], 'b32')} & 1" if "parity" in m else f"{v.src(operands[2], 'b64')} >> 63"
-        return f"{line} {{ const u64 x_ = *{pointer}; {v.dst(operands[0], 'pred', f'(x_ >> 63) != ({wanted})')} }}"
-    raise v.unsupported()
 
 
 @emits("nanosleep")
@@ -337,8 +339,3 @@ def stackrestore(v: Values, i: Instruction) -> str:
     v.stack = True
     v.code.memory = True
     return f"{v.line()} cs_stackrestore(w, l, {v.src(i.operands[0], i.modifiers[-1])});"
-
-
-@emits("ldmatrix")
-def ldmatrix(v: Values, i: Instruction) -> str:
-    raise v.unsupported()

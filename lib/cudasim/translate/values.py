@@ -318,6 +318,10 @@ class Values:
             else f"({text} {sign} {abs(offset)}ull)"
         )
 
+    def forget_base(self) -> None:
+        """The next pointer is not at the register and offset of the address made last."""
+        self._based = None
+
     def pointer(self, space: str, address: str, size: int, access: str) -> str:
         """A host pointer, after the checks."""
         self.code.memory = True

@@ -1,0 +1,126 @@
+"""Asynchronous copies and mbarriers → C (PTX ISA 9.7.9.25, 9.7.13.15). A copy is made at once: all its waits find it complete."""
+
+from __future__ import annotations
+
+from gpubpf.ptx.module import Address, Immediate, Instruction, Name, Not
+
+from .arithmetic import emits
+from .memory import atomically, completed, element, space_of, type_of, whole
+from .values import Values, c_type, size_of
+
+_REDUCTIONS = {"add", "and", "or", "xor", "min", "max", "inc", "dec"}
+
+
+@emits("cp")
+def cp(v: Values, i: Instruction) -> str:
+    m = i.modifiers
+    if m[:3] == ("async", "mbarrier", "arrive"):
+        # the copies are complete, so this arrives at once; without .noinc it also adds the arrival that is expected
+        v.code.alone = True
+        space = "shared" if space_of(i) == "shared" else "generic"
+        pointer = v.pointer(space, v.address(i.operands[0]), 8, "a")
+        return (
+            f"{v.line(space)} mbar_arrive((u64 *){pointer}, 1, 0);" if "noinc" in m else f"(void){pointer};"
+        )
+    if "prefetch" in m:
+        return ""
+    if "tensor" in m:
+        raise v.unsupported()
+    if any(x in m for x in ("commit_group", "wait_group", "wait_all")):
+        v.code.alone = True
+        return ""
+    if "bulk" in m:
+        return _bulk(v, i)
+    if m[0] != "async":
+        raise v.unsupported()
+    return _few(v, i)
+
+
+def _few(v: Values, i: Instruction) -> str:
+    """cp.async: 4, 8 or 16 bytes."""
+    size = i.operands[2]
+    if not isinstance(size, Immediate):
+        raise v.unsupported("a size that is not constant")
+    n = size.integer
+    to = v.pointer("shared", v.address(i.operands[0]), n, "w")
+    source = v.pointer("global", v.address(i.operands[1]), n, "r")
+    count = f"{n}u"
+    rest = i.operands[3 : len(i.operands) - ("L2::cache_hint" in i.modifiers)]
+    if rest:
+        extra = rest[0]
+        found = v.names.register(v.scope, extra.name) if isinstance(extra, Name) else None
+        if isinstance(extra, Not) or (found is not None and found.width == 0):
+            count = f"({v.src(extra, 'pred')} ? 0u : {n}u)"
+        else:
+            count = f"MIN(u32, {v.src(extra, 'u32')}, {n}u)"
+    text = f"{{ {v.line()} u8 *d_ = (u8 *){to}; const u32 n_ = {count}; "
+    return text + (
+        f"if (n_) __builtin_memcpy(d_, {source}, n_); if (n_ < {n}) __builtin_memset(d_ + n_, 0, {n} - n_); }}"
+    )
+
+
+def _bulk(v: Values, i: Instruction) -> str:
+    """cp.async.bulk, cp.reduce.async.bulk: multiples of 16 bytes. The cluster is one block."""
+    m = list(i.modifiers)
+    to, of = (x.split("::")[0] for x in m if x.split("::")[0] in ("global", "shared"))
+    v.code.alone = True
+    operands = list(i.operands)
+    destination, source = v.address(operands[0]), v.address(operands[1])
+    text = f"{{ {v.line()} const u64 to_ = {destination}, of_ = {source}; "
+    text += f"const u32 n_ = {v.src(operands[2], 'u32')}; {whole(to, 'to_', 'n_', 16)} "
+    if m[0] == "reduce":
+        operation = next(x for x in m if x in _REDUCTIONS)
+        t = type_of(v, i)
+        width = size_of(t)
+        kind = c_type(width)
+        body = f"const {kind} v_ = LD({kind}, {element(v, of, 'of_', width, 'r')}); "
+        body += f"(void){atomically(v, operation, t, element(v, to, 'to_', width, 'a'))};"
+        text += f"for (u32 k_ = 0; k_ < n_; k_ += {width}) {{ {body} }} "
+    else:
+        read, write = element(v, of, "of_", 16, "r"), element(v, to, "to_", 16, "w")
+        copy = f"const u128 x_ = LD(u128, {read}); ST(u128, {write}, x_);"
+        if "cp_mask" in m:
+            copy = f"cs_masked({write}, {read}, {v.src(operands[-1], 'b16')});"
+        if "multicast::cluster" in m:
+            text += f"if ({v.src(operands[4], 'b16')} & 1) "
+        text += f"for (u32 k_ = 0; k_ < n_; k_ += 16) {{ {copy} }} "
+    if "bulk_group" not in m:
+        tell = completed(v, "shared", operands[3], "n_")
+        text += f"if ({v.src(operands[4], 'b16')} & 1) {tell}" if "multicast::cluster" in m else tell
+    return text + " }"
+
+
+@emits("mbarrier")
+def mbarrier(v: Values, i: Instruction) -> str:
+    m = i.modifiers
+    kind = m[0]
+    if kind == "pending_count":
+        return v.dst(i.operands[0], "b32", f"{v.src(i.operands[1], 'b64')} & 0xfffffu")
+    v.code.alone = True
+    result = kind in ("arrive", "arrive_drop", "test_wait", "try_wait")
+    operands = i.operands
+    if result and isinstance(operands[0], Address):  # arrive without a result
+        operands = (Name("_"), *operands)
+    address = operands[1] if result else operands[0]
+    space = "shared" if space_of(i) == "shared" else "generic"
+    pointer = f"(u64 *){v.pointer(space, v.address(address), 8, 'a')}"
+    line = v.line(space)
+    if kind == "init":
+        return f"{line} mbar_init({pointer}, {v.src(operands[1], 'b32')});"
+    if kind == "inval":
+        return f"{line} *{pointer} = 0;"
+    if kind in ("expect_tx", "complete_tx"):
+        change = "mbar_expect" if kind == "expect_tx" else "mbar_complete"
+        return f"{line} {change}({pointer}, {v.src(operands[1], 'b32')});"
+    if kind in ("arrive", "arrive_drop"):
+        count = v.src(operands[2], "b32") if len(operands) > 2 else "1"
+        text = f"{line} {{ u64 *const b_ = {pointer}; "
+        if "expect_tx" in m:
+            text += f"mbar_expect(b_, {count}); "
+            count = "1"
+        drop = count if kind == "arrive_drop" else "0"
+        return f"{text}const u64 x_ = mbar_arrive(b_, {count}, {drop}); {v.dst(operands[0], 'b64', 'x_')} }}"
+    if kind in ("test_wait", "try_wait"):
+        wanted = f"{v.src(operands[2], 'b32')} & 1" if "parity" in m else f"{v.src(operands[2], 'b64')} >> 63"
+        return f"{line} {{ const u64 x_ = *{pointer}; {v.dst(operands[0], 'pred', f'(x_ >> 63) != ({wanted})')} }}"
+    raise v.unsupported()

@@ -1,0 +1,431 @@
+"""The rarer forms of loads, stores, atomics, copies and collectives, written in PTX, against NumPy; each proven by ptxas to be one."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine_device import Array, Device, DeviceFault
+from gpubpf_sass import need
+
+# By name: the body of a kernel of 32 threads with [in] in %rd1, [out] in %rd2, the lane in %r0, its place at 4 bytes each in %rd3 and
+# %rd4, at 16 bytes each in %rd5 and %rd6, and 1024 bytes of shared memory at `tile`, with the lane's 16 bytes at %r1.
+KERNELS = {
+    "wide": """
+        ld.global.v8.b32 {%r10, %r11, %r12, %r13, _, _, _, %r17}, [%rd9];
+        st.global.v8.b32 [%rd10], {%r17, %r10, _, %r12, %r13, %r13, %r13, %r11};""",
+    "bytes": """
+        ld.global.v4.u8 {%h1, %h2, %h3, %h4}, [%rd3];
+        st.shared.v2.u8 [%r1], {%h4, %h3};
+        st.shared.v2.u8 [%r1+2], {%h2, %h1};
+        ld.shared.u32 %r10, [%r1];
+        st.global.u32 [%rd4], %r10;""",
+    "wide_shared": """
+        ld.global.b128 %q1, [%rd5];
+        st.shared.b128 [%r1], %q1;
+        ld.shared::cluster.v4.b32 {%r10, %r11, %r12, %r13}, [%r1];
+        st.global.v4.b32 [%rd6], {%r13, %r12, %r11, %r10};""",
+    "vectors": """
+        mov.f32 %f1, 0f3F800000;
+        atom.global.v4.f32.add {%f5, %f6, %f7, %f8}, [%rd2], {%f1, %f1, %f1, %f1};
+        red.global.add.noftz.v2.f16x2 [%rd2+16], {%r20, %r20};
+        max.f32 %f5, %f5, %f8;
+        cvt.rzi.u32.f32 %r10, %f5;
+        st.global.u32 [%rd4+64], %r10;""",
+    "narrow": """
+        mov.u16 %h1, 7;
+        cvt.u16.u32 %h2, %r0;
+        atom.global.cas.b16 %h3, [%rd2], %h1, %h2;
+        cvt.u32.u16 %r10, %h3;
+        st.global.u32 [%rd4+16], %r10;""",
+    "b128": """
+        ld.global.b128 %q1, [%rd5];
+        atom.global.exch.b128 %q2, [%rd6], %q1;
+        atom.global.cas.b128 %q3, [%rd6], %q1, %q2;
+        st.global.b128 [%rd6+512], %q3;""",
+    "match": """
+        activemask.b32 %r10;
+        mul.wide.u32 %rd7, %r0, 0x20000000;
+        shr.u64 %rd7, %rd7, 31;
+        match.any.sync.b64 %r11, %rd7, %r10;
+        and.b32 %r12, %r0, 3;
+        match.any.sync.b32 %r12, %r12, %r10;
+        match.all.sync.b64 %r13|%p1, %rd1, %r10;
+        match.all.sync.b32 %r14|%p2, %r0, %r10;
+        selp.u32 %r15, 1, 0, %p1;
+        selp.u32 %r16, 2, 0, %p2;
+        or.b32 %r15, %r15, %r16;
+        or.b32 %r15, %r15, %r14;
+        and.b32 %r13, %r13, 0xff00;
+        or.b32 %r15, %r15, %r13;
+        st.global.v4.b32 [%rd6], {%r10, %r11, %r12, %r15};""",
+    "match_some": """
+        setp.lt.u32 %p1, %r0, 9;
+        @!%p1 bra OTHERS;
+        activemask.b32 %r10;
+        and.b32 %r11, %r0, 1;
+        match.any.sync.b32 %r11, %r11, %r10;
+        st.global.v2.b32 [%rd8], {%r10, %r11};
+        ret;
+        OTHERS:
+        activemask.b32 %r10;
+        setp.gt.u32 %p2, %r0, 29;
+        vote.sync.ballot.b32 %r11, %p2, %r10;
+        st.global.v2.b32 [%rd8], {%r10, %r11};""",
+    "redux": """
+        ld.global.f32 %f1, [%rd3];
+        redux.sync.min.f32 %f2, %f1, 0xffffffff;
+        redux.sync.max.abs.f32 %f3, %f1, 0xffffffff;
+        redux.sync.max.NaN.f32 %f4, %f1, 0xffffffff;
+        mov.b32 %r10, %f1;
+        redux.sync.and.b32 %r11, %r10, 0xffffffff;
+        st.global.v4.b32 [%rd6], {%f2, %f3, %f4, %r11};""",
+    "spaces": """
+        mov.u64 %rd7, table; cvta.const.u64 %rd7, %rd7;
+        mov.u64 %rd8, tile; cvta.shared.u64 %rd8, %rd8;
+        mov.u64 %rd9, mine; cvta.local.u64 %rd9, %rd9;
+        mov.u64 %rd10, a; cvta.param.u64 %rd10, %rd10;
+        mov.u32 %r10, 0;
+        TESTS
+        st.global.u32 [%rd4], %r10;
+        cvta.to.shared.u64 %rd8, %rd8; cvta.to.local.u64 %rd9, %rd9; cvta.to.const.u64 %rd7, %rd7;
+        st.shared.u32 [%rd8], 11; st.local.u32 [%rd9], 22;
+        ld.shared.u32 %r11, [tile]; ld.local.u32 %r12, [mine]; ld.const.u32 %r13, [%rd7+4];
+        st.global.v4.b32 [%rd6+128], {%r11, %r12, %r13, %r13};""",
+    "matrices": """
+        ld.global.v4.b32 {%r10, %r11, %r12, %r13}, [%rd5];
+        st.shared.v4.b32 [%r1], {%r10, %r11, %r12, %r13};
+        bar.sync 0;
+        ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r10, %r11, %r12, %r13}, [%r1];
+        st.global.v4.b32 [%rd6], {%r10, %r11, %r12, %r13};
+        cvt.u64.u32 %rd7, %r1; cvta.shared.u64 %rd7, %rd7;
+        ldmatrix.sync.aligned.m8n8.x2.trans.b16 {%r10, %r11}, [%rd7];
+        movmatrix.sync.aligned.m8n8.trans.b16 %r12, %r10;
+        st.global.v4.b32 [%rd6+512], {%r10, %r11, %r12, %r12};
+        ldmatrix.sync.aligned.m16n16.x2.trans.shared.b8 {%r10, %r11, %r12, %r13}, [%r1];
+        st.global.v4.b32 [%rd6+1024], {%r10, %r11, %r12, %r13};
+        ldmatrix.sync.aligned.m8n16.x2.shared.b8x16.b4x16_p64 {%r10, %r11}, [%r1];
+        ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8x16.b6x16_p32 {%r12, %r13}, [%r1];
+        st.global.v4.b32 [%rd6+1536], {%r10, %r11, %r12, %r13};""",
+    "matrices_back": """
+        ld.global.v4.b32 {%r10, %r11, %r12, %r13}, [%rd5];
+        stmatrix.sync.aligned.m8n8.x4.shared.b16 [%r1], {%r10, %r11, %r12, %r13};
+        bar.sync 0;
+        ld.shared.v4.b32 {%r14, %r15, %r16, %r17}, [%r1];
+        st.global.v4.b32 [%rd6], {%r14, %r15, %r16, %r17};
+        stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%r1], {%r10, %r11};
+        bar.sync 0;
+        ld.shared.v4.b32 {%r14, %r15, %r16, %r17}, [%r1];
+        st.global.v4.b32 [%rd6+512], {%r14, %r15, %r16, %r17};
+        stmatrix.sync.aligned.m16n8.x4.trans.shared.b8 [%r1], {%r10, %r11, %r12, %r13};
+        bar.sync 0;
+        ld.shared.v4.b32 {%r14, %r15, %r16, %r17}, [%r1];
+        st.global.v4.b32 [%rd6+1024], {%r14, %r15, %r16, %r17};""",
+    "few": """
+        mov.b64 %rd9, 0;
+        st.shared.v2.b64 [%r1], {-1, -1};
+        cp.async.ca.shared.global [%r1], [%rd5], 4;
+        cp.async.ca.shared.global.L2::cache_hint [%r1+8], [%rd5+8], 8, %r20, %rd9;
+        setp.gt.u32 %p1, %r0, 3;
+        cp.async.ca.shared.global [%r1+4], [%rd5+4], 4, !%p1;
+        cp.async.ca.shared.global [%r1+12], [%rd5+12], 4, 3;
+        cp.async.commit_group;
+        cp.async.wait_all;
+        ld.shared.v4.b32 {%r10, %r11, %r12, %r13}, [%r1];
+        st.global.v4.b32 [%rd6], {%r10, %r11, %r12, %r13};
+        cp.async.cg.shared::cta.global.L2::64B [%r1], [%rd5], 16, %p1;
+        cp.async.wait_group 0;
+        ld.shared.v4.b32 {%r10, %r11, %r12, %r13}, [%r1];
+        st.global.v4.b32 [%rd6+512], {%r10, %r11, %r12, %r13};""",
+    "bulk": """
+        setp.ne.u32 %p1, %r0, 0;
+        @%p1 bra WAIT;
+        mbarrier.init.shared::cta.b64 [bar], 1;
+        mbarrier.arrive.expect_tx.shared::cta.b64 %rd7, [bar], 512;
+        mov.u32 %r10, 256; mov.u16 %h1, 1; mov.u16 %h2, 2; mov.b64 %rd9, 0;
+        cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [tile], [%rd1], %r10, [bar];
+        mbarrier.test_wait.shared::cta.b64 %p2, [bar], %rd7;
+        selp.u32 %r11, 1, 0, %p2;
+        cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint
+            [tile+256], [%rd1+256], %r10, [bar], %h1, %rd9;
+        cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [tile], [%rd1+256], %r10, [bar], %h2;
+        st.global.u32 [%rd2+1024], %r11;
+        WAIT:
+        bar.sync 0;
+        LOOP:
+        mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 %p2, [bar], 0, 0x989680;
+        @!%p2 bra LOOP;
+        ld.shared.v4.b32 {%r10, %r11, %r12, %r13}, [%r1];
+        xor.b32 %r10, %r10, 1;
+        st.shared.u32 [%r1], %r10;
+        fence.proxy.async.shared::cta;
+        bar.sync 0;
+        @%p1 ret;
+        mov.u32 %r10, 32; mov.u16 %h1, 0x8001;
+        cp.async.bulk.global.shared::cta.bulk_group [%rd2], [tile], 128;
+        cp.async.bulk.global.shared::cta.bulk_group.cp_mask [%rd2+128], [tile+128], %r10, %h1;
+        cp.async.bulk.commit_group;
+        cp.async.bulk.wait_group.read 0;
+        mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [bar], 64;
+        cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [tile], [tile+64], 64, [bar];
+        mbarrier.arrive.shared::cta.b64 %rd7, [bar];
+        mbarrier.test_wait.parity.shared::cta.b64 %p2, [bar], 1;
+        selp.u32 %r11, 1, 0, %p2;
+        st.global.u32 [%rd2+1028], %r11;
+        cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd2+256], [tile], %r10;
+        cp.reduce.async.bulk.global.shared::cta.bulk_group.min.s64 [%rd2+288], [tile+32], 32;
+        cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%rd2+320], [tile+256], 16;
+        cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.f16 [%rd2+336], [tile+256], 16;
+        cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.and.b32 [tile], [tile+256], 16, [bar];
+        ld.shared.v4.b32 {%r10, %r11, %r12, %r13}, [tile];
+        st.global.v4.b32 [%rd2+512], {%r10, %r11, %r12, %r13};""",
+    "told": """
+        setp.ne.u32 %p1, %r0, 0;
+        @!%p1 mbarrier.init.shared::cta.b64 [bar], 32;
+        @!%p1 st.bulk.weak.shared::cta [%r1], 1024, 0;
+        bar.sync 0;
+        mbarrier.arrive.expect_tx.shared::cta.b64 %rd7, [bar], 24;
+        mov.u32 %r10, bar; mov.u64 %rd8, bar; cvta.shared.u64 %rd8, %rd8;
+        cvt.u64.u32 %rd9, %r1; cvta.shared.u64 %rd9, %rd9; mov.u32 %r12, tile;
+        st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%r1], {%r0, 5}, [%r10];
+        red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u64 [%r12+8], 1, [%r10];
+        mbarrier.test_wait.shared::cta.b64 %p2, [bar], %rd7;
+        st.async.mbarrier::complete_tx::bytes.b64 [%rd9+512], %rd7, [%rd8];
+        mbarrier.test_wait.shared::cta.b64 %p3, [bar], %rd7;
+        bar.sync 0;
+        st.async.mmio.release.sys.global.u32 [%rd4], %r0;
+        red.async.mmio.release.sys.global.add.u32 [%rd2+1024], %r0;
+        ld.shared.v4.b32 {%r10, %r11, %r12, %r13}, [%r1];
+        selp.u32 %r13, 1, 0, %p2;
+        selp.u32 %r14, 2, 0, %p3;
+        or.b32 %r13, %r13, %r14;
+        st.global.v4.b32 [%rd6+128], {%r10, %r11, %r12, %r13};""",
+    "uneven": """
+        mov.u32 %r10, 24;
+        cp.async.bulk.global.shared::cta.bulk_group [%rd2], [tile], %r10;""",
+    "outside": """
+        mov.u32 %r10, 2048;
+        cp.async.bulk.global.shared::cta.bulk_group [%rd2], [tile], %r10;""",
+}
+
+
+def ptx() -> str:
+    asks = "isspacep.{} %p1, {}; selp.u32 %r11, 1, 0, %p1; shl.b32 %r10, %r10, 1; or.b32 %r10, %r10, %r11;"
+    spaces = ("global", "shared::cta", "local", "const", "param")
+    tests = "".join(asks.format(s, r) for r in ("%rd1", "%rd8", "%rd9", "%rd7", "%rd10") for s in spaces)
+    text = """.version 9.0
+.target sm_100a
+.address_size 64
+.const .align 8 .b32 table[2] = {33, 44};
+"""
+    for name, body in KERNELS.items():
+        text += f""".visible .entry {name}(.param .u64 a, .param .u64 b) {{
+.reg .pred %p<4>; .reg .b16 %h<8>; .reg .b32 %r<24>; .reg .b64 %rd<12>; .reg .f32 %f<10>; .reg .b128 %q<4>;
+.shared .align 128 .b8 tile[1024]; .shared .align 8 .b64 bar; .local .align 16 .b8 mine[16];
+ld.param.u64 %rd1, [a]; ld.param.u64 %rd2, [b]; cvta.to.global.u64 %rd1, %rd1; cvta.to.global.u64 %rd2, %rd2;
+mov.u32 %r0, %tid.x; mul.wide.u32 %rd3, %r0, 4; add.u64 %rd4, %rd2, %rd3; add.u64 %rd3, %rd1, %rd3;
+mul.wide.u32 %rd5, %r0, 16; add.u64 %rd6, %rd2, %rd5; add.u64 %rd5, %rd1, %rd5;
+mul.wide.u32 %rd8, %r0, 8; add.u64 %rd8, %rd2, %rd8;
+mul.wide.u32 %rd9, %r0, 32; add.u64 %rd10, %rd2, %rd9; add.u64 %rd9, %rd1, %rd9;
+mov.u32 %r1, tile; mad.lo.u32 %r1, %r0, 16, %r1; mov.b32 %r20, 0x3C003C00;
+{body.replace("TESTS", tests)}
+ret;
+}}
+"""
+    return text
+
+
+@functools.cache
+def device(virtual: bool = False) -> Device:
+    return Device(ptx(), virtual)
+
+
+def ran(name: str, given: np.ndarray, size: int = 4096, virtual: bool = False) -> np.ndarray:
+    """The bytes of [out] after the kernel, as u32; they were 0xEE."""
+    out = Array(np.full(size, 0xEE, np.uint8))
+    device(virtual).launch(name, 1, 32, Array(given), out)
+    return out.host.copy().view(np.uint32)
+
+
+LANES = np.arange(32, dtype=np.uint32)
+NOISE = np.random.default_rng(5).integers(0, 1 << 32, 512, dtype=np.uint32)
+EE = 0xEEEEEEEE
+
+
+def test_ptxas_takes_the_kernels(tmp_path: Path) -> None:
+    (tmp_path / "forms.ptx").write_text(ptx())
+    command = [need("ptxas"), "-O0", "-arch=sm_100a", "-o", "/dev/null", tmp_path / "forms.ptx"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_eight_words_with_sinks() -> None:
+    given = NOISE[:256].reshape(32, 8)
+    out = ran("wide", NOISE)[:256].reshape(32, 8)
+    assert (out == np.c_[given[:, [7, 0]], np.full(32, EE), given[:, [2, 3, 3, 3, 1]]]).all()
+
+
+def test_vectors_of_bytes() -> None:
+    assert (ran("bytes", NOISE)[:32] == NOISE[:32].byteswap()).all()
+
+
+def test_sixteen_bytes_through_shared_memory() -> None:
+    assert (ran("wide_shared", NOISE)[:128].reshape(32, 4) == NOISE[:128].reshape(32, 4)[:, ::-1]).all()
+
+
+def test_vector_atomics() -> None:
+    out = Array(np.zeros(1024, np.uint8))
+    device().launch("vectors", 1, 32, Array(NOISE), out)
+    assert (out.host[:16].view(np.float32) == 32).all()
+    assert (out.host[16:24].view(np.float16) == 32).all()
+    assert sorted(out.host.view(np.uint32)[16:48]) == list(range(32))  # each saw another sum
+
+
+def test_compare_and_swap_of_16_and_128_bits() -> None:
+    out = Array(np.full(256, 7, np.uint16))
+    device().launch("narrow", 1, 32, Array(NOISE), out)
+    seen = out.host[8:].view(np.uint32)[:32]
+    assert (seen == 7).sum() == 1 and out.host[0] == np.flatnonzero(seen == 7)[
+        0
+    ]  # the first one's place alone
+    assert out.host[1] == 7
+
+    found = ran("b128", NOISE)
+    assert (found[:128] == EE).all() and (found[128:256] == NOISE[:128]).all()
+
+
+def test_match() -> None:
+    out = ran("match", NOISE)[:128].reshape(32, 4)
+    fours = [sum(1 << n for n in range(32) if n // 4 == lane // 4) for lane in range(32)]
+    every = [0x11111111 << lane % 4 for lane in range(32)]
+    assert out.tolist() == [[0xFFFFFFFF, a, b, 0xFF01] for a, b in zip(fours, every, strict=True)]
+    some = ran("match_some", NOISE)[:64].reshape(32, 2)
+    assert some[:9].tolist() == [[0x1FF, 0x155 if n % 2 == 0 else 0xAA] for n in range(9)]
+    assert (some[9:] == [0xFFFFFE00, 0xC0000000]).all()
+
+
+def test_reductions_of_floats() -> None:
+    given = np.linspace(-40, 17, 32, dtype=np.float32)
+    given[7] = np.nan
+    out = ran("redux", given)[:4]
+    assert out[:2].view(np.float32).tolist() == [-40, 40]
+    assert np.isnan(out[2:3].view(np.float32)[0])
+    assert out[3] == np.bitwise_and.reduce(given.view(np.uint32))
+
+
+def test_spaces() -> None:
+    out = ran("spaces", NOISE)
+    # five questions about each of five pointers, to global, shared, local, const and param
+    assert (out[:32] == 0b10000_01000_00100_00010_00001).all()
+    assert (out[32:160].reshape(32, 4) == [11, 22, 44, 44]).all()
+
+
+def columns(row: np.ndarray) -> np.ndarray:
+    """What lane l gets of a matrix [row][column] of bytes that come in fours, row by row."""
+    return row.reshape(32, 4).view(np.uint32)[:, 0]
+
+
+def test_matrices_from_shared_memory() -> None:
+    out = ran("matrices", NOISE).reshape(8, 32, 4)
+    raw = NOISE[:128].view(np.uint8).reshape(32, 16)
+    halves = raw.view(np.uint16)  # [row][column]
+    for k in range(4):
+        assert (out[0, :, k] == columns(raw[8 * k : 8 * k + 8])).all()
+    for k in range(2):
+        turned = np.ascontiguousarray(halves[8 * k : 8 * k + 8].T)
+        assert (out[1, :, k] == columns(turned.view(np.uint8))).all()
+    assert (out[1, :, 2] == columns(raw[:8])).all()  # transposed twice
+    for k in range(2):
+        turned = np.ascontiguousarray(raw[16 * k : 16 * k + 16].T)
+        for half in range(2):
+            assert (out[2, :, 2 * k + half] == columns(turned[8 * half : 8 * half + 8])).all()
+    bits = np.unpackbits(raw, axis=1, bitorder="little")
+    fours = np.packbits(bits[:, :64].reshape(32, 16, 4), axis=2, bitorder="little")[:, :, 0]
+    sixes = np.packbits(bits[:, :96].reshape(32, 16, 6), axis=2, bitorder="little")[:, :, 0]
+    for k in range(2):
+        assert (out[3, :, k] == columns(fours[8 * k : 8 * k + 8])).all()
+        turned = np.ascontiguousarray(sixes[:16].T)
+        assert (out[3, :, 2 + k] == columns(turned[8 * k : 8 * k + 8])).all()
+
+
+def test_matrices_to_shared_memory() -> None:
+    out = ran("matrices_back", NOISE).view(np.uint8).reshape(8, 32, 16)
+    given = NOISE[:128].reshape(32, 4)
+    for k in range(4):
+        assert (columns(out[0, 8 * k : 8 * k + 8]) == given[:, k]).all()
+    for k in range(2):
+        turned = np.ascontiguousarray(out[1, 8 * k : 8 * k + 8].view(np.uint16).T)
+        assert (columns(turned.view(np.uint8)) == given[:, k]).all()
+    assert (out[1, 16:] == out[0, 16:]).all()  # x2 leaves the rest alone
+    for k in range(4):
+        turned = np.ascontiguousarray(
+            out[2, 8 * k : 8 * k + 8].T
+        )  # 16 rows of 8: two columns of a row lie in a half word
+        pairs = turned.reshape(2, 8, 4, 2).view(np.uint16)[..., 0]  # [half][row][pair]
+        assert (pairs[0].ravel() | pairs[1].ravel().astype(np.uint32) << 16 == given[:, k]).all()
+
+
+def test_copies_of_few_bytes() -> None:
+    first, second = ran("few", NOISE)[:256].reshape(2, 32, 4)
+    expected = NOISE[:128].reshape(32, 4).copy()
+    expected[:4, 1] = 0  # told to read nothing
+    expected[:, 3] &= 0xFFFFFF  # told to read three bytes
+    assert (first == expected).all()
+    expected = NOISE[:128].reshape(32, 4).copy()
+    expected[4:] = 0
+    assert (second == expected).all()
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+def test_bulk_copies(virtual: bool) -> None:
+    given = NOISE.copy()
+    given[64:68] = np.array([0.5, 1, 2, 3], np.float32).view(np.uint32)
+    start = np.full(4096, 0xEE, np.uint8)
+    start[256:288].view(np.uint32)[:] = 1
+    start[288:320].view(np.int64)[:] = 5
+    start[320:336].view(np.float32)[:] = 10
+    start[336:352].view(np.float16)[:] = 1
+    out = Array(start)
+    device(virtual).launch("bulk", 1, 32, Array(given), out)
+    words = out.host.view(np.uint32)
+    tile = given[:128].copy()
+    tile[::4] ^= 1
+    assert (words[:32] == tile[:32]).all()
+    masked = np.full(32, 0xEE, np.uint8)
+    masked[[0, 15, 16, 31]] = tile[32:40].view(np.uint8)[[0, 15, 16, 31]]
+    assert (out.host[128:160] == masked).all()
+    tile[:16] = tile[16:32]
+    assert (words[64:72] == tile[:8] + 1).all()
+    assert (out.host[288:320].view(np.int64) == np.minimum(5, tile[8:16].view(np.int64))).all()
+    assert (out.host[320:336].view(np.float32) == 10 + tile[64:68].view(np.float32)).all()
+    halves = (np.float16(1) + tile[64:68].view(np.float16)).astype(np.float16)
+    assert (out.host[336:352].view(np.float16) == halves).all()
+    assert (words[128:132] == tile[:4] & tile[64:68]).all()
+    assert words[256:258].tolist() == [0, 1]  # not complete before all bytes came; complete with them
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+def test_stores_and_reductions_that_tell_a_barrier(virtual: bool) -> None:
+    out = Array(np.zeros(4096, np.uint8))
+    device(virtual).launch("told", 1, 32, Array(NOISE), out)
+    words = out.host.view(np.uint32)
+    assert words[256] == 31 * 16
+    assert (words[:32] == LANES).all()
+    rows = words[32:160].reshape(32, 4)
+    assert (rows[:, 0] == LANES).all() and (rows[:, 1] == 5).all()
+    assert rows[0, 2] == 32 and (rows[1:, 2] == 0).all()
+    assert (rows[:, 3] == 2).all()  # complete when the last bytes had come, not before
+
+
+def test_a_bulk_copy_that_cannot_be_is_a_fault() -> None:
+    out = Array(np.zeros(64, np.uint8))
+    with pytest.raises(DeviceFault, match="misaligned") as caught:
+        device().launch("uneven", 1, 32, Array(NOISE), out)
+    assert caught.value.code == 716
+    with pytest.raises(DeviceFault) as caught:
+        device().launch("outside", 1, 32, Array(NOISE), Array(np.zeros(4096, np.uint8)))
+    assert caught.value.code == 700
