@@ -349,7 +349,9 @@ class HostProcess:
             raise SessionError("a traced process sent a file that is no stub; its launches are not followed")
         files = {**host._files, **self.files}
         with self._lock:
-            for name, operation in wanted if not self._over else ():
+            for name, operation in (
+                reversed(wanted) if not self._over else ()
+            ):  # the kernel runs the last one first
                 try:
                     file = load(host._program, host._program.functions[name], files)
                     self._programs.append((name, file))

@@ -34,8 +34,8 @@ class Follow:
     log_records: of the operation log of each process, a power of two; 0: no log. stamps: timing events around what no probe times;
     cupti: where CUPTI may be, whose activity records do it in their place. stacks: the host stack of each launch; allocation_stacks:
     of each call that allocates. graphs: kernels in graphs are instrumented. pump: launches of a process after which its maps are read,
-    for `readings`; 0: never by itself. ring_size: bytes of each ring and GPU, None: what the C text asks for; rings lie in host memory,
-    or else in the GPU's. per_thread: records that a thread puts into the ring named, at most.
+    for `readings`; 0: never by itself. ring_size: bytes of each ring and GPU, None: what the C text asks for; rings lie in host
+    memory, or else in the GPU's. per_thread: records that a thread puts into the ring named, at most.
     """
 
     log_records: int = 0

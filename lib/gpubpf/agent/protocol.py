@@ -22,7 +22,7 @@ VERSION = 4
 FRAME_LIMIT = 64 << 20
 IMAGE_LIMIT = 1 << 29
 MEMORY_LIMIT = 1 << 40
-SITES_LIMIT = 1 << 24  # of a kernel
+SITES_LIMIT = 1 << 22  # of a kernel
 NO_FIELD = 0xFFFFFFFF
 
 # Messages.

@@ -25,7 +25,7 @@ namespace {
 
 constexpr uint32_t kWrapperMagic = 0x466243B1, kFatbinMagic = 0xBA55ED50;
 constexpr uint64_t kImageLimit = uint64_t(1) << 29;
-constexpr uint32_t kSitesLimit = 1 << 24;  // of a kernel
+constexpr uint32_t kSitesLimit = 1 << 22;  // of a kernel
 
 struct Wrapper {
   uint32_t magic, version;
