@@ -495,7 +495,7 @@ class _Checker:
         for pc, successors in enumerate(after):
             for successor in successors:
                 before[min(successor, size)].append(pc)
-        ending: set[int] = set()  # jumps out of a loop
+        ending = _ways_out(after)  # jumps out of a loop
         for pc, successors in enumerate(after):
             for head in successors:
                 if head <= pc:
@@ -1373,6 +1373,46 @@ def _successors(code: Sequence[Instruction], pc: int) -> tuple[int, ...]:
     else:
         after = (pc + 1,)
     return tuple(successor for successor in after if 0 <= successor < size)
+
+
+def _ways_out(after: Sequence[tuple[int, ...]]) -> set[int]:
+    """The jumps that leave a loop, also one that is part of another, wherever the compiler has put its parts."""
+    found: set[int] = set()
+    reached = {0}
+    new = [0]
+    while new:
+        more = {to for to in after[new.pop()] if to < len(after)} - reached
+        reached |= more
+        new += more
+    pending = [reached]
+    while pending:
+        places = pending.pop()
+        for loop in _cycles(after, places):
+            found |= {place for place in loop if not loop.issuperset(after[place])}
+            heads = {to for place in reached - loop for to in after[place] if to in loop}
+            pending.append(loop - (heads or {min(loop)}))
+    return found
+
+
+def _cycles(after: Sequence[tuple[int, ...]], places: set[int]) -> Iterator[set[int]]:
+    """The largest sets of places each of which leads to each other without leaving `places`."""
+    reach = dict.fromkeys(places, 0)  # masks
+    changed = True
+    while changed:
+        changed = False
+        for place in sorted(places, reverse=True):
+            mask = reach[place]
+            for to in after[place]:
+                if to in reach:
+                    mask |= 1 << to | reach[to]
+            if mask != reach[place]:
+                reach[place], changed = mask, True
+    rest = {place for place in places if reach[place] >> place & 1}
+    while rest:
+        one = rest.pop()
+        loop = {one} | {place for place in rest if reach[one] >> place & 1 and reach[place] >> one & 1}
+        rest -= loop
+        yield loop
 
 
 def _loop(head: int, last: int, before: list[list[int]]) -> set[int]:
