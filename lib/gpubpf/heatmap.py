@@ -243,7 +243,7 @@ class _Drawn:
             for place in places.tolist():
                 start = (int(heat.pages[place]) << heat.shift) - band.base
                 first = min(max(0, start) * high // band.size, high - 1)
-                end = min(-(-(start + (1 << heat.shift)) * high // band.size), high)
+                end = min((start + (1 << heat.shift)) * high // band.size, high)
                 part[first : max(end, first + 1)] += counts[place]
             most = max(most, int(part.sum(axis=2).max()))
             beside.append((row, f"{band.base:#x} {size_text(band.size)} {band.name}"))
@@ -310,7 +310,7 @@ def _halved(counts: np.ndarray) -> np.ndarray:
 
 def _used(counts: np.ndarray) -> np.ndarray:
     """The counts up to the last column with anything."""
-    columns = np.flatnonzero(counts.reshape(len(counts), COLUMNS, -1).any(axis=(0, 2)))
+    columns = np.flatnonzero(counts.any(axis=tuple(axis for axis in range(counts.ndim) if axis != 1)))
     return counts[:, : int(columns[-1]) + 1 if len(columns) else 1]
 
 
