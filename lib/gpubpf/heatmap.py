@@ -417,7 +417,7 @@ def _laid_out(panels: Sequence[Panel]) -> tuple[int, int, list[_Text | _Image]]:
         parts.append(_Image(MARGIN, y, panel.image))
         parts += [_Text(MARGIN + wide + 8, y + SCALE * row + 14, text) for row, text in panel.beside]
         y += SCALE * len(panel.image) + 16
-        for quarter in range(5):
+        for quarter in range(5) if panel.span >= 100 else (0, 4):
             anchor = "start" if quarter == 0 else "end" if quarter == 4 else "middle"
             label = duration(panel.span * quarter / 4) if quarter else "0"
             parts.append(_Text(MARGIN + wide * quarter // 4, y, label, anchor))
