@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from gpubpf import bytecode as b
-from gpubpf import cache, compile, maps
+from gpubpf import cache, compile, host, maps
 from gpubpf.errors import CompileError
+from gpubpf.lower import nvptx, x86
 from gpubpf.verify import verify
 from gpubpf.verify.rules import check
 from gpubpf_asm import Native
@@ -25,6 +26,7 @@ def test_maps_and_their_types():
 struct tally { u64 runs; u32 hits[3]; u8 tag; };
 struct key { u16 kind; u32 number; };
 GPU_THREAD_ARRAY(tallies, struct tally, 2);
+GPU_SITE_ARRAY(sites, struct tally);
 GPU_ARRAY(cells, u64, 8);
 GPU_HASH(seen, struct key, struct tally, 100);
 GPU_HISTOGRAM(sizes, 64);
@@ -40,6 +42,7 @@ BPF_RINGBUF_OUTPUT(ring, 8);
     kinds = {name: (m.kind, m.key_size, m.value_size, m.max_entries) for name, m in made.maps.items()}
     assert kinds == {
         "tallies": ("thread_array", 4, 24, 2),
+        "sites": ("site_array", 4, 24, 1),
         "cells": ("array", 4, 8, 8),
         "seen": ("hash", 8, 24, 100),
         "sizes": ("array", 4, 8, 64),
@@ -156,6 +159,59 @@ int kernel_side(struct pt_regs *ctx) { u64 one = 1; int k = 0; cells.update(&k, 
     assert [f.name for f in made.device_functions] == ["enters", "leaves"]
 
 
+def test_a_program_for_every_point():
+    """Each reads all fields of its context, which lie where the compiler thinks they are."""
+    programs = "".join(
+        f"int at_{point}(struct gpu_{point} *ctx) {{\nu64 all = 0;\n"
+        + "".join(f'all ^= ctx->{name};\nasm volatile("" : "+r"(all));\n' for name in fields)
+        + "return all & 1;\n}\n"
+        for point, fields in b.CONTEXTS.items()
+    )
+    made = compiled(HEAD + programs)
+    assert {f.point: f.name for f in made.functions.values()} == {
+        point: f"at_{point}" for point in b.CONTEXTS
+    }
+    assert {f.point for f in made.host_functions} == {"launch", "operation"}
+    for function in made.device_functions:
+        checked, release = verify(made, function)
+        assert release
+        assert [a.name for _, a in sorted(checked.accesses.items())] == list(b.CONTEXTS[function.point])
+        fragment = nvptx.lower(made, checked)
+        fields = {a.field or a.kind for a in fragment.arguments if a.kind in ("context", "launch")}
+        assert fields <= set(b.CONTEXTS[function.point])
+    for function in made.host_functions:
+        host.try_load(made, function)
+        native = x86.lower(made, function)
+        assert {v.number for v in native.values} == set(range(len(b.CONTEXTS[function.point])))
+
+
+def test_numbers_of_kinds_spaces_and_operations():
+    """Those of the header are those of the library."""
+    from gpubpf import oplog
+    from gpubpf.program import KINDS, SPACES
+
+    operations = ("H2D", "D2H", "D2D", "H2H", "MEMSET", "EVENT_RECORD", "STREAM_WAIT", "GRAPH", "SYNC", "API")
+    names = [f"GPU_{name.upper()}" for name in (*KINDS, *SPACES)] + [f"GPU_OP_{name}" for name in operations]
+    adds = "".join(f'*cell += {name};\nasm volatile("");\n' for name in names)
+    made = compiled(
+        f"{HEAD}int f(struct gpu_exit *ctx) {{\nint key = 0; volatile u64 *cell = cells.lookup(&key);\n"
+        f"if (cell) {{\n{adds}}}\nreturn 0; }}\n"
+    )
+    lines = (HEAD + "int f\n\n\n").count("\n")
+    added = {
+        i.line: i.imm
+        for i in made.functions["f"].instructions
+        if i.opcode == b.ALU64 | b.ADD and i.line > lines
+    }
+    expected = [*range(4), *range(4)]
+    expected += [
+        *(oplog.H2D, oplog.D2H, oplog.D2D, oplog.H2H, oplog.MEMSET),
+        *(oplog.RECORDED, oplog.WAIT, oplog.GRAPH, oplog.SYNC, oplog.API),
+    ]
+    found = [added.get(lines + 1 + 2 * n, 0) for n in range(len(names))]
+    assert found == expected
+
+
 def test_host_programs_stand_beside_device_programs():
     """And their maps know how the kernel wants to have them made."""
     made = compiled(
@@ -223,6 +279,16 @@ BAD = {
     ),
     "a map of threads on the host": (
         "GPU_THREAD_ARRAY(own, u64, 1);\n"
+        "int g(struct gpu_launch *ctx) { int k = 0; u64 *v = own.lookup(&k); return v ? *v : 0; }",
+        "map own is in GPU memory, where host program g does not reach",
+    ),
+    "what lanes find out on the host": (
+        "GPU_SHARED_ARRAY(own, u64, 1);\nint g(struct gpu_operation *ctx) {\nint k = 0; u64 *v = own.lookup(&k);\n"
+        "if (v)\n*v = gpu_match(ctx->bytes);\nreturn 0; }",
+        "C line 7: gpu_match exists only on a GPU, and g runs on the host",
+    ),
+    "an array by site on the host": (
+        "GPU_SITE_ARRAY(own, u64);\n"
         "int g(struct gpu_launch *ctx) { int k = 0; u64 *v = own.lookup(&k); return v ? *v : 0; }",
         "map own is in GPU memory, where host program g does not reach",
     ),

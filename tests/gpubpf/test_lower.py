@@ -37,6 +37,7 @@ from gpubpf_asm import (
     store,
     storei,
 )
+from gpubpf_bcc import compiled
 from gpubpf_sass import assembled as cubin_of
 from gpubpf_sass import sass
 
@@ -318,8 +319,10 @@ def test_every_helper_assembles():
     for helper in (503, 504, 505, 601):
         code += [*address(1, -8), *address(2, -16), *address(3, -24), call(helper)]
     total = [movi(7, 0)]
-    for helper in (14, 502, 602, 603, 604, 605, 606, 608):
+    for helper in (14, 502, 602, 603, 604, 605, 606, 608, 613, 614, 616):
         total += [call(helper), alu(b.ADD, 7, 0)]
+    for helper in (610, 611, 612, 615):
+        total += [mov(1, 7), movi(2, 5), call(helper), alu(b.ADD, 7, 0)]
     code += [*total, call(506), store(10, -16, 7)]
     for name in ("keyed", "lanes"):
         for flags in (0, 1, 2):
@@ -347,11 +350,114 @@ def test_every_helper_assembles():
     code += [*address(1, -64), call(501), movi(0, 0), leave()]
     made, function = program(code, (keyed, ring, lanes))
     fragment, _ = assembled(made, function, "sm_75")
-    assert {a.kind for a in fragment.arguments} == {"map_base", "map_capacity", "context", "pid_tgid"}
+    assert {a.kind for a in fragment.arguments} == {
+        "map_base",
+        "map_capacity",
+        "context",
+        "pid_tgid",
+        "kernel",
+        "epoch",
+    }
     assert set(fragment.formats.values()) == {"%d\n", "%%d\n"}
     assert {"globaltimer", "laneid", "smid", "clock64", "ctaid.z", "ntid.y"} <= set(
         re.findall(r"%(\w+(?:\.[xyz])?)", fragment.ptx)
     )
+
+
+LANES = """#include <gpubpf.h>
+struct cell { u64 requests, lanes, firsts, highest; };
+GPU_SITE_ARRAY(cells, struct cell);
+int together(struct gpu_access *ctx) {
+    u64 site = ctx->site;
+    u32 firsts = gpu_ballot(!(gpu_match(ctx->address >> 5) & gpu_lanes_below()));
+    u64 first = gpu_shuffle(ctx->address, gpu_log2(ctx->active & -ctx->active));
+    struct cell *cell = cells.lookup(&site);
+    if (!cell || ctx->active & gpu_lanes_below())
+        return 0;
+    __sync_fetch_and_add(&cell->requests, 1);
+    __sync_fetch_and_add(&cell->lanes, gpu_popcount(ctx->active));
+    __sync_fetch_and_add(&cell->firsts, gpu_popcount(firsts));
+    gpu_max(&cell->highest, first + gpu_kernel() + gpu_epoch());
+    return 0;
+}
+int branches(struct gpu_access *ctx) {
+    u64 site = ctx->site, lanes = 0;
+    struct cell *cell = cells.lookup(&site);
+    if (ctx->address & 64)
+        lanes = gpu_match(ctx->address);
+    else
+        lanes = gpu_match(ctx->width);
+    if (cell)
+        __sync_fetch_and_add(&cell->lanes, lanes);
+    return 0;
+}
+int known(struct gpu_access *ctx) {
+    u64 site = ctx->site, flag = 0;
+    struct cell *cell = cells.lookup(&site);
+    if (!cell)
+        return 0;
+    if (ctx->address & 64) {
+        __sync_fetch_and_add(&cell->lanes, 7);
+        flag = 1;
+    }
+    u32 lanes = gpu_ballot(1);
+    if (flag)
+        __sync_fetch_and_add(&cell->lanes, lanes);
+    return 0;
+}
+int begins(struct gpu_block_begin *ctx) {
+    u64 site = ctx->site;
+    struct cell *cell = cells.lookup(&site);
+    if (cell)
+        __sync_fetch_and_add(&cell->requests, 1);
+    return 0;
+}
+int ends(struct gpu_block_end *ctx) {
+    u64 site = ctx->site;
+    struct cell *cell = cells.lookup(&site);
+    if (cell)
+        __sync_fetch_and_add(&cell->lanes, 1);
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def lanes():
+    made = compiled(LANES)
+    return {f.name: nvptx.lower(made, check(made, f)) for f in made.device_functions}
+
+
+def test_what_lanes_find_out_is_asked_where_it_is_written(lanes):
+    """Two calls in two branches stay two, and one call that a known condition follows stays one."""
+    asked = {name: re.findall(r"(match|vote|shfl)\S*\.sync", f.ptx) for name, f in lanes.items()}
+    assert asked["together"] == ["match", "vote", "shfl", "shfl"]
+    assert asked["branches"] == ["match", "match"]
+    assert asked["known"] == ["vote"]
+    masks = {name: f.ptx.count("activemask") for name, f in lanes.items()}
+    assert masks == {"together": 3, "branches": 2, "known": 1, "begins": 1, "ends": 1}
+    kinds = {a.kind for a in lanes["together"].arguments}
+    assert kinds == {"context", "kernel", "epoch", "map_base", "map_capacity"}
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100"])
+def test_ptxas_takes_it_for_every_architecture(lanes, arch):
+    """As text for sm_70, which newer ones take."""
+    ptxas = find_ptxas()
+    if ptxas is None:
+        pytest.skip("no ptxas")
+    used = {name: run_ptxas(ptxas, kernel_with(fragment, "sm_70"), arch) for name, fragment in lanes.items()}
+    assert used["together"] <= 20
+    assert max(used.values()) <= 32
+
+
+def test_what_lanes_find_out_costs_little(lanes, tmp_path):
+    """Sums are added without waiting for an answer, nothing is in memory, and no half of a shuffle is for nothing."""
+    instructions = sass(cubin_of(kernel_with(lanes["together"]), "sm_90", tmp_path)[0])["k"]
+    text = "\n".join(instructions)
+    assert [op for op in ("ATOM", "LDL", "STL", "CALL") if op in text] == []
+    assert text.count("RED") == 4
+    assert len(instructions) <= 90
 
 
 def test_clocks_are_read_where_the_program_reads_them(tmp_path):

@@ -186,6 +186,37 @@ def test_arrays_of_warps_and_blocks(kind, units):
     assert maps.lost(definition, memory.raw, units) == 0
 
 
+def test_arrays_by_site():
+    """Each multiprocessor has a shard, those beyond the shards share theirs; what is no site gets the value after the last."""
+    definition = MapDefinition(
+        "sites", "site_array", 4, 16, 1, None, {"fields": [["n", "<u8", 8]], "size": 16}
+    )
+    capacity = 5 | 3 << 32  # sites | shards - 1 << 32
+    memory = memory_of(definition, capacity)
+    assert len(memory) == maps.storage_size(definition, capacity) == (4 * 5 + 1) * 16
+    for sm in (0, 3, 6, 7):
+        for site in (0, 2, 4, 5, 2**31):
+            code = [mov(7, 1), load(6, 7, 8), store(10, -8, 6), *load_map(1, "sites"), mov(2, 10)]
+            code += [alu(b.ADD, 2, imm=-8), call(1), movi(1, 1), atomic(0, 0, 8, 1), *END]
+            made, function = program(code, (definition,))
+            native = Native(made, function, {"sm": sm})
+            native(map_sites=ctypes.addressof(memory), capacity_sites=capacity, site=site)
+    found = maps.decode(definition, memory.raw, capacity)
+    assert found.shape == (4, 5)
+    assert found["n"].tolist() == [[1, 0, 1, 0, 1], [0] * 5, [1, 0, 1, 0, 1], [2, 0, 2, 0, 2]]
+    assert maps.lost(definition, memory.raw, capacity) == 1
+    assert maps.lost(definition, maps.initial(definition, capacity), capacity) == 0
+    assert int.from_bytes(memory.raw[-8:], "little") == 8
+
+
+def test_maps_that_the_library_adds():
+    definition = maps.internal(maps.BLOCKS + "on_end")
+    assert definition.kind == "array"
+    assert maps.lost(definition, (7).to_bytes(8, "little") + bytes(maps.storage_size(definition))) == 7
+    assert maps.internal(maps.PRINTS) == maps.prints_definition()
+    assert maps.internal("cells") is None
+
+
 def test_shared_arrays_have_the_kernels_stride():
     """Values of 12 bytes lie 16 apart, as in the kernel's own array."""
     kind = {"fields": [["a", "<u4", 0], ["b", "<u4", 4], ["c", "<u4", 8]], "size": 12}
