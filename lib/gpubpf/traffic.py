@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpubpf import names
+from gpubpf import cli, names
 
 if TYPE_CHECKING:
     from gpubpf.ptx.values import Site
@@ -106,7 +106,7 @@ class SiteTraffic:
             "space": self.space,
             "width": self.width,
             "opcode": self.site.opcode,
-            "source": self.source,
+            "source": where(self) if self.site.source else None,
             "ptx_line": self.site.line,
             "requests": self.requests,
             "accesses": self.accesses,
@@ -422,7 +422,7 @@ def folded(sites: Iterable[SiteTraffic]) -> list[Row]:
 def where(one: SiteTraffic) -> str:
     """``scale.cu:17``, ``PTX line 40``"""
     if one.site.source:
-        return f"{one.site.source.rsplit('/', 1)[-1]}:{one.site.source_line}"
+        return f"{cli.printable(one.site.source.rsplit('/', 1)[-1])}:{one.site.source_line}"
     return f"PTX line {one.site.line}"
 
 
