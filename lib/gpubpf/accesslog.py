@@ -262,9 +262,6 @@ class AccessLog:
             )
             other = summary["lost"] - sum(more["records_lost"].values()) - more["records_incomplete"]
             out.lines(cli.coverage(summary | {"lost": max(0, other)}))
-            if unseen := summary.get("not_probed"):
-                places = ", ".join(f"{opcode} ({number:,})" for opcode, number in unseen.items())
-                out.lines(table.wrap(f"not probed, since no address says what they touch: {places}"))
             for line in self.loss_lines(more):
                 out.lines(table.wrap(line))
 

@@ -643,6 +643,9 @@ def coverage(summary: Mapping[str, Any]) -> list[str]:
         ]
         reasons = sorted(summary["not_instrumented"].items(), key=lambda item: (-item[1], item[0]))
         lines += [f"  not counted: {number:,} ({reason})" for reason, number in reasons]
+    if unseen := summary.get("not_probed"):
+        places = (f"{opcode} ({n:,} {'place' if n == 1 else 'places'})" for opcode, n in unseen.items())
+        lines.append(f"not probed: {', '.join(places)}")
     if summary["lost"]:
         lines.append(
             f"lost: {summary['lost']:,} that found no room in a map, or never came from a process that died"

@@ -69,7 +69,9 @@ class Measurement:
         follow: Follow,
         host: Host | None,
         image_wait: float,
+        accesses: bool,
     ) -> None:
+        self.accesses = accesses
         self.device = device
         self.user = users.command_user(user)
         self.definitions = [d for d in definitions if d.kind != PARAM]

@@ -77,6 +77,9 @@ class Process:
     matched: set[str] = field(default_factory=set)
     entries: set[str] = field(default_factory=set)  # kernels of its modules, whether it uses them or not
     sites: dict[str, dict[int, Site | None]] = field(default_factory=dict)  # None: its modules do not agree
+    unprobed: dict[str, dict[str, int]] = field(
+        default_factory=dict
+    )  # by kernel: places by opcode that no program for accesses can see
     registers: list[Future[Mapping[str, tuple[int, int]]]] = field(default_factory=list)
     snapshots: dict[int, tuple[protocol.Snapshot, int]] = field(
         default_factory=dict
@@ -109,6 +112,9 @@ class Process:
 
     def add_sites(self, sidecar: Sidecar) -> None:
         for kernel in sidecar.kernels:
+            places = self.unprobed.setdefault(kernel.name, {})
+            for opcode, n in kernel.unprobed.items():
+                places[opcode] = max(places.get(opcode, 0), n)
             known = self.sites.setdefault(kernel.name, {})
             for site in kernel.sites:
                 same = known.setdefault(site.number, site) == site

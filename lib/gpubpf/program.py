@@ -377,6 +377,7 @@ class BPF:
             getattr(args, "out", None),
             follow,
             host,
+            any(probe.point == "access" for probe in self.probes),
         )
         return self.session
 
@@ -412,7 +413,8 @@ class BPF:
         from gpubpf.ptx.inject import Placement
 
         return [
-            Placement(a.fragment, a.point, a.accumulate, a.kinds, a.spaces, a.functions) for a in self.attachments()
+            Placement(a.fragment, a.point, a.accumulate, a.kinds, a.spaces, a.functions)
+            for a in self.attachments()
         ]
 
 

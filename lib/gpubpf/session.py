@@ -64,7 +64,8 @@ class Session:
     loaded: with the name of a process and each image that it loads. warm_up: called while the command starts.
     registers: see `CountRegisters`; called when nobody waits for it. follow: see `Follow`. host: host programs and shared arrays,
     already loaded; the session takes them down at its end.
-    image_wait: seconds that a process waits in a module load for the sidecar.
+    image_wait: seconds that a process waits in a module load for the sidecar. accesses: programs run at memory accesses, so the
+    summary says which of them they cannot see.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Session:
         follow: Follow | None = None,
         host: Host | None = None,
         image_wait: float = IMAGE_WAIT,
+        accesses: bool = False,
     ) -> None:
         self.command = list(command)
         self.device = device
@@ -99,6 +101,7 @@ class Session:
         self._measured = Measurement(
             definitions=definitions, params=params, device=device, matches=matches, wanted=wanted, launches=launches,
             sample=sample, map_memory=map_memory, user=user, note=note, follow=self.follow, host=host, image_wait=image_wait,
+            accesses=accesses,
         )  # fmt: skip
         self._workshop = Workshop(self._measured, instrument, registers, loaded)
         self._signals = Signals()

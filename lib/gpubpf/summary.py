@@ -33,11 +33,28 @@ def summary(measured: Measurement) -> dict[str, Any]:
         "lost": _lost(measured),
         "duration_ns": _duration_ns(measured),
     }
+    if measured.accesses:
+        record["not_probed"] = _not_probed(measured, {k.mangled for k in counted if k.instrumented})
     if measured.host is not None and measured.host.in_kernel:
         record["host_programs"] = {
             r.function: {"runs": r.runs, "mean_ns": round(r.mean_ns)} for r in measured.host.runs()
         }
     return record
+
+
+def _not_probed(measured: Measurement, launched: set[str]) -> dict[str, int]:
+    """Places by opcode, the most frequent first, in kernels that were launched instrumented. What a kernel of the same name has in
+    several processes counts once."""
+    by_kernel: dict[tuple[str, str], int] = {}
+    with measured.lock:
+        for process in measured.processes:
+            for name in process.unprobed.keys() & launched:
+                for opcode, n in process.unprobed[name].items():
+                    by_kernel[name, opcode] = max(by_kernel.get((name, opcode), 0), n)
+    places: dict[str, int] = {}
+    for (_, opcode), n in by_kernel.items():
+        places[opcode] = places.get(opcode, 0) + n
+    return dict(sorted(places.items(), key=lambda item: (-item[1], item[0])))
 
 
 def kernels(measured: Measurement) -> list[KernelCount]:

@@ -34,11 +34,12 @@ def trace(
     out: Output | None = None,
     follow: Follow | None = None,
     host: Callable[[Callable[[str], None], bool], Host | None] = lambda note, virtual: None,
+    accesses: bool = False,
 ) -> Session:
     """The measurement that a tool's command line asks for. `attachments` makes the lowered programs, `definitions` are the maps
     that they use, `params` the bytes of those that travel by value. With `--json`, `out` gets "attached" records. `follow`: what is
     wanted beside maps, where `--graphs`, `--ring-size` and `--ring` say nothing else. `host` makes the host side, given what notices
-    go to, and whether the clock is virtual."""
+    go to, and whether the clock is virtual. `accesses`: see `Session`."""
     lowered = functools.cache(attachments)
 
     def attached(pid: int, comm: str, ts_ns: int) -> None:
@@ -87,6 +88,7 @@ def trace(
         note=lambda text: cli.note(tool, text),
         complain=lambda text: cli.complain(tool, text),
         attached=attached,
+        accesses=accesses,
     )
 
 

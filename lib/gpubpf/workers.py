@@ -131,9 +131,9 @@ def _encode(measured: Measurement, request: int, sidecar: Sidecar) -> tuple[byte
             ),
             kernel.block.pid_tgid,
             kernel.waits,
-            getattr(kernel, "site_count", 0),
-            getattr(kernel.block, "kernel", None),
-            getattr(kernel.block, "epoch", None),
+            kernel.site_count,
+            kernel.block.kernel,
+            kernel.block.epoch,
         )
         for kernel in sidecar.kernels
     ]
