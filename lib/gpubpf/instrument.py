@@ -126,9 +126,10 @@ def _instrument(text: str, chosen: Image, attachments: Sequence[Attachment], tar
         return _refuse(_entries_of([chosen]), attachments, str(error))
     kernels: dict[str, list[Placement]] = {}
     for attachment in attachments:
+        placement = _placement(attachment)
         for name in entries:
             if _chosen(attachment, name):
-                kernels.setdefault(name, []).append(_placement(attachment))
+                kernels.setdefault(name, []).append(placement)
     if not kernels:
         return Sidecar(entries=entries)
     injected = inject.inject(parsed, kernels)

@@ -193,10 +193,15 @@ def test_compiled_kernels_take_the_time_of_the_original(options: tuple[str, ...]
 
 
 @pytest.mark.skipif(nvcc() is None, reason="nvcc is not installed")
-def test_programs_at_every_point_take_no_time() -> None:
-    wanted = "vectorAdd reduce calls leavesFromFunction earlyReturnThenBarrier histogram variables groups gridSync lane31".split()
+@pytest.mark.parametrize("form", ["inline", "functions"])
+def test_programs_at_every_point_take_no_time(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if form == "functions":
+        monkeypatch.setattr("gpubpf.ptx.inject.MAX_INLINE", 0)
+        monkeypatch.setattr("gpubpf.ptx.inject.MIN_FUNCTION", 0)
+    wanted = ("vectorAdd", "histogram", "leavesFromFunction", "gridSync")
     kernels = [name for name in CORPUS if any(part in name for part in wanted)]
     pair = Pair(corpus(kernels), kernels, EVERYWHERE)
+    assert ("gpubpf_program0" in pair.injected.text) is (form == "functions")
     for name in kernels:
         pair.compare(name, *CORPUS[name])
 

@@ -28,6 +28,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .. import names
 from ..bytecode import DEVICE_POINTS
@@ -39,7 +40,7 @@ from .constants import is_constant
 from .emit import array, widened
 from .flow import SYSTEM_FUNCTIONS, WORK, CallGraph, initializer_names, may_wait
 from .module import Address, Directive, Function, Instruction, Item, Module, Variable, render
-from .probe import Filler, effect, wants
+from .probe import Filler, effect, function_of, wants
 from .source import source_files
 from .values import (
     LAUNCH,
@@ -58,6 +59,9 @@ from .values import (
     parameter_layout,
 )
 
+if TYPE_CHECKING:
+    from ..lower.fragment import Fragment
+
 __all__ = [
     "MAX_EXIT_COPIES",
     "TABLE",
@@ -75,6 +79,10 @@ __all__ = [
 
 # Constants that point to constants that point … are copied down to this depth.
 MAX_POINTERS = 16
+# Lines of PTX that the fragments at memory accesses may come to in a module: ptxas takes a second for some thousand. Beyond it
+# those of at least MIN_FUNCTION lines become functions, which every access calls.
+MAX_INLINE = 8000
+MIN_FUNCTION = 40
 _ANY = Address(None)
 
 
@@ -187,7 +195,7 @@ class Contents:
 
     exits: bool = False
     barriers: frozenset[str] = frozenset()  # points
-    accesses: frozenset[Access] = frozenset()
+    accesses: Mapping[Access, int] = dataclasses.field(default_factory=dict)  # without operands, places
     unprobed: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
@@ -200,7 +208,6 @@ class Sidecar:
         self.module = module
         self.graph = graph
         self.block = block
-        self.filler = Filler(block)
         self.placements = {name: tuple(placements) for name, placements in kernels.items()}
         every = [p for placements in kernels.values() for p in placements]
         asked = {p.accumulate for p in every if p.point == "exit"}
@@ -227,6 +234,30 @@ class Sidecar:
         self._roles: dict[tuple[str, int], Role | None] = {}
         self._holding: dict[int, frozenset[str]] = {}
         self._contents: dict[str, Contents] = {}
+        self.programs = self._programs()
+        self.filler = Filler(block, {id(f): name for name, f in self.programs.items()})
+
+    def _programs(self) -> dict[str, Fragment]:
+        """The fragments at memory accesses that become functions, by name: where all of them inline would be too much text."""
+        lines: dict[int, int] = {}
+        fragments: dict[int, Fragment] = {}
+        seen: set[tuple[str, int]] = set()
+        for kernel, placements in self.placements.items():
+            for placement in placements:
+                fragment = placement.fragment
+                length = fragment.ptx.count("\n")
+                if placement.point != "access" or length < MIN_FUNCTION:
+                    continue
+                for name in self.graph.reach(kernel):
+                    if (name, id(placement)) not in seen:
+                        seen.add((name, id(placement)))
+                        places = self.contents(name).accesses
+                        number = sum(n for access, n in places.items() if wants(placement, access))
+                        lines[id(fragment)] = lines.get(id(fragment), 0) + length * number
+                        fragments[id(fragment)] = fragment
+        if sum(lines.values()) <= MAX_INLINE:
+            return {}
+        return {f"{PREFIX}_program{n}": f for n, f in enumerate(fragments.values()) if lines[id(f)]}
 
     # what a function is called, and looks like
 
@@ -291,7 +322,7 @@ class Sidecar:
         if name not in self._contents:
             exits = False
             barriers: set[str] = set()
-            found: set[Access] = set()
+            found: Counter[Access] = Counter()
             missed: Counter[str] = Counter()
             for statement in self.module.functions[name].body or ():
                 if not isinstance(statement, Instruction):
@@ -300,12 +331,11 @@ class Sidecar:
                 if (known := barrier(statement)) is not None:
                     barriers |= {"barrier_arrive"} if known.arrives else set()
                     barriers |= {"barrier_leave"} if known.leaves else set()
-                found |= {
-                    dataclasses.replace(a, address=_ANY, size=None, unless=None) for a in accesses(statement)
-                }
+                for access in accesses(statement):
+                    found[dataclasses.replace(access, address=_ANY, size=None, unless=None)] += 1
                 if (opcode := unprobed(statement)) is not None:
                     missed[opcode] += 1
-            self._contents[name] = Contents(exits, frozenset(barriers), frozenset(found), missed)
+            self._contents[name] = Contents(exits, frozenset(barriers), found, missed)
         return self._contents[name]
 
     def new_name(self, name: str, group: int) -> str:
@@ -432,6 +462,9 @@ class Sidecar:
                 "const", "b64", TABLE, align=8, dimensions=(len(self.slots),), linkage=("visible",)
             )
             items.append(table)
+        for name, fragment in self.programs.items():
+            program = function_of(fragment, name)
+            items += [dataclasses.replace(program, statements=None), program]
         seen: set[str] = set()
         for item in module.items:
             if isinstance(item, Variable):

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 from ..errors import Error
 from .access import SPACES, Access
+from .emit import marked, text
+from .module import Function, Variable
 from .values import LAUNCH, LaunchBlock, Placement, map_of
 
 if TYPE_CHECKING:
-    from ..lower.fragment import Argument
+    from ..lower.fragment import Argument, Fragment
 
 KINDS = {
     "load": 0,
@@ -37,8 +39,10 @@ _ELSEWHERE = "$gpubpf_elsewhere"
 class Filler:
     """Fills fragments' arguments; those that come from the launch block are the same at each place."""
 
-    def __init__(self, block: LaunchBlock) -> None:
+    def __init__(self, block: LaunchBlock, functions: Mapping[int, str] | None = None) -> None:
+        """`functions`: names of the fragments that are functions of their own (`function_of`), by `id`."""
         self.block = block
+        self.functions = functions or {}
         self._known: dict[int, tuple[Placement, str, tuple[tuple[str, str, int], ...]]] = {}
 
     def text(self, placement: Placement, context: Mapping[str, str]) -> str:
@@ -55,8 +59,9 @@ class Filler:
                 lines.append(f"mov.b{bits} {register}, {value};")
             else:
                 lines.append(f"cvt.u{bits}.u64 {register}, {value};")
-        lines += [placement.fragment.ptx.strip(), "}"]
-        return "\n".join(lines)
+        name = self.functions.get(id(placement.fragment))
+        lines.append(placement.fragment.ptx.strip() if name is None else _call(name, placement.fragment))
+        return "\n".join([*lines, "}"])
 
     def reads(self, placement: Placement, *fields: str) -> bool:
         """Whether the fragment asks for one of these fields of its context."""
@@ -158,6 +163,29 @@ class Filler:
             lines.append(f"{_OVER}:")
         lines.append("}")
         return "\n".join(lines)
+
+
+def function_of(fragment: Fragment, name: str) -> Function:
+    """A fragment as a function that is given its arguments."""
+    parameters = tuple(
+        Variable("param", a.type, f"gpubpf_given{n}") for n, a in enumerate(fragment.arguments)
+    )
+    lines = [f".reg .{a.type} {a.register};" for a in fragment.arguments]
+    lines += [
+        f"ld.param.{a.type} {a.register}, [{p.name}];"
+        for a, p in zip(fragment.arguments, parameters, strict=True)
+    ]
+    body = marked([text("\n".join([*lines, fragment.ptx.strip(), "ret;"]))])
+    return Function("func", name, parameters, statements=tuple(body))
+
+
+def _call(name: str, fragment: Fragment) -> str:
+    """A call of `function_of`."""
+    given = [(f"gpubpf_give{n}", a) for n, a in enumerate(fragment.arguments)]
+    lines = [f".param .{a.type} {slot};" for slot, a in given]
+    lines += [f"st.param.{a.type} [{slot}], {a.register};" for slot, a in given]
+    arguments = f", ({', '.join(slot for slot, _ in given)})" if given else ""
+    return "\n".join(["{", *lines, f"call {name}{arguments};", "}"])
 
 
 # Of a generic address: where it leads to, and there the offset.

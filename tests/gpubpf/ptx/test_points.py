@@ -15,6 +15,7 @@ import pytest
 
 from engine_device import Array, Device, compile_cuda, nvcc
 from gpubpf.lower import Argument, Fragment
+from gpubpf.ptx import inject as injector
 from gpubpf.ptx.inject import TABLE, Injected, Placement, Site, inject
 from gpubpf.ptx.module import parse, render
 from gpubpf_fragments import ROOM, log, tally
@@ -59,6 +60,15 @@ class Run:
         found = self.injected.kernels[kernel].sites
         assert len({site.number for site in found}) == len(found)
         return {site.number: site for site in found}
+
+
+@pytest.fixture(params=["inline", "functions"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Programs at memory accesses as they are where there are few, and where there are many."""
+    if request.param == "functions":
+        monkeypatch.setattr(injector, "MAX_INLINE", 0)
+        monkeypatch.setattr(injector, "MIN_FUNCTION", 0)
+    return str(request.param)
 
 
 # --- memory accesses ----------------------------------------------------------------------------------
@@ -110,12 +120,13 @@ def by_text(text: str, sites: dict[int, Site]) -> dict[str, list[int]]:
     return found
 
 
-def test_what_an_access_program_is_told() -> None:
+def test_what_an_access_program_is_told(form: str) -> None:
     run = Run(ACCESSES, [Placement(log("access"), "access")])
     data = Array(np.zeros(1024, np.uint32))
     at = data.address + 64
     data.host[16:18] = np.frombuffer(struct.pack("<Q", at), np.uint32)
     run("k", 16, at)
+    assert ("call gpubpf_program0" in run.injected.text) is (form == "functions")
     sites = run.sites("k")
     assert sorted(sites) == list(range(13)) and run.injected.kernels["k"].site_count == 13
     lines = by_text(ACCESSES, sites)
@@ -173,7 +184,7 @@ def test_what_an_access_program_is_told() -> None:
     assert {n for n, s in sites.items() if s.space == "generic"} == generic
 
 
-def test_programs_are_where_their_kinds_and_spaces_are() -> None:
+def test_programs_are_where_their_kinds_and_spaces_are(form: str) -> None:
     """What does not match is not there at all; a generic address runs the programs of the space that it leads to."""
     placements = [
         Placement(log("access", "stores", "site", "space"), "access", kinds=("store",)),
@@ -236,7 +247,7 @@ COPIES = f"""{HEAD}
 }}"""
 
 
-def test_copies_and_matrices_are_accesses_of_some_lanes() -> None:
+def test_copies_and_matrices_are_accesses_of_some_lanes(form: str) -> None:
     run = Run(COPIES, [Placement(log("access"), "access")])
     run("k", 32, Array(np.zeros(1024, np.uint32)))
     sites = run.sites("k")
@@ -325,7 +336,7 @@ def runs(run: Run, kernel: str, name: str) -> dict[tuple[str, str], int]:
     return dict(found)
 
 
-def test_functions_that_are_called() -> None:
+def test_functions_that_are_called(form: str) -> None:
     """32 threads: 11 to 20 return early, 21 to 31 leave the kernel inside, 3 never calls helps()."""
     text = FUNCTIONS
     run = Run(
@@ -373,6 +384,28 @@ def test_functions_that_are_called() -> None:
     assert runs(run, "second", "some") == {(down, "function_exit"): 16}
     assert runs(run, "second", "touched") == {("second", "st.global.b32"): 4}
     assert runs(run, "second", "left") == {("second", "exit"): 4}
+
+
+def test_many_accesses_call_a_program_that_few_hold(tmp_path: Path) -> None:
+    """Thousands of copies of a long program would take ptxas minutes."""
+    long = log("access")
+    long = dataclasses.replace(
+        long, ptx=long.ptx.replace("$L_full:", "add.u32 %r1, %r1, 1;\n" * 300 + "$L_full:")
+    )
+
+    def module(accesses: int) -> str:
+        loads = "".join(f"ld.global.u32 %r1, [%rd1+{4 * n}];\n" for n in range(accesses))
+        return f"""{HEAD}.visible .entry k(.param .u64 p) {{ .reg .b32 %r<4>; .reg .b64 %rd<4>;
+            ld.param.u64 %rd1, [p]; {loads} ret; }}"""
+
+    few, many = (
+        inject(parse(module(n)), {"k": [Placement(long, "access"), Placement(log("exit", "left"), "exit")]})
+        for n in (10, 500)
+    )
+    assert few.text.count("$L_full:") == 11 and "gpubpf_program" not in few.text
+    assert many.text.count("$L_full:") == 2 and many.text.count("call gpubpf_program0") == 500
+    _, report = assembled(many.text, "sm_80", tmp_path)
+    assert "spill stores" in report and not re.search(r"[1-9]\d* bytes (spill|stack)", report)
 
 
 def test_sites_are_numbered_without_gaps(tmp_path: Path) -> None:
