@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import fcntl
 import json
 import os
@@ -23,7 +24,9 @@ import pytest
 
 from gpubpf import agent, device, tracing
 from gpubpf.agent import protocol
+from gpubpf.assemble import Target
 from gpubpf.errors import SessionError, UsageError
+from gpubpf.instrument import Sidecar
 from gpubpf.ptx.inject import InjectedVariable
 from gpubpf.session import Follow
 
@@ -668,3 +671,22 @@ def test_what_files_hold_is_told_without_any_device(monkeypatch: pytest.MonkeyPa
     for asked_for, files in (("gpu", ["app"]), ("auto", [])):
         with pytest.raises(SessionError):
             tracing.target(argparse.Namespace(device=asked_for, files=files))
+
+
+# --- what memory programs cannot see ---
+
+
+def test_what_is_not_probed_is_named_for_kernels_that_were_launched(target: Path) -> None:
+    def instrument(image: bytes, target: Target) -> Sidecar:
+        made = fake_tool.instrument(image, target)
+        if not made.kernels:
+            return made
+        (kernel,) = made.kernels
+        launched = dataclasses.replace(kernel, unprobed={"tex": 1, "cp.async.bulk.tensor": 2})
+        never = dataclasses.replace(kernel, name="other", unprobed={"wmma.load": 5})
+        return dataclasses.replace(made, kernels=(launched, never))
+
+    found = measure([str(target), "plain", "3"], instrument=instrument, accesses=True)
+    assert counted(found) == (3, 3, 3)
+    assert list(found["summary"]["not_probed"].items()) == [("cp.async.bulk.tensor", 2), ("tex", 1)]
+    assert "not_probed" not in measure([str(target), "plain", "3"], instrument=instrument)["summary"]
