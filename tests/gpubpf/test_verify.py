@@ -564,3 +564,19 @@ def test_a_loop_with_branches_is_one_way_where_their_numbers_do_not_matter():
     assert checked.steps < 20000
     text = nvptx.lower(made, checked).ptx
     assert text.count("ld.global") <= 3 and text.count('.pragma "nounroll";') == 1
+
+
+def test_what_an_index_is_known_to_be_survives_the_stack():
+    """Also behind more ways than are followed apart: it decides which memory is reached."""
+    code = [mov(6, 1), *lookup("out"), mov(9, 0), load(7, 6, 16), alu(b.AND, 7, imm=7), store(10, -24, 7)]
+    code += [load(3, 6, 16), movi(5, 0)]
+    for bit in range(6):
+        code += [
+            mov(4, 3),
+            alu(b.AND, 4, imm=8 << bit),
+            jump(b.JEQ, 4, 1, imm=0),
+            alu(b.ADD, 5, imm=1 << bit),
+        ]
+    code += [load(1, 10, -24), alu(b.LSH, 1, imm=3), alu(b.ADD, 9, 1), store(9, 0, 5), movi(0, 0), leave()]
+    made, function = program(code)
+    assert check(made, function).steps < 1000

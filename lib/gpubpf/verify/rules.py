@@ -325,9 +325,10 @@ class _Checker:
         for number, value in enumerate(state.registers):
             if value is not None and value.kind == "number" and not matters >> number & 1:
                 state.registers[number] = NUMBER
-        for stack in state.stacks:
+        for frame, stack in enumerate(state.stacks):
+            kept = matters if frame == len(state.stacks) - 1 else 0
             for at, (value, k, n) in stack.items():
-                if value.kind == "number" and value.range.constant is None:
+                if value.kind == "number" and value.range.constant is None and not kept & _stack_bytes(at, 1):
                     stack[at] = (NUMBER, k, n)
 
     def _endless(self, state: _State) -> NoReturn:
@@ -473,7 +474,7 @@ class _Checker:
 
     def _flow(self) -> tuple[set[int], list[int], list[int]]:
         """Jump targets; and by instruction, masks of registers: those whose value may still be read, and those whose value may
-        decide what memory is reached, what a helper is given, or how often a loop turns."""
+        decide what memory is reached, what a helper is given, or how often a loop turns, with bytes of the stack (`_needs`)."""
         size = len(self.code)
         targets: set[int] = set()
         live = [0] * (size + 1)
@@ -1426,15 +1427,25 @@ def _loop(head: int, last: int, before: list[list[int]]) -> set[int]:
     return loop
 
 
+def _stack_bytes(at: int, size: int) -> int:
+    """The bits of these bytes of the stack in a mask of what matters; those of registers come first."""
+    return ((1 << size) - 1) << (11 + STACK_SIZE + at) if -STACK_SIZE <= at <= -size else 0
+
+
 def _needs(i: Instruction, after: int, ends_loop: bool) -> int:
-    """A mask of the registers that matter before an instruction, given those that matter after it (see `_flow`)."""
+    """A mask of the registers, and of the bytes of the stack that the program names as such, that matter before an instruction,
+    given those that matter after it (see `_flow`)."""
     used, made = _uses(i)
     if i.cls in (b.ALU, b.ALU64):
         return after & ~made | (used if after >> i.dst & 1 else 0)
+    bytes_ = _stack_bytes(i.offset, b.WIDTH[i.opcode & 0x18]) if i.cls in (b.LDX, b.ST, b.STX) else 0
     if i.cls == b.LDX:
-        return after & ~made | 1 << i.src
+        kept = bytes_ if i.src == 10 and after >> i.dst & 1 else 0
+        return after & ~(1 << i.dst) | 1 << i.src | kept
     if i.cls in (b.ST, b.STX):
-        return after | 1 << i.dst
+        if i.dst != 10 or i.opcode & 0xE0 == b.ATOMIC:
+            return after | 1 << i.dst
+        return after & ~bytes_ | (1 << i.src if i.cls == b.STX and after & bytes_ else 0)
     if i.opcode == b.JMP | b.CALL:
         return after & ~made | used & ~_ANY_NUMBER.get(i.imm, 0)
     if i.cls in (b.JMP, b.JMP32):
