@@ -105,3 +105,18 @@ def parquet_file(path: Path, count: int, scattered: bool = False) -> dict[str, f
         "bytes_per_access": path.stat().st_size / count,
         "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
+
+
+def figures(directory: Path, count: int = 100_000_000) -> dict[str, dict[str, float]]:
+    """All of the above, in millions a second: for a report. `count` accesses go to files in `directory`, which are removed."""
+    found: dict[str, dict[str, float]] = {
+        "decoded": {f"{n} kernels": decoded_per_second(kernels=n) / 1e6 for n in (1, 2)},
+        "lines": {form: lines_per_second(form) / 1e6 for form in ("text", "json", "csv")},
+    }
+    for name, scattered in (("parquet, in a row", False), ("parquet, scattered", True)):
+        path = directory / "accesses.parquet"
+        try:
+            found[name] = parquet_file(path, count, scattered)
+        finally:
+            path.unlink(missing_ok=True)
+    return found

@@ -256,7 +256,7 @@ class AccessLog:
         summary, more = session.summary(), self.losses(session)
         if args.json:
             out.record(**({"type": "summary", "tool": args.tool} | summary | more))
-        elif not args.csv or not args.each:
+        elif not args.csv:
             out.line(
                 f"{table.count(self.given, 'access')} of {table.count(more['launches'], 'launch')} recorded"
             )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from gpubpf.accesslog import Accesses, Sink, Where
     from gpubpf.heatmap import Drawn
+    from gpubpf.program import BPF
 
 PROGRAM = r"""
 #include <gpubpf.h>
@@ -102,19 +103,11 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
         out.write(PROGRAM.lstrip())
         return 0
     from gpubpf import listing, parquet, tracing
-    from gpubpf.program import BPF
     from gpubpf.session import Follow
 
     virtual = tracing.virtual(args)
     timed = bool(args.timestamps or args.heatmap or virtual)
-    only_pictured = args.heatmap and not (args.each or args.parquet)
-    b = BPF(text=PROGRAM)
-    b["wanted"].set(wanted(args.site, args.address, args.warps, cli.chooses_threads(args)))
-    b.attach_gpu_access(
-        kernel=args.kernel,
-        fn_name="on_timed_record" if timed else "on_record",
-        spaces=PICTURED if only_pictured else SPACES,
-    )
+    b = attached(args, timed)
     if args.list or args.ptx:
         return listing.show(b, args, out)
     if args.heatmap:
@@ -148,6 +141,21 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
             heatmap.write(args.heatmap, pictures.drawn())
         log.show_end(session, args, out)
     return session.status
+
+
+def attached(args: argparse.Namespace, timed: bool) -> BPF:
+    """The program that records what the command line asks for, attached. `timed`: with times."""
+    from gpubpf.program import BPF
+
+    b = BPF(text=PROGRAM)
+    b["wanted"].set(wanted(args.site, args.address, args.warps, cli.chooses_threads(args)))
+    only_pictured = args.heatmap and not (args.each or args.parquet)
+    b.attach_gpu_access(
+        kernel=args.kernel,
+        fn_name="on_timed_record" if timed else "on_record",
+        spaces=PICTURED if only_pictured else SPACES,
+    )
+    return b
 
 
 def wanted(

@@ -39,7 +39,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from gpubpf import __version__
-from gpubpf.errors import Error
+from gpubpf.errors import Error, UsageError
 
 Range = tuple[int, int]
 Ranges = tuple[Range, Range, Range]
@@ -358,6 +358,16 @@ def add_accesses(made: Parser) -> None:
         help="only what touches these addresses (of shared and local memory: offsets)",
     )
     group.add_argument("--warps", type=positive, default=1, metavar="N", help="one warp in N")
+
+
+def records_accesses(args: argparse.Namespace) -> bool:
+    """Whether every access is asked for. Raises UsageError where only its filters are."""
+    asked = bool(args.each or args.parquet or args.heatmap)
+    if not asked and (args.site or args.address or args.warps > 1):
+        raise UsageError(
+            "--site, --address and --warps choose of every access; add -e, --parquet or --heatmap"
+        )
+    return asked
 
 
 def add_looks(made: Parser, device_programs: bool = True) -> None:

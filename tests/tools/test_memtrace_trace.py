@@ -333,6 +333,13 @@ def test_what_cannot_be_written(app: str, tmp_path: Path) -> None:
         assert "at 0x" not in done.stdout  # nothing was started
 
 
+def test_filters_of_nothing() -> None:
+    done = run("--site", "3", "--", "true")
+    assert done.returncode == 2 and done.stderr == (
+        "memtrace: --site, --address and --warps choose of every access; add -e, --parquet or --heatmap\n"
+    )
+
+
 def test_the_program_is_shown() -> None:
     done = run("-e", "--ebpf")
     assert done.returncode == 0 and "int on_record(struct gpu_access *ctx)" in done.stdout
