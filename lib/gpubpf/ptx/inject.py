@@ -235,7 +235,12 @@ class Sidecar:
         self._holding: dict[int, frozenset[str]] = {}
         self._contents: dict[str, Contents] = {}
         self.programs = self._programs()
-        self.filler = Filler(block, {id(f): name for name, f in self.programs.items()})
+        self.filler = Filler(
+            block,
+            {id(f): name for name, f in self.programs.items()},
+            parameters=any(module.functions[f].mentions("cvta.param") for f in reached),
+            clusters=any(module.functions[f].mentions("mapa.") for f in reached),
+        )
 
     def _programs(self) -> dict[str, Fragment]:
         """The fragments at memory accesses that become functions, by name: where all of them inline would be too much text."""

@@ -39,10 +39,19 @@ _ELSEWHERE = "$gpubpf_elsewhere"
 class Filler:
     """Fills fragments' arguments; those that come from the launch block are the same at each place."""
 
-    def __init__(self, block: LaunchBlock, functions: Mapping[int, str] | None = None) -> None:
-        """`functions`: names of the fragments that are functions of their own (`function_of`), by `id`."""
+    def __init__(
+        self,
+        block: LaunchBlock,
+        functions: Mapping[int, str] | None = None,
+        parameters: bool = False,
+        clusters: bool = False,
+    ) -> None:
+        """`functions`: names of the fragments that are functions of their own (`function_of`), by `id`. `parameters`, `clusters`:
+        generic addresses may lead to parameters of the kernel, to shared memory of other blocks."""
         self.block = block
         self.functions = functions or {}
+        self.parameters = parameters
+        self.clusters = clusters
         self._known: dict[int, tuple[Placement, str, tuple[tuple[str, str, int], ...]]] = {}
 
     def text(self, placement: Placement, context: Mapping[str, str]) -> str:
@@ -85,6 +94,10 @@ class Filler:
                     lines.append(f"ld.param.u{bits} {argument.register}, [{LAUNCH}+{offset}];")
             found = self._known[id(placement)] = placement, "\n".join(lines), tuple(fields)
         return found
+
+    @property
+    def _shared(self) -> str:
+        return "shared::cluster" if self.clusters else "shared"
 
     def _word(self, argument: Argument) -> tuple[int, int]:
         """Where in the launch block an argument is, and how many bytes of it."""
@@ -145,10 +158,13 @@ class Filler:
         }
         generic = access.space == "generic"
         located = generic and any(self.reads(p, "address", "space") or not _everywhere(p) for p in placements)
-        if located or any(self.reads(p, "address") for p in placements):
+        if located or (generic and self.parameters) or any(self.reads(p, "address") for p in placements):
             lines += [f".reg .b64 {AT};", *address]
+        if generic and self.parameters:
+            lines += [".reg .pred %gpubpf_0param;", f"isspacep.param %gpubpf_0param, {AT};"]
+            lines.append(f"@%gpubpf_0param bra {_OVER};")
         if located:
-            lines += _LOCATED
+            lines += [line.replace("shared::any", self._shared) for line in _LOCATED]
             context |= {"address": "%gpubpf_0offset", "space": "%gpubpf_0space"}
         elif not generic:
             context["space"] = str(SPACES.index(access.space))
@@ -159,7 +175,7 @@ class Filler:
                 lines += [".reg .b32 %gpubpf_0mask;", ".reg .b64 %gpubpf_0active;"]
                 lines += ["activemask.b32 %gpubpf_0mask;", "cvt.u64.u32 %gpubpf_0active, %gpubpf_0mask;"]
             lines += [self.text(placement, context), *([f"{_ELSEWHERE}:"] if elsewhere else []), "}"]
-        if guards or size or access.lanes < 32:
+        if guards or size or access.lanes < 32 or (generic and self.parameters):
             lines.append(f"{_OVER}:")
         lines.append("}")
         return "\n".join(lines)
@@ -188,13 +204,13 @@ def _call(name: str, fragment: Fragment) -> str:
     return "\n".join(["{", *lines, f"call {name}{arguments};", "}"])
 
 
-# Of a generic address: where it leads to, and there the offset.
+# Of a generic address (shared::any: with or without that of other blocks): where it leads to, and there the offset.
 _LOCATED = (
     ".reg .pred %gpubpf_0shared, %gpubpf_0local;",
     ".reg .b64 %gpubpf_0space, %gpubpf_0offset, %gpubpf_0other;",
-    f"isspacep.shared %gpubpf_0shared, {AT};",
+    f"isspacep.shared::any %gpubpf_0shared, {AT};",
     f"isspacep.local %gpubpf_0local, {AT};",
-    f"cvta.to.shared.u64 %gpubpf_0other, {AT};",
+    f"cvta.to.shared::any.u64 %gpubpf_0other, {AT};",
     f"selp.b64 %gpubpf_0offset, %gpubpf_0other, {AT}, %gpubpf_0shared;",
     f"cvta.to.local.u64 %gpubpf_0other, {AT};",
     "selp.b64 %gpubpf_0offset, %gpubpf_0other, %gpubpf_0offset, %gpubpf_0local;",

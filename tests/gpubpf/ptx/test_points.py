@@ -616,3 +616,27 @@ def test_compiled_kernels_run_as_before_and_every_access_is_seen(options: tuple[
         assert words["called"] == words["returned"] or "leaves" in kernel or "exits" in kernel, kernel
         total.update(seen | words)
     assert min(total[kind] for kind in total if not options or kind in ("loads", "stores")) > 0
+
+
+def test_parameters_are_no_memory_and_clusters_have_shared_memory(tmp_path: Path) -> None:
+    text = """.version 8.3\n.target sm_90\n.address_size 64
+.shared .align 8 .b8 cells[64];
+.visible .entry k(.param .u64 p, .param .u32 n) {
+    .reg .b32 %r<9>; .reg .b64 %rd<9>;
+    ld.param.u64 %rd1, [p];
+    mov.b64 %rd2, n;
+    cvta.param.u64 %rd3, %rd2;
+    ld.u32 %r1, [%rd3];
+    ld.u32 %r2, [%rd1];
+    mov.u64 %rd4, cells;
+    cvta.shared.u64 %rd5, %rd4;
+    mapa.u64 %rd6, %rd5, 0;
+    st.u32 [%rd6+8], %r1;
+    ret;
+}"""
+    run = Run(text, [Placement(log("access", "log", "site", "space"), "access")])
+    run("k", 4, Array(np.zeros(4, np.uint32)), struct.pack("<I", 7))
+    spaces = {"ld.u32 %r2, [%rd1": 0, "st.u32 [%rd6+8": 1}
+    lines = by_text(text, run.sites("k"))
+    assert run.records(2) == sorted((t, lines[line][0], s) for t in range(4) for line, s in spaces.items())
+    assembled(run.injected.text, "sm_90", tmp_path)
