@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import gpubpf_cuda
+from gpubpf.program import verified
 from gpubpf_bcc import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,12 +196,16 @@ def test_filters_act_on_the_device(run):
     assert found["mine"][0] == [0] * 198 + [200] * 4 + [0] * 54
 
 
-def test_the_host_program_in_the_documentation():
-    """It compiles, beside a program for the GPU."""
+def test_the_programs_in_the_documentation():
+    """They compile; that for accesses is verified and lowered, too."""
     page = (ROOT / "docs" / "device-programs.md").read_text()
-    made = compiled("#include <gpubpf.h>\n" + page.split("```c\n")[1].split("```")[0])
-    assert [(f.name, f.point) for f in made.host_functions] == [("on_launch", "launch")]
-    assert made.maps["slots"].kind == "shared_array"
+    access, host = (
+        compiled("#include <gpubpf.h>\n" + part.split("```")[0]) for part in page.split("```c\n")[1:]
+    )
+    assert [(f.name, f.point) for f in access.device_functions] == [("on_access", "access")]
+    assert "match.any.sync" in verified(access, "on_access")[0].ptx
+    assert [(f.name, f.point) for f in host.host_functions] == [("on_launch", "launch")]
+    assert host.maps["slots"].kind == "shared_array"
 
 
 def test_the_tool_in_the_documentation(where):
