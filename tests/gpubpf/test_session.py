@@ -27,7 +27,8 @@ from gpubpf.agent import protocol
 from gpubpf.assemble import Target
 from gpubpf.errors import SessionError, UsageError
 from gpubpf.instrument import Sidecar
-from gpubpf.ptx.inject import InjectedVariable
+from gpubpf.maps import MapDefinition
+from gpubpf.ptx.inject import InjectedVariable, LaunchBlock
 from gpubpf.session import Follow
 
 HERE = Path(__file__).parent / "agent"
@@ -690,3 +691,42 @@ def test_what_is_not_probed_is_named_for_kernels_that_were_launched(target: Path
     assert counted(found) == (3, 3, 3)
     assert list(found["summary"]["not_probed"].items()) == [("cp.async.bulk.tensor", 2), ("tex", 1)]
     assert "not_probed" not in measure([str(target), "plain", "3"], instrument=instrument)["summary"]
+
+
+# --- arrays by site ---
+
+CELLS = MapDefinition("cells", "site_array", 4, 8, 1, None, "<u8")
+
+
+def by_site(sites: int) -> dict[str, Any]:
+    block = LaunchBlock(32, bases={"cells": 16}, capacities={"cells": 24})
+
+    def instrument(image: bytes, target: Target) -> Sidecar:
+        made = fake_tool.instrument(image, target)
+        kernels = (dataclasses.replace(k, block=block, site_count=sites) for k in made.kernels)
+        return dataclasses.replace(made, kernels=tuple(kernels))
+
+    return {"instrument": instrument, "definitions": [CELLS]}
+
+
+def test_all_shapes_of_a_kernel_share_an_array_by_site(target: Path) -> None:
+    with fake_tool.session([str(target), "shapes", "30"], **by_site(5000)) as session:
+        for _ in session.intervals():
+            pass
+    (found,) = session.instances("cells")  # the fake kernel adds 1 for each thread, in the first shard
+    assert (found.grid, found.block_dim, found.launches) == ((0, 0, 0), (0, 0, 0), 30)
+    assert found.capacity == 5000 | 3 << 32 and found.array.shape == (4, 5000)  # for 4 multiprocessors
+    assert found.array[0, 0] == 30 and not found.array[1:].any()
+    assert session.summary()["lost"] == 0
+
+
+def test_a_module_with_more_sites_than_memory_runs_as_it_is(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MEMORY", str(2 << 20))
+    options = by_site(1 << 20)
+    with fake_tool.session([str(target), "plain", "9"], map_memory=1 << 16, **options) as session:
+        for _ in session.intervals():
+            pass
+    assert session.instances("cells") == []
+    assert session.summary()["not_instrumented"] == {"map too small": 9}

@@ -90,6 +90,14 @@ def test_rings() -> None:
             )
 
 
+def test_capacities_of_site_arrays() -> None:
+    assert protocol.sites_and_shards(70 | 255 << 32) == (70, 256)
+    assert protocol.sites_and_shards(0) == (0, 1)
+    for capacity in ((1 << 22) + 1, 5 | 2 << 32, 5 | 511 << 32, (1 << 64) - 1):
+        with pytest.raises(Malformed, match="sites of no sensible number"):
+            protocol.sites_and_shards(capacity)
+
+
 def test_stacks() -> None:
     text = struct.pack("<I", 4) + b"a.so" + struct.pack("<I", 1) + b"f"
     number, frames = protocol.stack(
