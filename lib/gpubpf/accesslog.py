@@ -437,9 +437,9 @@ class Printer:
         if not self._began:
             self._out.write((f"{'TIME (ns)':>16} " if self._timed else "") + TEXT_HEADER)
         if place not in self._labels:
-            kernel = table.fit(cli.printable(names.demangle(place.mangled).short), 10).encode(
-                "ascii", "replace"
-            )
+            name = names.demangle(place.mangled).short
+            name = name if len(name) <= 10 else name.rsplit("::", 1)[-1]
+            kernel = table.fit(cli.printable(name), 10).encode("ascii", "replace")
             threads = [shape.thread_index(number).encode() for number in range(shape.block_size)]
             self._labels[place] = kernel, threads
         kernel, threads = self._labels[place]

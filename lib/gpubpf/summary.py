@@ -124,7 +124,9 @@ def loss(measured: Measurement, process: Process, launches: int) -> str:
     if any(not is_ring(d) and d.kind != SHARED for d in measured.definitions):
         parts.append(f"what up to {launches:,} launches counted is lost")
     for name, received, _, most in _unread(measured, process):
-        parts.append(f"{received:,} records of {name} were received, at most {most:,} are lost")
+        bounded = name in measured.follow.per_thread
+        lost = f"at most {most:,} are lost" if bounded else "how many are lost is not known"
+        parts.append(f"{received:,} records of {name} were received, {lost}")
     return "; ".join(parts) or f"up to {launches:,} launches were not read"
 
 

@@ -230,8 +230,8 @@ def test_lines_for_people(app: str, tmp_path: Path) -> None:
     lines = [line for line in done.stdout.splitlines() if re.match(r" *(LAUNCH|\d+) ", line)]
     assert len([line for line in lines if "LAUNCH" in line]) == 1
     assert max(map(len, done.stdout.splitlines())) <= 80
-    row = next(line for line in lines if "store" in line and "global" in line and "many" in line)
-    assert re.match(r" +2 many\S+ +\(\d,\d\) +\(\d,\d\) store  global 0x[0-9a-f]{12} +16 app.cu:\d+", row)
+    row = next(line for line in lines if "store" in line and "global" in line and "mixed" in line)
+    assert re.match(r" +2 mixed +\(\d,\d\) +\(\d,\d\) store  global 0x[0-9a-f]{12} +16 app.cu:\d+", row)
     assert f"{1596 + 40:,} accesses of 2 launches recorded" in done.stdout
 
 
