@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
+import subprocess
 from collections import Counter
 
+import llvmlite.binding as llvm
 import pytest
 
 from gpubpf.lower import storage
@@ -162,3 +165,61 @@ def test_what_finds_no_room_is_counted():
         assert 30 - len(elected) <= 3 * left.get(0, 0)
         none += 30 - len(elected)
     assert none
+
+
+STRESS = r"""
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <random>
+#include <thread>
+#include <vector>
+extern "C" bool elect(uint64_t base, uint64_t launch, uint64_t block, uint32_t threads);
+int main() {
+    const int threads = 4, window = 8, windows = 4000;
+    static std::atomic<uint64_t> table[2 * (SLOTS + 1)];
+    std::vector<std::atomic<int>> elected(window * windows);
+    std::atomic<int> at[threads] = {};
+    auto run = [&](int me) {
+        std::mt19937 random(me);
+        for (int w = 0; w < windows; w++) {
+            int order[window];
+            for (int i = 0; i < window; i++) order[i] = i;
+            std::shuffle(order, order + window, random);
+            for (int i : order)
+                if (elect((uint64_t)table, w, i % 3 ? i : i << 16, threads)) elected[window * w + i]++;
+            at[me] = w + 1;
+            for (auto &other : at)  // at most two windows are under way
+                while (other < w) std::this_thread::yield();
+        }
+    };
+    std::vector<std::thread> all;
+    for (int i = 0; i < threads; i++) all.emplace_back(run, i);
+    for (auto &thread : all) thread.join();
+    int wrong = 0, left = 0;
+    for (auto &count : elected) wrong += count != 1;
+    for (auto &word : table) left += word != 0;
+    printf("%d wrong, %d left\n", wrong, left);
+}
+"""
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_threads_of_a_processor(last, tmp_path):
+    """The same code for this machine, run by threads that really race."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++")
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    text = storage.block_function("elect", last, "ptr", "", False, 64)
+    module = llvm.parse_assembly(text.replace("internal", "zeroext").replace("alwaysinline", ""))
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    machine = target.create_target_machine(opt=2, reloc="pic", codemodel="small")
+    (tmp_path / "elect.o").write_bytes(machine.emit_object(module))
+    (tmp_path / "stress.cpp").write_text(STRESS)
+    command = [compiler, "-O1", "-pthread", "-DSLOTS=64", "stress.cpp", "elect.o", "-o", "stress"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    done = subprocess.run([tmp_path / "stress"], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "0 wrong, 0 left\n"
