@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from gpubpf.bytecode import DEVICE_POINTS
 from gpubpf.ptx import inject as injection
 from gpubpf.ptx.flow import LEAVING, WORK
 from gpubpf.ptx.inject import Injected, LaunchBlock, Placement, inject, launch_block
 from gpubpf.ptx.module import Instruction, Module, parse, render
-from gpubpf_fragments import TIME, Argument, Fragment, tally
+from gpubpf_fragments import TIME, Argument, Fragment, log, tally
 from gpubpf_sass import assembled, need, registers, sass
 from ptxrun import Memory, Thread, place_variables
 
@@ -68,6 +69,8 @@ def statements(text: str, kernel: str) -> list[object]:
 def test_ptxas_accepts_the_corpus(corpus: dict[str, Module], variant: str, work: str, tmp_path: Path) -> None:
     module = corpus[variant]
     placements = (Placement(TALLY, "exit", work), Placement(TIME, "entry"), Placement(TIME, "exit"))
+    if work == "loads":  # once with programs at every point
+        placements += tuple(Placement(log(point, point), point) for point in DEVICE_POINTS)
     injected = everywhere(module, *placements)
     refused = {n for n in module.entries if re.search("virtualCall|throughPointer|takesAddress", n)}
     assert injected.refusals == dict.fromkeys(refused, "indirect call")
@@ -90,8 +93,9 @@ def test_the_probe_is_cheap(corpus: dict[str, Module], tmp_path: Path) -> None:
 
 
 def test_edges_are_accepted(edges: Module, tmp_path: Path) -> None:
+    points = [Placement(log(point, point), point) for point in DEVICE_POINTS]
     for work in WORK:
-        injected = everywhere(edges, Placement(TALLY, "exit", work), Placement(TIME, "exit"))
+        injected = everywhere(edges, Placement(TALLY, "exit", work), Placement(TIME, "exit"), *points)
         assert not injected.refusals
         for arch in ("sm_75", "sm_90"):
             assembled(injected.text, arch, tmp_path)
