@@ -312,6 +312,14 @@ def add_host_filters(made: Parser) -> None:
     group.add_argument("-t", dest="tid", type=positive, metavar="TID", help="only launches by this thread")
 
 
+def parse_granule(text: str) -> int:
+    """Bytes: a power of two, at most 1 MB."""
+    size = parse_size(text)
+    if size & (size - 1) or not 0 < size <= 1 << 20:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a power of two between 1 and 1M")
+    return size
+
+
 def add_device(made: Parser) -> None:
     """Where device programs run, and with how much memory: --device, --map-memory."""
     group = made.add_argument_group("device")
@@ -368,6 +376,29 @@ def records_accesses(args: argparse.Namespace) -> bool:
             "--site, --address and --warps choose of every access; add -e, --parquet or --heatmap"
         )
     return asked
+
+
+def add_coverage(made: Parser) -> None:
+    """Which bytes are touched: --no-allocations, --footprint, --granule."""
+    group = made.add_argument_group("which bytes of memory are touched")
+    group.add_argument(
+        "--no-allocations",
+        dest="allocations",
+        action="store_false",
+        help="do not say which bytes of each allocation are read, written, never touched; it costs less",
+    )
+    group.add_argument(
+        "--footprint",
+        action="store_true",
+        help="of each kernel, how much different memory it touches and how often it comes back to it",
+    )
+    group.add_argument(
+        "--granule",
+        type=parse_granule,
+        default=1,
+        metavar="BYTES",
+        help="tell bytes apart in groups of so many, a power of two: for programs with much memory (default 1: exact)",
+    )
 
 
 def add_looks(made: Parser, device_programs: bool = True) -> None:

@@ -1,41 +1,48 @@
 """Which bytes of each allocation kernels read, wrote, or never touched; and how much of memory each kernel touches.
 
-    tables = coverage.read(session, shift)
-    for row in coverage.join(tables, allocations, shift):
-        row.allocation, row.read, row.written, row.untouched
+    coverage = Coverage(granule=1)
+    for _ in session.intervals(…, tick=lambda: coverage.take(session)):
+        rows, elsewhere = coverage.allocations(session)
+        rows[0].allocation, rows[0].read, rows[0].untouched
 
 What device programs fill (memtrace's C text): a table of pages, each of which tells of 4096 granules; a granule is `1 << shift`
-bytes. Maps, one element each for a place of the table: `tags` (0: nothing is there), `owners` (`page`: the address / the bytes of a
-page, with bit 63 set; `group`: epoch | kernel << 32), `touched` (128 words: 64 of what was read, then 64 of what was written, a bit
-for each granule). In `missed` a bit stands for each 2 MB of addresses, modulo 128 GB, of which something found no room. An epoch and
-an address together mean one allocation (docs/memory.md).
+bytes. Maps, one element each for a place of the table: `pages` (the page's number, which is its address / its bytes, and the epoch;
+0: nothing is there), `owners` (with --footprint: number of the kernel + 1), `touched` (128 words: 64 of what was read, then 64 of
+what was written, a bit for each granule). In `missed` a bit stands for each 2 MB of addresses, modulo 128 GB, of which something
+found no room. An epoch and an address together mean one allocation (docs/memory.md).
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gpubpf.errors import UsageError
+
 if TYPE_CHECKING:
     from gpubpf.allocations import Allocation
+    from gpubpf.measurement import Follow
+    from gpubpf.results import Instance
     from gpubpf.session import Session
 
     Integers = npt.NDArray[np.int64]
     Words = npt.NDArray[np.uint64]
 
-MAPS = ("tags", "owners", "touched", "missed")
+MAPS = ("pages", "touched", "missed")
+OWNERS = "owners"
 GRANULES = 4096  # of a page
 WORDS = GRANULES // 64
 SECTOR = 32
 AREA_BITS, AREAS = 21, 1 << 16  # what `missed` tells of
-_VALID = 1 << 63
-_ADDRESS = (1 << 63) - 1
+LOG_RECORDS = 1 << 16  # of each process's log, which is read as it fills
+EPOCHS = 1 << 22  # that the table can tell apart
+NOBODY = -1  # as a kernel: not told
 _CHUNK = 1 << 13  # pages that are worked on together: some 30 MB
 _ONES = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)
 _BELOW = np.array([(1 << bit) - 1 for bit in range(65)], np.uint64)  # that many low bits
@@ -44,8 +51,8 @@ _BELOW = np.array([(1 << bit) - 1 for bit in range(65)], np.uint64)  # that many
 @dataclass(frozen=True)
 class Table:
     """What kernels of one process touched, an element for each page: its number (address / bytes of a page), the epoch, the number
-    of the kernel (0 where kernels are not kept apart), and [page, 128] words of bits. `missed` [AREAS]: where pages found no room.
-    `torn`: pages of which nobody knows whose they are, since the process was stopped in between."""
+    of the kernel (NOBODY where kernels are not kept apart), and [page, 128] words of bits. `missed` [AREAS]: where pages found no
+    room."""
 
     process: int
     pid: int
@@ -55,11 +62,10 @@ class Table:
     kernel: Integers
     bits: Words
     missed: npt.NDArray[np.bool_]
-    torn: int = 0
 
     @property
     def full(self) -> bool:
-        return bool(self.missed.any() or self.torn)
+        return bool(self.missed.any())
 
 
 @dataclass(frozen=True)
@@ -79,49 +85,118 @@ class Covered:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a kernel touched of memory: distinct 32-byte `sectors` and `bytes` (None: not known), by process and kernel number."""
+    """What a kernel (mangled name; "" if it is not known) touched of memory in one process: distinct 32-byte `sectors` and `bytes`;
+    None: not known, since the table was full."""
 
-    process: int
     pid: int
     comm: str
-    kernel: int
+    mangled: str
     sectors: int | None
     bytes: int | None
 
 
-def read(session: Session) -> list[Table]:
+@dataclass(frozen=True)
+class Report:
+    """What is known at one time. rows: of each allocation. elsewhere: by process bytes that were touched in no known allocation.
+    footprints: empty where kernels are not kept apart. full: the table had no room for all. incomplete: allocations may be missing.
+    """
+
+    rows: list[Covered]
+    elsewhere: dict[tuple[int, str], int]
+    footprints: list[Footprint]
+    full: bool
+    incomplete: bool
+
+
+class Coverage:
+    """Collects during a session what tables of touched bytes are to be joined with. granule: bytes that one bit stands for, a power
+    of two. by_kernel: kernels are kept apart, for footprints."""
+
+    def __init__(self, granule: int = 1, by_kernel: bool = False) -> None:
+        from gpubpf.allocations import Allocations
+
+        if by_kernel and granule > SECTOR:
+            raise UsageError(
+                f"--footprint counts sectors of {SECTOR} bytes; give a --granule of at most that"
+            )
+        self.granule, self.by_kernel = granule, by_kernel
+        self.shift = granule.bit_length() - 1
+        self._allocations = Allocations()
+        self._names: dict[int, Mapping[int, str]] = {}
+
+    @property
+    def follow(self) -> Follow:
+        """What the session has to follow for that."""
+        from gpubpf.measurement import Follow
+
+        return Follow(log_records=LOG_RECORDS, allocation_stacks=True)
+
+    @property
+    def parameter(self) -> dict[str, int]:
+        """For the program's parameter `grain`."""
+        page = self.shift + GRANULES.bit_length() - 1
+        return {
+            "shift": self.shift,
+            "word": (64 << self.shift) - 1,
+            "page": page,
+            "kernels": (1 << 64) - 1 if self.by_kernel else 0,
+        }
+
+    def take(self, session: Session) -> None:
+        """What processes allocated since the last time: from the thread that runs `intervals`."""
+        for log in session.logs():
+            self._allocations.add(log)
+            self._names[log.process] = log.names
+
+    def report(self, session: Session) -> Report:
+        """As of the last reading."""
+        self.take(session)
+        tables = read(session, self.by_kernel)
+        unread = session.unread() if session.stopped else set()
+        rows, rest = join(tables, self._allocations.all(), self.shift, unread)
+        who = {t.process: (t.pid, t.comm) for t in tables}
+        return Report(
+            rows,
+            {who[process]: bytes_ for process, bytes_ in rest.items()},
+            footprints(tables, self._names, self.shift) if self.by_kernel else [],
+            any(t.full for t in tables),
+            bool(self._allocations.dropped or self._allocations.incomplete),
+        )
+
+
+def read(session: Session, owners: bool = False) -> list[Table]:
     """The tables as they were read last, one for each process that has any: those of its contexts together."""
-    found: dict[int, list[dict[str, Any]]] = {}
-    by_context: dict[tuple[int, int], dict[str, Any]] = {}
-    for name in MAPS:
+    by_context: dict[tuple[int, int], dict[str, Instance]] = {}
+    for name in (*MAPS, OWNERS) if owners else MAPS:
         for one in session.instances(name):
             by_context.setdefault((one.process, one.context), {})[name] = one
+    found: dict[int, list[Table]] = {}
     for (process, _), parts in by_context.items():
-        if len(parts) == len(MAPS):
-            found.setdefault(process, []).append(parts)
-    return [
-        _together(
-            [table(process, p["tags"].pid, p["tags"].comm, *(p[name].array for name in MAPS)) for p in parts]
-        )
-        for process, parts in found.items()
-    ]
+        if all(name in parts for name in MAPS):
+            arrays = [parts[name].array for name in (*MAPS, OWNERS) if name in parts]
+            first = parts[MAPS[0]]
+            found.setdefault(process, []).append(table(process, first.pid, first.comm, *arrays))
+    return [_together(tables) for tables in found.values()]
 
 
-def table(process: int, pid: int, comm: str, tags: Any, owners: Any, touched: Any, missed: Any) -> Table:
+def table(
+    process: int, pid: int, comm: str, pages: Any, touched: Any, missed: Any, owners: Any = None
+) -> Table:
     """A context's table from its maps' arrays."""
-    there = np.flatnonzero(tags)
-    told = there[(owners["page"][there] & np.uint64(_VALID)) != 0]
-    group = owners["group"][told]
+    there = np.flatnonzero(pages)
+    tags = pages[there]
+    page = tags >> np.uint64(32) | (tags & np.uint64(511)) << np.uint64(32)
+    kernel = np.full(len(there), NOBODY) if owners is None else owners[there].astype(np.int64) - 1
+    words = touched["words"] if touched.dtype.names else touched
     return Table(
         process,
         pid,
         comm,
-        (owners["page"][told] & np.uint64(_ADDRESS)).astype(np.int64),
-        (group & np.uint64(0xFFFFFFFF)).astype(np.int64),
-        (group >> np.uint64(32)).astype(np.int64),
-        touched.reshape(-1, 2 * WORDS)[told],
+        page.astype(np.int64),
+        (tags >> np.uint64(9) & np.uint64(EPOCHS - 1)).astype(np.int64),
+        kernel,
+        words.reshape(-1, 2 * WORDS)[there],
         np.unpackbits(missed.view(np.uint8), bitorder="little").astype(bool),
-        len(there) - len(told),
     )
 
 
@@ -134,13 +209,11 @@ def _together(tables: Sequence[Table]) -> Table:
         for name in ("page", "epoch", "kernel", "bits")
     }
     missed = np.logical_or.reduce([t.missed for t in tables])
-    return Table(
-        first.process, first.pid, first.comm, **joined, missed=missed, torn=sum(t.torn for t in tables)
-    )
+    return Table(first.process, first.pid, first.comm, **joined, missed=missed)
 
 
 def join(
-    tables: Sequence[Table], allocations: Sequence[Allocation], shift: int, unread: Sequence[int] = ()
+    tables: Sequence[Table], allocations: Sequence[Allocation], shift: int, unread: Collection[int] = ()
 ) -> tuple[list[Covered], dict[int, int]]:
     """What was touched of each allocation, in their order; and by process the bytes that were touched in none of them. `unread`:
     processes of which launches are missing in the tables."""
@@ -160,21 +233,21 @@ def join(
             if rest:
                 elsewhere[process] = rest
         for number, allocation, (reads, writes, either) in zip(numbers, own, counts.tolist(), strict=True):
-            if process in unread or (one is not None and _concerned(one, allocation)):
+            if process in unread or _concerned(one, allocation):
                 result[number] = Covered(allocation, None, None, None)
             else:
                 result[number] = Covered(allocation, reads, writes, either)
     return [row for row in result if row is not None], elsewhere
 
 
-def _concerned(one: Table, allocation: Allocation) -> bool:
-    """Whether something of the allocation may have found no room."""
-    if not one.full:
+def _concerned(one: Table | None, allocation: Allocation) -> bool:
+    """Whether something of the allocation may have found no room, or may have been taken for something else."""
+    if one is None:
         return False
-    first, last = allocation.base >> AREA_BITS, (allocation.base + max(allocation.bytes, 1) - 1) >> AREA_BITS
-    if one.torn or last - first >= AREAS - 1:
+    first, last = allocation.base >> AREA_BITS, (allocation.base + allocation.bytes - 1) >> AREA_BITS
+    if allocation.first_epoch >= EPOCHS or (one.full and last - first >= AREAS - 1):
         return True
-    return bool(one.missed.take(np.arange(first, last + 1), mode="wrap").any())
+    return one.full and bool(one.missed.take(np.arange(first, last + 1), mode="wrap").any())
 
 
 def _count(one: Table, allocations: Sequence[Allocation], shift: int) -> tuple[Integers, int]:
@@ -333,37 +406,31 @@ def _has(words: Words, bit: Integers) -> Integers:
     return ((word >> (bit % 64).astype(np.uint64)) & np.uint64(1)).astype(np.int64)
 
 
-def footprints(tables: Sequence[Table], shift: int) -> list[Footprint]:
-    """Of each process and kernel, the most sectors first. An address in another epoch is another one. A granule must be no larger
-    than a sector."""
+def footprints(
+    tables: Sequence[Table], names: Mapping[int, Mapping[int, str]], shift: int
+) -> list[Footprint]:
+    """Of each process and kernel, the most sectors first. `names`: mangled names by process and kernel number. An address in another
+    epoch is another one. A granule must be no larger than a sector."""
     result = []
     for one in tables:
-        order = np.lexsort((one.epoch, one.page, one.kernel))
-        keys = (one.kernel[order], one.page[order], one.epoch[order])
-        starts = _starts(*keys)
-        bytes_, sectors = (np.zeros(len(starts), np.int64) for _ in range(2))
-        done = 0
-        for chunk in _chunks(starts, len(order)):
+        own = names.get(one.process, {})
+        numbers = np.unique(one.kernel).tolist()
+        mangled = sorted({own.get(number, "") for number in numbers})
+        place = np.array([mangled.index(own.get(number, "")) for number in numbers], np.int64)
+        kernel = place[np.searchsorted(numbers, one.kernel)] if numbers else one.kernel
+        order = np.lexsort((one.epoch, one.page, kernel))
+        keys = (kernel[order], one.page[order], one.epoch[order])
+        counts = np.zeros((len(mangled), 2), np.int64)
+        for chunk in _chunks(_starts(*keys), len(order)):
             some = one.bits[order[chunk]]
             first = _starts(*(key[chunk] for key in keys))
             either = np.bitwise_or.reduceat(some[:, :WORDS] | some[:, WORDS:], first, axis=0)
-            here = slice(done, done + len(first))
-            bytes_[here], sectors[here] = _ones(either) << shift, _sectors(either, shift)
-            done += len(first)
-        kernels = keys[0][starts]
-        for kernel in np.unique(kernels).tolist():
-            own = kernels == kernel
-            known = not one.full
-            result.append(
-                Footprint(
-                    one.process,
-                    one.pid,
-                    one.comm,
-                    kernel,
-                    int(sectors[own].sum()) if known else None,
-                    int(bytes_[own].sum()) if known else None,
-                )
-            )
+            for column, count in enumerate((_sectors(either, shift), _ones(either) << shift)):
+                added = np.bincount(keys[0][chunk][first], count, len(mangled))
+                counts[:, column] += added.astype(np.int64)
+        for name, (sectors, bytes_) in zip(mangled, counts.tolist(), strict=True):
+            known = (None, None) if one.full else (sectors, bytes_)
+            result.append(Footprint(one.pid, one.comm, name, *known))
     return sorted(result, key=lambda f: -(f.sectors or 0))
 
 

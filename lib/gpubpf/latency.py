@@ -98,13 +98,7 @@ class View:
     def frames(self, process: int, number: int) -> list[str]:
         if (process, number) not in self._stacks:
             frames = self.found.processes[process].stacks.get(number, ())
-            # A return address is that of the next instruction.
-            self._stacks[process, number] = [
-                symbols.describe(frame.file, max(frame.offset - 1, 0))
-                if frame.file
-                else frame.symbol or f"{frame.address:#x}"
-                for frame in frames
-            ]
+            self._stacks[process, number] = [symbols.frame_of(frame) for frame in frames]
         return self._stacks[process, number]
 
     def meanwhile(self, at: int) -> list[tuple[str, int]]:

@@ -384,6 +384,10 @@ class Session:
         """By name of the process: the first of that name."""
         return {process.comm: process.pid for process in reversed(self._measured.everyone())}
 
+    def unread(self) -> set[int]:
+        """Processes (by number) with instrumented launches whose counts have not come: at the end, those that never will."""
+        return {process.number for process, _ in summary.missing(self._measured)}
+
     def summary(self) -> dict[str, Any]:
         """The fields of the summary record, but for `type` and `tool`."""
         return summary.summary(self._measured)

@@ -15,6 +15,8 @@ from gpubpf.fatbin import Elf, elf_of_file
 if TYPE_CHECKING:
     import numpy as np
 
+    from gpubpf.agent.protocol import StackFrame
+
 _SYMTAB, _DYNSYM = 2, 11  # section types
 _FUNCTIONS = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
 _LARGEST = 1 << 28  # bytes of a symbol table or its names
@@ -64,6 +66,15 @@ def describe(path: str, offset: int) -> str:
     file = os.path.basename(path) or "?"
     found = lookup(path, offset)
     return f"{found.name}+{found.offset:#x} ({file})" if found else f"{file}+{offset:#x}"
+
+
+def frame_of(frame: StackFrame) -> str:
+    """A frame of a host stack, likewise; what the process itself knows, or the address, where it is in no file."""
+    if frame.file:
+        return describe(
+            frame.file, max(frame.offset - 1, 0)
+        )  # a return address is that of the next instruction
+    return frame.symbol or f"{frame.address:#x}"
 
 
 @functools.lru_cache(maxsize=256)

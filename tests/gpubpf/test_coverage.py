@@ -36,20 +36,21 @@ class Gpu:
     """The maps of one context, filled as the device program does."""
 
     shift: int = 0
-    places: dict[tuple[int, int], int] = field(default_factory=dict)
+    places: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.tags = np.zeros(PAGES, "<u8")
-        self.owners = np.zeros(PAGES, [("page", "<u8"), ("group", "<u8")])
+        self.pages = np.zeros(PAGES, "<u8")
+        self.owners = np.zeros(PAGES, "<u4")
         self.touched = np.zeros(PAGES * 2 * WORDS, "<u8")
         self.missed = np.zeros(1024, "<u8")
 
     def touch(self, address: int, width: int, what: str, epoch: int = 0, kernel: int = 0) -> None:
         for granule in range(address >> self.shift, (address + width - 1 >> self.shift) + 1):
             page, bit = divmod(granule, GRANULES)
-            group = epoch | kernel << 32
-            place = self.places.setdefault((page, group), 7 * len(self.places) % PAGES)
-            self.tags[place], self.owners[place] = 1 + place, (page | 1 << 63, group)
+            key = (page, epoch, kernel)
+            place = self.places.setdefault(key, 7 * len(self.places) % PAGES)
+            self.pages[place] = (page & 0xFFFFFFFF) << 32 | 1 << 31 | epoch << 9 | page >> 32
+            self.owners[place] = kernel + 1
             for letter, offset in (("r", 0), ("w", WORDS)):
                 if letter in what:
                     self.touched[place * 2 * WORDS + offset + bit // 64] |= np.uint64(1 << bit % 64)
@@ -59,7 +60,7 @@ class Gpu:
         self.missed[area // 64] |= np.uint64(1 << area % 64)
 
     def table(self, process: int = 1) -> coverage.Table:
-        return coverage.table(process, 100, "app", self.tags, self.owners, self.touched, self.missed)
+        return coverage.table(process, 100, "app", self.pages, self.touched, self.missed, self.owners)
 
 
 def rows(gpu: Gpu, *made: Made) -> list[tuple[int | None, int | None, int | None]]:
@@ -191,11 +192,10 @@ def test_of_a_process_that_was_not_read_nothing_is_known() -> None:
     assert [row.untouched for row in found] == [4, None]
 
 
-def test_a_page_that_nobody_owns_makes_all_unknown() -> None:
+def test_an_epoch_that_the_table_cannot_tell_apart_is_not_known() -> None:
     gpu = Gpu()
     gpu.touch(BASE, 4, "r")
-    gpu.tags[77] = 5
-    assert rows(gpu, Made(BASE, 8)) == [(None, None, None)]
+    assert rows(gpu, Made(BASE, 8), Made(BASE, 8, first_epoch=1 << 22)) == [(4, 0, 4), (None, None, None)]
 
 
 @pytest.mark.parametrize("shift", (0, 3, 5))
@@ -206,13 +206,16 @@ def test_a_kernel_s_distinct_sectors(shift: int) -> None:
         gpu.touch(BASE + 128 * n, 32, "w", kernel=3)
     gpu.touch(BASE + 64, 32, "r", epoch=1, kernel=4)
     gpu.touch(BASE + 64, 32, "r", epoch=2, kernel=4)
-    found = [(f.kernel, f.sectors, f.bytes) for f in coverage.footprints([gpu.table()], shift)]
-    assert found == [(3, 100, 3200), (4, 2, 64)]
+    gpu.touch(BASE + 64, 4, "r", epoch=2, kernel=5)
+    gpu.touch(BASE + 68, 4, "r", epoch=2, kernel=6)
+    names = {1: {3: "a", 4: "b", 5: "c", 6: "c"}}
+    found = [(f.mangled, f.sectors, f.bytes) for f in coverage.footprints([gpu.table()], names, shift)]
+    assert found == [("a", 100, 3200), ("b", 2, 64), ("c", 1, 8 if shift < 3 else 1 << shift)]
     gpu.miss(BASE)
-    assert [f.sectors for f in coverage.footprints([gpu.table()], shift)] == [None, None]
+    assert {f.sectors for f in coverage.footprints([gpu.table()], names, shift)} == {None}
 
 
 def test_nothing_was_touched() -> None:
     assert rows(Gpu(), Made(BASE, 8)) == [(0, 0, 8)]
     assert coverage.join([], [Made(BASE, 8)], 0)[0][0].untouched == 8
-    assert coverage.footprints([Gpu().table()], 0) == []
+    assert coverage.footprints([Gpu().table()], {}, 0) == []

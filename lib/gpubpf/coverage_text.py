@@ -1,0 +1,257 @@
+"""What kernels touched of allocations, as records and as tables."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpubpf import names, symbols, table
+from gpubpf.coverage import SECTOR, Covered, Footprint, Report
+
+if TYPE_CHECKING:
+    from gpubpf.agent.protocol import StackFrame
+    from gpubpf.allocations import Allocation
+    from gpubpf.traffic import KernelTraffic
+
+WIDTH = 80
+MOST_ROWS = 12  # without -v
+EXACT = 10_000_000  # from here on numbers are shown in millions and more
+# Between the program's own code and the driver.
+_LIBRARIES = re.compile(r"lib(cuda|cudart|cudasim|gpubpf|stdc\+\+|c|pthread|dl|gcc_s)\b")
+_FUNCTIONS = re.compile(r"(cu[A-Z]|cuda[A-Z]|cudart|__cuda|libcudart|_?_?cudart)")
+
+
+def allocation_record(row: Covered, granule: int) -> dict[str, Any]:
+    """The record `allocation`."""
+    of = row.allocation
+    record = {
+        "type": "allocation",
+        "pid": of.pid,
+        "comm": of.comm,
+        "gpu": of.gpu,
+        "base": f"{of.base:#x}",
+        "bytes": of.bytes,
+        "read_bytes": row.read,
+        "written_bytes": row.written,
+        "untouched_bytes": row.untouched,
+        "kind": of.kind,
+        "call": of.call,
+        "freed": of.freed,
+        "stack": [symbols.frame_of(frame) for frame in of.stack],
+    }
+    return record | ({"within_bytes": granule} if granule > 1 else {})
+
+
+def footprint_record(one: Footprint, requested: int | None) -> dict[str, Any]:
+    """The record `footprint`. `requested`: sectors that all requests asked for."""
+    name = names.demangle(one.mangled)
+    return {
+        "type": "footprint",
+        "pid": one.pid,
+        "comm": one.comm,
+        "kernel": name.short,
+        "demangled": name.full,
+        "mangled": one.mangled,
+        "sectors": one.sectors,
+        "bytes": one.bytes,
+        "requests": requested,
+        "reuse": reuse(one, requested),
+    }
+
+
+def reuse(one: Footprint, requested: int | None) -> float | None:
+    """How often a sector was asked for."""
+    return round(requested / one.sectors, 3) if requested is not None and one.sectors else None
+
+
+def requested_sectors(kernels: Sequence[KernelTraffic]) -> dict[tuple[int, str], int]:
+    """Sectors of global memory that all requests asked for, by process and kernel."""
+    found: dict[tuple[int, str], int] = {}
+    for kernel in kernels:
+        key = (kernel.pid, kernel.mangled)
+        found[key] = found.get(key, 0) + sum(s.sectors for s in kernel.sites if s.space == "global")
+    return found
+
+
+def records(
+    report: Report, kernels: Sequence[KernelTraffic] | None, granule: int, allocations: bool
+) -> Iterator[dict[str, Any]]:
+    """All records. `kernels`: for footprints; `allocations`: they are wanted."""
+    if allocations:
+        yield from (allocation_record(row, granule) for row in report.rows)
+        for (pid, comm), touched in report.elsewhere.items():
+            yield {"type": "unallocated", "pid": pid, "comm": comm, "touched_bytes": touched}
+    requested = requested_sectors(kernels or ())
+    for one in report.footprints:
+        yield footprint_record(one, requested.get((one.pid, one.mangled)))
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Allocations of one place in a process, added up; None: not known of one of them."""
+
+    what: str
+    stack: tuple[StackFrame, ...]
+    count: int
+    bytes: int
+    read: int | None
+    written: int | None
+    untouched: int | None
+
+
+def allocation_lines(report: Report, granule: int, verbose: bool) -> Iterator[str]:
+    """For people: what was never touched first."""
+    rows = _folded([row for row in report.rows if _shown(row)])
+    if not rows and not report.elsewhere:
+        return
+    yield "bytes that kernels touched of each allocation (copies by the host do not count)"
+    if granule > 1:
+        yield f"  to within {granule:,} bytes: --granule 1 tells each byte apart"
+    shown = rows if verbose else rows[:MOST_ROWS]
+    several = any(row.count > 1 for row in shown)
+    header = ["BYTES", "READ", "WRITTEN", "UNTOUCHED", *(["N"] if several else []), "CALL", "WHERE"]
+    room = WIDTH - 4 * 11 - (7 if several else 0)
+    cells = []
+    for row in shown:
+        numbers = [_number(n) for n in (row.bytes, row.read, row.written, row.untouched)]
+        what = table.fit(row.what, room // 2)
+        cells.append(
+            [
+                *numbers,
+                *([f"{row.count:,}"] if several else []),
+                what,
+                table.fit(_own(row.stack), room - len(what) - 2),
+            ]
+        )
+    if cells:
+        yield ""
+        lines = table.lines(header, cells, left=("CALL", "WHERE"))
+        yield lines[0]
+        for line, row in zip(lines[1:], shown, strict=True):
+            yield line
+            if verbose:
+                yield from (f"        {table.fit(symbols.frame_of(frame), WIDTH - 8)}" for frame in row.stack)
+    if len(rows) > len(shown):
+        left = sum(row.untouched or 0 for row in rows[len(shown) :])
+        yield f"and {table.count(len(rows) - len(shown), 'place')} more with {left:,} bytes untouched; -v shows them"
+    for (pid, comm), touched in report.elsewhere.items():
+        yield from table.wrap(
+            f"{comm} (pid {pid}): {touched:,} bytes were touched that are in no allocation that was seen"
+        )
+    yield from _findings(report, granule)
+    yield ""
+
+
+def _findings(report: Report, granule: int) -> Iterator[str]:
+    """What is beyond doubt."""
+    if report.full:
+        yield from table.wrap(
+            "?: not known, because more memory was touched than the table has room for;"
+            f" --granule {max(2 * granule, granule * 32)} makes it last longer"
+        )
+    if report.incomplete:
+        yield "some allocations were not seen: there were too many calls"
+    known = [row for row in report.rows if row.either is not None and row.allocation.kind == "device"]
+    for what, some in (
+        ("never touched by kernels", [row for row in known if not row.either]),
+        ("written but never read by kernels", [row for row in known if row.written and not row.read]),
+    ):
+        if some:
+            total = sum(row.allocation.bytes for row in some)
+            yield f"{what}: {table.count(len(some), 'allocation')} of device memory, {total:,} bytes"
+
+
+def footprint_lines(report: Report, kernels: Sequence[KernelTraffic]) -> Iterator[str]:
+    """For people: how much of memory each kernel touches."""
+    if not report.footprints:
+        return
+    requested = requested_sectors(kernels)
+    labels = names.labels(one.mangled for one in report.footprints)
+    cells = []
+    for one in report.footprints:
+        asked = requested.get((one.pid, one.mangled))
+        times = reuse(one, asked)
+        cells.append(
+            [
+                table.fit(labels[one.mangled] or "(unknown)", 34),
+                _number(one.bytes),
+                _number(one.sectors),
+                _number(asked),
+                "?" if times is None else f"{times:.2f}",
+            ]
+        )
+    yield f"footprint: memory that each kernel touched, in all its launches (sectors of {SECTOR} bytes)"
+    yield ""
+    yield from table.lines(["KERNEL", "BYTES", "SECTORS", "REQUESTED", "REUSE"], cells, left=("KERNEL",))
+    if report.full:
+        yield "?: not known, because the table was full; --granule 32 is as exact here"
+    yield ""
+
+
+def _shown(row: Covered) -> bool:
+    """Variables and memory of the host are there for other purposes: untouched they say nothing."""
+    return row.allocation.kind in ("device", "managed") or row.either != 0
+
+
+def _folded(rows: Sequence[Covered]) -> list[_Row]:
+    """Allocations by where they were made, the most untouched bytes first."""
+    groups: dict[tuple[Any, ...], list[Covered]] = {}
+    for row in rows:
+        of = row.allocation
+        groups.setdefault((of.process, of.call, of.stack, 0 if of.stack else of.base), []).append(row)
+
+    def total(values: list[int | None]) -> int | None:
+        known = [value for value in values if value is not None]
+        return sum(known) if len(known) == len(values) else None
+
+    folded = [
+        _Row(
+            _what(some[0].allocation),
+            some[0].allocation.stack,
+            len(some),
+            sum(row.allocation.bytes for row in some),
+            total([row.read for row in some]),
+            total([row.written for row in some]),
+            total([row.untouched for row in some]),
+        )
+        for some in groups.values()
+    ]
+    return sorted(folded, key=lambda row: (-(row.untouched or 0), -row.bytes))
+
+
+def _what(of: Allocation) -> str:
+    return of.name or of.call
+
+
+def _own(stack: Sequence[StackFrame]) -> str:
+    """The innermost function that is neither the driver's nor the runtime's."""
+    for frame in stack:
+        file = os.path.basename(frame.file)
+        if _LIBRARIES.match(file):
+            continue
+        found = symbols.lookup(frame.file, max(frame.offset - 1, 0)) if frame.file else None
+        name = found.name if found else frame.symbol
+        if name and _FUNCTIONS.match(name):
+            continue
+        return f"{name} ({file})" if name else symbols.frame_of(frame)
+    return ""
+
+
+def _number(count: int | None) -> str:
+    """Exact, and from ten million on in three digits or four."""
+    if count is None:
+        return "?"
+    if count < EXACT:
+        return f"{count:,}"
+    unit = next(u for u in (10**6, 10**9, 10**12, 10**15, 10**18) if count < 1000 * u or u == 10**18)
+    return f"{count / unit:,.1f}{'MGTPE'[len(str(unit)) // 3 - 2]}"
+
+
+def notes(summary: Mapping[str, Any]) -> list[str]:
+    """What the numbers do not include."""
+    if not summary.get("not_probed"):
+        return []
+    return table.wrap("what is not probed may have touched more of the allocations above")
