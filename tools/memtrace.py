@@ -22,6 +22,7 @@ if __package__ in (None, ""):  # run as tools/memtrace.py: the library is beside
 from gpubpf import cli
 
 if TYPE_CHECKING:
+    from gpubpf.coverage import Coverage
     from gpubpf.program import BPF
     from gpubpf.session import Session
     from gpubpf.traffic import KernelTraffic
@@ -32,33 +33,37 @@ EXAMPLES = """examples:
     memtrace --kernel 'ns::*' -- ./app          these kernels only
     memtrace --launch 1 -v -- ./app             the first launch of each kernel; places that waste nothing, too
     memtrace --json -o sites.jsonl -- ./app     every place, as JSON Lines
+    memtrace --footprint -- ./app               how much memory each kernel touches, and how often
     memtrace -e --site 3 --warps 64 -- ./app    each access at place 3, by one warp in 64
     memtrace --parquet app.parquet -- ./app     every access, into a file for pandas, DuckDB, ...
     memtrace --heatmap app.svg -- ./app         a picture: addresses by time
     memtrace 1 10 -- python3 train.py           print each second, ten times
 """
-MOST_ROWS = 24  # of a kernel, without -v
 PROGRAM = r"""
 #include <gpubpf.h>
 
 #define FULL 0xffffffffu
+#define PAGES 32768                              /* of the table of touched bytes, each of 4096 granules */
+#define PROBES 32                                /* places at which a page may be */
+#define COPY_PAGES 5                             /* that one bulk copy is followed into */
+#define BEGUN 256
 #define COUNT(_place, _more) __sync_fetch_and_add(&(_place), _more)
 
 /* What the requests of a site come to; a request is one execution by a warp. What follows from their number and the width is not
    added up here, see traffic.py. */
-enum pattern { UNIT, SHIFTED, BROADCAST, STRIDED, GATHER, SINGLE };  /* SHIFTED: unit, from within a sector on */
+enum pattern { UNIT, SHIFTED, BROADCAST, STRIDED, GATHER, SINGLE, PART };  /* SHIFTED: unit, from within a sector on */
 struct cell {
-    u64 whole[6];                   /* requests by all 32 lanes, and by one alone */
-    u64 part[6];                    /* by other numbers of lanes; where the width varies; in local memory at several offsets */
-    u64 accesses, least;            /* of part: lanes, fewest sectors */
-    u64 sectors;                    /* of part, and of whole STRIDED and GATHER */
+    u64 requests[2 * PART];         /* by all 32 lanes, and by one alone; from PART on by other numbers of lanes, where the
+                                       width varies, and in local memory at several offsets */
+    u64 accesses, least;            /* from PART on: lanes, fewest sectors */
+    u64 sectors;                    /* from PART on, and of STRIDED and GATHER */
     u64 bytes;                      /* where the width varies */
     u64 steps, squares;             /* of STRIDED: sum of the bytes from lane to lane, and of their squares */
-    u64 contention_max;             /* most lanes on one address, of part and GATHER */
+    u64 contention_max;             /* most lanes on one address, from PART on and of GATHER */
 };
 struct banked {                     /* of shared memory */
     struct cell cell;
-    u64 phases, ways;               /* of part; of part, and of whole STRIDED and GATHER */
+    u64 phases, ways;               /* from PART on; from PART on, and of STRIDED and GATHER */
     u64 ways_max;
 };
 GPU_SITE_ARRAY(global_cells, struct cell);       /* constants, too */
@@ -66,7 +71,17 @@ GPU_SITE_ARRAY(local_cells, struct cell);
 GPU_SITE_ARRAY(shared_cells, struct banked);
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
-static inline u32 ones(u32 bits) { return __builtin_popcount(bits); }
+/* Which bytes were touched, see coverage.py. */
+struct page { u64 words[128]; };                 /* a bit for each granule: 64 words of what was read, 64 of what was written */
+struct grain {
+    u64 shift, word, page;          /* bytes of a granule, as a shift; of a word of 64, less 1; of a page, as a shift */
+    u64 kernels;                    /* ~0 with --footprint: keep kernels apart; else 0 */
+};
+GPU_ARRAY(pages, u64, PAGES);                    /* what is where: page << 32 | 1 << 31 | epoch << 9 | page >> 32; 0: nothing */
+GPU_ARRAY(owners, u32, PAGES);                   /* --footprint: the kernel's number + 1 */
+GPU_ARRAY(touched, struct page, PAGES);
+GPU_ARRAY(missed, u64, 1024);                    /* a bit for each 2 MB, modulo 128 GB: something of it found no room */
+GPU_PARAM(grain, struct grain);
 
 static inline u64 length(s64 step) { return step < 0 ? -step : step; }
 
@@ -80,15 +95,13 @@ static inline void add_step(struct cell *cell, s64 step) {
     COUNT(cell->squares, step * step);
 }
 
-/* All 32 lanes at first + lane * step. */
-static inline int add_whole(struct cell *cell, struct banked *banked, u64 address, u64 width, s64 step) {
-    if (step == width)
-        COUNT(cell->whole[address & 31 ? SHIFTED : UNIT], 1);
-    else if (!step)
-        COUNT(cell->whole[BROADCAST], 1);
+/* All 32 lanes at first + lane * step; not unit. */
+static inline int add_whole(struct cell *cell, struct banked *banked, u64 first, u64 width, s64 step) {
+    if (!step)
+        COUNT(cell->requests[BROADCAST], 1);
     else {
-        u64 size = length(step), low = step < 0 ? address - 31 * size : address;
-        COUNT(cell->whole[STRIDED], 1);
+        u64 size = length(step), low = step < 0 ? first - 31 * size : first;
+        COUNT(cell->requests[STRIDED], 1);
         COUNT(cell->sectors, size > 32 ? 32 : ((low + 31 * size + width - 1) >> 5) - (low >> 5) + 1);
         add_step(cell, step);
         if (banked) {                            /* the step's lowest bit says how many lanes meet in a bank */
@@ -106,7 +119,7 @@ static inline void add_ways(struct banked *banked, u64 address, u32 shift, u32 a
     u32 phase_lanes = (u32)((1ull << together) - 1) << (phase * together & 31);
     u64 word = address >> shift;
     u32 words = gpu_ballot(!(gpu_match(word << 3 | phase) & before));  /* a lane for each */
-    u64 ways = ones(gpu_match((word & (together - 1)) << 3 | phase) & words), most = 0;
+    u64 ways = gpu_popcount(gpu_match((word & (together - 1)) << 3 | phase) & words), most = 0;
 
     for (u32 least = 1; least <= 32; least++) {
         u64 such = gpu_ballot(ways >= least);
@@ -124,7 +137,7 @@ static inline void add_ways(struct banked *banked, u64 address, u32 shift, u32 a
 
 /* A copy of many bytes by each lane. */
 static inline int add_bulk(struct cell *cell, struct banked *banked, u64 address, u64 width) {
-    u32 active = gpu_active(), lanes = ones(active);
+    u32 active = gpu_active(), lanes = gpu_popcount(active);
     COUNT(cell->sectors, ((address + width - 1) >> 5) - (address >> 5) + 1);
     COUNT(cell->least, (width + 31) >> 5);
     COUNT(cell->bytes, width);
@@ -134,11 +147,13 @@ static inline int add_bulk(struct cell *cell, struct banked *banked, u64 address
         COUNT(banked->ways, 1);
     }
     if (!(active & ((1u << (gpu_lane() & 31)) - 1)))
-        COUNT(cell->part[lanes == 1 ? SINGLE : GATHER], 1);
+        COUNT(cell->requests[PART + (lanes == 1 ? SINGLE : GATHER)], 1);
     return 0;
 }
 
-static inline int request(u64 address, u64 width, u32 active, struct cell *cell, struct banked *banked, int local, int varies) {
+/* `run`: how many lanes from this one on have accesses side by side, 0 if another has the same; and BEGUN, if there is one before. */
+static inline int request(u64 address, u64 width, u32 active, struct cell *cell, struct banked *banked, int local, int varies,
+                          u32 *run) {
     u32 lane = gpu_lane() & 31, before = active & ((1u << lane) - 1), lanes = 32, apart = 1, lowest = 0;
     int linear;
     s64 away, step;
@@ -146,15 +161,27 @@ static inline int request(u64 address, u64 width, u32 active, struct cell *cell,
     if (width > 32)
         return add_bulk(cell, banked, address, width);
     if (active == FULL) {
-        away = address - gpu_shuffle(address, 0);
+        u64 start = address - lane * width, first = gpu_shuffle(start, 0);
+        if (gpu_ballot(start == first) == FULL && !varies && !local) {
+            if (run)
+                *run = 32 - lane + (lane ? BEGUN : 0);
+            if (!lane)                           /* `first` would do, but ptxas would see that all lanes go to one place */
+                COUNT(cell->requests[address & 31 ? SHIFTED : UNIT], 1);
+            return 0;
+        }
+        away = address - first;
         step = (s32)gpu_shuffle(away, 1);
         linear = gpu_ballot(away == step * lane) == FULL;
-        if (linear && !varies && !(local && step) && !(banked && width < 4 && step & 3 && step != width))
-            return lane ? 0 : add_whole(cell, banked, address, width, step);
+        if (run && linear && !varies && !step)
+            *run = !lane;
+        if (run && varies && gpu_ballot(start == first && width == gpu_shuffle(width, 0)) == FULL)
+            *run = 32 - lane + (lane ? BEGUN : 0);
+        if (linear && !varies && !(local && step) && !(banked && width < 4 && step & 3))
+            return lane ? 0 : add_whole(cell, banked, first, width, step);
     } else {
-        lanes = ones(active);
+        lanes = gpu_popcount(active);
         if (lanes == 1 && !varies) {
-            COUNT(cell->whole[SINGLE], 1);
+            COUNT(cell->requests[SINGLE], 1);
             return 0;
         }
         u32 others = active & (active - 1);
@@ -166,28 +193,32 @@ static inline int request(u64 address, u64 width, u32 active, struct cell *cell,
         u32 size = length(step), one = size / apart;
         linear = linear && one * apart == size && !(one & (width - 1));
         step = step < 0 ? -(s64)one : one;
+        if (run && linear && !varies && !step)
+            *run = !before;
+        if (run && linear && !varies && step == width && !(active & (active + (active & -active))))
+            *run = lanes - gpu_popcount(before) + (before ? BEGUN : 0);
     }
     u32 pattern = lanes == 1 ? SINGLE : !linear ? GATHER : step == width ? UNIT : step ? STRIDED : BROADCAST;
-    u64 *requests = varies || local || active != FULL ? cell->part : cell->whole;
-    u32 same = pattern == GATHER ? ones(gpu_match(address)) : pattern == BROADCAST ? lanes : 1;
+    u32 same = pattern == GATHER ? gpu_popcount(gpu_match(address)) : pattern == BROADCAST ? lanes : 1;
     u32 shift = gpu_log2(width | 4), asked = lanes * width;
     u64 sector = local ? address >> shift << 2 | lane >> 3 : address >> 5;
-    u32 sectors = ones(gpu_ballot(!(gpu_match(sector) & before)));
+    u32 sectors = gpu_popcount(gpu_ballot(!(gpu_match(sector) & before)));
 
     if (varies)
         for (int bit = asked = 0; bit < 5; bit++)
-            asked += ones(gpu_ballot(width >> bit & 1)) << bit;
+            asked += gpu_popcount(gpu_ballot(width >> bit & 1)) << bit;
     raise(&cell->contention_max, same);
     if (banked)
         add_ways(banked, address, shift, active, before);
     if (before)
         return 0;                                /* the lowest lane speaks for all */
-    asm("" : "+r"(pattern));                     /* or the compiler drops the mask, which the verifier needs */
-    COUNT(requests[pattern & 7], 1);
+    u32 place = varies || local || active != FULL ? PART + pattern : pattern;
+    asm("" : "+r"(place));                       /* or the compiler drops the mask, which the verifier needs */
+    COUNT(cell->requests[place & 15], 1);
     COUNT(cell->sectors, local ? sectors << (shift - 2) : sectors);
     if (pattern == STRIDED)
         add_step(cell, step);
-    if (requests == cell->part) {
+    if (varies || local || active != FULL) {
         COUNT(cell->accesses, lanes);
         COUNT(cell->least, (asked + 31) >> 5);
     }
@@ -196,26 +227,150 @@ static inline int request(u64 address, u64 width, u32 active, struct cell *cell,
     return 0;
 }
 
-static inline int in_global(u64 number, u64 address, u64 width, u32 active, int varies) {
+/* The place of an address's page, PAGES where there is no room. What is there stays: a stale copy of it is right, or 0. */
+static inline u32 place_of(struct grain *grain, u64 address, int by_kernel, u32 probes) {
+    u64 page = address >> grain->page, epoch = (gpu_epoch() << 9 & 0x7ffffe00) | 0x80000000;
+    u64 wanted = page << 32 | epoch | (page >> 32 & 511);
+    u32 kernel = by_kernel ? (gpu_kernel() + 1) & grain->kernels : 0;
+    u32 place = ((u32)page * 0x9e3779b1u + (u32)epoch * 0x85ebca77u + kernel * 0xc2b2ae3du) >> 17;
+#pragma nounroll
+    for (u32 turn = 0; turn < probes; turn++) {
+        u64 *cell = pages.lookup(&place);
+        u32 *owner = by_kernel ? owners.lookup(&place) : 0;
+        if (!cell || (by_kernel && !owner))
+            break;
+        u64 seen = *cell;
+        if (!seen) {
+            seen = __sync_val_compare_and_swap(cell, 0, wanted);
+            if (!seen && by_kernel)
+                *owner = kernel;
+            if (!seen)
+                return place;
+        }
+        if (seen == wanted && (!by_kernel || *owner == kernel))
+            return place;
+        place = (place + 1) & (PAGES - 1);
+    }
+    return PAGES;
+}
+
+static inline void miss(u64 address) {
+    u32 area = address >> 21, at = area >> 6 & 1023;
+    u64 *word = missed.lookup(&at), bit = 1ull << (area & 63);
+    if (word && !(*word & bit))
+        __sync_fetch_and_or(word, bit);
+}
+
+static inline void set_bits(u64 *word, u64 mask) {
+    if ((*word & mask) != mask)                  /* most were touched before */
+        __sync_fetch_and_or(word, mask);
+}
+
+/* A copy of many bytes: page by page, word by word. */
+static inline void cover_bulk(struct grain *grain, u64 address, u64 bytes, u64 effect) {
+    u32 side = effect & GPU_READS ? 0 : 64;
+    u64 next = address >> grain->shift, end = (address + bytes - 1) >> grain->shift;
+#pragma nounroll
+    for (u32 turn = 0; turn < COPY_PAGES && next <= end; turn++) {
+        u64 page = next & ~4095ull, last = page + 4095 < end ? page + 4095 : end;
+        u32 place = place_of(grain, page << grain->shift, 1, 8);
+        struct page *own = place < PAGES ? touched.lookup(&place) : 0;
+        u32 word = next >> 6 & 63, until = last >> 6 & 63;
+        u64 mask = ~0ull << (next & 63);
+        if (!own)
+            miss(page << grain->shift);
+#pragma nounroll
+        for (u32 turn = 0; turn < 64 && own; turn++) {
+            if (word == until)
+                mask &= ~0ull >> (63 - (last & 63));
+            __sync_fetch_and_or(&own->words[(word + side) & 127], mask);
+            if (effect == (GPU_READS | GPU_WRITES))
+                __sync_fetch_and_or(&own->words[(word + 64) & 127], mask);
+            if (word == until)
+                break;
+            mask = ~0ull;
+            word++;
+        }
+        next = page + 4096;
+    }
+    if (next <= end) {
+        miss(next << grain->shift);
+        miss(end << grain->shift);
+    }
+}
+
+/* One lane for each word of 64 granules marks what lanes in a row touch; where they are in none, each its own. */
+static inline void cover(u64 address, u32 width, u64 effect, u32 run, int by_kernel) {
+    int key = 0;
+    struct grain *fine = grain.lookup(&key);
+    if (!fine || !run || (run & BEGUN && address & fine->word))
+        return;
+    u32 start = address & fine->word, first = start >> fine->shift;
+    u32 last = (start + width * (run & 63) - 1) >> fine->shift, word = address >> (fine->page - 6);
+    u64 mask = (2ull << (last < 63 ? last : 63)) - (1ull << first);
+    u32 place = place_of(fine, address, by_kernel, PROBES);
+    struct page *own = place < PAGES ? touched.lookup(&place) : 0;
+    if (!own)
+        return miss(address);
+    asm("" : "+r"(word));                        /* as above */
+    if (effect & GPU_READS)
+        set_bits(&own->words[word & 63], mask);
+    if (effect & GPU_WRITES)
+        set_bits(&own->words[(word & 63) + 64], mask);
+}
+
+static inline int in_global(u64 number, u64 address, u64 width, u32 active, int varies, u32 *run) {
     int site = number;
     struct cell *cell = global_cells.lookup(&site);
-    return cell ? request(address, width, active, cell, 0, 0, varies) : 0;
+    return cell ? request(address, width, active, cell, 0, 0, varies, run) : 0;
+}
+
+static inline int in_covered(u64 site, u64 address, u64 width, u32 active, u64 effect, u64 space, int varies, int by_kernel) {
+    u32 run = 1;
+    in_global(site, address, width, active, varies, &run);
+    if (space == GPU_GLOBAL && width <= 32)       /* what is larger is for on_bulk */
+        cover(address, width, effect, run, by_kernel);
+    return 0;
 }
 
 static inline int in_local(u64 number, u64 address, u64 width, u32 active) {
     int site = number;
     struct cell *cell = local_cells.lookup(&site);
-    return cell ? request(address, width, active, cell, 0, 1, 0) : 0;
+    return cell ? request(address, width, active, cell, 0, 1, 0, 0) : 0;
 }
 
 static inline int in_shared(u64 number, u64 address, u64 width, u32 active) {
     int site = number;
     struct banked *banked = shared_cells.lookup(&site);
-    return banked ? request(address, width, active, &banked->cell, banked, 0, 0) : 0;
+    return banked ? request(address, width, active, &banked->cell, banked, 0, 0, 0) : 0;
 }
 
-int on_global(struct gpu_access *ctx) { return in_global(ctx->site, ctx->address, ctx->width, ctx->active, 0); }
-int on_copied(struct gpu_access *ctx) { return in_global(ctx->site, ctx->address, ctx->width, ctx->active, 1); }
+int on_global(struct gpu_access *ctx) {
+    return in_global(ctx->site, ctx->address, ctx->width, ctx->active, 0, 0);
+}
+
+int on_copied(struct gpu_access *ctx) {
+    return in_global(ctx->site, ctx->address, ctx->width, ctx->active, 1, 0);
+}
+
+/* The same, and which bytes are touched. */
+int on_covered_global(struct gpu_access *ctx) {
+    return in_covered(ctx->site, ctx->address, ctx->width, ctx->active, ctx->effect, ctx->space, 0, 0);
+}
+
+int on_covered_copied(struct gpu_access *ctx) {
+    return in_covered(ctx->site, ctx->address, ctx->width, ctx->active, ctx->effect, ctx->space, 1, 0);
+}
+
+/* The same, and by which kernel. */
+int on_owned_global(struct gpu_access *ctx) {
+    return in_covered(ctx->site, ctx->address, ctx->width, ctx->active, ctx->effect, ctx->space, 0, 1);
+}
+
+int on_owned_copied(struct gpu_access *ctx) {
+    return in_covered(ctx->site, ctx->address, ctx->width, ctx->active, ctx->effect, ctx->space, 1, 1);
+}
+
 int on_local(struct gpu_access *ctx) { return in_local(ctx->site, ctx->address, ctx->width, ctx->active); }
 int on_shared(struct gpu_access *ctx) { return in_shared(ctx->site, ctx->address, ctx->width, ctx->active); }
 
@@ -230,12 +385,41 @@ static inline u32 chosen(void) {
 
 int on_chosen_global(struct gpu_access *ctx) {
     u32 lanes = chosen();
-    return lanes ? in_global(ctx->site, ctx->address, ctx->width, lanes, 0) : 0;
+    return lanes ? in_global(ctx->site, ctx->address, ctx->width, lanes, 0, 0) : 0;
 }
 
 int on_chosen_copied(struct gpu_access *ctx) {
     u32 lanes = chosen();
-    return lanes ? in_global(ctx->site, ctx->address, ctx->width, lanes, 1) : 0;
+    return lanes ? in_global(ctx->site, ctx->address, ctx->width, lanes, 1, 0) : 0;
+}
+
+int on_chosen_covered_global(struct gpu_access *ctx) {
+    u32 lanes = chosen();
+    return lanes ? in_covered(ctx->site, ctx->address, ctx->width, lanes, ctx->effect, ctx->space, 0, 0) : 0;
+}
+
+int on_chosen_covered_copied(struct gpu_access *ctx) {
+    u32 lanes = chosen();
+    return lanes ? in_covered(ctx->site, ctx->address, ctx->width, lanes, ctx->effect, ctx->space, 1, 0) : 0;
+}
+
+/* What is copied in bulk, in any of these cases. */
+int on_bulk(struct gpu_access *ctx) {
+    int key = 0;
+    struct grain *fine = grain.lookup(&key);
+    if (fine && ctx->width > 32 && chosen())
+        cover_bulk(fine, ctx->address, ctx->width, ctx->effect);
+    return 0;
+}
+
+int on_chosen_owned_global(struct gpu_access *ctx) {
+    u32 lanes = chosen();
+    return lanes ? in_covered(ctx->site, ctx->address, ctx->width, lanes, ctx->effect, ctx->space, 0, 1) : 0;
+}
+
+int on_chosen_owned_copied(struct gpu_access *ctx) {
+    u32 lanes = chosen();
+    return lanes ? in_covered(ctx->site, ctx->address, ctx->width, lanes, ctx->effect, ctx->space, 1, 1) : 0;
 }
 
 int on_chosen_local(struct gpu_access *ctx) {
@@ -258,6 +442,7 @@ def build_parser() -> cli.Parser:
     cli.add_targets(parser)
     cli.add_kernels(parser)
     cli.add_threads(parser)
+    cli.add_coverage(parser)
     cli.add_accesses(parser)
     cli.add_device(parser)
     cli.add_rings(parser)
@@ -270,7 +455,7 @@ def main(argv: list[str] | None = None) -> int:
     args = cli.parse(build_parser(), argv)
     with cli.errors(TOOL):
         out = cli.open_results(args)
-        if args.each or args.parquet or args.heatmap:
+        if cli.records_accesses(args):
             from gpubpf import accesstrace
 
             return accesstrace.trace(args, out)
@@ -287,9 +472,13 @@ def main(argv: list[str] | None = None) -> int:
 
             return listing.show(b, args, out)
         traffic = Traffic()
-        with b.trace(args) as session:
-            for _ in session.intervals(args.interval, args.count):
+        covered = coverage_of(b, args)
+        with b.trace(args, covered.follow if covered else None) as session:
+            tick = (lambda: covered.take(session)) if covered else None
+            for _ in session.intervals(args.interval, args.count, tick=tick):
                 report(traffic.read(session, anew=bool(args.interval)), args, out)
+                if covered:
+                    report_coverage(covered, session, args, out)
                 if out.closed:
                     break
             show_end(session, args, out)
@@ -299,11 +488,42 @@ def main(argv: list[str] | None = None) -> int:
 def attach(b: BPF, args: argparse.Namespace) -> None:
     """The programs that add up: for each space one of its own, so that none carries what it does not need."""
     which = "chosen_" if cli.chooses_threads(args) else ""
+    covers = "owned_" if args.footprint else "covered_" if args.allocations else ""
     own = ("load", "store", "atomic")
-    b.attach_gpu_access(args.kernel, f"on_{which}global", kinds=own, spaces=("global", "const"))
-    b.attach_gpu_access(args.kernel, f"on_{which}copied", kinds=("async",), spaces=("global",))
+    b.attach_gpu_access(args.kernel, f"on_{which}{covers}global", kinds=own, spaces=("global", "const"))
+    b.attach_gpu_access(args.kernel, f"on_{which}{covers}copied", kinds=("async",), spaces=("global",))
+    if covers:
+        b.attach_gpu_access(args.kernel, "on_bulk", kinds=("async",), spaces=("global",))
     b.attach_gpu_access(args.kernel, f"on_{which}local", kinds=own, spaces=("local",))
     b.attach_gpu_access(args.kernel, f"on_{which}shared", kinds=(*own, "async"), spaces=("shared",))
+
+
+def coverage_of(b: BPF, args: argparse.Namespace) -> Coverage | None:
+    """What collects which bytes are touched, where that is asked for."""
+    if not (args.allocations or args.footprint):
+        return None
+    from gpubpf.coverage import Coverage
+
+    made = Coverage(args.granule, args.footprint)
+    b["grain"].set(made.parameter)
+    return made
+
+
+def report_coverage(covered: Coverage, session: Session, args: argparse.Namespace, out: cli.Output) -> None:
+    """Which bytes of allocations were touched so far, and how much of memory each kernel touches."""
+    from gpubpf import coverage_text
+    from gpubpf.traffic import Traffic
+
+    if args.csv:
+        return
+    found = covered.report(session)
+    kernels = Traffic().read(session, anew=False) if args.footprint else []
+    if args.json:
+        out.records(coverage_text.records(found, kernels, args.granule, args.allocations))
+        return
+    if args.allocations:
+        out.lines(coverage_text.allocation_lines(found, args.granule, args.verbose))
+    out.lines(coverage_text.footprint_lines(found, kernels))
 
 
 def report(kernels: list[KernelTraffic], args: argparse.Namespace, out: cli.Output) -> None:
@@ -314,37 +534,12 @@ def report(kernels: list[KernelTraffic], args: argparse.Namespace, out: cli.Outp
         return
     if args.timestamps:
         out.line(time.strftime("%H:%M:%S"))
-    from gpubpf import names
+    from gpubpf import names, traffic_text
 
     labels = names.labels(kernel.mangled for kernel in kernels)
     for kernel in kernels:
-        show_text(kernel, kernel.demangled if args.verbose else labels[kernel.mangled], args.verbose, out)
-
-
-# --- for people ---
-
-
-def show_text(kernel: KernelTraffic, title: str, verbose: bool, out: cli.Output) -> None:
-    """What is wasted; a row for each place, the worst first; what can be done about it."""
-    from gpubpf import table, traffic
-
-    rows = traffic.folded(kernel.sites)
-    shown = rows if verbose else rows[:MOST_ROWS]
-    out.line(f"{title if verbose else table.fit(title, 46)}: how it touches memory")
-    for sentence in (f"{kernel.comm} (pid {kernel.pid})", *traffic.findings(kernel, rows)):
-        out.lines(table.wrap(sentence, indent=2))
-    out.line()
-    header = ["WHERE", "OP", "REQUESTS", "BYTES", "RATIO", "PATTERN", "LANES", "BANKS", "SHARE"]
-    cells = [traffic.cells(kernel, row) for row in shown]
-    out.lines(table.lines(header, cells, left=("WHERE", "OP", "PATTERN")))
-    if len(rows) > len(shown):
-        out.line(f"and {table.count(len(rows) - len(shown), 'place')} more; -v shows them")
-    said = [text for row in shown if (text := traffic.advice(row.sites))]
-    out.line()
-    for text in said:
-        out.lines(table.wrap(text))
-    if said:
-        out.line()
+        title = kernel.demangled if args.verbose else labels[kernel.mangled]
+        out.lines(traffic_text.lines(kernel, title, args.verbose))
 
 
 # --- for programs ---
@@ -352,8 +547,13 @@ def show_text(kernel: KernelTraffic, title: str, verbose: bool, out: cli.Output)
 
 def show_json(kernel: KernelTraffic, args: argparse.Namespace, out: cli.Output) -> None:
     """A record for each place, then one for the kernel."""
+    from gpubpf import traffic_text
+
     place = kernel.place()
-    out.records({"type": "site", **place, **site.record(kernel.share([site]))} for site in kernel.sites)
+    out.records(
+        {"type": "site", **place, **site.record(kernel.share([site])), "advice": traffic_text.advice([site])}
+        for site in kernel.sites
+    )
     stamp = {"ts_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC)} if args.timestamps else {}
     out.record(**({"type": "kernel", **place} | kernel.record() | stamp))
 
@@ -363,6 +563,7 @@ def show_csv(kernel: KernelTraffic, args: argparse.Namespace, out: cli.Output) -
     now = (time.clock_gettime_ns(time.CLOCK_MONOTONIC),) if args.timestamps else ()
     for site in kernel.sites:
         record = kernel.place() | site.record(kernel.share([site]))
+        del record["patterns"]
         banks = record.pop("bank_ways") or {"mean": "", "max": ""}
         record |= {"bank_ways_mean": banks["mean"], "bank_ways_max": banks["max"]}
         if not out.began:
@@ -373,16 +574,11 @@ def show_csv(kernel: KernelTraffic, args: argparse.Namespace, out: cli.Output) -
 
 def show_end(session: Session, args: argparse.Namespace, out: cli.Output) -> None:
     """How much of what ran was seen, and why not all."""
-    from gpubpf import table
-
     summary = session.summary()
     if args.json:
         out.record(**({"type": "summary", "tool": TOOL} | summary))
     elif not args.csv:
         out.lines(cli.coverage(summary))
-        if unseen := summary.get("not_probed"):
-            places = ", ".join(f"{opcode} ({number:,})" for opcode, number in unseen.items())
-            out.lines(table.wrap(f"not probed, since no address says what they touch: {places}"))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""How kernels use memory: what memtrace's device programs add up at each site → requests, sectors, patterns, bank conflicts, advice.
+"""How kernels use memory: what memtrace's device programs add up at each site → requests, sectors, patterns, bank conflicts.
 
     traffic = Traffic()
     for kernel in traffic.read(session, anew=False):
         for site in kernel.sites:
             site.sectors, site.least, site.pattern
 
-The maps are site arrays: `global_cells` (constants, too), `local_cells`, `shared_cells`. A cell has requests by pattern, `whole` those
-of all 32 lanes (and of one alone), `part` the others; of `whole` what follows from the width is worked out here. The definitions of all
-numbers are in docs/memory.md.
+The maps are site arrays: `global_cells` (constants, too), `local_cells`, `shared_cells`. A cell has requests by pattern, first those
+of all 32 lanes (and of one alone), from PART on the others; of the former what follows from the width is worked out here. The
+definitions of all numbers are in docs/memory.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Cells = Mapping[str, np.ndarray[Any, Any]]
 
 MAPS = {"global_cells": "global", "local_cells": "local", "shared_cells": "shared"}
-UNIT, SHIFTED, BROADCAST, STRIDED, GATHER, SINGLE = range(6)  # as enum pattern of the C text
+UNIT, SHIFTED, BROADCAST, STRIDED, GATHER, SINGLE, PART = range(7)  # as enum pattern of the C text
 LANES, SECTOR, BANKS = 32, 32, 128  # bytes of all banks
 _WORD = 1 << 64
 
@@ -80,6 +80,19 @@ class SiteTraffic:
         return found[0] if found else "broadcast"
 
     @property
+    def requests_by_pattern(self) -> dict[str, int]:
+        """`single`: of one lane, which has none."""
+        unit, shifted, broadcast, strided, gather, single = self.patterns
+        of = {
+            "broadcast": broadcast,
+            "unit": unit + shifted,
+            "stride": strided,
+            "gather": gather,
+            "single": single,
+        }
+        return {name: requests for name, requests in of.items() if requests}
+
+    @property
     def wasted(self) -> int:
         """Bytes that were moved beyond the least possible; in shared memory those that could have been while banks had conflicts."""
         if self.space == "shared":
@@ -92,8 +105,11 @@ class SiteTraffic:
         return self.ways * BANKS if self.space == "shared" else self.sectors * SECTOR
 
     @property
-    def source(self) -> str | None:
-        return f"{self.site.source}:{self.site.source_line}" if self.site.source else None
+    def where(self) -> str:
+        """``scale.cu:17``, without -lineinfo ``PTX line 40``"""
+        if self.site.source:
+            return f"{cli.printable(self.site.source.rsplit('/', 1)[-1])}:{self.site.source_line}"
+        return f"PTX line {self.site.line}"
 
     def record(self, share: float) -> dict[str, Any]:
         """The fields of a JSON record."""
@@ -106,7 +122,7 @@ class SiteTraffic:
             "space": self.space,
             "width": self.width,
             "opcode": self.site.opcode,
-            "source": where(self) if self.site.source else None,
+            "source": self.where if self.site.source else None,
             "ptx_line": self.site.line,
             "requests": self.requests,
             "accesses": self.accesses,
@@ -116,11 +132,11 @@ class SiteTraffic:
             "ratio": round(self.ratio, 6),
             "lanes_mean": round(self.accesses / self.requests, 6),
             "pattern": self.pattern,
+            "patterns": self.requests_by_pattern,
             "bank_ways": banks,
             "contention_max": self.contention,
             "share": round(share, 6),
             "wasted_bytes": self.wasted,
-            "advice": advice([self]),
         }
 
 
@@ -260,7 +276,7 @@ def rows(parts: Mapping[str, Cells], sites: Mapping[int, Site]) -> tuple[tuple[S
     for name, cells in parts.items():
         if not cells:
             continue
-        requests = cells["whole"].sum(axis=1) + cells["part"].sum(axis=1)
+        requests = cells["requests"].sum(axis=1)
         for number in np.flatnonzero(requests).tolist():
             site = sites.get(number)
             if site is None:
@@ -277,7 +293,7 @@ def rows(parts: Mapping[str, Cells], sites: Mapping[int, Site]) -> tuple[tuple[S
 def site_traffic(site: Site, space: str, cell: Mapping[str, Any]) -> SiteTraffic:
     """From the cell of one site, whose values are integers or lists of them."""
     width = site.width
-    whole, part = cell["whole"], cell["part"]
+    whole, part = cell["requests"][:PART], cell["requests"][PART:]
     unit, shifted, broadcast, strided, gather, single = whole
     full = unit + shifted + broadcast + strided + gather  # of 32 lanes
     one = max(width // 4, 1) if space == "local" else 1  # sectors of a lane alone, or of all at one address
@@ -316,165 +332,3 @@ def stride(count: int, steps: int, squares: int, width: int) -> int | None:
         return None
     step, rest = divmod(total // count, width or 1)
     return None if rest else step
-
-
-# --- words ---
-
-
-def findings(kernel: KernelTraffic, rows: Sequence[Row]) -> list[str]:
-    """What a kernel's table says, in sentences."""
-    from gpubpf import table
-
-    said = [
-        f"{table.count(sum(site.requests for site in kernel.sites), 'request')} at {table.count(len(rows), 'place')}"
-    ]
-    total = kernel.record()
-    if total["sectors_least"]:
-        moved = f"asked for {size(total['bytes'])}, moved {size(SECTOR * total['sectors'])}"
-        said.append(f"{moved}: {total['ratio']:.2f} times the least possible")
-    conflicts = [row for row in rows if row.sites[0].space == "shared" and row.wasted]
-    if conflicts:
-        ways, phases = (sum(row.sum(name) for row in rows) for name in ("ways", "phases"))
-        said.append(f"shared memory takes {ways / phases:.2f} times as long as without bank conflicts")
-    if rows and rows[0].wasted:
-        said.append(f"the worst place: {rows[0].where}, {size(rows[0].wasted)} for nothing")
-    if kernel.unknown:
-        said.append(f"{table.count(kernel.unknown, 'request')} at places that nothing is known of")
-    return said
-
-
-def cells(kernel: KernelTraffic, row: Row) -> list[str]:
-    """A row of the table: where, op, requests, bytes, ratio, pattern, lanes, banks, share."""
-    from gpubpf import table
-
-    return [
-        table.fit(row.where, 18),
-        row.op,
-        number(row.sum("requests")),
-        size(row.sum("bytes")),
-        f"{row.ratio:.2f}",
-        row.sites[0].pattern,
-        f"{row.lanes:.1f}",
-        row.ways,
-        f"{100 * kernel.share(row.sites):.0f} %",
-    ]
-
-
-def number(count: int) -> str:
-    """``31,250``, ``1.25 M``: at most seven characters."""
-    if count < 100_000:
-        return f"{count:,}"
-    for unit in ("k", "M", "G", "T", "P"):
-        count_of = count / 1000
-        if count_of < 1000 or unit == "P":
-            return f"{count_of:.{2 if count_of < 10 else 1 if count_of < 100 else 0}f} {unit}"
-        count //= 1000
-    raise AssertionError
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the table: the copies that the compiler made of one place of the source, of the same kind and pattern."""
-
-    where: str
-    sites: tuple[SiteTraffic, ...]
-
-    def sum(self, field: str) -> int:
-        return sum(getattr(site, field) for site in self.sites)
-
-    @property
-    def wasted(self) -> int:
-        return self.sum("wasted")
-
-    @property
-    def op(self) -> str:
-        """``load``, ``store shared``"""
-        first = self.sites[0]
-        return first.site.kind if first.space == "global" else f"{first.site.kind} {first.space}"
-
-    @property
-    def ratio(self) -> float:
-        return self.sum("sectors") / self.sum("least")
-
-    @property
-    def ways(self) -> str:
-        """Mean, and the most where that is another."""
-        if not (phases := self.sum("phases")):
-            return ""
-        most, mean = max(site.ways_max for site in self.sites), self.sum("ways") / phases
-        return str(most) if abs(mean - most) < 0.05 else f"{mean:.1f}-{most}"
-
-    @property
-    def lanes(self) -> float:
-        return self.sum("accesses") / self.sum("requests")
-
-
-def folded(sites: Iterable[SiteTraffic]) -> list[Row]:
-    """The rows of a kernel's table, the most waste first, then the most moved."""
-    found: dict[tuple[Any, ...], list[SiteTraffic]] = {}
-    for one in sites:
-        place = one.source or one.site.number
-        found.setdefault((place, one.site.kind, one.space, one.pattern), []).append(one)
-    made = [Row(where(of[0]), tuple(of)) for of in found.values()]
-    return sorted(made, key=lambda row: (-row.wasted, -row.sum("moved"), row.sites[0].site.number))
-
-
-def where(one: SiteTraffic) -> str:
-    """``scale.cu:17``, ``PTX line 40``"""
-    if one.site.source:
-        return f"{cli.printable(one.site.source.rsplit('/', 1)[-1])}:{one.site.source_line}"
-    return f"PTX line {one.site.line}"
-
-
-def size(bytes: float) -> str:
-    """``512 B``, ``1.50 KB``, ``96.0 MB``: three digits; K, M … are powers of 1024."""
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if bytes < 1000 or unit == "TB":
-            break
-        bytes /= 1024
-    if unit == "B":
-        return f"{bytes:.0f} B"
-    return f"{bytes:.{2 if bytes < 10 else 1 if bytes < 100 else 0}f} {unit}"
-
-
-_VERBS = {"load": "loads", "store": "stores", "atomic": "updates", "async": "copies"}
-
-
-def advice(sites: Sequence[SiteTraffic]) -> str | None:
-    """What to do about the copies of one place, in a sentence; None where nothing is certain, or nothing is wasted."""
-    first, kind = sites[0], sites[0].site.kind
-    wasted = sum(site.wasted for site in sites)
-    begin = f"{where(first)} {_VERBS[kind]}"
-    if kind == "atomic" and first.pattern == "broadcast" and first.contention == LANES:
-        return f"{begin} one address in all lanes: let the warp add up first, and one lane do it"
-    if not wasted:
-        return None
-    if first.space == "shared":
-        return _banks(first, begin)
-    if first.space == "local":
-        return f"{begin} local memory, lanes at different offsets: keep the array in shared memory, or index it by constants"
-    step = first.stride
-    if first.pattern.startswith("stride") and step is not None:
-        apart = abs(step) * first.width
-        used = max(1, SECTOR // apart) * first.width
-        order = (
-            "backwards, from lane to lane"
-            if step == -1
-            else f"with stride {step}: neighbouring lanes are {apart:,} bytes apart"
-        )
-        if step == -1:
-            return None
-        return f"{begin} {order}, {used} of 32 bytes moved are used; let neighbouring lanes take neighbouring elements"
-    if first.pattern == "unit" and first.patterns[SHIFTED]:
-        return f"{begin} neighbouring elements, but from within a 32-byte sector on: align the first lane's to 32 bytes"
-    return None
-
-
-def _banks(one: SiteTraffic, begin: str) -> str | None:
-    if not one.pattern.startswith("stride") or one.stride is None or one.ways_max < 2:
-        return None
-    words = abs(one.stride) * one.width // 4
-    conflict = f"{begin} shared memory with {one.ways_max}-way bank conflicts: neighbouring lanes are {words} words apart"
-    if words % 32 == 0 or (words & (words - 1) == 0 and words > 2):
-        return f"{conflict}; pad each row by one element"
-    return f"{conflict}; an odd distance has none"

@@ -1,0 +1,175 @@
+"""What memtrace says of a kernel to people: its table, what it finds, what can be done about it.
+
+for line in traffic_text.lines(kernel, "scale", verbose=False):
+    print(line)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpubpf import table
+from gpubpf.traffic import LANES, SECTOR, SHIFTED, KernelTraffic, SiteTraffic
+
+WIDTH = 80
+MOST_ROWS = 24  # of a kernel; `verbose`: all
+HEADER = ("WHERE", "OP", "REQUESTS", "BYTES", "RATIO", "PATTERN", "LANES", "BANKS", "SHARE")
+LEFT = ("WHERE", "OP", "PATTERN")
+_OPS = {"load": "ld", "store": "st", "atomic": "atom", "async": "cp"}
+_DOES = {"load": "loads from", "store": "stores to", "atomic": "updates", "async": "copies"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: the copies that the compiler made of one place of the source, of the same kind and pattern."""
+
+    where: str
+    sites: tuple[SiteTraffic, ...]
+
+    def sum(self, field: str) -> int:
+        return sum(getattr(site, field) for site in self.sites)
+
+    @property
+    def wasted(self) -> int:
+        return self.sum("wasted")
+
+    def cells(self, share: float) -> dict[str, str]:
+        """By column."""
+        first, phases = self.sites[0], self.sum("phases")
+        shared = first.space == "shared"
+        return {
+            "WHERE": table.fit(self.where, 20),
+            "OP": f"{_OPS[first.site.kind]}.{first.space}",
+            "REQUESTS": number(self.sum("requests")),
+            "BYTES": size(self.sum("bytes")),
+            "RATIO": "" if shared else f"{self.sum('sectors') / self.sum('least'):.2f}",
+            "PATTERN": first.pattern,
+            "LANES": f"{self.sum('accesses') / self.sum('requests'):.1f}".removesuffix(".0"),
+            "BANKS": f"{self.sum('ways') / phases:.1f}".removesuffix(".0") if phases else "",
+            "SHARE": f"{100 * share:.0f} %",
+        }
+
+
+def lines(kernel: KernelTraffic, title: str, verbose: bool) -> Iterator[str]:
+    """What is wasted; a row for each place, the worst first; what can be done about it."""
+    rows = folded(kernel.sites)
+    shown = rows if verbose else rows[:MOST_ROWS]
+    yield f"{title if verbose else table.fit(title, 46)}: how it touches memory"
+    for sentence in (f"{kernel.comm} (pid {kernel.pid}), {_counted(kernel, rows)}", *findings(kernel, rows)):
+        yield from table.wrap(sentence, indent=2)
+    yield ""
+    yield from _table([row.cells(kernel.share(row.sites)) for row in shown], verbose)
+    if len(rows) > len(shown):
+        yield f"and {table.count(len(rows) - len(shown), 'place')} more that waste less; -v shows them"
+    yield ""
+    said = [text for row in shown if (text := advice(row.sites))]
+    for text in said:
+        yield from table.wrap(text)
+    if said:
+        yield ""
+
+
+def _table(rows: Sequence[dict[str, str]], verbose: bool) -> list[str]:
+    columns = list(HEADER)
+    if all(not row["BANKS"] for row in rows):
+        columns.remove("BANKS")
+    if not verbose and all(row["LANES"] == str(LANES) for row in rows):
+        columns.remove("LANES")
+    while True:
+        text = table.lines(columns, [[row[name] for name in columns] for row in rows], left=LEFT)
+        surplus = [name for name in ("BYTES", "LANES") if name in columns]
+        if verbose or not surplus or max(map(len, text)) <= WIDTH:
+            return text
+        columns.remove(surplus[0])
+
+
+def folded(sites: Iterable[SiteTraffic]) -> list[Row]:
+    """The rows of a kernel's table, the most waste first, then the most moved."""
+    found: dict[tuple[Any, ...], list[SiteTraffic]] = {}
+    for one in sites:
+        place = (one.site.source, one.site.source_line) if one.site.source else one.site.number
+        found.setdefault((place, one.site.kind, one.space, one.pattern), []).append(one)
+    made = [Row(of[0].where, tuple(of)) for of in found.values()]
+    return sorted(made, key=lambda row: (-row.wasted, -row.sum("moved"), row.sites[0].site.number))
+
+
+def _counted(kernel: KernelTraffic, rows: Sequence[Row]) -> str:
+    requests = table.count(sum(site.requests for site in kernel.sites), "request")
+    return f"{requests} at {table.count(len(rows), 'place')}"
+
+
+def findings(kernel: KernelTraffic, rows: Sequence[Row]) -> Iterator[str]:
+    """What a kernel's table says, in sentences."""
+    total = kernel.record()
+    if total["sectors_least"]:
+        moved = f"asked for {size(total['bytes'])}, moved {size(SECTOR * total['sectors'])}"
+        yield f"{moved}: {total['ratio']:.2f} times the least possible"
+    phases = sum(row.sum("phases") for row in rows)
+    if phases and (ways := sum(row.sum("ways") for row in rows)) > phases:
+        yield f"shared memory takes {ways / phases:.2f} times as long as without bank conflicts"
+    if len(rows) > 1 and rows[0].wasted:
+        whole = kernel.wasted
+        yield f"{rows[0].where} wastes most, {100 * rows[0].wasted / whole:.0f} % of {size(whole)}"
+    if kernel.unknown:
+        yield f"left out: {table.count(kernel.unknown, 'request')} at places that nothing is known of"
+
+
+# --- what can be done ---
+
+
+def advice(sites: Sequence[SiteTraffic]) -> str | None:
+    """What to do about the copies of one place, in a sentence; None where nothing is certain, or nothing is wasted."""
+    first = sites[0]
+    begin = f"{first.where} {_DOES[first.site.kind]}"
+    if first.site.kind == "atomic" and first.pattern == "broadcast" and first.contention == LANES:
+        return f"{begin} one address in all lanes: let the warp add up first, and one lane do it"
+    if not any(site.wasted for site in sites):
+        return None
+    if first.space == "shared":
+        return _banks(first, begin)
+    if first.space == "local":
+        return f"{begin} local memory, each lane at an offset of its own: index the array by constants, or keep it in shared memory"
+    if first.stride is not None and abs(first.stride) > 1 and first.pattern.startswith("stride"):
+        apart, used = abs(first.stride) * first.width, SECTOR / first.ratio
+        return (
+            f"{begin} memory with stride {first.stride}: neighbouring lanes are {apart:,} bytes apart, {used:.0f} of 32 bytes"
+            " moved are used; let neighbouring lanes take neighbouring elements"
+        )
+    if first.pattern == "unit" and first.patterns[SHIFTED]:
+        return f"{begin} neighbouring elements, but begins within a 32-byte sector: align what the first lane takes to 32 bytes"
+    return None
+
+
+def _banks(one: SiteTraffic, begin: str) -> str | None:
+    if one.stride is None or not one.pattern.startswith("stride") or one.ways_max < 2:
+        return None
+    words = abs(one.stride) * one.width // 4
+    conflict = f"{begin} shared memory with {one.ways_max}-way bank conflicts: neighbouring lanes are {words} words apart"
+    if words % LANES == 0:
+        return f"{conflict}; pad each row by one element"
+    return f"{conflict}; an odd stride has none"
+
+
+# --- numbers ---
+
+
+def size(count: float) -> str:
+    """Bytes as ``512 B``, ``1.50 KB``, ``96.0 MB``: K, M … are powers of 1024."""
+    return _scaled(count, 1024, 1024, ("B", "KB", "MB", "GB", "TB"))
+
+
+def number(count: float) -> str:
+    """``31,250``, ``1.25 M``: at most seven characters."""
+    return _scaled(count, 100_000, 1000, ("", "k", "M", "G", "T"))
+
+
+def _scaled(value: float, most: int, step: int, units: Sequence[str]) -> str:
+    """Whole below `most`, else three digits and a unit."""
+    if value < most:
+        return f"{value:,.0f} {units[0]}".rstrip()
+    at = 0
+    while value >= 999.5 and at < len(units) - 1:
+        value, at = value / step, at + 1
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {units[at]}"

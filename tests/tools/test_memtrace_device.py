@@ -1,0 +1,150 @@
+"""What memtrace's device programs add up, against the model, for requests of every kind: a program that takes the addresses of each
+request from a table, so that nothing of it can be known to the compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import gpubpf_cuda
+import memory_model as model
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TOOL = [sys.executable, os.environ.get("MEMTRACE", str(REPOSITORY / "tools/memtrace.py")), "--device", "sim"]
+pytestmark = gpubpf_cuda.needs_cuda
+
+ROOM = 4096  # bytes that requests go to
+OFF = 0xFFFFFFFF
+
+# A kernel for each kind of access: one instruction that the table says everything of.
+SOURCE = r"""
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+#define KERNEL(name, code) \
+    __global__ void name(const unsigned *table, char *room) { \
+        __shared__ __align__(32) char shared[4096]; \
+        unsigned at = table[blockIdx.x * 32 + threadIdx.x], v = 0; \
+        unsigned long long in_room = (unsigned long long)__cvta_generic_to_global(room) + at; \
+        unsigned in_shared = (unsigned)__cvta_generic_to_shared(shared) + at; \
+        if (at != ~0u) asm volatile(REGISTERS code "}" : "+r"(v) : "l"(in_room), "r"(in_shared) : "memory"); \
+        if (v == 0x12345678) room[1] = shared[v & 7]; \
+    }
+#define REGISTERS "{ .reg .b16 h<2>; .reg .b32 x<8>; .reg .b64 y<2>; mov.b32 x0, 0; mov.b32 x1, 0; mov.b32 x2, 0; mov.b32 x3, 0;"
+KERNEL(global1, "ld.global.u8 h0, [%1];")
+KERNEL(global2, "ld.global.u16 h0, [%1];")
+KERNEL(global4, "ld.global.cg.u32 x0, [%1];")
+KERNEL(global8, "st.global.v2.u32 [%1], {x0, x1};")
+KERNEL(global16, "ld.global.v4.u32 {x0, x1, x2, x3}, [%1];")
+KERNEL(atomic4, "red.global.add.u32 [%1], x0;")
+KERNEL(shared1, "ld.shared.u8 h0, [%2];")
+KERNEL(shared2, "ld.shared.u16 h0, [%2];")
+KERNEL(shared4, "st.shared.u32 [%2], x0;")
+KERNEL(shared8, "ld.shared.u64 y0, [%2];")
+KERNEL(shared16, "ld.shared.v4.u32 {x0, x1, x2, x3}, [%2];")
+KERNEL(sharedAtomic4, "red.shared.add.u32 [%2], x0;")
+int main(int argc, char **argv) {
+    struct { const char *name; void (*kernel)(const unsigned *, char *); } kernels[] = {
+#define ENTRY(name) {#name, name}
+        ENTRY(global1), ENTRY(global2), ENTRY(global4), ENTRY(global8), ENTRY(global16), ENTRY(atomic4),
+        ENTRY(shared1), ENTRY(shared2), ENTRY(shared4), ENTRY(shared8), ENTRY(shared16), ENTRY(sharedAtomic4)};
+    for (int i = 0; i < 12; i++) {
+        FILE *file = fopen((std::string(argv[1]) + "/" + kernels[i].name).c_str(), "rb");
+        if (!file) continue;
+        std::vector<unsigned> table(1 << 20);
+        size_t count = fread(table.data(), 4, table.size(), file);
+        unsigned *device; char *room;
+        if (cudaMalloc(&device, 4 * count) || cudaMalloc(&room, 4096 + 64)) return 1;
+        cudaMemset(room, 0, 4096 + 64);
+        cudaMemcpy(device, table.data(), 4 * count, cudaMemcpyHostToDevice);
+        kernels[i].kernel<<<count / 32, 32>>>(device, room);
+        if (cudaDeviceSynchronize()) return 2;
+    }
+}
+"""
+KINDS = {
+    "global1": ("load", "global", 1),
+    "global2": ("load", "global", 2),
+    "global4": ("load", "global", 4),
+    "global8": ("store", "global", 8),
+    "global16": ("load", "global", 16),
+    "atomic4": ("atomic", "global", 4),
+    "shared1": ("load", "shared", 1),
+    "shared2": ("load", "shared", 2),
+    "shared4": ("store", "shared", 4),
+    "shared8": ("load", "shared", 8),
+    "shared16": ("load", "shared", 16),
+    "sharedAtomic4": ("atomic", "shared", 4),
+}
+
+
+def request(rng, width):
+    """Offsets of 32 lanes, some of them None: of every pattern, forwards and backwards, whole warps and parts."""
+    units = ROOM // width
+    step = rng.choice([0, 1, 1, 2, 3, 4, 5, 8, 16, 31, 32, -1, -2, -7, -32])
+    while units <= 31 * abs(step):
+        step //= 2
+    first = rng.randrange(31 * max(0, -step), units - 31 * max(0, step))
+    form = rng.random()
+    if form < 0.6:
+        lanes = [first + lane * step for lane in range(32)]
+    elif form < 0.8:  # neighbours and outliers
+        lanes = [rng.randrange(units) if rng.random() < 0.1 else first for _ in range(32)]
+    else:
+        few = rng.choice([2, 8, units])
+        lanes = [rng.randrange(few) for _ in range(32)]
+    active = rng.choice([OFF, OFF, OFF, 0xFFFF, 0x55555555, 1 << rng.randrange(32), 3 << rng.randrange(31)])
+    if rng.random() < 0.3:
+        active = rng.getrandbits(32) | 1
+    return [width * unit if active >> lane & 1 else None for lane, unit in enumerate(lanes)]
+
+
+def patterns(width, requests):
+    """Requests by pattern."""
+    found = (model.pattern(width, lanes) or "single" for lanes in requests if model.active(lanes))
+    return Counter(pattern.split()[0] for pattern in found)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    return gpubpf_cuda.build("#include <string>\n" + SOURCE, tmp_path_factory.mktemp("requests") / "requests")
+
+
+def test_requests_of_every_kind(program, tmp_path):
+    rng = random.Random(1)
+    right = {}
+    for name, (kind, space, width) in KINDS.items():
+        requests = [request(rng, width) for _ in range(150)]
+        words = [OFF if at is None else at for lanes in requests for at in lanes]
+        (tmp_path / name).write_bytes(struct.pack(f"<{len(words)}I", *words))
+        right[name] = model.site(kind, space, width, requests), patterns(width, requests)
+    done = subprocess.run(
+        [*TOOL, "--json", "-o", str(tmp_path / "records"), "--", str(program), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in (tmp_path / "records").read_text().splitlines()]
+    for name in KINDS:
+        mine = [r for r in records if r["type"] == "site" and r["kernel"] == name]
+        (found,) = (r for r in mine if r["opcode"] != "ld.global.u32")  # that reads the table
+        expected, counted = right[name]
+        for field, value in expected.items():
+            assert found[field] == value or _near(found[field], value), (name, field)
+        assert found["patterns"] == counted, name
+
+
+def _near(found, value):
+    """What is rounded in the record."""
+    if isinstance(value, dict):
+        return all(_near(found[key], part) for key, part in value.items())
+    return found == pytest.approx(value, abs=1e-6)
