@@ -1,0 +1,272 @@
+"""From cells to numbers and words. What device programs put into cells is tested in tests/tools/test_memtrace_device.py."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from gpubpf import traffic, traffic_text
+from gpubpf.ptx.values import Site
+from gpubpf.results import Instance
+from gpubpf.traffic import BROADCAST, GATHER, PART, SHIFTED, SINGLE, STRIDED, UNIT
+
+CELL = [("requests", "<u8", (2 * PART,))] + [
+    (name, "<u8") for name in ("accesses", "least", "sectors", "bytes", "steps", "squares", "contention_max")
+]
+BANKED = [("cell", CELL), ("phases", "<u8"), ("ways", "<u8"), ("ways_max", "<u8")]
+
+
+def site(number=0, kind="load", space="global", width=4, source="dir/app.cu", line=12):
+    return Site(number, "k", 40 + number, source, line, "access", "ld.global.f32", kind, space, width)
+
+
+def cell(requests=(), **values):
+    """One cell as a dictionary; `requests` are (pattern, how many)."""
+    counted = [0] * (2 * PART)
+    for pattern, count in dict(requests).items():
+        counted[pattern] = count
+    fields = [name for name, *_ in CELL[1:]] + ["phases", "ways", "ways_max"]
+    return {"requests": counted, **dict.fromkeys(fields, 0), **values}
+
+
+def found(requests, *, at=None, space="global", **values):
+    return traffic.site_traffic(at or site(space=space), space, cell(requests, **values))
+
+
+def kernel(*sites, unknown=0):
+    return traffic.KernelTraffic(7, "app", 0, "_Z5scalePf", sites, (10, 32), unknown)
+
+
+# --- numbers ---
+
+
+def test_whole_warps_are_worked_out_from_the_width():
+    one = found({UNIT: 10, SHIFTED: 4, BROADCAST: 2, SINGLE: 3})
+    assert (one.requests, one.accesses, one.bytes) == (19, 16 * 32 + 3, 4 * (16 * 32 + 3))
+    assert one.sectors == 10 * 4 + 4 * 5 + 2 + 3
+    assert one.least == 16 * 4 + 3
+    assert one.pattern == "mixed" and one.contention == 32
+    wide = found({UNIT: 1, SHIFTED: 1}, at=site(width=16))
+    assert (wide.sectors, wide.least, wide.pattern) == (33, 32, "unit")
+
+
+def test_parts_say_all_themselves():
+    one = found({PART + UNIT: 2}, accesses=32, least=4, sectors=4, contention_max=1)
+    assert (one.requests, one.accesses, one.sectors, one.least, one.ratio) == (2, 32, 4, 4, 1)
+    assert one.pattern == "unit" and one.contention == 1
+
+
+def test_local_memory_lies_by_lanes():
+    one = found({BROADCAST: 5, SINGLE: 2}, space="local", at=site(space="local", width=8))
+    assert one.sectors == 5 * 8 + 2 * 2  # two words of 32 lanes, eight lanes to a sector
+    assert found({BROADCAST: 5}, space="local", at=site(space="local", width=1)).sectors == 5 * 4
+
+
+def test_banks():
+    one = found({STRIDED: 3, UNIT: 1, SINGLE: 1}, space="shared", ways=96, ways_max=32, steps=3 * 128)
+    assert (one.phases, one.ways, one.ways_max) == (5, 98, 32)
+    assert one.wasted == 93 * 128 and one.moved == 98 * 128
+    assert found({UNIT: 1}, space="shared", at=site(space="shared", width=16)).phases == 4
+    assert found({UNIT: 1}).phases == 0
+
+
+@pytest.mark.parametrize("strides", [[8] * 5, [-3] * 4, [1 << 27] * 3, [2]])
+def test_one_stride_is_told_from_sums(strides):
+    steps = sum(4 * s for s in strides) % 2**64
+    squares = sum((4 * s) ** 2 for s in strides) % 2**64
+    assert traffic.stride(len(strides), steps, squares, 4) == strides[0]
+
+
+@pytest.mark.parametrize("strides", [[8, 9], [2, -2], [1, 3, 2], [5, 5, 5, 6]])
+def test_several_strides_are_none(strides):
+    steps = sum(4 * s for s in strides) % 2**64
+    squares = sum((4 * s) ** 2 for s in strides)
+    assert traffic.stride(len(strides), steps, squares, 4) is None
+    one = found({STRIDED: len(strides)}, steps=steps, squares=squares)
+    assert one.pattern == "mixed" and one.stride is None
+
+
+def test_what_varies_in_width_has_its_bytes_counted():
+    one = found(
+        {PART + UNIT: 2}, at=site(kind="async", width=0), accesses=64, bytes=1000, least=32, sectors=32
+    )
+    assert one.bytes == 1000 and one.width == 16
+
+
+def test_pattern_of_single_lanes_alone():
+    assert found({SINGLE: 9}).pattern == "broadcast"
+    assert found({SINGLE: 9, GATHER: 1}, sectors=32).pattern == "gather"
+
+
+# --- cells ---
+
+
+def array(shards, sites, dtype=CELL):
+    return np.zeros((shards, sites), np.dtype(dtype))
+
+
+def test_shards_are_put_together():
+    cells = array(4, 2, BANKED)
+    cells["cell"]["requests"][:, 1, UNIT] = [1, 2, 3, 1 << 40]
+    cells["ways_max"][:, 1] = [3, 9, 1, 0]
+    cells["cell"]["contention_max"][2, 0] = 5
+    summed = traffic.summed(cells)
+    assert summed["requests"][1, UNIT] == 6 + (1 << 40)
+    assert summed["ways_max"].tolist() == [0, 9] and summed["contention_max"].tolist() == [5, 0]
+    twice = traffic.together(summed, summed)
+    assert twice["requests"][1, UNIT] == 2 * summed["requests"][1, UNIT] and twice["ways_max"][1] == 9
+
+
+class Session:
+    """What a session gives: instances by map, sites by kernel."""
+
+    def __init__(self, maps, sites):
+        self.maps, self.known = maps, sites
+
+    def instances(self, name):
+        definition = None
+        return [_Read(1, "app", 0, "_Z5scalePf", cells, definition) for cells in self.maps.get(name, [])]
+
+    def sites(self, mangled, pid):
+        return self.known
+
+
+@dataclasses.dataclass(frozen=True)
+class _Read:
+    pid: int
+    comm: str
+    gpu: int
+    mangled: str
+    array: np.ndarray
+    definition: object
+    process: int = 0
+    registers_before: int | None = None
+    registers_after: int | None = None
+
+
+def test_since_the_last_time():
+    assert {"pid", "comm", "gpu", "mangled", "array", "process"} <= {
+        *dir(Instance),
+        *Instance.__annotations__,
+    }
+    cells = array(2, 2)
+    cells["requests"][0, 0, UNIT] = 5
+    session = Session({"global_cells": [cells]}, {0: site()})
+    reader = traffic.Traffic()
+    (first,) = reader.read(session, anew=True)
+    assert first.sites[0].requests == 5
+    assert reader.read(session, anew=True) == []
+    cells["requests"][1, 0, UNIT] = 2
+    ((second,)) = reader.read(session, anew=True)
+    assert second.sites[0].requests == 2
+    assert traffic.Traffic().read(session, anew=False)[0].sites[0].requests == 7
+
+
+def test_a_generic_place_has_a_row_for_each_space_and_an_unknown_one_none():
+    cells, shared = array(1, 2), array(1, 2, BANKED)
+    cells["requests"][0, 0, UNIT] = 3
+    cells["requests"][0, 1, UNIT] = 4
+    shared["cell"]["requests"][0, 0, UNIT] = 2
+    session = Session({"global_cells": [cells], "shared_cells": [shared]}, {0: site(space="generic")})
+    (one,) = traffic.Traffic().read(session, anew=False)
+    assert [(s.space, s.requests) for s in one.sites] == [("global", 3), ("shared", 2)]
+    assert one.unknown == 4
+    assert "left out: 4 requests" in "\n".join(traffic_text.lines(one, "scale", False))
+
+
+def test_constants_are_told_from_global_memory():
+    cells = array(1, 1)
+    cells["requests"][0, 0, BROADCAST] = 1
+    rows, _ = traffic.rows({"global_cells": traffic.summed(cells)}, {0: site(space="const")})
+    assert rows[0].space == "const"
+
+
+# --- records and words ---
+
+
+def test_the_record_has_what_is_promised():
+    one = found({STRIDED: 4}, steps=128, squares=4096, sectors=128)
+    record = one.record(0.5)
+    promised = "site op space width source ptx_line requests accesses bytes sectors sectors_least ratio lanes_mean pattern bank_ways"
+    assert {*promised.split(), "contention_max"} <= {*record}
+    assert (record["ratio"], record["pattern"], record["lanes_mean"]) == (8, "stride 8", 32)
+    assert record["source"] == "app.cu:12" and record["bank_ways"] is None
+    assert record["patterns"] == {"stride": 4} and record["wasted_bytes"] == (128 - 16) * 32
+
+
+def test_copies_of_a_place_are_one_row():
+    same = [dataclasses.replace(found({UNIT: 2}), site=site(n)) for n in range(3)]
+    other = dataclasses.replace(found({GATHER: 2}, sectors=64), site=site(3))
+    rows = traffic_text.folded([*same, other])
+    assert [len(row.sites) for row in rows] == [1, 3]  # the waste first
+    assert rows[1].cells(0.25)["REQUESTS"] == "6"
+    bare = [dataclasses.replace(one, site=site(n, source="")) for n, one in enumerate(same)]
+    assert len(traffic_text.folded(bare)) == 3
+
+
+def test_the_table_fits_a_terminal():
+    long = site(kind="atomic", space="shared", source="a_file_with_a_long_name_of_its_own.cu", line=123456)
+    one = found(
+        {STRIDED: 10**12},
+        at=long,
+        space="shared",
+        ways=10**13,
+        ways_max=32,
+        steps=10**12 * 4096,
+        squares=10**12 * 4096**2,
+    )
+    other = found(
+        {PART + STRIDED: 10**12},
+        accesses=5 * 10**12,
+        least=10**12,
+        sectors=10**13,
+        steps=8 * 10**12,
+        squares=64 * 10**12,
+    )
+    text = list(traffic_text.lines(kernel(one, other), "k" * 90, False))
+    assert max(map(len, text)) <= 80
+    assert any("SHARE" in line for line in text)
+    assert any("LANES" in line for line in traffic_text.lines(kernel(one, other), "k", True))
+
+
+def test_shares_are_of_shared_memory_and_of_the_rest():
+    one, two = found({UNIT: 3}), found({UNIT: 1})
+    banked = found({UNIT: 1}, space="shared")
+    whole = kernel(one, two, banked)
+    assert [whole.share([s]) for s in (one, two, banked)] == [0.75, 0.25, 1]
+    record = whole.record()
+    assert (record["sectors"], record["requests"], record["shared_requests"]) == (16, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (found({STRIDED: 1}, steps=32, squares=1024, sectors=32), "stride 8: neighbouring lanes are 32 bytes apart, 4 of 32"),
+        (found({STRIDED: 1}, steps=8, squares=64, sectors=8), "16 of 32 bytes"),
+        (found({SHIFTED: 1}), "align"),
+        (found({STRIDED: 1}, space="shared", ways=32, ways_max=32, steps=128, squares=128**2), "pad each row by one element"),
+        (found({STRIDED: 1}, space="shared", ways=2, ways_max=2, steps=8, squares=64), "an odd stride has none"),
+        (found({BROADCAST: 1}, at=site(kind="atomic")), "one lane do it"),
+        (found({UNIT: 1}), None),
+        (found({GATHER: 1}, sectors=32), None),
+        (found({STRIDED: 2}, steps=24, squares=320, sectors=20), None),
+        (found({BROADCAST: 1}), None),
+    ],
+)  # fmt: skip
+def test_advice_where_it_is_certain(one, said):
+    text = traffic_text.advice([one])
+    assert said in text if said else text is None
+    assert text is None or text.startswith("app.cu:12 ")
+
+
+def test_numbers_for_people():
+    assert [traffic_text.size(n) for n in (0, 1023, 1024, 98304, 10**9)] == [
+        "0 B", "1,023 B", "1.00 KB", "96.0 KB", "954 MB",
+    ]  # fmt: skip
+    assert [traffic_text.number(n) for n in (31_250, 100_000, 31_000_000_000)] == [
+        "31,250",
+        "100 k",
+        "31.0 G",
+    ]
