@@ -31,7 +31,6 @@ struct access {
 };
 struct moment { u64 address, launch; u32 thread; u16 site, how; u64 time; };
 struct wanted {
-    u64 some;                       /* 0: all */
     u64 first, last;                /* addresses */
     struct gpu_range site[8];
     u64 warps;                      /* one in so many */
@@ -48,8 +47,6 @@ static __always_inline int is_wanted(u64 address, u64 width, u32 site) {
 
     if (!threads || !w)
         return 0;
-    if (!w->some)
-        return 1;
     u32 chosen = 0;
 #pragma unroll
     for (i = 0; i < 8; i++)
@@ -65,33 +62,37 @@ static __always_inline int is_wanted(u64 address, u64 width, u32 site) {
     return (block * warps + gpu_warp()) % (u32)w->warps == 0;
 }
 
-#define DESCRIBE(_record, _ctx)                                                          \
-    do {                                                                                \
-        (_record).address = (_ctx)->address;                                            \
-        (_record).launch = ((_ctx)->launch & ((1ull << 40) - 1)) | (_ctx)->width << 40; \
-        (_record).thread = gpu_global_thread();                                         \
-        (_record).site = (_ctx)->site < 0xffff ? (_ctx)->site : 0xffff;                 \
-        (_record).how = (_ctx)->space | (_ctx)->kind << 2 | gpu_sm() << 4;              \
-    } while (0)
+static __always_inline void describe(struct access *to, u64 address, u64 width, u64 launch, u64 site, u64 how) {
+    to->address = address;
+    to->launch = (launch & ((1ull << 40) - 1)) | width << 40;
+    to->thread = gpu_global_thread();
+    to->site = site < 0xffff ? site : 0xffff;
+    to->how = how | gpu_sm() << 4;
+}
 
-int on_record(struct gpu_access *ctx) {
+/* What finds no room the ring counts as lost. */
+static __always_inline int put(u64 address, u64 width, u64 launch, u64 site, u64 how) {
     struct access record;
-    if (!is_wanted(ctx->address, ctx->width, ctx->site))
-        return 0;
-    DESCRIBE(record, ctx);
-    accesses.ringbuf_output(&record, sizeof(record), 0);  /* or the ring counts it as lost */
+    describe(&record, address, width, launch, site, how);
+    accesses.ringbuf_output(&record, sizeof(record), 0);
     return 0;
 }
 
-int on_timed_record(struct gpu_access *ctx) {
+static __always_inline int put_timed(u64 address, u64 width, u64 launch, u64 site, u64 how) {
     struct moment record;
     record.time = bpf_get_globaltimer();
-    if (!is_wanted(ctx->address, ctx->width, ctx->site))
-        return 0;
-    DESCRIBE(record, ctx);
+    describe((struct access *)&record, address, width, launch, site, how);
     moments.ringbuf_output(&record, sizeof(record), 0);
     return 0;
 }
+
+#define WHICH(_ctx) (_ctx)->address, (_ctx)->width
+#define WHAT(_ctx) WHICH(_ctx), (_ctx)->launch, (_ctx)->site, (_ctx)->space | (_ctx)->kind << 2
+
+int on_record(struct gpu_access *ctx) { return put(WHAT(ctx)); }
+int on_timed_record(struct gpu_access *ctx) { return put_timed(WHAT(ctx)); }
+int on_chosen_record(struct gpu_access *ctx) { return is_wanted(WHICH(ctx), ctx->site) ? put(WHAT(ctx)) : 0; }
+int on_chosen_timed_record(struct gpu_access *ctx) { return is_wanted(WHICH(ctx), ctx->site) ? put_timed(WHAT(ctx)) : 0; }
 """
 PICTURED = ("global", "const")  # spaces whose addresses are those of memory
 MOST_HEATS = 16
@@ -148,29 +149,27 @@ def attached(args: argparse.Namespace, timed: bool) -> BPF:
     from gpubpf.program import BPF
 
     b = BPF(text=PROGRAM)
-    b["wanted"].set(wanted(args.site, args.address, args.warps, cli.chooses_threads(args)))
+    b["wanted"].set(wanted(args.site, args.address, args.warps))
+    chosen = cli.chooses_threads(args) or args.site or args.address or args.warps > 1
     only_pictured = args.heatmap and not (args.each or args.parquet)
     b.attach_gpu_access(
         kernel=args.kernel,
-        fn_name="on_timed_record" if timed else "on_record",
+        fn_name=f"on{'_chosen' if chosen else ''}{'_timed' if timed else ''}_record",
         spaces=PICTURED if only_pictured else SPACES,
     )
     return b
 
 
-def wanted(
-    sites: Sequence[tuple[int, int]], addresses: tuple[int, int] | None, warps: int, threads: bool
-) -> dict[str, Any]:
+def wanted(sites: Sequence[tuple[int, int]], addresses: tuple[int, int] | None, warps: int) -> dict[str, Any]:
     """The fields of `struct wanted`, as `Map.set` takes them: ranges of sites (none: all), the addresses from first to last (None:
-    all), one warp in so many; `threads`: --block or --thread leave something out."""
+    all), one warp in so many."""
     ranges = list(sites) or [(0, 2**32 - 1)]
     ranges += [ranges[-1]] * (cli.SITE_RANGES - len(ranges))
     first, last = addresses or (0, 2**64 - 1)
     site = np.zeros(cli.SITE_RANGES, [("lo", "<u4"), ("span", "<u4")])
     site["lo"] = [low for low, _ in ranges]
     site["span"] = [high - low for low, high in ranges]
-    some = bool(sites) or addresses is not None or warps > 1 or threads
-    return {"some": some, "first": first, "last": last, "site": site, "warps": warps}
+    return {"first": first, "last": last, "site": site, "warps": warps}
 
 
 class Pictures:

@@ -354,10 +354,31 @@ def test_which_sites_and_addresses() -> None:
 
 
 def test_what_the_device_is_told() -> None:
-    nothing = accesstrace.wanted((), None, 1, False)
-    assert not nothing["some"]
-    found = accesstrace.wanted(((2, 4), (9, 9)), (16, 31), 3, False)
-    assert found["some"] and (found["first"], found["last"], found["warps"]) == (16, 31, 3)
+    found = accesstrace.wanted(((2, 4), (9, 9)), (16, 31), 3)
+    assert (found["first"], found["last"], found["warps"]) == (16, 31, 3)
     chosen = [n for n in range(20) if any((n - lo) % 2**32 <= span for lo, span in found["site"].tolist())]
     assert chosen == [2, 3, 4, 9]
-    assert accesstrace.wanted((), None, 1, True)["some"]
+    every = accesstrace.wanted((), None, 1)
+    assert (every["first"], every["last"]) == (0, 2**64 - 1) and every["site"][0].tolist() == (0, 2**32 - 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("-e", "on_record"),
+        ("-e -T", "on_timed_record"),
+        ("--parquet a --site 3", "on_chosen_record"),
+        ("-e --warps 2", "on_chosen_record"),
+        ("-e --thread 1", "on_chosen_record"),
+        ("--heatmap a.svg --address 0:9", "on_chosen_timed_record"),
+    ],
+)
+def test_only_what_is_asked_for_is_on_the_device(words: str, name: str) -> None:
+    parser = cli.parser("memtrace", "", "")
+    for add in (cli.add_kernels, cli.add_threads, cli.add_accesses, cli.add_output):
+        add(parser)
+    args = parser.parse_args(words.split())
+    timed = bool(args.timestamps or args.heatmap)
+    (probe,) = accesstrace.attached(args, timed).probes
+    assert probe.function == name
+    assert ("shared" in probe.spaces) == (not args.heatmap)
