@@ -14,6 +14,7 @@ import contextlib
 import importlib
 import json
 import platform
+import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -136,7 +137,9 @@ def main(argv: list[str] | None = None) -> int:
                     )
                     status = 1
                 continue
-            target.write_text(json.dumps(build(text), indent=1) + "\n")
+            written = json.dumps(build(text), indent=1)
+            written = re.sub(r"\[[\d,\s]+\]", lambda m: re.sub(r"\s", "", m[0]), written)  # numbers of lines
+            target.write_text(written + "\n")
             print(f"{target.name}: {target.stat().st_size} bytes")
     except Error as error:
         print(f"prebuild: {error}", file=sys.stderr)

@@ -436,7 +436,10 @@ def find_prebuilt(text: str) -> dict[str, Any] | None:
     key = prebuilt_key(text)
     for path in candidates:
         try:
-            found = json.loads(path.read_bytes())
+            data = path.read_bytes()
+            if key.encode() not in data[:256]:  # it is what a file begins with; the rest may be long
+                continue
+            found = json.loads(data)
         except (OSError, ValueError):
             continue
         if isinstance(found, dict) and found.get("key") == key:
