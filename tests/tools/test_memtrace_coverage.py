@@ -1,0 +1,251 @@
+"""memtrace on which bytes are touched, from its command line on: every number is known from the program's text."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpubpf_cuda
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TOOL = [sys.executable, str(REPOSITORY / "tools/memtrace.py"), "--device", "sim"]
+pytestmark = gpubpf_cuda.needs_cuda
+
+# Each allocation has a size of its own, which tells it in the records.
+PROGRAM = r"""
+#include <cstdio>
+#include <cstdint>
+#include <cstring>
+#include <unistd.h>
+#include <sys/wait.h>
+#include <cuda_pipeline.h>
+
+template <typename T> __global__ void rd(const T *p, int n, int step, int offset, T *sink) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) { T v = p[offset + step * i]; if (*(const char *)&v == 77) *sink = v; }
+}
+template <typename T> __global__ void wr(T *p, int n, int step, int offset) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) p[offset + step * i] = T();
+}
+__global__ void back(int *p, int n) { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) p[n - 1 - i] = i; }
+__global__ void holes(int *p) { if (threadIdx.x % 3) p[threadIdx.x] = 1; }
+__global__ void odd(short *p) { p[threadIdx.x * threadIdx.x] = 1; }
+__global__ void count(unsigned *p) { atomicAdd(p + threadIdx.x % 5 * 2, 1u); }
+__global__ void swap(unsigned long long *p) { atomicCAS(p + threadIdx.x, 5ull, 6ull); }
+__device__ int table[500];
+__global__ void fill() { table[threadIdx.x] = 1; }
+__global__ void pitched(char *p, size_t pitch) { p[blockIdx.x * pitch + threadIdx.x] = 1; }
+__global__ void staged(const float4 *p, float *out) {
+    __shared__ float4 s[32];
+    __pipeline_memcpy_async(s + threadIdx.x, p + threadIdx.x + 3, 16);
+    __pipeline_commit(); __pipeline_wait_prior(0); __syncthreads();
+    out[threadIdx.x] = s[31 - threadIdx.x].x;
+}
+__global__ void bulk(const char *in, char *out, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+    __shared__ alignas(128) char buffer[12288];
+    __shared__ alignas(8) uint64_t bar;
+    if (threadIdx.x) return;
+    unsigned at = (unsigned)__cvta_generic_to_shared(&bar), to = (unsigned)__cvta_generic_to_shared(buffer);
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" :: "r"(at));
+    asm volatile("fence.mbarrier_init.release.cluster;");
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" :: "r"(at), "r"(bytes));
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :: "r"(to), "l"(__cvta_generic_to_global(in)), "r"(bytes), "r"(at) : "memory");
+    asm volatile("{ .reg .pred p; w: mbarrier.try_wait.parity.shared.b64 p, [%0], 0; @!p bra w; }" :: "r"(at) : "memory");
+    asm volatile("fence.proxy.async.shared::cta;");
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                 :: "l"(__cvta_generic_to_global(out)), "r"(to), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.commit_group;"); asm volatile("cp.async.bulk.wait_group 0;");
+#endif
+}
+template <typename T> static T *make(size_t bytes) { T *p; if (cudaMalloc(&p, bytes)) _exit(99); cudaMemset(p, 0, bytes); return p; }
+
+static void patterns() {
+    int *sink = make<int>(4);
+    rd<int><<<4, 64>>>(make<int>(8001), 200, 8, 1, sink);
+    rd<int><<<8, 128>>>(make<int>(20004), 1000, 1, 7, sink);
+    rd<char><<<1, 100>>>(make<char>(1003), 100, 10, 2, (char *)sink);
+    wr<char><<<4, 256>>>(make<char>(5005), 1001, 1, 1001);
+    wr<float4><<<2, 96>>>(make<float4>(8016), 150, 2, 1);
+    wr<double><<<1, 17>>>(make<double>(3007), 17, 3, 4);
+    back<<<4, 256>>>(make<int>(4100), 1000);
+    holes<<<1, 90>>>(make<int>(600));
+    odd<<<1, 40>>>(make<short>(3300));
+    count<<<3, 64>>>(make<unsigned>(104));
+    swap<<<1, 33>>>(make<unsigned long long>(408));
+    fill<<<1, 123>>>();
+    size_t pitch; char *rows;
+    if (cudaMallocPitch(&rows, &pitch, 100, 9)) _exit(98);
+    pitched<<<7, 90>>>(rows, pitch);
+    int *managed; if (cudaMallocManaged(&managed, 6000)) _exit(97);
+    memset(managed, 1, 6000);
+    wr<int><<<2, 256>>>(managed, 300, 1, 0);
+    staged<<<1, 32>>>(make<float4>(1072), make<float>(136));
+    bulk<<<1, 32>>>(make<char>(16128), make<char>(16256), 10000);
+    make<int>(7777);
+    int *gone = make<int>(9999);
+    wr<int><<<1, 50>>>(gone, 50, 1, 0);
+    cudaFree(gone);
+}
+__attribute__((noinline)) static void again(int turns) {  /* one address, another allocation each time */
+    for (int k = 1; k <= turns; k++) {
+        int *p = make<int>(1000 + 4 * k);
+        if (k % 3) wr<int><<<1, 64>>>(p, k, 1, 0); else rd<int><<<1, 64>>>(p, k, 1, 0, p);
+        cudaFree(p);
+    }
+}
+int main(int argc, char **argv) {
+    const char *what = argv[1];
+    if (!strcmp(what, "patterns")) patterns();
+    if (!strcmp(what, "again")) again(60);
+    if (!strcmp(what, "spread"))  /* a byte in each of many pages */
+        for (char *p = make<char>(192 << 20), *q = make<char>(100);; ) {
+            wr<char><<<150, 256>>>(p, 36000, 5000, 0); wr<char><<<1, 32>>>(q, 10, 1, 0); break;
+        }
+    if (!strcmp(what, "both")) {
+        pid_t child = fork();
+        int n = child ? 10 : 20, *p = make<int>(child ? 2000 : 3000);
+        wr<int><<<1, 32>>>(p, n, 1, 0);
+        if (cudaDeviceSynchronize()) return 98;
+        if (child) waitpid(child, 0, 0);
+    }
+    if (!strcmp(what, "twice")) {  /* two kernels, the same memory */
+        int *p = make<int>(40000);
+        for (int k = 0; k < 3; k++) wr<int><<<10, 100>>>(p, 1000, 1, 0);
+        rd<int><<<10, 100>>>(p, 1000, 8, 0, p);
+    }
+    return cudaDeviceSynchronize() ? 98 : 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory):
+    return str(gpubpf_cuda.build(PROGRAM, tmp_path_factory.mktemp("app") / "app", "-arch=compute_90"))
+
+
+def traced(tmp_path, *arguments, hostile=False, clock="real"):
+    out = tmp_path / "records"
+    environment = os.environ | {"CUDASIM_CLOCK": clock} | ({"CUDASIM_HOSTILE": "1"} if hostile else {})
+    done = subprocess.run(
+        [*TOOL, "--json", "-o", str(out), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def touched(records):
+    """Size of the allocation → bytes read, written, untouched."""
+    return {
+        r["bytes"]: (r["read_bytes"], r["written_bytes"], r["untouched_bytes"])
+        for r in records
+        if r["type"] == "allocation"
+    }
+
+
+PATTERNS = {
+    8001: (800, 0, 7201),
+    20004: (4000, 0, 16004),
+    1003: (100, 0, 903),
+    5005: (0, 1001, 4004),
+    8016: (0, 2400, 5616),
+    3007: (0, 136, 2871),
+    4100: (0, 4000, 100),
+    600: (0, 240, 360),
+    3300: (0, 80, 3220),
+    104: (20, 20, 84),
+    408: (264, 264, 144),
+    2000: (0, 492, 1508),  # table
+    6000: (0, 1200, 4800),
+    1072: (512, 0, 560),
+    136: (0, 128, 8),
+    16128: (10000, 0, 6128),
+    16256: (0, 10000, 6256),
+    7777: (0, 0, 7777),
+    9999: (0, 200, 9799),
+}
+
+
+@pytest.mark.parametrize("hostile", (False, True))
+def test_each_byte_of_every_pattern(app, tmp_path, hostile):
+    records = traced(tmp_path, "--", app, "patterns", hostile=hostile)
+    found = touched(records)
+    assert {size: found.get(size) for size in PATTERNS} == PATTERNS
+    pitched = next(r for r in records if r["type"] == "allocation" and r["call"] == "cuMemAllocPitch")
+    assert (pitched["read_bytes"], pitched["written_bytes"]) == (0, 630)
+    assert not any(r["type"] == "unallocated" for r in records)
+    by_size = {r["bytes"]: r for r in records if r["type"] == "allocation"}
+    assert by_size[9999]["freed"] and not by_size[7777]["freed"]
+    assert (by_size[2000]["kind"], by_size[2000]["call"]) == ("variable", "variable table")
+    assert by_size[6000]["kind"] == "managed"
+    assert any(frame.startswith("patterns") for frame in by_size[7777]["stack"])
+    assert records[-1]["type"] == "summary" and records[-1]["lost"] == 0
+
+
+def test_of_one_address_each_allocation_has_bytes_of_its_own(app, tmp_path):
+    records = traced(tmp_path, "--", app, "again")
+    rows = [r for r in records if r["type"] == "allocation" and r["kind"] == "device"]
+    assert len({r["base"] for r in rows}) < len(rows) == 60
+    for r in rows:
+        k = (r["bytes"] - 1000) // 4
+        least = 4 * min(k, 64)
+        expected = (0, least) if k % 3 else (least, 0)
+        assert (r["read_bytes"], r["written_bytes"], r["untouched_bytes"]) == (*expected, r["bytes"] - least)
+
+
+def test_a_granule_is_as_exact_as_it_says(app, tmp_path):
+    exact, coarse = PATTERNS, touched(traced(tmp_path, "--granule", "16", "--", app, "patterns"))
+    for size, (reads, writes, _) in exact.items():
+        assert reads <= coarse[size][0] <= min(16 * reads, size)
+        assert writes <= coarse[size][1] <= min(16 * writes, size)
+    assert coarse[20004] == (4016, 0, 15988)
+    assert coarse[8016] == (0, 2400, 5616)
+
+
+def test_what_found_no_room_is_not_known(app, tmp_path):
+    found = touched(traced(tmp_path, "--", app, "spread"))
+    assert found[192 << 20] == (None, None, None)
+    found = touched(traced(tmp_path, "--granule", "4096", "--", app, "spread"))
+    assert found[192 << 20][1] == 36000 * 4096 and found[100] == (0, 100, 0)
+
+
+def test_two_processes(app, tmp_path):
+    records = traced(tmp_path, "--", app, "both")
+    rows = {r["bytes"]: r for r in records if r["type"] == "allocation" and r["kind"] == "device"}
+    assert {size: r["written_bytes"] for size, r in rows.items()} == {2000: 40, 3000: 80}
+    assert rows[2000]["pid"] != rows[3000]["pid"]
+
+
+def test_what_a_kernel_touches_and_comes_back_to(app, tmp_path):
+    records = traced(tmp_path, "--footprint", "--no-allocations", "--", app, "twice", clock="virtual")
+    found = {r["kernel"]: r for r in records if r["type"] == "footprint"}
+    assert {k: (r["bytes"], r["sectors"], r["requests"], r["reuse"]) for k, r in found.items()} == {
+        "wr": (4000, 125, 435, 3.48),
+        "rd": (4000, 1000, 1000, 1.0),
+    }
+    assert not any(r["type"] == "allocation" for r in records)
+
+
+def test_without_allocations_nothing_is_collected(app, tmp_path):
+    records = traced(tmp_path, "--no-allocations", "--", app, "twice")
+    assert {r["type"] for r in records} == {"attached", "site", "kernel", "summary"}
+
+
+def test_for_people(app, tmp_path):
+    done = subprocess.run([*TOOL, "--", app, "patterns"], capture_output=True, text=True, timeout=100)
+    lines = done.stdout.splitlines()
+    at = next(n for n, line in enumerate(lines) if line.startswith("bytes that kernels touched"))
+    assert all(len(line) <= 80 for line in lines[at:])
+    assert any(line.startswith("never touched by kernels: 2 allocations") for line in lines[at:])
+    assert "patterns (app)" in done.stdout
