@@ -151,7 +151,8 @@ def attached(args: argparse.Namespace, timed: bool) -> BPF:
     b = BPF(text=PROGRAM)
     b["wanted"].set(wanted(args.site, args.address, args.warps))
     chosen = cli.chooses_threads(args) or args.site or args.address or args.warps > 1
-    only_pictured = args.heatmap and not (args.each or args.parquet)
+    # Sites are numbered as they are probed: a number means what it does in memtrace's tables where all spaces are.
+    only_pictured = args.heatmap and not (args.each or args.parquet or args.site)
     b.attach_gpu_access(
         kernel=args.kernel,
         fn_name=f"on{'_chosen' if chosen else ''}{'_timed' if timed else ''}_record",

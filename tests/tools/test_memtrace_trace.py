@@ -161,6 +161,18 @@ def test_every_access_of_every_lane(app: str, tmp_path: Path, virtual: bool) -> 
     assert summary["lost"] == 0 and not summary["records_lost"] and summary["records_unknown"] == 0
 
 
+def test_sites_have_the_numbers_of_the_tables(app: str, tmp_path: Path) -> None:
+    records, _, _ = traced(app, tmp_path)
+    out = tmp_path / "tables.jsonl"
+    run("--json", "-o", out, "--", app, "mixed")
+    sites = [json.loads(line) for line in out.read_text().splitlines()]
+    keys = ("site", "op", "space", "width", "source", "ptx_line")
+    rows = [tuple(one[key] for key in keys) for one in sites if one["type"] == "site"]
+    assert len(rows) == 6 and set(rows) == {tuple(one[key] for key in keys) for one in records}
+    counts = Counter((one["site"], one["space"]) for one in records)
+    assert counts == {(one["site"], one["space"]): one["accesses"] for one in sites if one["type"] == "site"}
+
+
 def test_the_virtual_clock_repeats(app: str, tmp_path: Path) -> None:
     def once() -> list[Any]:
         out = tmp_path / "out"
