@@ -88,7 +88,7 @@ class Body:
         ] = {}  # tails, each for one branch, by where they go
         self.widen: dict[int, Variable] = {}
         self.apart: dict[int, tuple[tuple[int, ...], bool]] = {}
-        self.sources = source_lines(self.flow.body)
+        self.sources = source_lines(self.flow.body, sidecar.files)
         self.arrivals: dict[
             int, list[int | None]
         ] = {}  # a `ret` → the branches that keep it; None: control falls into it
@@ -169,9 +169,8 @@ class Body:
                 out.append(text(f"ld.param.b64 {accumulator(kind)}, [{PASSED_WORK}+{8 * position}];"))
             else:
                 out.append(text(f"mov.b64 {accumulator(kind)}, 0;"))
-        return out + self._probes(
-            self.entries, self.function.line, self.sources[0] if self.sources else (0, 0)
-        )
+        here = next((place for place in self.sources if place != (0, 0)), (0, 0))
+        return out + self._probes(self.entries, self.function.line, here)
 
     # ways out
 

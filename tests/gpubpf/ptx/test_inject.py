@@ -164,7 +164,8 @@ def test_many_branches_to_one_return_are_bounded(monkeypatch: pytest.MonkeyPatch
 
 
 def test_sites_are_where_the_source_leaves() -> None:
-    """At the branch, where several lead to one return; in an inlined function, where it is in one; never line 0."""
+    """At the branch, where several lead to one return; in an inlined function, where it is in one, unless the toolkit has it; never
+    line 0."""
     text = f"""{HEAD}
 .visible .entry k(.param .u32 n) {{
     .reg .pred %p<6>; .reg .b32 %r<3>;
@@ -175,6 +176,10 @@ def test_sites_are_where_the_source_leaves() -> None:
     @%p2 bra out;
     .loc 1 6 1, function_name $L__info_string0, inlined_at 2 30 5
     @%p3 exit;
+    .loc 2 12 1
+    .loc 3 5 1, function_name $L__info_string1, inlined_at 2 12 1
+    .loc 3 70 1, function_name $L__info_string2, inlined_at 3 5 1
+    @%p4 exit;
 turn:
     .loc 1 8 1
     @%p4 bra out;
@@ -191,6 +196,7 @@ last:
 }}
 .file 1 "/src/a b.cu"
 .file 2 "c.cuh", 1700000000, 1234
+.file 3 "/usr/local/cuda-13.0/bin/../targets/x86_64-linux/include/device_atomic_functions.hpp"
 """
     lines = text.splitlines()
     injected = everywhere(parse(text), Placement(TIME, "exit"))
@@ -199,6 +205,7 @@ last:
         ("@%p1 bra out;", "/src/a b.cu", 4),
         ("@%p2 bra out;", "c.cuh", 9),
         ("@%p3 exit;", "/src/a b.cu", 6),
+        ("@%p4 exit;", "c.cuh", 12),
         ("@%p4 bra out;", "/src/a b.cu", 8),
         ("@%p1 bra out;", "/src/a b.cu", 8),
         ("bra last;", "", 0),  # of a file without a name
