@@ -162,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
         meanwhile = OffCpu(b) if args.slow else None
         trace = perfetto.Trace(args.trace) if args.trace else None
         launches = Launches(SLOTS, args.kernel, filtered=bool(args.cgroup or args.comm or args.tid))
-        by = (("lane",) if args.streams else ()) + (("graph", "node") if args.graphs else ())
+        by = (("queue",) if args.streams else ()) + (("graph", "node") if args.graphs else ())
         sums, losses = Sums(by, bool(args.graphs)), Losses()
 
         def look(last: bool) -> None:

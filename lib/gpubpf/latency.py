@@ -53,8 +53,8 @@ class View:
 
     @cached_property
     def streams(self) -> list[str]:
-        """A label for each lane: "default", "thread" (the per-thread default stream), or a number in its process."""
-        return [name for _, name in self.found.lane_keys]
+        """A label for each queue: "default", "thread" (the per-thread default stream), or a number in its process."""
+        return [name for _, name in self.found.queue_keys]
 
     def op(self, at: int) -> str:
         kind = int(self.ops.kind[at])
@@ -193,9 +193,9 @@ def rows_for_a_graph(view: View, chosen: Integers) -> list[Row]:
     wanted = np.zeros(len(ops), bool)
     wanted[chosen] = True
     made = []
-    order = np.lexsort((np.arange(len(ops)), ops.lane))
+    order = np.lexsort((np.arange(len(ops)), ops.queue))
     order = order[(plain & (ops.kind != Kind.API))[order]]
-    for place in timeline.runs(ops.lane[order]):
+    for place in timeline.runs(ops.queue[order]):
         part = order[place]
         if len(part) < IN_A_ROW:
             continue
@@ -272,14 +272,14 @@ def write_trace(view: View, trace: Trace, new: Integers) -> None:
             continue
         # Processes of a trace have numbers of their own; no process of Linux is beyond 2^22.
         device = (int(found.gpu[at]) + 1 << 22) + process.pid
-        lane, label = found.lane_keys[int(ops.lane[at])]
+        queue, label = found.queue_keys[int(ops.queue[at])]
         trace.name(device, f"{process.comm} (pid {process.pid}) on GPU {int(found.gpu[at])}", order=1)
         end = known(ops.end[at])
         length = 0 if end is None else end - begin
         errors = known(found.start_error[at]) or 0, known(found.end_error[at]) or 0
-        row, begin = trace.place(device, lane, begin, begin + length, errors)
-        track = lane + (row << 32)
-        trace.name(device, f"stream {label}" + (f", beside ({row})" if row else ""), track, lane)
+        row, begin = trace.place(device, queue, begin, begin + length, errors)
+        track = queue + (row << 32)
+        trace.name(device, f"stream {label}" + (f", beside ({row})" if row else ""), track, queue)
         details: dict[str, Any] = {"id": int(ops.id[at])}
         for what in ("latency", *SPLIT):
             details[f"{what}_us"] = (

@@ -136,9 +136,9 @@ def timeline_lines(view: View, new: Integers) -> Iterator[str]:
     for process_number, process in enumerate(found.processes):
         mine = told & (found.process == process_number)
         host = np.isin(ops.kind, (Kind.SYNC, Kind.API))
-        for at in _parted(mine & ~host, ops.lane):
+        for at in _parted(mine & ~host, ops.queue):
             first = int(at[0])
-            stream = stream_name(view.streams[int(ops.lane[first])])
+            stream = stream_name(view.streams[int(ops.queue[first])])
             stream += f" (0x{int(found.stream[first]):x})" if stream.startswith("stream") else ""
             yield f"{stream} of {process.comm} (pid {process.pid}), GPU {int(found.gpu[first])}"
             yield f"{'FROM T+us':>12} {'TO T+us':>12} {'FOR us':>9}  WHAT"
@@ -203,7 +203,7 @@ def slow_stories(view: View, slow: Integers, chosen: Integers, limit: int) -> It
     yield f"{len(slow):,} of {table.count(len(chosen), 'launch')} took more than {limit} us to start"
     for at in slow.tolist():
         process = found.processes[int(found.process[at])]
-        stream = view.streams[int(view.ops.lane[at])]
+        stream = view.streams[int(view.ops.queue[at])]
         yield ""
         yield (
             f"T+{(int(view.ops.call[at]) - found.origin) / 1000:.1f} us  {title(view.labels[int(found.name[at])])}: "

@@ -23,7 +23,7 @@ import numpy as np
 from gpubpf import oplog, timeline
 from gpubpf.clock import UNKNOWN, Bracket, GpuClock
 from gpubpf.names import matches
-from gpubpf.timeline import NEVER, NONE, Kind, Lane, Operations, Waits
+from gpubpf.timeline import NEVER, NONE, Kind, Operations, Queue, Waits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -88,7 +88,7 @@ class Found:
     last reading. lost: instrumented, and its times never came. bytes: of copies and memsets. parent: of a kernel in a graph the
     graph's launch, else -1; exec: of both the executable graph, first: of the graph's launch the id of its first kernel. event: the
     handle of records and waits. api: the number of an API call's function, which `functions` names. wanted: the launches of
-    kernels that were asked for. origin: the first call of all, ns. clock_steps: places where clocks contradict themselves. lane_keys:
+    kernels that were asked for. origin: the first call of all, ns. clock_steps: places where clocks contradict themselves. queue_keys:
     of each stream its number, unlike that in `ops` always the same, and its name: "default", "thread" (the per-thread default
     stream), or a number in its process.
     """
@@ -121,7 +121,7 @@ class Found:
     wanted: NDArray[np.bool_]
     origin: int
     clock_steps: int
-    lane_keys: Sequence[tuple[int, str]] = ()
+    queue_keys: Sequence[tuple[int, str]] = ()
     functions: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -138,7 +138,7 @@ class Launches:
         self._passed: dict[int, Integers] = {}  # by process: ids that the host program let through
         self._origin = NEVER
         self._lost_of: dict[int, int] = {}
-        self._numbers = (Numbers(), Numbers(), Numbers())  # of lanes, of streams in a process, of graphs
+        self._numbers = (Numbers(), Numbers(), Numbers())  # of queues, of streams in a process, of graphs
 
     @property
     def lost(self) -> int:
@@ -350,7 +350,7 @@ class _Finder:
             [len(part) for _, part in records],
         )
         self.cells, self.slots = cells, slots
-        self.lane_numbers, self.stream_numbers, self.graph_numbers = numbers
+        self.queue_numbers, self.stream_numbers, self.graph_numbers = numbers
 
     def found(self, origin: int, kernels: Sequence[str], passed: Integers | None) -> Found:
         raw = self.raw
@@ -369,7 +369,7 @@ class _Finder:
 
         kernel, graph = kinds == Kind.KERNEL, kinds == Kind.GRAPH
         member = kernel & ((raw["flags"][at] & oplog.GRAPH_NODE) != 0)
-        lane, lanes, lane_keys = self._lanes(at)
+        queue, queues, queue_keys = self._queues(at)
         context = timeline.numbered(self.owner, raw["context"][at].astype(np.int64))
         nothing = np.zeros(count, np.int64)
         none = np.full(count, -1, np.int64)
@@ -384,9 +384,9 @@ class _Finder:
         call, ret = (raw[name][at].astype(np.int64) for name in ("call_ns", "return_ns"))
         ops = Operations(
             id=raw["id"][at].astype(np.int64), kind=kinds, call=call, ret=np.maximum(ret, call),
-            start=np.full(count, NONE), end=np.full(count, NONE), lane=lane, context=context,
+            start=np.full(count, NONE), end=np.full(count, NONE), queue=queue, context=context,
             waits=(raw["flags"][at] & oplog.SYNCHRONOUS) != 0, link=link, what=what, graph=graphs, replay=replay,
-            node=np.where(member, field("kernel", "node"), none), lanes=lanes, edges=self._edges(),
+            node=np.where(member, field("kernel", "node"), none), queues=queues, edges=self._edges(),
         )  # fmt: skip
         reason = np.where(kernel, field("kernel", "reason"), none)
         times = self._times(ops, reason)
@@ -407,7 +407,7 @@ class _Finder:
             first=firsts, parent=parent,
             event=np.where(handles, raw["event"]["event"][at], np.uint64(0)),
             api=np.where(kinds == Kind.API, field("api", "function"), none), functions=self._functions(at[kinds == Kind.API]),
-            lane_keys=lane_keys,
+            queue_keys=queue_keys,
             stack=raw["stack"][at].astype(np.int64), grid=field("kernel", "grid"),
             block_dim=field("kernel", "block"), origin=origin, wanted=wanted, **times,
         )  # fmt: skip
@@ -445,27 +445,27 @@ class _Finder:
 
     # --- identities ---
 
-    def _lanes(self, at: Integers) -> tuple[Integers, list[Lane], list[tuple[int, str]]]:
+    def _queues(self, at: Integers) -> tuple[Integers, list[Queue], list[tuple[int, str]]]:
         """The stream of each operation by number; of each stream its kind, and the key as `Found` has it."""
-        known = np.flatnonzero(self.raw["kind"] == oplog.LANE)
+        known = np.flatnonzero(self.raw["kind"] == oplog.QUEUE)
         both = np.concatenate([known, at])
-        numbers = timeline.numbered(self.process[both], self.raw["lane"][both].astype(np.int64))
+        numbers = timeline.numbered(self.process[both], self.raw["queue"][both].astype(np.int64))
         count = int(numbers.max()) + 1 if len(numbers) else 0
-        kinds = [Lane.BLOCKING] * count
+        kinds = [Queue.BLOCKING] * count
         for number, kind in zip(
-            numbers[: len(known)].tolist(), self.raw["lane_kind"][known].tolist(), strict=True
+            numbers[: len(known)].tolist(), self.raw["queue_kind"][known].tolist(), strict=True
         ):
-            kinds[number] = Lane(kind) if kind <= Lane.NON_BLOCKING else Lane.BLOCKING
+            kinds[number] = Queue(kind) if kind <= Queue.NON_BLOCKING else Queue.BLOCKING
         keys = [(0, "")] * count
         used, first = np.unique(numbers[len(known) :], return_index=True)
         for number, place in sorted(
             zip(used.tolist(), at[first].tolist(), strict=True), key=lambda pair: pair[1]
         ):
             process = self.processes[int(self.process[place])].number
-            lane = int(self.raw["lane"][place])
-            name = {Lane.LEGACY: "default", Lane.PER_THREAD: "thread"}.get(kinds[number])
-            name = name or str(self.stream_numbers.of(process, lane))
-            keys[number] = self.lane_numbers.of(None, (process, lane)), name
+            queue = int(self.raw["queue"][place])
+            name = {Queue.LEGACY: "default", Queue.PER_THREAD: "thread"}.get(kinds[number])
+            name = name or str(self.stream_numbers.of(process, queue))
+            keys[number] = self.queue_numbers.of(None, (process, queue)), name
         return numbers[len(known) :], kinds, keys
 
     def _graphs(self, execs: Integers, used: NDArray[np.bool_]) -> Integers:
@@ -606,10 +606,10 @@ class _Finder:
         place = np.where(
             ops.node >= 0, np.maximum(self._parents(ops, ops.node >= 0), 0), position
         )  # of the graph's launch
-        order = np.lexsort((place, ops.lane))
+        order = np.lexsort((place, ops.queue))
         order = order[read[order]]
-        for lane in timeline.runs(ops.lane[order]):
-            mine = order[lane]
+        for queue in timeline.runs(ops.queue[order]):
+            mine = order[queue]
             first = np.append(np.minimum.accumulate(cells["first"][mine].astype(np.int64)[::-1])[::-1], NEVER)
             result[mine] = first[np.searchsorted(place[mine], place[mine], side="right")]
         return result

@@ -28,7 +28,7 @@ MOST_RECORDS = 1 << 28
 
 # Kinds.
 KERNEL, H2D, D2H, D2D, H2H, MEMSET, RECORDED, WAIT, GRAPH, SYNC, API = range(1, 12)
-SPAN, CLOCK, NODE, EDGE, FAULT, LANE = range(16, 22)
+SPAN, CLOCK, NODE, EDGE, FAULT, QUEUE = range(16, 22)
 COPIES = (H2D, D2H, D2D, H2H)
 
 # Flags.
@@ -40,7 +40,7 @@ HOST_CLOCK = 8  # of a span: its times are CUPTI's, on the log's clock
 # Outcomes of a launch, field "reason" of a kernel; else 1 + number of a reason of the control block (protocol.REASONS).
 INSTRUMENTED, NOT_READY, NOT_MATCHED = 0, 254, 255
 
-# What a sync waits for, and what a lane is.
+# What a sync waits for, and what a queue is.
 STREAM, EVENT, CONTEXT = range(3)
 LEGACY, PER_THREAD, BLOCKING, NON_BLOCKING = range(4)
 
@@ -66,7 +66,7 @@ _LAUNCH: dict[str, tuple[Any, int]] = {
     "node": ("<u4", 36),
     "exec": ("<u8", 40),
 }
-# The last 64 bytes, by kind; each is a field of a record. Those of a lane are `lane_kind` and `priority` (of the record itself).
+# The last 64 bytes, by kind; each is a field of a record. Those of a queue are `queue_kind` and `priority` (of the record itself).
 PARTS: dict[str, np.dtype[np.void]] = {
     "kernel": _of(64, **_LAUNCH, replay=("<u8", 48)),
     "copy": _of(64, bytes=("<u8", 0), destination=("<u8", 8), source=("<u8", 16)),  # a memset, too
@@ -97,7 +97,7 @@ DTYPE = np.dtype(
     {
         "names": [
             *("mark", "id", "kind", "flags", "thread", "call_ns", "return_ns"),
-            *("stream", "lane", "context", "result", "stack", "lane_kind", "priority", *PARTS),
+            *("stream", "queue", "context", "result", "stack", "queue_kind", "priority", *PARTS),
         ],
         "formats": [
             *("<u8", "<u8", "<u2", "<u2", "<u4", "<u8", "<u8"),

@@ -1,6 +1,6 @@
 """Launches added up as they come, in memory for what differs among them: the lines of launchlate's table.
 
-sums = Sums(("lane",))
+sums = Sums(("queue",))
 sums.add(view, chosen)          # any number of times
 for group in sums.groups:       # by kernel and stream
     record = kernel_record(group, by_stream=True)
@@ -138,7 +138,7 @@ class Group:
 
 
 class Sums:
-    """Launches as they come, added up: of `by` ("lane", "graph", "node") each by itself, with `graphs` also the graphs as a whole.
+    """Launches as they come, added up: of `by` ("queue", "graph", "node") each by itself, with `graphs` also the graphs as a whole.
     Needs memory for what differs, not for each launch."""
 
     def __init__(self, by: Sequence[str] = (), graphs: bool = False) -> None:
@@ -201,21 +201,22 @@ class Sums:
         found, ops = view.found, view.ops
         if not len(chosen):
             return
-        columns = {"lane": ops.lane, "graph": ops.graph, "node": ops.node}
+        columns = {"queue": ops.queue, "graph": ops.graph, "node": ops.node}
         keys = [found.name, found.process, found.gpu, *(columns[name] for name in self._by)]
         number = timeline.numbered(*(column[chosen] for column in keys))
         order = np.argsort(number, kind="stable")
         for place in timeline.runs(number[order]):
             part = chosen[order[place]]
             first = int(part[0])
-            process, lane = found.processes[int(found.process[first])], int(ops.lane[first])
+            process, queue = found.processes[int(found.process[first])], int(ops.queue[first])
             key: tuple[Any, ...] = (
                 process.number or process.pid,
                 found.names[int(found.name[first])],
                 int(found.gpu[first]),
             )
             key += tuple(
-                found.lane_keys[lane][0] if name == "lane" else int(columns[name][first]) for name in self._by
+                found.queue_keys[queue][0] if name == "queue" else int(columns[name][first])
+                for name in self._by
             )
             if len(self._groups) >= MOST_GROUPS and key not in self._groups:
                 key = ()  # the first of them lends its name to all
@@ -230,7 +231,7 @@ class Sums:
             for graph in np.unique(ops.graph[launches]).tolist():
                 part = launches[ops.graph[launches] == graph]
                 if graph not in self._graphs and len(self._graphs) < MOST_GROUPS:
-                    self._graphs[graph] = new_group(view, int(part[0]), ("lane", "graph"))
+                    self._graphs[graph] = new_group(view, int(part[0]), ("queue", "graph"))
                 if graph in self._graphs:
                     self._graphs[graph].add(view, part)
 
@@ -267,7 +268,7 @@ def new_group(view: View, at: int, by: Sequence[str]) -> Group:
         title = view.labels[name]
         if "graph" in by and graph:
             title = f"{int(view.ops.graph[at]) + 1}.{graph['node']} {title}"
-    stream = view.streams[int(view.ops.lane[at])] if "lane" in by else None
+    stream = view.streams[int(view.ops.queue[at])] if "queue" in by else None
     handle = f"0x{int(found.stream[at]):x}"
     process = found.processes[int(found.process[at])]
     return Group(fields, title, process.number or process.pid, int(found.gpu[at]), stream, handle, graph)

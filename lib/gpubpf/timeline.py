@@ -40,7 +40,7 @@ class Kind(IntEnum):
     API = 11
 
 
-class Lane(IntEnum):
+class Queue(IntEnum):
     """How a stream orders itself with others."""
 
     LEGACY = 0
@@ -66,7 +66,7 @@ class Operations:
     """One element of every array for each operation, in the order in which their calls returned. int64.
 
     id: unique; for `link`. kind: `Kind`. call, ret: ns of the host at the driver call's begin and end. start, end: of the work on the
-    GPU, or NONE. waits: whether the call itself waited for the work. lane, context: numbers of the stream and its context, from 0.
+    GPU, or NONE. waits: whether the call itself waited for the work. queue, context: numbers of the stream and its context, from 0.
     link: of WAIT and event SYNC the id of the record operation (0: not known; or `NOTHING`). what: of SYNC see `Sync`, of GRAPH how
     many nodes are no kernels.
     graph: number of the executable graph, from 0, replay: of its launch, of GRAPH and of the kernels that a replay ran; else -1.
@@ -79,7 +79,7 @@ class Operations:
     ret: Integers
     start: Integers
     end: Integers
-    lane: Integers
+    queue: Integers
     context: Integers
     waits: NDArray[np.bool_]
     link: Integers
@@ -87,7 +87,7 @@ class Operations:
     graph: Integers
     replay: Integers
     node: Integers
-    lanes: Sequence[Lane] = ()  # the kind of each stream
+    queues: Sequence[Queue] = ()  # the kind of each stream
     edges: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)  # of each graph: (from, to)
 
     def __len__(self) -> int:
@@ -126,10 +126,10 @@ def over_by(ops: Operations, by_work: bool = True) -> Integers:
     says = np.where((start == NONE) | (not by_work), NEVER, start)
     itself = ops.waits & ~synced
     says = np.where(itself | (synced & (ops.what == Sync.STREAM)), ops.ret, says)
-    order = np.lexsort((position, ops.lane))
+    order = np.lexsort((position, ops.queue))
     order = order[queued[order]]
     behind = np.minimum.accumulate(says[order][::-1])[::-1] if len(order) else says[order]
-    for part in runs(ops.lane[order]):
+    for part in runs(ops.queue[order]):
         values = says[order[part]]
         behind[part] = np.minimum.accumulate(values[::-1])[::-1]
         after = np.append(behind[part][1:], NEVER)
@@ -149,7 +149,7 @@ def over_by(ops: Operations, by_work: bool = True) -> Integers:
         found = ops.id[records] == ops.link[waited]
         first = np.full(count, NEVER, np.int64)
         np.minimum.at(first, records[found], ops.ret[waited[found]])
-        for part in runs(ops.lane[order]):
+        for part in runs(ops.queue[order]):
             mine = order[part]
             bound[mine] = np.minimum(bound[mine], np.minimum.accumulate(first[mine][::-1])[::-1])
     _to_nodes(ops, bound)
@@ -192,9 +192,9 @@ def _predecessors(ops: Operations) -> tuple[Integers, Integers, NDArray[np.bool_
     # Plain lists: a million operations one by one.
     # The clock of a GPU has an error, the return of a host that waited has none.
     ended = np.where(exact, np.minimum(exact_end, over_by(ops, by_work=False)), over_by(ops)).tolist()
-    kinds, lanes, contexts, links = (
+    kinds, queues, contexts, links = (
         ops.kind.tolist(),
-        ops.lane.tolist(),
+        ops.queue.tolist(),
         ops.context.tolist(),
         ops.link.tolist(),
     )
@@ -202,13 +202,13 @@ def _predecessors(ops: Operations) -> tuple[Integers, Integers, NDArray[np.bool_
     members = _members(ops)
     before, last, through = [NEVER] * count, [-1] * count, [False] * count
     # Of each stream: when its work has ended, the operation that is last, whether the next waits for it through an event.
-    lane_kinds = [*ops.lanes] + [Lane.BLOCKING] * (max(lanes, default=-1) + 1 - len(ops.lanes))
-    frontier: list[tuple[int, int, bool]] = [(least, -1, False)] * len(lane_kinds)
+    queue_kinds = [*ops.queues] + [Queue.BLOCKING] * (max(queues, default=-1) + 1 - len(ops.queues))
+    frontier: list[tuple[int, int, bool]] = [(least, -1, False)] * len(queue_kinds)
     contexts_used = max(contexts, default=-1) + 1
     legacy: list[tuple[int, int, bool]] = [(least, -1, False)] * contexts_used
     blocking: list[tuple[int, int, bool]] = [(least, -1, False)] * contexts_used
     # When each was used last: what comes behind need not be compared with what is in front of that (times have errors).
-    used_at, legacy_at = [-1] * len(lane_kinds), [-1] * contexts_used
+    used_at, legacy_at = [-1] * len(queue_kinds), [-1] * contexts_used
     recorded: dict[int, tuple[int, int, bool]] = {NOTHING: (least, -1, False)}
     replayed: dict[int, tuple[int, int, bool]] = {}
     unknown = (NEVER, -1, False)
@@ -216,12 +216,12 @@ def _predecessors(ops: Operations) -> tuple[Integers, Integers, NDArray[np.bool_
         kind = kinds[at]
         if kind >= Kind.SYNC or nodes[at] >= 0:
             continue
-        lane = lanes[at]
-        state = frontier[lane]
-        lane_kind = lane_kinds[lane]
-        if lane_kind == Lane.LEGACY:
+        queue = queues[at]
+        state = frontier[queue]
+        queue_kind = queue_kinds[queue]
+        if queue_kind == Queue.LEGACY:
             state = blocking[contexts[at]]
-        elif lane_kind != Lane.NON_BLOCKING and legacy_at[contexts[at]] > used_at[lane]:
+        elif queue_kind != Queue.NON_BLOCKING and legacy_at[contexts[at]] > used_at[queue]:
             other = legacy[contexts[at]]
             if other[0] > state[0]:
                 state = other
@@ -244,11 +244,11 @@ def _predecessors(ops: Operations) -> tuple[Integers, Integers, NDArray[np.bool_
             before[at], last[at], through[at] = state
             state = _replay(ops, members.get(at, {}), state, at, ended, before, last, through)
             replayed[graph] = state
-        frontier[lane] = state
-        if lane_kind != Lane.NON_BLOCKING:
+        frontier[queue] = state
+        if queue_kind != Queue.NON_BLOCKING:
             context = contexts[at]
-            used_at[lane] = at
-            if lane_kind == Lane.LEGACY:  # behind all of them
+            used_at[queue] = at
+            if queue_kind == Queue.LEGACY:  # behind all of them
                 legacy[context] = blocking[context] = state
                 legacy_at[context] = at
             elif state[0] >= blocking[context][0]:

@@ -46,7 +46,7 @@ class Log:
 
     def put(self, kind: int, parts: dict[str, dict[str, Any]] | None = None, **fields: Any) -> int:
         record = np.zeros((), oplog.DTYPE)
-        fields = {"id": self._next, "kind": kind, "thread": 70, "lane": 1} | fields
+        fields = {"id": self._next, "kind": kind, "thread": 70, "queue": 1} | fields
         for name, value in fields.items():
             record[name] = value
         for part, values in (parts or {}).items():
@@ -92,7 +92,7 @@ def summed(view: latency.View, *by: str) -> Sums:
 
 def two_kernels() -> tuple[Log, Device]:
     log, device = Log(), Device()
-    log.put(oplog.LANE, lane_kind=oplog.BLOCKING)
+    log.put(oplog.QUEUE, queue_kind=oplog.BLOCKING)
     device.ran(log.kernel(1_000_000, 1_001_000), 1_001_000, 1_050_000)
     device.ran(log.kernel(1_002_000, 1_003_000, slot=1), 1_050_000, 1_060_000)
     return log, device
@@ -211,14 +211,14 @@ def test_a_log_may_hold_anything() -> None:
     launches.reading(process(), cells[:3], cells, 5, True)
     view = latency.View(launches.found())
     chosen = np.flatnonzero(view.found.wanted)
-    for group in summed(view, "lane").groups:
+    for group in summed(view, "queue").groups:
         kernel_record(group, True)
     list(latency_text.timeline_lines(view, np.arange(len(view.ops))))
     [json.dumps(view.operation(at)) for at in range(len(view.ops))]
     latency.rows_for_a_graph(view, chosen)
 
 
-@pytest.mark.parametrize("of", ["context", "lane", "slot", "exec"])
+@pytest.mark.parametrize("of", ["context", "queue", "slot", "exec"])
 def test_a_log_of_very_many_things_takes_no_time_without_end(of: str) -> None:
     records = np.zeros(40_000, oplog.DTYPE)
     everything = np.arange(len(records))
@@ -251,7 +251,7 @@ def test_the_table_fits_a_terminal_and_says_what_was_waited_for() -> None:
     assert list(latency_text.wait_lines(sums)) == [
         "  second: 1 of 1 waited behind first, 47.00 us on average"
     ]
-    by_stream = latency_text.kernel_table(summed(view, "lane"), True)
+    by_stream = latency_text.kernel_table(summed(view, "queue"), True)
     assert max(map(len, by_stream)) <= 80 and by_stream[2].split()[:3] == ["second", "1", "1"]
     assert max(map(len, latency_text.histogram(sums))) <= 80
 
@@ -301,7 +301,7 @@ def test_of_many_values_percentiles_are_right_to_a_percent() -> None:
 def in_parts() -> tuple[Sums, Losses, Launches]:
     """4,000 launches in two streams, looked at now and then; a kernel before them goes on until the end."""
     log, device, launches = Log(), Device(), Launches(SLOTS)
-    sums, losses = Sums(("lane",)), Losses()
+    sums, losses = Sums(("queue",)), Losses()
     app = process()
 
     def look(last: bool) -> None:
@@ -311,12 +311,12 @@ def in_parts() -> tuple[Sums, Losses, Launches]:
         losses.add(view, new)
         launches.forget()
 
-    for lane in (1, 2, 3):
-        log.put(oplog.LANE, lane_kind=oplog.NON_BLOCKING, lane=lane)
-    log.kernel(1000, 2000, slot=1, lane=3)
+    for queue in (1, 2, 3):
+        log.put(oplog.QUEUE, queue_kind=oplog.NON_BLOCKING, queue=queue)
+    log.kernel(1000, 2000, slot=1, queue=3)
     at = 1_000_000
     for n in range(4000):
-        device.ran(log.kernel(at, at + 1000, lane=1 + n % 2), at + 5000 + n, at + 9000 + n)
+        device.ran(log.kernel(at, at + 1000, queue=1 + n % 2), at + 5000 + n, at + 9000 + n)
         at += 20_000
         if n % 20 == 19:
             launches.log(app, log.array())
@@ -390,7 +390,7 @@ def test_long_names_fit_a_terminal() -> None:
     both = np.arange(2)
     sums = summed(view)
     text = [*latency_text.slow_stories(view, both, both, 1), *latency_text.timeline_lines(view, both)]
-    text += [*latency_text.wait_lines(sums), *latency_text.kernel_table(summed(view, "lane"), True)]
+    text += [*latency_text.wait_lines(sums), *latency_text.kernel_table(summed(view, "queue"), True)]
     sums.stacks[("c" * 200,)] += 1
     losses = dict.fromkeys(
         ("launches_running", "launches_lost", "launches_unknown", "operations_lost"), 10**9

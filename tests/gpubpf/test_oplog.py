@@ -205,11 +205,11 @@ def test_a_program_call_by_call(program: str, hostile: str, monkeypatch: pytest.
     assert syncs["record"].tolist() == [int(record["id"][0]), 0, 0, 0]
     # Streams: a blocking one, the one that came after it (perhaps by the same handle), each thread's own, the legacy one.
     kernels = calls[calls["kind"] == oplog.KERNEL]
-    assert len(set(kernels["lane"].tolist())) == 5
+    assert len(set(kernels["queue"].tolist())) == 5
     assert kernels["stack"].all() and (kernels["kernel"]["block"][:, 0] == 32).all()
-    lanes = records[kinds == oplog.LANE]
-    kind_of = dict(zip(lanes["lane"].tolist(), lanes["lane_kind"].tolist(), strict=True))
-    assert [kind_of[lane] for lane in kernels["lane"].tolist()] == [
+    queues = records[kinds == oplog.QUEUE]
+    kind_of = dict(zip(queues["queue"].tolist(), queues["queue_kind"].tolist(), strict=True))
+    assert [kind_of[queue] for queue in kernels["queue"].tolist()] == [
         *(oplog.BLOCKING, oplog.BLOCKING, oplog.PER_THREAD, oplog.PER_THREAD, oplog.LEGACY)
     ]
     # When the GPU did it: a copy takes 1 ns for 10 bytes, a memset for 100, and each begins when the one before is over.

@@ -7,22 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from gpubpf.timeline import NEVER, NONE, Kind, Lane, Operations, Sync, over_by, waits
+from gpubpf.timeline import NEVER, NONE, Kind, Operations, Queue, Sync, over_by, waits
 
 TIMES = {"call": 0, "ret": 0, "start": NONE, "end": NONE}
-REST = {"lane": 0, "context": 0, "waits": 0, "link": 0, "what": 0, "graph": -1, "replay": -1, "node": -1}
+REST = {"queue": 0, "context": 0, "waits": 0, "link": 0, "what": 0, "graph": -1, "replay": -1, "node": -1}
 
 
 def operations(
     rows: list[dict[str, Any]],
-    lanes: tuple[Lane, ...] = (Lane.NON_BLOCKING,) * 4,
+    queues: tuple[Queue, ...] = (Queue.NON_BLOCKING,) * 4,
     edges: dict[int, list[tuple[int, int]]] | None = None,
 ) -> Operations:
     """Each row: kind, and what is not the default; ids count from 1."""
     full = [{"id": n + 1, **TIMES, **REST, **row} for n, row in enumerate(rows)]
     columns = {name: np.array([row[name] for row in full], np.int64) for name in full[0]}
     columns["waits"] = columns["waits"].astype(bool)
-    return Operations(**columns, lanes=lanes, edges=edges or {})
+    return Operations(**columns, queues=queues, edges=edges or {})
 
 
 def kernel(call: int, start: int, end: int, **more: Any) -> dict[str, Any]:
@@ -44,32 +44,32 @@ def test_a_copy_then_a_kernel_and_what_was_over_is_not_waited_for() -> None:
 
 
 def test_streams_do_not_wait_for_each_other_unless_the_legacy_one_is_between() -> None:
-    rows = [kernel(0, 10, 1000, lane=0), kernel(20, 30, 50, lane=1), kernel(40, 1000, 1100, lane=2)]
-    found = waits(operations(rows, (Lane.BLOCKING, Lane.BLOCKING, Lane.LEGACY)))
+    rows = [kernel(0, 10, 1000, queue=0), kernel(20, 30, 50, queue=1), kernel(40, 1000, 1100, queue=2)]
+    found = waits(operations(rows, (Queue.BLOCKING, Queue.BLOCKING, Queue.LEGACY)))
     assert found.waited_for.tolist() == [-1, -1, 0] and found.wait.tolist() == [0, 0, 950]
-    rows.append(kernel(60, 1100, 1200, lane=1))  # and they for it
-    assert waits(operations(rows, (Lane.BLOCKING, Lane.PER_THREAD, Lane.LEGACY))).waited_for[3] == 2
-    free = waits(operations(rows, (Lane.NON_BLOCKING, Lane.NON_BLOCKING, Lane.LEGACY)))
+    rows.append(kernel(60, 1100, 1200, queue=1))  # and they for it
+    assert waits(operations(rows, (Queue.BLOCKING, Queue.PER_THREAD, Queue.LEGACY))).waited_for[3] == 2
+    free = waits(operations(rows, (Queue.NON_BLOCKING, Queue.NON_BLOCKING, Queue.LEGACY)))
     assert free.waited_for.tolist() == [-1, -1, -1, -1]
     other = [*rows[:2], {**rows[2], "context": 1}]  # another context's legacy stream is another
-    assert waits(operations(other, (Lane.BLOCKING, Lane.BLOCKING, Lane.LEGACY))).waited_for[2] == -1
+    assert waits(operations(other, (Queue.BLOCKING, Queue.BLOCKING, Queue.LEGACY))).waited_for[2] == -1
 
 
 def test_within_a_stream_the_order_counts_and_not_times_that_may_be_wrong() -> None:
     rows = [kernel(0, 10, 1000), kernel(20, 990, 995), kernel(40, 996, 999)]
-    for kind in Lane:
+    for kind in Queue:
         assert waits(operations(rows, (kind,))).waited_for.tolist() == [-1, 0, 1], kind
 
 
 def test_an_event_ties_streams_together() -> None:
     rows = [
-        kernel(0, 10, 500, lane=0),
-        {"kind": Kind.RECORD, "lane": 0},
-        kernel(20, 500, 900, lane=0),  # behind the record: not waited for
-        {"kind": Kind.WAIT, "lane": 1, "link": 2},
-        kernel(40, 505, 600, lane=1),
-        {"kind": Kind.WAIT, "lane": 2, "link": 77},  # recorded before the log began
-        kernel(40, 505, 600, lane=2),
+        kernel(0, 10, 500, queue=0),
+        {"kind": Kind.RECORD, "queue": 0},
+        kernel(20, 500, 900, queue=0),  # behind the record: not waited for
+        {"kind": Kind.WAIT, "queue": 1, "link": 2},
+        kernel(40, 505, 600, queue=1),
+        {"kind": Kind.WAIT, "queue": 2, "link": 77},  # recorded before the log began
+        kernel(40, 505, 600, queue=2),
     ]
     found = waits(operations(rows))
     assert found.waited_for.tolist() == [-1, -1, 0, -1, 0, -1, -1]
@@ -93,8 +93,8 @@ def test_unknown_stays_unknown_until_something_bounds_it() -> None:
     # So is what the host waited for, by stream, context or event.
     for sync in (
         {"what": Sync.STREAM},
-        {"what": Sync.CONTEXT, "lane": 3},
-        {"what": Sync.EVENT, "lane": 3, "link": 2},
+        {"what": Sync.CONTEXT, "queue": 3},
+        {"what": Sync.EVENT, "queue": 3, "link": 2},
     ):
         rows = [kernel(0, NONE, NONE), {"kind": Kind.RECORD}, {"kind": Kind.SYNC, "ret": 500} | sync]
         ops = operations([*rows, kernel(600, 700, 800)])
@@ -103,21 +103,21 @@ def test_unknown_stays_unknown_until_something_bounds_it() -> None:
 
 
 def test_a_wait_for_an_event_says_nothing_of_the_stream_that_it_stands_in() -> None:
-    rows = [kernel(0, NONE, NONE), {"kind": Kind.RECORD, "lane": 1}]
+    rows = [kernel(0, NONE, NONE), {"kind": Kind.RECORD, "queue": 1}]
     sync = {"kind": Kind.SYNC, "ret": 500, "what": Sync.EVENT, "link": 2, "waits": 1}
     assert over_by(operations([*rows, sync])).tolist()[:2] == [NEVER, 500]
 
 
 def test_when_operations_were_over() -> None:
-    rows = [kernel(0, 10, 20), kernel(5, 20, 30), kernel(7, 8, 9, lane=1), {"kind": Kind.SYNC, "ret": 50}]
+    rows = [kernel(0, 10, 20), kernel(5, 20, 30), kernel(7, 8, 9, queue=1), {"kind": Kind.SYNC, "ret": 50}]
     assert over_by(operations(rows)).tolist() == [20, 50, NEVER, NEVER]
 
 
 def replay(
-    number: int, at: int, kernels: list[tuple[int, int, int]], lane: int = 0, **more: Any
+    number: int, at: int, kernels: list[tuple[int, int, int]], queue: int = 0, **more: Any
 ) -> list[dict[str, Any]]:
     """A graph launch whose call takes 10 ns, and its kernels: (node, start, end)."""
-    common = {"call": at, "ret": at + 10, "lane": lane, "graph": 0, "replay": number}
+    common = {"call": at, "ret": at + 10, "queue": queue, "graph": 0, "replay": number}
     return [
         *(common | {"kind": Kind.KERNEL, "node": n, "start": start, "end": end} for n, start, end in kernels),
         common | {"kind": Kind.GRAPH} | more,
@@ -127,8 +127,8 @@ def replay(
 def test_the_kernels_of_a_graph_wait_for_their_predecessors_and_for_the_replay_before() -> None:
     diamond = [(0, 1), (0, 2), (1, 3), (2, 3)]
     rows = replay(1, 0, [(0, 10, 20), (1, 20, 50), (2, 20, 30), (3, 50, 60)])
-    rows += replay(2, 15, [(0, 60, 70), (1, 70, 100), (2, 70, 80), (3, 100, 110)], lane=1)
-    rows += [kernel(30, 110, 120, lane=1)]
+    rows += replay(2, 15, [(0, 60, 70), (1, 70, 100), (2, 70, 80), (3, 100, 110)], queue=1)
+    rows += [kernel(30, 110, 120, queue=1)]
     found = waits(operations(rows, edges={0: diamond}))
     assert found.waited_for.tolist() == [-1, 0, 0, 1, -1, 3, 5, 5, 6, 3, 8]
     assert found.wait.tolist() == [0, 10, 10, 40, 0, 35, 45, 45, 75, 35, 70]
@@ -145,7 +145,7 @@ def test_a_million_launches_take_seconds() -> None:
     nothing, none = np.zeros(count, np.int64), np.full(count, -1, np.int64)
     ops = Operations(
         np.arange(1, count + 1), np.full(count, int(Kind.KERNEL)), at, at + 10, at + 2000, at + 3000, at // 1000 % 8,
-        nothing, nothing.astype(bool), nothing, nothing, none, none, none, (Lane.BLOCKING,) * 8, {},
+        nothing, nothing.astype(bool), nothing, nothing, none, none, none, (Queue.BLOCKING,) * 8, {},
     )  # fmt: skip
     begin = time.process_time()
     found = waits(ops)

@@ -49,7 +49,7 @@ struct Exec {
   CUdeviceptr cell = 0;
   Walk walk;
   CUevent last = nullptr;  // the end of the last replay
-  uint32_t last_lane = 0;  // where that was; 0: nowhere yet
+  uint32_t last_queue = 0;  // where that was; 0: nowhere yet
   bool swapped = false;    // has copies
 };
 
@@ -413,10 +413,10 @@ void count_replay(const KernelNode &k, CUresult result) {
 }
 
 // Tells the kernels of the coming replay their number: of the first, less the node's own.
-void number_replay(Exec &exec, CUstream stream, uint32_t lane, uint64_t first) {
+void number_replay(Exec &exec, CUstream stream, uint32_t queue, uint64_t first) {
   DriverScope scope;
   // Replays of one executable graph follow each other, but not what is put into another stream before.
-  if (exec.last && exec.last_lane && exec.last_lane != lane) driver.cuStreamWaitEvent(stream, exec.last, 0);
+  if (exec.last && exec.last_queue && exec.last_queue != queue) driver.cuStreamWaitEvent(stream, exec.last, 0);
   if (driver.cuStreamWriteValue64_v2 && driver.cuStreamWriteValue64_v2(stream, exec.cell, first, 0) == CUDA_SUCCESS) return;
   if (!driver.cuMemsetD32Async) return;
   driver.cuMemsetD32Async(exec.cell, static_cast<uint32_t>(first), 1, stream);
@@ -551,7 +551,7 @@ CUresult launch_graph(CUgraphExec handle, Where where, const std::function<CUres
   uint64_t first = 0;
   if (exec) {
     if (!captured) first = take_ids(exec->walk.kernels.size());
-    if (!captured && exec->swapped) quietly([&] { number_replay(*exec, where.handle(), operation.lane.number, first); });
+    if (!captured && exec->swapped) quietly([&] { number_replay(*exec, where.handle(), operation.queue.number, first); });
   }
   if (agent.config.stacks) r.stack = host_stack();
   if (!captured && exec && host_program()) {
@@ -559,7 +559,7 @@ CUresult launch_graph(CUgraphExec handle, Where where, const std::function<CUres
     for (const KernelNode &k : exec->walk.kernels)
       threads += uint64_t(k.shape.grid[0]) * k.shape.grid[1] * k.shape.grid[2] * k.shape.block[0] * k.shape.block[1] * k.shape.block[2];
     run_host_program({first, kWholeGraph, r.stream, now_ns(), threads,
-                      operation.lane.context ? static_cast<uint64_t>(operation.lane.context->device) : 0});
+                      operation.queue.context ? static_cast<uint64_t>(operation.queue.context->device) : 0});
   }
   operation.announce();
   operation.time();
@@ -572,7 +572,7 @@ CUresult launch_graph(CUgraphExec handle, Where where, const std::function<CUres
     if (exec->last && exec->swapped && result == CUDA_SUCCESS)
       quietly([&] {
         DriverScope scope;
-        if (driver.cuEventRecord(exec->last, where.handle()) == CUDA_SUCCESS) exec->last_lane = operation.lane.number;
+        if (driver.cuEventRecord(exec->last, where.handle()) == CUDA_SUCCESS) exec->last_queue = operation.queue.number;
       });
     ++exec->replays;
     for (const KernelNode &k : exec->walk.kernels)

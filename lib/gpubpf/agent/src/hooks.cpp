@@ -60,7 +60,7 @@ CUresult described_launch(const Function *function, CUfunction f, const LaunchSh
   if (!captured && host_program() && (agent.config.match_all || (function && has_copies(*function->kernel)))) {
     uint64_t threads = uint64_t(shape.grid[0]) * shape.grid[1] * shape.grid[2] * shape.block[0] * shape.block[1] * shape.block[2];
     run_host_program({r.id, r.narrow[0], r.stream, now_ns(), threads,
-                      operation.lane.context ? static_cast<uint64_t>(operation.lane.context->device) : 0});
+                      operation.queue.context ? static_cast<uint64_t>(operation.queue.context->device) : 0});
   }
   CUresult result;
   if (outcome == kInstrumented) {
@@ -246,7 +246,7 @@ void destroyed(CUcontext handle) {
     if (registry().only.load() == c) registry().only = nullptr;
   }
   close_context(c);
-  forget_lanes(c);
+  forget_queues(c);
   freed_with(c);
   std::lock_guard<std::mutex> hold(registry().lock);
   for (auto it = registry().modules.begin(); it != registry().modules.end();) {

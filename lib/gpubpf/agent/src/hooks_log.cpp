@@ -257,7 +257,7 @@ ONE(cuCtxSynchronize_v2, Kind::Sync, kNoStream, kCallWaits, Timed::No, (CUcontex
   describe_sync(r, kContext);
   quietly([&] {
     if (Context *c = context ? registry().context(context) : nullptr) {
-      o.lane.context = c;
+      o.queue.context = c;
       r.context = c->serial;
     }
   });
@@ -280,7 +280,7 @@ void has_allocated(Operation &o, uint64_t bytes, uint64_t address) {
   Record &r = o.record;
   r.wide[1] = bytes;
   if (r.result != CUDA_SUCCESS || !address || !bytes) return;
-  quietly([&] { describe_memory(r, address, allocated(address, bytes, o.lane.context)); });
+  quietly([&] { describe_memory(r, address, allocated(address, bytes, o.queue.context)); });
 }
 
 #define ALLOCATES(symbol, where, n, to, at, PARAMETERS, ARGUMENTS)                                                             \
@@ -358,8 +358,8 @@ FREES(cuMemFreeAsync_ptsz, (Where{stream, true}), p, 0, (CUdeviceptr p, CUstream
   }
 FORGETS(cuEventDestroy, CUevent, forget_event)
 FORGETS(cuEventDestroy_v2, CUevent, forget_event)
-FORGETS(cuStreamDestroy, CUstream, forget_lane)
-FORGETS(cuStreamDestroy_v2, CUstream, forget_lane)
+FORGETS(cuStreamDestroy, CUstream, forget_queue)
+FORGETS(cuStreamDestroy_v2, CUstream, forget_queue)
 
 CALL(cuStreamCreate, kNoStream, (CUstream * stream, unsigned flags), (stream, flags))
 CALL(cuStreamCreateWithPriority, kNoStream, (CUstream * stream, unsigned flags, int priority), (stream, flags, priority))

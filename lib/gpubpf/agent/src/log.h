@@ -24,7 +24,7 @@ enum class Kind : uint16_t {
   Node = 18,
   Edge = 19,
   Fault = 20,
-  Lane = 21,
+  Queue = 21,
 };
 
 enum RecordFlags : uint16_t { kGraphNode = 1, kCallWaits = 2, kCaptured = 4, kHostClock = 8 };
@@ -37,7 +37,7 @@ struct Record {
   uint32_t thread = 0;
   uint64_t call_ns = 0, return_ns = 0;
   uint64_t stream = 0;
-  uint32_t lane = 0, context = 0;
+  uint32_t queue = 0, context = 0;
   int32_t result = 0;
   uint32_t stack = 0;
   union {

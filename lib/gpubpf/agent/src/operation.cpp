@@ -27,23 +27,23 @@ struct KeyHash {
   }
 };
 
-struct Lanes {
+struct Queues {
   std::mutex lock;  // guards below
-  std::unordered_map<Key, Lane, KeyHash> known;
+  std::unordered_map<Key, Queue, KeyHash> known;
   uint32_t count = 0;
 };
 
 // Never destroyed: threads go on while the process exits.
-Lanes *all_lanes = nullptr;
-Lanes &lanes() { return *all_lanes; }
+Queues *all_queues = nullptr;
+Queues &queues() { return *all_queues; }
 
-std::atomic<uint64_t> lane_epoch{1};  // what a thread remembers of an earlier one may be wrong
+std::atomic<uint64_t> queue_epoch{1};  // what a thread remembers of an earlier one may be wrong
 
-// Lanes that the thread used last.
+// Queues that the thread used last.
 struct Remembered {
   uint64_t epoch;
   Key key;
-  Lane lane;
+  Queue queue;
 };
 constexpr size_t kRemembered = 4;
 thread_local Remembered remembered[kRemembered] __attribute__((tls_model("initial-exec")));
@@ -55,10 +55,10 @@ uint64_t thread_number() {  // unlike the kernel's, used once
   return own_thread;
 }
 
-enum LaneKind : uint32_t { kLegacy, kPerThread, kBlocking, kNonBlocking };
+enum QueueKind : uint32_t { kLegacy, kPerThread, kBlocking, kNonBlocking };
 
-Lane new_lane(const Key &key) {
-  Lane lane;
+Queue new_queue(const Key &key) {
+  Queue queue;
   uint32_t kind = kLegacy;
   int priority = 0;
   {
@@ -66,83 +66,83 @@ Lane new_lane(const Key &key) {
     unsigned flags = 0;
     CUcontext context = nullptr;
     if (key.context) {
-      lane.context = const_cast<Context *>(key.context);
+      queue.context = const_cast<Context *>(key.context);
       kind = key.stream == CU_STREAM_PER_THREAD ? kPerThread : kLegacy;
     } else {
       if (driver.cuStreamGetCtx && driver.cuStreamGetCtx(key.stream, &context) == CUDA_SUCCESS)
-        lane.context = registry().context(context);
+        queue.context = registry().context(context);
       if (driver.cuStreamGetFlags && driver.cuStreamGetFlags(key.stream, &flags) == CUDA_SUCCESS)
         kind = flags & CU_STREAM_NON_BLOCKING ? kNonBlocking : kBlocking;
       else
-        return lane;  // no stream
+        return queue;  // no stream
     }
     if (driver.cuStreamGetPriority && kind != kLegacy) driver.cuStreamGetPriority(key.stream, &priority);
   }
-  Lanes &all = lanes();
+  Queues &all = queues();
   {
     std::lock_guard<std::mutex> hold(all.lock);
-    auto put = all.known.emplace(key, lane);
+    auto put = all.known.emplace(key, queue);
     if (!put.second) return put.first->second;
-    put.first->second.number = lane.number = ++all.count;
+    put.first->second.number = queue.number = ++all.count;
   }
   Record r;
-  r.kind = Kind::Lane;
+  r.kind = Kind::Queue;
   r.id = other_id();
   r.thread = thread_id();
   r.call_ns = r.return_ns = now_ns();
   r.stream = reinterpret_cast<uint64_t>(key.stream);
-  r.lane = lane.number;
-  r.context = lane.context ? lane.context->serial : 0;
+  r.queue = queue.number;
+  r.context = queue.context ? queue.context->serial : 0;
   r.narrow[0] = kind;
   r.narrow[1] = static_cast<uint32_t>(priority);
   oplog.put(r);
-  return lane;
+  return queue;
 }
 
-Lane find_lane(const Key &key, uint64_t epoch, Remembered &slot) {
-  Lane lane;
+Queue find_queue(const Key &key, uint64_t epoch, Remembered &slot) {
+  Queue queue;
   bool known = false;
   {
-    std::lock_guard<std::mutex> hold(lanes().lock);
-    auto it = lanes().known.find(key);
-    if ((known = it != lanes().known.end())) lane = it->second;
+    std::lock_guard<std::mutex> hold(queues().lock);
+    auto it = queues().known.find(key);
+    if ((known = it != queues().known.end())) queue = it->second;
   }
-  if (!known) lane = new_lane(key);
-  if (lane.number) slot = {epoch, key, lane};
-  return lane;
+  if (!known) queue = new_queue(key);
+  if (queue.number) slot = {epoch, key, queue};
+  return queue;
 }
 
 }  // namespace
 
-Lane lane_of(Where where) {
+Queue queue_of(Where where) {
   Key key{where.handle(), nullptr, 0};
   if (!key.stream) key.stream = CU_STREAM_LEGACY;
   const bool is_default = key.stream == CU_STREAM_LEGACY || key.stream == CU_STREAM_PER_THREAD;
-  Lane lane;
+  Queue queue;
   if (is_default) {
     key.context = registry().only.load(std::memory_order_acquire);
     if (!key.context) quietly([&] { key.context = registry().current(); });
-    if (!key.context) return lane;
+    if (!key.context) return queue;
     if (key.stream == CU_STREAM_PER_THREAD) key.thread = thread_number();
   }
-  uint64_t epoch = lane_epoch.load(std::memory_order_acquire);
+  uint64_t epoch = queue_epoch.load(std::memory_order_acquire);
   Remembered &slot = remembered[(reinterpret_cast<uintptr_t>(key.stream) >> 4) % kRemembered];
-  if (slot.epoch == epoch && slot.key == key) return slot.lane;
-  quietly([&] { lane = find_lane(key, epoch, slot); });
-  return lane;
+  if (slot.epoch == epoch && slot.key == key) return slot.queue;
+  quietly([&] { queue = find_queue(key, epoch, slot); });
+  return queue;
 }
 
-void forget_lane(CUstream stream) {
-  std::lock_guard<std::mutex> hold(lanes().lock);
-  lanes().known.erase({stream, nullptr, 0});
-  lane_epoch.fetch_add(1, std::memory_order_release);
+void forget_queue(CUstream stream) {
+  std::lock_guard<std::mutex> hold(queues().lock);
+  queues().known.erase({stream, nullptr, 0});
+  queue_epoch.fetch_add(1, std::memory_order_release);
 }
 
-void forget_lanes(const Context *context) {
-  std::lock_guard<std::mutex> hold(lanes().lock);
-  auto &known = lanes().known;
+void forget_queues(const Context *context) {
+  std::lock_guard<std::mutex> hold(queues().lock);
+  auto &known = queues().known;
   for (auto it = known.begin(); it != known.end();) it = it->second.context == context ? known.erase(it) : std::next(it);
-  lane_epoch.fetch_add(1, std::memory_order_release);
+  queue_epoch.fetch_add(1, std::memory_order_release);
 }
 
 // --- events ---
@@ -180,9 +180,9 @@ void forget_event(CUevent event) {
 }
 
 void new_operations() {
-  all_lanes = new Lanes;
+  all_queues = new Queues;
   all_events = new Events[kEventShards];
-  lane_epoch.fetch_add(1, std::memory_order_release);
+  queue_epoch.fetch_add(1, std::memory_order_release);
 }
 
 // --- operations ---
@@ -216,15 +216,15 @@ bool capturing(CUstream stream) {
   return driver.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-Operation::Operation(Kind kind, Where where, uint16_t flags) noexcept : lane(lane_of(where)), where_(where) {
+Operation::Operation(Kind kind, Where where, uint16_t flags) noexcept : queue(queue_of(where)), where_(where) {
   if (!where.any && capturing(where.handle())) flags |= kCaptured;
   record.id = kind == Kind::Kernel && !(flags & kCaptured) ? take_ids(1) : other_id();
   record.kind = kind;
   record.flags = flags;
   record.thread = thread_id();
   record.stream = reinterpret_cast<uint64_t>(where.given);
-  record.lane = lane.number;
-  record.context = lane.context ? lane.context->serial : 0;
+  record.queue = queue.number;
+  record.context = queue.context ? queue.context->serial : 0;
 }
 
 void Operation::announce() noexcept {
@@ -235,14 +235,14 @@ void Operation::announce() noexcept {
 void Operation::announce(uint64_t bytes, uint64_t destination, uint64_t source) noexcept {
   if (!operation_program() || record.flags & kCaptured) return;
   run_operation_program({record.id, static_cast<uint64_t>(record.kind), record.stream, now_ns(), bytes, destination, source,
-                         lane.context ? static_cast<uint64_t>(lane.context->device) : 0});
+                         queue.context ? static_cast<uint64_t>(queue.context->device) : 0});
 }
 
 void Operation::time() noexcept {
-  if (!agent.config.stamps || !lane.context || record.flags & kCaptured) return;
+  if (!agent.config.stamps || !queue.context || record.flags & kCaptured) return;
   recorded_ = cupti_records();
   if (recorded_) begin_cupti(record);
-  else stamp_ = begin_stamp(*lane.context, where_.handle());
+  else stamp_ = begin_stamp(*queue.context, where_.handle());
 }
 
 void Operation::called() noexcept { record.call_ns = now_ns(); }
@@ -275,7 +275,7 @@ void Operation::returned(CUresult result) noexcept {
   record.return_ns = now_ns();
   record.result = result;
   if (recorded_) end_cupti();
-  if (result != CUDA_SUCCESS && breaks(result) && lane.context && !lane.context->broken.exchange(true)) {
+  if (result != CUDA_SUCCESS && breaks(result) && queue.context && !queue.context->broken.exchange(true)) {
     Record r = record;
     r.id = other_id();
     r.kind = Kind::Fault;

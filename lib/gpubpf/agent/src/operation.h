@@ -19,13 +19,13 @@ constexpr Where kNoStream{nullptr, false, true};
 
 // A stream has a number: its handle can be another stream's afterwards. The legacy default stream has one for each context, a
 // per-thread default stream one for each context and thread.
-struct Lane {
+struct Queue {
   uint32_t number = 0;         // from 1; 0: not known
   Context *context = nullptr;  // null: not known
 };
-Lane lane_of(Where where);               // never throws; logs the lane when it is new
-void forget_lane(CUstream stream);       // before it is destroyed
-void forget_lanes(const Context *context);
+Queue queue_of(Where where);                // never throws; logs the queue when it is new
+void forget_queue(CUstream stream);        // before it is destroyed
+void forget_queues(const Context *context);
 
 // The operation that recorded an event last; 0: not known.
 void event_recorded(CUevent event, uint64_t id);
@@ -58,7 +58,7 @@ class Operation {
   void log() noexcept { oplog.put(record); }
 
   Record record;
-  Lane lane;
+  Queue queue;
 
  private:
   Where where_;

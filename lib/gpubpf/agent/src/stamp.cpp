@@ -28,7 +28,7 @@ struct Stamps {  // of a context
   std::mutex lock;  // guards below; never held across a driver call: the program may need this thread for another to go on
   std::vector<Stamp *> free, fresh;
   size_t made = 0;
-  std::map<uint32_t, std::deque<Stamp *>> pending;  // by lane; guarded by Context::busy
+  std::map<uint32_t, std::deque<Stamp *>> pending;  // by queue; guarded by Context::busy
 };
 
 namespace {
@@ -55,8 +55,8 @@ struct Own {
 // Gives up what the context still has under way: it is broken.
 void drop(Stamps &stamps) {
   std::lock_guard<std::mutex> hold(stamps.lock);
-  for (auto &lane : stamps.pending)
-    for (Stamp *s : lane.second) {
+  for (auto &queue : stamps.pending)
+    for (Stamp *s : queue.second) {
       stamps.free.push_back(s);
       --poller->pending;
     }
@@ -95,23 +95,23 @@ bool poll(Context &context, bool last) {
   Stamps &stamps = *context.stamps;
   {
     std::lock_guard<std::mutex> hold(stamps.lock);
-    for (Stamp *s : stamps.fresh) stamps.pending[s->span.lane].push_back(s);
+    for (Stamp *s : stamps.fresh) stamps.pending[s->span.queue].push_back(s);
     stamps.fresh.clear();
   }
   std::vector<Stamp *> over;
-  for (auto lane = stamps.pending.begin(); lane != stamps.pending.end() && over.size() < kAtOnce;) {
-    auto &queue = lane->second;
-    while (!queue.empty() && over.size() < kAtOnce) {
-      Stamp *s = queue.front();
+  for (auto queue = stamps.pending.begin(); queue != stamps.pending.end() && over.size() < kAtOnce;) {
+    auto &waiting = queue->second;
+    while (!waiting.empty() && over.size() < kAtOnce) {
+      Stamp *s = waiting.front();
       CUresult r = driver.cuEventQuery(s->second);
       if (r == CUDA_ERROR_NOT_READY) break;
       if (r != CUDA_SUCCESS) return drop(stamps), true;
       if (!times(context, *s) && !last) break;
       oplog.put(s->span);
       over.push_back(s);
-      queue.pop_front();
+      waiting.pop_front();
     }
-    lane = queue.empty() ? stamps.pending.erase(lane) : std::next(lane);
+    queue = waiting.empty() ? stamps.pending.erase(queue) : std::next(queue);
   }
   poller->pending -= over.size();
   std::lock_guard<std::mutex> hold(stamps.lock);
