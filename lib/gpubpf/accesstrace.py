@@ -123,7 +123,11 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
     if args.heatmap:
         sinks.append(pictures)
     log = AccessLog(timed, virtual, sinks, host_times=args.timestamps)
-    follow = Follow(log_records=1 << 17, ring_size=(1 << 28) if virtual else None)
+    follow = Follow(
+        log_records=1 << 17,
+        ring_size=(1 << 28) if virtual else None,
+        allocation_stacks=bool(args.heatmap),
+    )
     with b.trace(args, follow) as session, contextlib.ExitStack() as stack:
         if args.parquet:
             sinks.append(stack.enter_context(parquet.Writer(args.parquet, args.timestamps)))
@@ -192,7 +196,7 @@ class Pictures:
         key = place.pid, place.gpu
         if accesses.time is None or (key not in self._heats and len(self._heats) >= MOST_HEATS):
             return
-        title = f"{place.comm} (pid {place.pid}), GPU {place.gpu}: accesses to global memory"
+        title = f"{place.comm} (pid {place.pid}), GPU {place.gpu}: accesses to global and constant memory"
         heat = self._heats.setdefault(key, AddressHeat(title))
         writes = np.array(where.writes)[where.codes(accesses.site)]
         written = np.where(accesses.kind == OPS.index("async"), writes, accesses.kind != OPS.index("load"))
@@ -200,7 +204,13 @@ class Pictures:
         heat.add(accesses.address[there], written[there], accesses.time[there])
 
     def drawn(self) -> list[Drawn]:
+        from gpubpf.coverage_text import allocated_by
+
         known: dict[int, list[Band]] = {}
+        names: dict[Any, str] = {}  # of host stacks: many allocations have the same
         for one in self._allocations.all():
-            known.setdefault(one.pid, []).append(Band(one.base, one.bytes, one.call))
+            if one.stack not in names:
+                names[one.stack] = allocated_by(one.stack)
+            name = " ".join(part for part in (one.call, names[one.stack]) if part)
+            known.setdefault(one.pid, []).append(Band(one.base, one.bytes, name))
         return [heat.drawn(known.get(pid, ())) for (pid, _), heat in self._heats.items()]

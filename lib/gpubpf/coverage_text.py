@@ -123,7 +123,7 @@ def allocation_lines(report: Report, granule: int, verbose: bool) -> Iterator[st
                 *numbers,
                 *([f"{row.count:,}"] if several else []),
                 what,
-                table.fit(_own(row.stack), room - len(what) - 2),
+                table.fit(allocated_by(row.stack), room - len(what) - 2),
             ]
         )
     if cells:
@@ -226,7 +226,7 @@ def _what(of: Allocation) -> str:
     return of.name or of.call
 
 
-def _own(stack: Sequence[StackFrame]) -> str:
+def allocated_by(stack: Sequence[StackFrame]) -> str:
     """The innermost function that is neither the driver's nor the runtime's."""
     for frame in stack:
         file = os.path.basename(frame.file)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from gpubpf import table
 from gpubpf.errors import Error
 from gpubpf.exits import duration
 
@@ -251,7 +252,7 @@ class _Drawn:
             row += high
         shown = np.concatenate(parts) if parts else np.zeros((LEAST_BAND, 1, 2), np.int64)
         axes = (
-            "rows: addresses of global memory, from low to high; unused ones between allocations are left out"
+            "rows: addresses, from low to high; unused ones between allocations are left out"
         )
         if len(chosen) < len(bands):
             rest = 1 - sum(weights[n] for n in chosen) / max(1, sum(weights))
@@ -415,7 +416,10 @@ def _laid_out(panels: Sequence[Panel]) -> tuple[int, int, list[_Text | _Image]]:
         parts += [_Text(MARGIN, y, panel.title, bold=True), _Text(MARGIN, y + 18, panel.axes)]
         y += 26
         parts.append(_Image(MARGIN, y, panel.image))
-        parts += [_Text(MARGIN + wide + 8, y + SCALE * row + 14, text) for row, text in panel.beside]
+        parts += [
+            _Text(MARGIN + wide + 8, y + SCALE * row + 14, table.fit(text, BESIDE // 8))
+            for row, text in panel.beside
+        ]
         y += SCALE * len(panel.image) + 16
         for quarter in range(5) if panel.span >= 100 else (0, 4):
             anchor = "start" if quarter == 0 else "end" if quarter == 4 else "middle"

@@ -329,7 +329,7 @@ def test_a_picture(app: str, tmp_path: Path) -> None:
     in_, wide, bins, flat = addresses(done.stdout)
     text = path.read_text()
     for address, size in ((in_, "4.0 KiB"), (wide, "6.0 KiB"), (bins, "1.0 KiB"), (flat, "4.0 KiB")):
-        assert f"{address:#x} {size} cuMemAlloc" in text
+        assert f"{address:#x} {size} cuMemAlloc main (app)" in text
     assert "no known allocation" not in text and "writes: 1 to" in text
 
 
