@@ -190,10 +190,20 @@ def measure(
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["kernel", "native"])
-@pytest.mark.parametrize("log", [0, 1 << 13], ids=["", "log"])
+@pytest.mark.parametrize(
+    ("log", "clock", "hostile"), [(0, "real", "1"), (1 << 13, "real", "0"), (1 << 13, "virtual", "1")]
+)
 def test_each_call_once(
-    app: Path, native: bool, log: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    app: Path,
+    native: bool,
+    log: int,
+    clock: str,
+    hostile: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setenv("CUDASIM_CLOCK", clock)
+    monkeypatch.setenv("CUDASIM_HOSTILE", hostile)
     points = {"on_operation": "operation", "on_launch": "launch"}
     arrays, logs, host = measure([str(app), "4", "6"], TEXT, points, log, monkeypatch, native)
     wanted = [int(n) for n in capfd.readouterr().out.split()]
