@@ -6,8 +6,8 @@
 What is added to a kernel:
 
 * a hidden last parameter, the launch block, which lies in the constant bank like every parameter;
-* the fragments, inline, each in a `{ }` of its own, at the kernel's entry or wherever a thread leaves it by `ret` or `exit`. A `trap`
-  is no way out: the launch fails with it;
+* the fragments, each in a `{ }` of its own: at the kernel's entry, wherever a thread leaves it by `ret` or `exit` (a `trap` is no way
+  out: the launch fails with it), at entry and returns of the functions that it calls, in front of memory accesses, around barriers;
 * accumulators: one 64-bit register for each kind of work asked for, and one `add` of a constant per basic block.
 
 What is added stands between the comments `//gpubpf{` and `//gpubpf}`; `//gpubpf+N` stands for N instructions that the original
@@ -79,9 +79,9 @@ __all__ = [
 
 # Constants that point to constants that point … are copied down to this depth.
 MAX_POINTERS = 16
-# Lines of PTX that the fragments at memory accesses may come to in a module: ptxas takes a second for some thousand. Beyond it
+# Lines of PTX that the fragments at memory accesses may come to in a module: ptxas takes a second for that. Beyond it
 # those of at least MIN_FUNCTION lines become functions, which every access calls.
-MAX_INLINE = 8000
+MAX_INLINE = 4000
 MIN_FUNCTION = 40
 _ANY = Address(None)
 

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import re
 import struct
+import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -640,3 +641,34 @@ def test_parameters_are_no_memory_and_clusters_have_shared_memory(tmp_path: Path
     lines = by_text(text, run.sites("k"))
     assert run.records(2) == sorted((t, lines[line][0], s) for t in range(4) for line, s in spaces.items())
     assembled(run.injected.text, "sm_90", tmp_path)
+
+
+def test_a_pragma_stays_with_its_load_behind_the_probe(tmp_path: Path) -> None:
+    text = f"""{HEAD}.visible .entry k(.param .u64 p) {{ .reg .b32 %r<6>; .reg .pred %p<2>; .reg .b64 %rd<2>;
+ld.param.u64 %rd1, [p]; setp.eq.u64 %p1, %rd1, 5; .pragma "used_bytes_mask 0xfff";
+@%p1 ld.global.v4.u32 {{%r1, %r2, %r3, %r4}}, [%rd1]; st.global.u32 [%rd1], %r1; ret; }}"""
+    injected = inject(
+        parse(text), {"k": [Placement(log("access"), "access"), Placement(tally(), "exit", "loads")]}
+    )
+    lines = injected.text.splitlines()
+    at = next(i for i, line in enumerate(lines) if "used_bytes_mask" in line)
+    assert "ld.global.v4" in lines[at + 1] and lines[at - 1].strip() == "//gpubpf}"
+    assert len(injected.kernels["k"].sites) == 3
+    assembled(injected.text, "sm_80", tmp_path)
+
+
+def test_injecting_is_fast() -> None:
+    """Two thousand accesses in well under two seconds: an application waits for it."""
+    body = "".join(
+        f"ld.global.f32 %f1, [%rd1+{4 * n}];\nst.shared.f32 [%r1+{4 * n % 64}], %f1;\n" for n in range(1000)
+    )
+    text = f"""{HEAD}.visible .entry k(.param .u64 p) {{ .reg .f32 %f<2>; .reg .b32 %r<2>; .reg .b64 %rd<2>;
+{body} ret; }}"""
+    program = log("access")
+    long = dataclasses.replace(
+        program, ptx=program.ptx.replace("$L_full:", "add.u32 %r1, %r1, 1;\n" * 300 + "$L_full:")
+    )
+    start = time.process_time()
+    injected = inject(parse(text), {"k": [Placement(long, "access"), Placement(tally(), "exit", "stores")]})
+    assert injected.kernels["k"].site_count == 2001
+    assert time.process_time() - start < 1.5
