@@ -132,6 +132,8 @@ static u64 (*gpu_kernel)(void) = (void *)613; /* number of the kernel in this pr
 static u64 (*gpu_epoch)(void) = (void *)614;
 static u32 (*gpu_popcount)(u64 value) = (void *)615;  /* how many bits are set */
 static u32 (*gpu_lanes_below)(void) = (void *)616; /* the lanes with a lower number than this one, a bit for each */
+/* Whether this is the lowest lane of a mask. Where nothing but it goes on, additions cost a third: let it speak for all. */
+static u32 (*gpu_first)(u32 lanes) = (void *)617;
 
 /*
  * What the lanes of a warp that run this together find out together; masks have one bit each, bit 0 is lane 0. Behind a branch

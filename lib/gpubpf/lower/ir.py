@@ -127,7 +127,9 @@ class _Lowering:
         threads = self.value(f"mul i32 {threads}, {self.special32('ntid.z')}")
         last = function.point == "block_end"
         text = storage.block_function("elect_thread", last, target.pointer, target.scope, target.warps)
-        self.declared.update((*storage.RING_DECLARATIONS, *(storage.WARP_DECLARATIONS if target.warps else ())))
+        self.declared.update(
+            (*storage.RING_DECLARATIONS, *(storage.WARP_DECLARATIONS if target.warps else ()))
+        )
         who = f"i64 {base}, i64 {launch}, i64 {block}, i32 {threads}"
         call = f"call i1 {self.function('elect_thread', text)}({who})"
         self.emit(f"br i1 {self.value(call)}, label %{self.block((), 0)}, label %not_elected")
@@ -736,6 +738,14 @@ class _Lowering:
         self.declared.add("declare i64 @llvm.ctpop.i64(i64)")
         return self.value(f"call i64 @llvm.ctpop.i64(i64 {self.get(1)})")
 
+    def first(self, call: Call) -> str:
+        """Told from the lane's number: then ptxas knows that it is one lane, and does not add up over lanes before each atomic
+        operation. It does not see that in a mask."""
+        self.declared.add("declare i32 @llvm.cttz.i32(i32, i1)")
+        lowest = self.value(f"call i32 @llvm.cttz.i32(i32 {self.low(self.get(1))}, i1 true)")
+        lowest = self.value(f"freeze i32 {lowest}")  # an empty mask has none: any number is as good
+        return self.wide(self.value(f"icmp eq i32 {self.special32('lane')}, {lowest}"), 1)
+
     def warp(self, call: Call) -> str:
         row = self.value(f"mul i64 {self.special('tid.z')}, {self.special('ntid.y')}")
         row = self.value(f"add i64 {row}, {self.special('tid.y')}")
@@ -809,4 +819,5 @@ _HELPERS: dict[int, Callable[[_Lowering, Call], str]] = {
     614: lambda e, call: e.argument("epoch", "epoch"),
     615: _Lowering.popcount,
     616: lambda e, call: e.special("lanes_below"),
+    617: _Lowering.first,
 }

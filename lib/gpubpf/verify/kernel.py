@@ -47,6 +47,7 @@ _STAND_INS = {
     614: _KTIME,
     615: _PRANDOM,
     616: _PRANDOM,
+    617: _PRANDOM,
 }
 _MAX = 607  # becomes a load and a store
 _OUT_POINTERS = (503, 504, 505, 601)

@@ -121,6 +121,7 @@ HELPERS: dict[int, tuple[str, tuple[str, ...]]] = {
     614: ("gpu_epoch", ()),
     615: ("gpu_popcount", ()),
     616: ("gpu_lanes_below", ()),
+    617: ("gpu_first", ()),
 }
 # What a host program for launches may call where it runs in the traced process, and not in the kernel.
 _NATIVE = ("shared_array",)
@@ -160,8 +161,16 @@ _KERNEL_ONLY = {
 }
 _OUT_POINTERS = (503, 504, 505, 601)
 # Registers of arguments that may be any number.
-_ANY_NUMBER = {607: 1 << 2, 609: 1 << 1, 610: 1 << 1, 611: 1 << 1, 612: 1 << 1 | 1 << 2, 615: 1 << 1}
-_NUMBERS = {609: 1, 610: 1, 611: 1, 612: 2, 615: 1}  # helpers that take numbers only, and how many
+_ANY_NUMBER = {
+    607: 1 << 2,
+    609: 1 << 1,
+    610: 1 << 1,
+    611: 1 << 1,
+    612: 1 << 1 | 1 << 2,
+    615: 1 << 1,
+    617: 1 << 1,
+}
+_NUMBERS = {609: 1, 610: 1, 611: 1, 612: 2, 615: 1, 617: 1}  # helpers that take numbers only, and how many
 _RESULTS = {
     602: within(0, 31),
     603: within(0, 1023),
@@ -172,6 +181,7 @@ _RESULTS = {
     611: within(0, ranges.U32),
     615: within(0, 64),
     616: within(0, ranges.U32 >> 1),
+    617: within(0, 1),
 }
 
 Byte = tuple[Value, int, int]  # byte k of a value that was stored as n bytes
