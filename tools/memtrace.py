@@ -43,7 +43,7 @@ PROGRAM = r"""
 #include <gpubpf.h>
 
 #define FULL 0xffffffffu
-#define PAGES 32768                              /* of the table of touched bytes, each of 4096 granules */
+#define PAGES 16384                              /* of the table of touched bytes, each of 4096 granules */
 #define PROBES 32                                /* places at which a page may be */
 #define COPY_PAGES 5                             /* that one bulk copy is followed into */
 #define BEGUN 256
@@ -95,24 +95,6 @@ static inline void add_step(struct cell *cell, s64 step) {
     COUNT(cell->squares, step * step);
 }
 
-/* All 32 lanes at first + lane * step; not unit. */
-static inline int add_whole(struct cell *cell, struct banked *banked, u64 first, u64 width, s64 step) {
-    if (!step)
-        COUNT(cell->requests[BROADCAST], 1);
-    else {
-        u64 size = length(step), low = step < 0 ? first - 31 * size : first;
-        COUNT(cell->requests[STRIDED], 1);
-        COUNT(cell->sectors, size > 32 ? 32 : ((low + 31 * size + width - 1) >> 5) - (low >> 5) + 1);
-        add_step(cell, step);
-        if (banked) {                            /* the step's lowest bit says how many lanes meet in a bank */
-            u64 bit = size & -size, ways = bit < 128 ? bit : 128;
-            COUNT(banked->ways, ways >> 2);
-            raise(&banked->ways_max, ways >> gpu_log2(width | 4));
-        }
-    }
-    return 0;
-}
-
 /* Adds the most words in one bank, for each phase. In a phase lanes take 128 bytes together, in words of 1 << shift. */
 static inline void add_ways(struct banked *banked, u64 address, u32 shift, u32 active, u32 before) {
     u32 lane = gpu_lane() & 31, together = 128 >> (shift & 7), phase = lane << shift >> 7;
@@ -135,6 +117,14 @@ static inline void add_ways(struct banked *banked, u64 address, u32 shift, u32 a
     }
 }
 
+/* As add_ways, of 32 lanes: the lowest bit of their step says how many meet in a bank. */
+static inline void add_strided(struct banked *banked, u32 step, u32 shift, u32 before) {
+    u32 bit = step & -step, ways = bit < 128 ? bit : 128;
+    raise(&banked->ways_max, ways >> (shift & 7));
+    if (!before)
+        COUNT(banked->ways, ways >> 2);
+}
+
 /* A copy of many bytes by each lane. */
 static inline int add_bulk(struct cell *cell, struct banked *banked, u64 address, u64 width) {
     u32 active = gpu_active(), lanes = gpu_popcount(active);
@@ -154,9 +144,7 @@ static inline int add_bulk(struct cell *cell, struct banked *banked, u64 address
 /* `run`: how many lanes from this one on have accesses side by side, 0 if another has the same; and BEGUN, if there is one before. */
 static inline int request(u64 address, u64 width, u32 active, struct cell *cell, struct banked *banked, int local, int varies,
                           u32 *run) {
-    u32 lane = gpu_lane() & 31, before = active & ((1u << lane) - 1), lanes = 32, apart = 1, lowest = 0;
-    int linear;
-    s64 away, step;
+    u32 lane = gpu_lane() & 31, before = active & ((1u << lane) - 1), lanes = gpu_popcount(active);
 
     if (width > 32)
         return add_bulk(cell, banked, address, width);
@@ -169,37 +157,29 @@ static inline int request(u64 address, u64 width, u32 active, struct cell *cell,
                 COUNT(cell->requests[address & 31 ? SHIFTED : UNIT], 1);
             return 0;
         }
-        away = address - first;
-        step = (s32)gpu_shuffle(away, 1);
-        linear = gpu_ballot(away == step * lane) == FULL;
-        if (run && linear && !varies && !step)
-            *run = !lane;
         if (run && varies && gpu_ballot(start == first && width == gpu_shuffle(width, 0)) == FULL)
             *run = 32 - lane + (lane ? BEGUN : 0);
-        if (linear && !varies && !(local && step) && !(banked && width < 4 && step & 3))
-            return lane ? 0 : add_whole(cell, banked, first, width, step);
-    } else {
-        lanes = gpu_popcount(active);
-        if (lanes == 1 && !varies) {
-            COUNT(cell->requests[SINGLE], 1);
-            return 0;
-        }
-        u32 others = active & (active - 1);
-        lowest = gpu_log2(active & -active);     /* apart: from there to the next lane */
-        apart = gpu_log2(others & -others) - lowest;
-        away = address - gpu_shuffle(address, lowest);
-        step = gpu_shuffle(away, lowest + apart);
-        linear = gpu_ballot(away * apart == step * (lane - lowest)) == active && step == (s32)step;
-        u32 size = length(step), one = size / apart;
-        linear = linear && one * apart == size && !(one & (width - 1));
-        step = step < 0 ? -(s64)one : one;
-        if (run && linear && !varies && !step)
-            *run = !before;
-        if (run && linear && !varies && step == width && !(active & (active + (active & -active))))
-            *run = lanes - gpu_popcount(before) + (before ? BEGUN : 0);
+    } else if (lanes == 1 && !varies) {
+        COUNT(cell->requests[SINGLE], 1);
+        return 0;
+    }
+    u32 others = active & (active - 1), lowest = gpu_log2(active & -active);
+    u32 apart = gpu_log2(others & -others) - lowest;         /* from the lowest lane to the next */
+    s64 away = address - gpu_shuffle(address, lowest), step = gpu_shuffle(away, lowest + apart);
+    u32 size = length(step), one = size / apart;             /* from any lane to the next */
+    int linear = gpu_ballot(away * apart == step * (lane - lowest)) == active && step == (s32)step && one * apart == size &&
+                 !(one & (width - 1));
+    step = step < 0 ? -(s64)one : one;
+    if (run && linear && !varies && !step)
+        *run = !before;
+    if (run && linear && !varies && step == width && !(active & (active + (active & -active))))
+        *run = lanes - gpu_popcount(before) + (before ? BEGUN : 0);
+    if (active == FULL && linear && !step && !varies) {
+        if (!lane)
+            COUNT(cell->requests[BROADCAST], 1);
+        return 0;
     }
     u32 pattern = lanes == 1 ? SINGLE : !linear ? GATHER : step == width ? UNIT : step ? STRIDED : BROADCAST;
-    u32 same = pattern == GATHER ? gpu_popcount(gpu_match(address)) : pattern == BROADCAST ? lanes : 1;
     u32 shift = gpu_log2(width | 4), asked = lanes * width;
     u64 sector = local ? address >> shift << 2 | lane >> 3 : address >> 5;
     u32 sectors = gpu_popcount(gpu_ballot(!(gpu_match(sector) & before)));
@@ -207,8 +187,11 @@ static inline int request(u64 address, u64 width, u32 active, struct cell *cell,
     if (varies)
         for (int bit = asked = 0; bit < 5; bit++)
             asked += gpu_popcount(gpu_ballot(width >> bit & 1)) << bit;
-    raise(&cell->contention_max, same);
-    if (banked)
+    if (pattern == GATHER || pattern == BROADCAST)
+        raise(&cell->contention_max, pattern == GATHER ? gpu_popcount(gpu_match(address)) : lanes);
+    if (banked && active == FULL && pattern == STRIDED && !(step & 3))
+        add_strided(banked, one, shift, before);
+    else if (banked)
         add_ways(banked, address, shift, active, before);
     if (before)
         return 0;                                /* the lowest lane speaks for all */
@@ -232,7 +215,7 @@ static inline u32 place_of(struct grain *grain, u64 address, int by_kernel, u32 
     u64 page = address >> grain->page, epoch = (gpu_epoch() << 9 & 0x7ffffe00) | 0x80000000;
     u64 wanted = page << 32 | epoch | (page >> 32 & 511);
     u32 kernel = by_kernel ? (gpu_kernel() + 1) & grain->kernels : 0;
-    u32 place = ((u32)page * 0x9e3779b1u + (u32)epoch * 0x85ebca77u + kernel * 0xc2b2ae3du) >> 17;
+    u32 place = ((u32)page * 0x9e3779b1u + (u32)epoch * 0x85ebca77u + kernel * 0xc2b2ae3du) >> 18;
 #pragma nounroll
     for (u32 turn = 0; turn < probes; turn++) {
         u64 *cell = pages.lookup(&place);

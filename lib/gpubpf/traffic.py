@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpubpf.session import Session
 
     Cells = Mapping[str, np.ndarray[Any, Any]]
+    Key = tuple[int, int, str]  # process, GPU, kernel
 
 MAPS = {"global_cells": "global", "local_cells": "local", "shared_cells": "shared"}
 UNIT, SHIFTED, BROADCAST, STRIDED, GATHER, SINGLE, PART = range(7)  # as enum pattern of the C text
@@ -65,7 +66,7 @@ class SiteTraffic:
     @property
     def width(self) -> int:
         """Bytes of a lane; where that varies, their mean."""
-        return self.site.width or round(self.bytes / self.accesses)
+        return self.site.width or round(self.bytes / max(self.accesses, 1))
 
     @property
     def pattern(self) -> str:
@@ -96,7 +97,7 @@ class SiteTraffic:
     def wasted(self) -> int:
         """Bytes that were moved beyond the least possible; in shared memory those that could have been while banks had conflicts."""
         if self.space == "shared":
-            return (self.ways - self.phases) * BANKS
+            return max(0, self.ways - self.phases) * BANKS
         return max(0, self.sectors - self.least) * SECTOR
 
     @property
@@ -142,7 +143,8 @@ class SiteTraffic:
 
 @dataclass(frozen=True)
 class KernelTraffic:
-    """The places of one kernel in one process that were executed, by number. `unknown`: requests at places not known."""
+    """The places of one kernel in one process that were executed, by number, in so many `launches`. `unknown`: requests at places
+    that are not known."""
 
     pid: int
     comm: str
@@ -150,6 +152,7 @@ class KernelTraffic:
     mangled: str
     sites: tuple[SiteTraffic, ...]
     registers: tuple[int | None, int | None]
+    launches: int
     unknown: int = 0
 
     @cached_property
@@ -187,6 +190,7 @@ class KernelTraffic:
         return {
             "demangled": self.demangled,
             "mangled": self.mangled,
+            "launches": self.launches,
             "sites": len(self.sites),
             "requests": sum(site.requests for site in device),
             "bytes": sum(site.bytes for site in device),
@@ -203,39 +207,45 @@ class Traffic:
     """Reads the cells of a session, since the last time or in all. Maxima are always of all since the beginning."""
 
     def __init__(self) -> None:
-        self._before: dict[tuple[Any, ...], dict[str, np.ndarray[Any, Any]]] = {}
+        self._before: dict[tuple[Key, str], Cells] = {}
 
     def read(self, session: Session, anew: bool) -> list[KernelTraffic]:
         """What was counted, the kernel with the most waste first. `anew`: since the last call."""
-        cells: dict[tuple[int, int, str], dict[str, dict[str, np.ndarray[Any, Any]]]] = {}
-        of: dict[tuple[int, int, str], Instance] = {}
+        parts: dict[Key, dict[str, Cells]] = {}
+        launches: dict[tuple[Key, str], int] = {}
+        of: dict[Key, Instance] = {}
         for name in MAPS:
             for instance in session.instances(name):
                 key = (instance.process, instance.gpu, instance.mangled)
                 of.setdefault(key, instance)
                 found = summed(instance.array)
-                kept = cells.setdefault(key, {}).get(name)
-                cells[key][name] = found if kept is None else together(kept, found)
+                kept = parts.setdefault(key, {}).get(name)
+                parts[key][name] = found if kept is None else together(kept, found)
+                launches[key, name] = launches.get((key, name), 0) + instance.launches
         kernels = []
-        for key, by_map in cells.items():
-            parts = {
-                name: self._since((*key, name), found) if anew else found for name, found in by_map.items()
-            }
+        for key, cells in parts.items():
             one = of[key]
-            sites, unknown = rows(parts, session.sites(one.mangled, one.pid))
+            most = max(launches.get((key, name), 0) for name in cells)
+            cells["launches"] = {"launches": np.array([most], np.uint64)}
+            if anew:
+                cells = {name: self._since((key, name), values) for name, values in cells.items()}
+            count = int(cells.pop("launches")["launches"][0])
+            sites, unknown = rows(cells, session.sites(one.mangled, one.pid))
             if sites or unknown:
-                registers = one.registers_before, one.registers_after
+                used = one.registers_before, one.registers_after
                 kernels.append(
-                    KernelTraffic(one.pid, one.comm, one.gpu, one.mangled, sites, registers, unknown)
+                    KernelTraffic(one.pid, one.comm, one.gpu, one.mangled, sites, used, count, unknown)
                 )
         return sorted(kernels, key=lambda kernel: (-kernel.wasted, -sum(kernel.moved.values())))
 
-    def _since(
-        self, key: tuple[Any, ...], found: dict[str, np.ndarray[Any, Any]]
-    ) -> dict[str, np.ndarray[Any, Any]]:
+    def _since(self, key: tuple[Key, str], found: Cells) -> Cells:
+        """What came to `found` since the last time; all of it where what there was before is not part of it."""
         before = self._before.get(key)
         self._before[key] = found
-        if before is None:
+        if before is None or any(found[name].shape != before[name].shape for name in found):
+            return found
+        counts = "requests" if "requests" in found else "launches"
+        if (found[counts] < before[counts]).any():
             return found
         return {name: values if is_maximum(name) else values - before[name] for name, values in found.items()}
 

@@ -35,6 +35,10 @@ class Row:
     def wasted(self) -> int:
         return self.sum("wasted")
 
+    @property
+    def contention(self) -> int:
+        return max(site.contention for site in self.sites)
+
     def cells(self, share: float) -> dict[str, str]:
         """By column."""
         first, phases = self.sites[0], self.sum("phases")
@@ -44,7 +48,7 @@ class Row:
             "OP": f"{_OPS[first.site.kind]}.{first.space}",
             "REQUESTS": number(self.sum("requests")),
             "BYTES": size(self.sum("bytes")),
-            "RATIO": "" if shared else f"{self.sum('sectors') / self.sum('least'):.2f}",
+            "RATIO": "" if shared else f"{self.sum('sectors') / max(self.sum('least'), 1):.2f}",
             "PATTERN": first.pattern,
             "LANES": f"{self.sum('accesses') / self.sum('requests'):.1f}".removesuffix(".0"),
             "BANKS": f"{self.sum('ways') / phases:.1f}".removesuffix(".0") if phases else "",
@@ -97,7 +101,7 @@ def folded(sites: Iterable[SiteTraffic]) -> list[Row]:
 
 def _counted(kernel: KernelTraffic, rows: Sequence[Row]) -> str:
     requests = table.count(sum(site.requests for site in kernel.sites), "request")
-    return f"{requests} at {table.count(len(rows), 'place')}"
+    return f"{table.count(kernel.launches, 'launch')}, {requests} at {table.count(len(rows), 'place')}"
 
 
 def findings(kernel: KernelTraffic, rows: Sequence[Row]) -> Iterator[str]:
@@ -112,6 +116,13 @@ def findings(kernel: KernelTraffic, rows: Sequence[Row]) -> Iterator[str]:
     if len(rows) > 1 and rows[0].wasted:
         whole = kernel.wasted
         yield f"{rows[0].where} wastes most, {100 * rows[0].wasted / whole:.0f} % of {size(whole)}"
+    crowded = max(
+        (row for row in rows if row.sites[0].site.kind == "atomic"),
+        key=lambda row: row.contention,
+        default=None,
+    )
+    if crowded is not None and crowded.contention > 1:
+        yield f"{crowded.where}: up to {crowded.contention} lanes of a warp update one address at once"
     if kernel.unknown:
         yield f"left out: {table.count(kernel.unknown, 'request')} at places that nothing is known of"
 
@@ -132,7 +143,7 @@ def advice(sites: Sequence[SiteTraffic]) -> str | None:
     if first.space == "local":
         return f"{begin} local memory, each lane at an offset of its own: index the array by constants, or keep it in shared memory"
     if first.stride is not None and abs(first.stride) > 1 and first.pattern.startswith("stride"):
-        apart, used = abs(first.stride) * first.width, SECTOR / first.ratio
+        apart, used = abs(first.stride) * first.width, SECTOR / max(first.ratio, 1)
         return (
             f"{begin} memory with stride {first.stride}: neighbouring lanes are {apart:,} bytes apart, {used:.0f} of 32 bytes"
             " moved are used; let neighbouring lanes take neighbouring elements"

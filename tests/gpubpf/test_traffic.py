@@ -36,7 +36,7 @@ def found(requests, *, at=None, space="global", **values):
 
 
 def kernel(*sites, unknown=0):
-    return traffic.KernelTraffic(7, "app", 0, "_Z5scalePf", sites, (10, 32), unknown)
+    return traffic.KernelTraffic(7, "app", 0, "_Z5scalePf", sites, (10, 32), 2, unknown)
 
 
 # --- numbers ---
@@ -142,6 +142,7 @@ class _Read:
     array: np.ndarray
     definition: object
     process: int = 0
+    launches: int = 3
     registers_before: int | None = None
     registers_after: int | None = None
 
@@ -156,12 +157,43 @@ def test_since_the_last_time():
     session = Session({"global_cells": [cells]}, {0: site()})
     reader = traffic.Traffic()
     (first,) = reader.read(session, anew=True)
-    assert first.sites[0].requests == 5
+    assert first.sites[0].requests == 5 and first.launches == 3
     assert reader.read(session, anew=True) == []
     cells["requests"][1, 0, UNIT] = 2
     ((second,)) = reader.read(session, anew=True)
     assert second.sites[0].requests == 2
     assert traffic.Traffic().read(session, anew=False)[0].sites[0].requests == 7
+
+
+def test_what_is_not_part_of_what_was_is_all_new():
+    cells = array(1, 2)
+    cells["requests"][0, 0, UNIT] = 5
+    session = Session({"global_cells": [cells]}, {0: site()})
+    reader = traffic.Traffic()
+    reader.read(session, anew=True)
+    session.maps["global_cells"] = [array(1, 3)]
+    session.maps["global_cells"][0]["requests"][0, 0, UNIT] = 1
+    assert reader.read(session, anew=True)[0].sites[0].requests == 1
+
+
+def test_nonsense_of_a_process_is_no_crash():
+    rng = np.random.default_rng(1)
+    known = {
+        n: site(n, kind, width=width)
+        for n, (kind, width) in enumerate([("load", 4), ("async", 0), ("atomic", 16)])
+    }
+    for _ in range(50):
+        maps = {
+            name: [rng.integers(0, 256, 2 * 4 * np.dtype(dtype).itemsize, np.uint8).view(dtype).reshape(2, 4)]
+            for name, dtype in (("global_cells", CELL), ("local_cells", CELL), ("shared_cells", BANKED))
+        }
+        if rng.random() < 0.5:
+            for (cells,) in maps.values():
+                cells[rng.choice(cells.dtype.names)] = 0
+        reader = traffic.Traffic()
+        for one in reader.read(Session(maps, known), anew=True):
+            assert "\n".join(traffic_text.lines(one, "k", False))
+            assert [s.record(one.share([s])) for s in one.sites] and one.record()
 
 
 def test_a_generic_place_has_a_row_for_each_space_and_an_unknown_one_none():

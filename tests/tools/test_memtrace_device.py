@@ -118,16 +118,20 @@ def program(tmp_path_factory):
     return gpubpf_cuda.build("#include <string>\n" + SOURCE, tmp_path_factory.mktemp("requests") / "requests")
 
 
-def test_requests_of_every_kind(program, tmp_path):
+@pytest.mark.parametrize(
+    "options", [(), ("--no-allocations",), ("--block", "0:99")], ids=["", "no-allocations", "block"]
+)
+def test_requests_of_every_kind(program, tmp_path, options):
     rng = random.Random(1)
     right = {}
     for name, (kind, space, width) in KINDS.items():
         requests = [request(rng, width) for _ in range(150)]
         words = [OFF if at is None else at for lanes in requests for at in lanes]
         (tmp_path / name).write_bytes(struct.pack(f"<{len(words)}I", *words))
-        right[name] = model.site(kind, space, width, requests), patterns(width, requests)
+        taken = requests[:100] if "--block" in options else requests  # a block is a request
+        right[name] = model.site(kind, space, width, taken), patterns(width, taken)
     done = subprocess.run(
-        [*TOOL, "--json", "-o", str(tmp_path / "records"), "--", str(program), str(tmp_path)],
+        [*TOOL, *options, "--json", "-o", str(tmp_path / "records"), "--", str(program), str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=200,
