@@ -483,9 +483,11 @@ BARRIERS = f"""{HEAD}
     @!%p1 barrier.sync.aligned 1, 64;
     setp.eq.u32 %p2, %r1, 40;
     setp.lt.u32 %p3, %r1, 64;
-    @%p3 bar.red.or.pred %p3, 2, %p2;
+    @%p3 bar.red.and.pred %p3, 2, %p2;
+    setp.lt.u32 %p4, %r1, 64;
     mov.u32 %r3, 5;
-    bar.red.popc.u32 %r3, %r3, 64, %p3;
+    bar.red.popc.u32 %r3, %r3, 64, %p4;
+    @%p3 trap;
     mul.wide.u32 %rd2, %r1, 4;
     add.u64 %rd2, %rd1, %rd2;
     st.global.u32 [%rd2], %r3;
@@ -516,7 +518,7 @@ def test_barriers_as_threads_come_and_go() -> None:
         ("bar.sync", 0, 0): 64,
         ("bar.sync", 3, 32): 32,
         ("barrier.sync.aligned", 1, 64): 32,
-        ("bar.red.or.pred", 2, 0): 64,
+        ("bar.red.and.pred", 2, 0): 64,
         ("bar.red.popc.u32", 5, 64): 64,
         ("barrier.cta.sync", 4, 0): 64,
     }
