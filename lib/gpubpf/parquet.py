@@ -214,5 +214,7 @@ class Writer:
 
 def check(path: str) -> None:
     """Whether a file can be written there, by writing an empty one: better an error now than at the end. Raises Error."""
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        return  # a pipe or device: what is written there stays
     with contextlib.closing(Writer(path, rows=1)):
         pass

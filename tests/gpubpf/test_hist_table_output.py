@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gpubpf import hist, table
-from gpubpf.output import records
+from gpubpf.output import Hex, Words, aligned, joined, records
 
 
 def test_slots_are_powers_of_two_exactly():
@@ -81,3 +81,21 @@ def test_records_in_bulk_are_what_a_loop_would_write():
         {"a": int(number), "b": [7, index % 11]} for index, number in enumerate(numbers)
     ]
     assert records([b"a", np.array([], dtype=np.uint64)]) == b""
+
+
+def test_words_and_addresses_in_bulk():
+    random = np.random.default_rng(2)
+    address = random.integers(0, 2**63, 500, dtype=np.uint64) >> random.integers(0, 63, 500, dtype=np.uint64)
+    address[:2] = 0, 2**64 - 1
+    codes = random.integers(0, 3, 500)
+    words = ("load", "", "a longer one")
+    parts = [Words([word.encode() for word in words], codes), Hex(address), np.arange(500)]
+    lines = joined([b"<", b"|0x", b"|", b">\n"], parts).decode().splitlines()
+    assert lines == [f"<{words[codes[n]]}|{address[n]:#x}|{n}>" for n in range(500)]
+    columns = [(parts[0], -6), (parts[0], 3), (parts[1], 5), (parts[2], 4)]
+    rows = aligned(columns).decode().splitlines()
+    width = max(len(f"{value:#x}") for value in address)
+    assert rows == [
+        f"{words[codes[n]][:6]:6} {words[codes[n]]:>12} {f'{address[n]:#x}':>{width}} {n:4}"
+        for n in range(500)
+    ]
