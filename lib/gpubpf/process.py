@@ -186,11 +186,9 @@ class Process:
         if snapshot.flags & protocol.FAILED and (before or snapshot.size):
             os.close(file)  # an older one is better than none
             return
-        held = os.fstat(file).st_blocks * 512  # rings leave holes in it, other maps do not
-        sizes = [a.size for i in snapshot.instances for a in i.arrays] + [
-            n for _, n in snapshot.shared.values()
-        ]
-        if (sum(sizes) if snapshot.rings else snapshot.size) > held:
+        # Rings, and the context's maps (of which it is known how large they are) leave holes in it, other maps do not.
+        held = os.fstat(file).st_blocks * 512
+        if sum(array.size for instance in snapshot.instances for array in instance.arrays) > held:
             raise protocol.Malformed("memory that is not there")
         if keep:
             self.readings.append(Taken(snapshot, os.dup(file)))

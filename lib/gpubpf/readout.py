@@ -65,9 +65,10 @@ def _instances_of(
             )  # fmt: skip
     if number in snapshot.shared:
         offset, size = snapshot.shared[number]
-        raw = protocol.read_file(file, size, offset)
+        whole = size == maps.storage_size(definition)
+        raw = protocol.read_file(file, size, offset) if whole else b""
         launches = sum(i.launches for i in snapshot.instances if i.by_shape)
-        if len(raw) == maps.storage_size(definition):
+        if whole and len(raw) == size:
             found.append(
                 Instance(
                     process.pid, process.comm, snapshot.gpu, "", (0, 0, 0), (0, 0, 0),

@@ -52,6 +52,20 @@ bool copy_records(Context &context, const RingMemory &ring, const char *control,
   return true;
 }
 
+// Gives the memory of what is zero in a map of the context back to the system: large ones are mostly empty, and the tool keeps the
+// files. (What holds the values of launches stays whole: the tool goes by that, since nobody could claim more than there is.)
+void punch(int fd, const char *bytes, uint64_t from, uint64_t size) {
+  constexpr uint64_t kPart = 16 * kPage;
+  auto empty = [&](uint64_t at) { return !bytes[at] && !memcmp(bytes + at, bytes + at + 1, kPart - 1); };
+  const uint64_t until = from + size;
+  for (uint64_t at = whole_pages(from); at + kPart <= until;) {
+    uint64_t end = at;
+    while (end + kPart <= until && empty(end)) end += kPart;
+    if (end > at) fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at), static_cast<off_t>(end - at));
+    at = end + kPart;
+  }
+}
+
 // Whether all work of the context ended in time. A thread of its own waits: a persistent kernel never ends.
 // `goes_on`: the application does, so its captures must not be disturbed: to wait for a context of which a stream is captured is an error
 // that ends the capture, whatever the thread's capture mode (CUDA programming guide, "Prohibited and Unhandled Operations").
@@ -99,6 +113,7 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
   uint32_t instances = 0, shared = 0, rings = 0;
   Writer shared_table, ring_table;
   std::vector<uint64_t> ring_offsets;
+  std::vector<std::pair<uint64_t, uint64_t>> wide;  // where in the file the context's maps are, and how large: the tool knows that
   {
     std::lock_guard<std::mutex> hold(context.memory);
     for (auto &p : context.pools) {
@@ -133,7 +148,8 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
     for (size_t m = 0; m < context.storage.size(); ++m)
       if (context.storage[m] && agent.config.maps[m].place == Place::Gpu && !(flags & kRings)) {
         ++shared;
-        shared_table.u32(static_cast<uint32_t>(m)).u64(offset_of(context.storage[m])).u64(agent.config.maps[m].fixed);
+        wide.emplace_back(offset_of(context.storage[m]), agent.config.maps[m].fixed);
+        shared_table.u32(static_cast<uint32_t>(m)).u64(wide.back().first).u64(wide.back().second);
       }
     for (const RingMemory &r : context.rings) {
       ++rings;
@@ -159,6 +175,8 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
     }
     if (!wait_for(context.stream, 5000)) flags |= kFailed;
   }
+  if (to != MAP_FAILED && !(flags & kFailed))
+    for (const auto &part : wide) punch(fd, bytes, part.first, part.second);
   // A copy that is under way still goes to the mapping: then it stays.
   if (to != MAP_FAILED && !(flags & kFailed)) munmap(to, end);
   if (fd >= 0) fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);  // so that the tool can map it
