@@ -186,7 +186,8 @@ class AccessLog:
         if len(rest):
             self._waiting.append((process, rest))
         for place, some in placed:
-            there = some["thread"] < place.shape.threads
+            threads = place.shape.threads  # a record has 32 bits for their numbers
+            there = some["thread"] < (threads if threads <= 1 << 32 else 0)
             if not there.all():
                 self.unknown += int((~there).sum())
                 some = some[there]

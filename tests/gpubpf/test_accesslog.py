@@ -143,6 +143,14 @@ def test_what_makes_no_sense_is_counted() -> None:
     ]
 
 
+def test_grids_whose_threads_have_larger_numbers_than_records() -> None:
+    found = AccessLog(False, False, [])
+    huge = log(5)
+    huge.records["kernel"]["grid"] = (1 << 28, 2, 1)
+    found.take(session(ring(some(5, [0, 1]))), [huge])
+    assert (found.given, found.unknown) == (0, 2)
+
+
 def test_records_without_a_launch_take_no_more_room_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accesslog, "MOST_WAITING", 250)
     found = AccessLog(False, False, [])
