@@ -227,4 +227,5 @@ def test_ways_out_take_the_time_of_the_original(n: int) -> None:
 @cache
 def edges() -> Pair:
     application = parse((PTX / "edges.ptx").read_text())
-    return Pair(application, list(application.entries), LONG)
+    points = (Placement(log(point), point) for point in POINTS)
+    return Pair(application, list(application.entries), [*LONG, *points])
