@@ -101,7 +101,8 @@ def folded(sites: Iterable[SiteTraffic]) -> list[Row]:
 
 def _counted(kernel: KernelTraffic, rows: Sequence[Row]) -> str:
     requests = table.count(sum(site.requests for site in kernel.sites), "request")
-    return f"{table.count(kernel.launches, 'launch')}, {requests} at {table.count(len(rows), 'place')}"
+    launches = f"{table.count(kernel.launches, 'launch')}, " if kernel.launches else ""
+    return f"{launches}{requests} at {table.count(len(rows), 'place')}"
 
 
 def findings(kernel: KernelTraffic, rows: Sequence[Row]) -> Iterator[str]:
