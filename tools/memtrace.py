@@ -223,15 +223,15 @@ static inline u32 place_of(struct grain *grain, u64 address, int by_kernel, u32 
         if (!cell || (by_kernel && !owner))
             break;
         u64 seen = *cell;
+        if (seen == wanted && (!by_kernel || *owner == kernel))
+            return place;
         if (!seen) {
             seen = __sync_val_compare_and_swap(cell, 0, wanted);
             if (!seen && by_kernel)
                 *owner = kernel;
-            if (!seen)
+            if (!seen || (seen == wanted && (!by_kernel || *owner == kernel)))
                 return place;
         }
-        if (seen == wanted && (!by_kernel || *owner == kernel))
-            return place;
         place = (place + 1) & (PAGES - 1);
     }
     return PAGES;
@@ -286,7 +286,7 @@ static inline void cover_bulk(struct grain *grain, u64 address, u64 bytes, u64 e
 static inline void cover(u64 address, u32 width, u64 effect, u32 run, int by_kernel) {
     int key = 0;
     struct grain *fine = grain.lookup(&key);
-    if (!fine || !run || (run & BEGUN && address & fine->word))
+    if (!fine || !run || !width || (run & BEGUN && address & fine->word))
         return;
     u32 start = address & fine->word, first = start >> fine->shift;
     u32 last = (start + width * (run & 63) - 1) >> fine->shift, word = address >> (fine->page - 6);
