@@ -3,9 +3,9 @@
     with parquet.Writer("app.parquet", timed=False) as file:
         file(accesses, where, None)        # a sink of accesslog.AccessLog
 
-Columns: launch u64, kernel (dictionary), site u16 (65535: a larger number), source (dictionary: ``scale.cu:17``), op and space
-(dictionaries), address u64, width u32 (bytes), block_x … block_z u32, thread_x … thread_z u16, pid u32, gpu u16, sm u16; where times
-are wanted ts_ns i64, null where it is not known.
+Columns: launch u64, kernel, site u16 (65535: a larger number), source (``scale.cu:17``), op and space (texts, each of which is
+stored once in a row group), address u64, width u32 (bytes), block_x … block_z u32, thread_x … thread_z u16, pid u32, gpu u16,
+sm u16; where times are wanted ts_ns i64, null where it is not known.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class Writer:
                 self._schema,
                 compression="zstd",
                 compression_level=1,
+                store_schema=False,  # texts are read as such: dictionaries would differ from row group to row group
                 # Addresses, indices and times mostly grow by small steps; everything else repeats.
                 use_dictionary=[name for name in types if name not in _STEPS],
                 column_encoding={name: "DELTA_BINARY_PACKED" for name in types if name in _STEPS},

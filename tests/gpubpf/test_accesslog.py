@@ -284,7 +284,13 @@ def test_a_parquet_file_has_every_access(tmp_path: Path) -> None:
     made["how"] = random.integers(0, 16, 5000)
     table = written(tmp_path / "a.parquet", [made[:7], made[7:3000], made[3000:]], True, rows=1000)
     assert table.num_rows == 5000
-    assert pyarrow.parquet.ParquetFile(tmp_path / "a.parquet").num_row_groups == 5
+    file = pyarrow.parquet.ParquetFile(tmp_path / "a.parquet")
+    assert file.num_row_groups == 5
+    assert {name: str(file.schema_arrow.field(name).type) for name in ("kernel", "op", "address", "sm", "ts_ns")} == {
+        "kernel": "string", "op": "string", "address": "uint64", "sm": "uint16", "ts_ns": "int64",
+    }  # fmt: skip
+    assert "RLE_DICTIONARY" in file.metadata.row_group(0).column(1).encodings
+    assert table.group_by(["kernel", "space"]).aggregate([([], "count_all")])["count_all"].to_pylist()
     assert (table["address"].to_numpy() == made["address"]).all()
     assert (table["ts_ns"].to_numpy() == np.arange(5000)).all()
     assert table["op"].to_pylist() == [accesslog.OPS[how >> 2] for how in made["how"]]
