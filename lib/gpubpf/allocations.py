@@ -37,6 +37,7 @@ ALLOCATING = {
     "cuMemAllocAsync": "device",
     "cuMemAllocFromPoolAsync": "device",
     "cuMemMap": "device",
+    "cuIpcOpenMemHandle": "device",
     "cuMemAllocManaged": "managed",
     "cuMemAllocHost": "host",
     "cuMemHostAlloc": "host",
@@ -49,6 +50,7 @@ FREEING = (
     "cuMemFreeHost",
     "cuMemHostUnregister",
     "cuMemUnmap",
+    "cuIpcCloseMemHandle",
     "cuModuleUnload",
     "cuLibraryUnload",
 )

@@ -24,6 +24,7 @@ import pytest
 
 from gpubpf import agent, device, tracing
 from gpubpf.agent import protocol
+from gpubpf.allocations import Allocations
 from gpubpf.assemble import Target
 from gpubpf.errors import SessionError, UsageError
 from gpubpf.instrument import Sidecar
@@ -549,7 +550,10 @@ def test_claims_without_memory_behind_them_are_refused() -> None:
     def act(peer: socket.socket) -> None:
         file = os.memfd_create("maps")
         os.ftruncate(file, 1 << 39)
-        socket.send_fds(peer, [snapshot_of(1 << 39)], [file])
+        head = struct.pack("<4IQQI", 0, 0, 0, 0, 1 << 39, 0, 1)
+        array = struct.pack("<7IQI", 0, 1, 1, 1, 1, 1, 1, 1, 1) + struct.pack("<IQQQ", 0, 0, 1 << 39, 1 << 36)
+        rest = struct.pack("<II", 0, 0)
+        socket.send_fds(peer, [protocol.frame(protocol.SNAPSHOT, head + array + rest)], [file])
         os.close(file)
 
     assert any("memory that is not there" in line for line in connect_and(act))
@@ -691,6 +695,30 @@ def test_what_is_not_probed_is_named_for_kernels_that_were_launched(target: Path
     assert counted(found) == (3, 3, 3)
     assert list(found["summary"]["not_probed"].items()) == [("cp.async.bulk.tensor", 2), ("tex", 1)]
     assert "not_probed" not in measure([str(target), "plain", "3"], instrument=instrument)["summary"]
+
+
+# --- memory ---
+
+
+def test_memory_at_addresses_that_the_program_chooses(target: Path) -> None:
+    """Mappings, which end piece by piece or together, and another process's memory."""
+    found = Allocations()
+    with fake_tool.session([str(target), "maps"], follow=Follow(log_records=256)) as session:
+        for _ in session.intervals():
+            pass
+        for log in session.logs():
+            found.add(log)
+    at = 0x700000000000
+    assert [(a.call, a.base - at, a.bytes, a.first_epoch, a.last_epoch) for a in found.all()] == [
+        ("cuMemMap", 0, 4096, 0, None),
+        ("cuMemMap", 4096, 4096, 0, 0),
+        ("cuMemMap", 8192, 4096, 0, 0),
+        ("cuMemMap", 12288, 4096, 0, None),
+        ("cuMemMap", 8192, 4096, 1, None),
+        ("cuIpcOpenMemHandle", 1 << 20, 12345, 1, 1),
+        ("cuIpcOpenMemHandle", 1 << 20, 12345, 2, None),
+    ]
+    assert found.find(1, [at + 8192] * 3, [0, 1, 2]).tolist() == [2, 4, 4]
 
 
 # --- arrays by site ---

@@ -72,6 +72,19 @@ EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *c) { *c = (CUcontext)current; curr
 EXPORT CUresult cuCtxGetDevice(CUdevice *d) { *d = 0; return CUDA_SUCCESS; }
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t n) { *p = (CUdeviceptr)aligned_alloc(256, (n + 255) / 256 * 256); return *p ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY; }
 EXPORT CUresult cuMemFree_v2(CUdeviceptr p) { free((void *)p); return CUDA_SUCCESS; }
+/* Addresses alone: nobody reads there. */
+EXPORT CUresult cuMemMap(CUdeviceptr p, size_t n, size_t at, CUmemGenericAllocationHandle h, unsigned long long flags) {
+  if (flags || at || !n) return CUDA_ERROR_INVALID_VALUE;
+  return h ? CUDA_SUCCESS : p ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
+}
+EXPORT CUresult cuMemUnmap(CUdeviceptr p, size_t n) { return p && n ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; }
+EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle h, unsigned flags) {
+  if (flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) return CUDA_ERROR_INVALID_VALUE;
+  memcpy(p, h.reserved, sizeof *p);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *b, size_t *n, CUdeviceptr p) { *b = p; *n = 12345; return CUDA_SUCCESS; }
+EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr p) { return p ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; }
 EXPORT CUresult cuMemGetInfo_v2(size_t *f, size_t *t) {
   const char *size = getenv("FAKE_MEMORY");
   *f = *t = size ? strtoul(size, NULL, 10) : (size_t)1 << 32;

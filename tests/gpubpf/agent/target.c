@@ -139,6 +139,19 @@ int main(int argc, char **argv) {
       fseek(files[i], 0, SEEK_END);
       if (ftell(files[i])) return 2; /* somebody wrote into it */
     }
+  } else if (!strcmp(mode, "maps")) { /* memory at addresses that the program chooses */
+    CUdeviceptr at = 0x700000000000, p;
+    CUipcMemHandle handle = {};
+    memcpy(handle.reserved, &(CUdeviceptr){at + 0x100000}, sizeof at);
+    for (int i = 0; i < 4; ++i) cuMemMap(at + i * 0x1000, 0x1000, 0, 1 + i, 0);
+    cuMemMap(at + 0x8000, 0x1000, 0, 0, 0); /* refused */
+    cuMemUnmap(at + 0x1000, 0x2000);
+    cuMemUnmap(at, 0); /* refused */
+    cuMemMap(at + 0x2000, 0x1000, 0, 9, 0);
+    cuIpcOpenMemHandle(&p, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    cuIpcCloseMemHandle(p);
+    cuIpcOpenMemHandle(&p, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    launch(function, 1, 5);
   } else if (!strcmp(mode, "shapes")) {
     for (int i = 0; i < n; ++i) launch(function, 1 + i % 3, 5);
     launch(other, 1, 1);

@@ -54,6 +54,7 @@ namespace gpubpf {
   F(cuGraphExecUpdate_v2, CUgraphExec, CUgraph, CUgraphExecUpdateResultInfo *)                                            \
   F(cuGraphExecKernelNodeSetParams_v2, CUgraphExec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS *)                         \
   F(cuGraphExecChildGraphNodeSetParams, CUgraphExec, CUgraphNode, CUgraph)                                                \
+  F(cuMemGetAddressRange_v2, CUdeviceptr *, size_t *, CUdeviceptr)                                                        \
   F(cuPointerGetAttribute, void *, CUpointer_attribute, CUdeviceptr)                                                      \
   F(cudasim_event_time, CUevent, uint64_t *)                                                                              \
   F(cuModuleGetGlobal_v2, CUdeviceptr *, size_t *, CUmodule, const char *)                                                \

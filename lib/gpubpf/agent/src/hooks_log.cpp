@@ -311,6 +311,18 @@ ALLOCATES_STREAMED(cuMemAllocAsync, n, given(p), (CUdeviceptr * p, size_t n, CUs
 ALLOCATES_STREAMED(cuMemAllocFromPoolAsync, n, given(p), (CUdeviceptr * p, size_t n, CUmemoryPool pool, CUstream stream),
                    (p, n, pool, stream))
 
+// Another process's memory: how much it is, the driver knows.
+uint64_t size_at(CUdeviceptr p) {
+  Untimed scope;
+  CUdeviceptr base = 0;
+  size_t size = 0;
+  return driver.cuMemGetAddressRange_v2 && driver.cuMemGetAddressRange_v2(&base, &size, p) == CUDA_SUCCESS ? size : 0;
+}
+
+ONE(cuIpcOpenMemHandle_v2, Kind::Api, kNoStream, 0, Timed::No, (CUdeviceptr * p, CUipcMemHandle handle, unsigned flags),
+    (p, handle, flags), { will_allocate(o, kHook_cuIpcOpenMemHandle_v2, 0); },
+    { has_allocated(o, r.result == CUDA_SUCCESS && p ? size_at(*p) : 0, given(p)); })
+
 // What begins at `address` is freed, or with `bytes` all in that range.
 template <class Call>
 CUresult frees(size_t index, Where where, uint64_t address, uint64_t bytes, const Call &call) {
@@ -337,6 +349,7 @@ CUresult frees(size_t index, Where where, uint64_t address, uint64_t bytes, cons
 FREES(cuMemFree_v2, kNoStream, p, 0, (CUdeviceptr p), (p))
 FREES(cuMemFreeHost, kNoStream, number(p), 0, (void *p), (p))
 FREES(cuMemHostUnregister, kNoStream, number(p), 0, (void *p), (p))
+FREES(cuIpcCloseMemHandle, kNoStream, p, 0, (CUdeviceptr p), (p))
 FREES(cuMemUnmap, kNoStream, p, n, (CUdeviceptr p, size_t n), (p, n))
 FREES(cuMemFreeAsync, (Where{stream, false}), p, 0, (CUdeviceptr p, CUstream stream), (p, stream))
 FREES(cuMemFreeAsync_ptsz, (Where{stream, true}), p, 0, (CUdeviceptr p, CUstream stream), (p, stream))
