@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 MOST_ROWS = 12  # without -v
+ROOM = 48 << 20  # granules that the table surely has room for, where they lie side by side
+LARGEST_GRANULE = 1 << 20
 EXACT = 10_000_000  # from here on numbers are shown in millions and more
 # Between the program's own code and the driver.
 _LIBRARIES = re.compile(r"lib(cuda|cudart|cudasim|gpubpf|stdc\+\+|c|pthread|dl|gcc_s)\b")
@@ -150,7 +152,7 @@ def _findings(report: Report, granule: int) -> Iterator[str]:
     if report.full:
         yield from table.wrap(
             "?: not known, because more memory was touched than the table has room for;"
-            f" --granule {max(2 * granule, granule * 32)} makes it last longer"
+            f" --granule {_roomier(report, granule)} makes room"
         )
     if report.incomplete:
         yield "some allocations were not seen: there were too many calls"
@@ -162,6 +164,18 @@ def _findings(report: Report, granule: int) -> Iterator[str]:
         if some:
             total = sum(row.allocation.bytes for row in some)
             yield f"{what}: {table.count(len(some), 'allocation')} of device memory, {total:,} bytes"
+
+
+def _roomier(report: Report, granule: int) -> int:
+    """A granule with which all that was allocated finds room."""
+    by_process: dict[int, int] = {}
+    for row in report.rows:
+        by_process[row.allocation.process] = by_process.get(row.allocation.process, 0) + row.allocation.bytes
+    wanted = max(by_process.values(), default=0) / ROOM
+    given = granule
+    while granule < LARGEST_GRANULE and (wanted > granule or granule == given):
+        granule *= 2
+    return granule
 
 
 def footprint_lines(report: Report, kernels: Sequence[KernelTraffic]) -> Iterator[str]:
@@ -233,10 +247,10 @@ def allocated_by(stack: Sequence[StackFrame]) -> str:
         if _LIBRARIES.match(file):
             continue
         found = symbols.lookup(frame.file, max(frame.offset - 1, 0)) if frame.file else None
-        name = found.name if found else frame.symbol
+        name = found.name if found else names.demangle(frame.symbol).short
         if name and _FUNCTIONS.match(name):
             continue
-        return f"{name} ({file})" if name else symbols.frame_of(frame)
+        return f"{name} ({file})" if name and file else name or symbols.frame_of(frame)
     return ""
 
 
@@ -248,10 +262,3 @@ def _number(count: int | None) -> str:
         return f"{count:,}"
     unit = next(u for u in (10**6, 10**9, 10**12, 10**15, 10**18) if count < 1000 * u or u == 10**18)
     return f"{count / unit:,.1f}{'MGTPE'[len(str(unit)) // 3 - 2]}"
-
-
-def notes(summary: Mapping[str, Any]) -> list[str]:
-    """What the numbers do not include."""
-    if not summary.get("not_probed"):
-        return []
-    return table.wrap("what is not probed may have touched more of the allocations above")

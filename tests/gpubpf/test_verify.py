@@ -13,7 +13,7 @@ from gpubpf.errors import VerifyError
 from gpubpf.lower import nvptx
 from gpubpf.maps import MapDefinition
 from gpubpf.verify import kernel, ranges, verify
-from gpubpf.verify.rules import MAX_INSTRUCTIONS, check
+from gpubpf.verify.rules import MAX_INSTRUCTIONS, check, ways_out
 from gpubpf_asm import (
     OUT,
     alu,
@@ -580,3 +580,10 @@ def test_what_an_index_is_known_to_be_survives_the_stack():
     code += [load(1, 10, -24), alu(b.LSH, 1, imm=3), alu(b.ADD, 9, 1), store(9, 0, 5), movi(0, 0), leave()]
     made, function = program(code)
     assert check(made, function).steps < 1000
+
+
+def test_the_ways_out_of_a_loop_in_a_loop_that_is_entered_in_its_middle():
+    """Compilers put an inner loop's test before its body and jump over it: no jump back to where the body begins tells the loop."""
+    outer, test, body = 1, 2, 4
+    after = [(outer,), (body,), (3, 6), (body,), (5,), (test,), (outer, 7), ()]
+    assert ways_out(after) == {test, 6}

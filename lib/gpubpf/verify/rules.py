@@ -338,7 +338,8 @@ class _Checker:
         for frame, stack in enumerate(state.stacks):
             kept = matters if frame == len(state.stacks) - 1 else 0
             for at, (value, k, n) in stack.items():
-                if value.kind == "number" and value.range.constant is None and not kept & _stack_bytes(at, 1):
+                known = value.range.constant is not None and at >= self.spills  # a helper may want a constant there
+                if value.kind == "number" and not known and not kept & _stack_bytes(at, 1):
                     stack[at] = (NUMBER, k, n)
 
     def _endless(self, state: _State) -> NoReturn:
@@ -506,7 +507,7 @@ class _Checker:
         for pc, successors in enumerate(after):
             for successor in successors:
                 before[min(successor, size)].append(pc)
-        ending = _ways_out(after)  # jumps out of a loop
+        ending = ways_out(after)  # jumps out of a loop
         for pc, successors in enumerate(after):
             for head in successors:
                 if head <= pc:
@@ -1386,7 +1387,7 @@ def _successors(code: Sequence[Instruction], pc: int) -> tuple[int, ...]:
     return tuple(successor for successor in after if 0 <= successor < size)
 
 
-def _ways_out(after: Sequence[tuple[int, ...]]) -> set[int]:
+def ways_out(after: Sequence[tuple[int, ...]]) -> set[int]:
     """The jumps that leave a loop, also one that is part of another, wherever the compiler has put its parts."""
     found: set[int] = set()
     reached = {0}

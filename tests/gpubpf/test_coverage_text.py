@@ -1,0 +1,117 @@
+"""What kernels touched of allocations, for people."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from gpubpf import coverage_text
+from gpubpf.agent.protocol import StackFrame
+from gpubpf.allocations import Allocation
+from gpubpf.coverage import Covered, Footprint, Report
+
+
+def frame(symbol: str, file: str = "") -> StackFrame:
+    return StackFrame(0x1000, 0, file, symbol)
+
+
+HERE = (frame("cudaMalloc"), frame("my::allocate"), frame("main"))
+THERE = (frame("cuMemAlloc_v2"), frame("other"), frame("main"))
+
+
+def row(bytes_, read, written, either, stack=HERE, kind="device", call="cuMemAlloc", base=4096, process=1):
+    made = Allocation(process, 7, "app", 0, base, bytes_, call, kind, stack, 0, None, 0, None)
+    return Covered(made, read, written, either)
+
+
+def report(*rows, elsewhere=None, footprints=(), full=False, incomplete=False) -> Report:
+    return Report(list(rows), elsewhere or {}, list(footprints), full, incomplete)
+
+
+def lines(found: Report, granule: int = 1, verbose: bool = False) -> list[str]:
+    made = list(coverage_text.allocation_lines(found, granule, verbose))
+    assert all(len(line) <= 80 for line in made), made
+    return made
+
+
+def cells(found: Report, **options) -> list[list[str]]:
+    made = lines(found, **options)
+    at = next(n for n, line in enumerate(made) if line.strip().startswith("BYTES"))
+    return [line.split() for line in made[at + 1 :] if line[:1] in " 0123456789?" and line.strip()]
+
+
+def test_the_most_untouched_first_and_those_of_one_place_together():
+    found = cells(
+        report(
+            row(100, 50, 0, 50), row(1000, 1, 2, 3, THERE), row(100, 0, 0, 0, base=9000), row(8, 8, 8, 8, ())
+        )
+    )
+    assert found == [
+        ["1,000", "1", "2", "997", "1", "cuMemAlloc", "other"],
+        ["200", "50", "0", "150", "2", "cuMemAlloc", "my::allocate"],
+        ["8", "8", "8", "0", "1", "cuMemAlloc"],
+    ]
+
+
+def test_what_is_not_known_of_one_is_not_known_of_all_from_there():
+    made = report(row(100, 50, 0, 50), row(10 << 30, None, None, None), full=True)
+    assert cells(made)[0] == ["10.7G", "?", "?", "?", "2", "cuMemAlloc", "my::allocate"]
+    assert any("--granule 256 makes room" in line for line in lines(made))
+    assert any("--granule 512 makes room" in line for line in lines(made, granule=256))
+
+
+def test_variables_and_memory_of_the_host_only_where_they_were_touched():
+    made = report(
+        row(100, 0, 0, 0, kind="host"),
+        row(100, 0, 0, 0, (), "variable", "variable unused"),
+        row(400, 0, 8, 8, (), "variable", "variable ns::table"),
+    )
+    assert cells(made) == [["400", "0", "8", "392", "ns::table"]]
+
+
+def test_findings():
+    made = lines(report(row(100, 0, 0, 0), row(60, 0, 60, 60), row(5, 5, 0, 5), incomplete=True))
+    assert "never touched by kernels: 1 allocation of device memory, 100 bytes" in made
+    assert "written but never read by kernels: 1 allocation of device memory, 60 bytes" in made
+    assert any("some allocations were not seen" in line for line in made)
+
+
+def test_many_places_and_long_names():
+    stacks = [(frame(f"a::very::long::name::of::a::function::number::{n}"),) for n in range(30)]
+    rows = [row(10**12 + n, 10**11, 10**10, 10**11 + n, stack) for n, stack in enumerate(stacks)]
+    short, full = lines(report(*rows)), lines(report(*rows), verbose=True)
+    assert any(line.startswith("and 18 places more") for line in short)
+    assert sum("very" in line for line in full) > 50
+
+
+def test_what_is_in_no_allocation():
+    assert any("1,234 bytes" in line for line in lines(report(elsewhere={(7, "app"): 1234})))
+    assert lines(report()) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(None, "?"), (0, "0"), (9_999_999, "9,999,999"), (10**7, "10.0M"), (1234567890123, "1.2T")],
+)
+def test_numbers(count, text):
+    assert coverage_text._number(count) == text
+
+
+def test_footprints():
+    made = report(
+        footprints=[Footprint(7, "app", "_Z3foov", 10, 320), Footprint(7, "app", "bar", None, None)]
+    )
+    text = list(coverage_text.footprint_lines(made, []))
+    assert any(line.split() == ["foo", "320", "10", "?", "?"] for line in text)
+    assert any(line.split() == ["bar", "?", "?", "?", "?"] for line in text)
+    assert coverage_text.footprint_record(made.footprints[0], 25) == {
+        "type": "footprint", "pid": 7, "comm": "app", "kernel": "foo", "demangled": "foo()", "mangled": "_Z3foov",
+        "sectors": 10, "bytes": 320, "requests": 25, "reuse": 2.5,
+    }  # fmt: skip
+
+
+def test_frames_in_files_are_told_by_their_symbols():
+    record = coverage_text.allocation_record(row(1, 1, 1, 1, (frame("", sys.executable),)), 16)
+    assert record["within_bytes"] == 16 and record["untouched_bytes"] == 0
+    assert record["stack"][0].startswith(("python", "_start"))
