@@ -165,7 +165,10 @@ def test_the_script_reads_as_one(tool):
     path = REPOSITORY / "tools" / f"{tool}.py"
     lines = path.read_text().splitlines()
     assert lines[0] == "#!/usr/bin/env python3" and lines[1] == "# PYTHON_ARGCOMPLETE_OK"
-    assert len(lines) <= 300, "what of it belongs in the library?"
+    script = len(lines) - len(
+        tool_module(tool).PROGRAM.splitlines()
+    )  # beside the programs, which are what it measures
+    assert script <= 280, "what of it belongs in the library?"
     assert os.access(path, os.X_OK)
 
 

@@ -107,5 +107,7 @@ def test_gpu_check_writes_a_report() -> None:
         "machine": {"gpu": "some GPU"},
         "answers": [answer, {**answer, "wrong": "why"}],
     }
-    text = gpu_check.markdown({**report, "cost_missing": "no time"})
+    cost = {"us_alone": {"triad": 10.0}, "ratio": {"triad": 2.5}, "lost": 0}
+    text = gpu_check.markdown({**report, "cost_missing": "no time", "memory": {"aggregate": cost}})
     assert "Known answers: 1 of 2 right" in text and "Not measured: no time" in text
+    assert "aggregate: {'triad': 2.5}" in text
