@@ -48,6 +48,11 @@ INL void cs_hold(W *w, u32 mask, u32 pc) {
     for (u32 m = mask; m; m &= m - 1) w->pcs[__builtin_ctz(m)] = pc;
     w->runnable &= ~mask; w->held |= mask; }
 
+/* Of the lanes of the mask, those that came to a function from the same place as lane l. */
+INL u32 cs_together(const u32 *ret, u32 mask, u32 l) {
+    u32 found = 0;
+    for (u32 k = 0; k < 32; k++) found |= (u32)(ret[k] == ret[l]) << k;
+    return found & mask; }
 INL void cs_exit(W *w, u32 lanes) { w->exited |= lanes; w->runnable &= ~lanes; }
 
 /* ---- reinterpretation */

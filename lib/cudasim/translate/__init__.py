@@ -3,7 +3,9 @@
 scope.py       names in a function
 values.py      operands as C expressions
 arithmetic.py  one lane's arithmetic; memory.py its memory accesses
+               copies.py asynchronous copies; matrix.py matrices that a warp moves
 function.py    basic blocks, calls, barriers, collectives
+outline.py     probes that stand in many places
 program.py     the module: variables, call graph, descriptions
 compiler.py    the C compiler
 """

@@ -30,6 +30,7 @@ SPIN_COST = (
 
 CHECKED_AT_ONCE = 6  # shared accesses in a segment from which on it is worth its while
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|\d+")
+_ARGUMENT = re.compile(r"R->(r_p_\w+)\[l\]")
 _SHARED = re.compile(r"at_shared/\*(\w+)\+(\d+)\*/\(w, [^,]*, (\d+), \d+, \d+\)")
 
 
@@ -121,6 +122,12 @@ class FunctionCode:
         self.names.flatten(body)
         if not self.kernel:
             self._find_address_taken()
+
+    @property
+    def injected(self) -> bool:
+        """Whether nothing of it is the application's."""
+        instructions = sum(isinstance(statement, Instruction) for statement, _ in self.names.statements)
+        return not self.kernel and len(self.names.injected) == instructions
 
     def _formals(self, formals: tuple[Variable, ...], out: list[tuple[Storage | Register, int, int]]) -> None:
         offsets = slots([p.size for p in formals])
@@ -538,9 +545,9 @@ class FunctionCode:
         m = i.modifiers
         operands = i.operands
         sync = "sync" in m
-        if i.opcode == "activemask":
-            v.code.alone = True
-            v.code.text = v.dst(operands[0], "b32", "mask")
+        if i.opcode == "activemask":  # in a function, lanes are together that came from one place
+            together = "mask" if self.kernel else "cs_together(R->ret, mask, l)"
+            v.code.text = v.dst(operands[0], "b32", together)
             self._current.codes.append(v.code)
             self._resume(after)
             return
@@ -725,11 +732,20 @@ class FunctionCode:
 
     # -- rendering
 
+    def _head_joins(self, block: Block) -> bool:
+        """Whether the operands of the terminator can be read in the lane loop that ends the block: if they are read in any case, and
+        at the same time."""
+        head = block.head
+        if head is None or not head.text or (block.members and block.detail == "CS_OP_SYNC"):
+            return False
+        return not self.virtual or not (head.memory or head.before or "w->time" in head.text)
+
     def segments(self, block: Block) -> list[list[Code]]:
         """The block's straight-line code, cut where all lanes must have done one part before the next."""
         found: list[list[Code]] = []
         wrote = read = closed = False
-        for code in block.codes:
+        joins = [block.head] if block.head is not None and self._head_joins(block) else []
+        for code in [*block.codes, *joins]:
             if not code.text and not code.before:
                 continue
             hazard = (wrote and (code.reads_shared or code.writes_shared)) or (read and code.writes_shared)
@@ -745,6 +761,9 @@ class FunctionCode:
     def render(self, base: int, entries: dict[str, int], local_base: int, args: int) -> str:
         """The C function; @FRAME@ stands for its frame's offset. `entries`: first block of each function."""
         self._fields: dict[str, int] = {}
+        codes = [c for b in self.blocks for c in (*b.codes, b.head) if c is not None]
+        self._mentioned = Counter(name for code in codes for name in _ARGUMENT.findall(code.text))
+        self._passing: set[str] = set()
         frame = f"frame_{self.index}"
         lines: list[str] = []
         for block in self.blocks:
@@ -772,10 +791,10 @@ class FunctionCode:
             fields.append(
                 (f"{c_type(width)} {register}[32]" if width else f"u32 {register}", width, width or 4)
             )
-        for storage in self.names.frame.values():
-            if storage.name not in self.values.local_parameters:
-                size = max(SLOT, (storage.size + SLOT - 1) // SLOT * SLOT)
-                fields.append((f"u8 {storage.name}[32][{size}] __attribute__((aligned(16)))", size, 16))
+        for name in self.names.frame:
+            if name not in self.values.local_parameters and name not in self._passing:
+                size = self._room(name)
+                fields.append((f"u8 {name}[32][{size}] __attribute__((aligned(16)))", size, 16))
         table: list[tuple[int, int]] = []
         at = 0
         for _, width, align in fields:
@@ -787,6 +806,14 @@ class FunctionCode:
         name = f"struct frame_{self.index}"
         text = f"{name} {{ {members} }} __attribute__((aligned(64)));\n"
         return f'{text}_Static_assert(sizeof({name}) == {total}, "frame");\n', table, total
+
+    def _room(self, parameter: str) -> int:
+        """Bytes of a lane's part of a parameter in the frame."""
+        return max(SLOT, (self.names.frame[parameter].size + SLOT - 1) // SLOT * SLOT)
+
+    @property
+    def _formal(self) -> set[str]:
+        return {w.name for w, _, _ in (*self.arguments, *self.results) if isinstance(w, Storage)}
 
     def _render_segment(self, codes: list[Code], live_after: set[Register]) -> str:
         need: set[Register] = set()
@@ -807,9 +834,15 @@ class FunctionCode:
                 inner.append(f"{c_type(r.width)} {r.name} = {value};")
             else:
                 inner.append(f"{c_type(r.width)} {r.name};")
-        unused = [r for r in sorted(defined - need, key=lambda r: r.name) if r not in stored]
-        inner += self._statements(codes, need - defined)
-        inner += [f"(void){r.name};" for r in unused]
+        # Arguments that are written and passed on right here need no place in the frame.
+        mentioned = Counter(name for code in codes for name in _ARGUMENT.findall(code.text))
+        passing = {
+            n for n, count in mentioned.items() if count == self._mentioned[n] and n not in self._formal
+        }
+        self._passing |= passing
+        inner += [f"u8 {n}[{self._room(n)}] __attribute__((aligned(16)));" for n in sorted(passing)]
+        statements = self._statements(codes, need - defined)
+        inner += [_ARGUMENT.sub(lambda m: m[1] if m[1] in passing else m[0], text) for text in statements]
         for r in stored:
             self._fields[r.name] = r.width
             inner.append(f"R->{r.name}[l] = {r.name};" if r.width else f"n_{r.name} |= (u32){r.name} << l;")
@@ -860,7 +893,7 @@ class FunctionCode:
             lines.append(f"TURN({here}u);")
         lines += self._pass_time(block)
         live = set(block.live_out)
-        if block.head is not None:
+        if block.head is not None and not self._head_joins(block):
             live = (live - block.head.defs) | block.head.uses
         if block.predicate is not None:
             live.add(block.predicate)
@@ -880,7 +913,10 @@ class FunctionCode:
         if self.virtual and block.reached:
             lines.append(f"TICK({block.reached});")
         lines.append(self._terminator(block, base, entries))
-        return "\n".join(lines)
+        text = "\n".join(lines)
+        if block.kind in ("call", "indirect"):
+            return text.replace("@NEXT@", f"{base + block.targets[0].number}u")
+        return text.replace("@TARGETS@", ", ".join(str(base + t.number) for t in block.targets))
 
     def _pass_time(self, block: Block) -> list[str]:
         """For a loop of one block that does nothing but look at the clock: the turns ahead of the last one, or up to where the warp
@@ -967,8 +1003,8 @@ class FunctionCode:
 
     def _terminator(self, block: Block, base: int, entries: dict[str, int]) -> str:
         head = ""
-        if block.head is not None:
-            head = self._render_segment([block.head], set()) if block.head.text else ""
+        if block.head is not None and block.head.text and not self._head_joins(block):
+            head = self._render_segment([block.head], set())
         if block.kind == "goto":
             return self._jump(block, block.targets[0], base)
         if block.kind == "branch":
@@ -979,8 +1015,6 @@ class FunctionCode:
             where = f"w->lane = (u32)__builtin_ctz(mask); w->line = {block.line};{self._no_time}"
             return f"{where} api->fault(w, CS_FAULT_LAUNCH_FAILED, 0, 0, 0); goto pick;"
         if block.kind == "table":
-            targets = ", ".join(str(base + t.number) for t in block.targets)
-            head = head.replace("@TARGETS@", targets)
             test = "w->budget" if self.virtual else "--w->budget"
             return f"{head} if (UNLIKELY({test} < 0)) return CS_YIELD; goto pick;"
         if block.kind == "return":
@@ -999,7 +1033,6 @@ class FunctionCode:
                 lines.append(f"api->pop(w, mask, {self.index});")
             return "\n".join([*lines, "goto pick;"])
         resume = f"{base + block.targets[0].number}u"
-        head = head.replace("@NEXT@", resume)
         if block.kind == "call":
             return f"{head} LEAVE({entries[block.detail]});"
         if block.kind == "indirect":

@@ -20,6 +20,7 @@ from gpubpf.ptx.module import (
 )
 
 from .function import SLOT, FunctionCode, kernel_parameters
+from .outline import outline
 from .scope import Storage
 from .values import RESERVED_SHARED, Unsupported, immediate_bits
 
@@ -53,7 +54,7 @@ class Program:
     """
 
     def __init__(self, module: Module, virtual: bool = False) -> None:
-        self.module = module
+        self.module = module = outline(module)
         self.virtual = virtual
         self.scope: dict[str, Storage] = {}
         self.variables: list[Variable] = []
@@ -316,26 +317,26 @@ class Program:
             self.frame_offset[name] = begin
             self.frame_end[name] = begin + frame[name]
             at = max(at, self.frame_end[name])
-        # functions that the same kernels reach are compiled together
+        # functions that the same kernels reach are compiled together; probes apart, at a level of their own
         reaching: dict[str, list[str]] = {n: [] for n in bodies}
         for kernel, reached in self.reached.items():
             for name in reached:
                 reaching[name].append(kernel)
-        groups: dict[tuple[str, ...], list[str]] = {}
+        groups: dict[tuple[bool, tuple[str, ...]], list[str]] = {}
         for name, kernels in reaching.items():
             if kernels:
-                groups.setdefault(tuple(kernels), []).append(name)
+                groups.setdefault((self.codes[name].injected, tuple(kernels)), []).append(name)
         self.parts: dict[str, list[int]] = {n: [] for n in self.reached}
         head = '#include "device_runtime.h"\n'
         apart = []
         lines = {n: body.count("\n") for n, body in bodies.items()}
         if sum(lines.values()) > split:
             gathered: list[list[str]] = []
-            size = part
-            for users, names in groups.items():
-                if size >= part:
+            size, probes = part, False
+            for (injected, users), names in sorted(groups.items(), key=lambda item: item[0][0]):
+                if size >= part or injected != probes:
                     gathered.append([])
-                    size = 0
+                    size, probes = 0, injected
                 gathered[-1] += names
                 size += sum(lines[n] for n in names)
                 for kernel in users:

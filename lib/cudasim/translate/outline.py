@@ -1,0 +1,226 @@
+"""Probes that stand in many places, made into functions: a kernel with a hundred of them is then as quick to compile as with one.
+
+The injector puts the same text, a scope that ends where it began, in front of each of many instructions. Such a scope becomes a
+function whose parameters are the registers that it reads from outside, and a call in each place. Calls of what was injected take no
+virtual time either, since they stand between the same marks (docs/timing.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+
+from gpubpf.ptx.flow import names
+from gpubpf.ptx.module import (
+    Address,
+    Close,
+    Directive,
+    Function,
+    Group,
+    Instruction,
+    Label,
+    Module,
+    Name,
+    Open,
+    Statement,
+    Variable,
+)
+
+PREFIX = "cudasim$outlined"  # of the functions' names
+LEAST = 8  # statements of a scope that is worth it
+_BEGIN, _END = Directive("gpubpf", "//gpubpf{"), Directive("gpubpf", "//gpubpf}")
+_STAYS = {"ret", "exit", "trap", "brx", "call", "alloca", "stacksave", "stackrestore"}
+
+
+class _Names:
+    """Registers of nested scopes by name: their types."""
+
+    def __init__(self, parent: _Names | None = None) -> None:
+        self.parent = parent
+        self.types: dict[str, str] = {}
+        self.ranges: dict[str, tuple[int, str]] = {}
+        self.others: set[str] = set()  # variables that are no registers
+
+    def declare(self, variable: Variable) -> None:
+        if variable.space != "reg" or variable.vector > 1:
+            self.others.add(variable.name)
+        elif variable.count is not None:
+            self.ranges[variable.name] = variable.count, variable.type
+        else:
+            self.types[variable.name] = variable.type
+
+    def find(self, name: str) -> str | None:
+        """The type of a register, `other` for another variable of the function, None for what is not declared in it."""
+        at: _Names | None = self
+        while at is not None:
+            if name in at.types:
+                return at.types[name]
+            if name in at.others:
+                return "other"
+            stem = name.rstrip("0123456789")
+            for cut in range(len(stem), len(name)):
+                count, kind = at.ranges.get(name[:cut], (0, ""))
+                if int(name[cut:]) < count:
+                    return kind
+            at = at.parent
+        return None
+
+
+@dataclasses.dataclass(slots=True)
+class _Scope:
+    begin: int  # the statement that opens it
+    outside: _Names
+    end: int = 0
+    text: str = ""
+    inner: list[_Scope] = dataclasses.field(default_factory=list)
+
+
+def outline(module: Module) -> Module:
+    """The module with repeated probes as functions. Raises PtxError where a body cannot be read."""
+    found: dict[str, list[_Scope]] = {}
+    for function in module.functions.values():
+        if function.mentions("//gpubpf{"):
+            found[function.name] = _scopes(function)
+    often = Counter(scope.text for scopes in found.values() for scope in _all(scopes))
+    made: dict[str, Function | None] = {}
+    replaced: dict[str, Function] = {}
+    for name, scopes in found.items():
+        function = module.functions[name]
+        calls = dict(_calls(function, scopes, often, made))
+        if calls:
+            replaced[name] = dataclasses.replace(function, statements=_with(function, calls), _source=None)
+    functions = [function for function in made.values() if function is not None]
+    if not functions:
+        return module
+    items = [
+        replaced.get(item.name, item) if isinstance(item, Function) and item.defined else item
+        for item in module.items
+    ]
+    return dataclasses.replace(module, items=(*items, *functions))
+
+
+def _all(scopes: list[_Scope]) -> Iterator[_Scope]:
+    for scope in scopes:
+        yield scope
+        yield from _all(scope.inner)
+
+
+def _scopes(function: Function) -> list[_Scope]:
+    """The outermost scopes between marks, with those inside of them."""
+    outermost: list[_Scope] = []
+    open_scopes: list[_Scope | None] = []  # None: of the application
+    known = _Names()
+    for variable in (*function.parameters, *function.returns):
+        known.declare(variable)
+    marks = 0
+    texts: dict[int, str] = {}
+    for index, statement in enumerate(function.body or ()):
+        if isinstance(statement, Directive):
+            if statement.name == "gpubpf":
+                kind = statement.text.strip().removeprefix("//gpubpf")
+                marks = max(0, marks + (kind == "{") - (kind == "}"))
+        elif isinstance(statement, Open):
+            scope = _Scope(index, known) if marks else None
+            if scope is not None:
+                within = next((s for s in reversed(open_scopes) if s is not None), None)
+                (within.inner if within is not None else outermost).append(scope)
+            open_scopes.append(scope)
+            known = _Names(known)
+        elif isinstance(statement, Close) and open_scopes:
+            assert known.parent is not None
+            known = known.parent
+            scope = open_scopes.pop()
+            if scope is not None:
+                scope.end = index
+                if index - scope.begin > LEAST:
+                    scope.text = "\n".join(texts[k] for k in range(scope.begin + 1, index) if k in texts)
+        elif isinstance(statement, Variable):
+            known.declare(statement)
+        if marks and not isinstance(statement, Directive):
+            texts[index] = str(statement)
+    return outermost
+
+
+def _calls(
+    function: Function, scopes: list[_Scope], often: Counter[str], made: dict[str, Function | None]
+) -> Iterator[tuple[int, tuple[int, Instruction]]]:
+    """By the first statement of a scope: its last one, and the call that takes its place."""
+    body = function.body or ()
+    for scope in scopes:
+        if scope.text and often[scope.text] > 1 and scope.end:
+            if scope.text not in made:
+                made[scope.text] = _made(body, scope, f"{PREFIX}{len(made)}")
+            target = made[scope.text]
+            if target is not None and all(scope.outside.find(p.name) == p.type for p in target.parameters):
+                arguments = Group(tuple(Name(p.name) for p in target.parameters))
+                line = body[scope.begin].line
+                yield (
+                    scope.begin,
+                    (scope.end, Instruction("call", (), (Name(target.name), arguments), line=line)),
+                )
+                continue
+        yield from _calls(function, scope.inner, often, made)
+
+
+def _with(function: Function, calls: dict[int, tuple[int, Instruction]]) -> tuple[Statement, ...]:
+    statements: list[Statement] = []
+    until = -1
+    for index, statement in enumerate(function.body or ()):
+        if index in calls:
+            until, call = calls[index]
+            statements.append(call)
+        if index > until:
+            statements.append(statement)
+    return tuple(statements)
+
+
+def _made(body: tuple[Statement, ...], scope: _Scope, name: str) -> Function | None:
+    """A function of what is in a scope; None where it is not closed in itself."""
+    inside = _Names()
+    nested = [inside]
+    parameters: dict[str, Variable] = {}
+    labels = {s.name for s in body[scope.begin + 1 : scope.end] if isinstance(s, Label)}
+    kept: list[Statement] = []
+    for statement in body[scope.begin + 1 : scope.end]:
+        match statement:
+            case Open():
+                nested.append(_Names(nested[-1]))
+            case Close():
+                nested.pop()
+            case Variable():
+                if statement.space != "reg":
+                    return None
+                nested[-1].declare(statement)
+            case Directive():
+                if statement.name not in ("loc", "pragma"):
+                    return None
+                continue
+            case Instruction():
+                if statement.opcode in _STAYS:
+                    return None
+                if statement.opcode in ("vote", "shfl") and "sync" not in statement.modifiers:
+                    return None  # of the lanes that happen to be together
+                written = set(names(o for o in statement.operands[:1] if not isinstance(o, Address)))
+                used = list(names(statement.operands))
+                if statement.predicate is not None:
+                    used.append(statement.predicate)
+                for used_name in used:
+                    if used_name in labels or nested[-1].find(used_name) is not None:
+                        continue
+                    kind = scope.outside.find(used_name)
+                    if kind is None:
+                        if statement.opcode == "bra":
+                            return None
+                        continue  # a special register, or the module's
+                    if kind in ("other", "pred") or used_name in written:
+                        return None
+                    parameters[used_name] = Variable("reg", kind, used_name)
+        kept.append(statement)
+    return Function(
+        "func",
+        name,
+        tuple(parameters.values()),
+        statements=(_BEGIN, *kept, Instruction("ret"), _END),
+        line=body[scope.begin].line,
+    )
