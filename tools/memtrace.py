@@ -487,7 +487,7 @@ def coverage_of(b: BPF, args: argparse.Namespace) -> Coverage | None:
         return None
     from gpubpf.coverage import Coverage
 
-    made = Coverage(args.granule, args.footprint)
+    made = Coverage(args.granule, args.footprint, cli.chooses_threads(args))
     b["grain"].set(made.parameter)
     return made
 

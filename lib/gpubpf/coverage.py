@@ -99,6 +99,7 @@ class Footprint:
 class Report:
     """What is known at one time. rows: of each allocation. elsewhere: by process bytes that were touched in no known allocation.
     footprints: empty where kernels are not kept apart. full: the table had no room for all. incomplete: allocations may be missing.
+    partial: kernels may have touched more, in launches, threads or ways that no probe saw.
     """
 
     rows: list[Covered]
@@ -106,20 +107,21 @@ class Report:
     footprints: list[Footprint]
     full: bool
     incomplete: bool
+    partial: bool = False
 
 
 class Coverage:
     """Collects during a session what tables of touched bytes are to be joined with. granule: bytes that one bit stands for, a power
-    of two. by_kernel: kernels are kept apart, for footprints."""
+    of two. by_kernel: kernels are kept apart, for footprints. some: only some threads are looked at."""
 
-    def __init__(self, granule: int = 1, by_kernel: bool = False) -> None:
+    def __init__(self, granule: int = 1, by_kernel: bool = False, some: bool = False) -> None:
         from gpubpf.allocations import Allocations
 
         if by_kernel and granule > SECTOR:
             raise UsageError(
                 f"--footprint counts sectors of {SECTOR} bytes; give a --granule of at most that"
             )
-        self.granule, self.by_kernel = granule, by_kernel
+        self.granule, self.by_kernel, self._some = granule, by_kernel, some
         self.shift = granule.bit_length() - 1
         self._allocations = Allocations()
         self._names: dict[int, Mapping[int, str]] = {}
@@ -155,12 +157,16 @@ class Coverage:
         unread = session.unread() if session.stopped else set()
         rows, rest = join(tables, self._allocations.all(), self.shift, unread)
         who = {t.process: (t.pid, t.comm) for t in tables}
+        launched = {"not_probed": {}} | session.summary()
         return Report(
             rows,
             {who[process]: bytes_ for process, bytes_ in rest.items()},
             footprints(tables, self._names, self.shift) if self.by_kernel else [],
             any(t.full for t in tables),
             bool(self._allocations.dropped or self._allocations.incomplete),
+            self._some
+            or launched["launches_seen"] != launched["launches_instrumented"]
+            or bool(launched["not_probed"]),
         )
 
 

@@ -154,8 +154,12 @@ def _findings(report: Report, granule: int) -> Iterator[str]:
             "?: not known, because more memory was touched than the table has room for;"
             f" --granule {_roomier(report, granule)} makes room"
         )
+    if report.partial:
+        yield "kernels may have touched more: not every launch, thread and access was probed"
     if report.incomplete:
         yield "some allocations were not seen: there were too many calls"
+    if report.partial:
+        return
     known = [row for row in report.rows if row.either is not None and row.allocation.kind == "device"]
     for what, some in (
         ("never touched by kernels", [row for row in known if not row.either]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -75,6 +76,12 @@ def test_findings():
     assert "never touched by kernels: 1 allocation of device memory, 100 bytes" in made
     assert "written but never read by kernels: 1 allocation of device memory, 60 bytes" in made
     assert any("some allocations were not seen" in line for line in made)
+
+
+def test_no_finding_where_not_all_was_probed():
+    made = lines(replace(report(row(100, 0, 0, 0)), partial=True))
+    assert not any(line.startswith("never touched") for line in made)
+    assert any("may have touched more" in line for line in made)
 
 
 def test_many_places_and_long_names():
