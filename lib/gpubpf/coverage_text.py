@@ -116,18 +116,14 @@ def allocation_lines(report: Report, granule: int, verbose: bool) -> Iterator[st
     several = any(row.count > 1 for row in shown)
     header = ["BYTES", "READ", "WRITTEN", "UNTOUCHED", *(["N"] if several else []), "CALL", "WHERE"]
     room = WIDTH - 4 * 11 - (7 if several else 0)
+    places = [allocated_by(row.stack) for row in shown]
+    beside = max((len(place) for place in places), default=0) + 2
+    most = min(max((len(row.what) for row in shown), default=0), max(room // 2, room - beside))
     cells = []
-    for row in shown:
+    for row, place in zip(shown, places, strict=True):
         numbers = [_number(n) for n in (row.bytes, row.read, row.written, row.untouched)]
-        what = table.fit(row.what, room // 2)
-        cells.append(
-            [
-                *numbers,
-                *([f"{row.count:,}"] if several else []),
-                what,
-                table.fit(allocated_by(row.stack), room - len(what) - 2),
-            ]
-        )
+        count = [f"{row.count:,}"] if several else []
+        cells.append([*numbers, *count, table.fit(row.what, most), table.fit(place, room - most - 2)])
     if cells:
         yield ""
         lines = table.lines(header, cells, left=("CALL", "WHERE"))
