@@ -154,7 +154,7 @@ class AccessLog:
     def __init__(self, timed: bool, held: bool, sinks: Sequence[Sink], host_times: bool = False) -> None:
         self.ring = TIMED_RING if timed else RING
         self.places = Places(numbered=True)
-        self._timed, self._held, self._sinks, self._host_times = timed, held, sinks, host_times
+        self._held, self._sinks, self._host_times = held, sinks, host_times
         self._waiting: list[tuple[int, Array]] = []  # with the process's number
         self._where: dict[tuple[int, str], Where] = {}
         self.unknown = 0  # records of launches that nothing is known of, or of threads that are not there
