@@ -10,6 +10,7 @@ kept in the cache by the content of everything that went in.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -27,6 +28,7 @@ from gpubpf.ptx import flow, inject, module
 from gpubpf.ptx.inject import InjectedVariable, LaunchBlock, Placement
 
 _STAGE = "sidecar"
+_CAREFUL = "-Ofc=min"
 
 
 @dataclass(frozen=True)
@@ -135,9 +137,10 @@ def _instrument(text: str, chosen: Image, attachments: Sequence[Attachment], tar
     injected = inject.inject(parsed, kernels)
     refusals = dict(injected.refusals)
     image = b""
+    options = chosen.options
     while injected.kernels:
         try:
-            image = assemble(injected.text, target, chosen.options).cubin
+            image, options = _assembled(injected.text, target, chosen.options)
             break
         except AssembleError as error:
             guilty = _rejected(parsed, kernels, injected, target, chosen.options) or dict.fromkeys(
@@ -166,8 +169,24 @@ def _instrument(text: str, chosen: Image, attachments: Sequence[Attachment], tar
         entries,
         module.render(trim(parsed, injected.kernels)) if injected.kernels else "",
         injected.text if injected.kernels else "",
-        chosen.options,
+        options,
     )
+
+
+def _assembled(text: str, target: Target, options: str) -> tuple[bytes, str]:
+    """The cubin, and the options that it took. Raises AssembleError.
+
+    ptxas gives up on some kernels that hold many predicates where a probe is (`Register allocation failed with register count of
+    '7'`, seen with radix sorts of CUB); with a little less optimization it does not.
+    """
+    try:
+        return assemble(text, target, options).cubin, options
+    except AssembleError as error:
+        if "Register allocation failed" not in str(error):
+            raise
+        with contextlib.suppress(AssembleError):  # an older ptxas does not know the option
+            return assemble(text, target, f"{options} {_CAREFUL}").cubin, f"{options} {_CAREFUL}"
+        raise
 
 
 def _rejected(
@@ -181,7 +200,7 @@ def _rejected(
     found = {}
     for name in injected.kernels:
         try:
-            assemble(inject.inject(parsed, {name: kernels[name]}).text, target, options)
+            _assembled(inject.inject(parsed, {name: kernels[name]}).text, target, options)
         except AssembleError as error:
             found[name] = str(error)
     return found
