@@ -251,9 +251,7 @@ class _Drawn:
             parts.append(part)
             row += high
         shown = np.concatenate(parts) if parts else np.zeros((LEAST_BAND, 1, 2), np.int64)
-        axes = (
-            "rows: addresses, from low to high; unused ones between allocations are left out"
-        )
+        axes = "rows: addresses, from low to high; unused ones between allocations are left out"
         if len(chosen) < len(bands):
             rest = 1 - sum(weights[n] for n in chosen) / max(1, sum(weights))
             axes += f", and {len(bands) - len(chosen):,} more places with {rest:.1%} of the accesses"
