@@ -102,8 +102,11 @@ def request(rng, width):
         few = rng.choice([2, 8, units])
         lanes = [rng.randrange(few) for _ in range(32)]
     active = rng.choice([OFF, OFF, OFF, 0xFFFF, 0x55555555, 1 << rng.randrange(32), 3 << rng.randrange(31)])
-    if rng.random() < 0.3:
+    chance = rng.random()
+    if chance < 0.3:
         active = rng.getrandbits(32) | 1
+    elif chance < 0.5:
+        active = 1 << rng.randrange(32) | 1 << rng.randrange(32)
     return [width * unit if active >> lane & 1 else None for lane, unit in enumerate(lanes)]
 
 
@@ -118,33 +121,49 @@ def program(tmp_path_factory):
     return gpubpf_cuda.build("#include <string>\n" + SOURCE, tmp_path_factory.mktemp("requests") / "requests")
 
 
-@pytest.mark.parametrize(
-    "options", [(), ("--no-allocations",), ("--block", "0:99")], ids=["", "no-allocations", "block"]
-)
-def test_requests_of_every_kind(program, tmp_path, options):
-    rng = random.Random(1)
-    right = {}
-    for name, (kind, space, width) in KINDS.items():
-        requests = [request(rng, width) for _ in range(150)]
+def traced(program, folder, tables, *options):
+    """The record of each kernel's site, whose requests are in `tables` by name."""
+    for name, requests in tables.items():
         words = [OFF if at is None else at for lanes in requests for at in lanes]
-        (tmp_path / name).write_bytes(struct.pack(f"<{len(words)}I", *words))
-        taken = requests[:100] if "--block" in options else requests  # a block is a request
-        right[name] = model.site(kind, space, width, taken), patterns(width, taken)
+        (folder / name).write_bytes(struct.pack(f"<{len(words)}I", *words))
     done = subprocess.run(
-        [*TOOL, *options, "--json", "-o", str(tmp_path / "records"), "--", str(program), str(tmp_path)],
+        [*TOOL, *options, "--json", "-o", str(folder / "records"), "--", str(program), str(folder)],
         capture_output=True,
         text=True,
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
-    records = [json.loads(line) for line in (tmp_path / "records").read_text().splitlines()]
-    for name in KINDS:
-        mine = [r for r in records if r["type"] == "site" and r["kernel"] == name]
-        (found,) = (r for r in mine if r["opcode"] != "ld.global.u32")  # that reads the table
-        expected, counted = right[name]
-        for field, value in expected.items():
+    records = map(json.loads, (folder / "records").read_text().splitlines())
+    found = [
+        r for r in records if r["type"] == "site" and r["opcode"] != "ld.global.u32"
+    ]  # that reads the table
+    assert sorted(r["kernel"] for r in found) == sorted(tables)
+    return {r["kernel"]: r for r in found}
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--no-allocations",), ("--block", "0:99")], ids=["", "no-allocations", "block"]
+)
+def test_requests_of_every_kind(program, tmp_path, options):
+    rng = random.Random(1)
+    tables = {name: [request(rng, width) for _ in range(150)] for name, (_, _, width) in KINDS.items()}
+    for name, found in traced(program, tmp_path, tables, *options).items():
+        kind, space, width = KINDS[name]
+        taken = tables[name][:100] if "--block" in options else tables[name]  # a block is a request
+        for field, value in model.site(kind, space, width, taken).items():
             assert found[field] == value or _near(found[field], value), (name, field)
-        assert found["patterns"] == counted, name
+        assert found["patterns"] == patterns(width, taken), name
+
+
+def test_one_stride(program, tmp_path):
+    strides = dict(zip(KINDS, (2, 3, -3, 5, 7, 31, 33, -1, 9, 2, 3, -8), strict=True))
+    tables = {}
+    for name, stride in strides.items():
+        width, first = KINDS[name][2], max(0, -31 * stride)
+        whole = [width * (first + stride * lane) for lane in range(32)]
+        tables[name] = [whole, whole, whole[:7] + [None] * 25, [None] * 5 + whole[5:7] + [None] * 25]
+    for name, found in traced(program, tmp_path, tables, "--no-allocations").items():
+        assert found["pattern"] == f"stride {strides[name]}", name
 
 
 def _near(found, value):
