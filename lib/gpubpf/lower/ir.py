@@ -30,9 +30,9 @@ class Target:
 
     `pointer`: the type of an address of map memory. `scope`: of its atomics. `calls`: for each thing that only the target
     knows, the function, intrinsic or inline assembly (`asm …`) that gives it and its result type: `tid.x` … `nctaid.z`, `lane`,
-    `lanes_below`, `sm`, `clock`, `globaltimer`, `active`, `membar`; with arguments `match`, `ballot`, `shuffle`. `warps`: it has
-    warps. `reads`: for each type of argument, the inline assembly with constraints that reads one from its register; None:
-    arguments are the function's parameters.
+    `this_lane` (the same, compared as it is), `lanes_below`, `sm`, `clock`, `globaltimer`, `active`, `membar`; with arguments
+    `match`, `ballot`, `shuffle`. `warps`: it has warps. `reads`: for each type of argument, the inline assembly with constraints
+    that reads one from its register; None: arguments are the function's parameters.
     """
 
     triple: str
@@ -744,7 +744,7 @@ class _Lowering:
         self.declared.add("declare i32 @llvm.cttz.i32(i32, i1)")
         lowest = self.value(f"call i32 @llvm.cttz.i32(i32 {self.low(self.get(1))}, i1 true)")
         lowest = self.value(f"freeze i32 {lowest}")  # an empty mask has none: any number is as good
-        return self.wide(self.value(f"icmp eq i32 {self.special32('lane')}, {lowest}"), 1)
+        return self.wide(self.value(f"icmp eq i32 {self.special32('this_lane')}, {lowest}"), 1)
 
     def warp(self, call: Call) -> str:
         row = self.value(f"mul i64 {self.special('tid.z')}, {self.special('ntid.y')}")

@@ -32,6 +32,10 @@ NVPTX = Target(
             for axis in AXES
         },
         "lane": (f"{_SREG}laneid", "i32"),
+        "this_lane": (
+            'asm "mov.u32 $0, %laneid;", "=r"',
+            "i32",
+        ),  # LLVM compares its own intrinsic as 64 bits
         "lanes_below": (f"{_SREG}lanemask.lt", "i32"),
         "sm": (f"{_SREG}smid", "i32"),
         # In the program's order among everything that touches memory: LLVM moves its own intrinsics over atomics.

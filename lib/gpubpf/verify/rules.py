@@ -171,6 +171,14 @@ _ANY_NUMBER = {
     617: 1 << 1,
 }
 _NUMBERS = {609: 1, 610: 1, 611: 1, 612: 2, 615: 1, 617: 1}  # helpers that take numbers only, and how many
+_NONE = (14, 502, 506, 602, 603, 604, 605, 606, 608, 613, 614, 616)  # that take nothing
+_COUNTS = {
+    **_NUMBERS,
+    **dict.fromkeys(_NONE, 0),
+    1: 2,
+    3: 2,
+    607: 2,
+}  # how many they take, where it is less than five
 _RESULTS = {
     602: within(0, 31),
     603: within(0, 1023),
@@ -338,7 +346,9 @@ class _Checker:
         for frame, stack in enumerate(state.stacks):
             kept = matters if frame == len(state.stacks) - 1 else 0
             for at, (value, k, n) in stack.items():
-                known = value.range.constant is not None and at >= self.spills  # a helper may want a constant there
+                known = (
+                    value.range.constant is not None and at >= self.spills
+                )  # a helper may want a constant there
                 if value.kind == "number" and not known and not kept & _stack_bytes(at, 1):
                     stack[at] = (NUMBER, k, n)
 
@@ -1368,7 +1378,7 @@ def _uses(i: Instruction) -> tuple[int, int]:
     if op == b.EXIT:
         return 1, 0
     if op == b.CALL:
-        return 0b111110, 0b000001
+        return (1 << 1 + _COUNTS.get(i.imm, 5) if i.src == 0 else 1 << 6) - 2, 0b111111
     return source | 1 << i.dst, 0
 
 
