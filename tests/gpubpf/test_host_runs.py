@@ -281,7 +281,7 @@ def test_either_side_dies(place: Path, whom: str) -> None:
         assert tool.stderr is not None and tool.stdout is not None
         line = tool.stderr.readline()
         pid = int(line.split("attached to ")[1].split()[0])
-        time.sleep(0.3)
+        time.sleep(0.6)
         app = os.pidfd_open(pid)
         try:
             if whom == "tool":
