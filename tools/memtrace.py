@@ -210,6 +210,17 @@ static inline int request(u64 address, u64 width, u32 active, struct cell *cell,
     return 0;
 }
 
+static inline u64 *area_of(u64 address) {
+    int at = (u32)(address >> 27) & 1023;
+    return missed.lookup(&at);
+}
+
+static inline void miss(u64 address) {
+    u64 *area = area_of(address), bit = 1ull << (address >> 21 & 63);
+    if (area && !(*area & bit))
+        __sync_fetch_and_or(area, bit);
+}
+
 /* The place of an address's page, PAGES where there is no room. What is there stays: a stale copy of it is right, or 0. */
 static inline u32 place_of(struct grain *grain, u64 address, int by_kernel, u32 probes) {
     u64 page = address >> grain->page, epoch = (gpu_epoch() << 9 & 0x7ffffe00) | 0x80000000;
@@ -232,16 +243,14 @@ static inline u32 place_of(struct grain *grain, u64 address, int by_kernel, u32 
             if (!seen || (seen == wanted && (!by_kernel || *owner == kernel)))
                 return place;
         }
+        if (!turn) {                             /* where something is missed already, do not search in vain */
+            u64 *area = area_of(address);
+            if (!area || *area >> (address >> 21 & 63) & 1)
+                break;
+        }
         place = (place + 1) & (PAGES - 1);
     }
     return PAGES;
-}
-
-static inline void miss(u64 address) {
-    u32 area = address >> 21, at = area >> 6 & 1023;
-    u64 *word = missed.lookup(&at), bit = 1ull << (area & 63);
-    if (word && !(*word & bit))
-        __sync_fetch_and_or(word, bit);
 }
 
 static inline void set_bits(u64 *word, u64 mask) {
