@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kMostRanges = 4096;      // freed ones that are remembered; beyond, any allocation may be in one
 constexpr size_t kMostLive = 1 << 20;     // allocations that are known at once
-constexpr uint32_t kMostVariables = 4096;  // that are logged
+constexpr size_t kMostVariables = 4096;   // that are logged, of modules that are there
 
 struct Live {
   uint64_t end, serial;
@@ -29,7 +29,7 @@ struct Allocations {
   std::map<uint64_t, uint64_t> ranges;  // freed since the epoch began: beginning and end; none touch each other
   bool anywhere = false;                // something was freed of which it is not known where
   uint64_t serials = 0;
-  uint32_t variables = 0;
+  size_t variables = 0;
 };
 
 // Never destroyed: threads go on while the process exits.
@@ -159,8 +159,7 @@ void variable_found(Module *module, const Context *context, const std::string &n
   }
   {
     std::lock_guard<std::mutex> hold(registry().lock);
-    if (module->gone) return;
-    module->variables.emplace_back(base, context);
+    module->variables.emplace_back(base, context);  // who unloads it waits for us
   }
   put_record(context, "variable", base, bytes, allocated(base, bytes, context), told_name(name));
 }
@@ -170,6 +169,10 @@ void variables_gone(Module *module, const char *call) {
   {
     std::lock_guard<std::mutex> hold(registry().lock);
     gone.swap(module->variables);
+  }
+  {
+    std::lock_guard<std::mutex> hold(all->lock);
+    all->variables -= gone.size();
   }
   for (const auto &v : gone) {
     if (v.second->dead) continue;
