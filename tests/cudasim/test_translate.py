@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cudasim.translate import translate
-from cudasim.translate.compiler import CompilerError, command
+from cudasim.translate.compiler import CompilerError, command, compile_c
 from cudasim.translate.program import SPLIT_LINES, Program
 from gpubpf.errors import PtxError
 from gpubpf.ptx.module import parse
@@ -311,3 +311,20 @@ END: ret;
     kept = registers("add.u64 %x{n}, %a, {n};\n")
     assert registers("ld.param.u64 %x{n}, [p];\n") == registers("mov.u64 %x{n}, {n};\n") < kept
     assert registers("mov.u64 %x{n}, %clock64;\n") == kept
+
+
+def test_code_with_probes_is_compiled_at_a_lower_level(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[str] = []
+
+    def compiler(arguments: list[str], **options: object) -> subprocess.CompletedProcess[bytes]:
+        seen.extend(a for a in arguments if a.startswith("-O"))
+        return subprocess.CompletedProcess(arguments, 1, b"", b"no")
+
+    texts = [translate(kernel(body)) for body in ("", "//gpubpf{\nmembar.gl;\n//gpubpf}")]
+    monkeypatch.setattr(subprocess, "run", compiler)
+    for text in texts:
+        with pytest.raises(CompilerError):
+            compile_c(text, str(tmp_path / "out.so"))
+    assert seen == ["-O2", "-O1"]

@@ -19,6 +19,7 @@ from gpubpf.ptx.module import (
     type_size,
 )
 
+from .compiler import PROBED
 from .function import SLOT, FunctionCode, kernel_parameters
 from .outline import outline
 from .scope import Storage
@@ -327,7 +328,8 @@ class Program:
             if kernels:
                 groups.setdefault((self.codes[name].injected, tuple(kernels)), []).append(name)
         self.parts: dict[str, list[int]] = {n: [] for n in self.reached}
-        head = '#include "device_runtime.h"\n'
+        probed = any(code.names.injected for code in self.codes.values())
+        head = (PROBED if probed else "") + '#include "device_runtime.h"\n'
         apart = []
         lines = {n: body.count("\n") for n, body in bodies.items()}
         if sum(lines.values()) > split:
