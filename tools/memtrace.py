@@ -153,7 +153,7 @@ static inline int request(u64 address, u64 width, u32 active, struct cell *cell,
         if (gpu_ballot(start == first) == FULL && !varies && !local) {
             if (run)
                 *run = 32 - lane + (lane ? BEGUN : 0);
-            if (!lane)                           /* `first` would do, but ptxas would see that all lanes go to one place */
+            if (gpu_first(FULL))                 /* `first` would do, but ptxas would see that all lanes go to one place */
                 COUNT(cell->requests[address & 31 ? SHIFTED : UNIT], 1);
             return 0;
         }
@@ -175,7 +175,7 @@ static inline int request(u64 address, u64 width, u32 active, struct cell *cell,
     if (run && linear && !varies && step == width && !(active & (active + (active & -active))))
         *run = lanes - gpu_popcount(before) + (before ? BEGUN : 0);
     if (active == FULL && linear && !step && !varies) {
-        if (!lane)
+        if (gpu_first(FULL))
             COUNT(cell->requests[BROADCAST], 1);
         return 0;
     }
@@ -193,7 +193,7 @@ static inline int request(u64 address, u64 width, u32 active, struct cell *cell,
         add_strided(banked, one, shift, before);
     else if (banked)
         add_ways(banked, address, shift, active, before);
-    if (before)
+    if (!gpu_first(active))
         return 0;                                /* the lowest lane speaks for all */
     u32 place = varies || local || active != FULL ? PART + pattern : pattern;
     asm("" : "+r"(place));                       /* or the compiler drops the mask, which the verifier needs */
