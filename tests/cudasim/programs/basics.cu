@@ -26,6 +26,14 @@ __global__ void count(Pair pair) {
     table[0] = pointer_to_table[1];
 }
 
+__global__ void where(int *out) {  // a bit for each pointer and space
+    __shared__ int own;
+    int mine = threadIdx.x;
+    const void *pointers[] = {factors, &counter, &own, &mine};
+    for (const void *at : pointers)
+        *out = *out << 4 | (__isConstant(at) != 0) << 3 | (__isGlobal(at) != 0) << 2 | (__isShared(at) != 0) << 1 | (__isLocal(at) != 0);
+}
+
 __global__ void dynamic_shared(int *out) {
     extern __shared__ int buffer[];
     buffer[threadIdx.x] = threadIdx.x;
@@ -95,6 +103,10 @@ int main() {
     CHECK(cudaGetSymbolAddress(&address, table));
     CHECK(cudaGetSymbolSize(&size, table));
     REQUIRE(address != nullptr && size == 12);
+    CHECK(cudaMemset(device, 0, sizeof value));
+    where<<<1, 1>>>(reinterpret_cast<int *>(device));
+    CHECK(cudaMemcpy(&value, device, sizeof value, cudaMemcpyDeviceToHost));
+    REQUIRE(value == 0x8421);
     FAILS(cudaMemcpyFromSymbol(&value, table, 4, 12), cudaErrorInvalidValue);
 
     // pitched memory
