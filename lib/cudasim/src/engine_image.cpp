@@ -173,6 +173,7 @@ void add_translator(Sha256 &hash, const std::string &path) {
     static const char *const files[] = {
         "/cudasim/translate/scope.py",    "/cudasim/translate/values.py",  "/cudasim/translate/arithmetic.py",
         "/cudasim/translate/memory.py",   "/cudasim/translate/function.py", "/cudasim/translate/program.py",
+        "/cudasim/translate/copies.py",   "/cudasim/translate/matrix.py",  "/cudasim/translate/outline.py",
         "/cudasim/translate/compiler.py", "/cudasim/src/device_runtime.h", "/cudasim/src/device_abi.h",
         "/gpubpf/ptx/module.py",          "/gpubpf/ptx/tokens.py",       "/gpubpf/ptx/flow.py"};
     for (const char *file : files) {
