@@ -748,6 +748,20 @@ def test_all_shapes_of_a_kernel_share_an_array_by_site(target: Path) -> None:
     assert session.summary()["lost"] == 0
 
 
+def test_a_grid_beyond_all_maps_runs_as_it_is(target: Path) -> None:
+    found = measure([str(target), "huge", "3"])
+    assert (found["status"], counted(found)) == (0, (3, 3, 0))
+    assert found["summary"]["not_instrumented"] == {"map too small": 3}
+
+
+def test_a_grid_of_any_size_has_room_in_an_array_by_site(target: Path) -> None:
+    with fake_tool.session([str(target), "huge", "3"], **by_site(5)) as session:
+        for _ in session.intervals():
+            pass
+    assert [(one.launches, one.array[0].tolist()) for one in session.instances("cells")] == [(3, [3] * 5)]
+    assert session.status == 0 and session.summary()["not_instrumented"] == {}
+
+
 def test_a_module_with_more_sites_than_memory_runs_as_it_is(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

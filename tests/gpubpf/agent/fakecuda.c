@@ -156,7 +156,7 @@ static CUresult run(CUfunction f, unsigned long threads, void **parameters) {
   atomic_fetch_add_explicit(&instrumented_launches, 1, memory_order_relaxed);
   unsigned long *block = parameters[function->parameters];
   unsigned long *array = (unsigned long *)block[2];
-  unsigned long room = block[3];
+  unsigned long room = block[3] & 0xffffffff; /* of an array by site: sites */
   pthread_mutex_lock(&device_lock);
   for (unsigned long t = 0; t < threads && t < room; ++t) array[t]++;
   pthread_mutex_unlock(&device_lock);

@@ -155,6 +155,8 @@ int main(int argc, char **argv) {
   } else if (!strcmp(mode, "shapes")) {
     for (int i = 0; i < n; ++i) launch(function, 1 + i % 3, 5);
     launch(other, 1, 1);
+  } else if (!strcmp(mode, "huge")) { /* more threads than have numbers of 32 bits, in a kernel's first launch */
+    for (int i = 0; i < n; ++i) launch(function, 2147483647, 1024);
   } else if (!strcmp(mode, "capture")) {
     CUgraph graph;
     launch(function, 1, 5);

@@ -129,12 +129,14 @@ static bool give_memory(Copy &copy, Instance &instance, uint64_t blocks, uint64_
   if (instance.tried == generation) return false;
   const std::vector<MapSpec> &maps = agent.config.maps;
   uint64_t needed = 0;
-  bool fits = blocks * in_block <= UINT32_MAX;
+  bool fits = true;
   for (const BlockField &f : copy.layout->fields) {
     const MapSpec &m = maps[f.map];
     if (m.shared() || site_array(copy, f.map)) continue;
-    if (m.per_unit > (UINT64_MAX >> 34)) fits = false;
-    if (fits) needed += align256(m.fixed + m.per_unit * units(m, copy, blocks, in_block));
+    const uint64_t count = units(m, copy, blocks, in_block);
+    // Threads, warps and blocks have numbers of 32 bits on the device.
+    if (m.per_unit > (UINT64_MAX >> 34) || (m.unit != Unit::Site && count > UINT32_MAX)) fits = false;
+    if (fits) needed += align256(m.fixed + m.per_unit * count);
     if (needed > uint64_t(1) << 50) fits = false;
   }
   Pool *pool = nullptr;
@@ -144,7 +146,7 @@ static bool give_memory(Copy &copy, Instance &instance, uint64_t blocks, uint64_
         pool = p.get();
         break;
       }
-  if (needed && !pool) {
+  if (!fits || (needed && !pool)) {
     instance.tried = generation;
     if (fits && needed > context.wanted) {
       context.wanted = needed;
