@@ -41,332 +41,59 @@ EXAMPLES = """examples:
 """
 PROGRAM = r"""
 #include <gpubpf.h>
+#include <gpubpf_traffic.h>                      /* what a warp's request comes to */
+#include <gpubpf_coverage.h>                     /* which bytes were touched */
 
-#define FULL 0xffffffffu
-#define PAGES 16384                              /* of the table of touched bytes, each of 4096 granules */
-#define PROBES 32                                /* places at which a page may be */
-#define COPY_PAGES 5                             /* that one bulk copy is followed into */
-#define BEGUN 256
-#define COUNT(_place, _more) __sync_fetch_and_add(&(_place), _more)
-
-/* What the requests of a site come to; a request is one execution by a warp. What follows from their number and the width is not
-   added up here, see traffic.py. */
-enum pattern { UNIT, SHIFTED, BROADCAST, STRIDED, GATHER, SINGLE, PART };  /* SHIFTED: unit, from within a sector on */
-struct cell {
-    u64 requests[2 * PART];         /* by all 32 lanes, and by one alone; from PART on by other numbers of lanes, where the
-                                       width varies, and in local memory at several offsets */
-    u64 accesses, least;            /* from PART on: lanes, fewest sectors */
-    u64 sectors;                    /* from PART on, and of STRIDED and GATHER */
-    u64 bytes;                      /* where the width varies */
-    u64 steps, squares;             /* of STRIDED: sum of the bytes from lane to lane, and of their squares */
-    u64 contention_max;             /* most lanes on one address, from PART on and of GATHER */
-};
-struct banked {                     /* of shared memory */
-    struct cell cell;
-    u64 phases, ways;               /* from PART on; from PART on, and of STRIDED and GATHER */
-    u64 ways_max;
-};
-GPU_SITE_ARRAY(global_cells, struct cell);       /* constants, too */
-GPU_SITE_ARRAY(local_cells, struct cell);
-GPU_SITE_ARRAY(shared_cells, struct banked);
+GPU_SITE_ARRAY(global_cells, struct gpu_traffic);  /* constants, too */
+GPU_SITE_ARRAY(local_cells, struct gpu_traffic);
+GPU_SITE_ARRAY(shared_cells, struct gpu_shared_traffic);
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
-/* Which bytes were touched, see coverage.py. */
-struct page { u64 words[128]; };                 /* a bit for each granule: 64 words of what was read, 64 of what was written */
-struct grain {
-    u64 shift, word, page;          /* bytes of a granule, as a shift; of a word of 64, less 1; of a page, as a shift */
-    u64 kernels;                    /* ~0 with --footprint: keep kernels apart; else 0 */
-};
-GPU_ARRAY(pages, u64, PAGES);                    /* what is where: page << 32 | 1 << 31 | epoch << 9 | page >> 32; 0: nothing */
-GPU_ARRAY(owners, u32, PAGES);                   /* --footprint: the kernel's number + 1 */
-GPU_ARRAY(touched, struct page, PAGES);
-GPU_ARRAY(missed, u64, 1024);                    /* a bit for each 2 MB, modulo 128 GB: something of it found no room */
-GPU_PARAM(grain, struct grain);
-
-static inline u64 length(s64 step) { return step < 0 ? -step : step; }
-
-static inline void raise(u64 *most, u64 value) {
-    if (value > *most)
-        gpu_max(most, value);
+/* A request of these lanes, as if the others had a false predicate. Copies vary in width. */
+static inline int in_global(u32 lanes, struct gpu_access *ctx, int varies) {
+    int site = ctx->site;
+    struct gpu_request request = {ctx->address, ctx->width, lanes, varies};
+    struct gpu_traffic *cell = global_cells.lookup(&site);
+    return cell ? gpu_add_request(cell, &request) : 0;
 }
 
-static inline void add_step(struct cell *cell, s64 step) {
-    COUNT(cell->steps, step);
-    COUNT(cell->squares, step * step);
-}
-
-/* Adds the most words in one bank, for each phase. In a phase lanes take 128 bytes together, in words of 1 << shift. */
-static inline void add_ways(struct banked *banked, u64 address, u32 shift, u32 active, u32 before) {
-    u32 lane = gpu_lane() & 31, together = 128 >> (shift & 7), phase = lane << shift >> 7;
-    u32 phase_lanes = (u32)((1ull << together) - 1) << (phase * together & 31);
-    u64 word = address >> shift;
-    u32 words = gpu_ballot(!(gpu_match(word << 3 | phase) & before));  /* a lane for each */
-    u64 ways = gpu_popcount(gpu_match((word & (together - 1)) << 3 | phase) & words), most = 0;
-
-    for (u32 least = 1; least <= 32; least++) {
-        u64 such = gpu_ballot(ways >= least);
-        if (!such)
-            break;
-        most += (0 - (such & phase_lanes)) >> 63;
-    }
-    raise(&banked->ways_max, ways);
-    if (!(before & phase_lanes)) {
-        COUNT(banked->ways, most);
-        if (active != FULL)
-            COUNT(banked->phases, 1);
-    }
-}
-
-/* As add_ways, of 32 lanes: the lowest bit of their step says how many meet in a bank. */
-static inline void add_strided(struct banked *banked, u32 step, u32 shift, u32 before) {
-    u32 bit = step & -step, ways = bit < 128 ? bit : 128;
-    raise(&banked->ways_max, ways >> (shift & 7));
-    if (!before)
-        COUNT(banked->ways, ways >> 2);
-}
-
-/* A copy of many bytes by each lane. */
-static inline int add_bulk(struct cell *cell, struct banked *banked, u64 address, u64 width) {
-    u32 active = gpu_active(), lanes = gpu_popcount(active);
-    COUNT(cell->sectors, ((address + width - 1) >> 5) - (address >> 5) + 1);
-    COUNT(cell->least, (width + 31) >> 5);
-    COUNT(cell->bytes, width);
-    COUNT(cell->accesses, 1);
-    if (banked) {
-        COUNT(banked->phases, 1);
-        COUNT(banked->ways, 1);
-    }
-    if (!(active & ((1u << (gpu_lane() & 31)) - 1)))
-        COUNT(cell->requests[PART + (lanes == 1 ? SINGLE : GATHER)], 1);
+/* The same, and which bytes it touches; and by which kernel. */
+static inline int in_covered(u32 lanes, struct gpu_access *ctx, int varies, int by_kernel) {
+    int site = ctx->site;
+    u64 effect = ctx->effect, space = ctx->space;
+    struct gpu_traffic *cell = global_cells.lookup(&site);
+    struct gpu_request request = {ctx->address, ctx->width, lanes, varies, .follow = 1, .run = 1};
+    if (cell)
+        gpu_add_request(cell, &request);
+    if (space == GPU_GLOBAL && request.width <= 32)  /* what is larger is for on_bulk */
+        gpu_cover(&request, effect, by_kernel);
     return 0;
 }
 
-/* `run`: how many lanes from this one on have accesses side by side, 0 if another has the same; and BEGUN, if there is one before. */
-static inline int request(u64 address, u64 width, u32 active, struct cell *cell, struct banked *banked, int local, int varies,
-                          u32 *run) {
-    u32 lane = gpu_lane() & 31, before = active & ((1u << lane) - 1), lanes = gpu_popcount(active);
-
-    if (width > 32)
-        return add_bulk(cell, banked, address, width);
-    if (active == FULL) {
-        u64 start = address - lane * width, first = gpu_shuffle(start, 0);
-        if (gpu_ballot(start == first) == FULL && !varies && !local) {
-            if (run)
-                *run = 32 - lane + (lane ? BEGUN : 0);
-            if (gpu_first(FULL))                 /* `first` would do, but ptxas would see that all lanes go to one place */
-                COUNT(cell->requests[address & 31 ? SHIFTED : UNIT], 1);
-            return 0;
-        }
-        if (run && varies && gpu_ballot(start == first && width == gpu_shuffle(width, 0)) == FULL)
-            *run = 32 - lane + (lane ? BEGUN : 0);
-    } else if (lanes == 1 && !varies) {
-        COUNT(cell->requests[SINGLE], 1);
-        return 0;
-    }
-    u32 others = active & (active - 1), lowest = gpu_log2(active & -active);
-    u32 apart = gpu_log2(others & -others) - lowest;         /* from the lowest lane to the next */
-    s64 away = address - gpu_shuffle(address, lowest), step = gpu_shuffle(away, lowest + apart);
-    u32 size = length(step), one = size / apart;             /* from any lane to the next */
-    int linear = gpu_ballot(away * apart == step * (lane - lowest)) == active && step == (s32)step && one * apart == size &&
-                 !(one & (width - 1));
-    step = step < 0 ? -(s64)one : one;
-    if (run && linear && !varies && !step)
-        *run = !before;
-    if (run && linear && !varies && step == width && !(active & (active + (active & -active))))
-        *run = lanes - gpu_popcount(before) + (before ? BEGUN : 0);
-    if (active == FULL && linear && !step && !varies) {
-        if (gpu_first(FULL))
-            COUNT(cell->requests[BROADCAST], 1);
-        return 0;
-    }
-    u32 pattern = lanes == 1 ? SINGLE : !linear ? GATHER : step == width ? UNIT : step ? STRIDED : BROADCAST;
-    u32 shift = gpu_log2(width | 4), asked = lanes * width;
-    u64 sector = local ? address >> shift << 2 | lane >> 3 : address >> 5;
-    u32 sectors = gpu_popcount(gpu_ballot(!(gpu_match(sector) & before)));
-
-    if (varies)
-        for (int bit = asked = 0; bit < 5; bit++)
-            asked += gpu_popcount(gpu_ballot(width >> bit & 1)) << bit;
-    if (pattern == GATHER || pattern == BROADCAST)
-        raise(&cell->contention_max, pattern == GATHER ? gpu_popcount(gpu_match(address)) : lanes);
-    if (banked && active == FULL && pattern == STRIDED && !(step & 3))
-        add_strided(banked, one, shift, before);
-    else if (banked)
-        add_ways(banked, address, shift, active, before);
-    if (!gpu_first(active))
-        return 0;                                /* the lowest lane speaks for all */
-    u32 place = varies || local || active != FULL ? PART + pattern : pattern;
-    asm("" : "+r"(place));                       /* or the compiler drops the mask, which the verifier needs */
-    COUNT(cell->requests[place & 15], 1);
-    COUNT(cell->sectors, local ? sectors << (shift - 2) : sectors);
-    if (pattern == STRIDED)
-        add_step(cell, step);
-    if (varies || local || active != FULL) {
-        COUNT(cell->accesses, lanes);
-        COUNT(cell->least, (asked + 31) >> 5);
-    }
-    if (varies)
-        COUNT(cell->bytes, asked);
-    return 0;
+static inline int in_local(u32 lanes, struct gpu_access *ctx) {
+    int site = ctx->site;
+    struct gpu_traffic *cell = local_cells.lookup(&site);
+    struct gpu_request request = {ctx->address, ctx->width, lanes, .local = 1};
+    return cell ? gpu_add_request(cell, &request) : 0;
 }
 
-static inline u64 *area_of(u64 address) {
-    int at = (u32)(address >> 27) & 1023;
-    return missed.lookup(&at);
+static inline int in_shared(u32 lanes, struct gpu_access *ctx) {
+    int site = ctx->site;
+    struct gpu_shared_traffic *cell = shared_cells.lookup(&site);
+    struct gpu_request request = {ctx->address, ctx->width, lanes};
+    return cell ? gpu_add_shared_request(cell, &request) : 0;
 }
 
-static inline void miss(u64 address) {
-    u64 *area = area_of(address), bit = 1ull << (address >> 21 & 63);
-    if (area && !(*area & bit))
-        __sync_fetch_and_or(area, bit);
-}
+int on_global(struct gpu_access *ctx) { return in_global(ctx->active, ctx, 0); }
+int on_copied(struct gpu_access *ctx) { return in_global(ctx->active, ctx, 1); }
+int on_covered_global(struct gpu_access *ctx) { return in_covered(ctx->active, ctx, 0, 0); }
+int on_covered_copied(struct gpu_access *ctx) { return in_covered(ctx->active, ctx, 1, 0); }
+int on_owned_global(struct gpu_access *ctx) { return in_covered(ctx->active, ctx, 0, 1); }
+int on_owned_copied(struct gpu_access *ctx) { return in_covered(ctx->active, ctx, 1, 1); }
+int on_local(struct gpu_access *ctx) { return in_local(ctx->active, ctx); }
+int on_shared(struct gpu_access *ctx) { return in_shared(ctx->active, ctx); }
 
-/* The place of an address's page, PAGES where there is no room. What is there stays: a stale copy of it is right, or 0. */
-static inline u32 place_of(struct grain *grain, u64 address, int by_kernel, u32 probes) {
-    u64 page = address >> grain->page, epoch = (gpu_epoch() << 9 & 0x7ffffe00) | 0x80000000;
-    u64 wanted = page << 32 | epoch | (page >> 32 & 511);
-    u32 kernel = by_kernel ? (gpu_kernel() + 1) & grain->kernels : 0;
-    u32 place = ((u32)page * 0x9e3779b1u + (u32)epoch * 0x85ebca77u + kernel * 0xc2b2ae3du) >> 18;
-#pragma nounroll
-    for (u32 turn = 0; turn < probes; turn++) {
-        u64 *cell = pages.lookup(&place);
-        u32 *owner = by_kernel ? owners.lookup(&place) : 0;
-        if (!cell || (by_kernel && !owner))
-            break;
-        u64 seen = *cell;
-        if (seen == wanted && (!by_kernel || *owner == kernel))
-            return place;
-        if (!seen) {
-            seen = __sync_val_compare_and_swap(cell, 0, wanted);
-            if (!seen && by_kernel)
-                *owner = kernel;
-            if (!seen || (seen == wanted && (!by_kernel || *owner == kernel)))
-                return place;
-        }
-        if (!turn) {                             /* where something is missed already, do not search in vain */
-            u64 *area = area_of(address);
-            if (!area || *area >> (address >> 21 & 63) & 1)
-                break;
-        }
-        place = (place + 1) & (PAGES - 1);
-    }
-    return PAGES;
-}
-
-static inline void set_bits(u64 *word, u64 mask) {
-    if ((*word & mask) != mask)                  /* most were touched before */
-        __sync_fetch_and_or(word, mask);
-}
-
-/* A copy of many bytes: page by page, word by word. */
-static inline void cover_bulk(struct grain *grain, u64 address, u64 bytes, u64 effect) {
-    u32 side = effect & GPU_READS ? 0 : 64;
-    u64 next = address >> grain->shift, end = (address + bytes - 1) >> grain->shift;
-#pragma nounroll
-    for (u32 turn = 0; turn < COPY_PAGES && next <= end; turn++) {
-        u64 page = next & ~4095ull, last = page + 4095 < end ? page + 4095 : end;
-        u32 place = place_of(grain, page << grain->shift, 1, 8);
-        struct page *own = place < PAGES ? touched.lookup(&place) : 0;
-        u32 word = next >> 6 & 63, until = last >> 6 & 63;
-        u64 mask = ~0ull << (next & 63);
-        if (!own)
-            miss(page << grain->shift);
-#pragma nounroll
-        for (u32 turn = 0; turn < 64 && own; turn++) {
-            if (word == until)
-                mask &= ~0ull >> (63 - (last & 63));
-            __sync_fetch_and_or(&own->words[(word + side) & 127], mask);
-            if (effect == (GPU_READS | GPU_WRITES))
-                __sync_fetch_and_or(&own->words[(word + 64) & 127], mask);
-            if (word == until)
-                break;
-            mask = ~0ull;
-            word++;
-        }
-        next = page + 4096;
-    }
-    if (next <= end) {
-        miss(next << grain->shift);
-        miss(end << grain->shift);
-    }
-}
-
-/* One lane for each word of 64 granules marks what lanes in a row touch; where they are in none, each its own. */
-static inline void cover(u64 address, u32 width, u64 effect, u32 run, int by_kernel) {
-    int key = 0;
-    struct grain *fine = grain.lookup(&key);
-    if (!fine || !run || !width || (run & BEGUN && address & fine->word))
-        return;
-    u32 start = address & fine->word, first = start >> fine->shift;
-    u32 last = (start + width * (run & 63) - 1) >> fine->shift, word = address >> (fine->page - 6);
-    u64 mask = (2ull << (last < 63 ? last : 63)) - (1ull << first);
-    u32 place = place_of(fine, address, by_kernel, PROBES);
-    struct page *own = place < PAGES ? touched.lookup(&place) : 0;
-    if (!own)
-        return miss(address);
-    asm("" : "+r"(word));                        /* as above */
-    if (effect & GPU_READS)
-        set_bits(&own->words[word & 63], mask);
-    if (effect & GPU_WRITES)
-        set_bits(&own->words[(word & 63) + 64], mask);
-}
-
-static inline int in_global(u64 number, u64 address, u64 width, u32 active, int varies, u32 *run) {
-    int site = number;
-    struct cell *cell = global_cells.lookup(&site);
-    return cell ? request(address, width, active, cell, 0, 0, varies, run) : 0;
-}
-
-static inline int in_covered(u64 site, u64 address, u64 width, u32 active, u64 effect, u64 space, int varies, int by_kernel) {
-    u32 run = 1;
-    in_global(site, address, width, active, varies, &run);
-    if (space == GPU_GLOBAL && width <= 32)       /* what is larger is for on_bulk */
-        cover(address, width, effect, run, by_kernel);
-    return 0;
-}
-
-static inline int in_local(u64 number, u64 address, u64 width, u32 active) {
-    int site = number;
-    struct cell *cell = local_cells.lookup(&site);
-    return cell ? request(address, width, active, cell, 0, 1, 0, 0) : 0;
-}
-
-static inline int in_shared(u64 number, u64 address, u64 width, u32 active) {
-    int site = number;
-    struct banked *banked = shared_cells.lookup(&site);
-    return banked ? request(address, width, active, &banked->cell, banked, 0, 0, 0) : 0;
-}
-
-int on_global(struct gpu_access *ctx) {
-    return in_global(ctx->site, ctx->address, ctx->width, ctx->active, 0, 0);
-}
-
-int on_copied(struct gpu_access *ctx) {
-    return in_global(ctx->site, ctx->address, ctx->width, ctx->active, 1, 0);
-}
-
-/* The same, and which bytes are touched. */
-int on_covered_global(struct gpu_access *ctx) {
-    return in_covered(ctx->site, ctx->address, ctx->width, ctx->active, ctx->effect, ctx->space, 0, 0);
-}
-
-int on_covered_copied(struct gpu_access *ctx) {
-    return in_covered(ctx->site, ctx->address, ctx->width, ctx->active, ctx->effect, ctx->space, 1, 0);
-}
-
-/* The same, and by which kernel. */
-int on_owned_global(struct gpu_access *ctx) {
-    return in_covered(ctx->site, ctx->address, ctx->width, ctx->active, ctx->effect, ctx->space, 0, 1);
-}
-
-int on_owned_copied(struct gpu_access *ctx) {
-    return in_covered(ctx->site, ctx->address, ctx->width, ctx->active, ctx->effect, ctx->space, 1, 1);
-}
-
-int on_local(struct gpu_access *ctx) { return in_local(ctx->site, ctx->address, ctx->width, ctx->active); }
-int on_shared(struct gpu_access *ctx) { return in_shared(ctx->site, ctx->address, ctx->width, ctx->active); }
-
-/* With --block or --thread: the others are as if they had a false predicate. */
+/* With --block or --thread: the lanes that are chosen; of the others 0. */
 static inline u32 chosen(void) {
     int key = 0;
     struct gpu_filter *wanted = filter.lookup(&key);
@@ -375,53 +102,22 @@ static inline u32 chosen(void) {
     return mine ? lanes : 0;
 }
 
-int on_chosen_global(struct gpu_access *ctx) {
-    u32 lanes = chosen();
-    return lanes ? in_global(ctx->site, ctx->address, ctx->width, lanes, 0, 0) : 0;
-}
+#define CHOSEN(_in, _more...) ({ u32 lanes = chosen(); lanes ? _in(lanes, ctx, ##_more) : 0; })
 
-int on_chosen_copied(struct gpu_access *ctx) {
-    u32 lanes = chosen();
-    return lanes ? in_global(ctx->site, ctx->address, ctx->width, lanes, 1, 0) : 0;
-}
-
-int on_chosen_covered_global(struct gpu_access *ctx) {
-    u32 lanes = chosen();
-    return lanes ? in_covered(ctx->site, ctx->address, ctx->width, lanes, ctx->effect, ctx->space, 0, 0) : 0;
-}
-
-int on_chosen_covered_copied(struct gpu_access *ctx) {
-    u32 lanes = chosen();
-    return lanes ? in_covered(ctx->site, ctx->address, ctx->width, lanes, ctx->effect, ctx->space, 1, 0) : 0;
-}
+int on_chosen_global(struct gpu_access *ctx) { return CHOSEN(in_global, 0); }
+int on_chosen_copied(struct gpu_access *ctx) { return CHOSEN(in_global, 1); }
+int on_chosen_covered_global(struct gpu_access *ctx) { return CHOSEN(in_covered, 0, 0); }
+int on_chosen_covered_copied(struct gpu_access *ctx) { return CHOSEN(in_covered, 1, 0); }
+int on_chosen_owned_global(struct gpu_access *ctx) { return CHOSEN(in_covered, 0, 1); }
+int on_chosen_owned_copied(struct gpu_access *ctx) { return CHOSEN(in_covered, 1, 1); }
+int on_chosen_local(struct gpu_access *ctx) { return CHOSEN(in_local); }
+int on_chosen_shared(struct gpu_access *ctx) { return CHOSEN(in_shared); }
 
 /* What is copied in bulk, in any of these cases. */
 int on_bulk(struct gpu_access *ctx) {
-    int key = 0;
-    struct grain *fine = grain.lookup(&key);
-    if (fine && ctx->width > 32 && chosen())
-        cover_bulk(fine, ctx->address, ctx->width, ctx->effect);
+    if (ctx->width > 32 && chosen())
+        gpu_cover_bulk(ctx->address, ctx->width, ctx->effect);
     return 0;
-}
-
-int on_chosen_owned_global(struct gpu_access *ctx) {
-    u32 lanes = chosen();
-    return lanes ? in_covered(ctx->site, ctx->address, ctx->width, lanes, ctx->effect, ctx->space, 0, 1) : 0;
-}
-
-int on_chosen_owned_copied(struct gpu_access *ctx) {
-    u32 lanes = chosen();
-    return lanes ? in_covered(ctx->site, ctx->address, ctx->width, lanes, ctx->effect, ctx->space, 1, 1) : 0;
-}
-
-int on_chosen_local(struct gpu_access *ctx) {
-    u32 lanes = chosen();
-    return lanes ? in_local(ctx->site, ctx->address, ctx->width, lanes) : 0;
-}
-
-int on_chosen_shared(struct gpu_access *ctx) {
-    u32 lanes = chosen();
-    return lanes ? in_shared(ctx->site, ctx->address, ctx->width, lanes) : 0;
 }
 """
 

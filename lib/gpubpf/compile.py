@@ -14,12 +14,12 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from gpubpf import cache, maps
+from gpubpf import cache, headers, maps
 from gpubpf.bytecode import (
     CALL,
     JMP,
@@ -34,10 +34,10 @@ from gpubpf.bytecode import (
     without_comments,
 )
 from gpubpf.errors import CompileError
+from gpubpf.headers import Source
 from gpubpf.maps import MapDefinition
 from gpubpf.verify.rules import HELPERS
 
-INCLUDE = Path(__file__).parent / "include"
 _KEY_KINDS = {f"gpubpf_{kind}": kind for kind in (*maps.DEVICE_KINDS, "shared_array")}
 _KINDS = {1: "hash", 2: "array", 4: "ringbuf", 6: "percpu_array", 27: "ringbuf"}
 _PERF_OUTPUT = 4  # BPF_PERF_OUTPUT: on a GPU a ring buffer, of this size
@@ -46,25 +46,21 @@ _GPU_HELPERS = 500  # from here on, numbers that the kernel does not have
 _CAPABILITIES = 1 << 39 | 1 << 21  # CAP_BPF, CAP_SYS_ADMIN
 _DEBUG = 0x4 | 0x8  # DEBUG_PREPROCESSOR, DEBUG_SOURCE
 # All calls are convergent: what lanes find out together depends on which of them come to the call, so it stays where it is.
-_FLAGS = (f"-I{INCLUDE}", "-Xclang", "-fconvergent-functions")
-
-
-def header() -> str:
-    return (INCLUDE / "gpubpf.h").read_text()
+_FLAGS = (f"-I{headers.INCLUDE}", "-Xclang", "-fconvergent-functions")
 
 
 @functools.cache
 def _version() -> str:
     """Changes whenever the code of the stages up to fragments does."""
     here = Path(__file__).parent
-    files = [here / name for name in ("compile.py", "bytecode.py", "maps.py")]
+    files = [here / name for name in ("compile.py", "headers.py", "bytecode.py", "maps.py")]
     files += sorted((here / "verify").glob("*.py")) + sorted((here / "lower").glob("*.py"))
     return cache.key(*(file.read_bytes() for file in files))
 
 
 def program_key(text: str) -> str:
-    """What identifies a compiled C text in the cache: the text, the header it includes, and the code of the stages."""
-    return cache.key(_version(), text, header())
+    """What identifies a compiled C text in the cache: the text, the headers it may include, and the code of the stages."""
+    return cache.key(_version(), text, headers.content())
 
 
 def compile_text(text: str) -> Program:
@@ -129,7 +125,7 @@ def _compile(text: str) -> Program:
         try:
             answer = json.loads(result.read())
         except ValueError:
-            raise CompileError(_diagnosis(text, said)) from None
+            raise CompileError(_diagnosis(headers.spread(text), said)) from None
     if "error" in answer:
         raise CompileError(answer["error"])
     return from_json(answer, text)
@@ -139,16 +135,19 @@ def _compile_here(text: str, talk: IO[bytes]) -> dict[str, Any]:
     """The program as JSON values, or `{"error": …}`; stdout and stderr go to `talk` already."""
     try:
         bcc = _import_bcc()
-        source = spell_out_increments(text)
+        source = headers.spread(text)
+        spelled = spell_out_increments(source.text)
         flags = (ctypes.c_char_p * len(_FLAGS))(*(flag.encode() for flag in _FLAGS))
         with _kernel_source():
             module = bcc.lib.bpf_module_create_c_from_string(
-                source.encode(), _DEBUG, flags, len(flags), True, None
+                spelled.encode(), _DEBUG, flags, len(flags), True, None
             )
         ctypes.CDLL(None).fflush(None)
         talk.seek(0)
         said = talk.read().decode("utf-8", "replace")
-        return to_json(_collect(bcc.lib, module, text, said)) if module else {"error": _diagnosis(text, said)}
+        if not module:
+            return {"error": _diagnosis(source, said)}
+        return to_json(_collect(bcc.lib, module, text, _lines(source, said)))
     except CompileError as error:
         return {"error": str(error)}
 
@@ -181,8 +180,8 @@ def capable() -> bool:
     return False
 
 
-def _diagnosis(text: str, said: str) -> str:
-    """What clang and bcc said, in one line."""
+def _diagnosis(source: Source, said: str) -> str:
+    """What clang and bcc said of a text, in one line."""
     lines = [line for line in said.splitlines() if not line.startswith(("clang -cc1", "#"))]
     if match := re.search(r"incomplete definition of type 'struct tracepoint__(\w+?)__(\w+)'", said):
         return (
@@ -195,7 +194,8 @@ def _diagnosis(text: str, said: str) -> str:
     ):
         for line in lines:
             if match := re.match(pattern, line):
-                return f"C line {match[1]}: {match[2]}; correct the C text"
+                header, number = source.origin(int(match[1]))
+                return f"{header or 'C'} line {number}: {match[2]}; correct the C text"
     for line in lines:
         if match := re.match(r"(\S+):(\d+):\d+: (?:fatal )?error: (.*)", line):
             return f"{Path(match[1]).name} line {match[2]}: {match[3]}; correct the C text"
@@ -203,16 +203,14 @@ def _diagnosis(text: str, said: str) -> str:
         return "bcc finds no kernel headers; install the distribution's linux-headers package"
     for line in lines:
         if match := re.match(r"Error at line (\d+): .*signed division", line):
-            number = _rewritten(text, said)[1].get(int(match[1]), 0)
-            return (
-                f"C line {number}: BPF has no signed division or remainder; divide unsigned numbers, or shift"
-            )
+            header, number = source.origin(_rewritten(source.text, said)[1].get(int(match[1]), 0))
+            return f"{header or 'C'} line {number}: BPF has no signed division or remainder; divide unsigned numbers, or shift"
     words = ("error", "could not", "cannot", "unable", "unsupported", "invalid")
     telling = [line for line in lines if any(word in line.lower() for word in words)]
     return f"bcc: {telling[0].strip() if telling else 'compilation failed'}; correct the C text"
 
 
-def _collect(lib: Any, module: int, text: str, said: str) -> Program:
+def _collect(lib: Any, module: int, text: str, lines: Mapping[str, Sequence[int]]) -> Program:
     for name in ("bpf_table_key_desc_id", "bpf_table_leaf_desc_id"):
         getattr(lib, name).restype = ctypes.c_char_p
         getattr(lib, name).argtypes = [ctypes.c_void_p, ctypes.c_size_t]
@@ -227,7 +225,6 @@ def _collect(lib: Any, module: int, text: str, said: str) -> Program:
         by_fd[lib.bpf_table_fd_id(module, index)] = name
         definitions[name] = _definition(lib, module, index, name)
     attached = points(text)
-    lines = _lines(text, said)
     functions: dict[str, Function] = {}
     for index in range(lib.bpf_num_functions(module)):
         name = lib.bpf_function_name(module, index).decode()
@@ -362,11 +359,11 @@ def _rewritten(text: str, said: str) -> tuple[list[str], dict[int, int]]:
     return rewritten, lines
 
 
-def _lines(text: str, said: str) -> dict[str, list[int]]:
-    """C line of every instruction slot, by function. bcc prints each function's instructions under the lines, of the
-    rewritten text, that they come from (DEBUG_SOURCE)."""
+def _lines(source: Source, said: str) -> dict[str, list[int]]:
+    """C line of every instruction slot, by function; of what a header does, the line before it in the text. bcc prints each
+    function's instructions under the lines, of the rewritten text, that they come from (DEBUG_SOURCE)."""
     head, *parts = re.split(r"^Disassembly of function (\S+)\n", said, flags=re.M)
-    rewritten, to_original = _rewritten(text, head)
+    rewritten, to_original = _rewritten(source.text, head)
     result: dict[str, list[int]] = {}
     for name, body in zip(parts[::2], parts[1::2], strict=False):
         lines: list[int] = []
@@ -375,8 +372,9 @@ def _lines(text: str, said: str) -> dict[str, list[int]]:
             if match := re.match(r"; (.*) // Line +(\d+)\s*$", line):
                 number = int(match[2])
                 same = number <= len(rewritten) and rewritten[number - 1].strip() == match[1].strip()
-                if same and number in to_original:  # else it is in a header: stay at the line before
-                    current = to_original[number]
+                header, number = source.origin(to_original.get(number, 0))
+                if same and number and not header:
+                    current = number
             elif match := re.match(r"\s*(\d+):\t", line):
                 while len(lines) <= int(match[1]):
                     lines.append(current)

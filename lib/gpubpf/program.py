@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpubpf import cache, maps
+from gpubpf import cache, headers, maps
 from gpubpf.bytecode import HOST_POINTS, Program
 from gpubpf.errors import UsageError
 from gpubpf.lower.fragment import Fragment
@@ -428,7 +428,7 @@ def verified(program: Program, name: str) -> tuple[Fragment, str | None]:
 
 
 def find_prebuilt(text: str) -> dict[str, Any] | None:
-    """The prebuilt program of exactly this C text and today's gpubpf.h, or None."""
+    """The prebuilt program of exactly this C text and today's headers, or None."""
     try:
         candidates = sorted(PREBUILT.glob("*.json"))
     except OSError:
@@ -449,8 +449,7 @@ def find_prebuilt(text: str) -> dict[str, Any] | None:
 
 def prebuilt_key(text: str) -> str:
     """What a prebuilt program was made from. Tests see to it that what makes it has not changed since."""
-    header = (Path(__file__).parent / "include" / "gpubpf.h").read_bytes()
-    return cache.key("prebuilt", text, header)
+    return cache.key("prebuilt", text, headers.content())
 
 
 def filter_bytes(block: Sequence[tuple[int, int]], thread: Sequence[tuple[int, int]]) -> bytes:

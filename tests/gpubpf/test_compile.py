@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpubpf import bytecode as b
-from gpubpf import cache, compile, host, maps
+from gpubpf import cache, compile, headers, host, maps
 from gpubpf.errors import CompileError
 from gpubpf.lower import nvptx, x86
 from gpubpf.verify import verify
@@ -347,7 +347,7 @@ def test_compiled_once(monkeypatch, tmp_path):
     monkeypatch.setattr(compile, "_compile", lambda text: pytest.fail("compiled again"))
     assert compile.compile_text(HEAD) == made
     key = compile.program_key(HEAD)
-    monkeypatch.setattr(compile, "header", lambda: "another")
+    monkeypatch.setattr(headers, "content", lambda: b"others")
     assert compile.program_key(HEAD) != key
 
 

@@ -1,0 +1,192 @@
+/*
+ * gpubpf_traffic.h: what each place of a kernel does with memory, worked out by each warp and added up: requests, pattern, sectors,
+ * banks, contention. docs/memory.md defines them, traffic.py reads the cells. memtrace is made of it, and so can others be; this goes
+ * with b.attach_gpu_access(fn_name="on_access", kinds=("load", "store", "atomic"), spaces=("global", "const")):
+ *
+ *     GPU_SITE_ARRAY(global_cells, struct gpu_traffic);
+ *
+ *     int on_access(struct gpu_access *ctx) {
+ *         int site = ctx->site;
+ *         struct gpu_traffic *cell = global_cells.lookup(&site);
+ *         struct gpu_request request = {ctx->address, ctx->width, ctx->active};
+ *         return cell ? gpu_add_request(cell, &request) : 0;
+ *     }
+ *
+ * All lanes that make a request call it together. Flags are constants, so that a program carries only what it needs.
+ */
+#ifndef GPUBPF_TRAFFIC_H
+#define GPUBPF_TRAFFIC_H
+
+#include <gpubpf.h>
+
+/* SHIFTED: unit, from within a sector on. */
+enum gpu_pattern { GPU_UNIT, GPU_SHIFTED, GPU_BROADCAST, GPU_STRIDED, GPU_GATHER, GPU_SINGLE, GPU_PART };
+
+/*
+ * What the requests of a site come to; a request is one execution by a warp. What follows from their number and the width is not
+ * added up here, see traffic.py.
+ */
+struct gpu_traffic {
+    u64 requests[2 * GPU_PART];     /* by all 32 lanes, and by one alone; from GPU_PART on by other numbers of lanes, where the
+                                       width varies, and in local memory at several offsets */
+    u64 accesses, least;            /* from GPU_PART on: lanes, fewest sectors */
+    u64 sectors;                    /* from GPU_PART on, and of STRIDED and GATHER */
+    u64 bytes;                      /* where the width varies */
+    u64 steps, squares;             /* of STRIDED: sum of the bytes from lane to lane, and of their squares */
+    u64 contention_max;             /* most lanes on one address, from GPU_PART on and of GATHER */
+};
+struct gpu_shared_traffic {         /* of shared memory */
+    struct gpu_traffic cell;
+    u64 phases, ways;               /* from GPU_PART on; from GPU_PART on, and of STRIDED and GATHER */
+    u64 ways_max;
+};
+
+/* A lane's part of a request. */
+struct gpu_request {
+    u64 address, width;
+    u32 active;                     /* the lanes that make it */
+    int varies;                     /* flag: the width may differ from lane to lane, and be more than 32 bytes (copies) */
+    int local;                      /* flag: in local memory */
+    int follow;                     /* flag: say in `run` which lanes are side by side */
+    u32 run;                        /* how many lanes from this one on, 0 if another has the same; GPU_BEGUN: there is one before */
+};
+
+#define GPU_BEGUN 256
+#define GPUBPF_FULL 0xffffffffu
+#define GPUBPF_COUNT(_place, _more) __sync_fetch_and_add(&(_place), _more)
+
+static inline u64 gpubpf_length(s64 step) { return step < 0 ? -step : step; }
+
+static inline void gpubpf_raise(u64 *most, u64 value) {
+    if (value > *most)
+        gpu_max(most, value);
+}
+
+/* Adds the most words in one bank, for each phase. In a phase lanes take 128 bytes together, in words of 1 << shift. */
+static inline void gpubpf_add_ways(struct gpu_shared_traffic *banked, u64 address, u32 shift, u32 active, u32 before) {
+    u32 lane = gpu_lane() & 31, together = 128 >> (shift & 7), phase = lane << shift >> 7;
+    u32 phase_lanes = (u32)((1ull << together) - 1) << (phase * together & 31);
+    u64 word = address >> shift;
+    u32 words = gpu_ballot(!(gpu_match(word << 3 | phase) & before));  /* a lane for each */
+    u64 ways = gpu_popcount(gpu_match((word & (together - 1)) << 3 | phase) & words), most = 0;
+
+    for (u32 least = 1; least <= 32; least++) {
+        u64 such = gpu_ballot(ways >= least);
+        if (!such)
+            break;
+        most += (0 - (such & phase_lanes)) >> 63;
+    }
+    gpubpf_raise(&banked->ways_max, ways);
+    if (!(before & phase_lanes)) {
+        GPUBPF_COUNT(banked->ways, most);
+        if (active != GPUBPF_FULL)
+            GPUBPF_COUNT(banked->phases, 1);
+    }
+}
+
+/* As gpubpf_add_ways, of 32 lanes: the lowest bit of their step says how many meet in a bank. */
+static inline void gpubpf_add_strided(struct gpu_shared_traffic *banked, u32 step, u32 shift, u32 before) {
+    u32 bit = step & -step, ways = bit < 128 ? bit : 128;
+    gpubpf_raise(&banked->ways_max, ways >> (shift & 7));
+    if (!before)
+        GPUBPF_COUNT(banked->ways, ways >> 2);
+}
+
+/* A copy of many bytes by each lane. */
+static inline int gpubpf_add_bulk(struct gpu_traffic *cell, struct gpu_shared_traffic *banked, u64 address, u64 width) {
+    u32 active = gpu_active(), lanes = gpu_popcount(active);
+    GPUBPF_COUNT(cell->sectors, ((address + width - 1) >> 5) - (address >> 5) + 1);
+    GPUBPF_COUNT(cell->least, (width + 31) >> 5);
+    GPUBPF_COUNT(cell->bytes, width);
+    GPUBPF_COUNT(cell->accesses, 1);
+    if (banked) {
+        GPUBPF_COUNT(banked->phases, 1);
+        GPUBPF_COUNT(banked->ways, 1);
+    }
+    if (!(active & ((1u << (gpu_lane() & 31)) - 1)))
+        GPUBPF_COUNT(cell->requests[GPU_PART + (lanes == 1 ? GPU_SINGLE : GPU_GATHER)], 1);
+    return 0;
+}
+
+static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic *banked, struct gpu_request *request) {
+    u64 address = request->address, width = request->width;
+    u32 active = request->active, lane = gpu_lane() & 31, before = active & ((1u << lane) - 1), lanes = gpu_popcount(active);
+    int varies = request->varies, local = request->local;
+
+    if (width > 32)
+        return gpubpf_add_bulk(cell, banked, address, width);
+    if (active == GPUBPF_FULL) {
+        u64 start = address - lane * width, first = gpu_shuffle(start, 0);
+        if (gpu_ballot(start == first) == GPUBPF_FULL && !varies && !local) {
+            if (request->follow)
+                request->run = 32 - lane + (lane ? GPU_BEGUN : 0);
+            if (gpu_first(GPUBPF_FULL))          /* `first` would do, but ptxas would see that all lanes go to one place */
+                GPUBPF_COUNT(cell->requests[address & 31 ? GPU_SHIFTED : GPU_UNIT], 1);
+            return 0;
+        }
+        if (request->follow && varies && gpu_ballot(start == first && width == gpu_shuffle(width, 0)) == GPUBPF_FULL)
+            request->run = 32 - lane + (lane ? GPU_BEGUN : 0);
+    } else if (lanes == 1 && !varies) {
+        GPUBPF_COUNT(cell->requests[GPU_SINGLE], 1);
+        return 0;
+    }
+    u32 others = active & (active - 1), lowest = gpu_log2(active & -active);
+    u32 apart = gpu_log2(others & -others) - lowest;         /* from the lowest lane to the next */
+    s64 away = address - gpu_shuffle(address, lowest), step = gpu_shuffle(away, lowest + apart);
+    u32 size = gpubpf_length(step), one = size / apart;  /* from any lane to the next */
+    int linear = gpu_ballot(away * apart == step * (lane - lowest)) == active && step == (s32)step && one * apart == size &&
+                 !(one & (width - 1));
+    step = step < 0 ? -(s64)one : one;
+    if (request->follow && linear && !varies && !step)
+        request->run = !before;
+    if (request->follow && linear && !varies && step == width && !(active & (active + (active & -active))))
+        request->run = lanes - gpu_popcount(before) + (before ? GPU_BEGUN : 0);
+    if (active == GPUBPF_FULL && linear && !step && !varies) {
+        if (gpu_first(GPUBPF_FULL))
+            GPUBPF_COUNT(cell->requests[GPU_BROADCAST], 1);
+        return 0;
+    }
+    u32 pattern = lanes == 1 ? GPU_SINGLE : !linear ? GPU_GATHER : step == width ? GPU_UNIT : step ? GPU_STRIDED : GPU_BROADCAST;
+    u32 shift = gpu_log2(width | 4), asked = lanes * width;
+    u64 sector = local ? address >> shift << 2 | lane >> 3 : address >> 5;
+    u32 sectors = gpu_popcount(gpu_ballot(!(gpu_match(sector) & before)));
+
+    if (varies)
+        for (int bit = asked = 0; bit < 5; bit++)
+            asked += gpu_popcount(gpu_ballot(width >> bit & 1)) << bit;
+    if (pattern == GPU_GATHER || pattern == GPU_BROADCAST)
+        gpubpf_raise(&cell->contention_max, pattern == GPU_GATHER ? gpu_popcount(gpu_match(address)) : lanes);
+    if (banked && active == GPUBPF_FULL && pattern == GPU_STRIDED && !(step & 3))
+        gpubpf_add_strided(banked, one, shift, before);
+    else if (banked)
+        gpubpf_add_ways(banked, address, shift, active, before);
+    if (!gpu_first(active))
+        return 0;                                /* the lowest lane speaks for all */
+    u32 place = varies || local || active != GPUBPF_FULL ? GPU_PART + pattern : pattern;
+    asm("" : "+r"(place));                       /* or the compiler drops the mask, which the verifier needs */
+    GPUBPF_COUNT(cell->requests[place & 15], 1);
+    GPUBPF_COUNT(cell->sectors, local ? sectors << (shift - 2) : sectors);
+    if (pattern == GPU_STRIDED) {
+        GPUBPF_COUNT(cell->steps, step);
+        GPUBPF_COUNT(cell->squares, step * step);
+    }
+    if (varies || local || active != GPUBPF_FULL) {
+        GPUBPF_COUNT(cell->accesses, lanes);
+        GPUBPF_COUNT(cell->least, (asked + 31) >> 5);
+    }
+    if (varies)
+        GPUBPF_COUNT(cell->bytes, asked);
+    return 0;
+}
+
+/* Adds a request in global, constant or local memory to the cell of its site. Gives 0. */
+static inline int gpu_add_request(struct gpu_traffic *cell, struct gpu_request *request) {
+    return gpubpf_add(cell, 0, request);
+}
+
+/* The same, in shared memory. */
+static inline int gpu_add_shared_request(struct gpu_shared_traffic *cell, struct gpu_request *request) {
+    return gpubpf_add(&cell->cell, cell, request);
+}
+
+#endif
