@@ -83,7 +83,7 @@ def test_errors_in_headers_name_them(sums):
         compile_text(TEXT)
     sums.write_text(SUMS)
     with pytest.raises(CompileError, match=r"^C line 9: "):
-        compile_text(TEXT.replace("gpu_warp()", "gpu_weft()"))
+        compile_text(TEXT.replace("gpu_warp()", "weft"))
 
 
 def test_the_example_in_the_header_is_a_program():
