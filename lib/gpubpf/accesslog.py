@@ -1,6 +1,6 @@
-"""Every memory access, as memtrace's device programs record it: the ring → columns → terminal, JSON, CSV, Parquet, heat map.
+"""Every memory access, as memtrace's device programs record it: the ring → columns, which sinks make text, files and pictures of.
 
-    log = AccessLog(timed=False, held=False, sinks=[Printer(out, "text")])
+    log = AccessLog(timed=False, held=False, sinks=[accesslog_text.Printer(out, "text")])
     for _ in session.intervals(…, tick=lambda: log.take(session, session.logs())):
         …
 
@@ -12,15 +12,13 @@ operation log, what a site is from the session. A process is untrusted: what mak
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from gpubpf import cli, names, output, table
-from gpubpf.output import Hex, Words
+from gpubpf import cli, table
 from gpubpf.places import COUNT, Place, Places, source_of
 
 if TYPE_CHECKING:
@@ -34,8 +32,6 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 RING, TIMED_RING = "accesses", "moments"  # where on_record and on_timed_record write
-OPS = ("load", "store", "atomic", "async")  # GPU_LOAD …
-SPACES = ("global", "shared", "local", "const")  # GPU_GLOBAL …
 WIDTH_AT = 40  # bit of the launch's word
 NO_SITE = 0xFFFF  # a number that a record has no room for
 CHUNK = 1 << 16  # records in one go: their columns stay in the processor's cache
@@ -47,8 +43,8 @@ MOST_HELD = 1 << 22  # records that are kept to be sorted
 class Accesses:
     """Accesses of one kernel and launch shape, in the order in which they were recorded: arrays of one length.
 
-    launch u64, in full; site u16 (NO_SITE: too large a number); kind and space u8 (OPS, SPACES); address u64; width u32, bytes;
-    thread i64, its number in the grid; sm u16; time i64 | None: ns of the GPU's clock.
+    launch u64, in full; site u16 (NO_SITE: too large a number); kind and space u8 (places in bytecode.KINDS and SPACES); address u64;
+    width u32, bytes; thread i64, its number in the grid; sm u16; time i64 | None: ns of the GPU's clock.
     """
 
     place: Place
@@ -86,11 +82,11 @@ class Accesses:
     def coordinates(self) -> tuple[Array, ...]:
         """Block x, y, z and thread x, y, z: i64."""
         place = self.place
-        block, thread = _divided(self.thread, place.shape.block_size)
+        block, thread = divided(self.thread, place.shape.block_size)
         return (*_unravelled(block, place.grid), *_unravelled(thread, place.block_dim))
 
 
-def _divided(numbers: Array, by: int) -> tuple[Array, Array]:
+def divided(numbers: Array, by: int) -> tuple[Array, Array]:
     """Quotient and remainder; NumPy is quick at dividing by a constant."""
     if by == 1:
         return numbers, np.zeros_like(numbers)
@@ -102,8 +98,8 @@ def _unravelled(numbers: Array, extents: Index) -> tuple[Array, Array, Array]:
     if extents[1] == extents[2] == 1:
         nothing = np.zeros_like(numbers)
         return numbers, nothing, nothing
-    rest, x = _divided(numbers, extents[0])
-    z, y = _divided(rest, extents[1])
+    rest, x = divided(numbers, extents[0])
+    z, y = divided(rest, extents[1])
     return x, y, z
 
 
@@ -335,150 +331,3 @@ def _sorted(parts: list[tuple[int, Array]]) -> list[tuple[int, Array]]:
         order = np.lexsort((records["site"], records["thread"], time, records["launch"] & np.uint64(COUNT)))
         made.append((process, records[order]))
     return made
-
-
-# --- records as text ---
-
-WIDTH = 80  # of a terminal
-
-
-class Printer:
-    """Writes every access as it comes: `form` is json, csv or text. `timed`: with times."""
-
-    def __init__(self, out: Output, form: str, timed: bool = False) -> None:
-        self._out, self._form, self._timed = out, form, timed
-        self._began = False
-        self._labels: dict[Place, tuple[bytes, list[bytes]]] = {}  # kernel; threads of a block
-
-    def __call__(self, accesses: Accesses, where: Where, times: Array | None) -> None:
-        if not len(accesses) or self._out.closed:
-            return
-        {"json": self._json, "csv": self._csv, "text": self._text}[self._form](accesses, where, times)
-        self._began = True
-
-    def _json(self, accesses: Accesses, where: Where, times: Array | None) -> None:
-        place = accesses.place
-        common = {
-            "pid": place.pid,
-            "comm": place.comm,
-            "gpu": place.gpu,
-            "kernel": names.demangle(place.mangled).short,
-        }
-        head = json.dumps({"type": "access", **common}, separators=(",", ":"))[:-1].encode()
-        if self._timed:
-            head += b',"ts_ns":' + (b"" if times is not None else b"null")
-        if times is not None:
-            texts, columns = [head, b',"launch":'], [times]
-        else:
-            texts, columns = [head + b',"launch":'], []
-        sites = where.codes(accesses.site)
-        texts += [
-            b',"site":',
-            b',"op":"',
-            b'","space":"',
-            b'","address":"0x',
-            b'","width":',
-            b',"block":[',
-            b",",
-            b",",
-        ]
-        texts += [b'],"thread":[', b",", b",", b'],"sm":', b',"source":', b',"ptx_line":', b"}\n"]
-        self._out.write(
-            output.joined(
-                texts,
-                [
-                    *columns,
-                    accesses.launch,
-                    accesses.site,
-                    Words(_encoded(OPS), accesses.kind),
-                    Words(_encoded(SPACES), accesses.space),
-                    Hex(accesses.address),
-                    accesses.width,
-                    *accesses.coordinates(),
-                    accesses.sm,
-                    Words([json.dumps(text).encode() for text in where.sources], sites),
-                    Words([json.dumps(line).encode() for line in where.lines], sites),
-                ],
-            )
-        )
-
-    def _csv(self, accesses: Accesses, where: Where, times: Array | None) -> None:
-        place = accesses.place
-        if not self._began:
-            self._out.write(("ts_ns," if self._timed else "") + CSV_HEADER)
-        kernel = names.demangle(place.mangled).short
-        head = cli.csv_cells((place.pid, place.comm, place.gpu, kernel)).encode() + b","
-        if times is not None:
-            texts, columns = [b"", b"," + head], [times]
-        else:
-            texts, columns = [(b"," if self._timed else b"") + head], []
-        texts += [b",", b",", b",", b",0x", *[b","] * 9, b"\n"]
-        self._out.write(
-            output.joined(
-                texts,
-                [
-                    *columns,
-                    accesses.launch,
-                    accesses.site,
-                    Words(_encoded(OPS), accesses.kind),
-                    Words(_encoded(SPACES), accesses.space),
-                    Hex(accesses.address),
-                    accesses.width,
-                    *accesses.coordinates(),
-                    accesses.sm,
-                    Words(
-                        [cli.csv_cells((text,)).encode() for text in where.texts], where.codes(accesses.site)
-                    ),
-                ],
-            )
-        )
-
-    def _text(self, accesses: Accesses, where: Where, times: Array | None) -> None:
-        place, shape = accesses.place, accesses.place.shape
-        if not self._began:
-            self._out.write((f"{'TIME (ns)':>16} " if self._timed else "") + TEXT_HEADER)
-        if place not in self._labels:
-            name = names.demangle(place.mangled).short
-            name = name if len(name) <= 10 else name.rsplit("::", 1)[-1]
-            kernel = table.fit(cli.printable(name), 10).encode("ascii", "replace")
-            threads = [shape.thread_index(number).encode() for number in range(shape.block_size)]
-            self._labels[place] = kernel, threads
-        kernel, threads = self._labels[place]
-        for at in range(0, len(accesses), CHUNK):
-            one = slice(at, at + CHUNK)
-            block, own = _divided(accesses.thread[one], shape.block_size)
-            blocks, of = np.unique(block, return_inverse=True)
-            columns: list[tuple[output.Column, int]] = [
-                (accesses.launch[one] & np.uint64(COUNT), 6),
-                (Words([kernel], np.zeros(len(own), np.intp)), -10),
-                (Words([shape.block_index(number).encode() for number in blocks.tolist()], of), 7),
-                (Words(threads, own), 7),
-                (Words(_encoded(OPS), accesses.kind[one]), -6),
-                (Words(_encoded(SPACES), accesses.space[one]), -6),
-                (Hex(accesses.address[one]), 14),
-                (accesses.width[one], 5),
-            ]
-            if self._timed:
-                unknown = Words([b"?"], np.zeros(len(own), np.intp))
-                columns.insert(0, (unknown if times is None else times[one], 16))
-            texts = [_tail(text, WHERE).encode("ascii", "replace") for text in where.texts]
-            columns.append((Words(texts, where.codes(accesses.site[one])), -WHERE))
-            self._out.write(output.aligned(columns))
-
-
-WHERE = 11
-CSV_HEADER = "pid,comm,gpu,kernel,launch,site,op,space,address,width,block_x,block_y,block_z,thread_x,thread_y,thread_z,sm,where\n"
-TEXT_HEADER = (
-    f"{'LAUNCH':>6} {'KERNEL':10} {'BLOCK':>7} {'THREAD':>7} {'OP':6} {'SPACE':6} {'ADDRESS':>14} {'WIDTH':>5} "
-    f"{'WHERE':{WHERE}}\n"
-)
-
-
-def _encoded(texts: Sequence[str]) -> list[bytes]:
-    return [text.encode() for text in texts]
-
-
-def _tail(text: str, width: int) -> str:
-    """The end of a file's name and the line tell more than its beginning."""
-    text = text.replace("PTX line ", "PTX:")
-    return text if len(text) <= width else ".." + text[-(width - 2) :]

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpubpf import accesslog, cli, heatmap
-from gpubpf.accesslog import OPS, SPACES, AccessLog
+from gpubpf import accesslog_text, cli, heatmap
+from gpubpf.accesslog import AccessLog
+from gpubpf.bytecode import KINDS, SPACES
 from gpubpf.heatmap import AddressHeat, Band
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
     sinks: list[Sink] = []
     if args.each:
         form = "json" if args.json else "csv" if args.csv else "text"
-        sinks.append(accesslog.Printer(out, form, args.timestamps))
+        sinks.append(accesslog_text.Printer(out, form, args.timestamps))
     pictures = Pictures()
     if args.heatmap:
         sinks.append(pictures)
@@ -199,7 +200,9 @@ class Pictures:
         title = f"{place.comm} (pid {place.pid}), GPU {place.gpu}: accesses to global and constant memory"
         heat = self._heats.setdefault(key, AddressHeat(title))
         writes = np.array(where.writes)[where.codes(accesses.site)]
-        written = np.where(accesses.kind == OPS.index("async"), writes, accesses.kind != OPS.index("load"))
+        written = np.where(
+            accesses.kind == KINDS.index("async"), writes, accesses.kind != KINDS.index("load")
+        )
         there = np.isin(accesses.space, [SPACES.index(space) for space in PICTURED])
         heat.add(accesses.address[there], written[there], accesses.time[there])
 

@@ -56,6 +56,9 @@ CONTEXTS: Mapping[str, Mapping[str, tuple[int, int]]] = {
 }
 HOST_POINTS = ("launch", "operation")  # in the thread that calls the driver
 DEVICE_POINTS = tuple(point for point in CONTEXTS if point not in HOST_POINTS)  # these run on the GPU
+# Memory accesses, in the order of gpubpf.h's enum gpu_kind and gpu_space.
+KINDS = ("load", "store", "atomic", "async")
+SPACES = ("global", "shared", "local", "const")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpubpf import cli, names
-from gpubpf.accesslog import OPS, SPACES
+from gpubpf.bytecode import KINDS, SPACES
 from gpubpf.errors import Error
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Writer:
 
     def _write(self, columns: Columns, count: int) -> None:
         arrow = self._arrow
-        texts = {"kernel": self._kernels.list(), "source": self._sources.list(), "op": OPS, "space": SPACES}
+        texts = {"kernel": self._kernels.list(), "source": self._sources.list(), "op": KINDS, "space": SPACES}
         arrays = []
         for field in self._schema:
             column = columns[field.name][:count]

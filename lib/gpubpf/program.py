@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpubpf import cache, headers, maps
-from gpubpf.bytecode import HOST_POINTS, Program
+from gpubpf.bytecode import HOST_POINTS, KINDS, SPACES, Program
 from gpubpf.errors import UsageError
 from gpubpf.lower.fragment import Fragment
 from gpubpf.maps import MapDefinition
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from gpubpf.session import Follow, Session
 
 WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
-KINDS = ("load", "store", "atomic", "async")  # of memory accesses: the numbers of enum gpu_kind
-SPACES = ("global", "shared", "local", "const")  # enum gpu_space
 PREBUILT = Path(__file__).parent / "prebuilt"
 
 

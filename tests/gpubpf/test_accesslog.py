@@ -15,8 +15,11 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
+import access_records
 from gpubpf import accesslog, accesstrace, cli, oplog, parquet
-from gpubpf.accesslog import Accesses, AccessLog, Printer, Where
+from gpubpf.accesslog import Accesses, AccessLog, Where
+from gpubpf.accesslog_text import Printer
+from gpubpf.bytecode import KINDS, SPACES
 from gpubpf.places import Place
 from gpubpf.ptx.inject import Site
 from gpubpf.results import ProcessLog, RingRecords
@@ -91,8 +94,8 @@ def test_a_record_is_taken_apart() -> None:
     assert times is None and accesses.place == Place(PID, "app", 0, "_Z5scalePf", (3, 2, 1), (8, 8, 1))
     assert accesses.launch.tolist() == [5 | PROCESS << 40] * 2
     assert accesses.width.tolist() == [4, 0xABCDEF] and accesses.sm.tolist() == [5, 131]
-    assert [accesslog.OPS[kind] for kind in accesses.kind] == ["store", "atomic"]
-    assert [accesslog.SPACES[space] for space in accesses.space] == ["global", "const"]
+    assert [KINDS[kind] for kind in accesses.kind] == ["store", "atomic"]
+    assert [SPACES[space] for space in accesses.space] == ["global", "const"]
     assert [column.tolist() for column in accesses.coordinates()] == [
         [0, 2], [0, 1], [0, 0], [0, 7], [0, 7], [0, 0],
     ]  # fmt: skip
@@ -293,8 +296,8 @@ def test_a_parquet_file_has_every_access(tmp_path: Path) -> None:
     assert table.group_by(["kernel", "space"]).aggregate([([], "count_all")])["count_all"].to_pylist()
     assert (table["address"].to_numpy() == made["address"]).all()
     assert (table["ts_ns"].to_numpy() == np.arange(5000)).all()
-    assert table["op"].to_pylist() == [accesslog.OPS[how >> 2] for how in made["how"]]
-    assert table["space"].to_pylist() == [accesslog.SPACES[how & 3] for how in made["how"]]
+    assert table["op"].to_pylist() == [KINDS[how >> 2] for how in made["how"]]
+    assert table["space"].to_pylist() == [SPACES[how & 3] for how in made["how"]]
     assert table["source"].to_pylist() == [("PTX line 40", "scale.cu:17", "?")[site] for site in made["site"]]
     block, own = np.divmod(made["thread"].astype(int), 64)
     assert (table["block_x"].to_numpy() == block % 3).all() and (
@@ -348,9 +351,7 @@ def test_where_parquet_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_decoding_and_writing_are_quick() -> None:
     """A tenth of what is measured in benchmarks/run: this machine may do other things meanwhile."""
-    from gpubpf import accessbench
-
-    assert accessbench.decoded_per_second(1 << 18) > 2e6
+    assert access_records.decoded_per_second(1 << 18) > 2e6
 
 
 # --- command line ---

@@ -188,7 +188,7 @@ def test_a_program_for_every_point():
 def test_numbers_of_kinds_spaces_and_operations():
     """Those of the header are those of the library."""
     from gpubpf import oplog
-    from gpubpf.program import KINDS, SPACES
+    from gpubpf.bytecode import KINDS, SPACES
 
     operations = ("H2D", "D2H", "D2D", "H2H", "MEMSET", "EVENT_RECORD", "STREAM_WAIT", "GRAPH", "SYNC", "API")
     names = [f"GPU_{name.upper()}" for name in (*KINDS, *SPACES)] + [f"GPU_OP_{name}" for name in operations]

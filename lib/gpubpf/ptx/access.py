@@ -16,16 +16,13 @@ from dataclasses import dataclass
 
 from .module import Address, Immediate, Instruction, Name, Not, Operand, type_size
 
-KINDS = ("load", "store", "atomic", "async")
-SPACES = ("global", "shared", "local", "const")
-
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """One access of each lane that executes an instruction with a true predicate.
 
-    kind     one of KINDS; "async" is either end of a copy
-    space    one of SPACES, or "generic": where the address leads is known when it runs
+    kind     one of bytecode.KINDS; "async" is either end of a copy
+    space    one of bytecode.SPACES, or "generic": where the address leads is known when it runs
     width    bytes per lane, a vector's elements together; 0 where `size` says it
     address  what stands in the instruction: of the space's own kind, of 32 or 64 bits
     size     a register or number with the bytes; for the source of a cp.async those that are read, the rest is zeros

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ..bytecode import KINDS, SPACES
 from ..errors import Error
-from .access import SPACES, Access
+from .access import Access
 from .emit import marked, text
 from .module import Function, Variable
 from .values import LAUNCH, LaunchBlock, Placement, map_of
@@ -19,12 +20,6 @@ from .values import LAUNCH, LaunchBlock, Placement, map_of
 if TYPE_CHECKING:
     from ..lower.fragment import Argument, Fragment
 
-KINDS = {
-    "load": 0,
-    "store": 1,
-    "atomic": 2,
-    "async": 3,
-}  # enum gpu_kind; spaces are numbered as in SPACES: enum gpu_space
 READS, WRITES = 1, 2  # enum gpu_effect
 
 # Spaces that a generic address may lead to. A constant's does not, since the copy reaches constants in global memory.
@@ -150,7 +145,7 @@ class Filler:
             lines += [f"setp.eq.u64 %gpubpf_0none, {BYTES}, 0;", f"@%gpubpf_0none bra {_OVER};"]
         context = {
             "site": str(site),
-            "kind": str(KINDS[access.kind]),
+            "kind": str(KINDS.index(access.kind)),
             "width": BYTES if size else str(access.width),
             "effect": str(effect(access)),
             "address": AT,

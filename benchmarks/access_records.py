@@ -1,4 +1,4 @@
-"""How fast records of memory accesses become columns, lines and files: for benchmarks/run, and a test's lower bound.
+"""How fast records of memory accesses become columns, lines and files: for ./run, and a test's lower bound.
 
 Records are made up: a kernel of 4,096 blocks of 256 threads that loads and stores 4 bytes a thread, at addresses in a row or anywhere.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gpubpf import accesslog, parquet
+from gpubpf import accesslog, accesslog_text, parquet
 from gpubpf.accesslog import AccessLog
 from gpubpf.places import Place
 
@@ -79,7 +79,7 @@ def lines_per_second(form: str, count: int = PART) -> float:
     """Records that become lines: json, csv or text."""
     out: Any = SimpleNamespace(closed=False, write=lambda text: None)
     made = records(count)
-    return count / _best(lambda: _taken(_log(accesslog.Printer(out, form)), [made]))
+    return count / _best(lambda: _taken(_log(accesslog_text.Printer(out, form)), [made]))
 
 
 def parquet_file(path: Path, count: int, scattered: bool = False) -> dict[str, float]:
