@@ -1,0 +1,455 @@
+"""Threads of another process, stopped and read by ptrace(2), let go as if nothing had been.
+
+A stop wakes a thread out of the system call that it sleeps in. The kernel begins most of them anew by itself. Those of `_ANEW`
+would tell the program EINTR, though no signal came: `Thread.release` begins them anew, by entering them once more and leaving the
+thread at that point, where a signal that comes meanwhile finds it asleep as before. (A wait with a bound in `epoll_wait` and its like
+then has the whole bound before it again; what the kernel restarts keeps its end.)
+
+All calls for one thread must come from the thread that made the `Thread`, and hold Python's lock: a process stands still meanwhile,
+which is no time to wait for another thread of this one. What is left when the caller's thread ends, the kernel lets go.
+x86-64 only. Numbers and structures are those of include/uapi/linux/ptrace.h and asm/ptrace.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import signal
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_libc = ctypes.PyDLL(None, use_errno=True)
+_ptrace = _libc.ptrace
+_ptrace.restype = ctypes.c_long
+_ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+
+_SEIZE, _INTERRUPT, _GETREGSET, _SETREGSET = 0x4206, 0x4207, 0x4204, 0x4205
+_GETREGS, _SETREGS, _SYSCALL, _DETACH = 12, 13, 24, 17
+_GETSIGMASK, _SETSIGMASK, _RSEQ = 0x420A, 0x420B, 0x420F
+_OPTION_SYSGOOD, _OPTION_SUSPEND_SECCOMP = 1, 1 << 21
+_EVENT_STOP, _NT_XSTATE = 128, 0x202
+_WNOHANG, _WEXITED, _WSTOPPED, _WNOWAIT = 1, 4, 2, 0x01000000
+_WALL, _WNOTHREAD = 0x40000000, 0x20000000
+_P_PID = 1
+_STOPS = (4, 5)  # CLD_TRAPPED, CLD_STOPPED
+_SYSCALL_STOP = signal.SIGTRAP | 0x80
+_XSTATE_BYTES = 16384  # room; the kernel says how much there is
+
+EINTR_RESULT = -errno.EINTR & (1 << 64) - 1
+RESTART_BLOCK = (
+    -516 & (1 << 64) - 1
+)  # the kernel keeps what is left of it: nanosleep, poll, futex with a bound
+RESTARTS = frozenset(-n & (1 << 64) - 1 for n in (512, 513, 514)) | {RESTART_BLOCK}  # ERESTARTSYS …: anew
+RESTART_SYSCALL = 219
+NO_SYSCALL = (1 << 64) - 1
+ENTERED = -errno.ENOSYS & (1 << 64) - 1  # what rax holds at the entry of a system call
+
+# signal(7), "Interruption of system calls and library functions by stop signals". Not close and connect, which have acted already.
+_ANEW = frozenset(
+    {
+        0, 1, 19, 20,  # read, write, readv, writev
+        43, 44, 45, 46, 47, 288, 299, 307,  # sockets with a bound on waiting: accept, sendto, recvfrom, …
+        232, 281, 441,  # epoll_wait, epoll_pwait, epoll_pwait2
+        65, 220,  # semop, semtimedop
+        69, 70,  # msgsnd, msgrcv
+        128,  # rt_sigtimedwait
+        208, 333, 426,  # io_getevents, io_pgetevents, io_uring_enter
+    }
+)  # fmt: skip
+
+
+class Registers(ctypes.Structure):
+    """struct user_regs_struct."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in (
+            "r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss"
+            " fs_base gs_base ds es fs gs"
+        ).split()
+    ]
+
+    rip: int
+    rsp: int
+    rax: int
+    rbx: int
+    rdi: int
+    rsi: int
+    rdx: int
+    r10: int
+    r8: int
+    r9: int
+    orig_rax: int
+    cs: int
+    eflags: int
+
+    def copy(self) -> Registers:
+        return Registers.from_buffer_copy(self)
+
+    @property
+    def in_syscall(self) -> bool:
+        """Woken out of a system call that it will go back to, or from which it returns with EINTR."""
+        return self.orig_rax < 1 << 32 and (self.rax in RESTARTS or self.rax == EINTR_RESULT)
+
+
+def begins_anew(registers: Registers) -> bool:
+    """Whether the call that it was woken out of is to be made again, so that the program notices nothing."""
+    return registers.in_syscall and (registers.rax in RESTARTS or registers.orig_rax in _ANEW)
+
+
+class _Iovec(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+
+class Gone(Exception):
+    """The thread ended."""
+
+
+class Refused(Exception):
+    """The kernel does not let this process trace it (`errno`)."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(os.strerror(code))
+        self.errno = code
+
+
+def _call(request: int, tid: int, address: int = 0, data: object = None) -> None:
+    if _ptrace(request, tid, address, data) == -1:
+        code = ctypes.get_errno()
+        if code == errno.ESRCH:
+            raise Gone
+        raise Refused(code)
+
+
+class Thread:
+    """One thread, traced; it runs on until `interrupt`. Raises Gone, and Refused."""
+
+    def __init__(self, pid: int, tid: int) -> None:
+        self.pid, self.tid = pid, tid
+        self.status: int | None = None  # of the stop that it is in: signal | event << 8
+        self._info = ctypes.create_string_buffer(128)
+        _call(_SEIZE, tid, 0, _OPTION_SYSGOOD)
+
+    # --- stops ---
+
+    def interrupt(self) -> None:
+        _call(_INTERRUPT, self.tid)
+
+    def poll(self) -> bool:
+        """Whether it stands."""
+        if self.status is not None:
+            return True
+        ctypes.memset(self._info, 0, 32)
+        kinds = _WEXITED | _WSTOPPED | _WNOWAIT | _WNOHANG | _WALL | _WNOTHREAD
+        if _libc.waitid(_P_PID, self.tid, self._info, kinds) != 0:
+            raise Gone
+        pid, _, status = struct.unpack_from("=iIi", self._info, 16)  # of siginfo_t: si_pid, si_uid, si_status
+        if not pid:
+            return False
+        if struct.unpack_from("=i", self._info, 8)[0] not in _STOPS:
+            if (
+                self.tid != self.pid
+            ):  # the end of a process is for its parent to see, of a thread there is nobody else
+                _libc.waitid(_P_PID, self.tid, self._info, _WEXITED | _WNOHANG | _WALL | _WNOTHREAD)
+            raise Gone
+        self.status = status
+        return True
+
+    def wait(self, until: float) -> bool:
+        """Whether it stands, at the latest at `until` (time.monotonic)."""
+        turns = 0
+        while not self.poll():
+            if time.monotonic() > until:
+                return False
+            turns += 1
+            if turns < 20:
+                _libc.sched_yield()
+            else:
+                time.sleep(20e-6)
+        return True
+
+    @property
+    def signal(self) -> int:
+        """The signal that it is about to get: to be passed on; 0: none."""
+        if self.status is None or self.status >> 8 or self.status == _SYSCALL_STOP:
+            return 0
+        return self.status
+
+    @property
+    def interrupted(self) -> bool:
+        """By `interrupt`, and by nothing else."""
+        return self.status == signal.SIGTRAP | _EVENT_STOP << 8
+
+    @property
+    def at_syscall(self) -> bool:
+        """At the entry of a system call or its end, after `to_syscall`."""
+        return self.status == _SYSCALL_STOP
+
+    def to_syscall(self, signal_number: int = 0) -> None:
+        """Goes on, to the next entry or end of a system call."""
+        self.status = None
+        _call(_SYSCALL, self.tid, 0, signal_number)
+
+    # --- what it is ---
+
+    def registers(self) -> Registers:
+        registers = Registers()
+        _call(_GETREGS, self.tid, 0, ctypes.addressof(registers))
+        return registers
+
+    def set_registers(self, registers: Registers) -> None:
+        _call(_SETREGS, self.tid, 0, ctypes.addressof(registers))
+
+    def xstate(self) -> bytes:
+        """All registers beside the general ones, in the layout of XSAVE."""
+        buffer = ctypes.create_string_buffer(_XSTATE_BYTES)
+        vector = _Iovec(ctypes.addressof(buffer), _XSTATE_BYTES)
+        _call(_GETREGSET, self.tid, _NT_XSTATE, ctypes.addressof(vector))
+        return buffer.raw[: vector.length]
+
+    def set_xstate(self, state: bytes) -> None:
+        buffer = ctypes.create_string_buffer(state, len(state))
+        vector = _Iovec(ctypes.addressof(buffer), len(state))
+        _call(_SETREGSET, self.tid, _NT_XSTATE, ctypes.addressof(vector))
+
+    def blocked_signals(self) -> int:
+        """The mask that it goes back to, when it is in a call that waits under another one."""
+        mask = ctypes.c_uint64()
+        _call(_GETSIGMASK, self.tid, 8, ctypes.addressof(mask))
+        return mask.value
+
+    def block_signals(self, mask: int) -> None:
+        value = ctypes.c_uint64(mask)
+        _call(_SETSIGMASK, self.tid, 8, ctypes.addressof(value))
+
+    def restartable_sequence(self) -> int:
+        """Address of its struct rseq; 0: it has none, or the kernel does not say."""
+        configuration = ctypes.create_string_buffer(24)
+        try:
+            _call(_RSEQ, self.tid, 24, ctypes.addressof(configuration))
+        except Refused:
+            return 0
+        return int.from_bytes(configuration.raw[:8], "little")
+
+    def without_seccomp(self) -> bool:
+        """What is called in it is no business of the program's filter. Needs CAP_SYS_ADMIN."""
+        try:
+            _call(0x4200, self.tid, 0, _OPTION_SYSGOOD | _OPTION_SUSPEND_SECCOMP)
+        except Refused:
+            return False
+        return True
+
+    # --- end ---
+
+    @property
+    def unsettled(self) -> bool:
+        """Stopped in a call that would end with EINTR, only because of the stop."""
+        if self.signal or self.at_syscall:
+            return False
+        registers = self.registers()
+        return (
+            registers.rax == EINTR_RESULT
+            and registers.orig_rax in _ANEW
+            and not pending_signals(self.pid, self.tid)
+        )
+
+    def detach(self, signal_number: int | None = None) -> None:
+        """Lets it go on; by default with the signal that it is about to get."""
+        with contextlib.suppress(Gone):
+            _call(_DETACH, self.tid, 0, self.signal if signal_number is None else signal_number)
+
+    def release(self) -> None:
+        """Lets it go on from where it stands. It may be gone."""
+        with contextlib.suppress(Gone):
+            if self.unsettled:
+                self._enter_again()
+            else:
+                self.detach()
+
+    def _enter_again(self) -> None:
+        before = self.registers()
+        again = before.copy()
+        again.rip -= 2
+        again.rax = again.orig_rax
+        again.orig_rax = NO_SYSCALL
+        self.set_registers(again)
+        self.to_syscall()
+        until = time.monotonic() + 0.5
+        while self.wait(until):
+            if self.at_syscall:
+                return self.detach()
+            if self.signal:  # it came first, and is what interrupts the call
+                self.set_registers(before)
+                return self.detach()
+            self.to_syscall()
+        return None  # not scheduled for so long: it goes on when this thread ends
+
+
+def pending_signals(pid: int, tid: int) -> int:
+    """Those that it will get as soon as it runs, as a mask."""
+    try:
+        text = Path(f"/proc/{pid}/task/{tid}/status").read_text()
+    except OSError:
+        return 0
+    masks = {line[:6]: int(line.split()[1], 16) for line in text.splitlines() if line[:6] in _SIGNAL_LINES}
+    return (
+        (masks.get("SigPnd", 0) | masks.get("ShdPnd", 0)) & ~masks.get("SigBlk", 0) & ~masks.get("SigIgn", 0)
+    )
+
+
+_SIGNAL_LINES = ("SigPnd", "ShdPnd", "SigBlk", "SigIgn")
+
+
+def threads_of(pid: int) -> list[int]:
+    """Raises Gone."""
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        raise Gone from None
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """A thread inside a system call, as the kernel shows it without a stop."""
+
+    number: int
+    arguments: tuple[int, ...]
+    rsp: int
+    rip: int
+
+
+def asleep(pid: int, tid: int) -> Sleep | None:
+    """None: it runs, or it cannot be told."""
+    try:
+        fields = Path(f"/proc/{pid}/task/{tid}/syscall").read_text().split()
+    except OSError:
+        return None
+    if len(fields) != 9:
+        return None
+    return Sleep(
+        int(fields[0]), tuple(int(f, 16) for f in fields[1:7]), int(fields[7], 16), int(fields[8], 16)
+    )
+
+
+def is_dead(pid: int, tid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/task/{tid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+@dataclass
+class Standing:
+    """A process of which no thread runs. `places`: of each thread that may go on, by its id, (rip, rsp)."""
+
+    pid: int
+    since: float  # time.perf_counter
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+class NotStanding(Exception):
+    """A thread could not be stopped in time; all run on."""
+
+
+_MAKES_PROCESSES = frozenset(
+    {56, 57, 58, 435}
+)  # clone, fork, vfork, clone3: a child may run in the same memory meanwhile
+
+
+@contextlib.contextmanager
+def stopped(pid: int, patience: float = 0.005) -> Iterator[Standing]:
+    """Has all threads of `pid` stand while the block runs, those that they make meanwhile too.
+
+    A thread that sleeps in the kernel and cannot be woken counts as standing: it runs no instruction of the program before it
+    stops. Raises NotStanding where after `patience` seconds another one still runs, or one makes a process; Gone, Refused.
+    """
+    traced: dict[int, Thread] = {}
+    try:
+        _seize(pid, traced)  # takes a while with many threads, which run on
+        if not traced:
+            raise Gone
+        standing = Standing(pid, time.perf_counter())
+        until = time.monotonic() + patience
+        interrupted: set[int] = set()
+        while True:
+            for tid, thread in list(traced.items()):
+                if tid not in interrupted:
+                    interrupted.add(tid)
+                    with contextlib.suppress(Gone):
+                        thread.interrupt()
+            late = _await(pid, traced, until)
+            if not _seize(pid, traced):
+                break
+        for tid, thread in list(traced.items()):
+            if tid in late:
+                standing.places[tid] = late[tid]
+                continue
+            try:
+                registers = thread.registers()
+            except Gone:
+                del traced[tid]
+                continue
+            standing.places[tid] = registers.rip, registers.rsp
+        yield standing
+    finally:
+        _release(traced)
+
+
+def _seize(pid: int, traced: dict[int, Thread]) -> bool:
+    """Whether there were new ones."""
+    new = False
+    for tid in threads_of(pid):
+        if tid in traced:
+            continue
+        try:
+            traced[tid] = Thread(pid, tid)
+            new = True
+        except Gone:
+            pass
+        except Refused:
+            if not is_dead(pid, tid):
+                raise
+    return new
+
+
+def _await(pid: int, traced: dict[int, Thread], until: float) -> dict[int, tuple[int, int]]:
+    """Returns when all stand; those that sleep and cannot be woken are given with their places."""
+    late: dict[int, tuple[int, int]] = {}
+    for tid, thread in list(traced.items()):
+        try:
+            while not thread.wait(until):
+                sleep = asleep(pid, tid)
+                if sleep is None or sleep.number in _MAKES_PROCESSES:
+                    raise NotStanding
+                if not thread.poll():
+                    late[tid] = sleep.rip, sleep.rsp
+                    break
+        except Gone:
+            del traced[tid]
+    return late
+
+
+def _release(traced: dict[int, Thread]) -> None:
+    unsettled = []
+    late = []
+    for thread in traced.values():
+        try:
+            if not thread.poll():
+                late.append(thread)
+            elif thread.unsettled:
+                unsettled.append(thread)
+            else:
+                thread.detach()
+        except Gone:
+            continue
+    for thread in unsettled:
+        thread.release()
+    for thread in late:  # also let go when this thread ends
+        with contextlib.suppress(Gone):
+            if thread.wait(time.monotonic() + 0.05):
+                thread.release()
