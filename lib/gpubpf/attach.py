@@ -16,10 +16,10 @@ and in either case is in no signal handler, which could have interrupted anythin
 `_PATIENCE` seconds at most. All other threads run on meanwhile, so a lock that one of them holds is given back.
 
 The borrowed thread runs on a stack of ours, with all signals blocked and with a fresh floating-point environment. At its end the
-stub calls `rt_sigreturn` with everything the thread had: should the tool be killed, the thread finds its own way back. Otherwise
-it is caught at that call, and gets its registers, the vector state, its mask and errno back at once, at the entry of the system
-call that it was in: a signal that came meanwhile finds it there, as if it had never left. A `pthread_create` that waits for a lock for
-more than `_PATIENCE` seconds is given up in the same way.
+stub calls `rt_sigreturn` with everything the thread had: should the tool be killed, the thread finds its own way back. Otherwise it
+is caught at that call, and gets its registers, vector state and mask back where it was stopped first: in front of the kernel's own
+decision about the interrupted call, as if it had never left. A `pthread_create` that waits for a lock for more than
+`_BORROWED` seconds is given up in the same way.
 
 The new thread does the calls that the tool leaves for it in memory (`_Worker`), then frees that memory and ends.
 
@@ -595,13 +595,16 @@ class _Borrowing:
             self._go_on(thread)
 
     def _go_on(self, thread: Thread) -> None:
+        self._hold(thread)
+        thread.to_syscall()
+
+    def _hold(self, thread: Thread) -> None:
         if number := thread.signal:
             if 1 << number - 1 & _SYNCHRONOUS:
                 raise SessionError(
                     f"pid {self.pid} failed with signal {number} while probes were put into it; report it"
                 )
             self.held = number
-        thread.to_syscall()
 
     def _stands(self, thread: Thread) -> bool:
         if not thread.wait(time.monotonic() + 5):
@@ -610,20 +613,17 @@ class _Borrowing:
 
     def _give_back(self, thread: Thread) -> None:
         """The thread goes on as if nothing had been."""
-        registers = thread.registers()
-        if not (thread.at_syscall and registers.orig_rax == _SIGRETURN):
-            own = self.saved.copy()
-            own.rip, own.rax, own.orig_rax = self.instruction, _GETPID, ptrace.NO_SYSCALL
-            self._to_entry(thread, own)
+        if thread.at_syscall:  # if it is at an entry: to a call that does nothing
+            registers = thread.registers()
+            registers.orig_rax = _GETPID
+            thread.set_registers(registers)
+        thread.to_user()
+        while not (self._stands(thread) and thread.interrupted):
+            self._hold(thread)
+            thread.to_user()
+        # Where a signal is looked for and calls begin anew: the kernel goes by these registers as if they were its own.
         thread.set_xstate(self.xstate)
-        back = self.saved.copy()
-        if back.rax == ptrace.RESTART_BLOCK:
-            back.orig_rax, back.rax = ptrace.RESTART_SYSCALL, ptrace.ENTERED
-        elif back.in_syscall and ptrace.begins_anew(back):
-            back.rax = ptrace.ENTERED
-        else:
-            back.orig_rax = ptrace.NO_SYSCALL
-        thread.set_registers(back)
+        thread.set_registers(ptrace.settle(self.saved))
         thread.block_signals(self.mask)
         thread.detach(self.held)
 

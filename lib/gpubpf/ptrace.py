@@ -1,9 +1,9 @@
 """Threads of another process, stopped and read by ptrace(2), let go as if nothing had been.
 
 A stop wakes a thread out of the system call that it sleeps in. The kernel begins most of them anew by itself. Those of `_ANEW`
-would tell the program EINTR, though no signal came: `Thread.release` begins them anew, by entering them once more and leaving the
-thread at that point, where a signal that comes meanwhile finds it asleep as before. (A wait with a bound in `epoll_wait` and its like
-then has the whole bound before it again; what the kernel restarts keeps its end.)
+would tell the program EINTR, though no signal came: they are made to begin anew in the same way, by the result that the kernel takes
+for that (`settle`), so that a signal which comes at that very moment still gives EINTR. (A wait with a bound in `epoll_wait` and
+its like then has the whole bound before it again; what the kernel restarts keeps its end.)
 
 All calls for one thread must come from the thread that made the `Thread`, and hold Python's lock: a process stands still meanwhile,
 which is no time to wait for another thread of this one. What is left when the caller's thread ends, the kernel lets go.
@@ -29,7 +29,7 @@ _ptrace.restype = ctypes.c_long
 _ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
 
 _SEIZE, _INTERRUPT, _GETREGSET, _SETREGSET = 0x4206, 0x4207, 0x4204, 0x4205
-_GETREGS, _SETREGS, _SYSCALL, _DETACH = 12, 13, 24, 17
+_CONT, _GETREGS, _SETREGS, _SYSCALL, _DETACH = 7, 12, 13, 24, 17
 _GETSIGMASK, _SETSIGMASK, _RSEQ = 0x420A, 0x420B, 0x420F
 _OPTION_SYSGOOD, _OPTION_SUSPEND_SECCOMP = 1, 1 << 21
 _EVENT_STOP, _NT_XSTATE = 128, 0x202
@@ -44,10 +44,9 @@ EINTR_RESULT = -errno.EINTR & (1 << 64) - 1
 RESTART_BLOCK = (
     -516 & (1 << 64) - 1
 )  # the kernel keeps what is left of it: nanosleep, poll, futex with a bound
+_RESTART_NO_HANDLER = -514 & (1 << 64) - 1  # anew, but EINTR if a signal's handler runs first
 RESTARTS = frozenset(-n & (1 << 64) - 1 for n in (512, 513, 514)) | {RESTART_BLOCK}  # ERESTARTSYS …: anew
-RESTART_SYSCALL = 219
 NO_SYSCALL = (1 << 64) - 1
-ENTERED = -errno.ENOSYS & (1 << 64) - 1  # what rax holds at the entry of a system call
 
 # signal(7), "Interruption of system calls and library functions by stop signals". Not close and connect, which have acted already.
 _ANEW = frozenset(
@@ -97,9 +96,13 @@ class Registers(ctypes.Structure):
         return self.orig_rax < 1 << 32 and (self.rax in RESTARTS or self.rax == EINTR_RESULT)
 
 
-def begins_anew(registers: Registers) -> bool:
-    """Whether the call that it was woken out of is to be made again, so that the program notices nothing."""
-    return registers.in_syscall and (registers.rax in RESTARTS or registers.orig_rax in _ANEW)
+def settle(registers: Registers) -> Registers:
+    """What a thread is to have that was stopped with `registers`, so that the stop does not show."""
+    if registers.rax != EINTR_RESULT or registers.orig_rax not in _ANEW:
+        return registers
+    changed = registers.copy()
+    changed.rax = _RESTART_NO_HANDLER
+    return changed
 
 
 class _Iovec(ctypes.Structure):
@@ -190,10 +193,16 @@ class Thread:
         """At the entry of a system call or its end, after `to_syscall`."""
         return self.status == _SYSCALL_STOP
 
-    def to_syscall(self, signal_number: int = 0) -> None:
-        """Goes on, to the next entry or end of a system call."""
+    def to_syscall(self) -> None:
+        """Goes on, to the next entry or end of a system call. A signal that it was about to get is not passed on."""
         self.status = None
-        _call(_SYSCALL, self.tid, 0, signal_number)
+        _call(_SYSCALL, self.tid)
+
+    def to_user(self) -> None:
+        """Goes on, and stands where the kernel would go back to the program, signals and all."""
+        self.interrupt()  # any stop takes it back
+        self.status = None
+        _call(_CONT, self.tid)
 
     # --- what it is ---
 
@@ -246,63 +255,19 @@ class Thread:
 
     # --- end ---
 
-    @property
-    def unsettled(self) -> bool:
-        """Stopped in a call that would end with EINTR, only because of the stop."""
-        if self.signal or self.at_syscall:
-            return False
-        registers = self.registers()
-        return (
-            registers.rax == EINTR_RESULT
-            and registers.orig_rax in _ANEW
-            and not pending_signals(self.pid, self.tid)
-        )
-
-    def detach(self, signal_number: int | None = None) -> None:
-        """Lets it go on; by default with the signal that it is about to get."""
+    def detach(self, signal_number: int = 0) -> None:
         with contextlib.suppress(Gone):
-            _call(_DETACH, self.tid, 0, self.signal if signal_number is None else signal_number)
+            _call(_DETACH, self.tid, 0, signal_number)
 
     def release(self) -> None:
-        """Lets it go on from where it stands. It may be gone."""
+        """Lets it go on from where it stands, with the signal that it is about to get. It may be gone."""
         with contextlib.suppress(Gone):
-            if self.unsettled:
-                self._enter_again()
-            else:
-                self.detach()
-
-    def _enter_again(self) -> None:
-        before = self.registers()
-        again = before.copy()
-        again.rip -= 2
-        again.rax = again.orig_rax
-        again.orig_rax = NO_SYSCALL
-        self.set_registers(again)
-        self.to_syscall()
-        until = time.monotonic() + 0.5
-        while self.wait(until):
-            if self.at_syscall:
-                return self.detach()
-            if self.signal:  # it came first, and is what interrupts the call
-                self.set_registers(before)
-                return self.detach()
-            self.to_syscall()
-        return None  # not scheduled for so long: it goes on when this thread ends
-
-
-def pending_signals(pid: int, tid: int) -> int:
-    """Those that it will get as soon as it runs, as a mask."""
-    try:
-        text = Path(f"/proc/{pid}/task/{tid}/status").read_text()
-    except OSError:
-        return 0
-    masks = {line[:6]: int(line.split()[1], 16) for line in text.splitlines() if line[:6] in _SIGNAL_LINES}
-    return (
-        (masks.get("SigPnd", 0) | masks.get("ShdPnd", 0)) & ~masks.get("SigBlk", 0) & ~masks.get("SigIgn", 0)
-    )
-
-
-_SIGNAL_LINES = ("SigPnd", "ShdPnd", "SigBlk", "SigIgn")
+            if self.interrupted:
+                registers = self.registers()
+                settled = settle(registers)
+                if settled is not registers:
+                    self.set_registers(settled)
+            self.detach(self.signal)
 
 
 def threads_of(pid: int) -> list[int]:
@@ -435,20 +400,13 @@ def _await(pid: int, traced: dict[int, Thread], until: float) -> dict[int, tuple
 
 
 def _release(traced: dict[int, Thread]) -> None:
-    unsettled = []
     late = []
     for thread in traced.values():
-        try:
-            if not thread.poll():
-                late.append(thread)
-            elif thread.unsettled:
-                unsettled.append(thread)
+        with contextlib.suppress(Gone):
+            if thread.poll():
+                thread.release()
             else:
-                thread.detach()
-        except Gone:
-            continue
-    for thread in unsettled:
-        thread.release()
+                late.append(thread)
     for thread in late:  # also let go when this thread ends
         with contextlib.suppress(Gone):
             if thread.wait(time.monotonic() + 0.05):
