@@ -36,7 +36,7 @@ from gpubpf.bytecode import (
 from gpubpf.errors import CompileError
 from gpubpf.headers import Source
 from gpubpf.maps import MapDefinition
-from gpubpf.verify.rules import HELPERS
+from gpubpf.verify.helpers import HELPERS
 
 _KEY_KINDS = {f"gpubpf_{kind}": kind for kind in (*maps.DEVICE_KINDS, "shared_array")}
 _KINDS = {1: "hash", 2: "array", 4: "ringbuf", 6: "percpu_array", 27: "ringbuf"}

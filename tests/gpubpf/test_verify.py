@@ -13,7 +13,8 @@ from gpubpf.errors import VerifyError
 from gpubpf.lower import nvptx
 from gpubpf.maps import MapDefinition
 from gpubpf.verify import kernel, ranges, verify
-from gpubpf.verify.rules import MAX_INSTRUCTIONS, check, ways_out
+from gpubpf.verify.flow import ways_out
+from gpubpf.verify.rules import MAX_INSTRUCTIONS, check
 from gpubpf_asm import (
     OUT,
     alu,

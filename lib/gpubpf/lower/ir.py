@@ -17,7 +17,7 @@ from gpubpf.lower import storage
 from gpubpf.lower.fragment import Argument
 from gpubpf.maps import BLOCKS, DISCARDED, PRINT_ARGUMENTS, PRINTS, SHAPED, MapDefinition, internal
 from gpubpf.verify import Access, Call, Checked
-from gpubpf.verify.rules import Chain, value_alignment
+from gpubpf.verify.values import Chain, value_alignment
 
 ENTRY = "gpubpf_program"
 KEEP_LOOP = "llvm.loop.unroll.disable"

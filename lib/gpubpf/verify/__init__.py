@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gpubpf.bytecode import Function, Program
 from gpubpf.verify import kernel
-from gpubpf.verify.rules import Access, Call, Checked, check
+from gpubpf.verify.rules import check
+from gpubpf.verify.values import Access, Call, Checked
 
 __all__ = ["Access", "Call", "Checked", "check", "verify"]
 

@@ -21,7 +21,7 @@ from gpubpf import bytecode as b
 from gpubpf.bytecode import CONTEXTS, Instruction, Program, encode
 from gpubpf.errors import VerifyError
 from gpubpf.maps import MapDefinition
-from gpubpf.verify.rules import Checked, place_of
+from gpubpf.verify.values import Checked, place_of
 
 _SYSCALL = {"x86_64": 321, "aarch64": 280}.get(platform.machine(), 321)
 _MAP_CREATE, _PROG_LOAD = 0, 5
