@@ -44,6 +44,9 @@ LOG_RECORDS = 1 << 16  # of each process's log, which is read as it fills
 EPOCHS = 1 << 22  # that the table can tell apart
 NOBODY = -1  # as a kernel: not told
 _CHUNK = 1 << 13  # pages that are worked on together: some 30 MB
+# What no program comes near, and a process that lies must not keep us busy with.
+_MOST_OVER = 256  # allocations at one time that lie over others
+_MOST_PAIRS = 1 << 24  # of a page and an allocation
 _ONES = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)
 _BELOW = np.array([(1 << bit) - 1 for bit in range(65)], np.uint64)  # that many low bits
 
@@ -234,12 +237,14 @@ def join(
         own = [allocations[number] for number in numbers]
         one = known.get(process)
         counts = np.zeros((len(own), 3), np.int64)
+        unknown: Collection[int] = ()
         if one is not None:
-            counts, rest = _count(one, own, shift)
+            counts, rest, unknown = _count(one, own, shift)
             if rest:
                 elsewhere[process] = rest
-        for number, allocation, (reads, writes, either) in zip(numbers, own, counts.tolist(), strict=True):
-            if process in unread or _concerned(one, allocation):
+        for place, (number, allocation) in enumerate(zip(numbers, own, strict=True)):
+            reads, writes, either = counts[place].tolist()
+            if process in unread or place in unknown or _concerned(one, allocation):
                 result[number] = Covered(allocation, None, None, None)
             else:
                 result[number] = Covered(allocation, reads, writes, either)
@@ -256,11 +261,12 @@ def _concerned(one: Table | None, allocation: Allocation) -> bool:
     return one.full and bool(one.missed.take(np.arange(first, last + 1), mode="wrap").any())
 
 
-def _count(one: Table, allocations: Sequence[Allocation], shift: int) -> tuple[Integers, int]:
-    """[allocation, (read, written, either)] in bytes, and the bytes that are in none."""
+def _count(
+    one: Table, allocations: Sequence[Allocation], shift: int
+) -> tuple[Integers, int, Collection[int]]:
+    """[allocation, (read, written, either)] in bytes, the bytes that are in none, and places of allocations that were not counted."""
     counts = np.zeros((len(allocations), 3), np.int64)
-    rest = 0
-    of, entry = _pairs(one, allocations, shift)
+    of, entry, unknown = _pairs(one, allocations, shift)
     base = np.array([a.base for a in allocations] or [0], np.int64)
     end = base + np.array([a.bytes for a in allocations] or [0], np.int64)
     grain = 1 << shift
@@ -284,41 +290,37 @@ def _count(one: Table, allocations: Sequence[Allocation], shift: int) -> tuple[I
             size = _ones(some) * grain - _has(some, low) * over - _has(some, high - 1) * under
             counts[:, column] += np.bincount(own, size, len(allocations)).astype(np.int64)
     # What is in no allocation, page by page.
+    left = one.bits[:, :WORDS] | one.bits[:, WORDS:]
     order = np.argsort(entry, kind="stable")
     of, entry = of[order], entry[order]
-    free = np.ones(len(one.page), bool)
-    free[entry] = False
     starts = _starts(entry)
-    loose = one.bits[free]
-    if len(loose):
-        rest += int(_distinct(one.page[free], one.epoch[free], loose)) * grain
     for chunk in _chunks(starts, len(entry)):
         some, own, first = entry[chunk], of[chunk], _starts(entry[chunk])
         number = one.page[some]
         low = np.clip((base[own] >> shift) - number * GRANULES, 0, GRANULES)
         high = np.clip(-(-end[own] >> shift) - number * GRANULES, 0, GRANULES)
-        mask = np.bitwise_or.reduceat(_masks(low, high), first, axis=0)
-        some = some[first]
-        left = (one.bits[some, :WORDS] | one.bits[some, WORDS:]) & ~mask
-        rest += int(_ones(left).sum()) * grain
-    return counts, rest
+        left[some[first]] &= ~np.bitwise_or.reduceat(_masks(low, high), first, axis=0)
+    return counts, _distinct(one.page, left) * grain
 
 
-def _distinct(page: Integers, epoch: Integers, bits: Words) -> int:
-    """Granules that were touched, those of one page and epoch once."""
-    order = np.lexsort((epoch, page))
-    either = (bits[:, :WORDS] | bits[:, WORDS:])[order]
-    return int(_ones(np.bitwise_or.reduceat(either, _starts(page[order], epoch[order]), axis=0)).sum())
+def _distinct(page: Integers, words: Words) -> int:
+    """Granules that were touched, those of one page once, whatever epochs and kernels it has."""
+    if not len(page):
+        return 0
+    order = np.argsort(page, kind="stable")
+    return int(_ones(np.bitwise_or.reduceat(words[order], _starts(page[order]), axis=0)).sum())
 
 
-def _pairs(one: Table, allocations: Sequence[Allocation], shift: int) -> tuple[Integers, Integers]:
-    """Which allocations lie (partly) in which pages: places of both, side by side.
+def _pairs(
+    one: Table, allocations: Sequence[Allocation], shift: int
+) -> tuple[Integers, Integers, Collection[int]]:
+    """Which allocations lie (partly) in which pages: places of both, side by side; and of which allocations that is not known.
 
     Goes through the epochs in order with a sorted list of those that live in it: of one address there may be any number, one after
     another. Those in the list do not overlap; what does (a part of a range that is known as a whole, too) is kept beside it.
     """
     if not len(one.page) or not allocations:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        return np.zeros(0, np.int64), np.zeros(0, np.int64), ()
     page_bytes = GRANULES << shift
     pages = np.unique(one.page)
     base = np.array([a.base for a in allocations], np.int64)
@@ -329,6 +331,7 @@ def _pairs(one: Table, allocations: Sequence[Allocation], shift: int) -> tuple[I
     died = sorted((gone, n) for n in some.tolist() if (gone := allocations[n].last_epoch) is not None)
     living: list[tuple[int, int]] = []  # (base, place), none over another
     others: dict[int, None] = {}  # places of those over another
+    unknown: set[int] = set()
     ends = end.tolist()
     bases = base.tolist()
     of: list[int] = []
@@ -348,7 +351,10 @@ def _pairs(one: Table, allocations: Sequence[Allocation], shift: int) -> tuple[I
             if (place and ends[living[place - 1][1]] > bases[n]) or (
                 place < len(living) and living[place][0] < ends[n]
             ):
-                others[n] = None
+                if len(others) < _MOST_OVER:
+                    others[n] = None
+                else:
+                    unknown.add(n)
             else:
                 living.insert(place, (bases[n], n))
         while d < len(died) and died[d][0] < epoch:
@@ -369,7 +375,7 @@ def _pairs(one: Table, allocations: Sequence[Allocation], shift: int) -> tuple[I
             if bases[n] < start + page_bytes and ends[n] > start:
                 of.append(n)
                 entry.append(at)
-    return np.array(of, np.int64), np.array(entry, np.int64)
+    return np.array(of, np.int64), np.array(entry, np.int64), unknown
 
 
 def _starts(*keys: Integers) -> Integers:
@@ -415,8 +421,8 @@ def _has(words: Words, bit: Integers) -> Integers:
 def footprints(
     tables: Sequence[Table], names: Mapping[int, Mapping[int, str]], shift: int
 ) -> list[Footprint]:
-    """Of each process and kernel, the most sectors first. `names`: mangled names by process and kernel number. An address in another
-    epoch is another one. A granule must be no larger than a sector."""
+    """Of each process and kernel, the most sectors first. `names`: mangled names by process and kernel number. An address is the same
+    one in every epoch: epochs end because of other allocations, too. A granule must be no larger than a sector."""
     result = []
     for one in tables:
         own = names.get(one.process, {})
@@ -424,8 +430,8 @@ def footprints(
         mangled = sorted({own.get(number, "") for number in numbers})
         place = np.array([mangled.index(own.get(number, "")) for number in numbers], np.int64)
         kernel = place[np.searchsorted(numbers, one.kernel)] if numbers else one.kernel
-        order = np.lexsort((one.epoch, one.page, kernel))
-        keys = (kernel[order], one.page[order], one.epoch[order])
+        order = np.lexsort((one.page, kernel))
+        keys = (kernel[order], one.page[order])
         counts = np.zeros((len(mangled), 2), np.int64)
         for chunk in _chunks(_starts(*keys), len(order)):
             some = one.bits[order[chunk]]
