@@ -207,13 +207,13 @@ class Pictures:
         heat.add(accesses.address[there], written[there], accesses.time[there])
 
     def drawn(self) -> list[Drawn]:
-        from gpubpf.coverage_text import allocated_by
+        from gpubpf import symbols
 
         known: dict[int, list[Band]] = {}
         names: dict[Any, str] = {}  # of host stacks: many allocations have the same
         for one in self._allocations.all():
             if one.stack not in names:
-                names[one.stack] = allocated_by(one.stack)
+                names[one.stack] = symbols.caller(one.stack)
             name = " ".join(part for part in (one.call, names[one.stack]) if part)
             known.setdefault(one.pid, []).append(Band(one.base, one.bytes, name))
         return [heat.drawn(known.get(pid, ())) for (pid, _), heat in self._heats.items()]

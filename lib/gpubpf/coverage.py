@@ -2,10 +2,10 @@
 
     coverage = Coverage(granule=1)
     for _ in session.intervals(…, tick=lambda: coverage.take(session)):
-        rows, elsewhere = coverage.allocations(session)
-        rows[0].allocation, rows[0].read, rows[0].untouched
+        report = coverage.report(session)
+        report.rows[0].allocation, report.rows[0].read, report.rows[0].untouched
 
-What device programs fill (memtrace's C text): a table of pages, each of which tells of 4096 granules; a granule is `1 << shift`
+What device programs fill (gpubpf_coverage.h): a table of pages, each of which tells of 4096 granules; a granule is `1 << shift`
 bytes. Maps, one element each for a place of the table: `pages` (the page's number, which is its address / its bytes, and the epoch;
 0: nothing is there), `owners` (with --footprint: number of the kernel + 1), `touched` (128 words: 64 of what was read, then 64 of
 what was written, a bit for each granule). In `missed` a bit stands for each 2 MB of addresses, modulo 128 GB, of which something

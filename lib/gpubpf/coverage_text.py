@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,6 @@ from gpubpf.coverage import SECTOR, Covered, Footprint, Report
 
 if TYPE_CHECKING:
     from gpubpf.agent.protocol import StackFrame
-    from gpubpf.allocations import Allocation
     from gpubpf.traffic import KernelTraffic
 
 WIDTH = 80
@@ -21,9 +18,6 @@ MOST_ROWS = 12  # without -v
 ROOM = 48 << 20  # granules that the table surely has room for, where they lie side by side
 LARGEST_GRANULE = 1 << 20
 EXACT = 10_000_000  # from here on numbers are shown in millions and more
-# Between the program's own code and the driver.
-_LIBRARIES = re.compile(r"lib(cuda|cudart|cudasim|gpubpf|stdc\+\+|c|pthread|dl|gcc_s)\b")
-_FUNCTIONS = re.compile(r"(cu[A-Z]|cuda[A-Z]|cudart|__cuda|libcudart|_?_?cudart)")
 
 
 def allocation_record(row: Covered, granule: int) -> dict[str, Any]:
@@ -116,7 +110,7 @@ def allocation_lines(report: Report, granule: int, verbose: bool) -> Iterator[st
     several = any(row.count > 1 for row in shown)
     header = ["BYTES", "READ", "WRITTEN", "UNTOUCHED", *(["N"] if several else []), "CALL", "WHERE"]
     room = WIDTH - 4 * 11 - (7 if several else 0)
-    places = [allocated_by(row.stack) for row in shown]
+    places = [symbols.caller(row.stack) for row in shown]
     beside = max((len(place) for place in places), default=0) + 2
     most = min(max((len(row.what) for row in shown), default=0), max(room // 2, room - beside))
     cells = []
@@ -223,7 +217,7 @@ def _folded(rows: Sequence[Covered]) -> list[_Row]:
 
     folded = [
         _Row(
-            _what(some[0].allocation),
+            some[0].allocation.name or some[0].allocation.call,
             some[0].allocation.stack,
             len(some),
             sum(row.allocation.bytes for row in some),
@@ -234,24 +228,6 @@ def _folded(rows: Sequence[Covered]) -> list[_Row]:
         for some in groups.values()
     ]
     return sorted(folded, key=lambda row: (-(row.untouched or 0), -row.bytes))
-
-
-def _what(of: Allocation) -> str:
-    return of.name or of.call
-
-
-def allocated_by(stack: Sequence[StackFrame]) -> str:
-    """The innermost function that is neither the driver's nor the runtime's."""
-    for frame in stack:
-        file = os.path.basename(frame.file)
-        if _LIBRARIES.match(file):
-            continue
-        found = symbols.lookup(frame.file, max(frame.offset - 1, 0)) if frame.file else None
-        name = found.name if found else names.demangle(frame.symbol).short
-        if name and _FUNCTIONS.match(name):
-            continue
-        return f"{name} ({file})" if name and file else name or symbols.frame_of(frame)
-    return ""
 
 
 def _number(count: int | None) -> str:

@@ -20,6 +20,7 @@ from gpubpf.clock import Bracket, GpuClock
 from gpubpf.imbalance import Index, Shape
 
 if TYPE_CHECKING:
+    from gpubpf.ptx.values import Site
     from gpubpf.results import ProcessLog
 
 MOST_PLACES = 4096
@@ -149,15 +150,18 @@ def _sensible(kernels: Any) -> np.ndarray:
     return (blocks > 0) & (blocks < 2**31) & (threads > 0) & (threads <= 1024)
 
 
-def source_of(sites: Mapping[int, Any]) -> Callable[[int], str | None]:
-    """What a site of a kernel is called: ``scale.cu:17``, without -lineinfo ``PTX line 40``; None where it is not known."""
+def name_of(site: Site) -> str:
+    """What a site of a kernel is called: ``scale.cu:17``, without -lineinfo ``PTX line 40``."""
+    if site.source:
+        return f"{cli.printable(site.source.rsplit('/', 1)[-1])}:{site.source_line}"
+    return f"PTX line {site.line}"
+
+
+def source_of(sites: Mapping[int, Site]) -> Callable[[int], str | None]:
+    """The names of a kernel's sites by number; None where one is not known."""
 
     def source(number: int) -> str | None:
         site = sites.get(number)
-        if site is None:
-            return None
-        if site.source:
-            return f"{cli.printable(site.source.rsplit('/', 1)[-1])}:{site.source_line}"
-        return f"PTX line {site.line}"
+        return None if site is None else name_of(site)
 
     return source

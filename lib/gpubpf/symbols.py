@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 _SYMTAB, _DYNSYM = 2, 11  # section types
 _FUNCTIONS = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
 _LARGEST = 1 << 28  # bytes of a symbol table or its names
+# Between a program's own code and the driver.
+_LIBRARIES = re.compile(r"lib(cuda|cudart|cudasim|gpubpf|stdc\+\+|c|pthread|dl|gcc_s)\b")
+_RUNTIME = re.compile(r"(cu[A-Z]|cuda[A-Z]|cudart|__cuda|libcudart|_?_?cudart)")
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,20 @@ def frame_of(frame: StackFrame) -> str:
             frame.file, max(frame.offset - 1, 0)
         )  # a return address is that of the next instruction
     return frame.symbol or f"{frame.address:#x}"
+
+
+def caller(stack: Sequence[StackFrame]) -> str:
+    """Who called the driver: the innermost function of a host stack that is neither the driver's nor the runtime's; "" if there is none."""
+    for frame in stack:
+        file = os.path.basename(frame.file)
+        if _LIBRARIES.match(file):
+            continue
+        found = lookup(frame.file, max(frame.offset - 1, 0)) if frame.file else None
+        name = found.name if found else names.demangle(frame.symbol).short
+        if name and _RUNTIME.match(name):
+            continue
+        return f"{name} ({file})" if name and file else name or frame_of(frame)
+    return ""
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""How kernels use memory: what memtrace's device programs add up at each site → requests, sectors, patterns, bank conflicts.
+"""How kernels use memory: what device programs add up at each site (gpubpf_traffic.h) → requests, sectors, patterns, bank conflicts.
 
     traffic = Traffic()
     for kernel in traffic.read(session, anew=False):
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpubpf import cli, names
+from gpubpf import names, places
 
 if TYPE_CHECKING:
     from gpubpf.ptx.values import Site
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Key = tuple[int, int, str]  # process, GPU, kernel
 
 MAPS = {"global_cells": "global", "local_cells": "local", "shared_cells": "shared"}
-UNIT, SHIFTED, BROADCAST, STRIDED, GATHER, SINGLE, PART = range(7)  # as enum pattern of the C text
+UNIT, SHIFTED, BROADCAST, STRIDED, GATHER, SINGLE, PART = range(7)  # as enum gpu_pattern of gpubpf_traffic.h
 LANES, SECTOR, BANKS = 32, 32, 128  # bytes of all banks
 _WORD = 1 << 64
 
@@ -108,9 +108,7 @@ class SiteTraffic:
     @property
     def where(self) -> str:
         """``scale.cu:17``, without -lineinfo ``PTX line 40``"""
-        if self.site.source:
-            return f"{cli.printable(self.site.source.rsplit('/', 1)[-1])}:{self.site.source_line}"
-        return f"PTX line {self.site.line}"
+        return places.name_of(self.site)
 
     def record(self, share: float) -> dict[str, Any]:
         """The fields of a JSON record."""
