@@ -300,7 +300,7 @@ def _count(
         low = np.clip((base[own] >> shift) - number * GRANULES, 0, GRANULES)
         high = np.clip(-(-end[own] >> shift) - number * GRANULES, 0, GRANULES)
         left[some[first]] &= ~np.bitwise_or.reduceat(_masks(low, high), first, axis=0)
-    return counts, _distinct(one.page, left) * grain
+    return counts, _distinct(one.page, left) * grain, unknown
 
 
 def _distinct(page: Integers, words: Words) -> int:

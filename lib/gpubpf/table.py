@@ -5,11 +5,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from gpubpf import cli
+
 
 def lines(headers: Sequence[str], rows: Sequence[Sequence[object]], left: Sequence[str] = ()) -> list[str]:
     """A header line and one line for each row: columns as wide as their widest cell, two spaces between them.
 
-    Numbers and words align right, the columns named in `left` align left.
+    Numbers and words align right, the columns named in `left` align left. What a process named itself may hold ends of lines.
     """
     import tabulate
 
@@ -17,6 +19,7 @@ def lines(headers: Sequence[str], rows: Sequence[Sequence[object]], left: Sequen
         return ["  ".join(headers)]
     alignment = ["left" if header in left else "right" for header in headers]
     tabulate.MIN_PADDING = 0  # headers need no more room than cells
+    rows = [[cli.printable(str(cell)) for cell in row] for row in rows]
     text = tabulate.tabulate(rows, headers, tablefmt="plain", colalign=alignment, disable_numparse=True)
     return [line.rstrip() for line in text.splitlines()]
 

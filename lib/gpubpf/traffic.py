@@ -224,7 +224,7 @@ class Traffic:
         for key, cells in parts.items():
             one = of[key]
             most = max(launches.get((key, name), 0) for name in cells)
-            cells["launches"] = {"launches": np.array([most], np.uint64)}
+            cells["launches"] = {"launches": np.array([min(most, _WORD - 1)], np.uint64)}
             if anew:
                 cells = {name: self._since((key, name), values) for name, values in cells.items()}
             count = int(cells.pop("launches")["launches"][0])

@@ -53,6 +53,13 @@ def test_tables_align():
     ]
 
 
+def test_a_row_of_a_table_is_one_line_whatever_a_process_calls_itself():
+    assert table.lines(["NAME", "RUNS"], [["a\nb\x1c\x85", 1], ["c", 2]], left=["NAME"])[1:] == [
+        "a\\nb\\x1c\\x85     1",
+        "c                2",
+    ]
+
+
 @pytest.mark.parametrize(("value", "stars"), [(0, ""), (1, "."), (50, "*****"), (100, "*" * 10)])
 def test_bars(value, stars):
     assert table.bar(value, 100, 10) == stars

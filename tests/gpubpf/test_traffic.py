@@ -122,12 +122,15 @@ def test_shards_are_put_together():
 class Session:
     """What a session gives: instances by map, sites by kernel."""
 
-    def __init__(self, maps, sites):
-        self.maps, self.known = maps, sites
+    def __init__(self, maps, sites, launches=3):
+        self.maps, self.known, self.launches = maps, sites, launches
 
     def instances(self, name):
         definition = None
-        return [_Read(1, "app", 0, "_Z5scalePf", cells, definition) for cells in self.maps.get(name, [])]
+        return [
+            _Read(1, "app", 0, "_Z5scalePf", cells, definition, launches=self.launches)
+            for cells in self.maps.get(name, [])
+        ]
 
     def sites(self, mangled, pid):
         return self.known
@@ -194,6 +197,14 @@ def test_nonsense_of_a_process_is_no_crash():
         for one in reader.read(Session(maps, known), anew=True):
             assert "\n".join(traffic_text.lines(one, "k", False))
             assert [s.record(one.share([s])) for s in one.sites] and one.record()
+
+
+def test_more_launches_than_there_can_be_are_no_crash():
+    cells = array(1, 1)
+    cells["requests"][0, 0, UNIT] = 1
+    session = Session({"global_cells": [cells]}, {0: site()}, launches=1 << 70)
+    (found,) = traffic.Traffic().read(session, anew=True)
+    assert found.launches == (1 << 64) - 1
 
 
 def test_a_generic_place_has_a_row_for_each_space_and_an_unknown_one_none():
