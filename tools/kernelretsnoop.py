@@ -163,12 +163,12 @@ def main(argv: list[str] | None = None) -> int:
         if args.ebpf:
             out.write(PROGRAM.lstrip())
             return 0
-        from gpubpf import exitlog, heatmap, tracing
+        from gpubpf import exitlog, picture, tracing
         from gpubpf.program import BPF
         from gpubpf.session import Follow
 
         if args.heatmap:
-            heatmap.write(args.heatmap, [])  # better an error now than at the end
+            picture.write(args.heatmap, [])  # better an error now than at the end
         virtual = tracing.virtual(args)
         recorded = bool(args.each or args.heatmap or virtual)
         b = BPF(text=PROGRAM)
@@ -282,10 +282,10 @@ def show_csv(
 
 def show_end(session: Session, log: ExitLog, args: argparse.Namespace, out: cli.Output) -> None:
     """The picture; how much of what ran was seen, and why not all."""
-    from gpubpf import heatmap, table
+    from gpubpf import picture, table
 
     if args.heatmap:
-        heatmap.write(args.heatmap, list(log.heats.values()))
+        picture.write(args.heatmap, list(log.heats.values()))
     summary, more = session.summary(), log.losses(session)
     if args.json:
         out.record(**({"type": "summary", "tool": TOOL} | summary | more))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpubpf import accesslog_text, cli, heatmap
+from gpubpf import accesslog_text, cli, picture
 from gpubpf.accesslog import AccessLog
 from gpubpf.bytecode import KINDS, SPACES
 from gpubpf.heatmap import AddressHeat, Band
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import argparse
 
     from gpubpf.accesslog import Accesses, Sink, Where
-    from gpubpf.heatmap import Drawn
+    from gpubpf.picture import Drawn
     from gpubpf.program import BPF
 
 PROGRAM = r"""
@@ -113,7 +113,7 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
     if args.list or args.ptx:
         return listing.show(b, args, out)
     if args.heatmap:
-        heatmap.write(args.heatmap, [])  # better an error now than at the end
+        picture.write(args.heatmap, [])  # better an error now than at the end
     if args.parquet:
         parquet.check(args.parquet)
     sinks: list[Sink] = []
@@ -144,7 +144,7 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
                 break
         stack.close()  # the command may run on: what was measured is whole
         if args.heatmap:
-            heatmap.write(args.heatmap, pictures.drawn())
+            picture.write(args.heatmap, pictures.drawn())
         log.show_end(session, args, out)
     return session.status
 

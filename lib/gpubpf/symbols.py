@@ -83,7 +83,7 @@ def frame_of(frame: StackFrame) -> str:
 
 
 def caller(stack: Sequence[StackFrame]) -> str:
-    """Who called the driver: the innermost function of a host stack that is neither the driver's nor the runtime's; "" if there is none."""
+    """Who called the driver: the innermost function of a host stack that is neither the driver's nor the runtime's, or nothing."""
     for frame in stack:
         file = os.path.basename(frame.file)
         if _LIBRARIES.match(file):

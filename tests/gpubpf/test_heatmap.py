@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpubpf import heatmap
+from gpubpf import heatmap, picture
 from gpubpf.errors import Error
 from gpubpf.heatmap import AddressHeat, Band, Heat
 
@@ -51,7 +51,7 @@ def test_the_picture_is_dark_where_threads_leave() -> None:
 def test_a_png_is_one(tmp_path: Path) -> None:
     heat = Heat("scale(float*)", 3)
     heat.add(np.arange(3), np.arange(3) * 100)
-    heatmap.write(str(tmp_path / "a.PNG"), [heat, heat])
+    picture.write(str(tmp_path / "a.PNG"), [heat, heat])
     found = chunks((tmp_path / "a.PNG").read_bytes())
     width, height, depth, colours = struct.unpack_from(">IIBB", found[b"IHDR"])
     assert (depth, colours) == (8, 2)
@@ -61,7 +61,7 @@ def test_a_png_is_one(tmp_path: Path) -> None:
 def test_an_svg_is_one(tmp_path: Path) -> None:
     heat = Heat("scale<float>(char const&)", 1)
     heat.add(np.array([0]), np.array([0]))
-    heatmap.write(str(tmp_path / "a.svg"), [heat])
+    picture.write(str(tmp_path / "a.svg"), [heat])
     document = xml.dom.minidom.parseString((tmp_path / "a.svg").read_bytes())
     texts = [node.firstChild.data for node in document.getElementsByTagName("text")]
     assert (
@@ -70,18 +70,18 @@ def test_an_svg_is_one(tmp_path: Path) -> None:
 
 
 def test_nothing_to_show_and_nowhere_to_write(tmp_path: Path) -> None:
-    heatmap.write(str(tmp_path / "empty.png"), [])
-    heatmap.write(str(tmp_path / "empty.svg"), [])
+    picture.write(str(tmp_path / "empty.png"), [])
+    picture.write(str(tmp_path / "empty.svg"), [])
     with pytest.raises(Error, match="no such picture"):
-        heatmap.write("a.gif", [])
+        picture.write("a.gif", [])
     with pytest.raises(Error, match="cannot write"):
-        heatmap.write(str(tmp_path / "no" / "a.svg"), [])
+        picture.write(str(tmp_path / "no" / "a.svg"), [])
 
 
 def test_every_letter_of_a_kernel_name_is_there() -> None:
     for char in "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_:<>(),*&~[]{} ".replace("{", "").replace("}", ""):
-        assert char == " " or len(heatmap._LETTERS[char]) == 5
-    assert len(set(heatmap._LETTERS.values())) > 50
+        assert char == " " or len(picture._LETTERS[char]) == 5
+    assert len(set(picture._LETTERS.values())) > 50
 
 
 # --- accesses by address ---
@@ -175,7 +175,7 @@ def test_many_places_and_large_pages() -> None:
         reads(heat, band.base, 8 * (n + 1), 0)
     panel = heat.drawn(known).panel()
     assert len(panel.beside) == heatmap.BANDS and "call 40" in panel.beside[-1][1]
-    assert "and 24 more places with" in panel.axes and len(panel.image) <= heatmap.ROWS
+    assert "and 24 more places with" in panel.axes and len(panel.image) <= picture.ROWS
     while heat.shift < 28:
         heat._coarsen()
     assert [band.name for band, _ in heat.bands(known)][:2] == ["call 1 and 14 more", "call 16 and 15 more"]
@@ -195,10 +195,10 @@ def test_what_lay_at_an_address_before_is_told() -> None:
 
 def test_pictures_of_memory_can_be_read(tmp_path: Path) -> None:
     heat = AddressHeat("app \x1b<&")
-    heatmap.write(str(tmp_path / "empty.svg"), [heat.drawn(())])
+    picture.write(str(tmp_path / "empty.svg"), [heat.drawn(())])
     reads(heat, 0x7F0000000000, 100, 0)
     for name in ("a.svg", "a.png"):
-        heatmap.write(str(tmp_path / name), [heat.drawn(KNOWN), Heat("k", 3)])
+        picture.write(str(tmp_path / name), [heat.drawn(KNOWN), Heat("k", 3)])
     document = xml.dom.minidom.parseString((tmp_path / "a.svg").read_bytes())
     texts = [node.firstChild.data for node in document.getElementsByTagName("text")]
     assert "app ?<&" in texts and "0x7f0000000000 1.0 MiB cuMemAlloc" in texts
