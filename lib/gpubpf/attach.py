@@ -9,7 +9,8 @@ The borrowed thread must not be inside malloc or the dynamic linker, whose locks
 
 - sleeps in a call that waits for something outside (`_WAITS`): no lock of these is held across such a call. A futex counts only
   as conditions and semaphores use it (FUTEX_WAIT_BITSET): one that waits for a lock may hold another.
-- or else is in code, with nothing on its stack, that belongs to none of them (`_Code`);
+- or else is in code that belongs to none of them, outside the C library or right behind a system call, with nothing of theirs on its
+  stack (`_Code`);
 
 and in either case is in no signal handler, which could have interrupted anything: no return address on its stack leads to a
 `rt_sigreturn`. Words on a stack may be left over from calls long past; then another thread is tried, or the same one later, for
@@ -73,6 +74,8 @@ _STACK_LIMIT = 256 << 10  # bytes of a stack that are looked through
 # clock_nanosleep, epoll_wait, waitid, pselect6, ppoll, epoll_pwait, accept4, recvmmsg, epoll_pwait2
 _WAITS = frozenset((0, 7, 23, 34, 35, 43, 45, 47, 61, 128, 130, 219, 230, 232, 247, 270, 271, 281, 288, 299, 441))  # fmt: skip
 _FUTEX, _FUTEX_WAIT_BITSET, _FUTEX_COMMAND = 202, 9, 0x7F
+# brk, mmap, mprotect, munmap, mremap, madvise, futex, clone, clone3, fork, exit: what malloc and the making of threads are made of
+_NOT_BEHIND = frozenset((9, 10, 11, 12, 25, 28, 202, 56, 57, 60, 435))
 _FORGETFUL = frozenset(
     (232, 281, 441, 219, 35, 230)
 )  # borrowed last: they begin their time anew, or know their end only in the kernel
@@ -87,6 +90,13 @@ _RETURNING = bytes.fromhex("48c7c00f0000000f05")  # mov $15, %rax; syscall: wher
 
 STUB_SOURCE = """\
 main:                                # on the borrowed thread; rbx: the data
+  mov rdi, rbx
+  mov esi, 0x19000                   # all but the code
+  mov edx, 3
+  mov eax, 10                        # mprotect, to be written
+  syscall
+  test eax, eax
+  jnz back
   lea rsi, [rbx+0x1018]              # of the frame: sigaltstack as it is
   xor edi, edi
   mov eax, 131
@@ -101,6 +111,7 @@ main:                                # on the borrowed thread; rbx: the data
   call [rbx+0x08]                    # pthread_create
   mov [rbx+0x18], eax
   mov [r12], r13d
+back:
   lea rsp, [rbx+0x1008]
   mov eax, 15                        # rt_sigreturn
   syscall
@@ -152,12 +163,12 @@ last:                                # munmap of all this: nothing here runs aft
   jmp rax
 """
 STUB = bytes.fromhex(
-    "488db31810000031ffb8830000000f05ff134989c4448b28488d7b1031f6488d151d0000004889d9ff530889431845892c24488da308100000"
-    "b80f0000000f050f0b53415441554889fbff53204889c7ff532841bc000002008b43383b433c7515bf64000000ff533041ffcc75eb31c0415d"
-    "415c5bc3488b7b48488b7350488b5358488b4b604c8b6b4031c083bb8400000000751641ffd548894378ff138b00898380000000ff433ceba8"
-    "4c89e8415d415c5bffe0"
+    "4889dfbe00900100ba03000000b80a0000000f0585c07532488db31810000031ffb8830000000f05ff134989c4448b28488d7b1031f6488d15"
+    "1d0000004889d9ff530889431845892c24488da308100000b80f0000000f050f0b53415441554889fbff53204889c7ff532841bc000002008b"
+    "43383b433c7515bf64000000ff533041ffcc75eb31c0415d415c5bc3488b7b48488b7350488b5358488b4b604c8b6b4031c083bb8400000000"
+    "751641ffd548894378ff138b00898380000000ff433ceba84c89e8415d415c5bffe0"
 )
-_STUB_END = 0x40  # behind its rt_sigreturn
+_STUB_END = 0x58  # behind its rt_sigreturn
 
 # The memory that is mapped for it: code, data, the signal frame with the vector state, texts, a stack.
 _PAGE = 4096
@@ -173,7 +184,7 @@ _FUNCTIONS = (
 # Whose locks pthread_create takes, beside malloc's and the dynamic linker's.
 _TAKE_LOCKS = (
     "pthread_create pthread_join pthread_detach pthread_exit pthread_tryjoin_np pthread_setattr_default_np"
-    " pthread_getattr_default_np fork _Fork vfork posix_spawn posix_spawnp exit quick_exit dlopen dlclose dlsym dlvsym"
+    " pthread_getattr_default_np fork _Fork exit quick_exit dlopen dlclose dlsym dlvsym"
     " dlmopen dl_iterate_phdr dlinfo dladdr dladdr1 dlerror"
 ).split()
 _MALLOC = (
@@ -265,6 +276,9 @@ def _on_own_thread(work: Callable[[], _Result]) -> _Result:
     thread = threading.Thread(target=run, name="gpubpf-attach")
     thread.start()
     thread.join()
+    until = time.monotonic() + 1
+    while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < until:
+        time.sleep(0.0002)  # Python is done with it a little earlier than the kernel
     if errors:
         raise errors[0]
     return results[0]
@@ -337,7 +351,10 @@ class _Code:
             return False
         if registers.in_syscall and waits(registers.orig_rax, registers.rsi):
             return True
-        inside = not registers.in_syscall and self._within(self.libc, registers.rip)
+        behind = (
+            registers.orig_rax < 1 << 32 and registers.orig_rax not in _NOT_BEHIND
+        )  # a system call that is done
+        inside = not registers.in_syscall and not behind and self._within(self.libc, registers.rip)
         return (
             not inside
             and not self._within(self._careful, registers.rip)
@@ -488,16 +505,12 @@ class _Borrowing:
     def _borrow(self, thread: Thread) -> tuple[int, int]:
         """The memory, and why no thread was made. The thread is back where it was, whatever happens."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        base = self._call(thread, _MMAP, 0, _SIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, NO_FILE, 0)
+        base = self._call(thread, _MMAP, 0, _SIZE, mmap.PROT_READ | mmap.PROT_EXEC, flags, NO_FILE, 0)
         if base >= -4095 & (1 << 64) - 1:
             self._give_back(thread)
             return 0, (1 << 64) - base
-        code = self._call(thread, 10, base, _PAGE, mmap.PROT_READ | mmap.PROT_EXEC)  # mprotect
-        if code:
-            failure = (1 << 64) - code
-        else:
-            self._prepare(base)
-            failure = self._run_stub(thread, base)
+        self._prepare(base)
+        failure = self._run_stub(thread, base)
         if failure and failure != _PENDING:
             self._call(thread, _MUNMAP, base, _SIZE)
         self._give_back(thread)
@@ -565,7 +578,8 @@ class _Borrowing:
                 continue
             registers = thread.registers()
             if thread.at_syscall and registers.orig_rax == _SIGRETURN and registers.rip == base + _STUB_END:
-                return struct.unpack("<i", self.memory.read(base + _DATA + _CREATED, 4))[0]
+                created: int = struct.unpack("<i", self.memory.read(base + _DATA + _CREATED, 4))[0]
+                return created if created != _PENDING else errno.ENOMEM  # it could not even write there
             if asked and not thread.at_syscall and registers.in_syscall and registers.orig_rax == _FUTEX:
                 return _PENDING
             self._go_on(thread)

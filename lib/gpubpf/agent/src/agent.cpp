@@ -59,7 +59,7 @@ struct Connection {
   std::condition_variable changed;
   std::map<uint32_t, std::shared_ptr<Question>> questions;
   uint32_t requests = 0;
-  bool welcome = false, gone = false;
+  bool welcome = false, patched = false, gone = false;
   // Counters, since a signal handler waits on them.
   std::atomic<uint32_t> finish_asked{0}, finish_done{0}, finish_wait_ms{0};
   std::atomic<bool> memory_wanted{false}, reading_wanted{false}, calibrating{false}, exiting{false};
@@ -215,6 +215,12 @@ void handle(Connection &c, Frame &frame) {
       c.changed.notify_all();
       break;
     }
+    case Message::Patched: {
+      std::lock_guard<std::mutex> hold(c.lock);
+      c.patched = true;
+      c.changed.notify_all();
+      break;
+    }
     case Message::Sidecar:
       answered(c, r, frame.fd);
       break;
@@ -338,8 +344,9 @@ bool start_service(Connection *c) {
   return ok;
 }
 
-// The tool's socket, or -1. A name that begins with @ is abstract.
+// The tool's socket, or -1. A name that begins with @ is abstract; fd:N is one that this process has already.
 int connect_to_tool(const char *name) {
+  if (strncmp(name, "fd:", 3) == 0) return move_high(atoi(name + 3));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   size_t length = strlen(name);
@@ -416,8 +423,22 @@ std::string process_name() {
   return s;
 }
 
-bool start() {
-  const char *name = getenv("GPUBPF_SOCKET");
+// Has the tool put the hooks in, while this process stands still. Why it did not, or nothing.
+std::string install_running(Connection *c, std::string &left_out) {
+  std::vector<Patch> patches;
+  std::string failed = prepare(hooks, hook_count(), left_out, patches);
+  if (!failed.empty() || patches.empty()) return failed;
+  int file = move_high(patch_file(patches));
+  if (file < 0) return "all: no memory for a list\n";
+  agent.send(Message::Patches, Writer(), file);
+  close(file);
+  std::unique_lock<std::mutex> hold(c->lock);
+  c->changed.wait_for(hold, std::chrono::seconds(20), [&] { return c->patched || c->gone; });
+  return c->patched ? "" : "all: the tool did not put them in\n";
+}
+
+// `running`: the program does, its threads may be anywhere.
+bool start(const char *name, bool running) {
   if (!name || connection) return false;
   void *library = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_NOW);
   if (!library || !driver.find(library)) return false;
@@ -473,7 +494,8 @@ bool start() {
     if (log >= 0) close(log);
   }
   if (!hooked) choose_hooks(agent.config.log_records != 0 || operation_program());
-  std::string left_out, failed = hooked ? "" : install(hooks, hook_count(), left_out);
+  std::string left_out, failed;
+  if (!hooked) failed = running ? install_running(c, left_out) : install(hooks, hook_count(), left_out);
   hooked = true;
   if (const char *cupti = getenv("GPUBPF_CUPTI"); cupti && agent.config.stamps)
     if (std::string why = start_cupti(cupti); !why.empty()) left_out += (left_out.empty() ? "CUPTI: " : "\nCUPTI: ") + why;
@@ -571,8 +593,21 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection(void) 
   // aborts unless it has been set up, which it is by its first use.
   _Unwind_Backtrace([](_Unwind_Context *, void *) { return _URC_END_OF_STACK; }, nullptr);
   try {
-    gpubpf::start();
+    gpubpf::start(getenv("GPUBPF_SOCKET"), false);
   } catch (...) {
   }
   return 1;
+}
+
+// Called by the tool on a thread of its own in a program that runs (attach.py); `name` as for GPUBPF_SOCKET. 0: all went well,
+// 1: the process has no CUDA driver, 2: it has been attached to before, 3: else, and the tool knows why.
+extern "C" __attribute__((visibility("default"))) int gpubpf_attach(const char *name) {
+  _Unwind_Backtrace([](_Unwind_Context *, void *) { return _URC_END_OF_STACK; }, nullptr);
+  if (!dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_NOW)) return 1;
+  if (gpubpf::connection) return 2;
+  try {
+    return gpubpf::start(name, true) && gpubpf::agent.live ? 0 : 3;
+  } catch (...) {
+    return 3;
+  }
 }

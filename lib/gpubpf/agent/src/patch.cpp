@@ -314,13 +314,20 @@ uint8_t *entry_of(void *target) {
 
 }  // namespace
 
-std::string install(Hook *hooks, size_t count, std::string &left_out) {
-  struct Ready {
-    uint8_t *at;
-    uint8_t *slot;
-  };
+namespace {
+
+// Whether a thread may have to come back into the first `span` bytes.
+bool has_call(const uint8_t *from, size_t span) {
+  for (size_t i = 0; i < span;) {
+    Decoded d = decode(from + i);
+    if (!d.length || d.kind == Decoded::kCall || (from[i] == 0xFF && (from[i + 1] >> 3 & 7) == 2)) return true;
+    i += d.length;
+  }
+  return false;
+}
+
+std::string prepare(Hook *hooks, size_t count, std::string &left_out, bool running, std::vector<Patch> &patches) {
   std::map<uint8_t *, size_t> by_entry;
-  std::vector<Ready> ready;
   std::string failed;
   Island island;
   for (size_t i = 0; i < count; ++i)
@@ -350,32 +357,56 @@ std::string install(Hook *hooks, size_t count, std::string &left_out) {
       memcpy(slot, kIndirect, sizeof kIndirect);
       memcpy(slot + 6, &h.replacement, 8);
       why = move(at, slot + 16, slot + kSlotSize, moved);
+      if (!why && running && has_call(at, moved)) why = "a call in its first instructions";
     }
     if (why) {
       (h.optional ? left_out : failed) += std::string(h.name) + ": " + why + "\n";
       continue;
     }
     h.original = slot + 16;
-    ready.push_back({at, slot});
+    Patch patch{reinterpret_cast<uintptr_t>(at), {}, {0xE9}, kJump};
+    memcpy(patch.before, at, kJump);
+    auto distance = static_cast<int32_t>(slot - (at + kJump));
+    memcpy(patch.after + 1, &distance, sizeof distance);
+    patches.push_back(patch);
   }
   for (size_t i = 0; i < count; ++i)  // names that came before the one that was hooked
     if (hooks[i].target) hooks[i].original = hooks[by_entry[entry_of(hooks[i].target)]].original;
   if (!island.seal()) return "all: memory cannot be made executable\n";
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (const Ready &r : ready) {
-    uint8_t jump[kJump] = {0xE9};
-    int64_t distance = r.slot - (r.at + kJump);
-    auto d = static_cast<int32_t>(distance);
-    memcpy(jump + 1, &d, sizeof d);
-    if (!write_code(r.at, jump, kJump)) failed += "code cannot be written\n";
-  }
   return failed;
+}
+
+}  // namespace
+
+std::string install(Hook *hooks, size_t count, std::string &left_out) {
+  std::vector<Patch> patches;
+  std::string failed = prepare(hooks, count, left_out, false, patches);
+  for (const Patch &p : patches)
+    if (!write_code(reinterpret_cast<uint8_t *>(p.at), p.after, p.size)) failed += "code cannot be written\n";
+  return failed;
+}
+
+std::string prepare(Hook *hooks, size_t count, std::string &left_out, std::vector<Patch> &patches) {
+  return prepare(hooks, count, left_out, true, patches);
 }
 
 #else
 
 std::string install(Hook *, size_t, std::string &) { return "all: hooks are written for x86-64 only\n"; }
+std::string prepare(Hook *, size_t, std::string &, std::vector<Patch> &) { return "all: hooks are written for x86-64 only\n"; }
 
 #endif
+
+int patch_file(const std::vector<Patch> &patches) {
+  int fd = memfd_create("gpubpf-patches", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  const size_t size = patches.size() * sizeof(Patch);
+  if (fd >= 0 && (write(fd, patches.data(), size) != static_cast<ssize_t>(size) ||
+                  fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)) {
+    close(fd);
+    return -1;
+  }
+  return fd;
+}
 
 }  // namespace gpubpf

@@ -1,21 +1,34 @@
 // Inline hooks: a jump written over the first instructions of a function, and those instructions moved elsewhere, where they can
 // still be called.
 //
-// Made for the moment inside the first cuInit: no other thread is in a function that is being hooked. A hook stays for as long as the
-// process lives; turning the agent off means that replacements pass calls through.
+// Inside the first cuInit no other thread is in a function that is being hooked: the jumps are written at once, and stay for as long as the
+// process lives; turning the agent off means that replacements pass calls through. Where threads run, the jumps are a list that the tool
+// puts in while all of them stand (attach.py), and takes out again. The moved instructions stay.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace gpubpf {
 
 struct Hook;
 
+// Bytes of code to be changed, as the tool reads them.
+struct Patch {
+  uint64_t at;
+  uint8_t before[8], after[8];
+  uint64_t size;  // of these, how many count
+};
+
 // Puts `count` replacements onto their targets; `original` is written before the jump. Gives the names of those that do not work,
 // with the reason, one in each line; optional ones in `left_out`.
 std::string install(Hook *hooks, size_t count, std::string &left_out);
+// The same for a process whose threads run: all is ready but the jumps, which `patches` has.
+std::string prepare(Hook *hooks, size_t count, std::string &left_out, std::vector<Patch> &patches);
+// The list in a file that nobody can change any more, or -1.
+int patch_file(const std::vector<Patch> &patches);
 
 // An x86-64 instruction as far as moving it elsewhere needs. `length` 0: not known.
 struct Decoded {

@@ -27,6 +27,7 @@ enum class Message : uint32_t {
   Ring = 10,     // + data file, where that is in host memory
   Stack = 11,    // u32 number, then frames: u32 how many, for each u64 address, u64 address as its file has it, text file, text symbol
   Context = 12,  // u32 serial, u32 gpu, u32 compute capability
+  Patches = 13,  // + a list of patches (patch.h), for the tool to put in while the process stands still
   // tool to agent
   Welcome = 16,
   Sidecar = 17,  // + image
@@ -34,6 +35,7 @@ enum class Message : uint32_t {
   Working = 19,  // an image is; said every second
   Shared = 20,   // u32 map, u64 bytes + file; before Welcome
   Consumed = 21,  // of a ring in GPU memory: u32 map, u32 context, then a u64 for each shard
+  Patched = 22,   // the patches are in
 };
 
 class Writer {
