@@ -123,6 +123,14 @@ def parse_size(text: str) -> int:
     return size
 
 
+def _parse_part(text: str) -> int:
+    """One in so many: a whole number from 1 that has room in 32 bits on the device."""
+    number = positive(text)
+    if number >= 1 << 32:
+        raise argparse.ArgumentTypeError(f"{text!r} is larger than {(1 << 32) - 1}")
+    return number
+
+
 def parse_pids(text: str) -> list[int]:
     """``PID[,PID…]``"""
     return [positive(part) for part in text.split(",")]
@@ -365,12 +373,19 @@ def add_accesses(made: Parser) -> None:
         metavar="LO:HI",
         help="only what touches these addresses (of shared and local memory: offsets)",
     )
-    group.add_argument("--warps", type=positive, default=1, metavar="N", help="one warp in N")
+    group.add_argument("--warps", type=_parse_part, default=1, metavar="N", help="one warp in N")
 
 
 def records_accesses(args: argparse.Namespace) -> bool:
-    """Whether every access is asked for. Raises UsageError where only its filters are."""
+    """Whether every access is asked for. Raises UsageError where only its filters are, or what cannot be had together with it."""
+    for option, file in (("--parquet", args.parquet), ("--heatmap", args.heatmap)):
+        if file == "":
+            raise UsageError(f"{option} has an empty name; give one")
     asked = bool(args.each or args.parquet or args.heatmap)
+    if asked and args.footprint:
+        raise UsageError(
+            "--footprint is added up, -e, --parquet and --heatmap record each access; run it twice"
+        )
     if not asked and (args.site or args.address or args.warps > 1):
         raise UsageError(
             "--site, --address and --warps choose of every access; add -e, --parquet or --heatmap"

@@ -45,8 +45,8 @@ EPOCHS = 1 << 22  # that the table can tell apart
 NOBODY = -1  # as a kernel: not told
 _CHUNK = 1 << 13  # pages that are worked on together: some 30 MB
 # What no program comes near, and a process that lies must not keep us busy with.
-_MOST_OVER = 256  # allocations at one time that lie over others
-_MOST_PAIRS = 1 << 24  # of a page and an allocation
+_MOST_OVER = 32  # allocations at one time that lie over others
+_MOST_PAIRS = 1 << 20  # of a page and an allocation
 _ONES = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)
 _BELOW = np.array([(1 << bit) - 1 for bit in range(65)], np.uint64)  # that many low bits
 
@@ -277,7 +277,7 @@ def _count(
     starts = _starts(of, page)
     for chunk in _chunks(starts, len(of)):
         own, number, first = of[chunk], one.page[entry[chunk]], _starts(of[chunk], page[chunk])
-        bits = np.bitwise_or.reduceat(one.bits[entry[chunk]], first, axis=0)
+        bits = _united(one.bits[entry[chunk]], first)
         own, number = own[first], number[first]
         low = np.clip((base[own] >> shift) - number * GRANULES, 0, GRANULES)
         high = np.clip(-(-end[own] >> shift) - number * GRANULES, 0, GRANULES)
@@ -299,8 +299,13 @@ def _count(
         number = one.page[some]
         low = np.clip((base[own] >> shift) - number * GRANULES, 0, GRANULES)
         high = np.clip(-(-end[own] >> shift) - number * GRANULES, 0, GRANULES)
-        left[some[first]] &= ~np.bitwise_or.reduceat(_masks(low, high), first, axis=0)
+        left[some[first]] &= ~_united(_masks(low, high), first)
     return counts, _distinct(one.page, left) * grain, unknown
+
+
+def _united(words: Words, first: Integers) -> Words:
+    """Rows that belong together (each group begins at one of `first`) as one, with the bits of all."""
+    return words if len(first) == len(words) else np.bitwise_or.reduceat(words, first, axis=0)
 
 
 def _distinct(page: Integers, words: Words) -> int:

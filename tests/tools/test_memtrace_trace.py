@@ -376,6 +376,22 @@ def test_filters_of_nothing() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["-e", "--footprint"], "--footprint is added up"),
+        (["--parquet", ""], "--parquet has an empty name"),
+        (["--heatmap", ""], "--heatmap has an empty name"),
+        (["-e", "--warps", "4294967296"], "argument --warps: '4294967296' is larger than 4294967295"),
+    ],
+)
+def test_what_would_be_left_out_in_silence_is_refused(options: list[str], said: str) -> None:
+    done = run(*options, "--", "true")
+    assert (
+        done.returncode == 2 and done.stderr.startswith(f"memtrace: {said}") and done.stderr.count("\n") == 1
+    )
+
+
 def test_the_program_is_shown() -> None:
     done = run("-e", "--ebpf")
     assert done.returncode == 0 and "int on_record(struct gpu_access *ctx)" in done.stdout
