@@ -3,19 +3,15 @@
     allocations = Allocations()
     for log in session.logs():
         allocations.add(log)
-    found = allocations.all()                                   # in the order in which they came
-    places = allocations.find(process, addresses, epoch)        # which of `found` each address is in; -1: none
+    found = allocations.all()           # in the order in which they came
 
-The log is the target's, and nothing in it is believed: allocations that cannot be are left out, of those that lie over each other the
-later has the addresses.
+The log is the target's, and nothing in it is believed: allocations that cannot be are left out, and where one lies over another the
+earlier is over.
 """
 
 from __future__ import annotations
 
 import bisect
-import heapq
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -25,8 +21,6 @@ import numpy as np
 from gpubpf import oplog
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from gpubpf.agent.protocol import StackFrame
     from gpubpf.results import ProcessLog
 
@@ -104,7 +98,6 @@ class Allocations:
         self._processes: dict[int, _Process] = {}
         self._rows: list[_Row] = []
         self._made: dict[int, Allocation] = {}  # by row, of those that are over
-        self._tables: dict[int, _Table] = {}  # by process, as of now
         self.dropped = 0
         self.incomplete: set[int] = set()
 
@@ -122,7 +115,6 @@ class Allocations:
         records = records[np.isin(records["api"]["name"], _CALLS)]
         if not len(records):
             return
-        self._tables.pop(log.process, None)
         calls = [name.decode() for name in records["api"]["name"].tolist()]
         columns = (records["api"][name].tolist() for name in ("address", "bytes", "epoch"))
         about = (records[name].tolist() for name in ("return_ns", "context", "stack", "flags"))
@@ -152,25 +144,6 @@ class Allocations:
                 if made.freed:
                     self._made[number] = made
             found.append(made)
-        return found
-
-    def find(
-        self, process: int, addresses: npt.ArrayLike, epoch: int | npt.ArrayLike = 0
-    ) -> npt.NDArray[np.int64]:
-        """In which of `all()` each address is (shape as `addresses`), by the number of its process in the session; -1: in none.
-        `epoch`: of the launch, one for all or one for each."""
-        wanted = np.atleast_1d(np.asarray(addresses, np.uint64))
-        epochs = np.broadcast_to(np.asarray(epoch, np.uint64) & np.uint64(_LAST_EPOCH), wanted.shape)
-        found = np.full(wanted.shape, -1, np.int64)
-        if process not in self._processes:
-            return found
-        table = self._tables.get(process)
-        if table is None:
-            rows = [(n, row) for n, row in enumerate(self._rows) if row.process.log.process == process]
-            table = self._tables[process] = _Table(rows)
-        for one in np.unique(epochs).tolist():
-            here = epochs == one
-            found[here] = table.find(wanted[here], one)
         return found
 
 
@@ -260,44 +233,3 @@ class _Process:
         if not rows:
             del self._by_base[row.base]
             del self._bases[bisect.bisect_left(self._bases, row.base)]
-
-
-class _Table:
-    """The allocations of a process, for lookups."""
-
-    def __init__(self, rows: list[tuple[int, _Row]]) -> None:
-        self._number = np.array([n for n, _ in rows], np.int64)
-        self._base = np.array([r.base for _, r in rows], np.uint64)
-        self._end = np.array([r.end for _, r in rows], np.uint64)
-        self._first = np.array([r.first for _, r in rows], np.int64)
-        self._last = np.array([r.last for _, r in rows], np.int64)
-
-    def find(self, addresses: npt.NDArray[np.uint64], epoch: int) -> npt.NDArray[np.int64]:
-        there = np.flatnonzero((self._first <= epoch) & (self._last >= epoch))
-        there = there[np.argsort(self._base[there], kind="stable")]
-        base, end, number = self._base[there], self._end[there], self._number[there]
-        if (base[1:] < end[:-1]).any():
-            parts = list(_parts(base.tolist(), end.tolist(), number.tolist()))
-            base, end = (np.array([part[i] for part in parts], np.uint64) for i in (0, 1))
-            number = np.array([part[2] for part in parts], np.int64)
-        if not len(base):
-            return np.full(addresses.shape, -1, np.int64)
-        place = np.searchsorted(base, addresses, "right") - 1
-        inside = (place >= 0) & (addresses < end[place])
-        return np.where(inside, number[place], -1)
-
-
-def _parts(base: list[int], end: list[int], number: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Ranges that lie over each other as (beginning, end, number) of ranges that do not: the one of the highest number is seen."""
-    edges = sorted({*base, *end})
-    at = 0
-    on_top: list[tuple[int, int]] = []  # (- number, end)
-    order = sorted(range(len(base)), key=base.__getitem__)
-    for low, high in itertools.pairwise(edges):
-        while at < len(order) and base[order[at]] <= low:
-            heapq.heappush(on_top, (-number[order[at]], end[order[at]]))
-            at += 1
-        while on_top and on_top[0][1] <= low:
-            heapq.heappop(on_top)
-        if on_top:
-            yield low, high, -on_top[0][0]
