@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from gpubpf import cli, table
+from gpubpf.bytecode import WRITES
 from gpubpf.places import COUNT, Place, Places, source_of
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class Where:
                 None,
             ),
             (*(site.line if site else None for site in known), None),
-            (*(bool(site and site.effect & 2) for site in known), False),
+            (*(bool(site and site.effect & WRITES) for site in known), False),
         )
 
     def codes(self, site: Array) -> Array:

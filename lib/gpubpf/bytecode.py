@@ -56,9 +56,10 @@ CONTEXTS: Mapping[str, Mapping[str, tuple[int, int]]] = {
 }
 HOST_POINTS = ("launch", "operation")  # in the thread that calls the driver
 DEVICE_POINTS = tuple(point for point in CONTEXTS if point not in HOST_POINTS)  # these run on the GPU
-# Memory accesses, in the order of gpubpf.h's enum gpu_kind and gpu_space.
+# Memory accesses, as gpubpf.h's enum gpu_kind and gpu_space have them in order, and enum gpu_effect.
 KINDS = ("load", "store", "atomic", "async")
 SPACES = ("global", "shared", "local", "const")
+READS, WRITES = 1, 2
 
 
 @dataclass(frozen=True, slots=True)

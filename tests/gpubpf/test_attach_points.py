@@ -14,6 +14,7 @@ import pytest
 
 import gpubpf_cuda
 import memory_model as model
+from gpubpf.bytecode import KINDS, SPACES
 from gpubpf_bcc import compiled
 from memory_answers import ANSWERS
 
@@ -317,8 +318,6 @@ def test_how_long_threads_wait_at_a_barrier(run):
         assert [w - least for w in waited] == [3 * step, 2 * step, step, 0] and least <= 1
 
 
-SPACES = ("global", "shared", "local", "const")
-KINDS = ("load", "store", "atomic", "async")
 # kind, space → accesses by a block of 64 threads, bytes of them
 ACCESSES = {
     ("load", "global"): (3 * 64, (8 + 4 + 1) * 64),

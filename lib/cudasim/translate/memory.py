@@ -72,8 +72,8 @@ def _vector(i: Instruction) -> int:
     return next((int(m[1:]) for m in i.modifiers if m in ("v2", "v4", "v8")), 1)
 
 
-def _parameter(v: Values, operand: Operand, space: str) -> tuple[str, str] | None:
-    """`[param+4]` by name: (pointer expression, frame field or "") ; None when the address is not a parameter's name."""
+def _parameter(v: Values, operand: Operand, space: str) -> str | None:
+    """`[param+4]` by name, as a pointer; None when the address is not a parameter's name."""
     if space not in ("param",) or not isinstance(operand, Address) or operand.base is None:
         return None
     if v.names.register(v.scope, operand.base) is not None:
@@ -82,34 +82,36 @@ def _parameter(v: Values, operand: Operand, space: str) -> tuple[str, str] | Non
     if storage is None:
         return None
     if storage.kind == "kernel":
-        return f"(w->params + {storage.index + operand.offset})", ""
+        return f"(w->params + {storage.index + operand.offset})"
     if storage.kind == "frame" and storage.name in v.local_parameters:
         offset = v.local_parameters[storage.name] + operand.offset
-        return f"(w->local + (u64)l * w->local_size + w->lsp[l] + @LOCAL@{offset}@)", ""
+        return f"(w->local + (u64)l * w->local_size + w->lsp[l] + @LOCAL@{offset}@)"
     if storage.kind == "frame":
         if not 0 <= operand.offset < max(1, storage.size):
             raise v.unsupported("an offset outside of the parameter")
-        return f"(R->{storage.name}[l] + {operand.offset})", storage.name
+        return f"(R->{storage.name}[l] + {operand.offset})"
     return None
+
+
+def _pointer(v: Values, i: Instruction, operand: Operand, size: int, how: str) -> tuple[str, str]:
+    """The pointer to `size` bytes that a load or store goes through, and the statement that has to stand in front of it."""
+    space = space_of(i)
+    v.code.memory = True
+    v.code.alone = strong(i)
+    parameter = _parameter(v, operand, space)
+    if parameter is not None:
+        return parameter, ""
+    return v.pointer(space, v.address(operand), size, how), v.line(space) + " "
 
 
 @emits("ld", "ldu")
 def ld(v: Values, i: Instruction) -> str:
     t = i.modifiers[-1]
-    space = space_of(i)
     count = _vector(i)
     width = size_of(t)
     kind = c_type(width)
-    v.code.memory = True
-    parameter = _parameter(v, i.operands[1], space)
-    if parameter is not None:
-        pointer = parameter[0]
-    else:
-        pointer = v.pointer(space, v.address(i.operands[1]), width * count, "r")
-    is_strong = strong(i)
-    v.code.alone = is_strong
-    load = "LDV" if is_strong and width <= 8 else "LD"
-    before = "" if parameter is not None else v.line(space) + " "
+    pointer, before = _pointer(v, i, i.operands[1], width * count, "r")
+    load = "LDV" if strong(i) and width <= 8 else "LD"
     destination = i.operands[0]
     if count == 1 and not isinstance(destination, Vector):
         return before + v.dst(destination, t, f"{load}({kind}, {pointer})")
@@ -129,20 +131,10 @@ def st(v: Values, i: Instruction) -> str:
     elif i.modifiers[0] in ("async", "bulk"):
         return (store_async if i.modifiers[0] == "async" else store_bulk)(v, i)
     t = i.modifiers[-1]
-    space = space_of(i)
-    count = _vector(i)
     width = size_of(t)
     kind = c_type(width)
-    v.code.memory = True
-    parameter = _parameter(v, i.operands[0], space)
-    if parameter is not None:
-        pointer = parameter[0]
-    else:
-        pointer = v.pointer(space, v.address(i.operands[0]), width * count, "w")
-    is_strong = strong(i)
-    v.code.alone = is_strong
-    store = ("STSC" if "sc" in i.modifiers else "STV") if is_strong and width <= 8 else "ST"
-    before = "" if parameter is not None else v.line(space) + " "
+    pointer, before = _pointer(v, i, i.operands[0], width * _vector(i), "w")
+    store = ("STSC" if "sc" in i.modifiers else "STV") if strong(i) and width <= 8 else "ST"
     source = i.operands[1]
     items = source.items if isinstance(source, Vector) else (source,)
     if len(items) == 1:

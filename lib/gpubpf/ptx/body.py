@@ -34,7 +34,7 @@ from .source import source_lines
 from .values import LAUNCH, TABLE, WAYS_OUT, Placement, Refusal
 
 if TYPE_CHECKING:
-    from .inject import Role, Sidecar
+    from .inject import Role, SidecarModule
 
 # A kernel with more branches to its returns than this keeps one probe for the rest of them (`shared_exits` counts those).
 MAX_EXIT_COPIES = 64
@@ -52,9 +52,9 @@ class Body:
     """Rewrites the body of one function."""
 
     def __init__(
-        self, sidecar: Sidecar, function: Function, group: int, placements: tuple[Placement, ...]
+        self, sidecar: SidecarModule, function: Function, group: int, placements: tuple[Placement, ...]
     ) -> None:
-        """`group`: number of the placements that matter in the functions that this one calls (`Sidecar.groups`)."""
+        """`group`: number of the placements that matter in the functions that this one calls (`SidecarModule.groups`)."""
         self.sidecar = sidecar
         self.function = function
         self.group = group

@@ -105,7 +105,7 @@ def inject(
         except (Refusal, PtxError) as error:
             refusals[name] = str(error)
     while True:
-        sidecar = Sidecar(module, graph, block, accepted)
+        sidecar = SidecarModule(module, graph, block, accepted)
         done, failed = sidecar.rewrite()
         if not failed:
             text, variables = sidecar.finish(minimum_version)
@@ -199,7 +199,7 @@ class Contents:
     unprobed: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
-class Sidecar:
+class SidecarModule:
     """Collects what goes into the instrumented module."""
 
     def __init__(

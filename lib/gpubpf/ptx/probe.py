@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..bytecode import KINDS, SPACES
+from ..bytecode import KINDS, READS, SPACES, WRITES
 from ..errors import Error
 from .access import Access
 from .emit import marked, text
@@ -20,7 +20,6 @@ from .values import LAUNCH, LaunchBlock, Placement, map_of
 if TYPE_CHECKING:
     from ..lower.fragment import Argument, Fragment
 
-READS, WRITES = 1, 2  # enum gpu_effect
 
 # Spaces that a generic address may lead to. A constant's does not, since the copy reaches constants in global memory.
 _GENERIC = frozenset({"global", "shared", "local"})
