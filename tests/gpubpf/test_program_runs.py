@@ -197,13 +197,14 @@ def test_filters_act_on_the_device(run):
 
 
 def test_the_programs_in_the_documentation():
-    """They compile; that for accesses is verified and lowered, too."""
+    """They compile; those for accesses are verified and lowered, too."""
     page = (ROOT / "docs" / "device-programs.md").read_text()
-    access, host = (
+    access, shared, host = (
         compiled("#include <gpubpf.h>\n" + part.split("```")[0]) for part in page.split("```c\n")[1:]
     )
     assert [(f.name, f.point) for f in access.device_functions] == [("on_access", "access")]
     assert "match.any.sync" in verified(access, "on_access")[0].ptx
+    assert shared.maps["shared_cells"].kind == "site_array" and verified(shared, "on_shared")
     assert [(f.name, f.point) for f in host.host_functions] == [("on_launch", "launch")]
     assert host.maps["slots"].kind == "shared_array"
 
