@@ -1,14 +1,10 @@
 """The operation log and what device programs measured → launches with times on the host's clock.
 
-    launches = Launches(slots=1 << 15)
-    for _ in session.intervals(…, tick=lambda: launches.take(session)):
-        launches.take_halves(session)
-        found = launches.found()
-        new = launches.fresh(found, last=True)
-
-The device's half of a launch lies in arrays in which launch number N has place N modulo `slots`. A cell is a key of 16 bits of
-generation (N / slots) and 48 bits of time, so that the largest key wins without a lock: for starts the complement of the time
-(the first thread), for ends the time itself (the last thread). A cell of another generation is another launch.
+launches = Launches(slots=1 << 15)
+for _ in session.intervals(…, tick=lambda: launches.take(session)):
+    launches.take_halves(session)
+    found = launches.found()
+    new = launches.fresh(found, last=True)
 """
 
 from __future__ import annotations
@@ -22,6 +18,7 @@ import numpy as np
 
 from gpubpf import oplog, timeline
 from gpubpf.clock import UNKNOWN, Bracket, GpuClock
+from gpubpf.halves import CELL, MASK, TIME_BITS, Cells
 from gpubpf.names import matches
 from gpubpf.timeline import NEVER, NONE, Kind, Operations, Queue, Waits
 
@@ -33,9 +30,6 @@ if TYPE_CHECKING:
     Integers: TypeAlias = NDArray[np.int64]
     Records: TypeAlias = NDArray[Any]
 
-TIME_BITS = 48
-MASK = (1 << TIME_BITS) - 1
-GENERATIONS = 1 << 16
 COUNTER = (1 << 40) - 1  # the part of an id that counts; the process is above
 NO_METHOD, DEVICE, STAMP, CUPTI = range(4)  # how a time was measured
 LEFT_OUT = (1, 2)  # reasons: by --sample, by --launch
@@ -126,13 +120,13 @@ class Found:
 
 
 class Launches:
-    """Collects, in the order in which things come; see the top of the file. `slots`: a power of two. `kernels`: as --kernel has them.
+    """Collects, in the order in which things come. `slots`: a power of two. `kernels`: as --kernel has them.
     `filtered`: the host program lets only some launches through."""
 
     def __init__(self, slots: int, kernels: Sequence[str] = (), filtered: bool = False) -> None:
         self._slots, self._kernels, self._filtered = slots, tuple(kernels), filtered
         self._records: list[tuple[Process, Records]] = []
-        self._cells: dict[tuple[int, Any], _Cells] = {}
+        self._cells: dict[tuple[int, Any], Cells] = {}
         self._processes: dict[int, Process] = {}
         self._told = np.zeros(0, np.int64)  # ids, sorted
         self._passed: dict[int, Integers] = {}  # by process: ids that the host program let through
@@ -190,7 +184,7 @@ class Launches:
             )
         if len(halves) == self._slots:
             starts = np.where(ids != 0, halves["start"], 0)
-            cells = self._cells.setdefault((process, _HOST), _Cells(self._slots))
+            cells = self._cells.setdefault((process, _HOST), Cells(self._slots))
             cells.update(starts, np.zeros(self._slots, np.uint64), 0, False)
 
     @property
@@ -242,7 +236,7 @@ class Launches:
     ) -> None:
         """The device's arrays (uint64): `starts` [slots], `ends` [slots × shards]. `taken`: when reading began, ns of the host.
         `idle`: nothing ran then, so every end is an end. `source`: tells contexts of a process apart."""
-        cells = self._cells.setdefault((process.number, source), _Cells(self._slots))
+        cells = self._cells.setdefault((process.number, source), Cells(self._slots))
         cells.update(np.asarray(starts, np.uint64), np.asarray(ends, np.uint64), taken, idle)
 
     def found(self) -> Found:
@@ -259,86 +253,13 @@ def _joined(parts: Sequence[Records]) -> Records:
     return np.concatenate([np.zeros(0, f"V{oplog.RECORD}"), *raw]).view(oplog.DTYPE)
 
 
-class _Cells:
-    """What the arrays of one context held, the last of every generation."""
-
-    def __init__(self, slots: int) -> None:
-        self._now = np.zeros(slots, _CELL)
-        self._past: list[NDArray[Any]] = []
-        self._readings = 0
-
-    def update(self, starts: Any, ends: Any, taken: int, idle: bool) -> None:
-        slots = len(self._now)
-        if len(starts) != slots or len(ends) % slots or not len(ends):
-            return  # of another program's size: not ours
-        ends = ends.reshape(slots, -1)
-        generation = starts >> np.uint64(TIME_BITS)
-        # An end counts if it is of the generation that its start is of. Starts are copied first: in the meantime the place may have
-        # been used again, and then some of the ends are gone.
-        of = ends >> np.uint64(TIME_BITS)
-        torn = (of > generation[:, None]).any(axis=1)
-        own = (of == generation[:, None]) & ~torn[:, None]
-        last = np.where(own, ends & np.uint64(MASK), np.uint64(0)).max(axis=1)
-        seen = np.zeros(slots, _CELL)
-        seen["generation"], seen["used"], seen["taken"], seen["idle"] = generation, starts != 0, taken, idle
-        seen["start"], seen["end"], seen["ended"] = ~starts & np.uint64(MASK), last, own.any(axis=1)
-        before = self._now
-        reused = before["used"] & seen["used"] & (before["generation"] != seen["generation"])
-        self._readings += 1
-        seen["first"] = np.where(before["used"] & ~reused, before["first"], self._readings)
-        seen["last"] = self._readings
-        if reused.any():
-            gone = before[reused]
-            gone["slot"], gone["past"] = np.flatnonzero(reused), True
-            self._past.append(gone)
-        # A reading in which nothing ran is the last word on what it holds.
-        settled = before["idle"] & ~reused & (before["end"] == seen["end"])
-        seen["idle"] |= settled
-        torn &= before["used"] & ~reused  # what was read of it before still holds
-        self._now = np.where(seen["used"] & ~torn, seen, before)
-
-    def forget(self, counters: Integers) -> None:
-        """Of what was used again, all but these."""
-        slots = len(self._now)
-        wanted = counters % (slots * GENERATIONS)
-        past = [
-            part[np.isin(part["slot"] + part["generation"].astype(np.int64) * slots, wanted)]
-            for part in self._past
-        ]
-        self._past = [part for part in past if len(part)]
-
-    def lookup(self, counters: Integers) -> tuple[NDArray[np.bool_], NDArray[Any]]:
-        """For launch counters: whether there is a cell, and the cell."""
-        now = self._now.copy()
-        now["slot"] = np.arange(len(now))
-        cells = np.concatenate([*self._past, now[now["used"]]])
-        slots = len(self._now)
-        keys = cells["slot"].astype(np.int64) + cells["generation"].astype(np.int64) * slots
-        order = np.argsort(keys, kind="stable")
-        wanted = counters % (slots * GENERATIONS)
-        if not len(keys):
-            return np.zeros(len(counters), bool), np.zeros(len(counters), _CELL)
-        at = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
-        return keys[at] == wanted, cells[at]
-
-
-# What was read of a launch. `first` and `last`: numbers of the readings in which it was seen; `past`: its place was used again since.
-_CELL = np.dtype(
-    [
-        ("used", "?"), ("ended", "?"), ("idle", "?"), ("past", "?"), ("generation", "<u4"), ("slot", "<u4"),
-        ("first", "<u4"), ("last", "<u4"),
-        ("start", "<i8"), ("end", "<i8"), ("taken", "<i8"),
-    ]
-)  # fmt: skip
-
-
 class _Finder:
     """One turn of records and readings into `Found`."""
 
     def __init__(
         self,
         records: list[tuple[Process, Records]],
-        cells: Mapping[tuple[int, Any], _Cells],
+        cells: Mapping[tuple[int, Any], Cells],
         slots: int,
         numbers: tuple[Numbers, Numbers, Numbers],
     ) -> None:
@@ -588,7 +509,7 @@ class _Finder:
 
     def _read(self, ops: Operations, probed: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
         """Which operations have a cell, and the cells. What the host's memory holds comes first: the GPU's own arrays know better."""
-        read, found = np.zeros(len(ops), bool), np.zeros(len(ops), _CELL)
+        read, found = np.zeros(len(ops), bool), np.zeros(len(ops), CELL)
         for (number, source), cells in sorted(self.cells.items(), key=lambda item: item[0][1] != _HOST):
             here = [place for place, process in enumerate(self.processes) if process.number == number]
             at = np.flatnonzero(probed & np.isin(self.owner, here))

@@ -13,7 +13,8 @@ import pytest
 import gpubpf_traces
 from gpubpf import latency, latency_text, oplog, perfetto
 from gpubpf.clock import UNKNOWN
-from gpubpf.launches import DEVICE, MASK, STAMP, Found, Launches, Process
+from gpubpf.halves import MASK
+from gpubpf.launches import DEVICE, STAMP, Found, Launches, Process
 from gpubpf.sums import Losses, Sums, Tally, kernel_record
 from gpubpf.timeline import NONE
 

@@ -1,0 +1,92 @@
+"""What device programs, or host programs in their place, leave of launches: arrays, read again and again → a start and an end each.
+
+The device's half of a launch lies in arrays in which launch number N has place N modulo `slots`. A cell is a key of 16 bits of
+generation (N / slots) and 48 bits of time, so that the largest key wins without a lock: for starts the complement of the time
+(the first thread), for ends the time itself (the last thread). A cell of another generation is another launch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Integers: TypeAlias = NDArray[np.int64]
+
+TIME_BITS = 48
+MASK = (1 << TIME_BITS) - 1
+GENERATIONS = 1 << 16
+# What was read of a launch. `first` and `last`: numbers of the readings in which it was seen; `past`: its place was used again since.
+CELL = np.dtype(
+    [
+        ("used", "?"), ("ended", "?"), ("idle", "?"), ("past", "?"), ("generation", "<u4"), ("slot", "<u4"),
+        ("first", "<u4"), ("last", "<u4"),
+        ("start", "<i8"), ("end", "<i8"), ("taken", "<i8"),
+    ]
+)  # fmt: skip
+
+
+class Cells:
+    """What the arrays of one context held, the last of every generation."""
+
+    def __init__(self, slots: int) -> None:
+        self._now = np.zeros(slots, CELL)
+        self._past: list[NDArray[Any]] = []
+        self._readings = 0
+
+    def update(self, starts: Any, ends: Any, taken: int, idle: bool) -> None:
+        slots = len(self._now)
+        if len(starts) != slots or len(ends) % slots or not len(ends):
+            return  # of another program's size: not ours
+        ends = ends.reshape(slots, -1)
+        generation = starts >> np.uint64(TIME_BITS)
+        # An end counts if it is of the generation that its start is of. Starts are copied first: in the meantime the place may have
+        # been used again, and then some of the ends are gone.
+        of = ends >> np.uint64(TIME_BITS)
+        torn = (of > generation[:, None]).any(axis=1)
+        own = (of == generation[:, None]) & ~torn[:, None]
+        last = np.where(own, ends & np.uint64(MASK), np.uint64(0)).max(axis=1)
+        seen = np.zeros(slots, CELL)
+        seen["generation"], seen["used"], seen["taken"], seen["idle"] = generation, starts != 0, taken, idle
+        seen["start"], seen["end"], seen["ended"] = ~starts & np.uint64(MASK), last, own.any(axis=1)
+        before = self._now
+        reused = before["used"] & seen["used"] & (before["generation"] != seen["generation"])
+        self._readings += 1
+        seen["first"] = np.where(before["used"] & ~reused, before["first"], self._readings)
+        seen["last"] = self._readings
+        if reused.any():
+            gone = before[reused]
+            gone["slot"], gone["past"] = np.flatnonzero(reused), True
+            self._past.append(gone)
+        # A reading in which nothing ran is the last word on what it holds.
+        settled = before["idle"] & ~reused & (before["end"] == seen["end"])
+        seen["idle"] |= settled
+        torn &= before["used"] & ~reused  # what was read of it before still holds
+        self._now = np.where(seen["used"] & ~torn, seen, before)
+
+    def forget(self, counters: Integers) -> None:
+        """Of what was used again, all but these."""
+        slots = len(self._now)
+        wanted = counters % (slots * GENERATIONS)
+        past = [
+            part[np.isin(part["slot"] + part["generation"].astype(np.int64) * slots, wanted)]
+            for part in self._past
+        ]
+        self._past = [part for part in past if len(part)]
+
+    def lookup(self, counters: Integers) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+        """For launch counters: whether there is a cell, and the cell."""
+        now = self._now.copy()
+        now["slot"] = np.arange(len(now))
+        cells = np.concatenate([*self._past, now[now["used"]]])
+        slots = len(self._now)
+        keys = cells["slot"].astype(np.int64) + cells["generation"].astype(np.int64) * slots
+        order = np.argsort(keys, kind="stable")
+        wanted = counters % (slots * GENERATIONS)
+        if not len(keys):
+            return np.zeros(len(counters), bool), np.zeros(len(counters), CELL)
+        at = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
+        return keys[at] == wanted, cells[at]
