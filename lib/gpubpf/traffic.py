@@ -66,7 +66,7 @@ class SiteTraffic:
     @property
     def width(self) -> int:
         """Bytes of a lane; where that varies, their mean."""
-        return self.site.width or round(self.bytes / max(self.accesses, 1))
+        return _width(self.site, self.bytes, self.accesses)
 
     @property
     def pattern(self) -> str:
@@ -308,6 +308,7 @@ def site_traffic(site: Site, space: str, cell: Mapping[str, Any]) -> SiteTraffic
     same = max(width, 4) if space == "local" else 1
     accesses = LANES * full + single + cell["accesses"]
     requests = full + single + sum(part)
+    bytes_ = accesses * width if width else cell["bytes"]
     patterns = tuple(a + b for a, b in zip(whole, part, strict=True))
     ways = phases = ways_max = 0
     if space == "shared":
@@ -320,11 +321,11 @@ def site_traffic(site: Site, space: str, cell: Mapping[str, Any]) -> SiteTraffic
         space=space,
         requests=requests,
         accesses=accesses,
-        bytes=accesses * width if width else cell["bytes"],
+        bytes=bytes_,
         sectors=unit * width + shifted * (width + 1) + broadcast * same + single * one + cell["sectors"],
         least=full * width + single * -(-width // SECTOR) + cell["least"],
         patterns=patterns,
-        stride=stride(patterns[STRIDED], cell["steps"], cell["squares"], width),
+        stride=stride(patterns[STRIDED], cell["steps"], cell["squares"], _width(site, bytes_, accesses)),
         contention=LANES if broadcast else max(1, cell["contention_max"]),
         ways=ways,
         phases=phases,
@@ -338,5 +339,9 @@ def stride(count: int, steps: int, squares: int, width: int) -> int | None:
     total = steps - _WORD if steps >= _WORD // 2 else steps
     if not count or (steps * steps - count * squares) % _WORD or total % count:
         return None
-    step, rest = divmod(total // count, width or 1)
+    step, rest = divmod(total // count, max(width, 1))
     return None if rest else step
+
+
+def _width(site: Site, bytes_: int, accesses: int) -> int:
+    return site.width or round(bytes_ / max(accesses, 1))

@@ -19,6 +19,10 @@ HEADER = ("WHERE", "OP", "REQUESTS", "BYTES", "RATIO", "PATTERN", "LANES", "BANK
 LEFT = ("WHERE", "OP", "PATTERN")
 _OPS = {"load": "ld", "store": "st", "atomic": "atom", "async": "cp"}
 _DOES = {"load": "loads from", "store": "stores to", "atomic": "updates", "async": "copies"}
+_CONSTANTS = (
+    "loads constants from several addresses at once, which are served one by one: constants are for lanes that agree, let others"
+    " be in global or shared memory"
+)
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def findings(kernel: KernelTraffic, rows: Sequence[Row]) -> Iterator[str]:
     total = kernel.record()
     if total["sectors_least"]:
         moved = f"asked for {size(total['bytes'])}, moved {size(SECTOR * total['sectors'])}"
-        yield f"{moved}: {total['ratio']:.2f} times the least possible"
+        yield f"{moved}: {total['ratio']:.2f} times what lanes side by side would move"
     phases = sum(row.sum("phases") for row in rows)
     if phases and (ways := sum(row.sum("ways") for row in rows)) > phases:
         yield f"shared memory takes {ways / phases:.2f} times as long as without bank conflicts"
@@ -137,16 +141,22 @@ def advice(sites: Sequence[SiteTraffic]) -> str | None:
     begin = f"{first.where} {_DOES[first.site.kind]}"
     if first.site.kind == "atomic" and first.pattern == "broadcast" and first.contention == LANES:
         return f"{begin} one address in all lanes: let the warp add up first, and one lane do it"
+    apart = first.pattern not in ("broadcast", "mixed")  # lanes, in every request of several
+    if first.space == "const":
+        return f"{first.where} {_CONSTANTS}" if apart else None
     if not any(site.wasted for site in sites):
         return None
     if first.space == "shared":
         return _banks(first, begin)
+    if first.space == "local" and not apart:
+        return None
     if first.space == "local":
         return f"{begin} local memory, each lane at an offset of its own: index the array by constants, or keep it in shared memory"
     if first.stride is not None and abs(first.stride) > 1 and first.pattern.startswith("stride"):
-        apart, used = abs(first.stride) * first.width, SECTOR / max(first.ratio, 1)
+        used = sum(site.bytes for site in sites) / sum(site.sectors for site in sites)
+        step = abs(first.stride) * first.width
         return (
-            f"{begin} memory with stride {first.stride}: neighbouring lanes are {apart:,} bytes apart, {used:.0f} of 32 bytes"
+            f"{begin} memory with stride {first.stride}: neighbouring lanes are {step:,} bytes apart, {used:.0f} of 32 bytes"
             " moved are used; let neighbouring lanes take neighbouring elements"
         )
     if first.pattern == "unit" and first.patterns[SHIFTED]:

@@ -93,6 +93,9 @@ def test_what_varies_in_width_has_its_bytes_counted():
         {PART + UNIT: 2}, at=site(kind="async", width=0), accesses=64, bytes=1000, least=32, sectors=32
     )
     assert one.bytes == 1000 and one.width == 16
+    copied = {"at": site(kind="async", width=0), "steps": 32, "squares": 32**2, "least": 4, "sectors": 32}
+    assert found({PART + STRIDED: 1}, accesses=16, bytes=64, **copied).pattern == "stride 8"
+    assert found({PART + STRIDED: 1}, accesses=16, bytes=100, **copied).pattern == "mixed"
 
 
 def test_pattern_of_single_lanes_alone():
@@ -288,7 +291,13 @@ def test_shares_are_of_shared_memory_and_of_the_rest():
     [
         (found({STRIDED: 1}, steps=32, squares=1024, sectors=32), "stride 8: neighbouring lanes are 32 bytes apart, 4 of 32"),
         (found({STRIDED: 1}, steps=8, squares=64, sectors=8), "16 of 32 bytes"),
+        (found({PART + STRIDED: 1}, steps=8, squares=64, accesses=12, least=2, sectors=4), "12 of 32 bytes"),
         (found({SHIFTED: 1}), "align"),
+        (found({SHIFTED: 1}, space="const"), "loads constants from several"),
+        (found({BROADCAST: 1}, space="const"), None),
+        (found({PART + UNIT: 1}, space="local", accesses=32, least=4, sectors=32), "offset of its own"),
+        (found({PART + BROADCAST: 1}, at=site(width=8), space="local", accesses=2, least=1, sectors=2), None),
+        (found({SINGLE: 1}, at=site(width=8), space="local"), None),
         (found({STRIDED: 1}, space="shared", ways=32, ways_max=32, steps=128, squares=128**2), "pad each row by one element"),
         (found({STRIDED: 1}, space="shared", ways=2, ways_max=2, steps=8, squares=64), "an odd stride has none"),
         (found({BROADCAST: 1}, at=site(kind="atomic")), "one lane do it"),
