@@ -49,21 +49,17 @@ import random
 import re
 import socket
 import struct
-import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
 
 from gpubpf import ptrace, target, users
 from gpubpf.errors import SessionError
 from gpubpf.ptrace import Gone, NotStanding, Refused, Registers, Thread
 from gpubpf.target import Library, Mapping, Memory, Symbol
-
-_Result = TypeVar("_Result")
 
 _PATIENCE = 3.0  # seconds for finding a thread that may be borrowed, or a moment at which code may be patched
 _BORROWED = 1.0  # seconds for pthread_create, which takes less than a millisecond
@@ -231,12 +227,14 @@ def inject(pid: int, library: Path, entry: str, argument: str = "", connect: boo
     less than 1024 bytes. Raises SessionError, the process being as it was.
     """
     target.check(pid)
+    if not os.access(library, os.R_OK):
+        raise SessionError(f"{library} cannot be read; run script/setup")
     try:
         with contextlib.ExitStack() as stack:
             memory = stack.enter_context(Memory(pid))
             code = _Code(memory, target.mappings(pid))
             functions = code.functions(pid)
-            base = _on_own_thread(lambda: _Borrowing(pid, memory, code, functions).run())
+            base = ptrace.on_own_thread(lambda: _Borrowing(pid, memory, code, functions).run())
             worker = _Worker(pid, memory, base, functions)
             stack.pop_all()
     except Gone:
@@ -254,34 +252,14 @@ def inject(pid: int, library: Path, entry: str, argument: str = "", connect: boo
         if opened >= 0:
             worker.call("close", opened)
         worker.start(function, worker.text(argument, 0))
-    except BaseException:
+    except BaseException as error:
         if connection is not None:
             connection.close()
         worker.close()
+        if isinstance(error, OSError):
+            raise target.refusal(pid, errno.ESRCH if ptrace.is_dead(pid, pid) else error.errno or 0) from None
         raise
     return Injection(worker, entry, connection)
-
-
-def _on_own_thread(work: Callable[[], _Result]) -> _Result:
-    """Whatever is still traced when the thread ends, the kernel lets go."""
-    results: list[_Result] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="gpubpf-attach")
-    thread.start()
-    thread.join()
-    until = time.monotonic() + 1
-    while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < until:
-        time.sleep(0.0002)  # Python is done with it a little earlier than the kernel
-    if errors:
-        raise errors[0]
-    return results[0]
 
 
 class _Code:
@@ -423,8 +401,6 @@ class _Borrowing:
                 try:
                     base = self._try(tid)
                 except Gone:
-                    if tid == self.pid and not target.status(self.pid):
-                        raise
                     continue
                 except Refused:
                     if ptrace.is_dead(self.pid, tid):
@@ -434,6 +410,8 @@ class _Borrowing:
                     return base
                 if time.monotonic() > until:
                     break
+            if ptrace.is_dead(self.pid, self.pid):
+                raise Gone
             if time.monotonic() > until:
                 raise SessionError(
                     f"pid {self.pid} has no thread that can be interrupted safely; try again, or start it with the tool"
@@ -628,7 +606,7 @@ class _Borrowing:
     def _give_back(self, thread: Thread) -> None:
         """The thread goes on as if nothing had been."""
         if thread.at_syscall:  # if it is at an entry: to a call that does nothing
-            registers = thread.registers()
+            registers = thread.registers().copy()
             registers.orig_rax = _GETPID
             thread.set_registers(registers)
         thread.to_user()
@@ -859,7 +837,7 @@ def apply(pid: int, patches: Sequence[Patch], original: bool = True) -> Applied:
         for patch in patches:
             _check_patch(pid, mapped, patch, original)
         with Memory(pid) as memory:
-            return _on_own_thread(lambda: _apply(pid, memory, patches))
+            return ptrace.on_own_thread(lambda: _apply(pid, memory, mapped, patches))
     except Gone:
         raise target.refusal(pid, errno.ESRCH) from None
     except Refused as error:
@@ -888,18 +866,18 @@ def _in_file(pid: int, at: Mapping, patch: Patch) -> bytes | None:
     return None
 
 
-def _apply(pid: int, memory: Memory, patches: Sequence[Patch]) -> Applied:
+def _apply(pid: int, memory: Memory, mapped: Sequence[Mapping], patches: Sequence[Patch]) -> Applied:
     until = time.monotonic() + _PATIENCE
     attempts, longest = 0, 0.0
-    patterns = _Ranges(patches)
+    changing = _Changing(mapped, patches)
     while True:
         attempts += 1
         stood = False
         began = time.perf_counter()
         try:
-            with ptrace.stopped(pid) as standing:
+            with ptrace.stopped(pid) as standing:  # on a thread of its own
                 began = standing.since
-                if not patterns.used(memory, standing.places.values()):
+                if not changing.used(memory, standing.places.values()):
                     _write(pid, memory, patches)
                     stood = True
         except NotStanding:
@@ -929,19 +907,24 @@ def _write(pid: int, memory: Memory, patches: Sequence[Patch]) -> None:
         raise
 
 
-class _Ranges:
+class _Changing:
     """Whether a thread is inside code that is to change: its instruction pointer, or what its stack says it returns to."""
 
-    def __init__(self, patches: Sequence[Patch]) -> None:
+    def __init__(self, mapped: Sequence[Mapping], patches: Sequence[Patch]) -> None:
         # A system call that ends inside may begin anew two bytes before.
         self._inside = {a for p in patches for a in range(p.address + 1, p.address + len(p.new) + 2)}
+        self._starts = [m.start for m in mapped]  # a page beyond a thread's stack takes long to read
+        self._ends = [m.end for m in mapped]
         self._beginnings = {(a >> 16).to_bytes(6, "little") for a in self._inside}
 
     def used(self, memory: Memory, places: Iterable[tuple[int, int]]) -> bool:
         for rip, rsp in places:
             if rip in self._inside:
                 return True
-            words = memory.some(rsp - 128 & ~7, _SCANNED)
+            low = rsp - 128 & ~7
+            at = bisect_right(self._starts, low) - 1
+            left = self._ends[at] - low if at >= 0 else 0
+            words = memory.some(low, min(left if left > 0 else _SCANNED, _SCANNED))
             for beginning in self._beginnings:
                 at = words.find(beginning)
                 while at >= 0:

@@ -18,10 +18,14 @@ import errno
 import os
 import signal
 import struct
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
+
+_Result = TypeVar("_Result")
 
 _libc = ctypes.PyDLL(None, use_errno=True)
 _ptrace = _libc.ptrace
@@ -60,6 +64,28 @@ _ANEW = frozenset(
         208, 333, 426,  # io_getevents, io_pgetevents, io_uring_enter
     }
 )  # fmt: skip
+
+
+def on_own_thread(work: Callable[[], _Result]) -> _Result:
+    """Whatever is still traced when that thread ends, the kernel lets go."""
+    results: list[_Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="gpubpf-attach")
+    thread.start()
+    thread.join()
+    until = time.monotonic() + 1
+    while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < until:
+        time.sleep(0.0002)  # Python is done with it a little earlier than the kernel
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 class Registers(ctypes.Structure):
@@ -135,6 +161,7 @@ class Thread:
     def __init__(self, pid: int, tid: int) -> None:
         self.pid, self.tid = pid, tid
         self.status: int | None = None  # of the stop that it is in: signal | event << 8
+        self._registers: Registers | None = None  # in this stop
         self._info = ctypes.create_string_buffer(128)
         _call(_SEIZE, tid, 0, _OPTION_SYSGOOD)
 
@@ -195,23 +222,27 @@ class Thread:
 
     def to_syscall(self) -> None:
         """Goes on, to the next entry or end of a system call. A signal that it was about to get is not passed on."""
-        self.status = None
+        self.status = self._registers = None
         _call(_SYSCALL, self.tid)
 
     def to_user(self) -> None:
         """Goes on, and stands where the kernel would go back to the program, signals and all."""
         self.interrupt()  # any stop takes it back
-        self.status = None
+        self.status = self._registers = None
         _call(_CONT, self.tid)
 
     # --- what it is ---
 
     def registers(self) -> Registers:
-        registers = Registers()
-        _call(_GETREGS, self.tid, 0, ctypes.addressof(registers))
-        return registers
+        """Not to be changed but for a copy."""
+        if self._registers is None:
+            registers = Registers()
+            _call(_GETREGS, self.tid, 0, ctypes.addressof(registers))
+            self._registers = registers
+        return self._registers
 
     def set_registers(self, registers: Registers) -> None:
+        self._registers = None
         _call(_SETREGS, self.tid, 0, ctypes.addressof(registers))
 
     def xstate(self) -> bytes:
@@ -262,12 +293,16 @@ class Thread:
     def release(self) -> None:
         """Lets it go on from where it stands, with the signal that it is about to get. It may be gone."""
         with contextlib.suppress(Gone):
-            if self.interrupted:
-                registers = self.registers()
-                settled = settle(registers)
-                if settled is not registers:
-                    self.set_registers(settled)
+            self.settle()
             self.detach(self.signal)
+
+    def settle(self) -> None:
+        """See the function of that name."""
+        if self.interrupted:
+            registers = self.registers()
+            settled = settle(registers)
+            if settled is not registers:
+                self.set_registers(settled)
 
 
 def threads_of(pid: int) -> list[int]:
@@ -331,13 +366,16 @@ def stopped(pid: int, patience: float = 0.005) -> Iterator[Standing]:
     """Has all threads of `pid` stand while the block runs, those that they make meanwhile too.
 
     A thread that sleeps in the kernel and cannot be woken counts as standing: it runs no instruction of the program before it
-    stops. Raises NotStanding where after `patience` seconds another one still runs, or one makes a process; Gone, Refused.
+    stops. It is let go when it has woken, or when the calling thread ends, so have that be one of its own (`on_own_thread`).
+    Raises NotStanding where after `patience` seconds another one still runs, or one makes a process; Gone, Refused.
     """
     traced: dict[int, Thread] = {}
+    at_once = contextlib.ExitStack()
     try:
         _seize(pid, traced)  # takes a while with many threads, which run on
         if not traced:
             raise Gone
+        at_once.enter_context(_first())
         standing = Standing(pid, time.perf_counter())
         until = time.monotonic() + patience
         interrupted: set[int] = set()
@@ -362,7 +400,23 @@ def stopped(pid: int, patience: float = 0.005) -> Iterator[Standing]:
             standing.places[tid] = registers.rip, registers.rsp
         yield standing
     finally:
-        _release(traced)
+        with at_once:
+            _release(traced)
+
+
+@contextlib.contextmanager
+def _first() -> Iterator[None]:
+    """This thread runs before ordinary ones, where it may: while others stand it should not have to wait for yet others."""
+    before: tuple[int, os.sched_param] | None = None
+    with contextlib.suppress(OSError):
+        before = os.sched_getscheduler(0), os.sched_getparam(0)
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    try:
+        yield
+    finally:
+        if before is not None:
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(0, *before)
 
 
 def _seize(pid: int, traced: dict[int, Thread]) -> bool:
@@ -400,13 +454,16 @@ def _await(pid: int, traced: dict[int, Thread], until: float) -> dict[int, tuple
 
 
 def _release(traced: dict[int, Thread]) -> None:
-    late = []
+    late, ready = [], []
     for thread in traced.values():
         with contextlib.suppress(Gone):
             if thread.poll():
-                thread.release()
+                thread.settle()
+                ready.append(thread)
             else:
                 late.append(thread)
+    for thread in ready:
+        thread.detach(thread.signal)
     for thread in late:  # also let go when this thread ends
         with contextlib.suppress(Gone):
             if thread.wait(time.monotonic() + 0.05):

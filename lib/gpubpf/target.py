@@ -211,6 +211,10 @@ def check(pid: int) -> None:
     if pid == os.getpid():
         raise SessionError(f"pid {pid} is this tool; name the program that is to be measured")
     state = known.get("State", "?")[0]
+    if state in "ZX" and int(known.get("Threads", 1)) > 1:
+        raise SessionError(
+            f"{who} goes on without its first thread, by which it is reached; start it with the tool instead"
+        )
     if state in "ZX":
         raise SessionError(f"{who} has ended, its parent has not taken note; name a process that runs")
     if _flags(pid) & _KERNEL_THREAD:
@@ -239,7 +243,7 @@ def check(pid: int) -> None:
 def refusal(pid: int, code: int) -> SessionError:
     """Why the kernel does not let this process trace `pid`."""
     known = status(pid)
-    if not known or code == errno.ESRCH:
+    if not known or code == errno.ESRCH or known.get("State", "Z")[0] in "ZX":
         return SessionError(f"pid {pid} ended while probes were put into it; nothing is left to be measured")
     try:
         check(pid)  # traced meanwhile, ended

@@ -1,0 +1,559 @@
+"""Putting a library into processes that run, and changing their code: they must not notice. The programs are in attach/."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpubpf import attach, ptrace, target
+from gpubpf.errors import SessionError
+
+HERE = Path(__file__).with_name("attach")
+ROOT = os.geteuid() == 0
+
+needs_root = pytest.mark.skipif(not ROOT, reason="needs root")
+pytestmark = pytest.mark.skipif(
+    os.uname().machine != "x86_64" or not shutil.which("gcc"), reason="needs gcc on x86-64"
+)
+
+
+@pytest.fixture(scope="module")
+def built() -> Iterator[Path]:
+    """The programs, where every user can run them."""
+    with tempfile.TemporaryDirectory(prefix="gpubpf-attach-") as at:
+        os.chmod(at, 0o755)
+        _build(Path(at))
+        yield Path(at)
+
+
+def _build(at: Path) -> None:
+    gcc = ["gcc", "-O1", "-w", "-pthread"]
+    for command in (
+        [*gcc, "-shared", "-fPIC", HERE / "library.c", "-o", at / "library.so"],
+        [*gcc, "-shared", "-fPIC", HERE / "library.c", "-o", at / "loaded.so"],
+        [*gcc, HERE / "kinds.c", "-o", at / "kinds"],
+        [*gcc, "-static", HERE / "kinds.c", "-o", at / "static"],
+        [*gcc, "-shared", "-fPIC", HERE / "code.c", "-o", at / "libcode.so"],
+        [*gcc, HERE / "patched.c", "-o", at / "patched", f"-L{at}", "-lcode", f"-Wl,-rpath,{at}"],
+        [
+            "g++",
+            "-std=c++17",
+            "-O2",
+            "-mavx2",
+            "-Wall",
+            "-Werror",
+            "-pthread",
+            "-o",
+            at / "stress",
+            HERE / "stress.cpp",
+        ],
+    ):
+        subprocess.run(command, check=True)
+
+
+@contextlib.contextmanager
+def running(*command: object, **how: object) -> Iterator[subprocess.Popen[str]]:
+    """A program that has said "ready"."""
+    process = subprocess.Popen(
+        [str(c) for c in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **how
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def put(pid: int, library: Path, text: str = "abc") -> int:
+    return attach.inject(pid, library, "entry", text).wait()
+
+
+def stop(pid: int) -> None:
+    with contextlib.suppress(ptrace.NotStanding), ptrace.stopped(pid):
+        pass
+
+
+def places(pid: int) -> tuple[int, int, int]:
+    """Threads, files, mappings."""
+    return (
+        len(os.listdir(f"/proc/{pid}/task")),
+        len(os.listdir(f"/proc/{pid}/fd")),
+        len(target.mappings(pid)),
+    )
+
+
+def settled(pid: int, threads: int) -> tuple[int, int, int]:
+    """When the thread of the last call has ended."""
+    until = time.monotonic() + 5
+    while (now := places(pid))[0] > threads and time.monotonic() < until:
+        time.sleep(0.01)
+    return now
+
+
+# --- the machine code ---
+
+
+def test_the_stub_is_its_source(tmp_path: Path) -> None:
+    source = tmp_path / "stub.s"
+    source.write_text(".intel_syntax noprefix\n" + attach.STUB_SOURCE)
+    subprocess.run(["as", "-o", tmp_path / "stub.o", source], check=True)
+    subprocess.run(
+        ["objcopy", "-O", "binary", "-j", ".text", tmp_path / "stub.o", tmp_path / "stub"], check=True
+    )
+    assert (tmp_path / "stub").read_bytes() == attach.STUB
+    assert attach.STUB[attach._STUB_END - 2 :][:4] == bytes.fromhex("0f050f0b")  # its last syscall, ud2
+
+
+# --- loading ---
+
+
+def test_a_program_that_checks_itself_notices_nothing(built: Path) -> None:
+    with running(built / "stress", built / "loaded.so") as process:
+        time.sleep(0.1)
+        before: tuple[int, int, int] | None = None
+        for i in range(200):
+            if i % 2:
+                assert put(process.pid, built / "library.so", "12345") == 5
+            else:
+                injection = attach.inject(process.pid, built / "library.so", "entry", connect=True)
+                assert injection.wait() == 77
+                assert injection.socket is not None
+                with injection.socket as connection:
+                    assert connection.recv(16) == b"hello"
+            if i % 4 == 0:
+                ptrace.on_own_thread(lambda: stop(process.pid))
+            if i == 40:
+                before = places(process.pid)
+        after = places(process.pid)
+        assert before is not None
+        # Two of its own threads come and go with what belongs to them.
+        assert all(b - a < 8 for a, b in zip(before, after, strict=True)), (before, after)
+        out, _ = process.communicate("\n", timeout=10)
+        assert process.returncode == 0
+        turns = {name: int(n) for name, n in re.findall(r"^(\w+) (\d+)$", out, re.M)}
+        assert len(turns) == 19 and min(turns.values()) > 10, turns
+        sent, masked = map(int, re.search(r"signals (\d+) (\d+)", out).groups())  # type: ignore[union-attr]
+        assert sent > 100 and masked > 100
+
+
+@pytest.mark.parametrize("kind", ["pause", "spin", "malloc", "writes", "vfork", "mutex"])
+def test_a_thread_is_found(built: Path, kind: str) -> None:
+    with running(built / "kinds", kind) as process:
+        time.sleep(0.15)
+        if kind == "writes":
+            threading.Thread(target=process.stdout.read, daemon=True).start()  # type: ignore[union-attr]
+        threads = places(process.pid)[0]
+        for _ in range(5):
+            assert put(process.pid, built / "library.so") == 3
+        assert settled(process.pid, threads)[0] == threads
+        assert process.poll() is None
+
+
+def test_what_a_signal_interrupted_is_left_alone(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attach, "_PATIENCE", 0.2)
+    with running(built / "kinds", "handler") as process:
+        time.sleep(0.1)
+        with pytest.raises(SessionError, match="no thread that can be interrupted safely; try again"):
+            put(process.pid, built / "library.so")
+        assert process.poll() is None
+        assert target.status(process.pid)["TracerPid"] == "0"
+
+
+def test_what_dlopen_says(built: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.so"
+    bad.write_bytes(b"not a library")
+    with running(built / "kinds", "pause") as process:
+        time.sleep(0.1)
+        with pytest.raises(SessionError, match=r"cannot load bad\.so: .*too short.*; "):
+            put(process.pid, bad)
+        with pytest.raises(SessionError, match=r"cannot load library\.so: .*undefined symbol: nothing; "):
+            attach.inject(process.pid, built / "library.so", "nothing")
+        assert put(process.pid, built / "library.so") == 3
+        assert settled(process.pid, 1)[:2] == (1, 3)
+
+
+def test_an_entry_that_takes_long_is_left_to_itself(built: Path) -> None:
+    with running(built / "kinds", "pause") as process:
+        time.sleep(0.1)
+        injection = attach.inject(process.pid, built / "library.so", "entry", "slow")
+        with pytest.raises(SessionError, match="does not finish entry within 0 s"):
+            injection.wait(0.05)
+        assert put(process.pid, built / "library.so") == 3
+
+
+def test_many_at_once(built: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(running(built / "kinds", "pause")) for _ in range(8)]
+        results: list[int] = []
+        threads = [
+            threading.Thread(target=lambda p=p: results.append(put(p.pid, built / "library.so")))
+            for p in processes
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == [3] * 8
+
+
+def test_it_ends_meanwhile(built: Path) -> None:
+    """Killed at some moment: one line, whenever it was."""
+    said = set()
+    for i in range(25):
+        with running(built / "kinds", "pause") as process:
+            killer = threading.Timer(0.001 * i, process.kill)
+            killer.start()
+            with contextlib.suppress(SessionError):
+                try:
+                    put(process.pid, built / "library.so", "slow")
+                except SessionError as error:
+                    said.add(re.sub(r"\d+", "N", str(error)).partition(";")[0])
+                    raise
+            killer.join()
+    assert said <= {
+        "pid N ended while probes were put into it",
+        "pid N (kinds) has ended, its parent has not taken note",
+        "pid N (kinds) is ending",
+    }, said
+    assert said
+
+
+def test_the_tool_is_killed_meanwhile(built: Path) -> None:
+    """Once the borrowed thread runs our code, it finds its own way back, wherever the tool stops."""
+    program = f"""
+import os, sys
+from pathlib import Path
+from gpubpf import attach, ptrace
+calls, stop = 0, int(sys.argv[2])
+before = ptrace.Thread.to_syscall
+def to_syscall(self):
+    global calls
+    before(self)
+    calls += 1
+    if calls == stop: os.kill(os.getpid(), 9)
+ptrace.Thread.to_syscall = to_syscall
+attach.inject(int(sys.argv[1]), Path({str(built / "library.so")!r}), "entry", "abc").wait()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(attach.__file__).parents[1])}
+    names = "allocate load except epoll sleep registers restarted interrupted send".split()
+    with running(built / "stress", built / "loaded.so", *names) as process:
+        time.sleep(0.1)
+        ends = [
+            subprocess.run(
+                [sys.executable, "-c", program, str(process.pid), str(stop)], env=environment
+            ).returncode
+            for stop in (3, 4, 5, 6, 8, 10, 12, 14)
+        ]
+        assert ends.count(-signal.SIGKILL) >= 4, ends
+        assert put(process.pid, built / "library.so") == 3
+        process.communicate("\n", timeout=10)
+        assert process.returncode == 0
+
+
+# --- what is refused ---
+
+
+def refused(pid: int, library: Path = Path(__file__)) -> str:
+    with pytest.raises(SessionError) as caught:
+        put(pid, library)
+    text = str(caught.value)
+    assert "\n" not in text and "; " in text
+    return text
+
+
+def test_no_process() -> None:
+    assert "there is no process 4194305" in refused(4194305)
+
+
+def test_this_process() -> None:
+    assert "is this tool" in refused(os.getpid())
+
+
+def test_a_kernel_thread() -> None:
+    assert "is a thread of the kernel" in refused(2)
+
+
+def test_a_thread_of_a_process(built: Path) -> None:
+    with running(built / "kinds", "mutex") as process:
+        time.sleep(0.15)
+        other = next(t for t in ptrace.threads_of(process.pid) if t != process.pid)
+        assert f"is a thread of process {process.pid}; use -p {process.pid}" in refused(other)
+
+
+def test_a_zombie() -> None:
+    child = subprocess.Popen(["true"])
+    time.sleep(0.2)
+    assert "has ended, its parent has not taken note" in refused(child.pid)
+    child.wait()
+
+
+def test_a_process_whose_first_thread_has_ended(built: Path) -> None:
+    with running(built / "kinds", "leaderless") as process:
+        time.sleep(0.15)
+        assert "goes on without its first thread" in refused(process.pid)
+
+
+def test_a_stopped_process(built: Path) -> None:
+    with running(built / "kinds", "pause") as process:
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.1)
+        assert f"kill -CONT {process.pid}" in refused(process.pid)
+
+
+def test_a_traced_process(built: Path) -> None:
+    with running(built / "kinds", "pause") as process:
+        thread = ptrace.Thread(process.pid, process.pid)
+        assert f"is traced by {Path('/proc/self/comm').read_text().strip()} (pid" in refused(process.pid)
+        thread.interrupt()
+        assert thread.wait(time.monotonic() + 5)
+        thread.release()
+        assert put(process.pid, built / "library.so") == 3
+
+
+def test_a_static_program(built: Path) -> None:
+    with running(built / "static", "pause") as process:
+        assert "has no shared C library" in refused(process.pid)
+
+
+def test_a_32_bit_program(tmp_path: Path) -> None:
+    program = tmp_path / "small"
+    code = bytes.fromhex("b81d000000cd80ebf7")  # for (;;) pause();
+    header = (
+        b"\x7fELF\1\1\1"
+        + bytes(9)
+        + struct.pack("<HHIIIIIHHHHHH", 2, 3, 1, 0x8048054, 52, 0, 0, 52, 32, 1, 0, 0, 0)
+    )
+    size = 84 + len(code)
+    program.write_bytes(header + struct.pack("<8I", 1, 0, 0x8048000, 0x8048000, size, size, 5, 4096) + code)
+    program.chmod(0o755)
+    try:
+        child = subprocess.Popen([program])
+    except OSError:
+        pytest.skip("this kernel runs no 32-bit programs")
+    time.sleep(0.1)
+    try:
+        assert "is no 64-bit x86 program" in refused(child.pid)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def as_nobody(work: Callable[[], None]) -> str:
+    """What it says, as a user without privileges."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: its own children may look at it
+            work()
+        except BaseException as error:
+            os.write(writer, f"{error}".encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader) as said:
+        text = said.read()
+    os.waitpid(child, 0)
+    return text
+
+
+@needs_root
+def test_a_process_of_another_user(built: Path) -> None:
+    with running(built / "kinds", "pause") as process:
+        text = as_nobody(lambda: print(put(process.pid, built / "library.so")))
+        assert re.fullmatch(r"pid \d+ \(kinds\) belongs to another user; use sudo", text), text
+
+
+@needs_root
+def test_an_ordinary_user_and_its_own_process(built: Path) -> None:
+    def work() -> None:
+        with running(built / "kinds", "pause") as process:
+            time.sleep(0.1)
+            raise ValueError(put(process.pid, built / "library.so"))
+
+    assert as_nobody(work) == "3"
+
+    def hidden() -> None:
+        with running(built / "kinds", "dumpable") as process:
+            put(process.pid, built / "library.so")
+
+    assert re.fullmatch(
+        r"pid \d+ \(kinds\) has privileges that you lack, or hides its memory; use sudo", as_nobody(hidden)
+    )
+
+
+@needs_root
+def test_another_users_process_that_cannot_read_the_library(built: Path) -> None:
+    private = built / "private.so"
+    shutil.copy(built / "library.so", private)
+    private.chmod(0o600)
+    with running(built / "kinds", "pause", user=65534, group=65534) as process:
+        time.sleep(0.1)
+        assert put(process.pid, private) == 3
+        assert put(process.pid, private, "12345") == 5
+        maps = [m for m in target.mappings(process.pid) if "private.so" in m.path and m.code]
+        assert len(maps) == 1 and maps[0].path.startswith("/memfd:")
+        assert settled(process.pid, 1)[:2] == (1, 3)
+
+
+@needs_root
+def test_no_new_privileges(built: Path) -> None:
+    with running(
+        "setpriv", "--no-new-privs", "--reuid=65534", "--clear-groups", built / "kinds", "pause"
+    ) as process:
+        time.sleep(0.1)
+        assert put(process.pid, built / "library.so") == 3
+
+
+@needs_root
+def test_a_container(built: Path, tmp_path: Path) -> None:
+    """Other mounts, process numbers, users and network; the library does not exist there."""
+    library = tmp_path / "host.so"
+    shutil.copy(built / "library.so", library)
+    script = (
+        f"cp {built}/kinds /dev/shm/kinds.$$; mount -t tmpfs none {tmp_path}; exec /dev/shm/kinds.$$ pause"
+    )
+    unshare = ["unshare", "--mount", "--pid", "--net", "--user", "--map-root-user", "--mount-proc", "--fork"]
+    if subprocess.run([*unshare, "true"], stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("no namespaces here")
+    with running(*unshare, "sh", "-c", script) as process:
+        time.sleep(0.2)
+        inner = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+        injection = attach.inject(inner, library, "entry", connect=True)
+        assert injection.wait() == 77
+        assert injection.socket is not None
+        with injection.socket as connection:
+            assert connection.recv(16) == b"hello"
+        os.kill(inner, signal.SIGKILL)
+    for left in Path("/dev/shm").glob("kinds.*"):
+        left.unlink()
+
+
+# --- patching ---
+
+
+def code_of(pid: int, name: str) -> int:
+    with target.Memory(pid) as memory:
+        library = next(x for x in target.libraries(target.mappings(pid)) if x.name == "libcode.so")
+        return target.symbols(memory, library.base)[name].address
+
+
+ONE, TWO = b"\xb8\1\0\0\0", b"\xb8\2\0\0\0"
+
+
+def test_code_changes_while_a_hundred_threads_run_it(built: Path) -> None:
+    with running(built / "patched", 100) as process:
+        patch = attach.Patch(code_of(process.pid, "answer"), ONE, TWO)
+        stood = []
+        for _ in range(20):
+            stood.append(attach.apply(process.pid, [patch]).stood)
+            stood.append(attach.apply(process.pid, [patch.undone], original=False).stood)
+            time.sleep(0.01)
+        out, _ = process.communicate("\n\n", timeout=10)
+        ones, twos = map(int, out.split()[1:])
+        assert process.returncode == 0 and ones > 100 and twos > 100
+        stood.sort()
+        print(f"100 threads stood {stood[0] * 1e3:.2f}, {stood[20] * 1e3:.2f}, {stood[-1] * 1e3:.2f} ms")
+        assert stood[20] < 0.05  # how long it is on an idle machine, benchmarks tell
+
+
+@pytest.mark.parametrize("kind", ["inside", "handler"])
+def test_code_in_which_a_thread_is_does_not_change(
+    built: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """It runs there, or came from there into a signal handler that is still under way."""
+    with running(built / "patched", 1, kind) as process:
+        at = code_of(process.pid, "inside")
+        with target.Memory(process.pid) as memory:
+            old = memory.read(at, 7)
+            patches = [
+                attach.Patch(at, old, old[::-1]),
+                attach.Patch(code_of(process.pid, "answer"), ONE, TWO),
+            ]
+            monkeypatch.setattr(attach, "_PATIENCE", 0.3)
+            with pytest.raises(SessionError, match="no moment at which its code can be changed; try again"):
+                attach.apply(process.pid, patches)
+            assert memory.read(at, 7) == old
+            assert memory.read(patches[1].address, 5) == ONE
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "out\n"
+            monkeypatch.setattr(attach, "_PATIENCE", 3.0)
+            attach.apply(process.pid, patches)
+            assert memory.read(at, 7) == old[::-1]
+        process.communicate("\n", timeout=10)
+        assert process.returncode == 0
+
+
+def test_only_code_that_is_what_it_should_be_changes(built: Path) -> None:
+    with running(built / "patched", 1) as process:
+        at = code_of(process.pid, "answer")
+        with pytest.raises(SessionError, match=r"another tool has changed libcode\.so"):
+            attach.apply(process.pid, [attach.Patch(at, TWO, ONE)])
+        with pytest.raises(SessionError, match="is not what it was said to be"):
+            attach.apply(process.pid, [attach.Patch(at, TWO, ONE)], original=False)
+        stack = next(m for m in target.mappings(process.pid) if m.path == "[stack]")
+        with pytest.raises(SessionError, match="where none of a file is"):
+            attach.apply(process.pid, [attach.Patch(stack.start, ONE, TWO)], original=False)
+        with target.Memory(process.pid) as memory:
+            memory.write(at, b"\xcc")  # somebody's breakpoint
+            with pytest.raises(SessionError, match="another tool has changed"):
+                attach.apply(process.pid, [attach.Patch(at, b"\xcc" + ONE[1:], TWO)])
+            memory.write(at, ONE[:1])
+        process.communicate("\n\n", timeout=10)
+        assert process.returncode == 0
+
+
+def _list(*records: tuple[int, bytes, bytes, int], seals: int = attach._SEALS) -> int:
+    import fcntl
+
+    file = os.memfd_create("patches", os.MFD_ALLOW_SEALING)
+    os.write(file, b"".join(attach.RECORD.pack(*record) for record in records))
+    if seals:
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
+    return file
+
+
+def test_a_list_of_patches_is_read() -> None:
+    file = _list((4096, b"abcde", b"fghij", 5), (64, b"x", b"y", 1))
+    assert attach.read_patches(file) == (
+        attach.Patch(64, b"x", b"y"),
+        attach.Patch(4096, b"abcde", b"fghij"),
+    )
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        lambda: _list((64, b"x", b"y", 1), seals=0),
+        lambda: _list((64, b"x", b"y", 0)),
+        lambda: _list((64, b"x", b"y", 9)),
+        lambda: _list((1 << 60, b"x", b"y", 1)),
+        lambda: _list((64, b"xxxx", b"yyyy", 4), (66, b"x", b"y", 1)),
+        lambda: _list(*[(64 * i, b"x", b"y", 1) for i in range(attach.PATCH_LIMIT + 1)]),
+        lambda: os.open("/dev/null", os.O_RDONLY),
+    ],
+)
+def test_what_is_no_list_of_patches_is_refused(file: Callable[[], int]) -> None:
+    with pytest.raises(SessionError, match="a traced process sent"):
+        attach.read_patches(file())
