@@ -139,11 +139,9 @@ class Coverage:
     @property
     def parameter(self) -> dict[str, int]:
         """For the program's parameter `grain`."""
-        page = self.shift + GRANULES.bit_length() - 1
         return {
             "shift": self.shift,
             "word": (64 << self.shift) - 1,
-            "page": page,
             "kernels": (1 << 64) - 1 if self.by_kernel else 0,
         }
 
@@ -196,7 +194,6 @@ def table(
     tags = pages[there]
     page = tags >> np.uint64(32) | (tags & np.uint64(511)) << np.uint64(32)
     kernel = np.full(len(there), NOBODY) if owners is None else owners[there].astype(np.int64) - 1
-    words = touched["words"] if touched.dtype.names else touched
     return Table(
         process,
         pid,
@@ -204,7 +201,7 @@ def table(
         page.astype(np.int64),
         (tags >> np.uint64(9) & np.uint64(EPOCHS - 1)).astype(np.int64),
         kernel,
-        words.reshape(-1, 2 * WORDS)[there],
+        touched.reshape(-1, 2 * WORDS)[there],
         np.unpackbits(missed.view(np.uint8), bitorder="little").astype(bool),
     )
 
@@ -242,23 +239,29 @@ def join(
             counts, rest, unknown = _count(one, own, shift)
             if rest:
                 elsewhere[process] = rest
+        concerned = _concerned(one, own)
         for place, (number, allocation) in enumerate(zip(numbers, own, strict=True)):
             reads, writes, either = counts[place].tolist()
-            if process in unread or place in unknown or _concerned(one, allocation):
+            if process in unread or place in unknown or concerned[place]:
                 result[number] = Covered(allocation, None, None, None)
             else:
                 result[number] = Covered(allocation, reads, writes, either)
     return [row for row in result if row is not None], elsewhere
 
 
-def _concerned(one: Table | None, allocation: Allocation) -> bool:
-    """Whether something of the allocation may have found no room, or may have been taken for something else."""
+def _concerned(one: Table | None, allocations: Sequence[Allocation]) -> list[bool]:
+    """Of each allocation whether something of it may have found no room, or may have been taken for something else."""
     if one is None:
-        return False
-    first, last = allocation.base >> AREA_BITS, (allocation.base + allocation.bytes - 1) >> AREA_BITS
-    if allocation.first_epoch >= EPOCHS or (one.full and last - first >= AREAS - 1):
-        return True
-    return one.full and bool(one.missed.take(np.arange(first, last + 1), mode="wrap").any())
+        return [False] * len(allocations)
+    base = np.array([a.base for a in allocations], np.int64)
+    last = base + np.array([max(a.bytes, 1) for a in allocations], np.int64) - 1 >> AREA_BITS
+    around = np.tile(one.missed, 2)
+    before = np.concatenate([[0], np.cumsum(around)])  # how many areas up to there miss something
+    first = base >> AREA_BITS
+    low, many = first % AREAS, last - first
+    missing = before[low + np.minimum(many, AREAS - 1) + 1] - before[low]
+    epochs = np.array([a.first_epoch for a in allocations], np.int64)
+    return [bool(it) for it in (missing > 0) | (epochs >= EPOCHS)]
 
 
 def _count(

@@ -134,6 +134,17 @@ def test_a_process_that_lies_about_allocations_does_not_hold_the_tool_up() -> No
     assert time.process_time() - start < 10  # without a bound minutes
 
 
+def test_large_allocations_without_number_when_the_table_is_full() -> None:
+    gpu = Gpu()
+    gpu.miss(BASE)
+    made = [Made(BASE + (n + 1) % 4 * (1 << 37), 1 << 36, n) for n in range(30_000)]
+    start = time.process_time()
+    assert {row[0] for row in rows(gpu, *made)} == {None}
+    apart = [Made(BASE + (1 << 21) + n * 256, 256) for n in range(30_000)]
+    assert {row[0] for row in rows(gpu, *apart)} == {0}
+    assert time.process_time() - start < 5
+
+
 @pytest.mark.parametrize("shift", (0, 2, 5, 7))
 def test_as_sets_of_bytes_say(shift: int) -> None:
     rng = random.Random(shift)
