@@ -62,12 +62,8 @@ static inline int in_covered(u32 lanes, struct gpu_access *ctx, int varies, int 
     int site = ctx->site;
     u64 effect = ctx->effect, space = ctx->space;
     struct gpu_traffic *cell = global_cells.lookup(&site);
-    struct gpu_request request = {ctx->address, ctx->width, lanes, varies, .follow = 1, .run = 1};
-    if (cell)
-        gpu_add_request(cell, &request);
-    if (space == GPU_GLOBAL && request.width <= 32)  /* what is larger is for on_bulk */
-        gpu_cover(&request, effect, by_kernel);
-    return 0;
+    struct gpu_request request = {ctx->address, ctx->width, lanes, varies};
+    return !cell ? 0 : space == GPU_GLOBAL ? gpu_add_covered(cell, &request, effect, by_kernel) : gpu_add_request(cell, &request);
 }
 
 static inline int in_local(u32 lanes, struct gpu_access *ctx) {

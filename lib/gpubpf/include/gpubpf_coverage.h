@@ -1,6 +1,6 @@
 /*
  * gpubpf_coverage.h: which bytes of memory were touched, in maps that are part of it; coverage.py reads them, and docs/memory.md
- * tells how it goes. Use gpu_cover for what a request of gpubpf_traffic.h touches, gpu_cover_bulk for a copy of any size.
+ * tells how it goes. Use gpu_add_covered in place of gpubpf_traffic.h's gpu_add_request, gpu_cover_bulk for a copy of any size.
  */
 #ifndef GPUBPF_COVERAGE_H
 #define GPUBPF_COVERAGE_H
@@ -11,14 +11,13 @@
 #define GPUBPF_PROBES 32                         /* places at which a page may be */
 #define GPUBPF_COPY_PAGES 5                      /* that one bulk copy is followed into */
 
-struct gpu_page { u64 words[128]; };             /* a bit for each granule: 64 words of what was read, 64 of what was written */
 struct gpu_grain {
-    u64 shift, word, page;          /* bytes of a granule, as a shift; of a word of 64, less 1; of a page, as a shift */
+    u64 shift, word;                /* bytes of a granule, as a shift; of a word of 64, less 1 */
     u64 kernels;                    /* ~0 where kernels are kept apart; else 0 */
 };
 GPU_ARRAY(pages, u64, GPUBPF_PAGES);             /* what is where: page << 32 | 1 << 31 | epoch << 9 | page >> 32; 0: nothing */
 GPU_ARRAY(owners, u32, GPUBPF_PAGES);            /* of programs that keep kernels apart: the kernel's number + 1 */
-GPU_ARRAY(touched, struct gpu_page, GPUBPF_PAGES);
+GPU_ARRAY(touched, u64, 128 * GPUBPF_PAGES);     /* a bit for each granule: of each page 64 words of what was read, 64 of written */
 GPU_ARRAY(missed, u64, 1024);                    /* a bit for each 2 MB, modulo 128 GB: something of it found no room */
 GPU_PARAM(grain, struct gpu_grain);
 
@@ -33,12 +32,23 @@ static inline void gpubpf_miss(u64 address) {
         __sync_fetch_and_or(area, bit);
 }
 
+static inline u32 gpubpf_epoch(void) { return (gpu_epoch() << 9 & 0x7ffffe00) | 0x80000000; }
+
+/* What the table knows a page by, and where it is if nothing else is there. `owner`: number of the kernel + 1, or 0. */
+static inline u64 gpubpf_tag_of(u64 page) { return page << 32 | gpubpf_epoch() | (page >> 32 & 511); }
+static inline u32 gpubpf_home_of(u64 page, u32 owner) {
+    u32 mixed = (u32)page * 0x9e3779b1u + gpubpf_epoch() * 0x85ebca77u + owner * 0xc2b2ae3du;
+    asm("" : "+r"(mixed));                       /* or it becomes a product of 64 bits */
+    return mixed >> 18;
+}
+static inline u32 gpubpf_owner(struct gpu_grain *grain, int by_kernel) {
+    return by_kernel ? (gpu_kernel() + 1) & grain->kernels : 0;
+}
+
 /* The place of an address's page, GPUBPF_PAGES where there is no room. What is there stays: a stale copy of it is right, or 0. */
 static inline u32 gpubpf_place_of(struct gpu_grain *grain, u64 address, int by_kernel, u32 probes) {
-    u64 page = address >> grain->page, epoch = (gpu_epoch() << 9 & 0x7ffffe00) | 0x80000000;
-    u64 wanted = page << 32 | epoch | (page >> 32 & 511);
-    u32 kernel = by_kernel ? (gpu_kernel() + 1) & grain->kernels : 0;
-    u32 place = ((u32)page * 0x9e3779b1u + (u32)epoch * 0x85ebca77u + kernel * 0xc2b2ae3du) >> 18;
+    u64 page = address >> (grain->shift & 63) >> 12, wanted = gpubpf_tag_of(page);
+    u32 kernel = gpubpf_owner(grain, by_kernel), place = gpubpf_home_of(page, kernel);
 #pragma nounroll
     for (u32 turn = 0; turn < probes; turn++) {
         u64 *cell = pages.lookup(&place);
@@ -66,33 +76,94 @@ static inline u32 gpubpf_place_of(struct gpu_grain *grain, u64 address, int by_k
 }
 
 static inline void gpubpf_set_bits(u64 *word, u64 mask) {
-    if ((*word & mask) != mask)                  /* most were touched before */
+    if (mask & ~*word)                           /* most were touched before */
         __sync_fetch_and_or(word, mask);
 }
 
+/* In the word of 64 granules where a lane's access begins, what it and those behind it in its row touch. */
+static inline u64 gpubpf_granules(struct gpu_grain *fine, u64 address, u32 bytes) {
+    u32 start = address & fine->word, last = (start + bytes - 1) >> (fine->shift & 31);
+    return (2ull << (last < 63 ? last : 63)) - (1ull << (address >> (fine->shift & 63) & 63));
+}
+
 /*
- * Marks what a lane touches. Of lanes in a row, which `run` of the request tells, one marks each word of 64 granules for all; where
- * that is 1, each its own. `effect`: the context's. `by_kernel`, a constant: keep kernels apart where `grain` says so.
+ * Marks what a lane touches. Of lanes in a row, which the request tells, one marks each word of 64 granules for all; where
+ * `row` is 1, each its own. `effect`: the context's. `by_kernel`, a constant: keep kernels apart where `grain` says so.
  */
 static inline void gpu_cover(struct gpu_request *request, u64 effect, int by_kernel) {
     int key = 0;
     u64 address = request->address;
-    u32 width = request->width, run = request->run;
+    u32 width = request->width;
     struct gpu_grain *fine = grain.lookup(&key);
-    if (!fine || !run || !width || (run & GPU_BEGUN && address & fine->word))
+    if (!fine)
         return;
-    u32 start = address & fine->word, first = start >> fine->shift;
-    u32 last = (start + width * (run & 63) - 1) >> fine->shift, word = address >> (fine->page - 6);
-    u64 mask = (2ull << (last < 63 ? last : 63)) - (1ull << first);
-    u32 place = gpubpf_place_of(fine, address, by_kernel, GPUBPF_PROBES);
-    struct gpu_page *own = place < GPUBPF_PAGES ? touched.lookup(&place) : 0;
-    if (!own)
+    u64 granule = address >> (fine->shift & 63);
+    if (!request->row || (request->ahead && granule & 63) || !width)
+        return;
+    u64 mask = gpubpf_granules(fine, address, width * (request->row - request->ahead));
+    u32 place = gpubpf_place_of(fine, address, by_kernel, GPUBPF_PROBES), at = place << 7 | (granule >> 6 & 63), other = at + 64;
+    u64 *reads = touched.lookup(&at), *writes = touched.lookup(&other);
+    if (place >= GPUBPF_PAGES || !reads || !writes)
         return gpubpf_miss(address);
-    asm("" : "+r"(word));                        /* or the compiler drops the masks, which the verifier needs */
     if (effect & GPU_READS)
-        gpubpf_set_bits(&own->words[word & 63], mask);
+        gpubpf_set_bits(reads, mask);
     if (effect & GPU_WRITES)
-        gpubpf_set_bits(&own->words[(word & 63) + 64], mask);
+        gpubpf_set_bits(writes, mask);
+}
+
+/*
+ * Marks what a usual request touches, where its page is at home in the table; else it gives 0, and gpu_cover shall do it. Nearly
+ * always it is, and the words are full: what tells that is read side by side, for one branch.
+ */
+static inline int gpu_cover_usual(struct gpu_request *request, u64 effect, int by_kernel) {
+    int key = 0;
+    struct gpu_grain *fine = grain.lookup(&key);
+    if (!fine)
+        return 1;
+    u64 granule = request->address >> (fine->shift & 63), page = granule >> 12;
+    if (granule & 63 && gpu_lane())
+        return 1;                                /* another lane sees to it */
+    u32 owner = gpubpf_owner(fine, by_kernel), place = gpubpf_home_of(page, owner), word = granule >> 6 & 63;
+    u32 at = place << 7 | (~effect & GPU_READS) << 6 | word, other = at + 64;
+    u64 *cell = pages.lookup(&place), *own = touched.lookup(&at), *written = touched.lookup(&other);
+    u32 *kernel = by_kernel ? owners.lookup(&place) : 0;
+    if (!cell || !own || (by_kernel && !kernel))
+        return 0;
+    int both = effect == (GPU_READS | GPU_WRITES) && written;
+    u64 away = *cell ^ gpubpf_tag_of(page), missing = ~*own;
+    if (by_kernel)
+        away |= *kernel ^ owner;
+    if (both)
+        missing |= ~*written;
+    if (!(away | missing))
+        return 1;
+    if (away)
+        return 0;
+    u64 mask = gpubpf_granules(fine, request->address, (u32)request->width * (32 - gpu_lane()));
+    if (mask & missing) {
+        __sync_fetch_and_or(own, mask);
+        if (both)
+            __sync_fetch_and_or(written, mask);
+    }
+    return 1;
+}
+
+/*
+ * gpu_add_request for a request in global memory, which also marks what it touches; of copies what is more than 32 bytes by a lane
+ * is for gpu_cover_bulk.
+ */
+static inline int gpu_add_covered(struct gpu_traffic *cell, struct gpu_request *request, u64 effect, int by_kernel) {
+    request->follow = request->row = 1;
+    if (!request->varies && gpu_is_usual(request)) {
+        gpu_add_usual(cell, request);
+        if (gpu_cover_usual(request, effect, by_kernel))
+            return 0;
+    } else {
+        gpubpf_add(cell, 0, request);
+    }
+    if (!request->varies || request->width <= 32)
+        gpu_cover(request, effect, by_kernel);
+    return 0;
 }
 
 /* Marks a copy of many bytes: page by page, word by word. */
@@ -107,18 +178,20 @@ static inline void gpu_cover_bulk(u64 address, u64 bytes, u64 effect) {
     for (u32 turn = 0; turn < GPUBPF_COPY_PAGES && next <= end; turn++) {
         u64 page = next & ~4095ull, last = page + 4095 < end ? page + 4095 : end;
         u32 place = gpubpf_place_of(fine, page << fine->shift, 1, 8);
-        struct gpu_page *own = place < GPUBPF_PAGES ? touched.lookup(&place) : 0;
         u32 word = next >> 6 & 63, until = last >> 6 & 63;
         u64 mask = ~0ull << (next & 63);
-        if (!own)
+        if (place >= GPUBPF_PAGES)
             gpubpf_miss(page << fine->shift);
 #pragma nounroll
-        for (u32 turn = 0; turn < 64 && own; turn++) {
+        for (u32 turn = 0; turn < 64 && place < GPUBPF_PAGES; turn++) {
+            u32 at = place << 7 | (word + side), other = at + 64;
+            u64 *own = touched.lookup(&at), *written = touched.lookup(&other);
             if (word == until)
                 mask &= ~0ull >> (63 - (last & 63));
-            __sync_fetch_and_or(&own->words[(word + side) & 127], mask);
-            if (effect == (GPU_READS | GPU_WRITES))
-                __sync_fetch_and_or(&own->words[(word + 64) & 127], mask);
+            if (own)
+                __sync_fetch_and_or(own, mask);
+            if (written && effect == (GPU_READS | GPU_WRITES))
+                __sync_fetch_and_or(written, mask);
             if (word == until)
                 break;
             mask = ~0ull;

@@ -47,11 +47,10 @@ struct gpu_request {
     u32 active;                     /* the lanes that make it */
     int varies;                     /* flag: the width may differ from lane to lane, and be more than 32 bytes (copies) */
     int local;                      /* flag: in local memory */
-    int follow;                     /* flag: say in `run` which lanes are side by side */
-    u32 run;                        /* how many lanes from this one on, 0 if another has the same; GPU_BEGUN: there is one before */
+    int follow;                     /* flag: say in `row` and `ahead` which lanes are side by side */
+    u32 row, ahead;                 /* how many lanes are in this one's row, 0 if another has the same; how many before it */
 };
 
-#define GPU_BEGUN 256
 #define GPUBPF_FULL 0xffffffffu
 #define GPUBPF_COUNT(_place, _more) __sync_fetch_and_add(&(_place), _more)
 
@@ -108,25 +107,33 @@ static inline int gpubpf_add_bulk(struct gpu_traffic *cell, struct gpu_shared_tr
     return 0;
 }
 
+/* Whether all 32 lanes make the request, each where the one before it ends: the usual one, most often. Not for local memory. */
+static inline int gpu_is_usual(struct gpu_request *request) {
+    u64 start = request->address - gpu_lane() * (u32)request->width, first = gpu_shuffle(start, 0);
+    return gpu_ballot(start == first) == GPUBPF_FULL;    /* as many lanes, so all run this */
+}
+
+/* Adds such a request to the cell of its site. */
+static inline int gpu_add_usual(struct gpu_traffic *cell, struct gpu_request *request) {
+    request->row = 32;
+    request->ahead = gpu_lane();
+    if (gpu_first(GPUBPF_FULL))                  /* with the lane that gpu_is_usual takes, ptxas would see that all go to one place */
+        GPUBPF_COUNT(cell->requests[request->address & 31 ? GPU_SHIFTED : GPU_UNIT], 1);
+    return 0;
+}
+
 static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic *banked, struct gpu_request *request) {
     u64 address = request->address, width = request->width;
     u32 active = request->active, lane = gpu_lane() & 31, before = active & ((1u << lane) - 1), lanes = gpu_popcount(active);
     int varies = request->varies, local = request->local;
 
-    if (width > 32)
+    if ((varies || banked) && width > 32)
         return gpubpf_add_bulk(cell, banked, address, width);
-    if (active == GPUBPF_FULL) {
-        u64 start = address - lane * width, first = gpu_shuffle(start, 0);
-        if (gpu_ballot(start == first) == GPUBPF_FULL && !varies && !local) {
-            if (request->follow)
-                request->run = 32 - lane + (lane ? GPU_BEGUN : 0);
-            if (gpu_first(GPUBPF_FULL))          /* `first` would do, but ptxas would see that all lanes go to one place */
-                GPUBPF_COUNT(cell->requests[address & 31 ? GPU_SHIFTED : GPU_UNIT], 1);
-            return 0;
-        }
-        if (request->follow && varies && gpu_ballot(start == first && width == gpu_shuffle(width, 0)) == GPUBPF_FULL)
-            request->run = 32 - lane + (lane ? GPU_BEGUN : 0);
-    } else if (lanes == 1 && !varies) {
+    if (varies && request->follow && gpu_is_usual(request) && gpu_ballot(width == gpu_shuffle(width, 0)) == GPUBPF_FULL) {
+        request->row = 32;
+        request->ahead = lane;
+    }
+    if (lanes == 1 && !varies) {
         GPUBPF_COUNT(cell->requests[GPU_SINGLE], 1);
         return 0;
     }
@@ -138,9 +145,11 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
                  !(one & (width - 1));
     step = step < 0 ? -(s64)one : one;
     if (request->follow && linear && !varies && !step)
-        request->run = !before;
-    if (request->follow && linear && !varies && step == width && !(active & (active + (active & -active))))
-        request->run = lanes - gpu_popcount(before) + (before ? GPU_BEGUN : 0);
+        request->row = !before;
+    if (request->follow && linear && !varies && step == width && !(active & (active + (active & -active)))) {
+        request->row = lanes;
+        request->ahead = gpu_popcount(before);
+    }
     if (active == GPUBPF_FULL && linear && !step && !varies) {
         if (gpu_first(GPUBPF_FULL))
             GPUBPF_COUNT(cell->requests[GPU_BROADCAST], 1);
@@ -181,11 +190,15 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
 
 /* Adds a request in global, constant or local memory to the cell of its site. Gives 0. */
 static inline int gpu_add_request(struct gpu_traffic *cell, struct gpu_request *request) {
+    if (!request->varies && !request->local && gpu_is_usual(request))
+        return gpu_add_usual(cell, request);
     return gpubpf_add(cell, 0, request);
 }
 
 /* The same, in shared memory. */
 static inline int gpu_add_shared_request(struct gpu_shared_traffic *cell, struct gpu_request *request) {
+    if (request->width <= 32 && gpu_is_usual(request))
+        return gpu_add_usual(&cell->cell, request);
     return gpubpf_add(&cell->cell, cell, request);
 }
 

@@ -220,6 +220,24 @@ class _Lowering:
                 f"  %is_{name} = icmp ne i64 %{name}, 0",
                 f"  call void @llvm.assume(i1 %is_{name})",
             )
+        ] + self.known_sites()
+
+    def known_sites(self) -> list[str]:
+        """That the place of a probe is one of its kernel's, so that the lookup of its own value needs no test."""
+        arrays = [
+            a.name for a in self.arguments.values() if a.kind == "map_capacity" and a.map in self.program.maps
+        ]
+        arrays = [a for a in arrays if self.program.maps[self.arguments[a].map].kind == "site_array"]
+        if not arrays or self.arguments.get("site") is None or self.arguments["site"].type != "b32":
+            return []
+        return [
+            line
+            for name in arrays
+            for line in (
+                f"  %sites_{name} = trunc i64 %{name} to i32",
+                f"  %is_{name} = icmp ult i32 %site, %sites_{name}",
+                f"  call void @llvm.assume(i1 %is_{name})",
+            )
         ]
 
     def map(self, name: str) -> MapDefinition:
@@ -319,6 +337,8 @@ class _Lowering:
         elif op in (b.LSH, b.RSH, b.ARSH):
             amount = self.value(f"and {kind} {right}, {bits - 1}")
             name = {b.LSH: "shl", b.RSH: "lshr", b.ARSH: "ashr"}[op]
+            if self.is_short_shift(i):
+                return self.short_shift(left, i.imm)
             result = self.value(f"{name} {kind} {left}, {amount}")
         elif op in (b.DIV, b.MOD):
             result = self.divide(op == b.DIV, i.offset == 1, kind, left, right)
@@ -326,6 +346,22 @@ class _Lowering:
             name = {b.ADD: "add", b.SUB: "sub", b.MUL: "mul", b.OR: "or", b.AND: "and", b.XOR: "xor"}[op]
             result = self.value(f"{name} {kind} {left}, {right}")
         return self.wide(result, bits)
+
+    def is_short_shift(self, i: Instruction) -> bool:
+        """Whether this is how a compiler without instructions of 32 bits shifts 32 of them to the right: the next one masks what
+        they leave."""
+        following = self.code[self.pc + 1]
+        return (
+            "shift" in self.target.calls
+            and i.opcode == b.ALU64 | b.RSH
+            and 0 < i.imm < 32
+            and (following.opcode, following.dst, following.imm)
+            == (b.ALU64 | b.AND, i.dst, (1 << 32 - i.imm) - 1)
+        )
+
+    def short_shift(self, value: str, amount: int) -> str:
+        """The same in 32 bits, as LLVM would not do it; so what comes before has 32 bits, too."""
+        return self.wide(self.value(self.call("shift", f"i32 {self.low(value)}", f"i32 {amount}")))
 
     def divide(self, quotient: bool, is_signed: bool, kind: str, left: str, right: str) -> str:
         """x / 0 = 0 and x % 0 = x; the smallest number divided by -1 is itself, with remainder 0."""
@@ -391,6 +427,8 @@ class _Lowering:
         self.put(i.dst, value)
 
     def context(self, field: str) -> str:
+        if field in _NARROW.get(self.checked.function.point, ()):  # then a comparison is one of 32 bits
+            return self.wide(self.argument("context", field, "b32", field=field))
         if field != "launch":
             return self.argument("context", field, field=field)
         launch = self.argument("launch", "launch")
@@ -551,15 +589,13 @@ class _Lowering:
         kind, pointer = self.source(2, call)
         key = self.value(f"load i32, {kind} {pointer}, align {1 if kind == 'ptr' else 4}")
         inside = self.value(f"icmp ult i32 {key}, {definition.max_entries}")
-        number = self.value(f"zext i32 {key} to i64")
         base = self.base(definition.name)
         if SHAPED.get(definition.kind, "instance") == "instance":
-            offset = self.value(f"mul i64 {number}, {definition.stride}")
-            address = self.value(f"add nuw i64 {base}, {offset}")
+            address = self.at(base, key, definition.stride)
             return self.value(f"select i1 {inside}, i64 {address}, i64 0")
         capacity = self.argument("map_capacity", f"capacity_{definition.name}", map=definition.name)
         if definition.kind == "site_array":
-            return self.value(f"add nuw i64 {base}, {self.of_site(key, capacity, definition)}")
+            return self.at(base, self.of_site(key, capacity), definition.value_size)
         # A unit beyond the capacity gets the element after the last: no second path, and memory stays safe.
         unit = self.number(SHAPED[definition.kind], "i32")
         room = self.low(capacity)
@@ -567,7 +603,7 @@ class _Lowering:
         if definition.max_entries == 1:
             index = self.wide(self.value(f"select i1 {fits}, i32 {unit}, i32 {room}"))
         else:
-            row = self.value(f"mul i64 {number}, {capacity}")
+            row = self.value(f"mul i64 {self.wide(key)}, {capacity}")
             own = self.value(f"add i64 {row}, {self.wide(unit)}")
             last = self.value(f"mul i64 {capacity}, {definition.max_entries}")
             index = self.value(f"select i1 {fits}, i64 {own}, i64 {last}")
@@ -575,8 +611,18 @@ class _Lowering:
         address = self.value(f"add nuw i64 {base}, {offset}")
         return self.value(f"select i1 {inside}, i64 {address}, i64 0")
 
-    def of_site(self, site: str, capacity: str, definition: MapDefinition) -> str:
-        """Offset of the value of a site on this multiprocessor; of what is no site, of the value after the last."""
+    def at(self, base: str, index: str, size: int) -> str:
+        """The address of element `index`, an i32. No map is at 0, nor wraps."""
+        if "element" in self.target.calls:
+            address = self.value(self.call("element", f"i32 {index}", f"i32 {size}", f"i64 {base}"))
+            self.declared.add("declare void @llvm.assume(i1)")
+            self.emit(f"call void @llvm.assume(i1 {self.value(f'icmp ne i64 {address}, 0')})")
+            return address
+        offset = self.value(f"mul i64 {self.wide(index)}, {size}")
+        return self.value(f"add nuw i64 {base}, {offset}")
+
+    def of_site(self, site: str, capacity: str) -> str:
+        """Number of the value of a site on this multiprocessor; of what is no site, of the value after the last."""
         sites = self.low(capacity)
         mask = self.low(self.value(f"lshr i64 {capacity}, 32"))
         shard = self.value(f"and i32 {self.special32('sm')}, {mask}")
@@ -584,8 +630,7 @@ class _Lowering:
         own = self.value(f"add i32 {row}, {site}")
         last = self.value(f"mul i32 {self.value(f'add i32 {mask}, 1')}, {sites}")
         inside = self.value(f"icmp ult i32 {site}, {sites}")
-        index = self.wide(self.value(f"select i1 {inside}, i32 {own}, i32 {last}"))
-        return self.value(f"mul i64 {index}, {definition.value_size}")
+        return self.value(f"select i1 {inside}, i32 {own}, i32 {last}")
 
     def update(self, call: Call) -> str:
         definition = self.map(call.map)
@@ -760,6 +805,9 @@ def _aligned(alignment: int, at: int, width: int) -> int:
         alignment //= 2
     return max(alignment, 1)
 
+
+# Context fields that 32 bits hold, by point.
+_NARROW = {"access": ("site", "width", "space", "kind", "active", "effect")}
 
 _CONDITIONS = {
     b.JEQ: "eq",

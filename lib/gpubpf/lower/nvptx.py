@@ -38,6 +38,9 @@ NVPTX = Target(
         ),  # LLVM compares its own intrinsic as 64 bits
         "lanes_below": (f"{_SREG}lanemask.lt", "i32"),
         "sm": (f"{_SREG}smid", "i32"),
+        # What LLVM would do in 64 bits, as it does not count their price.
+        "element": ('asm "mad.wide.u32 $0, $1, $2, $3;", "=l,r,n,l"', "i64"),
+        "shift": ('asm "shr.u32 $0, $1, $2;", "=r,r,n"', "i32"),
         # In the program's order among everything that touches memory: LLVM moves its own intrinsics over atomics.
         "clock": ('asm sideeffect "mov.u64 $0, %clock64;", "=l,~{memory}"', "i64"),
         "globaltimer": ('asm sideeffect "mov.u64 $0, %globaltimer;", "=l,~{memory}"', "i64"),

@@ -1,0 +1,101 @@
+"""How many SASS instructions of a probe a warp executes, on the paths that nearly every request takes.
+
+    counts = executed(cubin, "k", PATHS["unit"], own=...)
+
+The control flow is read from nvdisasm. A path is told by the instructions on it that talk to memory or to other lanes, in order;
+of all ways through the kernel with just these the shortest is taken. What a false predicate switches off counts, as it is issued.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpubpf.errors import Error
+
+# What is told of a path; all else may be on it or not.
+_LANDMARKS = (
+    ("SHFL", r"SHFL"),
+    ("MATCH", r"MATCH"),
+    ("add", r"(?:REDG?|ATOMG?)\.E\.ADD\.64\b[^+]*$"),  # to the first numbers of a cell
+    ("or", r"(?:REDG?|ATOMG?)\.E\.OR\.64"),
+    ("atomic", r"(?:RED|ATOM)"),
+    ("load", r"LDG?\.E"),
+    ("store", r"STG?\.E"),
+    ("shared", r"(?:LDS|STS|ATOMS)"),
+)
+UNIT = ("SHFL", "SHFL", "add")
+PATHS = {
+    "site": UNIT,
+    "site, bytes touched before": (*UNIT, "load", "load"),
+    "site, bytes touched first": (*UNIT, "load", "load", "or"),
+}
+
+
+def executed(cubin: bytes, kernel: str, path: Sequence[str], own: Sequence[str] = ()) -> list[str]:
+    """The SASS instructions on the shortest way through a kernel whose landmarks are `path`, then `own`, which are the application's.
+    Raises Error where there is no such way."""
+    code, targets = disassembled(cubin, kernel)
+    wanted = (*path, *own)
+    queue: list[tuple[int, int, int, int, int]] = [(0, 0, 0, -1, 0)]
+    came: dict[tuple[int, int], tuple[int, int]] = {}  # from where
+    while queue:
+        count, at, passed, *before = heapq.heappop(queue)
+        if at >= len(code) or (at, passed) in came:
+            continue
+        here = at, passed
+        came[here] = before[0], before[1]
+        guard, name, operands = code[at]
+        landmark = next(
+            (mark for mark, pattern in _LANDMARKS if re.match(pattern, f"{name} {operands}")), None
+        )
+        if landmark is not None:
+            if passed == len(wanted) or wanted[passed] != landmark:
+                continue
+            passed += 1
+        if name == "EXIT" and not guard:
+            if passed < len(wanted):
+                continue
+            way = []
+            while here in came:
+                way.append(" ".join(code[here[0]]).strip())
+                here = came[here]
+            return way[::-1]
+        following = [at + 1]
+        if re.match(r"BRA(?!\.DIV)", name):
+            target = re.search(r"`\((\.L_\w+)\)", operands)
+            if target is None:
+                raise Error(f"{kernel}: a jump that nvdisasm does not tell the target of: {name} {operands}")
+            conditional = guard or re.match(r"\s*!?U?P\d", operands)
+            following = [targets[target[1]], *(following if conditional else ())]
+        for place in following:
+            heapq.heappush(queue, (count + 1, place, passed, *here))
+    raise Error(f"{kernel}: no way with {', '.join(wanted)}")
+
+
+def disassembled(cubin: bytes, kernel: str) -> tuple[list[tuple[str, str, str]], dict[str, int]]:
+    """(guard, opcode, operands) of each instruction, and the number of the instruction at each label."""
+    tool = next(Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin/nvdisasm"), None)
+    if tool is None:
+        raise Error("there is no nvdisasm; install nvidia-cuda-nvdisasm from PyPI")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([tool, "-c", file.name], check=True, capture_output=True, text=True).stdout
+    code, targets = [], {}
+    here = False
+    for line in text.splitlines():
+        if section := re.match(r"\s*\.section\s+\.text\.([\w$]+)", line):
+            here = section[1] == kernel
+        elif here and (label := re.match(r"(\.L_\w+):", line)):
+            targets[label[1]] = len(code)
+        elif here and (
+            found := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;", line)
+        ):
+            code.append((found[1] or "", found[2], found[3]))
+    return code, targets
