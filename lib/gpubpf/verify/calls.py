@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import gcd
-from typing import TYPE_CHECKING
 
 from gpubpf import bytecode as b
 from gpubpf.bytecode import STACK_SIZE
@@ -11,11 +10,9 @@ from gpubpf.errors import VerifyError
 from gpubpf.maps import MAX_RECORD, MapDefinition
 from gpubpf.verify import ranges
 from gpubpf.verify.helpers import HELPERS, KERNEL_ONLY, NATIVE_HELPERS, NUMBERS, OUT_POINTERS, RESULTS
+from gpubpf.verify.machine import Machine
 from gpubpf.verify.ranges import ANY, constant, within
 from gpubpf.verify.values import Call, State, Value, signed64, value_alignment
-
-if TYPE_CHECKING:
-    from gpubpf.verify.rules import Checker
 
 MAX_PARAM = 1024  # bytes of a GPU_PARAM: they travel with every launch
 
@@ -23,18 +20,18 @@ MAX_PARAM = 1024  # bytes of a GPU_PARAM: they travel with every launch
 class HelperCall:
     """One call of a helper: its arguments checked one by one, its result and effects written to the state."""
 
-    def __init__(self, checker: Checker, state: State, helper: int) -> None:
-        self.checker, self.state, self.helper = checker, state, helper
+    def __init__(self, machine: Machine, state: State, helper: int) -> None:
+        self.machine, self.state, self.helper = machine, state, helper
         self.pointers: dict[int, str] = {}
         self.map: MapDefinition | None = None
         self.size = 0
         self.text = ""
 
     def reject(self, what: str, remedy: str) -> VerifyError:
-        return self.checker.reject(self.state.pc, what, remedy)
+        return self.machine.reject(self.state.pc, what, remedy)
 
     def run(self) -> None:
-        on_host = self.checker.function.point in b.HOST_POINTS
+        on_host = self.machine.function.point in b.HOST_POINTS
         helpers = NATIVE_HELPERS if on_host else HELPERS
         if self.helper not in helpers:
             if on_host:
@@ -70,11 +67,11 @@ class HelperCall:
             for register in (1, 2, 3):
                 self._write_u64(register)
         for register in range(1, 1 + NUMBERS.get(self.helper, 0)):
-            self.checker.number(self.state, self._argument(register), f"{name} of an address")
+            self.machine.number(self.state, self._argument(register), f"{name} of an address")
         state = self.state
         place = (state.chain, state.pc)
         call = Call(self.helper, self.map.name if self.map else "", self.pointers, self.size, self.text)
-        if self.checker.calls.setdefault(place, call) != call:
+        if self.machine.calls.setdefault(place, call) != call:
             raise self.reject(
                 f"calls {name} with different maps, sizes or texts on different paths",
                 "write the call once in each branch",
@@ -86,8 +83,8 @@ class HelperCall:
         value = self._argument(register)
         if value.kind != "map":
             raise self.reject(f"{self.name} is given no map", "use the map's methods")
-        definition = self.checker.program.maps[str(value.object)]
-        if definition.kind not in kinds and self.checker.function.point not in b.DEVICE_POINTS:
+        definition = self.machine.program.maps[str(value.object)]
+        if definition.kind not in kinds and self.machine.function.point not in b.DEVICE_POINTS:
             raise self.reject(
                 f"map {definition.name} exists only in the kernel",
                 "declare it with GPU_SHARED_ARRAY, or run as root",
@@ -105,7 +102,7 @@ class HelperCall:
         return definition
 
     def _argument(self, register: int) -> Value:
-        return self.checker.read(self.state, register)
+        return self.machine.read(self.state, register)
 
     def _constant(self, register: int, what: str) -> int:
         value = self._argument(register)
@@ -130,7 +127,7 @@ class HelperCall:
                 raise self.reject(
                     f"{self.name}: the address of its {what} is not constant", "unroll the loop"
                 )
-            begin = self.checker.stack_bounds(self.state.pc, value.range, size)
+            begin = self.machine.stack_bounds(self.state.pc, value.range, size)
             stack = self.state.stacks[int(value.object or 0)]
             result = []
             for k in range(size):
@@ -154,12 +151,12 @@ class HelperCall:
         return None
 
     def _outside(self, register: int, value: Value, size: int, what: str, aligned: bool = True) -> None:
-        if value.kind == "value" and self.checker.program.maps[str(value.object)].kind == "param":
+        if value.kind == "value" and self.machine.program.maps[str(value.object)].kind == "param":
             raise self.reject(f"{self.name}: its {what} lies in a parameter", "copy it to the stack first")
         limit = (
             int(value.object or 0)
             if value.kind == "record"
-            else self.checker.program.maps[str(value.object)].value_size
+            else self.machine.program.maps[str(value.object)].value_size
         )
         if value.range.slo < 0 or value.range.shi + size > limit:
             raise self.reject(
@@ -168,7 +165,7 @@ class HelperCall:
             )
         step = gcd(size, 8) if aligned else 1
         alignment = (
-            8 if value.kind == "record" else value_alignment(self.checker.program.maps[str(value.object)])
+            8 if value.kind == "record" else value_alignment(self.machine.program.maps[str(value.object)])
         )
         if alignment % step or not value.range.multiple_of(step & -step):
             raise self.reject(f"{self.name}: its {what} is not aligned", "copy it to the stack first")
@@ -183,8 +180,8 @@ class HelperCall:
         if value.kind == "stack":
             if value.range.constant is None:
                 raise self.reject(f"{self.name}: argument {register} is not constant", "unroll the loop")
-            at = self.checker.stack_bounds(self.state.pc, value.range, 8, True)
-            self.checker.stack_store(
+            at = self.machine.stack_bounds(self.state.pc, value.range, 8, True)
+            self.machine.stack_store(
                 self.state, int(value.object or 0), at, 8, Value("number", within(0, ranges.U32))
             )
             self.pointers[register] = "stack"
@@ -195,7 +192,7 @@ class HelperCall:
         definition = self.map
         assert definition is not None
         key = self._memory(2, definition.key_size, "key")
-        address = Value("value", constant(0), definition.name, self.checker.new_id(), True)
+        address = Value("value", constant(0), definition.name, self.machine.new_id(), True)
         if definition.kind == "site_array":  # what is beyond the last site has a value too
             return address._replace(nullable=False)
         if definition.kind == "hash" or key is None:
@@ -239,7 +236,7 @@ class HelperCall:
 
     def _namespace(self) -> None:
         for register in (1, 2):
-            self.checker.number(self.state, self._argument(register), "a namespace that is an address")
+            self.machine.number(self.state, self._argument(register), "a namespace that is an address")
         self.size = self._constant(4, "size")
         if self.size != 8:
             raise self.reject(f"{self.name} into {self.size} bytes", "pass a struct bpf_pidns_info")
@@ -249,9 +246,9 @@ class HelperCall:
         """An argument that points to `size` bytes which the helper fills."""
         value = self._argument(register)
         if value.kind == "stack" and value.range.constant is not None:
-            begin = self.checker.stack_bounds(self.state.pc, value.range, self.size)
+            begin = self.machine.stack_bounds(self.state.pc, value.range, self.size)
             for k in range(self.size):
-                self.checker.stack_store(
+                self.machine.stack_store(
                     self.state, int(value.object or 0), begin + k, 1, Value("number", within(0, 255))
                 )
             self.pointers[register] = "stack"
@@ -261,28 +258,28 @@ class HelperCall:
             raise self.reject(f"{self.name}: argument {register} is no buffer", "pass an array")
 
     def _level(self) -> None:
-        self.checker.number(self.state, self._argument(1), "a level that is an address")
+        self.machine.number(self.state, self._argument(1), "a level that is an address")
 
     def _output(self) -> None:
         perf = self.helper == 25
         if perf:
             if self._argument(1).kind != "context":
                 raise self.reject(f"{self.name}: its first argument is not the context", "pass ctx")
-            self.checker.number(self.state, self._argument(3), "flags that are an address")
+            self.machine.number(self.state, self._argument(3), "flags that are an address")
         else:
-            self.checker.number(self.state, self._argument(4), "flags that are an address")
+            self.machine.number(self.state, self._argument(4), "flags that are an address")
         self.size = self._record_size(5 if perf else 3, perf)
         self._memory(4 if perf else 2, self.size, "record")
 
     def _maximum(self) -> None:
         value = self._argument(1)
-        kept = value.kind == "value" and self.checker.program.maps[str(value.object)].kind != "param"
+        kept = value.kind == "value" and self.machine.program.maps[str(value.object)].kind != "param"
         if not kept or value.nullable:
             raise self.reject(
                 f"{self.name}: its cell is no value of a map", "pass what lookup gave, tested against NULL"
             )
         self._outside(1, value, 8, "cell")
-        self.checker.number(self.state, self._argument(2), "the maximum of an address")
+        self.machine.number(self.state, self._argument(2), "the maximum of an address")
 
     def _record_size(self, register: int, shorter: bool = False) -> int:
         """All records of a ring have one size, so that it has one stride; perf's may be `shorter`."""
@@ -303,7 +300,7 @@ class HelperCall:
         self.size = self._record_size(2)
         if self._argument(3).range.constant != 0:
             raise self.reject("ringbuf_reserve with flags", "pass 0")
-        number = self.checker.new_id()
+        number = self.machine.new_id()
         self.state.held[number] = (self.map.name, self.state.pc)
         return Value("record", constant(0), self.size, number, True)
 
@@ -319,9 +316,9 @@ class HelperCall:
                 f"{self.name} of what is no reserved record",
                 "pass what ringbuf_reserve gave, tested against NULL, once",
             )
-        self.checker.number(self.state, self._argument(2), "flags that are an address")
+        self.machine.number(self.state, self._argument(2), "flags that are an address")
         name, _ = self.state.held.pop(value.id)
-        self.map = self.checker.program.maps[name]
+        self.map = self.machine.program.maps[name]
         self.size = int(value.object or 0)
         state = self.state
         state.registers = [None if _is_record(v, value.id) else v for v in state.registers]
@@ -345,7 +342,7 @@ class HelperCall:
             if conversions > 3:
                 raise self.reject("trace_printk with more than three values", "print in two calls")
             for register in range(3, 3 + conversions):
-                self.checker.number(self.state, self._argument(register), "prints an address")
+                self.machine.number(self.state, self._argument(register), "prints an address")
         elif "%" in self.text:
             self.text = self.text.replace("%", "%%")
 
