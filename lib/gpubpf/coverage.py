@@ -7,9 +7,9 @@
 
 What device programs fill (gpubpf_coverage.h): a table of pages, each of which tells of 4096 granules; a granule is `1 << shift`
 bytes. Maps, one element each for a place of the table: `pages` (the page's number, which is its address / its bytes, and the epoch;
-0: nothing is there), `owners` (with --footprint: number of the kernel + 1), `touched` (for each
-place 128 words: 64 of what was read, then 64 of what was written, a bit for each granule). In `missed` a bit stands for each 2 MB of addresses, modulo 128 GB, of which something
-found no room. An epoch and an address together mean one allocation (docs/memory.md).
+0: nothing is there), `owners` (with --footprint: number of the kernel + 1), `touched` (for each place 128 words: 64 of what was read,
+then 64 of what was written, a bit for each granule). In `missed` a bit stands for each 2 MB of addresses, modulo 128 GB, of which
+something found no room. An epoch and an address together mean one allocation (docs/memory.md).
 """
 
 from __future__ import annotations
