@@ -250,7 +250,7 @@ def add_targets(made: Parser) -> None:
         dest="pid",
         type=parse_pids,
         metavar="PID[,PID...]",
-        help="these processes (so far for --list and --ptx only)",
+        help="this process, which runs already: what modules that it loads from now on do",
     )
     group.add_argument(
         "-d",

@@ -23,6 +23,7 @@ from gpubpf.maps import RING_SHARD
 if TYPE_CHECKING:
     import numpy as np
 
+    from gpubpf.attach import Patch
     from gpubpf.host import HostProcess
     from gpubpf.instrument import Sidecar
     from gpubpf.oplog import OpLog
@@ -96,6 +97,9 @@ class Process:
     host: HostProcess | None = None
     shared: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)  # at its end
     pending: int = 0  # images without an answer
+    attached: bool = False  # it ran before the tool did
+    asked: bool = False  # it sent its hooks as a list, which it does once
+    patches: tuple[Patch, ...] = ()  # those that were put in
     text: int = 0  # bytes of names, reasons and stacks
     _reading: threading.Lock = field(default_factory=threading.Lock)
     _logging: threading.Lock = field(default_factory=threading.Lock)

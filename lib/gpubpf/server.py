@@ -38,6 +38,7 @@ class Server:
         self._workshop = workshop
         self._probed = probed
         self._closing = False
+        self._adopted: list[Process] = []
         self._refused = 0  # connections that sent what no agent sends
         self.socket_name = f"@gpubpf-{secrets.token_hex(12)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -76,6 +77,8 @@ class Server:
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._wake_reader, selectors.EVENT_READ)
+            for process in self._adopted:
+                selector.register(process.socket, selectors.EVENT_READ, process)
             while not self._closing:
                 waiting = [p for p in self._measured.processes if p.pending and not p.gone]
                 if waiting and time.monotonic() >= beaten + BEAT:
@@ -129,6 +132,15 @@ class Server:
         if uid not in (self._measured.user.uid if self._measured.user else os.geteuid(), 0) or pid <= 0:
             connection.close()
             return None
+        return self._admit(connection, pid)
+
+    def adopt(self, connection: socket.socket, pid: int) -> None:
+        """Takes over the connection of a process that ran already. Before `start`."""
+        if (process := self._admit(connection, pid)) is not None:
+            process.attached = True
+            self._adopted.append(process)
+
+    def _admit(self, connection: socket.socket, pid: int) -> Process | None:
         connection.settimeout(SEND_WAIT)
         with self._measured.lock:
             if self._measured.stopped:  # nothing is measured any more: the process goes on without us
@@ -221,6 +233,9 @@ class Server:
                     f"ring {definition.name} takes {-(-taken >> 20)}M, not {asked}: each of {place.shards}"
                     f" multiprocessors needs room for {place.capacity:,} records"
                 )
+        elif kind == protocol.PATCHES and file is not None and process.attached and not process.asked:
+            process.asked = True
+            self._workshop.patch(process, file)
         elif kind == protocol.HOOKED and not process.hooked:
             process.told = True
             failed, left_out = (text.splitlines() for text in protocol.hooked(payload))

@@ -13,6 +13,7 @@ target"). One thread serves all agents (server.py); what takes long is done by o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import subprocess
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 IMAGE_WAIT = 120.0  # seconds that a process waits in a module load for the sidecar
 DRAIN_WAIT = 2.0  # seconds that kernels get to end before the last reading
 LEAVING_WAIT = 0.4  # in its place, and in that of the next, when the tool is told to leave
+ATTACH_WAIT = 30.0  # seconds for the agent to get into a process that runs
 ANSWER_WAIT = 5.0  # seconds, beyond that, for an agent to answer
 TICK = 0.1  # seconds between two looks at logs and rings
 HURRY = 0.01  # where they fill quickly
@@ -65,7 +67,7 @@ class Session:
     registers: see `CountRegisters`; called when nobody waits for it. follow: see `Follow`. host: host programs and shared arrays,
     already loaded; the session takes them down at its end.
     image_wait: seconds that a process waits in a module load for the sidecar. accesses: programs run at memory accesses, so the
-    summary says which of them they cannot see.
+    summary says which of them they cannot see. pid: a process that runs already, in place of the command.
     """
 
     def __init__(
@@ -93,8 +95,10 @@ class Session:
         host: Host | None = None,
         image_wait: float = IMAGE_WAIT,
         accesses: bool = False,
+        pid: int | None = None,
     ) -> None:
         self.command = list(command)
+        self._pid = pid
         self.device = device
         self.wanted = tuple(wanted)
         self.follow = follow or Follow()
@@ -129,15 +133,50 @@ class Session:
         self._measured.started_ns = time.monotonic_ns()
         try:
             self._signals.catch()
-            self._child = start_command(self.command, self._measured, self.socket_name)
-            self._pidfd = os.pidfd_open(self._child.pid)
-            self._server.start()
-            self._workshop.makers.submit(self._warm_up)
+            if self._pid is not None:
+                self._workshop.makers.submit(self._warm_up)
+                self._attach(self._pid)
+            else:
+                self._child = start_command(self.command, self._measured, self.socket_name)
+                self._pidfd = os.pidfd_open(self._child.pid)
+                self._server.start()
+                self._workshop.makers.submit(self._warm_up)
         except BaseException:
+            self._unpatch()
             self._signals.close()
             self._server.close()
             raise
         return self
+
+    def _attach(self, pid: int) -> None:
+        """Has the agent in a process that runs. Raises SessionError."""
+        from gpubpf import attach
+
+        injection = attach.inject(pid, agent.LIBRARY, "gpubpf_attach", connect=True)
+        self._pidfd = os.pidfd_open(pid)
+        assert injection.socket is not None
+        self._server.adopt(injection.socket, pid)
+        self._server.start()
+        what = {
+            1: "has not loaded the CUDA driver; wait until it uses the GPU, or start it with the tool",
+            2: "was measured before, and cannot be again; start it anew",
+            3: "could not be hooked; start it with the tool instead",
+        }.get(injection.wait(ATTACH_WAIT))
+        if what:
+            raise SessionError(f"pid {pid} {what}")
+        self._measured.note(
+            "what the process had loaded before is counted, not measured; modules that it loads now are"
+        )
+
+    def _unpatch(self) -> None:
+        """Takes the hooks out of processes that go on without the tool."""
+        from gpubpf import attach
+
+        for process in self._measured.everyone():
+            patches, process.patches = process.patches, ()
+            if patches and Path(f"/proc/{process.pid}").exists():
+                with contextlib.suppress(SessionError):  # it goes on with hooks that do nothing, or has ended
+                    attach.apply(process.pid, [p.undone for p in patches], original=False)
 
     def _on_probed(self, pid: int, comm: str, ts_ns: int) -> None:
         self._probed.append((pid, comm, ts_ns))
@@ -146,7 +185,7 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         try:
             self._stop()
-            while not self._signals.terminated and not self._wait_for_command(None):
+            while self._child and not self._signals.terminated and not self._wait_for_command(None):
                 pass
             self._settle()
         finally:
@@ -247,7 +286,6 @@ class Session:
         """Whether the command ended; False when `until` (time.monotonic) came first, or a signal that ends the measurement."""
         if self._returncode is not None:
             return True
-        assert self._child is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._pidfd, selectors.EVENT_READ)
             selector.register(self._signals.reader, selectors.EVENT_READ)
@@ -260,7 +298,7 @@ class Session:
                     if not self._measured.stopped:  # results end with the summary
                         self._tell_attached()
                 if self._pidfd in ready:
-                    self._returncode = self._child.wait()
+                    self._returncode = self._child.wait() if self._child else 0
                     return True
                 if self._signals.terminated or (self._signals.interrupted and not self._measured.stopped):
                     return False
@@ -287,6 +325,7 @@ class Session:
             return
         self._measured.stopped = True
         self._drain(LEAVING_WAIT if self._signals.terminated else DRAIN_WAIT, protocol.STOP)
+        self._unpatch()
         if self._returncode is not None:
             self._settle()
         if self._measured.host is not None:

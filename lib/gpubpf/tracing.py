@@ -9,6 +9,7 @@ import functools
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import cli, device
@@ -89,6 +90,7 @@ def trace(
         complain=lambda text: cli.complain(tool, text),
         attached=attached,
         accesses=accesses,
+        pid=args.pid[0] if args.pid else None,
     )
 
 
@@ -150,6 +152,10 @@ def observe(args: argparse.Namespace) -> tuple[list[Source], int]:
     from gpubpf import fatbin, instrument
     from gpubpf.listing import Source
 
+    if args.pid:
+        raise UsageError(
+            f"what a running process has loaded cannot be told yet; name its files: {args.tool} --list FILE"
+        )
     loaded: dict[str, dict[bytes, bytes]] = {}
 
     def keep(comm: str, data: bytes) -> None:
@@ -184,10 +190,12 @@ def observe(args: argparse.Namespace) -> tuple[list[Source], int]:
 
 
 def _command(args: argparse.Namespace) -> list[str]:
-    if args.pid:
+    if len(args.pid) > 1:
         raise UsageError(
-            f"measuring running processes is not there yet; start the program: {args.tool} -- COMMAND"
+            f"measuring several processes is not there yet; name one: {args.tool} -p {args.pid[0]}"
         )
+    if args.pid:
+        return []
     if not args.command:
         raise UsageError(
             f"watching every process is not there yet; give the command to watch: {args.tool} -- COMMAND"
@@ -195,7 +203,32 @@ def _command(args: argparse.Namespace) -> list[str]:
     return list(args.command)
 
 
+def _device_of(pid: int) -> Device:
+    """The device that a process which runs uses, by the driver that it has loaded. Raises SessionError."""
+    from gpubpf import target
+
+    target.check(pid)
+    try:
+        with target.Memory(pid) as memory:
+            drivers = [x for x in target.libraries(target.mappings(pid)) if x.name.startswith("libcuda.so")]
+            symbols = [target.symbols(memory, library.base) for library in drivers]
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError as error:
+        raise target.refusal(pid, error.errno or 0) from None
+    if not drivers:
+        name = target.status(pid).get("Name", "")
+        raise SessionError(
+            f"pid {pid} ({name}) has not loaded the CUDA driver; wait until it uses the GPU, or start it with the tool"
+        )
+    if not any("cudasim_untimed" in found for found in symbols):
+        return Device("gpu")
+    clock = next((v for v in variables if v.startswith(b"CUDASIM_CLOCK=")), b"=").partition(b"=")[2]
+    return Device("sim", {"CUDASIM_CLOCK": os.fsdecode(clock)})
+
+
 def _device(args: argparse.Namespace) -> Device:
+    if args.pid:
+        return _device_of(args.pid[0])
     chosen = device.choose(args.device)
     if chosen.notice:
         cli.note(args.tool, chosen.notice)

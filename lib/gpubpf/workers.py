@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import queue
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -80,6 +82,10 @@ class Workshop:
         """Tells a process what it is asked to do. Takes `marker` over: where the host programs are attached."""
         self._welcomers.submit(_welcome, self._measured, process, marker)
 
+    def patch(self, process: Process, file: int) -> None:
+        """Puts the hooks into a process that runs, and tells it so. Takes `file` over: the list of them."""
+        self._welcomers.submit(_patch, self._measured, process, file)
+
     def end_host(self, process: Process) -> None:
         self._enders.submit(process.end_host)
 
@@ -116,6 +122,22 @@ class Workshop:
         if sidecar is not None and sidecar.kernels:
             with self._measured.lock:
                 process.registers.append(self.makers.submit(self._count_registers, sidecar, target))
+
+
+def _patch(measured: Measurement, process: Process, file: int) -> None:
+    from gpubpf import attach
+
+    try:
+        patches = attach.read_patches(file)
+        attach.apply(process.pid, patches)
+        process.patches = patches
+        process.send(protocol.patched())
+    except Error as error:
+        measured.note(f"{process.who} is not traced: {error}")
+        with contextlib.suppress(OSError):
+            process.socket.shutdown(socket.SHUT_RDWR)  # it waits for the answer
+    finally:
+        os.close(file)
 
 
 def _encode(measured: Measurement, request: int, sidecar: Sidecar) -> tuple[bytes, int]:

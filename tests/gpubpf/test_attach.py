@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf import attach, ptrace, target
+from gpubpf import agent, attach, device, ptrace, target
 from gpubpf.errors import SessionError
 
 HERE = Path(__file__).with_name("attach")
@@ -557,3 +558,98 @@ def test_a_list_of_patches_is_read() -> None:
 def test_what_is_no_list_of_patches_is_refused(file: Callable[[], int]) -> None:
     with pytest.raises(SessionError, match="a traced process sent"):
         attach.read_patches(file())
+
+
+# --- the tools ---
+
+
+@pytest.fixture(scope="module")
+def loads(built: Path) -> Path:
+    """A program that loads a module again and again, on the embedded device."""
+    if not (device.LIBRARIES / "libcuda.so.1").exists() or not agent.LIBRARY.exists():
+        pytest.skip("the embedded device or the agent is not built (script/setup)")
+    headers = [d for d in CUDA_HEADERS if (d / "cuda.h").exists()]
+    if not headers:
+        pytest.skip("needs cuda.h")
+    libraries = device.LIBRARIES
+    command = f"gcc -O1 -pthread -I{headers[0]} {HERE}/loads.c -o {built}/loads -L{libraries} -lcuda"
+    subprocess.run([*command.split(), f"-Wl,-rpath,{libraries}"], check=True)
+    return built / "loads"
+
+
+CUDA_HEADERS = [
+    *sorted(Path("/usr/local").glob("cuda*/include")),
+    *(Path(place) / "nvidia/cu13/include" for place in sys.path),
+]
+TOOL = [sys.executable, str(Path(__file__).parents[2] / "tools" / "threadhist.py")]
+
+
+def tool(pid: int, *arguments: str, end: int | None = None) -> subprocess.CompletedProcess[str]:
+    process = subprocess.Popen(
+        [*TOOL, "-p", str(pid), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    if end is not None:
+        assert process.stderr is not None
+        while "attached to" not in (line := process.stderr.readline()):
+            assert line, "it ended"
+        time.sleep(0.7)
+        process.send_signal(end)
+    out, error = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, error)
+
+
+def changed_bytes(pid: int) -> int:
+    """Of the code of the driver and of the C library."""
+    count = 0
+    with target.Memory(pid) as memory:
+        for m in target.mappings(pid):
+            if m.code and re.search(r"/lib(cuda|c)\.so", m.path):
+                with open(m.path, "rb") as file:
+                    expected = os.pread(file.fileno(), m.end - m.start, m.offset)
+                held = memory.read(m.start, len(expected))
+                count += sum(a != b for a, b in zip(expected, held, strict=True))
+    return count
+
+
+def test_a_tool_on_a_program_that_runs(loads: Path) -> None:
+    with running(loads, 4) as process:
+        done = tool(process.pid, "--kernel", "fresh", "-d", "1.5", "--json")
+        assert done.returncode == 0, done.stderr
+        assert f"attached to {process.pid} (loads)" in done.stderr
+        records = [json.loads(line) for line in done.stdout.splitlines()]
+        summary = next(r for r in records if r["type"] == "summary")
+        kernel = next(r for r in records if r["type"] == "kernel")
+        assert summary["launches_instrumented"] == summary["launches_matched"] == kernel["launches"] > 20
+        assert kernel["runs"] == kernel["launches"] * 128 and kernel["work"] == kernel["runs"] * 5
+        assert summary["launches_seen"] > kernel["launches"]  # also those of the old module
+        assert changed_bytes(process.pid) == 0
+        again = tool(process.pid, "-d", "1")
+        assert again.returncode == 1
+        assert again.stderr.endswith(
+            f"threadhist: pid {process.pid} was measured before, and cannot be again; start it anew\n"
+        )
+        assert changed_bytes(process.pid) == 0
+        out, _ = process.communicate("\n", timeout=30)
+        assert process.returncode == 0 and int(out.split()[0]) > 100
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_tool_ends_and_the_program_goes_on(loads: Path, end: int) -> None:
+    with running(loads, 4) as process:
+        done = tool(process.pid, end=end)
+        assert done.returncode == (0 if end != signal.SIGKILL else -end), done.stderr
+        if end != signal.SIGKILL:  # then the hooks stay, and do nothing
+            assert changed_bytes(process.pid) == 0
+        time.sleep(0.3)
+        out, _ = process.communicate("\n", timeout=30)
+        assert process.returncode == 0 and int(out.split()[0]) > 100
+
+
+def test_a_program_without_the_driver(built: Path) -> None:
+    with running(built / "kinds", "pause") as process:
+        done = tool(process.pid)
+        assert done.returncode == 1
+        assert done.stderr == (
+            f"threadhist: pid {process.pid} (kinds) has not loaded the CUDA driver; wait until it uses the GPU,"
+            " or start it with the tool\n"
+        )

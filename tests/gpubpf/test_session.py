@@ -655,16 +655,27 @@ def test_a_control_block_that_shrinks_is_no_harm(monkeypatch: pytest.MonkeyPatch
     connect_and(act)
 
 
+def test_a_tool_that_fails_waits_for_its_command(tmp_path: Path) -> None:
+    def tick() -> None:
+        raise SessionError("cannot write")
+
+    with pytest.raises(SessionError, match="cannot write"):
+        with fake_tool.session(["sh", "-c", f"sleep 0.5; echo done > {tmp_path}/said"], wanted=()) as session:
+            for _ in session.intervals(tick=tick, every=0.1):
+                pass
+    assert (tmp_path / "said").read_text() == "done\n"
+
+
 def test_the_agent_is_built() -> None:
     assert agent.LIBRARY.exists(), "run script/setup, or make -C lib/gpubpf/agent"
 
 
 def test_what_is_not_there_yet_is_said() -> None:
     for given, said in (
-        ({"pid": [1], "command": None}, "running"),
+        ({"pid": [1, 2], "command": None}, "several processes"),
         ({"pid": [], "command": None}, "every process"),
     ):
-        with pytest.raises(UsageError, match=rf"{said}.* is not there yet; .*tool -- COMMAND"):
+        with pytest.raises(UsageError, match=rf"{said}.* is not there yet; .*tool (-- COMMAND|-p 1)"):
             tracing._command(argparse.Namespace(tool="tool", **given))
 
 

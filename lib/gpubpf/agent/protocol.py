@@ -26,8 +26,10 @@ SITES_LIMIT = 1 << 22  # of a kernel
 NO_FIELD = 0xFFFFFFFF
 
 # Messages.
-HELLO, IMAGE, NAME, REFUSED, SNAPSHOT, DRAINED, HOOKED, MARKER, LOG, RING, STACK, CONTEXT = range(1, 13)
-WELCOME, SIDECAR, DRAIN, WORKING, SHARED, CONSUMED = range(16, 22)
+HELLO, IMAGE, NAME, REFUSED, SNAPSHOT, DRAINED, HOOKED, MARKER, LOG, RING, STACK, CONTEXT, PATCHES = range(
+    1, 14
+)
+WELCOME, SIDECAR, DRAIN, WORKING, SHARED, CONSUMED, PATCHED = range(16, 23)
 
 # Flags in DRAIN: swap no more launches from now on; read nothing but rings in GPU memory.
 STOP, ONLY_RINGS = 1, 2
@@ -468,6 +470,11 @@ def working() -> bytes:
     return frame(WORKING, b"")
 
 
+def patched() -> bytes:
+    """To a process that ran already: its hooks are in."""
+    return frame(PATCHED, b"")
+
+
 def sidecar(
     request: int,
     image_size: int,
@@ -519,7 +526,7 @@ def _brings_file(kind: int, payload: bytes) -> bool:
         return payload[:4] == struct.pack("<I", 1)
     if kind == RING:
         return payload[12:16] == struct.pack("<I", Place.HOST_RING)
-    return kind in (HELLO, IMAGE, SNAPSHOT, LOG)
+    return kind in (HELLO, IMAGE, SNAPSHOT, LOG, PATCHES)
 
 
 class Frames:
