@@ -114,7 +114,7 @@ def findings(kernel: KernelTraffic, rows: Sequence[Row]) -> Iterator[str]:
     total = kernel.record()
     if total["sectors_least"]:
         moved = f"asked for {size(total['bytes'])}, moved {size(SECTOR * total['sectors'])}"
-        yield f"{moved}: {total['ratio']:.2f} times what lanes side by side would move"
+        yield f"{moved}: {total['ratio']:.2f} times what lanes side by side would"
     phases = sum(row.sum("phases") for row in rows)
     if phases and (ways := sum(row.sum("ways") for row in rows)) > phases:
         yield f"shared memory takes {ways / phases:.2f} times as long as without bank conflicts"
