@@ -183,6 +183,8 @@ class Session:
         self._signals.wake()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if kind is not None:
+            self._tick = None  # what failed would fail again, and the command is waited for all the same
         try:
             self._stop()
             while self._child and not self._signals.terminated and not self._wait_for_command(None):

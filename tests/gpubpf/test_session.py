@@ -659,10 +659,13 @@ def test_a_tool_that_fails_waits_for_its_command(tmp_path: Path) -> None:
     def tick() -> None:
         raise SessionError("cannot write")
 
-    with pytest.raises(SessionError, match="cannot write"):
-        with fake_tool.session(["sh", "-c", f"sleep 0.5; echo done > {tmp_path}/said"], wanted=()) as session:
-            for _ in session.intervals(tick=tick, every=0.1):
-                pass
+    command = ["sh", "-c", f"sleep 0.5; echo done > {tmp_path}/said"]
+    with (
+        pytest.raises(SessionError, match="cannot write"),
+        fake_tool.session(command, wanted=()) as session,
+    ):
+        for _ in session.intervals(tick=tick, every=0.1):
+            pass
     assert (tmp_path / "said").read_text() == "done\n"
 
 
