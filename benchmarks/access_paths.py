@@ -1,6 +1,6 @@
 """How many SASS instructions of a probe a warp executes, on the paths that nearly every request takes.
 
-    counts = executed(cubin, "k", PATHS["unit"], own=...)
+    way = executed(cubin, "kernel", (*PATHS["bytes touched before"], "load"))
 
 The control flow is read from nvdisasm. A path is told by the instructions on it that talk to memory or to other lanes, in order;
 of all ways through the kernel with just these the shortest is taken. What a false predicate switches off counts, as it is issued.
@@ -31,25 +31,33 @@ _LANDMARKS = (
 )
 UNIT = ("SHFL", "SHFL", "add")
 PATHS = {
-    "site": UNIT,
-    "site, bytes touched before": (*UNIT, "load", "load"),
-    "site, bytes touched first": (*UNIT, "load", "load", "or"),
+    "place alone": UNIT,
+    "bytes touched before": (*UNIT, "load", "load"),
+    "bytes touched first": (*UNIT, "load", "load", "or"),
+    "bytes read and written before": (*UNIT, "load", "load", "load"),
+    "bytes read and written first": (*UNIT, "load", "load", "load", "or", "or"),
 }
 
 
-def executed(cubin: bytes, kernel: str, path: Sequence[str], own: Sequence[str] = ()) -> list[str]:
-    """The SASS instructions on the shortest way through a kernel whose landmarks are `path`, then `own`, which are the application's.
-    Raises Error where there is no such way."""
+def paths(covered: bool, both: bool) -> list[str]:
+    """Those of a probe, with or without what bytes are touched (`covered`), `both`: of one access read and written."""
+    names = list(PATHS)
+    return names[3:] if covered and both else names[1:3] if covered else names[:1]
+
+
+def executed(cubin: bytes, kernel: str, wanted: Sequence[str]) -> list[str]:
+    """The SASS instructions on the shortest way through a kernel, into and out of its functions, whose landmarks are `wanted`: a
+    path, then the application's own. Raises Error where there is no such way."""
     code, targets = disassembled(cubin, kernel)
-    wanted = (*path, *own)
-    queue: list[tuple[int, int, int, int, int]] = [(0, 0, 0, -1, 0)]
-    came: dict[tuple[int, int], tuple[int, int]] = {}  # from where
+    # Where: instruction, landmarks passed, where a call goes back to. How far it is there, and from where.
+    queue: list[tuple[int, tuple[int, int, int], tuple[int, int, int] | None]] = [(0, (0, 0, -1), None)]
+    came: dict[tuple[int, int, int], tuple[int, int, int] | None] = {}
     while queue:
-        count, at, passed, *before = heapq.heappop(queue)
-        if at >= len(code) or (at, passed) in came:
+        count, here, before = heapq.heappop(queue)
+        at, passed, back = here
+        if at >= len(code) or here in came:
             continue
-        here = at, passed
-        came[here] = before[0], before[1]
+        came[here] = before
         guard, name, operands = code[at]
         landmark = next(
             (mark for mark, pattern in _LANDMARKS if re.match(pattern, f"{name} {operands}")), None
@@ -62,19 +70,23 @@ def executed(cubin: bytes, kernel: str, path: Sequence[str], own: Sequence[str] 
             if passed < len(wanted):
                 continue
             way = []
-            while here in came:
-                way.append(" ".join(code[here[0]]).strip())
-                here = came[here]
+            step: tuple[int, int, int] | None = here
+            while step is not None:
+                way.append(" ".join(code[step[0]]).strip())
+                step = came[step]
             return way[::-1]
-        following = [at + 1]
-        if re.match(r"BRA(?!\.DIV)", name):
-            target = re.search(r"`\((\.L_\w+)\)", operands)
+        following = [(at + 1, back)]
+        if name.startswith("RET"):
+            following = [(back, -1), *(following if guard else ())]
+        elif re.match(r"BRA(?!\.DIV)|CALL", name):
+            target = re.search(r"`\(([.\w$]+)\)", operands)
             if target is None:
                 raise Error(f"{kernel}: a jump that nvdisasm does not tell the target of: {name} {operands}")
             conditional = guard or re.match(r"\s*!?U?P\d", operands)
-            following = [targets[target[1]], *(following if conditional else ())]
-        for place in following:
-            heapq.heappush(queue, (count + 1, place, passed, *here))
+            away = targets[target[1]], at + 1 if name.startswith("CALL") else back
+            following = [away, *(following if conditional else ())]
+        for place, to in following:
+            heapq.heappush(queue, (count + 1, (place, passed, to), here))
     raise Error(f"{kernel}: no way with {', '.join(wanted)}")
 
 
@@ -92,7 +104,7 @@ def disassembled(cubin: bytes, kernel: str) -> tuple[list[tuple[str, str, str]],
     for line in text.splitlines():
         if section := re.match(r"\s*\.section\s+\.text\.([\w$]+)", line):
             here = section[1] == kernel
-        elif here and (label := re.match(r"(\.L_\w+):", line)):
+        elif here and (label := re.match(r"([.$][\w$]+):", line)):
             targets[label[1]] = len(code)
         elif here and (
             found := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;", line)
