@@ -704,6 +704,6 @@ def coverage(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"not probed: {', '.join(places)}")
     if summary["lost"]:
         lines.append(
-            f"lost: {summary['lost']:,} that found no room in a map, or never came from a process that died"
+            f"lost: {summary['lost']:,} for which maps had no room, or whose kernel or process failed"
         )
     return lines
