@@ -14,7 +14,7 @@ FIRST_PAGE = 5  # their size at first: 32 bytes
 APART = 1 << 20  # bytes between addresses of no known allocation, from which they are two places
 BANDS = 16  # allocations in a picture
 LEAST_BAND = 11  # rows: as high as a line of text
-FAR = 1 << 60  # ns: farther apart is nothing that a GPU said
+FAR, LATEST = 1 << 60, 1 << 62  # ns: farther apart, and later, is nothing that a GPU said
 
 
 class Heat:
@@ -74,7 +74,7 @@ class AddressHeat:
         self.title, self.shift, self.width = title, FIRST_PAGE, 1
         self.pages = np.zeros(0, np.uint64)
         self.counts = np.zeros((0, COLUMNS, 2), np.int64)
-        self.origin = self._latest = 0
+        self.origin = self._latest = self._begin = 0  # _begin: the first time of all
         self.left_out = 0  # accesses at times that cannot be
 
     def add(self, address: np.ndarray, written: np.ndarray, time: np.ndarray) -> None:
@@ -82,8 +82,8 @@ class AddressHeat:
         if not len(address):
             return
         if not len(self.pages):
-            self.origin = self._latest = int(time[0])
-        near = np.abs(time - self.origin) < FAR
+            self.origin = self._latest = self._begin = int(np.clip(time[0], -LATEST, LATEST))
+        near = (time > self._begin - FAR) & (time < self._begin + FAR)
         if not near.all():
             self.left_out += int((~near).sum())
             address, written, time = address[near], written[near], time[near]

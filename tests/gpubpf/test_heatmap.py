@@ -121,6 +121,18 @@ def test_time_grows_at_both_ends() -> None:
     assert heat.left_out == 5 and heat.width == 256
 
 
+def test_times_that_no_gpu_says_are_no_crash() -> None:
+    random, heat = np.random.default_rng(1), AddressHeat("app")
+    for first in (0, 1 << 63, (1 << 63) - 1, 1_800_000_000 * 10**9):  # of which the last is a date
+        heat = AddressHeat("app")
+        for _ in range(20):
+            time = random.integers(0, 2**64, 100, np.uint64)
+            time[0] = first
+            heat.add(random.integers(0, 2**64, 100, np.uint64), time % 2 == 0, time.astype(np.int64))
+        assert heat.total + heat.left_out == 2000
+    assert heat.total >= 20
+
+
 def test_memory_of_any_size_takes_bounded_room() -> None:
     heat, random = AddressHeat("app"), np.random.default_rng(1)
     for turn in range(5):
