@@ -23,10 +23,10 @@ from gpubpf.maps import RING_SHARD
 if TYPE_CHECKING:
     import numpy as np
 
-    from gpubpf.attach import Patch
     from gpubpf.host import HostProcess
     from gpubpf.instrument import Sidecar
     from gpubpf.oplog import OpLog
+    from gpubpf.patching import Patch
     from gpubpf.ptx.inject import Site
     from gpubpf.rings import RingReader
 

@@ -7,6 +7,7 @@ its like then has the whole bound before it again; what the kernel restarts keep
 
 All calls for one thread must come from the thread that made the `Thread`, and hold Python's lock: a process stands still meanwhile,
 which is no time to wait for another thread of this one. What is left when the caller's thread ends, the kernel lets go.
+Of a process's own children nobody else there may wait meanwhile (`Popen.poll`): it would take a stop for an end.
 x86-64 only. Numbers and structures are those of include/uapi/linux/ptrace.h and asm/ptrace.h.
 """
 

@@ -170,13 +170,13 @@ class Session:
 
     def _unpatch(self) -> None:
         """Takes the hooks out of processes that go on without the tool."""
-        from gpubpf import attach
+        from gpubpf import patching
 
         for process in self._measured.everyone():
             patches, process.patches = process.patches, ()
             if patches and Path(f"/proc/{process.pid}").exists():
                 with contextlib.suppress(SessionError):  # it goes on with hooks that do nothing, or has ended
-                    attach.apply(process.pid, [p.undone for p in patches], original=False)
+                    patching.apply(process.pid, [p.undone for p in patches], original=False)
 
     def _on_probed(self, pid: int, comm: str, ts_ns: int) -> None:
         self._probed.append((pid, comm, ts_ns))

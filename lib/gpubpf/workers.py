@@ -125,11 +125,11 @@ class Workshop:
 
 
 def _patch(measured: Measurement, process: Process, file: int) -> None:
-    from gpubpf import attach
+    from gpubpf import patching
 
     try:
-        patches = attach.read_patches(file)
-        attach.apply(process.pid, patches)
+        patches = patching.read_patches(file)
+        patching.apply(process.pid, patches)
         process.patches = patches
         process.send(protocol.patched())
     except Error as error:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf import agent, attach, device, ptrace, target
+from gpubpf import agent, attach, borrow, device, patching, ptrace, target
 from gpubpf.errors import SessionError
 
 HERE = Path(__file__).with_name("attach")
@@ -112,13 +112,13 @@ def settled(pid: int, threads: int) -> tuple[int, int, int]:
 
 def test_the_stub_is_its_source(tmp_path: Path) -> None:
     source = tmp_path / "stub.s"
-    source.write_text(".intel_syntax noprefix\n" + attach.STUB_SOURCE)
+    source.write_text(".intel_syntax noprefix\n" + borrow.STUB_SOURCE)
     subprocess.run(["as", "-o", tmp_path / "stub.o", source], check=True)
     subprocess.run(
         ["objcopy", "-O", "binary", "-j", ".text", tmp_path / "stub.o", tmp_path / "stub"], check=True
     )
-    assert (tmp_path / "stub").read_bytes() == attach.STUB
-    assert attach.STUB[attach._STUB_END - 2 :][:4] == bytes.fromhex("0f050f0b")  # its last syscall, ud2
+    assert (tmp_path / "stub").read_bytes() == borrow.STUB
+    assert borrow.STUB[borrow.STUB_END - 2 :][:4] == bytes.fromhex("0f050f0b")  # its last syscall, ud2
 
 
 # --- loading ---
@@ -167,7 +167,7 @@ def test_a_thread_is_found(built: Path, kind: str) -> None:
 
 
 def test_what_a_signal_interrupted_is_left_alone(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attach, "_PATIENCE", 0.2)
+    monkeypatch.setattr(borrow, "PATIENCE", 0.2)
     with running(built / "kinds", "handler") as process:
         time.sleep(0.1)
         with pytest.raises(SessionError, match="no thread that can be interrupted safely; try again"):
@@ -218,7 +218,7 @@ def test_it_ends_meanwhile(built: Path) -> None:
     said = set()
     for i in range(25):
         with running(built / "kinds", "pause") as process:
-            killer = threading.Timer(0.001 * i, process.kill)
+            killer = threading.Timer(0.001 * i, os.kill, (process.pid, signal.SIGKILL))
             killer.start()
             with contextlib.suppress(SessionError):
                 try:
@@ -463,11 +463,11 @@ ONE, TWO = b"\xb8\1\0\0\0", b"\xb8\2\0\0\0"
 
 def test_code_changes_while_a_hundred_threads_run_it(built: Path) -> None:
     with running(built / "patched", 100) as process:
-        patch = attach.Patch(code_of(process.pid, "answer"), ONE, TWO)
+        patch = patching.Patch(code_of(process.pid, "answer"), ONE, TWO)
         stood = []
         for _ in range(20):
-            stood.append(attach.apply(process.pid, [patch]).stood)
-            stood.append(attach.apply(process.pid, [patch.undone], original=False).stood)
+            stood.append(patching.apply(process.pid, [patch]).stood)
+            stood.append(patching.apply(process.pid, [patch.undone], original=False).stood)
             time.sleep(0.01)
         out, _ = process.communicate("\n\n", timeout=10)
         ones, twos = map(int, out.split()[1:])
@@ -487,20 +487,20 @@ def test_code_in_which_a_thread_is_does_not_change(
         with target.Memory(process.pid) as memory:
             old = memory.read(at, 7)
             patches = [
-                attach.Patch(at, old, old[::-1]),
-                attach.Patch(code_of(process.pid, "answer"), ONE, TWO),
+                patching.Patch(at, old, old[::-1]),
+                patching.Patch(code_of(process.pid, "answer"), ONE, TWO),
             ]
-            monkeypatch.setattr(attach, "_PATIENCE", 0.3)
+            monkeypatch.setattr(patching, "PATIENCE", 0.3)
             with pytest.raises(SessionError, match="no moment at which its code can be changed; try again"):
-                attach.apply(process.pid, patches)
+                patching.apply(process.pid, patches)
             assert memory.read(at, 7) == old
             assert memory.read(patches[1].address, 5) == ONE
             assert process.stdin is not None and process.stdout is not None
             process.stdin.write("\n")
             process.stdin.flush()
             assert process.stdout.readline() == "out\n"
-            monkeypatch.setattr(attach, "_PATIENCE", 3.0)
-            attach.apply(process.pid, patches)
+            monkeypatch.setattr(patching, "PATIENCE", 3.0)
+            patching.apply(process.pid, patches)
             assert memory.read(at, 7) == old[::-1]
         process.communicate("\n", timeout=10)
         assert process.returncode == 0
@@ -510,26 +510,26 @@ def test_only_code_that_is_what_it_should_be_changes(built: Path) -> None:
     with running(built / "patched", 1) as process:
         at = code_of(process.pid, "answer")
         with pytest.raises(SessionError, match=r"another tool has changed libcode\.so"):
-            attach.apply(process.pid, [attach.Patch(at, TWO, ONE)])
+            patching.apply(process.pid, [patching.Patch(at, TWO, ONE)])
         with pytest.raises(SessionError, match="is not what it was said to be"):
-            attach.apply(process.pid, [attach.Patch(at, TWO, ONE)], original=False)
+            patching.apply(process.pid, [patching.Patch(at, TWO, ONE)], original=False)
         stack = next(m for m in target.mappings(process.pid) if m.path == "[stack]")
         with pytest.raises(SessionError, match="where none of a file is"):
-            attach.apply(process.pid, [attach.Patch(stack.start, ONE, TWO)], original=False)
+            patching.apply(process.pid, [patching.Patch(stack.start, ONE, TWO)], original=False)
         with target.Memory(process.pid) as memory:
             memory.write(at, b"\xcc")  # somebody's breakpoint
             with pytest.raises(SessionError, match="another tool has changed"):
-                attach.apply(process.pid, [attach.Patch(at, b"\xcc" + ONE[1:], TWO)])
+                patching.apply(process.pid, [patching.Patch(at, b"\xcc" + ONE[1:], TWO)])
             memory.write(at, ONE[:1])
         process.communicate("\n\n", timeout=10)
         assert process.returncode == 0
 
 
-def _list(*records: tuple[int, bytes, bytes, int], seals: int = attach._SEALS) -> int:
+def _list(*records: tuple[int, bytes, bytes, int], seals: int = patching.SEALS) -> int:
     import fcntl
 
     file = os.memfd_create("patches", os.MFD_ALLOW_SEALING)
-    os.write(file, b"".join(attach.RECORD.pack(*record) for record in records))
+    os.write(file, b"".join(patching.RECORD.pack(*record) for record in records))
     if seals:
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
     return file
@@ -537,9 +537,9 @@ def _list(*records: tuple[int, bytes, bytes, int], seals: int = attach._SEALS) -
 
 def test_a_list_of_patches_is_read() -> None:
     file = _list((4096, b"abcde", b"fghij", 5), (64, b"x", b"y", 1))
-    assert attach.read_patches(file) == (
-        attach.Patch(64, b"x", b"y"),
-        attach.Patch(4096, b"abcde", b"fghij"),
+    assert patching.read_patches(file) == (
+        patching.Patch(64, b"x", b"y"),
+        patching.Patch(4096, b"abcde", b"fghij"),
     )
 
 
@@ -551,13 +551,13 @@ def test_a_list_of_patches_is_read() -> None:
         lambda: _list((64, b"x", b"y", 9)),
         lambda: _list((1 << 60, b"x", b"y", 1)),
         lambda: _list((64, b"xxxx", b"yyyy", 4), (66, b"x", b"y", 1)),
-        lambda: _list(*[(64 * i, b"x", b"y", 1) for i in range(attach.PATCH_LIMIT + 1)]),
+        lambda: _list(*[(64 * i, b"x", b"y", 1) for i in range(patching.PATCH_LIMIT + 1)]),
         lambda: os.open("/dev/null", os.O_RDONLY),
     ],
 )
 def test_what_is_no_list_of_patches_is_refused(file: Callable[[], int]) -> None:
     with pytest.raises(SessionError, match="a traced process sent"):
-        attach.read_patches(file())
+        patching.read_patches(file())
 
 
 # --- the tools ---
