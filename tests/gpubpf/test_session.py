@@ -732,7 +732,6 @@ def test_memory_at_addresses_that_the_program_chooses(target: Path) -> None:
         ("cuIpcOpenMemHandle", 1 << 20, 12345, 1, 1),
         ("cuIpcOpenMemHandle", 1 << 20, 12345, 2, None),
     ]
-    assert found.find(1, [at + 8192] * 3, [0, 1, 2]).tolist() == [2, 4, 4]
 
 
 # --- arrays by site ---
