@@ -15,6 +15,7 @@ import struct
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from gpubpf import ptrace, target
 from gpubpf.errors import SessionError
@@ -148,7 +149,7 @@ _MALLOC = (
 
 def make_worker(pid: int, memory: Memory, code: Code, functions: dict[str, int]) -> int:
     """Address of the memory that the new thread works in. Raises SessionError, Gone, Refused, OSError."""
-    return ptrace.on_own_thread(lambda: _Borrowing(pid, memory, code, functions).run())
+    return _Borrowing(pid, memory, code, functions).run()
 
 
 class Code:
@@ -271,7 +272,7 @@ def _is_allocator(memory: Memory, library: Library) -> bool:
 
 
 class _Borrowing:
-    """One thread of the process makes another one. To be run on a thread of its own."""
+    """One thread of the process makes another one."""
 
     def __init__(self, pid: int, memory: Memory, code: Code, functions: dict[str, int]) -> None:
         self.pid, self.memory, self.code, self.functions = pid, memory, code, functions
@@ -288,7 +289,7 @@ class _Borrowing:
         while True:
             for tid in self._candidates():
                 try:
-                    base = self._try(tid)
+                    base = ptrace.on_own_thread(partial(self._try, tid))
                 except Gone:
                     continue
                 except Refused:
@@ -322,7 +323,7 @@ class _Borrowing:
         return [tid for _, tid in sorted(ranked)]
 
     def _try(self, tid: int) -> int:
-        """0: it cannot be borrowed now."""
+        """0: it cannot be borrowed now. On a thread of its own, with which all ends that is still traced then."""
         thread = Thread(self.pid, tid)
         thread.interrupt()
         if not thread.wait(time.monotonic() + 0.05):

@@ -90,7 +90,7 @@ def apply(pid: int, patches: Sequence[Patch], original: bool = True) -> Applied:
         for patch in patches:
             _check_patch(pid, mapped, patch, original)
         with Memory(pid) as memory:
-            return ptrace.on_own_thread(lambda: _apply(pid, memory, mapped, patches))
+            return _apply(pid, memory, mapped, patches)
     except Gone:
         raise target.refusal(pid, errno.ESRCH) from None
     except Refused as error:
@@ -123,19 +123,23 @@ def _apply(pid: int, memory: Memory, mapped: Sequence[Mapping], patches: Sequenc
     until = time.monotonic() + PATIENCE
     attempts, longest = 0, 0.0
     changing = _Changing(mapped, patches)
-    while True:
-        attempts += 1
+
+    def attempt() -> tuple[bool, float]:
         stood = False
         began = time.perf_counter()
         try:
-            with ptrace.stopped(pid) as standing:  # on a thread of its own
+            with ptrace.stopped(pid) as standing:
                 began = standing.since
                 if not changing.used(memory, standing.places.values()):
                     _write(pid, memory, patches)
                     stood = True
         except NotStanding:
             pass
-        took = time.perf_counter() - began
+        return stood, time.perf_counter() - began
+
+    while True:
+        attempts += 1
+        stood, took = ptrace.on_own_thread(attempt)  # a new one each time: see ptrace.stopped
         longest = max(longest, took)
         if stood:
             return Applied(tuple(patches), took, attempts, longest)

@@ -506,8 +506,29 @@ def test_code_in_which_a_thread_is_does_not_change(
         assert process.returncode == 0
 
 
+def test_threads_that_were_not_let_go_are_free_for_the_next_attempt(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that sleeps in the kernel for long can only be left to the end of the thread that traces it."""
+    releases: list[int] = []
+    release, used = ptrace._release, patching._Changing.used
+
+    def first_not(traced: dict[int, ptrace.Thread]) -> None:
+        releases.append(len(traced))
+        if len(releases) > 1:
+            release(traced)
+
+    monkeypatch.setattr(ptrace, "_release", first_not)
+    monkeypatch.setattr(patching._Changing, "used", lambda *a: not releases or used(*a))
+    with running(built / "patched", 3) as process:
+        applied = patching.apply(process.pid, [patching.Patch(code_of(process.pid, "answer"), ONE, TWO)])
+        assert applied.attempts == 2 and releases == [4, 4]
+        process.communicate("\n\n", timeout=10)
+        assert process.returncode == 0
+
+
 def test_only_code_that_is_what_it_should_be_changes(built: Path) -> None:
-    with running(built / "patched", 1) as process:
+    with running(built / "patched", 0) as process:
         at = code_of(process.pid, "answer")
         with pytest.raises(SessionError, match=r"another tool has changed libcode\.so"):
             patching.apply(process.pid, [patching.Patch(at, TWO, ONE)])
