@@ -197,7 +197,7 @@ class Session:
                 from gpubpf.listing import no_match
 
                 self._complain(no_match(self.wanted, self._seen_names()))
-            elif not self.wanted and not any(k.launches for k in self.kernels()):
+            elif not self.wanted and not self.summary()["launches_seen"]:
                 self._measured.note("no kernel was launched")
 
     def _settle(self) -> None:

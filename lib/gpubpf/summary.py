@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from gpubpf.measurement import Measurement
     from gpubpf.process import Process
 
+# The reason of launches whose kernel is not known: its module was there before the agent was.
+UNKNOWN = "loaded before"
+
 
 def summary(measured: Measurement) -> dict[str, Any]:
     """See `Session.summary`."""
@@ -24,10 +27,13 @@ def summary(measured: Measurement) -> dict[str, Any]:
     for kernel in counted:
         for reason, n in kernel.not_instrumented.items():
             reasons[reason] = reasons.get(reason, 0) + n
+    anyone = unnamed if measured.wanted.match_all else 0  # no name was asked for, so these are meant too
+    if anyone:
+        reasons[UNKNOWN] = anyone
     record: dict[str, Any] = {
         "device": measured.device.kind,
         "launches_seen": sum(k.launches for k in counted) + unnamed,
-        "launches_matched": sum(k.launches for k in counted if k.matched),
+        "launches_matched": sum(k.launches for k in counted if k.matched) + anyone,
         "launches_instrumented": sum(k.instrumented for k in counted if k.matched),
         "not_instrumented": dict(sorted(reasons.items(), key=lambda item: -item[1])),
         "lost": _lost(measured),

@@ -661,6 +661,7 @@ def test_the_tool_ends_and_the_program_goes_on(loads: Path, end: int) -> None:
         assert done.returncode == (0 if end != signal.SIGKILL else -end), done.stderr
         if end != signal.SIGKILL:  # then the hooks stay, and do nothing
             assert changed_bytes(process.pid) == 0
+            assert re.search(r"not counted: [\d,]+ \(loaded before\)", done.stdout), done.stdout
         time.sleep(0.3)
         out, _ = process.communicate("\n", timeout=30)
         assert process.returncode == 0 and int(out.split()[0]) > 100
