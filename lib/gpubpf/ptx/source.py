@@ -9,8 +9,9 @@ from .module import Directive, Module, Statement
 
 _FILE = re.compile(r'\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"')
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)(?:\s+\d+)?(?:.*\binlined_at\s+(\d+)\s+(\d+))?")
-# Headers of the CUDA toolkit, wherever it is installed: what calls atomicAdd is meant, not how atomicAdd is written.
-_TOOLKIT = re.compile(r"/(?:targets/[^/]+|cuda[^/]*|nvidia/\w+)/include/")
+# Headers of the CUDA toolkit, wherever it is installed: what calls atomicAdd is meant, not how atomicAdd is written. nvcc names them
+# from its own directory on.
+_TOOLKIT = re.compile(r"/(?:targets/[^/]+|cuda[^/]*|nvidia/\w+)(?:/bin/\.\./?)?/include/")
 
 
 def source_files(module: Module) -> dict[int, str]:

@@ -163,7 +163,15 @@ def test_many_branches_to_one_return_are_bounded(monkeypatch: pytest.MonkeyPatch
     assert kernel.shared_exits == 500 - injection.MAX_EXIT_COPIES
 
 
-def test_sites_are_where_the_source_leaves() -> None:
+@pytest.mark.parametrize(
+    "toolkit",
+    [
+        "/usr/local/cuda-13.0/bin/../targets/x86_64-linux/include",
+        "/x/site-packages/nvidia/cu13/bin/..//include",
+        "/opt/cuda/include",
+    ],
+)
+def test_sites_are_where_the_source_leaves(toolkit: str) -> None:
     """At the branch, where several lead to one return; in an inlined function, where it is in one, unless the toolkit has it; never
     line 0."""
     text = f"""{HEAD}
@@ -196,7 +204,7 @@ last:
 }}
 .file 1 "/src/a b.cu"
 .file 2 "c.cuh", 1700000000, 1234
-.file 3 "/usr/local/cuda-13.0/bin/../targets/x86_64-linux/include/device_atomic_functions.hpp"
+.file 3 "{toolkit}/device_atomic_functions.hpp"
 """
     lines = text.splitlines()
     injected = everywhere(parse(text), Placement(TIME, "exit"))
