@@ -47,7 +47,6 @@ from pathlib import Path
 from gpubpf import borrow, ptrace, target, users
 from gpubpf.borrow import COMMAND, DATA, DONE, FUNCTION, LAST, RESULT, SIZE, TEXTS, Code
 from gpubpf.errors import SessionError
-from gpubpf.ptrace import Gone, Refused
 from gpubpf.target import Memory
 
 ANSWER = 10.0  # seconds for one call on the new thread
@@ -84,20 +83,13 @@ def inject(pid: int, library: Path, entry: str, argument: str = "", connect: boo
     target.check(pid)
     if not os.access(library, os.R_OK):
         raise SessionError(f"{library} cannot be read; run script/setup")
-    try:
-        with contextlib.ExitStack() as stack:
-            memory = stack.enter_context(Memory(pid))
-            code = Code(memory, target.mappings(pid))
-            functions = code.functions(pid)
-            base = borrow.make_worker(pid, memory, code, functions)
-            worker = _Worker(pid, memory, base, functions)
-            stack.pop_all()
-    except Gone:
-        raise target.refusal(pid, errno.ESRCH) from None
-    except Refused as error:
-        raise target.refusal(pid, error.errno) from None
-    except OSError as error:
-        raise target.refusal(pid, error.errno or errno.ESRCH) from None
+    with target.refusals(pid), contextlib.ExitStack() as stack:
+        memory = stack.enter_context(Memory(pid))
+        code = Code(memory, target.mappings(pid))
+        functions = code.functions(pid)
+        base = borrow.make_worker(pid, memory, code, functions)
+        worker = _Worker(pid, memory, base, functions)
+        stack.pop_all()
     connection = None
     try:
         function, opened = _loaded(worker, code, library, entry)

@@ -699,6 +699,10 @@ def coverage(summary: Mapping[str, Any]) -> list[str]:
         ]
         reasons = sorted(summary["not_instrumented"].items(), key=lambda item: (-item[1], item[0]))
         lines += [f"  not counted: {number:,} ({reason})" for reason, number in reasons]
+    if unknown := summary.get("launches_unknown"):
+        lines.append(
+            f"{unknown:,} of the launches seen are of kernels loaded before, whose names are not known"
+        )
     if unseen := summary.get("not_probed"):
         places = (f"{opcode} ({n:,} {'place' if n == 1 else 'places'})" for opcode, n in unseen.items())
         lines.append(f"not probed: {', '.join(places)}")

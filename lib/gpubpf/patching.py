@@ -9,7 +9,6 @@ left alone.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import random
@@ -22,7 +21,7 @@ from itertools import pairwise
 
 from gpubpf import ptrace, target
 from gpubpf.errors import SessionError
-from gpubpf.ptrace import Gone, NotStanding, Refused
+from gpubpf.ptrace import NotStanding
 from gpubpf.target import Mapping, Memory
 
 PATIENCE = 3.0  # seconds for finding a moment at which code may be changed
@@ -85,18 +84,12 @@ def apply(pid: int, patches: Sequence[Patch], original: bool = True) -> Applied:
 
     Raises SessionError.
     """
-    try:
+    with target.refusals(pid):
         mapped = target.mappings(pid)
         for patch in patches:
             _check_patch(pid, mapped, patch, original)
         with Memory(pid) as memory:
             return _apply(pid, memory, mapped, patches)
-    except Gone:
-        raise target.refusal(pid, errno.ESRCH) from None
-    except Refused as error:
-        raise target.refusal(pid, error.errno) from None
-    except OSError as error:
-        raise target.refusal(pid, error.errno or errno.ESRCH) from None
 
 
 def _check_patch(pid: int, mapped: Sequence[Mapping], patch: Patch, original: bool) -> None:

@@ -409,8 +409,8 @@ class Session:
         return readout.shared(self._measured, map_name)
 
     def sites(self, mangled: str, pid: int | None = None) -> dict[int, Site]:
-        """The ways out of a kernel by number (`ctx->site`), with the source where the program has line numbers. Of one process, or
-        of all: left out is what they do not agree on (programs of different builds)."""
+        """The probed places of a kernel by number (`ctx->site`), with the source where the program has line numbers. Of one
+        process, or of all: left out is what they do not agree on (programs of different builds)."""
         return readout.sites(self._measured, mangled, pid)
 
     def kernels(self) -> list[KernelCount]:

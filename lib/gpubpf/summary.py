@@ -39,6 +39,8 @@ def summary(measured: Measurement) -> dict[str, Any]:
         "lost": _lost(measured),
         "duration_ns": _duration_ns(measured),
     }
+    if unnamed and not anyone:
+        record["launches_unknown"] = unnamed  # seen, and of no kernel whose name is known
     if measured.accesses:
         record["not_probed"] = _not_probed(measured, {k.mangled for k in counted if k.instrumented})
     if measured.host is not None and measured.host.in_kernel:

@@ -11,11 +11,12 @@ import errno
 import os
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpubpf.errors import SessionError
+from gpubpf.ptrace import Gone, Refused
 from gpubpf.users import User
 
 _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) (\S+) (\d+)\s*(.*)")
@@ -238,6 +239,19 @@ def check(pid: int) -> None:
             raise SessionError(
                 f"{who} is no 64-bit x86 program; CUDA has no others here, name another process"
             )
+
+
+@contextlib.contextmanager
+def refusals(pid: int) -> Iterator[None]:
+    """Tracing that fails in here is a SessionError, in the user's words."""
+    try:
+        yield
+    except Gone:
+        raise refusal(pid, errno.ESRCH) from None
+    except Refused as error:
+        raise refusal(pid, error.errno) from None
+    except OSError as error:
+        raise refusal(pid, error.errno or errno.ESRCH) from None
 
 
 def refusal(pid: int, code: int) -> SessionError:

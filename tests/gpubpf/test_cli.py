@@ -293,6 +293,9 @@ def test_every_report_ends_with_what_was_not_seen():
         "not probed: tex (2 places), cp.async.bulk.tensor (1 place)"
     ]
     assert cli.coverage(summary(not_probed={})) == cli.coverage(summary())
+    assert cli.coverage(summary(launches_unknown=5))[1].startswith(
+        "5 of the launches seen are of kernels loaded before"
+    )
     assert cli.coverage(summary(launches_seen=0)) == ["counted nothing: no launches seen"]
     assert (
         "none of the launches seen (30)"
