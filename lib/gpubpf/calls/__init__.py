@@ -1,0 +1,1 @@
+"""Calls of a GPU's host API: which, how long, and why (docs/amd.md)."""

@@ -1,0 +1,466 @@
+/*
+ * gpubpf_context.h: what the threads of gpubpf_calls.h did beside running their own code, and why. docs/amd.md says what the reasons
+ * mean; calls/context.py puts the programs where they go and reads the maps:
+ *
+ *     context_switch, context_switch_time    at sched_switch: off the CPU, by reason; how long alone
+ *     context_switch_record, context_switch_time_record    the same at the tracepoint with records, sched:sched_switch
+ *     context_reclaim, context_reclaimed     at mm_vmscan_{direct,memcg}_reclaim_{begin,end}
+ *     context_switch_old, context_reclaimed_old    in place of these where the kernel has no bpf_task_pt_regs: before Linux 5.15
+ *     context_fault                          at page_fault_user
+ *     context_exit                           at sched_process_{exit,exec}, before the program that forgets the thread
+ *     context_retransmit                     at tcp_retransmit_skb
+ *
+ * These are raw tracepoints: at those with records the kernel runs no program while the CPU is inside another one, or a process there
+ * is in the middle of a bpf(2) call for a map, maybe preempted. Records are for kernels that do not tell what is needed, see
+ * calls/probes.py.
+ *
+ * They run for the whole machine, so those for a thread that has made no call end after one look-up.
+ */
+#ifndef GPUBPF_CONTEXT_H
+#define GPUBPF_CONTEXT_H
+
+#include <gpubpf_calls.h>
+
+enum context_reason {
+    CONTEXT_PREEMPTED,
+    CONTEXT_BLOCKED,
+    CONTEXT_BLOCK_IO,
+    CONTEXT_PAGE_FAULT,
+    CONTEXT_MEMORY,
+    CONTEXT_STOPPED,
+    CONTEXT_FAULTS, /* from here on what is no time */
+    CONTEXT_RETRANSMITS
+};
+#define CONTEXT_OUTSIDE (-1)            /* of a system call */
+#define CONTEXT_UNKNOWN (-2)            /* which system call, if any */
+#define CONTEXT_IO 0x100                /* beside the reason, in left_state: it waits for a block device */
+#define CONTEXT_STATES 0x907f           /* TASK_REPORT, TASK_RTLOCK_WAIT, TASK_FROZEN */
+#define CONTEXT_STATES_RUNNABLE 0x100   /* TASK_REPORT_MAX, in records: it could have gone on */
+#define CONTEXT_STATES_STOPPED (4 | 8)
+#define CONTEXT_ORIG_AX 15              /* of struct pt_regs, in words */
+#define CONTEXT_PARTS 4
+#define CONTEXT_NOBODY 0xffffffffu      /* as a socket's owner: no process that has made calls */
+
+/* Arguments of raw tracepoints. */
+struct context_switch_arguments {
+    u64 preempt, prev, next, prev_state;
+};
+struct context_retransmit_arguments {
+    u64 sk, skb;
+};
+/* A tracepoint's record, as /sys/kernel/tracing/events describes it; calls/context.py checks that. */
+struct context_switch_record {
+    u64 common;
+    char prev_comm[16];
+    u32 prev_pid, prev_prio;
+    u64 prev_state;
+    char next_comm[16];
+    u32 next_pid, next_prio;
+};
+
+/* Where members of the kernel's structures lie; a bit field's mask is 0 where the kernel does not have it. */
+struct context_settings {
+    u64 span_ns; /* what takes as long is a record, too; 0: nothing is */
+    u32 iowait, iowait_mask;       /* of struct task_struct */
+    u32 memstall, memstall_mask;
+    u32 socket;                    /* struct sock's, from there … */
+    s32 inode;                     /* … struct socket's to its inode's number */
+};
+
+struct context_key {
+    u32 tgid, tid, function, reason;
+    s32 syscall;
+};
+struct context_sum {
+    u64 count, ns, largest_ns;
+};
+struct context_span {
+    u64 start_ns, end_ns;
+    u64 inode; /* of a socket that sent something again; such a span has no thread, and no length */
+    u32 tgid, tid, function, reason;
+    s32 syscall;
+    u32 zero;
+};
+/* What a thread spent its time on since a launch of it returned: a gap's, if another launch follows. */
+struct context_part {
+    u32 reason;
+    s32 syscall;
+    u64 count, ns, largest_ns;
+};
+struct context_gap {
+    u64 launched_ns; /* call_thread's, of that launch */
+    u32 tgid, tid;
+    struct context_part parts[CONTEXT_PARTS];
+};
+struct context_socket {
+    u32 tgid; /* whose; 0: not known yet */
+    u32 count;
+};
+
+enum { CONTEXT_LOST_SUMS, CONTEXT_LOST_SPANS, CONTEXT_SENT_AGAIN, CONTEXT_COUNTS };
+
+GPU_PARAM(context_settings, struct context_settings);
+BPF_ARRAY(context_counts, u64, CONTEXT_COUNTS);
+BPF_HASH(call_why, struct context_key, struct context_sum, 32768);
+BPF_TABLE("lru_hash", u32, struct context_gap, context_gaps, 16384); /* by thread, as call_threads */
+BPF_ARRAY(context_no_gap, struct context_gap, 1);
+BPF_TABLE("lru_hash", u64, struct context_socket, context_sockets, 4096); /* by inode */
+BPF_HASH(context_retransmits, u32, u64, 4096);                             /* of processes */
+GPU_RINGBUF(context_spans, struct context_span, 512);
+
+static __always_inline void context_count(int which)
+{
+    u64 *n = context_counts.lookup(&which);
+
+    if (n)
+        __sync_fetch_and_add(n, 1);
+}
+
+static __always_inline void context_add(u32 tgid, u32 tid, u32 function, const struct context_part *part)
+{
+    struct context_key key = {.tgid = tgid, .tid = tid, .function = function, .reason = part->reason, .syscall = part->syscall};
+    struct context_sum *sum = call_why.lookup(&key), first = {part->count, part->ns, part->largest_ns};
+
+    if (sum) { /* a thread is on one CPU at a time */
+        sum->count += part->count;
+        sum->ns += part->ns;
+        if (part->largest_ns > sum->largest_ns)
+            sum->largest_ns = part->largest_ns;
+    } else if (call_why.update(&key, &first)) {
+        context_count(CONTEXT_LOST_SUMS);
+    }
+}
+
+/* That gap has ended. */
+static __always_inline void context_close(const struct context_gap *g)
+{
+    int i;
+
+    for (i = 0; i < CONTEXT_PARTS; i++)
+        if (g->parts[i].count)
+            context_add(g->tgid, g->tid, CALL_GAP, &g->parts[i]);
+}
+
+static __always_inline void context_tell(struct call_thread *t, u32 id, const struct context_part *part)
+{
+    struct context_gap *g;
+    struct context_part *p;
+    int zero = 0, i;
+
+    if (t->function != CALL_GAP) {
+        context_add(t->tgid, t->tid, t->function, part);
+        return;
+    }
+    if (!t->launched_ns) /* no gap begins before a launch */
+        return;
+    g = context_gaps.lookup(&id);
+    if (!g || g->launched_ns != t->launched_ns) {
+        if (g && g->tid == t->tid && g->tgid == t->tgid)
+            context_close(g);
+        g = context_no_gap.lookup(&zero);
+        if (!g)
+            return;
+        context_gaps.update(&id, g);
+        g = context_gaps.lookup(&id);
+        if (!g)
+            return;
+        g->launched_ns = t->launched_ns;
+        g->tgid = t->tgid;
+        g->tid = t->tid;
+    }
+    for (i = 0; i < CONTEXT_PARTS; i++) {
+        p = &g->parts[i];
+        if (p->count && (p->reason != part->reason || p->syscall != part->syscall))
+            continue;
+        p->reason = part->reason;
+        p->syscall = part->syscall;
+        p->count += part->count;
+        p->ns += part->ns;
+        if (part->largest_ns > p->largest_ns)
+            p->largest_ns = part->largest_ns;
+        return;
+    }
+    context_add(t->tgid, t->tid, CALL_GAP, part); /* more reasons than there is room for */
+}
+
+static __always_inline void context_put(struct context_settings *s, struct context_span *span)
+{
+    if (context_spans.ringbuf_output(span, sizeof(*span), 1 /* BPF_RB_NO_WAKEUP: the tool looks by itself */))
+        context_count(CONTEXT_LOST_SPANS);
+}
+
+static __always_inline void context_took(struct call_thread *t, u32 id, u32 reason, s32 syscall, u64 start_ns, u64 end_ns, u64 ns)
+{
+    int zero = 0;
+    struct context_settings *s = context_settings.lookup(&zero);
+    struct context_part part = {reason, syscall, 1, ns, ns};
+
+    context_tell(t, id, &part);
+    if (s && s->span_ns && ns >= s->span_ns) {
+        struct context_span span = {.start_ns = start_ns, .end_ns = end_ns, .tgid = t->tgid, .tid = t->tid,
+                                    .function = t->function, .reason = reason, .syscall = syscall};
+        context_put(s, &span);
+    }
+}
+
+/* How often sockets of the thread's process have sent something again by now. Looks only where any socket has since the last time. */
+static __always_inline u32 context_sent_again(struct call_thread *t)
+{
+    int which = CONTEXT_SENT_AGAIN;
+    u32 tgid = t->tgid;
+    u64 *all = context_counts.lookup(&which), *own;
+
+    if (all && (u32)*all != t->all_retransmits) {
+        t->all_retransmits = *all;
+        own = context_retransmits.lookup(&tgid);
+        if (own)
+            t->retransmits = *own;
+    }
+    return t->retransmits;
+}
+
+static __always_inline u8 context_bit(void *task, u32 offset, u32 mask)
+{
+    u8 byte = 0;
+
+    if (mask)
+        bpf_probe_read_kernel(&byte, 1, (char *)task + offset);
+    return byte & mask;
+}
+
+/* The system call that the thread which runs is in. `old`: flag, see above. */
+static __always_inline s32 context_syscall(int old)
+{
+    u64 *registers;
+
+    if (old)
+        return CONTEXT_UNKNOWN;
+    registers = (void *)bpf_task_pt_regs((void *)bpf_get_current_task_btf());
+    return (s64)registers[CONTEXT_ORIG_AX] < 0 ? CONTEXT_OUTSIDE : registers[CONTEXT_ORIG_AX];
+}
+
+static __always_inline void context_leaves(struct call_thread *t, u64 state, int old)
+{
+    int zero = 0;
+    struct context_settings *s = context_settings.lookup(&zero);
+    void *task;
+
+    t->left_state = CONTEXT_PREEMPTED;
+    t->left_syscall = CONTEXT_OUTSIDE;
+    if (s && state && !(state & CONTEXT_STATES_RUNNABLE)) {
+        task = (void *)bpf_get_current_task();
+        t->left_syscall = context_syscall(old);
+        t->left_state = t->left_syscall == CONTEXT_OUTSIDE ? CONTEXT_PAGE_FAULT : CONTEXT_BLOCKED;
+        if (state & CONTEXT_STATES_STOPPED)
+            t->left_state = CONTEXT_STOPPED;
+        if (context_bit(task, s->iowait, s->iowait_mask))
+            t->left_state = CONTEXT_BLOCK_IO | CONTEXT_IO;
+        if (context_bit(task, s->memstall, s->memstall_mask))
+            t->left_state = CONTEXT_MEMORY | (t->left_state & CONTEXT_IO);
+        context_sent_again(t);
+    }
+    t->left_ns = bpf_ktime_get_boot_ns();
+}
+
+static __always_inline void context_comes(struct call_thread *t, u32 id)
+{
+    u64 now = bpf_ktime_get_boot_ns(), start_ns = t->left_ns, ns = now - start_ns;
+    u32 reason = t->left_state & 0xff, was;
+
+    t->left_ns = 0;
+    t->spent.switches++;
+    if (reason == CONTEXT_PREEMPTED)
+        t->spent.preempted_ns += ns;
+    else if (t->left_state & CONTEXT_IO)
+        t->spent.io_ns += ns;
+    else if (t->left_syscall == CONTEXT_OUTSIDE)
+        t->spent.fault_ns += ns;
+    else
+        t->spent.blocked_ns += ns;
+    if (reason != CONTEXT_PREEMPTED) {
+        was = t->retransmits;
+        if (context_sent_again(t) != was) {
+            struct context_part again = {CONTEXT_RETRANSMITS, t->left_syscall, t->retransmits - was, ns, ns};
+            context_tell(t, id, &again);
+        }
+    }
+    if (t->reclaim_ns && reason != CONTEXT_PREEMPTED)
+        return; /* all of that is told at its end */
+    if (t->reclaim_ns)
+        t->reclaim_ns += ns;
+    if (reason == CONTEXT_MEMORY)
+        t->spent.reclaim_ns += ns;
+    context_took(t, id, reason, t->left_syscall, start_ns, now, ns);
+}
+
+static __always_inline int context_switched(u32 leaves, u32 comes, u64 state, int old)
+{
+    struct call_thread *t = leaves ? call_threads.lookup(&leaves) : 0;
+
+    if (t)
+        context_leaves(t, state, old);
+    t = comes ? call_threads.lookup(&comes) : 0;
+    if (t && t->left_ns)
+        context_comes(t, comes);
+    return 0;
+}
+
+static __always_inline int context_switched_time(u32 leaves, u32 comes, u64 state)
+{
+    struct call_thread *t = leaves ? call_threads.lookup(&leaves) : 0;
+    u64 ns;
+
+    if (t) {
+        t->left_state = state && !(state & CONTEXT_STATES_RUNNABLE) ? CONTEXT_BLOCKED : CONTEXT_PREEMPTED;
+        t->left_ns = bpf_ktime_get_boot_ns();
+    }
+    t = comes ? call_threads.lookup(&comes) : 0;
+    if (t && t->left_ns) {
+        ns = bpf_ktime_get_boot_ns() - t->left_ns;
+        t->left_ns = 0;
+        t->spent.switches++;
+        if (t->left_state == CONTEXT_PREEMPTED)
+            t->spent.preempted_ns += ns;
+        else
+            t->spent.blocked_ns += ns;
+    }
+    return 0;
+}
+
+/* What a record says of the state: nothing but these bits, and of none that could have gone on. */
+static __always_inline u64 context_state(struct context_switch_arguments *ctx)
+{
+    return (u8)ctx->preempt ? 0 : ctx->prev_state & CONTEXT_STATES;
+}
+
+/* The thread that leaves is still the current one. */
+int context_switch(struct context_switch_arguments *ctx)
+{
+    return context_switched(bpf_get_current_pid_tgid(), call_pid(ctx->next), context_state(ctx), 0);
+}
+
+int context_switch_time(struct context_switch_arguments *ctx)
+{
+    return context_switched_time(bpf_get_current_pid_tgid(), call_pid(ctx->next), context_state(ctx));
+}
+
+int context_switch_record(struct context_switch_record *ctx)
+{
+    return context_switched(ctx->prev_pid, ctx->next_pid, ctx->prev_state, 0);
+}
+
+int context_switch_old(struct context_switch_record *ctx)
+{
+    return context_switched(ctx->prev_pid, ctx->next_pid, ctx->prev_state, 1);
+}
+
+int context_switch_time_record(struct context_switch_record *ctx)
+{
+    return context_switched_time(ctx->prev_pid, ctx->next_pid, ctx->prev_state);
+}
+
+int context_reclaim(void *ctx)
+{
+    u32 tid = bpf_get_current_pid_tgid();
+    struct call_thread *t = call_threads.lookup(&tid);
+
+    if (t)
+        t->reclaim_ns = bpf_ktime_get_boot_ns();
+    return 0;
+}
+
+static __always_inline int context_made_free(int old)
+{
+    u32 tid = bpf_get_current_pid_tgid();
+    struct call_thread *t = call_threads.lookup(&tid);
+    u64 now, ns;
+
+    if (!t || !t->reclaim_ns)
+        return 0;
+    now = bpf_ktime_get_boot_ns();
+    ns = now - t->reclaim_ns;
+    t->spent.reclaim_ns += ns;
+    context_took(t, tid, CONTEXT_MEMORY, context_syscall(old), t->reclaim_ns, now, ns);
+    t->reclaim_ns = 0;
+    return 0;
+}
+
+int context_reclaimed(void *ctx)
+{
+    return context_made_free(0);
+}
+
+int context_reclaimed_old(void *ctx)
+{
+    return context_made_free(1);
+}
+
+int context_fault(void *ctx)
+{
+    u32 tid = bpf_get_current_pid_tgid();
+    struct call_thread *t = call_threads.lookup(&tid);
+    struct context_part part = {CONTEXT_FAULTS, CONTEXT_OUTSIDE, 1};
+
+    if (!t)
+        return 0;
+    t->spent.faults++;
+    context_tell(t, tid, &part);
+    return 0;
+}
+
+int context_exit(void *ctx)
+{
+    u32 tid = bpf_get_current_pid_tgid();
+    struct call_thread *t = call_threads.lookup(&tid);
+    struct context_gap *g = context_gaps.lookup(&tid);
+    struct context_part none = {CONTEXT_PREEMPTED, CONTEXT_OUTSIDE};
+
+    if (t && g && g->launched_ns != t->launched_ns)
+        context_close(g);
+    if (t && t->launched_ns) /* a row of its own says that it launched something */
+        context_add(t->tgid, t->tid, CALL_GAP, &none);
+    if (g)
+        context_gaps.delete(&tid);
+    return 0;
+}
+
+/* Runs in any thread's name, by a timer or for a packet. The tool finds out who has the socket, by its inode; see calls/context.py. */
+int context_retransmit(struct context_retransmit_arguments *ctx)
+{
+    int zero = 0, which = CONTEXT_SENT_AGAIN;
+    struct context_settings *s = context_settings.lookup(&zero);
+    u64 socket = 0, inode = 0, *n;
+    struct context_socket *known, first = {.count = 1};
+    u32 tgid = 0;
+
+    if (!s)
+        return 0;
+    bpf_probe_read_kernel(&socket, sizeof(socket), (void *)(ctx->sk + s->socket));
+    if (!socket) /* closed: nobody waits for it */
+        return 0;
+    bpf_probe_read_kernel(&inode, sizeof(inode), (void *)(socket + s->inode));
+    known = context_sockets.lookup(&inode);
+    if (known) {
+        __sync_fetch_and_add(&known->count, 1);
+        tgid = known->tgid;
+    } else {
+        context_sockets.update(&inode, &first);
+    }
+    if (tgid == CONTEXT_NOBODY)
+        return 0;
+    if (tgid) {
+        n = context_retransmits.lookup(&tgid);
+        if (n)
+            __sync_fetch_and_add(n, 1);
+        n = context_counts.lookup(&which);
+        if (n)
+            __sync_fetch_and_add(n, 1);
+    }
+    struct context_span span = {.start_ns = bpf_ktime_get_boot_ns(), .inode = inode, .tgid = tgid, .function = CALL_GAP,
+                                .reason = CONTEXT_RETRANSMITS, .syscall = CONTEXT_OUTSIDE};
+    span.end_ns = span.start_ns;
+    context_put(s, &span);
+    return 0;
+}
+
+#endif

@@ -1,0 +1,66 @@
+"""When each kernel ran on an AMD GPU, from rocprofiler-sdk: a C library in the program (agent.c), and what reads it (dispatches.py).
+
+Not verified on AMD hardware: what is here was tried against a stand-in that does what rocprofiler-sdk's headers and documents say.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+import shutil
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+LIBRARY = Path(__file__).parent / "lib" / "libgpubpf-rocprofiler.so"
+_SDK = "librocprofiler-sdk.so"
+_CACHE = Path("/etc/ld.so.cache")
+_DIRECTORIES = (
+    "/opt/rocm*/lib",
+    "/opt/rocm*/lib64",
+    "/usr/local/lib",
+    "/usr/lib64",
+    "/usr/lib/*-linux-gnu",
+    "/usr/lib",
+)
+# Variables by which somebody else's profiler is loaded.
+OTHERS = ("ROCP_TOOL_LIBRARIES", "ROCPROFILER_REGISTER_LIBRARY", "ROCPROFILER_REGISTER_FORCE_LOAD")
+
+
+def installed(command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether a rocprofiler-sdk can be found that a command may use: where the loader looks, in ROCm's usual places, and among the
+    Python packages of the environment that the command is of."""
+    try:
+        if f"/{_SDK}".encode() in _CACHE.read_bytes():
+            return True
+    except OSError:
+        pass
+    places = [*environment.get("LD_LIBRARY_PATH", "").split(":"), *_DIRECTORIES]
+    places += [
+        f"{glob.escape(environment[name])}/lib" for name in ("ROCM_PATH", "HIP_PATH") if environment.get(name)
+    ]
+    program = shutil.which(command[0], path=environment.get("PATH")) if command else None
+    prefixes = [
+        environment.get("VIRTUAL_ENV"),
+        environment.get("CONDA_PREFIX"),
+        program and os.path.dirname(os.path.dirname(program)),
+    ]
+    for prefix in prefixes:
+        if prefix:
+            places.append(f"{glob.escape(prefix)}/lib/python3*/site-packages/*/lib")
+    return any(glob.glob(f"{place}/{_SDK}*") for place in places if place)
+
+
+def loadable(library: Path) -> bool:
+    """Whether every process of a command can load it: librocprofiler-register ends one that cannot. What root starts may become
+    anybody, so anybody has to be able to read it."""
+    if os.geteuid() == 0:
+        for part, bits in [(library, stat.S_IROTH), *((parent, stat.S_IXOTH) for parent in library.parents)]:
+            if not part.stat().st_mode & bits:
+                return False
+    try:
+        ctypes.CDLL(str(library))
+    except OSError:  # no execution allowed there, another C library
+        return False
+    return True

@@ -1,0 +1,421 @@
+"""Why calls, and the gaps between launches, take long: programs that wait for a known reason, which is named, and no other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpubpf_scenes as scenes
+from gpubpf import bpf_syscall, btf
+from gpubpf.calls import context, records, why
+from gpubpf.calls.api import Api, Function
+from gpubpf.calls.context import Context
+from gpubpf.calls.probes import Calls, Options
+from gpubpf.errors import Error, VerifyError
+from gpubpf_host import needs_bpf
+
+MS = 1_000_000
+LAUNCH, WORK = 0, 1
+ALWAYS = {why.PREEMPTED, why.FAULTS}  # what a machine with other work does to any program
+
+pytestmark = [needs_bpf, pytest.mark.skipif(not bpf_syscall._UPROBE_TYPE.exists(), reason="needs uprobes")]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("why")
+    scenes.build(place)
+    return place
+
+
+@pytest.fixture
+def file(built: Path) -> str:
+    return scenes.uncached(built / "file")
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    with scenes.small_group() as group:
+        yield group
+
+
+@dataclass
+class Seen:
+    """What a scene took, in ns, and what is known of it."""
+
+    took: int
+    cpu: int
+    rows: np.ndarray[Any, Any]  # of the call, or the gap
+    all_rows: np.ndarray[Any, Any]
+    spent: dict[str, int]  # of the call
+    off_ns: int  # of the call, or the gap before the last launch
+    explained: list[why.Cause]
+    notes: list[str]
+
+    @property
+    def reasons(self) -> set[int]:
+        return set(self.rows["reason"].tolist())
+
+    @property
+    def telling(self) -> set[int]:
+        """Reasons for at least a twentieth of the time: a file system waits for this and that now and then."""
+        return {reason for reason in self.reasons if 20 * self.ns(reason) >= self.took}
+
+    def ns(self, reason: int) -> int:
+        return int(self.rows["ns"][self.rows["reason"] == reason].sum())
+
+    def count(self, reason: int) -> int:
+        return int(self.rows["count"][self.rows["reason"] == reason].sum())
+
+    @property
+    def texts(self) -> set[str]:
+        return {cause.text for cause in why.causes(self.rows)}
+
+
+class Watched:
+    """The program in its own words: at the start it is ready, and nothing has happened yet."""
+
+    def __init__(
+        self,
+        built: Path,
+        where: str,
+        what: str,
+        argument: str = "-",
+        before: Sequence[str] = (),
+        whys: bool = True,
+    ) -> None:
+        api = Api(
+            "scenes",
+            (f"{built}/libscenes.so",),
+            (
+                Function("scene_launch", "scene_launch", "launch"),
+                Function("scene_work", "scene_work", "other"),
+            ),
+            {},
+        )
+        self.notes: list[str] = []
+        self.where = where
+        self.calls = Calls(
+            api, api.choose(), Options(events=True, statistics=True), self.notes.append, text=context.PROGRAM
+        )
+        self.context = Context(self.calls, self.notes.append, why=whys, spans=whys)
+        self.calls.start()
+        self.calls.targets(os.getpid())
+        try:
+            self.process = subprocess.Popen(
+                [*before, str(built / "scenes"), where, what, argument],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                bufsize=1,
+            )
+        finally:
+            self.calls.forget(os.getpid())
+        line = self._line()
+        if line == "up\n":  # what comes before the program
+            self._say()
+            line = self._line()
+        assert line == "ready\n"
+        self.context.tick()
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def _say(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+
+    def go(self) -> Seen:
+        over = threading.Event()
+
+        def ticks() -> None:
+            while not over.wait(0.05):
+                self.context.tick()
+
+        thread = threading.Thread(target=ticks)
+        thread.start()
+        try:
+            self._say()
+            took, cpu = map(int, self._line().split())
+        finally:
+            over.set()
+            thread.join()
+        rows, spans, events = self.context.why(), self.context.spans(), self.calls.events()
+        assert self.context.launching == {(self.process.pid, self.process.pid)}
+        self._say()
+        assert self.process.wait() == 0
+        assert self.calls.lost == 0 and self.context.lost == 0
+        pid = self.process.pid
+        assert set(rows["tgid"].tolist()) <= {pid} and set(events["tgid"].tolist()) == {pid}
+        last = events[-1]
+        if self.where == "call":
+            event = events[events["function"] == WORK][0]
+            start, end, off = (
+                int(event["start_ns"]),
+                int(event["end_ns"]),
+                int(records.off_ns(event["spent"])),
+            )
+            assert events["function"].tolist() == [LAUNCH, LAUNCH, WORK, LAUNCH]
+        else:
+            event, end = last, int(last["start_ns"])
+            start, off = end - int(last["gap_ns"]), int(last["gap_off_ns"])
+            assert events["function"].tolist() == [LAUNCH, LAUNCH, LAUNCH]
+        function = WORK if self.where == "call" else records.GAP
+        mine = rows[rows["function"] == function]
+        if self.where == "gap":  # the program waits to be told, between its first two launches
+            mine = mine[mine["syscall"] != 0]
+        return Seen(
+            took,
+            cpu,
+            mine,
+            rows,
+            dict(zip(event.dtype["spent"].names, event["spent"].tolist(), strict=True)),
+            off,
+            why.explain(spans, pid, int(event["tid"]), start, end),
+            self.notes,
+        )
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.calls.close()
+
+
+def watch(built: Path, where: str, what: str, argument: str = "-", before: Sequence[str] = ()) -> Seen:
+    with Watched(built, where, what, argument, before) as watched:
+        return watched.go()
+
+
+WHERES = pytest.mark.parametrize("where", ["call", "gap"])
+
+
+@WHERES
+@pytest.mark.parametrize("what,call", [("sleep", "clock_nanosleep"), ("futex", "futex")])
+def test_what_sleeps_is_blocked_in_its_system_call(built: Path, where: str, what: str, call: str) -> None:
+    seen = watch(built, where, what, "40")
+    assert seen.reasons - ALWAYS == {why.BLOCKED}
+    assert f"blocked in {call}" in seen.texts
+    assert 40 * MS <= seen.ns(why.BLOCKED) <= seen.took
+    assert seen.explained[0].text == f"blocked in {call}"
+    assert 40 * MS <= seen.explained[0].ns <= seen.off_ns <= seen.took + 10 * MS
+    if where == "call":
+        assert seen.spent["blocked_ns"] == seen.ns(why.BLOCKED) and seen.spent["io_ns"] == 0
+
+
+@WHERES
+def test_what_reads_a_disk_waits_for_it(built: Path, where: str, file: str) -> None:
+    scenes.needs_disk(file)
+    seen = watch(built, where, "disk", file)
+    assert seen.telling - ALWAYS == {why.BLOCK_IO}
+    assert "block I/O in pread64" in seen.texts
+    assert seen.ns(why.BLOCK_IO) + seen.ns(why.PREEMPTED) >= (seen.took - seen.cpu) * 0.8
+    assert seen.count(why.BLOCK_IO) >= 8
+    assert "block I/O in pread64" in {cause.text for cause in seen.explained}
+    if where == "call":
+        assert seen.spent["io_ns"] == seen.ns(why.BLOCK_IO)
+
+
+@WHERES
+def test_a_mapped_file_is_read_in_page_faults(built: Path, where: str, file: str) -> None:
+    scenes.needs_disk(file)
+    seen = watch(built, where, "mapped", file)
+    assert seen.telling - ALWAYS == {why.BLOCK_IO}
+    assert "block I/O in a page fault" in seen.texts
+    assert seen.count(why.FAULTS) >= 16 * 256 / 16  # of every 16th page
+    assert "block I/O in a page fault" in {cause.text for cause in seen.explained}
+
+
+@WHERES
+def test_memory_that_is_used_first_is_page_faults(built: Path, where: str) -> None:
+    seen = watch(built, where, "memory", "16")
+    assert seen.reasons <= ALWAYS
+    assert 4096 <= seen.count(why.FAULTS) <= 4096 + 100
+    assert seen.ns(why.FAULTS) == 0
+
+
+@WHERES
+@pytest.mark.parametrize("busy", [True, False])
+def test_what_others_take_the_cpu_from_is_preempted(built: Path, where: str, busy: bool) -> None:
+    cpu = max(os.sched_getaffinity(0))
+    with (
+        Watched(built, where, "compute", "40", ("taskset", "-c", str(cpu))) as watched,
+        scenes.hogs(cpu) if busy else contextlib.nullcontext(),
+    ):
+        seen = watched.go()
+    assert seen.reasons <= ALWAYS
+    missing = seen.took - seen.cpu
+    # Times of less than 5 us are not among those; the gap begins and ends with calls of its own.
+    taken = sum(cause.ns for cause in seen.explained)
+    assert missing * 0.8 - MS <= taken <= missing + 10 * MS
+    assert taken <= seen.ns(why.PREEMPTED) and {cause.text for cause in seen.explained} <= {"preempted"}
+    if busy:
+        assert taken >= 20 * MS
+
+
+@WHERES
+@pytest.mark.parametrize("short", [True, False])
+def test_memory_that_has_to_be_made_free_first_is_memory_pressure(
+    built: Path, where: str, short: bool, small_group: Path
+) -> None:
+    seen = watch(built, where, "memory", "6", scenes.filled(small_group, built) if short else ())
+    if not short:
+        assert seen.reasons <= ALWAYS
+        return
+    assert seen.reasons - ALWAYS == {why.MEMORY}
+    assert "memory pressure in a page fault" in seen.texts
+    assert 0 < seen.ns(why.MEMORY) <= seen.took
+    assert "memory pressure in a page fault" in {cause.text for cause in seen.explained}
+    if where == "call":
+        assert seen.spent["reclaim_ns"] == seen.ns(why.MEMORY)
+
+
+def _mend(watched: Watched, wire: scenes.Wire, own: bool) -> None:
+    """When the other process has sent something again, and this one too, twice."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        sockets = watched.calls.host.items("context_sockets")["value"]
+        ours = sockets["tgid"] == watched.process.pid
+        if sockets["count"][~ours].sum() > 0 and (not own or sockets["count"][ours].sum() > 1):
+            break
+        time.sleep(0.05)
+    wire.cut(False)
+
+
+@pytest.mark.skipif(shutil.which("ip") is None, reason="needs ip, of iproute2")
+@WHERES
+@pytest.mark.parametrize("what", ["ask", "sleep"])
+def test_what_waits_for_what_was_lost_is_next_to_retransmits(built: Path, where: str, what: str) -> None:
+    with contextlib.ExitStack() as stack:
+        try:
+            wire = scenes.Wire(stack)
+        except subprocess.CalledProcessError:
+            pytest.skip("no network name spaces here")
+        client = ("ip", "netns", "exec", wire.near, sys.executable, "-c", wire.CLIENT)
+        watched = stack.enter_context(Watched(built, where, what, "900", client))
+        other = wire.start(stack, wire.near, wire.OTHER)
+        wire.cut(True)
+        assert other.stdin is not None
+        other.stdin.write("\n")
+        mended = threading.Thread(target=_mend, args=(watched, wire, what == "ask"))
+        mended.start()
+        seen = watched.go()
+        mended.join()
+        assert other.stdout is not None and other.stdout.readline() == "b'1'\n"
+    again = seen.all_rows[seen.all_rows["reason"] == why.RETRANSMITS]
+    if what == "sleep":  # that was the other process
+        assert not len(again) and seen.reasons - ALWAYS == {why.BLOCKED}
+        return
+    assert seen.reasons - ALWAYS == {why.BLOCKED, why.RETRANSMITS}
+    assert "blocked in recvfrom" in seen.texts
+    whole, waited = again[again["tid"] == 0], again[again["tid"] != 0]
+    assert len(whole) == len(waited) == 1
+    assert waited["function"][0] == (WORK if where == "call" else records.GAP)
+    assert 1 <= waited["count"][0] <= whole["count"][0] and waited["ns"][0] >= 200 * MS
+    assert seen.explained[-1].text == "TCP retransmits" and seen.explained[-1].count == whole["count"][0]
+
+
+def test_without_reasons_only_the_time_off_the_cpu_is_known(built: Path) -> None:
+    with Watched(built, "call", "sleep", "20", whys=False) as watched:
+        watched._say()
+        watched._line()
+        watched.context.tick()
+        watched._say()
+        watched.process.wait()
+        event = watched.calls.events()
+        event = event[event["function"] == WORK][0]
+        programs = {r.function for r in watched.calls.host.runs()}
+    assert 10 * MS <= records.off_ns(event["spent"]) <= event["end_ns"] - event["start_ns"]
+    assert not {name for name in programs if name.startswith("context")} - {"context_switch_time"}
+
+
+def test_rows_of_threads_that_ended_make_room(built: Path) -> None:
+    with Watched(built, "call", "sleep", "20") as watched:
+        seen = watched.go()
+        assert seen.ns(why.BLOCKED) >= 10 * MS
+        assert len(watched.calls.host.items("call_why"))
+        last = watched.context.why()  # what came as it ended
+        assert watched.context.launching == {(watched.process.pid, watched.process.pid)}
+        assert last["ns"].sum() < 20 * MS
+        assert len(watched.calls.host.items("call_why"))
+        assert not len(watched.context.why()) and not len(watched.calls.host.items("call_why"))
+        assert not watched.context.launching
+        assert not len(watched.context.why())
+
+
+def test_what_a_kernel_does_not_have_is_said_and_the_rest_goes_on(
+    built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    known = bpf_syscall.raw_arguments
+
+    def raw_arguments(name: str, count: int) -> bool:
+        if name.startswith(("mm_vmscan", "tcp_", "page_fault")):
+            raise Error(f"this kernel has no tracepoint {name}; check its name")
+        return known(name, count)
+
+    monkeypatch.setattr(bpf_syscall, "raw_arguments", raw_arguments)
+    monkeypatch.setattr(btf, "_FILE", tmp_path / "none")
+    seen = watch(built, "call", "sleep", "20")
+    assert [note.split(":")[0].split(",")[0] for note in seen.notes] == [
+        "waits for block devices are not told from others",
+        "waits for memory are not told from others",
+        "time spent on memory pressure",
+        "page faults",
+        "TCP retransmits",
+    ]
+    assert seen.ns(why.BLOCKED) >= 20 * MS and seen.reasons <= {why.BLOCKED, why.PREEMPTED}
+
+
+@WHERES
+def test_a_switch_in_the_middle_of_somebodys_look_at_a_map_is_seen(built: Path, where: str) -> None:
+    # At tracepoints with records it is not where the kernel preempts itself, which kernels for servers do not.
+    cpu = min(os.sched_getaffinity(0))
+    with (
+        scenes.map_reader(cpu),
+        Watched(built, where, "sleep", "40", ["taskset", "-c", str(cpu)]) as watched,
+    ):
+        seen = watched.go()
+        assert not watched.calls.missed
+    assert seen.ns(why.BLOCKED) >= 40 * MS and "blocked in clock_nanosleep" in seen.texts
+
+
+def test_where_raw_tracepoints_do_not_tell_enough_records_do(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = bpf_syscall.raw_arguments
+    monkeypatch.setattr(bpf_syscall, "raw_arguments", lambda name, count: count == 1 and known(name, count))
+    with Watched(built, "call", "sleep", "20") as watched:
+        seen = watched.go()
+        programs = watched.calls.host.missed()
+    assert {"context_switch_record", "call_exit_thread"} <= set(programs)
+    assert "blocked in clock_nanosleep" in seen.texts and seen.ns(why.BLOCKED) >= 20 * MS
+
+
+def test_what_an_old_kernel_cannot_tell_is_said(
+    built: Path, monkeypatch: pytest.MonkeyPatch, small_group: Path
+) -> None:
+    def try_load(program: object, function: object, raw: bool) -> None:
+        raise VerifyError("unknown func bpf_task_pt_regs")
+
+    monkeypatch.setattr(context, "try_load", try_load)
+    seen = watch(built, "call", "sleep", "20")
+    assert seen.notes == ["in which system call a thread was blocked is not known before Linux 5.15"]
+    assert seen.texts - {"preempted", "page faults"} == {"blocked"}
+    assert seen.ns(why.BLOCKED) >= 20 * MS
+    seen = watch(built, "call", "memory", "6", scenes.filled(small_group, built))
+    assert seen.texts - {"preempted", "page faults"} == {"memory pressure"}

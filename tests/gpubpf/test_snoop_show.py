@@ -1,0 +1,69 @@
+"""What hipsnoop and cudasnoop print of what was counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpubpf.calls import show, why
+from gpubpf.calls.sums import Row, Times
+from gpubpf.whose import Whose
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_names_with_escapes_and_long_ones_keep_tables_straight(several: bool) -> None:
+    names = ("plain", "\033[31m\a\nred", "k" * 500, "ü\ttab")
+    rows = [Row(7, "a\033[0m\b", name, times=Times(3, 3000, 2000)) for name in names]
+    lines = list(show.kernel_table(rows, Whose(several)))[1:]
+    assert "\\x1b[31m\\x07\\nred" in lines[2] and "\033" not in "".join(lines)
+    assert len(set(map(len, lines))) == 1 and len(lines[0]) <= 80
+
+
+def summary(**changed: Any) -> dict[str, Any]:
+    none = {"records": 0, "sums": 0, "calls": 0}
+    fields = ("calls", "lost", "processes", "abandoned", "lost_why", "lost_names", "lost_processes", "missed")
+    return dict.fromkeys(fields, 0) | {"lost_by": none} | changed
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, ["counted nothing: no calls seen"]),
+        ({"processes": 1}, ["counted nothing: no call of 1 process was meant"]),
+        ({"processes": 1, "abandoned": 1}, ["counted nothing; 1 call did not return"]),
+        ({"calls": 1, "processes": 2}, ["counted 1 call of 2 processes; none lost"]),
+        (
+            {"calls": 9, "processes": 1, "abandoned": 2},
+            ["counted 9 calls of 1 process; 2 calls did not return; none lost"],
+        ),
+        (
+            {"calls": 9, "lost": 4, "processes": 1, "lost_by": {"records": 3, "sums": 1, "calls": 0}},
+            [
+                "counted 9 calls of 1 process",
+                "lost: 3 calls came too fast to be told of each",
+                "lost: 1 call, for which there was no room",
+            ],
+        ),
+    ],
+)
+def test_what_was_counted_and_lost(changed: dict[str, Any], expected: list[str]) -> None:
+    assert list(show.coverage(summary(**changed))) == expected
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [
+        (why.Cause(why.FAULTS, "page faults", 1, 0, 0), "1 page fault"),
+        (why.Cause(why.FAULTS, "in hipFree page faults", 1200, 0, 0), "in hipFree 1,200 page faults"),
+        (why.Cause(why.BLOCKED, "blocked in futex", 2, 686_000, 9), "blocked in futex 686 us (2 times)"),
+    ],
+)
+def test_a_cause_in_a_sentence(cause: why.Cause, expected: str) -> None:
+    assert show.cause_text(cause) == expected
+
+
+def test_a_slow_call_has_one_unit() -> None:
+    record = {"ts_ns": 2_000_000, "lat_ns": 10_500_000_000, "comm": "app", "pid": 7, "tid": 8}
+    first, second, _ = show.story(record, "hipFree", (), 1_000_000, False)
+    assert first == "T+0.001000 s  hipFree: 10.5 s" and second == "  thread 8 of app: 10.5 s on the CPU"

@@ -1,0 +1,53 @@
+"""The stand-in for libamdhip64 does what other tests take for known: results, times, counts, versions of symbols."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import gpubpf_hip
+from gpubpf_hip import Counted, needs_hip, real, run, standin
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("standin")
+    return gpubpf_hip.program(directory, standin(directory))
+
+
+def test_calls_succeed_and_are_counted(made: Path, tmp_path: Path) -> None:
+    calls = ["hipMalloc", "hipLaunchKernel", "hipMemcpy", "hipDeviceSynchronize", "hipFree"]
+    counts = tmp_path / "counts"
+    told = run([str(made), "-t", "3", "-n", "20", *calls], {"STANDIN_COUNTS": str(counts)})
+    assert told == dict.fromkeys(calls, Counted(60, 0))
+    (found,) = gpubpf_hip.counts(counts).values()
+    assert found == dict.fromkeys(calls, 60)
+
+
+def test_calls_take_the_times_they_are_told(made: Path) -> None:
+    plan = "hipLaunchKernel=device:60000 hipMemcpy=result:700 hipMalloc=sleep:30000 hipFree=busy:10000"
+    start = time.monotonic()
+    told = run(
+        [str(made), "hipLaunchKernel", "hipMemcpy", "hipMalloc", "hipFree", "hipDeviceSynchronize"],
+        {"STANDIN": plan},
+    )
+    assert time.monotonic() - start >= 0.06
+    assert told["hipMemcpy"].result == 700
+    start = time.monotonic()
+    run([str(made), "-n", "3", "hipMalloc"], {"STANDIN": plan})
+    assert time.monotonic() - start >= 0.09
+
+
+@needs_hip
+def test_symbols_have_the_versions_of_the_library(tmp_path: Path) -> None:
+    late = {"hipGetFuncBySymbol", "hipLaunchKernelExC", "standin_set", "standin_inside"}
+    ours, theirs = _versions(standin(tmp_path)), _versions(real())
+    assert {name: version for name, version in ours.items() if name not in late}.items() <= theirs.items()
+
+
+def _versions(path: Path) -> dict[str, str]:
+    done = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True)
+    return dict(line.split()[-1].split("@@") for line in done.stdout.splitlines() if "@@" in line)
