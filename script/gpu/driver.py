@@ -1,0 +1,237 @@
+"""The CUDA driver by ctypes, as questions.py calls it: every call by name, every number 64 bits wide."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+class DriverError(Exception):
+    """A call that had to succeed did not."""
+
+
+def _number(value: Any) -> Any:
+    """ctypes takes a Python int for 32 bits; the driver's pointers and sizes have 64."""
+    if isinstance(value, bool):
+        return ctypes.c_int64(int(value))
+    if isinstance(value, int):
+        return ctypes.c_uint64(value) if value >= 0 else ctypes.c_int64(value)
+    return value
+
+
+class Driver:
+    """`call` gives the CUresult, `must` raises DriverError if it is not 0."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL("libcuda.so.1")
+        self.context = 0
+        self.names: dict[int, str] = {}
+        self.keeps: list[object] = []
+
+    def has(self, name: str) -> bool:
+        return hasattr(self.library, name)
+
+    def call(self, name: str, *arguments: Any) -> int:
+        return int(getattr(self.library, name)(*(_number(a) for a in arguments)))
+
+    def must(self, name: str, *arguments: Any) -> None:
+        if code := self.call(name, *arguments):
+            raise DriverError(f"{name}: {self.name(code)}")
+
+    def handle(self, name: str, *arguments: Any) -> int:
+        """Of a function whose first parameter takes the result."""
+        found = ctypes.c_uint64()
+        self.must(name, ctypes.byref(found), *arguments)
+        return found.value
+
+    def name(self, code: int) -> str:
+        """Of a CUresult."""
+        if code not in self.names:
+            text = ctypes.c_char_p()
+            self.library.cuGetErrorName(ctypes.c_int(code), ctypes.byref(text))
+            self.names[code] = (text.value or str(code).encode()).decode()
+        return self.names[code]
+
+    def open(self) -> Driver:
+        """A context on GPU 0, current in this thread."""
+        self.must("cuInit", 0)
+        self.context = self.handle("cuDevicePrimaryCtxRetain", 0)
+        self.must("cuCtxSetCurrent", self.context)
+        return self
+
+    def attribute(self, number: int) -> int:
+        found = ctypes.c_int()
+        self.must("cuDeviceGetAttribute", ctypes.byref(found), number, 0)
+        return found.value
+
+    def cc(self) -> int:
+        """90 for compute capability 9.0."""
+        return 10 * self.attribute(75) + self.attribute(76)
+
+    def module(self, image: bytes) -> int:
+        return self.handle("cuModuleLoadData", ctypes.c_char_p(image))
+
+    def function(self, module: int, name: str) -> int:
+        return self.handle("cuModuleGetFunction", module, ctypes.c_char_p(name.encode()))
+
+    def kernel(self, ptx: str, name: str) -> int:
+        return self.function(self.module(ptx.encode() + b"\0"), name)
+
+    def stream(self) -> int:
+        """One that does not wait for the legacy stream."""
+        return self.handle("cuStreamCreate", 1)
+
+    def memory(self, size: int) -> int:
+        """Of the GPU, zeroed."""
+        address = self.handle("cuMemAlloc_v2", size)
+        self.zero(address, size)
+        return address
+
+    def zero(self, address: int, size: int) -> None:
+        """The GPU's memory; at once."""
+        self.must("cuMemsetD8_v2", address, 0, size)
+        self.must("cuStreamSynchronize", 1)  # CU_STREAM_LEGACY
+
+    def pinned(self, count: int) -> tuple[Any, int]:
+        """An array of u64 in pinned host memory, and its address."""
+        address = self.handle("cuMemHostAlloc", 8 * count, 2)  # CU_MEMHOSTALLOC_DEVICEMAP
+        words = (ctypes.c_uint64 * count).from_address(address)
+        ctypes.memset(address, 0, 8 * count)
+        return words, address
+
+    def read(self, address: int, count: int) -> list[int]:
+        """u64s of the GPU's memory."""
+        words = (ctypes.c_uint64 * count)()
+        self.must("cuMemcpyDtoH_v2", words, address, 8 * count)
+        return list(words)
+
+    def launch(
+        self, function: int, arguments: Sequence[int], stream: int = 0, grid: int = 1, block: int = 1
+    ) -> int:
+        """The CUresult; all parameters are u64."""
+        return self.call(
+            "cuLaunchKernel", function, grid, 1, 1, block, 1, 1, 0, stream, pointers(arguments), 0
+        )
+
+
+def pointers(arguments: Sequence[int]) -> Any:
+    """kernelParams of u64 parameters; it keeps what it points to."""
+    values = (ctypes.c_uint64 * max(len(arguments), 1))(*arguments)
+    found = (ctypes.c_void_p * max(len(arguments), 1))(
+        *(ctypes.addressof(values) + 8 * i for i in range(len(arguments)))
+    )
+    found.keeps = values  # type: ignore[attr-defined]
+    return found
+
+
+class Watched:
+    """A call on a thread of its own: whether it comes back within some time, and what it gives."""
+
+    def __init__(self, driver: Driver, action: Callable[[], int]) -> None:
+        self.code: int | None = None
+        self.ms = 0.0
+
+        def run() -> None:
+            driver.call("cuCtxSetCurrent", driver.context)
+            began = time.perf_counter()
+            self.code = action()
+            self.ms = 1000 * (time.perf_counter() - began)
+
+        self.thread = threading.Thread(target=run, daemon=True)
+        self.thread.start()
+
+    def over(self, seconds: float) -> bool:
+        self.thread.join(seconds)
+        return not self.thread.is_alive()
+
+
+PTX = """.version 7.0
+.target sm_75
+.address_size 64
+"""
+
+# spin(flags, ns): sets flags[1], then waits for flags[0], but no longer than that.
+SPIN = (
+    PTX
+    + """
+.visible .entry spin(.param .u64 flags, .param .u64 ns) {
+    .reg .pred %p<3>; .reg .b64 %rd<8>;
+    ld.param.u64 %rd1, [flags];
+    ld.param.u64 %rd2, [ns];
+    mov.u64 %rd3, 1;
+    st.volatile.global.u64 [%rd1+8], %rd3;
+    mov.u64 %rd4, %globaltimer;
+again:
+    ld.volatile.global.u64 %rd5, [%rd1];
+    setp.ne.u64 %p1, %rd5, 0;
+    @%p1 bra done;
+    mov.u64 %rd6, %globaltimer;
+    sub.u64 %rd7, %rd6, %rd4;
+    setp.lt.u64 %p2, %rd7, %rd2;
+    @%p2 bra again;
+done:
+    ret;
+}
+"""
+)
+
+# put(address, value): *address = value
+PUT = (
+    PTX
+    + """
+.visible .entry put(.param .u64 address, .param .u64 value) {
+    .reg .b64 %rd<3>;
+    ld.param.u64 %rd1, [address];
+    ld.param.u64 %rd2, [value];
+    st.global.u64 [%rd1], %rd2;
+    ret;
+}
+"""
+)
+
+# The same with a parameter more, and another result: what a copy with probes is to its original.
+PUT_COPY = (
+    PTX
+    + """
+.visible .entry put(.param .u64 address, .param .u64 value, .param .align 8 .b8 hidden[16]) {
+    .reg .b64 %rd<5>;
+    ld.param.u64 %rd1, [address];
+    ld.param.u64 %rd2, [value];
+    ld.param.u64 %rd3, [hidden+8];
+    add.u64 %rd4, %rd2, %rd3;
+    st.global.u64 [%rd1], %rd4;
+    ret;
+}
+"""
+)
+
+
+class Spinning:
+    """A kernel that runs until told, or for `seconds` at most."""
+
+    def __init__(self, driver: Driver, seconds: float = 6) -> None:
+        self.driver = driver
+        self.flags, address = driver.pinned(2)
+        self.stream = driver.stream()
+        self.address = address
+        self.function = driver.kernel(SPIN, "spin")
+        self.seconds = seconds
+
+    def start(self, stream: int | None = None, grid: int = 1, block: int = 1) -> None:
+        self.flags[0] = self.flags[1] = 0
+        where = self.stream if stream is None else stream
+        if code := self.driver.launch(
+            self.function, [self.address, int(1e9 * self.seconds)], where, grid, block
+        ):
+            raise DriverError(f"the spinning kernel: {self.driver.name(code)}")
+        ends = time.monotonic() + 5
+        while not self.flags[1] and time.monotonic() < ends:
+            time.sleep(0.001)
+        if not self.flags[1]:
+            raise DriverError("the spinning kernel does not start")
+
+    def stop(self) -> None:
+        self.flags[0] = 1

@@ -1,0 +1,275 @@
+"""Where the check runs, and how things are started there."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKED = ROOT / "build" / "gpu-check.tar.xz"
+PLACE = ROOT / "build" / "gpu"  # unpacked, or built here: ignored by git
+AGENT = ROOT / "lib" / "gpubpf" / "agent" / "lib"
+SIMULATOR = ROOT / "lib" / "cudasim" / "lib"
+PYTHON = "3.12"
+SIM_NOTE = "embedded device, not run on hardware"
+
+Records = list[dict[str, Any]]
+
+
+class Failure(Exception):
+    """One line for the user: what went wrong."""
+
+
+class Missing(Failure):
+    """Something that this machine lacks, so that a part cannot be tried."""
+
+
+@dataclass
+class Machine:
+    """How things are started here. `device` is "gpu" or "sim"; `ends` the time (time.monotonic) by which all must be over."""
+
+    device: str
+    environment: Mapping[str, str]
+    ends: float
+    python: str = sys.executable
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def sim(self) -> bool:
+        return self.device == "sim"
+
+    def left(self) -> float:
+        """Seconds."""
+        return self.ends - time.monotonic()
+
+    def program(self, words: str) -> list[str]:
+        """The command of a packed program: "NAME ARGUMENT…", NAME in examples/, or "static/NAME", "programs/NAME". Raises Missing."""
+        name, *arguments = words.split()
+        path = PLACE / (name if "/" in name else f"examples/{name}")
+        if name.endswith(".py"):
+            return [self.python, str(Path(__file__).parent / name), *arguments]
+        if not path.exists():
+            raise Missing(f"{name} is not in the packed file")
+        return [str(path), *arguments]
+
+    def needs(self, *modules: str) -> None:
+        """Raises Missing where one of these Python modules is not here."""
+        for name in modules:
+            if importlib.util.find_spec(name.partition(".")[0]) is None:
+                raise Missing(f"this Python has no {name}")
+
+    def libraries(self, command: Sequence[str]) -> dict[str, str]:
+        """Where the packed programs find the CUDA runtime; others (PyTorch) have their own."""
+        if self.sim:
+            return {"LD_LIBRARY_PATH": str(SIMULATOR)}
+        packed = {PLACE / folder for folder in ("examples", "static", "programs")}
+        if packed.isdisjoint(Path(word).parent for word in command):
+            return {}
+        path = (str(PLACE / "lib"), self.environment.get("LD_LIBRARY_PATH", ""))
+        return {"LD_LIBRARY_PATH": ":".join(filter(None, path))}
+
+    def start(
+        self, command: Sequence[str], seconds: float = 120, more: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a command to its end, with `more` in its environment. It and what it started are killed after `seconds`;
+        that raises Failure."""
+        environment = {**self.environment, **self.libraries(command), **(more or {})}
+        limit = max(1.0, min(seconds, self.left()))
+        with subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=environment,
+            start_new_session=True,
+        ) as process:
+            try:
+                out, err = process.communicate(timeout=limit)
+            except subprocess.TimeoutExpired:
+                for pid in (*descendants(process.pid), process.pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                try:
+                    out, err = process.communicate(timeout=5)
+                except subprocess.TimeoutExpired:  # somebody has its output open still
+                    out = err = ""
+                said = (err or out).strip().splitlines()[-1:] or ["nothing"]
+                raise Failure(f"not over after {limit:.0f} s; it said: {said[0][:300]}") from None
+        return subprocess.CompletedProcess(list(command), process.returncode, out, err)
+
+    def trace(
+        self, tool: str, options: str, command: Sequence[str], seconds: float = 120
+    ) -> tuple[subprocess.CompletedProcess[str], Records]:
+        """A tool on a command, or (none) as its options say: what happened, and its records."""
+        results = PLACE / f"results.{os.getpid()}.jsonl"
+        results.unlink(missing_ok=True)
+        head = [self.python, str(ROOT / "tools" / f"{tool}.py"), "--device", self.device, "--json"]
+        try:
+            rest = ["--", *command] if command else []
+            done = self.start([*head, "-o", str(results), *options.split(), *rest], seconds)
+            lines = results.read_text().splitlines() if results.exists() else []
+        finally:
+            results.unlink(missing_ok=True)
+        try:
+            return done, [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise Failure(f"{tool} wrote no JSON: {error}") from None
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that it started, and those that these started. A tool's command goes on when the tool is killed."""
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, file.read_text().split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The last thing that a command said, for a message."""
+    said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return said[-1][:300] if said else "nothing"
+
+
+def gpu() -> dict[str, Any]:
+    """Name, versions and compute capability of GPU 0, from the driver itself. Raises Failure where there is none."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise Failure(
+            "there is no NVIDIA driver here (libcuda.so.1); run this on a machine with a GPU, or with --device sim"
+        ) from None
+    if (code := driver.cuInit(0)) != 0:
+        raise Failure(f"the NVIDIA driver finds no GPU (cuInit: {code}); run this on a machine with a GPU")
+    device, version = ctypes.c_int(), ctypes.c_int()
+    name = ctypes.create_string_buffer(256)
+    driver.cuDeviceGet(ctypes.byref(device), 0)
+    driver.cuDeviceGetName(name, 256, device)
+    driver.cuDriverGetVersion(ctypes.byref(version))
+
+    def attribute(number: int) -> int:
+        value = ctypes.c_int()
+        driver.cuDeviceGetAttribute(ctypes.byref(value), number, device)
+        return value.value
+
+    shown = name.value.decode(errors="replace")
+    if "cudasim" in shown.lower():
+        raise Failure(
+            f"this is the embedded device ({shown}); say --device sim, or take a machine with a GPU"
+        )
+    kernel_module = Path("/proc/driver/nvidia/version")
+    words = kernel_module.read_text().split("\n")[0].split() if kernel_module.exists() else []
+    release = next((word for word in words if word.count(".") == 2 and word.replace(".", "").isdigit()), "")
+    return {
+        "gpu": shown,
+        "cc": f"{attribute(75)}.{attribute(76)}",  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+        "multiprocessors": attribute(16),
+        "driver": release or next((word for word in words if word[:3].isdigit()), ""),
+        "driver_cuda": f"{version.value // 1000}.{version.value % 1000 // 10}",
+    }
+
+
+def surroundings() -> dict[str, Any]:
+    """What else the results depend on."""
+    versions = {}
+    for name in ("numpy", "torch", "triton", "cuda-bindings", "llvmlite", "pyarrow"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    libc = " ".join(platform.libc_ver())
+    return {
+        "kernel": platform.release(),
+        "libc": libc,
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "packages": versions,
+        "found": {name: shutil.which(name) or "" for name in ("nvcc", "ncu", "nsys", "compute-sanitizer")},
+        "root": os.geteuid() == 0,
+    }
+
+
+def commit() -> str:
+    """Of the checkout; on a machine that got only the files, what the packed file was made from."""
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True
+    )
+    if done.returncode == 0:
+        return done.stdout.strip()
+    note = PLACE / "commit"
+    return note.read_text().strip() if note.exists() else ""
+
+
+def unpack() -> None:
+    """Puts the packed file's content into PLACE, if it is not there yet. Raises Failure."""
+    if not PACKED.exists():
+        raise Failure(
+            f"{PACKED.relative_to(ROOT)} is missing; make it with script/gpu-check --pack, bring it along"
+        )
+    with PACKED.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    stamp = PLACE / "unpacked"
+    if stamp.exists() and stamp.read_text() == digest:
+        return
+    shutil.rmtree(PLACE, ignore_errors=True)
+    PLACE.mkdir(parents=True)
+    shutil.unpack_archive(PACKED, PLACE, "xztar")
+    stamp.write_text(digest)
+
+
+def sources() -> str:
+    """A digest of what the packed file is built from: an agent of other sources may speak another protocol."""
+    digest = hashlib.sha256()
+    folders = ("lib/gpubpf/agent/src", "examples", "script/gpu/programs")
+    for file in sorted(path for folder in folders for path in (ROOT / folder).iterdir()):
+        if file.suffix in (".c", ".cpp", ".h", ".def", ".cu", ".S"):
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+def prepare(device: str, seconds: float) -> Machine:
+    """The machine, with everything in its place. Raises Failure."""
+    facts = surroundings()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    paths = [str(ROOT / "lib"), str(Path(__file__).parent.parent)]
+    if device == "sim":
+        if not (SIMULATOR / "libcuda.so.1").exists() or not list(AGENT.glob("*.so")):
+            raise Failure("the embedded device or the agent is not built; run script/setup")
+        facts = {"gpu": SIM_NOTE, **facts}
+    else:
+        facts = {**gpu(), **facts}
+        if sys.version_info[:2] != tuple(map(int, PYTHON.split("."))):
+            raise Failure(
+                f"the packed libraries are for Python {PYTHON}; call it as python{PYTHON} script/gpu-check"
+            )
+        if importlib.util.find_spec("numpy") is None:
+            raise Failure(f"{sys.executable} has no NumPy; use a Python that has (PyTorch's has)")
+        unpack()
+        if (PLACE / "sources").read_text() != sources():
+            raise Failure(
+                "the packed file was made from other sources; make it anew with script/gpu-check --pack"
+            )
+        if not list(AGENT.glob("*.so")):
+            shutil.copytree(PLACE / "agent", AGENT, dirs_exist_ok=True)
+        paths.append(str(PLACE / "site"))
+        environment["PATH"] = f"{PLACE / 'bin'}:{environment.get('PATH', '/usr/bin:/bin')}"
+    cache = PLACE / "cache"
+    cache.mkdir(parents=True, mode=0o700, exist_ok=True)
+    environment |= {"PYTHONPATH": ":".join(paths), "XDG_CACHE_HOME": str(cache)}
+    return Machine(device, environment, time.monotonic() + seconds, facts=facts)

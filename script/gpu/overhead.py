@@ -1,0 +1,201 @@
+"""What each tool costs: the time of a launch with it, as a ratio to that without, both measured by turns in one run.
+
+A turn has every way to run a program once, in random order. The program prints its rounds (programs/workloads.cu); a run counts as
+the median of its rounds. A ratio is made within a turn; of several turns the median is given, and the extremes. "again" is the
+program alone once more: its ratio is what noise does.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpu.machine import Failure, Machine, last_line
+from gpu.records import of
+from gpu.stage import Part, Result
+
+
+@dataclass(frozen=True)
+class Load:
+    """`program` for a GPU, `sim` for the embedded device (there it only has to go through)."""
+
+    name: str
+    program: str
+    sim: str
+    modes: Sequence[str]
+    modules: tuple[str, ...] = ()
+    seconds: float = 40
+
+
+# Tool and options. "nothing" attaches to a kernel that is not launched: what is left is the path of a launch.
+MODES = {
+    "nothing": ("threadhist", "--kernel tiled"),
+    "threadhist": ("threadhist", "--top 1"),
+    "threadhist stores": ("threadhist", "--top 1 --work stores"),
+    "kernelretsnoop": ("kernelretsnoop", ""),
+    "kernelretsnoop -e": ("kernelretsnoop", "-e --ring-size 1G"),
+    "launchlate": ("launchlate", ""),
+    "memtrace": ("memtrace", ""),
+    "memtrace, no allocations": ("memtrace", "--no-allocations"),
+    "memtrace -e": ("memtrace", "-e --ring-size 1G"),
+}
+EACH = ("threadhist", "kernelretsnoop", "launchlate", "memtrace")
+GRAPHS = ("threadhist", "launchlate")
+
+LOADS = (
+    Load("empty kernel", "programs/workloads empty 1 10000", "programs/workloads empty 1 3", ("nothing", *EACH)),
+    *(
+        Load(f"vec_add, {n} threads", f"programs/workloads addTo {n} 10000", "programs/workloads addTo 64 3", EACH)
+        for n in (32, 1024, 32768, 262144, 1048576)
+    ),
+    Load("triad, 64 Mi elements", "programs/workloads triad 67108864 20", "programs/workloads triad 512 2",
+         (*EACH, "threadhist stores", "memtrace, no allocations")),
+    Load("tiled GEMM, 2048", "programs/workloads tiled 2048 5", "programs/workloads tiled 32 2", EACH),
+    Load("reduction, 64 Mi elements", "programs/workloads sums 67108864 20", "programs/workloads sums 512 2", EACH),
+    Load("softmax, 64 Mi elements", "programs/workloads softmax 67108864 20", "programs/workloads softmax 512 2", EACH),
+    Load("decode, eager", "programs/workloads decode 1024 50", "programs/workloads decode 64 1", ("nothing", *EACH)),
+    Load("decode, graph", "programs/workloads decode-graph 1024 50", "programs/workloads decode-graph 64 1", GRAPHS),
+    Load("records of triad, 1 Mi elements", "programs/workloads triad 1048576 3", "programs/workloads triad 512 2",
+         ("kernelretsnoop -e", "memtrace -e")),
+)  # fmt: skip
+
+FRAMEWORKS = (
+    Load("Triton attention", "programs/triton_kernels.py attention 20", "", EACH, ("torch", "triton"), 90),
+    Load(
+        "PyTorch decode, eager",
+        "programs/torch_work.py decode-eager 50",
+        "",
+        GRAPHS,
+        ("torch",),
+        60,
+    ),
+    Load(
+        "PyTorch decode, graph",
+        "programs/torch_work.py decode-graph 50",
+        "",
+        GRAPHS,
+        ("torch",),
+        60,
+    ),
+    Load(
+        "PyTorch decode, compiled",
+        "programs/torch_work.py decode-compiled 50",
+        "",
+        GRAPHS,
+        ("torch", "triton"),
+        120,
+    ),
+)
+
+# Wanted of a mode: the ratio at most, and of which loads.
+LONG = ("triad", "tiled", "reduction", "softmax", "Triton")  # kernels of 100 µs and more
+GOALS: dict[str, tuple[float, Callable[[str], bool]]] = {
+    "threadhist": (1.01, lambda load: load.startswith(LONG)),
+    "kernelretsnoop": (1.03, lambda load: load.startswith(LONG)),
+    "launchlate": (1.03, lambda load: load.startswith(LONG)),
+    "memtrace": (3.0, lambda load: load.startswith("triad")),
+    "memtrace, typical": (1.5, lambda load: load.startswith(("tiled", "reduction", "softmax", "Triton"))),
+}
+NOTHING_NS = 50  # wanted of the path of a launch without programs
+TURNS = 3
+
+
+def parts(machine: Machine) -> list[Part]:
+    return [Part(load.name, functools.partial(compared, machine, load), load.seconds) for load in LOADS]
+
+
+def framework_parts(machine: Machine) -> list[Part]:
+    return [Part(load.name, functools.partial(compared, machine, load), load.seconds) for load in FRAMEWORKS]
+
+
+Times = tuple[float, float]
+
+
+def rounds(output: str) -> Times:
+    """Median microseconds of a launch: by the host's clock, by the GPU's events. Raises Failure."""
+    found = re.findall(r"^round ([\d.]+) ([\d.]+)$", output, re.MULTILINE)
+    if not found:
+        raise Failure("the program told no rounds")
+    host, device = zip(*((float(a), float(b)) for a, b in found), strict=True)
+    return statistics.median(host), statistics.median(device)
+
+
+def compared(machine: Machine, load: Load) -> Result:
+    """Ratios of every mode of a load."""
+    machine.needs(*load.modules)
+    words = load.sim if machine.sim and load.sim else load.program
+    command = machine.program(words)
+    notes: dict[str, Result] = {}
+
+    def alone() -> Times:
+        done = machine.start(command, 60)
+        if done.returncode != 0:
+            raise Failure(f"the program fails: {last_line(done)}")
+        return rounds(done.stdout)
+
+    def traced(mode: str) -> Times:
+        tool, options = MODES[mode]
+        graphs = " --graphs" if "graph" in load.name or "compiled" in load.name else ""
+        done, records = machine.trace(tool, options + graphs, command, 90)
+        if done.returncode != 0:
+            raise Failure(f"the program fails with {tool}: {last_line(done)}")
+        summary = (of(records, "summary") or [{}])[-1]
+        wanted = ("launches_matched", "launches_instrumented", "not_instrumented", "lost", "overhead")
+        notes[mode] = {name: summary.get(name) for name in wanted}
+        return rounds(done.stdout)
+
+    ways: dict[str, Callable[[], Times]] = {"alone": alone, "again": alone}
+    ways |= {mode: functools.partial(traced, mode) for mode in load.modes}
+    found = by_turns(ways, 1 if machine.sim else TURNS, machine)
+    result: Result = {"program": words, **found, "summaries": notes}
+    result["goals"] = goals(load.name, found)
+    return result
+
+
+def by_turns(ways: Mapping[str, Callable[[], Times]], turns: int, machine: Machine) -> Result:
+    """Times of each way, and their ratios to "alone" of the same turn. A way that fails is left out, with the reason."""
+    taken: dict[str, list[Times]] = {name: [] for name in ways}
+    failed: dict[str, str] = {}
+    order = random.Random(0)
+    began_left = machine.left()
+    for turn in range(turns):
+        if turn and machine.left() < (began_left - machine.left()) / turn:
+            break  # the next one would not be over in time
+        names = [name for name in ways if name not in failed]
+        order.shuffle(names)
+        for name in names:
+            try:
+                taken[name].append(ways[name]())
+            except Failure as error:
+                if name == "alone":
+                    raise
+                failed[name] = str(error)
+    whole = {name: times for name, times in taken.items() if name not in failed}
+    result: Result = {"turns": len(whole["alone"]), "us": {}, "ratio": {}, "gpu_ratio": {}, "failed": failed}
+    for name, times in whole.items():
+        result["us"][name] = [round(statistics.median(time[i] for time in times), 3) for i in (0, 1)]
+        if name != "alone":
+            for key, i in (("ratio", 0), ("gpu_ratio", 1)):
+                each = [a[i] / b[i] for a, b in zip(times, whole["alone"], strict=True) if b[i]]
+                if each:
+                    result[key][name] = [round(x, 4) for x in (statistics.median(each), min(each), max(each))]
+    if "nothing" in whole:
+        extra = [a[0] - b[0] for a, b in zip(whole["nothing"], whole["alone"], strict=True)]
+        result["nothing_ns"] = [round(1000 * x) for x in (statistics.median(extra), min(extra), max(extra))]
+    return result
+
+
+def goals(load: str, found: Result) -> dict[str, bool]:
+    """Of each goal that is one for this load, whether it was met."""
+    met = {}
+    for goal, (most, concerns) in GOALS.items():
+        mode = goal.partition(",")[0]
+        if concerns(load) and mode in found["ratio"]:
+            met[f"{mode} at most {most}x"] = found["ratio"][mode][0] <= most
+    if load == "empty kernel" and "nothing_ns" in found:
+        met[f"a launch without programs at most {NOTHING_NS} ns"] = found["nothing_ns"][0] <= NOTHING_NS
+    return met

@@ -1,0 +1,203 @@
+"""What is taken along to the machine with the GPU: libraries, ptxas, the agent, programs. And how the programs are built."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpu import probes
+from gpu.machine import AGENT, PACKED, PLACE, PYTHON, ROOT, Failure, commit, sources
+from gpubpf.errors import Error
+
+PACKAGES = ("argcomplete", "cxxfilt", "lz4", "tabulate", "zstandard")  # beside NumPy, which is PyTorch's
+SANITIZER = "nvidia-cuda-sanitizer-api==13.0.*"
+ARCHITECTURES = ("75", "90")  # PTX for the oldest, so that any newer GPU takes it; SASS of some
+LIMIT = 50 * 2**20
+PROGRAMS = Path(__file__).parent / "programs"
+LIBRARY = "g++ -std=c++17 -O2 -Wall -Wextra -Werror -shared -fPIC".split()
+
+
+def pack() -> None:
+    """Makes the packed file. Raises Failure where something that goes into it is missing."""
+    toolkit, made_from = real_toolkit(), sources()
+    if not list(AGENT.glob("*.so")):
+        raise Failure("the agent is not built; run script/setup")
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch:
+        top, wheels = Path(scratch, "gpu"), Path(scratch, "wheels")
+        download(PACKAGES, wheels)
+        for wheel in wheels.iterdir():
+            shutil.unpack_archive(wheel, top / "site", "zip")
+        for tests in [path for path in (top / "site").rglob("tests") if path.is_dir()]:
+            shutil.rmtree(tests)
+        copy(toolkit / "bin/ptxas", top / "bin/ptxas")
+        copy(runtime(toolkit), top / "lib/libcudart.so.13")
+        for library in AGENT.glob("*.so"):
+            copy(library, top / "agent" / library.name)
+            run(["strip", str(top / "agent" / library.name)], "cannot strip the agent")
+        sanitizer = sanitizer_api(Path(scratch))
+        copy(sanitizer / "lib" / "libsanitizer-public.so", top / "lib/libsanitizer-public.so")
+        build(
+            top,
+            Path(scratch),
+            "".join(f" -gencode arch=compute_{a},code=[sm_{a},compute_{a}]" for a in ARCHITECTURES),
+        )
+        build_static(top, Path(scratch))
+        build_sanitizer(top / "programs", sanitizer / "include", toolkit)
+        (top / "commit").write_text(commit() + "\n")
+        (top / "sources").write_text(made_from)
+        PACKED.parent.mkdir(exist_ok=True)
+        os.environ["XZ_OPT"] = "-T1 -6"
+        run(["tar", "-C", str(top), "-cJf", str(PACKED), "."], "cannot pack")
+    size = PACKED.stat().st_size
+    print(f"gpu-check: packed {PACKED.relative_to(ROOT)}, {size / 2**20:.1f} MiB", file=sys.stderr)
+    if size > LIMIT:
+        raise Failure(f"the packed file is over {LIMIT >> 20} MiB; leave programs out")
+
+
+def build(top: Path, scratch: Path, flags: str = "") -> None:
+    """Examples and programs, on the shared runtime, into top/examples and top/programs."""
+    copied = scratch / "shared"
+    shutil.copytree(ROOT / "examples", copied, ignore=built)
+    # One of them has a flag of its own, which none given keeps.
+    options = [f"NVCCFLAGS={flags}"] if flags else []
+    run(["make", "-s", "-B", "-C", str(copied), *options], "the examples cannot be built")
+    for source in copied.glob("*.cu"):
+        copy(source.with_suffix(""), top / "examples" / source.stem)
+    (top / "programs").mkdir(parents=True, exist_ok=True)
+    for source in PROGRAMS.glob("*.cu"):
+        out = top / "programs" / source.stem
+        run(
+            [
+                "nvcc",
+                "-std=c++17",
+                "-O2",
+                "-cudart",
+                "shared",
+                *flags.split(),
+                "-o",
+                str(out),
+                str(source),
+                "-ldl",
+            ],
+            f"{source.name} cannot be built",
+        )
+    source = PROGRAMS / "activity.cpp"
+    run(
+        [*LIBRARY, "-o", str(top / "programs" / "libactivity.so"), str(source), "-ldl"],
+        f"{source.name} cannot be built",
+    )
+
+
+def build_static(top: Path, scratch: Path) -> None:
+    """The examples and handles on the static runtime, as nvcc does by default, into top/static."""
+    copied = scratch / "static"
+    shutil.copytree(ROOT / "examples", copied, ignore=built)
+    makefile = copied / "Makefile"
+    makefile.write_text(makefile.read_text().replace("-cudart shared", "-cudart static"))
+    flags = f"-gencode arch=compute_{ARCHITECTURES[0]},code=compute_{ARCHITECTURES[0]} -gencode arch=compute_90,code=compute_90"
+    run(["make", "-s", "-B", "-C", str(copied), f"NVCCFLAGS={flags}"], "the examples cannot be built static")
+    for source in copied.glob("*.cu"):
+        copy(source.with_suffix(""), top / "static" / source.stem)
+    handles = PROGRAMS / "handles.cu"
+    command = [
+        "nvcc",
+        "-std=c++17",
+        "-O2",
+        *flags.split(),
+        "-o",
+        str(top / "static/handles"),
+        str(handles),
+        "-ldl",
+    ]
+    run(command, "handles.cu cannot be built static")
+
+
+def build_sanitizer(where: Path, include: Path, toolkit: Path) -> None:
+    """The library that counts by patches of the Compute Sanitizer API, and the patches, for Hopper."""
+    command = [*LIBRARY, "-isystem", str(include), "-isystem", str(toolkit / "include")]
+    command += ["-o", str(where / "libpatches.so"), str(PROGRAMS / "patches.cpp"), "-ldl"]
+    run(command, "patches.cpp cannot be built")
+    try:
+        text = probes.patches()
+    except Error as error:  # bcc is needed, which is no matter for the other stages
+        print(f"gpu-check: left out: patches for the stage sanitizer: {error}", file=sys.stderr)
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(text)
+        file.flush()
+        command = [
+            "ptxas",
+            "-arch=sm_90",
+            "--compile-as-tools-patch",
+            "-o",
+            str(where / "patches.cubin"),
+            file.name,
+        ]
+        run(command, "the patches cannot be assembled")
+
+
+def sanitizer_api(scratch: Path) -> Path:
+    """Where lib/ and include/ of NVIDIA's package are, unpacked."""
+    wheels = scratch / "sanitizer"
+    download((SANITIZER,), wheels)
+    for wheel in wheels.glob("*.whl"):
+        shutil.unpack_archive(wheel, wheels / "in", "zip")
+    found = list((wheels / "in").rglob("libsanitizer-public.so"))
+    if not found:
+        raise Failure("NVIDIA's sanitizer package has no libsanitizer-public.so")
+    return found[0].parent.parent
+
+
+def download(packages: Sequence[str], where: Path) -> None:
+    options = ["-q", "--no-deps", "--python-version", PYTHON, "--only-binary=:all:", "-d", str(where)]
+    run([sys.executable, "-m", "pip", "download", *options, *packages], "cannot download the packages")
+
+
+def built(directory: str, names: list[str]) -> list[str]:
+    """For copytree: what make made."""
+    return [name for name in names if f"{name}.cu" in names]
+
+
+def real_toolkit() -> Path:
+    """The toolkit's directory; nvcc on PATH may be a script that calls another one. Raises Failure."""
+    nvcc = shutil.which("nvcc")
+    if not nvcc:
+        raise Failure("nvcc is needed to build the programs; put the CUDA toolkit on PATH")
+    said = subprocess.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], capture_output=True, text=True).stderr
+    top = next((line.partition("TOP=")[2] for line in said.splitlines() if "TOP=" in line), "")
+    return Path(top) if top else Path(nvcc).resolve().parent.parent
+
+
+def runtime(toolkit: Path) -> Path:
+    found = [*toolkit.glob("lib64/libcudart.so.13"), *toolkit.glob("lib/libcudart.so.13")]
+    if not found:
+        raise Failure(f"there is no libcudart.so.13 in {toolkit}; install the CUDA 13 runtime")
+    return found[0]
+
+
+def copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source.resolve(), target)
+
+
+def run(command: Sequence[str], complaint: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Failure(f"{complaint}: {(done.stderr.strip() or 'no reason given').splitlines()[-1]}")
+
+
+def build_here() -> None:
+    """For the embedded device: the programs, in PLACE, if a source is newer than they are."""
+    sources = [*PROGRAMS.glob("*.c*"), *(ROOT / "examples").glob("*.cu"), ROOT / "examples" / "check.h"]
+    stamp = PLACE / "built"
+    if stamp.exists() and stamp.stat().st_mtime > max(path.stat().st_mtime for path in sources):
+        return
+    PLACE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch:
+        build(PLACE, Path(scratch))
+    stamp.touch()

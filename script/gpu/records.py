@@ -1,0 +1,216 @@
+"""What a tool's records must be: of each example, the known answer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from gpu.machine import Records
+
+
+def of(records: Records, kind: str, kernel: str = "") -> Records:
+    return [r for r in records if r["type"] == kind and (not kernel or r["kernel"] == kernel)]
+
+
+def work(records: Records, kernel: str) -> list[int]:
+    """Work by linear thread number of the kernel's only launch shape."""
+    threads = of(records, "thread", kernel)
+    threads.sort(key=lambda r: (*reversed(r["block"]), *reversed(r["thread"])))
+    return [r["work"] for r in threads]
+
+
+def runs(records: Records, kernel: str) -> set[int]:
+    return {r["runs"] for r in of(records, "thread", kernel)}
+
+
+def triangle(records: Records) -> bool:
+    return work(records, "triangular") == [t + 1 for t in range(256)] and set(work(records, "balanced")) == {
+        257
+    }
+
+
+def lanes(records: Records) -> bool:
+    hog = work(records, "laneHog")
+    return hog == [800 if t % 32 == 31 else 100 for t in range(128)] and set(work(records, "even")) == {100}
+
+
+def bins(records: Records) -> bool:
+    counts = [len(range(t, 10000, 1024)) + (t % 128 < 64) for t in range(1024)]
+    return work(records, "histogram") == counts
+
+
+def latency(records: Records) -> bool:
+    """Counts, who waited for whom, and how long, within what the clocks allow."""
+    launches: dict[str, Records] = {}
+    for r in of(records, "launch"):
+        launches.setdefault(r["kernel"], []).append(r)
+    counts = {"first": 1, "second": 1, "filled": 1, "producer": 1, "consumer": 1, "together": 8, "alone": 3}
+    behind = {name: launches[name][0] for name in ("second", "consumer", "filled")}
+    return (
+        {name: len(launches[name]) for name in counts} == counts
+        and waited(behind["second"], "kernel", "first")
+        and waited(behind["consumer"], "event", "producer")
+        and waited(behind["filled"], "copy", "h2d")
+        and all(r["wait_ns"] == 0 for r in launches["alone"])
+        and all(
+            behind_by(launches[first][0], launches[second][0])
+            for first, second in (("first", "second"), ("producer", "consumer"))
+        )
+    )
+
+
+def waited(launch: dict, kind: str, name: str) -> bool:
+    """For that, unless it was over in time, or its time is not known."""
+    what = launch["waited_for"]
+    return (what["kind"], what["name"]) == (kind, name) if what else not launch["wait_ns"]
+
+
+def behind_by(first: dict, second: dict) -> bool:
+    """The wait is the first one's length but for the overlap, within the clock's error."""
+    error = 2 * (first["clock_error_ns"] + second["clock_error_ns"]) + 1
+    whole = second["api_ns"] + second["wait_ns"] + second["overhead_ns"] == second["latency_ns"]
+    return whole and abs(second["wait_ns"] - max(0, first["end_ns"] - second["return_ns"])) <= error
+
+
+def replays(records: Records) -> bool:
+    """Each node of each replay once, one after the other."""
+    steps = sorted(
+        (r["graph"]["replay"], r["graph"]["node"], r["start_ns"], r["end_ns"]) for r in of(records, "launch")
+    )
+    order = [step[:2] for step in steps] == [(replay, node) for replay in range(1, 11) for node in range(3)]
+    return order and all(a[3] <= b[2] for a, b in itertools.pairwise(steps))
+
+
+def leaving(records: Records) -> bool:
+    """Every lane left as often as it was launched; on a GPU, those leave late that wait, and as long as they wait."""
+    lanes: dict[str, dict[int, Any]] = {}
+    for r in of(records, "lane"):
+        lanes.setdefault(r["kernel"], {})[r["lane"]] = r
+    names = {"lateLane", "together", "fourths", "slowWarp", "slowBlock"}
+    counted = set(lanes) == names and all(r["exits"] == 96 for rows in lanes.values() for r in rows.values())
+    if of(records, "summary")[-1]["device"] == "sim":
+        return counted  # times mean nothing there
+    late = {name: [rows[n]["late_ns"]["p50"] for n in range(32)] for name, rows in lanes.items()}
+    whole, half = late["lateLane"][31], late["fourths"][31]
+    spread = {r["kernel"]: r for r in of(records, "kernel")}
+    return (
+        counted
+        and whole > 1000
+        and max(late["lateLane"][:31]) < 0.02 * whole
+        and abs(half / whole - 0.5) < 0.02
+        and max(late["together"] + late["slowWarp"] + late["slowBlock"]) < 0.02 * whole
+        and abs(spread["slowWarp"]["block_spread_ns"]["p50"] / whole - 1) < 0.1
+        and spread["slowBlock"]["grid_spread_ns"]["p50"] > 0.8 * whole
+    )
+
+
+# examples/memory: kernel → of each site op and space, sectors of a request (mean), pattern, most bank ways.
+LOAD, STORE = ("load global", 4, "unit"), ("store global", 4, "unit")
+TOUCHES = {
+    "stride1": [LOAD, STORE],
+    "stride2": [("load global", 8, "stride 2"), STORE],
+    "stride8": [("load global", 32, "stride 8"), STORE],
+    "stride32": [("load global", 32, "stride 32"), STORE],
+    "misaligned": [("load global", 5, "unit"), STORE],
+    "broadcast": [("load global", 1, "broadcast"), STORE],
+    "readOnly": [LOAD, STORE],
+    "wide2": [("load global", 8, "unit"), ("store global", 8, "unit")],
+    "wide4": [("load global", 16, "unit"), ("store global", 16, "unit")],
+    "halfWarp": [("load global", 2, "unit"), ("store global", 2, "unit")],
+    "predicated": [("load global", 2, "unit"), ("store global", 2, "unit")],
+    "gather": [LOAD, ("load global", 32, "gather"), STORE],
+    "transposeNaive": [LOAD, ("store global", 32, "stride 64")],
+    "transposeShared": [LOAD, ("store shared", 4, "unit", 1), ("load shared", 32, "stride 32", 32), STORE],
+    "histogramGlobal": [LOAD, ("atomic global", 1, "gather")],
+    "generic": [
+        LOAD,
+        ("store shared", 4, "unit", 1),
+        ("store shared", 4, "unit", 1),
+        ("load shared", 8, "stride 2", 2),
+        STORE,
+    ],
+    "asynchronous": [
+        ("async global", 8, "stride 2"),
+        ("async shared", 4, "unit", 1),
+        ("load shared", 4, "unit", 1),
+        STORE,
+    ],
+    "localArray": [LOAD, ("store local", 4, "broadcast"), ("load local", 4, "broadcast"), STORE],
+    "unused": [LOAD, STORE],
+}
+
+
+def touches(records: Records) -> bool:
+    """Every site of every kernel of examples/memory as it must be, and how much of an allocation is touched."""
+    for kernel, right in TOUCHES.items():
+        found = sorted(of(records, "site", kernel), key=lambda r: r["site"])
+        rows = [
+            (f"{r['op']} {r['space']}", r["sectors"] / r["requests"], r["pattern"])
+            + ((r["bank_ways"]["max"],) if r["bank_ways"] else ())
+            for r in found
+        ]
+        if rows != right:
+            return False
+    ways = {r["bank_ways"]["max"] for r in of(records, "site", "transposePadded") if r["space"] == "shared"}
+    meet = {
+        r["kernel"]: r["contention_max"]
+        for r in of(records, "site")
+        if r["op"] == "atomic" and r["contention_max"] > 1
+    }
+    return ways == {1} and meet == {"histogramGlobal": 4, "histogramShared": 8}
+
+
+def bound(records: Records) -> bool:
+    """8,192 elements are 256 requests at each site of examples/bandwidth."""
+    found = {
+        kernel: [
+            (r["op"], r["pattern"]) for r in sorted(of(records, "site", kernel), key=lambda r: r["site"])
+        ]
+        for kernel in ("triad", "everyEighth", "shuffled", "bins")
+    }
+    return found == {
+        "triad": [("load", "unit"), ("load", "unit"), ("store", "unit")],
+        "everyEighth": [("load", "stride 8"), ("store", "unit")],
+        "shuffled": [("load", "unit"), ("load", "gather"), ("store", "unit")],
+        "bins": [("load", "unit"), ("atomic", "gather")],
+    } and {r["requests"] for r in of(records, "site") if r["kernel"] in found} == {256}
+
+
+def halves(records: Records) -> bool:
+    found = {(r["bytes"], r["read_bytes"], r["written_bytes"]) for r in of(records, "allocation")}
+    return found >= {(8192, 4096, 0), (8192, 0, 4096)}
+
+
+# tool, options, program, the answer: what the records must be.
+ANSWERS: list[tuple[str, str, str, Callable[[Records], bool]]] = [
+    ("threadhist", "--work stores", "vectoradd", lambda r: work(r, "vectorAdd") == [4, 4, 4, 4, 3]),
+    ("threadhist", "--work stores", "vectoradd 1000003 5",
+     lambda r: work(r, "vectorAdd") == [200001] * 3 + [200000] * 2),
+    ("threadhist", "", "vectoradd 19 5 1 23", lambda r: runs(r, "vectorAdd") == {23}),
+    ("threadhist", "--work stores --top 1", "vectoradd 16000000 256 62500",
+     lambda r: of(r, "kernel")[0]["threads"] == of(r, "kernel")[0]["work"] == 16_000_000),
+    ("threadhist", "--work stores --thread 3:4", "vectoradd", lambda r: work(r, "vectorAdd") == [4, 3]),
+    ("threadhist", "--work stores --block 1", "vectoradd 19 5 2", lambda r: work(r, "vectorAdd") == [2, 2, 2, 2, 1]),
+    ("threadhist", "--launch 2:3", "vectoradd 19 5 1 9", lambda r: runs(r, "vectorAdd") == {2}),
+    ("threadhist", "--sample 4", "vectoradd 19 5 1 12", lambda r: runs(r, "vectorAdd") == {3}),
+    ("threadhist", "--work loads", "imbalance", triangle),
+    ("threadhist", "--work loads", "divergence", lanes),
+    ("threadhist", "--work atomics", "histogram", bins),
+    ("threadhist", "--work barriers --kernel tree", "reduction", lambda r: set(work(r, "tree")) == {9}),
+    ("threadhist", "--work barriers --kernel tiled", "matmul", lambda r: set(work(r, "tiled")) == {8}),
+    ("threadhist", "--work stores --kernel straight", "transpose", lambda r: sum(work(r, "straight")) == 3500),
+    ("threadhist", "", "streams", lambda r: runs(r, "step") == {20} and runs(r, "gather") == {1}),
+    ("threadhist", "", "language", lambda r: runs(r, "counted") == {1} and runs(r, "climb") == {1}),
+    ("launchlate", "-v", "latency", latency),
+    ("launchlate", "-v --graphs --kernel step", "latency 200", replays),
+    ("kernelretsnoop", "", "exits", leaving),
+    ("threadhist", "", "cooperative", lambda r: runs(r, "relay") == {1} and runs(r, "tiles") == {1}),
+    ("memtrace", "", "memory", touches),
+    ("memtrace", "", "memory unused", halves),
+    ("memtrace", "--no-allocations", "bandwidth 8192", bound),
+    ("threadhist", "--work stores", "bandwidth 2000 3",
+     lambda r: all(set(work(r, kernel)) == {3} for kernel in ("triad", "everyEighth", "shuffled"))),
+    ("threadhist", "--work loads", "memory halfWarp predicated",
+     lambda r: all(work(r, kernel) == ([1] * 16 + [0] * 16) * 32 for kernel in ("halfWarp", "predicated"))),
+]  # fmt: skip

@@ -1,0 +1,137 @@
+"""What the stages wrote → a report, JSON and Markdown, in benchmarks/results/."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpu.machine import SIM_NOTE, Failure
+from gpu.stage import Result
+
+STATES = ("done", "wrong", "failed", "missing", "not reached")
+
+
+def summary(results: Sequence[Result]) -> str:
+    """A line for each stage."""
+    lines = []
+    for result in results:
+        states = Counter(part["state"] for part in result["parts"])
+        counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
+        seconds = sum(part["seconds"] for part in result["parts"])
+        note = f"  ({result['note']})" if result["note"] else ""
+        lines.append(f"{result['stage']}: {counts or 'nothing'}; {seconds:.0f} s{note}\n")
+    return "".join(lines)
+
+
+def write(directory: Path, where: Path) -> Path:
+    """gpu-DATE.json and .md in `where`, of all stages found below `directory`; where a stage ran several times, its parts
+    are put together, the later result of a part counting. Raises Failure: nothing there, or it is of the embedded device."""
+    found = [json.loads(path.read_text()) for path in sorted(directory.rglob("*.json"))]
+    found = [result for result in found if isinstance(result, dict) and "parts" in result]
+    if not found:
+        raise Failure(f"no stage wrote anything below {directory}")
+    if any(result["device"] != "gpu" for result in found):
+        raise Failure(f"that is of the {SIM_NOTE}: no report is made of it")
+    found.sort(key=lambda result: str(result["date"]))
+    stages: dict[str, Result] = {}
+    for result in found:
+        kept = stages.setdefault(result["stage"], {**result, "parts": []})
+        parts = {part["name"]: part for part in kept["parts"]}
+        for part in result["parts"]:
+            if part["state"] != "not reached" or part["name"] not in parts:
+                parts[part["name"]] = part
+        kept["parts"] = list(parts.values())
+    first = found[0]
+    report = {
+        "date": first["date"],
+        "commit": first["commit"],
+        "machine": first["machine"],
+        "stages": list(stages.values()),
+    }
+    where.mkdir(parents=True, exist_ok=True)
+    name = where / f"gpu-{str(first['date'])[:10]}"
+    name.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    name.with_suffix(".md").write_text(markdown(report))
+    return name.with_suffix(".md")
+
+
+def cell(text: object) -> str:
+    """For a Markdown table."""
+    return str(text).replace("|", "\\|").replace("\n", " ")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    return [*lines, *(f"| {' | '.join(map(cell, row))} |" for row in rows), ""]
+
+
+def markdown(report: Result) -> str:
+    machine = report["machine"]
+    lines = [f"# {machine.get('gpu')}, {report['date']}, commit {report['commit']}", ""]
+    lines += [f"- {name}: {value}" for name, value in machine.items()]
+    for stage in report["stages"]:
+        states = Counter(part["state"] for part in stage["parts"])
+        counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
+        lines += ["", f"## {stage['stage']}: {counts}", ""]
+        lines += SHOWN.get(stage["stage"], plain)(stage["parts"])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def plain(parts: Sequence[Result]) -> list[str]:
+    rows = [(part["name"], part["state"], part.get("answer", part["why"])) for part in parts]
+    return table(("part", "state", ""), rows)
+
+
+def facts(parts: Sequence[Result]) -> list[str]:
+    words = {True: "yes", False: "NO", None: ""}
+    rows = [
+        (
+            part.get("question", part["name"]),
+            part.get("answer", f"{part['state']}: {part['why']}"),
+            part.get("believed", ""),
+            words[part.get("agrees")],
+        )
+        for part in parts
+    ]
+    return table(("question", "answer", "what was believed", "agrees"), rows)
+
+
+def costs(parts: Sequence[Result]) -> list[str]:
+    """Ratios to the program alone: median (least to most)."""
+    rows: list[tuple[object, ...]] = []
+    after: list[str] = []
+    for part in parts:
+        if "ratio" not in part:
+            if part["state"] != "done":
+                rows.append((part["name"], f"{part['state']}: {part['why']}", "", "", ""))
+            continue
+        alone = part["us"]["alone"]
+        for mode, (middle, least, most) in part["ratio"].items():
+            device = part["gpu_ratio"].get(mode)
+            shown = f"{device[0]:.3f}" if device else ""
+            rows.append(
+                (part["name"], mode, f"{middle:.3f} ({least:.3f} to {most:.3f})", shown, f"{alone[0]:.2f}")
+            )
+        for mode, why in {**part.get("failed", {}), **part.get("missing", {})}.items():
+            rows.append((part["name"], mode, f"not measured: {why}", "", ""))
+        if "nothing_ns" in part:
+            middle, least, most = part["nothing_ns"]
+            after.append(
+                f"- {part['name']}: a launch (or token) that no program is on: {middle} ns more ({least} to {most})"
+            )
+        after += [
+            f"- {part['name']}: {goal}: {'met' if met else 'NOT met'}"
+            for goal, met in part.get("goals", {}).items()
+        ]
+    for part in parts:
+        for other in part.get("published", ()):
+            after.append(
+                f"- published, not measured here: {other['system']}: {other['figure']} ({other['on']}; {other['source']})"
+            )
+    head = ("program", "with", "times as long, by the host's clock", "by GPU events", "alone, µs a launch")
+    return [*table(head, rows), *after]
+
+
+SHOWN = {"facts": facts, "overhead": costs, "frameworks": costs, "references": costs, "sanitizer": costs}

@@ -1,0 +1,74 @@
+"""A stage of the check: parts that run one after the other, each with a time limit, and the results as JSON."""
+
+from __future__ import annotations
+
+import datetime
+import fnmatch
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu.machine import SIM_NOTE, Failure, Machine, Missing, commit
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """`run` gives what is written down; `seconds` is what it takes at most, and it is not begun where less is left.
+
+    A result with a "wrong" that is not empty is a wrong answer. `run` raises Missing where this machine lacks what it
+    needs, Failure where it could not be done."""
+
+    name: str
+    run: Callable[[], Result]
+    seconds: float = 30
+
+
+def run_stage(name: str, parts: Sequence[Part], machine: Machine, only: Sequence[str], where: Path) -> Result:
+    """Runs what matches `only` (globs; none: everything) and writes `where`/NAME.json after each part. Gives its content."""
+    now = datetime.datetime.now(datetime.UTC)
+    result: Result = {
+        "stage": name,
+        "date": now.strftime("%Y-%m-%d %H:%M UTC"),
+        "device": machine.device,
+        "note": SIM_NOTE if machine.sim else "",
+        "commit": commit(),
+        "machine": machine.facts,
+        "parts": [],
+    }
+    where.mkdir(parents=True, exist_ok=True)
+    for part in parts:
+        if only and not any(fnmatch.fnmatchcase(part.name, glob) for glob in only):
+            continue
+        done = run_part(part, machine)
+        result["parts"].append(done)
+        (where / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        print(f"  {done['state']:11} {done['seconds']:6.1f} s  {part.name}  {done['why']}", flush=True)
+    return result
+
+
+def run_part(part: Part, machine: Machine) -> Result:
+    """state: "done", "wrong", "failed", "missing" (this machine lacks something), "not reached" (no time)."""
+    began = time.monotonic()
+    done: Result = {"name": part.name, "state": "done", "why": "", "seconds": 0.0}
+    if machine.left() < part.seconds:
+        return {**done, "state": "not reached", "why": f"it needs {part.seconds:.0f} s"}
+    try:
+        found = part.run()
+        done |= found
+        if found.get("wrong"):
+            done |= {"state": "wrong", "why": found["wrong"]}
+    except Missing as error:
+        done |= {"state": "missing", "why": str(error)}
+    except Failure as error:
+        done |= {"state": "failed", "why": str(error)}
+    except Exception as error:  # whatever a part stumbles over, the others are still wanted
+        print(f"gpu-check: {part.name}: {type(error).__name__}: {error}", file=sys.stderr)
+        done |= {"state": "failed", "why": f"{type(error).__name__}: {error}"[:300]}
+    done["seconds"] = round(time.monotonic() - began, 1)
+    return done

@@ -1,0 +1,316 @@
+"""script/gpu-check: what it does with what it finds, and its questions, asked of the embedded device."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from gpu import (
+    answers,
+    facts,
+    machine,
+    overhead,
+    pack,
+    probes,
+    questions,
+    records,
+    references,
+    report,
+    sanitizer,
+    stage,
+)
+from gpubpf.lower.fragment import Argument, Fragment
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = {path.stem for path in (ROOT / "examples").glob("*.cu")}
+OURS = {path.stem for path in pack.PROGRAMS.glob("*.cu")}
+STAGES = {
+    "facts": facts.parts,
+    "answers": answers.parts,
+    "overhead": overhead.parts,
+    "frameworks": overhead.framework_parts,
+    "references": references.parts,
+    "sanitizer": sanitizer.parts,
+}
+needs_device = pytest.mark.skipif(
+    not (machine.SIMULATOR / "libcuda.so.1").exists(),
+    reason="the embedded device is not built (script/setup)",
+)
+
+
+def here(device: str = "sim", seconds: float = 60) -> machine.Machine:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}:{ROOT / 'script'}"}
+    return machine.Machine(device, environment, time.monotonic() + seconds)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "script" / "gpu-check"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU")
+def test_it_refuses_without_a_gpu() -> None:
+    done = run()
+    assert done.returncode == 1 and done.stderr.startswith("gpu-check: ") and done.stderr.count("\n") == 1
+
+
+def test_an_unknown_stage_is_a_usage_error() -> None:
+    done = run("--stage", "facts,nonsense")
+    assert done.returncode == 2 and "there are facts, answers" in done.stderr
+
+
+def test_every_program_that_is_asked_for_is_there() -> None:
+    assert {answer[2].split()[0] for answer in records.ANSWERS} == NAMES
+    loads = [*overhead.LOADS, *overhead.FRAMEWORKS]
+    words = [program for load in loads for program in (load.program, load.sim) if program]
+    words += [program for pair in references.LOADS.values() for program in pair]
+    words += [row[0] for row in (*answers.SAME, *sanitizer.PROGRAMS, *sanitizer.COSTS.values())]
+    words += ["programs/gridbarrier 20", "programs/handles"]
+    for text in words:
+        name = text.split()[0]
+        if name.endswith(".py"):
+            assert (pack.PROGRAMS.parent / name).exists(), name
+        else:
+            folder, _, stem = name.rpartition("/")
+            assert stem in (OURS if folder == "programs" else NAMES), name
+    for tool, options in overhead.MODES.values():
+        text = (ROOT / "tools" / f"{tool}.py").read_text() + (ROOT / "lib/gpubpf/cli.py").read_text()
+        assert all(f'"{option}"' in text for option in re.findall(r"(?<!\S)--?\w[\w-]*", options)), options
+    assert {mode for load in loads for mode in load.modes} <= set(overhead.MODES)
+
+
+@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("device", ["gpu", "sim"])
+def test_parts_of_a_stage_have_names_of_their_own_and_fit_into_its_time(name: str, device: str) -> None:
+    parts = STAGES[name](here(device))
+    names = [part.name for part in parts]
+    assert len(set(names)) == len(names) > 0
+    assert all(part.seconds <= 240 for part in parts)
+
+
+def test_the_manual_has_every_question_and_stage() -> None:
+    text = (ROOT / "docs" / "gpu.md").read_text()
+    for question in questions.QUESTIONS:
+        assert f"| {question.name} |" in text, question.name
+    for name in STAGES:
+        assert f"`{name}`" in text
+
+
+# --- stages ---
+
+
+def test_a_part_that_fails_ends_nothing(tmp_path: Path) -> None:
+    def fails() -> stage.Result:
+        raise machine.Failure("why")
+
+    def lacks() -> stage.Result:
+        raise machine.Missing("what")
+
+    def breaks() -> stage.Result:
+        return {"x": {}["absent"]}
+
+    parts = [
+        stage.Part("right", lambda: {"answer": 1}, 1),
+        stage.Part("wrong", lambda: {"wrong": "it is 2"}, 1),
+        stage.Part("fails", fails, 1),
+        stage.Part("lacks", lacks, 1),
+        stage.Part("breaks", breaks, 1),
+        stage.Part("long", dict, 1000),
+        stage.Part("left out", dict, 1),
+    ]
+    result = stage.run_stage("facts", parts, here(), ["[!l]*", "l[ao][cn]*"], tmp_path)
+    states = [(part["name"], part["state"]) for part in result["parts"]]
+    right = [
+        ("right", "done"),
+        ("wrong", "wrong"),
+        ("fails", "failed"),
+        ("lacks", "missing"),
+        ("breaks", "failed"),
+    ]
+    assert states == [*right, ("long", "not reached")]
+    assert json.loads((tmp_path / "facts.json").read_text()) == result
+    assert result["note"] == "embedded device, not run on hardware"
+
+
+def test_a_command_that_does_not_end_is_killed_with_what_it_started() -> None:
+    code = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '60'], start_new_session=True).pid); time.sleep(60)"
+    with pytest.raises(machine.Failure, match="not over after 1 s") as raised:
+        here().start([sys.executable, "-uc", code], 1)
+    child = int(str(raised.value).rsplit(" ", 1)[1])
+    status = Path(f"/proc/{child}/status")
+    assert not status.exists() or "State:\tZ" in status.read_text()
+
+
+# --- the packed file ---
+
+
+def test_the_packed_file_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, place = tmp_path / "packed.tar.xz", tmp_path / "place"
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    monkeypatch.setattr(machine, "PACKED", packed)
+    monkeypatch.setattr(machine, "PLACE", place)
+    with pytest.raises(machine.Failure, match="is missing; make it with"):
+        machine.unpack()
+    (tmp_path / "commit").write_text("abc\n")
+    for content in ("one", "two"):
+        (tmp_path / "examples").mkdir(exist_ok=True)
+        (tmp_path / "examples" / "program").write_text(content)
+        with tarfile.open(packed, "w:xz") as archive:
+            archive.add(tmp_path / "examples", "./examples")
+            archive.add(tmp_path / "commit", "./commit")
+        machine.unpack()
+        assert (place / "examples" / "program").read_text() == content
+    (place / "examples" / "program").write_text("kept")
+    machine.unpack()  # the same file: nothing to do
+    assert (place / "examples" / "program").read_text() == "kept"
+
+
+def test_packed_programs_find_the_packed_runtime_and_others_their_own() -> None:
+    gpu = here("gpu")
+    assert gpu.libraries([str(machine.PLACE / "programs" / "workloads"), "all"])
+    assert gpu.libraries(["ncu", str(machine.PLACE / "examples" / "vectoradd")])
+    assert not gpu.libraries(
+        ["threadhist", "-o", str(machine.PLACE / "results"), "--", "python3", "train.py"]
+    )
+    with pytest.raises(machine.Missing):
+        gpu.program("programs/absent 1")
+
+
+def test_a_device_program_becomes_a_patch() -> None:
+    argument = Argument(name="map_counts", type="b64", kind="map_base", map="counts")
+    body = "{\n\tatom.global.add.u64 %rd1, [%gpubpf_map_counts], 1;\n}"
+    text = probes.patch(
+        "on_access", Fragment(function="on_access", ptx=body, arguments=(argument,), registers=2)
+    )
+    (head,) = re.findall(
+        r"^\.visible \.func \(\.param \.b32 result\) countAccess\((.*)\)$", text, re.MULTILINE
+    )
+    assert head.count(".param") == 6 and body in text
+    assert (
+        text.index("ld.param.b64 %gpubpf_map_counts, [data];")
+        < text.index(body)
+        < text.index("st.param.b32 [result], 0;")
+    )
+
+
+# --- costs ---
+
+
+def test_ratios_are_made_within_a_turn() -> None:
+    first = {
+        "alone": iter([(10.0, 8.0), (20.0, 16.0), (10.0, 10.0)]),
+        "tool": iter([(11.0, 8.8), (22.0, 16.0), (12.0, 10.0)]),
+    }
+    found = overhead.by_turns({name: lambda n=name: next(first[n]) for name in first}, 3, here())
+    assert found["turns"] == 3 and found["us"] == {"alone": [10.0, 10.0], "tool": [12.0, 10.0]}
+    assert found["ratio"] == {"tool": [1.1, 1.1, 1.2]} and found["gpu_ratio"] == {"tool": [1.0, 1.0, 1.1]}
+
+
+def test_a_way_that_fails_is_left_out_with_the_reason() -> None:
+    def fails() -> overhead.Times:
+        raise machine.Failure("why")
+
+    found = overhead.by_turns({"alone": lambda: (1.0, 1.0), "tool": fails}, 2, here())
+    assert found["failed"] == {"tool": "why"} and found["turns"] == 2 and not found["ratio"]
+    with pytest.raises(machine.Failure, match="why"):
+        overhead.by_turns({"alone": fails}, 2, here())
+
+
+def test_rounds_of_a_program() -> None:
+    assert overhead.rounds("round 3 1\nround 1.5 9\nround 2 2\ndigest 1\n") == (2.0, 2.0)
+    with pytest.raises(machine.Failure):
+        overhead.rounds("digest 1\n")
+
+
+def test_goals_are_those_of_long_kernels() -> None:
+    found = {"ratio": {"threadhist": [1.02, 1, 1.1], "memtrace": [2.9, 2, 3]}, "nothing_ns": [60, 0, 90]}
+    assert overhead.goals("triad, 64 Mi elements", found) == {
+        "threadhist at most 1.01x": False,
+        "memtrace at most 3.0x": True,
+    }
+    assert overhead.goals("empty kernel", found) == {"a launch without programs at most 50 ns": False}
+
+
+# --- the report ---
+
+
+def result(
+    name: str, *parts: stage.Result, device: str = "gpu", date: str = "2026-01-02 03:04 UTC"
+) -> stage.Result:
+    facts = {"gpu": "some GPU", "driver": "580"}
+    return {
+        "stage": name,
+        "date": date,
+        "device": device,
+        "note": "",
+        "commit": "abc",
+        "machine": facts,
+        "parts": parts,
+    }
+
+
+def part(name: str, state: str = "done", **more: object) -> stage.Result:
+    return {"name": name, "state": state, "why": "", "seconds": 1.0, **more}
+
+
+def test_the_report_puts_runs_of_a_stage_together(tmp_path: Path) -> None:
+    asked = part("symbols", question="one | address?", answer="yes", believed="so", agrees=True)
+    ratios = {
+        "us": {"alone": [10.0, 9.0]},
+        "ratio": {"tool": [1.1, 1.0, 1.2]},
+        "gpu_ratio": {},
+        "goals": {"little": False},
+    }
+    (tmp_path / "1.json").write_text(json.dumps(result("facts", asked, part("handles", "not reached"))))
+    later = result(
+        "facts",
+        part("symbols", "not reached"),
+        part("handles", answer="no", agrees=False),
+        date="2026-01-02 04:00 UTC",
+    )
+    (tmp_path / "2.json").write_text(json.dumps(later))
+    (tmp_path / "3.json").write_text(json.dumps(result("overhead", part("triad", **ratios))))
+    written = report.write(tmp_path, tmp_path / "results")
+    assert written.name == "gpu-2026-01-02.md" and written.with_suffix(".json").exists()
+    text = written.read_text()
+    assert "## facts: 2 done" in text and "one \\| address?" in text and "| NO |" in text
+    assert "1.100 (1.000 to 1.200)" in text and "- triad: little: NOT met" in text
+
+
+def test_no_report_is_made_of_the_embedded_device(tmp_path: Path) -> None:
+    (tmp_path / "facts.json").write_text(json.dumps(result("facts", part("symbols"), device="sim")))
+    with pytest.raises(machine.Failure, match="not run on hardware"):
+        report.write(tmp_path, tmp_path / "results")
+    assert not (tmp_path / "results").exists()
+
+
+# --- the questions, asked of the embedded device: those whose answer it was made to give ---
+
+
+@needs_device
+@pytest.mark.parametrize(
+    "name", ["symbols", "host register", "captured swap", "ring after trap", "ring after kill"]
+)
+def test_a_question(name: str) -> None:
+    (question,) = (question for question in questions.QUESTIONS if question.name == name)
+    said = facts.ask(here(), question)
+    if name == "captured swap":  # the embedded device has no clusters
+        assert said["found"]["plain"]["after the update"] == 105 and said["found"]["plain"]["after that"] == 5
+        assert said["found"]["dependent launch"]["after setting nodes"] == 105
+    else:
+        assert said["agrees"] in (True, None), said
+
+
+@needs_device
+def test_a_question_without_an_answer_is_an_answer() -> None:
+    asked = questions.Question("spinning kernel", "does it?", "no", 0.5, dict)
+    said = facts.ask(here(), asked)
+    assert said["agrees"] is False and said["answer"].startswith("no answer: not over")
