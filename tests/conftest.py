@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,28 @@ if (
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hardware: needs a GPU; skipped with the reason where there is none")
+    config.addinivalue_line(
+        "markers", "own_processes: runs where no other process is seen, as all would be measured"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test of `own_processes` is run by a pytest of its own, in process numbers of its own, where that can be."""
+    unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if pyfuncitem.get_closest_marker("own_processes") is None or "GPUBPF_OWN_PROCESSES" in os.environ:
+        return None
+    if subprocess.run([*unshare, "true"], stderr=subprocess.DEVNULL).returncode:
+        return None
+    done = subprocess.run(
+        [*unshare, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid],
+        cwd=pyfuncitem.config.rootpath,
+        env={**os.environ, "GPUBPF_OWN_PROCESSES": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    return True
 
 
 @pytest.fixture(scope="session")

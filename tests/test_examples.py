@@ -1,38 +1,23 @@
-"""The examples give their known answers on the embedded device; and gpu-check, which asks for the same on a GPU."""
+"""The examples give their known answers on the embedded device: those that gpu-check asks for on a GPU."""
 
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from gpu.records import ANSWERS
 
 ROOT = Path(__file__).resolve().parent.parent
 DEVICE = ROOT / "lib" / "cudasim" / "lib"
 AGENT = ROOT / "lib" / "gpubpf" / "agent" / "lib" / "libgpubpf-agent.so"
 NAMES = sorted(path.stem for path in (ROOT / "examples").glob("*.cu"))
-
-
-def load_gpu_check() -> ModuleType:
-    loader = SourceFileLoader("gpu_check", str(ROOT / "script" / "gpu-check"))
-    spec = importlib.util.spec_from_loader("gpu_check", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
-    loader.exec_module(module)
-    sys.dont_write_bytecode = before
-    return module
-
-
-gpu_check = load_gpu_check()
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +45,7 @@ def test_an_example_alone(name: str, built: Path) -> None:
 
 
 @pytest.mark.skipif(not AGENT.exists(), reason="the agent is not built (script/setup)")
-@pytest.mark.parametrize("answer", gpu_check.ANSWERS, ids=lambda answer: f"{answer[1]} {answer[2]}".strip())
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: f"{answer[1]} {answer[2]}".strip())
 def test_a_known_answer(answer: tuple, built: Path, tmp_path: Path) -> None:
     tool, options, program, right = answer
     name, *arguments = program.split()
@@ -85,29 +70,3 @@ def test_a_known_answer(answer: tuple, built: Path, tmp_path: Path) -> None:
     missing = summary["launches_matched"] - summary["launches_instrumented"]
     assert missing == sum(summary["not_instrumented"].values())
     assert set(summary["not_instrumented"]) <= {"sampled out", "filtered"}
-
-
-def test_gpu_check_asks_for_examples_that_are_there() -> None:
-    assert {answer[2].split()[0] for answer in gpu_check.ANSWERS} == set(NAMES)
-    assert {program.split()[0] for program in gpu_check.LOADS.values()} <= set(NAMES)
-    for tool, *_ in gpu_check.ANSWERS:
-        assert (ROOT / "tools" / f"{tool}.py").exists()
-
-
-@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU")
-def test_gpu_check_refuses_without_a_gpu() -> None:
-    done = run([sys.executable, str(ROOT / "script" / "gpu-check")])
-    assert done.returncode == 1 and done.stderr.startswith("gpu-check: ") and done.stderr.count("\n") == 1
-
-
-def test_gpu_check_writes_a_report() -> None:
-    answer = {"tool": "threadhist", "options": "", "program": "vectoradd", "wrong": ""}
-    report = {
-        "date": "today",
-        "machine": {"gpu": "some GPU"},
-        "answers": [answer, {**answer, "wrong": "why"}],
-    }
-    cost = {"us_alone": {"triad": 10.0}, "ratio": {"triad": 2.5}, "lost": 0}
-    text = gpu_check.markdown({**report, "cost_missing": "no time", "memory": {"aggregate": cost}})
-    assert "Known answers: 1 of 2 right" in text and "Not measured: no time" in text
-    assert "aggregate: {'triad': 2.5}" in text

@@ -53,7 +53,7 @@ def test_headers_may_be_in_a_directory_with_spaces(tmp_path):
 def test_the_package_has_the_libraries_even_when_nothing_is_built_yet(tmp_path):
     built = shutil.ignore_patterns("build", "__pycache__", "*.egg-info")
     shutil.copytree(REPOSITORY / "lib", tmp_path / "lib", ignore=built)
-    for part in ("cudasim", "gpubpf/agent"):
+    for part in ("cudasim", "gpubpf/agent", "gpubpf/rocprofiler"):
         shutil.rmtree(tmp_path / "lib" / part / "lib", ignore_errors=True)
     for file in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(REPOSITORY / file, tmp_path)
@@ -62,7 +62,8 @@ def test_the_package_has_the_libraries_even_when_nothing_is_built_yet(tmp_path):
         "print(*run_setup('setup.py', stop_after='config').packages)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-    assert {"cudasim.lib", "gpubpf.agent.lib", "cudasim.src", "gpubpf.prebuilt"} <= set(done.stdout.split())
+    wanted = {"cudasim.lib", "gpubpf.agent.lib", "gpubpf.rocprofiler.lib", "cudasim.src", "gpubpf.prebuilt"}
+    assert wanted <= set(done.stdout.split())
 
 
 def test_setup_refuses_what_it_does_not_know():

@@ -2,7 +2,7 @@
 # PYTHON_ARGCOMPLETE_OK
 """kernelretsnoop   When the threads of a GPU kernel leave it, and who keeps the others waiting.
 
-USAGE: kernelretsnoop [options] [interval [count]] -- COMMAND [ARG...]
+USAGE: kernelretsnoop [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]
 
 Every thread reads its multiprocessor's clock as it leaves the kernel; what that says of lanes, warps and blocks is added up on the
 GPU, or with -e written down thread by thread. The program that is watched needs no change and no rebuild.
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpubpf.exitlog import ExitLog, Place
     from gpubpf.exits import Report
     from gpubpf.session import Session
+    from gpubpf.whose import Whose
 
 TOOL = "kernelretsnoop"
 EXAMPLES = """examples:
@@ -163,11 +164,14 @@ def main(argv: list[str] | None = None) -> int:
         if args.ebpf:
             out.write(PROGRAM.lstrip())
             return 0
-        from gpubpf import exitlog, picture, tracing
+        from gpubpf import tracing
         from gpubpf.program import BPF
         from gpubpf.session import Follow
+        from gpubpf.whose import Whose
 
         if args.heatmap:
+            from gpubpf import picture
+
             picture.write(args.heatmap, [])  # better an error now than at the end
         virtual = tracing.virtual(args)
         recorded = bool(args.each or args.heatmap or virtual)
@@ -178,67 +182,39 @@ def main(argv: list[str] | None = None) -> int:
             from gpubpf import listing
 
             return listing.show(b, args, out)
-        each = exitlog.Printer(out, args.json, args.csv) if args.each else None
-        log = exitlog.ExitLog(recorded, args.block, args.thread, bool(args.heatmap), each)
         pump, size = 0 if recorded else 256, (1 << 28) if virtual else None
-        follow = Follow(log_records=1 << 17, pump=pump, ring_size=size, per_thread={exitlog.RING: 1})
+        follow = Follow(log_records=1 << 17, pump=pump, ring_size=size, per_thread={"departures": 1})
         with b.trace(args, follow) as session:
+            from gpubpf import exitlog  # loads NumPy, which is no part of the way to the first probe
+
+            whose = Whose(session.several)
+            each = exitlog.Printer(out, args.json, args.csv, whose) if args.each else None
+            log = exitlog.ExitLog(recorded, args.block, args.thread, bool(args.heatmap), each, whose)
             for _ in session.intervals(args.interval, args.count, tick=lambda: log.take(session)):
                 if not args.each:
-                    report(session, log, args, out)
+                    report(session, log, whose, args, out)
                 if out.closed:
                     break
             show_end(session, log, args, out)
     return session.status
 
 
-def report(session: Session, log: ExitLog, args: argparse.Namespace, out: cli.Output) -> None:
+def report(session: Session, log: ExitLog, whose: Whose, args: argparse.Namespace, out: cli.Output) -> None:
     """What left since the last report, in the form asked for."""
-    if args.timestamps and not args.json and not args.csv:
+    from gpubpf import exitlog, exits_text
+
+    found = list(log.reports(anew=bool(args.interval)))
+    if args.json or args.csv:
+        for place, one in found:
+            (show_json if args.json else show_csv)(session, place, one, args, out)
+        return
+    if args.timestamps:
         out.line(time.strftime("%H:%M:%S"))
-    for place, found in log.reports(anew=bool(args.interval)):
-        if args.json or args.csv:
-            (show_json if args.json else show_csv)(session, place, found, args, out)
-        else:
-            show_text(session, place, log.title(place, args.verbose), found, args, out)
 
+    def source(place: Place) -> exits_text.Source:
+        return exitlog.source_of(session.sites(place.mangled, place.pid))
 
-# --- for people ---
-
-
-def show_text(
-    session: Session, place: Place, title: str, found: Report, args: argparse.Namespace, out: cli.Output
-) -> None:
-    """Who is late; a row for each lane, neighbours that do not differ in one; the spreads."""
-    from gpubpf import exitlog, exits, table
-
-    source = exitlog.source_of(session.sites(place.mangled, place.pid))
-    out.line(f"{title}: when its threads leave")
-    grid, block_dim = (" x ".join(map(str, extents)) for extents in (place.grid, place.block_dim))
-    said = [
-        f"grid {grid}, block {block_dim}; {place.comm} (pid {place.pid})",
-        f"{table.count(found.launches, 'launch')}, {table.count(found.exits, 'exit')}",
-        *exits.findings(found, source),
-    ]
-    for sentence in said:
-        out.lines(table.wrap(sentence, indent=2))
-    out.line()
-    header = ["LANE", "EXITS", "MEAN (ns)", "P50", "P99", "MAX", "LATEST AT"]
-    rows = [
-        [label, f"{lane.exits:,}", *exits.cells(lane.late), way]
-        for label, lane, way in exits.lane_rows(found, source)
-    ]
-    out.lines(table.lines(header, rows, left=("LATEST AT",)))
-    out.line()
-    if rows := [[what, f"{spread.count:,}", *exits.cells(spread)] for what, spread in exits.spreads(found)]:
-        out.lines(table.lines(["FROM FIRST TO LAST", "OF", *header[2:6]], rows, left=("FROM FIRST TO LAST",)))
-    if args.verbose and found.sm:
-        rows = [[str(sm), f"{idle:,.0f}"] for sm, idle in exits.sm_rows(found)]
-        out.line()
-        out.lines(table.lines(["SM", "DONE BEFORE THE END (ns)"], rows))
-    for line in exits.caveats(found):
-        out.lines(table.wrap(line))
-    out.line()
+    out.lines(exits_text.lines(found, log.title, source, whose, args.verbose))
 
 
 # --- for programs ---
@@ -285,7 +261,7 @@ def show_end(session: Session, log: ExitLog, args: argparse.Namespace, out: cli.
     from gpubpf import picture, table
 
     if args.heatmap:
-        picture.write(args.heatmap, list(log.heats.values()))
+        picture.write(args.heatmap, log.pictures())
     summary, more = session.summary(), log.losses(session)
     if args.json:
         out.record(**({"type": "summary", "tool": TOOL} | summary | more))

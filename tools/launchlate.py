@@ -2,7 +2,7 @@
 # PYTHON_ARGCOMPLETE_OK
 """launchlate   How long GPU kernels take from the call that launches them to their start, and why.
 
-USAGE: launchlate [options] [interval [count]] -- COMMAND [ARG...]
+USAGE: launchlate [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]
 
 The agent logs each call that gives the GPU work; a host program notes who launches; device programs note when the first thread of
 a kernel starts and the last one ends. The clocks of both sides are tied together, and the error that is left is printed.
@@ -24,8 +24,11 @@ from gpubpf import cli
 
 if TYPE_CHECKING:
     from gpubpf.latency import View
+    from gpubpf.offcpu import OffCpu
+    from gpubpf.perfetto import Trace
     from gpubpf.session import Session
     from gpubpf.sums import Sums
+    from gpubpf.whose import Whose
 
 TOOL = "launchlate"
 EXAMPLES = """examples:
@@ -152,61 +155,77 @@ def main(argv: list[str] | None = None) -> int:
             from gpubpf import listing
 
             return listing.show(b, args, out)
-        from gpubpf import device, latency, perfetto
-        from gpubpf.launches import Launches
-        from gpubpf.offcpu import OffCpu
+        from gpubpf import device, perfetto
         from gpubpf.session import Follow
-        from gpubpf.sums import Losses, Sums
 
-        b["each"].set(int(device.choose(args.device).kind == "sim"))
-        meanwhile = OffCpu(b) if args.slow else None
+        b["each"].set(int(device.choose(args.device).kind == "sim").to_bytes(8, "little"))
+        meanwhile = None
+        if args.slow:
+            from gpubpf.offcpu import OffCpu
+
+            meanwhile = OffCpu(b)
         trace = perfetto.Trace(args.trace) if args.trace else None
-        launches = Launches(SLOTS, args.kernel, filtered=bool(args.cgroup or args.comm or args.tid))
-        by = (("queue",) if args.streams else ()) + (("graph", "node") if args.graphs else ())
-        sums, losses = Sums(by, bool(args.graphs)), Losses()
-
-        def look(last: bool) -> None:
-            """Lists what is new, as far as that is wanted, and adds it up."""
-            found = launches.found()
-            view = latency.View(found, meanwhile.activity() if meanwhile else None)
-            new = launches.fresh(found, last)
-            launched = new[found.wanted[new]]
-            chosen = latency.slower(view, launched, 1000 * args.slow) if args.slow else launched
-            show_each(view, new, chosen, launched, args, out)
-            if trace:
-                latency.write_trace(view, trace, new)
-            sums.add(view, chosen, bool(args.stacks))
-            losses.add(view, new)
-            launches.forget()
-
-        def take() -> None:
-            launches.take(session)
-            if launches.full:
-                look(last=False)
-
         follow = Follow(log_records=1 << 17, stamps=True, stacks=args.stacks, pump=SLOTS // 8)
         with b.trace(args, follow) as session:
-            for _ in session.intervals(args.interval, args.count, tick=take):
-                launches.take_halves(session)
-                if args.timestamps and not args.json and not args.csv:
-                    out.line(time.strftime("%H:%M:%S"))
-                look(last=session.stopped)
-                show_sums(sums, args, out)
-                sums = Sums(by, bool(args.graphs))
-                if out.closed:
-                    break
-            if trace:
-                trace.close()
-            show_summary(session, losses.fields(launches.lost), args, out)
+            measure(session, meanwhile, trace, args, out)
     return session.status
 
 
+def measure(
+    session: Session, meanwhile: OffCpu | None, trace: Trace | None, args: argparse.Namespace, out: cli.Output
+) -> None:
+    """Shows launches until the measurement ends. What it takes loads NumPy, which is no part of the way to the first probe."""
+    from gpubpf import latency
+    from gpubpf.launches import Launches
+    from gpubpf.sums import Losses, Sums
+    from gpubpf.whose import Whose
+
+    launches = Launches(SLOTS, args.kernel, filtered=bool(args.cgroup or args.comm or args.tid))
+    by = (("queue",) if args.streams else ()) + (("graph", "node") if args.graphs else ())
+    sums, losses, whose = Sums(by, bool(args.graphs)), Losses(), Whose(session.several)
+
+    def look(last: bool) -> None:
+        """Lists what is new, as far as that is wanted, and adds it up."""
+        found = launches.found()
+        view = latency.View(found, meanwhile.activity() if meanwhile else None)
+        new = launches.fresh(found, last)
+        launched = new[found.wanted[new]]
+        whose.see(view.owners(launched))
+        chosen = latency.slower(view, launched, 1000 * args.slow) if args.slow else launched
+        show_each(view, new, chosen, launched, whose, args, out)
+        if trace:
+            latency.write_trace(view, trace, new)
+        sums.add(view, chosen, bool(args.stacks))
+        losses.add(view, new)
+        launches.forget()
+
+    def take() -> None:
+        launches.take(session)
+        if launches.full:
+            look(last=False)
+
+    for _ in session.intervals(args.interval, args.count, tick=take):
+        launches.take_halves(session)
+        if args.timestamps and not args.json and not args.csv:
+            out.line(time.strftime("%H:%M:%S"))
+        look(last=session.stopped)
+        show_sums(sums, whose, args, out)
+        sums = Sums(by, bool(args.graphs))
+        if out.closed:
+            break
+    if trace:
+        trace.close()
+    show_summary(session, losses.fields(launches.lost), args, out)
+
+
 def show_each(
-    view: View, new: Any, chosen: Any, launched: Any, args: argparse.Namespace, out: cli.Output
+    view: View, new: Any, chosen: Any, launched: Any, whose: Whose, args: argparse.Namespace, out: cli.Output
 ) -> None:
     """What is listed one by one. `new`: places of operations, `launched` those of kernels that were asked for, `chosen` of these."""
     from gpubpf import latency_text
 
+    if whose.processes:
+        chosen = view.by_call(chosen)
     if args.json:
         if args.timeline:
             out.records(view.operation(at) for at in new.tolist())
@@ -216,13 +235,13 @@ def show_each(
         if args.timeline:
             out.lines(latency_text.timeline_lines(view, new))
         if args.slow:
-            out.lines(latency_text.slow_stories(view, chosen, launched, args.slow))
+            out.lines(latency_text.slow_stories(view, chosen, launched, args.slow, whose))
         elif args.verbose:
-            lines = (latency_text.launch_line(view, at) for at in chosen.tolist())
-            out.lines((latency_text.LAUNCH_HEADER, *lines, ""))
+            lines = (latency_text.launch_line(view, at, whose) for at in chosen.tolist())
+            out.lines((latency_text.launch_header(whose), *lines, ""))
 
 
-def show_sums(sums: Sums, args: argparse.Namespace, out: cli.Output) -> None:
+def show_sums(sums: Sums, whose: Whose, args: argparse.Namespace, out: cli.Output) -> None:
     """What happened since the last report, added up."""
     from gpubpf import latency
     from gpubpf.sums import kernel_record
@@ -237,16 +256,16 @@ def show_sums(sums: Sums, args: argparse.Namespace, out: cli.Output) -> None:
             out.write(cli.csv_cells((*(("ts_ns",) if now else ()), *latency.CSV_COLUMNS)) + "\n")
         out.write("".join(cli.csv_cells((*now, *latency.csv_row(record))) + "\n" for record in records))
     elif sums.groups:
-        out.lines(text(sums, args))
+        out.lines(text(sums, whose, args))
 
 
-def text(sums: Sums, args: argparse.Namespace) -> Iterator[str]:
+def text(sums: Sums, whose: Whose, args: argparse.Namespace) -> Iterator[str]:
     """For people: the table, what was waited for, a histogram, what to do about it."""
     from gpubpf import latency_text
 
     yield from latency_text.finding(sums)
-    yield from latency_text.kernel_table(sums, args.streams)
-    yield from latency_text.wait_lines(sums)
+    yield from latency_text.kernel_table(sums, args.streams, whose)
+    yield from latency_text.wait_lines(sums, whose)
     yield from (latency_text.clock_line(sums), "")
     yield from (*latency_text.histogram(sums), "")
     yield from latency_text.stack_lines(sums) if args.stacks else ()

@@ -2,7 +2,7 @@
 # PYTHON_ARGCOMPLETE_OK
 """memtrace   How each instruction of a GPU kernel touches memory, and what of it is wasted.
 
-USAGE: memtrace [options] [interval [count]] -- COMMAND [ARG...]
+USAGE: memtrace [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]
 
 Each warp works out on the GPU what a load, store or atomic of its lanes comes to, and adds it to the numbers of that place in the
 kernel. The program that is watched needs no change and no rebuild.
@@ -23,9 +23,11 @@ from gpubpf import cli
 
 if TYPE_CHECKING:
     from gpubpf.coverage import Coverage
+    from gpubpf.grain import Grain
     from gpubpf.program import BPF
     from gpubpf.session import Session
     from gpubpf.traffic import KernelTraffic
+    from gpubpf.whose import Whose
 
 TOOL = "memtrace"
 EXAMPLES = """examples:
@@ -147,7 +149,7 @@ def main(argv: list[str] | None = None) -> int:
             out.write(PROGRAM.lstrip())
             return 0
         from gpubpf.program import BPF
-        from gpubpf.traffic import Traffic
+        from gpubpf.whose import Whose
 
         b = BPF(text=PROGRAM)
         attach(b, args)
@@ -155,14 +157,18 @@ def main(argv: list[str] | None = None) -> int:
             from gpubpf import listing
 
             return listing.show(b, args, out)
-        traffic = Traffic()
-        covered = coverage_of(b, args)
-        with b.trace(args, covered.follow if covered else None) as session:
+        grain = grain_of(b, args)
+        with b.trace(args, grain.follow if grain else None) as session:
+            from gpubpf.traffic import Traffic  # loads NumPy, which is no part of the way to the first probe
+
+            traffic = Traffic()
+            covered = coverage_of(grain, args)
             tick = (lambda: covered.take(session)) if covered else None
+            whose = Whose(session.several)
             for _ in session.intervals(args.interval, args.count, tick=tick):
-                report(traffic.read(session, anew=bool(args.interval)), args, out)
+                report(traffic.read(session, anew=bool(args.interval)), whose, args, out)
                 if covered:
-                    report_coverage(covered, session, args, out)
+                    report_coverage(covered, session, whose, args, out)
                 if out.closed:
                     break
             show_end(session, args, out)
@@ -182,18 +188,29 @@ def attach(b: BPF, args: argparse.Namespace) -> None:
     b.attach_gpu_access(args.kernel, f"on_{which}shared", kinds=(*own, "async"), spaces=("shared",))
 
 
-def coverage_of(b: BPF, args: argparse.Namespace) -> Coverage | None:
-    """What collects which bytes are touched, where that is asked for."""
+def grain_of(b: BPF, args: argparse.Namespace) -> Grain | None:
+    """How finely touched bytes are kept, which the programs are told; None: they are not asked for."""
     if not (args.allocations or args.footprint):
         return None
-    from gpubpf.coverage import Coverage
+    from gpubpf.grain import Grain
 
-    made = Coverage(args.granule, args.footprint, cli.chooses_threads(args))
+    made = Grain(args.granule, args.footprint)
     b["grain"].set(made.parameter)
     return made
 
 
-def report_coverage(covered: Coverage, session: Session, args: argparse.Namespace, out: cli.Output) -> None:
+def coverage_of(grain: Grain | None, args: argparse.Namespace) -> Coverage | None:
+    """What collects which bytes are touched, where that is asked for."""
+    if grain is None:
+        return None
+    from gpubpf.coverage import Coverage
+
+    return Coverage(grain, cli.chooses_threads(args))
+
+
+def report_coverage(
+    covered: Coverage, session: Session, whose: Whose, args: argparse.Namespace, out: cli.Output
+) -> None:
     """Which bytes of allocations were touched so far, and how much of memory each kernel touches."""
     from gpubpf import coverage_text
     from gpubpf.traffic import Traffic
@@ -206,11 +223,11 @@ def report_coverage(covered: Coverage, session: Session, args: argparse.Namespac
         out.records(coverage_text.records(found, kernels, args.granule, args.allocations))
         return
     if args.allocations:
-        out.lines(coverage_text.allocation_lines(found, args.granule, args.verbose))
-    out.lines(coverage_text.footprint_lines(found, kernels))
+        out.lines(coverage_text.allocation_lines(found, args.granule, args.verbose, whose))
+    out.lines(coverage_text.footprint_lines(found, kernels, whose))
 
 
-def report(kernels: list[KernelTraffic], args: argparse.Namespace, out: cli.Output) -> None:
+def report(kernels: list[KernelTraffic], whose: Whose, args: argparse.Namespace, out: cli.Output) -> None:
     """What was counted since the last report, in the form asked for."""
     if args.json or args.csv:
         for kernel in kernels:
@@ -218,12 +235,9 @@ def report(kernels: list[KernelTraffic], args: argparse.Namespace, out: cli.Outp
         return
     if args.timestamps:
         out.line(time.strftime("%H:%M:%S"))
-    from gpubpf import names, traffic_text
+    from gpubpf import traffic_text
 
-    labels = names.labels(kernel.mangled for kernel in kernels)
-    for kernel in kernels:
-        title = kernel.demangled if args.verbose else labels[kernel.mangled]
-        out.lines(traffic_text.lines(kernel, title, args.verbose))
+    out.lines(traffic_text.report(kernels, whose, args.verbose))
 
 
 # --- for programs ---

@@ -2,7 +2,7 @@
 # PYTHON_ARGCOMPLETE_OK
 """threadhist   Count how often each GPU thread runs a kernel, and how much work it does.
 
-USAGE: threadhist [options] [interval [count]] -- COMMAND [ARG...]
+USAGE: threadhist [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]
 
 Every thread counts in its own registers and adds to its own place in GPU memory as it leaves the kernel. The program
 that is watched needs no change and no rebuild.
@@ -14,7 +14,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if __package__ in (None, ""):  # run as tools/threadhist.py: the library is beside
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
@@ -22,8 +22,9 @@ if __package__ in (None, ""):  # run as tools/threadhist.py: the library is besi
 from gpubpf import cli
 
 if TYPE_CHECKING:
-    from gpubpf.imbalance import Groups, Shape
-    from gpubpf.program import Instance, Session
+    from gpubpf.session import Session
+    from gpubpf.tallies import Tally
+    from gpubpf.whose import Whose
 
 TOOL = "threadhist"
 EXAMPLES = """examples:
@@ -61,7 +62,6 @@ int on_chosen_exit(struct gpu_exit *ctx) {       /* with --block or --thread */
 }
 """
 KINDS = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
-SCREEN = 32  # more threads than this are shown as a histogram
 
 
 def build_parser() -> cli.Parser:
@@ -93,6 +93,7 @@ def main(argv: list[str] | None = None) -> int:
             out.write(PROGRAM.lstrip())
             return 0
         from gpubpf.program import BPF
+        from gpubpf.whose import Whose
 
         b = BPF(text=PROGRAM)
         on_exit = "on_chosen_exit" if cli.chooses_threads(args) else "on_exit"
@@ -101,115 +102,29 @@ def main(argv: list[str] | None = None) -> int:
             from gpubpf import listing
 
             return listing.show(b, args, out)
-        before: dict = {}
         with b.trace(args) as session:
+            from gpubpf.tallies import Tallies  # loads NumPy, which is no part of the way to the first probe
+
+            tallies = Tallies(args.block, args.thread, anew=bool(args.interval))
+            whose = Whose(session.several)
             for _ in session.intervals(args.interval, args.count):
-                report(session, args, out, before)
+                report(tallies.read(session), whose, args, out)
                 if out.closed:
                     break
             show_summary(session, args, out)
     return session.status
 
 
-def report(session: Session, args: argparse.Namespace, out: cli.Output, before: dict) -> None:
+def report(tallies: list[Tally], whose: Whose, args: argparse.Namespace, out: cli.Output) -> None:
     """What was counted since the last report, in the form asked for."""
-    show = show_json if args.json else show_csv if args.csv else show_text
-    show(interval_tallies(session, args, before), args, out)
-
-
-class Tally(NamedTuple):
-    """What the threads of one kernel and launch shape did in one interval; all of the run is one interval by default."""
-
-    instance: Instance
-    shape: Shape
-    launches: int
-    runs: Any  # NumPy arrays, one element for each thread of the grid
-    work: Any
-    selected: Any  # which threads --block and --thread chose; None: all
-
-
-def interval_tallies(session: Session, args: argparse.Namespace, before: dict) -> list[Tally]:
-    """What was counted since the last call, busiest kernel first. Counts on the device only grow: `before` remembers."""
-    from gpubpf.imbalance import Shape
-
-    found = []
-    for instance in session.instances("tallies"):
-        key = (instance.pid, instance.gpu, instance.mangled, instance.grid, instance.block_dim)
-        launches, runs, work = instance.launches, instance.array[0]["runs"], instance.array[0]["work"]
-        if args.interval:
-            was_launches, was_runs, was_work = before.get(key, (0, 0, 0))
-            before[key] = launches, runs.copy(), work.copy()
-            launches, runs, work = launches - was_launches, runs - was_runs, work - was_work
-        if launches:
-            shape = Shape(instance.grid, instance.block_dim)
-            found.append(
-                Tally(instance, shape, launches, runs, work, shape.selection(args.block, args.thread))
-            )
-    return sorted(found, key=lambda tally: -int(tally.work.sum()))
-
-
-# --- for people ---
-
-
-def show_text(tallies: list[Tally], args: argparse.Namespace, out: cli.Output) -> None:
-    """Per kernel and launch shape: what is uneven, then a row for each thread, or a histogram where these are many."""
-    from gpubpf import hist, imbalance, names, table
+    if args.json or args.csv:
+        (show_json if args.json else show_csv)(tallies, args, out)
+        return
+    from gpubpf import tallies as text
 
     if args.timestamps:
         out.line(time.strftime("%H:%M:%S"))
-    labels = names.labels(tally.instance.mangled for tally in tallies)
-    for tally in tallies:
-        instance, shape = tally.instance, tally.shape
-        threads = imbalance.group(shape, tally.runs, tally.work, "thread", tally.selected)
-        groups = imbalance.group(shape, tally.runs, tally.work, args.by, tally.selected)
-        grid, block_dim = (" x ".join(map(str, extents)) for extents in (shape.grid, shape.block_dim))
-        name = instance.demangled if args.verbose else table.fit(labels[instance.mangled], 46)
-        out.line(f"{name}: {args.work} per {args.by}")
-        said = [
-            f"grid {grid}, block {block_dim}; {instance.comm} (pid {instance.pid})",
-            f"{table.count(tally.launches, 'launch')}, {table.count(len(threads), 'thread')}"
-            + (" chosen" if tally.selected is not None else ""),
-            *imbalance.findings(threads, args.work),
-            f"imbalance {groups.imbalance:.2f} (most / mean), mean {groups.mean:,.1f} {args.work} per {args.by}",
-            *(imbalance.idle_findings(shape, tally.work) if tally.selected is None else ()),
-        ]
-        if args.verbose and instance.registers_after is not None:
-            said.append(
-                f"registers: {instance.registers_before} as built, {instance.registers_after} with the probe"
-            )
-        for sentence in said:
-            for line in table.wrap(sentence, indent=2):
-                out.line(line)
-        out.line()
-        order: Any = groups.largest(args.top)
-        if len(groups) > SCREEN:
-            for line in hist.lines(hist.log2_slots(groups.work), args.work, f"{args.by}s"):
-                out.line(line)
-            out.line()
-            if args.top is None:  # the extremes
-                order = sorted(
-                    {groups.work.argmax(), groups.work.argmin()}, key=lambda at: -int(groups.work[at])
-                )
-        show_rows(groups, order, args.work, out)
-        out.line()
-
-
-def show_rows(groups: Groups, order: Any, what: str, out: cli.Output) -> None:
-    """One row for each place in `order`: who, runs, work, its share of the mean with a bar."""
-    from gpubpf import table
-
-    rows = []
-    for place in order:
-        work = int(groups.work[place])
-        row = groups.labels(place) | ({} if groups.by == "thread" else {"THREADS": groups.threads[place]})
-        row |= {"RUNS": groups.runs[place], f"WORK ({what})": work}
-        rows.append(row | {"OF MEAN": f"{100 * work / groups.mean:.0f} %" if groups.mean else "-"})
-    if rows:
-        lines = table.lines(list(rows[0]), [list(row.values()) for row in rows])
-        for line in table.with_bars(
-            lines, [float(groups.work[place]) for place in order], float(groups.work.max())
-        ):
-            out.line(line)
+    out.lines(text.lines(tallies, args.work, args.by, args.top, whose, args.verbose))
 
 
 # --- for programs ---

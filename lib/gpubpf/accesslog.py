@@ -21,6 +21,7 @@ import numpy as np
 from gpubpf import cli, table
 from gpubpf.bytecode import WRITES
 from gpubpf.places import COUNT, Place, Places, source_of
+from gpubpf.whose import Whose
 
 if TYPE_CHECKING:
     import argparse
@@ -146,9 +147,18 @@ class AccessLog:
 
     timed: they come with times, in the ring of that name. held: they are kept until the end, and given in the order of launch, time
     and thread, since on the virtual clock what is printed repeats (of more than MOST_HELD some earlier). host_times: sinks want them.
+    whose: is told of all places before sinks are.
     """
 
-    def __init__(self, timed: bool, held: bool, sinks: Sequence[Sink], host_times: bool = False) -> None:
+    def __init__(
+        self,
+        timed: bool,
+        held: bool,
+        sinks: Sequence[Sink],
+        host_times: bool = False,
+        whose: Whose | None = None,
+    ) -> None:
+        self._whose = Whose() if whose is None else whose
         self.ring = TIMED_RING if timed else RING
         self.places = Places(numbered=True)
         self._held, self._sinks, self._host_times = held, sinks, host_times
@@ -161,6 +171,7 @@ class AccessLog:
         """What came since the last time. `logs`: what `session.logs()` gave."""
         for log in logs:
             self.places.take(log)
+        self._whose.see(self.places.launches)
         parts = [*self._waiting, *((ring.process, ring.records) for ring in session.rings(self.ring))]
         self._waiting = []
         last = session.stopped

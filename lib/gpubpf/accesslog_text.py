@@ -13,6 +13,7 @@ from gpubpf.accesslog import CHUNK, divided
 from gpubpf.bytecode import KINDS, SPACES
 from gpubpf.output import Hex, Words
 from gpubpf.places import COUNT, Place
+from gpubpf.whose import Whose
 
 if TYPE_CHECKING:
     from gpubpf.accesslog import Accesses, Array, Where
@@ -20,19 +21,17 @@ if TYPE_CHECKING:
 
 WHERE = 11  # columns for the place in the source
 CSV_HEADER = "pid,comm,gpu,kernel,launch,site,op,space,address,width,block_x,block_y,block_z,thread_x,thread_y,thread_z,sm,where\n"
-TEXT_HEADER = (
-    f"{'LAUNCH':>6} {'KERNEL':10} {'BLOCK':>7} {'THREAD':>7} {'OP':6} {'SPACE':6} {'ADDRESS':>14} {'WIDTH':>5} "
-    f"{'WHERE':{WHERE}}\n"
-)
 
 
 class Printer:
     """Writes every access as it comes: `form` is json, csv or text. `timed`: with times."""
 
-    def __init__(self, out: Output, form: str, timed: bool = False) -> None:
+    def __init__(self, out: Output, form: str, timed: bool = False, whose: Whose | None = None) -> None:
         self._out, self._form, self._timed = out, form, timed
+        self._whose = Whose() if whose is None else whose
         self._began = False
-        self._labels: dict[Place, tuple[bytes, list[bytes]]] = {}  # kernel; threads of a block
+        self._header = ""
+        self._labels: dict[Place, tuple[str, list[bytes]]] = {}  # kernel; threads of a block
 
     def __call__(self, accesses: Accesses, where: Where, times: Array | None) -> None:
         if not len(accesses) or self._out.closed:
@@ -85,35 +84,68 @@ class Printer:
 
     def _text(self, accesses: Accesses, where: Where, times: Array | None) -> None:
         place, shape = accesses.place, accesses.place.shape
-        if not self._began:
-            self._out.write((f"{'TIME (ns)':>16} " if self._timed else "") + TEXT_HEADER)
+        whose = self._whose.see([place])
+        header = _text_header(whose, self._timed)
+        if header != self._header:  # again, where there are more columns now
+            self._out.write(header)
+        self._header = header
         if place not in self._labels:
             name = names.demangle(place.mangled).short
             name = name if len(name) <= 10 else name.rsplit("::", 1)[-1]
-            kernel = table.fit(cli.printable(name), 10).encode("ascii", "replace")
             threads = [shape.thread_index(number).encode() for number in range(shape.block_size)]
-            self._labels[place] = kernel, threads
+            self._labels[place] = name, threads
         kernel, threads = self._labels[place]
         for at in range(0, len(accesses), CHUNK):
             one = slice(at, at + CHUNK)
             block, own = divided(accesses.thread[one], shape.block_size)
             blocks, of = np.unique(block, return_inverse=True)
-            columns: list[tuple[output.Column, int]] = [
-                (accesses.launch[one] & np.uint64(COUNT), 6),
-                (Words([kernel], np.zeros(len(own), np.intp)), -10),
-                (Words([shape.block_index(number).encode() for number in blocks.tolist()], of), 7),
-                (Words(threads, own), 7),
-                (Words(_encoded(KINDS), accesses.kind[one]), -6),
-                (Words(_encoded(SPACES), accesses.space[one]), -6),
-                (Hex(accesses.address[one]), 14),
-                (accesses.width[one], 5),
+            texts = [_tail(text, WHERE).encode("ascii", "replace") for text in where.texts]
+            columns: dict[str, output.Column] = {
+                "LAUNCH": accesses.launch[one] & np.uint64(COUNT),
+                "BLOCK": Words([shape.block_index(number).encode() for number in blocks.tolist()], of),
+                "THREAD": Words(threads, own),
+                "OP": Words(_encoded(KINDS), accesses.kind[one]),
+                "SPACE": Words(_encoded(SPACES), accesses.space[one]),
+                "ADDRESS": Hex(accesses.address[one]),
+                "WIDTH": accesses.width[one],
+                "WHERE": Words(texts, where.codes(accesses.site[one])),
+            }
+            widths = _widths(whose)
+            if "KERNEL" in widths:
+                label = table.fit(cli.printable(kernel), -widths["KERNEL"]).encode("ascii", "replace")
+                columns["KERNEL"] = Words([label], np.zeros(len(own), np.intp))
+            placed = whose.columns(place, len(own)) + [
+                (columns[name], width) for name, width in widths.items()
             ]
             if self._timed:
                 unknown = Words([b"?"], np.zeros(len(own), np.intp))
-                columns.insert(0, (unknown if times is None else times[one], 16))
-            texts = [_tail(text, WHERE).encode("ascii", "replace") for text in where.texts]
-            columns.append((Words(texts, where.codes(accesses.site[one])), -WHERE))
-            self._out.write(output.aligned(columns))
+                placed.insert(0, (unknown if times is None else times[one], 16))
+            self._out.write(output.aligned(placed))
+
+
+def _widths(whose: Whose) -> dict[str, int]:
+    """Of the columns of text, below 0 for those that stand left. Where rows say whose they are, some have to go: the kernel is the one
+    that the place in the source belongs to."""
+    widths = {
+        "LAUNCH": 6,
+        "KERNEL": -10,
+        "BLOCK": 7,
+        "THREAD": 7,
+        "OP": -6,
+        "SPACE": -6,
+        "ADDRESS": 14,
+        "WIDTH": 5,
+        "WHERE": -WHERE,
+    }
+    left_out = {"KERNEL", "WIDTH"} if whose.processes else set()
+    if whose.gpus:
+        left_out |= {"LAUNCH"} if whose.processes else {"WIDTH"}
+    return {name: width for name, width in widths.items() if name not in left_out}
+
+
+def _text_header(whose: Whose, timed: bool) -> str:
+    heads = (f"{name:{'<' if width < 0 else '>'}{abs(width)}}" for name, width in _widths(whose).items())
+    return (f"{'TIME (ns)':>16} " if timed else "") + whose.header + " ".join(heads) + "\n"
 
 
 def _columns(accesses: Accesses) -> list[output.Column]:

@@ -12,6 +12,7 @@ from gpubpf import accesslog_text, cli, picture
 from gpubpf.accesslog import AccessLog
 from gpubpf.bytecode import KINDS, SPACES
 from gpubpf.heatmap import AddressHeat, Band
+from gpubpf.whose import Whose
 
 if TYPE_CHECKING:
     import argparse
@@ -117,19 +118,21 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
     if args.parquet:
         parquet.check(args.parquet)
     sinks: list[Sink] = []
+    whose = Whose()
     if args.each:
         form = "json" if args.json else "csv" if args.csv else "text"
-        sinks.append(accesslog_text.Printer(out, form, args.timestamps))
+        sinks.append(accesslog_text.Printer(out, form, args.timestamps, whose))
     pictures = Pictures()
     if args.heatmap:
         sinks.append(pictures)
-    log = AccessLog(timed, virtual, sinks, host_times=args.timestamps)
+    log = AccessLog(timed, virtual, sinks, host_times=args.timestamps, whose=whose)
     follow = Follow(
         log_records=1 << 17,
         ring_size=(1 << 28) if virtual else None,
         allocation_stacks=bool(args.heatmap),
     )
     with b.trace(args, follow) as session, contextlib.ExitStack() as stack:
+        whose.asked = session.several
         if args.parquet:
             sinks.append(stack.enter_context(parquet.Writer(args.parquet, args.timestamps)))
 

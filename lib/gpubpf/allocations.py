@@ -37,7 +37,9 @@ ALLOCATING = {
     "cuMemHostAlloc": "host",
     "cuMemHostRegister": "host",
     "variable": "variable",
+    "before": "device",  # found as a launch's parameter: the process had it before the tool came
 }
+FROM_BEFORE = "before"
 FREEING = (
     "cuMemFree",
     "cuMemFreeAsync",
@@ -61,7 +63,8 @@ class Allocation:
     """Memory [base, base + bytes), which it means in launches of the epochs from first_epoch to last_epoch (None: to the end).
 
     process: its number in the session. gpu: ordinal, of the context in which it was made. call: the driver's function; of a variable
-    "variable NAME". kind: "device", "managed", "host" (memory) or "variable". stack: of the call on the host, innermost frame first;
+    "variable NAME"; FROM_BEFORE where nobody saw it. kind: "device", "managed", "host" (memory) or "variable". stack: of the call on
+    the host, innermost frame first;
     empty where it is not known. allocated_ns, freed_ns: when the calls returned, on the log's clock; None: it was not freed, or nobody
     saw it.
     """

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gpubpf import cache, fatbin
+from gpubpf import cache, fatbin, privileges
 from gpubpf.errors import AssembleError, ImageError
 
 _STAGE = "assemble"
@@ -201,6 +201,10 @@ class Ptxas:
         return f"ptxas {os.path.realpath(self.path)} {status.st_size} {status.st_mtime_ns}"
 
     def run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> tuple[bytes, dict[str, Registers]]:
+        """Without privileges: the text is a target's."""
+        return privileges.unprivileged(lambda: self._run(ptx, arch, options), (self.path,))
+
+    def _run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> tuple[bytes, dict[str, Registers]]:
         environment = {name: value for name, value in os.environ.items() if name not in _WITHOUT}
         with tempfile.TemporaryDirectory(prefix="gpubpf-") as directory:
             source, result = Path(directory, "module.ptx"), Path(directory, "module.cubin")

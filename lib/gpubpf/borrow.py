@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import mmap
 import os
 import random
@@ -14,10 +15,11 @@ import re
 import struct
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from gpubpf import ptrace, target
+from gpubpf import ptrace, seccomp, target, threads
 from gpubpf.errors import SessionError
 from gpubpf.ptrace import Gone, Refused, Registers, Thread
 from gpubpf.target import Library, Mapping, Memory, Symbol
@@ -65,6 +67,23 @@ main:                                # on the borrowed thread; rbx: the data
   call [rbx+0x08]                    # pthread_create
   mov [rbx+0x18], eax
   mov [r12], r13d
+  test eax, eax
+  jnz back
+  mov r13d, [rbx+0x88]               # parked for so many turns
+parked:
+  test r13d, r13d
+  jz back
+  cmp dword ptr [rbx+0x8c], 0        # or until it may go
+  jne back
+  xor edi, edi
+  xor esi, esi
+  lea rdx, [rbx+0x90]
+  xor r10d, r10d
+  mov eax, 230                       # clock_nanosleep
+  syscall
+  add dword ptr [rbx+0x98], 50000    # the longer, the seldomer
+  dec r13d
+  jmp parked
 back:
   lea rsp, [rbx+0x1008]
   mov eax, 15                        # rt_sigreturn
@@ -79,12 +98,16 @@ worker:                              # the new thread
   mov rdi, rax
   call [rbx+0x28]                    # pthread_detach
 next:
-  mov r12d, 0x20000                  # some 20 s without a command: the tool is gone
+  mov r12d, 0x2780                   # some 20 s without a command: the tool is gone
 idle:
   mov eax, [rbx+0x38]
   cmp eax, [rbx+0x3c]
   jne do
   mov edi, 100
+  cmp r12d, 0x2710                   # it may come soon
+  ja soon
+  mov edi, 2000
+soon:
   call [rbx+0x30]                    # usleep
   dec r12d
   jnz idle
@@ -117,19 +140,22 @@ last:                                # munmap of all this: nothing here runs aft
   jmp rax
 """
 STUB = bytes.fromhex(
-    "4889dfbe00900100ba03000000b80a0000000f0585c07532488db31810000031ffb8830000000f05ff134989c4448b28488d7b1031f6488d15"
-    "1d0000004889d9ff530889431845892c24488da308100000b80f0000000f050f0b53415441554889fbff53204889c7ff532841bc000002008b"
-    "43383b433c7515bf64000000ff533041ffcc75eb31c0415d415c5bc3488b7b48488b7350488b5358488b4b604c8b6b4031c083bb8400000000"
-    "751641ffd548894378ff138b00898380000000ff433ceba84c89e8415d415c5bffe0"
+    "4889dfbe00900100ba03000000b80a0000000f0585c0756f488db31810000031ffb8830000000f05ff134989c4448b28488d7b1031f6488d"
+    "155a0000004889d9ff530889431845892c2485c07539448bab880000004585ed742d83bb8c00000000752431ff31f6488d93900000004531"
+    "d2b8e60000000f0581839800000050c3000041ffcdebce488da308100000b80f0000000f050f0b53415441554889fbff53204889c7ff5328"
+    "41bc802700008b43383b433c7523bf640000004181fc102700007705bfd0070000ff533041ffcc75dd31c0415d415c5bc3488b7b48488b73"
+    "50488b5358488b4b604c8b6b4031c083bb8400000000751641ffd548894378ff138b00898380000000ff433ceb9a4c89e8415d415c5bffe0"
 )
-STUB_END = 0x58  # behind its rt_sigreturn
+STUB_END = 0x95  # behind its rt_sigreturn
 
 # The memory that is mapped for it: code, data, the signal frame with the vector state, texts, a stack.
 PAGE = 4096
 DATA, FRAME, XSTATE, TEXTS, STACK_TOP = PAGE, 2 * PAGE, 3 * PAGE, 8 * PAGE, 26 * PAGE
 SIZE = STACK_TOP
 CREATED, COMMAND, DONE, FUNCTION, RESULT, ERRNO, LAST = 0x18, 0x38, 0x3C, 0x40, 0x78, 0x80, 0x84
-_PENDING = 0x7FFFFFFF  # in CREATED: not said yet
+PARKED, GO, PAUSE = 0x88, 0x8C, 0x90
+PAUSE_NS, TURNS = 200_000, 440  # how soon a parked thread looks, at first, and how often: for some 5 s in all
+PENDING = 0x7FFFFFFF  # in CREATED: not said yet
 
 _FUNCTIONS = (
     "__errno_location pthread_create pthread_self pthread_detach usleep dlopen dlsym dlerror munmap"
@@ -147,60 +173,130 @@ _MALLOC = (
 ).split()
 
 
-def make_worker(pid: int, memory: Memory, code: Code, functions: dict[str, int]) -> int:
-    """Address of the memory that the new thread works in. Raises SessionError, Gone, Refused, OSError."""
-    return _Borrowing(pid, memory, code, functions).run()
+_LIBC = re.compile(r"libc(\.so\.6|-2\.\d+\.so)")
+_BESIDE_LIBC = re.compile(r"lib(pthread|dl)(\.so\.\d|-2\.\d+\.so)")
+_MAY_ALLOCATE = re.compile(r"malloc|^(?!.*\.so)")  # its name says so, or it is the program itself
+
+
+def make_worker(pid: int, memory: Memory, code: Code, functions: dict[str, int]) -> tuple[int, int]:
+    """Address of the memory that the new thread works in, and for how long threads stood for that, in ns. Raises SessionError, Gone,
+    Refused, OSError."""
+    borrowing = _Borrowing(pid, memory, code, functions)
+    return borrowing.run(), int(borrowing.stood * 1e9)
+
+
+def park(thread: Thread, memory: Memory, code: Code, functions: dict[str, int], anywhere: bool) -> int:
+    """The same by a thread that stands, and is let go at once: it makes the other one, waits until `GO` is set in the memory, some
+    5 s at most, and goes on. `CREATED` says there whether it made it. 0: it cannot be borrowed where it is, and still stands.
+    `anywhere`: it is known to hold none of the locks. Raises SessionError, Gone, Refused, OSError."""
+    return _Borrowing(thread.pid, memory, code, functions).park(thread, anywhere)
+
+
+def refused(pid: int, code: int) -> SessionError:
+    """`code`: what pthread_create returned, or PENDING."""
+    if code == PENDING:
+        return SessionError(f"pid {pid} does not let a thread be made: another one holds a lock; try again")
+    return SessionError(
+        f"pid {pid} can make no thread ({os.strerror(code)}); raise its limits, then try again"
+    )
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Of a library, as distances from its beginning: functions that are called, code that must not be interrupted, all of an
+    instruction `syscall` (-1: none was found), whether it replaces malloc."""
+
+    functions: dict[str, int]
+    careful: tuple[tuple[int, int], ...]
+    a_syscall: int
+    allocates: bool
+
+
+_known: dict[target.Identity, _Known] = {}
 
 
 class Code:
-    """Which code of the process is whose."""
+    """Which code of the process is whose. What is known of a library's file is kept for other processes."""
 
-    def __init__(self, memory: Memory, mapped: Sequence[Mapping]) -> None:
-        self._memory = memory
+    def __init__(self, pid: int, memory: Memory, mapped: Sequence[Mapping]) -> None:
+        self._pid, self._memory = pid, memory
         self.mapped = mapped
         self.libraries = target.libraries(mapped)
-        self.symbols: dict[str, Symbol] = {}  # of the C library
-        self.libc: tuple[tuple[int, int], ...] = ()
-        self._careful: list[tuple[int, int]] = []  # what must not be interrupted
-        self._code = sorted((m.start, m.end) for m in mapped if m.code)
-        self._starts = [start for start, _ in self._code]
+        self._c = [x for x in self.libraries if _LIBC.fullmatch(x.name) or _BESIDE_LIBC.fullmatch(x.name)]
+        self.libc = tuple(c for library in self._c for c in library.code)
         self._returning: dict[int, bool] = {}
+
+    def _know(self, library: Library) -> _Known:
+        with target.library_file(self._pid, library) as (identity, source, base):
+            if identity is not None and identity in _known:
+                return _known[identity]
+            found = target.symbols(source, base)
+            careful = _places(found, _TAKE_LOCKS)
+            if _LIBC.fullmatch(library.name):
+                careful.append(_malloc_of(found))
+            known = _Known(
+                {name: found[name].address - base for name in _FUNCTIONS if name in found},
+                tuple((start - base, end - base) for start, end in careful),
+                self._a_syscall(source, base, library),
+                "malloc" in found and "free" in found,
+            )
+            if identity is not None:
+                _known[identity] = known
+            return known
+
+    @staticmethod
+    def _a_syscall(source: target.Readable, base: int, library: Library) -> int:
+        for start, end in library.code:
+            data = source.some(start - library.base + base, min(end - start, 4 << 20))
+            if (at := data.find(b"\x0f\x05")) >= 0:
+                return start - library.base + at
+        return -1
+
+    @functools.cached_property
+    def _careful(self) -> list[tuple[int, int]]:
+        """What must not be interrupted."""
+        found: list[tuple[int, int]] = []
         for library in self.libraries:
-            name = library.name
-            if re.fullmatch(r"libc(\.so\.6|-2\.\d+\.so)", name):
-                found = target.symbols(memory, library.base)
-                self.symbols.update(found)
-                self.libc += library.code
-                self._careful += [_malloc_of(found), *_places(found, _TAKE_LOCKS)]
-            elif re.fullmatch(r"lib(pthread|dl)(\.so\.\d|-2\.\d+\.so)", name):
-                found = target.symbols(memory, library.base)
-                self.symbols = {**found, **self.symbols}
-                self.libc += library.code
-                self._careful += _places(found, _TAKE_LOCKS)
-            elif name.startswith("ld-") or _is_allocator(memory, library):
-                self._careful += library.code
+            if library in self._c:
+                found += [(library.base + a, library.base + b) for a, b in self._know(library).careful]
+            elif library.name.startswith("ld-") or (
+                _MAY_ALLOCATE.search(library.name) and self._know(library).allocates
+            ):
+                found += library.code
+        return found
+
+    @functools.cached_property
+    def _code(self) -> list[tuple[int, int]]:
+        return sorted((m.start, m.end) for m in self.mapped if m.code)
+
+    @functools.cached_property
+    def _starts(self) -> list[int]:
+        return [start for start, _ in self._code]
 
     def functions(self, pid: int) -> dict[str, int]:
         """Addresses of those that are called. Raises SessionError."""
+        found: dict[str, int] = {}
+        for library in sorted(self._c, key=lambda x: not _LIBC.fullmatch(x.name)):
+            found = {n: library.base + at for n, at in self._know(library).functions.items()} | found
+        missing = [name for name in _FUNCTIONS if name not in found]
+        if not missing:
+            return found
         who = f"pid {pid} ({target.status(pid).get('Name', '')})"
-        start = "start it with the tool instead: TOOL -- COMMAND"
         if any("ld-musl" in library.name or "libc.musl" in library.name for library in self.libraries):
             raise SessionError(f"{who} uses musl, not glibc, as CUDA does not; name another process")
         if not self.libc:
             raise SessionError(
                 f"{who} has no shared C library, so it uses no CUDA driver; name another process"
             )
-        missing = [name for name in _FUNCTIONS if name not in self.symbols]
-        if missing:
-            raise SessionError(f"{who} has a C library without {missing[0]}; {start}")
-        return {name: self.symbols[name].address for name in _FUNCTIONS}
+        raise SessionError(
+            f"{who} has a C library without {missing[0]}; start it with the tool instead: TOOL -- COMMAND"
+        )
 
     def a_syscall(self) -> int:
         """Address of an instruction `syscall`."""
-        for start, end in self.libc:
-            data = self._memory.some(start, min(end - start, 4 << 20))
-            if (at := data.find(b"\x0f\x05")) >= 0:
-                return start + at
+        for library in self._c:
+            if (at := self._know(library).a_syscall) >= 0:
+                return library.base + at
         raise OSError(errno.ENOEXEC, "no system call in the C library")
 
     def stack(self, rsp: int) -> bytes | None:
@@ -263,39 +359,36 @@ def _malloc_of(symbols: dict[str, Symbol]) -> tuple[int, int]:
     return low, high
 
 
-def _is_allocator(memory: Memory, library: Library) -> bool:
-    """Whether it replaces malloc. Its name says so, or it is the program itself."""
-    if re.search(r"malloc|\.so", library.name) is None or "malloc" in library.name:
-        found = target.symbols(memory, library.base)
-        return "malloc" in found and "free" in found
-    return False
-
-
 class _Borrowing:
     """One thread of the process makes another one."""
 
     def __init__(self, pid: int, memory: Memory, code: Code, functions: dict[str, int]) -> None:
         self.pid, self.memory, self.code, self.functions = pid, memory, code, functions
         self.seccomp = target.status(pid).get("Seccomp", "0") != "0"
+        self._judged = False  # its filters
         self.saved = Registers()
         self.xstate = b""
         self.mask = 0
         self.instruction = 0  # address of a `syscall`
         self.held = 0  # a signal that came meanwhile and cannot be blocked
+        self.stood = 0.0  # seconds for which threads did not go on
 
     def run(self) -> int:
         """Address of the memory that the new thread works in. Raises SessionError, Gone, Refused, OSError."""
         until = time.monotonic() + PATIENCE
         while True:
             for tid in self._candidates():
+                began = time.monotonic()
                 try:
-                    base = ptrace.on_own_thread(partial(self._try, tid))
+                    base = threads.on_own(partial(self._try, tid), "gpubpf-attach")
                 except Gone:
                     continue
                 except Refused:
                     if ptrace.is_dead(self.pid, tid):
                         continue
                     raise
+                finally:
+                    self.stood += time.monotonic() - began
                 if base:
                     return base
                 if time.monotonic() > until:
@@ -328,6 +421,46 @@ class _Borrowing:
         thread.interrupt()
         if not thread.wait(time.monotonic() + 0.05):
             return 0  # in the kernel for long; let go when this thread ends
+        if self.seccomp and not self._judged:  # not while it stands
+            filters = thread.filters()
+            thread.release()
+            self._judge(filters)
+            return 0
+        if not self._usable(thread, False):
+            thread.release()
+            return 0
+        with self._taken(thread):
+            base, failure = self._borrow(thread)
+        if failure:
+            raise refused(self.pid, failure)
+        return base
+
+    def park(self, thread: Thread, anywhere: bool) -> int:
+        """See the function of that name."""
+        if thread.registers().in_syscall or not self._usable(thread, anywhere):
+            return 0
+        if self.seccomp:
+            self._judge(thread.filters())
+        with self._taken(thread):
+            base, failure = self._map(thread)
+            if failure:
+                raise refused(self.pid, failure)
+            self._prepare(base, TURNS)
+            self._to_stub(thread, base)
+            thread.detach(self.held)
+        return base
+
+    def _judge(self, filters: list[bytes]) -> None:
+        """Raises SessionError for a process that the agent would be the end of."""
+        if (call := seccomp.fatal(filters)) is not None:
+            who = f"pid {self.pid} ({target.status(self.pid).get('Name', '')})"
+            raise SessionError(
+                f"{who} has a seccomp filter that ends it for a system call of the agent ({call}); start it without that"
+            )
+        self._judged = True
+
+    def _usable(self, thread: Thread, anywhere: bool) -> bool:
+        """Whether a thread that stands can be borrowed where it is. Raises SessionError."""
         registers = thread.registers()
         if registers.cs != 0x33:
             thread.release()
@@ -339,30 +472,26 @@ class _Borrowing:
             not thread.interrupted
             or (registers.in_syscall and not sleeping)
             or self._in_sequence(thread, sleeping)
-            or not self.code.may_be_borrowed(registers)
+            or not (anywhere or self.code.may_be_borrowed(registers))
         ):
-            thread.release()
-            return 0
+            return False
         self.instruction = registers.rip - 2 if sleeping else self.code.a_syscall()
-        self.saved, self.xstate, self.mask = registers, thread.xstate(), thread.blocked_signals()
+        return True
+
+    @contextlib.contextmanager
+    def _taken(self, thread: Thread) -> Iterator[None]:
+        """It is where it was, should anything be raised."""
+        self.saved, self.xstate = thread.registers(), thread.xstate()
+        self.mask = thread.blocked_signals()
         if self.seccomp:
             thread.without_seccomp()
         thread.block_signals(_ALL_OTHERS)
         try:
-            base, failure = self._borrow(thread)
+            yield
         except BaseException:
             with contextlib.suppress(Gone, Refused):
                 self._give_back(thread)
             raise
-        if failure == _PENDING:
-            raise SessionError(
-                f"pid {self.pid} does not let a thread be made: another one holds a lock; try again"
-            )
-        if failure:
-            raise SessionError(
-                f"pid {self.pid} can make no thread ({os.strerror(failure)}); raise its limits, then try again"
-            )
-        return base
 
     def _in_sequence(self, thread: Thread, sleeping: bool) -> bool:
         """In a restartable sequence, which it must not leave unnoticed."""
@@ -372,23 +501,28 @@ class _Borrowing:
 
     def _borrow(self, thread: Thread) -> tuple[int, int]:
         """The memory, and why no thread was made. The thread is back where it was, whatever happens."""
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        base = self._call(thread, _MMAP, 0, SIZE, mmap.PROT_READ | mmap.PROT_EXEC, flags, _NO_FILE, 0)
-        if base >= -4095 & (1 << 64) - 1:
-            self._give_back(thread)
-            return 0, (1 << 64) - base
-        self._prepare(base)
-        failure = self._run_stub(thread, base)
-        if failure and failure != _PENDING:
-            self._call(thread, _MUNMAP, base, SIZE)
+        base, failure = self._map(thread)
+        if not failure:
+            self._prepare(base, 0)
+            self._to_stub(thread, base)
+            failure = self._run_stub(thread, base)
+            if failure and failure != PENDING:
+                self._call(thread, _MUNMAP, base, SIZE)
         self._give_back(thread)
         return base, failure
 
-    def _prepare(self, base: int) -> None:
+    def _map(self, thread: Thread) -> tuple[int, int]:
+        """Address of the memory, and why there is none."""
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        base = self._call(thread, _MMAP, 0, SIZE, mmap.PROT_READ | mmap.PROT_EXEC, flags, _NO_FILE, 0)
+        return (0, (1 << 64) - base) if base >= -4095 & (1 << 64) - 1 else (base, 0)
+
+    def _prepare(self, base: int, turns: int) -> None:
         f, data = self.functions, bytearray(PAGE)
         struct.pack_into("<QQ", data, 0, f["__errno_location"], f["pthread_create"])
-        struct.pack_into("<i", data, CREATED, _PENDING)
+        struct.pack_into("<i", data, CREATED, PENDING)
         struct.pack_into("<QQQ", data, 0x20, f["pthread_self"], f["pthread_detach"], f["usleep"])
+        struct.pack_into("<IIQQ", data, PARKED, turns, 0, 0, PAUSE_NS)
         self.memory.write(base, STUB)
         self.memory.write(base + DATA, bytes(data))
         self.memory.write(base + FRAME, self._frame(base))
@@ -421,8 +555,8 @@ class _Borrowing:
             struct.pack("<QQQQI4xQ", 0, 7, 0, 0, 2, 0) + general
         )  # flags: XSTATE, SIGCONTEXT_SS, STRICT_RESTORE_SS
 
-    def _run_stub(self, thread: Thread, base: int) -> int:
-        """What pthread_create returned."""
+    def _to_stub(self, thread: Thread, base: int) -> None:
+        """In front of its first instruction."""
         own = self.saved.copy()
         own.rip, own.rbx, own.rsp = base, base + DATA, base + STACK_TOP - 64
         own.rax = own.rbp = 0
@@ -432,6 +566,9 @@ class _Borrowing:
         struct.pack_into("<I", fresh, 24, 0x1F80)
         thread.set_xstate(bytes(fresh))
         thread.set_registers(own)
+
+    def _run_stub(self, thread: Thread, base: int) -> int:
+        """What pthread_create returned."""
         until, last = time.monotonic() + BORROWED, time.monotonic() + 5 * BORROWED
         asked = False
         thread.to_syscall()
@@ -447,9 +584,9 @@ class _Borrowing:
             registers = thread.registers()
             if thread.at_syscall and registers.orig_rax == _SIGRETURN and registers.rip == base + STUB_END:
                 created: int = struct.unpack("<i", self.memory.read(base + DATA + CREATED, 4))[0]
-                return created if created != _PENDING else errno.ENOMEM  # it could not even write there
+                return created if created != PENDING else errno.ENOMEM  # it could not even write there
             if asked and not thread.at_syscall and registers.in_syscall and registers.orig_rax == _FUTEX:
-                return _PENDING
+                return PENDING
             self._go_on(thread)
 
     def _call(self, thread: Thread, number: int, *arguments: int) -> int:

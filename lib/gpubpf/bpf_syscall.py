@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -29,9 +30,21 @@ _BPF, _PERF_EVENT_OPEN = (321, 298) if _X86 else (280, 241)
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432  # the same everywhere
 
 MAP_CREATE, MAP_LOOKUP, MAP_UPDATE, MAP_DELETE, _PROG_LOAD = 0, 1, 2, 3, 5
-_OBJECT_INFO, _MAP_LOOKUP_BATCH, _ENABLE_STATISTICS = 15, 24, 32
-KPROBE, TRACEPOINT = 2, 5  # enum bpf_prog_type
-HASH, ARRAY, PERCPU_HASH, PERCPU_ARRAY, STACK_TRACE, RINGBUF = 1, 2, 5, 6, 7, 27  # enum bpf_map_type
+_OBJECT_INFO, _RAW_TRACEPOINT_OPEN, _MAP_LOOKUP_BATCH, _LINK_CREATE, _ENABLE_STATISTICS = 15, 17, 24, 28, 32
+UPROBE_MULTI, UPROBE_SESSION = 48, 57  # enum bpf_attach_type: since Linux 6.6 and 6.13
+_MULTI_RETURN = 1  # BPF_F_UPROBE_MULTI_RETURN
+KPROBE, TRACEPOINT, RAW_TRACEPOINT = 2, 5, 17  # enum bpf_prog_type
+HASH, ARRAY, PROG_ARRAY, PERCPU_HASH, PERCPU_ARRAY, STACK_TRACE, LRU_HASH, RINGBUF = (
+    1,
+    2,
+    3,
+    5,
+    6,
+    7,
+    9,
+    27,
+)  # enum bpf_map_type
+_EXISTS = 2  # BPF_EXIST
 _PERCPU = (PERCPU_HASH, PERCPU_ARRAY, 10)
 _LOG_BYTES = 1 << 20
 _ATTRIBUTES = 144  # bytes of union bpf_attr that are passed: what is left out must be 0
@@ -84,9 +97,11 @@ def create_map(kind: int, key: int, value: int, entries: int, flags: int = 0, na
     return call(MAP_CREATE, attributes)[0]
 
 
-def update(file: int, key: bytes, value: bytes) -> None:
+def update(file: int, key: bytes, value: bytes, existing: bool = False) -> None:
+    """`existing`: raises FileNotFoundError where there is no such element."""
     k, v = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value, len(value))
-    call(MAP_UPDATE, struct.pack("<I4xQQQ", file, ctypes.addressof(k), ctypes.addressof(v), 0))
+    flags = _EXISTS if existing else 0
+    call(MAP_UPDATE, struct.pack("<I4xQQQ", file, ctypes.addressof(k), ctypes.addressof(v), flags))
 
 
 def delete(file: int, key: bytes) -> None:
@@ -147,14 +162,15 @@ def read_all(file: int, kind: int, key_size: int, value_size: int, entries: int)
 # --- programs ---
 
 
-def load_program(kind: int, code: bytes, license: str = "GPL", name: str = "") -> int:
-    """A file descriptor. Raises Rejected where it is the verifier that refuses."""
+def load_program(kind: int, code: bytes, license: str = "GPL", name: str = "", attach: int = 0) -> int:
+    """A file descriptor. `attach`: what it is for, where the kind does not say it. Raises Rejected where it is the verifier that
+    refuses."""
     try:
-        return _load(kind, code, license, name, None)
+        return _load(kind, code, license, name, attach, None)
     except PermissionError:  # for want of a capability, or the verifier's answer to an address that leaks
         log = ctypes.create_string_buffer(_LOG_BYTES)
         try:
-            return _load(kind, code, license, name, log)
+            return _load(kind, code, license, name, attach, log)
         except OSError as error:
             if log.value:
                 raise Rejected(error, log.value.decode("utf-8", "replace")) from None
@@ -162,16 +178,18 @@ def load_program(kind: int, code: bytes, license: str = "GPL", name: str = "") -
     except OSError:
         log = ctypes.create_string_buffer(_LOG_BYTES)
         try:
-            return _load(kind, code, license, name, log)
+            return _load(kind, code, license, name, attach, log)
         except OSError as error:
             raise Rejected(error, log.value.decode("utf-8", "replace")) from None
 
 
-def _load(kind: int, code: bytes, license: str, name: str, log: ctypes.Array[ctypes.c_char] | None) -> int:
+def _load(
+    kind: int, code: bytes, license: str, name: str, attach: int, log: ctypes.Array[ctypes.c_char] | None
+) -> int:
     instructions = ctypes.create_string_buffer(code, len(code))
     license_ = ctypes.create_string_buffer(license.encode())
     attributes = struct.pack(
-        "<IIQQIIQII16s",
+        "<IIQQIIQII16sII",
         kind,
         len(code) // 8,
         ctypes.addressof(instructions),
@@ -182,14 +200,16 @@ def _load(kind: int, code: bytes, license: str, name: str, log: ctypes.Array[cty
         0,
         0,
         name[:15].encode(),
+        0,
+        attach,
     )
     return call(_PROG_LOAD, attributes)[0]
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What the kernel counted of a program while statistics were enabled: runs, ns in all, and runs that did not happen
-    because the CPU was inside another one."""
+    """What the kernel counted of a program: runs and ns in all, while statistics were enabled, and at any time runs that did not
+    happen because the CPU was inside another one."""
 
     runs: int
     total_ns: int
@@ -215,17 +235,75 @@ def uprobe_type() -> int:
     return int(_UPROBE_TYPE.read_text())
 
 
-def attach_uprobe(program: int, path: str, offset: int) -> int:
+def attach_uprobe(program: int, path: str, offset: int, returns: bool = False) -> int:
     """Runs a KPROBE program wherever the instruction at `offset` of the file is executed, in any process, until the file
-    descriptor is closed."""
+    descriptor is closed. `returns`: when the function that begins there returns."""
     kind = uprobe_type()
     name = ctypes.create_string_buffer(path.encode())
-    return _attach(program, kind, 0, ctypes.addressof(name), offset)
+    return _attach(program, kind, int(returns), ctypes.addressof(name), offset)
+
+
+def link_uprobes(
+    program: int,
+    attach: int,
+    path: str,
+    offsets: Sequence[int],
+    cookies: Sequence[int],
+    returns: bool = False,
+) -> int:
+    """The same at many places of a file at once, `cookies` being what bpf_get_attach_cookie gives there. `attach`: UPROBE_MULTI or
+    UPROBE_SESSION, as the program was loaded for; a session's program runs at the entry, and where it gave 0 at the return, too.
+    All or nothing."""
+    name = ctypes.create_string_buffer(path.encode())
+    at = (ctypes.c_uint64 * len(offsets))(*offsets)
+    values = (ctypes.c_uint64 * len(cookies))(*cookies)
+    attributes = struct.pack(
+        "<IIIIQQQQIII",
+        program,
+        0,
+        attach,
+        0,
+        ctypes.addressof(name),
+        ctypes.addressof(at),
+        0,
+        ctypes.addressof(values),
+        len(offsets),
+        _MULTI_RETURN if returns else 0,
+        0,
+    )
+    return call(_LINK_CREATE, attributes)[0]
 
 
 def attach_tracepoint(program: int, number: int) -> int:
     """Runs a TRACEPOINT program at a tracepoint, in any process, until the file descriptor is closed."""
     return _attach(program, _PERF_TRACEPOINT, number, 0, 0)
+
+
+def attach_raw_tracepoint(program: int, name: str) -> int:
+    """Runs a RAW_TRACEPOINT program, whose context are the tracepoint's arguments as words, likewise. Unlike the other it runs also
+    where the CPU is inside another program, or a process there is in the middle of a bpf(2) call for a map. Raises
+    FileNotFoundError where there is no such tracepoint."""
+    text = ctypes.create_string_buffer(name.encode())
+    return call(_RAW_TRACEPOINT_OPEN, struct.pack("<QI", ctypes.addressof(text), program))[0]
+
+
+def raw_arguments(name: str, count: int) -> bool:
+    """Whether the raw tracepoint has as many arguments: else the kernel does not take a program that reads the last. Raises Error
+    where there is no such tracepoint, PermissionError where this process may not ask."""
+    code = struct.pack("<BBhi", 0x79, 0x10, 8 * (count - 1), 0)  # r0 = *(u64 *)(r1 + …)
+    code += struct.pack("<BBhi", 0xB7, 0, 0, 0) + struct.pack("<BBhi", 0x95, 0, 0, 0)  # r0 = 0; exit
+    program = load_program(RAW_TRACEPOINT, code, name="arguments")
+    try:
+        os.close(attach_raw_tracepoint(program, name))
+    except FileNotFoundError:
+        raise Error(f"this kernel has no tracepoint {name}; check its name") from None
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    finally:
+        os.close(program)
+    return True
 
 
 def _attach(program: int, kind: int, config: int, config1: int, config2: int) -> int:
@@ -335,6 +413,23 @@ class Ring:
         with contextlib.suppress(BufferError):  # an array of a caller still looks at it
             self._produced.close()
         self._consumed.close()
+
+    def records(self) -> list[bytes]:
+        """Those that are there, in order, each as long as it was made, and makes room. For few."""
+        taken = []
+        at = int.from_bytes(self._consumed[:8], "little")
+        end = int.from_bytes(self._produced[:8], "little")
+        while at < end:
+            start = mmap.PAGESIZE + (at & self._capacity - 1)
+            length = int.from_bytes(self._produced[start : start + 4], "little")
+            if length & self._BUSY:
+                break
+            size = length & ~self._DISCARDED
+            if not length & self._DISCARDED:
+                taken.append(self._produced[start + 8 : start + 8 + size])
+            at += 8 + (size + 7 & ~7)
+        self._consumed[:8] = at.to_bytes(8, "little")
+        return taken
 
     def read(self, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """The records of this type that are there, in order, and makes room. Records of another size are left out."""

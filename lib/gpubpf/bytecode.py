@@ -86,7 +86,8 @@ class Instruction:
 class Function:
     """A program: its instructions, subprograms appended as the kernel wants them.
 
-    `point`: one of CONTEXTS, or `host` (any other context, such as a tracepoint's: it can only run in the kernel).
+    `point`: one of CONTEXTS, or `uprobe` (its context is struct pt_regs) or `host` (any other context, such as a tracepoint's): these
+    can only run in the kernel.
     """
 
     name: str
@@ -176,6 +177,7 @@ def signed(value: int, bits: int = 64) -> int:
 
 _COMMENT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 _CONTEXT = re.compile(rf"(\w+)\s*\(\s*(?:const\s+)?struct\s+gpu_({'|'.join(CONTEXTS)})\s*\*")
+_REGISTERS = re.compile(r"(\w+)\s*\(\s*(?:const\s+)?struct\s+pt_regs\s*\*")
 
 
 def without_comments(text: str) -> str:
@@ -190,3 +192,8 @@ def without_comments(text: str) -> str:
 def points(text: str) -> dict[str, str]:
     """Functions whose first parameter is a context of ours, with their point: `{"on_exit": "exit"}`."""
     return dict(_CONTEXT.findall(without_comments(text)))
+
+
+def register_functions(text: str) -> frozenset[str]:
+    """Functions whose first parameter is a struct pt_regs: programs at functions of libraries, and what those call."""
+    return frozenset(_REGISTERS.findall(without_comments(text)))

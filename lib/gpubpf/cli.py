@@ -18,6 +18,7 @@ A tool's parsed command line has these attributes, whichever options it takes:
     thread       Ranges
     device       "auto" | "gpu" | "sim"
     map_memory   int                bytes
+    alone        bool               the process is the tool's own: nobody called it as a function
     duration     float | None       seconds
     cgroup       int | None         --cgroup: the cgroup's id
     comm         str | None         --comm
@@ -32,6 +33,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -133,7 +135,7 @@ def _parse_part(text: str) -> int:
 
 def parse_pids(text: str) -> list[int]:
     """``PID[,PID…]``"""
-    return [positive(part) for part in text.split(",")]
+    return list(dict.fromkeys(positive(part) for part in text.split(",")))
 
 
 def parse_cgroup(text: str) -> int:
@@ -208,7 +210,7 @@ def parser(tool: str, description: str, examples: str, usage: str | None = None)
     """A tool's parser, with -h and --version. `examples` is printed below the options as it stands."""
     made = Parser(
         prog=tool,
-        usage=usage or f"{tool} [options] [interval [count]] -- COMMAND [ARG...]",
+        usage=usage or f"{tool} [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]",
         description=description,
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -248,9 +250,10 @@ def add_targets(made: Parser) -> None:
     group.add_argument(
         "-p",
         dest="pid",
+        action="extend",
         type=parse_pids,
         metavar="PID[,PID...]",
-        help="this process, which runs already: what modules that it loads from now on do",
+        help="these processes, which run already, from now on (without -p and COMMAND: every process, as root)",
     )
     group.add_argument(
         "-d",
@@ -305,19 +308,63 @@ def add_threads(made: Parser) -> None:
     )
 
 
-def add_host_filters(made: Parser) -> None:
+def add_host_filters(made: Parser, what: str = "launches") -> None:
     """Which host threads: --cgroup, --comm, -t. The host program filters, see `gpu_host_selected` in gpubpf.h."""
     group = made.add_argument_group("which host threads")
     group.add_argument(
         "--cgroup",
         type=parse_cgroup,
         metavar="PATH|ID",
-        help="only launches by threads in this cgroup (v2) and those below it",
+        help=f"only {what} by threads in this cgroup (v2) and those below it",
+    )
+    group.add_argument("--comm", type=parse_comm, metavar="NAME", help=f"only {what} by threads of this name")
+    group.add_argument("-t", dest="tid", type=positive, metavar="TID", help=f"only {what} by this thread")
+
+
+def add_calls(made: Parser) -> None:
+    """Which calls of a host API: --api, --kernel, --launch, --sample, --errors, --slow."""
+    group = made.add_argument_group("which calls")
+    group.add_argument(
+        "--api",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="only functions whose name matches; repeatable (default: all but those that do next to nothing)",
     )
     group.add_argument(
-        "--comm", type=parse_comm, metavar="NAME", help="only launches by threads of this name"
+        "--kernel",
+        action="append",
+        metavar="GLOB",
+        help="only launches of kernels whose demangled name (without template arguments and parameter list) "
+        "matches, or whose mangled name equals GLOB; repeatable",
     )
-    group.add_argument("-t", dest="tid", type=positive, metavar="TID", help="only launches by this thread")
+    group.add_argument(
+        "--launch",
+        type=parse_launches,
+        metavar="N:M",
+        help="only the Nth to Mth launch of each kernel and process (from 1, inclusive)",
+    )
+    group.add_argument(
+        "--sample", type=positive, metavar="N", help="one launch in N of each kernel and process"
+    )
+    group.add_argument("--errors", action="store_true", help="only calls that failed")
+    group.add_argument(
+        "--slow",
+        type=positive,
+        metavar="US",
+        help="only calls that took longer, each with what happened inside",
+    )
+
+
+def add_call_views(made: Parser) -> None:
+    """What to show of calls: -e, --why, --timeline, --trace."""
+    group = made.add_argument_group("what to show (default: a summary by function and by kernel)")
+    group.add_argument("-e", "--snoop", dest="each", action="store_true", help="a line for each call")
+    group.add_argument(
+        "--why", action="store_true", help="what calls, and gaps between launches, spent their time on"
+    )
+    group.add_argument("--timeline", action="store_true", help="what each thread did, in order")
+    group.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev")
 
 
 def parse_granule(text: str) -> int:
@@ -417,12 +464,14 @@ def add_coverage(made: Parser) -> None:
 
 
 def add_looks(made: Parser, device_programs: bool = True) -> None:
-    """Instead of measuring: --list, --ptx, --ebpf."""
+    """Instead of measuring: --list, --ptx (of tools with device programs), --ebpf."""
     group = made.add_argument_group("instead of measuring")
     group.add_argument(
         "--list",
         action="store_true",
-        help="the kernels of FILE..., of -p PID or of COMMAND, and why each can or can't be instrumented",
+        help="the kernels of FILE..., of -p PID or of COMMAND, and why each can or can't be instrumented"
+        if device_programs
+        else "the libraries of FILE..., of -p PID or of COMMAND, which of their functions have probes, and kernels",
     )
     if device_programs:
         group.add_argument("--ptx", action="store_true", help="the instrumented PTX of the same")
@@ -446,6 +495,7 @@ def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace
     args = parse_own(made, own)
     args.tool = made.prog
     args.command = command
+    args.alone = argv is None
     words = args.__dict__.pop("positional", [])
     if command == []:
         made.error("no COMMAND after '--'")
@@ -453,10 +503,11 @@ def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace
         made.error("-p and COMMAND exclude each other")
     if args.list or args.ptx:
         args.files = words
+        asked = "--list" if args.list else "--ptx"
         if bool(words) + bool(args.pid) + bool(command) > 1:
-            made.error("--list and --ptx take FILEs, -p PID or COMMAND, one of them")
+            made.error(f"{asked} takes FILEs, -p PID or COMMAND, one of them")
         if not (words or args.pid or command or args.ebpf):
-            made.error("--list and --ptx need FILEs, -p PID or -- COMMAND")
+            made.error(f"{asked} needs FILEs, -p PID or -- COMMAND")
     elif len(words) > 2:
         made.error(f"too many arguments: {' '.join(words)!r}; a command goes behind '--'")
     else:
@@ -619,12 +670,10 @@ class Output:
                 target = getattr(sys.stdout, "buffer", None)
                 if target is None:  # a stdout that a test or a caller put in place
                     sys.stdout.write(raw.decode())
-                else:
-                    target.write(view)
-                    target.flush()
+                else:  # not through its buffer, which loses the rest where a signal comes in the middle (CPython 3.11)
+                    _write_all(getattr(target, "raw", target), view)
             else:
-                while view:
-                    view = view[self._file.write(view) :]
+                _write_all(self._file, view)
         except BrokenPipeError:
             self.closed = True
             if self._file is None:
@@ -664,6 +713,15 @@ def open_results(args: argparse.Namespace) -> Output:
     """Open where results go, before anything is started; kept as `args.out` for whoever writes records besides the tool."""
     args.out = Output(args.output)
     return args.out
+
+
+def _write_all(file: Any, view: memoryview) -> None:
+    """Raises OSError."""
+    while view:
+        written = file.write(view)
+        if written is None:  # a terminal or pipe that does not block, and is full
+            select.select([], [file], [])
+        view = view[written or 0 :]
 
 
 def csv_cells(cells: Iterable[object]) -> str:
@@ -710,4 +768,40 @@ def coverage(summary: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"lost: {summary['lost']:,} for which maps had no room, or whose kernel or process failed"
         )
-    return lines
+    if graphs := summary.get("graphs_before"):
+        lines.append(
+            f"{graphs:,} launches of graphs made before the tool came: what is in them is neither known nor counted"
+        )
+    if processes := summary.get("processes"):
+        missed = sorted(processes["missed"].items(), key=lambda item: (-item[1], item[0]))
+        said = "; missed: " + ", ".join(f"{number:,} ({reason})" for reason, number in missed)
+        lines.append(f"processes measured: {processes['measured']:,}{said if missed else ''}")
+    if "overhead" in summary:
+        lines.append(_own_part(summary["overhead"]))
+    from gpubpf import table
+
+    return [part for line in lines for part in table.wrap(line.lstrip(), len(line) - len(line.lstrip()))]
+
+
+def _own_part(overhead: Mapping[str, Any]) -> str:
+    """What the tool itself cost, in a line."""
+    from gpubpf import table
+
+    said = []
+    if overhead["hooks"] is None:
+        said.append("none, on the virtual clock")
+    elif not overhead["hooks"]:
+        said.append("no calls came through hooks")
+    else:
+        took = overhead["hooks_ns"]
+        what = f"about {table.count(overhead['hooks'], 'hooked call')}"
+        said.append(what if took is None else f"{what} took {table.duration(took)} in all")
+    more = overhead["registers"]
+    if more is not None:
+        least = f"up to {table.count(more, 'register')}" if more > 0 else "no register"
+        said.append(f"kernels need {least} more")
+    if overhead["drained_bytes"]:
+        said.append(f"{table.size(overhead['drained_bytes'])} read")
+    if overhead["stood_ns"]:
+        said.append(f"threads stood still for {table.duration(overhead['stood_ns'])} in all")
+    return f"the tool's own part: {'; '.join(said)}"

@@ -1,4 +1,4 @@
-"""The command that is measured: how it is started, and the signals that end its measurement."""
+"""The command that is measured: how it is started; what the tool's own process sets up: files, signals that end the measurement."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import resource
 import signal
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,9 @@ from gpubpf.errors import SessionError
 
 if TYPE_CHECKING:
     from gpubpf.measurement import Measurement
+
+
+_files: list[tuple[int, int]] = []  # limits on open files, before they were raised
 
 
 class NotStarted(SessionError):
@@ -36,34 +39,43 @@ def start_command(command: Sequence[str], measured: Measurement, socket_name: st
     environment.pop("GPUBPF_CUPTI", None)
     if measured.follow.cupti:
         environment["GPUBPF_CUPTI"] = ":".join(measured.follow.cupti)
+    if measured.user and not users.can_read(measured.user, agent.LIBRARY.resolve()):
+        raise SessionError(
+            f"{measured.user.name} cannot read {agent.LIBRARY}; install gpubpf where every user can, or use --user root"
+        )
+    return run(command, environment, measured.user)
+
+
+def run(
+    command: Sequence[str], environment: Mapping[str, str], user: users.User | None
+) -> subprocess.Popen[bytes]:
+    """Starts it with this environment, as `user` (None: as who runs the tool). Raises `NotStarted` where it cannot be run."""
+    environment = dict(environment)
     as_user: dict[str, Any] = {}
-    if measured.user:
-        if not users.can_read(measured.user, agent.LIBRARY.resolve()):
-            raise SessionError(
-                f"{measured.user.name} cannot read {agent.LIBRARY}; install gpubpf where every user can, or use --user root"
-            )
-        as_user = {
-            "user": measured.user.uid,
-            "group": measured.user.gid,
-            "extra_groups": measured.user.groups,
-        }
-        environment.update(HOME=measured.user.home, USER=measured.user.name, LOGNAME=measured.user.name)
-        environment["SHELL"] = measured.user.shell or "/bin/sh"
+    if user:
+        as_user = {"user": user.uid, "group": user.gid, "extra_groups": user.groups}
+        environment.update(HOME=user.home, USER=user.name, LOGNAME=user.name)
+        environment["SHELL"] = user.shell or "/bin/sh"
         for name in ("SUDO_USER", "SUDO_UID", "SUDO_GID", "SUDO_COMMAND"):
             environment.pop(name, None)
+    if _files:
+        as_user["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, _files[0])
     try:
         # Files that the caller's shell opened for the command stay open; ours are not inheritable.
-        child = subprocess.Popen(command, env=environment, close_fds=False, **as_user)
+        return subprocess.Popen(command, env=environment, close_fds=False, **as_user)
     except OSError as error:
         if isinstance(error, FileNotFoundError) or not command[0]:
             raise NotStarted(127, f"{command[0] or repr('')}: not found; check the name and PATH") from None
         text = f"{command[0]}: {error.strerror}; check that it is a program that may be run"
         raise NotStarted(126, text) from None
-    # Each process takes files of ours. The command keeps the limit that it was started with.
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def raise_file_limit() -> None:
+    """Each process that is measured takes files of the tool's. A command that is started later has the limit from before."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return child
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+        _files.append(before)
 
 
 class Signals:
@@ -95,7 +107,7 @@ class Signals:
         self.wake()
 
     def wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # full, or closed
             os.write(self._writer, b"s")
 
     def taken(self) -> None:
@@ -107,5 +119,7 @@ class Signals:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers.clear()
-        os.close(self.reader)
-        os.close(self._writer)
+        reader, writer = self.reader, self._writer
+        self.reader = self._writer = -1  # what still runs wakes nobody
+        os.close(reader)
+        os.close(writer)

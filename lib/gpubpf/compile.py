@@ -30,6 +30,7 @@ from gpubpf.bytecode import (
     decode,
     encode,
     points,
+    register_functions,
     signed,
     without_comments,
 )
@@ -225,6 +226,7 @@ def _collect(lib: Any, module: int, text: str, lines: Mapping[str, Sequence[int]
         by_fd[lib.bpf_table_fd_id(module, index)] = name
         definitions[name] = _definition(lib, module, index, name)
     attached = points(text)
+    others = dict.fromkeys(register_functions(headers.spread(text).text), "uprobe")
     functions: dict[str, Function] = {}
     for index in range(lib.bpf_num_functions(module)):
         name = lib.bpf_function_name(module, index).decode()
@@ -233,7 +235,7 @@ def _collect(lib: Any, module: int, text: str, lines: Mapping[str, Sequence[int]
             lib.bpf_function_size(module, name.encode()),
         )
         code = decode(ctypes.string_at(start, size), lines.get(name, ()), by_fd)
-        function = Function(name, attached.get(name, "host"), code)
+        function = Function(name, attached.get(name) or others.get(name, "host"), code)
         if function.point != "host":
             _check_relocations(function)
         functions[name] = function

@@ -1,6 +1,6 @@
 """Which bytes of each allocation kernels read, wrote, or never touched; and how much of memory each kernel touches.
 
-    coverage = Coverage(granule=1)
+    coverage = Coverage(Grain())
     for _ in session.intervals(…, tick=lambda: coverage.take(session)):
         report = coverage.report(session)
         report.rows[0].allocation, report.rows[0].read, report.rows[0].untouched
@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gpubpf.errors import UsageError
+from gpubpf.grain import SECTOR, Grain
 
 if TYPE_CHECKING:
     from gpubpf.allocations import Allocation
-    from gpubpf.measurement import Follow
     from gpubpf.results import Instance
     from gpubpf.session import Session
 
@@ -38,9 +37,7 @@ MAPS = ("pages", "touched", "missed")
 OWNERS = "owners"
 GRANULES = 4096  # of a page
 WORDS = GRANULES // 64
-SECTOR = 32
 AREA_BITS, AREAS = 21, 1 << 16  # what `missed` tells of
-LOG_RECORDS = 1 << 16  # of each process's log, which is read as it fills
 EPOCHS = 1 << 22  # that the table can tell apart
 NOBODY = -1  # as a kernel: not told
 _CHUNK = 1 << 13  # pages that are worked on together: some 30 MB
@@ -54,8 +51,8 @@ _BELOW = np.array([(1 << bit) - 1 for bit in range(65)], np.uint64)  # that many
 @dataclass(frozen=True)
 class Table:
     """What kernels of one process touched, an element for each page: its number (address / bytes of a page), the epoch, the number
-    of the kernel (NOBODY where kernels are not kept apart), and [page, 128] words of bits. `missed` [AREAS]: where pages found no
-    room."""
+    of the kernel (NOBODY where kernels are not kept apart), the GPU, and [page, 128] words of bits. `missed` [AREAS]: where pages
+    found no room."""
 
     process: int
     pid: int
@@ -63,6 +60,7 @@ class Table:
     page: Integers
     epoch: Integers
     kernel: Integers
+    gpu: Integers
     bits: Words
     missed: npt.NDArray[np.bool_]
 
@@ -88,11 +86,12 @@ class Covered:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a kernel (mangled name; "" if it is not known) touched of memory in one process: distinct 32-byte `sectors` and `bytes`;
-    None: not known, since the table was full."""
+    """What a kernel (mangled name; "" if it is not known) touched of memory in one process, on one GPU: distinct 32-byte `sectors`
+    and `bytes`; None: not known, since the table was full."""
 
     pid: int
     comm: str
+    gpu: int
     mangled: str
     sectors: int | None
     bytes: int | None
@@ -114,36 +113,14 @@ class Report:
 
 
 class Coverage:
-    """Collects during a session what tables of touched bytes are to be joined with. granule: bytes that one bit stands for, a power
-    of two. by_kernel: kernels are kept apart, for footprints. some: only some threads are looked at."""
+    """Collects during a session what tables of touched bytes are to be joined with. some: only some threads are looked at."""
 
-    def __init__(self, granule: int = 1, by_kernel: bool = False, some: bool = False) -> None:
+    def __init__(self, grain: Grain, some: bool = False) -> None:
         from gpubpf.allocations import Allocations
 
-        if by_kernel and granule > SECTOR:
-            raise UsageError(
-                f"--footprint counts sectors of {SECTOR} bytes; give a --granule of at most that"
-            )
-        self.granule, self.by_kernel, self._some = granule, by_kernel, some
-        self.shift = granule.bit_length() - 1
+        self._grain, self._some = grain, some
         self._allocations = Allocations()
         self._names: dict[int, Mapping[int, str]] = {}
-
-    @property
-    def follow(self) -> Follow:
-        """What the session has to follow for that."""
-        from gpubpf.measurement import Follow
-
-        return Follow(log_records=LOG_RECORDS, allocation_stacks=True)
-
-    @property
-    def parameter(self) -> dict[str, int]:
-        """For the program's parameter `grain`."""
-        return {
-            "shift": self.shift,
-            "word": (64 << self.shift) - 1,
-            "kernels": (1 << 64) - 1 if self.by_kernel else 0,
-        }
 
     def take(self, session: Session) -> None:
         """What processes allocated since the last time: from the thread that runs `intervals`."""
@@ -154,15 +131,15 @@ class Coverage:
     def report(self, session: Session) -> Report:
         """As of the last reading."""
         self.take(session)
-        tables = read(session, self.by_kernel)
+        tables = read(session, self._grain.by_kernel)
         unread = session.unread() if session.stopped else set()
-        rows, rest = join(tables, self._allocations.all(), self.shift, unread)
+        rows, rest = join(tables, self._allocations.all(), self._grain.shift, unread)
         who = {t.process: (t.pid, t.comm) for t in tables}
         launched = {"not_probed": {}} | session.summary()
         return Report(
             rows,
             {who[process]: bytes_ for process, bytes_ in rest.items()},
-            footprints(tables, self._names, self.shift) if self.by_kernel else [],
+            footprints(tables, self._names, self._grain.shift) if self._grain.by_kernel else [],
             any(t.full for t in tables),
             bool(self._allocations.dropped or self._allocations.incomplete),
             self._some
@@ -182,12 +159,12 @@ def read(session: Session, owners: bool = False) -> list[Table]:
         if all(name in parts for name in MAPS):
             arrays = [parts[name].array for name in (*MAPS, OWNERS) if name in parts]
             first = parts[MAPS[0]]
-            found.setdefault(process, []).append(table(process, first.pid, first.comm, *arrays))
+            found.setdefault(process, []).append(table(process, first.pid, first.comm, first.gpu, *arrays))
     return [_together(tables) for tables in found.values()]
 
 
 def table(
-    process: int, pid: int, comm: str, pages: Any, touched: Any, missed: Any, owners: Any = None
+    process: int, pid: int, comm: str, gpu: int, pages: Any, touched: Any, missed: Any, owners: Any = None
 ) -> Table:
     """A context's table from its maps' arrays."""
     there = np.flatnonzero(pages)
@@ -201,6 +178,7 @@ def table(
         page.astype(np.int64),
         (tags >> np.uint64(9) & np.uint64(EPOCHS - 1)).astype(np.int64),
         kernel,
+        np.full(len(there), gpu, np.int64),
         touched.reshape(-1, 2 * WORDS)[there],
         np.unpackbits(missed.view(np.uint8), bitorder="little").astype(bool),
     )
@@ -212,7 +190,7 @@ def _together(tables: Sequence[Table]) -> Table:
     first = tables[0]
     joined = {
         name: np.concatenate([getattr(t, name) for t in tables])
-        for name in ("page", "epoch", "kernel", "bits")
+        for name in ("page", "epoch", "kernel", "gpu", "bits")
     }
     missed = np.logical_or.reduce([t.missed for t in tables])
     return Table(first.process, first.pid, first.comm, **joined, missed=missed)
@@ -429,8 +407,8 @@ def _has(words: Words, bit: Integers) -> Integers:
 def footprints(
     tables: Sequence[Table], names: Mapping[int, Mapping[int, str]], shift: int
 ) -> list[Footprint]:
-    """Of each process and kernel, the most sectors first. `names`: mangled names by process and kernel number. An address is the same
-    one in every epoch: epochs end because of other allocations, too. A granule must be no larger than a sector."""
+    """Of each process, GPU and kernel, the most sectors first. `names`: mangled names by process and kernel number. An address is the
+    same one in every epoch: epochs end because of other allocations, too. A granule must be no larger than a sector."""
     result = []
     for one in tables:
         own = names.get(one.process, {})
@@ -438,19 +416,22 @@ def footprints(
         mangled = sorted({own.get(number, "") for number in numbers})
         place = np.array([mangled.index(own.get(number, "")) for number in numbers], np.int64)
         kernel = place[np.searchsorted(numbers, one.kernel)] if numbers else one.kernel
-        order = np.lexsort((one.page, kernel))
-        keys = (kernel[order], one.page[order])
-        counts = np.zeros((len(mangled), 2), np.int64)
+        gpus, gpu = np.unique(one.gpu, return_inverse=True)
+        group = gpu * len(mangled) + kernel  # those that are the same on several GPUs have a number on each
+        order = np.lexsort((one.page, group))
+        keys = (group[order], one.page[order])
+        counts = np.zeros((len(gpus) * len(mangled), 2), np.int64)
         for chunk in _chunks(_starts(*keys), len(order)):
             some = one.bits[order[chunk]]
             first = _starts(*(key[chunk] for key in keys))
             either = np.bitwise_or.reduceat(some[:, :WORDS] | some[:, WORDS:], first, axis=0)
             for column, count in enumerate((_sectors(either, shift), _ones(either) << shift)):
-                added = np.bincount(keys[0][chunk][first], count, len(mangled))
+                added = np.bincount(keys[0][chunk][first], count, len(counts))
                 counts[:, column] += added.astype(np.int64)
-        for name, (sectors, bytes_) in zip(mangled, counts.tolist(), strict=True):
-            known = (None, None) if one.full else (sectors, bytes_)
-            result.append(Footprint(one.pid, one.comm, name, *known))
+        for number in np.unique(group).tolist():
+            on, name = divmod(number, len(mangled))
+            known = (None, None) if one.full else counts[number].tolist()
+            result.append(Footprint(one.pid, one.comm, int(gpus[on]), mangled[name], *known))
     return sorted(result, key=lambda f: -(f.sectors or 0))
 
 

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import names, symbols, table
-from gpubpf.coverage import SECTOR, Covered, Footprint, Report
+from gpubpf.allocations import FROM_BEFORE
+from gpubpf.coverage import Covered, Footprint, Report
+from gpubpf.grain import SECTOR
+from gpubpf.whose import Whose
 
 if TYPE_CHECKING:
     from gpubpf.agent.protocol import StackFrame
@@ -48,6 +51,7 @@ def footprint_record(one: Footprint, requested: int | None) -> dict[str, Any]:
         "type": "footprint",
         "pid": one.pid,
         "comm": one.comm,
+        "gpu": one.gpu,
         "kernel": name.short,
         "demangled": name.full,
         "mangled": one.mangled,
@@ -63,11 +67,11 @@ def reuse(one: Footprint, requested: int | None) -> float | None:
     return round(requested / one.sectors, 3) if requested is not None and one.sectors else None
 
 
-def requested_sectors(kernels: Sequence[KernelTraffic]) -> dict[tuple[int, str], int]:
-    """Sectors of global memory that all requests asked for, by process and kernel."""
-    found: dict[tuple[int, str], int] = {}
+def requested_sectors(kernels: Sequence[KernelTraffic]) -> dict[tuple[int, int, str], int]:
+    """Sectors of global memory that all requests asked for, by process, GPU and kernel."""
+    found: dict[tuple[int, int, str], int] = {}
     for kernel in kernels:
-        key = (kernel.pid, kernel.mangled)
+        key = (kernel.pid, kernel.gpu, kernel.mangled)
         found[key] = found.get(key, 0) + sum(s.sectors for s in kernel.sites if s.space == "global")
     return found
 
@@ -82,13 +86,16 @@ def records(
             yield {"type": "unallocated", "pid": pid, "comm": comm, "touched_bytes": touched}
     requested = requested_sectors(kernels or ())
     for one in report.footprints:
-        yield footprint_record(one, requested.get((one.pid, one.mangled)))
+        yield footprint_record(one, requested.get((one.pid, one.gpu, one.mangled)))
 
 
 @dataclass(frozen=True)
 class _Row:
-    """Allocations of one place in a process, added up; None: not known of one of them."""
+    """Allocations of one place in a process and of one GPU, added up; None: not known of one of them."""
 
+    pid: int
+    comm: str
+    gpu: int
     what: str
     stack: tuple[StackFrame, ...]
     count: int
@@ -98,8 +105,11 @@ class _Row:
     untouched: int | None
 
 
-def allocation_lines(report: Report, granule: int, verbose: bool) -> Iterator[str]:
+def allocation_lines(
+    report: Report, granule: int, verbose: bool, whose: Whose | None = None
+) -> Iterator[str]:
     """For people: what was never touched first."""
+    whose = (whose or Whose()).see(row.allocation for row in report.rows)
     rows = _folded([row for row in report.rows if _shown(row)])
     if not rows and not report.elsewhere:
         return
@@ -107,20 +117,9 @@ def allocation_lines(report: Report, granule: int, verbose: bool) -> Iterator[st
     if granule > 1:
         yield f"  to within {granule:,} bytes: --granule 1 tells each byte apart"
     shown = rows if verbose else rows[:MOST_ROWS]
-    several = any(row.count > 1 for row in shown)
-    header = ["BYTES", "READ", "WRITTEN", "UNTOUCHED", *(["N"] if several else []), "CALL", "WHERE"]
-    room = WIDTH - 4 * 11 - (7 if several else 0)
-    places = [symbols.caller(row.stack) for row in shown]
-    beside = max((len(place) for place in places), default=0) + 2
-    most = min(max((len(row.what) for row in shown), default=0), max(room // 2, room - beside))
-    cells = []
-    for row, place in zip(shown, places, strict=True):
-        numbers = [_number(n) for n in (row.bytes, row.read, row.written, row.untouched)]
-        count = [f"{row.count:,}"] if several else []
-        cells.append([*numbers, *count, table.fit(row.what, most), table.fit(place, room - most - 2)])
-    if cells:
+    if shown:
         yield ""
-        lines = table.lines(header, cells, left=("CALL", "WHERE"))
+        lines = _rows(shown, whose) if whose.several else _rows_of_one(shown)
         yield lines[0]
         for line, row in zip(lines[1:], shown, strict=True):
             yield line
@@ -137,12 +136,50 @@ def allocation_lines(report: Report, granule: int, verbose: bool) -> Iterator[st
     yield ""
 
 
+def _rows_of_one(shown: Sequence[_Row]) -> list[str]:
+    """The table of one process, in columns whose numbers are exact."""
+    several = any(row.count > 1 for row in shown)
+    header = ["BYTES", "READ", "WRITTEN", "UNTOUCHED", *(["N"] if several else []), "CALL", "WHERE"]
+    room = WIDTH - 4 * 11 - (7 if several else 0)
+    places = [symbols.caller(row.stack) for row in shown]
+    beside = max((len(place) for place in places), default=0) + 2
+    most = min(max((len(row.what) for row in shown), default=0), max(room // 2, room - beside))
+    cells = []
+    for row, place in zip(shown, places, strict=True):
+        numbers = [_number(n) for n in (row.bytes, row.read, row.written, row.untouched)]
+        count = [f"{row.count:,}"] if several else []
+        cells.append([*numbers, *count, table.fit(row.what, most), table.fit(place, room - most - 2)])
+    return table.lines(header, cells, left=("CALL", "WHERE"))
+
+
+def _rows(shown: Sequence[_Row], whose: Whose) -> list[str]:
+    """The table of several processes, whose columns leave less room."""
+    made = []
+    for row in shown:
+        sizes = {"BYTES": row.bytes, "READ": row.read, "WRITTEN": row.written, "UNTOUCHED": row.untouched}
+        cells = {name: "?" if size is None else table.size(size) for name, size in sizes.items()}
+        place = {"N": f"{row.count:,}", "CALL": row.what, "WHERE": symbols.caller(row.stack) or "-"}
+        made.append(whose.cells(row) | cells | place)
+    drop = ("N",) if all(row.count == 1 for row in shown) else ()
+    left = ("COMM", "CALL", "WHERE")
+    return table.within(
+        [{name: cell for name, cell in row.items() if name not in drop} for row in made],
+        left,
+        drop=("CALL",),
+        cut=("WHERE", "COMM"),
+    )
+
+
 def _findings(report: Report, granule: int) -> Iterator[str]:
     """What is beyond doubt."""
     if report.full:
         yield from table.wrap(
             "?: not known, because more memory was touched than the table has room for;"
             f" --granule {_roomier(report, granule)} makes room"
+        )
+    if any(row.allocation.call == FROM_BEFORE for row in report.rows):
+        yield from table.wrap(
+            "made before: allocations from before the tool came, as launches mentioned them; what touched them until then is not known"
         )
     if report.partial:
         yield "kernels may have touched more: not every launch, thread and access was probed"
@@ -151,6 +188,9 @@ def _findings(report: Report, granule: int) -> Iterator[str]:
     if report.partial:
         return
     known = [row for row in report.rows if row.either is not None and row.allocation.kind == "device"]
+    known = [
+        row for row in known if row.allocation.call != FROM_BEFORE
+    ]  # kernels of before may have touched it
     for what, some in (
         ("never touched by kernels", [row for row in known if not row.either]),
         ("written but never read by kernels", [row for row in known if row.written and not row.read]),
@@ -172,28 +212,25 @@ def _roomier(report: Report, granule: int) -> int:
     return granule
 
 
-def footprint_lines(report: Report, kernels: Sequence[KernelTraffic]) -> Iterator[str]:
+def footprint_lines(
+    report: Report, kernels: Sequence[KernelTraffic], whose: Whose | None = None
+) -> Iterator[str]:
     """For people: how much of memory each kernel touches."""
     if not report.footprints:
         return
+    whose = (whose or Whose()).see(report.footprints)
     requested = requested_sectors(kernels)
     labels = names.labels(one.mangled for one in report.footprints)
-    cells = []
+    rows = []
     for one in report.footprints:
-        asked = requested.get((one.pid, one.mangled))
+        asked = requested.get((one.pid, one.gpu, one.mangled))
         times = reuse(one, asked)
-        cells.append(
-            [
-                table.fit(labels[one.mangled] or "(unknown)", 34),
-                _number(one.bytes),
-                _number(one.sectors),
-                _number(asked),
-                "?" if times is None else f"{times:.2f}",
-            ]
-        )
-    yield f"footprint: memory that each kernel touched, in all its launches (sectors of {SECTOR} bytes)"
+        row = whose.cells(one) | {"KERNEL": table.fit(labels[one.mangled] or "(unknown)", 34)}
+        row |= {"BYTES": _number(one.bytes), "SECTORS": _number(one.sectors), "REQUESTED": _number(asked)}
+        rows.append(row | {"REUSE": "?" if times is None else f"{times:.2f}"})
+    yield f"footprint: memory that each kernel touched in all its launches, {SECTOR}-byte sectors"
     yield ""
-    yield from table.lines(["KERNEL", "BYTES", "SECTORS", "REQUESTED", "REUSE"], cells, left=("KERNEL",))
+    yield from table.within(rows, left=("COMM", "KERNEL"))
     if report.full:
         yield "?: not known, because the table was full; --granule 32 is as exact here"
     yield ""
@@ -209,7 +246,7 @@ def _folded(rows: Sequence[Covered]) -> list[_Row]:
     groups: dict[tuple[Any, ...], list[Covered]] = {}
     for row in rows:
         of = row.allocation
-        groups.setdefault((of.process, of.call, of.stack, 0 if of.stack else of.base), []).append(row)
+        groups.setdefault((of.process, of.gpu, of.call, of.stack, 0 if of.stack else of.base), []).append(row)
 
     def total(values: list[int | None]) -> int | None:
         known = [value for value in values if value is not None]
@@ -217,7 +254,12 @@ def _folded(rows: Sequence[Covered]) -> list[_Row]:
 
     folded = [
         _Row(
-            some[0].allocation.name or some[0].allocation.call,
+            some[0].allocation.pid,
+            some[0].allocation.comm,
+            some[0].allocation.gpu,
+            "(made before)"
+            if some[0].allocation.call == FROM_BEFORE
+            else some[0].allocation.name or some[0].allocation.call,
             some[0].allocation.stack,
             len(some),
             sum(row.allocation.bytes for row in some),

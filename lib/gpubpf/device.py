@@ -14,7 +14,7 @@ from gpubpf.errors import SessionError
 LIBRARIES = Path(__file__).resolve().parent.parent / "cudasim" / "lib"
 # Device files of NVIDIA's driver: Linux, and Windows' GPU in WSL 2.
 DEVICE_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
-NOTICE = "no GPU here: the command runs on cudasim, the embedded CUDA device; counts are exact, times "
+NOTICE = "no GPU here: programs run on cudasim, the embedded CUDA device; counts are exact, times "
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,18 @@ class Device:
     kind: str
     environment: Mapping[str, str] = field(default_factory=dict)
     notice: str | None = None
+
+    @property
+    def virtual(self) -> bool:
+        """Whether it is the embedded device on its virtual clock."""
+        clock = self.environment.get("CUDASIM_CLOCK", os.environ.get("CUDASIM_CLOCK"))
+        return self.kind == "sim" and clock == "virtual"
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        clock = " on its virtual clock" if self.virtual else ""
+        return "a GPU" if self.kind == "gpu" else f"the embedded device{clock}"
 
 
 def gpu_missing() -> str | None:

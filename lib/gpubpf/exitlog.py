@@ -21,6 +21,7 @@ from gpubpf.exits import Clock, Exits, Lateness, Report
 from gpubpf.heatmap import Heat
 from gpubpf.imbalance import WARP, Index, Ranges
 from gpubpf.places import COUNT, READINGS, Place, Places, source_of
+from gpubpf.whose import Whose
 
 if TYPE_CHECKING:
     from gpubpf.cli import Output
@@ -34,13 +35,13 @@ MOST_PENDING = 4096  # launches that are not whole
 MOST_HEATS = 64
 FAR = 1 << 60  # ns: farther apart is nothing that a GPU said
 
-__all__ = ["ExitLog", "Place", "Printer", "source_of", "write_records"]
+__all__ = ["ExitLog", "Place", "Printer", "source_of"]
 
 
 class ExitLog:
     """Collects what a session gives. `recorded`: exits come as records of the ring, not added up in maps. `block`, `thread`: the
     ranges of --block and --thread. `heats`: whether pictures are wanted. `each`: called with what came, where every exit is wanted:
-    the place, records, their times (ns of the host) and which of these are known."""
+    the place, records, their times (ns of the host) and which of these are known. `whose`: is told of all places before `each` is."""
 
     def __init__(
         self,
@@ -49,7 +50,9 @@ class ExitLog:
         thread: Ranges,
         heats: bool = False,
         each: Callable[[Place, Any, Any], object] | None = None,
+        whose: Whose | None = None,
     ) -> None:
+        self._whose = Whose() if whose is None else whose
         self._recorded, self._ranges, self._each = recorded, (block, thread), each
         self._wants_heats = heats
         self._exits: dict[Place, Exits] = {}
@@ -67,6 +70,7 @@ class ExitLog:
         """What came since the last time."""
         for log in session.logs():
             self._take_log(log)
+        self._whose.see(self.places.launches)
         if not self._recorded:
             for reading in session.readings("lateness", "blocks", "warps"):
                 self._take_reading(reading)
@@ -219,9 +223,8 @@ class ExitLog:
             self._of(place).take_records(records, self._rate(place), blocks, threads, float(tick))
             if self._wants_heats:
                 time = records["time"]
-                title = f"{names.demangle(place.mangled).full}: grid {_by(place.grid)}, block {_by(place.block_dim)}"
                 if place in self.heats or len(self.heats) < MOST_HEATS:
-                    heat = self.heats.setdefault(place, Heat(title, shape.blocks))
+                    heat = self.heats.setdefault(place, Heat(_heading(place), shape.blocks))
                     since = np.minimum(time - time.min(), np.uint64(FAR)).astype(np.int64)
                     heat.add(records["thread"].astype(np.int64) // shape.block_size, since)
 
@@ -245,6 +248,13 @@ class ExitLog:
                 self._exits[place] = Exits(place.shape, seen=old.seen)
         found.sort(key=lambda one: -one[1].exits * max(lane.late.mean for lane in one[1].lanes))
         yield from found
+
+    def pictures(self) -> list[Heat]:
+        """What `--heatmap` draws; titles say whose a picture is where there are several processes or GPUs."""
+        whose = Whose().see(self.heats)
+        for place, heat in self.heats.items():
+            heat.title = (f"{whose.name(place)}: " if whose.several else "") + _heading(place)
+        return list(self.heats.values())
 
     def title(self, place: Place, full: bool) -> str:
         """What a report is headed with: the short name, in full where `full` or where another kernel has it, too."""
@@ -290,8 +300,9 @@ def _place(instance: Any) -> Place:
     )
 
 
-def _by(extents: Index) -> str:
-    return " x ".join(map(str, extents))
+def _heading(place: Place) -> str:
+    grid, block = (" x ".join(map(str, extents)) for extents in (place.grid, place.block_dim))
+    return f"{names.demangle(place.mangled).full}: grid {grid}, block {block}"
 
 
 def _mask(extents: Index, ranges: Ranges) -> np.ndarray | None:
@@ -313,66 +324,81 @@ class Printer:
     """Writes every exit as it comes: what `each` of an `ExitLog` calls. JSON Lines, CSV or columns for people, whose times count from
     the first."""
 
-    def __init__(self, out: Output, as_json: bool, as_csv: bool) -> None:
+    def __init__(self, out: Output, as_json: bool, as_csv: bool, whose: Whose | None = None) -> None:
         self._out, self._form = out, "json" if as_json else "csv" if as_csv else "text"
+        self._whose = Whose() if whose is None else whose
         self._origin: int | None = None
+        self._header: str | None = None
 
     def __call__(self, place: Place, records: Any, times: Any) -> None:
         if not len(records):
             return
-        began = self._origin is not None
         if self._origin is None:
             self._origin = int(times.min())
-        write_records(self._out, self._form, place, records, times, began, self._origin)
+        self._whose.see([place])
+        header = {"json": "", "csv": CSV_HEADER}.get(self._form) or _text_header(self._whose)
+        if header != self._header and self._form != "json":  # again, where there are more columns now
+            self._out.write(header)
+        self._header = header
+        for begin in range(0, len(records), CHUNK):
+            few = slice(begin, begin + CHUNK)
+            if self._form == "text":
+                self._out.write(_text(place, records[few], times[few] - self._origin, self._whose))
+            else:
+                self._out.write(_for_programs(self._form, place, records[few], times[few]))
 
 
-HEADER = (
-    f"{'TIME (ns)':>16} {'LAUNCH':>8} {'BLOCK':>8} {'THREAD':>6} {'LANE':>4} {'SM':>4} {'SITE':>4} KERNEL\n"
+CSV_HEADER = (
+    "ts_ns,pid,comm,gpu,kernel,launch,block_x,block_y,block_z,thread_x,thread_y,thread_z,warp,lane,sm,site\n"
 )
 
 
-def write_records(
-    out: Output, form: str, place: Place, records: Any, times: Any, began: bool, origin: int
-) -> None:
-    """Every exit as a line: `form` is json, csv or text. `began`: a header stands above already. `origin`: what times in
-    text count from."""
+def _text_header(whose: Whose) -> str:
+    if whose.processes:
+        columns = f"{'TIME (ns)':>13} {'LAUNCH':>6} {'BLOCK':>7} {'THREAD':>6} {'LANE':>4} {'SM':>3} KERNEL"
+    else:
+        columns = f"{'TIME (ns)':>16} {'LAUNCH':>8} {'BLOCK':>8} {'THREAD':>6} {'LANE':>4} {'SM':>4} {'SITE':>4} KERNEL"
+    return f"{whose.header}{columns}\n"
+
+
+def _text(place: Place, records: Any, since: Any, whose: Whose) -> bytes:
+    """Lines for people. `since`: times from the first one of all, ns. In 80 columns, where there are several processes."""
+    thread = records["thread"].astype(np.int64)
+    block, own = np.divmod(thread, place.shape.block_size)
+    launch, lane = records["launch"] & np.uint64(COUNT), own % WARP
+    columns = whose.columns(place, len(records))
+    if since.min() < 0:  # another process was read first
+        since = output.Words([b"%d" % ns for ns in since.tolist()], np.arange(len(since)))
+    kernel = cli.printable(names.demangle(place.mangled).short)
+    if whose.processes:
+        columns += [(since, 13), (launch, 6), (block, 7), (own, 6), (lane, 4), (records["sm"], 3)]
+        kernel = table.fit(kernel, 10 if whose.gpus else 14)
+    else:
+        columns += [
+            (since, 16),
+            (launch, 8),
+            (block, 8),
+            (own, 6),
+            (lane, 4),
+            (records["sm"], 4),
+            (records["site"], 4),
+        ]
+        kernel = table.fit(kernel, 18) if whose.gpus else kernel[:40]
+    return output.aligned(columns, kernel.encode("ascii", "replace") + b"\n")
+
+
+def _for_programs(form: str, place: Place, records: Any, times: Any) -> bytes:
+    """JSON Lines or CSV."""
     kernel = names.demangle(place.mangled).short
-    shape = place.shape
-    for begin in range(0, len(records), CHUNK):
-        some, when = records[begin : begin + CHUNK], times[begin : begin + CHUNK]
-        thread = some["thread"].astype(np.int64)
-        own = thread % shape.block_size
-        where = shape.coordinates(thread)
-        lane, sm, site = own % WARP, some["sm"], some["site"]
-        if form == "text":
-            label = cli.printable(kernel)[:40].encode("ascii", "replace") + b"\n"
-            block, launch = thread // shape.block_size, some["launch"] & np.uint64(COUNT)
-            columns = [(when - origin, 16), (launch, 8), (block, 8), (own, 6), (lane, 4), (sm, 4), (site, 4)]
-            if not began:
-                out.write(HEADER)
-            out.write(output.aligned(columns, label))
-        elif form == "json":
-            common = {"pid": place.pid, "comm": place.comm, "gpu": place.gpu, "kernel": kernel}
-            head = json.dumps({"type": "exit", **common}, separators=(",", ":"))[:-1].encode()
-            texts: tuple[bytes, ...] = (
-                b',"ts_ns":',
-                b',"launch":',
-                b',"block":[',
-                b",",
-                b",",
-                b'],"thread":[',
-                b",",
-                b",",
-                b'],"warp":',
-            )
-            texts = (head + texts[0], *texts[1:], b',"lane":', b',"sm":', b',"site":', b"}\n")
-            out.write(output.joined(texts, (when, some["launch"], *where, own // WARP, lane, sm, site)))
-        else:
-            if not began:
-                out.write(
-                    "ts_ns,pid,comm,gpu,kernel,launch,block_x,block_y,block_z,thread_x,thread_y,thread_z,warp,lane,sm,site\n"
-                )
-            middle = f",{cli.csv_cells((place.pid, place.comm, place.gpu, kernel))},".encode()
-            texts = (b"", middle, *[b","] * 10, b"\n")
-            out.write(output.joined(texts, (when, some["launch"], *where, own // WARP, lane, sm, site)))
-        began = True
+    thread = records["thread"].astype(np.int64)
+    own = thread % place.shape.block_size
+    numbers = (times, records["launch"], *place.shape.coordinates(thread), own // WARP, own % WARP)
+    columns = (*numbers, records["sm"], records["site"])
+    if form == "csv":
+        middle = f",{cli.csv_cells((place.pid, place.comm, place.gpu, kernel))},".encode()
+        return output.joined((b"", middle, *[b","] * 10, b"\n"), columns)
+    common = {"pid": place.pid, "comm": place.comm, "gpu": place.gpu, "kernel": kernel}
+    head = json.dumps({"type": "exit", **common}, separators=(",", ":"))[:-1].encode()
+    texts = [head + b',"ts_ns":', b',"launch":', b',"block":[', b",", b",", b'],"thread":[', b",", b","]
+    texts += [b'],"warp":', b',"lane":', b',"sm":', b',"site":', b"}\n"]
+    return output.joined(texts, columns)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from gpubpf.imbalance import WARP, Shape
+from gpubpf.table import duration
 
 BINS = 1024
 LARGEST = 2**36 - 1  # counted as this, what is larger
@@ -443,15 +444,6 @@ class Report:
 
 
 # --- for people ---
-
-
-def duration(ns: float) -> str:
-    """``752 ns``, ``1.25 us``, ``13.2 ms``: three digits."""
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if ns >= 0.9995 * size:
-            value = ns / size
-            return f"{value:.{max(0, 3 - len(str(int(value + 0.0005))))}f} {unit}"
-    return f"{ns:.0f} ns"
 
 
 def findings(found: Report, source: Callable[[int], str | None]) -> list[str]:

@@ -11,23 +11,33 @@ Everything read here is untrusted: sizes are checked before they are used, and e
 
 from __future__ import annotations
 
+import heapq
 import os
 import re
 import stat
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
-from gpubpf.errors import ImageError
+from gpubpf.errors import Error, ImageError
 
 WRAPPER_MAGIC = 0x466243B1
 FATBIN_MAGIC = 0xBA55ED50
 LARGEST_IMAGE = 1 << 30  # bytes, uncompressed
+MOST_IMAGES = 1 << 18  # of one file
+SASS_ONLY, LINKED = "SASS only", "linked from several images"  # why there is no PTX
+LARGEST_GAP = 1 << 20  # bytes between two fatbins
 EM_CUDA = 190
 
 _WRAPPER_SIZE = 24
+_CHUNK = 1 << 20  # bytes, looked through at once
+_HEADER_LIMIT = 1 << 20
+_TEXT_LIMIT = 64 << 20
+_COMMENTS = re.compile(rb"(?:^|(?<=\0))(?:[ \t]*(?://[^\n\0]*)?\r?\n)*\Z", re.MULTILINE)
+# Of a fatbin, of PTX; each begins with bytes that are looked for as such, which is six times as fast as one expression for both.
+_BEGINNINGS = (re.compile(rb"\x50\xed\x55\xba"), re.compile(rb"\.version[ \t]+\d"))
 _FATBIN = struct.Struct("<IHHQ")  # magic, version, header size, size of the images
 # kind, version, header size, payload size, compressed size, offset of the options' place, minor, major, sm,
 # name offset, name size, flags, reserved, uncompressed size
@@ -39,11 +49,33 @@ _PTX_VERSION = re.compile(rb"^\s*\.version\s+(\d{1,3})\.(\d{1,3})", re.MULTILINE
 _PTX_TARGET = re.compile(rb"^\s*\.target\s+sm_(\d{1,4})([af]?)", re.MULTILINE)
 
 
+class Source(Protocol):
+    """Where bytes come from."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly these bytes. Raises ImageError where they are not all there."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes that are still where they were found."""
+
+    source: Source
+    offset: int
+    size: int
+
+    def read(self) -> bytes:
+        return self.source.read(self.offset, self.size)
+
+
 @dataclass(frozen=True)
 class Image:
     """One form of one module.
 
-    `payload` is decompressed when it is first asked for, and raises ImageError if it can't be.
+    `payload` is read and decompressed when it is first asked for, and raises ImageError if it can't be.
     """
 
     kind: str  # "ptx" or "elf"
@@ -55,7 +87,7 @@ class Image:
     name: str  # the source file, with -g; mostly ""
     module: int  # images with the same number are forms of one module
     relocatable: bool  # meant for nvlink: not a whole module
-    stored: bytes = field(repr=False)
+    stored: bytes | Part = field(repr=False)
     codec: str = ""  # of `stored`: "", "lz4" or "zstd"
     size: int = 0  # uncompressed, when there is a codec
 
@@ -70,7 +102,12 @@ class Image:
 
     @cached_property
     def payload(self) -> bytes:
-        data = _decompress(self.stored, self.codec, self.size)
+        return self.read()
+
+    def read(self) -> bytes:
+        """The payload, not kept: for who goes through gigabytes."""
+        stored = self.stored.read() if isinstance(self.stored, Part) else self.stored
+        data = _decompress(stored, self.codec, self.size)
         return data.rstrip(b"\0") if self.kind == "ptx" else data
 
     @property
@@ -92,17 +129,28 @@ class Image:
 
 
 def choose(images: Sequence[Image], cc: tuple[int, int]) -> Image | str:
-    """The PTX of one module that suits a device of compute capability `cc` best, or why there is none."""
+    """The PTX of one module that suits a device of compute capability `cc` best, or why there is none.
+
+    Where there is none but a cubin for the device that keeps the PTX it was made of, that.
+    """
     ptx = [image for image in images if image.kind == "ptx"]
     whole = [image for image in ptx if not image.relocatable]
     suitable = [image for image in whole if image.runs_on(cc)]
     if suitable:
         return max(suitable, key=lambda image: (image.sm, image.suffix != ""))
+    if (cubin := cubin_for(images, cc)) is not None and (kept := ptx_of_cubin(cubin)) is not None:
+        return kept
     if whole:
         nearest = min(whole, key=lambda image: image.sm)
         newer = divmod(nearest.sm, 10) > cc
         return f"PTX for {'a newer' if newer else 'another'} GPU ({nearest.arch})"
-    return "PTX for a device link" if ptx else "SASS only"
+    return "PTX for a device link" if ptx else SASS_ONLY
+
+
+def cubin_for(images: Iterable[Image], cc: tuple[int, int]) -> Image | None:
+    """The cubin of one module that a driver takes for a device of this capability."""
+    cubins = (i for i in images if i.kind == "elf" and not i.relocatable and i.runs_on(cc))
+    return max(cubins, key=lambda image: (image.sm, image.suffix != ""), default=None)
 
 
 def modules(images: Sequence[Image]) -> tuple[tuple[Image, ...], ...]:
@@ -111,6 +159,11 @@ def modules(images: Sequence[Image]) -> tuple[tuple[Image, ...], ...]:
     for image in images:
         groups.setdefault(image.module, []).append(image)
     return tuple(tuple(group) for group in groups.values())
+
+
+def renumbered(image: Image, first: int) -> Image:
+    """As an image of a module `first` numbers further."""
+    return replace(image, module=first + image.module)
 
 
 def images_of_file(path: str | os.PathLike[str]) -> tuple[Image, ...]:
@@ -126,7 +179,7 @@ def images_of_file(path: str | os.PathLike[str]) -> tuple[Image, ...]:
                 raise ImageError(
                     f"{os.fspath(path)} is not a file; name a program, a library, a fatbin, a cubin or PTX"
                 )
-            return _images(_Descriptor(file.fileno(), status.st_size))
+            return _held(_images(Descriptor(file.fileno(), status.st_size)))
     except OSError as error:
         raise ImageError(f"cannot read {os.fspath(path)}: {error.strerror}; check its name") from None
     except ImageError as error:
@@ -137,18 +190,17 @@ def images_of_file(path: str | os.PathLike[str]) -> tuple[Image, ...]:
 
 def images_of_bytes(data: bytes) -> tuple[Image, ...]:
     """The images in bytes, as a program gave them to the driver (`cuModuleLoadData`, `cuLibraryLoadData`)."""
-    return _images(_Memory(data))
+    return _held(_images(_Memory(data)))
+
+
+def _held(images: Iterable[Image]) -> tuple[Image, ...]:
+    """With their bytes, for the time when what they came from is closed."""
+    return tuple(
+        replace(i, stored=i.stored.read() if isinstance(i.stored, Part) else i.stored) for i in images
+    )
 
 
 # --- where bytes come from ----------------------------------------------------------------------------------
-
-
-class _Source(Protocol):
-    @property
-    def size(self) -> int: ...
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Exactly these bytes. Raises ImageError where they are not all there."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +217,7 @@ class _Memory:
 
 
 @dataclass(frozen=True)
-class _Descriptor:
+class Descriptor:
     """A file, read in pieces.
 
     PyTorch's libraries have gigabytes. Not mapped: a file cut short would kill the reader.
@@ -194,7 +246,67 @@ def _check(offset: int, size: int, total: int) -> None:
 # --- which format -------------------------------------------------------------------------------------------
 
 
-def _images(source: _Source) -> tuple[Image, ...]:
+def images_of(source: Source) -> tuple[Image, ...]:
+    """The images in whatever `source` holds, their bytes still in there. Raises ImageError."""
+    return _images(source)
+
+
+def scan(source: Source, start: int, end: int) -> Iterator[Image]:
+    """The images of whatever looks like a fatbin, which are aligned to 8 bytes, or PTX text, between two offsets."""
+    behind = at = start
+    module = 0
+    while at < end:
+        data = source.read(at, min(end - at, _CHUNK + 16))
+        for match in heapq.merge(*(b.finditer(data) for b in _BEGINNINGS), key=re.Match.start):
+            position, text = at + match.start(), match[0].startswith(b".")
+            if match.start() >= _CHUNK or position < behind or (position % 8 and not text):
+                continue  # in the next chunk; inside the one before
+            try:
+                if text:
+                    found, behind = _text_at(source, position, end, module)
+                else:
+                    found, behind = _fatbin(source, position, end, module, False)
+            except ImageError:
+                continue
+            yield from found
+            module += 1
+        at += _CHUNK
+
+
+def _text_at(source: Source, at: int, limit: int, module: int) -> tuple[list[Image], int]:
+    """PTX text, which a zero ends, with the comments in front of `.version`; and where it ends."""
+    if _PTX_TARGET.search(source.read(at, min(256, limit - at))) is None:
+        raise ImageError("it is not PTX; build it again")
+    data, end = b"", at
+    while b"\0" not in data[-_CHUNK:] and end < limit and len(data) < _TEXT_LIMIT:
+        data += source.read(end, min(_CHUNK, limit - end))
+        end = at + len(data)
+    data = data.partition(b"\0")[0]
+    before = min(at, 4096)
+    comments = _COMMENTS.search(source.read(at - before, before))
+    image = ptx_image((comments[0] if comments else b"") + data, module=module)
+    return [image] if image is not None else [], at + len(data)
+
+
+def pack(image: Image) -> bytes:
+    """A fatbin that holds this PTX alone, with its options."""
+    text, options = image.payload, image.options.encode()
+    header = _IMAGE.size + (8 + len(options) if options else 0)
+    header += -header % 8
+    flags = image.flags & ~sum(_CODECS) | sum(
+        bit for bit, suffix in _SUFFIXES.items() if suffix == image.suffix
+    )
+    at = _IMAGE.size if options else 0
+    body = _IMAGE.pack(
+        1, 0x101, header, len(text), 0, at, image.version[1], image.version[0], image.sm, 0, 0, flags, 0, 0
+    )
+    if options:
+        body += struct.pack("<II", at + 8, len(options)) + options
+    body = body.ljust(header, b"\0") + text
+    return _FATBIN.pack(FATBIN_MAGIC, 1, _FATBIN.size, len(body)) + body
+
+
+def _images(source: Source) -> tuple[Image, ...]:
     start = source.read(0, min(64, source.size))
     if start.startswith(b"\x7fELF"):
         elf = Elf(source)
@@ -203,10 +315,10 @@ def _images(source: _Source) -> tuple[Image, ...]:
         return tuple(_images_of_elf(elf))
     if source.size > LARGEST_IMAGE:
         raise ImageError("it is too large for a fatbin or PTX; name a program or a library")
-    data = source.read(0, source.size)
     if len(start) >= 4 and int.from_bytes(start[:4], "little") in (WRAPPER_MAGIC, FATBIN_MAGIC):
         offset = _WRAPPER_SIZE if int.from_bytes(start[:4], "little") == WRAPPER_MAGIC else 0
-        return tuple(_fatbins(data, offset, 0, False))
+        return tuple(_fatbins(source, offset, source.size, 0, False))
+    data = source.read(0, source.size)
     if (image := ptx_image(data)) is not None:
         return (image,)
     raise ImageError("there is no CUDA code in it; name a program, a library, a fatbin, a cubin or PTX")
@@ -235,74 +347,73 @@ def _images_of_elf(elf: Elf) -> Iterator[Image]:
         for name, relocatable in ((".nv_fatbin", False), ("__nv_relfatbin", True)):
             for section in elf.sections:
                 if section.name == name and section.in_file:
-                    for image in _fatbins(elf.contents(section), 0, module, relocatable):
+                    end = section.offset + section.size
+                    _check(section.offset, section.size, elf.source.size)
+                    for image in _fatbins(elf.source, section.offset, end, module, relocatable):
                         module = image.module + 1
                         yield image
         return
     # Without section headers (sstrip): in what the loader maps. Something else may look like a fatbin's
     # beginning.
     for offset, size in elf.segments:
-        data = elf.source.read(offset, min(size, elf.source.size - offset))
-        for position in _magics(data, -offset % 8):
-            try:
-                found = list(_fatbin(data, position, module, False)[0])
-            except ImageError:
-                continue
-            module += 1
-            yield from found
+        for image in scan(elf.source, offset, min(offset + size, elf.source.size)):
+            yield renumbered(image, module)
+        module += MOST_IMAGES
 
 
 # --- fatbins ------------------------------------------------------------------------------------------------
 
 
-def _magics(data: bytes, phase: int = 0) -> Iterator[int]:
-    """Where fatbins may begin: their alignment is 8."""
-    magic = FATBIN_MAGIC.to_bytes(4, "little")
-    position = data.find(magic)
-    while position >= 0:
-        if position % 8 == phase:
-            yield position
-        position = data.find(magic, position + 4)
-
-
-def _fatbins(data: bytes, offset: int, module: int, relocatable: bool) -> Iterator[Image]:
+def _fatbins(source: Source, offset: int, end: int, module: int, relocatable: bool) -> Iterator[Image]:
     """The images of fatbins that lie one after the other from `offset` on, with zeros in between."""
-    while offset < len(data):
-        if data[offset : offset + 4] != FATBIN_MAGIC.to_bytes(4, "little"):
-            following = data.find(FATBIN_MAGIC.to_bytes(4, "little"), offset)
-            if following < 0:
-                if data[offset:].strip(b"\0"):
-                    raise ImageError("there is something else between its fatbins; build it again")
-                return
-            if data[offset:following].strip(b"\0"):
-                raise ImageError("there is something else between its fatbins; build it again")
-            offset = following
-        images, offset = _fatbin(data, offset, module, relocatable)
+    count = 0
+    while (offset := _following(source, offset, end)) < end:
+        images, offset = _fatbin(source, offset, end, module, relocatable)
         yield from images
         module += 1
+        count += len(images)
+        if count > MOST_IMAGES:
+            raise ImageError("it has more images than any program; build it again")
 
 
-def _fatbin(data: bytes, offset: int, module: int, relocatable: bool) -> tuple[list[Image], int]:
-    """The images of the fatbin at `offset`, and where it ends."""
-    _check(offset, _FATBIN.size, len(data))
-    magic, _, header_size, size = _FATBIN.unpack_from(data, offset)
+def _following(source: Source, offset: int, end: int) -> int:
+    """Where the next fatbin begins, or `end`: nothing but zeros may lie before it."""
+    for at in range(offset, min(end, offset + LARGEST_GAP), 4096):
+        data = source.read(at, min(4096, end - at))
+        if rest := data.lstrip(b"\0"):
+            found = at + len(data) - len(rest)
+            begin = found - (found - offset) % 4  # the magic number's own first byte is not zero
+            if source.read(begin, min(4, end - begin)) != FATBIN_MAGIC.to_bytes(4, "little"):
+                raise ImageError("there is something else between its fatbins; build it again")
+            return begin
+    return end
+
+
+def _fatbin(
+    source: Source, offset: int, limit: int, module: int, relocatable: bool
+) -> tuple[list[Image], int]:
+    """The images of the fatbin at `offset`, and where it ends, which is not behind `limit`."""
+    _check(offset, _FATBIN.size, limit)
+    magic, _, header_size, size = _FATBIN.unpack(source.read(offset, _FATBIN.size))
     if magic != FATBIN_MAGIC or header_size < _FATBIN.size:
         raise ImageError("it is not a fatbin; build it again")
     position, end = offset + header_size, offset + header_size + size
-    _check(offset, end - offset, len(data))
-    images = []
+    _check(offset, end - offset, limit)
+    images: list[Image] = []
     while position < end:
-        image, position = _image(data, position, end, module, relocatable)
+        image, position = _image(source, position, end, module, relocatable)
         if image is not None:
             images.append(image)
+        if len(images) > MOST_IMAGES:
+            raise ImageError("it has more images than any program; build it again")
     return images, end
 
 
-def _image(data: bytes, at: int, end: int, module: int, relocatable: bool) -> tuple[Image | None, int]:
+def _image(source: Source, at: int, end: int, module: int, relocatable: bool) -> tuple[Image | None, int]:
     """The image whose header is at `at`, None if of another kind than PTX and ELF; and where the next begins."""
     _check(at, _IMAGE.size, end)
     (number, _, header_size, stored_size, compressed_size, options_at, minor, major, sm, name_at, name_size,
-     flags, _, size) = _IMAGE.unpack_from(data, at)  # fmt: skip
+     flags, _, size) = _IMAGE.unpack(source.read(at, _IMAGE.size))  # fmt: skip
     if header_size < _IMAGE.size:
         raise ImageError("a header in its fatbin is too small; build it again")
     payload, payload_size = at + header_size, stored_size
@@ -314,39 +425,39 @@ def _image(data: bytes, at: int, end: int, module: int, relocatable: bool) -> tu
         if not 0 < compressed_size <= payload_size or size > LARGEST_IMAGE:
             raise ImageError("the sizes of a compressed image in its fatbin make no sense; build it again")
         payload_size = compressed_size
+    if payload_size > LARGEST_IMAGE:
+        raise ImageError("an image in its fatbin is larger than any; build it again")
     suffix = next((suffix for bit, suffix in _SUFFIXES.items() if flags & bit), "")
-    name = _text(data, at, header_size, name_at, name_size)
+    header = source.read(at, min(header_size, _HEADER_LIMIT)) if name_size or options_at else b""
+    name = _text(header, name_at, name_size)
     options = ""
     if kind == "ptx" and options_at:  # there, relative to the image: the offset and the length of the options
-        if options_at + 8 > header_size:
+        if options_at + 8 > len(header):
             raise ImageError("the options of an image lie outside its header; build it again")
-        options = _text(data, at, header_size, *struct.unpack_from("<II", data, at + options_at))
-    stored = data[payload : payload + payload_size]
-    version = (major, minor)
-    relocatable = relocatable or "--compile-only" in options.split()
+        options = _text(header, *struct.unpack_from("<II", header, options_at))
     image = Image(
         kind,
         sm,
         suffix,
-        version,
+        (major, minor),
         options,
         flags,
         name,
         module,
-        relocatable,
-        stored,
+        relocatable or "--compile-only" in options.split(),
+        Part(source, payload, payload_size),
         codec,
         size if codec else 0,
     )
     return image, payload + stored_size
 
 
-def _text(data: bytes, at: int, header_size: int, offset: int, size: int) -> str:
-    """A string in the header at `at`."""
+def _text(header: bytes, offset: int, size: int) -> str:
+    """A string in an image's header."""
     if not size:
         return ""
-    _check(offset, size, header_size)
-    return data[at + offset : at + offset + size].split(b"\0")[0].decode("utf-8", "replace").strip()
+    _check(offset, size, len(header))
+    return header[offset : offset + size].split(b"\0")[0].decode("utf-8", "replace").strip()
 
 
 def _decompress(data: bytes, codec: str, size: int) -> bytes:
@@ -412,7 +523,7 @@ class Elf:
     _SECTION = struct.Struct("<IIQQQQIIQQ")
     _SEGMENT = struct.Struct("<IIQQQQQQ")
 
-    def __init__(self, source: _Source) -> None:
+    def __init__(self, source: Source) -> None:
         self.source = source
         header = source.read(0, 64)
         if header[:6] != b"\x7fELF\x02\x01":
@@ -473,7 +584,7 @@ def elf_of_bytes(data: bytes) -> Elf:
 
 def elf_of_file(descriptor: int) -> Elf:
     """Of an open file, which stays the caller's. Raises ImageError for what is none."""
-    return Elf(_Descriptor(descriptor, os.fstat(descriptor).st_size))
+    return Elf(Descriptor(descriptor, os.fstat(descriptor).st_size))
 
 
 def _string(table: bytes, offset: int) -> str:
@@ -496,21 +607,77 @@ class CubinKernel:
     parameter_size: int  # EIATTR_PARAM_CBANK, EIATTR_CBANK_PARAM_SIZE
     registers: int | None = None  # EIATTR_REGCOUNT
     code_size: int = 0  # bytes of SASS
+    max_threads: int | None = None  # of a block, where the program says: EIATTR_MAX_THREADS, EIATTR_REQNTID
 
 
+_EIATTR_MAX_THREADS, _EIATTR_REQNTID = 0x05, 0x10
 _EIATTR_FRAME_SIZE, _EIATTR_KPARAM_INFO, _EIATTR_CBANK_PARAM_SIZE = 0x11, 0x17, 0x19
 _EIATTR_REGCOUNT, _EIATTR_KPARAM_INFO_V2 = 0x2F, 0x45
 _STO_CUDA_ENTRY = 0x10
 
 
-def kernels(cubin: bytes) -> dict[str, CubinKernel]:
-    """The kernels of a cubin by mangled name, in the order of its symbol table. Raises ImageError."""
+_DEBUG_PTX = re.compile(r"\.nv_debug_ptx_txt(\.\d+)?")
+
+
+def kernel_names(cubin: bytes) -> list[str]:
+    """The kernels of a cubin (mangled). Raises ImageError."""
+    return list(dict.fromkeys(name for _, name, _ in _entry_symbols(*_cubin_sections(cubin))))
+
+
+def _cubin_sections(cubin: bytes) -> tuple[Elf, dict[str, Section]]:
+    """Its sections by name. Raises ImageError."""
     elf = Elf(_Memory(cubin))
     if elf.machine != EM_CUDA:
         raise ImageError("it is not a cubin; name one")
-    by_name = {section.name: section for section in elf.sections}
     if len(cubin) < sum(section.size for section in elf.sections if section.in_file) // 4:
         raise ImageError("its sections overlap; build it again")  # else each could be as large as the file
+    return elf, {section.name: section for section in elf.sections}
+
+
+def ptx_of_cubin(image: Image) -> Image | None:
+    """The PTX that a cubin was made of, where ptxas kept it (-lineinfo, -G: a section with all of its statements, a line each); of a
+    cubin that several texts were linked into, all of them as one. None where there is none, or what is there is damaged.
+
+    Triton's cubins have it, nvJitLink's and NVRTC's where they were asked for line information, and those of `nvcc -lineinfo`.
+    """
+    try:
+        elf = elf_of_bytes(image.read())
+        texts = [elf.contents(s) for s in elf.sections if _DEBUG_PTX.fullmatch(s.name)]
+        options = ptxas_options(image.payload)
+    except ImageError:
+        return None
+    if not texts or sum(map(len, texts)) > LARGEST_IMAGE or any(t.count(b".version ") != 1 for t in texts):
+        return None
+    texts = [text.replace(b"\0", b"\n") for text in texts]
+    if len(texts) > 1:
+        from gpubpf.ptx.link import Input, link  # only here: few cubins are linked
+
+        try:
+            texts = [link([Input(f"text {k}", text.decode()) for k, text in enumerate(texts)]).encode()]
+        except (Error, UnicodeDecodeError):
+            return None
+    return ptx_image(texts[0], options, image.module)
+
+
+def ptxas_options(cubin: bytes) -> str:
+    """How ptxas was called for a cubin; "" where that is not told. Raises ImageError.
+
+    A note (ELF: u32 size of the name, of the description, type, name) whose description ends in strings: the tool, its version,
+    its build, its options.
+    """
+    elf = elf_of_bytes(cubin)
+    for section in elf.sections:
+        if section.name == ".note.nv.tkinfo":
+            for words in elf.contents(section).split(b"NVIDIA Corp\0")[1:]:
+                strings = [s.decode("utf-8", "replace") for s in words[24:].split(b"\0") if s]
+                if len(strings) >= 4 and strings[0].startswith("ptxas"):
+                    return strings[3].strip() if strings[3].lstrip().startswith("-") else ""
+    return ""
+
+
+def kernels(cubin: bytes) -> dict[str, CubinKernel]:
+    """The kernels of a cubin by mangled name, in the order of its symbol table. Raises ImageError."""
+    elf, by_name = _cubin_sections(cubin)
     registers: dict[int, int] = {}
     if (common := by_name.get(".nv.info")) is not None:
         for attribute, value in _attributes(elf.contents(common)):
@@ -523,6 +690,18 @@ def kernels(cubin: bytes) -> dict[str, CubinKernel]:
         kernel = _kernel(name, elf.contents(info) if info is not None else b"")
         found[name] = replace(kernel, registers=registers.get(index), code_size=size)
     return found
+
+
+def static_shared(cubin: bytes) -> dict[str, int]:
+    """Bytes of static shared memory, of each kernel of a cubin that has some: with what the system reserves, where it does.
+
+    Raises ImageError.
+    """
+    prefix = ".nv.shared."
+    found = {
+        s.name.removeprefix(prefix): s.size for s in Elf(_Memory(cubin)).sections if s.name.startswith(prefix)
+    }
+    return {name: size for name, size in found.items() if not name.startswith("reserved.")}
 
 
 def _entry_symbols(elf: Elf, by_name: dict[str, Section]) -> Iterator[tuple[int, str, int]]:
@@ -549,7 +728,7 @@ def _entry_symbols(elf: Elf, by_name: dict[str, Section]) -> Iterator[tuple[int,
 
 def _kernel(name: str, info: bytes) -> CubinKernel:
     parameters: dict[int, tuple[int, int]] = {}
-    total = 0
+    total, threads = 0, None
     for attribute, value in _attributes(info):
         if attribute == _EIATTR_KPARAM_INFO and len(value) >= 12:
             _, ordinal, offset, packed = struct.unpack_from("<IHHI", value)
@@ -559,7 +738,11 @@ def _kernel(name: str, info: bytes) -> CubinKernel:
             parameters[ordinal] = (offset, size)
         elif attribute == _EIATTR_CBANK_PARAM_SIZE:
             total = int.from_bytes(value, "little")
-    return CubinKernel(name, tuple(parameters[ordinal] for ordinal in sorted(parameters)), total)
+        elif attribute in (_EIATTR_MAX_THREADS, _EIATTR_REQNTID) and len(value) >= 12:
+            x, y, z = struct.unpack_from("<III", value)
+            threads = x * y * z
+    layout = tuple(parameters[ordinal] for ordinal in sorted(parameters))
+    return CubinKernel(name, layout, total, max_threads=threads)
 
 
 def _attributes(info: bytes) -> Iterator[tuple[int, bytes]]:

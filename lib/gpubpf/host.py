@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpubpf import bpf_syscall, maps
+from gpubpf import bpf_syscall, maps, uprobes
 from gpubpf.bytecode import HOST_POINTS, Function, Program, encode
 from gpubpf.compile import capable
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gpubpf.lower.native import Native
+    from gpubpf.uprobes import Table
 
 OPERATION_STUB = 64  # where in the agent's file the stub for operations is; that for launches begins it
 STUB = bytes.fromhex("0f1f440000c3")  # nop5; ret: a nop that the kernel can make a call of
@@ -43,7 +44,8 @@ _CLOCKS = (5, 125, 160, 208)  # helpers that tell the real time
 
 @dataclass(frozen=True)
 class HostProbe:
-    """A host program and where it goes: `launch`, `operation`, or a tracepoint of the kernel, CATEGORY:NAME."""
+    """A host program and where it goes: `launch`, `operation`, or a tracepoint of the kernel, CATEGORY:NAME, or its NAME alone for one
+    without a record."""
 
     function: str
     event: str
@@ -62,10 +64,10 @@ class Runs:
 class Host:
     """The host side of one measurement. Raises VerifyError for a program that may not run, Error where it cannot.
 
-    `params`: the bytes of parameters. `native`: gives the native form of a launch program, or raises VerifyError; asked where
-    this process may not load programs into the kernel. `virtual`: the embedded device's clock is virtual, so that programs which
-    ask for the time cannot run in the kernel. `companions`: other hosts, which come, go and are attached with this one. `note`: called
-    with notices for the user.
+    `functions`: programs at functions of libraries. `params`: the bytes of parameters. `native`: gives the native form of a launch
+    program, or raises VerifyError; asked where this process may not load programs into the kernel. `virtual`: the embedded device's
+    clock is virtual, so that programs which ask for the time cannot run in the kernel. `companions`: other hosts, which come, go
+    and are attached with this one. `statistics`: the kernel counts runs. `note`: called with notices for the user.
     """
 
     def __init__(
@@ -73,11 +75,13 @@ class Host:
         program: Program,
         attachments: Sequence[HostProbe],
         *,
+        functions: Sequence[Table] = (),
         shared: Sequence[MapDefinition] = (),
         params: Mapping[str, bytes] | None = None,
         native: Callable[[str], Native] | None = None,
         virtual: bool = False,
         companions: Sequence[Host] = (),
+        statistics: bool = True,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._program = program
@@ -85,10 +89,14 @@ class Host:
         self._params = dict(params or {})
         self._note = note
         self._companions = tuple(companions)
+        self._statistics = statistics
         self.ending: Callable[[], None] = lambda: (
             None
         )  # called when nothing runs any more and maps are still there
-        used = {i.map for a in attachments for i in program.functions[a.function].instructions if i.map}
+        self._tables = tuple(functions)
+        self.uprobes: uprobes.Uprobes | None = None  # where the programs at functions of libraries are
+        programs = [a.function for a in attachments] + [t.function for t in functions]
+        used = {i.map for name in programs for i in program.functions[name].instructions if i.map}
         self._shared = {d.name: d for d in shared} | {
             name: program.maps[name] for name in used if program.maps[name].kind == "shared_array"
         }
@@ -103,7 +111,7 @@ class Host:
         self._lock = threading.Lock()
         self.natives: tuple[Native, ...] = ()
         self._loaded = False
-        if attachments:
+        if programs:
             self._start(native, virtual)
 
     @property
@@ -146,8 +154,8 @@ class Host:
             except BaseException:
                 self._release()
                 raise
-        if tracepoints:
-            names = ", ".join(a.event for a in tracepoints)
+        if tracepoints or self._tables:
+            names = ", ".join([*(a.event for a in tracepoints), *(t.what for t in self._tables)])
             raise Error(f"{said}: host programs at {names} need CAP_BPF and CAP_PERFMON; run as root")
         if native is None:
             raise Error(f"{said}: host program {launches[0]} needs it; run as root")
@@ -158,8 +166,9 @@ class Host:
     def _load(self, tracepoints: Sequence[HostProbe]) -> None:
         if any(a.event in HOST_POINTS for a in self._attachments):
             bpf_syscall.uprobe_type()
-        with contextlib.suppress(OSError):  # less is known then, and nothing else
-            self._events.append(bpf_syscall.enable_statistics())
+        if self._statistics:
+            with contextlib.suppress(OSError):  # less is known then, and nothing else
+                self._events.append(bpf_syscall.enable_statistics())
         for name in self._used:
             definition = self._program.maps[name]
             if definition.kernel_type == 4:
@@ -172,21 +181,29 @@ class Host:
                 bpf_syscall.update(
                     self._files[name], bytes(4), self._params.get(name, b"").ljust(size, b"\0")[:size]
                 )
-        for attachment in tracepoints:
-            function = self._program.functions[attachment.function]
-            if any(self._program.maps[i.map].kind == "shared_array" for i in function.instructions if i.map):
+        for name in [a.function for a in tracepoints] + [t.function for t in self._tables]:
+            code = self._program.functions[name].instructions
+            if any(self._program.maps[i.map].kind == "shared_array" for i in code if i.map):
                 raise UsageError(
-                    f"host program {function.name} runs for the whole machine, and a shared array is one process's;"
+                    f"host program {name} runs for the whole machine, and a shared array is one process's;"
                     " use another map"
                 )
-            file = load(self._program, function, self._files)
+        for attachment in tracepoints:
+            function = self._program.functions[attachment.function]
+            raw = ":" not in attachment.event
+            file = load(self._program, function, self._files, raw=raw)
             self._programs.append((function.name, file))
-            self._events.append(
-                bpf_syscall.attach_tracepoint(file, bpf_syscall.tracepoint(attachment.event).number)
-            )
+            self._events.append(_attach(file, attachment.event))
         for attachment in self._attachments:  # what each process will get, so that the user hears of it now
             if attachment.event in HOST_POINTS:
                 try_load(self._program, self._program.functions[attachment.function])
+        if self._tables:
+            self.uprobes = uprobes.Uprobes(
+                self._program,
+                self._tables,
+                lambda function, attach: load(self._program, function, self._files, attach),
+                self._note,
+            )
 
     # --- processes ---
 
@@ -204,12 +221,14 @@ class Host:
                 self._past += process._runs()
 
     def runs(self) -> list[Runs]:
-        """Of every program, in all processes together. Empty where they run in the agents."""
+        """Of every program, in all processes together. Empty where they run in the agents, or without statistics."""
+        if not self._statistics:
+            return []
         with self._lock:
             found = list(self._past)
             for process in self._processes:
                 found += process._runs()
-        found += _count(self._programs)
+        found += _count([*self._programs, *(self.uprobes.programs if self.uprobes is not None else ())])
         for companion in self._companions:
             found += companion.runs()
         total: dict[str, tuple[int, float, int]] = {}
@@ -219,6 +238,16 @@ class Host:
         return [
             Runs(name, runs, ns / runs if runs else 0.0, missed) for name, (runs, ns, missed) in total.items()
         ]
+
+    def missed(self) -> dict[str, int]:
+        """How often programs of this host did not run where they should have, by name, with or without statistics."""
+        with self._lock:
+            found = list(self._past)
+        found += _count([*self._programs, *(self.uprobes.programs if self.uprobes is not None else ())])
+        total: dict[str, int] = {}
+        for r in found:
+            total[r.function] = total.get(r.function, 0) + r.missed
+        return total
 
     # --- maps ---
 
@@ -265,17 +294,25 @@ class Host:
     def update(self, name: str, key: bytes, value: bytes) -> None:
         bpf_syscall.update(self._files[name], key, value)
 
+    def delete(self, name: str, key: bytes) -> None:
+        """One that is not there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            bpf_syscall.delete(self._files[name], key)
+
     # --- end ---
 
     def detach(self) -> None:
-        """Has programs run no more, which takes the kernel 0.1 s; `close` waits for it. Maps keep what they hold. Counts of runs are
-        those of the end."""
+        """Has programs run no more, which takes the kernel 0.1 s; `settle` and `close` wait for it. Maps keep what they hold. Counts
+        of runs are those of the end."""
         with self._lock:
             processes = list(self._processes)
         self._past += _count(self._programs)
         files = [*self._events, *(file for _, file in self._programs)]
         self._events.clear()
         self._programs.clear()
+        if self.uprobes is not None:  # first: what their programs count may need what others see
+            self._past += _count(self.uprobes.programs)
+            bpf_syscall.close_all(self.uprobes.take())
         for process in processes:
             files += process._take()
         self._closing += bpf_syscall.begin_to_close(files)
@@ -284,10 +321,15 @@ class Host:
         ending, self.ending = self.ending, lambda: None
         ending()
 
+    def settle(self) -> None:
+        """Waits until no program runs that was detached."""
+        closing, self._closing = self._closing, []
+        for thread in closing:
+            thread.join()
+
     def close(self) -> None:
         self.detach()
-        for thread in self._closing:
-            thread.join()
+        self.settle()
         for companion in self._companions:
             companion.close()
         for process in list(self._processes):
@@ -297,7 +339,8 @@ class Host:
     def _release(self) -> None:
         for ring in self._rings.values():
             ring.close()
-        for file in (*self._events, *(file for _, file in self._programs), *self._files.values()):
+        left = self.uprobes.take() if self.uprobes is not None else ()
+        for file in (*left, *self._events, *(file for _, file in self._programs), *self._files.values()):
             os.close(file)
         self._rings.clear()
         self._events.clear()
@@ -402,29 +445,49 @@ class HostProcess:
         self._host._gone(self)
 
 
-def load(program: Program, function: Function, files: Mapping[str, int]) -> int:
-    """Loads a host program into the kernel, with its maps' file descriptors. Raises VerifyError; PermissionError where this
-    process may not load it."""
-    kind = bpf_syscall.TRACEPOINT
+def _attach(program: int, event: str) -> int:
+    """To a tracepoint, as HostProbe says. Raises Error where there is none."""
+    if ":" in event:
+        return bpf_syscall.attach_tracepoint(program, bpf_syscall.tracepoint(event).number)
+    try:
+        return bpf_syscall.attach_raw_tracepoint(program, event)
+    except FileNotFoundError:
+        raise Error(f"this kernel has no tracepoint {event}; check its name") from None
+
+
+def load(
+    program: Program, function: Function, files: Mapping[str, int], attach: int = 0, raw: bool = False
+) -> int:
+    """Loads a host program into the kernel, with its maps' file descriptors. `attach`: see `bpf_syscall.load_program`. `raw`: for a
+    tracepoint without a record. Raises VerifyError; PermissionError where this process may not load it."""
+    kind = bpf_syscall.RAW_TRACEPOINT if raw else bpf_syscall.TRACEPOINT
     if function.point in HOST_POINTS:
         registers = context.REGISTERS[function.point]
         function, kind = context.copied(function, registers), bpf_syscall.KPROBE
+    elif function.point == "uprobe":
+        kind = bpf_syscall.KPROBE
     try:
         return bpf_syscall.load_program(
-            kind, encode(function.instructions, files), program.license, function.name
+            kind, encode(function.instructions, files), program.license, function.name, attach
         )
     except bpf_syscall.Rejected as error:
         raise VerifyError(_rejection(program, function, error)) from None
 
 
-def try_load(program: Program, function: Function) -> None:
-    """Has the kernel judge a host program. Raises VerifyError; PermissionError where this process may not ask."""
+def try_load(program: Program, function: Function, raw: bool | None = None) -> None:
+    """Has the kernel judge a host program. `raw`: as for `load`; None: one for a tracepoint may be of either kind.
+    Raises VerifyError; PermissionError where this process may not ask."""
     with contextlib.ExitStack() as stack:
         files: dict[str, int] = {}
         for name in {i.map for i in function.instructions if i.map is not None}:
             files[name] = _create(program.maps[name])
             stack.callback(os.close, files[name])
-        os.close(load(program, function, files))
+        try:
+            os.close(load(program, function, files, raw=bool(raw)))
+        except VerifyError:
+            if raw is not None or function.point != "host":
+                raise
+            os.close(load(program, function, files, raw=True))
 
 
 def _create(definition: MapDefinition) -> int:

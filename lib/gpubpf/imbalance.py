@@ -7,6 +7,7 @@ A warp is 32 threads with neighbouring numbers in one block; a lane is a thread'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -90,6 +91,19 @@ class Shape:
     def thread_index(self, thread: int) -> str:
         """The same for a thread's number in its block."""
         return _short(thread, self.block_dim)
+
+
+def shape_cells(owners: Sequence[object], shapes: Sequence[Shape]) -> list[dict[str, str]]:
+    """A column for rows that are told apart by their launch shape: ``{"GRID:BLOCK": "8:128"}``; nothing where the owners differ."""
+    if all(owners.count(one) == 1 for one in owners):
+        return [{} for _ in shapes]
+    return [{"GRID:BLOCK": f"{_extents(shape.grid)}:{_extents(shape.block_dim)}"} for shape in shapes]
+
+
+def _extents(of: Index) -> str:
+    """``8``, ``8x2``, ``8x1x4``."""
+    used = max((n for n, extent in enumerate(of) if extent > 1), default=0)
+    return "x".join(map(str, of[: used + 1]))
 
 
 def _unravel(number: np.ndarray, extents: Index) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

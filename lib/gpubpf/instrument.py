@@ -86,7 +86,7 @@ def instrument_image(data: bytes, attachments: Sequence[Attachment], target: Tar
     try:
         images = fatbin.images_of_bytes(data)
     except ImageError:
-        return Sidecar()
+        return _refuse(_entries_of(_several(data)), attachments, fatbin.LINKED)
     return instrument_module(images, attachments, target)
 
 
@@ -110,14 +110,37 @@ def instrument_module(images: Sequence[Image], attachments: Sequence[Attachment]
     return made
 
 
+def joined(data: bytes) -> bytes:
+    """PTX texts that cuLink was given, a zero between two, as the one that it makes of them; what is something else, or does not
+    fit together, as it is."""
+    images = _several(data)
+    if not images:
+        return data
+    from gpubpf.ptx.link import Input, LinkError, link  # only here: few programs link
+
+    try:
+        # What nobody defines may be in an input of another kind.
+        made = link([Input(f"text {k}", image.text) for k, image in enumerate(images)], complete=False)
+    except (PtxError, LinkError):
+        return data
+    return made.encode("utf-8", "surrogateescape")
+
+
+def _several(data: bytes) -> list[Image]:
+    """The texts of PTX with zeros in between; none where it is something else."""
+    images = [fatbin.ptx_image(text) for text in data.split(b"\0") if text.strip()]
+    found = [image for image in images if image is not None]
+    return found if len(found) == len(images) > 1 else []
+
+
 def choose(images: Sequence[Image], target: Target) -> Image | str:
-    """The PTX of one module that the target's driver would take, or the reason why there is none."""
-    chosen = fatbin.choose(images, target.cc)
-    if isinstance(chosen, str) and target.device == "sim":
+    """The PTX of one module that the target's driver would take, or that its cubin was made of; or the reason why there is none."""
+    if target.device == "sim":
         # The embedded device also runs PTX that is meant for a newer GPU: the oldest such.
-        newer = [image for image in images if image.kind == "ptx" and not image.relocatable]
-        return min(newer, key=lambda image: image.sm, default=chosen)
-    return chosen
+        whole = [image for image in images if image.kind == "ptx" and not image.relocatable]
+        if whole and not any(image.runs_on(target.cc) for image in whole):
+            return min(whole, key=lambda image: image.sm)
+    return fatbin.choose(images, target.cc)
 
 
 def _instrument(text: str, chosen: Image, attachments: Sequence[Attachment], target: Target) -> Sidecar:
@@ -257,7 +280,8 @@ def trim(parsed: module.Module, kernels: Mapping[str, Any]) -> module.Module:
         elif isinstance(item, module.Variable):
             wanted = item.name in variables or item.space == "shared"
         else:
-            wanted = item.name != "section"
+            # Of DWARF only the names that `.loc … function_name` refers to.
+            wanted = item.name != "section" or item.text.split()[1].startswith(".debug_str")
         if wanted:
             kept.append(item)
     target = tuple(

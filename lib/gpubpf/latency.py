@@ -16,6 +16,7 @@ from gpubpf import names, symbols, timeline
 from gpubpf.clock import UNKNOWN
 from gpubpf.launches import METHODS, Found
 from gpubpf.timeline import NONE, Kind
+from gpubpf.whose import Owner
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -88,8 +89,21 @@ class View:
         return {"kind": kind, "name": self.name(before)}
 
     def common(self, at: int) -> dict[str, Any]:
+        return self.owner(at)._asdict()
+
+    def owner(self, at: int) -> Owner:
         process = self.found.processes[int(self.found.process[at])]
-        return {"pid": process.pid, "comm": process.comm, "gpu": int(self.found.gpu[at])}
+        return Owner(process.pid, process.comm, int(self.found.gpu[at]))
+
+    def owners(self, some: Integers) -> list[Owner]:
+        """Of operations by their places, each once."""
+        number = timeline.numbered(self.found.process[some], self.found.gpu[some])
+        _, first = np.unique(number, return_index=True)
+        return [self.owner(at) for at in some[first].tolist()]
+
+    def by_call(self, some: Integers) -> Integers:
+        """Places in the order of the calls: operations of each process come together."""
+        return some[np.argsort(self.ops.call[some], kind="stable")]
 
     def stack(self, at: int) -> list[str]:
         """The host's stack that launched, innermost frame first; empty where it is not known."""
@@ -166,9 +180,6 @@ class View:
 
 def known(value: Any) -> int | None:
     return None if value in (NONE, UNKNOWN) else int(value)
-
-
-# --- records ---
 
 
 # --- findings ---
@@ -263,7 +274,8 @@ def write_trace(view: View, trace: Trace, new: Integers) -> None:
         op, name, tid = view.op(at), view.name(at), int(found.tid[at])
         member = bool(ops.node[at] >= 0)
         begin, call = known(ops.start[at]), int(ops.call[at])
-        trace.name(process.pid, f"{process.comm} (host)")
+        order = 64 * process.number  # each process's GPUs stand below it
+        trace.name(process.pid, f"{process.comm} (host)", order=order)
         if not member:
             trace.name(process.pid, f"{process.comm} {tid}", tid)
             title = name if op == "api" else f"launch {name}" if op in ("kernel", "graph") else name
@@ -273,7 +285,11 @@ def write_trace(view: View, trace: Trace, new: Integers) -> None:
         # Processes of a trace have numbers of their own; no process of Linux is beyond 2^22.
         device = (int(found.gpu[at]) + 1 << 22) + process.pid
         queue, label = found.queue_keys[int(ops.queue[at])]
-        trace.name(device, f"{process.comm} (pid {process.pid}) on GPU {int(found.gpu[at])}", order=1)
+        trace.name(
+            device,
+            f"{process.comm} (pid {process.pid}) on GPU {int(found.gpu[at])}",
+            order=order + 1 + int(found.gpu[at]),
+        )
         end = known(ops.end[at])
         length = 0 if end is None else end - begin
         errors = known(found.start_error[at]) or 0, known(found.end_error[at]) or 0

@@ -11,34 +11,26 @@ import numpy as np
 from gpubpf import hist, table, timeline
 from gpubpf.latency import SPLIT, View, known
 from gpubpf.sums import Tally
+from gpubpf.table import us, with_unit
 from gpubpf.timeline import NONE, Kind
+from gpubpf.whose import Whose
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gpubpf.sums import Sums
+    from gpubpf.sums import Group, Sums
 
     Integers: TypeAlias = NDArray[np.int64]
 
 TITLES = {"h2d": "H->D", "d2h": "D->H", "d2d": "D->D", "h2h": "H->H", "memset": "memset"}
 STACKS = 10  # that are shown
 NAME = 40  # columns of a name in a sentence
+MOST_WAITS = 12  # sentences on what kernels of several processes waited behind
 
 
 def title(name: str) -> str:
     """Of a kernel or a copy, in a sentence."""
     return TITLES.get(name, table.fit(name, NAME))
-
-
-def us(ns: int | None) -> str:
-    """A time in µs in at most seven columns, in seconds where those are too few."""
-    if ns is None:
-        return "-"
-    value = ns / 1000
-    for limit, digits in ((100, 2), (10_000, 1), (1_000_000, 0)):
-        if abs(value) < limit:
-            return f"{value:.{digits}f}"
-    return f"{value / 1e6:.2f}s" if value < 1e9 else f"{value / 1e6:.0f}s"
 
 
 def at_least(ns: int | None, error: int | None) -> str:
@@ -56,27 +48,48 @@ def finding(sums: Sums) -> Iterator[str]:
     order = sorted(("api", "wait", "overhead"), key=lambda name: -parts[name])
     said = ", ".join(f"{round(100 * parts[name] / total)} % {words[name]}" for name in order)
     yield from table.wrap(
-        f"{table.count(sums.whole['count'], 'launch')} took {us(total)} us to start, in all: {said}"
+        f"{table.count(sums.whole['count'], 'launch')} took {with_unit(total)} to start, in all: {said}"
     )
 
 
-def kernel_table(sums: Sums, by_stream: bool) -> list[str]:
+def kernel_table(sums: Sums, by_stream: bool, whose: Whose | None = None) -> list[str]:
     """One line for each group: how many, how long from call to start, what that was, how long they ran."""
+    if whose is not None and whose.several:
+        return _table_of_all(sums, by_stream, whose)
     width = 8 if by_stream else 16
     stream = " STREAM " if by_stream else ""
     titles = ("P50", "P99", "MAX", "API", "WAIT", "OVERHEAD", "EXEC")
     lines = [f"{'':23}{'latency, us':>24}{'what of it, mean us':>25}"]
     lines.append(f"{'KERNEL':<{width}}{stream}{'COUNT':>7}" + _cells(titles))
     for group in sums.groups:
-        error = group.clock_error
-        latency = group.times["latency"].distribution() or {}
-        cells = [at_least(latency.get(p), error) for p in ("p50", "p99", "max")]
-        for what in (*SPLIT, "exec"):
-            mean = (group.times[what].distribution() or {}).get("mean")
-            cells.append(at_least(mean, error) if what == "overhead" else us(mean))
         place = f" {group.stream:<7}" if by_stream else ""
-        lines.append(f"{table.fit(sums.label(group), width):<{width}}{place}{len(group):>7}" + _cells(cells))
+        cells = list(_group_cells(group).values())
+        lines.append(f"{table.fit(group.title, width):<{width}}{place}{len(group):>7}" + _cells(cells))
     return lines
+
+
+def _table_of_all(sums: Sums, by_stream: bool, whose: Whose) -> list[str]:
+    """The same of several processes or GPUs, whose columns leave less room."""
+    rows = []
+    for group in sums.groups:
+        row = whose.cells(group) | {"KERNEL": table.fit(group.title, 20)}
+        row |= {"STREAM": group.stream or "-"} if by_stream else {}
+        rows.append(row | {"COUNT": str(len(group))} | _group_cells(group))
+    drop = ("MAX", *(("API",) if by_stream or whose.gpus else ()))
+    return [
+        "latency and what of it (means), us",
+        *table.within(rows, left=("COMM", "KERNEL", "STREAM"), drop=drop, gap=1),
+    ]
+
+
+def _group_cells(group: Group) -> dict[str, str]:
+    error = group.clock_error
+    latency = group.times["latency"].distribution() or {}
+    cells = {p.upper(): at_least(latency.get(p), error) for p in ("p50", "p99", "max")}
+    for what in (*SPLIT, "exec"):
+        mean = (group.times[what].distribution() or {}).get("mean")
+        cells[what.upper()] = at_least(mean, error) if what == "overhead" else us(mean)
+    return cells
 
 
 def _cells(cells: Sequence[str]) -> str:
@@ -89,17 +102,24 @@ def stream_name(label: str) -> str:
     return {"default": "default stream", "thread": "a thread's default stream"}.get(label, f"stream {label}")
 
 
-def wait_lines(sums: Sums) -> Iterator[str]:
-    """Behind what each kernel waited most."""
-    for group in sums.groups:
-        for waited, count, total in group.waited_for()[:2]:
-            how = " through an event" if waited["kind"] == "event" else ""
-            what = waited.get("of", waited["kind"])
-            behind = f"{title(waited['name'])}{' copies' if what == 'copy' else ''}"
-            where = f" ({stream_name(group.stream)})" if group.stream else ""
-            who = f"{table.fit(sums.label(group), NAME)}{where}: {count:,} of {len(group):,}"
-            sentence = f"{who} waited behind {behind}{how}, {us(total // count)} us on average"
-            yield from table.wrap(sentence, indent=2)
+def wait_lines(sums: Sums, whose: Whose | None = None) -> Iterator[str]:
+    """Behind what each kernel waited most. Of several processes only the longest waits."""
+    said = [(group, *waited) for group in sums.groups for waited in group.waited_for()[:2]]
+    most = len(said)
+    if whose is not None and whose.processes:
+        most = MOST_WAITS
+        said.sort(key=lambda one: -one[-1])
+    for group, waited, count, total in said[:most]:
+        how = " through an event" if waited["kind"] == "event" else ""
+        what = waited.get("of", waited["kind"])
+        behind = f"{title(waited['name'])}{' copies' if what == 'copy' else ''}"
+        where = [stream_name(group.stream)] if group.stream else []
+        if whose is not None and "kernel" in group.fields:
+            where += [f"pid {group.pid}"] if whose.processes else []
+            where += [f"GPU {group.gpu}"] if whose.gpus else []
+        who = table.fit(group.title, NAME) + (f" ({', '.join(where)})" if where else "")
+        sentence = f"{who}: {count:,} of {len(group):,} waited behind {behind}{how}, {with_unit(total // count)} on average"
+        yield from table.wrap(sentence, indent=2)
 
 
 def histogram(sums: Sums) -> list[str]:
@@ -111,20 +131,39 @@ def histogram(sums: Sums) -> list[str]:
     return hist.lines(sums.slots[1000], "usecs", "count")
 
 
-LAUNCH_HEADER = f"{'CALL T+us':>11} {'TID':>7} {'KERNEL':<17}" + _cells(
-    ("LATENCY", "API", "WAIT", "OVERHEAD", "EXEC")
-)
+def _launch_columns(whose: Whose) -> tuple[int, tuple[str, ...]]:
+    """How wide the name of a kernel is, and which parts of the latency have a column."""
+    if whose.processes and whose.gpus:
+        return 14, ("wait", "overhead")
+    return 10 if whose.processes else 15 if whose.gpus else 17, SPLIT
 
 
-def launch_line(view: View, at: int) -> str:
+def launch_header(whose: Whose) -> str:
+    """Above `launch_line`."""
+    width, parts = _launch_columns(whose)
+    who = f"{'PID':>7} {'COMM':<8}" if whose.processes else f"{'TID':>7}"
+    gpu = "GPU " if whose.gpus else ""
+    titles = ("LATENCY", *(part.upper() for part in parts), "EXEC")
+    return f"{'CALL T+us':>11} {who} {gpu}{'KERNEL':<{width}}" + _cells(titles)
+
+
+def launch_line(view: View, at: int, whose: Whose) -> str:
     """One launch; times in µs, from the first call of all."""
     waits, error = view.waits, known(view.found.start_error[at])
+    width, parts = _launch_columns(whose)
     cells = [at_least(known(waits.latency[at]), error)]
-    cells += [us(known(getattr(waits, what)[at])) for what in SPLIT]
+    cells += [us(known(getattr(waits, what)[at])) for what in parts]
     cells.append("runs" if view.found.running[at] else us(known(waits.exec[at])))
     when = f"{(int(view.ops.call[at]) - view.found.origin) / 1000:.1f}"
-    label = table.fit(view.labels[int(view.found.name[at])], 17)
-    return f"{when:>11} {int(view.found.tid[at]):>7} {label:<17}" + _cells(cells)
+    label = table.fit(view.labels[int(view.found.name[at])], width)
+    owner = view.owner(at)
+    who = (
+        f"{owner.pid:>7} {table.fit(owner.comm, 8):<8}"
+        if whose.processes
+        else f"{int(view.found.tid[at]):>7}"
+    )
+    gpu = f"{owner.gpu:>3} " if whose.gpus else ""
+    return f"{when:>11} {who} {gpu}{label:<{width}}" + _cells(cells)
 
 
 def timeline_lines(view: View, new: Integers) -> Iterator[str]:
@@ -189,15 +228,15 @@ def graph_hint(sums: Sums) -> list[str]:
     if best is None:
         return []
     sentence = (
-        f"{best.count:,} launches in a row, from {title(best.label)} on, took {us(best.took)} us, of which the GPU worked "
-        f"{us(best.busy)} us: as one CUDA graph about {us(best.as_graph)} us"
+        f"{best.count:,} launches in a row, from {title(best.label)} on, took {with_unit(best.took)}, of which the GPU worked "
+        f"{with_unit(best.busy)}: as one CUDA graph about {with_unit(best.as_graph)}"
     )
     if sums.rows > 1:
-        sentence += f" ({sums.rows:,} such rows; {us(sums.gain)} us to gain in all)"
+        sentence += f" ({sums.rows:,} such rows; {with_unit(sums.gain)} to gain in all)"
     return table.wrap(sentence)
 
 
-def slow_stories(view: View, slow: Integers, chosen: Integers, limit: int) -> Iterator[str]:
+def slow_stories(view: View, slow: Integers, chosen: Integers, limit: int, whose: Whose) -> Iterator[str]:
     """What happened in each slow launch, then which host threads launched them."""
     found, waits = view.found, view.waits
     yield f"{len(slow):,} of {table.count(len(chosen), 'launch')} took more than {limit} us to start"
@@ -209,28 +248,30 @@ def slow_stories(view: View, slow: Integers, chosen: Integers, limit: int) -> It
             f"T+{(int(view.ops.call[at]) - found.origin) / 1000:.1f} us  {title(view.labels[int(found.name[at])])}: "
             f"{at_least(int(waits.latency[at]), known(found.start_error[at]))} us"
         )
-        yield f"  thread {int(found.tid[at])} of {process.comm}, {stream_name(stream)}"
-        parts = [f"{us(known(waits.api[at]))} us in the call"]
+        who = whose.name(view.owner(at)) if whose.several else process.comm
+        yield f"  thread {int(found.tid[at])} of {who}, {stream_name(stream)}"
+        parts = [f"{with_unit(known(waits.api[at]))} in the call"]
         if waits.wait[at] > 0:
             waited = view.waited_for(at) or {"name": "earlier work"}
-            parts.append(f"{us(int(waits.wait[at]))} us behind {title(waited['name'])}")
+            parts.append(f"{with_unit(int(waits.wait[at]))} behind {title(waited['name'])}")
         elif waits.wait[at] == NONE:
             parts.append("what it waited for is not known")
         if waits.overhead[at] != NONE:
-            parts.append(f"{us(int(waits.overhead[at]))} us on the launch path")
+            parts.append(f"{with_unit(int(waits.overhead[at]))} on the launch path")
         yield from table.wrap("; ".join(parts), indent=2)
         if view.activity is not None and (did := view.meanwhile(at)):
             yield from table.wrap(
-                "meanwhile the thread: " + "; ".join(f"{what} {us(ns)} us" for what, ns in did[:4]), indent=2
+                "meanwhile the thread: " + "; ".join(f"{what} {with_unit(ns)}" for what, ns in did[:4]),
+                indent=2,
             )
     if len(slow):
         yield ""
         yield "which threads launch the slow kernels"
-        yield from slow_threads(view, slow, chosen)
+        yield from slow_threads(view, slow, chosen, whose)
     yield ""
 
 
-def slow_threads(view: View, slow: Integers, chosen: Integers) -> list[str]:
+def slow_threads(view: View, slow: Integers, chosen: Integers, whose: Whose) -> list[str]:
     """A row for each host thread that launched slow ones: how many, of how many."""
     of_all, of_slow = (Counter(view.found.tid[some].tolist()) for some in (chosen, slow))
     rows = []
@@ -241,9 +282,12 @@ def slow_threads(view: View, slow: Integers, chosen: Integers) -> list[str]:
         for at in mine[:1000].tolist():
             spent.update(dict(view.meanwhile(at)))
         most = next((what for what, _ in spent.most_common(1)), "-")
-        rows.append([tid, count, of_all[tid], us(latency.get("p50")), us(latency.get("max")), most])
-    heads = ["TID", "SLOW", "LAUNCHES", "P50 us", "MAX us", "MEANWHILE MOSTLY"]
-    return table.lines(heads, rows, left=heads[-1:])
+        owner = whose.cells(view.owner(int(mine[0])))
+        owner.pop("GPU", None)  # a thread may use several
+        row = owner | {"TID": str(tid), "SLOW": str(count), "LAUNCHES": str(of_all[tid])}
+        row |= {"P50 us": us(latency.get("p50")), "MAX us": us(latency.get("max")), "MEANWHILE MOSTLY": most}
+        rows.append(row)
+    return table.within(rows, left=("COMM", "MEANWHILE MOSTLY"), cut=("MEANWHILE MOSTLY", "COMM"))
 
 
 def stack_lines(sums: Sums) -> Iterator[str]:
@@ -263,9 +307,7 @@ def clock_line(sums: Sums) -> str:
         return "virtual clock: times are exact"
     if sums.errors.largest is None:
         return "GPU clock: not known"
-    text = (
-        f"GPU times are right to {us(sums.errors.percentile(50))} us (at worst {us(sums.errors.largest)} us)"
-    )
+    text = f"GPU times are right to {with_unit(sums.errors.percentile(50))} (at worst {with_unit(sums.errors.largest)})"
     if sums.clock_steps:
         text += f"; a clock made {table.count(sums.clock_steps, 'step')}"
     return text
@@ -276,6 +318,7 @@ def loss_lines(summary: Mapping[str, Any]) -> list[str]:
     said = {
         "launches_running": "still running when the measurement ended",
         "launches_lost": "lost: their place was used again before it was read, or their process died",
+        "launches_behind_unseen": "may have waited for work from before the tool came: how long is not known",
         "launches_unknown": "not timed: no probe in them, no timing events around them",
     }
     lines = [f"{table.count(summary[name], 'launch')} {text}" for name, text in said.items() if summary[name]]

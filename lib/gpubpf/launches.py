@@ -133,6 +133,8 @@ class Launches:
         self._origin = NEVER
         self._lost_of: dict[int, int] = {}
         self._numbers = (Numbers(), Numbers(), Numbers())  # of queues, of streams in a process, of graphs
+        # Streams from before the attachment of which everything is still in the records, and contexts with such: process, number.
+        self._unseen: tuple[set[tuple[int, int]], set[tuple[int, int]]] = (set(), set())
 
     @property
     def lost(self) -> int:
@@ -170,6 +172,9 @@ class Launches:
         if not len(records):
             return
         self._records.append((process, records))
+        met = records[(records["kind"] == oplog.QUEUE) & (records["flags"] & oplog.FROM_BEFORE != 0)]
+        for found, column in zip(self._unseen, ("queue", "context"), strict=True):
+            found.update((process.number, number) for number in met[column].tolist()[:MOST_NUMBERED])
         calls = records["call_ns"][(records["kind"] < oplog.SPAN) & (records["call_ns"] > 0)]
         if len(calls):
             self._origin = min(self._origin, int(calls.min()))
@@ -216,6 +221,7 @@ class Launches:
             left -= len(latest)
             told = np.isin(earlier["id"].astype(np.int64), self._told)
             open_ = (earlier["kind"] > oplog.SPAN) | (earlier["kind"] == oplog.KERNEL) & ~told
+            self._seen(process, earlier[~open_])
             earlier = earlier[open_][-(left + KEPT) :]
             left -= len(earlier)
             kept.append((process, _joined([earlier, latest])))
@@ -231,6 +237,13 @@ class Launches:
         for cells in self._cells.values():
             cells.forget(np.setdiff1d(ids, self._told) & COUNTER)
 
+    def _seen(self, process: Process, forgotten: Records) -> None:
+        """What comes behind these operations does not wait for anything from before the attachment."""
+        if any(self._unseen):
+            work = forgotten[forgotten["kind"] <= oplog.GRAPH]
+            for found, column in zip(self._unseen, ("queue", "context"), strict=True):
+                found.difference_update((process.number, n) for n in np.unique(work[column]).tolist())
+
     def reading(
         self, process: Process, starts: Any, ends: Any, taken: int, idle: bool, source: Any = None
     ) -> None:
@@ -242,7 +255,7 @@ class Launches:
     def found(self) -> Found:
         """All that is known now. Some seconds for a million operations."""
         passed = np.concatenate([np.zeros(0, np.int64), *self._passed.values()]) if self._filtered else None
-        return _Finder(self._records, self._cells, self._slots, self._numbers).found(
+        return _Finder(self._records, self._cells, self._slots, self._numbers, self._unseen).found(
             self._origin, self._kernels, passed
         )
 
@@ -262,7 +275,9 @@ class _Finder:
         cells: Mapping[tuple[int, Any], Cells],
         slots: int,
         numbers: tuple[Numbers, Numbers, Numbers],
+        unseen: tuple[set[tuple[int, int]], set[tuple[int, int]]],
     ) -> None:
+        self.unseen_queues, self.unseen_contexts = unseen
         self.processes = list({id(process): process for process, _ in records}.values())
         place = {id(process): n for n, process in enumerate(self.processes)}
         self.raw = _joined([part for _, part in records])
@@ -290,8 +305,9 @@ class _Finder:
 
         kernel, graph = kinds == Kind.KERNEL, kinds == Kind.GRAPH
         member = kernel & ((raw["flags"][at] & oplog.GRAPH_NODE) != 0)
-        queue, queues, queue_keys = self._queues(at)
-        context = timeline.numbered(self.owner, raw["context"][at].astype(np.int64))
+        queue, queues, queue_keys, unseen = self._queues(at)
+        contexts = raw["context"][at].astype(np.int64)
+        context = timeline.numbered(self.owner, contexts)
         nothing = np.zeros(count, np.int64)
         none = np.full(count, -1, np.int64)
         execs = np.where(graph, field("graph", "exec"), field("kernel", "exec"))
@@ -307,7 +323,8 @@ class _Finder:
             id=raw["id"][at].astype(np.int64), kind=kinds, call=call, ret=np.maximum(ret, call),
             start=np.full(count, NONE), end=np.full(count, NONE), queue=queue, context=context,
             waits=(raw["flags"][at] & oplog.SYNCHRONOUS) != 0, link=link, what=what, graph=graphs, replay=replay,
-            node=np.where(member, field("kernel", "node"), none), queues=queues, edges=self._edges(),
+            node=np.where(member, field("kernel", "node"), none), queues=queues, edges=self._edges(), unseen=unseen,
+            unseen_contexts=self._unseen_contexts(context, contexts),
         )  # fmt: skip
         reason = np.where(kernel, field("kernel", "reason"), none)
         times = self._times(ops, reason)
@@ -366,8 +383,8 @@ class _Finder:
 
     # --- identities ---
 
-    def _queues(self, at: Integers) -> tuple[Integers, list[Queue], list[tuple[int, str]]]:
-        """The stream of each operation by number; of each stream its kind, and the key as `Found` has it."""
+    def _queues(self, at: Integers) -> tuple[Integers, list[Queue], list[tuple[int, str]], list[bool]]:
+        """The stream of each operation by number; of each stream its kind, the key as `Found` has it, whether it is `unseen`."""
         known = np.flatnonzero(self.raw["kind"] == oplog.QUEUE)
         both = np.concatenate([known, at])
         numbers = timeline.numbered(self.process[both], self.raw["queue"][both].astype(np.int64))
@@ -377,7 +394,7 @@ class _Finder:
             numbers[: len(known)].tolist(), self.raw["queue_kind"][known].tolist(), strict=True
         ):
             kinds[number] = Queue(kind) if kind <= Queue.NON_BLOCKING else Queue.BLOCKING
-        keys = [(0, "")] * count
+        keys, unseen = [(0, "")] * count, [False] * count
         used, first = np.unique(numbers[len(known) :], return_index=True)
         for number, place in sorted(
             zip(used.tolist(), at[first].tolist(), strict=True), key=lambda pair: pair[1]
@@ -387,7 +404,16 @@ class _Finder:
             name = {Queue.LEGACY: "default", Queue.PER_THREAD: "thread"}.get(kinds[number])
             name = name or str(self.stream_numbers.of(process, queue))
             keys[number] = self.queue_numbers.of(None, (process, queue)), name
-        return numbers[len(known) :], kinds, keys
+            unseen[number] = (process, queue) in self.unseen_queues
+        return numbers[len(known) :], kinds, keys, unseen
+
+    def _unseen_contexts(self, numbers: Integers, contexts: Integers) -> frozenset[int]:
+        """By number those of which the log's number is unseen."""
+        if not self.unseen_contexts:
+            return frozenset()
+        used, first = np.unique(numbers, return_index=True)
+        keys = ((self.processes[self.owner[place]].number, int(contexts[place])) for place in first.tolist())
+        return frozenset(n for n, key in zip(used.tolist(), keys, strict=True) if key in self.unseen_contexts)
 
     def _graphs(self, execs: Integers, used: NDArray[np.bool_]) -> Integers:
         numbers = np.full(len(execs), -1, np.int64)

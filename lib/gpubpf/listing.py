@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpubpf import cli, fatbin, names, table
@@ -116,7 +115,7 @@ class _Kernel:
 
     def listed(self, name: names.Name, source: Source, launches: int | None) -> Listed:
         # A kernel of an -rdc program is in two modules: linked SASS, and PTX that is still to be linked.
-        reasons = sorted(self.reasons, key=lambda reason: (reason is not None, reason == "SASS only"))
+        reasons = sorted(self.reasons, key=lambda reason: (reason is not None, reason == fatbin.SASS_ONLY))
         return Listed(name, source, _capabilities(self.ptx), _capabilities(self.sass), reasons[0], launches)
 
 
@@ -132,7 +131,7 @@ def _add_module(kernels: dict[str, _Kernel], images: Sequence[Image], target: Ta
     otherwise = chosen if isinstance(chosen, str) else f"not in the PTX for {chosen.arch}"
     for image in images:
         try:
-            mangled = list(fatbin.kernels(image.payload)) if image.kind == "elf" else _entries(image)
+            mangled = fatbin.kernel_names(image.read()) if image.kind == "elf" else _entries(image)
         except ImageError:  # this form is damaged; the others may serve
             continue
         for name in mangled:
@@ -173,30 +172,25 @@ def sources_of_files(files: Iterable[str]) -> list[Source]:
 
 
 def sources_of_process(pid: int) -> list[Source]:
-    """The images in the files that a process has mapped.
+    """The images in the files that a process has mapped. Raises Error where it cannot be looked into.
 
     What it made at run time (NVRTC, Triton) is not among them.
     """
+    from gpubpf import target
+    from gpubpf.mapped import Mapped
+
+    known = target.status(pid)
+    if not known:
+        raise Error(f"there is no process {pid}; ps shows those that run")
+    files: dict[str, list[Image]] = {}
     try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as maps:
-            lines = maps.read().splitlines()
-        comm = (
-            Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="surrogateescape").removesuffix("\n")
-        )
+        for file, image in Mapped(pid).images():
+            files.setdefault(file, []).append(image)
     except OSError as error:
-        raise Error(f"cannot look into process {pid}: {error.strerror}; is it yours, and running?") from None
-    files = dict.fromkeys(parts[5] for line in lines if len(parts := line.split(None, 5)) == 6)
-    sources = []
-    for file in files:
-        if not file.startswith("/") or file.startswith(("/dev/", "/memfd:", "/SYSV")):
-            continue
-        try:  # as the process sees it: it may be in a container
-            images = fatbin.images_of_file(f"/proc/{pid}/root{file}")
-        except ImageError:
-            continue  # deleted meanwhile, or no ELF file: fonts, locales, data
-        if images:
-            sources.append(Source(file, images, pid=pid, comm=comm))
-    return sources
+        raise target.refusal(pid, error.errno or 0) from None
+    return [
+        Source(file, tuple(images), pid=pid, comm=known.get("Name", "")) for file, images in files.items()
+    ]
 
 
 # --- the two options ---------------------------------------------------------------------------------
@@ -352,7 +346,9 @@ def _names_of(images: Sequence[Image]) -> list[str]:
     found: dict[str, None] = {}
     for image in images:
         try:
-            found |= dict.fromkeys(fatbin.kernels(image.payload) if image.kind == "elf" else _entries(image))
+            found |= dict.fromkeys(
+                fatbin.kernel_names(image.read()) if image.kind == "elf" else _entries(image)
+            )
         except ImageError:
             continue
     return list(found)

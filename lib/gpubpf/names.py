@@ -249,7 +249,8 @@ class _Helper:
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-c", "from gpubpf import names; names.serve()"],
+            # -P: nothing comes from the working directory, which may be anybody's.
+            [sys.executable, "-P", "-c", "from gpubpf import names; names.serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -271,6 +272,9 @@ def _helper() -> _Helper:
 
 def serve() -> None:
     """The child's part: a mangled name a line on stdin, its demangled form a line on stdout."""
+    from gpubpf import privileges
+
+    privileges.give_up()
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, in the middle of the C++ library

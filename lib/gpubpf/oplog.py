@@ -1,6 +1,6 @@
 """The operation log of a process: what it asked of the GPU, call by call (docs/timing.md, "The operation log").
 
-    log = OpLog(file, pid)
+    log = OpLog(LogFile(file))
     for record in log.read():            # a structured array: new records, in the order of their positions
         …
     copies = records[records["kind"] == H2D]["copy"]["bytes"]
@@ -11,20 +11,12 @@ copied first, then checked; every number in a record may be anything.
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import os
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gpubpf.errors import SessionError
-
-VERSION = 1
-HEADER = 4096
-RECORD = 128
-MOST_RECORDS = 1 << 28
+from gpubpf.logfile import HEADER, RECORD, LogFile
 
 # Kinds.
 KERNEL, H2D, D2H, D2D, H2H, MEMSET, RECORDED, WAIT, GRAPH, SYNC, API = range(1, 12)
@@ -36,6 +28,7 @@ GRAPH_NODE = 1  # of a replay: the times of the call are those of the graph laun
 SYNCHRONOUS = 2  # the call itself waits
 CAPTURED = 4  # it went into a graph: it never ran as such
 HOST_CLOCK = 8  # of a span: its times are CUPTI's, on the log's clock
+FROM_BEFORE = 16  # of a queue: it was there before the attachment, and may hold work that nobody saw; of an allocation: it was found
 
 # Outcomes of a launch, field "reason" of a kernel; else 1 + number of a reason of the control block (protocol.REASONS).
 INSTRUMENTED, NOT_READY, NOT_MATCHED = 0, 254, 255
@@ -111,17 +104,12 @@ Records = npt.NDArray[np.void]
 
 
 class OpLog:
-    """Reads the log behind `file`, which becomes its own. `SessionError`: it is none.
+    """Reads a log."""
 
-    `virtual`: its times are those of the embedded device's virtual clock. `capacity`: records that it has room for."""
-
-    def __init__(self, file: int) -> None:
-        try:
-            self._map, self.capacity, self.virtual = _map(file)
-        finally:
-            os.close(file)
-        self._header = np.frombuffer(self._map, dtype="<u8", count=HEADER // 8)
-        self._records = np.frombuffer(self._map, dtype="<u8", offset=HEADER).reshape(
+    def __init__(self, file: LogFile) -> None:
+        self.capacity = file.capacity
+        self._header = np.frombuffer(file.map, dtype="<u8", count=HEADER // 8)
+        self._records = np.frombuffer(file.map, dtype="<u8", offset=HEADER).reshape(
             self.capacity, RECORD // 8
         )
         self._next = 0  # position; the file's own is for the agent, and may say anything
@@ -151,24 +139,3 @@ class OpLog:
         self._next += available
         self._header[24] = self._next
         return copied.view(DTYPE).reshape(-1)
-
-
-def _map(file: int) -> tuple[mmap.mmap, int, bool]:
-    wrong = SessionError("a traced process sent a log that is none; it is no longer traced")
-    try:
-        size = os.fstat(file).st_size
-        seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)
-        header = os.pread(file, 24, 0)
-    except OSError:
-        raise wrong from None
-    if not seals & fcntl.F_SEAL_SHRINK or len(header) < 24:
-        raise wrong
-    version, capacity, clock = (int.from_bytes(header[i : i + 8], "little") for i in (0, 8, 16))
-    if version != VERSION or not 0 < capacity <= MOST_RECORDS or capacity & (capacity - 1) or clock > 1:
-        raise wrong
-    if size < HEADER + capacity * RECORD:
-        raise wrong
-    try:
-        return mmap.mmap(file, HEADER + capacity * RECORD), capacity, clock == 1
-    except (OSError, ValueError):
-        raise wrong from None

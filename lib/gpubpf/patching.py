@@ -17,9 +17,10 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
-from gpubpf import ptrace, target
+from gpubpf import ptrace, rooted, target, threads
 from gpubpf.errors import SessionError
 from gpubpf.ptrace import NotStanding
 from gpubpf.target import Mapping, Memory
@@ -40,21 +41,6 @@ class Patch:
     address: int
     old: bytes
     new: bytes
-
-    @property
-    def undone(self) -> Patch:
-        return Patch(self.address, self.new, self.old)
-
-
-@dataclass(frozen=True)
-class Applied:
-    """How it went. `stood`: seconds for which the process stood still when the bytes were written; `attempts`: as often did it
-    stand, `longest`: for at most so many seconds."""
-
-    patches: tuple[Patch, ...]
-    stood: float
-    attempts: int
-    longest: float
 
 
 def read_patches(file: int) -> tuple[Patch, ...]:
@@ -79,25 +65,22 @@ def read_patches(file: int) -> tuple[Patch, ...]:
     return tuple(found)
 
 
-def apply(pid: int, patches: Sequence[Patch], original: bool = True) -> Applied:
-    """Writes them all, or none, while the process stands still. `original`: what is there must be as the library's file has it.
-
-    Raises SessionError.
-    """
+def apply(pid: int, patches: Sequence[Patch]) -> float:
+    """Writes them all, or none, while the process stands still: for how many seconds it did, altogether. Raises SessionError."""
     with target.refusals(pid):
         mapped = target.mappings(pid)
         for patch in patches:
-            _check_patch(pid, mapped, patch, original)
+            _check_patch(pid, mapped, patch)
         with Memory(pid) as memory:
             return _apply(pid, memory, mapped, patches)
 
 
-def _check_patch(pid: int, mapped: Sequence[Mapping], patch: Patch, original: bool) -> None:
+def _check_patch(pid: int, mapped: Sequence[Mapping], patch: Patch) -> None:
     at = next((m for m in mapped if m.start <= patch.address < m.end), None)
     end = patch.address + len(patch.old)
     if at is None or end > at.end or not at.code or not at.permissions.endswith("p") or not at.file[1]:
         raise SessionError(f"pid {pid} wants code patched where none of a file is; it is not traced")
-    if original and (held := _in_file(pid, at, patch)) is not None and held != patch.old:
+    if (held := _in_file(pid, at, patch)) is not None and held != patch.old:
         raise SessionError(
             f"another tool has changed {os.path.basename(at.path)} in pid {pid} already (gdb, frida, perf?); end it first"
         )
@@ -105,37 +88,36 @@ def _check_patch(pid: int, mapped: Sequence[Mapping], patch: Patch, original: bo
 
 def _in_file(pid: int, at: Mapping, patch: Patch) -> bytes | None:
     """The bytes in the file that is mapped; None: it cannot be read."""
-    for path in (f"/proc/{pid}/map_files/{at.start:x}-{at.end:x}", f"/proc/{pid}/root{at.path}"):
-        with contextlib.suppress(OSError), open(path, "rb") as file:
+    for opened in partial(rooted.open_mapped, pid, at.start, at.end), partial(rooted.open_path, pid, at.path):
+        with contextlib.suppress(OSError), open(opened(), "rb") as file:
             if os.fstat(file.fileno()).st_ino == at.file[1]:
                 return os.pread(file.fileno(), len(patch.old), at.offset + patch.address - at.start)
     return None
 
 
-def _apply(pid: int, memory: Memory, mapped: Sequence[Mapping], patches: Sequence[Patch]) -> Applied:
+def _apply(pid: int, memory: Memory, mapped: Sequence[Mapping], patches: Sequence[Patch]) -> float:
     until = time.monotonic() + PATIENCE
-    attempts, longest = 0, 0.0
+    total = 0.0
     changing = _Changing(mapped, patches)
 
     def attempt() -> tuple[bool, float]:
-        stood = False
+        done = False
         began = time.perf_counter()
         try:
             with ptrace.stopped(pid) as standing:
                 began = standing.since
                 if not changing.used(memory, standing.places.values()):
                     _write(pid, memory, patches)
-                    stood = True
+                    done = True
         except NotStanding:
             pass
-        return stood, time.perf_counter() - began
+        return done, time.perf_counter() - began
 
     while True:
-        attempts += 1
-        stood, took = ptrace.on_own_thread(attempt)  # a new one each time: see ptrace.stopped
-        longest = max(longest, took)
-        if stood:
-            return Applied(tuple(patches), took, attempts, longest)
+        done, took = threads.on_own(attempt, "gpubpf-attach")  # a new one each time: see ptrace.stopped
+        total += took
+        if done:
+            return total
         if time.monotonic() > until:
             raise SessionError(
                 f"pid {pid} finds no moment at which its code can be changed; try again, or start it with the tool"

@@ -16,7 +16,7 @@ import numpy as np
 
 from gpubpf import table
 from gpubpf.errors import Error
-from gpubpf.exits import duration
+from gpubpf.table import duration
 
 PANELS = 16  # at most: those with the most counted
 ROWS, COLUMNS = 256, 512  # at most; an even number of columns

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpubpf.ptx.module import Module
     from gpubpf.results import Instance
     from gpubpf.session import Follow, Session
+    from gpubpf.uprobes import Table
 
 WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
 PREBUILT = Path(__file__).parent / "prebuilt"
@@ -104,8 +105,13 @@ class BPF:
         self.text = text
         self.probes: list[Probe] = []
         self.host_programs: list[HostProbe] = []
+        self.tables: list[Table] = []
         self.companions: list[Companion] = []
         self.values: dict[str, bytes] = {}  # of parameters
+        self.entries: dict[
+            str, int
+        ] = {}  # of maps of host programs, in place of the text's; a ring buffer's in bytes
+        self.statistics = True  # the kernel counts runs of host programs, 50 ns each
         self._prebuilt = find_prebuilt(text)
         self._fragments: dict[str, Fragment] = {}
         self.session: Session | None = None  # the last measurement
@@ -214,6 +220,33 @@ class BPF:
         tracepoint's record, as /sys/kernel/tracing/events/CATEGORY/NAME/format describes it."""
         self._attach_host(fn_name, "host", tp)
 
+    def attach_raw_tracepoint(self, tp: str, fn_name: str) -> None:
+        """The same, but its context are the arguments of the tracepoint NAME, each a u64: `struct { u64 … } *`, as in TP_PROTO of the
+        kernel's include/trace/events. It takes less time, and runs also where a process on the CPU reads or writes maps, maybe
+        preempted meanwhile: there the kernel leaves out programs of the other kind."""
+        self._attach_host(fn_name, "host", tp)
+
+    def attach_uprobe(
+        self,
+        library: str | Iterable[str],
+        functions: Sequence[str] | Mapping[str, int],
+        fn_name: str,
+        ret: bool = False,
+        optional: bool = False,
+    ) -> None:
+        """Runs `fn_name`, whose context is `struct pt_regs`, in the Linux kernel wherever a process of the machine enters one of these
+        functions of a library, or with `ret` returns from it. `library`: a file name without or with a glob for the version
+        (libcuda.so, libamdhip64.so.[567]), a path, or several. `functions`: names without symbol version;
+        bpf_get_attach_cookie(ctx) gives the place in the list, or what a mapping says. Entry and return programs for the same
+        functions are attached as one where the kernel can. `optional`: no library need have all functions; nothing is said of those
+        that one has not, or has by two names."""
+        from gpubpf import uprobes
+
+        found = self._function_points().get(fn_name)
+        if found != "uprobe":
+            raise UsageError(f"{fn_name} cannot be attached to functions: {self._belongs(fn_name)}")
+        self.tables.append(uprobes.table(fn_name, library, functions, ret, optional))
+
     def _attach_host(self, name: str, point: str, event: str) -> None:
         from gpubpf.host import HostProbe
 
@@ -242,6 +275,8 @@ class BPF:
         point = points[name]
         if point == "host":
             return "it takes a context of the Linux kernel's; attach it with attach_tracepoint"
+        if point == "uprobe":
+            return "it takes a struct pt_regs; attach it with attach_uprobe"
         call = f"attach_{point}" if point in HOST_POINTS else f"attach_gpu_{point}"
         return f"it takes a struct gpu_{point}; attach it with {call}"
 
@@ -284,20 +319,26 @@ class BPF:
     ) -> Host | None:
         """The host side of the measurement: host programs, attached but to processes, and shared arrays. None where there is
         nothing of it. See `host.Host`, which says what it raises."""
-        from gpubpf.host import Host
-
         companions = [host for other in self.companions if (host := other.host(args, note, virtual))]
         shared = [definition for definition in self.definitions() if definition.kind == "shared_array"]
-        if not (shared or self.host_programs or companions):
+        if not (shared or self.host_programs or self.tables or companions):
             return None
+        from gpubpf.host import Host
+
+        sized = {
+            name: replace(definition, max_entries=self.entries.get(name, definition.max_entries))
+            for name, definition in self.program.maps.items()
+        }
         return Host(
-            self.program,
+            replace(self.program, maps=sized),
             self.host_programs,
+            functions=self.tables,
             shared=shared,
             params=self.params(args),
             native=self._native,
             virtual=virtual,
             companions=companions,
+            statistics=self.statistics,
             note=note,
         )
 
@@ -327,9 +368,10 @@ class BPF:
         return result + [d for name in sorted(used) if (d := maps.internal(name)) is not None]
 
     def _host_maps(self) -> set[str]:
-        if not self.host_programs:
+        names = [probe.function for probe in self.host_programs] + [table.function for table in self.tables]
+        if not names:
             return set()
-        functions = [self.program.functions[probe.function] for probe in self.host_programs]
+        functions = [self.program.functions[name] for name in names]
         return {i.map for function in functions for i in function.instructions if i.map is not None}
 
     def formats(self) -> dict[int, str]:
@@ -363,7 +405,7 @@ class BPF:
             self.host_side = self.host(args, note, virtual)
             return self.host_side
 
-        if not self.probes and not self.host_programs:
+        if not self.probes and not self.host_programs and not self.tables:
             raise UsageError(
                 "nothing is attached; call attach_gpu_entry, attach_launch or another attach method first"
             )

@@ -19,14 +19,10 @@ import errno
 import os
 import signal
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
-
-_Result = TypeVar("_Result")
 
 _libc = ctypes.PyDLL(None, use_errno=True)
 _ptrace = _libc.ptrace
@@ -35,12 +31,17 @@ _ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_
 
 _SEIZE, _INTERRUPT, _GETREGSET, _SETREGSET = 0x4206, 0x4207, 0x4204, 0x4205
 _CONT, _GETREGS, _SETREGS, _SYSCALL, _DETACH = 7, 12, 13, 24, 17
-_GETSIGMASK, _SETSIGMASK, _RSEQ = 0x420A, 0x420B, 0x420F
+_GETSIGMASK, _SETSIGMASK, _SECCOMP_GET_FILTER, _RSEQ = 0x420A, 0x420B, 0x420C, 0x420F
+_FILTER_BYTES, _MOST_FILTERS = (
+    8 * 4096,
+    512,
+)  # BPF_MAXINSNS instructions; the kernel bounds all of a thread to 32768
 _OPTION_SYSGOOD, _OPTION_SUSPEND_SECCOMP = 1, 1 << 21
 _EVENT_STOP, _NT_XSTATE = 128, 0x202
 _WNOHANG, _WEXITED, _WSTOPPED, _WNOWAIT = 1, 4, 2, 0x01000000
 _WALL, _WNOTHREAD = 0x40000000, 0x20000000
 _P_PID = 1
+_EACH = 50e-6  # seconds: each thread has to get a processor before it stands
 _STOPS = (4, 5)  # CLD_TRAPPED, CLD_STOPPED
 _SYSCALL_STOP = signal.SIGTRAP | 0x80
 _XSTATE_BYTES = 16384  # room; the kernel says how much there is
@@ -65,28 +66,6 @@ _ANEW = frozenset(
         208, 333, 426,  # io_getevents, io_pgetevents, io_uring_enter
     }
 )  # fmt: skip
-
-
-def on_own_thread(work: Callable[[], _Result]) -> _Result:
-    """Whatever is still traced when that thread ends, the kernel lets go."""
-    results: list[_Result] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="gpubpf-attach")
-    thread.start()
-    thread.join()
-    until = time.monotonic() + 1
-    while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < until:
-        time.sleep(0.0002)  # Python is done with it a little earlier than the kernel
-    if errors:
-        raise errors[0]
-    return results[0]
 
 
 class Registers(ctypes.Structure):
@@ -162,6 +141,7 @@ class Thread:
     def __init__(self, pid: int, tid: int) -> None:
         self.pid, self.tid = pid, tid
         self.status: int | None = None  # of the stop that it is in: signal | event << 8
+        self.pause: Callable[[float], None] = time.sleep  # while it is waited for
         self._registers: Registers | None = None  # in this stop
         self._info = ctypes.create_string_buffer(128)
         _call(_SEIZE, tid, 0, _OPTION_SYSGOOD)
@@ -183,13 +163,25 @@ class Thread:
         if not pid:
             return False
         if struct.unpack_from("=i", self._info, 8)[0] not in _STOPS:
-            if (
-                self.tid != self.pid
-            ):  # the end of a process is for its parent to see, of a thread there is nobody else
-                _libc.waitid(_P_PID, self.tid, self._info, _WEXITED | _WNOHANG | _WALL | _WNOTHREAD)
+            self._bury()
             raise Gone
         self.status = status
         return True
+
+    def check(self) -> None:
+        """Raises Gone where it has been killed while it stood."""
+        ctypes.memset(self._info, 0, 32)
+        kinds = _WEXITED | _WNOWAIT | _WNOHANG | _WALL | _WNOTHREAD  # a stop is told again
+        failed = _libc.waitid(_P_PID, self.tid, self._info, kinds) != 0
+        code, _, pid = struct.unpack_from("=iii", self._info, 8)
+        if failed or (pid and code not in _STOPS):
+            self._bury()
+            raise Gone
+
+    def _bury(self) -> None:
+        """Nobody else sees the end of a thread; the parent of a process does not before we have."""
+        if self.tid != self.pid or parent(self.pid) != os.getpid():
+            _libc.waitid(_P_PID, self.tid, self._info, _WEXITED | _WNOHANG | _WALL | _WNOTHREAD)
 
     def wait(self, until: float) -> bool:
         """Whether it stands, at the latest at `until` (time.monotonic)."""
@@ -201,7 +193,7 @@ class Thread:
             if turns < 20:
                 _libc.sched_yield()
             else:
-                time.sleep(20e-6)
+                self.pause(20e-6)
         return True
 
     @property
@@ -285,17 +277,32 @@ class Thread:
             return False
         return True
 
+    def filters(self) -> list[bytes]:
+        """Its seccomp filters, each an array of struct sock_filter; empty where the kernel does not give them, for which it
+        takes CAP_SYS_ADMIN."""
+        found: list[bytes] = []
+        buffer = ctypes.create_string_buffer(_FILTER_BYTES)
+        while len(found) < _MOST_FILTERS:
+            count = _ptrace(_SECCOMP_GET_FILTER, self.tid, len(found), ctypes.addressof(buffer))
+            if count < 0:
+                break
+            found.append(ctypes.string_at(buffer, 8 * count))
+        return found
+
     # --- end ---
 
     def detach(self, signal_number: int = 0) -> None:
         with contextlib.suppress(Gone):
             _call(_DETACH, self.tid, 0, signal_number)
 
-    def release(self) -> None:
-        """Lets it go on from where it stands, with the signal that it is about to get. It may be gone."""
-        with contextlib.suppress(Gone):
+    def release(self) -> bool:
+        """Lets it go on from where it stands, with the signal that it is about to get. False: it is ending."""
+        try:
             self.settle()
-            self.detach(self.signal)
+            _call(_DETACH, self.tid, 0, self.signal)
+        except Gone:
+            return False
+        return True
 
     def settle(self) -> None:
         """See the function of that name."""
@@ -337,6 +344,13 @@ def asleep(pid: int, tid: int) -> Sleep | None:
     )
 
 
+def parent(pid: int) -> int:
+    """0: not known."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    return 0
+
+
 def is_dead(pid: int, tid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/task/{tid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
@@ -367,8 +381,9 @@ def stopped(pid: int, patience: float = 0.005) -> Iterator[Standing]:
     """Has all threads of `pid` stand while the block runs, those that they make meanwhile too.
 
     A thread that sleeps in the kernel and cannot be woken counts as standing: it runs no instruction of the program before it
-    stops. It is let go when it has woken, or when the calling thread ends, so have that be one of its own (`on_own_thread`).
-    Raises NotStanding where after `patience` seconds another one still runs, or one makes a process; Gone, Refused.
+    stops. It is let go when it has woken, or when the calling thread ends, so have that be one of its own (`threads.on_own`).
+    Raises NotStanding where after `patience` seconds, and as many more as many threads take, another one still runs, or one makes
+    a process; Gone, Refused.
     """
     traced: dict[int, Thread] = {}
     at_once = contextlib.ExitStack()
@@ -378,7 +393,7 @@ def stopped(pid: int, patience: float = 0.005) -> Iterator[Standing]:
             raise Gone
         at_once.enter_context(_first())
         standing = Standing(pid, time.perf_counter())
-        until = time.monotonic() + patience
+        until = time.monotonic() + patience + _EACH * len(traced)
         interrupted: set[int] = set()
         while True:
             for tid, thread in list(traced.items()):

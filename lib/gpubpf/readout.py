@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gpubpf.maps import MapDefinition
     from gpubpf.measurement import Measurement
-    from gpubpf.process import Process, Ring
+    from gpubpf.process import Process, Ring, Taken
     from gpubpf.ptx.inject import Site
 
 REGISTERS_WAIT = 20.0  # seconds that results wait for ptxas to count registers
@@ -31,8 +31,8 @@ def instances(measured: Measurement, map_name: str) -> list[Instance]:
     used = [(process, _registers(process)) for process in measured.everyone()]
     with measured.lock:  # or else a file may be closed for a newer one
         for process, registers in used:
-            for snapshot, file in process.snapshots.values():
-                found += _instances_of(measured, process, registers, snapshot, file, number)
+            for taken in process.snapshots.values():
+                found += _instances_of(measured, process, registers, taken, number)
     return merged(found)
 
 
@@ -40,19 +40,18 @@ def _instances_of(
     measured: Measurement,
     process: Process,
     registers: Mapping[str, tuple[int, int]],
-    snapshot: protocol.Snapshot,
-    file: int,
+    taken: Taken,
     number: int,
 ) -> list[Instance]:
     """What one context held of map `number`."""
-    definition = measured.definitions[number]
+    definition, snapshot = measured.definitions[number], taken.snapshot
     found = []
     for instance in snapshot.instances:
         name = process.names.get(instance.slot, "")
         for array in instance.arrays:
             if array.map != number or not _sensible(definition, instance, array):
                 continue
-            raw = protocol.read_file(file, array.size, array.offset)
+            raw = taken.read(array.size, array.offset)
             if len(raw) != array.size:
                 continue
             before, after = registers.get(name, (None, None))
@@ -66,7 +65,7 @@ def _instances_of(
     if number in snapshot.shared:
         offset, size = snapshot.shared[number]
         whole = size == maps.storage_size(definition)
-        raw = protocol.read_file(file, size, offset) if whole else b""
+        raw = taken.read(size, offset) if whole else b""
         launches = sum(i.launches for i in snapshot.instances if i.by_shape)
         if whole and len(raw) == size:
             found.append(
@@ -121,7 +120,7 @@ def readings(measured: Measurement, *names: str) -> list[Reading]:
     """See `Session.readings`."""
     numbers = [measured.numbers[name] for name in names]
     found = []
-    for process in measured.everyone():
+    for process in measured.active():
         with measured.lock:
             taken = list(process.readings)
             process.readings.clear()
@@ -132,11 +131,11 @@ def readings(measured: Measurement, *names: str) -> list[Reading]:
             s = one.snapshot
             try:
                 parts = {
-                    measured.definitions[n].name: _instances_of(measured, process, {}, s, one.file, n)
+                    measured.definitions[n].name: _instances_of(measured, process, {}, one, n)
                     for n in numbers
                 }
             finally:
-                os.close(one.file)
+                one.close()
             idle = not s.flags & protocol.RUNNING
             found.append(
                 Reading(
@@ -157,7 +156,7 @@ def readings(measured: Measurement, *names: str) -> list[Reading]:
 def logs(measured: Measurement) -> list[ProcessLog]:
     """See `Session.logs`."""
     found = []
-    for process in measured.everyone():
+    for process in measured.active():
         last = process.over or (process.gone and measured.stopped)
         records = process.read_log(last)
         if records is None:
@@ -175,7 +174,7 @@ def logs(measured: Measurement) -> list[ProcessLog]:
 def rings(measured: Measurement, map_name: str) -> list[RingRecords]:
     """See `Session.rings`."""
     found = []
-    for process, context, ring in _rings(measured, map_name):
+    for process, context, ring in _rings(measured, map_name, measured.active()):
         if ring.done:
             continue
         last = ring.closed or process.over or (process.gone and measured.stopped)
@@ -193,6 +192,7 @@ def rings(measured: Measurement, map_name: str) -> list[RingRecords]:
             if not process.gone:
                 process.send(protocol.consumed(place.map, context, ring.reader.consumed))
         measured.hurry |= ring.reader.full > FULL
+        process.drained_bytes += records.nbytes
         if last:
             ring.done = True
             ring.reader.close()
@@ -209,16 +209,16 @@ def ring_counts(measured: Measurement, map_name: str) -> list[RingCounts]:
     """See `Session.ring_counts`."""
     return [
         RingCounts(process.pid, process.comm, ring.reader.place.gpu, tuple(ring.reader.counts()))
-        for process, _, ring in _rings(measured, map_name)
+        for process, _, ring in _rings(measured, map_name, measured.everyone())
     ]
 
 
-def _rings(measured: Measurement, map_name: str) -> list[tuple[Process, int, Ring]]:
+def _rings(measured: Measurement, map_name: str, processes: list[Process]) -> list[tuple[Process, int, Ring]]:
     number = measured.numbers[map_name]
     with measured.lock:
         return [
             (process, context, ring)
-            for process in measured.processes
+            for process in processes
             for (of, context), ring in process.rings.items()
             if of == number
         ]
@@ -252,14 +252,15 @@ def shared(measured: Measurement, map_name: str) -> list[SharedArray]:
 def sites(measured: Measurement, mangled: str, pid: int | None = None) -> dict[int, Site]:
     """See `Session.sites`."""
     with measured.lock:
-        tables = [
-            process.sites[mangled]
+        tables = {
+            id(table): table
             for process in measured.processes
-            if mangled in process.sites and pid in (None, process.pid)
-        ]
-    found: dict[int, Site] = {}
-    for number in {number for table in tables for number in table}:
-        said = {table[number] for table in tables if number in table}
-        if len(said) == 1 and (site := said.pop()) is not None:
-            found[number] = site
-    return found
+            if pid in (None, process.pid)
+            for table in process.sites.get(mangled, ())
+        }
+    found: dict[int, Site | None] = {}
+    for table in tables.values():
+        for site in table:
+            if found.setdefault(site.number, site) != site:
+                found[site.number] = None
+    return {number: site for number, site in found.items() if site is not None}

@@ -1,39 +1,40 @@
-"""Run a command, serve the agents in its processes, collect what they measured.
+"""Start a measurement, serve the agents in its processes, collect what they measured.
 
-    with Session(["./app"], instrument=…, maps=…) as session:
+    with Session(Whom(["./app"]), Plan(device, maps), Makers(instrument)) as session:
         for _ in session.intervals(None, None):
             for instance in session.instances("tallies"):
                 …
     sys.exit(session.status)
 
-Each process of the command that uses CUDA loads the agent inside its first `cuInit` (docs/architecture.md, "In the
-target"). One thread serves all agents (server.py); what takes long is done by others (workers.py). What they share is a
-`Measurement`; what tools get of it is in readout.py and summary.py.
+Each process of a command that uses CUDA loads the agent inside its first `cuInit` (docs/architecture.md, "In the target"); into
+those that run already it is put (joining.py; docs/attach.md). One thread serves all agents (server.py); what takes long is done by
+others (workers.py). What they share is a `Measurement`; what tools get of it is in readout.py and summary.py.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
+import select
 import selectors
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpubpf import agent, readout, summary
+from gpubpf import agent, joining, privileges, readout, summary, threads
 from gpubpf.agent import protocol
-from gpubpf.command import Signals, start_command
-from gpubpf.device import Device
+from gpubpf.command import Signals, raise_file_limit, start_command
 from gpubpf.errors import SessionError
-from gpubpf.measurement import Follow, Measurement
+from gpubpf.joining import Joining
+from gpubpf.measurement import Follow, Listener, Measurement, Plan, Whom
 from gpubpf.server import Server
-from gpubpf.workers import CountRegisters, Instrument, Workshop
+from gpubpf.workers import Makers, Workers, Workshop
+
+__all__ = ["Follow", "Listener", "Makers", "Plan", "Session", "Whom"]
 
 if TYPE_CHECKING:
-    from gpubpf.host import Host
-    from gpubpf.maps import MapDefinition
+    from gpubpf.machine import Machine
     from gpubpf.ptx.inject import Site
     from gpubpf.results import (
         Instance,
@@ -45,138 +46,144 @@ if TYPE_CHECKING:
         SharedArray,
     )
 
-IMAGE_WAIT = 120.0  # seconds that a process waits in a module load for the sidecar
 DRAIN_WAIT = 2.0  # seconds that kernels get to end before the last reading
 LEAVING_WAIT = 0.4  # in its place, and in that of the next, when the tool is told to leave
-ATTACH_WAIT = 30.0  # seconds for the agent to get into a process that runs
+JOINS = 8  # processes that are attached to at the same time
 ANSWER_WAIT = 5.0  # seconds, beyond that, for an agent to answer
+ANSWERED = 0.15  # seconds in which a program that launches is met, and its modules are answered
 TICK = 0.1  # seconds between two looks at logs and rings
 HURRY = 0.01  # where they fill quickly
 
 
 class Session:
-    """A command under measurement. A context manager: entering starts the command, leaving waits for it (but see SIGTERM).
-
-    instrument: see `Instrument`. It is called from several threads, once for each image that a process loads.
-    definitions: the maps, in any order; `params` gives the bytes of those of kind "param".
-    matches: whether a mangled name was asked for (None: every kernel is); `wanted` is how the user put it, for messages.
-    launches, sample: as `--launch` and `--sample`. duration: seconds, None without end.
-    note: called with notices for the user, from any thread. complain: with the error that "no kernel matches" is.
-    attached: with pid, comm and time (ns, CLOCK_MONOTONIC or virtual) when probes are live, from the thread that runs `intervals`.
-    loaded: with the name of a process and each image that it loads. warm_up: called while the command starts.
-    registers: see `CountRegisters`; called when nobody waits for it. follow: see `Follow`. host: host programs and shared arrays,
-    already loaded; the session takes them down at its end.
-    image_wait: seconds that a process waits in a module load for the sidecar. accesses: programs run at memory accesses, so the
-    summary says which of them they cannot see. pid: a process that runs already, in place of the command.
-    """
+    """A measurement under way. A context manager: entering starts the command, or has processes join; leaving waits for the command
+    (but see SIGTERM). duration: seconds after which it ends, None: when all that is measured has ended."""
 
     def __init__(
         self,
-        command: Sequence[str],
-        *,
-        instrument: Instrument,
-        definitions: Sequence[MapDefinition] = (),
-        params: Mapping[str, bytes] | None = None,
-        device: Device,
-        matches: Callable[[str], bool] | None = None,
-        wanted: Sequence[str] = (),
-        launches: tuple[int, int | None] | None = None,
-        sample: int | None = None,
-        map_memory: int | None = None,
+        whom: Whom,
+        plan: Plan,
+        makers: Makers,
+        listener: Listener | None = None,
         duration: float | None = None,
-        user: str | None = None,
-        note: Callable[[str], None] = lambda text: None,
-        attached: Callable[[int, str, int], None] = lambda pid, comm, ts_ns: None,
-        complain: Callable[[str], None] = lambda text: None,
-        loaded: Callable[[str, bytes], None] = lambda comm, data: None,
-        registers: CountRegisters = lambda sidecar, target: {},
-        warm_up: Callable[[], object] = lambda: None,
-        follow: Follow | None = None,
-        host: Host | None = None,
-        image_wait: float = IMAGE_WAIT,
-        accesses: bool = False,
-        pid: int | None = None,
     ) -> None:
-        self.command = list(command)
-        self._pid = pid
-        self.device = device
-        self.wanted = tuple(wanted)
-        self.follow = follow or Follow()
-        self._measured = Measurement(
-            definitions=definitions, params=params, device=device, matches=matches, wanted=wanted, launches=launches,
-            sample=sample, map_memory=map_memory, user=user, note=note, follow=self.follow, host=host, image_wait=image_wait,
-            accesses=accesses,
-        )  # fmt: skip
-        self._workshop = Workshop(self._measured, instrument, registers, loaded)
-        self._signals = Signals()
-        self._complain = complain
-        self._warm_up = warm_up
-        self._attached = attached
-        self._probed: list[tuple[int, str, int]] = []  # for `attached`, which the main thread calls
+        self.whom = whom
+        self.device = plan.device
+        self.wanted = tuple(plan.wanted)
+        self.follow = plan.follow
+        self._alone = plan.alone
+        self._listener = listener or Listener()
+        self._measured = Measurement(whom, plan, self._listener.note)
+        self._workshop = Workshop(self._measured, makers, self._listener.loaded)
+        self._warm_up = makers.warm_up
         self._duration = duration
+        self._signals = Signals()
+        self._probed: list[tuple[int, str, int]] = []  # for `attached`, which the main thread calls
         self._tick: Callable[[], object] | None = None
         self._every = TICK
         self._ticked = 0.0  # when the next tick is due
         self._sequence = 0
+        self._machine: Machine | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._returncode: int | None = None
+        self._unfollowed: set[int] = set()  # processes that the ones asked for have started
 
     # --- start and end ---
 
     def __enter__(self) -> Session:
-        if "CUDA_INJECTION64_PATH" in os.environ:
+        if self.whom.command and "CUDA_INJECTION64_PATH" in os.environ:
             raise SessionError("CUDA_INJECTION64_PATH is set, so another tool traces this command; unset it")
         if not agent.LIBRARY.exists():
             raise SessionError(f"{agent.LIBRARY} is not built; run script/setup")
-        self._server = Server(self._measured, self._workshop, self._on_probed)
+        self._server = Server(self._measured, self._workshop, self._on_probed, self._signals.wake)
+        self._joining = Joining(self._measured, self._server)
         self.socket_name = self._server.socket_name
         self._measured.started_ns = time.monotonic_ns()
         try:
             self._signals.catch()
-            if self._pid is not None:
-                self._workshop.makers.submit(self._warm_up)
-                self._attach(self._pid)
-            else:
-                self._child = start_command(self.command, self._measured, self.socket_name)
-                self._pidfd = os.pidfd_open(self._child.pid)
-                self._server.start()
-                self._workshop.makers.submit(self._warm_up)
+            self._start()
         except BaseException:
-            self._unpatch()
             self._signals.close()
             self._server.close()
             raise
         return self
 
-    def _attach(self, pid: int) -> None:
-        """Has the agent in a process that runs. Raises SessionError."""
-        from gpubpf import attach
-
-        injection = attach.inject(pid, agent.LIBRARY, "gpubpf_attach", connect=True)
-        self._pidfd = os.pidfd_open(pid)
-        assert injection.socket is not None
-        self._server.adopt(injection.socket, pid)
+    def _start(self) -> None:
+        """Raises SessionError."""
+        if self._alone:
+            threads.share_heaps()
+        if self.whom.command:
+            self._child = start_command(self.whom.command, self._measured, self.socket_name)
+            self._pidfd = os.pidfd_open(self._child.pid)
+        raise_file_limit()  # the command keeps the one that it was started with
         self._server.start()
-        what = {
-            1: "has not loaded the CUDA driver; wait until it uses the GPU, or start it with the tool",
-            2: "was measured before, and cannot be again; start it anew",
-            3: "could not be hooked; start it with the tool instead",
-        }.get(injection.wait(ATTACH_WAIT))
-        if what:
-            raise SessionError(f"pid {pid} {what}")
-        self._measured.note(
-            "what the process had loaded before is counted, not measured; modules that it loads now are"
-        )
+        if self.whom.pids:
+            # What is loaded meanwhile, and by whom, would keep the way into the processes waiting for Python's lock.
+            self._join_all(tuple(dict.fromkeys(self.whom.pids)))
+            self._workshop.makers.submit(self._warm_up)
+            self._measured.privileges.keep(self._needed(), self._alone)
+            self._let_answer()
+            return
+        self._workshop.makers.submit(self._warm_up)
+        if self.whom.everyone:
+            from gpubpf.machine import Machine
 
-    def _unpatch(self) -> None:
-        """Takes the hooks out of processes that go on without the tool."""
-        from gpubpf import patching
+            machine = Machine(
+                lambda pid, held: self.join(pid, starting=held), self._measured.miss, self._measured.note
+            )
+            machine.start()
+            self._machine = machine
+            self._tell_attached()
+            self._listener.watching(time.monotonic_ns())
+        self._measured.privileges.keep(self._needed(), self._alone)
 
-        for process in self._measured.everyone():
-            patches, process.patches = process.patches, ()
-            if patches and Path(f"/proc/{process.pid}").exists():
-                with contextlib.suppress(SessionError):  # it goes on with hooks that do nothing, or has ended
-                    patching.apply(process.pid, [p.undone for p in patches], original=False)
+    def _let_answer(self) -> None:
+        """Waits, a moment at most, until processes that were joined have been answered what they asked for: the tool loads NumPy
+        then."""
+        until = time.monotonic() + ANSWERED
+        with self._measured.lock:
+            while not all(p.served and not p.pending for p in self._measured.active() if not p.gone):
+                if (left := until - time.monotonic()) <= 0 or self._signals.terminated:
+                    break
+                self._measured.lock.wait(left)
+
+    def _needed(self) -> frozenset[int]:
+        """The capabilities that the rest takes."""
+        everyone = self.whom.everyone
+        needed = privileges.MEASURING
+        if everyone or self._measured.host is not None:
+            needed |= privileges.PROGRAMS
+        return needed | privileges.JOINING if everyone else needed
+
+    def join(self, pid: int, *, starting: int | None = None) -> str | None:
+        """Measures a process that runs already, from now on: None when probes are live in it, else the reason it is missed for,
+        which is counted. `starting`: the thread that is inside its first cuInit, held there. From any thread, at any time."""
+        comm = joining.comm(pid)
+        missed = self._joining.join(pid, starting)
+        if missed and not self._measured.stopped:
+            self._measured.miss(pid, comm, missed.reason)
+        return missed.reason if missed else None
+
+    def _join_all(self, pids: Sequence[int]) -> None:
+        """All at the same time. Raises SessionError where none of them can be measured."""
+        joins = Workers(JOINS)
+        names = {pid: joining.comm(pid) for pid in pids}
+        going = {pid: joins.submit(self._joining.join, pid, None) for pid in pids}
+        for future in going.values():
+            future.add_done_callback(lambda future: self._signals.wake())
+        while not all(future.done() for future in going.values()):
+            select.select([self._signals.reader], [], [])
+            self._signals.taken()
+            if self._signals.interrupted or self._signals.terminated:
+                break
+        joins.close()
+        missed = {pid: error for pid, future in going.items() if future.done() and (error := future.result())}
+        if len(missed) == len(pids):
+            raise joining.nobody(list(missed.values()))
+        for pid, error in missed.items():
+            self._measured.miss(pid, names[pid], error.reason)
+            self._measured.note(str(error))
+        self._tell_attached()
 
     def _on_probed(self, pid: int, comm: str, ts_ns: int) -> None:
         self._probed.append((pid, comm, ts_ns))
@@ -187,7 +194,7 @@ class Session:
             self._tick = None  # what failed would fail again, and the command is waited for all the same
         try:
             self._stop()
-            while self._child and not self._signals.terminated and not self._wait_for_command(None):
+            while self._child and not self._signals.terminated and not self._wait(None):
                 pass
             self._settle()
         finally:
@@ -196,7 +203,7 @@ class Session:
             if self.nothing_matched:
                 from gpubpf.listing import no_match
 
-                self._complain(no_match(self.wanted, self._seen_names()))
+                self._listener.complain(no_match(self.wanted, self._seen_names()))
             elif not self.wanted and not self.summary()["launches_seen"]:
                 self._measured.note("no kernel was launched")
 
@@ -215,8 +222,10 @@ class Session:
             process.end_host()
         if self._measured.host is not None:
             self._measured.host.detach()
+        self._workshop.close()
         self._signals.close()
-        os.close(self._pidfd)
+        if self._child:
+            os.close(self._pidfd)
 
     def _seen_names(self) -> list[str]:
         """Kernels for the user, without arguments: those that were used, else all that were there."""
@@ -229,15 +238,21 @@ class Session:
     @property
     def status(self) -> int:
         """The exit status that the tool ends with."""
-        if self._signals.terminated or self._returncode is None:
+        if self._signals.terminated:
             return 0
-        command = self._returncode if self._returncode >= 0 else 128 - self._returncode
+        code = self._returncode or 0
+        command = code if code >= 0 else 128 - code
         return command or (1 if self.nothing_matched else 0)
 
     @property
     def stopped(self) -> bool:
         """The measurement is over: what comes now is the last."""
         return self._measured.stopped
+
+    @property
+    def several(self) -> bool:
+        """Several processes were asked for, or all: each row of a result says whose it is."""
+        return self._measured.several
 
     @property
     def nothing_matched(self) -> bool:
@@ -269,13 +284,14 @@ class Session:
                 (t for t in (end, start + done * interval if interval else None) if t is not None),
                 default=None,
             )
-            over = self._wait_for_command(until) or self._signals.interrupted or self._signals.terminated
+            over = self._wait(until) or self._signals.interrupted or self._signals.terminated
             over = (
                 over or (end is not None and time.monotonic() >= end) or (count is not None and done >= count)
             )
             if over:
                 self._stop()
             else:
+                self._tell_unfollowed()
                 self._drain(0.0, 0)
             self._run_tick()
             if over:
@@ -284,30 +300,38 @@ class Session:
             if over:
                 return
 
-    def _wait_for_command(self, until: float | None) -> bool:
-        """Whether the command ended; False when `until` (time.monotonic) came first, or a signal that ends the measurement."""
-        if self._returncode is not None:
-            return True
+    def _wait(self, until: float | None) -> bool:
+        """Whether all that is measured has ended; False when `until` (time.monotonic) came first, or a signal that ends the
+        measurement."""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._pidfd, selectors.EVENT_READ)
             selector.register(self._signals.reader, selectors.EVENT_READ)
-            while True:
+            if self._child and self._returncode is None:
+                selector.register(self._pidfd, selectors.EVENT_READ)
+            while not self._ended():
                 due = [t for t in (until, self._ticked if self._tick else None) if t is not None]
                 wait = max(0.0, min(due) - time.monotonic()) if due else None
-                ready = {key.fd for key, _ in selector.select(wait)}
-                if self._signals.reader in ready:
+                if self._signals.reader in {key.fd for key, _ in selector.select(wait)}:
                     self._signals.taken()
                     if not self._measured.stopped:  # results end with the summary
                         self._tell_attached()
-                if self._pidfd in ready:
-                    self._returncode = self._child.wait() if self._child else 0
-                    return True
+                if self._ended():
+                    break
                 if self._signals.terminated or (self._signals.interrupted and not self._measured.stopped):
                     return False
                 if until is not None and time.monotonic() >= until:
                     return False
                 if self._tick and time.monotonic() >= self._ticked:
                     self._run_tick()
+        return True
+
+    def _ended(self) -> bool:
+        """Whether the command has ended, or each of the processes that were asked for."""
+        if self._child:
+            self._returncode = self._child.poll()
+            return self._returncode is not None
+        return not (
+            self.whom.everyone or self._joining.under_way or any(not p.gone for p in self._measured.active())
+        )
 
     def _run_tick(self) -> None:
         if self._tick is not None:
@@ -319,15 +343,29 @@ class Session:
 
     def _tell_attached(self) -> None:
         while self._probed:
-            self._attached(*self._probed.pop(0))
+            self._listener.attached(*self._probed.pop(0))
+
+    def _tell_unfollowed(self) -> None:
+        """Of processes that the ones asked for have started."""
+        if not self.whom.pids:
+            return
+        measured = {p.pid for p in self._measured.active()}
+        found = joining.unfollowed(measured | self._unfollowed)
+        for pid in found.keys() - measured - self._unfollowed:
+            self._unfollowed.add(pid)
+            self._measured.note(
+                f"pid {pid} ({found[pid]}) is of a program that is measured, and uses the GPU, too; add it to -p"
+            )
 
     def _stop(self) -> None:
         """Ends the measurement: no launch is swapped from now on, and everything is read."""
         if self._measured.stopped:
             return
         self._measured.stopped = True
+        if self._machine is not None:
+            self._machine.close()
+        self._tell_unfollowed()
         self._drain(LEAVING_WAIT if self._signals.terminated else DRAIN_WAIT, protocol.STOP)
-        self._unpatch()
         if self._returncode is not None:
             self._settle()
         if self._measured.host is not None:
@@ -339,12 +377,17 @@ class Session:
             self._measured.note(
                 f"{process.who} ended before it could be read; {summary.loss(self._measured, process, launches)}"
             )
-        if silent := sum(p.marked and p.gone and not p.told for p in self._measured.everyone()):
+        if silent := [p for p in self._measured.everyone() if p.marked and p.gone and not p.told]:
+            for process in silent:
+                self._measured.miss(process.pid, process.comm, joining.UNREACHED)
             self._measured.note(
-                f"{silent:,} process{'es' if silent > 1 else ''} ended or went on before the tool could attach;"
+                f"{len(silent):,} process{'es' if len(silent) > 1 else ''} ended or went on before the tool could attach;"
                 " what they launched was not seen"
             )
-        if graphs := sum(process.graph_launches() for process in self._measured.everyone()):
+        if graphs := sum(
+            process.graph_launches() - process.graph_launches_before()
+            for process in self._measured.everyone()
+        ):
             self._measured.note(
                 f"{graphs:,} launch{'es' if graphs > 1 else ''} of CUDA graphs that hold conditions, or that kernels launch:"
                 " how often their kernels ran is not known"
@@ -352,10 +395,9 @@ class Session:
 
     def _drain(self, wait: float, flags: int) -> None:
         """Has every process send its maps, and waits for that within bounds. The dead have sent theirs: that is read, too."""
-        with self._measured.lock:
-            self._sequence += 1
-            sequence = self._sequence
-            asked = [p for p in self._measured.processes if not p.gone]
+        self._sequence += 1
+        sequence = self._sequence
+        asked = [p for p in self._measured.active() if not p.gone]
         for process in asked:
             process.send(protocol.drain(sequence, wait, flags))
         self._server.wake()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,11 @@ from gpubpf.results import KernelCount
 
 if TYPE_CHECKING:
     from gpubpf.measurement import Measurement
-    from gpubpf.process import Process
+    from gpubpf.process import Process, Taken
 
 # The reason of launches whose kernel is not known: its module was there before the agent was.
 UNKNOWN = "loaded before"
+REGISTERS_WAIT = 2.0  # seconds that the end waits for ptxas to count registers
 
 
 def summary(measured: Measurement) -> dict[str, Any]:
@@ -38,9 +40,17 @@ def summary(measured: Measurement) -> dict[str, Any]:
         "not_instrumented": dict(sorted(reasons.items(), key=lambda item: -item[1])),
         "lost": _lost(measured),
         "duration_ns": _duration_ns(measured),
+        "overhead": _overhead(measured),
     }
     if unnamed and not anyone:
         record["launches_unknown"] = unnamed  # seen, and of no kernel whose name is known
+    if graphs := sum(process.graph_launches_before() for process in measured.everyone()):
+        record["graphs_before"] = graphs
+    live = sum(process.hooked for process in measured.everyone())
+    if measured.several or live > 1 or measured.missed:
+        with measured.lock:
+            missed = {reason: len(found) for reason, found in measured.missed.items() if found}
+        record["processes"] = {"measured": live, "missed": missed}
     if measured.accesses:
         record["not_probed"] = _not_probed(measured, {k.mangled for k in counted if k.instrumented})
     if measured.host is not None and measured.host.in_kernel:
@@ -48,6 +58,36 @@ def summary(measured: Measurement) -> dict[str, Any]:
             r.function: {"runs": r.runs, "mean_ns": round(r.mean_ns)} for r in measured.host.runs()
         }
     return record
+
+
+def _overhead(measured: Measurement) -> dict[str, int | None]:
+    """What the tool itself cost. Of what takes no time on the virtual clock nothing is said that would not repeat."""
+    processes = measured.everyone()
+    registers = _more_registers(measured, processes)
+    if any(process.virtual or process.virtual_times()[0] for process in processes):
+        return {"hooks": None, "hooks_ns": 0, "stood_ns": 0, "registers": registers, "drained_bytes": None}
+    columns = zip(*(process.hook_calls() for process in processes), strict=True)
+    hooks = protocol.HookCalls(*map(sum, columns))
+    return {
+        "hooks": hooks.calls,
+        "hooks_ns": hooks.ns,
+        "stood_ns": sum(process.stood_ns for process in processes),
+        "registers": registers,
+        "drained_bytes": sum(process.drained_bytes for process in processes),
+    }
+
+
+def _more_registers(measured: Measurement, processes: list[Process]) -> int | None:
+    """The most registers that a copy has more than its original, of kernels that were launched with one; None: not known."""
+    until = time.monotonic() + (REGISTERS_WAIT if measured.stopped else 0.0)
+    more = []
+    for process in processes:
+        used = {name for slot, name in process.names.items() if name in process.matched}
+        for future in process.registers:
+            with contextlib.suppress(Exception):  # what ptxas says of it does not concern the measurement
+                counted = future.result(max(0.0, until - time.monotonic()))
+                more += [after - before for name, (before, after) in counted.items() if name in used]
+    return max(more, default=None)
 
 
 def _not_probed(measured: Measurement, launched: set[str]) -> dict[str, int]:
@@ -121,7 +161,9 @@ def missing(measured: Measurement) -> Iterator[tuple[Process, int]]:
     """Instrumented launches of each process whose counts never came, at most."""
     for process in measured.everyone():
         instrumented = sum(c.instrumented for c in process.counters()[0])
-        received = sum(i.launches for s, _ in process.snapshots.values() for i in s.instances if i.by_shape)
+        received = sum(
+            i.launches for t in process.snapshots.values() for i in t.snapshot.instances if i.by_shape
+        )
         if instrumented > received:
             yield process, instrumented - received
 
@@ -150,7 +192,7 @@ def _lost(measured: Measurement) -> int:
         ]
         lost += sum(bounds) + (launches if counted or not bounds else 0)
     with measured.lock:
-        lost += sum(_lost_in(measured, *part) for p in measured.processes for part in p.snapshots.values())
+        lost += sum(_lost_in(measured, taken) for p in measured.processes for taken in p.snapshots.values())
         rings = [ring.reader for p in measured.processes for ring in p.rings.values()]
         lost += sum(p.log_lost for p in measured.processes)
     return lost + sum(shard.lost + shard.incomplete for reader in rings for shard in reader.counts())
@@ -169,8 +211,8 @@ def _unread(measured: Measurement, process: Process) -> Iterator[tuple[str, int,
         yield definition.name, received, known, max(known, most)
 
 
-def _lost_in(measured: Measurement, snapshot: protocol.Snapshot, file: int) -> int:
-    lost = 0
+def _lost_in(measured: Measurement, taken: Taken) -> int:
+    lost, snapshot = 0, taken.snapshot
     places = [(a.map, a.offset, a.size) for i in snapshot.instances for a in i.arrays]
     places += [(number, *place) for number, place in snapshot.shared.items()]
     for number, offset, size in places:
@@ -183,7 +225,7 @@ def _lost_in(measured: Measurement, snapshot: protocol.Snapshot, file: int) -> i
             offset, size = offset + size - definition.value_size, definition.value_size
         elif size > maps.HEADER:
             size = maps.HEADER
-        raw = protocol.read_file(file, size, offset)
+        raw = taken.read(size, offset)
         if len(raw) == size:
             lost += maps.lost(definition, raw)
     return lost

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TIMES = ("latency", *SPLIT, "exec")
 # That are told apart: rows of the table, and what the launches of one waited behind.
-MOST_GROUPS, MOST_WAITED = 1024, 256
+MOST_GROUPS, MOST_WAITED = 4096, 256
 EXACT = 4096  # different values; of more than that each is kept to 1 part in 256
 _BITS = 8
 
@@ -111,6 +111,14 @@ class Group:
 
     def __len__(self) -> int:
         return self.count
+
+    @property
+    def pid(self) -> int:
+        return int(self.fields["pid"])
+
+    @property
+    def comm(self) -> str:
+        return str(self.fields["comm"])
 
     def add(self, view: View, at: Integers) -> None:
         """More of its launches, by their places."""
@@ -219,11 +227,12 @@ class Sums:
                 for name in self._by
             )
             if len(self._groups) >= MOST_GROUPS and key not in self._groups:
-                key = ()  # the first of them lends its name to all
+                key = (key[0], "(others)", key[2])
             if key not in self._groups:
-                self._groups[key] = new_group(view, first, self._by)
-                if not key:
-                    self._groups[key].title = "(others)"
+                self._groups[key] = group = new_group(view, first, self._by)
+                if key[1] == "(others)":
+                    group.title = "(others)"
+                    group.fields |= dict.fromkeys(("kernel", "demangled", "mangled"), group.title)
             self._groups[key].add(view, part)
         if self._with_graphs:
             launches = np.unique(found.parent[chosen])
@@ -240,16 +249,6 @@ class Sums:
         """Graphs, then kernels, those with most time lost first."""
         made = sorted(self._groups.values(), key=lambda group: -group.times["latency"].total)
         return [*(group for _, group in sorted(self._graphs.items())), *made]
-
-    def label(self, group: Group) -> str:
-        """Its title, with the process and the GPU where there are several."""
-        label = group.title
-        if "kernel" in group.fields:
-            if len({other.process for other in self._groups.values()}) > 1:
-                label += f" {group.fields['pid']}"
-            if len({other.gpu for other in self._groups.values()}) > 1:
-                label += f" GPU {group.gpu}"
-        return label
 
 
 def new_group(view: View, at: int, by: Sequence[str]) -> Group:
@@ -319,11 +318,14 @@ class Losses:
         lost = found.lost[launched]
         self._counts["lost"] += int(lost.sum())
         self._counts["running"] += int(found.running[launched].sum())
+        self._counts["behind_unseen"] += int(view.waits.unseen[launched].sum())
         self._counts["unknown"] += int(((view.ops.start[launched] == NONE) & ~lost).sum())
         self._error = most(self._error, clock_error(view, launched))
         self._steps = max(self._steps, found.clock_steps)
 
     def fields(self, lost: int) -> dict[str, Any]:
         """`lost` operations found no room in a log."""
-        counts = {f"launches_{name}": self._counts[name] for name in ("lost", "running", "unknown")}
+        counts = {
+            f"launches_{name}": self._counts[name] for name in ("lost", "running", "unknown", "behind_unseen")
+        }
         return counts | {"operations_lost": lost, "clock_error_ns": self._error, "clock_steps": self._steps}

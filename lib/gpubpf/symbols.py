@@ -6,7 +6,7 @@ import functools
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +107,9 @@ def _table(path: str) -> _Table | None:
         return None
 
 
-def _read(elf: Elf) -> _Table | None:
+def tables(elf: Elf, types: Sequence[int]) -> Iterator[tuple[np.ndarray[Any, Any], bytes]]:
+    """The symbols of these types that a file defines, as Elf64_Sym (`name`, `info`, `value`, `size`, …), with the text that their
+    names are in: of the full table, then of that of what is exported. None that is empty, or too large. Raises OSError, ImageError."""
     import numpy as np
 
     kind = np.dtype(
@@ -120,22 +122,24 @@ def _read(elf: Elf) -> _Table | None:
             ("size", "<u8"),
         ]
     )
-    sections = sorted((s for s in elf.sections if s.type in (_SYMTAB, _DYNSYM)), key=lambda s: s.type)
-    for section in sections:  # the full table, else that of what is exported
-        if section.link >= len(elf.sections) or section.size > _LARGEST:
-            continue
-        strings = elf.sections[section.link]
-        if strings.size > _LARGEST:
+    for section in sorted((s for s in elf.sections if s.type in (_SYMTAB, _DYNSYM)), key=lambda s: s.type):
+        strings = elf.sections[section.link] if section.link < len(elf.sections) else None
+        if strings is None or max(section.size, strings.size) > _LARGEST:
             continue
         data = elf.contents(section)
-        symbols = np.frombuffer(data, kind, len(data) // kind.itemsize)
-        functions = np.isin(symbols["info"] & 15, _FUNCTIONS) & (symbols["section"] != 0)
-        symbols = symbols[functions]
-        if not len(symbols):
-            continue
+        found = np.frombuffer(data, kind, len(data) // kind.itemsize)
+        found = found[np.isin(found["info"] & 15, types) & (found["section"] != 0)]
+        if len(found):
+            yield found, elf.contents(strings)
+
+
+def _read(elf: Elf) -> _Table | None:
+    import numpy as np
+
+    for symbols, text in tables(elf, _FUNCTIONS):
         symbols = symbols[np.lexsort((symbols["size"], symbols["value"]))]
         # Assembly may give no size: such a function goes on to the next one.
         following = np.append(symbols["value"][1:], np.uint64(2**64 - 1))
         ends = np.where(symbols["size"] > 0, symbols["value"] + symbols["size"], following)
-        return _Table(symbols["value"], ends, symbols["name"], elf.contents(strings), elf.loads)
+        return _Table(symbols["value"], ends, symbols["name"], text, elf.loads)
     return None

@@ -41,6 +41,8 @@ open_tree_attr
 """.split()
 NAMES = dict(enumerate(_FROM_0)) | {335: "uretprobe", 336: "uprobe"} | dict(enumerate(_FROM_424, 424))
 
+NUMBERS = {name: number for number, name in NAMES.items()}
+
 
 def name(number: int) -> str:
     """The name, or `syscall N` for one that is not known here."""

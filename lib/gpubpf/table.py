@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpubpf import cli
+
+WIDTH = 80
+LEAST = 8  # columns that a name is cut to
 
 
 def lines(headers: Sequence[str], rows: Sequence[Sequence[object]], left: Sequence[str] = ()) -> list[str]:
@@ -22,6 +25,37 @@ def lines(headers: Sequence[str], rows: Sequence[Sequence[object]], left: Sequen
     rows = [[cli.printable(str(cell)) for cell in row] for row in rows]
     text = tabulate.tabulate(rows, headers, tablefmt="plain", colalign=alignment, disable_numparse=True)
     return [line.rstrip() for line in text.splitlines()]
+
+
+def within(
+    rows: Sequence[Mapping[str, object]],
+    left: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    cut: Sequence[str] = ("KERNEL", "COMM"),
+    gap: int = 2,
+) -> list[str]:
+    """Rows by column name as `lines`, no wider than a terminal where that can be had: what is in `drop` is left out, one column after
+    the other, then names in `cut` are cut in their middle. `gap`: spaces between columns."""
+    if not rows:
+        return []
+    cells = [{name: cli.printable(str(cell)) for name, cell in row.items()} for row in rows]
+    widths = {name: max(len(name), *(len(row[name]) for row in cells)) for name in cells[0]}
+
+    def surplus() -> int:
+        return sum(widths.values()) + gap * (len(widths) - 1) - WIDTH
+
+    for name in (*drop, *cut):
+        if surplus() <= 0:
+            break
+        if name in drop:
+            widths.pop(name, None)
+        elif name in widths:
+            widths[name] = max(widths[name] - surplus(), min(widths[name], max(len(name), LEAST)))
+    made = []
+    for row in ({name: name for name in widths}, *cells):
+        parts = (f"{fit(row[name], n):{'<' if name in left else '>'}{n}}" for name, n in widths.items())
+        made.append((" " * gap).join(parts).rstrip())
+    return made
 
 
 def bar(value: float, largest: float, width: int) -> str:
@@ -68,3 +102,50 @@ def wrap(sentence: str, indent: int = 0, width: int = 80) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def size(count: float) -> str:
+    """Bytes as ``512 B``, ``1.50 KB``, ``96.0 MB``: K, M … are powers of 1024."""
+    return _scaled(count, 1024, 1024, ("B", "KB", "MB", "GB", "TB"))
+
+
+def number(count: float) -> str:
+    """``31,250``, ``1.25 M``: at most seven characters."""
+    return _scaled(count, 100_000, 1000, ("", "k", "M", "G", "T"))
+
+
+def _scaled(value: float, most: int, step: int, units: Sequence[str]) -> str:
+    """Whole below `most`, else three digits and a unit."""
+    if value < most:
+        return f"{value:,.0f} {units[0]}".rstrip()
+    at = 0
+    while value >= 999.5 and at < len(units) - 1:
+        value, at = value / step, at + 1
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {units[at]}"
+
+
+def duration(ns: float) -> str:
+    """``752 ns``, ``1.25 us``, ``13.2 ms``: three digits."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if ns >= 0.9995 * size:
+            value = ns / size
+            return f"{value:.{max(0, 3 - len(str(int(value + 0.0005))))}f} {unit}"
+    return f"{ns:.0f} ns"
+
+
+def us(ns: int | None) -> str:
+    """A time in µs, from 1 s on in seconds: at most seven columns."""
+    if ns is None:
+        return "-"
+    size, value = abs(ns), ns / 1000
+    if size < 100_000:
+        return f"{value:.2f}"
+    if size < 1_000_000_000:
+        return f"{value:.{1 if size < 10_000_000 else 0}f}"
+    return f"{value / 1e6:.2f}s" if value < 1e9 else f"{value / 1e6:.0f}s"
+
+
+def with_unit(ns: int | None) -> str:
+    """The same in a sentence."""
+    text = us(ns)
+    return text if text.endswith("s") else f"{text} us"

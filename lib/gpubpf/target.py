@@ -13,8 +13,11 @@ import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
+from gpubpf import rooted
 from gpubpf.errors import SessionError
 from gpubpf.ptrace import Gone, Refused
 from gpubpf.users import User
@@ -67,10 +70,12 @@ class Symbol:
     size: int
 
 
-def mappings(pid: int) -> tuple[Mapping, ...]:
-    """Raises OSError."""
+def mappings(pid: int, of: re.Pattern[str] | None = None) -> tuple[Mapping, ...]:
+    """All, or those of the files whose paths match. Raises OSError."""
     found = []
     for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+        if of is not None and not of.match(line, max(line.find("/"), 0)):
+            continue
         if m := _LINE.match(line):
             found.append(Mapping(int(m[1], 16), int(m[2], 16), m[3], int(m[4], 16), (m[5], int(m[6])), m[7]))
     return tuple(found)
@@ -123,8 +128,104 @@ class Memory:
             raise OSError(errno.EFAULT, "not mapped")
 
 
-def symbols(memory: Memory, base: int) -> dict[str, Symbol]:
-    """The functions that a library exports, each in its default version; none where it is no ELF file of this kind."""
+class Readable(Protocol):
+    """Addresses with what lies there: a process, or a file as it would be mapped at 0."""
+
+    def some(self, address: int, size: int) -> bytes: ...
+
+    def read(self, address: int, size: int) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A file as it is now: nobody can change what is in it, or put another one there, and leave these as they are."""
+
+    device: int
+    inode: int
+    size: int
+    changed_ns: int
+
+
+class ElfFile:
+    """An ELF file as it would be mapped at address 0. Raises OSError where nothing would be."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        state = os.fstat(file)
+        self.identity = Identity(state.st_dev, state.st_ino, state.st_size, state.st_ctime_ns)
+        self.segments: tuple[tuple[int, int, int], ...] = ((0, 0, 4096),)  # offset, address, bytes
+        with contextlib.suppress(OSError, struct.error):
+            header = os.pread(file, 64, 0)
+            at, (size, count) = struct.unpack_from("<Q", header, 32)[0], struct.unpack_from("<HH", header, 54)
+            if header[:6] == b"\x7fELF\x02\x01" and size == 56 and count <= 256:
+                found = struct.iter_unpack("<IIQQQQQQ", os.pread(file, 56 * count, at))
+                self.segments = tuple((s[2], s[3], s[5]) for s in found if s[0] == 1)
+
+    def some(self, address: int, size: int) -> bytes:
+        """What there is of it, from `address` on."""
+        for offset, start, length in self.segments:
+            if start <= address < start + length:
+                with contextlib.suppress(OSError, OverflowError):
+                    return os.pread(self._file, min(size, start + length - address), offset + address - start)
+        return b""
+
+    def read(self, address: int, size: int) -> bytes:
+        data = self.some(address, size)
+        if len(data) != size:
+            raise OSError(errno.EFAULT, "not in the file")
+        return data
+
+    def offset(self, address: int) -> int:
+        """Where in the file it lies. Raises OSError."""
+        for offset, start, length in self.segments:
+            if start <= address < start + length and offset + address - start < self.identity.size:
+                return offset + address - start
+        raise OSError(errno.EFAULT, "not in the file")
+
+
+_local: dict[str, bool] = {}
+
+
+def _is_local(place: str) -> bool:
+    """Whether a device, as /proc/PID/maps has it, is of a file system that is mounted here, too, and that the kernel serves."""
+    if not _local.get(place):
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+                before, _, after = line.partition(" - ")
+                major, _, minor = before.split()[2].partition(":")
+                name = f"{int(major):02x}:{int(minor):02x}"
+                _local[name] = _local.get(name, True) and not after.startswith("fuse")
+    return _local.get(place, False)
+
+
+@contextlib.contextmanager
+def library_file(pid: int, library: Library) -> Iterator[tuple[Identity | None, Readable, int]]:
+    """What to read a library from, and the address of its beginning there: its file, with its identity, where that can be opened.
+    What a process has made of it in its memory holds for this process alone. A file that somebody's program serves (FUSE) is not
+    opened: it need not answer."""
+    first = library.mappings[0]
+    ways = (
+        partial(rooted.open_mapped, pid, first.start, first.end),
+        partial(rooted.open_path, pid, first.path),
+    )
+    for opened in ways if _is_local(first.file[0]) else ():
+        try:
+            file = opened()
+        except OSError:
+            continue
+        try:
+            elf = ElfFile(file)
+            if elf.identity.inode == first.file[1] and elf.segments:
+                yield elf.identity, elf, 0
+                return
+        finally:
+            os.close(file)
+    with Memory(pid) as memory:
+        yield None, memory, library.base
+
+
+def symbols(memory: Readable, base: int) -> dict[str, Symbol]:
+    """The functions and variables that a library exports, each in its default version; none where it is no ELF file of this kind."""
     found: dict[str, Symbol] = {}
     with contextlib.suppress(OSError, struct.error, ValueError):
         header = memory.read(base, 64)
@@ -154,7 +255,7 @@ def symbols(memory: Memory, base: int) -> dict[str, Symbol]:
         table = memory.read(place(6), total * 24)
         versions = memory.read(place(0x6FFFFFF0), total * 2) if 0x6FFFFFF0 in tags else b"\x01\0" * total
         for i, (name, info, _, section, value, length) in enumerate(struct.iter_unpack("<IBBHQQ", table)):
-            if info & 15 != 2 or not section or not value:  # STT_FUNC, defined here
+            if info & 15 not in (1, 2) or not section or not value:  # STT_OBJECT, STT_FUNC, defined here
                 continue
             key = text[name : text.find(b"\0", name)].decode(errors="replace")
             hidden = versions[2 * i + 1] & 0x80
@@ -163,7 +264,20 @@ def symbols(memory: Memory, base: int) -> dict[str, Symbol]:
     return found
 
 
-def _symbol_count(memory: Memory, sysv: int, gnu: int) -> int:
+_exported: dict[Identity, frozenset[str]] = {}
+
+
+def exports(pid: int, library: Library) -> frozenset[str]:
+    """Names of the functions that a library exports; what is known of its file is kept for other processes. Raises OSError."""
+    with library_file(pid, library) as (identity, source, base):
+        if identity is None:
+            return frozenset(symbols(source, base))
+        if identity not in _exported:
+            _exported[identity] = frozenset(symbols(source, base))
+        return _exported[identity]
+
+
+def _symbol_count(memory: Readable, sysv: int, gnu: int) -> int:
     """From either hash table: System V ABI, chapter 5; the other one is only described by its implementations."""
     if sysv:
         return min(struct.unpack("<II", memory.read(sysv, 8))[1], _SYMBOL_LIMIT)
@@ -189,6 +303,10 @@ def _symbol_count(memory: Memory, sysv: int, gnu: int) -> int:
 
 
 # --- what it is, and what stands in the way ---
+
+
+class Traced(SessionError):
+    """Another process traces it: a debugger, or for some milliseconds a tool of ours."""
 
 
 def status(pid: int) -> dict[str, str]:
@@ -222,7 +340,7 @@ def check(pid: int) -> None:
         raise SessionError(f"{who} is a thread of the kernel; name a program")
     if (tracer := int(known.get("TracerPid", 0))) != 0:
         name = status(tracer).get("Name", "?")
-        raise SessionError(f"{who} is traced by {name} (pid {tracer}) already; end that first")
+        raise Traced(f"{who} is traced by {name} (pid {tracer}) already; end that first")
     if state == "T":
         raise SessionError(f"{who} is stopped; let it go on first: kill -CONT {pid}")
     if known.get("Seccomp") == str(_STRICT_SECCOMP):

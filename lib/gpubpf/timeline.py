@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -71,6 +71,8 @@ class Operations:
     many nodes are no kernels.
     graph: number of the executable graph, from 0, replay: of its launch, of GRAPH and of the kernels that a replay ran; else -1.
     node: the kernel's node in it, else -1. A replay's kernels may stand before or after its GRAPH operation.
+    unseen: of each stream whether it may hold work from before the first operation; unseen_contexts: numbers of contexts in which
+    any stream may.
     """
 
     id: Integers
@@ -88,6 +90,8 @@ class Operations:
     replay: Integers
     node: Integers
     queues: Sequence[Queue] = ()  # the kind of each stream
+    unseen: Sequence[bool] = ()
+    unseen_contexts: frozenset[int] = frozenset()
     edges: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)  # of each graph: (from, to)
 
     def __len__(self) -> int:
@@ -100,7 +104,8 @@ class Waits:
 
     latency = start - call; api = ret - call; wait: from `ret` until what it waited for had ended, 0 where that was over before;
     overhead = latency - api - wait; exec = end - start. waited_for: the operation that it waited for, -1 for none or not known;
-    by_event: it waited for that through an event. passed: of RECORD and WAIT when the stream came past.
+    by_event: it waited for that through an event. passed: of RECORD and WAIT when the stream came past. unseen: it may have waited for
+    something from before the first operation, so that its wait is not known.
     """
 
     latency: Integers
@@ -111,6 +116,7 @@ class Waits:
     waited_for: Integers
     by_event: NDArray[np.bool_]
     passed: Integers
+    unseen: NDArray[np.bool_]
 
 
 def over_by(ops: Operations, by_work: bool = True) -> Integers:
@@ -178,7 +184,83 @@ def waits(ops: Operations) -> Waits:
     marks = (ops.kind == Kind.RECORD) | (ops.kind == Kind.WAIT)
     passed = np.where(marks & (exact | (before <= ops.ret)), np.maximum(before, ops.ret), NONE)
     behind = np.where(known & (wait > 0), waited_for, -1)
-    return Waits(latency, api, wait, overhead, exec_, behind, by_event & known, passed)
+    unseen = running & ~free & (before == NEVER) & (waited_for < 0)
+    return Waits(latency, api, wait, overhead, exec_, behind, by_event & known, passed, unseen)
+
+
+# When something has ended, which operation it is, whether it is waited for through an event.
+State: TypeAlias = tuple[int, int, bool]
+_LEAST = int(np.iinfo(np.int64).min)
+_FREE: State = (_LEAST, -1, False)
+_UNKNOWN: State = (NEVER, -1, False)
+
+
+class _Streams:
+    """What the next operation of each stream comes after, operation by operation. Plain lists: there are a million."""
+
+    def __init__(self, ops: Operations, queues: Sequence[int], contexts: Sequence[int]) -> None:
+        self.kinds = [*ops.queues] + [Queue.BLOCKING] * (max(queues, default=-1) + 1 - len(ops.queues))
+        self.last: list[State] = [_FREE] * len(self.kinds)
+        for queue in np.flatnonzero(ops.unseen).tolist():
+            self.last[queue] = _UNKNOWN
+        self.old = [context in ops.unseen_contexts for context in range(max(contexts, default=-1) + 1)]
+        # Of each context: the last of the legacy stream, and of all that wait for each other by it.
+        self.legacy: list[State] = [_UNKNOWN if old else _FREE for old in self.old]
+        self.blocking = list(self.legacy)
+        # When each was used last: what comes behind need not be compared with what is in front of that (times have errors).
+        self.used_at = [-2] * len(self.kinds)
+        self.legacy_at = [-1 if old else -2 for old in self.old]
+        self.recorded: dict[int, State] = {NOTHING: _FREE}  # by id of the record operation
+        self._recorded_in: dict[int, int] = {}
+        self._contexts = dict(zip(queues, contexts, strict=True)) if any(self.old) else {}
+
+    def ahead(self, queue: int, context: int) -> State:
+        """What is in front of the next operation of the stream."""
+        kind, state = self.kinds[queue], self.last[queue]
+        if kind == Queue.LEGACY:
+            return self.blocking[context]
+        if kind != Queue.NON_BLOCKING and self.legacy_at[context] > self.used_at[queue]:
+            return _later(state, self.legacy[context])
+        return state
+
+    def put(self, queue: int, context: int, at: int, state: State) -> None:
+        """The operation `at` is the last of the stream now; `state`: what comes behind it comes after."""
+        self.last[queue] = state
+        kind = self.kinds[queue]
+        if kind == Queue.NON_BLOCKING:
+            return
+        self.used_at[queue] = at
+        if kind == Queue.LEGACY:  # behind all of them
+            self.legacy[context] = self.blocking[context] = state
+            self.legacy_at[context] = at
+        elif state[0] >= self.blocking[context][0]:
+            self.blocking[context] = state
+
+    def record(self, event: int, queue: int, state: State) -> None:
+        self.recorded[event], self._recorded_in[event] = state, queue
+
+    def over(self, what: int, queue: int, context: int, link: int, time: int) -> None:
+        """A host has waited until `time` for `what` (`Sync`): what nobody saw is over, too."""
+        done = (time, -1, False)
+        if what == Sync.CONTEXT:
+            some = [queue for queue in range(len(self.last)) if self._contexts.get(queue) == context]
+            self.legacy[context], self.blocking[context] = (
+                done if state == _UNKNOWN else state
+                for state in (self.legacy[context], self.blocking[context])
+            )
+        else:
+            some = [queue] if what == Sync.STREAM else [self._recorded_in.get(link, -1)]
+            if self.recorded.get(link) == _UNKNOWN:
+                self.recorded[link] = done
+        for one in some:
+            if one >= 0 and self.last[one] == _UNKNOWN:
+                self.last[one] = done
+            if one >= 0 and self.kinds[one] == Queue.LEGACY and self.legacy[context] == _UNKNOWN:
+                self.legacy[context] = done
+
+
+def _later(state: State, other: State) -> State:
+    return other if other[0] > state[0] else state
 
 
 def _predecessors(ops: Operations) -> tuple[Integers, Integers, NDArray[np.bool_], NDArray[np.bool_]]:
@@ -188,86 +270,50 @@ def _predecessors(ops: Operations) -> tuple[Integers, Integers, NDArray[np.bool_
     _, graph_end = _of_graphs(ops)
     exact_end = np.where(ops.kind == Kind.GRAPH, graph_end, ops.end)
     exact = exact_end != NONE
-    least: Any = np.iinfo(np.int64).min
-    # Plain lists: a million operations one by one.
     # The clock of a GPU has an error, the return of a host that waited has none.
     ended = np.where(exact, np.minimum(exact_end, over_by(ops, by_work=False)), over_by(ops)).tolist()
-    kinds, queues, contexts, links = (
-        ops.kind.tolist(),
-        ops.queue.tolist(),
-        ops.context.tolist(),
-        ops.link.tolist(),
-    )
-    ids, nodes = ops.id.tolist(), ops.node.tolist()
+    columns = (ops.kind, ops.queue, ops.context, ops.link, ops.id, ops.node, ops.what, ops.ret)
+    kinds, queues, contexts, links, ids, nodes, whats, returns = (column.tolist() for column in columns)
     members = _members(ops)
     before, last, through = [NEVER] * count, [-1] * count, [False] * count
-    # Of each stream: when its work has ended, the operation that is last, whether the next waits for it through an event.
-    queue_kinds = [*ops.queues] + [Queue.BLOCKING] * (max(queues, default=-1) + 1 - len(ops.queues))
-    frontier: list[tuple[int, int, bool]] = [(least, -1, False)] * len(queue_kinds)
-    contexts_used = max(contexts, default=-1) + 1
-    legacy: list[tuple[int, int, bool]] = [(least, -1, False)] * contexts_used
-    blocking: list[tuple[int, int, bool]] = [(least, -1, False)] * contexts_used
-    # When each was used last: what comes behind need not be compared with what is in front of that (times have errors).
-    used_at, legacy_at = [-1] * len(queue_kinds), [-1] * contexts_used
-    recorded: dict[int, tuple[int, int, bool]] = {NOTHING: (least, -1, False)}
-    replayed: dict[int, tuple[int, int, bool]] = {}
-    unknown = (NEVER, -1, False)
+    streams = _Streams(ops, queues, contexts)
+    replayed: dict[int, State] = {}
     for at in range(count):
-        kind = kinds[at]
+        kind, queue, context = kinds[at], queues[at], contexts[at]
+        if kind == Kind.SYNC and streams.old[context]:
+            streams.over(whats[at], queue, context, links[at], returns[at])
         if kind >= Kind.SYNC or nodes[at] >= 0:
             continue
-        queue = queues[at]
-        state = frontier[queue]
-        queue_kind = queue_kinds[queue]
-        if queue_kind == Queue.LEGACY:
-            state = blocking[contexts[at]]
-        elif queue_kind != Queue.NON_BLOCKING and legacy_at[contexts[at]] > used_at[queue]:
-            other = legacy[contexts[at]]
-            if other[0] > state[0]:
-                state = other
+        state = streams.ahead(queue, context)
+        if kind == Kind.WAIT:
+            time, which, _ = streams.recorded.get(links[at], _UNKNOWN)
+            state = _later(state, (time, which, True))
+        elif kind == Kind.GRAPH:
+            state = _later(state, replayed.get(int(ops.graph[at]), _FREE))
+        before[at], last[at], through[at] = state
         if kind <= Kind.MEMSET:
-            before[at], last[at], through[at] = state
             state = (ended[at], at, False)
         elif kind == Kind.RECORD:
-            recorded[ids[at]] = state
-            before[at], last[at], through[at] = state
-        elif kind == Kind.WAIT:
-            other = recorded.get(links[at], unknown)
-            if other[0] > state[0]:
-                state = (other[0], other[1], True)
-            before[at], last[at], through[at] = state
-        else:
-            graph = int(ops.graph[at])
-            other = replayed.get(graph, (least, -1, False))
-            if other[0] > state[0]:
-                state = other
-            before[at], last[at], through[at] = state
+            streams.record(ids[at], queue, state)
+        elif kind == Kind.GRAPH:
             state = _replay(ops, members.get(at, {}), state, at, ended, before, last, through)
-            replayed[graph] = state
-        frontier[queue] = state
-        if queue_kind != Queue.NON_BLOCKING:
-            context = contexts[at]
-            used_at[queue] = at
-            if queue_kind == Queue.LEGACY:  # behind all of them
-                legacy[context] = blocking[context] = state
-                legacy_at[context] = at
-            elif state[0] >= blocking[context][0]:
-                blocking[context] = state
-    which = np.array(last, np.int64)
-    certain = exact[which] if count else exact
-    return np.array(before, np.int64), which, np.array(through, bool), certain & (which >= 0)
+            replayed[int(ops.graph[at])] = state
+        streams.put(queue, context, at, state)
+    which_one = np.array(last, np.int64)
+    certain = exact[which_one] if count else exact
+    return np.array(before, np.int64), which_one, np.array(through, bool), certain & (which_one >= 0)
 
 
 def _replay(
     ops: Operations,
     members: dict[int, int],
-    state: tuple[int, int, bool],
+    state: State,
     at: int,
     ended: list[int],
     before: list[int],
     last: list[int],
     through: list[bool],
-) -> tuple[int, int, bool]:
+) -> State:
     """The kernels of one graph launch, by node. `state`: what the graph itself comes after; the result: when it is done."""
     after: dict[int, list[int]] = {}
     for earlier, later in ops.edges.get(int(ops.graph[at]), ()):

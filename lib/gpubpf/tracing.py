@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpubpf import cli, device
+from gpubpf import cli, device, joining
 from gpubpf.device import Device
-from gpubpf.errors import Error, SessionError, UsageError
-from gpubpf.session import Follow, Session
+from gpubpf.errors import Error, SessionError
+from gpubpf.measurement import Follow, Listener, Plan, Whom
+from gpubpf.session import Session
+from gpubpf.workers import Makers
 
 if TYPE_CHECKING:
     from gpubpf import fatbin
@@ -44,7 +46,7 @@ def trace(
     lowered = functools.cache(attachments)
 
     def attached(pid: int, comm: str, ts_ns: int) -> None:
-        cli.note(tool, f"attached to {pid} ({comm})")
+        note(f"attached to {pid} ({comm})")
         if args.json and out is not None:
             out.record(type="attached", pid=pid, comm=comm, ts_ns=ts_ns)
 
@@ -64,34 +66,34 @@ def trace(
         return names.matches(wanted, name)
 
     tool = args.tool
-    command = _command(args)
+
+    def note(text: str) -> None:
+        cli.note(tool, text)
+
+    def watching(ts_ns: int) -> None:
+        note("watching every process")
+        if args.json and out is not None:
+            out.record(type="watching", ts_ns=ts_ns)
+
+    whom = _whom(args)
     chosen = _device(args)
     wanted = tuple(args.kernel)
-    virtual = chosen.kind == "sim" and _virtual(chosen)
-    host_side = host(lambda text: cli.note(tool, text), virtual)
-    return Session(
-        command,
-        instrument=instrument,
-        registers=registers,
-        warm_up=lowered,
-        definitions=definitions,
-        params=params,
-        device=chosen,
-        matches=matches if wanted else None,
-        wanted=wanted,
-        launches=args.launch,
-        sample=args.sample,
-        map_memory=args.map_memory,
-        duration=args.duration,
-        user=args.user,
+    plan = Plan(
+        chosen,
+        definitions,
+        params,
+        matches if wanted else None,
+        wanted,
+        args.launch or Plan.launches,
+        args.sample or Plan.sample,
+        args.map_memory or Plan.map_memory,
         follow=_follow(args, follow or Follow(), chosen),
-        host=host_side,
-        note=lambda text: cli.note(tool, text),
-        complain=lambda text: cli.complain(tool, text),
-        attached=attached,
+        host=host(note, chosen.virtual),
         accesses=accesses,
-        pid=args.pid[0] if args.pid else None,
+        alone=getattr(args, "alone", False),
     )
+    listener = Listener(note, lambda text: cli.complain(tool, text), attached, watching)
+    return Session(whom, plan, Makers(instrument, registers, lowered), listener, args.duration)
 
 
 def _follow(args: argparse.Namespace, follow: Follow, chosen: Device) -> Follow:
@@ -120,27 +122,26 @@ def _cupti(args: argparse.Namespace, chosen: Device) -> Sequence[str]:
 def virtual(args: argparse.Namespace) -> bool:
     """Whether what the command line asks for will run on the embedded device's virtual clock."""
     try:
-        chosen = device.choose(args.device)
+        return (_device_of_all(args.pid) if args.pid else device.choose(args.device)).virtual
     except SessionError:
         return False  # whoever runs it says why
-    return chosen.kind == "sim" and _virtual(chosen)
-
-
-def _virtual(chosen: Device) -> bool:
-    """Whether the embedded device's clock will be virtual."""
-    environment = {**os.environ, **chosen.environment}
-    return environment.get("CUDASIM_CLOCK") == "virtual"
 
 
 def target(args: argparse.Namespace) -> Target:
     """The device that `--device` means, for what needs no command."""
     from gpubpf.assemble import Target
 
+    with contextlib.suppress(SessionError, OSError):  # one that has not loaded the driver may use any
+        if args.pid:
+            chosen = joining.device_of(args.pid[0])
+            variables = Path(f"/proc/{args.pid[0]}/environ").read_bytes().split(b"\0")
+            theirs = dict(os.fsdecode(v).partition("=")[::2] for v in variables)
+            return Target(chosen.kind, device.compute_capability(chosen, theirs))
     try:
         chosen = device.choose(args.device)
         return Target(chosen.kind, device.compute_capability(chosen))
     except SessionError:
-        if args.device == "gpu" or not args.files:
+        if args.device == "gpu" or not (args.files or args.pid):
             raise
         # Nothing runs: what files hold can be told without a device, as for the embedded one.
         return Target("sim", device.compute_capability(Device("sim")))
@@ -152,23 +153,17 @@ def observe(args: argparse.Namespace) -> tuple[list[Source], int]:
     from gpubpf import fatbin, instrument
     from gpubpf.listing import Source
 
-    if args.pid:
-        raise UsageError(
-            f"what a running process has loaded cannot be told yet; name its files: {args.tool} --list FILE"
-        )
     loaded: dict[str, dict[bytes, bytes]] = {}
 
     def keep(comm: str, data: bytes) -> None:
         loaded.setdefault(comm, {})[hashlib.sha256(data).digest()] = data
 
     session = Session(
-        _command(args),
-        instrument=lambda data, target: instrument.Sidecar(),
-        device=_device(args),
-        user=args.user,
-        duration=args.duration,
-        note=lambda text: cli.note(args.tool, text),
-        loaded=keep,
+        _whom(args),
+        Plan(_device(args)),
+        Makers(lambda data, target: instrument.Sidecar()),
+        Listener(lambda text: cli.note(args.tool, text), loaded=keep),
+        args.duration,
     )
     with session:
         for _ in session.intervals():
@@ -189,46 +184,40 @@ def observe(args: argparse.Namespace) -> tuple[list[Source], int]:
     return sources, session.status
 
 
-def _command(args: argparse.Namespace) -> list[str]:
-    if len(args.pid) > 1:
-        raise UsageError(
-            f"measuring several processes is not there yet; name one: {args.tool} -p {args.pid[0]}"
-        )
-    if args.pid:
-        return []
-    if not args.command:
-        raise UsageError(
-            f"watching every process is not there yet; give the command to watch: {args.tool} -- COMMAND"
-        )
-    return list(args.command)
-
-
-def _device_of(pid: int) -> Device:
-    """The device that a process which runs uses, by the driver that it has loaded. Raises SessionError."""
-    from gpubpf import target
-
-    target.check(pid)
-    try:
-        with target.Memory(pid) as memory:
-            drivers = [x for x in target.libraries(target.mappings(pid)) if x.name.startswith("libcuda.so")]
-            symbols = [target.symbols(memory, library.base) for library in drivers]
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError as error:
-        raise target.refusal(pid, error.errno or 0) from None
-    if not drivers:
-        name = target.status(pid).get("Name", "")
+def _whom(args: argparse.Namespace) -> Whom:
+    if args.command or args.pid:
+        return Whom(args.command or (), args.pid, user=args.user)
+    if os.geteuid() != 0:
         raise SessionError(
-            f"pid {pid} ({name}) has not loaded the CUDA driver; wait until it uses the GPU, or start it with the tool"
+            f"watching every process takes root; use sudo, or name whom to watch: {args.tool} -p PID, {args.tool} -- COMMAND"
         )
-    if not any("cudasim_untimed" in found for found in symbols):
-        return Device("gpu")
-    clock = next((v for v in variables if v.startswith(b"CUDASIM_CLOCK=")), b"=").partition(b"=")[2]
-    return Device("sim", {"CUDASIM_CLOCK": os.fsdecode(clock)})
+    return Whom(everyone=True)
+
+
+def _device_of_all(pids: Sequence[int]) -> Device:
+    """The device that these processes use: those of them that can be measured. Raises SessionError."""
+    found: dict[int, Device] = {}
+    errors: list[SessionError] = []
+    for pid in pids:
+        try:
+            found[pid] = joining.device_of(pid)
+        except SessionError as error:
+            errors.append(error)  # it is told when it is attached to
+    if not found:
+        raise joining.nobody(errors)
+    first, *rest = found
+    for pid in rest:
+        if found[pid] != found[first]:
+            what = [f"pid {p} uses {found[p].name}" for p in (first, pid)]
+            raise SessionError(
+                f"{' and '.join(what)}, whose times and memory have nothing in common; measure them one by one"
+            )
+    return found[first]
 
 
 def _device(args: argparse.Namespace) -> Device:
     if args.pid:
-        return _device_of(args.pid[0])
+        return _device_of_all(args.pid)
     chosen = device.choose(args.device)
     if chosen.notice:
         cli.note(args.tool, chosen.notice)

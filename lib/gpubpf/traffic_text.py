@@ -6,14 +6,15 @@ for line in traffic_text.lines(kernel, "scale", verbose=False):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpubpf import table
+from gpubpf import names, table
+from gpubpf.table import number, size
 from gpubpf.traffic import LANES, SECTOR, SHIFTED, KernelTraffic, SiteTraffic
+from gpubpf.whose import MOST_SECTIONS, Whose
 
-WIDTH = 80
 MOST_ROWS = 24  # of a kernel; `verbose`: all
 HEADER = ("WHERE", "OP", "REQUESTS", "BYTES", "RATIO", "PATTERN", "LANES", "BANKS", "SHARE")
 LEFT = ("WHERE", "OP", "PATTERN")
@@ -60,15 +61,47 @@ class Row:
         }
 
 
-def lines(kernel: KernelTraffic, title: str, verbose: bool) -> Iterator[str]:
+def report(kernels: Sequence[KernelTraffic], whose: Whose, verbose: bool) -> Iterator[str]:
+    """Of each kernel. Of several processes or GPUs first a table of all, then those that waste most one by one."""
+    labels = names.labels(kernel.mangled for kernel in kernels)
+    whose.see(kernels)
+    shown = kernels if verbose or not whose.processes else kernels[:MOST_SECTIONS]
+    if whose.several and len(kernels) > 1:
+        yield f"how kernels touch memory, by {'process' if whose.processes else 'GPU'}"
+        yield ""
+        yield from _overview(kernels, labels, whose)
+        if len(kernels) > len(shown):
+            yield f"the {len(shown)} that waste most one by one; -v shows the others, too"
+        yield ""
+    for kernel in shown:
+        yield from lines(kernel, kernel.demangled if verbose else labels[kernel.mangled], verbose, whose)
+
+
+def _overview(kernels: Sequence[KernelTraffic], labels: Mapping[str, str], whose: Whose) -> list[str]:
+    rows = []
+    for kernel in kernels:
+        total = kernel.record()
+        row = whose.cells(kernel) | {"KERNEL": labels[kernel.mangled], "LAUNCHES": number(kernel.launches)}
+        row |= {
+            "REQUESTS": number(sum(site.requests for site in kernel.sites)),
+            "ASKED": size(total["bytes"]),
+        }
+        row |= {"MOVED": size(SECTOR * total["sectors"])}
+        ratio = total["ratio"]
+        rows.append(row | {"RATIO": "" if ratio is None else f"{ratio:.2f}", "WASTED": size(kernel.wasted)})
+    return table.within(rows, left=("COMM", "KERNEL"), drop=("REQUESTS",))
+
+
+def lines(kernel: KernelTraffic, title: str, verbose: bool, whose: Whose | None = None) -> Iterator[str]:
     """What is wasted; a row for each place, the worst first; what can be done about it."""
+    whose = whose or Whose()
     rows = folded(kernel.sites)
     shown = rows if verbose else rows[:MOST_ROWS]
     yield f"{title if verbose else table.fit(title, 46)}: how it touches memory"
-    for sentence in (f"{kernel.comm} (pid {kernel.pid}), {_counted(kernel, rows)}", *findings(kernel, rows)):
+    for sentence in (f"{whose.name(kernel)}, {_counted(kernel, rows)}", *findings(kernel, rows)):
         yield from table.wrap(sentence, indent=2)
     yield ""
-    yield from _table([row.cells(kernel.share(row.sites)) for row in shown], verbose)
+    yield from _table([row.cells(kernel.share(row.sites)) for row in shown], verbose, whose.cells(kernel))
     if len(rows) > len(shown):
         yield f"and {table.count(len(rows) - len(shown), 'place')} more that waste less; -v shows them"
     yield ""
@@ -79,18 +112,15 @@ def lines(kernel: KernelTraffic, title: str, verbose: bool) -> Iterator[str]:
         yield ""
 
 
-def _table(rows: Sequence[dict[str, str]], verbose: bool) -> list[str]:
-    columns = list(HEADER)
-    if all(not row["BANKS"] for row in rows):
-        columns.remove("BANKS")
-    if not verbose and all(row["LANES"] == str(LANES) for row in rows):
-        columns.remove("LANES")
-    while True:
-        text = table.lines(columns, [[row[name] for name in columns] for row in rows], left=LEFT)
-        surplus = [name for name in ("BYTES", "LANES") if name in columns]
-        if verbose or not surplus or max(map(len, text)) <= WIDTH:
-            return text
-        columns.remove(surplus[0])
+def _table(rows: Sequence[dict[str, str]], verbose: bool, whose: Mapping[str, str]) -> list[str]:
+    empty = [
+        name
+        for name, cell in (("BANKS", ""), ("LANES", str(LANES)))
+        if all(row[name] == cell for row in rows) and not (verbose and name == "LANES")
+    ]
+    made = [{**whose, **{name: row[name] for name in HEADER if name not in empty}} for row in rows]
+    drop, cut = (("BYTES", "LANES", "SHARE"), ("WHERE", "COMM")) if not verbose else ((), ())
+    return table.within(made, left=("COMM", *LEFT), drop=drop, cut=cut)
 
 
 def folded(sites: Iterable[SiteTraffic]) -> list[Row]:
@@ -172,26 +202,3 @@ def _banks(one: SiteTraffic, begin: str) -> str | None:
     if words % LANES == 0:
         return f"{conflict}; pad each row by one element"
     return f"{conflict}; an odd stride has none"
-
-
-# --- numbers ---
-
-
-def size(count: float) -> str:
-    """Bytes as ``512 B``, ``1.50 KB``, ``96.0 MB``: K, M … are powers of 1024."""
-    return _scaled(count, 1024, 1024, ("B", "KB", "MB", "GB", "TB"))
-
-
-def number(count: float) -> str:
-    """``31,250``, ``1.25 M``: at most seven characters."""
-    return _scaled(count, 100_000, 1000, ("", "k", "M", "G", "T"))
-
-
-def _scaled(value: float, most: int, step: int, units: Sequence[str]) -> str:
-    """Whole below `most`, else three digits and a unit."""
-    if value < most:
-        return f"{value:,.0f} {units[0]}".rstrip()
-    at = 0
-    while value >= 999.5 and at < len(units) - 1:
-        value, at = value / step, at + 1
-    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {units[at]}"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 import queue
 import socket
 import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpubpf.agent import protocol
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from gpubpf.process import Process
     from gpubpf.ptx.inject import LaunchBlock
 
+KEPT = 64  # processes that are gone and whose maps stay in the files that they handed over
+SIDECARS, SIDECAR_BYTES = 32, 16 << 20  # that are kept for other processes: how many, the size of one
+
 T = TypeVar("T")
 # An image that a program loaded, and the device it was loaded on → its sidecar.
 Instrument = Callable[[bytes, "Target"], "Sidecar"]
@@ -29,54 +35,83 @@ Instrument = Callable[[bytes, "Target"], "Sidecar"]
 CountRegisters = Callable[[Any, "Target"], Mapping[str, tuple[int, int]]]
 
 
-class Workers:
-    """Threads that a leaving tool does not wait for: what they make then, nobody needs. (ThreadPoolExecutor waits.)"""
+@dataclass(frozen=True)
+class Makers:
+    """What makes sidecars. `instrument` is called from several threads, once for images that are the same; `registers` when
+    nobody waits for it; `warm_up` once, while the command starts."""
 
-    def __init__(self, count: int) -> None:
-        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._left = count  # threads that are not started yet
+    instrument: Instrument
+    registers: CountRegisters = lambda sidecar, target: {}
+    warm_up: Callable[[], object] = lambda: None
+
+
+class Workers:
+    """Threads that a leaving tool does not wait for: what they make then, nobody needs. (ThreadPoolExecutor waits.)
+    `before` is called by each before it does what it is given."""
+
+    def __init__(self, count: int, before: Callable[[], None] = lambda: None) -> None:
+        self._before = before
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._count = self._left = count  # threads, those that are not started yet
+        self._closed = False
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         future: Future[T] = Future()
 
         def run() -> None:
             try:
+                self._before()
                 future.set_result(function(*arguments))
             except BaseException as error:
                 future.set_exception(error)
 
+        if self._closed:
+            run()
+            return future
         if self._left:
             self._left -= 1
             threading.Thread(target=self._serve, name="gpubpf-worker", daemon=True).start()
         self._work.put(run)
         return future
 
+    def close(self) -> None:
+        """They end when they have done what they were given; nobody waits for it. What comes later, who brings it does."""
+        self._closed = True
+        for _ in range(self._count - self._left):
+            self._work.put(None)
+
     def _serve(self) -> None:
-        while True:
-            self._work.get()()
+        while (work := self._work.get()) is not None:
+            work()
 
 
 class Workshop:
-    """Makes sidecars, and all else that serving a process takes long for. See `Session` for the arguments."""
+    """Makes sidecars, and all else that serving a process takes long for. `loaded`: see `Listener`."""
 
-    def __init__(
-        self,
-        measured: Measurement,
-        instrument: Instrument,
-        registers: CountRegisters,
-        loaded: Callable[[str, bytes], None],
-    ) -> None:
+    def __init__(self, measured: Measurement, makers: Makers, loaded: Callable[[str, bytes], None]) -> None:
         self._measured = measured
-        self._instrument = instrument
-        self._count_registers = registers
+        self._instrument = makers.instrument
+        self._count_registers = makers.registers
         self._loaded = loaded
-        self.makers = Workers(4)
-        self._welcomers = Workers(4)  # a process that starts does not wait for another one's ptxas,
-        self._enders = Workers(2)  # nor for the kernel to take another one's probes down
+        settle = measured.privileges.settle
+        self.makers = Workers(4, settle)
+        self._welcomers = Workers(4, settle)  # a process that starts does not wait for another one's ptxas,
+        self._enders = Workers(2, settle)  # nor for the kernel to take another one's probes down
+        self._ended: deque[Process] = deque()  # whose files are open still
+        self._known: OrderedDict[tuple[bytes, Target], Future[Sidecar]] = OrderedDict()
+        self._knowing = threading.Lock()
+
+    def close(self) -> None:
+        for workers in (self.makers, self._welcomers, self._enders):
+            workers.close()
 
     def make_sidecar(self, process: Process, image: protocol.Image, file: int) -> None:
         """Answers with the sidecar of an image, in time. Takes `file` over."""
         self.makers.submit(self._make_sidecar, process, image, file)
+
+    def make_found(self, process: Process, found: protocol.Found) -> None:
+        """Answers with the sidecar of a module that was there before its agent."""
+        self.makers.submit(self._make_found, process, found)
 
     def welcome(self, process: Process, marker: int | None) -> None:
         """Tells a process what it is asked to do. Takes `marker` over: where the host programs are attached."""
@@ -86,37 +121,103 @@ class Workshop:
         """Puts the hooks into a process that runs, and tells it so. Takes `file` over: the list of them."""
         self._welcomers.submit(_patch, self._measured, process, file)
 
-    def end_host(self, process: Process) -> None:
+    def end(self, process: Process) -> None:
+        """It is gone: its host programs are taken down, and of those that are gone for longer the files closed."""
+        process.__dict__.pop("mapped", None)
         self._enders.submit(process.end_host)
+        self._ended.append(process)
+        if len(self._ended) > KEPT:
+            specs, lock = self._measured.wanted.maps, self._measured.lock
+            self._enders.submit(self._ended.popleft().pack, specs, lock)
+
+    def _sidecar(self, data: bytes, target: Target) -> Sidecar:
+        """As `Instrument`; once for processes that have the same image at about the same time."""
+        key = (hashlib.sha256(data).digest(), target)
+        with self._knowing:
+            known = self._known.get(key)
+            future = known or self._known.setdefault(key, Future())
+            self._known.move_to_end(key)
+            while len(self._known) > SIDECARS:
+                self._known.popitem(last=False)
+        if known is not None:
+            return known.result()
+        try:
+            sidecar = self._instrument(data, target)
+        except BaseException as error:
+            future.set_exception(error)
+            self._forget(key)
+            raise
+        future.set_result(sidecar)
+        if len(sidecar.image) > SIDECAR_BYTES:
+            self._forget(key)
+        return sidecar
+
+    def _forget(self, key: tuple[bytes, Target]) -> None:
+        with self._knowing:
+            self._known.pop(key, None)
 
     def _make_sidecar(self, process: Process, image: protocol.Image, file: int) -> None:
-        answer = protocol.sidecar(image.request, 0, (), {}, ())
+        from gpubpf import fatbin, instrument
+
+        def make(target: Target) -> Sidecar:
+            data = process.mapped.with_ptx(protocol.read_file(file, image.size))
+            if image.linked > 1:
+                data = instrument.joined(data)
+            self._loaded(process.comm, data)
+            sidecar = self._sidecar(data, target)
+            if image.linked > 1:  # the PTX of all its inputs is not at hand
+                why = {
+                    name: fatbin.LINKED if reason == fatbin.SASS_ONLY else reason
+                    for name, reason in sidecar.refusals.items()
+                }
+                sidecar = dataclasses.replace(sidecar, refusals=why)
+            return sidecar
+
+        try:
+            self._answer(process, image, make)
+        finally:
+            os.close(file)
+
+    def _make_found(self, process: Process, found: protocol.Found) -> None:
+        def make(target: Target) -> Sidecar:
+            data, reasons = process.mapped.find(found, target)
+            sidecar = self._sidecar(data or b"", target)
+            refusals = {name: reason for name, reason in reasons.items() if self._measured.matches(name)}
+            entries = tuple(dict.fromkeys((*sidecar.entries, *reasons)))
+            return dataclasses.replace(sidecar, refusals={**refusals, **sidecar.refusals}, entries=entries)
+
+        self._answer(process, found, make)
+
+    def _answer(
+        self, process: Process, asked: protocol.Image | protocol.Found, make: Callable[[Target], Sidecar]
+    ) -> None:
+        """Sends what `make` makes for a device; nothing where it fails."""
+        answer = protocol.sidecar(asked.request, 0, (), {}, ())
         sent: int | None = None
         sidecar: Sidecar | None = None
         try:
-            data = protocol.read_file(file, image.size)
-            self._loaded(process.comm, data)
             from gpubpf.assemble import Target
 
-            target = Target(self._measured.device.kind, divmod(image.compute_capability, 10))
-            sidecar = self._instrument(data, target)
+            target = Target(self._measured.device.kind, divmod(asked.compute_capability, 10))
+            sidecar = make(target)
             with self._measured.lock:
                 process.refusals.update(sidecar.refusals)
                 process.matched.update(sidecar.refusals)
                 process.matched.update(kernel.name for kernel in sidecar.kernels)
                 process.entries.update(sidecar.entries)
                 process.add_sites(sidecar)
-            answer, sent = _encode(self._measured, image.request, sidecar)
+            answer, sent = _encode(self._measured, asked.request, sidecar)
         except Error as error:
             self._measured.note(f"{process.who}: a module is not instrumented: {error}")
         except Exception as error:  # our mistake, or no memory
             what = f"a module is not instrumented: internal error, {type(error).__name__}: {error}"
             self._measured.note(f"{process.who}: {what}")
         finally:
-            os.close(file)
+            process.send(answer, sent)
             with self._measured.lock:
                 process.pending -= 1
-            process.send(answer, sent)
+                process.served = True
+                self._measured.lock.notify_all()
             if sent is not None:
                 os.close(sent)
         if sidecar is not None and sidecar.kernels:
@@ -129,11 +230,10 @@ def _patch(measured: Measurement, process: Process, file: int) -> None:
 
     try:
         patches = patching.read_patches(file)
-        patching.apply(process.pid, patches)
-        process.patches = patches
+        process.stood_ns += int(patching.apply(process.pid, patches) * 1e9)
         process.send(protocol.patched())
     except Error as error:
-        measured.note(f"{process.who} is not traced: {error}")
+        process.trouble = f"is not traced: {error}"
         with contextlib.suppress(OSError):
             process.socket.shutdown(socket.SHUT_RDWR)  # it waits for the answer
     finally:
@@ -144,7 +244,7 @@ def _encode(measured: Measurement, request: int, sidecar: Sidecar) -> tuple[byte
     layouts = [
         protocol.KernelLayout(
             kernel.name,
-            len(kernel.parameters),
+            tuple(size for _, size in kernel.parameters),
             kernel.block_offset,
             _block(measured, kernel.block),
             tuple(

@@ -165,6 +165,21 @@ def test_image_is_copied_and_errors_are_logged() -> None:
     )
 
 
+def test_nothing_in_the_programs_directory_is_taken_for_the_translators(tmp_path: Path) -> None:
+    for name in ("json", "hashlib", "cudasim"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(9)\n")
+    run_python(
+        f"""
+        os.chdir({str(tmp_path)!r})
+        os.environ["CUDASIM_CACHE"] = {str(tmp_path / "cache")!r}
+        cu = Driver()
+        where = cu.memory(4)
+        cu.launch(cu.function(cu.module(HEADER + PUT), "put"), where, ctypes.c_int(9))
+        assert cu.read(where) == [9]
+        """
+    )
+
+
 def test_damaged_fat_binaries_are_errors() -> None:
     run_python(
         """
@@ -307,6 +322,41 @@ def test_fork_before_and_after_initialisation() -> None:
         assert cu.read(where) == [4]
         """
     )
+
+
+def test_forks_and_programs_started_beside_launches() -> None:
+    output = run_python(
+        """
+        import os, threading
+        cu = Driver()
+        text = HEADER + PUT.replace("st.global.u32", "red.global.add.u32")
+        add, context, over = cu.function(cu.module(text), "put"), ctypes.c_void_p(), False
+        cu.cuCtxGetCurrent(ctypes.byref(context))
+        def work(found):
+            cu.cuCtxSetCurrent(context)
+            where, stream, launches = cu.memory(4), cu.handle("cuStreamCreate", 1), 0
+            cu.cuMemsetD8_v2(where, 0, ctypes.c_size_t(4))
+            cu.cuCtxSynchronize()  # or the stream would not wait for that
+            while not over:
+                cu.launch(add, where, ctypes.c_int(1), grid=8, stream=stream)
+                cu.cuStreamSynchronize(stream)
+                launches += 1
+            found.append((cu.read(where)[0], launches))
+        found = []
+        threads = [threading.Thread(target=work, args=[found]) for _ in range(2)]
+        for t in threads: t.start()
+        for i in range(100):
+            if i % 4 == 0:
+                child = os.posix_spawn("/bin/true", ["true"], {})  # as vfork does it
+            elif (child := os.fork()) == 0:
+                os.execv("/bin/true", ["true"]) if i % 2 else os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+        over = True
+        for t in threads: t.join()
+        print(all(launches and sum == 8 * launches for sum, launches in found), len(found))
+        """
+    )
+    assert output == "True 2\n"
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -296,8 +297,36 @@ def test_every_report_ends_with_what_was_not_seen():
     assert cli.coverage(summary(launches_unknown=5))[1].startswith(
         "5 of the launches seen are of kernels loaded before"
     )
+    told = cli.coverage(
+        summary(graphs_before=3, processes={"measured": 2, "missed": {"ended": 1, "no CUDA driver": 7}})
+    )
+    assert told[1:] == [
+        "3 launches of graphs made before the tool came: what is in them is neither known",
+        "  nor counted",
+        "processes measured: 2; missed: 7 (no CUDA driver), 1 (ended)",
+    ]
+    assert cli.coverage(summary(processes={"measured": 2, "missed": {}}))[1] == "processes measured: 2"
     assert cli.coverage(summary(launches_seen=0)) == ["counted nothing: no launches seen"]
     assert (
         "none of the launches seen (30)"
         in cli.coverage(summary(launches_matched=0, launches_instrumented=0))[0]
     )
+
+
+def test_a_signal_while_results_are_written_loses_none_of_them():
+    program = """
+import signal, sys
+from gpubpf.cli import Output
+signal.signal(signal.SIGINT, lambda number, frame: None)
+print("ready", file=sys.stderr, flush=True)
+Output().write(b"0123456\\n" * 50000)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stderr.readline()
+        time.sleep(0.3)  # the pipe is full, and nobody reads
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        written, _ = process.communicate(timeout=10)
+    assert written == b"0123456\n" * 50000

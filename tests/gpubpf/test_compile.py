@@ -154,7 +154,7 @@ int kernel_side(struct pt_regs *ctx) { u64 one = 1; int k = 0; cells.update(&k, 
     assert {f.name: f.point for f in made.functions.values()} == {
         "enters": "entry",
         "leaves": "exit",
-        "kernel_side": "host",
+        "kernel_side": "uprobe",
     }
     assert [f.name for f in made.device_functions] == ["enters", "leaves"]
 

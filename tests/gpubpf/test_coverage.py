@@ -61,7 +61,7 @@ class Gpu:
         self.missed[area // 64] |= np.uint64(1 << area % 64)
 
     def table(self, process: int = 1) -> coverage.Table:
-        return coverage.table(process, 100, "app", self.pages, self.touched, self.missed, self.owners)
+        return coverage.table(process, 100, "app", 0, self.pages, self.touched, self.missed, self.owners)
 
 
 def rows(gpu: Gpu, *made: Made) -> list[tuple[int | None, int | None, int | None]]:

@@ -105,15 +105,37 @@ def test_numbers(count, text):
     assert coverage_text._number(count) == text
 
 
+def test_of_allocations_from_before_nothing_is_claimed():
+    made = report(row(100, 0, 0, 0, (), call="before"), row(50, 0, 0, 0))
+    text = lines(made)
+    assert ["100", "0", "0", "100", "(made", "before)"] in [line.split() for line in text]
+    assert any("what touched them until then is not known" in line for line in text)
+    assert any("never touched by kernels: 1 allocation" in line and "50 bytes" in line for line in text)
+    assert "made before" not in "\n".join(lines(report(row(50, 0, 0, 0))))
+
+
+def test_of_several_processes_each_row_says_whose_it_is():
+    def owned(pid, gpu, **more):
+        one = row(10**10, 10**9, 0, 10**9, **more)
+        return replace(one, allocation=replace(one.allocation, pid=pid, process=pid, gpu=gpu, comm="c" * 15))
+
+    text = lines(report(owned(4194304, 0), owned(4194304, 1), owned(9, 0), owned(9, 0)))
+    assert [line.split()[0:3:2] for line in text[2:6]] == [
+        ["PID", "GPU"],
+        *(["9", "0"], ["4194304", "0"], ["4194304", "1"]),
+    ]
+    assert text[3].split()[-2] == "2"  # of one place and GPU
+
+
 def test_footprints():
     made = report(
-        footprints=[Footprint(7, "app", "_Z3foov", 10, 320), Footprint(7, "app", "bar", None, None)]
+        footprints=[Footprint(7, "app", 0, "_Z3foov", 10, 320), Footprint(7, "app", 0, "bar", None, None)]
     )
     text = list(coverage_text.footprint_lines(made, []))
     assert any(line.split() == ["foo", "320", "10", "?", "?"] for line in text)
     assert any(line.split() == ["bar", "?", "?", "?", "?"] for line in text)
     assert coverage_text.footprint_record(made.footprints[0], 25) == {
-        "type": "footprint", "pid": 7, "comm": "app", "kernel": "foo", "demangled": "foo()", "mangled": "_Z3foov",
+        "type": "footprint", "pid": 7, "comm": "app", "gpu": 0, "kernel": "foo", "demangled": "foo()", "mangled": "_Z3foov",
         "sectors": 10, "bytes": 320, "requests": 25, "reuse": 2.5,
     }  # fmt: skip
 

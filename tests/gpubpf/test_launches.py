@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import gpubpf_traces
-from gpubpf import latency, latency_text, oplog, perfetto
+from gpubpf import latency, latency_text, oplog, perfetto, timeline
 from gpubpf.clock import UNKNOWN
 from gpubpf.halves import MASK
 from gpubpf.launches import DEVICE, STAMP, Found, Launches, Process
 from gpubpf.sums import Losses, Sums, Tally, kernel_record
 from gpubpf.timeline import NONE
+from gpubpf.whose import Owner, Whose
 
 PID = 7
 SLOTS = 64
@@ -243,7 +244,7 @@ def test_a_log_of_very_many_things_takes_no_time_without_end(of: str) -> None:
 def test_the_table_fits_a_terminal_and_says_what_was_waited_for() -> None:
     view = latency.View(found(*two_kernels()))
     sums = summed(view)
-    assert [sums.label(group) for group in sums.groups] == ["second", "first"]
+    assert [group.title for group in sums.groups] == ["second", "first"]
     lines = latency_text.kernel_table(sums, False)
     assert (
         max(map(len, lines)) <= 80
@@ -255,6 +256,63 @@ def test_the_table_fits_a_terminal_and_says_what_was_waited_for() -> None:
     by_stream = latency_text.kernel_table(summed(view, "queue"), True)
     assert max(map(len, by_stream)) <= 80 and by_stream[2].split()[:3] == ["second", "1", "1"]
     assert max(map(len, latency_text.histogram(sums))) <= 80
+
+
+def test_of_several_processes_rows_and_lines_say_whose_they_are() -> None:
+    launches = Launches(SLOTS)
+    for pid, gpu in ((7, 0), (4194304, 1), (4194303, 0)):
+        one = Process(pid, "a" * 15, True, {0: "first", 1: "second" * 9}, {0: gpu}, number=pid % 1000)
+        log, device = two_kernels()
+        records = log.array()
+        records["id"] += np.uint64((one.number << 40) - FIRST)
+        launches.log(one, records)
+        launches.reading(one, device.starts, device.ends, 10**12, True)
+    view = latency.View(launches.found())
+    sums, everything = summed(view, "queue"), np.flatnonzero(view.ops.kind == timeline.Kind.KERNEL)
+    whose = Whose().see(view.owners(everything))
+    assert whose.processes and whose.gpus
+    rows = latency_text.kernel_table(sums, True, whose)
+    assert rows[1].split()[:5] == ["PID", "COMM", "GPU", "KERNEL", "STREAM"]
+    assert sorted((row.split()[0], row.split()[2]) for row in rows[2:]) == sorted(
+        2 * [("7", "0"), ("4194304", "1"), ("4194303", "0")]
+    )
+    lines = [latency_text.launch_line(view, at, whose) for at in view.by_call(everything).tolist()]
+    said = [
+        *latency_text.wait_lines(sums, whose),
+        *latency_text.slow_threads(view, everything, everything, whose),
+    ]
+    assert max(map(len, (latency_text.launch_header(whose), *rows, *lines, *said))) <= 80
+    assert {line.split()[1] for line in lines} == {"7", "4194304", "4194303"}
+    gpus = Whose().see([view.owner(at) for at in everything.tolist() if view.owner(at).pid == 7])
+    assert not gpus.several and "PID" not in latency_text.launch_header(gpus)
+    for only in (gpus, Whose(True), Whose().see([Owner(7, "a", 0), Owner(7, "a", 1)])):
+        line = latency_text.launch_line(view, int(everything[1]), only)
+        assert len(latency_text.launch_header(only)) == len(line) <= 80
+
+
+def test_what_waits_for_work_from_before_the_attachment_is_said_to_be_unknown() -> None:
+    log, device = two_kernels()
+
+    def seen(before: bool, forgotten: bool = False) -> latency.View:
+        records = log.array()
+        records["flags"][0] = oplog.FROM_BEFORE if before else 0
+        launches = Launches(SLOTS)
+        launches.log(process(), records)
+        if forgotten:
+            launches._seen(process(), records[1:2])
+        launches.reading(process(), device.starts, device.ends, 10**12, True)
+        return latency.View(launches.found())
+
+    view = seen(before=True)
+    first, second = np.flatnonzero(view.ops.kind == timeline.Kind.KERNEL).tolist()
+    assert view.launch(first)["wait_ns"] is None and view.launch(first)["overhead_ns"] is None
+    assert view.launch(second)["wait_ns"] == 47_000
+    losses = Losses()
+    losses.add(view, np.array([first, second]))
+    assert losses.fields(0)["launches_behind_unseen"] == 1
+    assert "1 launch may have waited for work from before" in latency_text.loss_lines(losses.fields(0))[0]
+    for view in (seen(before=False), seen(before=True, forgotten=True)):
+        assert view.launch(first)["wait_ns"] == 0
 
 
 def test_records_have_the_promised_fields() -> None:
@@ -337,7 +395,7 @@ def test_launches_that_are_forgotten_stay_in_the_sums(monkeypatch: pytest.Monkey
     sums, lost_in_parts, launches = in_parts()
     records = [[kernel_record(group, True) for group in of.groups] for of in (sums, at_once)]
     assert records[0] == records[1] and sum(record["count"] for record in records[0]) == 4001
-    assert [sums.label(group) for group in sums.groups] == ["first", "first", "second"]
+    assert [group.title for group in sums.groups] == ["first", "first", "second"]
     assert lost_in_parts.fields(0) == lost.fields(0)
     assert sum(len(part) for _, part in launches._records) <= 256 and len(launches._told) <= 256
 
@@ -372,7 +430,7 @@ def test_slow_launches_are_told_one_by_one_and_by_thread() -> None:
     view = latency.View(found(*two_kernels()), Blocked())
     chosen = np.flatnonzero(view.found.wanted)
     slow = latency.slower(view, chosen, 10_000)
-    text = "\n".join(latency_text.slow_stories(view, slow, chosen, 10))
+    text = "\n".join(latency_text.slow_stories(view, slow, chosen, 10, Whose()))
     assert text.startswith("1 of 2 launches took more than 10 us to start")
     assert "T+2.0 us  second: 48.00 us" in text and "47.00 us behind first" in text
     assert "meanwhile the thread: off-CPU, blocked in futex 48.00 us" in text
@@ -390,11 +448,21 @@ def test_long_names_fit_a_terminal() -> None:
     view = latency.View(launches.found())
     both = np.arange(2)
     sums = summed(view)
-    text = [*latency_text.slow_stories(view, both, both, 1), *latency_text.timeline_lines(view, both)]
+    text = [
+        *latency_text.slow_stories(view, both, both, 1, Whose()),
+        *latency_text.timeline_lines(view, both),
+    ]
     text += [*latency_text.wait_lines(sums), *latency_text.kernel_table(summed(view, "queue"), True)]
     sums.stacks[("c" * 200,)] += 1
     losses = dict.fromkeys(
-        ("launches_running", "launches_lost", "launches_unknown", "operations_lost"), 10**9
+        (
+            "launches_running",
+            "launches_lost",
+            "launches_behind_unseen",
+            "launches_unknown",
+            "operations_lost",
+        ),
+        10**9,
     )
     text += [*latency_text.stack_lines(sums), *latency_text.loss_lines(losses)]
     assert max(map(len, text)) <= 80 and "waited behind aaaa" in " ".join(" ".join(text).split())

@@ -254,5 +254,5 @@ def test_a_process(tmp_path: Path) -> None:
     assert [(source.file, source.pid) for source in sources] == [(str(library), process.pid)]
     assert sources[0].comm and sources[0].comm.startswith("python")
     assert [kernel.name.short for kernel in listing.listed(sources, GPU)] == ["mapped"]
-    with pytest.raises(Error, match="cannot look into process"):
+    with pytest.raises(Error, match="there is no process 4194305; "):
         listing.sources_of_process(2**22 + 1)

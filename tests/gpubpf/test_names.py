@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -131,6 +132,18 @@ def test_the_helper_serves_many_threads_and_quickly() -> None:
         shorts = [name.short for name in pool.map(names.demangle, many)]
     assert shorts == [f"ns::k{i:04}" for i in range(400)]
     assert time.monotonic() - start < 5
+
+
+def test_the_helper_takes_no_module_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("json", "threading", "gpubpf"):
+        (tmp_path / f"{name}.py").write_text("open('taken', 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    helper = names._Helper()
+    assert helper.demangle("_ZN2ns5scaleIfEEvPT_S1_i") == "void ns::scale<float>(float*, float, int)"
+    helper._stop()
+    assert not (tmp_path / "taken").exists()
 
 
 def test_without_libstdcxx_cxxfilt_serves(monkeypatch: pytest.MonkeyPatch) -> None:

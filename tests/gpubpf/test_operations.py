@@ -16,7 +16,7 @@ from gpubpf.host import Host, HostProbe
 from gpubpf.instrument import Sidecar
 from gpubpf.lower import x86
 from gpubpf.results import ProcessLog
-from gpubpf.session import Follow, Session
+from gpubpf.session import Follow, Makers, Plan, Session, Whom
 from gpubpf_host import needs_bpf
 
 pytestmark = [needs_bpf, *gpubpf_cuda.needs_cuda]
@@ -172,12 +172,9 @@ def measure(
     with (
         host,
         Session(
-            command,
-            instrument=lambda image, target: Sidecar(),
-            definitions=list(program.maps.values()),
-            device=choose("sim"),
-            host=host,
-            follow=Follow(log_records=log),
+            Whom(command),
+            Plan(choose("sim"), list(program.maps.values()), host=host, follow=Follow(log_records=log)),
+            Makers(lambda image, target: Sidecar()),
         ) as session,
     ):
         assert host.in_kernel != native

@@ -17,8 +17,9 @@ from gpubpf import oplog
 from gpubpf.device import choose
 from gpubpf.errors import SessionError
 from gpubpf.instrument import Sidecar
+from gpubpf.logfile import LogFile
 from gpubpf.oplog import OpLog
-from gpubpf.session import Follow, Session
+from gpubpf.session import Follow, Makers, Plan, Session, Whom
 
 
 def file_of(capacity: int, seal: bool = True) -> int:
@@ -42,7 +43,7 @@ def put(file: int, capacity: int, position: int, mark: bool = True, **fields: in
 def test_records_come_once_and_in_order_over_the_end_of_the_ring() -> None:
     file = file_of(8)
     kept = os.dup(file)
-    log = OpLog(file)
+    log = OpLog(LogFile(file))
     position = 0
     for count in (3, 5, 8, 0, 7):
         for _ in range(count):
@@ -56,7 +57,7 @@ def test_records_come_once_and_in_order_over_the_end_of_the_ring() -> None:
 def test_what_is_not_complete_is_waited_for_until_the_end() -> None:
     file = file_of(8)
     kept = os.dup(file)
-    log = OpLog(file)
+    log = OpLog(LogFile(file))
     for position, mark in enumerate((True, False, True)):
         put(kept, 8, position, mark, id=position)
     assert log.read()["id"].tolist() == [0]
@@ -77,7 +78,7 @@ def test_files_that_are_no_logs_are_refused() -> None:
     empty = os.memfd_create("empty", os.MFD_ALLOW_SEALING)
     for file in (file_of(8, seal=False), short, odd, old, pipe, empty):
         with pytest.raises(SessionError, match="a log that is none"):
-            OpLog(file)
+            OpLog(LogFile(file))
 
 
 def test_garbage_is_only_garbage() -> None:
@@ -85,7 +86,7 @@ def test_garbage_is_only_garbage() -> None:
     random.seed(2)
     file = file_of(64)
     kept = os.dup(file)
-    log = OpLog(file)
+    log = OpLog(LogFile(file))
     size = oplog.HEADER + 64 * oplog.RECORD
     for _ in range(300):
         os.pwrite(kept, random.randbytes(random.randrange(1, 200)), random.randrange(24, size - 200))
@@ -103,7 +104,7 @@ def test_reading_is_fast() -> None:
     records["mark"] = np.arange(1, capacity + 1)
     os.pwrite(file, records.tobytes(), oplog.HEADER)
     os.pwrite(file, struct.pack("<Q", capacity), 64)
-    log = OpLog(file)
+    log = OpLog(LogFile(file))
     start = time.process_time()
     assert len(log.read()) == capacity
     assert capacity / (time.process_time() - start) > 1e6
@@ -164,10 +165,9 @@ def logged(command: list[str], monkeypatch: pytest.MonkeyPatch, **environment: s
         monkeypatch.setenv(name, value)
     found = []
     with Session(
-        command,
-        instrument=lambda image, target: Sidecar(),
-        device=choose("sim"),
-        follow=Follow(log_records=1 << 12, stamps=True, stacks=True),
+        Whom(command),
+        Plan(choose("sim"), follow=Follow(log_records=1 << 12, stamps=True, stacks=True)),
+        Makers(lambda image, target: Sidecar()),
     ) as session:
         for _ in session.intervals(0.05):
             found += session.logs()
@@ -234,10 +234,9 @@ def test_what_finds_no_room_is_counted(program: str, size: int, monkeypatch: pyt
     kernels = lost = 0
     ids: set[int] = set()
     with Session(
-        [program, "many"],
-        instrument=lambda image, target: Sidecar(),
-        device=choose("sim"),
-        follow=Follow(log_records=size),
+        Whom([program, "many"]),
+        Plan(choose("sim"), follow=Follow(log_records=size)),
+        Makers(lambda image, target: Sidecar()),
     ) as session:
         for _ in session.intervals(0.2):
             pass
@@ -253,10 +252,9 @@ def test_what_finds_no_room_is_counted(program: str, size: int, monkeypatch: pyt
 
 def test_room_is_made_while_the_tool_is_busy(program: str) -> None:
     with Session(
-        [program, "many"],
-        instrument=lambda image, target: Sidecar(),
-        device=choose("sim"),
-        follow=Follow(log_records=4096),
+        Whom([program, "many"]),
+        Plan(choose("sim"), follow=Follow(log_records=4096)),
+        Makers(lambda image, target: Sidecar()),
     ) as session:
         process = None
         for _ in range(500):
@@ -271,7 +269,7 @@ def test_room_is_made_while_the_tool_is_busy(program: str) -> None:
 
 def test_without_a_log_launches_are_counted_alone(program: str) -> None:
     with Session(
-        [program], instrument=lambda image, target: Sidecar(), device=choose("sim"), follow=Follow()
+        Whom([program]), Plan(choose("sim"), follow=Follow()), Makers(lambda image, target: Sidecar())
     ) as session:
         for _ in session.intervals():
             pass

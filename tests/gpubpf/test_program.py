@@ -70,7 +70,7 @@ def test_what_cannot_be_attached():
         (lambda: b.attach_gpu_exit(fn_name="begins"), "attach_gpu_entry"),
         (lambda: b.attach_gpu_entry(fn_name="leaves"), "attach_gpu_exit"),
         (lambda: b.attach_gpu_exit(fn_name="nothing"), "there is no program nothing; there is"),
-        (lambda: b.attach_gpu_exit(fn_name="host"), "attach_tracepoint"),
+        (lambda: b.attach_gpu_exit(fn_name="host"), "attach_uprobe"),
         (lambda: b.attach_gpu_exit(fn_name="leaves", accumulate="joules"), "work cannot be 'joules'"),
         (lambda: b.attach_launch("begins"), "struct gpu_entry; attach it with attach_gpu_entry"),
         (lambda: b.attach_operation("begins"), "begins cannot be attached to operation"),

@@ -26,7 +26,7 @@ from gpubpf import agent, device, tracing
 from gpubpf.agent import protocol
 from gpubpf.allocations import Allocations
 from gpubpf.assemble import Target
-from gpubpf.errors import SessionError, UsageError
+from gpubpf.errors import SessionError
 from gpubpf.instrument import Sidecar
 from gpubpf.maps import MapDefinition
 from gpubpf.ptx.inject import InjectedVariable, LaunchBlock
@@ -95,6 +95,7 @@ def counted(found: dict[str, Any]) -> tuple[int, int, int]:
         ("capture", 0, 2, 2, 2, 0),  # what a capture takes down does not run
         ("childafter", 5, 5, 5, 5, 0),
         ("destroy", 7, 8, 8, 8, 0),
+        ("leave", 5, 8, 8, 5, 0),
         ("library", 7, 7, 7, 7, 0),
         ("reload", 50, 50, 50, 50, 0),
         ("_exit", 6, 6, 6, 6, 4),
@@ -256,6 +257,36 @@ def test_many_processes_need_many_files_of_the_tool_only(target: Path, tmp_path:
     assert done.stdout == "60\nfailed 0\n"
     found = json.loads(result.read_text())
     assert counted(found) == (80, 80, 80) and found["summary"]["lost"] == 0
+
+
+def test_processes_that_are_gone_take_no_files(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpubpf.workers.KEPT", 2)
+    before = len(os.listdir("/proc/self/fd"))
+    with fake_tool.session(["sh", "-c", f"for i in $(seq 20); do {target} plain 2; done"]) as session:
+        for _ in session.intervals():
+            pass
+        until = time.monotonic() + 5  # others do it meanwhile
+        while len(os.listdir("/proc/self/fd")) > before + 15 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert len(os.listdir("/proc/self/fd")) <= before + 15
+        while session._measured.active() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert session._measured.active() == []
+    found = fake_tool.result(session)
+    assert counted(found) == (40, 40, 40) and found["summary"]["lost"] == 0
+    assert found["instances"] == [[[1, 1, 1], [5, 1, 1], 2, [2] * 5]] * 20
+
+
+def test_one_sidecar_for_processes_that_start_together(target: Path) -> None:
+    made = []
+
+    def instrument(image: bytes, device: Any) -> fake_tool.Sidecar:
+        made.append(image)
+        time.sleep(0.3)
+        return fake_tool.instrument(image, device)
+
+    found = measure([str(target), "forks", "8"], instrument=instrument)
+    assert counted(found) == (8, 8, 8) and len(made) == 1
 
 
 def test_a_program_that_closes_every_file_goes_on(target: Path) -> None:
@@ -519,6 +550,7 @@ def connect_and(act: Callable[[socket.socket], None]) -> list[str]:
             for _ in session.intervals():
                 pass
         assert session.summary()["launches_seen"] == 0
+        said += session.summary().get("processes", {}).get("missed", {})
     return said
 
 
@@ -608,7 +640,9 @@ def test_a_process_that_does_not_wait_to_be_attached_to_is_no_secret() -> None:
         peer.recv(1 << 16)
         peer.shutdown(socket.SHUT_RDWR)
 
-    assert any("1 process ended or went on before the tool could attach" in line for line in connect_and(act))
+    said = connect_and(act)
+    assert any("1 process ended or went on before the tool could attach" in line for line in said)
+    assert "not reached in time" in said
 
 
 def test_more_gpus_than_there_are_are_refused() -> None:
@@ -673,23 +707,20 @@ def test_the_agent_is_built() -> None:
     assert agent.LIBRARY.exists(), "run script/setup, or make -C lib/gpubpf/agent"
 
 
-def test_what_is_not_there_yet_is_said() -> None:
-    for given, said in (
-        ({"pid": [1, 2], "command": None}, "several processes"),
-        ({"pid": [], "command": None}, "every process"),
-    ):
-        with pytest.raises(UsageError, match=rf"{said}.* is not there yet; .*tool (-- COMMAND|-p 1)"):
-            tracing._command(argparse.Namespace(tool="tool", **given))
+def test_watching_every_process_takes_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(SessionError, match=r"^watching every process takes root; use sudo, or name whom"):
+        tracing._whom(argparse.Namespace(tool="tool", pid=[], command=None))
 
 
 def test_what_files_hold_is_told_without_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "DEVICE_FILES", ())
     monkeypatch.setattr(device, "LIBRARIES", Path("/nowhere"))
     for asked_for in ("auto", "sim"):
-        assert tracing.target(argparse.Namespace(device=asked_for, files=["app"])).device == "sim"
+        assert tracing.target(argparse.Namespace(device=asked_for, files=["app"], pid=[])).device == "sim"
     for asked_for, files in (("gpu", ["app"]), ("auto", [])):
         with pytest.raises(SessionError):
-            tracing.target(argparse.Namespace(device=asked_for, files=files))
+            tracing.target(argparse.Namespace(device=asked_for, files=files, pid=[]))
 
 
 # --- what memory programs cannot see ---

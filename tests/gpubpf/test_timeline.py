@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -59,6 +60,40 @@ def test_within_a_stream_the_order_counts_and_not_times_that_may_be_wrong() -> N
     rows = [kernel(0, 10, 1000), kernel(20, 990, 995), kernel(40, 996, 999)]
     for kind in Queue:
         assert waits(operations(rows, (kind,))).waited_for.tolist() == [-1, 0, 1], kind
+
+
+def test_what_waits_for_work_from_before_the_attachment_is_not_known() -> None:
+    rows = [kernel(0, 900, 1000, queue=0), kernel(20, 1000, 1100, queue=0), kernel(30, 35, 50, queue=1)]
+    kinds = (Queue.NON_BLOCKING, Queue.NON_BLOCKING, Queue.BLOCKING)
+
+    def met(
+        rows: list[dict[str, Any]], *unseen: int, kinds: tuple[Queue, ...] = kinds
+    ) -> list[tuple[int, bool]]:
+        made = operations(rows, kinds)
+        old = [number in unseen for number in range(len(kinds))]
+        found = waits(
+            dataclasses.replace(made, unseen=old, unseen_contexts=frozenset({0} if any(old) else ()))
+        )
+        assert ((found.wait == NONE) == (found.overhead == NONE)).all()
+        return list(zip(found.wait.tolist(), found.unseen.tolist(), strict=True))
+
+    assert met(rows, 0) == [(NONE, True), (970, False), (0, False)]
+    assert met(rows) == [(0, False), (970, False), (0, False)]
+    for what in (Sync.STREAM, Sync.CONTEXT):  # the host has waited: nothing from before is left
+        sync = {"kind": Kind.SYNC, "what": what, "queue": 0, "call": 0, "ret": 5}
+        assert met([sync, *(row | {"call": 10, "ret": 20} for row in rows)], 0)[1] == (0, False)
+    sync = {"kind": Kind.SYNC, "what": Sync.STREAM, "queue": 1, "call": 0, "ret": 5}  # another stream
+    assert met([sync, *rows], 0)[1] == (NONE, True)
+    mark = [
+        {"kind": Kind.RECORD, "queue": 0},
+        {"kind": Kind.SYNC, "what": Sync.EVENT, "link": 1, "call": 0, "ret": 5},
+    ]
+    assert met([*mark, kernel(10, 900, 1000, queue=0)], 0)[2] == (0, False)
+    # A new stream that orders itself with the legacy one waits for what that may hold.
+    both = [kernel(0, 900, 1000, queue=2), kernel(20, 950, 1100, queue=0), kernel(30, 1000, 1200, queue=2)]
+    kinds = (Queue.LEGACY, Queue.NON_BLOCKING, Queue.BLOCKING)
+    assert met(both, 0, kinds=kinds) == [(NONE, True), (NONE, True), (960, False)]
+    assert met(both, kinds=kinds)[0] == (0, False)
 
 
 def test_an_event_ties_streams_together() -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from gpubpf import traffic, traffic_text
+from gpubpf import table, traffic, traffic_text
 from gpubpf.ptx.values import Site
 from gpubpf.results import Instance
 from gpubpf.traffic import BROADCAST, GATHER, PART, SHIFTED, SINGLE, STRIDED, UNIT
@@ -314,10 +314,10 @@ def test_advice_where_it_is_certain(one, said):
 
 
 def test_numbers_for_people():
-    assert [traffic_text.size(n) for n in (0, 1023, 1024, 98304, 10**9)] == [
+    assert [table.size(n) for n in (0, 1023, 1024, 98304, 10**9)] == [
         "0 B", "1,023 B", "1.00 KB", "96.0 KB", "954 MB",
     ]  # fmt: skip
-    assert [traffic_text.number(n) for n in (31_250, 100_000, 31_000_000_000)] == [
+    assert [table.number(n) for n in (31_250, 100_000, 31_000_000_000)] == [
         "31,250",
         "100 k",
         "31.0 G",

@@ -266,6 +266,9 @@ def test_a_killed_program_loses_nothing_that_was_written(app, tmp_path):
     )
     while "hang" not in tool.stdout.readline():
         pass
+    until = time.monotonic() + 20
+    while not out.read_text().endswith("\n") and time.monotonic() < until:  # the record of the attach
+        time.sleep(0.05)
     pid = json.loads(out.read_text().splitlines()[0])["pid"]
     os.kill(pid, signal.SIGKILL)
     assert tool.wait(30) == 137

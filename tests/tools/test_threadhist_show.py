@@ -15,6 +15,8 @@ sys.path.insert(0, str(REPOSITORY / "tools"))
 
 import threadhist  # noqa: E402
 from gpubpf import cli  # noqa: E402
+from gpubpf.tallies import Tallies  # noqa: E402
+from gpubpf.whose import Whose  # noqa: E402
 
 FIELDS = (REPOSITORY / "man/man8/threadhist.8").read_text().split(".SH FIELDS")[1].split(".SH EXAMPLES")[0]
 SUMMARY = {
@@ -56,11 +58,12 @@ def instance(work, grid=(1, 1, 1), runs=23, **changed):
 
 @pytest.fixture
 def show(tmp_path):
-    def shown(*argv, instances, before=None):
+    def shown(*argv, instances, before=None, several=False):
         args = cli.parse(threadhist.build_parser(), argv)
         session = SimpleNamespace(instances=lambda name: instances, summary=lambda: dict(SUMMARY))
         out = cli.Output(str(tmp_path / "out"))
-        threadhist.report(session, args, out, {} if before is None else before)
+        found = (before or Tallies(args.block, args.thread, bool(args.interval))).read(session)
+        threadhist.report(found, Whose(several), args, out)
         threadhist.show_summary(session, args, out)
         text = (tmp_path / "out").read_text()
         return [json.loads(line) for line in text.splitlines()] if args.json else text
@@ -93,6 +96,36 @@ def test_nothing_is_wider_than_a_terminal(show, by, work):
         "--by", by, "--work", "instructions", instances=[instance(work, grid, kernel="n::" + "k" * 300)]
     )
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_processes_and_gpus_have_columns(show):
+    work = np.arange(64) * 10**16
+    made = [instance(work, pid=4194304 - n, comm="a" * 15, gpu=n % 2, kernel="k" * 30) for n in range(12)]
+    text = show(instances=made)
+    heads = [line.split() for line in text.splitlines() if line.lstrip().startswith("PID")]
+    assert heads[0][:4] == ["PID", "COMM", "GPU", "KERNEL"] and heads[1][:4] == [
+        "PID",
+        "COMM",
+        "GPU",
+        "THREAD",
+    ]
+    assert max(map(len, text.splitlines())) <= 80
+    overview = text.split("\n\n")[1].splitlines()
+    assert sorted(row.split()[0] for row in overview[1:13]) == [str(4194304 - n) for n in range(11, -1, -1)]
+    assert {row.split()[5] for row in overview[1:13]} == {"64"}  # threads: nothing is added up
+    assert text.count("aaaaaaa (pid ") == 8 and "the 8 with the most instructions" in overview[-1]
+    assert show("-v", instances=made).count("aaaaaaa (pid ") == 12
+    alone = show(instances=[instance(FIVE)])
+    assert "PID" not in alone and "GPU" not in alone
+    assert "PID" in show(instances=[instance(FIVE)], several=True)
+
+
+def test_shapes_of_one_kernel_are_told_apart(show):
+    made = [
+        instance(FIVE, pid=pid, grid=(n, 1, 1), block_dim=(5 // n, 1, 1)) for pid in (1, 2) for n in (1, 5)
+    ]
+    rows = show(instances=made).split("\n\n")[1].splitlines()
+    assert [row.split()[3] for row in rows] == ["GRID:BLOCK", "1:5", "5:1", "1:5", "5:1"]
 
 
 def test_kernels_of_one_name_are_told_apart(show):
@@ -175,7 +208,7 @@ def test_groups_have_records_of_their_own(show, by, first):
 
 
 def test_an_interval_shows_what_is_new(show):
-    before = {}
+    before = Tallies(*2 * ((cli.EVERYTHING,) * 3,), anew=True)
     made = instance(FIVE)
     assert show("1", "--json", instances=[made], before=before)[-2]["work"] == sum(FIVE)
     assert [record["type"] for record in show("1", "--json", instances=[made], before=before)] == ["summary"]

@@ -15,6 +15,8 @@ struct Config {
     bool hide_variables;  // CUDASIM_HIDE_VARIABLES=1: variables that a runtime never registers are not found
     uint64_t seed;        // CUDASIM_SEED
     bool virtual_clock;   // CUDASIM_CLOCK=virtual
+    bool eager;           // CUDA_MODULE_LOADING=EAGER: kernels are loaded with their modules, not at their first use
+    bool lazy_waits;      // CUDA_MODULE_LOADING=LAZY in hostile mode: a kernel's first use waits for what runs
 };
 
 const Config &config();

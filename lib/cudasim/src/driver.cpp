@@ -14,6 +14,8 @@
 #include <algorithm>
 #include <condition_variable>
 
+#include "thread_own.h"
+
 namespace cudasim::driver {
 namespace {
 
@@ -48,7 +50,7 @@ Device &device_state(int device) {
 
 bool is_device(CUdevice device) { return device >= 0 && device < config().devices; }
 
-thread_local std::vector<std::shared_ptr<Context>> context_stack;
+std::vector<std::shared_ptr<Context>> &context_stack() { return of_this_thread<std::vector<std::shared_ptr<Context>>>(); }
 
 // The translator lies beside this library: DIR/cudasim/lib/libcuda.so.1 (or deeper), package `cudasim` in DIR.
 void find_translator() {
@@ -225,7 +227,7 @@ CUresult initialized() {
     return CUDA_SUCCESS;
 }
 
-std::shared_ptr<Context> current_or_null() { return context_stack.empty() ? nullptr : context_stack.back(); }
+std::shared_ptr<Context> current_or_null() { return context_stack().empty() ? nullptr : context_stack().back(); }
 
 CUresult current(std::shared_ptr<Context> &context) {
     if (CUresult status = initialized()) return status;
@@ -237,12 +239,12 @@ CUresult current(std::shared_ptr<Context> &context) {
 }
 
 void set_current(const std::shared_ptr<Context> &context) {
-    if (context_stack.empty()) {
-        if (context) context_stack.push_back(context);
+    if (context_stack().empty()) {
+        if (context) context_stack().push_back(context);
     } else if (context) {
-        context_stack.back() = context;
+        context_stack().back() = context;
     } else {
-        context_stack.pop_back();
+        context_stack().pop_back();
     }
 }
 
@@ -353,8 +355,12 @@ CUresult cuDriverGetVersion(int *version) {
 
 CUresult cuGetExportTable(const void **table, const CUuuid *) {
     if (table != nullptr) *table = nullptr;
-    // The vendor's private interfaces are not offered. Its own runtime asks for them, and gives up.
+    // The vendor's private interfaces are not offered. Its own runtime asks for them, and gives up; its compilers do without.
+    Dl_info caller = {};
+    dladdr(__builtin_return_address(0), &caller);
+    const char *file = caller.dli_fname != nullptr ? caller.dli_fname : "";
     static std::once_flag said;
+    if (strstr(file, "libnvrtc") != nullptr || strstr(file, "libnvJitLink") != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
     std::call_once(said, [] {
         log_line("the program brings NVIDIA's own CUDA runtime, which needs a real driver; build it with nvcc -cudart shared");
     });
@@ -634,7 +640,7 @@ CUresult cuCtxCreate(CUcontext *handle, CUctxCreateParams *parameters, unsigned 
     if (parameters != nullptr && (parameters->numExecAffinityParams != 0 || parameters->cigParams != nullptr))
         return CUDA_ERROR_NOT_SUPPORTED;
     std::shared_ptr<Context> context = make_context(device, flags, false);
-    context_stack.push_back(context);
+    context_stack().push_back(context);
     *handle = static_cast<CUcontext>(context->handle);
     return CUDA_SUCCESS;
 }
@@ -644,7 +650,7 @@ CUresult cuCtxDestroy(CUcontext handle) {
     std::shared_ptr<Context> context = tables().contexts.get(handle);
     if (!context || context->primary) return CUDA_ERROR_INVALID_CONTEXT;
     release_context(context);
-    if (!context_stack.empty() && context_stack.back() == context) context_stack.pop_back();
+    if (!context_stack().empty() && context_stack().back() == context) context_stack().pop_back();
     return CUDA_SUCCESS;
 }
 
@@ -652,15 +658,15 @@ CUresult cuCtxPushCurrent(CUcontext handle) {
     if (CUresult status = initialized()) return status;
     std::shared_ptr<Context> context = tables().contexts.get(handle);
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-    context_stack.push_back(context);
+    context_stack().push_back(context);
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxPopCurrent(CUcontext *handle) {
     if (CUresult status = initialized()) return status;
-    if (context_stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
-    if (handle != nullptr) *handle = static_cast<CUcontext>(context_stack.back()->handle);
-    context_stack.pop_back();
+    if (context_stack().empty()) return CUDA_ERROR_INVALID_CONTEXT;
+    if (handle != nullptr) *handle = static_cast<CUcontext>(context_stack().back()->handle);
+    context_stack().pop_back();
     return CUDA_SUCCESS;
 }
 

@@ -204,6 +204,7 @@ struct Function {
     const cudasim::Kernel &kernel() const { return image->kernels()[index]; }
     unsigned registers = 0;
     std::atomic<bool> told{false};            // why it cannot run
+    std::atomic<bool> loaded{false};          // used before, or loaded eagerly
     // settable attributes
     std::atomic<int> max_dynamic_shared{-1};  // -1: never set
     std::atomic<int> carveout{-1};
@@ -437,6 +438,8 @@ uint64_t now_ns();
 CUresult describe_launch(const void *handle, const std::shared_ptr<Context> &context, Dim3 grid, Dim3 block,
                          unsigned shared_bytes, bool cooperative, void **parameters, void **extra,
                          KernelLaunch &launch);
+// A function's code is loaded at its first use, which may wait for all that runs (CUDA programming guide, "Lazy Loading").
+void load_function(Function &function, const std::shared_ptr<Context> &context);
 // The function behind a CUfunction or CUkernel in this context.
 CUresult find_function(const void *handle, const std::shared_ptr<Context> &context,
                        std::shared_ptr<Function> &function);

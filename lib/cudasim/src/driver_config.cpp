@@ -48,6 +48,9 @@ Config read() {
     made.seed = seed == nullptr ? 1 : strtoull(seed, nullptr, 0);
     const char *clock = getenv("CUDASIM_CLOCK");
     made.virtual_clock = clock != nullptr && strcmp(clock, "virtual") == 0;
+    const char *loading = getenv("CUDA_MODULE_LOADING");
+    made.eager = loading != nullptr && strcmp(loading, "EAGER") == 0;
+    made.lazy_waits = made.hostile && loading != nullptr && strcmp(loading, "LAZY") == 0;
     return made;
 }
 

@@ -72,6 +72,7 @@ CUresult describe_launch(const void *handle, const std::shared_ptr<Context> &con
                                                                       shared_bytes)) *
                                           kMultiprocessors)
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+    load_function(*launch.function, context);
     launch.module = function.module.lock();
     launch.handle = handle;
     launch.grid = grid;

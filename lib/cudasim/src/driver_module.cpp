@@ -1,80 +1,21 @@
 // Modules, libraries, kernels and functions: from an image to something that can be launched.
-#include "driver.h"
-
-#include <stdio.h>
 #include <string.h>
 
 #include <algorithm>
 
+#include "driver_jit.h"
 #include "fatbin.h"
 
 namespace cudasim::driver {
 namespace {
 
-struct JitOptions {
-    unsigned max_registers = 0;
-    char *error_log = nullptr;
-    size_t error_size = 0;
-    void **error_size_value = nullptr;
-    void **info_size_value = nullptr;
-
-    JitOptions(unsigned count, CUjit_option *options, void **values) {
-        for (unsigned i = 0; options != nullptr && values != nullptr && i < count; i++) {
-            switch (options[i]) {
-                case CU_JIT_MAX_REGISTERS:
-                    max_registers = static_cast<unsigned>(reinterpret_cast<uintptr_t>(values[i]));
-                    break;
-                case CU_JIT_ERROR_LOG_BUFFER: error_log = static_cast<char *>(values[i]); break;
-                case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES:
-                    error_size = static_cast<unsigned>(reinterpret_cast<uintptr_t>(values[i]));
-                    error_size_value = &values[i];
-                    break;
-                case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES: info_size_value = &values[i]; break;
-                default: break;
-            }
-        }
-    }
-
-    // The option's value becomes the number of bytes written, as drivers do it.
-    void report(const std::string &text) const {
-        if (info_size_value != nullptr) *info_size_value = nullptr;
-        size_t written = 0;
-        if (error_log != nullptr && error_size != 0) {
-            written = std::min(text.size(), error_size - 1);
-            memcpy(error_log, text.data(), written);
-            error_log[written] = '\0';
-        }
-        if (error_size_value != nullptr) *error_size_value = reinterpret_cast<void *>(written);
-    }
-};
-
-// From any image to its translation. The text is copied before this returns: the caller may free `image`.
-CUresult translate_image(const void *image, const JitOptions &jit, std::shared_ptr<const Image> &made,
-                         std::string &options) {
-    ChosenPtx chosen;
-    std::string problem;
-    unsigned cc = static_cast<unsigned>(config().cc_major * 10 + config().cc_minor);
-    if (int status = choose_ptx(image, cc, config().hostile, chosen, problem)) {
-        log_line("%s", problem.c_str());
-        jit.report(problem);
-        return static_cast<CUresult>(status);
-    }
-    TranslateError error;
-    made = translate(chosen.text, error, config().virtual_clock);
-    if (!made) {
-        jit.report(error.log);
-        log_line("%s", error.log.c_str());
-        return static_cast<CUresult>(error.code != 0 ? error.code : CUDA_ERROR_INVALID_PTX);
-    }
-    if (config().hostile && made->target > static_cast<int>(cc)) {
-        problem = "the PTX's .target is newer than this device";
-        log_line("%s", problem.c_str());
-        jit.report(problem);
-        return CUDA_ERROR_INVALID_PTX;
-    }
-    options = chosen.options;
-    if (jit.max_registers != 0) options += " -maxrregcount=" + std::to_string(jit.max_registers);
-    jit.report("");
+// From any image to its translation.
+CUresult translate_image(const void *image, const JitOptions &jit, std::shared_ptr<const Image> &made, std::string &options) {
+    if (jit.status() != CUDA_SUCCESS) return jit.status();
+    std::string text;
+    if (CUresult status = choose_text(image, jit, text, options)) return status;
+    if (CUresult status = translate_text(text, jit, made)) return status;
+    if (jit.max_registers() != 0) options += " -maxrregcount=" + std::to_string(jit.max_registers());
     return CUDA_SUCCESS;
 }
 
@@ -140,6 +81,7 @@ CUresult instantiate(const std::shared_ptr<Context> &context, const std::shared_
         function->image = image;
         function->index = i;
         function->registers = registers_of(image->kernels()[i], options);
+        function->loaded = config().eager;
         function->handle = tables().functions.add(function);
         module->functions.push_back(std::move(function));
     }
@@ -159,14 +101,6 @@ void unload(const std::shared_ptr<Module> &module) {
     }
 }
 
-// In hostile mode a load waits for running kernels, with the lock of their context, and is refused in capture.
-CUresult before_load(const std::shared_ptr<Context> &context, std::optional<Exclusive> &exclusive) {
-    if (config().hostile)
-        if (CUresult status = allowed_in_capture(context)) return status;
-    exclusive.emplace(context);
-    return CUDA_SUCCESS;
-}
-
 CUresult load_module(CUmodule *handle, const void *image, unsigned count, CUjit_option *options, void **values) {
     std::shared_ptr<Context> context;
     if (CUresult status = current(context)) return status;
@@ -182,17 +116,6 @@ CUresult load_module(CUmodule *handle, const void *image, unsigned count, CUjit_
     if (CUresult status = instantiate(context, translated, compiler_options, nullptr, module)) return status;
     *handle = static_cast<CUmodule>(module->handle);
     return CUDA_SUCCESS;
-}
-
-bool read_file(const char *path, std::string &text) {
-    FILE *file = fopen(path, "rb");
-    if (file == nullptr) return false;
-    char buffer[65536];
-    for (size_t got; (got = fread(buffer, 1, sizeof buffer, file)) != 0;) text.append(buffer, got);
-    fclose(file);
-    text.push_back('\0');
-    text.append(64, '\0');
-    return true;
 }
 
 // Names that nvcc gives to what it never registers: function statics, string constants, type information.
@@ -352,6 +275,11 @@ CUresult find_function(const void *handle, const std::shared_ptr<Context> &conte
     return CUDA_SUCCESS;
 }
 
+void load_function(Function &function, const std::shared_ptr<Context> &context) {
+    if (function.loaded.exchange(true) || !config().lazy_waits) return;
+    Exclusive loading(context);
+}
+
 int max_threads(const Function &function) {
     const cudasim::Kernel &kernel = function.kernel();
     const uint32_t *bound = kernel.reqntid[0] != 0 ? kernel.reqntid : kernel.maxntid;
@@ -395,7 +323,7 @@ CUresult cuModuleLoad(CUmodule *module, const char *path) {
     if (CUresult status = current(context)) return status;
     if (path == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::string text;
-    if (!read_file(path, text)) return CUDA_ERROR_FILE_NOT_FOUND;
+    if (CUresult status = read_image_file(path, text)) return status;
     return load_module(module, text.data(), 0, nullptr, nullptr);
 }
 
@@ -413,7 +341,7 @@ CUresult cuModuleUnload(CUmodule handle) {
 
 CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode) {
     if (mode == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *mode = CU_MODULE_EAGER_LOADING;
+    *mode = config().eager ? CU_MODULE_EAGER_LOADING : CU_MODULE_LAZY_LOADING;
     return CUDA_SUCCESS;
 }
 
@@ -455,73 +383,6 @@ CUresult cuModuleGetGlobal(CUdeviceptr *address, size_t *bytes, CUmodule handle,
     std::shared_ptr<Module> module = tables().modules.get(handle);
     if (!module) return CUDA_ERROR_INVALID_HANDLE;
     return find_global(module, name, false, address, bytes);
-}
-
-// ---------------------------------------------------------------------------------------------------- linking
-
-namespace {
-
-struct Link {
-    std::vector<std::string> texts;
-    std::string result;
-};
-
-Handles<Link> &links() {
-    static Handles<Link> *const made = new Handles<Link>();
-    return *made;
-}
-
-}  // namespace
-
-CUresult cuLinkCreate(unsigned int, CUjit_option *, void **, CUlinkState *handle) {
-    std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
-    if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *handle = static_cast<CUlinkState>(links().add(std::make_shared<Link>()));
-    return CUDA_SUCCESS;
-}
-
-CUresult cuLinkAddData(CUlinkState handle, CUjitInputType type, void *data, size_t size, const char *, unsigned int,
-                       CUjit_option *, void **) {
-    if (CUresult status = initialized()) return status;
-    std::shared_ptr<Link> link = links().get(handle);
-    if (!link) return CUDA_ERROR_INVALID_HANDLE;
-    if (data == nullptr || size == 0) return CUDA_ERROR_INVALID_VALUE;
-    if (type != CU_JIT_INPUT_PTX) {
-        log_line("cuLinkAddData: the embedded device links PTX alone");
-        return CUDA_ERROR_NO_BINARY_FOR_GPU;
-    }
-    const char *text = static_cast<const char *>(data);
-    link->texts.emplace_back(text, strnlen(text, size));
-    return CUDA_SUCCESS;
-}
-
-CUresult cuLinkAddFile(CUlinkState handle, CUjitInputType type, const char *path, unsigned int count,
-                       CUjit_option *options, void **values) {
-    if (path == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    std::string text;
-    if (!read_file(path, text)) return CUDA_ERROR_FILE_NOT_FOUND;
-    return cuLinkAddData(handle, type, text.data(), text.size(), path, count, options, values);
-}
-
-CUresult cuLinkComplete(CUlinkState handle, void **image, size_t *size) {
-    if (CUresult status = initialized()) return status;
-    std::shared_ptr<Link> link = links().get(handle);
-    if (!link) return CUDA_ERROR_INVALID_HANDLE;
-    if (image == nullptr || link->texts.empty()) return CUDA_ERROR_INVALID_VALUE;
-    if (link->texts.size() > 1) {
-        log_line("cuLinkComplete: the embedded device does not join several PTX texts");
-        return CUDA_ERROR_NOT_SUPPORTED;
-    }
-    link->result = link->texts[0];
-    *image = link->result.data();
-    if (size != nullptr) *size = link->result.size() + 1;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuLinkDestroy(CUlinkState handle) {
-    if (CUresult status = initialized()) return status;
-    return links().remove(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 // ---------------------------------------------------------------------------------------------------- libraries
@@ -572,7 +433,7 @@ CUresult cuLibraryLoadFromFile(CUlibrary *handle, const char *path, CUjit_option
     if (CUresult status = initialized()) return status;
     if (path == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::string text;
-    if (!read_file(path, text)) return CUDA_ERROR_FILE_NOT_FOUND;
+    if (CUresult status = read_image_file(path, text)) return status;
     return cuLibraryLoadData(handle, text.data(), jit_options, jit_values, jit_count, options, values, count);
 }
 
@@ -789,13 +650,18 @@ CUresult cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction handle) {
     std::shared_ptr<Function> function;
     if (CUresult status = strict_function(handle, function)) return status;
     if (state == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *state = CU_FUNCTION_LOADING_STATE_LOADED;
+    *state = function->loaded ? CU_FUNCTION_LOADING_STATE_LOADED : CU_FUNCTION_LOADING_STATE_UNLOADED;
     return CUDA_SUCCESS;
 }
 
 CUresult cuFuncLoad(CUfunction handle) {
     std::shared_ptr<Function> function;
-    return strict_function(handle, function);
+    if (CUresult status = strict_function(handle, function)) return status;
+    const std::shared_ptr<Module> module = function->module.lock();
+    const std::shared_ptr<Context> context = module ? module->context.lock() : nullptr;
+    if (!context) return CUDA_ERROR_INVALID_HANDLE;
+    load_function(*function, context);
+    return CUDA_SUCCESS;
 }
 
 // ---------------------------------------------------------------------------------------------------- occupancy

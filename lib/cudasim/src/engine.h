@@ -108,6 +108,14 @@ protected:
 // waits for the last arrival. Clock registers read it, and Environment::globaltimer and ::clock are not asked.
 std::shared_ptr<const Image> translate(std::string_view ptx, TranslateError &error, bool virtual_clock = false);
 
+struct LinkInput {
+    std::string name, text;
+};
+
+// Joins PTX texts into one (gpubpf.ptx.link). With `complete` all that they use must be defined; else they are only read. False:
+// `error`, with code 218 for PTX that cannot be read, 999 for what does not fit together. Cached by content, as translations are.
+bool link_ptx(const std::vector<LinkInput> &inputs, bool complete, std::string &text, TranslateError &error);
+
 // Where the translator is, if neither environment variables nor the build (-DCUDASIM_PYTHON=…, -DCUDASIM_PYTHONPATH=…)
 // say so: the interpreter, and the directory to be put into PYTHONPATH. Call before the first translate().
 void set_translator(std::string python, std::string pythonpath);

@@ -210,6 +210,7 @@ bool write_all(int fd, std::string_view text) {
 }
 
 // Runs `python -m cudasim.translate word…`; its standard error goes to `log`. Returns the exit status, -1 if unknown.
+// -P: no module comes from the working directory, which is the program's.
 int run_translator(const std::vector<std::string> &arguments, std::string &log) {
     const std::string interpreter = python(), path = pythonpath();
     int ends[2];
@@ -225,7 +226,7 @@ int run_translator(const std::vector<std::string> &arguments, std::string &log) 
     std::vector<char *> environment;
     for (std::string &entry : kept) environment.push_back(entry.data());
     environment.push_back(nullptr);
-    std::vector<std::string> words = {interpreter, "-m", "cudasim.translate"};
+    std::vector<std::string> words = {interpreter, "-P", "-m", "cudasim.translate"};
     words.insert(words.end(), arguments.begin(), arguments.end());
     std::vector<char *> argv;
     for (std::string &word : words) argv.push_back(word.data());
@@ -271,6 +272,20 @@ int run_translator(const std::vector<std::string> &arguments, std::string &log) 
         if (errno != EINTR) return -1;  // the application ignores SIGCHLD, or waited itself
     return WIFEXITED(status) ? WEXITSTATUS(status) : 3;
 }
+
+// A file of this content in the cache's directory, beside its final name; empty: `error`.
+std::string put_beside(const std::string &stem, std::string_view text, TranslateError &error) {
+    std::string name = stem + "-XXXXXX";
+    const int fd = mkostemp(name.data(), O_CLOEXEC);
+    const bool written = fd >= 0 && write_all(fd, text);
+    if (fd >= 0) close(fd);
+    if (written) return name;
+    if (fd >= 0) unlink(name.c_str());
+    error = {300, "the directory for translated modules, " + stem.substr(0, stem.rfind('/')) + ", cannot be written to"};
+    return "";
+}
+
+const char no_directory[] = "there is no private directory for translated modules; set CUDASIM_CACHE";
 
 std::mutex &images_mutex = *new std::mutex;
 auto &images = *new std::map<std::string, std::weak_ptr<const Image>>;  // by hash; loaded once per process
@@ -427,19 +442,13 @@ std::shared_ptr<const Image> translate(std::string_view ptx, TranslateError &err
     if (auto found = images[key].lock()) return found;
     const std::string directory = cache_directory();
     if (directory.empty()) {
-        error = {300, "there is no private directory for translated modules; set CUDASIM_CACHE"};
+        error = {300, no_directory};
         return nullptr;
     }
     const std::string output = directory + "/" + key + ".so";
     if (access(output.c_str(), R_OK) != 0) {
-        std::string input = directory + "/" + key + "-XXXXXX";
-        const int fd = mkostemp(input.data(), O_CLOEXEC);
-        if (fd < 0 || !write_all(fd, ptx)) {
-            if (fd >= 0) close(fd), unlink(input.c_str());
-            error = {300, "the directory for translated modules, " + directory + ", cannot be written to"};
-            return nullptr;
-        }
-        close(fd);
+        const std::string input = put_beside(directory + "/" + key, ptx, error);
+        if (input.empty()) return nullptr;
         std::string log;
         std::vector<std::string> words = {input, output};
         if (virtual_clock) words.insert(words.begin(), "--virtual");
@@ -457,6 +466,51 @@ std::shared_ptr<const Image> translate(std::string_view ptx, TranslateError &err
     }
     images[key] = image;
     return image;
+}
+
+bool link_ptx(const std::vector<LinkInput> &inputs, bool complete, std::string &text, TranslateError &error) {
+    const std::string path = pythonpath();
+    Sha256 hash;
+    add_translator(hash, path);
+    struct stat linker = {};
+    stat((path + "/gpubpf/ptx/link.py").c_str(), &linker);
+    hash.add(std::to_string(linker.st_size) + " " + std::to_string(linker.st_mtim.tv_sec));
+    hash.add(complete ? "link" : "check");
+    for (const LinkInput &input : inputs) {
+        hash.add(input.name);
+        hash.add(input.text);
+    }
+    const std::string directory = cache_directory();
+    if (directory.empty()) {
+        error = {300, no_directory};
+        return false;
+    }
+    const std::string stem = directory + "/" + hash.hex(), output = stem + ".ptx";
+    auto read = [&] {
+        FILE *file = fopen(output.c_str(), "rbe");
+        if (file == nullptr) return false;
+        char part[65536];
+        text.clear();
+        for (size_t n; (n = fread(part, 1, sizeof part, file)) != 0;) text.append(part, n);
+        fclose(file);
+        return true;
+    };
+    if (read()) return true;
+    std::vector<std::string> words = {complete ? "--link" : "--check", output};
+    std::string log;
+    int status = 3;
+    bool written = true;
+    for (const LinkInput &input : inputs) {
+        const std::string file = put_beside(stem, input.text, error);
+        if (!(written = !file.empty())) break;
+        words.insert(words.end(), {input.name, file});
+    }
+    if (written) status = run_translator(words, log);
+    for (size_t k = 3; k < words.size(); k += 2) unlink(words[k].c_str());
+    if (!written) return false;
+    if (read()) return true;
+    error = {status == 2 ? 218 : status == 4 ? 999 : 300, log.empty() ? "the linker failed" : log};
+    return false;
 }
 
 }  // namespace cudasim

@@ -1,5 +1,7 @@
 #include "fatbin.h"
 
+#include "cubin.h"
+
 #include <lz4.h>
 #include <sys/mman.h>
 #include <zstd.h>
@@ -7,6 +9,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 namespace cudasim {
 namespace {
@@ -141,15 +144,50 @@ bool unpack(const FatbinImage &image, std::string &out, std::string &problem) {
     return true;
 }
 
+namespace {
+
+// A cubin in memory, for this device, as the PTX that it was made of.
+int ptx_of_cubin(const void *image, unsigned cc, ChosenPtx &chosen, std::string &problem) {
+    const size_t size = cubin_size(image);
+    if (size == 0) {
+        problem = "the image is an ELF file, but no whole cubin";
+        return 209;
+    }
+    const unsigned sm = cubin_sm(image);
+    if (sm / 10 != cc / 10 || sm > cc) {
+        problem = "the image is machine code (SASS) for sm_" + std::to_string(sm) + ", which this device (compute capability " +
+                  std::to_string(cc / 10) + "." + std::to_string(cc % 10) + ") does not run";
+        return 209;
+    }
+    std::vector<std::string> texts = cubin_ptx(image, size);
+    if (texts.empty()) {
+        problem = "the image is machine code (SASS) alone; the embedded device runs PTX: build with -arch=compute_NN, "
+                  "-gencode code=compute_NN or -lineinfo";
+        return 209;
+    }
+    chosen.text = std::move(texts[0]);
+    chosen.more.assign(std::make_move_iterator(texts.begin() + 1), std::make_move_iterator(texts.end()));
+    chosen.sm = sm;
+    return 0;
+}
+
+// The machine code of a fat binary that a device of this capability runs: the newest that is not above it.
+const FatbinImage *machine_code_for(const std::vector<FatbinImage> &images, unsigned cc) {
+    const FatbinImage *best = nullptr;
+    for (const FatbinImage &image : images)
+        if (!image.ptx && image.sm / 10 == cc / 10 && image.sm <= cc && (best == nullptr || image.sm > best->sm)) best = &image;
+    return best;
+}
+
+}  // namespace
+
 int choose_ptx(const void *image, unsigned cc, bool strict, ChosenPtx &chosen, std::string &problem) {
     switch (image_kind(image)) {
         case ImageKind::ptx:
             chosen.text = static_cast<const char *>(image);
             return 0;
         case ImageKind::elf:
-            problem = "the image is machine code (SASS) alone; the embedded device runs PTX: build with -arch=compute_NN "
-                      "or -gencode code=compute_NN";
-            return 209;
+            return ptx_of_cubin(image, cc, chosen, problem);
         case ImageKind::unknown:
             problem = "the image is neither PTX nor a fat binary";
             return 200;
@@ -176,6 +214,11 @@ int choose_ptx(const void *image, unsigned cc, bool strict, ChosenPtx &chosen, s
         }
     }
     if (best == nullptr) {
+        if (const FatbinImage *cubin = machine_code_for(images, cc)) {
+            std::string payload;
+            if (!unpack(*cubin, payload, problem)) return 200;
+            return ptx_of_cubin(payload.data(), cc, chosen, problem);
+        }
         if (above)
             problem = "the image's PTX is for a newer architecture than this device (compute capability " +
                       std::to_string(cc / 10) + "." + std::to_string(cc % 10) + "); set CUDASIM_CC";

@@ -33,12 +33,13 @@ bool unpack(const FatbinImage &image, std::string &out, std::string &problem);
 
 struct ChosenPtx {
     std::string text;     // as PTX, without the padding
+    std::vector<std::string> more;  // of a cubin that was linked from several texts: the others
     std::string options;  // of ptxas
     unsigned sm = 0;
 };
 
 // The PTX that a device of capability `cc` (90 for 9.0) runs: that for the highest architecture not above the device,
-// else, unless `strict`, the lowest above. Returns a CUresult (0, 209 no image for this device, 200 damaged).
+// else, unless `strict`, the lowest above, else what the machine code for the device was made of (cubin.h). Returns a CUresult (0, 209 no image for this device, 200 damaged).
 int choose_ptx(const void *image, unsigned cc, bool strict, ChosenPtx &chosen, std::string &problem);
 
 // The number behind -maxrregcount in ptxas options; 0 if there is none.

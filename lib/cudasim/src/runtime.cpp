@@ -11,6 +11,8 @@
 #include <memory>
 #include <unordered_map>
 
+#include "thread_own.h"
+
 namespace cudasim::runtime {
 namespace {
 
@@ -136,7 +138,7 @@ struct CallConfiguration {
     void *stream;
 };
 
-thread_local std::vector<CallConfiguration> call_configurations;
+std::vector<CallConfiguration> &call_configurations() { return of_this_thread<std::vector<CallConfiguration>>(); }
 
 FatBinary *binary_of(void **handle) { return reinterpret_cast<FatBinary *>(handle); }
 
@@ -306,18 +308,18 @@ char __cudaInitModule(void **handle) {
 }
 
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void *stream) {
-    call_configurations.push_back({grid, block, shared, stream});
+    call_configurations().push_back({grid, block, shared, stream});
     return 0;
 }
 
 cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void *stream) {
-    if (call_configurations.empty()) return done(cudaErrorMissingConfiguration);
-    const CallConfiguration &last = call_configurations.back();
+    if (call_configurations().empty()) return done(cudaErrorMissingConfiguration);
+    const CallConfiguration &last = call_configurations().back();
     *grid = last.grid;
     *block = last.block;
     *shared = last.shared;
     *static_cast<void **>(stream) = last.stream;
-    call_configurations.pop_back();
+    call_configurations().pop_back();
     return cudaSuccess;
 }
 

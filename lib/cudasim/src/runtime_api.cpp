@@ -625,17 +625,19 @@ cudaError_t cudaOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, const void 
 
 // ---------------------------------------------------------------------------------------------------- libraries
 
-cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, enum cudaJitOption *, void **, unsigned int,
-                                enum cudaLibraryOption *, void **, unsigned int) {
+// The runtime's options are the driver's, by number (driver_types.h, cuda.h).
+cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, enum cudaJitOption *jit, void **jit_values,
+                                unsigned int jits, enum cudaLibraryOption *options, void **values, unsigned int count) {
     READY();
-    return done(cu().LibraryLoadData(reinterpret_cast<CUlibrary *>(library), code, nullptr, nullptr, 0, nullptr, nullptr, 0));
+    return done(cu().LibraryLoadData(reinterpret_cast<CUlibrary *>(library), code, reinterpret_cast<CUjit_option *>(jit),
+                                     jit_values, jits, reinterpret_cast<CUlibraryOption *>(options), values, count));
 }
 
-cudaError_t cudaLibraryLoadFromFile(cudaLibrary_t *library, const char *path, enum cudaJitOption *, void **,
-                                    unsigned int, enum cudaLibraryOption *, void **, unsigned int) {
+cudaError_t cudaLibraryLoadFromFile(cudaLibrary_t *library, const char *path, enum cudaJitOption *jit, void **jit_values,
+                                    unsigned int jits, enum cudaLibraryOption *options, void **values, unsigned int count) {
     READY();
-    return done(
-        cu().LibraryLoadFromFile(reinterpret_cast<CUlibrary *>(library), path, nullptr, nullptr, 0, nullptr, nullptr, 0));
+    return done(cu().LibraryLoadFromFile(reinterpret_cast<CUlibrary *>(library), path, reinterpret_cast<CUjit_option *>(jit),
+                                         jit_values, jits, reinterpret_cast<CUlibraryOption *>(options), values, count));
 }
 
 cudaError_t cudaLibraryUnload(cudaLibrary_t library) {

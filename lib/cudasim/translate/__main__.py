@@ -4,7 +4,11 @@ virtual clock.
 Large modules are put off: OUT describes the module alone, and the C text of its code lies beside it in OUT.0.c, OUT.1.c, …
 (OUT without its suffix), which `python -m cudasim.translate IN.c OUT …` compiles, several at once.
 
-Exit status 0; 2 for PTX that cannot be translated, 3 for a compiler that failed, with one line on standard error.
+`python -m cudasim.translate --link|--check OUT NAME IN.ptx [NAME IN.ptx …]`: OUT is one PTX text that joins several; with
+`--check` what no text defines may stay undefined.
+
+Exit status 0; 2 for PTX that cannot be translated, 3 for a compiler that failed, 4 for texts that do not fit together, with one
+line on standard error.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gpubpf.errors import Error
+from gpubpf.ptx.link import Input, LinkError, link
 from gpubpf.ptx.module import parse
 
 from .compiler import CompilerError, compile_c
@@ -33,31 +38,48 @@ def _translate(source: Path, output: Path, virtual: bool) -> None:
         compile_c(image, str(output))
 
 
+def _link(complete: bool, output: Path, words: list[str]) -> None:
+    inputs = [
+        Input(name, Path(file).read_text(encoding="utf-8", errors="replace"))
+        for name, file in zip(words[::2], words[1::2], strict=True)
+    ]
+    temporary = output.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(link(inputs, complete))
+    temporary.replace(output)
+
+
+def _compile(words: list[str]) -> None:
+    pairs = list(zip(words[::2], words[1::2], strict=True))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(lambda pair: compile_c(Path(pair[0]).read_text(), pair[1]), pairs))
+
+
 def main(arguments: list[str]) -> int:
-    virtual = arguments[:1] == ["--virtual"]
-    arguments = arguments[virtual:]
-    if not arguments or len(arguments) % 2:
-        print(
-            "usage: python -m cudasim.translate [--virtual] IN.ptx OUT | IN.c OUT [IN.c OUT ...]",
-            file=sys.stderr,
-        )
-        return 1
-    pairs = list(zip(arguments[::2], arguments[1::2], strict=True))
     try:
-        if not pairs[0][0].endswith(".c"):
-            _translate(Path(arguments[0]), Path(arguments[1]), virtual)
-            return 0
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            list(pool.map(lambda pair: compile_c(Path(pair[0]).read_text(), pair[1]), pairs))
-    except CompilerError as error:
+        match arguments:
+            case ["--link" | "--check" as how, output, *words] if words and len(words) % 2 == 0:
+                _link(how == "--link", Path(output), words)
+            case ["--virtual", source, output]:
+                _translate(Path(source), Path(output), True)
+            case [source, output] if not source.endswith(".c"):
+                _translate(Path(source), Path(output), False)
+            case [source, _, *_] if source.endswith(".c") and len(arguments) % 2 == 0:
+                _compile(arguments)
+            case _:
+                usage = (
+                    "[--virtual] IN.ptx OUT | IN.c OUT [IN.c OUT ...] | --link|--check OUT NAME IN.ptx ..."
+                )
+                print("usage: python -m cudasim.translate", usage, file=sys.stderr)
+                return 1
+    except (CompilerError, OSError) as error:
         print(error, file=sys.stderr)
         return 3
+    except LinkError as error:
+        print(error, file=sys.stderr)
+        return 4
     except Error as error:
         print(error, file=sys.stderr)
         return 2
-    except OSError as error:
-        print(error, file=sys.stderr)
-        return 3
     return 0
 
 

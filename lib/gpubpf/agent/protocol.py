@@ -10,15 +10,17 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from typing import NamedTuple
 
 from gpubpf.bytecode import HOST_POINTS
 from gpubpf.errors import SessionError
 from gpubpf.maps import RING_PAGE, RING_SHARD
 
-VERSION = 4
+VERSION = 5
 FRAME_LIMIT = 64 << 20
 IMAGE_LIMIT = 1 << 29
 MEMORY_LIMIT = 1 << 40
@@ -26,8 +28,8 @@ SITES_LIMIT = 1 << 22  # of a kernel
 NO_FIELD = 0xFFFFFFFF
 
 # Messages.
-HELLO, IMAGE, NAME, REFUSED, SNAPSHOT, DRAINED, HOOKED, MARKER, LOG, RING, STACK, CONTEXT, PATCHES = range(
-    1, 14
+HELLO, IMAGE, NAME, REFUSED, SNAPSHOT, DRAINED, HOOKED, MARKER, LOG, RING, STACK, CONTEXT, PATCHES, FOUND = (
+    range(1, 15)
 )
 WELCOME, SIDECAR, DRAIN, WORKING, SHARED, CONSUMED, PATCHED = range(16, 23)
 
@@ -35,6 +37,8 @@ WELCOME, SIDECAR, DRAIN, WORKING, SHARED, CONSUMED, PATCHED = range(16, 23)
 STOP, ONLY_RINGS = 1, 2
 # In SNAPSHOT: the context is going; kernels had not ended; memory could not be read; nothing but rings was read.
 CLOSED, RUNNING, FAILED, OF_RINGS = 1, 2, 4, 8
+# In FOUND: its names are those of all kernels of the module.
+_WHOLE = 1
 # In WELCOME.
 _ZERO, _STAMPS, _STACKS, _GRAPHS, _MATCH_ALL, _ALLOCATION_STACKS = 1, 2, 4, 8, 16, 32
 
@@ -47,7 +51,8 @@ GPUS = 256  # of a machine
 
 # The control block.
 SLOTS = 16384
-CONTROL_SIZE = 64 + 256 * SLOTS
+CONTROL_HEADER = 128
+CONTROL_SIZE = CONTROL_HEADER + 256 * SLOTS
 REASONS = (
     "sampled out",
     "filtered",
@@ -143,7 +148,7 @@ class KernelLayout:
     `epoch`: where in the block the launching thread, the kernel's number and the allocation epoch go; None: nowhere."""
 
     name: str
-    parameters: int
+    parameters: Sequence[int]  # bytes of each
     block_offset: int
     block: bytes
     fields: tuple[BlockField, ...]
@@ -166,10 +171,43 @@ class VariableSlot:
 
 @dataclass(frozen=True)
 class Image:
+    """A module that was loaded. `linked`: how many inputs cuLink made it of, 0 where it did not; the image is the PTX among them,
+    where there was some, with a zero between two texts."""
+
     request: int
     compute_capability: int  # major * 10 + minor
     gpu: int
     size: int
+    linked: int = 0
+
+
+@dataclass(frozen=True)
+class FoundKernel:
+    """A kernel of a module that was there before, as the driver describes it. parameters: (offset, size) of each, in bytes; None: not
+    told. Of the numbers -1: not told. ptx_version, binary_version: major * 10 + minor, of what it was compiled from, and for."""
+
+    name: str
+    parameters: tuple[tuple[int, int], ...] | None
+    registers: int = -1
+    shared: int = -1  # static, bytes
+    const: int = -1  # bytes
+    local: int = -1  # bytes of a thread
+    max_threads: int = -1  # of a block
+    ptx_version: int = -1
+    binary_version: int = -1
+
+
+@dataclass(frozen=True)
+class Found:
+    """A module that was loaded before its agent came, of which a kernel was launched. names: of its kernels, mangled; `whole`: of all
+    of them. kernels: those that were launched. It is answered with a sidecar, as an image is."""
+
+    request: int
+    compute_capability: int  # major * 10 + minor
+    gpu: int
+    whole: bool
+    names: tuple[str, ...]
+    kernels: tuple[FoundKernel, ...]
 
 
 @dataclass(frozen=True)
@@ -271,6 +309,9 @@ class Reader:
     def u32(self) -> int:
         return int.from_bytes(self._take(4), "little")
 
+    def i32(self) -> int:
+        return int.from_bytes(self._take(4), "little", signed=True)
+
     def u64(self) -> int:
         return int.from_bytes(self._take(8), "little")
 
@@ -306,10 +347,26 @@ def hooked(payload: bytes) -> tuple[str, str]:
 
 def image(payload: bytes) -> Image:
     r = Reader(payload)
-    made = Image(r.u32(), r.u32(), r.u32(), r.u64())
+    made = Image(r.u32(), r.u32(), r.u32(), r.u64(), r.u32())
     if made.size > IMAGE_LIMIT or not 10 <= made.compute_capability < 1000:
         raise Malformed("an image of no sensible size or kind")
     return made
+
+
+def found(payload: bytes) -> Found:
+    r = Reader(payload)
+    request, compute_capability, gpu, flags = r.u32(), r.u32(), r.u32(), r.u32()
+    if not 10 <= compute_capability < 1000:
+        raise Malformed("a module of no sensible kind")
+    names = tuple(r.text() for _ in range(r.count(4)))
+    kernels = []
+    for _ in range(r.count(40)):
+        name, told = r.text(), r.u32()
+        parameters = tuple((r.u32(), r.u32()) for _ in range(r.count(8)))
+        kernels.append(FoundKernel(name, parameters if told else None, *(r.i32() for _ in range(7))))
+    if not kernels:
+        raise Malformed("a module of which nothing is known")
+    return Found(request, compute_capability, gpu, bool(flags & _WHOLE), names, tuple(kernels))
 
 
 def slot_and_text(payload: bytes) -> tuple[int, str]:
@@ -432,6 +489,7 @@ def welcome(wanted: Wanted, process: int) -> bytes:
     parts = [
         struct.pack("<IQQQQ", VERSION, wanted.map_memory, wanted.launches[0], last, wanted.sample),
         struct.pack("<IIQQQ", int(wanted.image_wait * 1000), flags, wanted.log_records, wanted.pump, process),
+        _bytes(f"{os.path.basename(sys.argv[0]).removesuffix('.py')}, pid {os.getpid()}".encode()[:100]),
         struct.pack("<I", len(wanted.maps)),
     ]
     for m in wanted.maps:
@@ -488,9 +546,9 @@ def sidecar(
     for k in kernels:
         parts.append(
             _bytes(k.name.encode())
+            + struct.pack(f"<I{len(k.parameters)}I", len(k.parameters), *k.parameters)
             + struct.pack(
-                "<7I",
-                k.parameters,
+                "<6I",
                 k.block_offset,
                 NO_FIELD if k.pid_tgid is None else k.pid_tgid,
                 k.waits,
@@ -601,14 +659,14 @@ class Counters:
 
 def read_control(file: int) -> tuple[list[Counters], int]:
     """Counters by slot, and launches of functions whose name was never seen."""
-    header = read_file(file, 64)
-    if len(header) < 64:
+    header = read_file(file, CONTROL_HEADER)
+    if len(header) < CONTROL_HEADER:
         return [], 0
     used, unnamed = struct.unpack_from("<I4xQ", header)
-    data = read_file(file, min(used, SLOTS) * 256, 64)
+    data = read_file(file, min(used, SLOTS) * 256, CONTROL_HEADER)
     slots = [_counters(data[at : at + 256]) for at in range(0, len(data) - 255, 256)]
     others = _counters(
-        read_file(file, 256, 64 + 256 * (SLOTS - 1))
+        read_file(file, 256, CONTROL_HEADER + 256 * (SLOTS - 1))
     )  # names that found no slot of their own share it
     if others.seen and used < SLOTS:
         slots += [Counters()] * (SLOTS - 1 - len(slots)) + [others]
@@ -618,6 +676,44 @@ def read_control(file: int) -> tuple[list[Counters], int]:
 def graph_launches(file: int) -> int:
     """How often the process launched a CUDA graph of which it is not known how often its kernels ran."""
     return int.from_bytes(read_file(file, 8, 16), "little")
+
+
+def graph_launches_before(file: int) -> int:
+    """Those among them whose graph was made executable before the tool came: nobody knows what is in it."""
+    return int.from_bytes(read_file(file, 8, 40), "little")
+
+
+class HookCalls(NamedTuple):
+    """Calls of a process that came through hooks, and times that they were in the agent, in ns. `timed`: one in 64, among them `long`
+    ones of more than 50 µs; `short_ns` and `long_ns` of these two kinds. `rare_ns`: of what is rare and is timed always, and is in
+    none of them."""
+
+    calls: int = 0
+    timed: int = 0
+    short_ns: int = 0
+    long: int = 0
+    long_ns: int = 0
+    rare_ns: int = 0
+
+    @property
+    def ns(self) -> int | None:
+        """An estimate for all calls; None: nothing was timed. A thread that waits or does not run in the middle of a timed call makes
+        that one long, and its time says nothing of the 63 others. So it counts once, unless long ones are usual in this program: three
+        or more, and more than one in 20."""
+        if not self.timed:
+            return self.rare_ns or (None if self.calls else 0)
+        if self.long >= 3 and 20 * self.long > self.timed:
+            return self.calls * (self.short_ns + self.long_ns) // self.timed + self.rare_ns
+        short = self.timed - self.long
+        return (self.calls * self.short_ns // short if short else 0) + self.long_ns + self.rare_ns
+
+
+def hook_calls(file: int) -> HookCalls:
+    data = read_file(file, 56, 48)
+    if len(data) < 56:
+        return HookCalls()
+    told, timed, ns, rest, long, long_ns, rare_ns = struct.unpack("<7Q", data)
+    return HookCalls(told + rest, timed, ns, long, long_ns, rare_ns)
 
 
 def virtual_times(file: int) -> tuple[int, int]:

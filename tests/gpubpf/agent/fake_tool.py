@@ -6,10 +6,12 @@ Its probe adds 1 for each thread of `vectorAdd`. RESULT gets a JSON object: what
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from gpubpf.assemble import Target
@@ -18,7 +20,7 @@ from gpubpf.errors import Error
 from gpubpf.instrument import Sidecar, SidecarKernel
 from gpubpf.maps import MapDefinition
 from gpubpf.ptx.inject import LaunchBlock
-from gpubpf.session import Session
+from gpubpf.session import Listener, Makers, Plan, Session, Whom
 
 DEFINITION = MapDefinition("tallies", "thread_array", 4, 8, 1, None, "<u8")
 
@@ -39,21 +41,26 @@ def instrument(image: bytes, target: Target) -> Sidecar:
     )
 
 
-def session(command: list[str], **options: Any) -> Session:
+def session(command: list[str], pids: Sequence[int] = (), **options: Any) -> Session:
+    """Options: the fields of Plan, Makers and Listener, and `user`, `duration`."""
     options = {
+        "device": Device("sim"),
         "map_memory": 1 << 20,
         "instrument": instrument,
         "wanted": ("vectorAdd",),
         "definitions": [DEFINITION],
+        "registers": lambda sidecar, target: {"vectorAdd": (10, 12)},
     } | options
-    wanted = options["wanted"]
-    return Session(
-        command,
-        device=Device("sim"),
-        matches=(lambda name: name in wanted) if wanted else None,
-        registers=lambda sidecar, target: {"vectorAdd": (10, 12)},
-        **options,
-    )
+    if wanted := options["wanted"]:
+        options["matches"] = lambda name: name in wanted
+
+    def made(kind: Any) -> Any:
+        names = [field.name for field in dataclasses.fields(kind) if field.name in options]
+        return kind(**{name: options.pop(name) for name in names})
+
+    whom = Whom(command, pids, user=options.pop("user", None))
+    plan, makers, listener = made(Plan), made(Makers), made(Listener)
+    return Session(whom, plan, makers, listener, **options)
 
 
 def result(measured: Session) -> dict[str, Any]:

@@ -11,6 +11,7 @@ static const char *const names[] = {
 #include "../../../lib/gpubpf/agent/src/hooks_module.def"
 #include "../../../lib/gpubpf/agent/src/hooks.def"
 #include "../../../lib/gpubpf/agent/src/hooks_graph.def"
+#include "../../../lib/gpubpf/agent/src/hooks_held.def"
 #include "../../../lib/gpubpf/agent/src/hooks_log.def"
 #undef GPUBPF_HOOK
 };

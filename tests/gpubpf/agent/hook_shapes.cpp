@@ -1,15 +1,17 @@
 // Hooks functions whose first instructions are of every kind that has to be moved, and calls them both ways.
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "../../../lib/gpubpf/agent/src/hooks.h"
 #include "../../../lib/gpubpf/agent/src/patch.h"
+#include "../../../lib/gpubpf/agent/src/prologue.h"
 
 // Each returns its argument and 1 more.
 asm(R"(
 .text
 .p2align 4
-.globl plain, landing, relative, branch, calling, padded, jumping, in_loop
+.globl plain, landing, relative, branch, calling, padded, jumping, in_loop, framed, large, compared, nopped, saved, cleared, overwritten
 plain:      push %rbp
             mov %rsp, %rbp
             lea 1(%rdi), %rax
@@ -49,24 +51,69 @@ in_loop:    xor %eax, %eax
             jle 1b
             ret
 .p2align 4
+framed:     sub $24, %rsp
+            mov %rdi, 8(%rsp)
+            mov 8(%rsp), %rax
+            add $1, %rax
+            add $24, %rsp
+            ret
+.p2align 4
+large:      sub $1000, %rsp
+            lea 1(%rdi), %rax
+            add $1000, %rsp
+            ret
+.p2align 4
+compared:   cmpl $70000, many(%rip)
+            jne 1f
+            lea 1(%rdi), %rax
+            ret
+1:          ud2
+.p2align 4
+nopped:     .byte 0x0F, 0x1F, 0x44, 0, 0
+            lea 1(%rdi), %rax
+            ret
+.p2align 4
+saved:      push %r15
+            xor %r15d, %r15d
+            lea 1(%rdi, %r15), %rax
+            pop %r15
+            ret
+.p2align 4
+cleared:    xor %r8d, %r8d
+            lea 1(%rdi, %r8), %rax
+            ret
+.p2align 4
+overwritten: inc %rdi
+            mov %rdi, %rax
+            nop
+            nop
+            ret
+.p2align 4
 .data
 one:        .quad 1
+many:       .quad 70000
 .text
 )");
 
 extern "C" {
 long plain(long), landing(long), relative(long), branch(long), calling(long), padded(long), jumping(long), in_loop(long);
+long framed(long), large(long), compared(long), nopped(long), saved(long), cleared(long), overwritten(long);
 }
 
 using gpubpf::Hook;
 
 static int calls;
-static Hook table[9];
+static Hook table[9], others[7];
 
 template <int N>
 static long replacement(long n) {
   ++calls;
   return reinterpret_cast<long (*)(long)>(table[N].original)(n) + 100;
+}
+
+template <int N>
+static long other(long n) {
+  return reinterpret_cast<long (*)(long)>(others[N].original)(n) + 100;
 }
 
 static void expect(const char *what, long found, long wanted) {
@@ -96,4 +143,24 @@ int main() {
   expect("alias", reinterpret_cast<Function>(table[6].original)(7), 8);
   expect("jumping", jumping(7), 108);
   expect("calls", calls, 6);
+
+  // The first instruction stays as it is, and what it did is undone: of these all but the last.
+  const Function more[] = {framed, large, compared, nopped, saved, cleared, overwritten};
+  const Function their[] = {other<0>, other<1>, other<2>, other<3>, other<4>, other<5>, other<6>};
+  const size_t lengths[] = {4, 7, 10, 5, 2, 3, 0};
+  unsigned char before[7][16];
+  for (int i = 0; i < 7; ++i) {
+    memcpy(before[i], reinterpret_cast<void *>(more[i]), 16);
+    others[i] = {"o", reinterpret_cast<void *>(their[i]), nullptr, reinterpret_cast<void *>(more[i])};
+    expect("length", static_cast<long>(gpubpf::prologue_of(before[i]).length), static_cast<long>(lengths[i]));
+  }
+  failed = gpubpf::install(others, 7, left_out);
+  expect(failed.c_str(), static_cast<long>(failed.size()), 0);
+  for (int i = 0; i < 7; ++i) {
+    const auto *now = reinterpret_cast<const unsigned char *>(more[i]);
+    expect("the first instruction", memcmp(now, before[i], lengths[i]), 0);
+    expect("the jump", now[lengths[i]], 0xE9);
+    expect("hooked", more[i](7), 108);
+    expect("original", reinterpret_cast<Function>(others[i].original)(7), 8);
+  }
 }

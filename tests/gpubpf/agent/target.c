@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,6 +37,21 @@ static void launch(CUfunction f, unsigned grid, unsigned block) {
 static void *many(void *unused) {
   (void)unused;
   cuCtxSetCurrent(context);
+  for (int i = 0; i < n; ++i) launch(function, 1, 5);
+  return NULL;
+}
+
+static sigjmp_buf back;
+
+static void leave(int signal) {
+  if (signal == SIGUSR1) pthread_exit(NULL);
+  siglongjmp(back, 1);
+}
+
+static void *left(void *unused) {
+  (void)unused;
+  cuCtxSetCurrent(context);
+  if (!sigsetjmp(back, 1)) launch(function, 1, 7);
   for (int i = 0; i < n; ++i) launch(function, 1, 5);
   return NULL;
 }
@@ -107,6 +123,18 @@ int main(int argc, char **argv) {
     void *parameters[] = {&a, &b}, *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &a, CU_LAUNCH_PARAM_BUFFER_SIZE, &size, CU_LAUNCH_PARAM_END};
     printf("%d\n", cuLaunchKernel(function, 1, 1, 1, 5, 1, 1, 0, NULL, parameters, extra));
     cuLaunchKernel(function, 1, 1, 1, 5, 1, 1, 0, NULL, NULL, extra);
+  } else if (!strcmp(mode, "leave")) { /* a call that waits: the thread is cancelled, ends, jumps out of it */
+    for (int how = 0; how < 3; ++how) {
+      pthread_t t;
+      unsigned long before = fake_launches();
+      signal(SIGUSR1, leave);
+      signal(SIGUSR2, leave);
+      pthread_create(&t, NULL, left, NULL);
+      while (fake_launches() == before) usleep(1000);
+      if (how == 0) pthread_cancel(t);
+      else pthread_kill(t, how == 1 ? SIGUSR1 : SIGUSR2);
+      pthread_join(t, NULL);
+    }
   } else if (!strcmp(mode, "threads")) {
     pthread_t t[8];
     for (int i = 0; i < 8; ++i) pthread_create(&t[i], NULL, many, NULL);

@@ -14,11 +14,20 @@ SOURCES = HERE.parent.parent.parent / "lib" / "gpubpf" / "agent" / "src"
 
 
 def built(name: str, place: Path, *libraries: str) -> Path:
-    """A test program, with the agent's patch.cpp."""
+    """A test program, with the agent's patch.cpp and prologue.cpp."""
     program = place / name
     compiler = [shutil.which("g++") or "c++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror"]
     subprocess.run(
-        [*compiler, "-o", program, HERE / f"{name}.cpp", SOURCES / "patch.cpp", *libraries], check=True
+        [
+            *compiler,
+            "-o",
+            program,
+            HERE / f"{name}.cpp",
+            SOURCES / "patch.cpp",
+            SOURCES / "prologue.cpp",
+            *libraries,
+        ],
+        check=True,
     )
     return program
 
@@ -60,6 +69,10 @@ def test_instruction_lengths(place: Path) -> None:
 
 def test_functions_of_many_shapes_can_be_hooked(place: Path) -> None:
     subprocess.run([built("hook_shapes", place)], check=True, timeout=10)
+
+
+def test_hooks_are_taken_out_under_load_and_put_in_again(place: Path) -> None:
+    subprocess.run([built("hooks_again", place, "-pthread")], check=True, timeout=30)
 
 
 def test_entry_points_of_a_real_driver(place: Path) -> None:

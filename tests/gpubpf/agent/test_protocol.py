@@ -52,6 +52,7 @@ def test_parts_beyond_the_memory_are_refused() -> None:
         protocol.hello,
         protocol.hooked,
         protocol.image,
+        protocol.found,
         protocol.slot_and_text,
         protocol.snapshot,
         protocol.drained,
@@ -156,11 +157,46 @@ def test_a_file_that_is_shorter_than_said_gives_what_it_has() -> None:
     os.close(file)
 
 
+def text(what: str) -> bytes:
+    return struct.pack("<I", len(what)) + what.encode()
+
+
+def test_a_module_from_before() -> None:
+    told = (
+        text("add")
+        + struct.pack("<7I", 1, 3, 0, 8, 8, 8, 16)
+        + struct.pack("<I7i", 4, 32, 0, 16, 0, 1024, 75, 90)
+    )
+    untold = text("scale") + struct.pack("<2I7i", 0, 0, *[-1] * 7)
+    message = (
+        struct.pack("<5I", 7, 90, 1, 1, 2)
+        + text("add")
+        + text("scale")
+        + struct.pack("<I", 2)
+        + told
+        + untold
+    )
+    assert protocol.found(message) == protocol.Found(
+        7,
+        90,
+        1,
+        True,
+        ("add", "scale"),
+        (
+            protocol.FoundKernel("add", ((0, 8), (8, 8), (16, 4)), 32, 0, 16, 0, 1024, 75, 90),
+            protocol.FoundKernel("scale", None),
+        ),
+    )
+    for end in range(len(message)):
+        with pytest.raises(protocol.Malformed):
+            protocol.found(message[:end])
+
+
 def test_control_block() -> None:
     file = os.memfd_create("control")
     os.pwrite(file, struct.pack("<I4xQ", 2, 3), 0)
-    os.pwrite(file, struct.pack("<4Q", 10, 6, 1, 3), 64 + 256)
-    os.pwrite(file, struct.pack("<Q", 192), 64 + 256 + 19 * 8)
+    os.pwrite(file, struct.pack("<4Q", 10, 6, 1, 3), protocol.CONTROL_HEADER + 256)
+    os.pwrite(file, struct.pack("<Q", 192), protocol.CONTROL_HEADER + 256 + 19 * 8)
     os.ftruncate(file, protocol.CONTROL_SIZE)
     slots, unnamed = protocol.read_control(file)
     assert unnamed == 3

@@ -27,7 +27,10 @@ static void *ask(void *a) {
   return a;
 }
 
+static volatile int there;
+
 static void *be_inside(void *a) {
+  there = 1;
   if (inside(&go_on) != 7) _exit(2);
   return a;
 }
@@ -41,7 +44,11 @@ int main(int argc, char **argv) {
   pthread_t thread;
   const char *kind = argc > 2 ? argv[2] : "";
   for (int i = 0; i < atoi(argv[1]); ++i) pthread_create(&thread, 0, ask, 0);
-  if (*kind) pthread_create(&thread, 0, be_inside, 0);
+  if (*kind) {
+    pthread_create(&thread, 0, be_inside, 0);
+    while (!there) usleep(1000);
+    usleep(20000);
+  }
   if (!strcmp(kind, "handler")) {
     signal(SIGUSR1, stay);
     usleep(50000);

@@ -14,6 +14,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <functional>
+#include <optional>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
@@ -29,15 +30,25 @@
 #include "allocation.h"
 #include "clock.h"
 #include "cupti.h"
+#include "current.h"
+#include "found.h"
 #include "graph.h"
 #include "hooks.h"
+#include "link.h"
 #include "log.h"
 #include "marker.h"
 #include "operation.h"
 #include "patch.h"
+#include "quiet.h"
+#include "remains.h"
 #include "shared.h"
 #include "stack.h"
 #include "stamp.h"
+
+// Which tool is attached, for who comes second; empty: none.
+extern "C" {
+__attribute__((visibility("default"))) char gpubpf_owner[128] = "";
+}
 
 namespace gpubpf {
 
@@ -48,9 +59,13 @@ namespace {
 constexpr uint32_t kStop = 1, kOnlyRings = 2;  // in Drain
 constexpr uint32_t kMemoryIsZero = 1, kStamps = 2, kStacks = 4, kGraphs = 8, kMatchAll = 16, kAllocationStacks = 32;  // in Welcome
 constexpr int kClockEvery = 1000;  // ms
+constexpr uint32_t kSwapping = 200;   // ms that launches which are being swapped are waited for
+constexpr useconds_t kStep = 1000;    // µs
+constexpr int kPatience = 5000;       // ms that the hooks stay for a driver's call of the agent's own that waits
 
-// What belongs to one connection. A forked child that starts anew gets its own; the old one is left as it is.
+// What belongs to one connection, and so to one attachment. A forked child that starts anew gets its own; the old one is left as it is.
 struct Connection {
+  uint64_t number = 0;  // of the attachment
   int socket = -1, wake = -1;
   ino_t socket_file = 0, wake_file = 0;
   pid_t pid = 0;
@@ -62,15 +77,19 @@ struct Connection {
   bool welcome = false, patched = false, gone = false;
   // Counters, since a signal handler waits on them.
   std::atomic<uint32_t> finish_asked{0}, finish_done{0}, finish_wait_ms{0};
-  std::atomic<bool> memory_wanted{false}, reading_wanted{false}, calibrating{false}, exiting{false};
+  std::atomic<bool> memory_wanted{false}, reading_wanted{false}, found_wanted{false}, applying{false}, calibrating{false}, exiting{false};
   std::atomic<uint64_t> finished_at{0};  // launches that the last complete drain covered
   std::atomic<bool> finished{false};     // there was one
+  std::atomic<bool> stopped{false};      // all was read, as the tool asked: it ends
+  std::atomic<bool> starting{true};      // start() is at work: it may yet put hooks in
 
   // What may wait for the driver is done by a thread of its own, so that the end of the tool is noticed at once.
   std::mutex jobs_lock;
   std::condition_variable jobs_changed;
   std::deque<std::function<void()>> jobs;
-  std::atomic<bool> working{false};
+  std::atomic<bool> working{false}, worked{false};  // now; it came to its end
+  pthread_t worker{};
+  bool has_worker = false;
   void submit(std::function<void()> job) {
     std::lock_guard<std::mutex> hold(jobs_lock);
     if (exiting) return;
@@ -79,8 +98,10 @@ struct Connection {
   }
 };
 
-Connection *connection = nullptr;
-bool hooked = false;  // the hooks are in this process's code
+// Where the process is with attachments (docs/attach.md, "The life of an agent"). Ending begins with the end of the measurement.
+enum class Phase { Idle, Live, Ending };
+std::atomic<Phase> phase{Phase::Idle};
+Connection *connection = nullptr;  // there is one unless Idle
 thread_local bool is_own_thread = false;
 
 // A program may close every descriptor it finds, and get the number again for a file of its own.
@@ -145,6 +166,8 @@ bool parse_welcome(Reader &r, Config &config) {
   config.log_records = r.u64();
   config.pump = r.u64();
   number_process(r.u64());
+  const std::string owner = r.text().substr(0, sizeof gpubpf_owner - 1);
+  memcpy(gpubpf_owner, owner.c_str(), owner.size() + 1);
   constexpr uint64_t kLimit = uint64_t(1) << 40;
   uint32_t n = r.count(28);
   for (uint32_t i = 0; i < n; ++i) {
@@ -186,13 +209,7 @@ void answered(Connection &c, Reader &r, int image) {
     late = question->abandoned;
     question->changed.notify_all();
   }
-  if (!late || !answer) return;
-  if (registry().captures.load()) {
-    std::lock_guard<std::mutex> hold(registry().lock);
-    registry().waiting.push_back(question->module);
-  } else {
-    c.submit([question, answer] { apply(question->module, question->context, answer); });
-  }
+  if (late && answer) apply_later(question->module, question->module->context);
 }
 
 void handle(Connection &c, Frame &frame) {
@@ -226,16 +243,23 @@ void handle(Connection &c, Frame &frame) {
       break;
     case Message::Drain: {
       uint32_t sequence = r.u32(), wait_ms = r.u32(), flags = r.u32();
-      if (flags & kStop) agent.live = false;
+      if (flags & kStop) {
+        agent.live = false;
+        phase = Phase::Ending;
+      }
       c.submit([&c, sequence, wait_ms, flags] {
-        if (flags & kStop) usleep(2000);  // a launch that was being swapped is counted first
+        if (flags & kStop) {
+          wait_until_each_was_out(kSwapping);  // a launch that was being swapped is counted first
+          graphs_back(kSwapping);
+        }
         uint64_t now = instrumented();
         if (c.exiting) agent.send(Message::Drained, Writer().u32(sequence).u32(1));
         else drain(sequence, wait_ms, flags & kOnlyRings);
-        if (flags & kStop) {  // what comes later, nobody asked for
-          c.finished_at = now;
-          c.finished = true;
-        }
+        if (!(flags & kStop)) return;
+        c.finished_at = now;  // what comes later, nobody asked for
+        c.finished = true;
+        c.stopped = true;
+        wake_up(c);
       });
       break;
     }
@@ -245,11 +269,11 @@ void handle(Connection &c, Frame &frame) {
   if (frame.fd >= 0) close(frame.fd);
 }
 
+// Until a job that is none comes.
 void work(Connection *c) {
   is_own_thread = true;
   prctl(PR_SET_NAME, "gpubpf-work");
-  for (;;) {
-    std::function<void()> job;
+  for (std::function<void()> job;;) {
     {
       std::unique_lock<std::mutex> hold(c->jobs_lock);
       c->jobs_changed.wait(hold, [&] { return !c->jobs.empty(); });
@@ -257,20 +281,92 @@ void work(Connection *c) {
       c->jobs.pop_front();
       c->working = true;
     }
+    if (!job) break;
     quietly(job);
+    job = nullptr;
     c->working = false;
   }
+  if (!c->exiting)
+    quietly([&] {
+      leave_found();
+      give_back(c->number);
+    });
+  c->working = false;
+  c->worked = true;
+}
+
+bool start_thread(pthread_t &thread, void *(*run)(void *), void *argument) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // the application's handlers run on its own threads
+  bool ok = pthread_create(&thread, nullptr, run, argument) == 0;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return ok;
+}
+
+void release_signals();
+
+// The attachment ends. On the service thread, when the tool is gone or has all that it asked for.
+void end(Connection *c) {
+  phase = Phase::Ending;
+  tool_gone(*c);
+  while (c->starting) usleep(kStep);  // what it waits for is over now
+  if (c->has_worker) {
+    {
+      std::lock_guard<std::mutex> hold(c->jobs_lock);
+      c->jobs.clear();
+      c->jobs.push_back(nullptr);
+      c->jobs_changed.notify_one();
+    }
+    for (int waited = 0; !c->worked && waited < kPatience; ++waited) usleep(kStep);
+  }
+  release_signals();
+  take_out(serves_remains);
+  if (c->has_worker) pthread_join(c->worker, nullptr);
+  take_out_rest(serves_remains);  // what was given back meanwhile
+  end_cupti_records();
+  attachment = 0;
+  wait_until_out();
+  end_stamps();
+  agent.control->hooks.fetch_add(calls_not_told(), std::memory_order_relaxed);
+  if (has_files(*c)) {
+    shutdown(c->socket, SHUT_RDWR);
+    close(c->socket);
+    close(c->wake);
+  }
+  end_found();
+  end_quiet();
+  end_graphs();
+  end_operations();
+  end_allocations();
+  end_links();
+  end_stacks();
+  end_host_program();
+  end_shared();
+  oplog.close();
+  free_kept();
+  end_registry();
+  munmap(agent.control, sizeof(Control));
+  agent.control = nullptr;
+  agent.config = Config();
+  agent.pumped = 0;
+  gpubpf_owner[0] = '\0';
+  connection = nullptr;
+  delete c;
+  phase = Phase::Idle;
 }
 
 void serve(Connection *c) {
   is_own_thread = true;
   prctl(PR_SET_NAME, "gpubpf");
+  c->has_worker = start_thread(c->worker, [](void *p) -> void * { return work(static_cast<Connection *>(p)), nullptr; }, c);
   uint32_t finishing = 0;
   auto calibrated = std::chrono::steady_clock::now();
-  for (;;) {
+  while (c->has_worker && !c->stopped) {
     pollfd fds[2] = {{c->socket, POLLIN, 0}, {c->wake, POLLIN, 0}};
     const bool clocks = agent.live && oplog.on() && !virtual_clock();
-    if (poll(fds, 2, clocks ? kClockEvery : -1) < 0 && errno != EINTR) break;
+    const int waits = apply_waits();
+    if (poll(fds, 2, clocks && (waits < 0 || waits > kClockEvery) ? kClockEvery : waits) < 0 && errno != EINTR) break;
     if (clocks && std::chrono::steady_clock::now() - calibrated >= std::chrono::milliseconds(kClockEvery - 10)) {
       calibrated = std::chrono::steady_clock::now();
       quietly([&] {
@@ -301,6 +397,12 @@ void serve(Connection *c) {
     bool submitted = asked == finishing;
     quietly([&] {
       if (c->memory_wanted.exchange(false)) c->submit(enlarge_pools);
+      if (c->found_wanted.exchange(false)) c->submit(tell_found);
+      if (waits >= 0 && !c->applying.exchange(true))
+        c->submit([c] {
+          quietly(apply_now);
+          c->applying = false;
+        });
       if (c->reading_wanted)
         c->submit([c] {
           c->reading_wanted = false;  // what is launched from now on is for the next
@@ -309,7 +411,7 @@ void serve(Connection *c) {
       if (submitted) return;
       c->submit([c, asked] {
         quietly([&] {
-          usleep(2000);  // a launch that was being swapped is counted first
+          wait_until_each_was_out(kSwapping);  // a launch that was being swapped is counted first
           uint64_t now = instrumented();
           if (to_finish(*c) && drain(0, c->finish_wait_ms.load(), false)) {
             c->finished_at = now;
@@ -325,23 +427,7 @@ void serve(Connection *c) {
   }
   tool_gone(*c);
   c->finish_done = UINT32_MAX;
-}
-
-bool start_service(Connection *c) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // the application's handlers run on its own threads
-  using Run = void *(*)(void *);
-  const Run threads[] = {[](void *p) -> void * { return work(static_cast<Connection *>(p)), nullptr; },
-                         [](void *p) -> void * { return serve(static_cast<Connection *>(p)), nullptr; }};
-  bool ok = true;
-  for (Run run : threads) {
-    pthread_t thread;
-    ok = ok && pthread_create(&thread, nullptr, run, c) == 0;
-    if (ok) pthread_detach(thread);
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return ok;
+  end(c);
 }
 
 // The tool's socket, or -1. A name that begins with @ is abstract; fd:N is one that this process has already.
@@ -373,7 +459,9 @@ int connect_to_tool(const char *name) {
 // The driver goes away after this: our threads leave it alone from now on.
 void at_exit() {
   agent.finish(2000);
-  Connection *c = connection;
+  abandon_remains();
+  Visit visit;
+  Connection *c = attachment.load() ? connection : nullptr;
   if (!c || c->pid != getpid()) return;
   {
     std::lock_guard<std::mutex> hold(c->jobs_lock);
@@ -392,23 +480,46 @@ void at_signal(int signal) {
 void in_forked_child() {
   agent.live = false;
   agent.connected = false;
-  agent.present = false;
+  attachment = 0;
+  forget_threads();
+  forget_patching();
+  forget_remains();
+  forget_waiters();
+  forget_idles();
+  forget_kept();
   if (connection && file_of(connection->socket) == connection->socket_file) close(connection->socket);
   if (connection && file_of(connection->wake) == connection->wake_file) close(connection->wake);
   connection = nullptr;
+  phase = Phase::Idle;
+  gpubpf_owner[0] = '\0';
   oplog.forget();
   forget_host_program();
   forget_shared();
 }
 
+constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGABRT};
+
 void catch_signals() {
-  for (int s : {SIGINT, SIGTERM, SIGHUP, SIGABRT}) {
+  for (int s : kSignals) {
     struct sigaction now{};
     if (sigaction(s, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) continue;
     struct sigaction ours{};
     ours.sa_handler = at_signal;
     ours.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER | SA_RESTART | SA_ONSTACK);
     sigaction(s, &ours, nullptr);
+  }
+}
+
+void release_signals() {
+  // The hook tells nobody of our handlers.
+  auto *original = reinterpret_cast<decltype(&sigaction)>(hooks[kHook_sigaction].original);
+  if (!original) original = sigaction;
+  for (int s : kSignals) {
+    struct sigaction now{};
+    if (original(s, nullptr, &now) != 0 || now.sa_handler != at_signal) continue;
+    now = {};
+    now.sa_handler = SIG_DFL;
+    original(s, &now, nullptr);
   }
 }
 
@@ -437,75 +548,112 @@ std::string install_running(Connection *c, std::string &left_out) {
   return c->patched ? "" : "all: the tool did not put them in\n";
 }
 
-// `running`: the program does, its threads may be anywhere.
-bool start(const char *name, bool running) {
-  if (!name || connection) return false;
-  void *library = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_NOW);
-  if (!library || !driver.find(library)) return false;
-  auto *c = new Connection;
-  c->pid = getpid();
-  c->socket = connect_to_tool(name);
-  if (c->socket < 0) return false;
-  c->wake = move_high(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  c->socket_file = file_of(c->socket);
-  c->wake_file = file_of(c->wake);
+// Whether all that an attachment begins with could be had; else nothing is left of it.
+bool open_connection(Connection &c, const char *name) {
+  c.pid = getpid();
+  c.socket = connect_to_tool(name);
+  if (c.socket < 0) return false;
+  c.wake = move_high(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  c.socket_file = file_of(c.socket);
+  c.wake_file = file_of(c.wake);
   agent.control_fd = memory_file("gpubpf-control", sizeof(Control));
-  void *control = mmap(nullptr, sizeof(Control), PROT_READ | PROT_WRITE, MAP_SHARED, agent.control_fd, 0);
-  if (c->wake < 0 || control == MAP_FAILED) return false;
-  agent.control = static_cast<Control *>(control);
+  void *control = c.wake < 0 ? MAP_FAILED : mmap(nullptr, sizeof(Control), PROT_READ | PROT_WRITE, MAP_SHARED, agent.control_fd, 0);
+  if (control != MAP_FAILED) {
+    agent.control = static_cast<Control *>(control);
+    return true;
+  }
+  for (int file : {c.socket, c.wake, agent.control_fd})
+    if (file >= 0) close(file);
+  return false;
+}
+
+struct Starting {
+  explicit Starting(Connection &c) : connection(c) {}
+  ~Starting() { connection.starting = false; }
+  Starting(const Starting &) = delete;
+  Starting &operator=(const Starting &) = delete;
+  Connection &connection;
+};
+
+// Running: the program's threads may be in the driver's functions; the tool puts the hooks in.
+enum class How { FirstInit, Running };
+
+// 0: the attachment is there; else what gpubpf_attach returns.
+int start(const char *name, How how) {
+  void *library = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_NOW);
+  if (!library) return 1;
+  Phase idle = Phase::Idle;
+  if (!phase.compare_exchange_strong(idle, Phase::Live)) return idle == Phase::Live ? 2 : 4;
+  std::optional<Visit> visit(std::in_place);  // what ends the attachment waits for this
+  auto connected = std::make_unique<Connection>();
+  if (!name || !driver.find(library) || !open_connection(*connected, name)) {
+    phase = Phase::Idle;
+    return 3;
+  }
+  Connection *c = connected.release();
+  std::optional<Starting> starting(std::in_place, *c);
   find_clock(library);
   if (virtual_clock()) agent.control->started_ns = now_ns();
-  if (!hooked) find_hook_targets(library);
+  find_hook_targets(library);
+  agent.late = how == How::Running;
   new_process();
   new_registry();  // what a forked child knows is its parent's
   new_operations();
   new_allocations();
   new_graphs();
   new_stamps();
+  new_found();
+  new_quiet();
+  new_links();
   new_stacks();
+  static uint64_t attachments = 0;
+  c->number = ++attachments;
+  agent.heard = 0;
+  agent.silent = UINT32_MAX;
   connection = c;
   agent.connected = true;
-  agent.present = true;
-  static bool once = false;
-  if (!once) {
-    once = true;
-    pthread_atfork(nullptr, nullptr, in_forked_child);
-    catch_signals();
-  }
+  attachment = c->number;
+  static const bool once = pthread_atfork(nullptr, nullptr, in_forked_child) == 0;
+  (void)once;
+  catch_signals();
   Writer hello;
   hello.u32(kProtocolVersion).text(process_name());
   agent.send(Message::Hello, hello, agent.control_fd);
   close(agent.control_fd);
   const int marker = make_marker();
   agent.send(Message::Marker, Writer().u32(marker >= 0), marker);
-  if (!start_service(c)) {
-    tool_gone(*c);
-    return false;
+  pthread_t service;
+  if (!start_thread(service, [](void *p) -> void * { return serve(static_cast<Connection *>(p)), nullptr; }, c)) {
+    starting.reset();
+    visit.reset();
+    end(c);
+    return 3;
   }
+  pthread_detach(service);
   {
     std::unique_lock<std::mutex> hold(c->lock);
     c->changed.wait_for(hold, std::chrono::seconds(5), [&] { return c->welcome || c->gone; });
     marker_told();
-    if (!c->welcome || c->gone) return false;
+    if (!c->welcome) shutdown(c->socket, SHUT_RDWR);
+    if (!c->welcome || c->gone) return 3;
   }
   if (agent.config.log_records) {
     int log = oplog.open(agent.config.log_records, virtual_clock());
     if (log >= 0) agent.send(Message::Log, Writer().u64(agent.config.log_records), log);
     if (log >= 0) close(log);
   }
-  if (!hooked) choose_hooks(agent.config.log_records != 0 || operation_program());
+  choose_hooks(agent.config.log_records != 0 || operation_program());
   std::string left_out, failed;
-  if (!hooked) failed = running ? install_running(c, left_out) : install(hooks, hook_count(), left_out);
-  hooked = true;
+  failed = how == How::Running ? install_running(c, left_out) : install(hooks, hook_count(), left_out);
   if (const char *cupti = getenv("GPUBPF_CUPTI"); cupti && agent.config.stamps)
     if (std::string why = start_cupti(cupti); !why.empty()) left_out += (left_out.empty() ? "CUPTI: " : "\nCUPTI: ") + why;
   Writer w;
   agent.send(Message::Hooked, w.text(failed).text(left_out));
-  {
-    std::lock_guard<std::mutex> hold(c->lock);
-    agent.live = failed.empty() && !c->gone;
-  }
-  return true;
+  std::lock_guard<std::mutex> hold(c->lock);
+  settle();
+  agent.live = failed.empty() && !c->gone;
+  if (!agent.live) shutdown(c->socket, SHUT_RDWR);  // there is nothing to measure
+  return agent.live ? 0 : 3;
 }
 
 }  // namespace
@@ -524,24 +672,24 @@ void Agent::send(Message type, const Writer &writer, int fd) {
   }
 }
 
-std::shared_ptr<Question> Agent::ask(Module *module, Context *context, int image, uint64_t size) {
+std::shared_ptr<Question> Agent::ask(Message type, Module *module, Context *context, const Writer &about, int file, bool waits) {
   auto question = std::make_shared<Question>();
+  question->abandoned = !waits;
   question->module = module;
   question->context = context;
   Connection *c = connection;
-  uint32_t id = 0;
+  uint32_t id = 0;  // none: nobody is asked
   if (c) {
     std::lock_guard<std::mutex> hold(c->lock);
-    if (c->gone || !connected) question->done = true;
-    else c->questions[id = ++c->requests] = question;
+    if (!c->gone && connected) c->questions[id = ++c->requests] = question;
   }
-  if (!c || question->done) {
+  if (!id) {
     question->done = true;
     return question;
   }
   Writer w;
-  w.u32(id).u32(context->cc).u32(static_cast<uint32_t>(context->device)).u64(size);
-  send(Message::Image, w, image);
+  w.u32(id).u32(context->cc).u32(static_cast<uint32_t>(context->device)).raw(about.bytes.data(), about.bytes.size());
+  send(type, w, file);
   if (!connected) {  // the tool went, or the program closed the socket: then nobody wakes who waits
     std::lock_guard<std::mutex> hold(question->lock);
     question->done = true;
@@ -550,7 +698,8 @@ std::shared_ptr<Question> Agent::ask(Module *module, Context *context, int image
 }
 
 void Agent::finish(uint32_t wait_ms) {
-  Connection *c = connection;
+  Visit visit;
+  Connection *c = attachment.load() ? connection : nullptr;
   if (!c || !connected || !control || c->pid != getpid() || is_own_thread || c->exiting) return;
   live = false;  // what other threads still launch would be counted in vain
   if (virtual_clock()) control->ended_ns = last_ns();
@@ -577,6 +726,12 @@ void Agent::want_memory() {
   quietly([c] { wake_up(*c); });
 }
 
+void Agent::want_found() {
+  Connection *c = connection;
+  if (!c || c->found_wanted.exchange(true)) return;
+  quietly([c] { wake_up(*c); });
+}
+
 void Agent::want_reading() {
   Connection *c = connection;
   if (!c || c->reading_wanted.exchange(true)) return;
@@ -593,20 +748,25 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection(void) 
   // aborts unless it has been set up, which it is by its first use.
   _Unwind_Backtrace([](_Unwind_Context *, void *) { return _URC_END_OF_STACK; }, nullptr);
   try {
-    gpubpf::start(getenv("GPUBPF_SOCKET"), false);
+    gpubpf::start(getenv("GPUBPF_SOCKET"), gpubpf::How::FirstInit);
   } catch (...) {
   }
   return 1;
 }
 
-// Called by the tool on a thread of its own in a program that runs (attach.py); `name` as for GPUBPF_SOCKET. 0: all went well,
-// 1: the process has no CUDA driver, 2: it has been attached to before, 3: else, and the tool knows why.
+// Called by the tool on a thread of its own in a program that runs (attach.py); `name` as for GPUBPF_SOCKET, and behind it " starting" where the
+// process is inside its first cuInit. What it returns: docs/attach.md.
 extern "C" __attribute__((visibility("default"))) int gpubpf_attach(const char *name) {
   _Unwind_Backtrace([](_Unwind_Context *, void *) { return _URC_END_OF_STACK; }, nullptr);
-  if (!dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_NOW)) return 1;
-  if (gpubpf::connection) return 2;
   try {
-    return gpubpf::start(name, true) && gpubpf::agent.live ? 0 : 3;
+    std::string socket = name;
+    constexpr char kStarting[] = " starting";
+    constexpr size_t kLength = sizeof kStarting - 1;
+    const bool starting = socket.size() > kLength && socket.compare(socket.size() - kLength, kLength, kStarting) == 0;
+    if (starting) socket.resize(socket.size() - kLength);
+    const int result = gpubpf::start(socket.c_str(), starting ? gpubpf::How::FirstInit : gpubpf::How::Running);
+    if ((result == 1 || result == 2 || result == 4) && socket.compare(0, 3, "fd:") == 0) close(atoi(socket.c_str() + 3));
+    return result;
   } catch (...) {
     return 3;
   }

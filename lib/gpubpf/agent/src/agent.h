@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <string>
 
+#include "lasting.h"
 #include "state.h"
 #include "wire.h"
 
@@ -26,22 +27,25 @@ struct Question {
 };
 
 struct Agent {
-  // The tool is there and launches are swapped. Cleared for good by a hang-up, a stop, or in a forked child.
+  // The tool is there and launches are swapped. Cleared by a hang-up, a stop, or in a forked child: then the attachment ends.
   std::atomic<bool> live{false};
   std::atomic<bool> connected{false};
-  // There are records to keep, tool or none: the worker thread may be in a context that goes away. False in a forked child.
-  std::atomic<bool> present{false};
   std::atomic<uint32_t> heard{0};          // messages of the tool
   std::atomic<uint32_t> silent{UINT32_MAX};  // `heard` when it was last given up waiting for
-  Config config;
+  // The program ran before the agent came: it has modules, contexts, streams and captures that no hook saw made.
+  bool late = false;
+  Lasting<Config> lasting;
+  Config &config = lasting.value;
   Control *control = nullptr;
   int control_fd = -1;
 
   void send(Message type, const Writer &writer, int fd = -1);
-  std::shared_ptr<Question> ask(Module *module, Context *context, int image, uint64_t size);
+  // `about`: what the message says after number and GPU. Unless somebody waits, the answer is applied when that does no harm.
+  std::shared_ptr<Question> ask(Message type, Module *module, Context *context, const Writer &about, int file, bool waits);
   // The process ends: has the worker thread wait (bounded) for the GPU and send everything; returns when done or after wait_ms + 2 s.
   void finish(uint32_t wait_ms);
   void want_memory();  // the worker thread enlarges a pool
+  void want_found();   // it has work in found.h
   // So many more launches were instrumented. As often as the tool wants it (Config::pump), the worker thread reads the maps.
   void launched(uint64_t launches) {
     const uint64_t pump = config.pump;
@@ -73,10 +77,14 @@ void quietly(const Work &work) noexcept {
 bool is_ours(void (*handler)(int));  // whether a signal's handler is the agent's
 
 // sidecar.cpp
-int image_of(const void *image, uint64_t &size);  // a copy in a memory file, or -1; understands wrappers, fatbins, ELF, PTX
-int image_of_file(const char *path, uint64_t &size);
-void loaded(Module *module, int image, uint64_t size);  // after the application's own load
-void context_ready(Context *context);                   // sidecars of libraries for a new context
+const void *image_at(const void *image, uint64_t &size);  // what is behind a wrapper; understands fatbins, ELF, PTX. Null: nothing
+// A copy in a memory file, or -1; of what was linked (of `linked` inputs) the PTX, if there is one.
+int image_of(const void *image, uint64_t &size, uint32_t &linked);
+int image_of_file(const char *path, uint64_t &size, uint32_t &linked);
+void loaded(Module *module, int image, uint64_t size, uint32_t linked);  // after the application's own load
+// Sidecars of libraries for a new context. `waits`: for the tool, if need be.
+void context_ready(Context *context, bool waits = true);
+void obtain(Module *module, Context *context, bool waits = true);  // makes the copies there, with the tool's answer
 void retry_waiting();                                   // after a capture
 void apply(Module *module, Context *context, const std::shared_ptr<const Answer> &answer);
 std::shared_ptr<const Answer> parse_answer(Reader &reader, int image);
@@ -86,6 +94,9 @@ bool drain(uint32_t sequence, uint32_t wait_ms, bool rings);  // every context; 
 void read_maps();      // every context, unasked
 void calibrate_all();  // the clocks of every context's GPU
 void close_context(Context *context);             // final drain before it goes away
-void enlarge_pools();
+void read_context(Context *context);              // a drain before it may go away
+void lose_context(Context *context);              // it is gone: nothing of the agent's touches it any more
+void enlarge_pools();  // where one is wanted, as soon as that makes nobody wait:
+void enlarge_pool(Context &context);
 
 }  // namespace gpubpf

@@ -32,7 +32,6 @@ struct Allocations {
   size_t variables = 0;
 };
 
-// Never destroyed: threads go on while the process exits.
 Allocations *all = nullptr;
 std::atomic<uint64_t> epoch{0};
 
@@ -63,11 +62,13 @@ void remember(Allocations &a, uint64_t base, uint64_t end) {
   a.anywhere = true;
 }
 
-void put_record(const Context *context, const char *call, uint64_t base, uint64_t bytes, uint64_t when, uint32_t name) {
+void put_record(const Context *context, const char *call, uint64_t base, uint64_t bytes, uint64_t when, uint32_t name,
+                uint16_t flags = 0) {
   if (!oplog.on()) return;
   Record r;
   r.id = other_id();
   r.kind = Kind::Api;
+  r.flags = flags;
   r.thread = thread_id();
   r.call_ns = r.return_ns = now_ns();
   r.context = context ? context->serial : 0;
@@ -82,6 +83,11 @@ void put_record(const Context *context, const char *call, uint64_t base, uint64_
 void new_allocations() {
   all = new Allocations;
   epoch = 0;
+}
+
+void end_allocations() {
+  delete all;
+  all = nullptr;
 }
 
 uint64_t allocation_epoch() { return epoch.load(std::memory_order_acquire); }
@@ -101,6 +107,24 @@ uint64_t allocated(uint64_t base, uint64_t bytes, const Context *context) {
   }
   if (a.live.size() < kMostLive) a.live.emplace(base, Live{end, ++a.serials, context});
   return epoch.load(std::memory_order_relaxed);
+}
+
+bool allocation_known(uint64_t address) {
+  std::lock_guard<std::mutex> hold(all->lock);
+  auto it = first_after(all->live, address, kEnd);
+  return it != all->live.end() && it->first <= address;
+}
+
+void allocation_found(uint64_t base, uint64_t bytes, const Context *context) {
+  const uint64_t end = base + bytes < base ? UINT64_MAX : base + bytes;
+  {
+    Allocations &a = *all;
+    std::lock_guard<std::mutex> hold(a.lock);
+    auto it = first_after(a.live, base, kEnd);
+    if ((it != a.live.end() && it->first < end) || a.live.size() >= kMostLive) return;  // another thread was quicker
+    a.live.emplace(base, Live{end, ++a.serials, context});
+  }
+  put_record(context, "before", base, bytes, 0, 0, kFromBefore);
 }
 
 Freeing freeing(uint64_t base, uint64_t bytes) {

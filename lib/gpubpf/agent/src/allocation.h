@@ -8,13 +8,19 @@
 
 namespace gpubpf {
 
-void new_allocations();  // at the agent's start, see new_operations()
+void new_allocations();  // at the start of an attachment, and at its end: see new_operations()
+void end_allocations();
 
 // How often addresses had come to mean another allocation. It is counted on when one is allocated that was freed since the last time.
 uint64_t allocation_epoch();
 
 // The driver allocated [base, base + bytes). Gives the epoch from which that holds. (May throw, as all below.)
 uint64_t allocated(uint64_t base, uint64_t bytes, const Context *context);
+
+// What a program allocated before the agent came is found by its addresses, in launches: whether `address` lies in an allocation that is known;
+// and the allocation that the driver says it lies in.
+bool allocation_known(uint64_t address);
+void allocation_found(uint64_t base, uint64_t bytes, const Context *context);
 
 // Around the driver's call that frees what begins at `base`, or with `bytes` all that begins in that range: another thread may be given
 // the address before this one comes back from the call.

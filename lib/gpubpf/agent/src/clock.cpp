@@ -8,11 +8,13 @@
 #include <mutex>
 #include <sched.h>
 #include <sys/mman.h>
+#include <utility>
 #include <vector>
 
 #include "agent.h"
 #include "hooks.h"
 #include "log.h"
+#include "remains.h"
 
 namespace gpubpf {
 
@@ -130,10 +132,12 @@ bool until(uint64_t deadline, const Condition &condition) {
 
 }  // namespace
 
-struct GpuClock {
+struct GpuClock : Kept {
+  ~GpuClock() override { newest.reset(); }  // gives its event to `free`
   bool usable = false;
   bool pending = false;  // a kernel of ours has not ended
   CUstream stream = nullptr;
+  CUmodule module = nullptr;
   CUfunction function = nullptr;
   Page *page = nullptr;
   CUdeviceptr address = 0;
@@ -150,7 +154,6 @@ GpuClock *make(Context &context) {
   auto clock = std::make_unique<GpuClock>();
   auto load = reinterpret_cast<CUresult (*)(CUmodule *, const void *)>(hooks[kHook_cuModuleLoadData].original);
   auto find = reinterpret_cast<CUresult (*)(CUfunction *, CUmodule, const char *)>(hooks[kHook_cuModuleGetFunction].original);
-  CUmodule module = nullptr;
   void *page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) return clock.release();
   if (!driver.cuMemHostRegister_v2 || !driver.cuMemHostGetDevicePointer_v2 || !load || !find ||
@@ -162,7 +165,8 @@ GpuClock *make(Context &context) {
   clock->page = static_cast<Page *>(page);
   clock->usable = driver.cuMemHostGetDevicePointer_v2(&clock->address, page, 0) == CUDA_SUCCESS &&
                   driver.cuStreamCreate(&clock->stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
-                  load(&module, kPing) == CUDA_SUCCESS && find(&clock->function, module, "gpubpf_ping") == CUDA_SUCCESS;
+                  load(&clock->module, kPing) == CUDA_SUCCESS &&
+                  find(&clock->function, clock->module, "gpubpf_ping") == CUDA_SUCCESS;
   if (clock->usable && driver.cuFuncLoad) driver.cuFuncLoad(clock->function);
   if (clock->usable && driver.cuEventCreate && driver.cuEventRecord && driver.cuEventElapsedTime &&
       driver.cuEventCreate(&clock->end, CU_EVENT_DEFAULT) != CUDA_SUCCESS)
@@ -196,7 +200,7 @@ void refer(GpuClock &clock, CUevent begin) {
   const int64_t rest = std::max<int64_t>(apart - static_cast<int64_t>(clock.page->last - clock.page->first), 0);
   auto *made = new Reference{begin, clock.page->first - static_cast<uint64_t>(rest / 2),
                              static_cast<uint32_t>(std::min<int64_t>(rest / 2 + kEventError, UINT32_MAX))};
-  GpuClock *of = &clock;  // clocks are never freed
+  GpuClock *of = &clock;  // it lives longer
   std::shared_ptr<const Reference> shared(made, [of](const Reference *r) {
     std::lock_guard<std::mutex> hold(of->lock);
     of->free.push_back(r->event);
@@ -247,6 +251,23 @@ std::shared_ptr<const Reference> reference_of(Context &context) {
   if (!clock) return nullptr;
   std::lock_guard<std::mutex> hold(clock->lock);
   return clock->newest;
+}
+
+void gather_clock(Context &context, Remains &to) {
+  GpuClock *clock = context.clock.load();
+  if (!clock) return;
+  std::shared_ptr<const Reference> newest;
+  {
+    std::lock_guard<std::mutex> hold(clock->lock);
+    newest.swap(clock->newest);
+  }
+  newest.reset();
+  clock->usable = false;
+  to.events.insert(to.events.end(), clock->free.begin(), clock->free.end());
+  clock->free.clear();
+  if (clock->end) to.events.push_back(std::exchange(clock->end, nullptr));
+  if (clock->stream) to.streams.push_back(std::exchange(clock->stream, nullptr));
+  if (clock->module) to.modules.push_back(std::exchange(clock->module, nullptr));
 }
 
 void calibrate(Context &context) {

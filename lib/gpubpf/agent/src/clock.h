@@ -32,4 +32,7 @@ std::shared_ptr<const Reference> reference_of(Context &context);
 // at most, and does nothing for a GPU that has no room, in captures, without a log, and on the virtual clock.
 void calibrate(Context &context);
 
+struct Remains;
+void gather_clock(Context &context, Remains &to);  // what it has in the driver, at the end of the attachment
+
 }  // namespace gpubpf

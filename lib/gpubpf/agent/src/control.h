@@ -40,9 +40,17 @@ struct Control {
   std::atomic<uint64_t> graphs;   // launches of graphs of which it is not known how often their kernels run
   // On the embedded device's virtual clock, in ns: when the process was attached to, and when it said that it ends. Else 0.
   std::atomic<uint64_t> started_ns, ended_ns;
+  std::atomic<uint64_t> graphs_before;  // launches of graphs that were made executable before the attachment; in `graphs`, too
+  // Calls that came through hooks (a thread tells them 64 at a time), how many of them were timed, and for how many ns these were in the agent,
+  // not in the driver.
+  std::atomic<uint64_t> hooks, hooks_timed, hooks_ticks_ns;
+  std::atomic<uint64_t> hooks_rest;  // what threads had not told when maps were read last
+  // Timed calls that took longer than kLong (thread.cpp): how many, for how many ns; these are not in hooks_ticks_ns.
+  std::atomic<uint64_t> hooks_long, hooks_long_ns;
+  std::atomic<uint64_t> hooks_rare_ns;  // of what is rare and may take long (Rare), all of it
   uint64_t reserved[3];
   Slot slots[kSlots];
 };
-static_assert(sizeof(Control) == 64 + 256 * kSlots, "protocol.py knows this size");
+static_assert(sizeof(Control) == 128 + 256 * kSlots, "protocol.py knows this size");
 
 }  // namespace gpubpf

@@ -17,6 +17,7 @@ namespace gpubpf {
 namespace {
 
 enum Activity : uint32_t { kMemcpy = 1, kMemset = 2, kDriver = 4, kConcurrentKernel = 10, kPeerCopy = 22, kExternal = 39 };
+constexpr uint32_t kRecorded[] = {kExternal, kDriver, kConcurrentKernel, kMemcpy, kMemset, kPeerCopy};
 constexpr uint32_t kCustom = 3;  // kind of our external numbers
 constexpr int kSuccess = 0;
 constexpr size_t kBuffer = 1 << 20, kAligned = 8;
@@ -28,6 +29,7 @@ constexpr size_t kExternalId = 8, kExternalCorrelation = 16;
 
 struct Functions {
   int (*Enable)(uint32_t);
+  int (*Disable)(uint32_t);
   int (*RegisterCallbacks)(void (*)(uint8_t **, size_t *, size_t *), void (*)(CUcontext, uint32_t, uint8_t *, size_t, size_t));
   int (*RegisterTimestampCallback)(uint64_t (*)());
   int (*GetNextRecord)(uint8_t *, size_t, uint8_t **);
@@ -119,6 +121,7 @@ bool find(void *library) {
   get(cupti.PushExternalCorrelationId, "cuptiActivityPushExternalCorrelationId");
   get(cupti.PopExternalCorrelationId, "cuptiActivityPopExternalCorrelationId");
   get(cupti.FlushAll, "cuptiActivityFlushAll");
+  cupti.Disable = reinterpret_cast<int (*)(uint32_t)>(dlsym(library, "cuptiActivityDisable"));
   return all;
 }
 
@@ -127,7 +130,6 @@ bool find(void *library) {
 bool cupti_records() { return on; }
 
 std::string start_cupti(const std::string &libraries) {
-  if (waiting) return "";
   void *library = nullptr;
   for (size_t at = 0; !library && at < libraries.size();) {
     size_t end = std::min(libraries.find(':', at), libraries.size());
@@ -136,14 +138,23 @@ std::string start_cupti(const std::string &libraries) {
   }
   if (!library) return "it cannot be loaded";
   if (!find(library)) return "it is too old";
-  auto *made = new Waiting;
-  waiting = made;  // its callbacks may come at once
+  if (!waiting) waiting = new Waiting;  // its callbacks may come at once
   int error = cupti.RegisterCallbacks(buffer_requested, buffer_completed);
   if (error == kSuccess) error = cupti.RegisterTimestampCallback(now_ns);
-  for (uint32_t kind : {kExternal, kDriver, kConcurrentKernel, kMemcpy, kMemset, kPeerCopy})
+  for (uint32_t kind : kRecorded)
     if (error == kSuccess) error = cupti.Enable(kind);
   on = error == kSuccess;
   return on ? "" : "it does not record (error " + std::to_string(error) + ")";
+}
+
+void end_cupti_records() {
+  if (!waiting) return;
+  on = false;
+  for (uint32_t kind : kRecorded)
+    if (cupti.Disable) cupti.Disable(kind);
+  std::lock_guard<std::mutex> hold(waiting->lock);  // its callbacks may still come: the tables stay
+  waiting->operations.clear();
+  waiting->correlations.clear();
 }
 
 void begin_cupti(const Record &operation) noexcept {

@@ -13,6 +13,7 @@ namespace gpubpf {
 // it does, else why not. Inside cuInit.
 std::string start_cupti(const std::string &libraries);
 bool cupti_records();
+void end_cupti_records();  // at the end of an attachment
 
 // Around the driver's call of an operation, in its thread. A span is logged once CUPTI gives its times.
 void begin_cupti(const Record &operation) noexcept;

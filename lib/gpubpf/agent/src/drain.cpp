@@ -1,23 +1,34 @@
 // Reading map memory back, in bulk, into a file that the tool gets.
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstring>
 #include <fcntl.h>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 
 #include "agent.h"
 #include "clock.h"
 #include "cupti.h"
 #include "current.h"
+#include "found.h"
+#include "lasting.h"
+#include "quiet.h"
 #include "shared.h"
 #include "stamp.h"
+#include "thread.h"
 
 namespace gpubpf {
 
 namespace {
+
+constexpr uint32_t kAtOnce = 20;  // ms that more memory may wait for a quiet moment, before other work goes on
 
 enum Flags : uint32_t { kClosed = 1, kRunning = 2, kFailed = 4, kRings = 8 };
 
@@ -64,38 +75,6 @@ void punch(int fd, const char *bytes, uint64_t from, uint64_t size) {
     if (end > at) fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at), static_cast<off_t>(end - at));
     at = end + kPart;
   }
-}
-
-// Whether all work of the context ended in time. A thread of its own waits: a persistent kernel never ends.
-// `goes_on`: the application does, so its captures must not be disturbed: to wait for a context of which a stream is captured is an error
-// that ends the capture, whatever the thread's capture mode (CUDA programming guide, "Prohibited and Unhandled Operations").
-bool idle_within(const Context &context, uint32_t wait_ms, bool goes_on) {
-  auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms);
-  while (goes_on && registry().captures.load()) {
-    if (std::chrono::steady_clock::now() > until) return false;
-    usleep(500);
-  }
-  struct State {
-    std::atomic<int> result{-1};
-  };
-  auto state = std::make_shared<State>();
-  CUcontext handle = context.handle;
-  try {
-    std::thread([state, handle, goes_on] {
-      DriverScope scope;
-      CUcontext popped;
-      if (driver.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS) return state->result.store(0);
-      CUresult r = goes_on && registry().captures.load() ? CUDA_ERROR_NOT_READY : driver.cuCtxSynchronize();
-      driver.cuCtxPopCurrent_v2(&popped);
-      state->result.store(r == CUDA_SUCCESS ? 1 : 0);
-    }).detach();
-  } catch (...) {
-    return false;
-  }
-  for (useconds_t pause = 20; state->result.load() < 0 && std::chrono::steady_clock::now() < until;
-       pause = pause < 1000 ? pause * 2 : 1000)
-    usleep(pause);
-  return state->result.load() == 1;
 }
 
 // With context.busy held.
@@ -200,6 +179,76 @@ std::vector<Context *> contexts() {
 
 }  // namespace
 
+namespace {
+
+// A thread that waits for a context, for as long as kernels run there: the only one of these for it, whatever attachments come and go.
+struct Idle {
+  std::atomic<int> result{-1};
+};
+
+struct Idles {
+  std::mutex lock;  // guards below
+  std::map<CUcontext, std::shared_ptr<Idle>> known;
+};
+Lasting<Idles> first_idles;
+Idles *idles = &first_idles.value;
+
+void start_waiting(const std::shared_ptr<Idle> &idle, CUcontext handle, bool goes_on) {
+  std::thread([idle, handle, goes_on] {
+    sigset_t every;
+    sigfillset(&every);
+    pthread_sigmask(SIG_SETMASK, &every, nullptr);  // handlers run on the application's threads
+    prctl(PR_SET_NAME, "gpubpf-wait");
+    DriverScope scope;
+    CUcontext popped;
+    if (driver.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS) return idle->result.store(0);
+    bool may = true;
+    if (goes_on) {
+      Visit visit;
+      may = attachment.load() && !registry().captures.load();
+    }
+    CUresult r = may ? driver.cuCtxSynchronize() : CUDA_ERROR_NOT_READY;
+    driver.cuCtxPopCurrent_v2(&popped);
+    idle->result.store(r == CUDA_SUCCESS ? 1 : 0);
+  }).detach();
+}
+
+}  // namespace
+
+void forget_idles() { idles = new Idles; }
+
+// To wait for a context of which a stream is captured is an error that ends the capture, whatever the thread's capture mode (CUDA programming
+// guide, "Prohibited and Unhandled Operations").
+bool idle_within(const Context &context, uint32_t wait_ms, bool goes_on) {
+  auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms);
+  while (goes_on && registry().captures.load()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    usleep(500);
+  }
+  std::shared_ptr<Idle> before, own = std::make_shared<Idle>();
+  {
+    std::lock_guard<std::mutex> hold(idles->lock);
+    before = idles->known[context.handle];
+  }
+  auto is_over = [&](const Idle &idle) {
+    for (useconds_t pause = 20; idle.result.load() < 0 && std::chrono::steady_clock::now() < until; pause = pause < 1000 ? pause * 2 : 1000)
+      usleep(pause);
+    return idle.result.load() >= 0;
+  };
+  if (before && !is_over(*before)) return false;  // what it waits for still runs
+  try {
+    {
+      std::lock_guard<std::mutex> hold(idles->lock);
+      if (idles->known[context.handle] != before) return false;  // another thread asks
+      idles->known[context.handle] = own;
+    }
+    start_waiting(own, context.handle, goes_on);
+  } catch (...) {
+    own->result = 0;
+  }
+  return is_over(*own) && own->result.load() == 1;
+}
+
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings) {
   bool all = true;
   for (Context *c : contexts()) {
@@ -214,6 +263,7 @@ bool drain(uint32_t sequence, uint32_t wait_ms, bool rings) {
     if (!c->dead) collect_stamps(*c, std::min<uint32_t>(wait_ms, 500));
   }
   collect_cupti();
+  agent.control->hooks_rest = rest_of_calls();
   Writer w;
   agent.send(Message::Drained, w.u32(sequence).u32(all));
   return all;
@@ -251,29 +301,51 @@ void close_context(Context *context) {
   if (ours) context->busy.unlock();
 }
 
+// Whether the application's call ends it shows afterwards only; a later reading replaces this one.
+void read_context(Context *context) {
+  if (!agent.connected || !lock_within(context->busy, 10000)) return;
+  std::lock_guard<std::mutex> busy(context->busy, std::adopt_lock);
+  if (context->dead) return;
+  quietly([&] { snapshot(*context, 0, 2000, 0); });
+  quietly([&] { collect_stamps(*context, 500); });
+}
+
+void lose_context(Context *context) {
+  bool ours = lock_within(context->busy, 10000);
+  context->dead = true;
+  context->usable = false;
+  context->stream = nullptr;
+  if (ours) context->busy.unlock();
+}
+
 void enlarge_pools() {
-  if (registry().captures.load()) return;
   for (Context *c : contexts()) {
-    uint64_t wanted;
     {
       std::lock_guard<std::mutex> hold(c->memory);
-      wanted = c->wanted;
-      c->wanted = 0;
+      if (!c->wanted) continue;
     }
-    if (!wanted || !lock_within(c->busy, 1000)) continue;
-    std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
-    if (!c->dead && c->usable) {
-      Current current(*c);
-      size_t free = 0, total = 0;
-      uint64_t taken = 0;
-      for (auto &p : c->pools) taken += p->size;
-      // Twice what was asked for, since the next shape is likely to be as large; but no more than half of what is left, and a quarter
-      // of the device in all: the application may want the rest.
-      if (current.ok() && driver.cuMemGetInfo_v2 && driver.cuMemGetInfo_v2(&free, &total) == CUDA_SUCCESS) {
-        uint64_t room = std::min<uint64_t>(free / 2, total / 4 > taken ? total / 4 - taken : 0);
-        if (wanted <= room) add_pool(*c, std::min(wanted * 2, room));
-      }
-    }
+    if (!when_quiet(*c, kAtOnce, [&](LaunchesHeld &) { enlarge_pool(*c); })) apply_later(nullptr, c);
+  }
+}
+
+void enlarge_pool(Context &c) {
+  uint64_t wanted;
+  {
+    std::lock_guard<std::mutex> hold(c.memory);
+    wanted = std::exchange(c.wanted, 0);
+  }
+  if (!wanted || !lock_within(c.busy, 1000)) return;
+  std::lock_guard<std::mutex> busy(c.busy, std::adopt_lock);
+  if (c.dead || !c.usable) return;
+  Current current(c);
+  size_t free = 0, total = 0;
+  uint64_t taken = 0;
+  for (auto &p : c.pools) taken += p->size;
+  // Twice what was asked for, since the next shape is likely to be as large; but no more than half of what is left, and a quarter
+  // of the device in all: the application may want the rest.
+  if (current.ok() && driver.cuMemGetInfo_v2 && driver.cuMemGetInfo_v2(&free, &total) == CUDA_SUCCESS) {
+    uint64_t room = std::min<uint64_t>(free / 2, total / 4 > taken ? total / 4 - taken : 0);
+    if (wanted <= room) add_pool(c, std::min(wanted * 2, room));
   }
 }
 

@@ -7,10 +7,12 @@ namespace gpubpf {
 Driver driver;
 
 bool Driver::find(void *library) {
-#define GPUBPF_FIND(name, ...) name = reinterpret_cast<CUresult (*)(__VA_ARGS__)>(dlsym(library, #name));
+  // Found again by the next attachment, while threads that the last one left behind (remains.cpp) use them: what is the same is not written.
+#define GPUBPF_FIND(name, ...) \
+  if (auto at = reinterpret_cast<CUresult (*)(__VA_ARGS__)>(dlsym(library, #name)); at != name) name = at;
   GPUBPF_DRIVER_FUNCTIONS(GPUBPF_FIND)
 #undef GPUBPF_FIND
-  cudasim_untimed = reinterpret_cast<void (*)(int)>(dlsym(library, "cudasim_untimed"));
+  if (auto at = reinterpret_cast<void (*)(int)>(dlsym(library, "cudasim_untimed")); at != cudasim_untimed) cudasim_untimed = at;
   return cuCtxGetCurrent && cuCtxPushCurrent_v2 && cuCtxPopCurrent_v2 && cuCtxGetDevice && cuCtxSynchronize &&
          cuDeviceGetAttribute && cuMemAlloc_v2 && cuMemFree_v2 && cuMemsetD8Async && cuMemcpyHtoDAsync_v2 &&
          cuMemcpyDtoHAsync_v2 && cuStreamCreate && cuStreamQuery && cuModuleGetGlobal_v2 &&

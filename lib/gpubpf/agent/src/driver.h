@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cuda.h>
 
+#include "thread.h"
+
 namespace gpubpf {
 
 // name, parameters. Names are those of the exported symbols.
@@ -15,11 +17,13 @@ namespace gpubpf {
   F(cuCtxPushCurrent_v2, CUcontext)                                                                                       \
   F(cuCtxPopCurrent_v2, CUcontext *)                                                                                      \
   F(cuCtxGetDevice, CUdevice *)                                                                                           \
+  F(cuDevicePrimaryCtxGetState, CUdevice, unsigned *, int *)                                                              \
   F(cuCtxSynchronize, void)                                                                                               \
   F(cuDeviceGetAttribute, int *, CUdevice_attribute, CUdevice)                                                            \
   F(cuMemAlloc_v2, CUdeviceptr *, size_t)                                                                                 \
   F(cuMemFree_v2, CUdeviceptr)                                                                                            \
   F(cuMemGetInfo_v2, size_t *, size_t *)                                                                                  \
+  F(cuModuleUnload, CUmodule)                                                                                             \
   F(cuMemsetD8Async, CUdeviceptr, unsigned char, size_t, CUstream)                                                        \
   F(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *, size_t, CUstream)                                                    \
   F(cuMemcpyDtoHAsync_v2, void *, CUdeviceptr, size_t, CUstream)                                                          \
@@ -27,6 +31,7 @@ namespace gpubpf {
   F(cuMemHostUnregister, void *)                                                                                          \
   F(cuMemHostGetDevicePointer_v2, CUdeviceptr *, void *, unsigned)                                                        \
   F(cuStreamCreate, CUstream *, unsigned)                                                                                 \
+  F(cuStreamDestroy_v2, CUstream)                                                                                         \
   F(cuStreamQuery, CUstream)                                                                                              \
   F(cuStreamGetCtx, CUstream, CUcontext *)                                                                                \
   F(cuStreamGetFlags, CUstream, unsigned *)                                                                               \
@@ -62,6 +67,12 @@ namespace gpubpf {
   F(cuLibraryGetManaged, CUdeviceptr *, size_t *, CUlibrary, const char *)                                                \
   F(cuFuncGetName, const char **, CUfunction)                                                                             \
   F(cuKernelGetName, const char **, CUkernel)                                                                             \
+  F(cuFuncGetModule, CUmodule *, CUfunction)                                                                              \
+  F(cuFuncGetParamInfo, CUfunction, size_t, size_t *, size_t *)                                                           \
+  F(cuFuncGetAttribute, int *, CUfunction_attribute, CUfunction)                                                          \
+  F(cuKernelGetLibrary, CUlibrary *, CUkernel)                                                                            \
+  F(cuModuleGetFunctionCount, unsigned *, CUmodule)                                                                       \
+  F(cuLibraryGetKernelCount, unsigned *, CUlibrary)                                                                       \
   F(cuFuncLoad, CUfunction)                                                                                               \
   F(cuOccupancyMaxActiveBlocksPerMultiprocessor, int *, CUfunction, int, size_t)                                          \
   F(cuOccupancyMaxActiveClusters, int *, CUfunction, const CUlaunchConfig *)
@@ -99,11 +110,5 @@ class Untimed {
   Untimed(const Untimed &) = delete;
   Untimed &operator=(const Untimed &) = delete;
 };
-
-// How deep the thread is inside hooked functions or the agent's own calls; 0: the application itself is calling.
-inline int &depth() {
-  static thread_local int value __attribute__((tls_model("initial-exec"))) = 0;
-  return value;
-}
 
 }  // namespace gpubpf

@@ -2,12 +2,17 @@
 
 #include <algorithm>
 #include <cstring>
+#include <unistd.h>
 #include <unordered_map>
 
 #include "agent.h"
 #include "clock.h"
+#include "current.h"
+#include "found.h"
 #include "launch.h"
 #include "marker.h"
+#include "quiet.h"
+#include "remains.h"
 #include "stack.h"
 
 namespace gpubpf {
@@ -42,7 +47,7 @@ struct Walk {
 };
 
 struct Exec {
-  std::mutex lock;  // guards below
+  std::recursive_mutex lock;  // guards below, and what is done with the executable graph: nobody may change it meanwhile
   uint64_t serial = 0, replays = 0;
   Context *context = nullptr;
   bool swaps = false;  // its kernels may be swapped
@@ -51,6 +56,7 @@ struct Exec {
   CUevent last = nullptr;  // the end of the last replay
   uint32_t last_queue = 0;  // where that was; 0: nowhere yet
   bool swapped = false;    // has copies
+  CUgraph own = nullptr;   // while it has: the same with the program's kernels; null: not known any more
 };
 
 struct Execs {
@@ -106,6 +112,7 @@ Function function_of(const CUDA_KERNEL_NODE_PARAMS &p, Context *context) {
     if (Context *other = registry().context(p.ctx)) context = other;
   if (const Function *known = registry().functions.find(handle)) return {known->kernel, known->context ? known->context : context};
   if (Copy *copy = p.func ? copy_with(p.func) : nullptr) return {copy->kernel, copy->context};
+  if (const Function *from_before = found(handle, context)) return {from_before->kernel, from_before->context ? from_before->context : context};
   const char *name = nullptr;
   bool has_name = p.func ? driver.cuFuncGetName && driver.cuFuncGetName(&name, p.func) == CUDA_SUCCESS
                          : p.kern && driver.cuKernelGetName && driver.cuKernelGetName(&name, p.kern) == CUDA_SUCCESS;
@@ -342,6 +349,29 @@ void log_nodes(const Exec &exec) {
   }
 }
 
+void forget_own(Exec &exec) {
+  if (exec.own) driver.cuGraphDestroy(exec.own);
+  exec.own = nullptr;
+}
+
+// With `exec.lock` held: the program's own kernels again.
+void put_back(Exec &exec, CUgraphExec handle) {
+  if (!exec.swapped || !exec.own || !exec.context || exec.context->dead) return;
+  Current current(*exec.context);
+  CUgraphExecUpdateResultInfo info{};
+  if (!current.ok() || driver.cuGraphExecUpdate_v2(handle, exec.own, &info) != CUDA_SUCCESS) return;
+  exec.swapped = false;
+  forget_own(exec);
+}
+
+// The program gave a kernel node other parameters: what it would be without copies has them, too.
+void set_own(Exec &exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS &params) {
+  CUgraphNode found = nullptr;
+  if (exec.own && (driver.cuGraphNodeFindInClone(&found, node, exec.own) != CUDA_SUCCESS ||
+                   driver.cuGraphKernelNodeSetParams_v2(found, &params) != CUDA_SUCCESS))
+    forget_own(exec);
+}
+
 // With `exec.lock` held: the executable graph runs what is in `graph`. `again`: it was updated from that.
 void adopt(Exec &exec, CUgraphExec handle, CUgraph graph, bool again) {
   DriverScope scope;
@@ -386,6 +416,8 @@ void adopt(Exec &exec, CUgraphExec handle, CUgraph graph, bool again) {
     }
   }
   if (clone) driver.cuGraphDestroy(clone);
+  forget_own(exec);
+  if (exec.swapped && driver.cuGraphClone(&exec.own, graph) != CUDA_SUCCESS) exec.own = nullptr;
   if (again && own.kernels.size() == exec.walk.kernels.size()) {
     // The nodes that the executable graph was made from keep naming its nodes.
     for (const auto &node : exec.walk.index) own.index.insert(node);
@@ -427,10 +459,30 @@ void number_replay(Exec &exec, CUstream stream, uint32_t queue, uint64_t first) 
 
 void new_graphs() { all_execs = new Execs; }
 
+void gather_graphs(const Context &context, Remains &to) {
+  std::vector<std::shared_ptr<Exec>> all;
+  {
+    std::lock_guard<std::mutex> hold(execs().lock);
+    for (const auto &e : execs().all) all.push_back(e.second);
+  }
+  for (const auto &exec : all) {
+    if (exec->context != &context) continue;
+    std::unique_lock<std::recursive_mutex> hold(exec->lock, std::try_to_lock);  // a thread that launches it may wait for long
+    if (!hold || exec->swapped) to.graphs = true;
+    else if (exec->last) to.events.push_back(std::exchange(exec->last, nullptr));
+  }
+}
+
+void end_graphs() {
+  delete all_execs;
+  all_execs = nullptr;
+}
+
 void prepare_cells(Context &context) {
   CUdeviceptr base = 0;
   if (driver.cuMemAlloc_v2(&base, kCells * sizeof(uint64_t)) != CUDA_SUCCESS) return;
   std::lock_guard<std::mutex> hold(context.memory);
+  context.cell_memory.push_back(base);
   for (size_t i = 0; i < kCells; ++i) context.cells.push_back(base + i * sizeof(uint64_t));
 }
 
@@ -445,7 +497,7 @@ void graph_made(CUgraphExec handle, CUgraph graph, uint64_t flags) {
     exec->serial = ++execs().serials;
   }
   {
-    std::lock_guard<std::mutex> hold(exec->lock);
+    std::lock_guard<std::recursive_mutex> hold(exec->lock);
     exec->walk.whole = can_walk();
     if (can_walk()) adopt(*exec, handle, graph, false);
     if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) exec->walk.whole = false;  // kernels may launch it, too
@@ -457,17 +509,22 @@ void graph_made(CUgraphExec handle, CUgraph graph, uint64_t flags) {
 void graph_updated(CUgraphExec handle, CUgraph graph) {
   std::shared_ptr<Exec> exec = find(handle);
   if (!exec || !can_walk()) return;
-  std::lock_guard<std::mutex> hold(exec->lock);
-  adopt(*exec, handle, graph, true);
+  std::lock_guard<std::recursive_mutex> hold(exec->lock);
+  if (agent.live) return adopt(*exec, handle, graph, true);
+  DriverScope scope;
+  forget_own(*exec);
+  exec->swapped = false;  // the program's update put its own kernels everywhere
 }
 
 void kernel_node_set(CUgraphExec handle, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS &given) {
   std::shared_ptr<Exec> exec = find(handle);
   if (!exec) return;
-  std::lock_guard<std::mutex> hold(exec->lock);
+  std::lock_guard<std::recursive_mutex> hold(exec->lock);
   auto it = exec->walk.index.find(node);
   if (it == exec->walk.index.end()) return;
   DriverScope scope;
+  set_own(*exec, node, given);
+  if (!agent.live) return;
   KernelNode now = describe(given, node, exec->context);
   now.enabled = exec->walk.kernels[it->second].enabled;
   now.outcome = outcome_of_original(now);
@@ -485,11 +542,13 @@ void kernel_node_set(CUgraphExec handle, CUgraphNode node, const CUDA_KERNEL_NOD
 void child_node_set(CUgraphExec handle, CUgraphNode node, CUgraph child) {
   std::shared_ptr<Exec> exec = find(handle);
   if (!exec || !can_walk()) return;
-  std::lock_guard<std::mutex> hold(exec->lock);
+  std::lock_guard<std::recursive_mutex> hold(exec->lock);
   auto it = exec->walk.children.find(node);
   if (it == exec->walk.children.end()) return;
   const Part part = it->second;
   DriverScope scope;
+  forget_own(*exec);
+  if (!agent.live) return;
   Walk own;
   walk(child, exec->context, {}, 0, own);
   originals(own);
@@ -513,9 +572,47 @@ void child_node_set(CUgraphExec handle, CUgraphNode node, CUgraph child) {
 void node_enabled(CUgraphExec handle, CUgraphNode node, bool enabled) {
   std::shared_ptr<Exec> exec = find(handle);
   if (!exec) return;
-  std::lock_guard<std::mutex> hold(exec->lock);
+  std::lock_guard<std::recursive_mutex> hold(exec->lock);
   auto it = exec->walk.index.find(node);
+  DriverScope scope;
+  if (!enabled) forget_own(*exec);  // an update may enable it again
   if (it != exec->walk.index.end()) exec->walk.kernels[it->second].enabled = enabled;
+}
+
+std::shared_ptr<void> hold_exec(CUgraphExec handle) {
+  std::shared_ptr<Exec> exec = find(handle);
+  if (!exec) return nullptr;
+  exec->lock.lock();
+  return {exec.get(), [exec](void *) { exec->lock.unlock(); }};
+}
+
+void graph_changed(CUgraphExec handle) {
+  std::shared_ptr<Exec> exec = find(handle);
+  if (!exec) return;
+  std::lock_guard<std::recursive_mutex> hold(exec->lock);
+  DriverScope scope;
+  forget_own(*exec);
+}
+
+void graphs_back(uint32_t wait_ms) {
+  std::vector<std::pair<CUgraphExec, std::shared_ptr<Exec>>> all;
+  {
+    std::lock_guard<std::mutex> hold(execs().lock);
+    all.assign(execs().all.begin(), execs().all.end());
+  }
+  for (const auto &e : all) {
+    Exec &exec = *e.second;
+    std::unique_lock<std::recursive_mutex> hold(exec.lock, std::defer_lock);
+    for (uint32_t waited = 0; !hold.try_lock() && waited < wait_ms; ++waited) usleep(1000);
+    if (hold && find(e.first)) put_back(exec, e.first);
+  }
+}
+
+void graph_back(CUgraphExec handle) {
+  std::shared_ptr<Exec> exec = find(handle);
+  if (!exec) return;
+  std::lock_guard<std::recursive_mutex> hold(exec->lock);
+  put_back(*exec, handle);
 }
 
 void graph_gone(CUgraphExec handle) {
@@ -527,7 +624,11 @@ void graph_gone(CUgraphExec handle) {
     exec = it->second;
     execs().all.erase(it);
   }
-  std::lock_guard<std::mutex> hold(exec->lock);
+  std::lock_guard<std::recursive_mutex> hold(exec->lock);
+  {
+    DriverScope scope;
+    forget_own(*exec);
+  }
   // The last replay may still run, and reads its cell: it is used again as late as possible.
   if (!exec->context || exec->context->dead) return;
   if (exec->cell) {
@@ -540,14 +641,14 @@ void graph_gone(CUgraphExec handle) {
   }
 }
 
-CUresult launch_graph(CUgraphExec handle, Where where, const std::function<CUresult()> &original) {
+CUresult launch_graph(const Outer &outer, CUgraphExec handle, Where where, const std::function<CUresult()> &original) {
   std::shared_ptr<Exec> exec;
   quietly([&] { exec = find(handle); });
   Operation operation(Kind::Graph, where, 0);
   Record &r = operation.record;
   const bool captured = r.flags & kCaptured;
-  std::unique_lock<std::mutex> hold;
-  if (exec) hold = std::unique_lock<std::mutex>(exec->lock);
+  std::unique_lock<std::recursive_mutex> hold;
+  if (exec) hold = std::unique_lock<std::recursive_mutex>(exec->lock);
   uint64_t first = 0;
   if (exec) {
     if (!captured) first = take_ids(exec->walk.kernels.size());
@@ -564,9 +665,18 @@ CUresult launch_graph(CUgraphExec handle, Where where, const std::function<CUres
   operation.announce();
   operation.time();
   operation.called();
-  CUresult result = original();
+  CUresult result;
+  {
+    Away scope(exec && exec->swapped ? Inside::AwayWithCopy : Inside::Away);
+    result = original();
+  }
   operation.returned(result);
-  if (!captured && result == CUDA_SUCCESS && (!exec || !exec->walk.whole)) agent.control->graphs.fetch_add(1, std::memory_order_relaxed);
+  if (!outer.keeps_records()) return result;
+  if (!captured && result == CUDA_SUCCESS && (!exec || !exec->walk.whole)) {
+    agent.control->graphs.fetch_add(1, std::memory_order_relaxed);
+    if (!exec && agent.late) agent.control->graphs_before.fetch_add(1, std::memory_order_relaxed);
+  }
+  launched_in(where);
   uint32_t kernels = 0, instrumented = 0;
   if (exec && !captured) {
     if (exec->last && exec->swapped && result == CUDA_SUCCESS)

@@ -9,10 +9,13 @@
 
 #include "allocation.h"
 #include "clock.h"
+#include "found.h"
 #include "hook_call.h"
 #include "launch.h"
 #include "marker.h"
 #include "operation.h"
+#include "quiet.h"
+#include "remains.h"
 #include "stack.h"
 
 namespace gpubpf {
@@ -23,6 +26,12 @@ namespace {
 
 bool has_copies(const Kernel &kernel) {
   return kernel.copies.load(std::memory_order_acquire) || kernel.refused.load(std::memory_order_relaxed);
+}
+
+const Function *function_of(CUfunction f, Where where) {
+  const Function *function = registry().functions.find(f);
+  if (__builtin_expect(!function && agent.late, 0)) quietly([&] { function = found(f, context_of(where)); });
+  return function;
 }
 
 // Counts the launch; kInstrumented: `swap` is to be launched instead.
@@ -44,8 +53,8 @@ uint32_t decide(const Function *function, const LaunchShape &shape, uint64_t id,
 
 // The host program's, and the log's, part of a launch.
 template <typename Launch>
-CUresult described_launch(const Function *function, CUfunction f, const LaunchShape &shape, void **parameters, void **extra,
-                          const Launch &original) {
+CUresult described_launch(const Outer &outer, const Function *function, CUfunction f, const LaunchShape &shape, void **parameters,
+                          void **extra, const Launch &original) {
   Operation operation(Kind::Kernel, shape.where, 0);
   Record &r = operation.record;
   const bool captured = r.flags & kCaptured;  // a graph's launch counts it, each time
@@ -65,15 +74,15 @@ CUresult described_launch(const Function *function, CUfunction f, const LaunchSh
   CUresult result;
   if (outcome == kInstrumented) {
     operation.called();
-    result = original(swap.function, swap.parameters, swap.extra);
-    if (!swapped(swap, result)) {
+    result = with_copy([&] { return original(swap.function, swap.parameters, swap.extra); });
+    if (!swapped(outer, swap, result)) {
       outcome = 1 + kLaunchFailed;
-      result = original(f, parameters, extra);
+      result = away([&] { return original(f, parameters, extra); });
     }
   } else {
     operation.time();
     operation.called();
-    result = original(f, parameters, extra);
+    result = away([&] { return original(f, parameters, extra); });
   }
   operation.returned(result);
   r.narrow[1] = outcome;
@@ -82,20 +91,35 @@ CUresult described_launch(const Function *function, CUfunction f, const LaunchSh
 }
 
 template <typename Launch>
-CUresult launch(CUfunction f, const LaunchShape &shape, void **parameters, void **extra, const Launch &original) {
-  Outer outer;
-  if (!outer) return original(f, parameters, extra);
-  const Function *function = registry().functions.find(f);
-  if (oplog.on() || host_program()) return described_launch(function, f, shape, parameters, extra, original);
-  if (capturing(shape.where.handle())) return original(f, parameters, extra);
-  if (function && !has_copies(*function->kernel)) {
-    function->kernel->slot->seen.fetch_add(1, std::memory_order_relaxed);
-    return original(f, parameters, extra);
-  }
+[[gnu::noinline]] CUresult swapped_launch(const Outer &outer, CUfunction f, const LaunchShape &shape, void **parameters, void **extra,
+                                          const Launch &original) {
+  auto own = [&] { return away([&] { return original(f, parameters, extra); }); };
+  if (!outer) return own();
+  const Function *function = function_of(f, shape.where);
+  if (oplog.on() || host_program()) return described_launch(outer, function, f, shape, parameters, extra, original);
+  if (capturing(shape.where.handle())) return own();
   Swap swap;
-  if (decide(function, shape, take_ids(1), parameters, extra, swap) != kInstrumented) return original(f, parameters, extra);
-  CUresult result = original(swap.function, swap.parameters, swap.extra);
-  return swapped(swap, result) ? result : original(f, parameters, extra);
+  if (decide(function, shape, take_ids(1), parameters, extra, swap) != kInstrumented) return own();
+  CUresult result = with_copy([&] { return original(swap.function, swap.parameters, swap.extra); });
+  return swapped(outer, swap, result) ? result : own();
+}
+
+template <typename Launch>
+[[gnu::always_inline]] inline CUresult launch(CUfunction f, const LaunchShape &shape, void **parameters, void **extra, const Launch &original) {
+  Launching launching;
+  Outer outer;
+  CUresult result;
+  // What most launches of a program are, if few kernels match, costs no call more than it must.
+  const Function *unmatched = outer && !oplog.on() && !host_program() ? registry().functions.find(f) : nullptr;
+  if (unmatched && !has_copies(*unmatched->kernel) && !capturing(shape.where.handle())) {
+    unmatched->kernel->slot->seen.fetch_add(1, std::memory_order_relaxed);
+    Away away;
+    result = original(f, parameters, extra);
+  } else {
+    result = swapped_launch(outer, f, shape, parameters, extra, original);
+  }
+  if (outer.keeps_records()) launched_in(shape.where);
+  return result;
 }
 
 LaunchShape shape_of(const CUlaunchConfig &c, bool per_thread) {
@@ -131,11 +155,14 @@ CUresult hook_cuLaunchKernel_ptsz(LAUNCH_PARAMETERS, void **extra) {
 
 // Events that the launch itself records: by which operation, the log does not say.
 CUresult forget_events(CUresult r, const CUlaunchConfig &c) {
-  if (!oplog.on()) return r;
   for (unsigned i = 0; c.attrs && i < c.numAttrs; ++i) {
     const CUlaunchAttribute &a = c.attrs[i];
-    if (a.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT) quietly([&] { forget_event(a.value.programmaticEvent.event); });
-    if (a.id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT) quietly([&] { forget_event(a.value.launchCompletionEvent.event); });
+    CUevent event = a.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT        ? a.value.programmaticEvent.event
+                    : a.id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT ? a.value.launchCompletionEvent.event
+                                                                          : nullptr;
+    if (!event) continue;
+    Outer outer;
+    if (outer.keeps_records() && oplog.on()) quietly([&] { forget_event(event); });
   }
   return r;
 }
@@ -170,12 +197,11 @@ CUresult hook_cuLaunchCooperativeKernel_ptsz(LAUNCH_PARAMETERS) {
 
 // The obsolete ways to launch: the shape was set before, the parameters lie with the driver.
 template <typename Launch>
-CUresult legacy_launch(CUfunction f, Where where, int width, int height, const Launch &original) {
-  Outer outer;
-  if (!outer) return original();
+CUresult counted_launch(const Outer &outer, CUfunction f, Where where, int width, int height, const Launch &original) {
+  if (!outer) return away(original);
   Operation operation(Kind::Kernel, where, 0);
   Record &r = operation.record;
-  const Function *function = registry().functions.find(f);
+  const Function *function = function_of(f, where);
   r.narrow[0] = function ? function->kernel->slot_index : kNoSlot;
   r.narrow[1] = kNotMatched;
   r.narrow[2] = static_cast<uint32_t>(width);
@@ -187,9 +213,18 @@ CUresult legacy_launch(CUfunction f, Where where, int width, int height, const L
   }
   operation.time();
   operation.called();
-  CUresult result = original();
+  CUresult result = away(original);
   operation.returned(result);
   operation.log();
+  return result;
+}
+
+template <typename Launch>
+[[gnu::always_inline]] inline CUresult legacy_launch(CUfunction f, Where where, int width, int height, const Launch &original) {
+  Launching launching;
+  Outer outer;
+  CUresult result = counted_launch(outer, f, where, width, height, original);
+  if (outer.keeps_records()) launched_in(where);
   return result;
 }
 
@@ -207,35 +242,39 @@ CUresult hook_cuLaunchGridAsync(CUfunction f, int width, int height, CUstream st
 
 // --- contexts ---
 
-CUresult created(CUresult r, bool outer, CUcontext *context) {
+CUresult created(CUresult r, const Outer &outer, CUcontext *context) {
   if (outer && r == CUDA_SUCCESS && context)
     quietly([&] {
-      if (Context *c = registry().context(*context)) context_ready(c);
+      if (Context *c = registry().context(*context, true)) context_ready(c);
     });
   return r;
 }
 
 CUresult hook_cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device) {
   Outer outer;
-  return created(ORIGINAL(cuCtxCreate)(context, flags, device), bool(outer), context);
+  CUresult r = FORWARD(cuCtxCreate)(context, flags, device);
+  return created(r, outer, context);
 }
 
 CUresult hook_cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device) {
   Outer outer;
-  return created(ORIGINAL(cuCtxCreate_v2)(context, flags, device), bool(outer), context);
+  CUresult r = FORWARD(cuCtxCreate_v2)(context, flags, device);
+  return created(r, outer, context);
 }
 
 CUresult hook_cuCtxCreate_v3(CUcontext *context, void *affinity, int n, unsigned flags, CUdevice device) {
   Outer outer;
-  return created(ORIGINAL(cuCtxCreate_v3)(context, affinity, n, flags, device), bool(outer), context);
+  CUresult r = FORWARD(cuCtxCreate_v3)(context, affinity, n, flags, device);
+  return created(r, outer, context);
 }
 
 CUresult hook_cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned flags, CUdevice device) {
   Outer outer;
-  return created(ORIGINAL(cuCtxCreate_v4)(context, parameters, flags, device), bool(outer), context);
+  CUresult r = FORWARD(cuCtxCreate_v4)(context, parameters, flags, device);
+  return created(r, outer, context);
 }
 
-void destroyed(CUcontext handle) {
+void destroyed(CUcontext handle, void (*end)(Context *) = close_context) {
   Context *c = nullptr;
   {
     std::lock_guard<std::mutex> hold(registry().lock);
@@ -243,10 +282,12 @@ void destroyed(CUcontext handle) {
     if (it == registry().contexts.end()) return;
     c = it->second;
     registry().contexts.erase(it);
+    ++contexts_changed;
     if (registry().only.load() == c) registry().only = nullptr;
   }
-  close_context(c);
+  end(c);
   forget_queues(c);
+  forget_quiet(c);
   freed_with(c);
   std::lock_guard<std::mutex> hold(registry().lock);
   for (auto it = registry().modules.begin(); it != registry().modules.end();) {
@@ -259,29 +300,56 @@ void destroyed(CUcontext handle) {
 CUresult hook_cuCtxDestroy(CUcontext context) {
   Outer outer;
   if (outer.keeps_records()) quietly([&] { destroyed(context); });
-  return ORIGINAL(cuCtxDestroy)(context);
+  remains_end_with(context);
+  return FORWARD(cuCtxDestroy)(context);
 }
 
 CUresult hook_cuCtxDestroy_v2(CUcontext context) {
   Outer outer;
   if (outer.keeps_records()) quietly([&] { destroyed(context); });
-  return ORIGINAL(cuCtxDestroy_v2)(context);
+  remains_end_with(context);
+  return FORWARD(cuCtxDestroy_v2)(context);
+}
+
+bool primary_is_active(CUdevice device) {
+  unsigned flags = 0;
+  int active = 1;
+  DriverScope scope;
+  return !driver.cuDevicePrimaryCtxGetState || driver.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || active;
 }
 
 CUresult hook_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
   Outer outer;
-  CUresult r = ORIGINAL(cuDevicePrimaryCtxRetain)(context, device);
+  const bool before = outer.keeps_records() && agent.late && primary_is_active(device);
+  CUresult r = FORWARD(cuDevicePrimaryCtxRetain)(context, device);
   if (outer.keeps_records() && r == CUDA_SUCCESS)
     quietly([&] {
       std::lock_guard<std::mutex> hold(registry().lock);
+      if (before && !registry().primary.count(device)) return;  // it has users that nobody counted
       registry().primary[device] = *context;
       ++registry().retained[device];
     });
-  return created(r, bool(outer), context);
+  return created(r, outer, context);
+}
+
+// The primary context of `device`, where the agent was not there when the application got it: nobody knows how many users it has.
+Context *primary_from_before(CUdevice device) {
+  std::vector<Context *> candidates;
+  {
+    std::lock_guard<std::mutex> hold(registry().lock);
+    if (!agent.late || registry().primary.count(device)) return nullptr;
+    for (auto &c : registry().contexts)
+      if (c.second->device == device && !c.second->dead) candidates.push_back(c.second);
+  }
+  DriverScope scope;
+  for (Context *c : candidates)
+    if (is_primary(c->handle, device)) return c;
+  return nullptr;
 }
 
 // The primary context of `device` goes away when its last user releases it, or at a reset.
 void primary_released(CUdevice device, bool reset) {
+  if (Context *before = reset ? primary_from_before(device) : nullptr) return destroyed(before->handle);
   CUcontext handle = nullptr;
   {
     std::lock_guard<std::mutex> hold(registry().lock);
@@ -299,73 +367,111 @@ void primary_released(CUdevice device, bool reset) {
   destroyed(handle);
 }
 
+// A release, by `original`. Of a context from before it may be the last one: what is in it is read first, and whether it is gone asked
+// behind it.
+template <class Original>
+CUresult release_primary(const Outer &outer, CUdevice device, const Original &original) {
+  Context *before = nullptr;
+  if (outer.keeps_records())
+    quietly([&] {
+      before = primary_from_before(device);
+      if (before) read_context(before);
+      else primary_released(device, false);
+    });
+  CUresult r = original(device);
+  if (before && outer.keeps_records())
+    quietly([&] {
+      if (!primary_is_active(device)) destroyed(before->handle, lose_context);
+    });
+  remains_end_with_device(device);
+  return r;
+}
+
 CUresult hook_cuDevicePrimaryCtxRelease(CUdevice device) {
   Outer outer;
-  if (outer.keeps_records()) quietly([&] { primary_released(device, false); });
-  return ORIGINAL(cuDevicePrimaryCtxRelease)(device);
+  return release_primary(outer, device, [](CUdevice d) { return FORWARD(cuDevicePrimaryCtxRelease)(d); });
 }
 
 CUresult hook_cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   Outer outer;
-  if (outer.keeps_records()) quietly([&] { primary_released(device, false); });
-  return ORIGINAL(cuDevicePrimaryCtxRelease_v2)(device);
+  return release_primary(outer, device, [](CUdevice d) { return FORWARD(cuDevicePrimaryCtxRelease_v2)(d); });
 }
 
 CUresult hook_cuDevicePrimaryCtxReset(CUdevice device) {
   Outer outer;
   if (outer.keeps_records()) quietly([&] { primary_released(device, true); });
-  return ORIGINAL(cuDevicePrimaryCtxReset)(device);
+  CUresult r = FORWARD(cuDevicePrimaryCtxReset)(device);
+  remains_end_with_device(device);
+  return r;
 }
 
 CUresult hook_cuDevicePrimaryCtxReset_v2(CUdevice device) {
   Outer outer;
   if (outer.keeps_records()) quietly([&] { primary_released(device, true); });
-  return ORIGINAL(cuDevicePrimaryCtxReset_v2)(device);
+  CUresult r = FORWARD(cuDevicePrimaryCtxReset_v2)(device);
+  remains_end_with_device(device);
+  return r;
 }
 
 // --- captures ---
 
+CUstream own_stream(CUstream stream) { return Where{stream, true}.handle(); }
+
 // Counted before the capture begins, so that nothing of ours is under way when it does.
 template <typename Begin>
-CUresult begin_capture(const Begin &original) {
+[[gnu::always_inline]] inline CUresult begin_capture(CUstream stream, const Begin &original) {
+  Launching launching;
   Outer outer;
-  registry().captures.fetch_add(1);
+  const bool left = depth() == 1 && has_remains(), counted = outer.keeps_records();
+  if (left) remains_captured(1);
+  if (counted) registry().captures.fetch_add(1);
+  if (left || counted) before_capture();
   CUresult r = original();
-  if (r != CUDA_SUCCESS) registry().captures.fetch_sub(1);
+  if (r == CUDA_SUCCESS) {
+    if (counted && outer.keeps_records()) quietly([&] { capture_began(stream); });
+    return r;
+  }
+  if (left) remains_captured(-1);
+  if (counted && outer.keeps_records()) registry().captures.fetch_sub(1);
   return r;
 }
 
 CUresult hook_cuStreamBeginCapture(CUstream stream) {
-  return begin_capture([&] { return ORIGINAL(cuStreamBeginCapture)(stream); });
+  return begin_capture(stream, [&] { return FORWARD(cuStreamBeginCapture)(stream); });
 }
 
 CUresult hook_cuStreamBeginCapture_ptsz(CUstream stream) {
-  return begin_capture([&] { return ORIGINAL(cuStreamBeginCapture_ptsz)(stream); });
+  return begin_capture(own_stream(stream), [&] { return FORWARD(cuStreamBeginCapture_ptsz)(stream); });
 }
 
 CUresult hook_cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
-  return begin_capture([&] { return ORIGINAL(cuStreamBeginCapture_v2)(stream, mode); });
+  return begin_capture(stream, [&] { return FORWARD(cuStreamBeginCapture_v2)(stream, mode); });
 }
 
 CUresult hook_cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode) {
-  return begin_capture([&] { return ORIGINAL(cuStreamBeginCapture_v2_ptsz)(stream, mode); });
+  return begin_capture(own_stream(stream), [&] { return FORWARD(cuStreamBeginCapture_v2_ptsz)(stream, mode); });
 }
 
 CUresult hook_cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *from, const void *edges, size_t n,
                                           CUstreamCaptureMode mode) {
-  return begin_capture([&] { return ORIGINAL(cuStreamBeginCaptureToGraph)(stream, graph, from, edges, n, mode); });
+  return begin_capture(stream, [&] { return FORWARD(cuStreamBeginCaptureToGraph)(stream, graph, from, edges, n, mode); });
 }
 
 CUresult hook_cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *from, const void *edges,
                                                size_t n, CUstreamCaptureMode mode) {
-  return begin_capture([&] { return ORIGINAL(cuStreamBeginCaptureToGraph_ptsz)(stream, graph, from, edges, n, mode); });
+  return begin_capture(own_stream(stream), [&] { return FORWARD(cuStreamBeginCaptureToGraph_ptsz)(stream, graph, from, edges, n, mode); });
 }
 
 // A capture that was invalidated ends too, with an error; one that never began does not.
-CUresult end_capture(CUresult r, bool outer) {
+CUresult end_capture(CUresult r, const Outer &outer, CUstream stream) {
   if (r == CUDA_ERROR_STREAM_CAPTURE_UNMATCHED || r == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD ||
       r == CUDA_ERROR_INVALID_VALUE || r == CUDA_ERROR_INVALID_HANDLE || r == CUDA_ERROR_ILLEGAL_STATE)
     return r;
+  if (depth() == 1 && has_remains()) remains_captured(-1);
+  if (!outer.keeps_records()) return r;
+  bool seen = true;
+  quietly([&] { seen = capture_ended(stream); });
+  if (!seen) return r;
   int before = registry().captures.load();
   while (before > 0 && !registry().captures.compare_exchange_weak(before, before - 1)) {
   }
@@ -375,12 +481,14 @@ CUresult end_capture(CUresult r, bool outer) {
 
 CUresult hook_cuStreamEndCapture(CUstream stream, CUgraph *graph) {
   Outer outer;
-  return end_capture(ORIGINAL(cuStreamEndCapture)(stream, graph), bool(outer));
+  CUresult r = FORWARD(cuStreamEndCapture)(stream, graph);
+  return end_capture(r, outer, stream);
 }
 
 CUresult hook_cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
   Outer outer;
-  return end_capture(ORIGINAL(cuStreamEndCapture_ptsz)(stream, graph), bool(outer));
+  CUresult r = FORWARD(cuStreamEndCapture_ptsz)(stream, graph);
+  return end_capture(r, outer, own_stream(stream));
 }
 
 // --- libc ---
@@ -414,6 +522,7 @@ Hook hooks[2 * kHooks] = {
 #include "hooks_module.def"
 #include "hooks.def"
 #include "hooks_graph.def"
+#include "hooks_held.def"
 #include "hooks_log.def"
 #undef GPUBPF_HOOK
 };
@@ -437,12 +546,15 @@ void find_hook_targets(void *library) {
   module_hooks();
   graph_hooks();
   log_hooks();
+  // A hook that was left in place is called meanwhile: what it calls is still to be the original.
+  static void *before[kHooks];
+  hooks_used = kHooks;
   for (size_t i = 0; i < kHooks; ++i) {
     Hook &h = hooks[i];
     bool libc = i >= kHook_sigaction && i <= kHook__Exit;
     h.target = dlsym(libc ? RTLD_DEFAULT : library, h.name);
-    h.optional = libc || i >= kAlways;
-    h.original = h.target;
+    h.optional = libc || i >= kNeeded;
+    if (h.target != before[i]) h.original = before[i] = h.target;
   }
   // A driver may hand out other addresses than it exports. Names without versions mean one function, whichever way they are asked for.
   auto *get = driver.cuGetProcAddress_v2;

@@ -20,6 +20,9 @@ enum HookIndex : size_t {
 #include "hooks_module.def"
 #include "hooks.def"
 #include "hooks_graph.def"
+  kNeeded,
+  kBeforeHeld = kNeeded - 1,
+#include "hooks_held.def"
   kAlways,
   kBeforeLog = kAlways - 1,
 #include "hooks_log.def"

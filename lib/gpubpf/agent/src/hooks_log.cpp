@@ -1,11 +1,13 @@
 // The replacements of functions that are hooked for the sake of the operation log and of programs at operations alone: copies, memsets,
-// events, synchronization, allocations. What they do for the program is what the original does.
+// events, synchronization, allocations. What they do for the program is what the original does. And of those that are hooked so that what may not end
+// can be held back.
 #include <cstring>
 
 #include "allocation.h"
 #include "hook_call.h"
 #include "marker.h"
 #include "operation.h"
+#include "quiet.h"
 #include "stack.h"
 
 // Names are those of the exported symbols, not what the header makes of them.
@@ -25,17 +27,18 @@ enum class Timed : bool { No, Yes };  // whether timing events go around it
 // Calls the driver, and logs the operation. `before` fills in what its kind has, as far as it is known then; `after` the rest, once the
 // call returned.
 template <class Call, class Before, class After>
-CUresult logged(Kind kind, Where where, uint16_t flags, Timed timed, const Call &call, const Before &before, const After &after) {
+[[gnu::always_inline]] inline CUresult logged(Kind kind, Where where, uint16_t flags, Timed timed, const Call &call, const Before &before, const After &after) {
   Outer outer;
-  if (!outer || !(oplog.on() || operation_program())) return call();
+  if (!outer || !(oplog.on() || operation_program())) return away(call);
   Operation operation(kind, where, flags);
   Record &r = operation.record;
   before(operation);
   if (kind != Kind::Api) operation.announce();
   if (timed == Timed::Yes) operation.time();
   operation.called();
-  CUresult result = call();
+  CUresult result = away(call);
   operation.returned(result);
+  if (!outer.keeps_records()) return result;
   after(operation);
   // Only what ends in host memory is over for certain when the call returns (CUDA driver API, "API synchronization behavior").
   if (timed == Timed::Yes && r.kind != Kind::DtoH && r.kind != Kind::HtoH) r.flags &= static_cast<uint16_t>(~kCallWaits);
@@ -356,34 +359,73 @@ FREES(cuMemFreeAsync_ptsz, (Where{stream, true}), p, 0, (CUdeviceptr p, CUstream
 
 // --- other calls ---
 
-#define CALL(symbol, where, PARAMETERS, ARGUMENTS)                                                                          \
-  ONE(symbol, Kind::Api, where, 0, Timed::No, PARAMETERS, ARGUMENTS, { describe_call(r, kHook_##symbol, 0); }, {})
-#define CALL_STREAMED(symbol, PARAMETERS, ARGUMENTS)            \
-  CALL(symbol, (Where{stream, false}), PARAMETERS, ARGUMENTS)    \
-  CALL(symbol##_ptsz, (Where{stream, true}), PARAMETERS, ARGUMENTS)
-
 // What the handle stood for is forgotten before it can stand for something else.
 #define FORGETS(symbol, Handle, forget)                                        \
   CUresult hook_##symbol(Handle handle) {                                      \
     Outer outer;                                                               \
     if (outer.keeps_records()) quietly([&] { forget(handle); });               \
-    return ORIGINAL(symbol)(handle);                                           \
+    return FORWARD(symbol)(handle);                                            \
   }
 FORGETS(cuEventDestroy, CUevent, forget_event)
 FORGETS(cuEventDestroy_v2, CUevent, forget_event)
 FORGETS(cuStreamDestroy, CUstream, forget_queue)
 FORGETS(cuStreamDestroy_v2, CUstream, forget_queue)
 
-CALL(cuStreamCreate, kNoStream, (CUstream * stream, unsigned flags), (stream, flags))
-CALL(cuStreamCreateWithPriority, kNoStream, (CUstream * stream, unsigned flags, int priority), (stream, flags, priority))
-CALL_STREAMED(cuLaunchHostFunc, (CUstream stream, CUhostFn function, void *data), (stream, function, data))
-CALL_STREAMED(cuStreamAddCallback, (CUstream stream, CUstreamCallback callback, void *data, unsigned flags),
-              (stream, callback, data, flags))
+#define MAKES_STREAM(symbol, PARAMETERS, ARGUMENTS)                                                     \
+  ONE(symbol, Kind::Api, kNoStream, 0, Timed::No, PARAMETERS, ARGUMENTS, { describe_call(r, kHook_##symbol, 0); }, {  \
+    if (r.result == CUDA_SUCCESS) quietly([&] { new_stream(*stream); });                                 \
+  })
+MAKES_STREAM(cuStreamCreate, (CUstream * stream, unsigned flags), (stream, flags))
+MAKES_STREAM(cuStreamCreateWithPriority, (CUstream * stream, unsigned flags, int priority), (stream, flags, priority))
+
+// --- what may not end by itself ---
+
+void put_behind(Where where) {
+  if (!watchers.load(std::memory_order_acquire)) return;
+  Outer outer;
+  if (outer.keeps_records()) launched_in(where);
+}
+
+#define HELD(symbol, where, PARAMETERS, ARGUMENTS)       \
+  CUresult hook_##symbol PARAMETERS {                    \
+    Launching launching;                                 \
+    CUresult r;                                          \
+    {                                                    \
+      Outer outer;                                       \
+      r = FORWARD(symbol) ARGUMENTS;                     \
+    }                                                    \
+    put_behind(where);                                   \
+    return r;                                            \
+  }
+#define HELD_STREAMED(symbol, PARAMETERS, ARGUMENTS)         \
+  HELD(symbol, (Where{stream, false}), PARAMETERS, ARGUMENTS) \
+  HELD(symbol##_ptsz, (Where{stream, true}), PARAMETERS, ARGUMENTS)
+HELD_STREAMED(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags), (stream, at, value, flags))
+HELD_STREAMED(cuStreamWaitValue64_v2, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned flags), (stream, at, value, flags))
+HELD_STREAMED(cuStreamBatchMemOp_v2, (CUstream stream, unsigned n, CUstreamBatchMemOpParams *operations, unsigned flags),
+              (stream, n, operations, flags))
+
+#define HELD_CALL(symbol, where, PARAMETERS, ARGUMENTS)                                                       \
+  CUresult hook_##symbol PARAMETERS {                                                                         \
+    Launching launching;                                                                                      \
+    CUresult result = logged(                                                                                 \
+        Kind::Api, where, 0, Timed::No, [&] { return ORIGINAL(symbol) ARGUMENTS; },                           \
+        [](Operation &o) { describe_call(o.record, kHook_##symbol, 0); }, [](Operation &) {});                \
+    put_behind(where);                                                                                        \
+    return result;                                                                                            \
+  }
+#define HELD_CALL_STREAMED(symbol, PARAMETERS, ARGUMENTS)         \
+  HELD_CALL(symbol, (Where{stream, false}), PARAMETERS, ARGUMENTS) \
+  HELD_CALL(symbol##_ptsz, (Where{stream, true}), PARAMETERS, ARGUMENTS)
+HELD_CALL_STREAMED(cuLaunchHostFunc, (CUstream stream, CUhostFn function, void *data), (stream, function, data))
+HELD_CALL_STREAMED(cuStreamAddCallback, (CUstream stream, CUstreamCallback callback, void *data, unsigned flags),
+                   (stream, callback, data, flags))
 
 }  // namespace
 
 void log_hooks() {
 #define GPUBPF_HOOK(symbol) hooks[kHook_##symbol].replacement = reinterpret_cast<void *>(&hook_##symbol);
+#include "hooks_held.def"
 #include "hooks_log.def"
 #undef GPUBPF_HOOK
 }

@@ -3,8 +3,15 @@
 
 #include "agent.h"
 #include "allocation.h"
+#include "found.h"
 #include "hook_call.h"
+#include "link.h"
 #include "operation.h"
+
+// Names are those of the exported symbols, not what the header makes of them.
+#undef cuLinkCreate
+#undef cuLinkAddData
+#undef cuLinkAddFile
 
 namespace gpubpf {
 
@@ -14,7 +21,7 @@ Context *current_context() { return registry().current(); }
 
 // --- modules and libraries ---
 
-void module_loaded(CUmodule handle, int image, uint64_t size) {
+void module_loaded(CUmodule handle, int image, uint64_t size, uint32_t linked) {
   auto *m = new Module;
   m->module = handle;
   m->context = current_context();
@@ -22,23 +29,23 @@ void module_loaded(CUmodule handle, int image, uint64_t size) {
     std::lock_guard<std::mutex> hold(registry().lock);
     registry().modules[handle] = m;
   }
-  loaded(m, image, size);
+  loaded(m, image, size, linked);
 }
 
-void library_loaded(CUlibrary handle, int image, uint64_t size) {
+void library_loaded(CUlibrary handle, int image, uint64_t size, uint32_t linked) {
   auto *m = new Module;
   m->library = handle;
   {
     std::lock_guard<std::mutex> hold(registry().lock);
     registry().libraries[handle] = m;
   }
-  loaded(m, image, size);
+  loaded(m, image, size, linked);
 }
 
 // What every loading function does: the driver loads first; then the tool sees the image, before the program goes on.
 template <class Handle, class Source, class Call>
-CUresult load(HookIndex index, const Handle *handle, int (*read)(Source, uint64_t &), Source source,
-              void (*note)(Handle, int, uint64_t), const Call &original) {
+[[gnu::always_inline]] inline CUresult load(HookIndex index, const Handle *handle, int (*read)(Source, uint64_t &, uint32_t &), Source source,
+              void (*note)(Handle, int, uint64_t, uint32_t), const Call &original) {
   Outer outer;
   CUresult r;
   if (outer && oplog.on()) {
@@ -46,38 +53,41 @@ CUresult load(HookIndex index, const Handle *handle, int (*read)(Source, uint64_
     operation.called();
     r = original();
     operation.returned(r);
-    describe_call(operation.record, index, 0);
-    operation.log();
+    if (outer.keeps_records()) {
+      describe_call(operation.record, index, 0);
+      operation.log();
+    }
   } else {
     r = original();
   }
   if (outer && r == CUDA_SUCCESS)
     quietly([&] {
       uint64_t size = 0;
-      int image = read(source, size);
-      note(*handle, image, size);
+      uint32_t linked = 0;
+      int image = read(source, size, linked);
+      note(*handle, image, size, linked);
     });
   return r;
 }
 
 CUresult hook_cuModuleLoad(CUmodule *module, const char *path) {
   return load(kHook_cuModuleLoad, module, image_of_file, path, module_loaded,
-              [&] { return ORIGINAL(cuModuleLoad)(module, path); });
+              [&] { return FORWARD(cuModuleLoad)(module, path); });
 }
 
 CUresult hook_cuModuleLoadData(CUmodule *module, const void *data) {
   return load(kHook_cuModuleLoadData, module, image_of, data, module_loaded,
-              [&] { return ORIGINAL(cuModuleLoadData)(module, data); });
+              [&] { return FORWARD(cuModuleLoadData)(module, data); });
 }
 
 CUresult hook_cuModuleLoadDataEx(CUmodule *module, const void *data, unsigned n, CUjit_option *options, void **values) {
   return load(kHook_cuModuleLoadDataEx, module, image_of, data, module_loaded,
-              [&] { return ORIGINAL(cuModuleLoadDataEx)(module, data, n, options, values); });
+              [&] { return FORWARD(cuModuleLoadDataEx)(module, data, n, options, values); });
 }
 
 CUresult hook_cuModuleLoadFatBinary(CUmodule *module, const void *data) {
   return load(kHook_cuModuleLoadFatBinary, module, image_of, data, module_loaded,
-              [&] { return ORIGINAL(cuModuleLoadFatBinary)(module, data); });
+              [&] { return FORWARD(cuModuleLoadFatBinary)(module, data); });
 }
 
 Module *module_of(CUmodule handle) {
@@ -110,30 +120,34 @@ CUresult hook_cuModuleUnload(CUmodule module) {
       Module *m = module_of(module);
       if (m && m->module) unloading(m, "cuModuleUnload");
     });
-  return ORIGINAL(cuModuleUnload)(module);
+  return FORWARD(cuModuleUnload)(module);
 }
 
 CUresult hook_cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit, void **jit_values, unsigned jits,
                                 CUlibraryOption *options, void **values, unsigned n) {
   return load(kHook_cuLibraryLoadData, library, image_of, code, library_loaded,
-              [&] { return ORIGINAL(cuLibraryLoadData)(library, code, jit, jit_values, jits, options, values, n); });
+              [&] { return FORWARD(cuLibraryLoadData)(library, code, jit, jit_values, jits, options, values, n); });
 }
 
 CUresult hook_cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit, void **jit_values, unsigned jits,
                                     CUlibraryOption *options, void **values, unsigned n) {
   return load(kHook_cuLibraryLoadFromFile, library, image_of_file, path, library_loaded,
-              [&] { return ORIGINAL(cuLibraryLoadFromFile)(library, path, jit, jit_values, jits, options, values, n); });
+              [&] { return FORWARD(cuLibraryLoadFromFile)(library, path, jit, jit_values, jits, options, values, n); });
 }
 
 CUresult hook_cuLibraryUnload(CUlibrary library) {
   Outer outer;
-  if (outer.keeps_records()) quietly([&] { unloading(library_of(library), "cuLibraryUnload"); });
-  return ORIGINAL(cuLibraryUnload)(library);
+  if (outer.keeps_records())
+    quietly([&] {
+      unloading(library_of(library), "cuLibraryUnload");
+      for (Module *m : modules_of_library(library)) unloading(m, "cuLibraryUnload");
+    });
+  return FORWARD(cuLibraryUnload)(library);
 }
 
 CUresult hook_cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
   Outer outer;
-  CUresult r = ORIGINAL(cuModuleGetFunction)(function, module, name);
+  CUresult r = FORWARD(cuModuleGetFunction)(function, module, name);
   if (outer && r == CUDA_SUCCESS)
     quietly([&] {
       if (Module *m = module_of(module)) registry().record(m, m->context ? m->context : current_context(), *function, name);
@@ -143,7 +157,7 @@ CUresult hook_cuModuleGetFunction(CUfunction *function, CUmodule module, const c
 
 CUresult hook_cuModuleEnumerateFunctions(CUfunction *functions, unsigned n, CUmodule module) {
   Outer outer;
-  CUresult r = ORIGINAL(cuModuleEnumerateFunctions)(functions, n, module);
+  CUresult r = FORWARD(cuModuleEnumerateFunctions)(functions, n, module);
   if (outer && r == CUDA_SUCCESS && driver.cuFuncGetName)
     quietly([&] {
       Module *m = module_of(module);
@@ -158,7 +172,7 @@ CUresult hook_cuModuleEnumerateFunctions(CUfunction *functions, unsigned n, CUmo
 
 CUresult hook_cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name) {
   Outer outer;
-  CUresult r = ORIGINAL(cuLibraryGetKernel)(kernel, library, name);
+  CUresult r = FORWARD(cuLibraryGetKernel)(kernel, library, name);
   if (outer && r == CUDA_SUCCESS)
     quietly([&] {
       if (Module *m = library_of(library)) registry().record(m, nullptr, *kernel, name);
@@ -168,7 +182,7 @@ CUresult hook_cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char
 
 CUresult hook_cuLibraryEnumerateKernels(CUkernel *kernels, unsigned n, CUlibrary library) {
   Outer outer;
-  CUresult r = ORIGINAL(cuLibraryEnumerateKernels)(kernels, n, library);
+  CUresult r = FORWARD(cuLibraryEnumerateKernels)(kernels, n, library);
   if (outer && r == CUDA_SUCCESS && driver.cuKernelGetName)
     quietly([&] {
       Module *m = library_of(library);
@@ -183,7 +197,7 @@ CUresult hook_cuLibraryEnumerateKernels(CUkernel *kernels, unsigned n, CUlibrary
 
 CUresult hook_cuLibraryGetModule(CUmodule *module, CUlibrary library) {
   Outer outer;
-  CUresult r = ORIGINAL(cuLibraryGetModule)(module, library);
+  CUresult r = FORWARD(cuLibraryGetModule)(module, library);
   if (outer && r == CUDA_SUCCESS)
     quietly([&] {
       if (Module *m = library_of(library)) {
@@ -196,13 +210,52 @@ CUresult hook_cuLibraryGetModule(CUmodule *module, CUlibrary library) {
 
 CUresult hook_cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
   Outer outer;
-  CUresult r = ORIGINAL(cuKernelGetFunction)(function, kernel);
+  CUresult r = FORWARD(cuKernelGetFunction)(function, kernel);
   if (outer && r == CUDA_SUCCESS)
     quietly([&] {
       if (const Function *f = registry().functions.find(kernel))
         registry().record(f->kernel->module, current_context(), *function, f->kernel->name.c_str());
     });
   return r;
+}
+
+// --- linking ---
+
+template <class Note>
+CUresult noted(const Outer &outer, CUresult r, const Note &note) {
+  if (outer && r == CUDA_SUCCESS) quietly(note);
+  return r;
+}
+
+#define LINKING(SUFFIX)                                                                                                              \
+  CUresult hook_cuLinkCreate##SUFFIX(unsigned n, CUjit_option *options, void **values, CUlinkState *link) {                           \
+    Outer outer;                                                                                                                     \
+    return noted(outer, FORWARD(cuLinkCreate##SUFFIX)(n, options, values, link), [&] { link_began(*link); });                        \
+  }                                                                                                                                  \
+  CUresult hook_cuLinkAddData##SUFFIX(CUlinkState link, CUjitInputType type, void *data, size_t size, const char *name, unsigned n,  \
+                                      CUjit_option *options, void **values) {                                                        \
+    Outer outer;                                                                                                                     \
+    return noted(outer, FORWARD(cuLinkAddData##SUFFIX)(link, type, data, size, name, n, options, values),                            \
+                 [&] { link_given(link, type, data, size); });                                                                       \
+  }                                                                                                                                  \
+  CUresult hook_cuLinkAddFile##SUFFIX(CUlinkState link, CUjitInputType type, const char *path, unsigned n, CUjit_option *options,    \
+                                      void **values) {                                                                               \
+    Outer outer;                                                                                                                     \
+    return noted(outer, FORWARD(cuLinkAddFile##SUFFIX)(link, type, path, n, options, values),                                        \
+                 [&] { link_given_file(link, type, path); });                                                                        \
+  }
+LINKING()
+LINKING(_v2)
+
+CUresult hook_cuLinkComplete(CUlinkState link, void **image, size_t *size) {
+  Outer outer;
+  return noted(outer, FORWARD(cuLinkComplete)(link, image, size), [&] { link_made(link, *image); });
+}
+
+CUresult hook_cuLinkDestroy(CUlinkState link) {
+  Outer outer;
+  if (outer.keeps_records()) quietly([&] { link_ended(link); });
+  return FORWARD(cuLinkDestroy)(link);
 }
 
 // --- attributes, mirrored to the copies ---
@@ -224,14 +277,14 @@ void mirror_attribute(const void *handle, CUfunction_attribute attribute, int va
 
 CUresult hook_cuFuncSetAttribute(CUfunction f, CUfunction_attribute attribute, int value) {
   Outer outer;
-  CUresult r = ORIGINAL(cuFuncSetAttribute)(f, attribute, value);
+  CUresult r = FORWARD(cuFuncSetAttribute)(f, attribute, value);
   if (outer && r == CUDA_SUCCESS) quietly([&] { mirror_attribute(f, attribute, value, nullptr); });
   return r;
 }
 
 CUresult hook_cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device) {
   Outer outer;
-  CUresult r = ORIGINAL(cuKernelSetAttribute)(attribute, value, kernel, device);
+  CUresult r = FORWARD(cuKernelSetAttribute)(attribute, value, kernel, device);
   if (outer && r == CUDA_SUCCESS) quietly([&] { mirror_attribute(kernel, attribute, value, &device); });
   return r;
 }
@@ -239,7 +292,7 @@ CUresult hook_cuKernelSetAttribute(CUfunction_attribute attribute, int value, CU
 // Preferences: what the driver does not take for the copy is no loss.
 CUresult hook_cuFuncSetCacheConfig(CUfunction f, CUfunc_cache config) {
   Outer outer;
-  CUresult r = ORIGINAL(cuFuncSetCacheConfig)(f, config);
+  CUresult r = FORWARD(cuFuncSetCacheConfig)(f, config);
   const Function *function = outer && r == CUDA_SUCCESS ? registry().functions.find(f) : nullptr;
   if (!function) return r;
   function->kernel->cache_config = config;
@@ -250,7 +303,7 @@ CUresult hook_cuFuncSetCacheConfig(CUfunction f, CUfunc_cache config) {
 
 CUresult hook_cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice device) {
   Outer outer;
-  CUresult r = ORIGINAL(cuKernelSetCacheConfig)(kernel, config, device);
+  CUresult r = FORWARD(cuKernelSetCacheConfig)(kernel, config, device);
   const Function *function = outer && r == CUDA_SUCCESS ? registry().functions.find(kernel) : nullptr;
   if (!function) return r;
   function->kernel->cache_config = config;
@@ -262,7 +315,7 @@ CUresult hook_cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdev
 
 CUresult hook_cuFuncSetSharedMemConfig(CUfunction f, CUsharedconfig config) {
   Outer outer;
-  CUresult r = ORIGINAL(cuFuncSetSharedMemConfig)(f, config);
+  CUresult r = FORWARD(cuFuncSetSharedMemConfig)(f, config);
   const Function *function = outer && r == CUDA_SUCCESS ? registry().functions.find(f) : nullptr;
   if (!function) return r;
   function->kernel->shared_config = config;

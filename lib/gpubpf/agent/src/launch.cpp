@@ -1,10 +1,12 @@
 #include "launch.h"
 
+#include <algorithm>
 #include <cstring>
 #include <unistd.h>
 
 #include "agent.h"
 #include "allocation.h"
+#include "found.h"
 #include "log.h"
 
 namespace gpubpf {
@@ -15,17 +17,6 @@ uint32_t count(const Function &function, Reason reason) {
   add(function.kernel->slot->seen);
   add(function.kernel->slot->reasons[reason]);
   return 1 + reason;
-}
-
-static Context *context_of_launch(const Function &function, CUstream stream) {
-  if (function.context) return function.context;
-  Registry &r = registry();
-  if (Context *only = r.only.load(std::memory_order_acquire)) return only;
-  // A CUkernel runs in the context of the stream, and for a default stream in the current one.
-  bool named = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
-  CUcontext handle = nullptr;
-  if (named && driver.cuStreamGetCtx && driver.cuStreamGetCtx(stream, &handle) == CUDA_SUCCESS) return r.context(handle);
-  return r.current();
 }
 
 static Copy *copy_in(const Kernel &kernel, const Context *context) {
@@ -69,7 +60,8 @@ static Reason lacks_room(Copy &copy, const LaunchShape &shape, uint64_t blocks) 
     o = new Occupancy{threads, shape.shared, {}, resident(copy.function, shape, copy.context->multiprocessors), 0, first};
     memcpy(o->cluster, shape.cluster_size, sizeof o->cluster);
     o->original = copy.original ? resident(copy.original, shape, copy.context->multiprocessors) : kNotSaid;
-    if (!copy.occupancy.compare_exchange_strong(first, o)) o->next = nullptr;  // another thread was quicker: used once
+    while (!copy.occupancy.compare_exchange_weak(o->next, o)) {
+    }
   }
   if (o->original == 0) return kLaunchFailed;  // for the driver to reject
   if (!copy.layout->waits && o->copy != kNotSaid) return o->copy ? kReasons : kOccupancy;
@@ -194,7 +186,7 @@ bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parame
       else if (*e == CU_LAUNCH_PARAM_BUFFER_SIZE) given_size = *static_cast<size_t *>(e[1]);
       else return false;
     }
-  else if (!parameters && layout.parameters)
+  else if (!parameters && !layout.sizes.empty())
     return false;
   size_t before = extra ? layout.block_offset : 0;
   if (given_size + 8 <= before) return false;  // too few parameters: for the driver to say
@@ -220,6 +212,8 @@ bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parame
     uint64_t now = allocation_epoch();
     memcpy(own + layout.epoch, &now, sizeof now);
   }
+  if (agent.late && layout.epoch != kNoField && oplog.on())
+    mentioned(layout, *choice.copy->context, parameters, given, std::min(given_size, before));
   if (extra) {
     if (given_size > before) given_size = before;  // padding that the caller counted in
     if (given) memcpy(bytes, given, given_size);
@@ -234,12 +228,12 @@ bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parame
     return true;
   }
   void **array = swap.few;
-  if (layout.parameters + 1 > sizeof swap.few / sizeof *swap.few) {
-    swap.many.resize(layout.parameters + 1);
+  if (layout.sizes.size() + 1 > sizeof swap.few / sizeof *swap.few) {
+    swap.many.resize(layout.sizes.size() + 1);
     array = swap.many.data();
   }
-  if (layout.parameters) memcpy(array, parameters, layout.parameters * sizeof *array);
-  array[layout.parameters] = own;
+  if (!layout.sizes.empty()) memcpy(array, parameters, layout.sizes.size() * sizeof *array);
+  array[layout.sizes.size()] = own;
   swap.parameters = array;
   return true;
 }
@@ -275,21 +269,25 @@ uint32_t prepare(const Function &function, const LaunchShape &shape, uint64_t id
   if (number < config.first || number > config.last) return kept(kFiltered);
   if (config.sample > 1 && (number - config.first) % config.sample) return kept(kSampledOut);
   Choice choice;
-  uint32_t outcome = choose(function, context_of_launch(function, shape.where.handle()), shape, choice);
+  uint32_t outcome = choose(function, function.context ? function.context : context_of(shape.where), shape, choice);
   if (outcome == kInstrumented && !build(choice, id, 0, parameters, extra, swap)) outcome = 1 + kLaunchFailed;
   if (outcome != kInstrumented && outcome <= kReasons) add(slot.reasons[outcome - 1]);
   return outcome;
 }
 
-bool swapped(Swap &swap, CUresult result) {
-  Slot &slot = *swap.copy->kernel->slot;
+bool swapped(const Outer &outer, Swap &swap, CUresult result) {
+  const bool counted = outer.keeps_records();  // else the attachment ended meanwhile
+  if (result == CUDA_SUCCESS) {
+    if (!counted) return true;
+    Slot &slot = *swap.copy->kernel->slot;
+    add(swap.instance->launches);
+    add(slot.instrumented);
+    slot.threads.fetch_add(swap.instance->threads(), std::memory_order_relaxed);
+    agent.launched(1);
+    return true;
+  }
+  if (counted) add(swap.copy->kernel->slot->reasons[kLaunchFailed]);
   switch (result) {
-    case CUDA_SUCCESS:
-      add(swap.instance->launches);
-      add(slot.instrumented);
-      slot.threads.fetch_add(swap.instance->threads(), std::memory_order_relaxed);
-      agent.launched(1);
-      return true;
     // What the copy may cause and the original not.
     case CUDA_ERROR_INVALID_VALUE:
     case CUDA_ERROR_OUT_OF_MEMORY:
@@ -299,10 +297,8 @@ bool swapped(Swap &swap, CUresult result) {
     case CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES:
     case CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE:
     case CUDA_ERROR_NOT_SUPPORTED:
-      add(slot.reasons[kLaunchFailed]);
       return false;
     default:  // the context was broken before: the original would say the same
-      add(slot.reasons[kLaunchFailed]);
       return true;
   }
 }

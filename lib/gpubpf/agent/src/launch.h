@@ -55,7 +55,7 @@ bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parame
 // Of one launch, counted. kInstrumented: launch `swap`, then tell swapped(). Else the original.
 uint32_t prepare(const Function &function, const LaunchShape &shape, uint64_t id, void **parameters, void **extra, Swap &swap);
 // After the launch call of the copy. False: launch the original instead.
-bool swapped(Swap &swap, CUresult result);
+bool swapped(const Outer &outer, Swap &swap, CUresult result);
 
 uint32_t count(const Function &function, Reason reason);  // gives the outcome
 

@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "thread.h"
 #include "wire.h"
 
 namespace gpubpf {
@@ -29,7 +30,7 @@ int Log::open(uint64_t records, bool virtual_clock) {
   void *at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     if (at != MAP_FAILED) munmap(at, size);
-    close(fd);
+    ::close(fd);
     return -1;
   }
   madvise(at, size, MADV_DONTFORK);  // a child has nothing to write there
@@ -41,6 +42,11 @@ int Log::open(uint64_t records, bool virtual_clock) {
   capacity_ = records;
   header_ = header;
   return fd;
+}
+
+void Log::close() {
+  if (header_) munmap(header_, kHeaderSize + capacity_ * sizeof(Record));
+  header_ = nullptr;
 }
 
 void Log::put(const Record &record) {
@@ -87,14 +93,13 @@ uint64_t take_ids(uint64_t n) { return next_id.fetch_add(n, std::memory_order_re
 uint64_t other_id() { return next_other.fetch_add(1, std::memory_order_relaxed); }
 
 uint32_t thread_id() {
-  static thread_local uint32_t id __attribute__((tls_model("initial-exec"))) = 0;
-  static thread_local uint32_t of __attribute__((tls_model("initial-exec"))) = 0;
-  uint32_t now = generation.load(std::memory_order_relaxed);
-  if (of != now) {
-    id = static_cast<uint32_t>(syscall(SYS_gettid));
-    of = now;
-  }
-  return id;
+  struct Known {
+    uint32_t id, of;
+  } none{};
+  Known &known = remembered(Note::Id, none);
+  const uint32_t now = generation.load(std::memory_order_relaxed);
+  if (known.of != now) known = {static_cast<uint32_t>(syscall(SYS_gettid)), now};
+  return known.id;
 }
 
 }  // namespace gpubpf

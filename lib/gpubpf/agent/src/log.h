@@ -27,7 +27,7 @@ enum class Kind : uint16_t {
   Queue = 21,
 };
 
-enum RecordFlags : uint16_t { kGraphNode = 1, kCallWaits = 2, kCaptured = 4, kHostClock = 8 };
+enum RecordFlags : uint16_t { kGraphNode = 1, kCallWaits = 2, kCaptured = 4, kHostClock = 8, kFromBefore = 16 };
 
 struct Record {
   uint64_t mark = 0;  // the log's own: position + 1, written last
@@ -50,9 +50,10 @@ static_assert(sizeof(Record) == 128, "oplog.py knows this size");
 class Log {
  public:
   // Makes the log with room for `records`, a power of two; gives its file, sealed against shrinking, or -1. The caller sends it
-  // and closes it. Only once in a process: a forked child makes its own.
+  // and closes it. Once in an attachment; a forked child makes its own.
   int open(uint64_t records, bool virtual_clock);
   void forget() { header_ = nullptr; }  // in a forked child: the file is its parent's
+  void close();  // at the end of the attachment, when no thread is in a hook
   bool on() const { return header_ != nullptr; }
   void put(const Record &record);  // any thread
 

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "lasting.h"
 #include "log.h"
 #include "shared.h"
 
@@ -35,6 +36,7 @@ struct Program {
   uint64_t arguments[kArguments] = {};  // those that are the same each time
   uint8_t fields[kArguments] = {};      // 1 + the number of the context's field, for the rest
   std::vector<uint8_t> parameters;
+  size_t size = 0;  // of the code
 };
 
 const uint8_t *stubs = nullptr;
@@ -42,14 +44,15 @@ int stub_file = -1;
 ino_t stub_inode = 0;
 struct Point {
   std::atomic<bool> in_kernel{false};
-  std::atomic<const Program *> programs{nullptr};  // never freed: another thread may be in one
+  std::atomic<const Program *> programs{nullptr};  // freed at the end: another thread may be in one
 };
 Point points[kPoints];
 Point &at(HostPoint point) { return points[static_cast<uint32_t>(point)]; }
 
 // --- the kernel's helpers, for a program that runs in this process; each is called as in the kernel ---
 
-std::vector<uint64_t> cgroups;  // the process's, from the root down to its own
+Lasting<std::vector<uint64_t>> lasting_cgroups;
+auto &cgroups = lasting_cgroups.value;  // the process's, from the root down to its own
 
 // A cgroup's id is the inode of its directory.
 std::vector<uint64_t> find_cgroups() {
@@ -84,7 +87,8 @@ uint64_t boot_time(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) {
 }
 
 uint64_t random32(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) {
-  static thread_local uint64_t state __attribute__((tls_model("initial-exec"))) = 0;
+  uint64_t none = 0;
+  uint64_t &state = remembered(Note::Random, none);
   if (!state) state = (now_ns() ^ (static_cast<uint64_t>(syscall(SYS_gettid)) << 32)) | 1;
   state ^= state << 13;  // xorshift64 (G. Marsaglia, 2003)
   state ^= state >> 7;
@@ -188,6 +192,7 @@ std::unique_ptr<Program> parse_program(Reader &reader, size_t fields) {
   }
   if (!reader.ok() || code.empty()) return nullptr;
   made->code = reinterpret_cast<void (*)(const uint64_t *)>(executable(code));
+  made->size = code.size();
   return made->code ? std::move(made) : nullptr;
 }
 
@@ -302,6 +307,20 @@ void forget_host_program() {
   }
   stubs = nullptr;
   stub_file = -1;
+}
+
+void end_host_program() {
+  for (Point &point : points)
+    for (const Program *p = point.programs.load(); p;) {
+      const Program *next = p->next.load();
+      munmap(reinterpret_cast<void *>(p->code), p->size);
+      delete p;
+      p = next;
+    }
+  marker_told();
+  if (stubs) munmap(const_cast<uint8_t *>(stubs), kStubFile);
+  forget_host_program();
+  std::vector<uint64_t>().swap(cgroups);
 }
 
 }  // namespace gpubpf

@@ -42,5 +42,6 @@ enum class HostArgument : uint32_t {
 };
 bool take_host_program(Reader &reader);
 void forget_host_program();  // in a forked child
+void end_host_program();     // at the end of an attachment, when no thread is in a hook
 
 }  // namespace gpubpf

@@ -2,12 +2,14 @@
 
 #include <cstring>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "agent.h"
 #include "clock.h"
 #include "cupti.h"
 #include "hooks.h"
 #include "marker.h"
+#include "quiet.h"
 #include "stamp.h"
 
 namespace gpubpf {
@@ -30,10 +32,10 @@ struct KeyHash {
 struct Queues {
   std::mutex lock;  // guards below
   std::unordered_map<Key, Queue, KeyHash> known;
+  std::unordered_set<CUstream> made;  // since the agent came, in a program that ran before
   uint32_t count = 0;
 };
 
-// Never destroyed: threads go on while the process exits.
 Queues *all_queues = nullptr;
 Queues &queues() { return *all_queues; }
 
@@ -45,14 +47,15 @@ struct Remembered {
   Key key;
   Queue queue;
 };
-constexpr size_t kRemembered = 4;
-thread_local Remembered remembered[kRemembered] __attribute__((tls_model("initial-exec")));
-thread_local uint64_t own_thread __attribute__((tls_model("initial-exec"))) = 0;
+struct OfThread {
+  Remembered last[4];
+  uint64_t number;  // unlike the kernel's, used once
+};
 
-uint64_t thread_number() {  // unlike the kernel's, used once
+uint64_t number_of(OfThread &thread) {
   static std::atomic<uint64_t> last{0};
-  if (!own_thread) own_thread = ++last;
-  return own_thread;
+  if (!thread.number) thread.number = ++last;
+  return thread.number;
 }
 
 enum QueueKind : uint32_t { kLegacy, kPerThread, kBlocking, kNonBlocking };
@@ -79,14 +82,17 @@ Queue new_queue(const Key &key) {
     if (driver.cuStreamGetPriority && kind != kLegacy) driver.cuStreamGetPriority(key.stream, &priority);
   }
   Queues &all = queues();
+  bool before = agent.late;
   {
     std::lock_guard<std::mutex> hold(all.lock);
+    before = before && (key.context ? key.context->before : !all.made.count(key.stream));
     auto put = all.known.emplace(key, queue);
     if (!put.second) return put.first->second;
     put.first->second.number = queue.number = ++all.count;
   }
   Record r;
   r.kind = Kind::Queue;
+  if (before) r.flags |= kFromBefore;
   r.id = other_id();
   r.thread = thread_id();
   r.call_ns = r.return_ns = now_ns();
@@ -119,22 +125,31 @@ Queue queue_of(Where where) {
   if (!key.stream) key.stream = CU_STREAM_LEGACY;
   const bool is_default = key.stream == CU_STREAM_LEGACY || key.stream == CU_STREAM_PER_THREAD;
   Queue queue;
+  OfThread none{};
+  OfThread &thread = remembered(Note::Queues, none);
   if (is_default) {
     key.context = registry().only.load(std::memory_order_acquire);
     if (!key.context) quietly([&] { key.context = registry().current(); });
     if (!key.context) return queue;
-    if (key.stream == CU_STREAM_PER_THREAD) key.thread = thread_number();
+    if (key.stream == CU_STREAM_PER_THREAD) key.thread = number_of(thread);
   }
   uint64_t epoch = queue_epoch.load(std::memory_order_acquire);
-  Remembered &slot = remembered[(reinterpret_cast<uintptr_t>(key.stream) >> 4) % kRemembered];
+  Remembered &slot = thread.last[(reinterpret_cast<uintptr_t>(key.stream) >> 4) % std::size(thread.last)];
   if (slot.epoch == epoch && slot.key == key) return slot.queue;
   quietly([&] { queue = find_queue(key, epoch, slot); });
   return queue;
 }
 
+void new_stream(CUstream stream) {
+  if (!agent.late) return;
+  std::lock_guard<std::mutex> hold(queues().lock);
+  queues().made.insert(stream);
+}
+
 void forget_queue(CUstream stream) {
   std::lock_guard<std::mutex> hold(queues().lock);
   queues().known.erase({stream, nullptr, 0});
+  queues().made.erase(stream);
   queue_epoch.fetch_add(1, std::memory_order_release);
 }
 
@@ -185,6 +200,14 @@ void new_operations() {
   queue_epoch.fetch_add(1, std::memory_order_release);
 }
 
+void end_operations() {
+  queue_epoch.fetch_add(1, std::memory_order_release);
+  delete all_queues;
+  delete[] all_events;
+  all_queues = nullptr;
+  all_events = nullptr;
+}
+
 // --- operations ---
 
 // With the name as the program's source has it.
@@ -210,7 +233,7 @@ void describe_memory(Record &r, uint64_t address, uint64_t epoch) {
 }
 
 bool capturing(CUstream stream) {
-  if (registry().captures.load(std::memory_order_relaxed) == 0) return false;
+  if (registry().captures.load(std::memory_order_relaxed) == 0) return agent.late && captured_before(stream);
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   if (!driver.cuStreamIsCapturing) return true;
   return driver.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
@@ -272,9 +295,12 @@ bool breaks(CUresult result) {
 }  // namespace
 
 void Operation::returned(CUresult result) noexcept {
+  if (recorded_) end_cupti();
+  const Thread *thread = own_record();
+  over_ = !thread || !thread->number;
+  if (over_) return;
   record.return_ns = now_ns();
   record.result = result;
-  if (recorded_) end_cupti();
   if (result != CUDA_SUCCESS && breaks(result) && queue.context && !queue.context->broken.exchange(true)) {
     Record r = record;
     r.id = other_id();

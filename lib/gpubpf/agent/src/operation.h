@@ -24,6 +24,7 @@ struct Queue {
   Context *context = nullptr;  // null: not known
 };
 Queue queue_of(Where where);                // never throws; logs the queue when it is new
+void new_stream(CUstream stream);          // it was made just now: what it holds is known
 void forget_queue(CUstream stream);        // before it is destroyed
 void forget_queues(const Context *context);
 
@@ -32,8 +33,10 @@ void event_recorded(CUevent event, uint64_t id);
 uint64_t recorded_by(CUevent event);
 void forget_event(CUevent event);
 
-// At the agent's start; in a forked child anew: what the parent kept is of no use, and may be locked.
+// At the start of an attachment; in a forked child anew: what the parent kept is of no use, and may be locked. And at the end, when no thread is
+// in a hook.
 void new_operations();
+void end_operations();
 
 // Fills in a record of Kind::Api: a call by its name, of hooks[index] or of none; what it allocates or frees.
 constexpr uint32_t kNoFunction = UINT32_MAX;
@@ -55,7 +58,10 @@ class Operation {
   void time() noexcept;    // has timing events put around it, where the tool wants them
   void called() noexcept;  // now comes the driver's call
   void returned(CUresult result) noexcept;
-  void log() noexcept { oplog.put(record); }
+  // Nothing where the attachment ended during the call.
+  void log() noexcept {
+    if (!over_) oplog.put(record);
+  }
 
   Record record;
   Queue queue;
@@ -64,6 +70,7 @@ class Operation {
   Where where_;
   Stamp *stamp_ = nullptr;
   bool recorded_ = false;  // by CUPTI
+  bool over_ = false;
 };
 
 }  // namespace gpubpf

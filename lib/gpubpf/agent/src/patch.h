@@ -1,9 +1,9 @@
 // Inline hooks: a jump written over the first instructions of a function, and those instructions moved elsewhere, where they can
 // still be called.
 //
-// Inside the first cuInit no other thread is in a function that is being hooked: the jumps are written at once, and stay for as long as the
-// process lives; turning the agent off means that replacements pass calls through. Where threads run, the jumps are a list that the tool
-// puts in while all of them stand (attach.py), and takes out again. The moved instructions stay.
+// Inside the first cuInit no other thread is in a function that is being hooked: the jumps are written at once. Where threads run, the jumps are a
+// list that the tool puts in while all of them stand (patching.py). The agent takes them out itself, since that can be done in one store for
+// each. The moved instructions stay, and serve the next attachment.
 #pragma once
 
 #include <cstddef>
@@ -27,6 +27,12 @@ struct Patch {
 std::string install(Hook *hooks, size_t count, std::string &left_out);
 // The same for a process whose threads run: all is ready but the jumps, which `patches` has.
 std::string prepare(Hook *hooks, size_t count, std::string &left_out, std::vector<Patch> &patches);
+// At the end: calls come to the driver's own code again, but for functions that `keep` says of, which still lead to their replacements. One
+// store for each: threads may be anywhere.
+void take_out(bool (*keep)(const char *name));
+void take_out_rest(bool (*keep)(const char *name));  // the same later: where another attachment has its hooks now, they stay
+void barrier_in_all_threads();  // what was stored before is seen by every thread; code that was written, too
+void forget_patching();  // in a forked child: what is in its code is known, nobody else holds the lock
 // The list in a file that nobody can change any more, or -1.
 int patch_file(const std::vector<Patch> &patches);
 

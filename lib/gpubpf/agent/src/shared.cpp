@@ -27,7 +27,7 @@ struct File {
   int file;  // for further contexts, which each map it for themselves
   ino_t inode;
 };
-std::map<uint32_t, File> *arrays = nullptr;  // written before the Welcome only
+std::map<uint32_t, File> *arrays = nullptr;  // written before the Welcome, and at the end
 
 bool is_ring(const MapSpec &map) { return map.place == Place::HostRing || map.place == Place::GpuRing; }
 
@@ -110,6 +110,17 @@ void *shared_array(uint32_t map) {
 }
 
 void forget_shared() { arrays = nullptr; }
+
+void end_shared() {
+  if (!arrays) return;
+  for (const auto &a : *arrays) {
+    struct stat st;
+    munmap(a.second.host, a.second.bytes);
+    if (fstat(a.second.file, &st) == 0 && st.st_ino == a.second.inode) close(a.second.file);
+  }
+  delete arrays;
+  arrays = nullptr;
+}
 
 uint64_t ring_control_bytes(const Context &context) {
   uint64_t bytes = 0;

@@ -14,6 +14,7 @@ struct Context;
 bool take_shared(Reader &reader, int file);
 void *shared_array(uint32_t map);  // where it is mapped; null: there is none
 void forget_shared();              // in a forked child
+void end_shared();                 // at the end of an attachment, when no thread is in a hook
 
 // The context's shared arrays and rings: fills in its storage. `control` gives each ring's control block in GPU memory. With `busy` held
 // and the context current. False: no memory, or the driver does not take it.

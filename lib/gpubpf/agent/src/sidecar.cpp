@@ -12,9 +12,12 @@
 #include "allocation.h"
 #include "clock.h"
 #include "current.h"
+#include "found.h"
 #include "graph.h"
 #include "hooks.h"
+#include "link.h"
 #include "log.h"
+#include "quiet.h"
 #include "shared.h"
 
 namespace gpubpf {
@@ -66,14 +69,14 @@ int image_file(const void *data, uint64_t size) {
 }  // namespace
 
 // The driver took the image just now, so its headers can be believed.
-int image_of(const void *image, uint64_t &size) {
-  if (!image) return -1;
+const void *image_at(const void *image, uint64_t &size) {
+  if (!image) return nullptr;
   uint32_t magic;
   memcpy(&magic, image, sizeof magic);
   if (magic == kWrapperMagic) {
     Wrapper w;
     memcpy(&w, image, sizeof w);
-    if (!w.data) return -1;
+    if (!w.data) return nullptr;
     image = w.data;
     memcpy(&magic, image, sizeof magic);
   }
@@ -88,10 +91,24 @@ int image_of(const void *image, uint64_t &size) {
   } else {
     size = strnlen(static_cast<const char *>(image), kImageLimit);
   }
-  return image_file(image, size);
+  return image;
 }
 
-int image_of_file(const char *path, uint64_t &size) {
+int image_of(const void *image, uint64_t &size, uint32_t &linked) {
+  const void *begin = image_at(image, size);
+  if (!begin) return -1;
+  int ptx = -1;
+  uint64_t bytes = 0;
+  if (size >= SELFMAG) linked = linked_of(begin, size, ptx, bytes);
+  if (ptx >= 0 && memcmp(begin, ELFMAG, SELFMAG) == 0) {
+    size = bytes;
+    return ptx;
+  }
+  if (ptx >= 0) close(ptx);  // what was linked is PTX itself
+  return image_file(begin, size);
+}
+
+int image_of_file(const char *path, uint64_t &size, uint32_t &) {
   int fd = move_high(open(path, O_RDONLY | O_CLOEXEC));
   struct stat st;
   if (fd >= 0 && (fstat(fd, &st) != 0 || st.st_size <= 0 || uint64_t(st.st_size) > kImageLimit)) {
@@ -107,11 +124,12 @@ int image_of_file(const char *path, uint64_t &size) {
 std::shared_ptr<const Answer> parse_answer(Reader &reader, int image) {
   auto answer = std::make_shared<Answer>();
   uint64_t size = reader.u64();
-  uint32_t n = reader.count(40);
+  uint32_t n = reader.count(36);
   for (uint32_t i = 0; i < n && reader.ok(); ++i) {
     Layout l;
     l.name = reader.text();
-    l.parameters = reader.u32();
+    l.sizes.resize(reader.count(4));
+    for (uint32_t &bytes : l.sizes) bytes = reader.u32();
     l.block_offset = reader.u32();
     l.pid_tgid = reader.u32();
     l.waits = reader.u32() != 0;
@@ -132,7 +150,7 @@ std::shared_ptr<const Answer> parse_answer(Reader &reader, int image) {
     for (uint32_t word : {l.pid_tgid, l.kernel, l.epoch})
       if (word != kNoField && word + uint64_t(8) > l.block.size()) return nullptr;
     if (l.sites > kSitesLimit) return nullptr;
-    if (l.block.size() < 8 || l.block.size() > 65536 || l.block_offset > 65536 || l.parameters > 65536) return nullptr;
+    if (l.block.size() < 8 || l.block.size() > 65536 || l.block_offset > 65536 || l.sizes.size() > 65536) return nullptr;
     answer->kernels.push_back(std::move(l));
   }
   n = reader.count(8);
@@ -396,7 +414,12 @@ void apply(Module *module, Context *context, const std::shared_ptr<const Answer>
       cache = k.cache_config;
       shared = k.shared_config;
     }
-    if (!mirror_known_attributes(attributes, cache, shared, copy->function)) {
+    if (const char *why = module->found ? differs(original, layout) : nullptr) {
+      refuse(k, why);
+      continue;
+    }
+    if (!mirror_known_attributes(attributes, cache, shared, copy->function) ||
+        (module->found && !mirror_attributes(original, copy->function))) {
       refuse(k, "a function attribute does not fit the copy");
       continue;
     }
@@ -436,44 +459,54 @@ bool wait_for_answer(Question &question) {
   return question.done;
 }
 
-void obtain(Module *module, Context *context) {
-  Registry &r = registry();
+}  // namespace
+
+namespace {
+
+// What the tool says of a module, for a context's GPU; null: nothing, or not now.
+std::shared_ptr<const Answer> answer_for(Module *module, Context *context, bool waits) {
   std::shared_ptr<const Answer> answer;
   int image = -1;
   {
-    std::lock_guard<std::mutex> hold(r.lock);
-    if (module->gone) return;
+    std::lock_guard<std::mutex> hold(registry().lock);
+    if (module->gone) return nullptr;
     answer = module->answer;
     if (!answer) {
-      if (module->asked || module->image < 0) return;
+      if (module->asked || module->image < 0) return nullptr;
       module->asked = true;
       module->answer_cc = context->cc;
       std::swap(image, module->image);
     } else if (module->answer_cc != context->cc) {
-      return;  // made for another kind of GPU: its launches stay "before ready"
+      return nullptr;  // made for another kind of GPU: its launches stay "before ready"
     }
   }
-  if (answer) return apply(module, context, answer);
-  auto question = agent.ask(module, context, image, module->image_size);
+  if (answer) return answer;
+  auto question = agent.ask(Message::Image, module, context, Writer().u64(module->image_size).u32(module->linked), image, waits);
   close(image);
-  if (!wait_for_answer(*question) || !question->answer) return;
-  bool captured = false;
-  {
-    std::lock_guard<std::mutex> hold(r.lock);
-    if (r.captures.load()) {  // began meanwhile
-      captured = true;
-      r.waiting.push_back(module);
-    }
-  }
-  if (!captured) apply(module, context, question->answer);
+  return waits && wait_for_answer(*question) ? question->answer : nullptr;
 }
 
 }  // namespace
 
-void loaded(Module *module, int image, uint64_t size) {
+void obtain(Module *module, Context *context, bool waits) {
+  Rare rare;
+  std::shared_ptr<const Answer> answer = answer_for(module, context, waits);
+  if (!answer) return;
+  {
+    std::lock_guard<std::mutex> hold(registry().lock);
+    if (registry().captures.load()) {  // began meanwhile
+      registry().waiting.push_back(module);
+      return;
+    }
+  }
+  apply(module, context, answer);
+}
+
+void loaded(Module *module, int image, uint64_t size, uint32_t linked) {
   if (image < 0) return;
   module->image = image;
   module->image_size = size;
+  module->linked = linked;
   Registry &r = registry();
   if (module->library) r.current();  // makes its record, if there is none yet
   std::vector<Context *> contexts;
@@ -490,7 +523,8 @@ void loaded(Module *module, int image, uint64_t size) {
   for (Context *c : contexts) obtain(module, c);  // a library without contexts is obtained when one is made
 }
 
-void context_ready(Context *context) {
+void context_ready(Context *context, bool waits) {
+  Rare rare;
   Registry &r = registry();
   // The log wants the GPU's clock, whether anything is instrumented or not.
   if (oplog.on() && !r.captures.load() && lock_within(context->busy, 1000)) {
@@ -506,8 +540,10 @@ void context_ready(Context *context) {
       else libraries.push_back(l.second);
     }
   }
-  for (Module *m : libraries) obtain(m, context);
+  for (Module *m : libraries) obtain(m, context, waits);
 }
+
+constexpr uint32_t kAtOnce = 50;  // ms that the end of a capture waits for a quiet moment
 
 void retry_waiting() {
   Registry &r = registry();
@@ -521,7 +557,12 @@ void retry_waiting() {
     }
     r.waiting.clear();
   }
-  for (auto &w : work) obtain(w.first, w.second);
+  // The end of a capture waits for nothing that runs, so neither does this.
+  for (auto &w : work) {
+    Rare rare;
+    std::shared_ptr<const Answer> answer = answer_for(w.first, w.second, true);
+    if (answer && !when_quiet(*w.second, kAtOnce, [&](LaunchesHeld &) { apply(w.first, w.second, answer); })) apply_later(w.first, w.second);
+  }
 }
 
 }  // namespace gpubpf

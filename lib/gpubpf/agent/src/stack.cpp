@@ -28,31 +28,39 @@ struct Frames {
   size_t count = 0;
 };
 
-// Bounds of the agent's own code.
+// Bounds of a library's code.
 struct Extent {
   uintptr_t first = 0, last = 0;
+  bool has(uintptr_t at) const { return at >= first && at < last; }
 };
 
-Extent own_extent() {
-  static const Extent extent = [] {
+Extent extent_around(const void *code) {
+  struct Sought {
+    uintptr_t at;
     Extent found;
-    dl_iterate_phdr(
-        [](dl_phdr_info *info, size_t, void *to) {
-          auto here = reinterpret_cast<uintptr_t>(&own_extent);
-          for (int i = 0; i < info->dlpi_phnum; ++i) {
-            const auto &p = info->dlpi_phdr[i];
-            uintptr_t first = info->dlpi_addr + p.p_vaddr;
-            if (p.p_type != PT_LOAD || here < first || here >= first + p.p_memsz) continue;
-            *static_cast<Extent *>(to) = {first, first + p.p_memsz};
-            return 1;
-          }
-          return 0;
-        },
-        &found);
-    return found;
-  }();
+  } sought{reinterpret_cast<uintptr_t>(code), {}};
+  dl_iterate_phdr(
+      [](dl_phdr_info *info, size_t, void *to) {
+        auto &s = *static_cast<Sought *>(to);
+        for (int i = 0; i < info->dlpi_phnum; ++i) {
+          const auto &p = info->dlpi_phdr[i];
+          const uintptr_t first = info->dlpi_addr + p.p_vaddr;
+          if (p.p_type == PT_LOAD) s.found = {first, first + p.p_memsz};
+          if (p.p_type == PT_LOAD && s.found.has(s.at)) return 1;
+        }
+        s.found = {};
+        return 0;
+      },
+      &sought);
+  return sought.found;
+}
+
+Extent own_extent() {
+  static const Extent extent = extent_around(reinterpret_cast<void *>(&extent_around));
   return extent;
 }
+
+Extent drivers;
 
 _Unwind_Reason_Code frame(_Unwind_Context *context, void *to) {
   auto *frames = static_cast<Frames *>(to);
@@ -60,8 +68,7 @@ _Unwind_Reason_Code frame(_Unwind_Context *context, void *to) {
   uintptr_t at = _Unwind_GetIPInfo(context, &before);
   if (!at) return _URC_END_OF_STACK;
   if (!before) --at;
-  const Extent own = own_extent();
-  if (!frames->count && at >= own.first && at < own.last) return _URC_NO_REASON;
+  if (!frames->count && own_extent().has(at)) return _URC_NO_REASON;
   frames->slot[frames->count] = before ? 0 : _Unwind_GetCFA(context) - sizeof(uintptr_t);
   frames->at[frames->count++] = at;
   return frames->count == kDeepest ? _URC_END_OF_STACK : _URC_NO_REASON;
@@ -160,7 +167,34 @@ uint32_t told_name(const std::string &name) {
   return number;
 }
 
-void new_stacks() { known = new Known; }
+void new_stacks() {
+  known = new Known;
+  drivers = extent_around(reinterpret_cast<void *>(driver.cuCtxGetCurrent));
+}
+
+bool is_internal(uintptr_t code) noexcept { return drivers.has(code) || own_extent().has(code); }
+
+bool stack_lacks(uintptr_t slot) noexcept {
+  struct Sought {
+    uintptr_t slot;
+    bool lacks;
+  } sought{slot, false};
+  _Unwind_Backtrace(
+      [](_Unwind_Context *context, void *to) {
+        auto &s = *static_cast<Sought *>(to);
+        const uintptr_t at = _Unwind_GetCFA(context) - sizeof(uintptr_t);
+        if (at < s.slot) return _URC_NO_REASON;
+        s.lacks = at > s.slot;
+        return _URC_END_OF_STACK;
+      },
+      &sought);
+  return sought.lacks;
+}
+
+void end_stacks() {
+  delete known;
+  known = nullptr;
+}
 
 __attribute__((noinline)) uint32_t host_stack() noexcept {
   static Remembered remembered[kRemembered][kWays];

@@ -17,17 +17,19 @@
 
 namespace gpubpf {
 
-class Stamp {
+class Stamp : public Kept {
  public:
   CUevent first = nullptr, second = nullptr;
   Stamps *of = nullptr;
   Record span;
 };
 
-struct Stamps {  // of a context
+struct Stamps : Kept {  // of a context
   std::mutex lock;  // guards below; never held across a driver call: the program may need this thread for another to go on
+  bool over = false;  // its events are given back
   std::vector<Stamp *> free, fresh;
   size_t made = 0;
+  std::vector<CUevent> events;  // that were made
   std::map<uint32_t, std::deque<Stamp *>> pending;  // by queue; guarded by Context::busy
 };
 
@@ -41,7 +43,8 @@ struct Poller {
   std::mutex lock;
   std::condition_variable changed;
   std::atomic<size_t> pending{0};
-  std::atomic<bool> asleep{false};
+  std::atomic<bool> asleep{false}, over{false};
+  pthread_t thread{};
 };
 
 Poller *poller = nullptr;
@@ -122,11 +125,11 @@ bool poll(Context &context, bool last) {
 void run(Poller *p) {
   prctl(PR_SET_NAME, "gpubpf-stamp");
   ++depth();
-  for (;;) {
+  while (!p->over) {
     if (!p->pending) {
       std::unique_lock<std::mutex> hold(p->lock);
       p->asleep = true;
-      p->changed.wait_for(hold, std::chrono::seconds(1), [&] { return p->pending != 0; });
+      p->changed.wait_for(hold, std::chrono::seconds(1), [&] { return p->pending != 0 || p->over; });
       p->asleep = false;
       continue;
     }
@@ -156,9 +159,7 @@ bool start_poller() {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  pthread_t thread;
-  bool ok = pthread_create(&thread, nullptr, [](void *p) -> void * { return run(static_cast<Poller *>(p)), nullptr; }, made) == 0;
-  if (ok) pthread_detach(thread);
+  bool ok = pthread_create(&made->thread, nullptr, [](void *p) -> void * { return run(static_cast<Poller *>(p)), nullptr; }, made) == 0;
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (ok) poller = made;
   else delete made;
@@ -186,6 +187,7 @@ bool is_current(const Context &context) {
 Stamp *take(Stamps &stamps) {
   {
     std::lock_guard<std::mutex> hold(stamps.lock);
+    if (stamps.over) return nullptr;
     if (!stamps.free.empty()) {
       Stamp *s = stamps.free.back();
       stamps.free.pop_back();
@@ -199,8 +201,11 @@ Stamp *take(Stamps &stamps) {
   auto s = std::make_unique<Stamp>();
   s->of = &stamps;
   DriverScope scope;
-  if (driver.cuEventCreate(&s->first, CU_EVENT_DEFAULT) != CUDA_SUCCESS) return nullptr;
-  if (driver.cuEventCreate(&s->second, CU_EVENT_DEFAULT) != CUDA_SUCCESS) return nullptr;
+  for (CUevent *event : {&s->first, &s->second}) {
+    if (driver.cuEventCreate(event, CU_EVENT_DEFAULT) != CUDA_SUCCESS) return nullptr;
+    std::lock_guard<std::mutex> hold(stamps.lock);
+    stamps.events.push_back(*event);
+  }
   return s.release();
 }
 
@@ -209,9 +214,38 @@ void give_back(Stamp *s) {
   s->of->free.push_back(s);
 }
 
+bool is_over(Stamps &stamps) {
+  std::lock_guard<std::mutex> hold(stamps.lock);
+  return stamps.over;
+}
+
 }  // namespace
 
 void new_stamps() { poller = nullptr; }  // a thread of the parent's is not there
+
+void end_stamps() {
+  if (!poller) return;
+  {
+    std::lock_guard<std::mutex> hold(poller->lock);
+    poller->over = true;
+    poller->changed.notify_one();
+  }
+  pthread_join(poller->thread, nullptr);
+  delete poller;
+  poller = nullptr;
+}
+
+void gather_stamps(const Context &context, std::vector<CUevent> &events) {
+  Stamps *stamps = context.stamps.load();
+  if (!stamps) return;
+  drop(*stamps);
+  std::lock_guard<std::mutex> hold(stamps->lock);
+  stamps->over = true;
+  poller->pending -= stamps->fresh.size();
+  stamps->fresh.clear();
+  events.insert(events.end(), stamps->events.begin(), stamps->events.end());
+  stamps->events.clear();
+}
 
 Stamp *begin_stamp(Context &context, CUstream stream) noexcept {
   Stamp *stamp = nullptr;
@@ -230,6 +264,7 @@ Stamp *begin_stamp(Context &context, CUstream stream) noexcept {
 void end_stamp(Stamp *stamp, CUstream stream, const Record &operation, CUresult result) noexcept {
   quietly([&] {
     Own own;
+    if (is_over(*stamp->of)) return;
     if (result != CUDA_SUCCESS || driver.cuEventRecord(stamp->second, stream) != CUDA_SUCCESS) return give_back(stamp);
     Record r = operation;
     r.kind = Kind::Span;
@@ -238,8 +273,9 @@ void end_stamp(Stamp *stamp, CUstream stream, const Record &operation, CUresult 
     for (uint64_t &w : r.wide) w = 0;
     r.wide[0] = operation.id;
     stamp->span = r;
-    ++poller->pending;
     std::lock_guard<std::mutex> hold(stamp->of->lock);
+    if (stamp->of->over) return;
+    ++poller->pending;
     stamp->of->fresh.push_back(stamp);
   });
   if (poller && poller->asleep.load(std::memory_order_relaxed)) poller->changed.notify_one();

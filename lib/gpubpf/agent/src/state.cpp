@@ -1,14 +1,71 @@
 #include "state.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+#include <utility>
+
 #include "agent.h"
+#include "found.h"
 
 namespace gpubpf {
 
-// Made when the agent starts; never destroyed: launches go on while the process exits.
 static Registry *the_registry = nullptr;
 
 Registry &registry() { return *the_registry; }
-void new_registry() { the_registry = new Registry; }
+void new_registry() {
+  the_registry = new Registry;
+  ++handles_changed;
+  ++contexts_changed;
+}
+
+std::atomic<uint64_t> handles_changed{1}, contexts_changed{1};
+
+void end_registry() {
+  delete the_registry;
+  the_registry = nullptr;
+}
+
+namespace {
+
+struct KeptList {
+  std::mutex lock;
+  Kept *first = nullptr;
+};
+Lasting<KeptList> first_kept;
+KeptList *kept = &first_kept.value;
+
+}  // namespace
+
+Kept::Kept() {
+  std::lock_guard<std::mutex> hold(kept->lock);
+  after_ = kept->first;
+  if (after_) after_->before_ = this;
+  kept->first = this;
+}
+
+Kept::~Kept() {
+  std::lock_guard<std::mutex> hold(kept->lock);
+  if (after_) after_->before_ = before_;
+  (before_ ? before_->after_ : kept->first) = after_;
+}
+
+void free_kept() {
+  while (kept->first) delete kept->first;
+}
+
+void forget_kept() { kept = new KeptList; }
+
+Context::~Context() {
+  for (const auto &r : registered) munmap(r.first, r.second);  // of one that is gone
+}
+
+Copy::~Copy() {
+  for (Occupancy *o = occupancy.load(); o;) delete std::exchange(o, o->next);
+}
+
+Module::~Module() {
+  if (image >= 0) close(image);
+}
 
 FunctionTable::FunctionTable() : table_(new Table(1024)) {}
 
@@ -37,12 +94,23 @@ void FunctionTable::set(const void *handle, const Function *value) {
   put(t, reinterpret_cast<uintptr_t>(handle), value);
 }
 
-Context *Registry::context(CUcontext handle) {
+Context *Registry::context(CUcontext handle, bool made) {
+  struct Remembered {
+    uint64_t when;
+    CUcontext handle;
+    Context *context;
+  } none{};
   if (!handle) return nullptr;
+  Remembered &last = remembered(Note::Context, none);
+  const uint64_t now = contexts_changed.load(std::memory_order_acquire);
+  if (last.handle == handle && last.when == now) return last.context;
   {
     std::lock_guard<std::mutex> hold(lock);
     auto it = contexts.find(handle);
-    if (it != contexts.end()) return it->second;
+    if (it != contexts.end()) {
+      last = {now, handle, it->second};
+      return it->second;
+    }
   }
   DriverScope scope;
   auto *c = new Context;
@@ -62,14 +130,18 @@ Context *Registry::context(CUcontext handle) {
   if (push) driver.cuCtxPopCurrent_v2(&popped);
   c->cc = static_cast<uint32_t>(major * 10 + minor);
   c->multiprocessors = static_cast<uint32_t>(count);
-  std::lock_guard<std::mutex> hold(lock);
-  auto put = contexts.emplace(handle, c);
-  if (!put.second) {  // another thread was quicker
-    delete c;
-    return put.first->second;
+  {
+    std::lock_guard<std::mutex> hold(lock);
+    auto put = contexts.emplace(handle, c);
+    if (!put.second) {  // another thread was quicker
+      delete c;
+      return put.first->second;
+    }
+    c->serial = serials++;
+    c->before = agent.late && !made;
+    only.store(serials == 1 && !agent.late ? c : nullptr, std::memory_order_release);
   }
-  c->serial = serials++;
-  only.store(serials == 1 ? c : nullptr, std::memory_order_release);
+  if (!made) context_met(c);
   return c;
 }
 
@@ -112,11 +184,13 @@ void Registry::record(Module *module, Context *context, const void *handle, cons
   const Function *known = functions.find(handle);
   if (known && known->kernel == k && known->context == context) return;
   module->handles.push_back(const_cast<void *>(handle));  // first: what is in the table must be forgotten one day
-  functions.set(handle, new Function{k, context});
+  functions.set(handle, &(new KeptFunction(k, context))->is);
+  ++handles_changed;
 }
 
 void Registry::forget(Module *module) {
   module->gone = true;
+  ++handles_changed;
   for (void *handle : module->handles) functions.set(handle, nullptr);
   module->handles.clear();
   if (module->module) modules.erase(module->module);

@@ -1,4 +1,4 @@
-// What the agent knows of the process: contexts, modules, kernels, their instrumented copies. Records are never freed (their
+// What the agent knows of the process: contexts, modules, kernels, their instrumented copies. Records are freed at the end of the attachment only (their
 // handles may be in use by a launch on another thread); what is gone is marked or taken out of the tables.
 #pragma once
 
@@ -62,7 +62,7 @@ constexpr uint32_t kNoField = UINT32_MAX;
 
 struct Layout {  // of one instrumented kernel
   std::string name;
-  uint32_t parameters = 0;    // the application's
+  std::vector<uint32_t> sizes;  // of the application's parameters, bytes
   uint32_t block_offset = 0;  // of the launch block in the parameter buffer
   uint32_t pid_tgid = kNoField;  // where in the block the launching thread goes
   bool waits = true;             // its blocks may wait for each other
@@ -87,6 +87,21 @@ struct Answer {
 };
 
 // --- the process ---
+
+// What lives as long as the attachment: deleted by free_kept(), if it was not before.
+class Kept {
+ public:
+  Kept();
+  virtual ~Kept();
+  Kept(const Kept &) = delete;
+  Kept &operator=(const Kept &) = delete;
+
+ private:
+  friend void free_kept();
+  Kept *before_ = nullptr, *after_ = nullptr;
+};
+void free_kept();
+void forget_kept();  // in a forked child: they are the parent's, and may be locked
 
 struct Copy;
 struct Kernel;
@@ -118,12 +133,14 @@ struct GpuClock;
 
 struct Stamps;
 
-struct Context {
+struct Context : Kept {
+  ~Context() override;
   CUcontext handle = nullptr;
   CUdevice device = 0;
   uint32_t serial = 0, cc = 0, multiprocessors = 1;
   std::atomic<bool> dead{false}, broken{false};  // broken: a kernel faulted, every call fails from then on
   std::mutex busy;            // held while the agent works in the context: loading, draining, destroying
+  bool before = false;        // it was there before the agent, or may have been
   bool followed = false;      // the stream exists; below: guarded by `busy`
   bool prepared = false;      // maps exist
   bool usable = false;
@@ -135,7 +152,8 @@ struct Context {
   std::vector<Sidecar> sidecars;
 
   std::atomic<Stamps *> stamps{nullptr};  // its timing events; made once
-  std::deque<CUdeviceptr> cells;          // of graphs, that are not in use; guarded by `memory`
+  std::deque<CUdeviceptr> cells;          // of graphs, that are not in use; guarded by `memory`, as is:
+  std::vector<CUdeviceptr> cell_memory;
 
   std::mutex memory;  // guards below; held for bookkeeping only, never across a driver call
   std::vector<std::unique_ptr<Pool>> pools;
@@ -151,7 +169,8 @@ struct Array {  // an array's memory for one instance; `capacity` in its units, 
 };
 
 // A copy at one launch shape.
-struct Instance {
+struct Instance : Kept {
+  ~Instance() override { delete[] launch_block.load(); }
   uint32_t grid[3], block[3];
   std::atomic<uint64_t> launches{0};
   std::atomic<const uint8_t *> launch_block{nullptr};  // filled in but for the launch id; null: no memory yet
@@ -171,7 +190,8 @@ struct Occupancy {
 };
 
 // An instrumented kernel in one context.
-struct Copy {
+struct Copy : Kept {
+  ~Copy() override;
   Kernel *kernel = nullptr;
   Context *context = nullptr;
   std::shared_ptr<const Answer> answer;  // keeps `layout`
@@ -186,7 +206,7 @@ struct Copy {
   Copy *next = nullptr;
 };
 
-struct Kernel {  // the application's, of one module or library
+struct Kernel : Kept {  // the application's, of one module or library
   std::string name;
   Module *module = nullptr;
   Slot *slot = nullptr;
@@ -197,7 +217,8 @@ struct Kernel {  // the application's, of one module or library
   int cache_config = -1, shared_config = -1;
 };
 
-struct Module {
+struct Module : Kept {
+  ~Module() override;
   CUmodule module = nullptr;    // exactly one of the two
   CUlibrary library = nullptr;
   Context *context = nullptr;   // of a module
@@ -209,6 +230,8 @@ struct Module {
   std::vector<std::pair<uint64_t, const Context *>> variables;  // that were logged, where they are
   int image = -1;               // memory file, until answered
   uint64_t image_size = 0;
+  uint32_t linked = 0;  // of so many inputs
+  bool found = false;  // it was there before the agent
   uint32_t answer_cc = 0;
   std::shared_ptr<const Answer> answer;
   bool asked = false;
@@ -217,6 +240,11 @@ struct Module {
 struct Function {  // what a CUfunction or CUkernel stands for
   Kernel *kernel;
   Context *context;  // null: a CUkernel, which belongs to none
+};
+
+struct KeptFunction : Kept {
+  KeptFunction(Kernel *kernel, Context *context) : is{kernel, context} {}
+  const Function is;
 };
 
 // handle → Function, read without locks. Old tables are kept: a reader may be in one.
@@ -239,10 +267,10 @@ class FunctionTable {
     std::atomic<uintptr_t> key{0};
     std::atomic<const Function *> value{nullptr};
   };
-  struct Table {
+  struct Table : Kept {
     explicit Table(size_t size) : mask(size - 1), cells(new Cell[size]) {}
     size_t mask, filled = 0;
-    Cell *cells;
+    std::unique_ptr<Cell[]> cells;
   };
   static size_t hash(uintptr_t key) { return static_cast<size_t>((key >> 4) * 0x9E3779B97F4A7C15ull >> 20); }
   static void put(Table *t, uintptr_t key, const Function *value);
@@ -259,19 +287,24 @@ struct Registry {
   std::map<std::string, uint32_t> slots;
   std::vector<Module *> waiting;  // for a context, or for the end of a capture
   uint32_t serials = 0;
-  std::atomic<Context *> only{nullptr};       // the one context of the process, when there was never another
+  std::atomic<Context *> only{nullptr};       // the one context of the process, when there was never another; null if that is not known
   std::atomic<int> captures{0};               // streams being captured
 
   FunctionTable functions;
 
-  Context *context(CUcontext handle);  // its record, made if new; null for null
+  // Its record, made if new; null for null. `made`: by a call that was seen.
+  Context *context(CUcontext handle, bool made = false);
   Context *current();
   Kernel *kernel(Module *module, const std::string &name);  // with lock held
   void record(Module *module, Context *context, const void *handle, const char *name);
   void forget(Module *module);  // with lock held: its handles mean nothing from now on
 };
 
+extern std::atomic<uint64_t> handles_changed;   // what a handle was not known to be it may be now
+extern std::atomic<uint64_t> contexts_changed;  // one is gone
+
 Registry &registry();
 void new_registry();
+void end_registry();
 
 }  // namespace gpubpf

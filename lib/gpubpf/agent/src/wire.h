@@ -10,13 +10,13 @@
 
 namespace gpubpf {
 
-constexpr uint32_t kProtocolVersion = 4;
+constexpr uint32_t kProtocolVersion = 5;
 constexpr uint32_t kFrameLimit = 64u << 20;
 
 enum class Message : uint32_t {
   // agent to tool
   Hello = 1,     // + control block
-  Image = 2,     // + image
+  Image = 2,     // + image. u32 request, u32 compute capability, u32 gpu, u64 size, u32 of how many inputs cuLink made it (0: it did not)
   Name = 3,
   Refused = 4,
   Snapshot = 5,  // + map memory
@@ -28,6 +28,11 @@ enum class Message : uint32_t {
   Stack = 11,    // u32 number, then frames: u32 how many, for each u64 address, u64 address as its file has it, text file, text symbol
   Context = 12,  // u32 serial, u32 gpu, u32 compute capability
   Patches = 13,  // + a list of patches (patch.h), for the tool to put in while the process stands still
+  // A module that was loaded before the agent came; answered as an image is. u32 request, u32 compute capability, u32 gpu, u32 flags
+  // (1: these are all of its kernels), names of kernels, and of those that were launched: text name, u32 whether the driver tells parameters,
+  // of each u32 offset, u32 size; then i32 registers, static shared, const and local bytes, most threads of a block, PTX version, binary
+  // version (-1: not told).
+  Found = 14,
   // tool to agent
   Welcome = 16,
   Sidecar = 17,  // + image

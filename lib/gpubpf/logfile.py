@@ -1,0 +1,54 @@
+"""The file of an operation log, as far as it can be told without NumPy: what reads records (oplog.py) loads that, which takes longer
+than the way to the first probe. The file is the agent's, and lies in memory that the traced process can write to."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+
+from gpubpf.errors import SessionError
+
+VERSION = 1
+HEADER = 4096
+RECORD = 128
+MOST_RECORDS = 1 << 28
+_RESERVED = 64  # where the header has how many records were begun
+
+
+class LogFile:
+    """Maps `file`, which becomes its own. `SessionError`: it is no log.
+
+    `virtual`: its times are those of the embedded device's virtual clock. `capacity`: records that it has room for."""
+
+    def __init__(self, file: int) -> None:
+        try:
+            self.map, self.capacity, self.virtual = _map(file)
+        finally:
+            os.close(file)
+
+    @property
+    def begun(self) -> int:
+        """Records ever, modulo 2^64; as the process says."""
+        return int.from_bytes(self.map[_RESERVED : _RESERVED + 8], "little")
+
+
+def _map(file: int) -> tuple[mmap.mmap, int, bool]:
+    wrong = SessionError("a traced process sent a log that is none; it is no longer traced")
+    try:
+        size = os.fstat(file).st_size
+        seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)
+        header = os.pread(file, 24, 0)
+    except OSError:
+        raise wrong from None
+    if not seals & fcntl.F_SEAL_SHRINK or len(header) < 24:
+        raise wrong
+    version, capacity, clock = (int.from_bytes(header[i : i + 8], "little") for i in (0, 8, 16))
+    if version != VERSION or not 0 < capacity <= MOST_RECORDS or capacity & (capacity - 1) or clock > 1:
+        raise wrong
+    if size < HEADER + capacity * RECORD:
+        raise wrong
+    try:
+        return mmap.mmap(file, HEADER + capacity * RECORD), capacity, clock == 1
+    except (OSError, ValueError):
+        raise wrong from None

@@ -1,0 +1,169 @@
+"""Several PTX texts → one: what a device link joins (`cuLinkAddData`, `nvcc -rdc=true`).
+
+    text = link([Input("first.ptx", first), Input("second.ptx", second)])
+
+What is local to a text (no `.visible`, `.extern`, `.weak`, `.common`: PTX ISA 5.1.13, 11.6) is renamed where another text uses
+the name; what is declared in one and defined in another becomes one; nothing is optimized away.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..errors import Error
+from .flow import SYSTEM_FUNCTIONS
+from .module import Function, Item, Module, Variable, parse, render
+from .tokens import strip_comments
+
+_LINKED = {"visible", "extern", "weak", "common"}
+
+
+class LinkError(Error):
+    """The texts do not fit together: what is undefined, or defined twice."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """A text, and the name that it was given, for messages."""
+
+    name: str
+    text: str
+
+
+def link(inputs: Sequence[Input], complete: bool = True) -> str:
+    """The PTX of all `inputs` in one text. Not `complete`: what nobody defines stays a declaration.
+
+    Raises PtxError for what cannot be read, LinkError for what does not fit together.
+    """
+    modules = [parse(item.text) for item in inputs]
+    if len(modules) > 1:
+        modules = [
+            parse(_renamed(item.text, module, _names(modules, position), position))
+            for position, (item, module) in enumerate(zip(inputs, modules, strict=True))
+        ]
+    for module in modules:
+        for function in module.functions.values():
+            _ = function.body  # what is wrong in it is said here, with its line
+    definitions = _definitions(inputs, modules)
+    if complete:
+        _all_defined(inputs, modules, definitions)
+    if len(inputs) == 1:
+        return inputs[0].text  # with its lines and comments
+    items = tuple(_items(modules, definitions))
+    newest = max(modules, key=lambda module: int(re.sub(r"\D", "", module.sm) or 0))
+    options = dict.fromkeys(word for module in modules for word in module.target[1:])
+    return render(
+        Module(
+            max(module.version for module in modules),
+            (newest.sm, *options),
+            newest.address_size,
+            items,
+        )
+    )
+
+
+def _is_local(item: Function | Variable) -> bool:
+    return not _LINKED.intersection(item.linkage) and not (
+        isinstance(item, Function) and item.kind == "entry"
+    )
+
+
+def _named(module: Module) -> dict[str, Function | Variable]:
+    return {**module.functions, **module.variables}
+
+
+def _names(modules: Sequence[Module], without: int) -> set[str]:
+    return {name for k, module in enumerate(modules) if k != without for name in _named(module)}
+
+
+def _renamed(text: str, module: Module, taken: set[str], position: int) -> str:
+    """The text of a module whose local names are nobody else's."""
+    clashes = [name for name, item in _named(module).items() if _is_local(item) and name in taken]
+    if not clashes:
+        return text
+    pattern = re.compile(r"(?<![\w$%.])(" + "|".join(map(re.escape, clashes)) + r")(?![\w$])")
+    return pattern.sub(rf"\g<1>$link{position}", strip_comments(text))
+
+
+def _is_definition(item: Item) -> bool:
+    if isinstance(item, Function):
+        return item.defined
+    return isinstance(item, Variable) and "extern" not in item.linkage
+
+
+def _definitions(inputs: Sequence[Input], modules: Sequence[Module]) -> dict[str, tuple[int, Item]]:
+    """name → (number of the module, definition). A weak one gives way to one that is not; the first of weak ones stays."""
+    found: dict[str, tuple[int, Item]] = {}
+    for position, module in enumerate(modules):
+        for name, item in _named(module).items():
+            if not _is_definition(item):
+                continue
+            if (other := found.get(name)) is not None and not {"weak", "common"} & set(item.linkage):
+                if not {"weak", "common"} & set(_linkage(other[1])):
+                    raise LinkError(
+                        f"Multiple definition of '{name}' in '{inputs[position].name}', first defined in "
+                        f"'{inputs[other[0]].name}'; link one of them"
+                    )
+                found[name] = (position, item)
+            elif other is None:
+                found[name] = (position, item)
+    return found
+
+
+def _linkage(item: Item) -> tuple[str, ...]:
+    return item.linkage if isinstance(item, Function | Variable) else ()
+
+
+def _all_defined(
+    inputs: Sequence[Input], modules: Sequence[Module], definitions: dict[str, tuple[int, Item]]
+) -> None:
+    for position, module in enumerate(modules):
+        for name, item in _named(module).items():
+            if name in definitions or name in SYSTEM_FUNCTIONS:
+                continue
+            if isinstance(item, Variable) and item.space == "shared":
+                continue  # dynamic shared memory: the launch defines it
+            if isinstance(item, Function) and not _called(module, name):
+                continue
+            raise LinkError(
+                f"Undefined reference to '{name}' in '{inputs[position].name}'; link what defines it"
+            )
+
+
+def _called(module: Module, name: str) -> bool:
+    return any(function.mentions(name) for function in module.functions.values() if function.defined)
+
+
+def _items(modules: Sequence[Module], definitions: dict[str, tuple[int, Item]]) -> Iterator[Item]:
+    """Declarations of all functions, then variables, which may hold their addresses, then what is defined."""
+    declared: set[str] = set()
+    for module in modules:
+        for function in module.functions.values():
+            if function.kind != "func" or function.name in declared:
+                continue
+            declared.add(function.name)
+            defined = definitions.get(function.name)
+            origin = defined[1] if defined is not None else function
+            assert isinstance(origin, Function)
+            yield dataclasses.replace(origin, statements=None, _source=None)
+    for position, module in enumerate(modules):
+        for item in module.items:
+            if not isinstance(item, Variable):
+                continue
+            if item.name in definitions:
+                if definitions[item.name] == (position, item):
+                    yield item
+            elif item.name not in declared:
+                declared.add(item.name)
+                yield item
+    for position, module in enumerate(modules):
+        for item in module.items:
+            if isinstance(item, Variable):
+                continue
+            if not isinstance(item, Function) or (
+                item.defined and definitions[item.name] == (position, item)
+            ):
+                yield item

@@ -1,0 +1,101 @@
+"""Several PTX texts joined into one: what is local stays apart, what is declared finds its definition, errors say who."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpubpf.errors import PtxError
+from gpubpf.ptx.link import Input, LinkError, link
+from gpubpf.ptx.module import parse
+
+HEAD = ".version {}\n.target {}\n.address_size 64\n"
+# kernel(p): p[t] = twice(t) + 1, with a local function and a local table whose names the other text uses as well.
+FIRST = (
+    HEAD.format("7.0", "sm_70")
+    + """
+.extern .func (.param .b32 r) twice(.param .b32 a);
+.extern .global .align 4 .u32 shared_table[2];
+.extern .shared .align 8 .b8 dynamic[];
+.global .align 4 .u32 table[2] = {1, 2};
+.func (.param .b32 r) own(.param .b32 a)
+{ .reg .b32 %r<3>; ld.param.b32 %r1, [a]; ld.global.u32 %r2, [table]; add.u32 %r1, %r1, %r2; st.param.b32 [r], %r1; ret; }
+.visible .entry kernel(.param .u64 p)
+{
+ .reg .b64 %rd<4>; .reg .b32 %r<5>;
+ ld.param.u64 %rd1, [p]; mov.u32 %r1, %tid.x;
+ { .param .b32 a0; .param .b32 r0; st.param.b32 [a0], %r1; call (r0), twice, (a0); ld.param.b32 %r2, [r0]; }
+ { .param .b32 a0; .param .b32 r0; st.param.b32 [a0], %r2; call (r0), own, (a0); ld.param.b32 %r2, [r0]; }
+ ld.global.u32 %r3, [shared_table+4]; add.u32 %r2, %r2, %r3;
+ mul.wide.u32 %rd2, %r1, 4; add.u64 %rd1, %rd1, %rd2; st.global.u32 [%rd1], %r2;
+ ret;
+}
+"""
+)
+SECOND = (
+    HEAD.format("7.8", "sm_75")
+    + """
+.visible .global .align 4 .u32 shared_table[2] = {10, 100};
+.extern .shared .align 16 .b8 dynamic[];
+.global .align 4 .u32 table[2] = {0, 0};
+.func (.param .b32 r) own(.param .b32 a)
+{ .reg .b32 %r<3>; ld.param.b32 %r1, [a]; add.u32 %r1, %r1, %r1; st.param.b32 [r], %r1; ret; }
+.visible .func (.param .b32 r) twice(.param .b32 a)
+{
+ .reg .b32 %r<3>; ld.param.b32 %r1, [a];
+ { .param .b32 a0; .param .b32 r0; st.param.b32 [a0], %r1; call (r0), own, (a0); ld.param.b32 %r2, [r0]; }
+ st.param.b32 [r], %r2; ret;
+}
+"""
+)
+WEAK = HEAD.format("7.0", "sm_70") + ".weak .func f()\n{ .reg .b32 %r<2>; mov.u32 %r1, NUMBER; ret; }\n"
+
+
+def test_two_texts_become_one(tmp_path: Path) -> None:
+    text = link([Input("first", FIRST), Input("second", SECOND)])
+    module = parse(text)
+    assert (module.version, module.sm) == ((7, 8), "sm_75")
+    assert list(module.entries) == ["kernel"]
+    own = [name for name in module.functions if name.startswith("own")]
+    tables = [name for name in module.variables if name.startswith("table")]
+    assert len(own) == len(tables) == 2 and all(module.functions[name].defined for name in own)
+    assert "extern" not in module.functions["twice"].linkage and module.functions["twice"].defined
+    assert len(re.findall(r"\bshared_table\[2\]", text)) == 1 and len(re.findall(r"\bdynamic\[", text)) == 1
+    if (ptxas := shutil.which("ptxas")) is not None:
+        (tmp_path / "linked.ptx").write_text(text)
+        subprocess.run([ptxas, "-arch=sm_75", tmp_path / "linked.ptx", "-o", tmp_path / "out"], check=True)
+
+
+def test_one_text_is_left_alone() -> None:
+    assert link([Input("second", SECOND)]) == SECOND
+
+
+def test_undefined_and_twice_defined() -> None:
+    with pytest.raises(LinkError, match=r"Undefined reference to 'twice' in 'first'"):
+        link([Input("first", FIRST)])
+    assert link([Input("first", FIRST)], complete=False) == FIRST
+    with pytest.raises(LinkError, match=r"Multiple definition of '\w+' in 'b', first defined in 'a'"):
+        link([Input("a", SECOND), Input("b", SECOND)])
+
+
+def test_weak_definitions_give_way() -> None:
+    one, two = WEAK.replace("NUMBER", "1"), WEAK.replace("NUMBER", "2")
+    strong = two.replace(".weak", ".visible").replace("2;", "3;")
+    assert "%r1, 1;" in link([Input("a", one), Input("b", two)])
+    for order in ([one, strong], [strong, one]):
+        text = link([Input(str(k), text) for k, text in enumerate(order)])
+        assert "%r1, 3;" in text and "%r1, 1;" not in text
+
+
+def test_what_cannot_be_read_is_named_by_its_line() -> None:
+    with pytest.raises(PtxError, match=r"PTX line 10"):
+        link(
+            [Input("bad", FIRST.replace("own(.param .b32 a)\n{", "own(.param .b32 a)\n{ st [", 1))],
+            complete=False,
+        )
+    with pytest.raises(PtxError, match=r"no \.version"):
+        link([Input("empty", "")])

@@ -1,0 +1,251 @@
+"""Processes that do their worst to whoever measures them: tool and terminal survive, and say what happened in a line each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpubpf import agent, cli, device, target
+from gpubpf.agent import protocol
+
+sys.path.insert(0, str(Path(__file__).parent / "agent"))
+import fake_tool
+
+HERE = Path(__file__).with_name("attach")
+TOOL = [sys.executable, str(Path(__file__).parents[2] / "tools" / "threadhist.py")]
+HEADERS = [
+    *sorted(Path("/usr/local").glob("cuda*/include")),
+    *(Path(place) / "nvidia/cu13/include" for place in sys.path),
+]
+ROOT = os.geteuid() == 0
+
+pytestmark = pytest.mark.skipif(
+    os.uname().machine != "x86_64" or not shutil.which("gcc"), reason="needs gcc on x86-64"
+)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not (device.LIBRARIES / "libcuda.so.1").exists() or not agent.LIBRARY.exists():
+        pytest.skip("the embedded device or the agent is not built (script/setup)")
+    headers = [d for d in HEADERS if (d / "cuda.h").exists()]
+    if not headers:
+        pytest.skip("needs cuda.h")
+    at = tmp_path_factory.mktemp("hostile")
+    libraries = device.LIBRARIES
+    command = f"gcc -O1 -pthread -I{headers[0]} {HERE}/hostile.c -o {at}/hostile -L{libraries} -lcuda"
+    subprocess.run([*command.split(), f"-Wl,-rpath,{libraries}"], check=True)
+    return at / "hostile"
+
+
+@contextlib.contextmanager
+def running(*command: object, delay: int = 200_000) -> Iterator[subprocess.Popen[str]]:
+    """It has said "ready". `delay`: µs between the agent's coming and the deed."""
+    process = subprocess.Popen(
+        [str(c) for c in command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "DELAY": str(delay)},
+    )
+    timer = threading.Timer(40, process.kill)
+    timer.start()
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        timer.cancel()
+        process.kill()
+        process.communicate()
+
+
+def measure(pid: int, *arguments: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    """The tool at it, and how long it took; what it says is fit for a terminal, in lines that begin with its name."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [*TOOL, "-p", str(pid), *arguments], capture_output=True, text=True, timeout=40, check=False
+    )
+    for line in done.stderr.splitlines():
+        assert line.startswith("threadhist: "), done.stderr
+    for char in done.stdout + done.stderr:
+        assert char == "\n" or char.isprintable(), (done.stdout, done.stderr)
+    assert max(map(len, done.stderr.splitlines()), default=0) < 1000
+    return done, time.monotonic() - began
+
+
+def ends(process: subprocess.Popen[str]) -> str:
+    """What the target says at its end, having checked all its results."""
+    out, error = process.communicate("\n", timeout=20)
+    assert process.returncode == 0, error
+    return out.strip()
+
+
+# --- what goes on ---
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "close", "shutdown", "babble", "shrink", "undumpable", "seccomp", "signals", "names", "vfork",
+        pytest.param("setuid", marks=pytest.mark.skipif(not ROOT, reason="needs root")),
+    ],
+)  # fmt: skip
+def test_it_goes_on_and_so_do_we(hostile: Path, kind: str) -> None:
+    with running(hostile, kind) as process:
+        done, took = measure(process.pid, "-d", "0.8")
+        assert done.returncode in (0, 1), done.stderr
+        assert took < 15
+        assert ends(process) == "did it"
+
+
+@pytest.mark.skipif(not ROOT, reason="needs root")
+def test_an_agent_that_somebody_holds(hostile: Path) -> None:
+    with running(hostile, "freeze") as process:
+        done, took = measure(process.pid, "-d", "0.8")
+        assert done.returncode in (0, 1), done.stderr
+        assert took < 20
+
+
+@pytest.mark.parametrize("kind", ["unmap", "protect", "overwrite", "kill", "exit", "exec"])
+def test_it_ends_and_we_do_not(hostile: Path, kind: str) -> None:
+    """It takes the agent's memory away under its own feet, or ends by itself."""
+    with running(hostile, kind) as process:
+        done, took = measure(process.pid, "-d", "0.8")
+        assert done.returncode in (0, 1), done.stderr
+        assert took < 15
+
+
+@pytest.mark.parametrize("kind", ["exit", "exec", "kill"])
+def test_it_goes_in_the_middle_of_the_attach(hostile: Path, kind: str) -> None:
+    for delay in (0, 5000):
+        with running(hostile, kind, delay=delay) as process:
+            done, took = measure(process.pid, "-d", "0.3")
+            assert done.returncode in (0, 1), done.stderr
+            assert took < 15
+
+
+def test_strict_seccomp(hostile: Path) -> None:
+    with running(hostile, "strict") as process:
+        time.sleep(0.1)
+        done, _ = measure(process.pid, "-d", "0.3")
+        assert done.returncode == 1
+        assert "is under strict seccomp and may do nothing but compute; " in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(not ROOT, reason="needs root")
+def test_a_filter_that_kills(hostile: Path) -> None:
+    """Systemd's do, for what is not on their list. A process under one is left alone, and lives."""
+    with running(hostile, "deadly") as process:
+        done, _ = measure(process.pid, "-d", "0.3")
+        assert done.returncode == 1
+        assert "has a seccomp filter that ends it for a system call of the agent (socketpair)" in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert ends(process) == "did not"
+
+
+@pytest.mark.skipif(not shutil.which("gdb"), reason="needs gdb")
+def test_a_debugger_is_there(hostile: Path) -> None:
+    with running(hostile, "nothing") as process:
+        debugger = subprocess.Popen(
+            ["gdb", "-q", "-nx", "-batch", "-p", str(process.pid), "-ex", "shell sleep 20"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            until = time.monotonic() + 15
+            while target.status(process.pid)["TracerPid"] == "0" and time.monotonic() < until:
+                time.sleep(0.05)
+            done, _ = measure(process.pid, "-d", "0.3")
+        finally:
+            os.killpg(debugger.pid, signal.SIGKILL)
+            debugger.wait()
+        assert done.returncode == 1 and re.search(
+            r"is traced by gdb \(pid \d+\) already; end that first", done.stderr
+        )
+
+
+# --- what agents could say ---
+
+
+def connected(frames: list[bytes]) -> list[str]:
+    """What a session says to a process of its user that sends these, each with a file, on a connection of its own."""
+    said: list[str] = []
+    with fake_tool.session(["sleep", "60"], note=said.append, wanted=()) as session:
+        assert session._child is not None
+        try:
+            for frame in frames:
+                with socket.socket(socket.AF_UNIX) as peer, contextlib.suppress(OSError):
+                    peer.settimeout(5)
+                    peer.connect("\0" + session.socket_name[1:])
+                    file = os.memfd_create("lies")
+                    os.write(file, b"\xff" * 4096)
+                    try:
+                        socket.send_fds(peer, [hello() + frame], [file])
+                    finally:
+                        os.close(file)
+                    peer.shutdown(socket.SHUT_WR)
+                    while peer.recv(1 << 16):
+                        pass
+            assert session._server._thread.is_alive()
+        finally:
+            session._child.send_signal(signal.SIGKILL)
+        for _ in session.intervals():
+            pass
+        session.summary()
+    return said
+
+
+def hello() -> bytes:
+    name = b"\x1b]0;evil\7"
+    return protocol.frame(protocol.HELLO, struct.pack("<II", protocol.VERSION, len(name)) + name)
+
+
+KINDS = sorted(
+    value
+    for name, value in vars(protocol).items()
+    if re.fullmatch("[A-Z]+", name) and isinstance(value, int) and value < 16 and name not in ("STOP",)
+)
+
+
+def test_every_message_can_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kind of message with numbers at random and at limits, counts that lie, strings without end, too short and too long."""
+    monkeypatch.setattr("gpubpf.session.ANSWER_WAIT", 0.1)
+    monkeypatch.setattr("gpubpf.session.DRAIN_WAIT", 0.1)
+    chance = random.Random(5)
+    limits = [0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 14, 1 << 20]
+    frames = []
+    for kind in set(KINDS) | {0, 15, 200}:
+        for _ in range(12):
+            words = [
+                chance.choice(limits) if chance.random() < 0.7 else chance.getrandbits(32) for _ in range(40)
+            ]
+            payload = struct.pack("<40I", *words)[: chance.choice((0, 3, 24, 60, 100, 160))]
+            if chance.random() < 0.3:
+                payload += struct.pack("<I", 50_000) + b"\x1b[2J\n" * 10_000
+            frames.append(protocol.frame(kind, payload))
+    before = len(os.listdir("/proc/self/fd"))
+    said = connected(frames)
+    assert len(said) < 60, said
+    for line in said:
+        assert "internal error" not in line, line
+        assert cli.printable(line).isprintable() and len(line) < 2000
+    assert len(os.listdir("/proc/self/fd")) <= before + 2

@@ -1,0 +1,413 @@
+"""Measurements that begin and end in one process: what a tool leaves behind in a program that goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpubpf import agent, device, target
+
+HERE = Path(__file__).with_name("attach")
+TOOLS = Path(__file__).parents[2] / "tools"
+HEADERS = [
+    *sorted(Path("/usr/local").glob("cuda*/include")),
+    *(Path(place) / "nvidia/cu13/include" for place in sys.path),
+]
+
+pytestmark = pytest.mark.skipif(
+    os.uname().machine != "x86_64" or not shutil.which("gcc"), reason="needs gcc on x86-64"
+)
+
+
+def built(at: Path, name: str) -> Path:
+    if not (device.LIBRARIES / "libcuda.so.1").exists() or not agent.LIBRARY.exists():
+        pytest.skip("the embedded device or the agent is not built (script/setup)")
+    headers = [d for d in HEADERS if (d / "cuda.h").exists()]
+    if not headers:
+        pytest.skip("needs cuda.h")
+    program = at / name
+    command = (
+        f"gcc -O1 -pthread -I{headers[0]} {HERE / name}.c -o {program} -L{device.LIBRARIES} -lcuda"
+        f" -Wl,-rpath,{device.LIBRARIES}"
+    )
+    subprocess.run(command.split(), check=True)
+    return program
+
+
+@pytest.fixture(scope="module")
+def loads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("lifecycle"), "loads")
+
+
+@dataclass
+class Started:
+    """A program that a tool started, with its input: a line there has it end."""
+
+    tool: subprocess.Popen[str]
+    pid: int
+
+    def end(self) -> str:
+        assert self.tool.stdin is not None
+        self.tool.stdin.write("\n")
+        out, _ = self.tool.communicate(timeout=30)
+        return out
+
+
+@pytest.fixture
+def started(loads: Path, tmp_path: Path) -> Iterator[Started]:
+    """Under threadhist, until it measures."""
+    command = ["threadhist.py", "--kernel", "fresh", "-d", "1.5", "--json", "-o", str(tmp_path / "out")]
+    tool = subprocess.Popen(
+        [sys.executable, str(TOOLS / command[0]), *command[1:], "--", str(loads), "4"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert tool.stderr is not None
+    try:
+        while "attached to " not in (line := tool.stderr.readline()):
+            assert line, "it ended"
+        yield Started(tool, int(line.partition("attached to ")[2].split()[0]))
+    finally:
+        tool.kill()
+        tool.communicate()
+
+
+def left(pid: int) -> list[str]:
+    """What of the agent's is in a process: threads, files, mappings other than its library and moved code; changed code."""
+    found = []
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            name = Path(f"/proc/{pid}/task/{thread}/comm").read_text().strip()
+            found += [f"thread {name}"] * name.startswith("gpubpf")
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        found += [f"file {number}"] * (int(number) > 2)
+    for mapping in target.mappings(pid):
+        found += [f"mapping {mapping.path}"] * mapping.path.startswith("/memfd:gpubpf")
+    with target.Memory(pid) as memory:
+        for m in target.mappings(pid):
+            if m.code and Path(m.path).name.startswith(("libcuda.so", "libc.so")):
+                with open(m.path, "rb") as file:
+                    expected = os.pread(file.fileno(), m.end - m.start, m.offset)
+                held = memory.read(m.start, len(expected))
+                # A breakpoint that the kernel set for another tracer is not ours.
+                changed = [a for a, b in zip(expected, held, strict=True) if a != b and b != 0xCC]
+                found += [f"code of {m.path}"] * bool(changed)
+    return found
+
+
+def settled(pid: int) -> list[str]:
+    until = time.monotonic() + 10
+    while (found := left(pid)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return found
+
+
+def measured(pid: int) -> dict[str, Any]:
+    command = [
+        sys.executable,
+        str(TOOLS / "threadhist.py"),
+        "--kernel",
+        "fresh",
+        "-d",
+        "1.5",
+        "--json",
+        "-p",
+        str(pid),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_a_program_that_a_tool_started_runs_its_own_code_after_the_measurement(started: Started) -> None:
+    assert left(started.pid)
+    assert settled(started.pid) == []
+    again = measured(started.pid)
+    assert again["launches_instrumented"] >= 5 and again["lost"] == 0
+    assert settled(started.pid) == []
+    assert int(started.end().split()[1]) > 50
+    assert started.tool.returncode == 0
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_and_when_the_tool_ends_before_it(started: Started, end: int) -> None:
+    started.tool.send_signal(end)
+    assert settled(started.pid) == []
+    again = measured(started.pid)
+    assert again["launches_instrumented"] >= 5 and again["overhead"]["hooks"] >= 5
+    assert settled(started.pid) == []
+    assert int(started.end().split()[1]) > 50
+
+
+def test_the_second_is_told_who_was_first(started: Started) -> None:
+    command = [sys.executable, str(TOOLS / "kernelretsnoop.py"), "-d", "0.2", "-p", str(started.pid)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:  # else the first one was over by then
+        assert f"threadhist, pid {started.tool.pid}" in done.stderr
+    assert int(started.end().split()[1]) > 50
+
+
+def test_the_end_of_an_attachment_takes_no_signal_handler_with_it(started: Started) -> None:
+    assert settled(started.pid) == []
+    caught = int(target.status(started.pid)["SigCgt"], 16)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGABRT):
+        assert not caught >> (number - 1) & 1
+    started.end()
+
+
+# --- a kernel that does not end while it is instrumented ---
+
+LEFT_IN_PLACE = re.compile(
+    r"cuCtxDestroy|cuDevicePrimaryCtxRe(lease|set)|cuStream(Begin|End)Capture"
+    r"|cu(Graph)?Launch|cuStream(WaitValue|BatchMemOp|AddCallback)"
+)
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("lifecycle"), "endless")
+
+
+class Endless:
+    """attach/endless.c, which does as it is told."""
+
+    def __init__(self, command: list[str | Path]) -> None:
+        self.process = subprocess.Popen(
+            [str(c) for c in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+
+    def say(self, text: str) -> int:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def end(self) -> None:
+        out, _ = self.process.communicate("quit\n", timeout=30)
+        assert self.process.returncode == 0 and "launches" in out
+
+
+@contextlib.contextmanager
+def endless_program(*command: str | Path) -> Iterator[Endless]:
+    made = Endless(list(command))
+    timer = threading.Timer(60, made.process.kill)
+    timer.start()
+    try:
+        yield made
+    finally:
+        timer.cancel()
+        made.process.kill()
+        made.process.communicate()
+
+
+def changed_functions(pid: int) -> set[str]:
+    """Those of the driver whose code is not its file's."""
+    code = [m for m in target.mappings(pid) if m.code and Path(m.path).name.startswith("libcuda.so")]
+    changed = []  # in the file; the embedded device's code lies in memory as there
+    for m in code:
+        with target.Memory(pid) as memory, open(m.path, "rb") as file:
+            expected = os.pread(file.fileno(), m.end - m.start, m.offset)
+            held = memory.read(m.start, len(expected))
+        changed += [m.offset + i for i in range(len(held)) if held[i] != expected[i]]
+    lines = subprocess.check_output(["nm", "-D", "-S", code[0].path], text=True).splitlines()
+    symbols = [line.split() for line in lines]
+    spans = [(int(s[0], 16), int(s[1], 16), s[3]) for s in symbols if len(s) == 4 and s[2] == "T"]
+    return {name for at in changed for first, size, name in spans if first <= at < first + size}
+
+
+def threads(pid: int) -> set[str]:
+    return {what.removeprefix("thread ") for what in left(pid) if what.startswith("thread ")}
+
+
+@contextlib.contextmanager
+def instrumented(program: Endless) -> Iterator[subprocess.Popen[str]]:
+    """Its endless kernel runs, and is a copy."""
+    command = [sys.executable, str(TOOLS / "threadhist.py"), "--json", "-p", str(program.process.pid), "0.2"]
+    tool = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert tool.stdout is not None
+        while True:
+            program.say("start")
+            program.say("stop")
+            record = json.loads(tool.stdout.readline())
+            if record["type"] == "kernel" and record["kernel"] == "endless":
+                break
+        program.say("start")
+        yield tool
+    finally:
+        tool.kill()
+        tool.communicate()
+
+
+def left_to_itself(pid: int) -> bool:
+    """Within some seconds: launches run the program's own code, and what is left of the tool waits for the kernel."""
+    until = time.monotonic() + 15
+    while time.monotonic() < until:
+        changed = changed_functions(pid)
+        if changed and all(LEFT_IN_PLACE.match(name) for name in changed) and "gpubpf" not in threads(pid):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("own", "how", "end"),
+    [("0", "stop", signal.SIGINT), ("1", "destroy", signal.SIGINT), ("1", "stop", signal.SIGKILL)],
+)
+def test_a_kernel_that_does_not_end_while_it_is_instrumented(
+    endless: Path, own: str, how: str, end: int
+) -> None:
+    """In the context of all else and in one of its own; it ends, or the context does; the tool ends, or is killed."""
+    with endless_program(endless, own) as program:
+        pid, free = program.process.pid, program.say("free")
+        with instrumented(program) as tool:
+            tool.send_signal(end)
+            tool.communicate(timeout=30)
+        assert left_to_itself(pid)
+        assert "gpubpf-free" in threads(pid)
+        assert free - program.say("free") > 1 << 20
+        again = measure_steady(pid)
+        assert again["launches_seen"] > 0 and again["lost"] == 0
+        assert (again["launches_instrumented"] > 0) == (own == "1")  # else loading would wait for it
+        assert left_to_itself(pid)
+        program.say(how)
+        assert settled(pid) == []
+        assert program.say("free") == free
+        program.end()
+
+
+def test_and_in_a_program_that_a_tool_started(endless: Path) -> None:
+    command = [sys.executable, TOOLS / "threadhist.py", "-d", "2", "-o", os.devnull, "--", endless, "0"]
+    with endless_program(*command) as program:
+        children = Path(f"/proc/{program.process.pid}/task").glob("*/children")
+        pids = [int(n) for file in children for n in file.read_text().split()]
+        (pid,) = (n for n in pids if Path(f"/proc/{n}/exe").readlink() == endless)
+        program.say("start")
+        assert left_to_itself(pid)
+        assert "gpubpf-free" in threads(pid)
+        program.say("stop")
+        assert settled(pid) == []
+        program.end()
+
+
+def test_more_map_memory_beside_a_kernel_that_does_not_end(
+    endless: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver would wait for it, with a lock that the program needs: memory comes once it has ended."""
+    monkeypatch.setenv("CUDASIM_HOSTILE", "1")
+
+    def large_measured() -> bool:
+        """Whether launches of 4096 blocks were, in the next interval; all the time there are some of 4."""
+        assert tool.stdout is not None
+        large = False
+        for line in tool.stdout:
+            if (record := json.loads(line))["type"] == "kernel":
+                large = large or record["grid"] == [4096, 1, 1]
+                if record["grid"] == [4, 1, 1]:
+                    return large
+        raise AssertionError("it ended")
+
+    with endless_program(endless, "0") as program:
+        command = [str(TOOLS / "threadhist.py"), "--kernel", "steady", "--map-memory", "1M", "--json"]
+        tool = subprocess.Popen(
+            [sys.executable, *command, "-p", str(program.process.pid), "0.2"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert not large_measured()
+            program.say("start")
+            for _ in range(8):
+                program.say("large")
+                assert not large_measured()
+            program.say("stop")
+            until = time.monotonic() + 20
+            while not large_measured():
+                program.say("large")
+                assert time.monotonic() < until
+        finally:
+            tool.kill()
+            tool.communicate()
+        assert settled(program.process.pid) == []
+        program.end()
+
+
+def measure_steady(pid: int) -> dict[str, Any]:
+    command = ["--kernel", "steady", "-d", "2", "--json", "-p", str(pid)]
+    done = subprocess.run(
+        [sys.executable, str(TOOLS / "threadhist.py"), *command],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+# --- kernels that do not end by themselves, launched again and again, and a driver that waits for them ---
+
+
+@pytest.fixture(scope="module")
+def again(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("lifecycle"), "again")
+
+
+@pytest.mark.parametrize("how", [[], ["graph"], ["value"]])
+def test_kernels_that_do_not_end_launched_again_and_again(
+    again: Path, how: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver loads and frees once such a kernel has ended, with a lock that the program needs: none may be launched meanwhile."""
+    monkeypatch.setenv("CUDASIM_HOSTILE", "1")
+    freed_late = 0
+    with endless_program(again, *how) as program:
+        pid, free = program.process.pid, program.say("free")
+        for tool in ("threadhist", "launchlate"):
+            command = [sys.executable, str(TOOLS / f"{tool}.py"), "-d", "1.2", "--json", "-p", str(pid)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+            assert json.loads(done.stdout.splitlines()[-1])["launches_seen"] > 0
+            until = time.monotonic() + 2
+            while (own := threads(pid)) and time.monotonic() < until:
+                freed_late += "gpubpf-free" in own
+                time.sleep(0.02)
+            program.say("free")  # it still answers
+        program.say("stop")
+        assert settled(pid) == []
+        assert program.say("free") == free
+        program.end()
+    assert freed_late
+
+
+# --- calls of the driver that are left in their midst ---
+
+
+def test_a_program_that_jumps_out_of_calls_of_the_driver(tmp_path: Path) -> None:
+    """attach/jumps.c: each launch that it comes back from is measured, and the attachment ends."""
+    jumps = built(tmp_path, "jumps")
+    command = [sys.executable, str(TOOLS / "threadhist.py"), "--json"]
+    done = subprocess.run([*command, "--", jumps, "100"], capture_output=True, text=True, timeout=60)
+    *_, kernel, summary = (json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{")
+    assert done.returncode == 0, done.stderr
+    assert kernel["launches"] == summary["launches_instrumented"] == 101
+    assert summary["launches_seen"] == 201  # of the others, what was begun
+    with subprocess.Popen([jumps], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None and program.stdout.readline() == "ready\n"
+        for _ in range(2):
+            measured = subprocess.run(
+                [*command, "-d", "1", "-p", str(program.pid)],
+                capture_output=True, text=True, timeout=60, check=True,
+            )  # fmt: skip
+            assert json.loads(measured.stdout.splitlines()[-1])["launches_instrumented"] > 20
+        assert settled(program.pid) == []
+        out, _ = program.communicate("\n", timeout=30)
+        assert program.returncode == 0 and int(out) > 40

@@ -1,0 +1,406 @@
+"""Every process that uses the driver: found, or held at its first cuInit, and let go whatever happens. The programs are in attach/."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpubpf import agent, attach, borrow, device, machine, ptrace, target, threads
+from gpubpf.borrow import Code
+from gpubpf.cuinit import CAME, ENDED, EXECUTED, WAIT_NS, Watch
+from gpubpf.errors import SessionError
+from gpubpf.joining import TRACED
+from gpubpf.machine import REACHED_LATE, Machine
+
+HERE = Path(__file__).with_name("attach")
+HEADERS = [
+    *sorted(Path("/usr/local").glob("cuda*/include")),
+    *(Path(place) / "nvidia/cu13/include" for place in sys.path),
+]
+HEADER = next((place for place in HEADERS if (place / "cuda.h").exists()), None)
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
+    pytest.mark.skipif(
+        os.uname().machine != "x86_64" or not shutil.which("gcc"), reason="needs gcc on x86-64"
+    ),
+    pytest.mark.skipif(HEADER is None, reason="needs cuda.h"),
+    pytest.mark.skipif(
+        not (device.LIBRARIES / "libcuda.so.1").exists(), reason="needs the embedded device (script/setup)"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def built() -> Iterator[Path]:
+    """The programs, where every user can run them."""
+    with tempfile.TemporaryDirectory(prefix="gpubpf-machine-") as name:
+        at = Path(name)
+        at.chmod(0o755)
+        gcc = ["gcc", "-O1", "-w", "-pthread", f"-I{HEADER}"]
+        cuda = [f"-L{device.LIBRARIES}", "-lcuda", "-lm", f"-Wl,-rpath,{device.LIBRARIES}"]
+        for command in (
+            [*gcc, "-shared", "-fPIC", HERE / "library.c", "-o", at / "library.so"],
+            [*gcc, "-shared", "-fPIC", HERE / "library.c", "-o", at / "loaded.so"],
+            [*gcc, "-shared", "-fPIC", HERE / "constructor.c", "-o", at / "constructor.so", *cuda],
+            [*gcc, HERE / "comes.c", "-o", at / "comes", *cuda],
+            [
+                "g++",
+                "-std=c++17",
+                "-O2",
+                "-mavx2",
+                "-w",
+                "-pthread",
+                HERE / "stress.cpp",
+                "-o",
+                at / "stress",
+            ],
+        ):
+            subprocess.run(command, check=True)
+        yield at
+
+
+class Joined:
+    """What a machine asks for: `join` puts a library into those of this test's processes, and leaves all others alone."""
+
+    def __init__(self, built: Path, during: Callable[[int], None] = lambda pid: None) -> None:
+        self._built, self._during = built, during
+        self.held: list[int] = []
+        self.ran: list[int] = []
+        self.missed: list[tuple[int, str, str]] = []
+        self.stood_ns: list[int] = []
+
+    def join(self, pid: int, tid: int | None) -> str | None:
+        try:
+            program = os.readlink(f"/proc/{pid}/exe")
+        except OSError:
+            program = ""
+        if not program.startswith(str(self._built)):
+            return "of others"
+        try:
+            injection = attach.inject(pid, self._built / "library.so", "entry", "abc", starting=tid)
+            self._during(pid)
+            result = injection.wait()
+            assert result == 3 or (result == 12 and tid is not None)  # "abc starting"
+        except SessionError as error:
+            return str(error)
+        self.stood_ns.append(injection.stood_ns)
+        (self.held if result == 12 else self.ran).append(pid)
+        return None
+
+    def miss(self, pid: int, comm: str, reason: str) -> None:
+        if comm in ("comes", "exe"):
+            self.missed.append((pid, comm, reason))
+
+
+@contextlib.contextmanager
+def watching(joined: Joined) -> Iterator[Machine]:
+    watched = Machine(joined.join, joined.miss, lambda text: None)
+    watched.start()
+    try:
+        yield watched
+    finally:
+        watched.close()
+
+
+def run(built: Path, *arguments: object, **how: object) -> list[float]:
+    """How long it took, in milliseconds, when it is through."""
+    return [took for took, _ in times(built, *arguments, **how)]
+
+
+def times(built: Path, *arguments: object, **how: object) -> list[tuple[float, float]]:
+    """The same, and when it was over."""
+    done = subprocess.run(
+        [str(built / "comes"), *map(str, arguments)], stdout=subprocess.PIPE, text=True, timeout=20, **how
+    )
+    assert done.returncode == 0, done
+    return [(float(took), float(at)) for took, at in map(str.split, done.stdout.splitlines())]
+
+
+def eventually(condition: Callable[[], object], seconds: float = 15) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_nobody_waits_long_for_a_tool_that_does_not_answer(built: Path) -> None:
+    watch = Watch(os.getpid(), -1)
+    try:
+        with open(device.LIBRARIES / "libcuda.so.1", "rb") as file:
+            elf = target.ElfFile(file.fileno())
+            entry = elf.offset(target.symbols(elf, 0)["cuInit"].address)
+            watch.place(f"/proc/self/fd/{file.fileno()}", entry)
+
+        def came() -> list[tuple[int, int]]:
+            return [(e.kind, e.pid) for e in watch.events() if e.comm in ("comes", "exe")]
+
+        child = subprocess.Popen([built / "comes", "execute"], stdout=subprocess.PIPE, text=True)
+        out, _ = child.communicate(timeout=10)
+        assert child.returncode == 0
+        # Twice, as two programs. It waits for WAIT_NS, but where its processor has other things to do.
+        assert [(CAME, child.pid), (EXECUTED, child.pid), (CAME, child.pid), (ENDED, child.pid)] == came()
+        assert WAIT_NS / 1e6 * 0.3 < min(float(line.split()[0]) for line in out.splitlines()) < 100
+        waits = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert waits.stdout is not None and waits.stdout.readline()
+        assert came() == [(CAME, waits.pid)]
+        waits.communicate(b"\n", timeout=10)
+        assert came() == [(ENDED, waits.pid)] and watch.lost == 0
+    finally:
+        watch.close()
+
+
+def test_who_comes_is_held_until_it_has_joined(built: Path) -> None:
+    joined = Joined(built, lambda pid: time.sleep(0.2))
+    with watching(joined):
+        (took,) = run(built, "once")
+        assert took >= 200
+        assert len(joined.held) == 1 and not joined.ran
+        assert run(built, "again")[0] >= 200
+        assert len(joined.held) == 2
+        assert len(run(built, "fork")) == 1 and len(joined.held) == 3
+        first, second = run(built, "execute")
+        assert min(first, second) >= 200 and joined.held[3] == joined.held[4]
+        user = run(built, "once", user=65534, group=65534, extra_groups=[])
+        assert user[0] >= 200
+    assert len(joined.held) == 6 and not joined.ran and not joined.missed
+    assert min(joined.stood_ns) > 200_000_000
+    assert run(built, "once")[0] < 150
+
+
+def test_all_its_threads_wait(built: Path) -> None:
+    over: list[float] = []
+    joined = Joined(built, lambda pid: time.sleep(0.3) or over.append(time.monotonic() * 1e3))
+    with watching(joined):
+        ends = [at for _, at in times(built, "threads")]
+    assert len(ends) == 4 and len(joined.held) == 1
+    # Where other tools kept this one's process away for long, it is said that one was late.
+    assert bool(joined.missed) == (min(ends) < over[0])
+
+
+def test_nobody_sees_a_stop(built: Path) -> None:
+    joined = Joined(built, lambda pid: time.sleep(0.1))
+    with watching(joined):
+        child = subprocess.Popen([built / "comes", "threads"], stdout=subprocess.DEVNULL)
+        told = os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WCONTINUED | os.WEXITED)
+        assert told is not None and told.si_code == os.CLD_EXITED and told.si_status == 0
+        child.returncode = 0
+    assert len(joined.held) == 1
+
+
+def test_twenty_at_once(built: Path) -> None:
+    joined = Joined(built)
+    with watching(joined):
+        children = [subprocess.Popen([built / "comes", "once"], stdout=subprocess.DEVNULL) for _ in range(20)]
+        assert [child.wait(20) for child in children] == [0] * 20
+        eventually(lambda: len(joined.held) + len(joined.ran) == 20)
+    assert sorted(joined.held + joined.ran) == sorted(child.pid for child in children)
+    # Whoever could not be held is said to be late.
+    assert {pid for pid, _, reason in joined.missed if reason == REACHED_LATE} >= set(joined.ran)
+    assert len(joined.held) >= 15
+
+
+def test_who_was_started_with_a_tool_is_left_to_it(built: Path) -> None:
+    joined = Joined(built)
+    with watching(joined):
+        run(built, "once", env={**os.environ, "CUDA_INJECTION64_PATH": str(built / "library.so")})
+        eventually(lambda: joined.missed)
+    assert [reason for _, _, reason in joined.missed] == [TRACED] and not joined.held and not joined.ran
+
+
+def test_who_can_make_no_thread_goes_on(built: Path) -> None:
+    reasons: list[str | None] = []
+
+    class Refused(Joined):
+        def join(self, pid: int, tid: int | None) -> str | None:
+            reason = super().join(pid, tid)
+            if reason != "of others":
+                reasons.append(reason)
+            return reason
+
+    joined = Refused(built)
+    with watching(joined):
+        child = subprocess.Popen(
+            ["prlimit", "--nproc=0", built / "comes", "waits"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=65534, group=65534, extra_groups=[],
+        )  # fmt: skip
+        eventually(lambda: reasons)
+        out, _ = child.communicate(b"\n", timeout=10)
+        assert child.returncode == 0 and len(out.split()) == 2
+    assert len(reasons) == 1 and reasons[0] is not None and "can make no thread" in reasons[0]
+    assert not joined.held and not joined.ran
+
+
+def test_those_that_run_join_first(built: Path) -> None:
+    child = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None and child.stdout.readline()
+    joined = Joined(built)
+    with watching(joined):
+        assert joined.ran == [child.pid] and not joined.missed and not joined.held
+        child.communicate(b"\n", timeout=10)
+    assert child.returncode == 0
+
+
+def test_it_is_let_go_when_joining_takes_long(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "HOLD", 0.3)
+    monkeypatch.setattr(machine, "LEAVE", 0.1)
+    joined = Joined(built, lambda pid: time.sleep(1.0))
+    with watching(joined):
+        child = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        assert 300 <= float(child.stdout.readline().split()[0]) < 900
+        eventually(lambda: joined.missed)
+        assert joined.missed == [(child.pid, "comes", REACHED_LATE)]
+        child.communicate(b"\n", timeout=10)
+    assert child.returncode == 0
+
+
+def test_a_lock_that_it_holds_itself_is_not_waited_for(built: Path) -> None:
+    """In a constructor, it has the dynamic linker's, which loading the agent takes."""
+    joined = Joined(built)
+    with watching(joined):
+        began = time.monotonic()
+        done = subprocess.run(
+            [built / "comes", "library", built / "constructor.so"], stdout=subprocess.PIPE, timeout=20
+        )
+        assert done.returncode == 0 and done.stdout == b"loaded\n"
+        assert time.monotonic() - began < 1.5
+    assert not joined.held and len(joined.ran) + len(joined.missed) <= 2  # late, or it had ended
+
+
+def test_who_is_killed_while_it_is_held_is_dead(built: Path) -> None:
+    joined = Joined(built, lambda pid: os.kill(pid, signal.SIGKILL))
+    with watching(joined):
+        began = time.monotonic()
+        child = subprocess.Popen([built / "comes", "threads"], stdout=subprocess.DEVNULL)
+        assert child.wait(10) == -signal.SIGKILL
+        assert time.monotonic() - began < 1.5
+
+
+def test_the_tool_is_killed_while_it_holds(built: Path) -> None:
+    """All go on at once: also those threads that just stand."""
+    program = f"""
+import os, sys, time
+from pathlib import Path
+from gpubpf import machine
+def join(pid, tid):
+    if not os.readlink(f"/proc/{{pid}}/exe").startswith({str(built)!r}):
+        return "of others"
+    print("holding", flush=True)
+    time.sleep(60)
+machine.HOLD = 30.0
+machine.Machine(join, lambda *a: None, print).start()
+print("ready", flush=True)
+time.sleep(60)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(attach.__file__).parents[1])}
+    tool = subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert tool.stdout is not None
+    while tool.stdout.readline() != "ready\n":
+        assert tool.poll() is None
+    child = subprocess.Popen([built / "comes", "threads"], stdout=subprocess.PIPE)
+    assert tool.stdout.readline() == "holding\n"
+    time.sleep(0.2)
+    assert child.poll() is None
+    tool.kill()
+    began = time.monotonic()
+    assert child.wait(10) == 0 and time.monotonic() - began < 1
+    tool.communicate()
+
+
+def test_who_was_parked_finds_its_own_way_back(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a word, after a while: every thread of a program that checks itself."""
+    monkeypatch.setattr(borrow, "TURNS", 20)
+    process = subprocess.Popen(
+        [built / "stress", built / "loaded.so"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    time.sleep(0.1)
+
+    def park(tid: int) -> int:
+        with target.Memory(process.pid) as memory:
+            code = Code(process.pid, memory, target.mappings(process.pid))
+            thread = ptrace.Thread(process.pid, tid)
+            thread.interrupt()
+            if not thread.wait(time.monotonic() + 1):
+                return 0
+            base = borrow.park(thread, memory, code, code.functions(process.pid), False)
+            if not base:
+                thread.release()
+            return base
+
+    parked = 0
+    for _ in range(60):
+        for tid in ptrace.threads_of(process.pid):
+            with contextlib.suppress(ptrace.Gone, ptrace.Refused):
+                parked += threads.on_own(lambda tid=tid: park(tid), "park") != 0
+        time.sleep(0.05)
+        if parked >= 40:
+            break
+    out, _ = process.communicate("\n", timeout=20)
+    assert process.returncode == 0
+    turns = {name: int(n) for name, n in re.findall(r"^(\w+) (\d+)$", out, re.M)}
+    assert parked >= 20 and min(turns.values()) > 10, (parked, turns)
+
+
+def test_a_driver_of_its_own_in_a_container(built: Path, tmp_path: Path) -> None:
+    """A copy that no process had mapped before: found, and measured from then on. The next one is held."""
+    script = (
+        f"mkdir {tmp_path}/own && mount -t tmpfs none {tmp_path}/own && cp {device.LIBRARIES}/libcuda.so.1 {tmp_path}/own"
+        f" && export LD_LIBRARY_PATH={tmp_path}/own && {built}/comes waits && {built}/comes waits"
+    )
+    unshare = ["unshare", "--mount", "--pid", "--net", "--user", "--map-root-user", "--mount-proc", "--fork"]
+    if subprocess.run([*unshare, "true"], stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("no namespaces here")
+    joined = Joined(built)
+    with watching(joined):
+        process = subprocess.Popen(
+            [*unshare, "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PATH": os.environ["PATH"]}
+        )  # fmt: skip
+        assert process.stdin is not None
+        eventually(lambda: joined.ran and joined.missed)
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        eventually(lambda: joined.held)
+        process.communicate(b"\n", timeout=10)
+    assert process.returncode == 0
+    assert joined.missed == [(joined.ran[0], "comes", REACHED_LATE)] and joined.held[0] != joined.ran[0]
+
+
+@pytest.mark.own_processes
+def test_a_tool_sees_every_process(repository: Path) -> None:
+    example = repository / "examples" / "vectoradd"
+    if not agent.LIBRARY.exists() or not example.exists():
+        pytest.skip("the agent or the examples are not built (script/setup)")
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(device.LIBRARIES)}
+    tool = subprocess.Popen(
+        [sys.executable, repository / "tools" / "threadhist.py", "--json", "--device", "sim", "-d", "20"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert tool.stderr is not None
+    while "watching every process" not in (line := tool.stderr.readline()):
+        assert line
+    runs = [subprocess.Popen([example], stdout=subprocess.DEVNULL, env=environment) for _ in range(8)]
+    assert [run.wait(20) for run in runs] == [0] * 8
+    tool.terminate()
+    out, said = tool.communicate(timeout=20)
+    summary = json.loads(out.splitlines()[-1])
+    processes = summary["processes"]
+    late = processes["missed"].get(REACHED_LATE, 0)
+    missed = sum(processes["missed"].values()) - late
+    assert processes["measured"] + missed == 8, (summary, said)
+    assert summary["launches_instrumented"] >= 8 - missed - late, (summary, said)

@@ -1,0 +1,364 @@
+"""Processes that run already, several at once: they join a measurement, end, become other programs; what cannot join is counted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpubpf import agent, device, joining
+from gpubpf.instrument import Sidecar
+from gpubpf.session import Listener, Makers, Plan, Session, Whom
+
+HERE = Path(__file__).with_name("attach")
+TOOLS = Path(__file__).parents[2] / "tools"
+HEADERS = [
+    *sorted(Path("/usr/local").glob("cuda*/include")),
+    *(Path(place) / "nvidia/cu13/include" for place in sys.path),
+]
+HEADER = next((place for place in HEADERS if (place / "cuda.h").exists()), None)
+
+pytestmark = [
+    pytest.mark.skipif(
+        os.uname().machine != "x86_64" or not shutil.which("gcc"), reason="needs gcc on x86-64"
+    ),
+    pytest.mark.skipif(HEADER is None, reason="needs cuda.h"),
+    pytest.mark.skipif(
+        not (device.LIBRARIES / "libcuda.so.1").exists() or not agent.LIBRARY.exists(),
+        reason="needs the embedded device and the agent (script/setup)",
+    ),
+]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+@pytest.fixture(scope="module")
+def built() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="gpubpf-several-") as place:
+        cuda = [f"-I{HEADER}", f"-L{device.LIBRARIES}", "-lcuda", f"-Wl,-rpath,{device.LIBRARIES}"]
+        for name in ("becomes", "loads"):
+            command = ["gcc", "-O1", "-w", "-pthread", HERE / f"{name}.c", "-o", f"{place}/{name}", *cuda]
+            subprocess.run(command, check=True)
+        yield Path(place)
+
+
+class Program:
+    """One of them, which runs until `go` is told the last time."""
+
+    def __init__(self, *command: object, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, **environment},
+        )  # fmt: skip
+        self.pid = self.process.pid
+        self.ready()
+
+    def ready(self) -> None:
+        assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
+
+    def go(self) -> None:
+        """Launches again, and is done with it."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        self.ready()
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def kill(self) -> None:
+        self.end()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)  # Popen.kill takes a stop that tracing makes for the end
+        self.process.returncode = None
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Program]]:
+    with contextlib.ExitStack() as stack:
+
+        def started(*command: object, **environment: str) -> Program:
+            program = Program(*command, **environment)
+            stack.callback(program.kill)
+            return program
+
+        yield started
+
+
+class Tool:
+    """A tool, whose notices are waited for."""
+
+    def __init__(self, *arguments: object, name: str = "threadhist", **how: Any) -> None:
+        self.said: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, str(TOOLS / f"{name}.py"), *map(str, arguments)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how,
+        )  # fmt: skip
+        self.late = threading.Timer(60, self.process.kill)  # a test that hangs fails
+        self.late.daemon = True
+        self.late.start()
+
+    def wait_for(self, text: str, times: int = 1) -> None:
+        assert self.process.stderr is not None
+        while sum(text in line for line in self.said) < times:
+            line = self.process.stderr.readline()
+            assert line, f"no {text!r} in {self.said}"
+            self.said.append(line.rstrip("\n"))
+
+    def ended(self, status: int = 0) -> list[dict[str, Any]]:
+        """Its records."""
+        out, error = self.process.communicate(timeout=30)
+        self.late.cancel()
+        self.said += error.splitlines()
+        assert self.process.returncode == status, self.said
+        return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+
+
+def of(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [record for record in records if record["type"] == kind]
+
+
+def test_it_ends_when_all_have_and_what_cannot_join_is_counted(
+    built: Path, start: Callable[..., Program]
+) -> None:
+    first, second = (start(built / "becomes", "end") for _ in range(2))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    idle = subprocess.Popen(["sleep", "20"])
+    pids = f"{first.pid},{gone.pid},{second.pid},{idle.pid},{first.pid}"
+    tool = Tool("-p", pids, "-p", second.pid, "--json")
+    try:
+        tool.wait_for("attached to", 2)
+    finally:
+        idle.kill()
+        idle.wait()
+    assert f"threadhist: note: there is no process {gone.pid}; ps shows those that run" in tool.said
+    assert any("has not loaded the CUDA driver" in line for line in tool.said)
+    for program, times in ((first, 1), (second, 2)):
+        for _ in range(times):
+            program.go()
+        program.end()
+    records = tool.ended()
+    assert {r["pid"]: r["launches"] for r in of(records, "kernel")} == {first.pid: 3, second.pid: 6}
+    times_ns = [r["ts_ns"] for r in of(records, "attached")]
+    assert len(times_ns) == 2 and times_ns == sorted(times_ns)
+    (summary,) = of(records, "summary")
+    assert summary["launches_seen"] == summary["launches_instrumented"] == 9 and summary["lost"] == 0
+    assert summary["processes"] == {"measured": 2, "missed": {"ended": 1, "no CUDA driver": 1}}
+
+
+def test_nobody_to_be_measured_is_one_line(built: Path, start: Callable[..., Program]) -> None:
+    tool = Tool("-p", "999999,1000000")
+    assert tool.ended(1) == []
+    assert tool.said == [
+        "threadhist: none of the 2 processes can be measured: there is no process 999999; ps shows those that run"
+    ]
+
+
+def test_clocks_that_have_nothing_in_common(built: Path, start: Callable[..., Program]) -> None:
+    real = start(built / "becomes", "end")
+    virtual = start(built / "becomes", "end", CUDASIM_CLOCK="virtual")
+    tool = Tool("-p", f"{real.pid},{virtual.pid}")
+    assert tool.ended(1) == []
+    assert tool.said == [
+        f"threadhist: pid {real.pid} uses the embedded device and pid {virtual.pid} uses the embedded device on its virtual"
+        " clock, whose times and memory have nothing in common; measure them one by one"
+    ]
+
+
+def test_the_virtual_clock_is_the_processes_own(built: Path, start: Callable[..., Program]) -> None:
+    program = start(built / "becomes", "end", CUDASIM_CLOCK="virtual")
+    tool = Tool("-p", program.pid, "--json", name="launchlate")
+    tool.wait_for("attached to")
+    program.go()
+    program.end()
+    records = tool.ended()
+    (kernel,) = of(records, "kernel")
+    assert kernel["count"] == 3
+    assert kernel["api_ns"]["max"] == 1000  # what a launch takes there
+    assert of(records, "attached")[0]["ts_ns"] < 2_000_000
+
+
+def test_which_launches_are_meant_counts_from_the_attach(built: Path, start: Callable[..., Program]) -> None:
+    program = start(built / "becomes", "end")
+    tool = Tool("-p", program.pid, "--json", "--launch", "3:8", "--sample", "2")
+    tool.wait_for("attached to")
+    for _ in range(4):
+        program.go()
+    program.end()
+    (summary,) = of(tool.ended(), "summary")
+    assert summary["launches_instrumented"] == 3
+    assert summary["not_instrumented"] == {"filtered": 6, "sampled out": 3}
+
+
+def test_a_process_that_becomes_another_program(built: Path, start: Callable[..., Program]) -> None:
+    program = start(built / "becomes", "exec", "/bin/sleep", "20")
+    tool = Tool("-p", program.pid, "--json")
+    tool.wait_for("attached to")
+    program.go()
+    program.end()
+    (summary,) = of(tool.ended(), "summary")  # while it sleeps
+    assert program.process.poll() is None
+    assert summary["launches_instrumented"] == 3
+    assert any(
+        "executes another program now; what that launches is not measured" in line for line in tool.said
+    )
+
+
+def test_children_that_are_not_followed_are_said(built: Path, start: Callable[..., Program]) -> None:
+    program = start(built / "becomes", "spawn", built / "becomes", "fork")
+    tool = Tool("-p", program.pid, "0.3")
+    tool.wait_for("attached to")
+    program.end()
+    program.ready()  # the child
+    tool.wait_for("is of a program that is measured, and uses the GPU, too; add it to -p")
+    tool.process.send_signal(signal.SIGINT)
+    tool.ended()
+    assert sum("add it to -p" in line for line in tool.said) == 1
+
+
+def test_one_tool_at_a_time_then_the_next(built: Path, start: Callable[..., Program]) -> None:
+    program = start(built / "becomes", "end")
+    first = Tool("-p", program.pid, "--json")
+    first.wait_for("attached to")
+    second = Tool("-p", program.pid)
+    assert second.ended(1) == []
+    assert second.said == [
+        f"threadhist: pid {program.pid} (becomes) is measured by threadhist, pid {first.process.pid} already; end that first"
+    ]
+    program.go()
+    first.process.send_signal(signal.SIGTERM)
+    assert of(first.ended(), "summary")[0]["launches_instrumented"] == 3
+    third = Tool("-p", program.pid, "--json")  # at once
+    third.wait_for("attached to")
+    program.go()
+    program.end()
+    assert of(third.ended(), "summary")[0]["launches_instrumented"] == 3
+
+
+def test_a_name_that_nothing_has(built: Path, start: Callable[..., Program]) -> None:
+    program = start(built / "becomes", "end")
+    tool = Tool("-p", program.pid, "--kernel", "other")
+    tool.wait_for("attached to")
+    program.go()
+    program.end()
+    tool.ended(1)
+    assert tool.said[-1] == "threadhist: no kernel matches 'other'; kernels seen: again"
+
+
+def session(*pids: int, listener: Listener | None = None) -> Session:
+    plan = Plan(device.Device("sim", {"CUDASIM_CLOCK": "real"}))
+    return Session(Whom(pids=pids), plan, Makers(lambda image, target: Sidecar()), listener)
+
+
+def test_processes_join_at_any_time_from_any_thread(built: Path, start: Callable[..., Program]) -> None:
+    first, second = (start(built / "becomes", "end") for _ in range(2))
+    attached: list[int] = []
+    listener = Listener(attached=lambda pid, comm, ts_ns: attached.append(pid))
+    answers: list[str | None] = []
+    with session(first.pid, listener=listener) as measured:
+        ask = [
+            threading.Thread(target=lambda pid=pid: answers.append(measured.join(pid)))
+            for pid in (second.pid, second.pid, 999999)
+        ]
+        for thread in ask:
+            thread.start()
+        for thread in ask:
+            thread.join()
+        assert sorted(answers, key=str) == [None, None, joining.ENDED]
+        assert measured.join(first.pid) is None  # it is in already
+        second.go()
+        first.end()
+        second.end()
+        for _ in measured.intervals():
+            pass
+    assert attached == [first.pid, second.pid]
+    summary = measured.summary()
+    assert summary["launches_seen"] == 3
+    assert summary["processes"] == {"measured": 2, "missed": {joining.ENDED: 1}}
+
+
+def test_another_device_is_missed(built: Path, start: Callable[..., Program]) -> None:
+    first, other = start(built / "becomes", "end"), start(built / "becomes", "end", CUDASIM_CLOCK="virtual")
+    with session(first.pid) as measured:
+        assert measured.join(other.pid) == joining.OTHER_DEVICE
+        first.end()
+        for _ in measured.intervals():
+            pass
+
+
+def test_a_process_that_ends_while_it_joins(built: Path, start: Callable[..., Program]) -> None:
+    stays = start(built / "becomes", "end")
+    files = len(os.listdir("/proc/self/fd"))
+    with session(stays.pid) as measured:
+        for delay in (0.0, 0.01, 0.03):
+            ends = start(built / "loads", 1)
+            threading.Timer(delay, os.kill, (ends.pid, signal.SIGKILL)).start()
+            assert measured.join(ends.pid) in (None, joining.ENDED)
+        stays.end()
+        for _ in measured.intervals():
+            pass
+    assert measured.summary()["lost"] == 0
+    until = time.monotonic() + 5  # a thread may be about to put hooks in
+    while len(os.listdir("/proc/self/fd")) > files + 3 * 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert len(os.listdir("/proc/self/fd")) <= files + 3 * 2  # the programs' own
+
+
+def test_a_dozen_at_once_with_few_files(built: Path, start: Callable[..., Program]) -> None:
+    programs = [start(built / "becomes", "end") for _ in range(12)]
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    tool = Tool(
+        "-p", ",".join(str(program.pid) for program in programs), "--json",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (40, hard)),
+    )  # fmt: skip
+    tool.wait_for("attached to", 12)
+    for program in programs:
+        program.go()
+        program.end()
+    records = tool.ended()
+    assert {r["pid"] for r in of(records, "kernel")} == {program.pid for program in programs}
+    (summary,) = of(records, "summary")
+    assert summary["launches_instrumented"] == 36 and summary["lost"] == 0
+
+
+@pytest.mark.own_processes
+@needs_root
+def test_every_process_as_they_come_and_go(built: Path, start: Callable[..., Program]) -> None:
+    there = start(built / "becomes", "end")
+    tool = Tool("--json", "--device", "sim", "0.4")
+    tool.wait_for("watching every process")
+    there.go()
+    for _ in range(2):
+        comes = start(built / "becomes", "end")
+        comes.go()
+        comes.end()
+        comes.process.wait()
+        time.sleep(0.3)
+    tool.process.send_signal(signal.SIGINT)
+    records = tool.ended()
+    attached, (watching,) = of(records, "attached"), of(records, "watching")
+    assert len(attached) == 3 and attached[0]["ts_ns"] < watching["ts_ns"] < attached[1]["ts_ns"]
+    launches = Counter[int]()  # records are of what came in each interval
+    for record in of(records, "kernel"):
+        launches[record["pid"]] += record["launches"]
+    assert [launches[record["pid"]] for record in attached] == [3, 6, 6]
+    (summary,) = of(records, "summary")
+    assert summary["processes"] == {"measured": 3, "missed": {}} and summary["lost"] == 0

@@ -1,0 +1,451 @@
+"""Programs at functions of libraries: of which files, in which processes, how often, in which order, what is lost."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import shutil
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpubpf import bpf_syscall, libraries, prebuild, program, uprobes
+from gpubpf.errors import UsageError
+from gpubpf.host import Host
+from gpubpf.libraries import Names
+from gpubpf.program import BPF
+from gpubpf_host import needs_bpf
+
+HERE = Path(__file__).with_name("uprobes")
+FUNCTIONS = (
+    *("snoop_first", "snoop_second", "snoop_again", "snoop_sleep", "snoop_fails", "snoop_pushes"),
+    "snoop_absent",
+)
+TEXT = r"""
+#include <uapi/linux/ptrace.h>
+
+struct frame { u64 sp; u64 tid; };   /* one call: also of a function that calls itself, or another one of the table */
+struct begun { u64 ns; u64 argument; };
+struct event { u64 start_ns, end_ns, function, argument, result; u32 pid, tid; };
+
+BPF_TABLE("lru_hash", struct frame, struct begun, under_way, 16384);
+BPF_HASH(targets, u32, u8, 1024);
+BPF_ARRAY(counts, u64, 8);   /* 0: entries, 1: returns, 2: lost, 3: returns of what nobody saw begin */
+BPF_RINGBUF_OUTPUT(events, 1024);
+
+static __always_inline void count(int which) {
+    u64 *n = counts.lookup(&which);
+    if (n)
+        __sync_fetch_and_add(n, 1);
+}
+
+int on_call(struct pt_regs *ctx) {
+    u64 id = bpf_get_current_pid_tgid();
+    u32 pid = id >> 32;
+    if (!targets.lookup(&pid))
+        return 1;
+    struct frame frame = {.sp = PT_REGS_SP(ctx), .tid = (u32)id};
+    struct begun begun = {.ns = bpf_ktime_get_ns(), .argument = PT_REGS_PARM1(ctx)};
+    under_way.update(&frame, &begun);
+    count(0);
+    return 0;
+}
+
+int on_return(struct pt_regs *ctx) {
+    u64 id = bpf_get_current_pid_tgid();
+    u32 pid = id >> 32;
+    if (!targets.lookup(&pid))
+        return 0;
+    struct frame frame = {.sp = PT_REGS_SP(ctx) - 8, .tid = (u32)id};   /* the return address is gone */
+    struct begun *begun = under_way.lookup(&frame);
+    if (!begun) {
+        count(3);
+        return 0;
+    }
+    struct event e = {.start_ns = begun->ns, .end_ns = bpf_ktime_get_ns(), .function = bpf_get_attach_cookie(ctx),
+                      .argument = begun->argument, .result = PT_REGS_RC(ctx), .pid = pid, .tid = (u32)id};
+    under_way.delete(&frame);
+    count(1);
+    if (events.ringbuf_output(&e, sizeof(e), 1 /* BPF_RB_NO_WAKEUP */))
+        count(2);
+    return 0;
+}
+"""
+
+pytestmark = [needs_bpf, pytest.mark.skipif(not bpf_syscall._UPROBE_TYPE.exists(), reason="needs uprobes")]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("uprobes")
+    flags = f"-O1 -shared -fPIC -fno-optimize-sibling-calls -Wl,--version-script={HERE}/library.map"
+    made = f"gcc {flags} -Wl,-soname,libsnoop.so.2 {HERE}/library.c -o {place}/libsnoop.so.2.1"
+    subprocess.run(made.split(), check=True)
+    subprocess.run(f"gcc -O1 -pthread {HERE}/calls.c -o {place}/calls -ldl".split(), check=True)
+    return place
+
+
+class Calls:
+    """The program that calls, with the library loaded at once, or `late`."""
+
+    def __init__(self, place: Path, library: Path, threads: int = 1, calls: int = 100, late: bool = False,
+                 before: tuple[str, ...] = ()) -> None:  # fmt: skip
+        command = [
+            *before,
+            str(place / "calls"),
+            str(threads),
+            str(calls),
+            str(library),
+            *([] if late else ["now"]),
+        ]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
+        self.pid = self.process.pid
+
+    def go(self, how: str = "c") -> float:
+        """ns of a call."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(how + "\n")
+        return float(self.process.stdout.readline())
+
+    def __enter__(self) -> Calls:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture(params=uprobes.WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if uprobes.WAYS.index(request.param) < uprobes.WAYS.index(uprobes.way()):
+        pytest.skip(f"this kernel has no {request.param}")
+    monkeypatch.setattr(uprobes, "way", lambda: request.param)
+    return str(request.param)
+
+
+def attached(
+    notes: list[str], library: str = "libsnoop.so", functions: Any = FUNCTIONS, returns: bool = True
+) -> Host:
+    b = BPF(text=TEXT)
+    b.attach_uprobe(library, functions, fn_name="on_call")
+    if returns:
+        b.attach_uprobe(library, functions, fn_name="on_return", ret=True)
+    made = b.host(None, notes.append)
+    assert made is not None
+    return made
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+def watch(host: Host, *calls: Calls) -> None:
+    for c in calls:
+        host.update("targets", c.pid.to_bytes(4, "little"), b"\1")
+
+
+def counts(host: Host) -> list[int]:
+    return [int(n) for n in host.items("counts")["value"][:4]]
+
+
+def within(seconds: float, holds: Callable[[], bool]) -> bool:
+    until = time.monotonic() + seconds
+    while not holds() and time.monotonic() < until:
+        time.sleep(0.005)
+    return holds()
+
+
+def test_arguments_results_nesting(built: Path, way: str, notes: list[str]) -> None:
+    with Calls(built, built / "libsnoop.so.2.1") as calls, attached(notes) as host:
+        watch(host, calls)
+        calls.go("e")
+        events = host.records("events")
+        assert counts(host) == [7, 7, 0, 0]
+        assert [
+            (FUNCTIONS[e["function"]][6:], int(e["argument"]), int(np.int32(e["result"]))) for e in events
+        ] == [
+            ("second", 1, 28),
+            *(("again", depth, depth) for depth in range(4)),  # the innermost returns first
+            ("sleep", 20000, int(np.int32(events[5]["result"]))),
+            ("fails", events[6]["argument"], 101),
+        ]
+        again = events[1:5]
+        assert (np.diff(again["start_ns"].astype("i8")) < 0).all() and (
+            np.diff(again["end_ns"].astype("i8")) > 0
+        ).all()
+        slept = int(events[5]["end_ns"] - events[5]["start_ns"])
+        assert 20_000_000 <= slept < 200_000_000
+        assert set(events["pid"].tolist()) == {calls.pid}
+        assert host.uprobes is not None and host.uprobes.way == way
+        (placed,) = host.uprobes.placed
+        assert (
+            placed.functions == FUNCTIONS[:6] and placed.missing == ("snoop_absent",) and not placed.refused
+        )
+    assert notes == ["libsnoop.so.2.1 has no snoop_absent; such calls are not seen"]
+
+
+def test_entries_alone(built: Path, way: str, notes: list[str]) -> None:
+    with Calls(built, built / "libsnoop.so.2.1") as calls, attached(notes, returns=False) as host:
+        watch(host, calls)
+        calls.go()
+        assert counts(host) == [100, 0, 0, 0]
+
+
+def test_processes_before_and_after_and_no_other(built: Path, way: str, notes: list[str]) -> None:
+    library = built / "libsnoop.so.2.1"
+    with Calls(built, library) as before, Calls(built, library) as other, attached(notes) as host:
+        with Calls(built, library, calls=50) as after:
+            watch(host, before, after)
+            before.go()
+            other.go()
+            after.go()
+            assert counts(host) == [150, 150, 0, 0]
+        host.delete("targets", before.pid.to_bytes(4, "little"))
+        before.go()
+        assert counts(host)[0] == 150
+        watch(host, before)
+        host.detach()
+        before.go()
+        assert counts(host)[0] == 150
+
+
+def test_a_library_that_is_loaded_late(built: Path, tmp_path: Path, notes: list[str]) -> None:
+    library = Path(
+        shutil.copy(built / "libsnoop.so.2.1", tmp_path / "libsnoop-1a2b3c4d.so.2")
+    )  # as wheels have it
+    with Calls(built, library, late=True) as calls, attached(notes) as host:
+        assert host.uprobes is not None and not host.uprobes.placed
+        assert notes[0].startswith("no libsnoop.so is found here yet")
+        watch(host, calls)
+        calls.go("w")
+        assert counts(host)[:2] in (
+            [100, 100],
+            [101, 101],
+            [100, 101],
+        )  # the sleep that gave time may be seen
+        assert [p.path for p in host.uprobes.placed] == [str(library)]
+
+
+def test_another_mount_namespace(built: Path, tmp_path: Path, notes: list[str]) -> None:
+    """A library in a file system that nobody else has mounted."""
+    if subprocess.run(["unshare", "-m", "true"], stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("no mount namespaces here, as in a chroot")
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    script = f'mount -t tmpfs none {inner} && cp {built}/libsnoop.so.2.1 {inner}/libsnoop.so && exec "$@"'
+    before = ("unshare", "-m", "sh", "-c", script, "sh")
+    with (
+        Calls(built, inner / "libsnoop.so", before=before) as early,
+        attached(notes) as host,
+        Calls(built, inner / "libsnoop.so", late=True, before=before) as late,
+    ):
+        assert not (inner / "libsnoop.so").exists()
+        watch(host, early, late)
+        early.go()
+        assert counts(host) == [100, 100, 0, 0]
+        late.go("w")
+        assert host.uprobes is not None
+        found = host.uprobes.placed
+        assert within(10, lambda: len(found) == 2)
+        first = counts(host)[0]
+        late.go()
+        assert counts(host)[0] == first + 100
+
+
+def test_one_file_below_two_overlays_is_one(built: Path, tmp_path: Path, notes: list[str]) -> None:
+    lower = tmp_path / "lower"
+    lower.mkdir()
+    shutil.copy(built / "libsnoop.so.2.1", lower / "libsnoop.so.2")
+    before = []
+    for name in "ab":
+        for part in "uwm":
+            (tmp_path / (name + part)).mkdir()
+        options = f"lowerdir={lower},upperdir={tmp_path}/{name}u,workdir={tmp_path}/{name}w"
+        script = f'mount -t overlay none -o {options} {tmp_path}/{name}m && exec "$@"'
+        before.append(("unshare", "-m", "sh", "-c", script, "sh"))
+    if subprocess.run([*before[0], "true"], capture_output=True).returncode:
+        pytest.skip("no overlay can be mounted here")
+    with (
+        Calls(built, tmp_path / "am/libsnoop.so.2", before=before[0]) as a,
+        Calls(built, tmp_path / "bm/libsnoop.so.2", before=before[1]) as b,
+        attached(notes) as host,
+    ):
+        watch(host, a, b)
+        a.go()
+        b.go()
+        assert counts(host) == [200, 200, 0, 0]
+
+
+def test_exact_at_eight_threads(built: Path, notes: list[str]) -> None:
+    threads, each = 8, 100_000
+    with Calls(built, built / "libsnoop.so.2.1", threads, each) as calls, attached(notes) as host:
+        watch(host, calls)
+        records: list[np.ndarray[Any, Any]] = []
+        stopped = False
+
+        def read() -> None:
+            while not stopped:
+                records.append(host.records("events"))
+                time.sleep(0.02)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        calls.go("p")  # which begins with a push, as most functions do: the kernel need not single-step
+        stopped = True
+        reader.join()
+        records.append(host.records("events"))
+        entries, returns, lost, strange = counts(host)
+        events = np.concatenate(records)
+        assert (entries, returns, strange) == (threads * each, threads * each, 0)
+        assert len(events) + lost == threads * each
+        if not lost:
+            _, of_thread = np.unique(events["tid"], return_counts=True)
+            assert of_thread.tolist() == [each] * threads
+            assert (np.bincount(events["argument"].astype("i8")) == threads).all()
+        assert (events["result"] == events["argument"] + 1).all()
+
+
+def test_lost_is_counted(built: Path, notes: list[str]) -> None:
+    with Calls(built, built / "libsnoop.so.2.1", 1, 100_000) as calls, attached(notes) as host:
+        watch(host, calls)
+        calls.go()  # nobody reads
+        entries, returns, lost, _ = counts(host)
+        room = 1024 * 4096 // (8 + 48)
+        assert entries == returns == 100_000 and lost == returns - room
+        assert len(host.records("events")) == room
+
+
+def test_default_versions_and_aliases(built: Path, notes: list[str]) -> None:
+    file = os.open(built / "libsnoop.so.2.1", os.O_RDONLY)
+    with attached(
+        notes, functions={"snoop_first": 7, "snoop_other": 8}, library=str(built / "libsnoop.so.2.1")
+    ) as host:
+        assert host.uprobes is not None
+        (placed,) = host.uprobes.placed
+        assert placed.functions == ("snoop_first",)  # its default version: the other name has the same code
+        assert dict(placed.refused) == {"snoop_other": "it is snoop_first by another name"}
+        with Calls(built, built / "libsnoop.so.2.1") as calls:
+            watch(host, calls)
+            calls.go()
+            assert (host.records("events")["function"] == 7).all() and counts(host)[0] == 100
+    os.close(file)
+
+
+def test_never_where_a_hook_is(built: Path, notes: list[str]) -> None:
+    """A process with a jump over the first instruction of one function, and behind the first one of another."""
+    library = built / "libsnoop.so.2.1"
+    with Calls(built, library) as calls:
+        (mapped,) = libraries.mapped(calls.pid, Names(str(library)))
+        from gpubpf import target
+
+        with open(library, "rb") as file, target.Memory(calls.pid) as memory:
+            elf = target.ElfFile(file.fileno())
+            symbols = target.symbols(elf, 0)
+
+            def write(name: str, distance: int, code: bytes) -> None:
+                at = elf.offset(symbols[name].address) + distance - mapped.offset + mapped.start
+                memory.write(at, code)
+
+            write("snoop_fails", 0, b"\xe9\0\0\0\0")
+            write("snoop_second", 8, b"\xe9\0\0\0\0")
+        with attached(notes) as host:
+            assert host.uprobes is not None
+            (placed,) = host.uprobes.placed
+            assert set(placed.refused) == {"snoop_fails"} and "snoop_second" in placed.functions
+            assert str(calls.pid) in placed.refused["snoop_fails"]
+
+
+@pytest.mark.parametrize("offset", [1 << 63, (1 << 64) - 4096, 1 << 40])
+def test_a_file_that_says_that_its_code_lies_far_behind_its_end(
+    built: Path, tmp_path: Path, notes: list[str], offset: int
+) -> None:
+    data = bytearray((built / "libsnoop.so.2.1").read_bytes())
+    table, count = struct.unpack_from("<Q", data, 32)[0], struct.unpack_from("<H", data, 56)[0]
+    for at in range(table, table + 56 * count, 56):
+        if struct.unpack_from("<II", data, at) == (1, 5):  # PT_LOAD, code
+            struct.pack_into("<Q", data, at + 8, offset)
+    wrong = tmp_path / "libfar.so.9"  # a name of its own: other tests look for theirs in all processes
+    wrong.write_bytes(data)
+    with open(wrong, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+    with mapped, attached(notes, "libfar.so") as host:
+        assert host.uprobes is not None
+        (placed,) = host.uprobes.placed
+        assert placed.path == str(wrong) and not placed.functions
+
+
+def test_a_probe_of_another_tracer_is_no_hook(built: Path, notes: list[str]) -> None:
+    with Calls(built, built / "libsnoop.so.2.1") as calls, attached([]) as other, attached(notes) as host:
+        watch(other, calls)
+        watch(host, calls)
+        calls.go()
+        assert counts(host) == counts(other) == [100, 100, 0, 0]
+
+
+def test_prebuilt_needs_no_bcc(
+    tmp_path: Path, built: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import json
+
+    from gpubpf import compile
+
+    (tmp_path / "snoop.json").write_text(json.dumps(prebuild.build(TEXT)))
+    monkeypatch.setattr(program, "PREBUILT", tmp_path)
+    monkeypatch.setattr(compile, "compile_text", lambda text: pytest.fail("compiled"))
+    with Calls(built, built / "libsnoop.so.2.1") as calls, attached(notes) as host:
+        watch(host, calls)
+        calls.go()
+        assert counts(host) == [100, 100, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "matches"),
+    [
+        ("libamdhip64.so", "/opt/rocm/lib/libamdhip64.so.6.2.60204", True),
+        ("libamdhip64.so", "/x/torch/lib/libamdhip64.so", True),
+        ("libamdhip64.so.[567]", "/x/libamdhip64.so.5.7.31921", True),
+        ("libamdhip64.so.[567]", "/x/libamdhip64.so", True),
+        ("libamdhip64.so.[567]", "/x/libamdhip64.so.4.3", False),
+        ("libamdhip64.so.[567]", "/x/libamdhip64.so.55", False),
+        ("libamdhip64.so.5", "/x/libamdhip64-1a2b3c4d.so.5.2 (deleted)", True),
+        ("libcuda.so", "/x/libcudart.so.12", False),
+        ("libcuda.so", "/x/mylibcuda.so.1", False),
+        ("libcuda.so", "/x/libcuda.so.1/other", False),
+    ],
+)
+def test_names(pattern: str, path: str, matches: bool) -> None:
+    assert Names(pattern).match(path) is matches
+
+
+def test_what_makes_no_sense_is_said() -> None:
+    b = BPF(text=TEXT)
+    for arguments, said in (
+        (("libsnoop", FUNCTIONS, "on_call"), "no library"),
+        (("libsnoop.so", (), "on_call"), "no function"),
+        (("libsnoop.so", ("a", "a"), "on_call"), "twice"),
+        (("libsnoop.so", FUNCTIONS, "on_nothing"), "no program on_nothing"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            b.attach_uprobe(*arguments)
+    with pytest.raises(UsageError, match="attach_uprobe"):
+        b.attach_launch("on_call")
+
+
+def test_calls_of_this_process_itself(built: Path, notes: list[str]) -> None:
+    library = ctypes.CDLL(str(built / "libsnoop.so.2.1"))
+    with attached(notes) as host:
+        host.update("targets", os.getpid().to_bytes(4, "little"), b"\1")
+        assert library.snoop_fails() == 101
+        assert within(1, lambda: counts(host) == [1, 1, 0, 0])

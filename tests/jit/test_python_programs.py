@@ -1,0 +1,122 @@
+"""Programs in Python whose kernels are compiled as they run: NVRTC, cuda.core, Numba, Triton; alone, under a tool, attached to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import jit_programs as jit
+from cudasim_device import LIBRARIES
+from gpubpf import agent
+
+pytestmark = pytest.mark.skipif(
+    not (LIBRARIES / "libcuda.so.1").exists() or not agent.LIBRARY.exists(),
+    reason="the embedded device or the agent is not built (script/setup)",
+)
+SCALE = "_ZN3app5scaleIfEEvPT_5ScaleIS1_Ei"
+
+
+def all_counted(done: jit.Measured) -> None:
+    """Every launch of the last round was seen and instrumented."""
+    launches = sum(done.rounds[-1].values())
+    assert done.summary["launches_seen"] == done.summary["launches_instrumented"] == launches, done.summary
+    assert sum(done.launches.values()) == launches
+
+
+@pytest.mark.parametrize("mode", ["ptx", "lineinfo", "library", "options"])
+def test_nvrtc(tmp_path: Path, mode: str) -> None:
+    command = [jit.nvrtc(), jit.PROGRAMS / "with_nvrtc.py", mode]
+    done = jit.under_threadhist(command, tmp_path / "out")
+    all_counted(done)
+    assert done.launches == done.rounds[0] == {"fill": 2, SCALE: 4}
+    assert done.kernels[SCALE]["kernel"] == "app::scale"
+    assert "app::scale<float>(float*, Scale<float>, int)" in done.kernels[SCALE]["demangled"]
+
+
+def test_cubins_of_nvrtc_are_sass_only(tmp_path: Path) -> None:
+    """The embedded device takes no machine code, and the program is told as by a driver of another GPU."""
+    command = [jit.nvrtc(), jit.PROGRAMS / "with_nvrtc.py", "cubin"]
+    done = jit.cudasim_device.run(command)
+    assert done.returncode == 1 and "CUDA_ERROR_NO_BINARY_FOR_GPU" in done.stderr
+    assert "machine code (SASS) alone" in done.stderr
+
+
+def test_nvrtc_attached_to(tmp_path: Path) -> None:
+    done = jit.attached([jit.nvrtc(), jit.PROGRAMS / "with_nvrtc.py", "ptx"], tmp_path / "out")
+    all_counted(done)
+    assert done.launches == done.rounds[1] == {"fill": 2, SCALE: 4}
+
+
+@pytest.mark.parametrize("mode", ["ptx", "cubin", "linked", "driver"])
+def test_cuda_core(tmp_path: Path, mode: str) -> None:
+    command = [jit.python("cuda.core", "cuda.bindings", "numpy"), jit.PROGRAMS / "with_cuda_core.py", mode]
+    done = jit.under_threadhist(command, tmp_path / "out")
+    assert done.rounds == [{"fill": 4}] and done.launches == {"fill": 4}, done.summary
+
+
+@pytest.mark.parametrize("mode", ["lineinfo", "debug", "driver"])
+def test_numba(tmp_path: Path, mode: str) -> None:
+    command = [jit.python("numba.cuda", "numba_cuda", "cuda.core"), jit.PROGRAMS / "with_numba.py", mode]
+    done = jit.under_threadhist(command, tmp_path / "out")
+    all_counted(done)
+    names = {record["kernel"].rsplit("::", 1)[-1]: record["launches"] for record in done.kernels.values()}
+    assert names == done.rounds[0] == {"axpy": 3, "table": 1}
+
+
+def test_numba_attached_to(tmp_path: Path) -> None:
+    """What the driver links once the tool is there: it was compiled for other types before."""
+    command = [jit.python("numba.cuda", "numba_cuda", "cuda.core"), jit.PROGRAMS / "with_numba.py", "driver"]
+    done = jit.attached(command, tmp_path / "out")
+    all_counted(done)
+
+
+def triton(place: Path) -> tuple[list[str | Path], dict[str, str]]:
+    command = [jit.python("triton", "cuda.bindings", "numpy"), jit.PROGRAMS / "with_triton.py"]
+    return command, {"TRITON_CACHE_DIR": str(place / "cache")}
+
+
+@pytest.mark.parametrize("lines", ["0", "1"])
+def test_triton(tmp_path: Path, lines: str) -> None:
+    """The driver gets cubins of Triton's own ptxas: their PTX is in them, or, without lines, beside them in the cache."""
+    command, environment = triton(tmp_path)
+    done = jit.under_threadhist(
+        command, tmp_path / "out", **environment, TRITON_DISABLE_LINE_INFO=str(1 - int(lines))
+    )
+    all_counted(done)
+    assert done.launches == done.rounds[0] == {"axpy": 3, "row_sum": 1}
+
+
+def test_lines_of_triton_programs(tmp_path: Path) -> None:
+    """The text in Triton's cache has the lines of the Python source; what the cubin keeps has not."""
+    command, environment = triton(tmp_path)
+    tool = [
+        *jit.THREADHIST[:1],
+        str(jit.ROOT / "tools/memtrace.py"),
+        "--device",
+        "sim",
+        "--json",
+        "-o",
+        str(tmp_path / "out"),
+    ]
+    done = subprocess.run(
+        [*tool, "--kernel", "row_sum", "--", *map(str, command)],
+        env={**os.environ, **environment},
+        timeout=120,
+    )
+    assert done.returncode == 0
+    records = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    source = (jit.PROGRAMS / "with_triton.py").read_text().splitlines()
+    line = 1 + next(k for k, text in enumerate(source) if "tl.sum(" in text)
+    loads = [r for r in records if r["type"] == "site" and r["op"] == "load" and r["space"] == "global"]
+    assert {str(r["source"]).rsplit("/", 1)[-1] for r in loads} == {f"with_triton.py:{line}"}
+
+
+def test_triton_attached_to(tmp_path: Path) -> None:
+    command, environment = triton(tmp_path)
+    done = jit.attached(command, tmp_path / "out", **environment)
+    all_counted(done)
+    assert done.launches == done.rounds[1] == {"axpy": 3, "row_sum": 1}
