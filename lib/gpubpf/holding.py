@@ -8,9 +8,9 @@ It is one thread that runs before ordinary ones, and does nothing else: the tool
 of its threads run at a time; who is stopped must not wait for that. When the tool is gone, it lets all go, and ends.
 
 Messages are JSON objects, one in each packet. To it: `place` (a path, an offset), `release` (a process goes on), `done` (it is not
-held again, and goes on; did it come while it joined as it ran?), `ask` (is it to join as it runs?), `lost`; what has an `id` is
-answered with that. From it, beside `answer`: `held`, `late` (it could not be held), `forget` (it executes another program, or
-has ended).
+held again, and goes on; did it come while it joined as it ran?), `ask` (a process that runs, and when it was looked at in ns: is it
+to join?), `lost`; what has an `id` is answered with that. From it, beside `answer`: `held`, `late` (it could not be held),
+`forget` (it executes another program, or has ended).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ BORROW = 0.2  # seconds for finding a place where it can be borrowed
 AGAIN = 0.001  # seconds until it is stopped again
 ENTRY = 16  # bytes behind the entry of cuInit that its first instruction may lead to
 PACKET = 1 << 16
+FORGOTTEN = 4096  # processes of which it is remembered when they ended
 
 _C_LIBRARY = re.compile(
     r".*/(ld-musl.*|libc\.musl.*|libc(\.so\.6|-2\.\d+\.so)|lib(pthread|dl)(\.so\.\d|-2\.\d+\.so))"
@@ -73,6 +74,8 @@ class _Holding:
         self._leaving: list[ptrace.Thread] = []  # they are let go as soon as they stand
         # Of processes that the tool knows: since when it is done with them, in ns; None: not yet.
         self._known: dict[int, int | None] = {}
+        # When those that were known executed another program, or ended; the last ones, the oldest first.
+        self._forgotten: dict[int, int] = {}
         self._overtaken: set[int] = set()  # they came to cuInit while they joined as they ran
 
     def run(self) -> None:
@@ -129,8 +132,10 @@ class _Holding:
         if "place" in message:
             answer = self._place(*message["place"])
         elif "ask" in message:
-            answer = message["ask"] not in self._known
-            self._known.setdefault(message["ask"], None)
+            pid, seen = message["ask"]
+            answer = pid not in self._known and seen > self._forgotten.get(pid, 0)
+            if answer:
+                self._known[pid] = None
         elif "done" in message:
             pid = message["done"]
             self._watch.done(pid)
@@ -159,6 +164,10 @@ class _Holding:
             if event.kind != CAME:
                 if self._known.get(event.pid) is not None:
                     del self._known[event.pid]
+                    self._forgotten.pop(event.pid, None)
+                    self._forgotten[event.pid] = event.ts
+                    if len(self._forgotten) > FORGOTTEN:
+                        del self._forgotten[next(iter(self._forgotten))]
                 self._send(forget=event.pid)
             elif (arrival := self._arrivals.get(event.pid)) is not None or self._is_new(event):
                 if arrival is None:

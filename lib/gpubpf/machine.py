@@ -150,11 +150,12 @@ class Machine:
                 continue
             pause = min(2 * pause, SELDOM)
             self._looks[pid] = now + pause, pause
+            seen = time.monotonic_ns()
             files = _drivers(pid)
             placed = [self._place(path, file) for file, path in files.items() if file not in self._placed]
             meant = any(placed) or (everything and any(new is None or file in new for file in files))
             # Who began later is met by the probes.
-            if meant and (late or _started(pid) <= self._since) and self._holder.ask(pid):
+            if meant and (late or _started(pid) <= self._since) and self._holder.ask(pid, seen):
                 comm = target.status(pid).get("Name", "")
                 joins.append(self._joins.submit(self._joined, pid, comm, None, late))
         return joins
@@ -285,9 +286,9 @@ class Holder:
         """A probe on cuInit, which is there in the file. False: it cannot be placed."""
         return bool(self._ask(place=[path, offset]))
 
-    def ask(self, pid: int) -> bool:
-        """Whether a process that runs is to join: nobody else has it do so."""
-        return bool(self._ask(ask=pid))
+    def ask(self, pid: int, seen: int) -> bool:
+        """Whether a process that runs is to join: nobody else has it do so, or had, when it was `seen` (ns, time.monotonic_ns)."""
+        return bool(self._ask(ask=[pid, seen]))
 
     def done(self, pid: int) -> bool:
         """It has joined, or is missed: it goes on and is not held again. Whether it came to cuInit while it joined as it ran."""

@@ -381,6 +381,24 @@ def test_a_driver_of_its_own_in_a_container(built: Path, tmp_path: Path) -> None
     assert joined.missed == [(joined.ran[0], "comes", REACHED_LATE)] and joined.held[0] != joined.ran[0]
 
 
+def test_one_that_was_measured_and_has_ended_is_not_met_again(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looked at its maps while it was there asks when it is gone: it is measured, not missed as well."""
+    forgotten: list[int] = []
+    monkeypatch.setattr(Machine, "_forget", lambda self, pid: forgotten.append(pid))
+    joined = Joined(built)
+    with watching(joined) as watched:
+        process = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        eventually(lambda: joined.held)
+        seen = time.monotonic_ns()
+        process.communicate(b"\n", timeout=10)
+        eventually(lambda: process.pid in forgotten)
+        assert not watched._holder.ask(process.pid, seen)
+        assert watched._holder.ask(process.pid, time.monotonic_ns())  # another one, of the same number
+    assert joined.held == [process.pid] and not joined.missed
+
+
 @pytest.mark.own_processes
 def test_a_tool_sees_every_process(repository: Path) -> None:
     example = repository / "examples" / "vectoradd"
