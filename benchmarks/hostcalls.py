@@ -33,7 +33,7 @@ sys.path[:0] = [str(HERE.parent / part) for part in ("lib", "tests", "tests/gpub
 import test_calls as tested  # noqa: E402
 
 from gpubpf import cli  # noqa: E402
-from gpubpf.calls import context, events, probes, show  # noqa: E402
+from gpubpf.calls import context, probes, records, show  # noqa: E402
 from gpubpf.calls.api import Api  # noqa: E402
 from gpubpf.host import Host  # noqa: E402
 from gpubpf.program import BPF  # noqa: E402
@@ -44,7 +44,7 @@ int on_call(struct pt_regs *ctx) { return 0; }
 int on_return(struct pt_regs *ctx) { return 0; }
 """
 RATE = 10_000  # launches a second
-LINES: dict[str, Callable[[events.Group], Iterable[str]]] = {
+LINES: dict[str, Callable[[records.Group], Iterable[str]]] = {
     "-e": lambda group: show.call_lines(group, show.Columns(0, False)),
     "-e --json": show.call_records,
     "-e --csv": show.call_rows,
@@ -191,10 +191,10 @@ def tool_cpu(built: Path, library: Path, how: str, seconds: float, rate: int = 1
                 found = made.events()
                 seen += len(found)
                 if lines := LINES.get(how):
-                    for text in events.texts(found, api, lambda pid, handle: None, lines):
+                    for text in records.texts(found, api, lambda pid, handle: None, lines):
                         out.write(text)
                 elif how == "--timeline":
-                    events.calls(found, api, lambda pid, handle: None)
+                    records.calls(found, api, lambda pid, handle: None)
             took, cpu = time.perf_counter() - start, time.process_time() - cpu
             if how == "summary":
                 made.stop()

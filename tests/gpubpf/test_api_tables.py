@@ -18,7 +18,7 @@ import gpubpf_cuda
 import gpubpf_hip
 from cudasim import launcher
 from gpubpf import bpf_syscall
-from gpubpf.calls import cuda, hip, records
+from gpubpf.calls import arrays, cuda, hip
 from gpubpf.calls.api import GROUPS, RESULTS, Api, Function, Place
 from gpubpf.calls.probes import Calls, Options
 from gpubpf.device import LIBRARIES
@@ -36,12 +36,12 @@ def test_a_table_makes_sense(api: Api) -> None:
     assert len(set(symbols)) == len(symbols)
     for function in api.functions:
         assert function.group in GROUPS and function.result in RESULTS
-        records.layout(function)  # can be read in the kernel
+        arrays.layout(function)  # can be read in the kernel
         if function.group == "launch" and ("grid" in function.places or "block" in function.places):
             assert {"kernel", "grid", "block", "shared", "stream"} <= set(function.places)
         if "count" in function.places:
             assert "bytes" in function.places
-    records.layouts(enumerate(api.functions), 1024 * 12)
+    arrays.layouts(enumerate(api.functions), 1024 * 12)
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -143,11 +143,11 @@ def described(api: Api, event: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"api": function.name, "result": int(event["result"][0]) & 0xFFFFFFFF}
     for field in function.places:
         if field in ("grid", "block"):
-            shapes = records.shapes(function, event, field)
+            shapes = arrays.shapes(function, event, field)
             assert shapes is not None
             found[field] = tuple(shapes[0].tolist())
         elif field != "out":
-            values = records.values(function, event, field)
+            values = arrays.values(function, event, field)
             assert values is not None
             found[field] = int(values[0])
     if "count" in found:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpubpf import cli, names
-from gpubpf.calls import events, show
+from gpubpf.calls import records, show
 from gpubpf.calls.api import Api, Function
 from gpubpf.calls.sums import Kernel
 
@@ -66,24 +66,24 @@ def some(count: int) -> Any:
 
 
 def lines(array: Any, make: Any) -> list[str]:
-    text = "".join(events.texts(array, API, name_of, make))
+    text = "".join(records.texts(array, API, name_of, make))
     assert text.endswith("\n") and text.count("\n") == len(array)
     return text[:-1].split("\n")
 
 
 def test_lines_of_json_are_the_records() -> None:
     array = some(3000)
-    records = events.calls(array, API, name_of)
-    assert lines(array, show.call_records) == [json.dumps(r, separators=(",", ":")) for r in records]
-    assert [r["ts_ns"] for r in records] == array["start_ns"].tolist()
-    assert {r.get("error") for r in records} == {None, "hipErrorInvalidValue", "2", "odd"}
-    assert {r["comm"] for r in records} == {"app", 'a,"b"', "100%d", "\ufffd\x1b[1m", "a"}
+    told = records.calls(array, API, name_of)
+    assert lines(array, show.call_records) == [json.dumps(r, separators=(",", ":")) for r in told]
+    assert [r["ts_ns"] for r in told] == array["start_ns"].tolist()
+    assert {r.get("error") for r in told} == {None, "hipErrorInvalidValue", "2", "odd"}
+    assert {r["comm"] for r in told} == {"app", 'a,"b"', "100%d", "\ufffd\x1b[1m", "a"}
 
 
 def test_a_record_has_what_applies() -> None:
     array = some(3000)
-    for one, record in zip(array, events.calls(array, API, name_of), strict=True):
-        spent = {key: int(one["spent"][field]) for key, field in events.SPENT.items() if one["spent"][field]}
+    for one, record in zip(array, records.calls(array, API, name_of), strict=True):
+        spent = {key: int(one["spent"][field]) for key, field in records.SPENT.items() if one["spent"][field]}
         assert record.get("spent_ns", {}) == spent
         assert record.get("gap_ns") == (int(one["gap_ns"]) if one["after"] else None)
         assert record.get("page_faults", 0) == one["spent"]["faults"]
@@ -108,7 +108,7 @@ def test_a_record_has_what_applies() -> None:
 def test_lines_of_csv_have_the_same() -> None:
     array = some(3000)
     for record, cells in zip(
-        events.calls(array, API, name_of), csv.reader(lines(array, show.call_rows)), strict=True
+        records.calls(array, API, name_of), csv.reader(lines(array, show.call_rows)), strict=True
     ):
         wanted = (record.get(key, "") for key in show.CSV_CALLS)
         texts = ("x".join(map(str, value)) if isinstance(value, list) else str(value) for value in wanted)
@@ -117,10 +117,10 @@ def test_lines_of_csv_have_the_same() -> None:
 
 def test_lines_for_people() -> None:
     array = some(3000)
-    records = events.calls(array, API, name_of)
+    told = records.calls(array, API, name_of)
     shown = lines(array, lambda group: show.call_lines(group, show.Columns(10**12, True)))
     assert all(line.isprintable() for line in shown)
-    for record, line in zip(records, shown, strict=True):
+    for record, line in zip(told, shown, strict=True):
         assert line.startswith(f"{(record['ts_ns'] - 10**12) / 1e9:>11.6f} {record['pid']:>7} ")
         assert record["api"] in line and line.partition(" = ")[2] == record.get("error", "")
     one = np.zeros(2, EVENT)

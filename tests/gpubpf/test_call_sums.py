@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpubpf.calls import records
+from gpubpf.calls import arrays
 from gpubpf.calls.inventory import Inventory
 from gpubpf.calls.sums import merged, of_events
 
@@ -25,7 +25,7 @@ SUM = np.dtype(
         *(("tgid", "<u4"), ("function", "<u4"), ("kernel", "<u8")),
         *((name, "<u8") for name in ("count", "errors", "ns", "largest_ns", "off_ns")),
         *((name, "<u8") for name in ("gaps", "gap_ns", "gap_largest_ns", "gap_off_ns", "error")),
-        *((name, "<u4", records.BUCKETS) for name in ("latency", "gap")),
+        *((name, "<u4", arrays.BUCKETS) for name in ("latency", "gap")),
     ]
 )
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from gpubpf import bpf_syscall, uprobes
-from gpubpf.calls import records
+from gpubpf.calls import arrays
 from gpubpf.calls.api import Api, Function
 from gpubpf.calls.probes import Calls, Counts, Options
 from gpubpf_host import needs_bpf
@@ -150,9 +150,9 @@ def test_arguments_and_results(built: Path, way: str) -> None:
         def value(i: int, field: str) -> Any:
             one, function = events[i : i + 1], FUNCTIONS[events["function"][i]]
             if field in ("grid", "block"):
-                found = records.shapes(function, one, field)
+                found = arrays.shapes(function, one, field)
             else:
-                found = records.values(function, one, field)
+                found = arrays.values(function, one, field)
             return None if found is None else found[0].tolist()
 
         launch = {f: value(2, f) for f in ("kernel", "grid", "block", "shared", "stream", "bytes")}
@@ -231,10 +231,10 @@ def test_latency(built: Path) -> None:
         run(calls, built, "sleep", 30_000)
         (s,) = calls.sums()
         assert s["ns"] == s["largest_ns"] >= 30e6 and s["latency"].sum() == 1 and s["gaps"] == 0
-        edges = records.bounds()
+        edges = arrays.bounds()
         bucket = int(s["latency"].argmax())
         assert edges[bucket] <= s["ns"] < edges[bucket + 1]
-        assert abs(records.percentile(s["latency"], 0.5) / s["ns"] - 1) < 0.0626
+        assert abs(arrays.percentile(s["latency"], 0.5) / s["ns"] - 1) < 0.0626
 
 
 def test_gaps_between_launches(built: Path) -> None:
@@ -249,31 +249,31 @@ def test_gaps_between_launches(built: Path) -> None:
 
 
 def test_percentiles() -> None:
-    edges = records.bounds()
+    edges = arrays.bounds()
     assert (
-        len(edges) == records.BUCKETS + 1
+        len(edges) == arrays.BUCKETS + 1
         and edges[:4].tolist() == [0, 64, 72, 80]
         and (np.diff(edges) > 0).all()
     )
     values = np.random.default_rng(1).lognormal(11, 1.5, 20_000).astype("u8") + 64
-    hist = np.bincount(np.searchsorted(edges, values, "right") - 1, minlength=records.BUCKETS).astype("u4")
+    hist = np.bincount(np.searchsorted(edges, values, "right") - 1, minlength=arrays.BUCKETS).astype("u4")
     for q in (0.01, 0.5, 0.9, 0.99, 1.0):
         exact = np.quantile(values, q, method="inverted_cdf")
-        assert abs(records.percentile(hist, q) / exact - 1) < 0.0626
-    assert records.percentile(hist, 1.0, int(values.max())) <= values.max()
-    assert records.percentile(np.zeros(records.BUCKETS, "u4"), 0.5) == 0
+        assert abs(arrays.percentile(hist, q) / exact - 1) < 0.0626
+    assert arrays.percentile(hist, 1.0, int(values.max())) <= values.max()
+    assert arrays.percentile(np.zeros(arrays.BUCKETS, "u4"), 0.5) == 0
 
 
 def test_layouts() -> None:
-    one = records.layout(FUNCTIONS[NUMBER["launch_by"]])
+    one = arrays.layout(FUNCTIONS[NUMBER["launch_by"]])
     assert (one.launch, one.kernel, one.windows, one.stack) == (True, 1, ((0, 0),), 0)
-    one = records.layout(FUNCTIONS[NUMBER["launch_from"]])
-    assert (one.kernel, one.windows) == (records.MEMORY, ((0, 0),))
-    assert records.layout(FUNCTIONS[NUMBER["launch"]]).stack == 2
+    one = arrays.layout(FUNCTIONS[NUMBER["launch_from"]])
+    assert (one.kernel, one.windows) == (arrays.MEMORY, ((0, 0),))
+    assert arrays.layout(FUNCTIONS[NUMBER["launch"]]).stack == 2
     for wrong in ("stream=s4", "bytes=0@0 count=0@48", "bytes=0@0 count=1@0 stream=2@0", "kernel=0@8 bytes=0@0",
                   "grid=s2"):  # fmt: skip
         with pytest.raises(ValueError, match="arguments"):
-            records.layout(Function("f", "f", "launch", wrong))
+            arrays.layout(Function("f", "f", "launch", wrong))
 
 
 # --- exact ---

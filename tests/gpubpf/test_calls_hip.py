@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpubpf import libraries
-from gpubpf.calls import records
+from gpubpf.calls import arrays
 from gpubpf.calls.hip import API
 from gpubpf.calls.probes import Calls, Counts, Options
 from gpubpf.libraries import Names
@@ -62,13 +62,13 @@ def test_each_call_of_a_program(tmp_path: Path) -> None:
             assert some["result"].tolist() == [int(results[given[function.name]])] and some["failed"].all()
             size = {"hipMalloc": 4096, "hipMemcpy": 8}.get(function.name)
             if size is not None:
-                sizes = records.values(function, some, "bytes")
+                sizes = arrays.values(function, some, "bytes")
                 assert sizes is not None and sizes.tolist() == [size]
             continue
         assert set(some["result"].tolist()) == {101}
         for field, wanted in (("grid", [1, 2, 3]), ("block", [4, 5, 6])):
-            shapes = records.shapes(function, some, field)
+            shapes = arrays.shapes(function, some, field)
             assert shapes is not None and (shapes == wanted).all()
         for field, value in (("shared", 77), ("stream", 0x1234), ("kernel", int(handle, 16))):
-            values = records.values(function, some, field)
+            values = arrays.values(function, some, field)
             assert values is not None and (values == value).all()

@@ -19,7 +19,7 @@ import pytest
 
 import gpubpf_scenes as scenes
 from gpubpf import bpf_syscall, btf
-from gpubpf.calls import context, records, why
+from gpubpf.calls import arrays, context, why
 from gpubpf.calls.api import Api, Function
 from gpubpf.calls.context import Context
 from gpubpf.calls.probes import Calls, Options
@@ -166,14 +166,14 @@ class Watched:
             start, end, off = (
                 int(event["start_ns"]),
                 int(event["end_ns"]),
-                int(records.off_ns(event["spent"])),
+                int(arrays.off_ns(event["spent"])),
             )
             assert events["function"].tolist() == [LAUNCH, LAUNCH, WORK, LAUNCH]
         else:
             event, end = last, int(last["start_ns"])
             start, off = end - int(last["gap_ns"]), int(last["gap_off_ns"])
             assert events["function"].tolist() == [LAUNCH, LAUNCH, LAUNCH]
-        function = WORK if self.where == "call" else records.GAP
+        function = WORK if self.where == "call" else arrays.GAP
         mine = rows[rows["function"] == function]
         if self.where == "gap":  # the program waits to be told, between its first two launches
             mine = mine[mine["syscall"] != 0]
@@ -325,7 +325,7 @@ def test_what_waits_for_what_was_lost_is_next_to_retransmits(built: Path, where:
     assert "blocked in recvfrom" in seen.texts
     whole, waited = again[again["tid"] == 0], again[again["tid"] != 0]
     assert len(whole) == len(waited) == 1
-    assert waited["function"][0] == (WORK if where == "call" else records.GAP)
+    assert waited["function"][0] == (WORK if where == "call" else arrays.GAP)
     assert 1 <= waited["count"][0] <= whole["count"][0] and waited["ns"][0] >= 200 * MS
     assert seen.explained[-1].text == "TCP retransmits" and seen.explained[-1].count == whole["count"][0]
 
@@ -340,7 +340,7 @@ def test_without_reasons_only_the_time_off_the_cpu_is_known(built: Path) -> None
         event = watched.calls.events()
         event = event[event["function"] == WORK][0]
         programs = {r.function for r in watched.calls.host.runs()}
-    assert 10 * MS <= records.off_ns(event["spent"]) <= event["end_ns"] - event["start_ns"]
+    assert 10 * MS <= arrays.off_ns(event["spent"]) <= event["end_ns"] - event["start_ns"]
     assert not {name for name in programs if name.startswith("context")} - {"context_switch_time"}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpubpf.calls import records, why
+from gpubpf.calls import arrays, why
 
 FUTEX, READ = 202, 0
 SPAN = [("start_ns", "<u8"), ("end_ns", "<u8"), ("inode", "<u8"), ("tgid", "<u4"), ("tid", "<u4"), ("function", "<u4"),
@@ -77,7 +77,7 @@ def test_causes_of_many_threads() -> None:
 
 
 def test_causes_by_function() -> None:
-    gap = records.GAP
+    gap = arrays.GAP
     mine = rows(
         (7, 8, 1, why.BLOCKED, FUTEX, 2, 30, 20),
         (7, 8, 2, why.BLOCKED, FUTEX, 1, 40, 40),
@@ -92,7 +92,7 @@ def test_causes_by_function() -> None:
 
 
 def test_what_a_process_has_is_not_added_to_what_its_threads_have() -> None:
-    gap = records.GAP
+    gap = arrays.GAP
     mine = rows((7, 0, gap, why.RETRANSMITS, -1, 3, 0, 0), (7, 8, gap, why.RETRANSMITS, FUTEX, 2, 500, 500))
     assert [(c.text, c.count) for c in why.causes(mine)] == [("TCP retransmits", 3)]
     assert [(c.text, c.count) for c in why.causes(mine[1:])] == [("TCP retransmits", 2)]
@@ -108,7 +108,7 @@ def test_what_is_too_little_to_be_why() -> None:
 
 
 def test_a_time_is_explained_by_what_lies_in_it() -> None:
-    gap = records.GAP
+    gap = arrays.GAP
     spans = np.array(
         [
             (500, 700, 0, 7, 8, gap, why.BLOCKED, FUTEX),

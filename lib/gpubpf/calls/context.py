@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpubpf import btf
 from gpubpf.calls import why as reasons
+from gpubpf.calls.arrays import GAP
 from gpubpf.calls.probes import attach_records, raw_arguments
-from gpubpf.calls.records import GAP
 from gpubpf.errors import Error, VerifyError
 from gpubpf.host import HostProbe, try_load
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import bpf_syscall, btf, uprobes
-from gpubpf.calls import records
+from gpubpf.calls import arrays
 from gpubpf.calls.api import Api, Function
 from gpubpf.command import raise_file_limit
 from gpubpf.errors import Error
@@ -108,7 +108,7 @@ class Calls:
         self.bpf.statistics = options.statistics
         self.bpf.entries["call_events"] = RING if options.events else 4096
         self.bpf["call_settings"].set(self._settings)
-        self.bpf["call_layouts"].set(records.layouts(self.chosen, self.bpf.maps["call_layouts"].value_size))
+        self.bpf["call_layouts"].set(arrays.layouts(self.chosen, self.bpf.maps["call_layouts"].value_size))
         self.bpf["call_filter"].set(host_filter_bytes(options.cgroup, options.comm, options.tid))
         numbers = {function.symbol: number for number, function in self.chosen}
         for name, returns in (("call_entry", False), ("call_return", True)):
@@ -201,7 +201,7 @@ class Calls:
     # --- what was counted ---
 
     def sums(self) -> np.ndarray[Any, Any]:
-        """By process, function and kernel, what ended since the last time: see records.py. While programs run, takes as long as
+        """By process, function and kernel, what ended since the last time: see arrays.py. While programs run, takes as long as
         an RCU grace period, some 10 ms."""
         import numpy as np
 
@@ -215,7 +215,7 @@ class Calls:
         items = self.host.items("call_sums")
         if ended is not None:
             items = items[items["key"]["generation"] <= ended]
-        made = np.empty(len(items), records.sum_dtype(items.dtype["key"], items.dtype["value"]))
+        made = np.empty(len(items), arrays.sum_dtype(items.dtype["key"], items.dtype["value"]))
         for part in ("key", "value"):
             for name in items.dtype[part].names or ():
                 if name in (made.dtype.names or ()):
@@ -225,13 +225,13 @@ class Calls:
         return made
 
     def events(self) -> np.ndarray[Any, Any]:
-        """The records since the last time, in the order in which calls returned: see records.py."""
+        """The records since the last time, in the order in which calls returned: see arrays.py."""
         return self.host.records("call_events")
 
     def under_way(self) -> np.ndarray[Any, Any]:
         """Of threads that are inside of a call: `tgid`, `tid`, `function`, `kernel`, `entry_ns`, …, see struct call_thread."""
         threads = self.host.items("call_threads")["value"]
-        return threads[threads["function"] != records.GAP]
+        return threads[threads["function"] != arrays.GAP]
 
     @property
     def counts(self) -> Counts:

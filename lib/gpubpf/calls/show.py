@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from gpubpf import cli, syscalls, table
 from gpubpf.calls import why
-from gpubpf.calls.events import HEX, SHAPES, each
+from gpubpf.calls.records import HEX, SHAPES, each
 from gpubpf.table import us
 
 if TYPE_CHECKING:
-    from gpubpf.calls.events import Group
     from gpubpf.calls.kfd import Happened
+    from gpubpf.calls.records import Group
     from gpubpf.calls.sums import Row, Times
     from gpubpf.calls.why import Cause
     from gpubpf.whose import Whose

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpubpf.calls import records
+from gpubpf.calls import arrays
 from gpubpf.names import Name
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Times:
             return None
         p50 = p99 = self.largest_ns
         if self.count > 1:
-            p50, p99 = (records.percentile(self.buckets, q, self.largest_ns) for q in (0.5, 0.99))
+            p50, p99 = (arrays.percentile(self.buckets, q, self.largest_ns) for q in (0.5, 0.99))
         return {"mean": round(self.ns / self.count), "p50": p50, "p99": p99, "max": self.largest_ns}
 
 
@@ -169,10 +169,10 @@ def of_events(events: Any, dtype: Any) -> Any:
     made = np.zeros(len(keys), dtype)
     for name in _KEY:
         made[name] = keys[name]
-    edges = records.bounds()[1:-1]
+    edges = arrays.bounds()[1:-1]
     failed, after = events["failed"] != 0, events["after"] != 0
     parts = (
-        (slice(None), events["end_ns"] - events["start_ns"], records.off_ns(events["spent"]), ""),
+        (slice(None), events["end_ns"] - events["start_ns"], arrays.off_ns(events["spent"]), ""),
         (after, events["gap_ns"], events["gap_off_ns"], "gap_"),
     )
     for chosen, ns, off_ns, kind in parts:

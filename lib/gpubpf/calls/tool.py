@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import cli, joining, libraries, names, users
-from gpubpf.calls import events, kfd, listing, near, show, timeline, why
+from gpubpf.calls import kfd, listing, near, records, show, timeline, why
+from gpubpf.calls.arrays import GAP
 from gpubpf.calls.context import Context
 from gpubpf.calls.inventory import WAIT, Inventory
 from gpubpf.calls.inventory import line as inventory_line
 from gpubpf.calls.kernels import Kernels
 from gpubpf.calls.probes import Calls, Options
-from gpubpf.calls.records import GAP
 from gpubpf.calls.sums import Kernel, Picked, Row, functions, kernels, merged, of_events
 from gpubpf.calls.watch import Watch
 from gpubpf.compile import capable
@@ -270,7 +270,7 @@ class Report:
         array = self._chosen(array)
         found = []  # of records, which take long to make
         if args.slow or args.timeline or args.trace:
-            found = events.calls(array, self._api, self._name)
+            found = records.calls(array, self._api, self._name)
         if self._tracer is not None:
             self._tracer.add(found, dispatched)
         if args.timeline:
@@ -306,8 +306,8 @@ class Report:
             out.records(record | {"why": why_} for record, why_ in zip(found, whys, strict=True))
         elif found and not args.csv and not args.each:
             self._see(array)
-            groups = events.groups(array, self._api, self._name)
-            texts = events.in_order((group.places, show.call_texts(group)) for group in groups)
+            groups = records.groups(array, self._api, self._name)
+            texts = records.in_order((group.places, show.call_texts(group)) for group in groups)
             for text, (record, causes) in zip(texts, explained, strict=True):
                 out.lines(show.story(record, text, causes, self._origin, self._whose.processes))
 
@@ -328,9 +328,9 @@ class Report:
                 self._out.line(columns.header)
             self._write(array, lambda group: show.call_lines(group, columns))
 
-    def _write(self, array: Any, lines: Callable[[events.Group], Iterable[str]]) -> None:
+    def _write(self, array: Any, lines: Callable[[records.Group], Iterable[str]]) -> None:
         """A line for each call, in order."""
-        for text in events.texts(array, self._api, self._name, lines):
+        for text in records.texts(array, self._api, self._name, lines):
             self._out.write(text)
 
     def _explain(self, record: dict[str, Any]) -> list[Cause]:

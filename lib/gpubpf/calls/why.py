@@ -1,6 +1,6 @@
 """Why calls, and the gaps between launches, took long: time by reason (docs/amd.md).
 
-Rows (`ROW`): `tgid`, `tid`, `function` (its number, or records.GAP), `reason`, `syscall` (its number, or OUTSIDE), `count`, `ns`,
+Rows (`ROW`): `tgid`, `tid`, `function` (its number, or arrays.GAP), `reason`, `syscall` (its number, or OUTSIDE), `count`, `ns`,
 `largest_ns`. Rows of one thread do not overlap in time, but for what is no time (`TIMELESS`): a row of TCP retransmits of a
 thread has as `ns` how long it was blocked while they happened; one whose `tid` is 0 counts all of the process.
 

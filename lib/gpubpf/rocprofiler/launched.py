@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from gpubpf import names
-from gpubpf.calls import records
+from gpubpf.calls import arrays
 from gpubpf.calls.sums import Row, Times
 from gpubpf.rocprofiler.dispatches import DISPATCH, Dispatches
 
@@ -95,9 +95,9 @@ class Launched:
         made = np.zeros(len(events), CALL)
         for name in ("start_ns", "end_ns", "tgid", "tid", "function"):
             made[name] = events[name]
-        if (stream := records.values(function, events, "stream")) is not None:
+        if (stream := arrays.values(function, events, "stream")) is not None:
             made["stream"], made["streamed"] = stream, True
-        if (block := records.shapes(function, events, "block")) is not None:
+        if (block := arrays.shapes(function, events, "block")) is not None:
             made["block"] = block
         return made
 
@@ -272,7 +272,7 @@ class DeviceTimes:
         return list(self._launched.records(joined))
 
     def _add(self, dispatches: Array) -> None:
-        edges = np.append(records.bounds()[:-1], np.inf)
+        edges = np.append(arrays.bounds()[:-1], np.inf)
         kernels = np.stack([dispatches["process"].astype("i8"), dispatches["kernel"].astype("i8")], axis=1)
         for process, kernel in np.unique(kernels, axis=0).tolist():
             name = self._launched.kernel(process, kernel)
