@@ -4,7 +4,8 @@ A uprobe is on a file, so that it is met in every process that maps it, of whate
 its thread is told of through a ring buffer, and waits right there, in the program, until the tool has stopped it (`go`): so it stands
 at the entry of cuInit, where it holds no lock, and has run nothing of the driver. A wait is `WAIT_NS` at most: should the tool
 be slow, or gone, the thread goes on. A process that the tool is done with (`done`) passes with one look into a hash; one that executes
-another program, or ends, is told of and forgotten.
+another program, or ends, is told of and forgotten: by programs at raw tracepoints, since at those with
+records the kernel leaves programs out at times, and who is not forgotten would not be told of again, nor who gets its number.
 
 The programs are assembled here, so that nothing is compiled at start. They wait in a loop that the verifier follows to its end,
 called anew by tail calls: that takes no newer kernel than the ring buffer does (Linux 5.8).
@@ -18,7 +19,7 @@ import struct
 from dataclasses import dataclass
 
 from gpubpf import bpf_syscall, bytecode
-from gpubpf.bpf_syscall import ARRAY, HASH, KPROBE, LRU_HASH, PROG_ARRAY, RINGBUF, TRACEPOINT, Ring
+from gpubpf.bpf_syscall import ARRAY, HASH, KPROBE, LRU_HASH, PROG_ARRAY, RAW_TRACEPOINT, RINGBUF, Ring
 from gpubpf.bytecode import (
     ADD,
     ALU64,
@@ -314,7 +315,7 @@ def _forgetting(kind: int) -> _Assembly:
 class Watch:
     """The programs, loaded. `without`: a process that is not told of. `cpu`: where who reads the events runs, before all others: a
     thread that comes there need not wait, as it cannot go on. Raises OSError where the kernel, or the lack of a privilege, forbids
-    it, Error without tracepoints."""
+    it."""
 
     def __init__(self, without: int, cpu: int) -> None:
         self._files = contextlib.ExitStack()
@@ -336,9 +337,8 @@ class Watch:
             bpf_syscall.update(self._maps["programs"], bytes(4), struct.pack("<I", waiting))
             self._program = self._load(stack, KPROBE, _coming(without, cpu), "gpubpf_cuinit")
             for kind, name in (EXECUTED, "exec"), (ENDED, "exit"):
-                program = self._load(stack, TRACEPOINT, _forgetting(kind), f"gpubpf_{name}")
-                number = bpf_syscall.tracepoint(f"sched:sched_process_{name}").number
-                self._keep(stack, bpf_syscall.attach_tracepoint(program, number))
+                program = self._load(stack, RAW_TRACEPOINT, _forgetting(kind), f"gpubpf_{name}")
+                self._keep(stack, bpf_syscall.attach_raw_tracepoint(program, f"sched_process_{name}"))
             self._ring = Ring(self._maps["ring"], _RING)
             stack.callback(self._ring.close)
             self._files = stack.pop_all()

@@ -30,7 +30,7 @@ from typing import Any
 from gpubpf import borrow, ptrace, target
 from gpubpf.borrow import Code
 from gpubpf.cuinit import CAME, Event, Watch
-from gpubpf.errors import Error, SessionError
+from gpubpf.errors import SessionError
 from gpubpf.ptrace import Gone, Refused
 
 LIMIT = 5.0  # seconds for which a process is held at most
@@ -295,9 +295,6 @@ def main(file: int, tool: int) -> None:
     connection = socket.socket(fileno=file)
     try:
         watch = Watch(tool, _before_all())
-    except Error as error:
-        connection.send(json.dumps({"failed": str(error)}).encode())
-        return
     except OSError as error:
         text = f"the kernel lets nobody watch here ({error.strerror}); use sudo, on the host, or name processes with -p"
         connection.send(json.dumps({"failed": text}).encode())

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf import agent, attach, borrow, device, machine, ptrace, target, threads
+import gpubpf_scenes as scenes
+from gpubpf import agent, attach, borrow, bpf_syscall, device, machine, ptrace, target, threads
 from gpubpf.borrow import Code
 from gpubpf.cuinit import CAME, ENDED, EXECUTED, WAIT_NS, Watch
-from gpubpf.errors import SessionError
+from gpubpf.errors import Error, SessionError
 from gpubpf.joining import TRACED
 from gpubpf.machine import REACHED_LATE, Machine
 
@@ -136,13 +137,22 @@ def eventually(condition: Callable[[], object], seconds: float = 15) -> None:
         time.sleep(0.01)
 
 
-def test_nobody_waits_long_for_a_tool_that_does_not_answer(built: Path) -> None:
+@contextlib.contextmanager
+def placed() -> Iterator[Watch]:
+    """A watch on the embedded device's driver."""
     watch = Watch(os.getpid(), -1)
     try:
         with open(device.LIBRARIES / "libcuda.so.1", "rb") as file:
             elf = target.ElfFile(file.fileno())
             entry = elf.offset(target.symbols(elf, 0)["cuInit"].address)
             watch.place(f"/proc/self/fd/{file.fileno()}", entry)
+        yield watch
+    finally:
+        watch.close()
+
+
+def test_nobody_waits_long_for_a_tool_that_does_not_answer(built: Path) -> None:
+    with placed() as watch:
 
         def came() -> list[tuple[int, int]]:
             return [(e.kind, e.pid) for e in watch.events() if e.comm in ("comes", "exe")]
@@ -158,8 +168,25 @@ def test_nobody_waits_long_for_a_tool_that_does_not_answer(built: Path) -> None:
         assert came() == [(CAME, waits.pid)]
         waits.communicate(b"\n", timeout=10)
         assert came() == [(ENDED, waits.pid)] and watch.lost == 0
-    finally:
-        watch.close()
+
+
+def test_all_is_seen_in_the_middle_of_somebodys_look_at_a_map(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At tracepoints with records nothing is seen where the kernel preempts itself there. Those are not asked for."""
+
+    def none(name: str) -> None:
+        raise Error(f"this kernel has no tracepoint {name}; check its name")
+
+    monkeypatch.setattr(bpf_syscall, "tracepoint", none)
+    cpu = min(os.sched_getaffinity(0))
+    with scenes.map_reader(cpu), placed() as watch:
+        child = subprocess.Popen(
+            ["taskset", "-c", str(cpu), built / "comes", "execute"], stdout=subprocess.PIPE
+        )
+        child.communicate(timeout=20)
+        seen = [e.kind for e in watch.events() if e.pid == child.pid]
+    assert seen == [CAME, EXECUTED, CAME, ENDED]
 
 
 def test_who_comes_is_held_until_it_has_joined(built: Path) -> None:
