@@ -1,9 +1,12 @@
 """For the whole suite: child processes import the checkout's library, and the embedded device is not kind."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "own_processes: runs where no other process is seen, as all would be measured"
     )
+    config.addinivalue_line(
+        "markers", "whole_machine: watches every process; of such tests one runs at a time"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -44,6 +50,19 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     )
     assert done.returncode == 0, done.stdout
     return True
+
+
+@pytest.fixture(autouse=True)
+def _one_that_watches_the_machine(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Of those that hold each process that comes to the driver, the second finds it traced by the first, also where it is one of
+    its own: process numbers of one's own are seen from outside. Other workers, and other runs, wait."""
+    watches = any(request.node.get_closest_marker(name) for name in ("own_processes", "whole_machine"))
+    if not watches or "GPUBPF_OWN_PROCESSES" in os.environ:
+        yield
+        return
+    with open(Path(tempfile.gettempdir()) / f"gpubpf-whole-machine-{os.getuid()}", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")
