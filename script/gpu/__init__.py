@@ -3,7 +3,7 @@
 machine.py     where it runs, how things are started there
 stage.py       a stage: its parts, each with a time limit, its results as JSON
 pack.py        what is taken along to the machine with the GPU
-facts.py       questions about the driver (asked by questions.py through driver.py, each in a process of its own)
+facts.py       questions about the driver (those of questions/, asked through driver.py, each in a process of its own)
 answers.py     known answers of every tool (records.py says what is right)
 overhead.py    what each tool costs: ratios
 references.py  what other ways to measure cost, where they are there

@@ -1,4 +1,4 @@
-"""The CUDA driver by ctypes, as questions.py calls it: every call by name, every number 64 bits wide."""
+"""The CUDA driver by ctypes, as questions/ calls it: every call by name, every number 64 bits wide."""
 
 from __future__ import annotations
 
@@ -7,6 +7,25 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+# As cuda.h has them; the tests compare.
+CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16
+CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75
+CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76
+CU_EVENT_DISABLE_TIMING = 2
+CU_FUNC_ATTRIBUTE_NUM_REGS = 4
+CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+CU_GET_PROC_ADDRESS_LEGACY_STREAM = 1
+CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2
+CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4
+CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+CU_MEMHOSTALLOC_DEVICEMAP = 2
+CU_MEMHOSTREGISTER_DEVICEMAP = 2
+CU_STREAM_LEGACY = 1
+CU_STREAM_NON_BLOCKING = 1
+CU_STREAM_CAPTURE_MODE_GLOBAL = 0
+CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1
+CU_STREAM_CAPTURE_MODE_RELAXED = 2
 
 
 class DriverError(Exception):
@@ -35,6 +54,8 @@ class Driver:
         return hasattr(self.library, name)
 
     def call(self, name: str, *arguments: Any) -> int:
+        if not self.has(name):
+            raise DriverError(f"{name} is not exported")
         return int(getattr(self.library, name)(*(_number(a) for a in arguments)))
 
     def must(self, name: str, *arguments: Any) -> None:
@@ -69,7 +90,12 @@ class Driver:
 
     def cc(self) -> int:
         """90 for compute capability 9.0."""
-        return 10 * self.attribute(75) + self.attribute(76)
+        return 10 * self.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) + self.attribute(
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
+        )
+
+    def multiprocessors(self) -> int:
+        return self.attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
 
     def module(self, image: bytes) -> int:
         return self.handle("cuModuleLoadData", ctypes.c_char_p(image))
@@ -82,7 +108,7 @@ class Driver:
 
     def stream(self) -> int:
         """One that does not wait for the legacy stream."""
-        return self.handle("cuStreamCreate", 1)
+        return self.handle("cuStreamCreate", CU_STREAM_NON_BLOCKING)
 
     def memory(self, size: int) -> int:
         """Of the GPU, zeroed."""
@@ -93,11 +119,11 @@ class Driver:
     def zero(self, address: int, size: int) -> None:
         """The GPU's memory; at once."""
         self.must("cuMemsetD8_v2", address, 0, size)
-        self.must("cuStreamSynchronize", 1)  # CU_STREAM_LEGACY
+        self.must("cuStreamSynchronize", CU_STREAM_LEGACY)
 
     def pinned(self, count: int) -> tuple[Any, int]:
         """An array of u64 in pinned host memory, and its address."""
-        address = self.handle("cuMemHostAlloc", 8 * count, 2)  # CU_MEMHOSTALLOC_DEVICEMAP
+        address = self.handle("cuMemHostAlloc", 8 * count, CU_MEMHOSTALLOC_DEVICEMAP)
         words = (ctypes.c_uint64 * count).from_address(address)
         ctypes.memset(address, 0, 8 * count)
         return words, address
@@ -128,17 +154,20 @@ def pointers(arguments: Sequence[int]) -> Any:
 
 
 class Watched:
-    """A call on a thread of its own: whether it comes back within some time, and what it gives."""
+    """A call on a thread of its own: whether it comes back within some time, and the name of what it gives."""
 
     def __init__(self, driver: Driver, action: Callable[[], int]) -> None:
-        self.code: int | None = None
+        self.said = ""
         self.ms = 0.0
 
         def run() -> None:
-            driver.call("cuCtxSetCurrent", driver.context)
-            began = time.perf_counter()
-            self.code = action()
-            self.ms = 1000 * (time.perf_counter() - began)
+            try:
+                driver.must("cuCtxSetCurrent", driver.context)
+                began = time.perf_counter()
+                self.said = driver.name(action())
+                self.ms = 1000 * (time.perf_counter() - began)
+            except DriverError as error:
+                self.said = str(error)
 
         self.thread = threading.Thread(target=run, daemon=True)
         self.thread.start()
@@ -153,7 +182,8 @@ PTX = """.version 7.0
 .address_size 64
 """
 
-# spin(flags, ns): sets flags[1], then waits for flags[0], but no longer than that.
+# spin(flags, ns): sets flags[1], then waits for flags[0], but no longer than that. It rests between two looks, so that thousands of it
+# leave the bus to others.
 SPIN = (
     PTX
     + """
@@ -168,6 +198,7 @@ again:
     ld.volatile.global.u64 %rd5, [%rd1];
     setp.ne.u64 %p1, %rd5, 0;
     @%p1 bra done;
+    nanosleep.u32 500;
     mov.u64 %rd6, %globaltimer;
     sub.u64 %rd7, %rd6, %rd4;
     setp.lt.u64 %p2, %rd7, %rd2;

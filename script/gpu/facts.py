@@ -1,10 +1,10 @@
-"""Facts about the driver: each question of questions.py is asked in a process of its own, so that a driver that waits ends nothing."""
+"""Facts about the driver: each question of questions/ is asked in a process of its own, so that a driver that waits ends nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from pathlib import Path
 
 from gpu import questions
 from gpu.machine import Failure, Machine, Missing, last_line
@@ -12,37 +12,50 @@ from gpu.stage import Part, Result
 from gpubpf.device import cupti_libraries
 
 GUARDED = ("threadhist", "memtrace")
+RISKY = ("capture", "spinning kernel")
 
 
 def parts(machine: Machine) -> list[Part]:
-    found = [
+    """What may leave the GPU in a bad state comes last."""
+    asked = [
         Part(question.name, functools.partial(ask, machine, question), question.seconds)
         for question in questions.QUESTIONS
     ]
+    risky = [part for part in asked if part.name in RISKY]
+    found = [part for part in asked if part.name not in RISKY]
     for runtime in ("programs", "static"):
         found.append(Part(f"cudart's handles, {runtime}", functools.partial(handles, machine, runtime), 30))
     for tool in GUARDED:
         run = functools.partial(grid_barrier, machine, tool)
         found.append(Part(f"a grid-wide spin barrier under {tool}", run, 40))
-    return found
+    return found + risky
 
 
 def ask(machine: Machine, question: questions.Question) -> Result:
-    """What the process says: its last line is JSON. One that is killed has no answer, which is one, too."""
-    command = [machine.python, str(Path(questions.__file__)), question.name]
+    """What the process says: its last line is JSON. One that is killed has no answer, which is one, too; what it had seen counts."""
+    command = [machine.python, "-m", "gpu.questions", question.name]
     result: Result = {"question": question.text, "believed": question.believed}
     try:
         done = machine.start(command, question.seconds)
     except Failure as failure:
-        return {**result, "answer": f"no answer: {failure}", "agrees": False}
+        return {**result, **seen(failure.output), "answer": f"no answer: {failure}", "agrees": False}
+    said = seen(done.stdout)
     if done.returncode == 77:
         raise Missing(last_line(done))
-    lines = done.stdout.strip().splitlines()
-    try:
-        said = json.loads(lines[-1])
-    except (IndexError, ValueError):
-        raise Failure(f"exit status {done.returncode}: {last_line(done)}") from None
+    if done.returncode and said:
+        return {**result, **said, "answer": f"not asked to the end: {last_line(done)}", "agrees": False}
+    if done.returncode or not said:
+        raise Failure(f"exit status {done.returncode}: {last_line(done)}")
     return {**result, **said}
+
+
+def seen(output: str) -> Result:
+    """The last line of JSON."""
+    for line in reversed(output.splitlines()):
+        with contextlib.suppress(ValueError):
+            if isinstance(said := json.loads(line), dict):
+                return said
+    return {}
 
 
 def handles(machine: Machine, runtime: str) -> Result:
@@ -51,13 +64,11 @@ def handles(machine: Machine, runtime: str) -> Result:
         "question": "which handles does cudart pass to cuLaunchKernel, CUfunction or CUkernel?",
         "believed": "a CUkernel may come where a CUfunction is expected",
     }
-    for library in ["", *cupti_libraries()] if machine.sim else cupti_libraries():
-        done = machine.start([*machine.program(f"{runtime}/handles"), library])
-        if done.returncode not in (0, 77):
-            raise Failure(f"exit status {done.returncode}: {last_line(done)}")
-        ways = [line.rsplit(" ", 2) for line in done.stdout.splitlines() if line.count(" ") > 1]
-        same = done.stdout.startswith("handles equal")
+    why = "there is no CUPTI here"
+    for library in [""] if machine.sim else cupti_libraries():
+        done = machine.start([*machine.program(f"{runtime}/handles"), library], 20)
         if done.returncode == 0:
+            ways = [line.rsplit(" ", 2) for line in done.stdout.splitlines() if line.count(" ") > 1]
             passed = {f"{way}: {call}": handle for way, call, handle in ways}
             kinds = sorted(set(passed.values()))
             return {
@@ -65,11 +76,12 @@ def handles(machine: Machine, runtime: str) -> Result:
                 "answer": ", ".join(kinds),
                 "agrees": "kernel" in kinds,
                 "passed": passed,
-                "equal": same,
+                "equal": done.stdout.startswith("handles equal"),
             }
-        if machine.sim:
-            break
-    raise Missing(last_line(done))
+        why = last_line(done)
+        if done.returncode != 77:
+            raise Failure(f"exit status {done.returncode}: {why}")
+    raise Missing(why)
 
 
 def grid_barrier(machine: Machine, tool: str) -> Result:

@@ -32,7 +32,9 @@ Records = list[dict[str, Any]]
 
 
 class Failure(Exception):
-    """One line for the user: what went wrong."""
+    """One line for the user: what went wrong. `output`: what a command had said by then."""
+
+    output = ""
 
 
 class Missing(Failure):
@@ -90,7 +92,7 @@ class Machine:
         that raises Failure."""
         environment = {**self.environment, **self.libraries(command), **(more or {})}
         limit = max(1.0, min(seconds, self.left()))
-        with subprocess.Popen(
+        process = subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -99,19 +101,15 @@ class Machine:
             errors="replace",
             env=environment,
             start_new_session=True,
-        ) as process:
-            try:
-                out, err = process.communicate(timeout=limit)
-            except subprocess.TimeoutExpired:
-                for pid in (*descendants(process.pid), process.pid):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                try:
-                    out, err = process.communicate(timeout=5)
-                except subprocess.TimeoutExpired:  # somebody has its output open still
-                    out = err = ""
-                said = (err or out).strip().splitlines()[-1:] or ["nothing"]
-                raise Failure(f"not over after {limit:.0f} s; it said: {said[0][:300]}") from None
+        )
+        try:
+            out, err = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            out, err = killed(process)
+            said = (err or out).strip().splitlines()[-1:] or ["nothing"]
+            failure = Failure(f"not over after {limit:.0f} s; it said: {said[0][:300]}")
+            failure.output = out
+            raise failure from None
         return subprocess.CompletedProcess(list(command), process.returncode, out, err)
 
     def trace(
@@ -131,6 +129,18 @@ class Machine:
             return done, [json.loads(line) for line in lines]
         except ValueError as error:
             raise Failure(f"{tool} wrote no JSON: {error}") from None
+
+
+def killed(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Kills it and all that it started. What it had said; it may be there still, where the driver does not let it go."""
+    for pid in (*descendants(process.pid), process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    try:
+        return process.communicate(timeout=5)
+    except subprocess.TimeoutExpired as late:  # it cannot die, or somebody has its output open still
+        out, err = late.stdout or b"", late.stderr or b""
+        return out.decode(errors="replace"), err.decode(errors="replace")
 
 
 def descendants(pid: int) -> list[int]:

@@ -1,0 +1,17 @@
+"""Questions about the driver, each asked by itself: `python3 -m gpu.questions NAME` prints the answer as a line of JSON, the last one.
+
+Runs on any driver that has the functions; no kernel of it runs longer than some seconds by itself. Exit status 77: cannot be asked
+here; 1: could not be asked.
+
+asking.py    what a question is, and the children that it is asked in
+handles.py   symbols and handles
+memory.py    registered host memory; what a ring holds after a trap, after SIGKILL
+swaps.py     kernels in a graph, replaced by copies
+clocks.py    globaltimer, clock64
+waiting.py   persistent kernels, captures, kernels that do not end
+"""
+
+from gpu.questions import handles, memory, swaps, clocks, waiting  # noqa: F401, I001  the order in which they are asked
+from gpu.questions.asking import QUESTIONS, Question
+
+__all__ = ["QUESTIONS", "Question"]
