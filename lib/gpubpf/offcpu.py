@@ -6,13 +6,14 @@
         …
     for what, ns in meanwhile.activity().explain(tid, call_ns, start_ns): …
 
-Host programs at tracepoints write down what threads do that have launched something; nothing is known before a thread's
+Host programs at raw tracepoints write down what threads do that have launched something; nothing is known before a thread's
 first launch, nor where this process may not load programs into the kernel (`known` tells).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import threading
 import time
@@ -21,7 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpubpf import bpf_syscall, syscalls
+from gpubpf import btf, syscalls
+from gpubpf.calls.probes import attach_records, raw_arguments
 from gpubpf.compile import capable
 from gpubpf.errors import Error
 from gpubpf.program import BPF
@@ -34,7 +36,16 @@ if TYPE_CHECKING:
 PROGRAM = r"""
 #include <gpubpf.h>
 
-/* Records of three tracepoints, as /sys/kernel/tracing/events describes them; they have not changed for many years. */
+#define STATES 0x907f /* TASK_REPORT, TASK_RTLOCK_WAIT, TASK_FROZEN */
+
+/* Arguments of raw tracepoints. */
+struct switch_arguments {
+    u64 preempt, prev, next, prev_state;
+};
+struct enter_arguments {
+    u64 registers, number;
+};
+/* The record of sched:sched_switch, for kernels before Linux 5.18, whose raw one does not have the state. */
 struct switch_record {
     u64 common;
     char prev_comm[16];
@@ -43,14 +54,11 @@ struct switch_record {
     char next_comm[16];
     u32 next_pid, next_prio;
 };
-struct enter_record {
-    u64 common;
-    s64 number;
-};
 
 struct settings {
     u64 least_ns;      /* shorter times are not written down */
     u64 device, inode; /* the tool's PID namespace: threads are told by their numbers there */
+    u64 pid;           /* where it is in struct task_struct */
 };
 struct thread {
     u64 left_ns;    /* when it left the CPU; 0: it is on one */
@@ -103,13 +111,12 @@ int offcpu_launch(struct gpu_launch *ctx)
     return 0;
 }
 
-int offcpu_switch(struct switch_record *ctx)
+static __always_inline int switched(u32 leaves, u32 comes, u64 state)
 {
-    u32 leaves = ctx->prev_pid, comes = ctx->next_pid;
     struct thread *t = threads.lookup(&leaves);
 
     if (t) {
-        t->state = ctx->prev_state;
+        t->state = state;
         t->left_ns = bpf_ktime_get_ns();
     }
     t = threads.lookup(&comes);
@@ -120,7 +127,24 @@ int offcpu_switch(struct switch_record *ctx)
     return 0;
 }
 
-int offcpu_enter(struct enter_record *ctx)
+/* The thread that leaves is still the current one. */
+int offcpu_switch(struct switch_arguments *ctx)
+{
+    int zero = 0;
+    u32 comes = 0;
+    struct settings *s = settings.lookup(&zero);
+
+    if (s)
+        bpf_probe_read_kernel(&comes, sizeof(comes), (void *)(ctx->next + s->pid));
+    return switched(bpf_get_current_pid_tgid(), comes, (u8)ctx->preempt ? 0 : ctx->prev_state & STATES);
+}
+
+int offcpu_switch_record(struct switch_record *ctx)
+{
+    return switched(ctx->prev_pid, ctx->next_pid, ctx->prev_state);
+}
+
+int offcpu_enter(struct enter_arguments *ctx)
 {
     u32 tid = bpf_get_current_pid_tgid();
     struct thread *t = threads.lookup(&tid);
@@ -132,7 +156,7 @@ int offcpu_enter(struct enter_record *ctx)
     return 0;
 }
 
-int offcpu_exit(struct enter_record *ctx)
+int offcpu_exit(void *ctx)
 {
     u32 tid = bpf_get_current_pid_tgid();
     struct thread *t = threads.lookup(&tid);
@@ -145,16 +169,22 @@ int offcpu_exit(struct enter_record *ctx)
     }
     return 0;
 }
+
+int offcpu_ends(void *ctx)
+{
+    u32 tid = bpf_get_current_pid_tgid();
+
+    threads.delete(&tid);
+    return 0;
+}
 """
 _SYSCALL = (1 << 64) - 1  # as `state`
-_PREEMPTED = 0x100  # TASK_REPORT_MAX; 0 is TASK_RUNNING: both could have gone on
+_PREEMPTED = 0x100  # TASK_REPORT_MAX, in records; 0 is TASK_RUNNING: both could have gone on
 _STOPPED = 4 | 8
-# What programs rely on in the tracepoints' records.
-_LAYOUT = {
-    "sched:sched_switch": {"prev_pid": (24, 4), "prev_state": (32, 8), "next_pid": (56, 4)},
-    "raw_syscalls:sys_enter": {"id": (8, 8)},
-    "raw_syscalls:sys_exit": {"id": (8, 8)},
-}
+_SWITCH = "sched_switch"
+_SWITCH_ARGUMENTS = 4  # the state that a thread is left in is the last
+_SWITCH_RECORD = {"prev_pid": (24, 4), "prev_state": (32, 8), "next_pid": (56, 4)}
+_AT = {"sys_enter": "offcpu_enter", "sys_exit": "offcpu_exit", "sched_process_exit": "offcpu_ends"}
 _POLL = 0.1  # seconds; the ring holds 200,000 records
 
 
@@ -245,10 +275,10 @@ class OffCpu:
         self._over = threading.Event()
         self._bpf = BPF(text=PROGRAM)
         place = os.stat("/proc/self/ns/pid")
-        self._bpf["settings"].set({"least_ns": least_ns, "device": place.st_dev, "inode": place.st_ino})
+        self._settings = {"least_ns": least_ns, "device": place.st_dev, "inode": place.st_ino}
         self._bpf.attach_launch("offcpu_launch")
-        for name, function in zip(_LAYOUT, ("switch", "enter", "exit"), strict=True):
-            self._bpf.attach_tracepoint(name, f"offcpu_{function}")
+        for name, function in _AT.items():
+            self._bpf.attach_raw_tracepoint(name, function)
         owner.companions.append(self)
 
     def host(
@@ -260,10 +290,7 @@ class OffCpu:
                 raise Error("the clock is virtual, and they run on the real one")
             if not capable():
                 raise Error("no CAP_BPF")
-            for name, layout in _LAYOUT.items():
-                fields = bpf_syscall.tracepoint(name).fields
-                if any(fields.get(key) != place for key, place in layout.items()):
-                    raise Error(f"this kernel's tracepoint {name} has another layout")
+            self._attach_switch()
             self._host = self._bpf.host(args, note)
         except (Error, OSError) as error:
             said = str(error).split(";")[0]
@@ -275,6 +302,16 @@ class OffCpu:
         self.known = True
         threading.Thread(target=self._poll, name="gpubpf-offcpu", daemon=True).start()
         return self._host
+
+    def _attach_switch(self) -> None:
+        """At the raw tracepoint, if this kernel tells enough there."""
+        with contextlib.suppress(Error):
+            self._settings["pid"] = btf.member("task_struct", "pid").offset
+        self._bpf["settings"].set(self._settings)
+        if "pid" in self._settings and raw_arguments(_SWITCH, _SWITCH_ARGUMENTS):
+            self._bpf.attach_raw_tracepoint(_SWITCH, "offcpu_switch")
+        else:
+            attach_records(self._bpf, f"sched:{_SWITCH}", _SWITCH_RECORD, "offcpu_switch_record")
 
     def _poll(self) -> None:
         while not self._over.wait(_POLL):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from gpubpf import offcpu, syscalls
+from gpubpf import bpf_syscall, offcpu, syscalls
+from gpubpf.errors import Error
 from gpubpf.offcpu import Activity, OffCpu, activity_of, explain
 from gpubpf.program import BPF
 from gpubpf_host import ROOTLESS, needs_bpf, stub
@@ -96,7 +98,21 @@ def test_names_of_system_calls() -> None:
     assert explain(None, None, 0, 5) == []
 
 
+@pytest.fixture(params=["raw", "records"])
+def point(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where switches are seen: kernels before Linux 5.18 do not tell enough at raw tracepoints. Others need no tracefs."""
+
+    def none(name: str) -> None:
+        raise Error(f"this kernel has no tracepoint {name}; check its name")
+
+    if request.param == "raw":
+        monkeypatch.setattr(bpf_syscall, "tracepoint", none)
+    else:
+        monkeypatch.setattr(bpf_syscall, "raw_arguments", lambda name, count: False)
+
+
 @needs_bpf
+@pytest.mark.usefixtures("point")
 def test_threads_that_sleep_after_a_launch(marker: tuple[int, Callable[..., None]]) -> None:
     tool = BPF(text=offcpu.PROGRAM)  # any, with nothing attached
     meanwhile = OffCpu(tool, least_ns=1000)
@@ -155,6 +171,59 @@ def test_threads_that_sleep_after_a_launch(marker: tuple[int, Callable[..., None
     assert still.native_id is not None
     open_ = found.spans[still.native_id][-1]  # it was waiting when the measurement ended
     assert open_["end_ns"] - open_["start_ns"] > 10e6 and open_["syscall"] == 0
+
+
+@needs_bpf
+@pytest.mark.usefixtures("point")
+def test_of_two_threads_that_share_a_cpu_each_is_preempted(marker: tuple[int, Callable[..., None]]) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    tool = BPF(text=offcpu.PROGRAM)
+    meanwhile = OffCpu(tool, least_ns=1000)
+    host = tool.host(None, print)
+    assert host is not None
+    process = host.process()
+    process.attach(marker[0])
+    both = multiprocessing.get_context("fork").Barrier(2)
+
+    def compute() -> None:
+        os.sched_setaffinity(0, [cpu])
+        marker[1](1, 0, 0, 0, 1, 0)
+        both.wait()
+        until = time.thread_time() + 0.1
+        while time.thread_time() < until:
+            pass
+
+    children = [multiprocessing.get_context("fork").Process(target=compute) for _ in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    host.close()
+    found = meanwhile.activity()
+    for child in children:
+        assert child.pid is not None
+        told = dict(found.explain(child.pid, 0, time.monotonic_ns()))
+        assert told["off-CPU, preempted"] > 1e6, told
+
+
+@needs_bpf
+def test_of_a_thread_that_has_ended_nothing_is_told(marker: tuple[int, Callable[..., None]]) -> None:
+    tool = BPF(text=offcpu.PROGRAM)
+    meanwhile = OffCpu(tool)
+    host = tool.host(None, print)
+    assert host is not None
+    process = host.process()
+    process.attach(marker[0])
+    thread = threading.Thread(target=marker[1], args=(1, 0, 0, 0, 1, 0))
+    thread.start()
+    thread.join()
+    while os.path.exists(f"/proc/self/task/{thread.native_id}"):
+        time.sleep(0.001)
+    ended = time.monotonic_ns()
+    time.sleep(0.01)
+    host.close()
+    assert thread.native_id is not None
+    assert meanwhile.activity().explain(thread.native_id, ended, time.monotonic_ns()) == []
 
 
 @needs_bpf
