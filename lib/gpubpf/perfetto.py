@@ -28,6 +28,7 @@ class Trace:
         try:
             self._file = Path(path).open("w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 (closed by close)
             self._file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
+            self._file.flush()  # what cannot be written is known before anything is measured
         except OSError as error:
             raise self._failed(error) from None
 

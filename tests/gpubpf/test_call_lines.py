@@ -118,16 +118,45 @@ def test_lines_of_csv_have_the_same() -> None:
 def test_lines_for_people() -> None:
     array = some(3000)
     told = records.calls(array, API, name_of)
-    shown = lines(array, lambda group: show.call_lines(group, show.Columns(10**12, True)))
+    shown = lines(array, lambda group: show.call_lines(group, show.Columns(10**12, True, whole=True)))
     assert all(line.isprintable() for line in shown)
     for record, line in zip(told, shown, strict=True):
-        assert line.startswith(f"{(record['ts_ns'] - 10**12) / 1e9:>11.6f} {record['pid']:>7} ")
+        assert line.startswith(f"{(record['ts_ns'] - 10**12) / 1e9:>10.6f} {record['pid']:>7} ")
         assert record["api"] in line and line.partition(" = ")[2] == record.get("error", "")
     one = np.zeros(2, EVENT)
     one["start_ns"], one["end_ns"], one["tid"], one["function"] = 10**12, 10**12 + 7270, 9, [0, 1]
-    one["kernel"][0], one["stack"][0] = 4, (64, 0x1234, 0, 0)
+    one["kernel"][0], one["stack"][0] = 4, (64, 0, 0, 0)
     one["arguments"] = [[4, 10 + (2 << 32), 1, 64 + (1 << 32), 1, 0], [0, 0, 4096, 1, 0, 0]]
     assert lines(one, lambda group: show.call_lines(group, show.Columns(10**12, False))) == [
-        "   0.000000       9     7.27        -  hipLaunchKernel saxpy<<<10x2, 64, 64>>> stream 0x1234",
-        "   0.000000       9     7.27        -  hipMemcpyAsync 4,096 B h2d",
+        "  0.000000       9    7.27       -  hipLaunchKernel saxpy<<<10x2, 64, 64>>>",
+        "  0.000000       9    7.27       -  hipMemcpyAsync 4,096 B h2d",
     ]
+
+
+def test_names_are_cut_where_a_line_would_be_too_long_for_a_terminal() -> None:
+    function = Function("hipLaunchCooperativeKernel", "f", "launch", "kernel=0 grid=1:packed block=3:packed")
+    api = Api("hipsnoop", ("libamdhip64.so",), (*FUNCTIONS, function), {})
+    names_ = ["saxpy", "ns::" + "quite_long_" * 9 + "kernel"]
+    one = np.zeros(3, EVENT)
+    one["end_ns"], one["tgid"], one["tid"], one["function"] = 7270, 9, 9, [0, 0, 4]
+    one["kernel"] = [1, 2, 2]
+    one["arguments"] = (0, 100 + (1 << 32), 1, 256 + (1 << 32), 1, 0)
+
+    def shown(**columns: Any) -> list[str]:
+        made = records.texts(
+            one,
+            api,
+            lambda pid, handle: names_[handle - 1],
+            lambda group: show.call_lines(group, show.Columns(0, **columns)),
+        )
+        return "".join(made).splitlines()
+
+    alone = shown(several=False)
+    assert [len(line) for line in alone[1:]] == [80, 80]
+    assert alone[0].endswith("-  hipLaunchKernel saxpy<<<100, 256>>>")
+    assert alone[1].endswith("-  hipLaunchKernel ns::qui...rnel<<<100, 256>>>")
+    assert alone[2].endswith("-  hipLaunchCoo...Kernel ns:...el<<<100, 256>>>")
+    together = shown(several=True)
+    whole = shown(several=True, whole=True)
+    assert all(names_[1] in line and "hipLaunchCooperativeKernel" in line for line in whole[2:])
+    assert together and len(together[2]) == 80

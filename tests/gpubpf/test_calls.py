@@ -535,3 +535,13 @@ def test_a_command_has_its_own_limit_of_files() -> None:
         text=True,
     )
     assert (made.stdout, made.stderr) == ("200\n", "")
+
+
+def test_calls_that_a_program_did_not_see_are_lost(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with counting(built) as calls:
+        run(calls, built, "each")
+        assert calls.lost == 0 and not calls.missed
+        missed = {"call_entry.call_return": 2, "call_return": 1, "call_exit": 4, "call_newtask": 0}
+        monkeypatch.setattr(calls.host, "missed", lambda: missed)
+        assert calls.lost == calls.lost_by["missed"] == 3
+        assert calls.missed == {name: count for name, count in missed.items() if count}

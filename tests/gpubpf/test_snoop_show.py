@@ -21,7 +21,7 @@ def test_names_with_escapes_and_long_ones_keep_tables_straight(several: bool) ->
 
 
 def summary(**changed: Any) -> dict[str, Any]:
-    none = {"records": 0, "sums": 0, "calls": 0}
+    none = dict.fromkeys(("records", "sums", "calls", "missed"), 0)
     fields = ("calls", "lost", "processes", "abandoned", "lost_why", "lost_names", "lost_processes", "missed")
     return dict.fromkeys(fields, 0) | {"lost_by": none} | changed
 
@@ -38,11 +38,24 @@ def summary(**changed: Any) -> dict[str, Any]:
             ["counted 9 calls of 1 process; 2 calls did not return; none lost"],
         ),
         (
-            {"calls": 9, "lost": 4, "processes": 1, "lost_by": {"records": 3, "sums": 1, "calls": 0}},
+            {"calls": 9, "lost": 4, "lost_by": {"records": 3, "sums": 1, "calls": 0, "missed": 0}},
             [
-                "counted 9 calls of 1 process",
+                "counted 9 calls of 0 processes",
                 "lost: 3 calls came too fast to be told of each",
                 "lost: 1 call, for which there was no room",
+            ],
+        ),
+        (
+            {
+                "calls": 9,
+                "lost": 2,
+                "lost_by": {"records": 0, "sums": 0, "calls": 0, "missed": 2},
+                "missed": {"call_entry.call_return": 2, "context_switch": 1},
+            },
+            [
+                "counted 9 calls of 0 processes",
+                "lost: what the kernel was too busy to have programs see: 2 runs of",
+                "  call_entry.call_return, 1 run of context_switch",
             ],
         ),
     ],

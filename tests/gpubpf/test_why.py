@@ -98,6 +98,18 @@ def test_what_a_process_has_is_not_added_to_what_its_threads_have() -> None:
     assert [(c.text, c.count) for c in why.causes(mine[1:])] == [("TCP retransmits", 2)]
 
 
+def test_what_calls_between_launches_did_is_known_apart() -> None:
+    between = 5 | why.BETWEEN
+    mine = rows(
+        (7, 8, 5, why.BLOCKED, FUTEX, 3, 30, 20),
+        (7, 8, between, why.BLOCKED, FUTEX, 2, 20, 10),
+        (7, 8, arrays.GAP, why.PREEMPTED, -1, 1, 4, 4),
+    )
+    told, gaps = why.parted(mine)
+    assert told.tolist() == mine[[0, 2]].tolist()
+    assert gaps.tolist() == [(7, 8, 5, *mine[1].tolist()[3:]), mine[2].item()]
+
+
 def test_what_is_too_little_to_be_why() -> None:
     def tells(reason: int, count: int, ns: int) -> bool:
         return why.Cause(reason, "", count, ns, ns).tells(1_000_000)

@@ -147,6 +147,15 @@ def test_why_tells_functions_and_gaps_apart(program: Path, tmp_path: Path) -> No
     assert None in asleep and asleep[None]["ns"] > 25 * MS  # the program's own pauses
 
 
+def test_between_launches_is_nothing_that_came_after_the_last(program: Path) -> None:
+    made = ("hipLaunchKernel", "hipDeviceSynchronize")
+    done = run("--why", command=(program, "-n", 3, *made), standin="hipDeviceSynchronize=sleep:20000")
+    (row,) = (line.split() for line in done.stdout.splitlines() if line.startswith("hipDeviceSynchronize  bl"))
+    assert row[:5] == ["hipDeviceSynchronize", "blocked", "in", "clock_nanosleep", "3"]
+    said = " ".join(done.stdout.split()).partition("between launches thread ")[2]
+    assert "in hipDeviceSynchronize blocked in clock_nanosleep" in said and "ms (2 times)" in said
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

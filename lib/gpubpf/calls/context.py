@@ -57,9 +57,6 @@ class Context:
         self._reasons = why or spans
         self._settings = {"span_ns": SPAN_NS if spans else 0}
         self._before: np.ndarray[Any, Any] | None = None
-        self.launching: set[tuple[int, int]] = (
-            set()
-        )  # process and thread of those that have launched something, as `why` saw
         self._gone: set[tuple[int, int]] = set()  # threads that had ended at the last reading
         self._spans: list[np.ndarray[Any, Any]] = []
         self._owners: dict[int, int] = {}  # processes by socket
@@ -194,8 +191,8 @@ class Context:
             np.concatenate(parts) if parts else np.empty(0, self._calls.bpf.maps["context_spans"].value_dtype)
         )
 
-    def why(self) -> np.ndarray[Any, Any]:
-        """Rows since the last time, of times that go on up to now: see why.py."""
+    def why(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Rows since the last time, of times that go on up to now; of these what was between launches: see `why.parted`."""
         import numpy as np
 
         self.tick()
@@ -206,14 +203,12 @@ class Context:
         rows = np.empty(len(items), reasons.ROW)
         for name in rows.dtype.names or ():
             rows[name] = items["key" if name in reasons.KEY else "value"][name]
-        self.launching |= set(_who(rows[rows["function"] == GAP]))
         rows = reasons.together([rows, *self._open(now), self._sent_again()])
         before = self._before if self._before is not None else rows[:0]
         new = reasons.since(rows, before)
         ended = self._forget(items["key"])
-        self.launching -= ended
         self._before = rows[np.array([who not in ended for who in _who(rows)], bool)]
-        return new
+        return reasons.parted(new)
 
     def _forget(self, keys: np.ndarray[Any, Any]) -> set[tuple[int, int]]:
         """Makes room where threads have ended, and were not there at the reading before either, so that nothing comes to their rows
@@ -240,7 +235,6 @@ class Context:
         rows["reason"], rows["syscall"], rows["count"] = away["left_state"] & 0xFF, away["left_syscall"], 1
         rows["ns"] = rows["largest_ns"] = now - away["left_ns"]
         yield rows
-        self.launching |= set(_who(threads[threads["launched_ns"] > 0]))
         launched = dict(zip(_who(threads), threads["launched_ns"].tolist(), strict=True))
         gaps = self._calls.host.items("context_gaps")["value"]
         since = zip(_who(gaps), gaps["launched_ns"].tolist(), strict=True)
@@ -251,7 +245,8 @@ class Context:
             rows[name] = np.repeat(gaps[name], gaps["parts"].shape[1])
         for name in ("reason", "syscall", "count", "ns", "largest_ns"):
             rows[name] = parts[name]
-        rows["function"] = GAP
+        inside = parts["function"] != GAP
+        rows["function"] = np.where(inside, parts["function"] | np.uint64(reasons.BETWEEN), GAP)
         yield rows[rows["count"] > 0]
 
     def _sent_again(self) -> np.ndarray[Any, Any]:

@@ -245,10 +245,17 @@ class Calls:
         return {name: count for name, count in self.host.missed().items() if count}
 
     @property
+    def lost_by(self) -> dict[str, int]:
+        """Calls that are not shown, or not with all that was asked for, by reason: those of `Counts`, and `missed`: those of which a
+        program did not see the entry or the return, at most that many."""
+        counts, missed = self.counts, self.missed
+        unseen = sum(missed[name] for name in missed if name.startswith(("call_entry", "call_return")))
+        return {"records": counts.records, "sums": counts.sums, "calls": counts.calls, "missed": unseen}
+
+    @property
     def lost(self) -> int:
-        """Calls that are not shown, or not with all that was asked for."""
-        counts = self.counts
-        return counts.records + counts.sums + counts.calls
+        """All of `lost_by`."""
+        return sum(self.lost_by.values())
 
 
 def raw_arguments(name: str, count: int) -> bool:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import cli, syscalls, table
@@ -27,6 +28,7 @@ REASONS = (
     *("preempted", "blocked", "block_io", "page_fault", "memory", "stopped"),
     *("page_faults", "tcp_retransmits"),
 )
+NAME = 16  # columns that a function's name is cut to
 NAMED = 0.01  # of the time: less than that is not named in a sentence
 CSV_SUMS = (
     "pid",
@@ -232,26 +234,27 @@ def function_row(record: Mapping[str, Any]) -> tuple[object, ...]:
 @dataclass(frozen=True)
 class Columns:
     """Of lines for calls. `origin_ns`: from which times count; `several`: processes; `clock_ns`: how far the clock on the wall is
-    ahead of CLOCK_BOOTTIME, where its time is to be shown, else None."""
+    ahead of CLOCK_BOOTTIME, where its time is to be shown, else None; `whole`: names, however long a line gets."""
 
     origin_ns: int
     several: bool
     clock_ns: int | None = None
+    whole: bool = False
 
     @property
     def header(self) -> str:
-        when = f"{'TIME':<15}" if self.clock_ns is not None else f"{'TIME s':>11}"
-        who = f"{'PID':>7} {'COMM':<10}" if self.several else f"{'TID':>7}"
-        return f"{when} {who} {'LAT us':>8} {'OFF-CPU':>8}  CALL"
+        when = f"{'TIME':<15}" if self.clock_ns is not None else f"{'TIME s':>10}"
+        who = f"{'PID':>7} {'COMM':<8}" if self.several else f"{'TID':>7}"
+        return f"{when} {who} {'LAT us':>7} {'OFF-CPU':>7}  CALL"
 
     def when(self, ns: int) -> str:
         if self.clock_ns is None:
-            return f"{(ns - self.origin_ns) / 1e9:>11.6f}"
+            return f"{(ns - self.origin_ns) / 1e9:>10.6f}"
         seconds, rest = divmod(ns + self.clock_ns, 1_000_000_000)
         return f"{_clock(seconds)}.{rest // 1000:06}"
 
     def who(self, pid: int, comm: str, tid: int | str) -> str:
-        return f"{pid:>7} {table.fit(comm, 10):<10}" if self.several else f"{tid:>7}"
+        return f"{pid:>7} {table.fit(comm, 8):<8}" if self.several else f"{tid:>7}"
 
 
 @lru_cache(maxsize=8)
@@ -263,24 +266,45 @@ def call_lines(group: Group, columns: Columns) -> Iterator[str]:
     """Of each call one for people."""
     fields = group.fields
     threads = list(zip(fields["pid"], fields["comm"], fields["tid"], strict=True))
-    text, more = _call_format(group)
     values = (
         map(columns.when, fields["ts_ns"]),
         each(lambda thread: cli.printable(columns.who(*thread)), threads),
         map(us, fields["lat_ns"]),
         [us(ns) if ns else "-" for ns in fields["off_cpu_ns"]],
     )
-    return map(f"%s %s %8s %8s  {text}\n".__mod__, zip(*values, *more, strict=True))
+    starts = map("%s %s %7s %7s  ".__mod__, zip(*values, strict=True))
+    api = str(fields["api"])
+    kernels = each(cli.printable, fields["kernel"]) if "kernel" in fields else repeat("")
+    for start, text, kernel in zip(starts, call_texts(group), kernels, strict=False):
+        too_long = len(start) + len(text) - table.WIDTH
+        if too_long > 0 and not columns.whole:
+            text = _shorter(text, api, kernel, too_long)
+        yield f"{start}{text}\n"
+
+
+def _shorter(text: str, api: str, kernel: str, too_long: int) -> str:
+    """One of `call_texts`, its names cut in their middle as far as they are to be: the kernel's first. The rest tells too much."""
+    rest = text[len(api) + 1 + len(kernel) :] if kernel else text[len(api) :]
+    short = _cut(kernel, too_long, table.LEAST)
+    api = _cut(api, too_long - len(kernel) + len(short), NAME)
+    return f"{api} {short}{rest}" if kernel else api + rest
+
+
+def _cut(name: str, too_long: int, least: int) -> str:
+    return table.fit(name, max(len(name) - too_long, least)) if too_long > 0 else name
 
 
 def dispatch_line(record: Mapping[str, Any], columns: Columns) -> str:
     """A kernel that ran: when it started, and for how long."""
-    text = f"GPU {record['gpu']}: {record['kernel']}<<<{dimensions(record['grid'])}, {dimensions(record['block_dim'])}>>>"
+    gpu, kernel = f"GPU {record['gpu']}:", cli.printable(record["kernel"])
+    text = f"{gpu} {kernel}<<<{dimensions(record['grid'])}, {dimensions(record['block_dim'])}>>>"
     if "latency_ns" in record:
         text += f" {us(record['latency_ns'])} us after its call"
     when = columns.when(record["ts_ns"])
     who = columns.who(record["pid"], record["comm"], record.get("tid", "-"))
-    return f"{when} {who} {us(record['exec_ns']):>8} {'-':>8}  {text}"
+    start = f"{when} {who} {us(record['exec_ns']):>7} {'-':>7}  "
+    too_long = len(start) + len(text) - table.WIDTH
+    return start + (text if columns.whole or too_long <= 0 else _shorter(text, gpu, kernel, too_long))
 
 
 def call_texts(group: Group) -> Iterable[str]:
@@ -535,10 +559,13 @@ def coverage(summary: Mapping[str, Any]) -> Iterator[str]:
     if summary["abandoned"]:
         said += f"; {table.count(summary['abandoned'], 'call')} did not return"
     yield said + ("; none lost" if calls and not lost else "")
-    if untold := summary["lost_by"]["records"]:
-        yield from table.wrap(f"lost: {table.count(untold, 'call')} came too fast to be told of each")
-    if lost > untold:
-        yield from table.wrap(f"lost: {table.count(lost - untold, 'call')}, for which there was no room")
+    by = summary["lost_by"]
+    if by["records"]:
+        yield from table.wrap(f"lost: {table.count(by['records'], 'call')} came too fast to be told of each")
+    if by["sums"] or by["calls"]:
+        yield from table.wrap(
+            f"lost: {table.count(by['sums'] + by['calls'], 'call')}, for which there was no room"
+        )
     for key, noun, what in (
         ("lost_why", "time", "that threads were off the CPU, or that pages faulted"),
         ("lost_names", "name", "of kernels, for which there was no room"),

@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from gpubpf import table
+
 if TYPE_CHECKING:
     from gpubpf.perfetto import Trace
 
@@ -58,7 +60,7 @@ def lines(calls: Iterable[Record], dispatches: Iterable[Record] = (), origin: in
 
 
 def _line(begin: int, length: int, what: str) -> str:
-    return f"{begin / 1000:12.2f} {(begin + length) / 1000:12.2f} {length / 1000:9.2f}  {what}"
+    return f"{begin / 1000:12.2f} {(begin + length) / 1000:12.2f} {length / 1000:9.2f}  {table.fit(what, 43)}"
 
 
 def title(call: Record) -> str:

@@ -22,7 +22,7 @@ from gpubpf.calls.probes import Calls, Options
 from gpubpf.calls.sums import Kernel, Picked, Row, functions, kernels, merged, of_events
 from gpubpf.calls.watch import Watch
 from gpubpf.compile import capable
-from gpubpf.errors import SessionError
+from gpubpf.errors import Error, SessionError
 from gpubpf.libraries import Names
 from gpubpf.names import Name
 from gpubpf.perfetto import Trace
@@ -53,6 +53,8 @@ def run(api: Api, text: str, args: argparse.Namespace, out: cli.Output) -> int:
         raise SessionError(f"watching {whom} takes root, or CAP_BPF and CAP_PERFMON; use sudo")
     if args.list:
         return listing.show(api, text, args, out)
+    if args.csv:
+        _leave_out_of_csv(args, note)
     options = Options(
         events=bool(args.each or args.slow or args.timeline or args.trace or _picks(args)),
         everybody=not args.command and not args.pid,
@@ -93,6 +95,14 @@ def run(api: Api, text: str, args: argparse.Namespace, out: cli.Output) -> int:
                     break
             report.end()
         return watch.status or report.status
+
+
+def _leave_out_of_csv(args: argparse.Namespace, note: Callable[[str], None]) -> None:
+    """Views that have no place among rows of one table."""
+    asked = {"--why": args.why, "--timeline": args.timeline, "why calls are --slow": bool(args.slow)}
+    if left_out := [what for what in asked if asked[what]]:
+        note(f"CSV is of one table: without {' and '.join(left_out)}, which --json has")
+    args.why = args.timeline = False
 
 
 def _device_times(api: Api, args: argparse.Namespace) -> DeviceTimes:
@@ -271,8 +281,7 @@ class Report:
         found = []  # of records, which take long to make
         if args.slow or args.timeline or args.trace:
             found = records.calls(array, self._api, self._name)
-        if self._tracer is not None:
-            self._tracer.add(found, dispatched)
+        self._trace_calls(found, dispatched)
         if args.timeline:
             self._keep(self._untold, found)
             self._keep(self._untold_dispatches, dispatched)
@@ -284,6 +293,26 @@ class Report:
             out.records(dispatched)
         elif dispatched and args.each and not args.csv:
             out.lines(show.dispatch_line(record, self._columns) for record in dispatched)
+
+    def _trace_calls(self, found: list[dict[str, Any]], dispatched: list[dict[str, Any]]) -> None:
+        """Into --trace's file. Where that cannot be written any more everything else goes on."""
+        if self._tracer is None:
+            return
+        try:
+            self._tracer.add(found, dispatched)
+        except Error as error:
+            self._end_trace(error)
+
+    def _end_trace(self, failed: Error | None = None) -> None:
+        trace, self._trace, self._tracer = self._trace, None, None
+        try:
+            if trace is not None:
+                trace.close()
+        except Error as error:
+            failed = failed or error
+        if failed is not None:
+            cli.complain(self._args.tool, str(failed))
+            self.status = failed.status
 
     def _keep(self, untold: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
         """Until the next report."""
@@ -352,7 +381,10 @@ class Report:
     @property
     def _columns(self) -> show.Columns:
         return show.Columns(
-            self._origin, self._whose.processes, self._clock if self._args.timestamps else None
+            self._origin,
+            self._whose.processes,
+            self._clock if self._args.timestamps else None,
+            self._args.verbose,
         )
 
     def _head(self, columns: tuple[str, ...]) -> None:
@@ -367,7 +399,7 @@ class Report:
         array = self._chosen(self._sums())
         by_function = functions(array, self._comm, self._api)
         self._counted += sum(row.times.count for row in by_function)
-        causes = self._context.why() if args.why else None
+        causes, between = self._context.why() if args.why else (None, None)
         self._show_timeline()
         if args.each and causes is None:
             return
@@ -391,7 +423,7 @@ class Report:
                 out.line(time.strftime("%H:%M:%S"))
             out.lines(self._text(by_function, by_kernel))
             if causes is not None and (len(causes) or by_function):
-                out.lines(self._why_text(causes, by_function, by_kernel))
+                out.lines(self._why_text(causes, between, by_function, by_kernel))
                 happened, self._untold_happened = self._untold_happened, []
                 out.lines(show.driver_lines(happened, self._comm))
 
@@ -458,7 +490,9 @@ class Report:
         record |= {"api": None if gap else self._api.functions[int(row["function"])].name}
         return record | show.reason(int(row["reason"]), int(row["syscall"]), row)
 
-    def _why_text(self, rows: Any, by_function: list[Row], by_kernel: list[Row]) -> Iterator[str]:
+    def _why_text(
+        self, rows: Any, between: Any, by_function: list[Row], by_kernel: list[Row]
+    ) -> Iterator[str]:
         """Most time first: functions, and the gaps; then threads by what they did in gaps."""
         import numpy as np
 
@@ -473,10 +507,10 @@ class Report:
         groups.sort(key=lambda group: -sum(cause.ns for cause in group[2]))
         threads = []
         launch = [number for number, function in enumerate(self._api.functions) if function.group == "launch"]
-        rows = rows[(rows["tid"] != 0) & ~np.isin(rows["function"], launch)]
-        told = set(zip(rows["tgid"].tolist(), rows["tid"].tolist(), strict=True))
-        for pid, tid in sorted(self._context.launching & told):
-            mine = rows[(rows["tgid"] == pid) & (rows["tid"] == tid)]
+        between = between[(between["tid"] != 0) & ~np.isin(between["function"], launch)]
+        told = set(zip(between["tgid"].tolist(), between["tid"].tolist(), strict=True))
+        for pid, tid in sorted(told):
+            mine = between[(between["tgid"] == pid) & (between["tid"] == tid)]
             threads.append((f"thread {tid} of {self._comm(pid)}", why.causes(mine, self._between)))
         threads.sort(key=lambda thread: -sum(cause.ns for cause in thread[1]))
         yield from show.why_lines(groups[: show.MOST], threads[:8])
@@ -488,8 +522,7 @@ class Report:
     def end(self) -> None:
         """The last lines, or the last record."""
         args, out = self._args, self._out
-        if self._trace is not None:
-            self._trace.close()
+        self._end_trace()
         if self._device is not None:
             self._device.close()
         summary = self._summary()
@@ -511,7 +544,7 @@ class Report:
 
     def _summary(self) -> dict[str, Any]:
         """The fields of the summary record, but for `type` and `tool`."""
-        counts = self._calls.counts
+        counts, lost_by = self._calls.counts, self._calls.lost_by
         device = self._device.summary() if self._device is not None else {}
         if self._inventory is not None and (found := self._inventory.devices(WAIT)):
             device["devices"] = list(found)
@@ -523,9 +556,9 @@ class Report:
             known["refused"].update(one.refused)
         return device | {
             "calls": self._counted,
-            "lost": self._calls.lost,
+            "lost": sum(lost_by.values()),
             "duration_ns": self._watch.ended_ns - self._watch.started_ns,
-            "lost_by": {"records": counts.records, "sums": counts.sums, "calls": counts.calls},
+            "lost_by": lost_by,
             "lost_why": self._context.lost,
             "lost_names": self._kernels.lost(self._calls.host),
             "lost_processes": counts.processes,

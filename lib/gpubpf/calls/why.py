@@ -2,7 +2,8 @@
 
 Rows (`ROW`): `tgid`, `tid`, `function` (its number, or arrays.GAP), `reason`, `syscall` (its number, or OUTSIDE), `count`, `ns`,
 `largest_ns`. Rows of one thread do not overlap in time, but for what is no time (`TIMELESS`): a row of TCP retransmits of a
-thread has as `ns` how long it was blocked while they happened; one whose `tid` is 0 counts all of the process.
+thread has as `ns` how long it was blocked while they happened; one whose `tid` is 0 counts all of the process. And what was inside
+of calls between two launches of their thread has rows of its own as well, see `parted`.
 
 Spans (`SPAN`): `start_ns`, `end_ns` (CLOCK_BOOTTIME), `inode`, `tgid`, `tid`, `function`, `reason`, `syscall`: the same one by one. A
 retransmit is one without length, whose `tid` is 0.
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import syscalls
+from gpubpf.calls.arrays import GAP
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +27,7 @@ PREEMPTED, BLOCKED, BLOCK_IO, PAGE_FAULT, MEMORY, STOPPED, FAULTS, RETRANSMITS =
 DRIVER = 8  # what the GPU's driver did meanwhile: see kfd.py
 TIMELESS = (FAULTS, RETRANSMITS, DRIVER)
 OUTSIDE, UNKNOWN = -1, -2  # of a system call; whether it was in one
+BETWEEN = 0x10000  # as CONTEXT_BETWEEN
 _TEXTS = (
     *("preempted", "blocked in {}", "block I/O in {}", "blocked in {}", "memory pressure in {}", "stopped"),
     *("page faults", "TCP retransmits"),
@@ -99,6 +102,15 @@ def together(parts: Iterable[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
         np.add.at(made[name], place, rows[name])
     np.maximum.at(made["largest_ns"], place, rows["largest_ns"])
     return made
+
+
+def parted(rows: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Rows as at the top, by function or GAP; then those of all that was between launches, by the call in which it was, or GAP."""
+    outside = rows["function"] == GAP
+    inside = ~outside & (rows["function"] & BETWEEN != 0)
+    between = rows[outside | inside]
+    between["function"][between["function"] != GAP] &= BETWEEN - 1
+    return rows[~inside], between
 
 
 def since(rows: np.ndarray[Any, Any], before: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -38,7 +38,8 @@ enum context_reason {
 #define CONTEXT_STATES_RUNNABLE 0x100   /* TASK_REPORT_MAX, in records: it could have gone on */
 #define CONTEXT_STATES_STOPPED (4 | 8)
 #define CONTEXT_ORIG_AX 15              /* of struct pt_regs, in words */
-#define CONTEXT_PARTS 4
+#define CONTEXT_PARTS 8
+#define CONTEXT_BETWEEN 0x10000         /* beside a function's number: of its calls between a thread's launches; they have a row without, too */
 #define CONTEXT_NOBODY 0xffffffffu      /* as a socket's owner: no process that has made calls */
 
 /* Arguments of raw tracepoints. */
@@ -81,11 +82,12 @@ struct context_span {
     s32 syscall;
     u32 zero;
 };
-/* What a thread spent its time on since a launch of it returned: a gap's, if another launch follows. */
+/* What a thread spent its time on since a launch of it returned, in calls or outside: a gap's, if another launch follows. */
 struct context_part {
     u32 reason;
     s32 syscall;
     u64 count, ns, largest_ns;
+    u64 function; /* or CALL_GAP; context_tell knows it */
 };
 struct context_gap {
     u64 launched_ns; /* call_thread's, of that launch */
@@ -131,6 +133,11 @@ static __always_inline void context_add(u32 tgid, u32 tid, u32 function, const s
     }
 }
 
+static __always_inline void context_add_gap(u32 tgid, u32 tid, u32 function, const struct context_part *part)
+{
+    context_add(tgid, tid, function == CALL_GAP ? CALL_GAP : function | CONTEXT_BETWEEN, part);
+}
+
 /* That gap has ended. */
 static __always_inline void context_close(const struct context_gap *g)
 {
@@ -138,7 +145,7 @@ static __always_inline void context_close(const struct context_gap *g)
 
     for (i = 0; i < CONTEXT_PARTS; i++)
         if (g->parts[i].count)
-            context_add(g->tgid, g->tid, CALL_GAP, &g->parts[i]);
+            context_add_gap(g->tgid, g->tid, g->parts[i].function, &g->parts[i]);
 }
 
 static __always_inline void context_tell(struct call_thread *t, u32 id, const struct context_part *part)
@@ -147,10 +154,8 @@ static __always_inline void context_tell(struct call_thread *t, u32 id, const st
     struct context_part *p;
     int zero = 0, i;
 
-    if (t->function != CALL_GAP) {
+    if (t->function != CALL_GAP)
         context_add(t->tgid, t->tid, t->function, part);
-        return;
-    }
     if (!t->launched_ns) /* no gap begins before a launch */
         return;
     g = context_gaps.lookup(&id);
@@ -170,8 +175,9 @@ static __always_inline void context_tell(struct call_thread *t, u32 id, const st
     }
     for (i = 0; i < CONTEXT_PARTS; i++) {
         p = &g->parts[i];
-        if (p->count && (p->reason != part->reason || p->syscall != part->syscall))
+        if (p->count && (p->function != t->function || p->reason != part->reason || p->syscall != part->syscall))
             continue;
+        p->function = t->function;
         p->reason = part->reason;
         p->syscall = part->syscall;
         p->count += part->count;
@@ -180,7 +186,7 @@ static __always_inline void context_tell(struct call_thread *t, u32 id, const st
             p->largest_ns = part->largest_ns;
         return;
     }
-    context_add(t->tgid, t->tid, CALL_GAP, part); /* more reasons than there is room for */
+    context_add_gap(t->tgid, t->tid, t->function, part); /* more reasons than there is room for */
 }
 
 static __always_inline void context_put(struct context_settings *s, struct context_span *span)
@@ -413,12 +419,9 @@ int context_exit(void *ctx)
     u32 tid = bpf_get_current_pid_tgid();
     struct call_thread *t = call_threads.lookup(&tid);
     struct context_gap *g = context_gaps.lookup(&tid);
-    struct context_part none = {CONTEXT_PREEMPTED, CONTEXT_OUTSIDE};
 
     if (t && g && g->launched_ns != t->launched_ns)
         context_close(g);
-    if (t && t->launched_ns) /* a row of its own says that it launched something */
-        context_add(t->tgid, t->tid, CALL_GAP, &none);
     if (g)
         context_gaps.delete(&tid);
     return 0;
