@@ -12,7 +12,7 @@ __attribute__((visibility("default"))) int entry(const char *text) {
     n = write(fd, "hello", 5) == 5 ? 77 : 0;
     close(fd);
   } else if (strcmp(copy, "slow") == 0) {
-    sleep(1);
+    sleep(5);
   }
   free(copy);
   return n;
