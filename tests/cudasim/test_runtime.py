@@ -62,7 +62,7 @@ def test_fault(how: str, status: str, line: str, hostile: bool) -> None:
 
 @HOSTILE
 def test_exit_with_a_running_kernel(hostile: bool) -> None:
-    done = run([program("faults"), "exit"], hostile, timeout=20)
+    done = run([program("faults"), "exit"], hostile, timeout=60)
     assert (done.returncode, done.stdout) == (7, "leaving\n")
 
 

@@ -129,7 +129,7 @@ def seen(
         calls.targets(os.getpid())
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         calls.forget(os.getpid())
-        assert process.wait(60) == 0
+        assert process.wait(200) == 0
         time.sleep(0.01)
         events = calls.events()
         assert calls.lost == 0

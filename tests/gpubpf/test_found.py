@@ -89,9 +89,9 @@ def measured(
             if not left and enough(kernels):
                 left = True
                 target.stdin.close()
-        assert tool.wait(20) == 0
+        assert tool.wait(60) == 0
         out = target.stdout.read()
-        assert target.wait(20) == 0, out
+        assert target.wait(60) == 0, out
         said = [line.split() for line in out.splitlines()]
     launched = {name: int(n) for _, name, n in (words for words in said if words[0] == "launches")}
     return Seen(launched, int(said[-1][1]), records[-1], [r for r in records if r["type"] == "kernel"])

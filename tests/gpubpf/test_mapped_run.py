@@ -87,7 +87,7 @@ def launching(program: Path, *arguments: object) -> Iterator[subprocess.Popen[st
     try:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         yield process
-        process.communicate("", timeout=30)
+        process.communicate("", timeout=60)
         assert process.returncode == 0
     finally:
         process.kill()

@@ -289,7 +289,7 @@ def test_the_program_does_not_wait_for_the_tool(app: str, tmp_path: Path) -> Non
         assert [tool.stdout.readline() for _ in range(3)] == ["flood 0\n", "flood 0\n", "hang 0\n"]
         tool.send_signal(signal.SIGCONT)
         tool.send_signal(signal.SIGTERM)
-        assert tool.wait(30) == 0
+        assert tool.wait(60) == 0
         os.killpg(tool.pid, signal.SIGKILL)
     lines = out.read_text().splitlines()
     lost = sum(json.loads(lines[-1])["records_lost"].values())
@@ -334,7 +334,7 @@ def test_an_interrupted_parquet_file_is_whole(app: str, tmp_path: Path, number: 
         assert table.num_rows == 1596 and min(table["address"].to_pylist()) == 0
         assert len(addresses(said)) == 4
         if number == signal.SIGTERM:
-            assert tool.wait(20) == 0
+            assert tool.wait(60) == 0
         os.killpg(tool.pid, signal.SIGKILL)
 
 

@@ -68,11 +68,11 @@ def test_instruction_lengths(place: Path) -> None:
 
 
 def test_functions_of_many_shapes_can_be_hooked(place: Path) -> None:
-    subprocess.run([built("hook_shapes", place)], check=True, timeout=10)
+    subprocess.run([built("hook_shapes", place)], check=True, timeout=60)
 
 
 def test_hooks_are_taken_out_under_load_and_put_in_again(place: Path) -> None:
-    subprocess.run([built("hooks_again", place, "-pthread")], check=True, timeout=30)
+    subprocess.run([built("hooks_again", place, "-pthread")], check=True, timeout=60)
 
 
 def test_entry_points_of_a_real_driver(place: Path) -> None:
@@ -81,4 +81,4 @@ def test_entry_points_of_a_real_driver(place: Path) -> None:
         if os.environ.get("GPUBPF_REQUIRE_LIBCUDA") == "1":
             pytest.fail(f"no {name}; install NVIDIA's driver library (Debian non-free: libcuda1)")
         pytest.skip("no driver library here (Debian non-free: libcuda1)")
-    subprocess.run([built("hook_driver", place, "-ldl"), name], check=True, timeout=20)
+    subprocess.run([built("hook_driver", place, "-ldl"), name], check=True, timeout=60)
