@@ -80,3 +80,6 @@ def test_a_slow_call_has_one_unit() -> None:
     record = {"ts_ns": 2_000_000, "lat_ns": 10_500_000_000, "comm": "app", "pid": 7, "tid": 8}
     first, second, _ = show.story(record, "hipFree", (), 1_000_000, False)
     assert first == "T+0.001000 s  hipFree: 10.5 s" and second == "  thread 8 of app: 10.5 s on the CPU"
+    text = "hipMemcpyAsync 1,048,576 B h2d, stream 0x55e7ecd9d390 = hipErrorInvalidValue"
+    lines = list(show.story(record, text, (), 1_000_000, False))
+    assert lines[:2] == [f"T+0.001000 s  {text.rpartition(' ')[0]}", "  hipErrorInvalidValue: 10.5 s"]

@@ -150,7 +150,9 @@ def test_why_tells_functions_and_gaps_apart(program: Path, tmp_path: Path) -> No
 def test_between_launches_is_nothing_that_came_after_the_last(program: Path) -> None:
     made = ("hipLaunchKernel", "hipDeviceSynchronize")
     done = run("--why", command=(program, "-n", 3, *made), standin="hipDeviceSynchronize=sleep:20000")
-    (row,) = (line.split() for line in done.stdout.splitlines() if line.startswith("hipDeviceSynchronize  bl"))
+    (row,) = (
+        line.split() for line in done.stdout.splitlines() if line.startswith("hipDeviceSynchronize  bl")
+    )
     assert row[:5] == ["hipDeviceSynchronize", "blocked", "in", "clock_nanosleep", "3"]
     said = " ".join(done.stdout.split()).partition("between launches thread ")[2]
     assert "in hipDeviceSynchronize blocked in clock_nanosleep" in said and "ms (2 times)" in said
@@ -227,6 +229,28 @@ def test_results_that_cannot_be_written(program: Path) -> None:
         tool.stdout.close()
         assert all("Traceback" not in line for line in tool.stderr)
         assert tool.wait(30) in (0, 141)  # the program's own: it writes to the same pipe
+
+
+def test_a_trace_that_cannot_be_written_costs_no_table(program: Path, tmp_path: Path) -> None:
+    command = (program, "-n", 2000, "hipMalloc", "hipFree")
+    done = run("--trace", "/dev/full", command=command, status=1)
+    expected = "hipsnoop: cannot write /dev/full: No space left on device; choose another file"
+    assert done.stderr.splitlines() == [expected] and not done.stdout  # and the command was not run
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["head", "-c", "1", str(pipe)], stdout=subprocess.DEVNULL)
+    done = run("--trace", pipe, command=command, status=1)
+    assert reader.wait(10) == 0
+    assert f"hipsnoop: cannot write {pipe}: Broken pipe; choose another file" in done.stderr.splitlines()
+    assert "\ncounted 4,000 calls of 1 process; none lost" in done.stdout and "\nAPI " in done.stdout
+
+
+def test_csv_says_what_it_leaves_out(program: Path) -> None:
+    done = run("--csv", "--why", "--timeline", command=(program, "hipMalloc"))
+    note = "hipsnoop: note: CSV is of one table, without --why and --timeline; use --json for that"
+    assert note in done.stderr.splitlines()
+    assert [line.split(",")[0] for line in done.stdout.splitlines()[1:]] and "hipMalloc" in done.stdout
+    assert "CSV" not in run("--csv", command=(program, "hipMalloc")).stderr
 
 
 def start(program: Path, *arguments: object) -> subprocess.Popen[str]:

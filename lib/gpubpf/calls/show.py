@@ -28,7 +28,7 @@ REASONS = (
     *("preempted", "blocked", "block_io", "page_fault", "memory", "stopped"),
     *("page_faults", "tcp_retransmits"),
 )
-NAME = 16  # columns that a function's name is cut to
+NAME = 12  # columns that a function's name is cut to
 NAMED = 0.01  # of the time: less than that is not named in a sentence
 CSV_SUMS = (
     "pid",
@@ -399,7 +399,8 @@ def story(
     record: Mapping[str, Any], text: str, causes: Sequence[Cause], origin_ns: int, several: bool
 ) -> Iterator[str]:
     """A slow call, and what its thread did inside. `text`: of `call_texts`; `causes`: see `why.explain`."""
-    yield f"T+{(record['ts_ns'] - origin_ns) / 1e9:.6f} s  {text}: {table.duration(record['lat_ns'])}"
+    began = f"T+{(record['ts_ns'] - origin_ns) / 1e9:.6f} s"
+    yield from _wrap(f"{began}  {text}: {table.duration(record['lat_ns'])}")
     who = f"{record['comm']} (pid {record['pid']})" if several else record["comm"]
     off = sum(cause.ns for cause in causes if not cause.timeless)
     said = [f"{table.duration(max(record['lat_ns'] - off, 0))} on the CPU", *map(cause_text, causes[:6])]

@@ -99,9 +99,9 @@ def run(api: Api, text: str, args: argparse.Namespace, out: cli.Output) -> int:
 
 def _leave_out_of_csv(args: argparse.Namespace, note: Callable[[str], None]) -> None:
     """Views that have no place among rows of one table."""
-    asked = {"--why": args.why, "--timeline": args.timeline, "why calls are --slow": bool(args.slow)}
+    asked = {"--why": args.why, "--timeline": args.timeline, "what --slow tells of each call": args.slow}
     if left_out := [what for what in asked if asked[what]]:
-        note(f"CSV is of one table: without {' and '.join(left_out)}, which --json has")
+        note(f"CSV is of one table, without {' and '.join(left_out)}; use --json for that")
     args.why = args.timeline = False
 
 
