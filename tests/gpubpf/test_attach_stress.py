@@ -95,7 +95,7 @@ class Target:
         return int(answer)
 
     def end(self) -> None:
-        out, error = self.process.communicate("quit\n", timeout=30)
+        out, error = self.process.communicate("quit\n", timeout=100)
         assert self.process.returncode == 0, error
         assert int(out.split()[-1]) > 0
 
@@ -103,7 +103,7 @@ class Target:
 @contextlib.contextmanager
 def launched(program: Path, threads: int = THREADS) -> Iterator[Target]:
     made = Target(program, threads)
-    timer = threading.Timer(3000 if LONG else 100, made.process.kill)
+    timer = threading.Timer(3000 if LONG else 300, made.process.kill)
     timer.start()
     try:
         yield made
@@ -146,7 +146,7 @@ def state(pid: int) -> State:
 
 def settled(pid: int, like: State | None = None) -> State:
     """When what is under way has ended: code as it was, no more threads and files than before."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while True:
         now = state(pid)
         done = now.changed == 0 and (
@@ -293,7 +293,7 @@ def test_two_tools_at_once(launching: Path) -> None:
                 time.sleep(pause)
             measured = 0
             for tool in tools:
-                _, error = tool.communicate(timeout=60)
+                _, error = tool.communicate(timeout=100)
                 assert tool.returncode in (0, 1) and "Traceback" not in error, error
                 if tool.returncode == 0:
                     measured += 1
