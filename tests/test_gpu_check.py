@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -149,6 +150,51 @@ def test_a_command_that_does_not_end_is_killed_with_what_it_started() -> None:
     assert not status.exists() or "State:\tZ" in status.read_text()
 
 
+def test_what_was_found_and_begun_is_written_whenever_the_stage_is_ended(tmp_path: Path) -> None:
+    written = tmp_path / "facts.json"
+
+    def looks() -> stage.Result:
+        found = json.loads(written.read_text())["parts"]
+        assert [(part["name"], part["state"]) for part in found] == [("first", "done"), ("second", "ended")]
+        return {"seen": Path("no JSON")}
+
+    stage.run_stage(
+        "facts", [stage.Part("first", dict, 1), stage.Part("second", looks, 1)], here(), (), tmp_path
+    )
+    found = json.loads(written.read_text())["parts"]
+    assert [part["state"] for part in found] == ["done", "done"] and found[1]["seen"] == "no JSON"
+    assert [path.name for path in tmp_path.iterdir()] == ["facts.json"]
+
+
+ENDED = """
+import importlib.machinery, importlib.util, pathlib, signal, sys, time
+loader = importlib.machinery.SourceFileLoader("check", sys.argv[1])
+check = importlib.util.module_from_spec(importlib.util.spec_from_loader("check", loader))
+loader.exec_module(check)
+from gpu import machine, stage
+signal.signal(signal.SIGTERM, check.ended)
+here = machine.Machine("sim", {}, time.monotonic() + 60)
+parts = [stage.Part("sleeps", lambda: vars(here.start(["/bin/sleep", "60"])))]
+stage.run_stage("facts", parts, here, (), pathlib.Path(sys.argv[2]))
+"""
+
+
+def test_ended_by_a_signal_it_leaves_nothing_running(tmp_path: Path) -> None:
+    """As `timeout` ends it: the JSON says what was begun, and what was started is gone."""
+    command = [sys.executable, "-c", ENDED, str(ROOT / "script" / "gpu-check"), str(tmp_path)]
+    written, started = tmp_path / "facts.json", list[int]()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None and not (written.exists() and started):
+            started = machine.descendants(process.pid) if written.exists() else []
+        process.terminate()
+    assert process.returncode == 143 and len(started) == 1
+    assert json.loads(written.read_text())["parts"][-1]["state"] == "ended"
+    ends = time.monotonic() + 20
+    with contextlib.suppress(OSError):  # it is gone
+        while "State:\tZ" not in Path(f"/proc/{started[0]}/status").read_text():
+            assert time.monotonic() < ends
+
+
 # --- the packed file ---
 
 
@@ -283,6 +329,37 @@ def test_the_report_puts_runs_of_a_stage_together(tmp_path: Path) -> None:
     text = written.read_text()
     assert "## facts: 2 done" in text and "one \\| address?" in text and "| NO |" in text
     assert "1.100 (1.000 to 1.200)" in text and "- triad: little: NOT met" in text
+
+
+def test_a_report_of_several_commits_says_so(tmp_path: Path) -> None:
+    one = result("facts", part("symbols"), part("handles", "failed", why="it fell"), part("capture", "ended"))
+    (tmp_path / "1.json").write_text(json.dumps(one))
+    text = report.write(tmp_path, tmp_path / "results").read_text()
+    assert text.startswith("# some GPU, 2026-01-02 03:04 UTC, commit abc\n") and "different code" not in text
+    assert "| facts | some GPU | 580 | abc | 1 | 0 | 1 | 0 | 1 | 0 |" in text
+    assert "- facts: nothing is known of capture" in text and "failed: it fell" in text
+    later = {**result("facts", part("handles"), date="2026-01-02 04:00 UTC"), "commit": "def"}
+    (tmp_path / "2.json").write_text(json.dumps(later))
+    text = report.write(tmp_path, tmp_path / "results").read_text()
+    assert "commits abc, def" in text and "runs of different code or on different machines" in text
+    assert "| facts | some GPU | 580 | abc | 1 | 0 | 0 | 0 | 1 | 0 |" in text
+    assert "| facts | some GPU | 580 | def | 1 | 0 | 0 | 0 | 0 | 0 |" in text
+    again = {
+        **result("facts", part("symbols"), part("capture"), date="2026-01-02 05:00 UTC"),
+        "commit": "def",
+    }
+    (tmp_path / "3.json").write_text(json.dumps(again))
+    text = report.write(tmp_path, tmp_path / "results").read_text()
+    assert "abc" not in text.splitlines()[0]  # of that run nothing is left
+
+
+def test_a_result_that_was_broken_off_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "1.json").write_text(json.dumps(result("facts", part("symbols", answer="yes"))))
+    (tmp_path / "2.json").write_text(
+        json.dumps(result("facts", part("symbols", "ended"), date="2026-01-02 04:00 UTC"))
+    )
+    text = report.write(tmp_path, tmp_path / "results").read_text()
+    assert "## facts: 1 done" in text and "yes" in text
 
 
 def test_no_report_is_made_of_the_embedded_device(tmp_path: Path) -> None:

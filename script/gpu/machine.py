@@ -216,14 +216,33 @@ def surroundings() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Of the checkout; on a machine that got only the files, what the packed file was made from."""
-    done = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True
+    """Of the checkout, and whether files are changed; on a machine that got only the files, what the packed file was made from."""
+    found, changed = (
+        git("rev-parse", "--short=12", "HEAD"),
+        git("status", "--porcelain", "--untracked-files=no"),
     )
-    if done.returncode == 0:
-        return done.stdout.strip()
+    if found:
+        return f"{found} with changes" if changed else found
     note = PLACE / "commit"
-    return note.read_text().strip() if note.exists() else ""
+    return f"{note.read_text().strip()} (the packed file's)" if note.exists() else ""
+
+
+def git(*arguments: str) -> str:
+    """What it says of the checkout; nothing where there is none."""
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def code() -> str:
+    """A digest of the tools and the check as they lie here: what the results depend on beside the packed file."""
+    digest = hashlib.sha256(sources().encode())
+    folders = ("lib/gpubpf", "tools", "script/gpu")
+    for file in sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def unpack() -> None:

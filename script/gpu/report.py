@@ -10,19 +10,24 @@ from pathlib import Path
 from gpu.machine import SIM_NOTE, Failure
 from gpu.stage import Result
 
-STATES = ("done", "wrong", "failed", "missing", "not reached")
+STATES = ("done", "wrong", "failed", "missing", "ended", "not reached")
+NOTHING = ("ended", "not reached")  # of these there is no result
 
 
 def summary(results: Sequence[Result]) -> str:
     """A line for each stage."""
     lines = []
     for result in results:
-        states = Counter(part["state"] for part in result["parts"])
-        counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
         seconds = sum(part["seconds"] for part in result["parts"])
         note = f"  ({result['note']})" if result["note"] else ""
-        lines.append(f"{result['stage']}: {counts or 'nothing'}; {seconds:.0f} s{note}\n")
+        lines.append(f"{result['stage']}: {counts(result['parts']) or 'nothing'}; {seconds:.0f} s{note}\n")
     return "".join(lines)
+
+
+def counts(parts: Sequence[Result]) -> str:
+    """How many are in each state."""
+    states = Counter(part["state"] for part in parts)
+    return ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
 
 
 def write(directory: Path, where: Path) -> Path:
@@ -37,24 +42,31 @@ def write(directory: Path, where: Path) -> Path:
     found.sort(key=lambda result: str(result["date"]))
     stages: dict[str, Result] = {}
     for result in found:
-        kept = stages.setdefault(result["stage"], {**result, "parts": []})
+        kept = stages.setdefault(result["stage"], {"stage": result["stage"], "parts": []})
         parts = {part["name"]: part for part in kept["parts"]}
         for part in result["parts"]:
-            if part["state"] != "not reached" or part["name"] not in parts:
-                parts[part["name"]] = part
+            if part["state"] not in NOTHING or part["name"] not in parts:
+                parts[part["name"]] = {**part, "run": run_of(result)}
         kept["parts"] = list(parts.values())
-    first = found[0]
+    # What a run gave of which nothing is left does not matter.
+    runs = {json.dumps(part["run"]): part["run"] for stage in stages.values() for part in stage["parts"]}
     report = {
-        "date": first["date"],
-        "commit": first["commit"],
-        "machine": first["machine"],
+        "date": found[0]["date"],
+        "machine": found[0]["machine"],
+        "runs": list(runs.values()),
         "stages": list(stages.values()),
     }
     where.mkdir(parents=True, exist_ok=True)
-    name = where / f"gpu-{str(first['date'])[:10]}"
+    name = where / f"gpu-{str(found[0]['date'])[:10]}"
     name.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
     name.with_suffix(".md").write_text(markdown(report))
     return name.with_suffix(".md")
+
+
+def run_of(result: Result) -> Result:
+    """What a result is of: the code, and the machine."""
+    machine = {key: result["machine"].get(key) for key in ("gpu", "driver", "kernel")}
+    return {"commit": result["commit"], "code": result.get("code", ""), **machine}
 
 
 def cell(text: object) -> str:
@@ -68,15 +80,46 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
 
 
 def markdown(report: Result) -> str:
-    machine = report["machine"]
-    lines = [f"# {machine.get('gpu')}, {report['date']}, commit {report['commit']}", ""]
+    machine, runs = report["machine"], report["runs"]
+    commits = sorted({run["commit"] for run in runs})
+    lines = [
+        f"# {machine.get('gpu')}, {report['date']}, {'commit' if len(commits) == 1 else 'commits'} {', '.join(commits)}",
+        "",
+    ]
+    if len(runs) > 1:
+        lines += ["**Put together from runs of different code or on different machines**:", ""]
+        lines += [f"- {', '.join(f'{key} {value}' for key, value in run.items())}" for run in runs]
+        lines += [""]
     lines += [f"- {name}: {value}" for name, value in machine.items()]
+    lines += ["", *verified(report)]
     for stage in report["stages"]:
-        states = Counter(part["state"] for part in stage["parts"])
-        counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
-        lines += ["", f"## {stage['stage']}: {counts}", ""]
-        lines += SHOWN.get(stage["stage"], plain)(stage["parts"])
+        lines += [f"## {stage['stage']}: {counts(stage['parts'])}", ""]
+        of = sorted({part["run"]["commit"] for part in stage["parts"]})
+        if len(commits) > 1:
+            lines += [f"Commit {', '.join(of)}.", ""]
+        lines += [*SHOWN.get(stage["stage"], plain)(stage["parts"]), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def verified(report: Result) -> list[str]:
+    """A row for each stage and run, for the tables of docs/gpu.md and README.md; and of what nothing is known."""
+    rows: list[tuple[object, ...]] = []
+    unknown = []
+    for stage in report["stages"]:
+        of = [part["run"] for part in stage["parts"]]
+        for run in (run for index, run in enumerate(of) if run not in of[:index]):
+            states = Counter(part["state"] for part in stage["parts"] if part["run"] == run)
+            where = (run["gpu"], run["driver"], run["commit"])
+            rows.append((stage["stage"], *where, *(states[state] for state in STATES)))
+        if names := [part["name"] for part in stage["parts"] if part["state"] in NOTHING]:
+            unknown.append(f"- {stage['stage']}: nothing is known of {'; '.join(names)}")
+    return [
+        "## What was verified",
+        "",
+        *table(("stage", "GPU", "driver", "commit", *STATES), rows),
+        *unknown,
+        "",
+    ]
 
 
 def plain(parts: Sequence[Result]) -> list[str]:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu.machine import SIM_NOTE, Failure, Machine, Missing, commit
+from gpu.machine import SIM_NOTE, Failure, Machine, Missing, code, commit
 
 Result = dict[str, Any]
+BROKEN_OFF = "the call was ended while it ran"
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Part:
 
 
 def run_stage(name: str, parts: Sequence[Part], machine: Machine, only: Sequence[str], where: Path) -> Result:
-    """Runs what matches `only` (globs; none: everything) and writes `where`/NAME.json after each part. Gives its content."""
+    """Runs what matches `only` (globs; none: everything). Before and after each part `where`/NAME.json is written, whole, so that it
+    says what was found and what was begun, whenever this is ended. Gives its content."""
     now = datetime.datetime.now(datetime.UTC)
     result: Result = {
         "stage": name,
@@ -38,6 +40,7 @@ def run_stage(name: str, parts: Sequence[Part], machine: Machine, only: Sequence
         "device": machine.device,
         "note": SIM_NOTE if machine.sim else "",
         "commit": commit(),
+        "code": code(),
         "machine": machine.facts,
         "parts": [],
     }
@@ -45,15 +48,25 @@ def run_stage(name: str, parts: Sequence[Part], machine: Machine, only: Sequence
     for part in parts:
         if only and not any(fnmatch.fnmatchcase(part.name, glob) for glob in only):
             continue
+        result["parts"].append({"name": part.name, "state": "ended", "why": BROKEN_OFF, "seconds": 0.0})
+        write(where / f"{name}.json", result)
         done = run_part(part, machine)
-        result["parts"].append(done)
-        (where / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        result["parts"][-1] = done
+        write(where / f"{name}.json", result)
         print(f"  {done['state']:11} {done['seconds']:6.1f} s  {part.name}  {done['why']}", flush=True)
     return result
 
 
+def write(file: Path, result: Result) -> None:
+    """All or nothing; what is no JSON as text."""
+    whole = file.with_name(file.name + ".new")
+    whole.write_text(json.dumps(result, indent=1, default=str) + "\n")
+    whole.rename(file)
+
+
 def run_part(part: Part, machine: Machine) -> Result:
-    """state: "done", "wrong", "failed", "missing" (this machine lacks something), "not reached" (no time)."""
+    """state: "done", "wrong", "failed", "missing" (this machine lacks something), "not reached" (no time). "ended" is written of one
+    in which the call was ended."""
     began = time.monotonic()
     done: Result = {"name": part.name, "state": "done", "why": "", "seconds": 0.0}
     if machine.left() < part.seconds:
