@@ -29,7 +29,6 @@ PASSING = 1.0  # for another tool that is on its way in or out
 PAUSE = 0.1
 ENDING = 0.1  # seconds that the end of a process takes
 _DRIVER = re.compile(r".*/libcuda\.so[^/]*$")
-_AGENT = re.compile(r".*libgpubpf-agent\.so[^/]*$")
 OWNER = 128  # bytes of who is said to measure a process
 DESCENDANTS = 4096  # that are looked at
 # What processes are missed for.
@@ -87,7 +86,7 @@ class Joining:
     def _is_in(self, pid: int) -> bool:
         """It is measured already, and has not become another program, whose news is on its way."""
         known = any(p.pid == pid and not p.gone for p in self._measured.active())
-        return known and not executes_another(pid)
+        return known and not target.executes_another(pid)
 
     def _join(self, pid: int, starting: int | None) -> None:
         try:
@@ -191,20 +190,11 @@ def device_of(pid: int) -> Device:
 def _owner(pid: int) -> str:
     """The tool that measures the process, as its agent has been told. Untrusted, but what it says is for people only."""
     with contextlib.suppress(OSError), target.Memory(pid) as memory:
-        for library in target.libraries(target.mappings(pid, _AGENT)):
+        for library in target.libraries(target.mappings(pid, target.AGENT)):
             if symbol := target.symbols(memory, library.base).get("gpubpf_owner"):
                 text = memory.some(symbol.address, OWNER).partition(b"\0")[0].decode(errors="replace")
                 return "".join(c if c.isprintable() else "?" for c in text) or "another tool"
     return "another tool"
-
-
-def executes_another(pid: int) -> bool:
-    """Whether a process in which the agent was executes another program, without it."""
-    try:
-        mapped = target.mappings(pid)
-    except OSError:
-        return False
-    return bool(mapped) and not any(_AGENT.match(m.path) for m in mapped)
 
 
 def unfollowed(pids: Iterable[int]) -> dict[int, str]:

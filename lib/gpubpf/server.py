@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gpubpf import joining
+from gpubpf import target
 from gpubpf.agent import protocol
 from gpubpf.process import KEPT_RECORDS, PENDING_LIMIT, Process
 
@@ -138,7 +138,7 @@ class Server:
             self._measured.note(
                 f"{process.who} closed all its files, ours too; what it launched then was not seen"
             )
-        elif self._measured.whom.pids and process.hooked and joining.executes_another(process.pid):
+        elif self._measured.whom.pids and process.hooked and target.executes_another(process.pid):
             self._measured.note(
                 f"{process.who} executes another program now; what that launches is not measured"
             )

@@ -23,6 +23,7 @@ from gpubpf.ptrace import Gone, Refused
 from gpubpf.users import User
 
 _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) (\S+) (\d+)\s*(.*)")
+AGENT = re.compile(r".*libgpubpf-agent\.so[^/]*$")  # the name of what is mapped
 _SYMBOL_LIMIT, _TEXT_LIMIT = 1 << 18, 16 << 20
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h
 _STRICT_SECCOMP = 1
@@ -92,6 +93,15 @@ def libraries(mapped: Iterable[Mapping]) -> tuple[Library, ...]:
         elif found and found[-1][0].file == m.file:
             found[-1].append(m)
     return tuple(Library(ms[0].start, tuple(ms)) for ms in found)
+
+
+def executes_another(pid: int) -> bool:
+    """Whether a process in which the agent was executes another program, without it."""
+    try:
+        mapped = mappings(pid)
+    except OSError:
+        return False
+    return bool(mapped) and not any(AGENT.match(m.path) for m in mapped)
 
 
 class Memory:
