@@ -24,7 +24,7 @@ namespace {
 
 // --- launches ---
 
-bool has_copies(const Kernel &kernel) {
+[[gnu::always_inline]] inline bool has_copies(const Kernel &kernel) {
   return kernel.copies.load(std::memory_order_acquire) || kernel.refused.load(std::memory_order_relaxed);
 }
 

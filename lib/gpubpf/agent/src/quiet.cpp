@@ -425,17 +425,24 @@ bool capture_ended(CUstream stream) {
   return counted;
 }
 
-bool captured_before(CUstream stream) {
-  struct Remembered {
-    struct {
-      uint64_t epoch;
-      CUstream stream;
-    } of[8];
-  } none{};
-  Remembered &some = remembered(Note::Captures, none);
-  auto &last = some.of[(reinterpret_cast<uintptr_t>(stream) >> 4 ^ reinterpret_cast<uintptr_t>(stream) >> 7) % std::size(some.of)];
+namespace {
+
+// Streams of which a thread remembers that they are not captured.
+struct NotCaptured {
+  struct One {
+    uint64_t epoch;
+    CUstream stream;
+  } of[8];
+  One &at(CUstream stream) {
+    const auto s = reinterpret_cast<uintptr_t>(stream);
+    return of[(s >> 4 ^ s >> 7) % std::size(of)];
+  }
+};
+
+[[gnu::noinline]] bool ask_whether_captured(CUstream stream) {
+  NotCaptured none{};
+  NotCaptured::One &last = remembered(Note::Captures, none).at(stream);
   const uint64_t epoch = stream_epoch.load(std::memory_order_acquire);
-  if (last.epoch == epoch && last.stream == stream) return false;
   bool captured = false;
   quietly([&] {
     const bool own = stream == CU_STREAM_PER_THREAD;  // every thread's is another
@@ -461,6 +468,17 @@ bool captured_before(CUstream stream) {
     if (!own && all->not_captured.size() < kMostStreams) all->not_captured.insert(stream);
   });
   return captured;
+}
+
+}  // namespace
+
+bool captured_before(CUstream stream) {
+  const Thread *t = own_record();
+  if (void *known = t ? t->remembered[static_cast<size_t>(Note::Captures)] : nullptr) {  // each launch comes here
+    const NotCaptured::One &last = static_cast<NotCaptured *>(known)->at(stream);
+    if (last.epoch == stream_epoch.load(std::memory_order_acquire) && last.stream == stream) return false;
+  }
+  return ask_whether_captured(stream);
 }
 
 }  // namespace gpubpf

@@ -9,9 +9,8 @@
 
 namespace gpubpf {
 
-static Registry *the_registry = nullptr;
+Registry *the_registry = nullptr;
 
-Registry &registry() { return *the_registry; }
 void new_registry() {
   the_registry = new Registry;
   ++handles_changed;

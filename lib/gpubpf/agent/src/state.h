@@ -303,7 +303,8 @@ struct Registry {
 extern std::atomic<uint64_t> handles_changed;   // what a handle was not known to be it may be now
 extern std::atomic<uint64_t> contexts_changed;  // one is gone
 
-Registry &registry();
+extern Registry *the_registry;
+inline Registry &registry() { return *the_registry; }
 void new_registry();
 void end_registry();
 
