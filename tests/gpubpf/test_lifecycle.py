@@ -412,3 +412,24 @@ def test_a_program_that_jumps_out_of_calls_of_the_driver(tmp_path: Path) -> None
         assert settled(program.pid) == []
         out, _ = program.communicate("\n", timeout=100)
         assert program.returncode == 0 and int(out) > 40
+
+
+def test_a_stack_on_which_a_call_was_left_and_that_is_gone(tmp_path: Path) -> None:
+    """attach/unmapped.c: nothing is read there, and what is launched next is measured."""
+    program = subprocess.Popen(
+        [built(tmp_path, "unmapped")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    with program:
+        assert program.stdout is not None and program.stdout.readline() == "ready\n"
+        try:
+            measured = subprocess.run(
+                [sys.executable, str(TOOLS / "threadhist.py"), "--json", "-d", "1", "-p", str(program.pid)],
+                capture_output=True, text=True, timeout=60,
+            )  # fmt: skip
+            ended = program.poll()
+        finally:
+            out, error = program.communicate("\n", timeout=30)
+    assert ended is None and program.returncode == 0, error
+    assert measured.returncode == 0, measured.stderr
+    assert json.loads(measured.stdout.splitlines()[-1])["launches_instrumented"] > 20
+    assert int(out) > 20

@@ -50,6 +50,13 @@ bool is_there(const Thread &thread) {
   return syscall(SYS_tgkill, getpid(), thread.id.load(std::memory_order_relaxed), 0) == 0 || errno != ESRCH;
 }
 
+// The kernel reads the signals before it finds that there is nothing to be done with them.
+bool is_readable(const uintptr_t *at) {
+  constexpr int kNothing = -1;
+  static_assert(sizeof *at == 8);
+  return syscall(SYS_rt_sigprocmask, kNothing, at, nullptr, sizeof *at) == 0 || errno != EFAULT;
+}
+
 Inside inside(const Thread &thread) { return static_cast<Inside>(thread.state.load(std::memory_order_acquire) & 3); }
 
 // --- time ---
@@ -182,9 +189,10 @@ __attribute__((no_sanitize("address"))) bool was_left(uintptr_t frame) noexcept 
   if (!of.frame) return false;
   if (frame < of.frame) {
     // The driver's own call, or a signal's handler's. Else what was called since has written over the other hook's return address; or the stack
-    // tells. Far away it is another stack, which may be gone.
+    // tells. Far away it is another stack; one nearby may be another, too, and gone.
     if (is_internal(*return_slot(frame)) || of.frame - frame > kNear) return false;
-    if (*return_slot(of.frame) == of.from && !stack_lacks(reinterpret_cast<uintptr_t>(return_slot(of.frame)))) return false;
+    const uintptr_t *slot = return_slot(of.frame);
+    if (is_readable(slot) && *slot == of.from && !stack_lacks(reinterpret_cast<uintptr_t>(slot))) return false;
   } else {
     // On the same stack the other frame is gone. A signal's handler may have a stack of its own, wherever that lies.
     stack_t stack{};
