@@ -4,6 +4,7 @@ import importlib
 import os
 import re
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -78,6 +79,19 @@ def test_help_needs_nothing_heavy(tool):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={"PATH": ""})
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: ") and "examples:" in done.stdout
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("module", ["argparse", "shutil"])  # loaded with the tool; loaded by its `main`
+def test_ctrl_c_while_a_tool_starts_ends_it_without_a_word(tool, module, tmp_path):
+    (tmp_path / f"{module}.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / "tools" / f"{tool}.py", "--help"],
+        capture_output=True,
+        text=True,
+        env={"PATH": "", "PYTHONPATH": str(tmp_path)},
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize("tool", TOOLS)

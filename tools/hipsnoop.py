@@ -54,8 +54,8 @@ def build_parser() -> cli.Parser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = cli.parse(build_parser(), argv)
     with cli.errors(TOOL):
+        args = cli.parse(build_parser(), argv)
         out = cli.open_results(args)
         if args.ebpf:
             out.write(PROGRAM.lstrip())

@@ -10,7 +10,6 @@ GPU, or with -e written down thread by thread. The program that is watched needs
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -22,6 +21,8 @@ if __package__ in (None, ""):  # run as tools/kernelretsnoop.py: the library is 
 from gpubpf import cli
 
 if TYPE_CHECKING:
+    import argparse
+
     from gpubpf.exitlog import ExitLog, Place
     from gpubpf.exits import Report
     from gpubpf.session import Session
@@ -158,8 +159,8 @@ def build_parser() -> cli.Parser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = cli.parse(build_parser(), argv)
     with cli.errors(TOOL):
+        args = cli.parse(build_parser(), argv)
         out = cli.open_results(args)
         if args.ebpf:
             out.write(PROGRAM.lstrip())

@@ -10,7 +10,6 @@ a kernel starts and the last one ends. The clocks of both sides are tied togethe
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterator
@@ -23,6 +22,8 @@ if __package__ in (None, ""):  # run as tools/launchlate.py: the library is besi
 from gpubpf import cli
 
 if TYPE_CHECKING:
+    import argparse
+
     from gpubpf.latency import View
     from gpubpf.offcpu import OffCpu
     from gpubpf.perfetto import Trace
@@ -139,8 +140,8 @@ def build_parser() -> cli.Parser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = cli.parse(build_parser(), argv)
     with cli.errors(TOOL):
+        args = cli.parse(build_parser(), argv)
         out = cli.open_results(args)
         if args.ebpf:
             out.write(PROGRAM.lstrip())

@@ -10,7 +10,6 @@ kernel. The program that is watched needs no change and no rebuild.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -22,6 +21,8 @@ if __package__ in (None, ""):  # run as tools/memtrace.py: the library is beside
 from gpubpf import cli
 
 if TYPE_CHECKING:
+    import argparse
+
     from gpubpf.coverage import Coverage
     from gpubpf.grain import Grain
     from gpubpf.program import BPF
@@ -138,8 +139,8 @@ def build_parser() -> cli.Parser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = cli.parse(build_parser(), argv)
     with cli.errors(TOOL):
+        args = cli.parse(build_parser(), argv)
         out = cli.open_results(args)
         if cli.records_accesses(args):
             from gpubpf import accesstrace

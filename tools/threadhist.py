@@ -10,7 +10,6 @@ that is watched needs no change and no rebuild.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -22,6 +21,8 @@ if __package__ in (None, ""):  # run as tools/threadhist.py: the library is besi
 from gpubpf import cli
 
 if TYPE_CHECKING:
+    import argparse
+
     from gpubpf.session import Session
     from gpubpf.tallies import Tally
     from gpubpf.whose import Whose
@@ -86,8 +87,8 @@ def build_parser() -> cli.Parser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = cli.parse(build_parser(), argv)
     with cli.errors(TOOL):
+        args = cli.parse(build_parser(), argv)
         out = cli.open_results(args)
         if args.ebpf:
             out.write(PROGRAM.lstrip())

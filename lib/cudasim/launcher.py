@@ -88,12 +88,12 @@ def execute(command: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, set the environment, become the command."""
-    parser = build_parser()
-    own, command = cli.split_command(sys.argv[1:] if argv is None else argv)
-    arguments = cli.parse_own(parser, own)
-    if arguments.words or not command:
-        parser.error("the command goes behind '--': cudasim -- COMMAND")
     with cli.errors("cudasim"):
+        parser = build_parser()
+        own, command = cli.split_command(sys.argv[1:] if argv is None else argv)
+        arguments = cli.parse_own(parser, own)
+        if arguments.words or not command:
+            parser.error("the command goes behind '--': cudasim -- COMMAND")
         execute(command, environment(os.environ, arguments.clock))
 
 

@@ -30,18 +30,21 @@ A tool's parsed command line has these attributes, whichever options it takes:
 
 from __future__ import annotations
 
+from gpubpf import interrupt  # first: Ctrl-C may come while the others are loaded
+
+# isort: split
 import argparse
 import errno
 import os
 import select
-import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from gpubpf import __version__
+from gpubpf import __version__, table
 from gpubpf.errors import Error, UsageError
+from gpubpf.table import printable
 
 Range = tuple[int, int]
 Ranges = tuple[Range, Range, Range]
@@ -526,8 +529,7 @@ def parse_own(made: Parser, own: Sequence[str]) -> argparse.Namespace:
 
         argcomplete.autocomplete(made)
     _occupy_standard_files()
-    with errors(made.prog):
-        return made.parse_intermixed_args(own)
+    return made.parse_intermixed_args(own)
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -540,16 +542,6 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 
 # --- talk: standard error ---
-
-
-def printable(text: str) -> str:
-    """`text` fit for a terminal: what a process named itself may hold control sequences."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
-        for char in text
-    )
 
 
 def note(tool: str, text: str) -> None:
@@ -584,10 +576,7 @@ def _occupy_standard_files() -> None:
 @contextmanager
 def errors(tool: str) -> Iterator[None]:
     """The one place where errors become a line and an exit status. A traceback that gets out is our bug."""
-    # While nothing is measured Ctrl-C ends the process, and raises nothing: modules that are being loaded may make anything of that.
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:
-        _on_interrupt(signal.SIG_DFL)
+    quiet = interrupt.ends()  # also later: modules that are being loaded may make anything of an exception
     try:
         yield
     except Error as error:
@@ -613,13 +602,8 @@ def errors(tool: str) -> Iterator[None]:
         complain(tool, f"{what}; check the path, its permissions and the space left")
         raise SystemExit(1) from None
     finally:
-        if before is signal.default_int_handler:
-            _on_interrupt(before)
-
-
-def _on_interrupt(handler: Any) -> None:
-    with suppress(ValueError):  # only the main thread may say
-        signal.signal(signal.SIGINT, handler)
+        if quiet:
+            interrupt.raises()
 
 
 def drop_stdout() -> None:
@@ -778,15 +762,11 @@ def coverage(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"processes measured: {processes['measured']:,}{said if missed else ''}")
     if "overhead" in summary:
         lines.append(_own_part(summary["overhead"]))
-    from gpubpf import table
-
     return [part for line in lines for part in table.wrap(line.lstrip(), len(line) - len(line.lstrip()))]
 
 
 def _own_part(overhead: Mapping[str, Any]) -> str:
     """What the tool itself cost, in a line."""
-    from gpubpf import table
-
     said = []
     if overhead["hooks"] is None:
         said.append("none, on the virtual clock")
@@ -805,3 +785,7 @@ def _own_part(overhead: Mapping[str, Any]) -> str:
     if overhead["stood_ns"]:
         said.append(f"threads stood still for {table.duration(overhead['stood_ns'])} in all")
     return f"the tool's own part: {'; '.join(said)}"
+
+
+if interrupt.loading:
+    interrupt.raises()

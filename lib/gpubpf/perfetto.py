@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpubpf.cli import printable
 from gpubpf.errors import Error
+from gpubpf.table import printable
 
 NS = 1000  # a µs, which the format counts in
 

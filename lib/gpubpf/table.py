@@ -5,10 +5,18 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from gpubpf import cli
-
 WIDTH = 80
 LEAST = 8  # columns that a name is cut to
+
+
+def printable(text: str) -> str:
+    """`text` fit for a terminal: what a process named itself may hold control sequences."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
+        for char in text
+    )
 
 
 def lines(headers: Sequence[str], rows: Sequence[Sequence[object]], left: Sequence[str] = ()) -> list[str]:
@@ -22,7 +30,7 @@ def lines(headers: Sequence[str], rows: Sequence[Sequence[object]], left: Sequen
         return ["  ".join(headers)]
     alignment = ["left" if header in left else "right" for header in headers]
     tabulate.MIN_PADDING = 0  # headers need no more room than cells
-    rows = [[cli.printable(str(cell)) for cell in row] for row in rows]
+    rows = [[printable(str(cell)) for cell in row] for row in rows]
     text = tabulate.tabulate(rows, headers, tablefmt="plain", colalign=alignment, disable_numparse=True)
     return [line.rstrip() for line in text.splitlines()]
 
@@ -38,7 +46,7 @@ def within(
     the other, then names in `cut` are cut in their middle. `gap`: spaces between columns."""
     if not rows:
         return []
-    cells = [{name: cli.printable(str(cell)) for name, cell in row.items()} for row in rows]
+    cells = [{name: printable(str(cell)) for name, cell in row.items()} for row in rows]
     widths = {name: max(len(name), *(len(row[name]) for row in cells)) for name in cells[0]}
 
     def surplus() -> int:

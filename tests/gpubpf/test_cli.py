@@ -228,7 +228,10 @@ def test_a_reader_that_leaves_ends_the_output_quietly():
 @pytest.mark.parametrize("option", ["--help", "--version"])
 @pytest.mark.parametrize("buffering", ["", "1"])
 def test_help_that_cannot_be_written_is_one_line(option, buffering):
-    program = f"from gpubpf import cli; cli.parse(cli.parser('tool', 'what', ''), [{option!r}])"
+    program = (
+        "from gpubpf import cli\n"
+        f"with cli.errors('tool'):\n    cli.parse(cli.parser('tool', 'what', ''), [{option!r}])\n"
+    )
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-c", program],
