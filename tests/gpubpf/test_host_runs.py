@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +101,7 @@ if __name__ == "__main__":
 '''
 
 APP = r"""
+#include <cstdio>
 #include <cstdlib>
 #include <thread>
 #include <unistd.h>
@@ -122,6 +122,7 @@ int main(int argc, char **argv) {
             for (int i = 0; i < launches; i++) {
                 if (i % 2) first<<<2, 32, 0, s>>>(out);
                 else second<<<1, 40, 0, s>>>(out);
+                if (argc > 4) puts("launched"), fflush(stdout);
                 if (argc > 3) usleep(1000 * atoi(argv[3]));
             }
             if (cudaStreamSynchronize(s)) exit(7);
@@ -272,8 +273,9 @@ def test_either_side_dies(place: Path, whom: str) -> None:
         "--",
         str(place / "app"),
         "1",
-        "60",
+        "200",
         "20",
+        "tell",
     ]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -281,23 +283,24 @@ def test_either_side_dies(place: Path, whom: str) -> None:
         assert tool.stderr is not None and tool.stdout is not None
         line = tool.stderr.readline()
         pid = int(line.split("attached to ")[1].split()[0])
-        time.sleep(0.6)
+        for _ in range(20):
+            assert tool.stdout.readline() == "launched\n"
         app = os.pidfd_open(pid)
         try:
             if whom == "tool":
                 tool.kill()
-                assert tool.wait(10) == -signal.SIGKILL
+                assert tool.wait(60) == -signal.SIGKILL
                 status = Path(f"/proc/{pid}/stat")
                 assert status.exists()  # it goes on
-                assert select.select([app], [], [], 20)[0]
+                assert select.select([app], [], [], 60)[0]
             else:
                 signal.pidfd_send_signal(app, signal.SIGKILL)
-                out, said = tool.communicate(timeout=20)
+                out, said = tool.communicate(timeout=60)
                 assert tool.returncode == 137, said
-                records = [json.loads(line) for line in out.splitlines()]
+                records = [json.loads(line) for line in out.splitlines() if line != "launched"]
                 (slots,) = (r["slots"] for r in records if "slots" in r)
                 ((_, runs, _),) = next(r["runs"] for r in records if "runs" in r)
-                assert 3 < len(slots) < 60 and len(slots) == runs
+                assert 3 < len(slots) < 200 and len(slots) == runs
         finally:
             os.close(app)
 
