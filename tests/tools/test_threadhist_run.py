@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -126,16 +125,23 @@ def test_programs_that_cannot_be_run(tmp_path):
 
 
 def test_after_the_duration_the_program_goes_on(app):
-    done = run("-d", "2", "--work", "stores", "--", app, "30", "100", "6")
-    assert done.returncode == 6 and "launch 29\n" in done.stdout
-    assert "grid::cell: stores per thread" in done.stdout
-    # Nobody waits for what is known.
-    assert done.stdout.index("\ncounted ") < done.stdout.index("launch 29\n")
+    """Nobody waits for what is known: the program ends when the result has been read."""
+    script = '"$0" 30 50 0; read line; exec "$0" 1 0 6'
+    command = [*TOOL, "-d", "4", "--work", "stores", "--", "sh", "-c", script, app]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as tool:
+        said = ""
+        while "counted " not in said:
+            line = tool.stdout.readline()
+            assert line, said
+            said += line
+        assert "grid::cell: stores per thread" in said
+        said, _ = tool.communicate("\n", timeout=100)
+    assert tool.returncode == 6 and "launch 0\n" in said
 
 
 def started(app, out, *arguments):
     tool = subprocess.Popen(
-        [*TOOL, "--json", "-o", out, *arguments, "--", app, "10", "100", "2"],
+        [*TOOL, "--json", "-o", out, *arguments, "--", app, "30", "100", "2"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -146,11 +152,10 @@ def started(app, out, *arguments):
 
 def test_sigterm_prints_and_leaves_the_program_alone(app, tmp_path):
     tool = started(app, tmp_path / "out")
-    begun = time.monotonic()
     tool.terminate()
-    assert tool.wait(10) == 0 and time.monotonic() - begun < 5
+    assert tool.wait(60) == 0
     assert records(tmp_path / "out")[-1]["type"] == "summary"
-    assert tool.stdout.read().count("launch") == 9  # to its end
+    assert tool.stdout.read().count("launch") == 29  # to its end
 
 
 def test_interrupt_prints_and_waits(app, tmp_path):
