@@ -170,7 +170,9 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
 def test_arguments_results_nesting(built: Path, way: str, notes: list[str]) -> None:
     with Calls(built, built / "libsnoop.so.2.1") as calls, attached(notes) as host:
         watch(host, calls)
+        began = time.monotonic_ns()
         calls.go("e")
+        took = time.monotonic_ns() - began
         events = host.records("events")
         assert counts(host) == [7, 7, 0, 0]
         assert [
@@ -186,7 +188,7 @@ def test_arguments_results_nesting(built: Path, way: str, notes: list[str]) -> N
             np.diff(again["end_ns"].astype("i8")) > 0
         ).all()
         slept = int(events[5]["end_ns"] - events[5]["start_ns"])
-        assert 20_000_000 <= slept < 200_000_000
+        assert 20_000_000 <= slept < took
         assert set(events["pid"].tolist()) == {calls.pid}
         assert host.uprobes is not None and host.uprobes.way == way
         (placed,) = host.uprobes.placed
@@ -258,7 +260,7 @@ def test_another_mount_namespace(built: Path, tmp_path: Path, notes: list[str]) 
         late.go("w")
         assert host.uprobes is not None
         found = host.uprobes.placed
-        assert within(10, lambda: len(found) == 2)
+        assert within(60, lambda: len(found) == 2)
         first = counts(host)[0]
         late.go()
         assert counts(host)[0] == first + 100
@@ -448,4 +450,4 @@ def test_calls_of_this_process_itself(built: Path, notes: list[str]) -> None:
     with attached(notes) as host:
         host.update("targets", os.getpid().to_bytes(4, "little"), b"\1")
         assert library.snoop_fails() == 101
-        assert within(1, lambda: counts(host) == [1, 1, 0, 0])
+        assert within(60, lambda: counts(host) == [1, 1, 0, 0])

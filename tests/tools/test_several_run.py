@@ -89,7 +89,7 @@ def command(tool: str, *arguments: object) -> list[str]:
 
 def measured(tool: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(tool, *arguments), capture_output=True, text=True, timeout=60, env=os.environ | environment
+        command(tool, *arguments), capture_output=True, text=True, timeout=100, env=os.environ | environment
     )
 
 
@@ -111,7 +111,7 @@ def running(app: str, gpus: int = 1) -> Iterator[int]:
     try:
         assert program.stdout.readline() == "ready\n"
         yield program.pid
-        out, _ = program.communicate(timeout=20)
+        out, _ = program.communicate(timeout=60)
         assert program.returncode == 0 and re.fullmatch(r"\d+ rounds\n", out), out
     finally:
         program.kill()
@@ -192,7 +192,7 @@ def watched(
 ) -> tuple[list[dict[str, Any]], str]:
     """Runs a tool until what it has told is enough, then ends it: its records, what it said. It has to end well."""
     tool = subprocess.Popen([*command, "--json", "-o", str(out)], stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 40
+    until = time.monotonic() + 100
 
     def told() -> list[dict[str, Any]]:
         text = out.read_text() if out.exists() else ""
@@ -202,7 +202,7 @@ def watched(
         while tool.poll() is None and time.monotonic() < until and not enough(told()):
             time.sleep(0.1)
         tool.send_signal(end)
-        _, said = tool.communicate(timeout=20)
+        _, said = tool.communicate(timeout=60)
     finally:
         tool.kill()
         tool.wait()
@@ -237,7 +237,7 @@ def test_a_program_that_was_started_before(tool: str, app: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_several_that_were_started_before(end: int, app: str, tmp_path: Path) -> None:
-    with running(app) as one, running(app) as other, subprocess.Popen(["sleep", "60"]) as sleep:
+    with running(app) as one, running(app) as other, subprocess.Popen(["sleep", "1000"]) as sleep:
         expected = {(pid, 0, "work") for pid in (one, other)}
         run = command("threadhist", "0.3", "-p", f"{one},{sleep.pid},{other}", "--kernel", "work")
         told, said = watched(tmp_path / "out", lambda told: kernels_of(told) >= expected, *run, end=end)
