@@ -387,9 +387,21 @@ class Watch:
         with contextlib.suppress(FileNotFoundError):
             bpf_syscall.delete(self._maps["threads"], struct.pack("<I", tid))
 
+    def follow(self, pid: int) -> None:
+        """It is told when the process executes another program, or ends, as of one that came."""
+        self._remember(pid, _COMING)
+
     def done(self, pid: int) -> None:
-        """The process is not told of any more, until it executes another program, or ends."""
-        bpf_syscall.update(self._maps["processes"], struct.pack("<I", pid), struct.pack("<I", _DONE))
+        """The process is not told of any more, until it executes another program, or ends, which is."""
+        self._remember(pid, _DONE)
+
+    def _remember(self, pid: int, state: int) -> None:
+        bpf_syscall.update(self._maps["processes"], struct.pack("<I", pid), struct.pack("<I", state))
+
+    def leave(self, pid: int) -> None:
+        """Nothing is known of a process with this number."""
+        with contextlib.suppress(FileNotFoundError):
+            bpf_syscall.delete(self._maps["processes"], struct.pack("<I", pid))
 
     @property
     def lost(self) -> int:

@@ -40,6 +40,8 @@ ENTRY = 16  # bytes behind the entry of cuInit that its first instruction may le
 PACKET = 1 << 16
 FORGOTTEN = 4096  # processes of which it is remembered when they ended
 
+_ANOTHER: dict[str, Any] = {}
+_EXITING = 4  # PF_EXITING
 _C_LIBRARY = re.compile(
     r".*/(ld-musl.*|libc\.musl.*|libc(\.so\.6|-2\.\d+\.so)|lib(pthread|dl)(\.so\.\d|-2\.\d+\.so))"
 )
@@ -74,6 +76,9 @@ class _Holding:
         self._leaving: list[ptrace.Thread] = []  # they are let go as soon as they stand
         # Of processes that the tool knows: since when it is done with them, in ns; None: not yet.
         self._known: dict[int, int | None] = {}
+        # Of those that it is not done with, what came after: `_ANOTHER` where it executed another program, or ended and its number is
+        # another's; then what is to be said of that one, when the tool is done with the one before.
+        self._next: dict[int, list[dict[str, Any]]] = {}
         # When those that were known executed another program, or ended; the last ones, the oldest first.
         self._forgotten: dict[int, int] = {}
         self._overtaken: set[int] = set()  # they came to cuInit while they joined as they ran
@@ -90,7 +95,8 @@ class _Holding:
                 self._obey(message)
             self._leaving = [thread for thread in self._leaving if not self._left(thread)]
             for arrival in list(self._arrivals.values()):
-                self._advance(arrival, time.monotonic())
+                if self._arrivals.get(arrival.pid) is arrival:
+                    self._advance(arrival, time.monotonic())
                 self._read()  # who comes waits for an answer
 
     def _pause(self, seconds: float | None, *others: socket.socket) -> None:
@@ -136,13 +142,12 @@ class _Holding:
             answer = pid not in self._known and seen > self._forgotten.get(pid, 0)
             if answer:
                 self._known[pid] = None
+                self._watch.follow(pid)
+                if not _runs(pid):  # its end is told no more
+                    self._watch.leave(pid)
+                    self._over(pid, time.monotonic_ns())
         elif "done" in message:
-            pid = message["done"]
-            self._watch.done(pid)
-            self._known[pid] = time.monotonic_ns()
-            self._release(pid)
-            answer = pid in self._overtaken
-            self._overtaken.discard(pid)
+            answer = self._done(message["done"])
         elif "release" in message:
             self._release(message["release"])
         elif "lost" in message:
@@ -157,18 +162,59 @@ class _Holding:
             return False
         return True
 
+    def _done(self, pid: int) -> bool:
+        """Whether it came while it joined as it ran."""
+        overtaken = pid in self._overtaken
+        self._overtaken.discard(pid)
+        self._read()
+        if pid not in self._next:
+            self._watch.done(pid)
+            self._known[pid] = time.monotonic_ns()
+            self._release(pid)
+            self._read()
+            if pid not in self._known:  # it executed another program at this very moment
+                self._watch.leave(pid)
+            elif self._known[pid] is None:
+                self._watch.follow(pid)
+            return overtaken
+        after = self._next.pop(pid)
+        while after and after[0] is _ANOTHER:
+            del after[0]
+        if after:
+            self._send(**after.pop(0))
+        elif pid not in self._arrivals:
+            del self._known[pid]
+        if after:
+            self._next[pid] = after
+        return overtaken
+
+    def _tell(self, pid: int, **message: Any) -> None:
+        """Of a process that came: when the tool is done with the one before of that number."""
+        if pid in self._next:
+            self._next[pid].append(message)
+        else:
+            self._send(**message)
+
     # --- who comes ---
+
+    def _over(self, pid: int, ts: int) -> None:
+        """It executed another program, or ended, at `ts`."""
+        self._release(pid, gone=True)
+        if pid in self._known:
+            if self._known[pid] is None:
+                self._next.setdefault(pid, []).append(_ANOTHER)
+            else:
+                del self._known[pid]
+            self._forgotten.pop(pid, None)
+            self._forgotten[pid] = ts
+            if len(self._forgotten) > FORGOTTEN:
+                del self._forgotten[next(iter(self._forgotten))]
+        self._send(forget=pid)
 
     def _read(self) -> None:
         for event in self._watch.events():
             if event.kind != CAME:
-                if self._known.get(event.pid) is not None:
-                    del self._known[event.pid]
-                    self._forgotten.pop(event.pid, None)
-                    self._forgotten[event.pid] = event.ts
-                    if len(self._forgotten) > FORGOTTEN:
-                        del self._forgotten[next(iter(self._forgotten))]
-                self._send(forget=event.pid)
+                self._over(event.pid, event.ts)
             elif (arrival := self._arrivals.get(event.pid)) is not None or self._is_new(event):
                 if arrival is None:
                     arrival = self._arrivals[event.pid] = _Arrival(event.pid, event.comm)
@@ -178,6 +224,8 @@ class _Holding:
                 self._watch.forget(event.tid)
 
     def _is_new(self, event: Event) -> bool:
+        if self._next.get(event.pid, [{}])[-1] is _ANOTHER:
+            return True
         done = self._known.get(event.pid, 0)
         if done is None:
             self._overtaken.add(event.pid)
@@ -209,11 +257,11 @@ class _Holding:
                         self._stands(arrival, thread, thread.traced)
                 except Gone:
                     self._lose(arrival, thread)
+            limit = LIMIT if arrival.base else BORROW
+            over = now > arrival.since + limit or not (arrival.threads or arrival.base)
         except (SessionError, Refused):  # likewise
-            self._release(arrival.pid)
-            return
-        limit = LIMIT if arrival.base else BORROW
-        if now > arrival.since + limit or not (arrival.threads or arrival.base):
+            over = True
+        if over and self._arrivals.get(arrival.pid) is arrival:  # events were read meanwhile
             self._release(arrival.pid)
 
     def _lose(self, arrival: _Arrival, thread: _Thread) -> None:
@@ -241,16 +289,16 @@ class _Holding:
                 if arrival.base:
                     del arrival.threads[event.tid]
                     self._watch.forget(event.tid)
-                    self._send(
-                        held=arrival.pid, tid=event.tid, comm=arrival.comm, late=arrival.late,
+                    self._tell(
+                        arrival.pid, held=arrival.pid, tid=event.tid, comm=arrival.comm, late=arrival.late,
                         since=arrival.since, base=arrival.base, functions=functions,
                     )  # fmt: skip
                 else:
                     traced.release()
                     thread.traced, thread.again = None, time.monotonic() + AGAIN
 
-    def _release(self, pid: int) -> None:
-        """All its threads go on."""
+    def _release(self, pid: int, gone: bool = False) -> None:
+        """All its threads go on. `gone`: its memory is no more."""
         arrival = self._arrivals.pop(pid, None)
         if arrival is None:
             return
@@ -258,11 +306,14 @@ class _Holding:
             if thread.traced is not None and not self._left(thread.traced):
                 self._leaving.append(thread.traced)
             self._watch.forget(tid)
-        if arrival.base:
+        if arrival.base and not gone:
             with contextlib.suppress(OSError), target.Memory(pid) as memory:
                 memory.write(arrival.base + borrow.DATA + borrow.GO, b"\1")
-        else:
-            self._send(late=pid, comm=arrival.comm)
+        late = {"late": pid, "comm": arrival.comm}
+        if not arrival.base:
+            self._tell(pid, **late)
+        elif "held" in self._next.get(pid, [_ANOTHER])[-1]:  # the tool does not know of it yet
+            self._next[pid][-1] = late
 
     @staticmethod
     def _left(thread: ptrace.Thread) -> bool:
@@ -273,6 +324,16 @@ class _Holding:
             return thread.poll() and thread.release()
         except Gone:
             return True
+
+
+def _runs(pid: int) -> bool:
+    """Whether its end is still to come."""
+    with (
+        contextlib.suppress(OSError, IndexError, ValueError),
+        open(f"/proc/{pid}/stat", errors="replace") as file,
+    ):
+        return not int(file.read().rpartition(")")[2].split()[6]) & _EXITING
+    return False
 
 
 def _before_all() -> int:

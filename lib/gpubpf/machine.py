@@ -346,6 +346,8 @@ class Holder:
                 held = Held(pid, message["tid"], message["base"], message["functions"], message["since"])
                 with self._lock:
                     self._held[pid] = held
+                if time.monotonic() > held.since + HOLD:  # the one before it with its number took so long
+                    self._expire(held)
             self._comes(pid, message["comm"], held, message["late"])
         elif "late" in message:
             self._comes(message["late"], message["comm"], None, True)

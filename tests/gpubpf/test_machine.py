@@ -435,6 +435,52 @@ def test_one_that_was_measured_and_has_ended_is_not_met_again(
     assert joined.held == [process.pid] and not joined.missed
 
 
+def test_another_program_is_executed_while_it_joins(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one was let go, as joining took long. The second one is held until the tool is done with that, and joins then."""
+    monkeypatch.setattr(machine, "HOLD", 0.2)
+    asked: list[int] = []
+
+    class Asked(Joined):
+        def join(self, pid: int, tid: int | None) -> str | None:
+            asked.append(pid)
+            return super().join(pid, tid)
+
+    def during(pid: int) -> None:
+        if Path(f"/proc/{pid}/comm").read_text() == "comes\n":
+            eventually(lambda: Path(f"/proc/{pid}/comm").read_text() == "exe\n")
+            time.sleep(0.1)
+            monkeypatch.setattr(machine, "HOLD", 3.0)
+
+    with watching(Asked(built, during)):
+        child = subprocess.Popen([built / "comes", "execute"], stdout=subprocess.DEVNULL)
+        assert child.wait(60) == 0
+        eventually(lambda: asked.count(child.pid) == 2)
+
+
+@pytest.mark.parametrize("how", ["executes", "ends"])
+def test_what_comes_to_a_number_that_is_joining_is_another_process(built: Path, how: str) -> None:
+    """As one of /proc that had the number before is asked for, is joining, and has ended or executes another program."""
+    joined = Joined(built)
+    line = "read x" if how == "ends" else f"read x; exec {built}/comes once"
+    process = subprocess.Popen(["sh", "-c", line], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    with watching(joined) as watched:
+        assert watched._holder.ask(process.pid, time.monotonic_ns())
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        if how == "ends":
+            assert process.wait(10) == 0
+        else:
+            eventually(lambda: os.readlink(f"/proc/{process.pid}/exe").endswith("/comes"))
+        watched._holder.done(process.pid)
+        if how == "executes":
+            process.communicate(timeout=20)
+            assert joined.held == [process.pid]
+        else:
+            assert watched._holder.ask(process.pid, time.monotonic_ns())  # its next one
+    assert not joined.ran
+
+
 @pytest.mark.own_processes
 def test_a_tool_sees_every_process(repository: Path) -> None:
     example = repository / "examples" / "vectoradd"
