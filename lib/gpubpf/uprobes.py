@@ -77,12 +77,14 @@ def table(
 
 @dataclass(frozen=True)
 class Placed:
-    """What was put on one file: `functions` that have probes; `missing`: the library does not export them; `refused`: why not."""
+    """What was put on one file: `functions` that have probes; `missing`: the library does not export them; `refused`: why not. `late`:
+    the process that mapped it first, where that was after the start: its calls until then are not known."""
 
     path: str
     functions: tuple[str, ...]
     missing: tuple[str, ...]
     refused: Mapping[str, str]
+    late: int | None = None
 
 
 @dataclass(frozen=True)
@@ -349,7 +351,8 @@ class Uprobes:
                 if part:
                     self._attach(group, f"/proc/self/fd/{file}", part, refused)
             put = tuple(name for name, _, _ in places if name not in refused)
-            self.placed.append(Placed(_shown(path), put, tuple(missing), refused))
+            late = mapped[0].pid if mapped and self._thread is not None else None
+            self.placed.append(Placed(_shown(path), put, tuple(missing), refused, late))
         base = os.path.basename(_shown(path))
         if missing and not group.optional:
             self._say(f"{base} has no {', '.join(missing)}; such calls are not seen")

@@ -23,7 +23,7 @@ def test_names_with_escapes_and_long_ones_keep_tables_straight(several: bool) ->
 def summary(**changed: Any) -> dict[str, Any]:
     none = dict.fromkeys(("records", "sums", "calls", "missed"), 0)
     fields = ("calls", "lost", "processes", "abandoned", "lost_why", "lost_names", "lost_processes", "missed")
-    return dict.fromkeys(fields, 0) | {"lost_by": none} | changed
+    return dict.fromkeys(fields, 0) | {"lost_by": none, "libraries": []} | changed
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,17 @@ def summary(**changed: Any) -> dict[str, Any]:
                 "counted 9 calls of 0 processes",
                 "lost: what the kernel was too busy to have programs see: 2 runs of",
                 "  call_entry.call_return, 1 run of context_switch",
+            ],
+        ),
+        (
+            {
+                "calls": 9,
+                "libraries": [{"path": "/x/lib.so"}, {"path": "/y/lib.so", "late": {"pid": 7, "comm": "a"}}],
+            },
+            [
+                "counted 9 calls of 0 processes",
+                "not counted: calls of /y/lib.so by a (pid 7) in the first ms, until it had",
+                "  probes",
             ],
         ),
     ],

@@ -426,6 +426,24 @@ def test_a_library_that_only_short_processes_bring(tmp_path: Path) -> None:
     assert counts.get(pids[-1]) == 5
 
 
+LATE = """
+import ctypes, pathlib, sys
+library = ctypes.CDLL(f"{sys.argv[1]}/far/away/{sys.argv[3]}")
+while "attached" not in pathlib.Path(sys.argv[2]).read_text():
+    library.hipFree(None)
+"""
+
+
+def test_a_library_from_anywhere_is_said_to_have_had_its_probes_late(tmp_path: Path) -> None:
+    (tmp_path / "far/away").mkdir(parents=True)
+    library = gpubpf_hip.standin(tmp_path / "far/away")
+    out = tmp_path / "out"
+    found = measured(tmp_path, command=(sys.executable, "-c", LATE, tmp_path, out, library.name))
+    (late,) = (one for one in found["summary"][0]["libraries"] if one["path"] == str(library))
+    assert late["late"]["pid"] == found["attached"][0]["pid"]
+    assert all("late" not in one for one in found["summary"][0]["libraries"] if one is not late)
+
+
 def test_timeline_trace_and_csv(program: Path, tmp_path: Path) -> None:
     command = (program, "-n", 2, "hipLaunchKernel", "hipDeviceSynchronize")
     text = run("--timeline", "--trace", tmp_path / "trace", command=command).stdout

@@ -548,6 +548,7 @@ def device_lines(summary: Mapping[str, Any]) -> Iterator[str]:
 def coverage(summary: Mapping[str, Any]) -> Iterator[str]:
     """The last lines: what was counted, what was lost."""
     calls, lost = summary["calls"], summary["lost"]
+    late = [library for library in summary["libraries"] if "late" in library]
     processes = table.count(summary["processes"], "process")
     if calls:
         said = f"counted {table.count(calls, 'call')} of {processes}"
@@ -559,7 +560,12 @@ def coverage(summary: Mapping[str, Any]) -> Iterator[str]:
         said = "counted nothing: no calls seen"
     if summary["abandoned"]:
         said += f"; {table.count(summary['abandoned'], 'call')} did not return"
-    yield said + ("; none lost" if calls and not lost else "")
+    yield said + ("; none lost" if calls and not lost and not late else "")
+    for library in late:
+        who = f"{library['late']['comm']} (pid {library['late']['pid']})".lstrip()
+        yield from table.wrap(
+            f"not counted: calls of {library['path']} by {who} in the first ms, until it had probes"
+        )
     by = summary["lost_by"]
     if by["records"]:
         yield from table.wrap(f"lost: {table.count(by['records'], 'call')} came too fast to be told of each")

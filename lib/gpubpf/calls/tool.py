@@ -542,6 +542,10 @@ class Report:
         elif not self._attached:
             self._note(f"no process that was watched has loaded {self._library}")
 
+    def _is_late(self, pid: int | None) -> bool:
+        """Whether a process that mapped a library before that had probes is one that is watched, as far as is known."""
+        return pid is not None and (self._watch.everyone or pid in self._calls.seen or not self._calls.seen)
+
     def _summary(self) -> dict[str, Any]:
         """The fields of the summary record, but for `type` and `tool`."""
         counts, lost_by = self._calls.counts, self._calls.lost_by
@@ -554,6 +558,8 @@ class Report:
                 one.path, {"path": one.path, "functions": len(one.functions), "refused": {}}
             )
             known["refused"].update(one.refused)
+            if self._is_late(one.late):
+                known["late"] = {"pid": one.late, "comm": self._comm(one.late or 0)}
         return device | {
             "calls": self._counted,
             "lost": sum(lost_by.values()),
