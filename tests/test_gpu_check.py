@@ -195,6 +195,22 @@ def test_ended_by_a_signal_it_leaves_nothing_running(tmp_path: Path) -> None:
             assert time.monotonic() < ends
 
 
+def test_one_of_each_kind_of_known_answer_comes_before_the_second_of_any() -> None:
+    names = [part.name for part in answers.parts(here("gpu"))]
+    kinds = [f"{tool} " for tool in answers.TOOLS] + [rf"{tool} .*-- static/" for tool in answers.TOOLS]
+    kinds += [re.escape(f"same: threadhist -- {row[0]}") + "$" for row in answers.SAME]
+    kinds += [re.escape(f"attached to: {program}") for program in answers.ATTACHED] + ["compute-sanitizer "]
+    first = [next(index for index, name in enumerate(names) if re.match(kind, name)) for kind in kinds]
+    assert max(first) < len(kinds) + len(
+        answers.SAME
+    )  # memtrace, too, is tried on each program whose results must be the same
+
+
+def test_what_loads_libraries_below_a_command_is_told() -> None:
+    found = answers.ways_in(here(), ["env", "NVTX_INJECTION64_PATH=other.so"])
+    assert sorted(found) == ["CUDA_INJECTION64_PATH=/the/agent's", "NVTX_INJECTION64_PATH=other.so"]
+
+
 # --- the packed file ---
 
 
@@ -255,7 +271,7 @@ def test_ratios_are_made_within_a_turn() -> None:
         "alone": iter([(10.0, 8.0), (20.0, 16.0), (10.0, 10.0)]),
         "tool": iter([(11.0, 8.8), (22.0, 16.0), (12.0, 10.0)]),
     }
-    found = overhead.by_turns({name: lambda n=name: next(first[n]) for name in first}, 3, here())
+    found = overhead.by_turns({name: lambda n=name: next(first[n]) for name in first}, 3, here(), 60)
     assert found["turns"] == 3 and found["us"] == {"alone": [10.0, 10.0], "tool": [12.0, 10.0]}
     assert found["ratio"] == {"tool": [1.1, 1.1, 1.2]} and found["gpu_ratio"] == {"tool": [1.0, 1.0, 1.1]}
 
@@ -264,10 +280,71 @@ def test_a_way_that_fails_is_left_out_with_the_reason() -> None:
     def fails() -> overhead.Times:
         raise machine.Failure("why")
 
-    found = overhead.by_turns({"alone": lambda: (1.0, 1.0), "tool": fails}, 2, here())
+    found = overhead.by_turns({"alone": lambda: (1.0, 1.0), "tool": fails}, 2, here(), 60)
     assert found["failed"] == {"tool": "why"} and found["turns"] == 2 and not found["ratio"]
     with pytest.raises(machine.Failure, match="why"):
-        overhead.by_turns({"alone": fails}, 2, here())
+        overhead.by_turns({"alone": fails}, 2, here(), 60)
+
+
+def test_no_turn_is_begun_that_would_take_too_long() -> None:
+    found = overhead.by_turns({"alone": lambda: (1.0, 1.0)}, 3, here(), 0)
+    assert found["turns"] == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "instrumented", "wrong"),
+    [
+        (0, 5, ""),
+        (0, 0, "threadhist: threadhist instrumented no launch"),
+        (1, 5, "threadhist: the program fails with threadhist: why"),
+    ],
+)
+def test_a_tool_that_measures_nothing_costs_nothing_and_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, status: int, instrumented: int, wrong: str
+) -> None:
+    def start(*_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], 0, "round 1 1\n", "")
+
+    def trace(*_: object) -> tuple[subprocess.CompletedProcess[str], machine.Records]:
+        done = subprocess.CompletedProcess([], status, "round 1 1\n", "why")
+        return done, [{"type": "summary", "launches_instrumented": instrumented}]
+
+    fake = here()
+    monkeypatch.setattr(fake, "start", start)
+    monkeypatch.setattr(fake, "trace", trace)
+    monkeypatch.setattr(fake, "program", str.split)
+    found = overhead.compared(fake, overhead.Load("triad", "triad", "", ("threadhist",)))
+    assert found["wrong"] == wrong and ("threadhist" in found["ratio"]) == (not wrong)
+
+
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        ("==PROF== Connected\n==ERROR== ERR_NVGPUCTRPERM - The user ...\n", "ERR_NVGPUCTRPERM"),
+        ("==PROF== Connected\n", "ncu measured no kernel"),
+        ("  triad\n    gpu__time_duration.sum us 3\n", ""),
+    ],
+)
+def test_ncu_that_may_not_measure_is_not_taken_for_one_that_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, why: str
+) -> None:
+    monkeypatch.setattr(references, "found", lambda name: name)
+    command, _, check = references.ncu(here("gpu"), tmp_path)
+    Path(command[command.index("--log-file") + 1]).write_text(log)
+    done = subprocess.CompletedProcess([], 0, "round 1 1\n", "")
+    if why:
+        with pytest.raises(machine.Failure, match=why):
+            check(done)
+    else:
+        check(done)
+
+
+def test_triton_without_a_compiler_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: name)
+    bare = machine.Machine("gpu", {"PATH": str(tmp_path)}, 0)
+    bare.needs("torch")
+    with pytest.raises(machine.Missing, match="C compiler"):
+        bare.needs("torch", "triton")
 
 
 def test_rounds_of_a_program() -> None:

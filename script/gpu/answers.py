@@ -5,8 +5,8 @@ A program must end the same, and write the same, with and without a tool; the to
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import json
 import re
 import shutil
 import statistics
@@ -22,8 +22,6 @@ from gpu.records import ANSWERS, of
 from gpu.stage import Part, Result
 
 TOOLS = ("threadhist", "kernelretsnoop", "launchlate", "memtrace")
-# Reasons for which a launch may run as it is although nothing is wrong.
-WANTED = {"sampled out", "filtered"}
 
 # Programs that print a digest of all they computed: to be the same to the bit. Modules, arguments, the kernels that must be counted
 # (none: SASS only, so that a tool has to say so).
@@ -39,27 +37,48 @@ SAME: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 ATTACHED = ("programs/workloads triad 1048576 2000 1000000", "programs/workloads decode-graph 512 50 1000000")
 ATTACHED_SECONDS = 2
 
+# compute-sanitizer's tool, ours, the program: all kinds of checks over little and over much that is put in.
+CHECKED = (
+    ("memcheck", "memtrace", "memory"),
+    ("racecheck", "memtrace", "reduction"),
+    ("synccheck", "threadhist", "reduction"),
+    ("memcheck", "kernelretsnoop", "exits"),
+    ("memcheck", "threadhist", "bandwidth 8192"),
+    ("initcheck", "memtrace", "bandwidth 8192"),
+    ("racecheck", "threadhist", "memory"),
+)
+
+# What is left is not begun with less: a run is some seconds, or ten with PyTorch. A command that takes much longer is killed.
+KNOWN_SECONDS, SAME_SECONDS, CHECKED_SECONDS = 20, 45, 60
+
 
 def parts(machine: Machine) -> list[Part]:
-    """The most telling first: what comes late may not be reached."""
-    found = [Part(named(*answer[:3]), functools.partial(known, machine, *answer), 20) for answer in ANSWERS]
+    """The most telling first, one of each kind before the second of any: what comes late may not be reached."""
+    first: list[Part] = []
+    then: list[Part] = []
+    late: list[Part] = []
+    runtimes = ("", "static/") if not machine.sim else ("",)  # NVIDIA's static runtime needs NVIDIA's driver
+    for runtime in runtimes:
+        seen: set[str] = set()
+        for tool, options, program, right in ANSWERS:
+            run = functools.partial(known, machine, tool, options, runtime + program, right)
+            part = Part(named(tool, options, runtime + program), run, KNOWN_SECONDS)
+            (first if tool not in seen else late if runtime else then).append(part)
+            seen.add(tool)
     alone = functools.cache(functools.partial(run_alone, machine))  # once for all tools
     for program, modules, kernels in SAME:
         for tool in TOOLS:
             run = functools.partial(same, machine, alone, tool, program, modules, kernels)
-            found.append(Part(f"same: {tool} -- {program}", run, 45))
+            part = Part(f"same: {tool} -- {program}", run, SAME_SECONDS)
+            (first if tool in ("threadhist", "memtrace") else then).append(part)
     for program in ATTACHED:
         run = functools.partial(attached, machine, program)
-        found.append(Part(f"attached to: {program}", run, 60))
-    if not machine.sim:  # NVIDIA's static runtime needs NVIDIA's driver
-        for tool, options, program, right in ANSWERS:
-            run = functools.partial(known, machine, tool, options, f"static/{program}", right)
-            found.append(Part(named(tool, options, f"static/{program}"), run, 20))
-    for checker in ("memcheck", "racecheck", "synccheck"):
-        for program in ("memory", "reduction", "bandwidth 8192"):
-            run = functools.partial(sanitized, machine, checker, program)
-            found.append(Part(f"compute-sanitizer {checker} over threadhist -- {program}", run, 60))
-    return found
+        first.append(Part(f"attached to: {program}", run, 60))
+    for index, (checker, tool, program) in enumerate(CHECKED):
+        run = functools.partial(sanitized, machine, checker, tool, program)
+        part = Part(f"compute-sanitizer {checker} over {tool} -- {program}", run, CHECKED_SECONDS)
+        (late if index else first).append(part)
+    return first + then + late
 
 
 def named(tool: str, options: str, program: str) -> str:
@@ -71,10 +90,10 @@ def known(
 ) -> Result:
     """One known answer, and whether the program noticed anything."""
     command = machine.program(program)
-    plain = machine.start(command)
+    plain = machine.start(command, 2 * KNOWN_SECONDS)
     if plain.returncode != 0:
         raise Failure(f"the program fails without the tool: {last_line(plain)}")
-    done, records = machine.trace(tool, options, command)
+    done, records = machine.trace(tool, options, command, 3 * KNOWN_SECONDS)
     summary = (of(records, "summary") or [{}])[-1]
     result: Result = {"not_instrumented": summary.get("not_instrumented"), "wrong": ""}
     if (done.returncode, done.stdout) != (plain.returncode, plain.stdout):
@@ -94,7 +113,7 @@ def run_alone(machine: Machine, program: str) -> str:
     """The digest of a program's results, which must be the same in two runs. Raises Missing, Failure."""
     digests = []
     for _ in range(2):
-        done = machine.start(machine.program(program), 60)
+        done = machine.start(machine.program(program), 90)  # PyTorch compiles
         if done.returncode == 77:  # it says itself that it cannot run here
             raise Missing(last_line(done))
         if done.returncode != 0:
@@ -117,7 +136,7 @@ def same(
     machine.needs(*modules)
     right = alone(program)
     command = machine.program(program)
-    done, records = machine.trace(tool, "--graphs" if "torch" in program else "", command, 120)
+    done, records = machine.trace(tool, "--graphs" if "torch" in program else "", command, 90)
     summary = (of(records, "summary") or [{}])[-1]
     result: Result = {
         "digest": right,
@@ -153,55 +172,66 @@ def attached(machine: Machine, program: str) -> Result:
     command = machine.program(" ".join(words))
     environment = {**machine.environment, **machine.libraries(command)}
     result: Result = {"us": {}, "instrumented": {}, "wrong": ""}
-    with subprocess.Popen(
+    once = machine.start([*command[:-1], "1"], 60)
+    if once.returncode:
+        raise Failure(f"the program fails without a tool: {last_line(once)}")
+    running = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=environment
-    ) as running:
-        assert running.stdout is not None
-        told: list[tuple[float, float]] = []  # when, microseconds
+    )
+    assert running.stdout is not None
+    told: list[tuple[float, float]] = []  # when, microseconds
+    last = [""]
 
-        def listen(lines: Iterable[str]) -> None:
-            told.extend(
-                (time.monotonic(), float(line.split()[1])) for line in lines if line.startswith("round")
-            )
+    def listen(lines: Iterable[str]) -> None:
+        for line in lines:
+            last[0] = line
+            if line.startswith("round"):
+                told.append((time.monotonic(), float(line.split()[1])))
 
-        listener = threading.Thread(target=listen, args=(running.stdout,), daemon=True)
-        listener.start()
+    listener = threading.Thread(target=listen, args=(running.stdout,), daemon=True)
+    listener.start()
 
-        def rate(begin: float) -> float:
-            found = [us for when, us in told if when >= begin]
-            return round(statistics.median(found), 3) if found else 0.0
+    def rate(begin: float) -> float:
+        found = [us for when, us in told if when >= begin]
+        return round(statistics.median(found), 3) if found else 0.0
 
-        try:
-            time.sleep(ATTACHED_SECONDS)
-            before = rate(0)
-            for tool in TOOLS:
-                options = f"-p {running.pid} -d {ATTACHED_SECONDS}" + (
-                    " --graphs" if "graph" in program else ""
+    try:
+        time.sleep(ATTACHED_SECONDS)
+        before = rate(0)
+        for tool in TOOLS:
+            options = f"-p {running.pid} -d {ATTACHED_SECONDS}" + (" --graphs" if "graph" in program else "")
+            began = time.monotonic()
+            done, records = machine.trace(tool, options, (), 40)
+            during, left = rate(began), time.monotonic()
+            time.sleep(1)
+            after = rate(left)
+            summary = (of(records, "summary") or [{}])[-1]
+            result["us"][tool] = [before, during, after]
+            result["instrumented"][tool] = [
+                summary.get("launches_instrumented"),
+                summary.get("not_instrumented"),
+            ]
+            if running.poll() is not None:
+                raise Failure(
+                    f"the program ended by itself, {running.returncode}, after {tool}: {last_line(done)}"
                 )
-                began = time.monotonic()
-                done, records = machine.trace(tool, options, (), 40)
-                during, left = rate(began), time.monotonic()
-                time.sleep(1)
-                after = rate(left)
-                summary = (of(records, "summary") or [{}])[-1]
-                result["us"][tool] = [before, during, after]
-                result["instrumented"][tool] = [
-                    summary.get("launches_instrumented"),
-                    summary.get("not_instrumented"),
-                ]
-                if running.poll() is not None:
-                    raise Failure(
-                        f"the program ended by itself, {running.returncode}, after {tool}: {last_line(done)}"
-                    )
-                if done.returncode or not (summary.get("launches_matched") or summary.get("graphs_before")):
-                    result["wrong"] = (
-                        result["wrong"] or f"{tool}, exit status {done.returncode}: {last_line(done)}"
-                    )
-                elif not after:
-                    result["wrong"] = result["wrong"] or f"the program does not go on after {tool}"
-        finally:
-            running.kill()
-            listener.join(5)
+            if done.returncode or not (summary.get("launches_matched") or summary.get("graphs_before")):
+                result["wrong"] = (
+                    result["wrong"] or f"{tool}, exit status {done.returncode}: {last_line(done)}"
+                )
+            elif not after:
+                result["wrong"] = result["wrong"] or f"the program does not go on after {tool}"
+        running.terminate()
+        listener.join(10)
+        result["digest"] = digest(last[0])
+        # Each launch computes the same anew, unless what it computes is the next one's input.
+        if "graph" not in program and result["digest"] != digest(once.stdout):
+            result["wrong"] = result["wrong"] or "its results are not those it has without tools"
+    finally:
+        running.kill()
+        listener.join(5)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # in the driver, which does not let it go
+            running.wait(5)
     return result
 
 
@@ -230,38 +260,43 @@ def sanitizer_command() -> str:
     return found
 
 
-def sanitized(machine: Machine, checker: str, program: str) -> Result:
-    """compute-sanitizer finds as much in the program with the tool as without: nothing."""
+def sanitized(machine: Machine, checker: str, tool: str, program: str) -> Result:
+    """compute-sanitizer finds as much in the program with the tool as without: nothing.
+
+    It comes in by LD_PRELOAD and leaves CUDA_INJECTION64_PATH, the agent's way in, as it is where it is started; should a program
+    under it have another one, the agent is not there, which is said."""
     command = machine.program(program)
     if machine.sim:
         raise Missing("compute-sanitizer needs NVIDIA's driver")
     words = [sanitizer_command(), "--tool", checker, "--error-exitcode", "99", "--target-processes", "all"]
-    plain = machine.start([*words, *command], 60)
-    results = Path(machine.environment["XDG_CACHE_HOME"], "sanitized.jsonl")
-    tool = [
-        machine.python,
-        str(Path(__file__).parents[2] / "tools" / "threadhist.py"),
-        "--device",
-        machine.device,
-    ]
-    done = machine.start([*tool, "--json", "-o", str(results), "--", *words, *command], 60)
-    lines = results.read_text().splitlines() if results.exists() else []
-    results.unlink(missing_ok=True)
-    summary = json.loads(lines[-1]) if lines else {}
-    result: Result = {
-        "alone": plain.returncode,
-        "with": done.returncode,
-        "launches_instrumented": summary.get("launches_instrumented"),
-        "wrong": "",
-    }
+    plain = machine.start([*words, *command], CHECKED_SECONDS)
     if plain.returncode != 0:
         raise Failure(f"{checker} alone: {last_line(plain)}")
+    done, records = machine.trace(tool, "", [*words, *command], CHECKED_SECONDS)
+    summary = (of(records, "summary") or [{}])[-1]
+    result: Result = {
+        "with": done.returncode,
+        "launches_instrumented": summary.get("launches_instrumented"),
+        "not_instrumented": summary.get("not_instrumented"),
+        "wrong": "",
+    }
     if done.returncode == 99:
         errors = [line for line in done.stdout.splitlines() if line.startswith("=========")]
         result["wrong"] = f"{checker} finds errors in the instrumented program"
         result["said"] = "\n".join(errors[:40])
     elif done.returncode != 0:
         result["wrong"] = f"the program does not run under both: {last_line(done)}"
+    elif not summary.get("launches_matched"):
+        ways = ", ".join(ways_in(machine, words)) or "nothing"
+        raise Failure(f"the agent was not loaded beside {checker}; a program under it has {ways}")
     elif not summary.get("launches_instrumented"):
-        result["wrong"] = "no launch was instrumented under compute-sanitizer"
+        result["wrong"] = f"no launch was instrumented under {checker}"
     return result
+
+
+def ways_in(machine: Machine, words: Sequence[str]) -> list[str]:
+    """The variables that load libraries, as a program under this command has them."""
+    done = machine.start(
+        [*words, shutil.which("env") or "env"], 20, {"CUDA_INJECTION64_PATH": "/the/agent's"}
+    )
+    return [line for line in done.stdout.splitlines() if re.match(r"\w*(INJECTION64_PATH|LD_PRELOAD)=", line)]

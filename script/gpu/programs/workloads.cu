@@ -5,9 +5,10 @@
 // chain of small kernels, launched one by one or as a graph; SIZE is the model's width, LAUNCHES are tokens).
 //
 // Prints for each round "round HOST_US GPU_US": of one launch, by the host's clock until all are over, and by the GPU's events. The first
-// round is not shown. At the end "digest HEX" of the results: the same in every run, since no sum depends on an order.
+// round is not shown. SIGTERM ends it after a round. At the end "digest HEX" of the results: the same in every run, since no sum depends on an order.
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -98,11 +99,12 @@ struct Memory {
 
     // n floats on the device, with numbers that are the same in every run.
     float *take(size_t n) {
-        std::vector<float> content(n);
-        for (size_t i = 0; i < n; i++) content[i] = (float)((i * 2654435761u >> 8) % 1000) / 1000.0f;
+        std::vector<float> content(std::min(n, (size_t)1 << 20));
+        for (size_t i = 0; i < content.size(); i++) content[i] = (float)((i * 2654435761u >> 8) % 1000) / 1000.0f;
         float *made;
         CHECK(cudaMalloc(&made, n * sizeof(float)));
-        CHECK(cudaMemcpy(made, content.data(), n * sizeof(float), cudaMemcpyHostToDevice));
+        for (size_t i = 0; i < n; i += content.size())
+            CHECK(cudaMemcpy(made + i, content.data(), std::min(n - i, content.size()) * sizeof(float), cudaMemcpyHostToDevice));
         arrays.push_back(made);
         sizes.push_back(n);
         return made;
@@ -169,6 +171,8 @@ std::function<void()> prepare(const std::string &work, long size, Memory &memory
     std::exit(2);
 }
 
+volatile std::sig_atomic_t told_to_end;  // by SIGTERM: after this round
+
 int main(int argc, char **argv) {
     if (argc < 2) {
         std::fprintf(stderr, "usage: workloads all | WORK SIZE LAUNCHES [ROUNDS]\n");
@@ -190,7 +194,8 @@ int main(int argc, char **argv) {
         cudaEvent_t begin, end;
         CHECK(cudaEventCreate(&begin));
         CHECK(cudaEventCreate(&end));
-        for (long round = 0; round <= rounds; round++) {
+        std::signal(SIGTERM, [](int) { told_to_end = 1; });
+        for (long round = 0; round <= rounds && !told_to_end; round++) {
             CHECK(cudaStreamSynchronize(stream));
             auto before = std::chrono::steady_clock::now();
             CHECK(cudaEventRecord(begin, stream));
