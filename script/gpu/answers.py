@@ -204,7 +204,8 @@ def attached(machine: Machine, program: str) -> Result:
             done, records = machine.trace(tool, options, (), 40)
             during, left = rate(began), time.monotonic()
             time.sleep(1)
-            after = rate(left)
+            while not (after := rate(left)) and running.poll() is None and time.monotonic() < left + 20:
+                time.sleep(0.1)
             summary = (of(records, "summary") or [{}])[-1]
             result["us"][tool] = [before, during, after]
             result["instrumented"][tool] = [
