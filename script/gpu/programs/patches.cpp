@@ -13,6 +13,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 
 namespace {
 
@@ -23,17 +24,25 @@ struct Counts {
 // What is known of a kernel: its name, its counts in the memory of the GPU.
 struct Kernel {
     std::string name;
-    void *counts = nullptr;
+    Counts *counts = nullptr;
     unsigned long long launches = 0, nodes = 0;
 };
 
-std::mutex lock;
+// The counts of a context's kernels: zeroed before its first launch, so that no kernel of another stream can be earlier.
+constexpr size_t KERNELS = 4096;
+struct Context {
+    bool patches = false, asked = false;
+    Counts *counts = nullptr;
+    size_t used = 0;
+};
+
+std::mutex lock;  // of what follows; never held while the API is called, which may wait for a thread that is in a callback
 std::map<CUfunction, Kernel> *kernels;
+std::map<CUcontext, Context> *contexts;
 std::map<std::string, int> *errors;  // what was refused, how often
 std::set<CUmodule> *patched;
 void *library;
 bool exits, accesses;
-Sanitizer_StreamHandle last_stream;
 
 template <typename Function>
 Function *function(const char *name, Function *) {
@@ -48,12 +57,32 @@ Function *function(const char *name, Function *) {
 #define API(name) function(#name, static_cast<decltype(name) *>(nullptr))
 
 bool good(const char *what, SanitizerResult result) {
-    if (result != SANITIZER_SUCCESS) (*errors)[std::string(what) + " " + std::to_string(result)]++;
-    return result == SANITIZER_SUCCESS;
+    if (result == SANITIZER_SUCCESS) return true;
+    std::lock_guard<std::mutex> held(lock);
+    (*errors)[std::string(what) + " " + std::to_string(result)]++;
+    return false;
 }
 
-void patch(CUmodule module) {
-    if ((!exits && !accesses) || !patched->insert(module).second) return;
+// Zeroed room for the counts of a context, or nullptr.
+Counts *room(CUcontext context) {
+    void *made = nullptr;
+    if (!good("sanitizerAlloc", API(sanitizerAlloc)(context, &made, KERNELS * sizeof(Counts))) ||
+        !good("sanitizerMemset", API(sanitizerMemset)(made, 0, KERNELS * sizeof(Counts), nullptr)) ||
+        !good("sanitizerStreamSynchronize", API(sanitizerStreamSynchronize)(nullptr)))
+        return nullptr;
+    return static_cast<Counts *>(made);
+}
+
+// The patches have to be in a context before its first module is patched.
+void patch(CUmodule module, CUcontext context) {
+    bool first;
+    {
+        std::lock_guard<std::mutex> held(lock);
+        if (!patched->insert(module).second) return;
+        first = !std::exchange((*contexts)[context].patches, true);
+    }
+    const char *cubin = std::getenv("PATCHES_CUBIN");
+    if (first) good("sanitizerAddPatchesFromFile", API(sanitizerAddPatchesFromFile)(cubin ? cubin : "", context));
     if (exits) good("sanitizerPatchInstructions", API(sanitizerPatchInstructions)(SANITIZER_INSTRUCTION_BLOCK_EXIT, module, "countExit"));
     if (accesses)
         good("sanitizerPatchInstructions", API(sanitizerPatchInstructions)(SANITIZER_INSTRUCTION_GLOBAL_MEMORY_ACCESS, module, "countAccess"));
@@ -61,36 +90,47 @@ void patch(CUmodule module) {
 }
 
 void launched(const Sanitizer_LaunchData &launch, bool node) {
-    auto &kernel = (*kernels)[launch.function];
-    if (kernel.name.empty()) {
-        kernel.name = launch.functionName ? launch.functionName : "?";
-        if ((exits || accesses) && good("sanitizerAlloc", API(sanitizerAlloc)(launch.context, &kernel.counts, sizeof(Counts))))
-            good("sanitizerMemset", API(sanitizerMemset)(kernel.counts, 0, sizeof(Counts), launch.hStream));
+    bool first;
+    {
+        std::lock_guard<std::mutex> held(lock);
+        auto &context = (*contexts)[launch.context];
+        first = (exits || accesses) && !std::exchange(context.asked, true);
     }
-    kernel.launches++;
-    kernel.nodes += node;
-    last_stream = launch.hStream;
-    if (kernel.counts)
+    Counts *counts = first ? room(launch.context) : nullptr;
+    {
+        std::lock_guard<std::mutex> held(lock);
+        auto &context = (*contexts)[launch.context];
+        if (first) context.counts = counts;
+        auto &kernel = (*kernels)[launch.function];
+        if (kernel.name.empty()) kernel.name = launch.functionName ? launch.functionName : "?";
+        if (!kernel.counts && context.counts && context.used < KERNELS) kernel.counts = context.counts + context.used++;
+        kernel.launches++;
+        kernel.nodes += node;
+        counts = kernel.counts;
+    }
+    if (counts)
         good("sanitizerSetLaunchCallbackData",
-             API(sanitizerSetLaunchCallbackData)(launch.hLaunch, launch.function, launch.hStream, kernel.counts));
+             API(sanitizerSetLaunchCallbackData)(launch.hLaunch, launch.function, launch.hStream, counts));
 }
 
 void called(void *, Sanitizer_CallbackDomain domain, Sanitizer_CallbackId id, const void *data) {
-    std::lock_guard<std::mutex> held(lock);
+    static thread_local bool inside;  // what a function of the API does may be called back, too: it is not the program's
+    if (inside) return;
+    inside = true;
     if (domain == SANITIZER_CB_DOMAIN_RESOURCE) {
-        if (id == SANITIZER_CBID_RESOURCE_CONTEXT_CREATION_FINISHED && (exits || accesses)) {
-            const char *cubin = std::getenv("PATCHES_CUBIN");
-            good("sanitizerAddPatchesFromFile",
-                 API(sanitizerAddPatchesFromFile)(cubin ? cubin : "", static_cast<const Sanitizer_ResourceContextData *>(data)->context));
+        auto *of = static_cast<const Sanitizer_ResourceModuleData *>(data);
+        if (id == SANITIZER_CBID_RESOURCE_MODULE_LOADED && (exits || accesses)) patch(of->module, of->context);
+        if (id == SANITIZER_CBID_RESOURCE_MODULE_UNLOAD_STARTING) {
+            std::lock_guard<std::mutex> held(lock);
+            patched->erase(of->module);
         }
-        if (id == SANITIZER_CBID_RESOURCE_MODULE_LOADED) patch(static_cast<const Sanitizer_ResourceModuleData *>(data)->module);
-        if (id == SANITIZER_CBID_RESOURCE_MODULE_UNLOAD_STARTING) patched->erase(static_cast<const Sanitizer_ResourceModuleData *>(data)->module);
     } else if (domain == SANITIZER_CB_DOMAIN_LAUNCH && id == SANITIZER_CBID_LAUNCH_BEGIN) {
         launched(*static_cast<const Sanitizer_LaunchData *>(data), false);
     } else if (domain == SANITIZER_CB_DOMAIN_GRAPHS && id == SANITIZER_CBID_GRAPHS_NODE_LAUNCH_BEGIN) {
         auto *node = static_cast<const Sanitizer_GraphNodeLaunchData *>(data);
         if (node->nodeType == CU_GRAPH_NODE_TYPE_KERNEL && !node->isGraphUpload) launched(node->launchData, true);
     }
+    inside = false;
 }
 
 std::string quoted(const std::string &text) {
@@ -113,8 +153,7 @@ void report() {
     }
     for (auto &[handle, kernel] : of) {
         Counts counts;
-        if (kernel.counts)
-            good("sanitizerMemcpyDeviceToHost", API(sanitizerMemcpyDeviceToHost)(&counts, kernel.counts, sizeof counts, last_stream));
+        if (kernel.counts) good("sanitizerMemcpyDeviceToHost", API(sanitizerMemcpyDeviceToHost)(&counts, kernel.counts, sizeof counts, nullptr));
         auto &sum = sums[kernel.name];
         sum.exits += counts.exits, sum.accesses += counts.accesses;
         auto &all = by_name[kernel.name];
@@ -142,6 +181,7 @@ void report() {
 extern "C" int InitializeInjection() {
     const char *path = std::getenv("PATCHES_LIBRARY"), *which = std::getenv("PATCHES_WHICH");
     kernels = new std::map<CUfunction, Kernel>;  // never destroyed: callbacks come until the very end
+    contexts = new std::map<CUcontext, Context>;
     errors = new std::map<std::string, int>;
     patched = new std::set<CUmodule>;
     library = dlopen(path ? path : "libsanitizer-public.so", RTLD_NOW | RTLD_GLOBAL);
