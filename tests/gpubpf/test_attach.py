@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -615,6 +616,39 @@ def test_code_in_which_a_thread_is_does_not_change(
             patching.apply(process.pid, patches)
             assert memory.read(at, 7) == old[::-1]
         process.communicate("\n", timeout=60)
+        assert process.returncode == 0
+
+
+def test_code_changes_once_another_tracer_has_passed(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another tool looks for a thread that it may borrow; one that stays is named."""
+    there, over = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with ptrace.stopped(process.pid, 60):
+            there.set()
+            over.wait()
+
+    def again(*_: float) -> float:
+        over.set()
+        return 0.0
+
+    with running(built / "patched", 3) as process:
+        patch = patching.Patch(code_of(process.pid, "answer"), ONE, TWO)
+        other = threading.Thread(target=stay)
+        other.start()
+        try:
+            assert there.wait(60)
+            monkeypatch.setattr(patching, "PASSING", 0.0)
+            with pytest.raises(target.Traced, match="is traced by"):
+                patching.apply(process.pid, [patch])
+            monkeypatch.setattr(patching, "PASSING", 60.0)
+            monkeypatch.setattr(patching, "PATIENCE", 60.0)
+            monkeypatch.setattr(random, "uniform", again)
+            patching.apply(process.pid, [patch])
+        finally:
+            over.set()
+            other.join()
+        process.communicate("\n\n", timeout=60)
         assert process.returncode == 0
 
 
