@@ -70,10 +70,15 @@ class Machine:
         return [str(path), *arguments]
 
     def needs(self, *modules: str) -> None:
-        """Raises Missing where one of these Python modules is not here."""
+        """Raises Missing where one of these Python modules is not here, or what it needs itself."""
         for name in modules:
             if importlib.util.find_spec(name.partition(".")[0]) is None:
                 raise Missing(f"this Python has no {name}")
+        compilers = (self.environment.get("CC", "gcc"), "gcc", "clang")
+        if "triton" in modules and not any(
+            shutil.which(name, path=self.environment.get("PATH")) for name in compilers
+        ):
+            raise Missing("Triton needs a C compiler for its launches, and there is none")
 
     def libraries(self, command: Sequence[str]) -> dict[str, str]:
         """Where the packed programs find the CUDA runtime; others (PyTorch) have their own."""

@@ -11,6 +11,7 @@ import functools
 import random
 import re
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,8 +28,8 @@ class Load:
     program: str
     sim: str
     modes: Sequence[str]
-    modules: tuple[str, ...] = ()
     seconds: float = 40
+    modules: tuple[str, ...] = ()
 
 
 # Tool and options. "nothing" attaches to a kernel that is not launched: what is left is the path of a launch.
@@ -46,50 +47,30 @@ MODES = {
 EACH = ("threadhist", "kernelretsnoop", "launchlate", "memtrace")
 GRAPHS = ("threadhist", "launchlate")
 
+# The most telling first. `seconds` is for all turns together.
 LOADS = (
     Load("empty kernel", "programs/workloads empty 1 10000", "programs/workloads empty 1 3", ("nothing", *EACH)),
-    *(
-        Load(f"vec_add, {n} threads", f"programs/workloads addTo {n} 10000", "programs/workloads addTo 64 3", EACH)
-        for n in (32, 1024, 32768, 262144, 1048576)
-    ),
-    Load("triad, 64 Mi elements", "programs/workloads triad 67108864 20", "programs/workloads triad 512 2",
+    Load("triad, 64 Mi elements", "programs/workloads triad 67108864 200", "programs/workloads triad 512 2",
          (*EACH, "threadhist stores", "memtrace, no allocations")),
-    Load("tiled GEMM, 2048", "programs/workloads tiled 2048 5", "programs/workloads tiled 32 2", EACH),
-    Load("reduction, 64 Mi elements", "programs/workloads sums 67108864 20", "programs/workloads sums 512 2", EACH),
-    Load("softmax, 64 Mi elements", "programs/workloads softmax 67108864 20", "programs/workloads softmax 512 2", EACH),
-    Load("decode, eager", "programs/workloads decode 1024 50", "programs/workloads decode 64 1", ("nothing", *EACH)),
-    Load("decode, graph", "programs/workloads decode-graph 1024 50", "programs/workloads decode-graph 64 1", GRAPHS),
+    Load("tiled GEMM, 2048", "programs/workloads tiled 2048 20", "programs/workloads tiled 32 2", EACH),
+    Load("softmax, 64 Mi elements", "programs/workloads softmax 67108864 100", "programs/workloads softmax 512 2", EACH),
+    Load("reduction, 64 Mi elements", "programs/workloads sums 67108864 200", "programs/workloads sums 512 2", EACH),
+    Load("decode, eager", "programs/workloads decode 1024 100", "programs/workloads decode 64 1", ("nothing", *EACH)),
+    Load("decode, graph", "programs/workloads decode-graph 1024 100", "programs/workloads decode-graph 64 1", GRAPHS, 20),
+    *(
+        Load(f"vec_add, {n} threads", f"programs/workloads addTo {n} 10000", "programs/workloads addTo 64 3", EACH, 30)
+        for n in (32, 1048576, 32768, 1024, 262144)
+    ),
     Load("records of triad, 1 Mi elements", "programs/workloads triad 1048576 3", "programs/workloads triad 512 2",
-         ("kernelretsnoop -e", "memtrace -e")),
+         ("kernelretsnoop -e", "memtrace -e"), 20),
 )  # fmt: skip
 
 FRAMEWORKS = (
-    Load("Triton attention", "programs/triton_kernels.py attention 20", "", EACH, ("torch", "triton"), 90),
-    Load(
-        "PyTorch decode, eager",
-        "programs/torch_work.py decode-eager 50",
-        "",
-        GRAPHS,
-        ("torch",),
-        60,
-    ),
-    Load(
-        "PyTorch decode, graph",
-        "programs/torch_work.py decode-graph 50",
-        "",
-        GRAPHS,
-        ("torch",),
-        60,
-    ),
-    Load(
-        "PyTorch decode, compiled",
-        "programs/torch_work.py decode-compiled 50",
-        "",
-        GRAPHS,
-        ("torch", "triton"),
-        120,
-    ),
-)
+    Load("Triton attention", "programs/triton_kernels.py attention 20", "", EACH, 100, ("torch", "triton")),
+    Load("PyTorch decode, graph", "programs/torch_work.py decode-graph 50", "", GRAPHS, 60, ("torch",)),
+    Load("PyTorch decode, eager", "programs/torch_work.py decode-eager 50", "", GRAPHS, 50, ("torch",)),
+    Load("PyTorch decode, compiled", "programs/torch_work.py decode-compiled 50", "", GRAPHS, 50, ("torch", "triton")),
+)  # fmt: skip
 
 # Wanted of a mode: the ratio at most, and of which loads.
 LONG = ("triad", "tiled", "reduction", "softmax", "Triton")  # kernels of 100 µs and more
@@ -146,25 +127,30 @@ def compared(machine: Machine, load: Load) -> Result:
         summary = (of(records, "summary") or [{}])[-1]
         wanted = ("launches_matched", "launches_instrumented", "not_instrumented", "lost", "overhead")
         notes[mode] = {name: summary.get(name) for name in wanted}
+        if mode != "nothing" and "torch_work" not in words and not summary.get("launches_instrumented"):
+            raise Failure(f"{tool} instrumented no launch")  # what was timed is the program alone
         return rounds(done.stdout)
 
     ways: dict[str, Callable[[], Times]] = {"alone": alone, "again": alone}
     ways |= {mode: functools.partial(traced, mode) for mode in load.modes}
-    found = by_turns(ways, 1 if machine.sim else TURNS, machine)
-    result: Result = {"program": words, **found, "summaries": notes}
+    found = by_turns(ways, 1 if machine.sim else TURNS, machine, load.seconds)
+    wrong = "; ".join(f"{mode}: {why}" for mode, why in found["failed"].items())
+    result: Result = {"program": words, **found, "summaries": notes, "wrong": wrong}
     result["goals"] = goals(load.name, found)
     return result
 
 
-def by_turns(ways: Mapping[str, Callable[[], Times]], turns: int, machine: Machine) -> Result:
-    """Times of each way, and their ratios to "alone" of the same turn. A way that fails is left out, with the reason."""
+def by_turns(ways: Mapping[str, Callable[[], Times]], turns: int, machine: Machine, seconds: float) -> Result:
+    """Times of each way, and their ratios to "alone" of the same turn. A way that fails is left out, with the reason. No turn is begun
+    that would not be over in `seconds`, the first excepted."""
     taken: dict[str, list[Times]] = {name: [] for name in ways}
     failed: dict[str, str] = {}
     order = random.Random(0)
-    began_left = machine.left()
+    began = time.monotonic()
     for turn in range(turns):
-        if turn and machine.left() < (began_left - machine.left()) / turn:
-            break  # the next one would not be over in time
+        taken_s = time.monotonic() - began
+        if turn and min(machine.left(), seconds - taken_s) < taken_s / turn:
+            break
         names = [name for name in ways if name not in failed]
         order.shuffle(names)
         for name in names:

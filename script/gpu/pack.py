@@ -19,7 +19,7 @@ SANITIZER = "nvidia-cuda-sanitizer-api==13.0.*"
 ARCHITECTURES = ("75", "90")  # PTX for the oldest, so that any newer GPU takes it; SASS of some
 LIMIT = 50 * 2**20
 PROGRAMS = Path(__file__).parent / "programs"
-LIBRARY = "g++ -std=c++17 -O2 -Wall -Wextra -Werror -shared -fPIC".split()
+LIBRARY = "g++ -std=c++17 -O2 -Wall -Wextra -Werror -shared -fPIC -static-libstdc++ -static-libgcc".split()
 
 
 def pack() -> None:
@@ -47,7 +47,7 @@ def pack() -> None:
             "".join(f" -gencode arch=compute_{a},code=[sm_{a},compute_{a}]" for a in ARCHITECTURES),
         )
         build_static(top, Path(scratch))
-        build_sanitizer(top / "programs", sanitizer / "include", toolkit)
+        lacking = build_sanitizer(top / "programs", sanitizer / "include", toolkit)
         (top / "commit").write_text(commit() + "\n")
         (top / "sources").write_text(made_from)
         PACKED.parent.mkdir(exist_ok=True)
@@ -57,6 +57,8 @@ def pack() -> None:
     print(f"gpu-check: packed {PACKED.relative_to(ROOT)}, {size / 2**20:.1f} MiB", file=sys.stderr)
     if size > LIMIT:
         raise Failure(f"the packed file is over {LIMIT >> 20} MiB; leave programs out")
+    if lacking:
+        raise Failure(f"the packed file has no patches for the stage sanitizer: {lacking}")
 
 
 def build(top: Path, scratch: Path, flags: str = "") -> None:
@@ -117,16 +119,16 @@ def build_static(top: Path, scratch: Path) -> None:
     run(command, "handles.cu cannot be built static")
 
 
-def build_sanitizer(where: Path, include: Path, toolkit: Path) -> None:
-    """The library that counts by patches of the Compute Sanitizer API, and the patches, for Hopper."""
+def build_sanitizer(where: Path, include: Path, toolkit: Path) -> str:
+    """The library that counts by patches of the Compute Sanitizer API, and the patches, for Hopper. Why the patches, which take bcc,
+    could not be made (the other stages need none), or nothing."""
     command = [*LIBRARY, "-isystem", str(include), "-isystem", str(toolkit / "include")]
     command += ["-o", str(where / "libpatches.so"), str(PROGRAMS / "patches.cpp"), "-ldl"]
     run(command, "patches.cpp cannot be built")
     try:
         text = probes.patches()
-    except Error as error:  # bcc is needed, which is no matter for the other stages
-        print(f"gpu-check: left out: patches for the stage sanitizer: {error}", file=sys.stderr)
-        return
+    except Error as error:
+        return str(error)
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(text)
         file.flush()
@@ -139,6 +141,7 @@ def build_sanitizer(where: Path, include: Path, toolkit: Path) -> None:
             file.name,
         ]
         run(command, "the patches cannot be assembled")
+    return ""
 
 
 def sanitizer_api(scratch: Path) -> Path:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 from gpu.answers import sanitizer_command
 from gpu.machine import PLACE, Failure, Machine, Missing, last_line
 from gpu.overhead import TURNS, Times, by_turns, rounds
+from gpu.records import of
 from gpu.stage import Part, Result
 from gpubpf.device import cupti_libraries
 
@@ -20,6 +23,7 @@ LOADS = {
     "triad, 64 Mi elements": ("programs/workloads triad 67108864 20 3", "programs/workloads triad 512 2 1"),
     "decode, eager": ("programs/workloads decode 1024 5 3", "programs/workloads decode 64 1 1"),
 }
+SECONDS = 50  # for the turns of one of them
 OURS = {"threadhist": "--top 1", "launchlate": "", "memtrace": ""}
 
 # Not measured here: what their authors wrote, on other machines, of other kernels.
@@ -27,28 +31,43 @@ BPFTIME = "https://github.com/eunomia-bpf/bpftime/blob/master/benchmark/gpu/"
 PUBLISHED = (
     {
         "system": "bpftime",
-        "figure": "vec_add of 32 elements: kernelretsnoop 1.12x, launchlate 1.18x, threadhist 1.67x, memory trace 3.11x",
+        "figure": "vec_add of 32 elements, 3 launches: kernelretsnoop 1.12x, launchlate 1.18x, threadhist 1.67x, memory trace 3.11x",
         "on": "RTX 5090, 2025-10-16",
         "source": BPFTIME + "micro/examples_vec_add_result.md",
     },
     {
         "system": "NVBit, as measured by bpftime's authors",
-        "figure": "vec_add of 32 elements: loaded alone 1.71x, instr_count 69.8x, instr_count_bb 82.3x, mem_trace 6.9x",
+        "figure": "vec_add of 32 elements, 3 launches (10,000 launches): a program that times kernels 1.71x (1.59x),"
+        " instr_count 69.8x (13.4x), instr_count_bb 82.3x (2.5x), mem_trace 6.9x (7.3x)",
         "on": "RTX 5090, 2025-10-17",
         "source": BPFTIME + "nvbit/nvbit_vec_add_result.md",
     },
     {
         "system": "Neutrino",
-        "figure": "light probes 1.04x kernel time and 3.8 registers more, memory trace 7.1x",
-        "on": "see the paper",
+        "figure": "mean of kernels: light probes 1.04x kernel time and 3.78 registers more, memory trace 7.12x",
+        "on": "A100 and RTX 4090, OSDI 2025, as others quote the paper",
         "source": "https://www.usenix.org/conference/osdi25/presentation/huang-songlin",
     },
 )
 
 
 def parts(machine: Machine) -> list[Part]:
-    found = [Part(name, functools.partial(compared, machine, *words), 100) for name, words in LOADS.items()]
+    found = [
+        Part(name, functools.partial(compared, machine, *words), SECONDS) for name, words in LOADS.items()
+    ]
     return [Part("published figures", lambda: {"published": list(PUBLISHED)}, 0), *found]
+
+
+Done = subprocess.CompletedProcess[str]
+Check = Callable[[Done], None]
+Way = tuple[
+    list[str], dict[str, str], Check
+]  # before the command, in its environment, whether it has measured
+
+
+def succeeded(done: Done) -> None:
+    if done.returncode != 0:
+        raise Failure(f"exit status {done.returncode}: {last_line(done)}")
 
 
 def compared(machine: Machine, words: str, sim: str) -> Result:
@@ -57,16 +76,16 @@ def compared(machine: Machine, words: str, sim: str) -> Result:
     scratch = Path(machine.environment["XDG_CACHE_HOME"])
     missing: dict[str, str] = {}
 
-    def plain(head: list[str], more: dict[str, str]) -> Times:
+    def plain(head: list[str], more: dict[str, str], check: Check = succeeded) -> Times:
         done = machine.start([*head, *command], 60, more)
-        if done.returncode != 0:
-            raise Failure(f"exit status {done.returncode}: {last_line(done)}")
+        check(done)
         return rounds(done.stdout)
 
     def traced(tool: str) -> Times:
-        done, _ = machine.trace(tool, OURS[tool], command, 60)
-        if done.returncode != 0:
-            raise Failure(last_line(done))
+        done, records = machine.trace(tool, OURS[tool], command, 60)
+        succeeded(done)
+        if not any(record.get("launches_instrumented") for record in of(records, "summary")):
+            raise Failure(f"{tool} instrumented no launch")
         return rounds(done.stdout)
 
     ways: dict[str, Callable[[], Times]] = {
@@ -84,21 +103,30 @@ def compared(machine: Machine, words: str, sim: str) -> Result:
         except Missing as error:
             missing[name] = str(error)
     ways |= {tool: functools.partial(traced, tool) for tool in OURS}
-    found = by_turns(ways, 1 if machine.sim else TURNS, machine)
-    return {"program": " ".join(words.split()), **found, "missing": missing}
-
-
-Way = tuple[list[str], dict[str, str]]
+    found = by_turns(ways, 1 if machine.sim else TURNS, machine, SECONDS)
+    # What others cannot do here is no fault of ours.
+    missing |= {name: why for name, why in found["failed"].items() if name not in OURS}
+    failed = {name: why for name, why in found["failed"].items() if name in OURS}
+    wrong = "; ".join(f"{name}: {why}" for name, why in failed.items())
+    return {"program": words, **found, "failed": failed, "missing": missing, "wrong": wrong}
 
 
 def activity(machine: Machine, scratch: Path) -> Way:
     """A record of each kernel, as profilers ask CUPTI for it: a library of ours that the driver loads."""
     if machine.sim:
         raise Missing("CUPTI needs NVIDIA's driver")
-    return [], {
+    environment = {
         "CUDA_INJECTION64_PATH": str(PLACE / "programs" / "libactivity.so"),
         "ACTIVITY_CUPTI": ":".join(cupti_libraries()),
     }
+
+    def check(done: Done) -> None:
+        succeeded(done)
+        said = re.search(r"^activity: (\d+) kernels$", done.stderr, re.MULTILINE)
+        if not said or int(said[1]) == 0:
+            raise Failure("CUPTI recorded no kernel")
+
+    return [], environment, check
 
 
 def found(name: str) -> str:
@@ -115,20 +143,52 @@ def found(name: str) -> str:
 def ncu(machine: Machine, scratch: Path) -> Way:
     if machine.sim:
         raise Missing("ncu needs NVIDIA's driver")
-    return [
-        found("ncu"),
-        *"--clock-control none --metrics gpu__time_duration.sum --log-file".split(),
-        "/dev/null",
-    ], {}
+    log = scratch / "ncu.log"
+    options = ["--clock-control", "none", "--metrics", "gpu__time_duration.sum", "--log-file", str(log)]
+
+    def check(done: Done) -> None:
+        # Where it may not read counters (ERR_NVGPUCTRPERM), it says so, and the program runs alone.
+        said = log.read_text(errors="replace") if log.exists() else ""
+        log.unlink(missing_ok=True)
+        if errors := [line for line in said.splitlines() if "==ERROR==" in line]:
+            raise Failure(errors[0])
+        succeeded(done)
+        if "gpu__time_duration" not in said:
+            raise Failure("ncu measured no kernel")
+
+    return [found("ncu"), *options], {}, check
 
 
 def nsys(machine: Machine, scratch: Path) -> Way:
     if machine.sim:
         raise Missing("nsys needs NVIDIA's driver")
-    return [found("nsys"), *"profile -t cuda --force-overwrite true -o".split(), str(scratch / "nsys")], {}
+    report = scratch / "nsys"
+
+    def check(done: Done) -> None:
+        made = list(
+            scratch.glob("nsys.*")
+        )  # .nsys-rep, or .qdstrm where it cannot make that of it: measured it has
+        for file in made:
+            file.unlink()
+        if not made:
+            succeeded(done)
+            raise Failure("nsys wrote nothing")
+
+    options = [
+        "profile",
+        "-t",
+        "cuda",
+        "-s",
+        "none",
+        "--cpuctxsw=none",
+        "--force-overwrite=true",
+        "-o",
+        str(report),
+    ]
+    return [found("nsys"), *options], {}, check
 
 
 def memcheck(machine: Machine, scratch: Path) -> Way:
     if machine.sim:
         raise Missing("compute-sanitizer needs NVIDIA's driver")
-    return [sanitizer_command(), "--tool", "memcheck"], {}
+    return [sanitizer_command(), "--tool", "memcheck"], {}, succeeded

@@ -46,6 +46,7 @@ def timed(step: Callable[[], object], count: int, rounds: int = 5) -> None:
 def captured(step: Callable[[], object]) -> Callable[[], object]:
     """The same as a graph."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             step()
