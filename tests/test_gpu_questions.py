@@ -18,7 +18,7 @@ import pytest
 
 from gpu import driver, facts, machine, questions
 from gpu.driver import DriverError
-from gpu.questions import asking, swaps
+from gpu.questions import asking, clocks, handles, memory, swaps
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = [ROOT / "script/gpu/driver.py", *sorted((ROOT / "script/gpu/questions").glob("*.py"))]
@@ -40,7 +40,13 @@ STRUCTURES = {
     "CUgraphExecUpdateResultInfo": swaps.UpdateResult,
 }
 # How wide what a pointer parameter points to is; what is not here is a handle or an address.
-WIDTHS = {"int": 4, "unsigned int": 4, "CUdriverProcAddressQueryResult": 4, "CUstreamCaptureMode": 4}
+WIDTHS = {
+    "int": 4,
+    "unsigned int": 4,
+    "CUdriverProcAddressQueryResult": 4,
+    "CUstreamCaptureMode": 4,
+    "CUmoduleLoadingMode": 4,
+}
 
 
 def compiled(tmp_path: Path, source: str) -> str:
@@ -153,6 +159,23 @@ def test_structures_are_those_of_the_header(tmp_path: Path) -> None:
             member = getattr(structure, field)
             ours[f"{name}.{field}"] = (member.offset, member.size)
     assert ours == right
+
+
+@pytest.mark.skipif(not shutil.which("ptxas"), reason="ptxas is not there")
+@pytest.mark.parametrize("target", ["sm_75", "sm_90"])
+def test_kernels_are_what_ptxas_takes(target: str) -> None:
+    modules = (driver, clocks, handles, memory)
+    kernels = {
+        name: value
+        for module in modules
+        for name, value in vars(module).items()
+        if name.isupper() and isinstance(value, str) and ".entry" in value
+    }
+    assert len(kernels) == 7
+    for name, text in kernels.items():
+        command = ["ptxas", f"-arch={target}", "-o", os.devnull, "-"]
+        done = subprocess.run(command, input=text, capture_output=True, text=True)
+        assert done.returncode == 0, f"{name}: {done.stderr}"
 
 
 # --- children ---

@@ -18,6 +18,8 @@ from gpu.driver import (
     CU_FUNC_ATTRIBUTE_NUM_REGS,
     CU_GET_PROC_ADDRESS_LEGACY_STREAM,
     CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM,
+    CU_MODULE_EAGER_LOADING,
+    CU_MODULE_LAZY_LOADING,
     PTX,
     PUT,
     Driver,
@@ -246,7 +248,17 @@ def module_symbols() -> Answer:
         "agrees": all(name in ("untouched", "$str") for of in lost.values() for name in of),
         "found": found,
         "not_loaded": failed,
+        "kernels are loaded": _loading(driver),
     }
+
+
+def _loading(driver: Driver) -> str:
+    """With their module, or when they are needed: a first launch then loads (CUDA_MODULE_LOADING)."""
+    mode = ctypes.c_int()
+    if driver.has("cuModuleGetLoadingMode"):
+        driver.must("cuModuleGetLoadingMode", ctypes.byref(mode))
+    modes = {CU_MODULE_EAGER_LOADING: "with their module", CU_MODULE_LAZY_LOADING: "when they are needed"}
+    return modes.get(mode.value, "the driver does not say when")
 
 
 def _assembled(ptx: str, cc: int) -> bytes | None:
