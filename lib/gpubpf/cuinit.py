@@ -399,9 +399,11 @@ class Watch:
         bpf_syscall.update(self._maps["processes"], struct.pack("<I", pid), struct.pack("<I", state))
 
     def leave(self, pid: int) -> None:
-        """Nothing is known of a process with this number."""
-        with contextlib.suppress(FileNotFoundError):
-            bpf_syscall.delete(self._maps["processes"], struct.pack("<I", pid))
+        """The process that this number was `done` for executed another program, or has ended: who has it now is told of."""
+        key = struct.pack("<I", pid)
+        if bpf_syscall.lookup(self._maps["processes"], key, 4) == struct.pack("<I", _DONE):
+            with contextlib.suppress(FileNotFoundError):
+                bpf_syscall.delete(self._maps["processes"], key)
 
     @property
     def lost(self) -> int:

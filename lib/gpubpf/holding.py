@@ -144,7 +144,6 @@ class _Holding:
                 self._known[pid] = None
                 self._watch.follow(pid)
                 if not _runs(pid):  # its end is told no more
-                    self._watch.leave(pid)
                     self._over(pid, time.monotonic_ns())
         elif "done" in message:
             answer = self._done(message["done"])
@@ -171,11 +170,6 @@ class _Holding:
             self._watch.done(pid)
             self._known[pid] = time.monotonic_ns()
             self._release(pid)
-            self._read()
-            if pid not in self._known:  # it executed another program at this very moment
-                self._watch.leave(pid)
-            elif self._known[pid] is None:
-                self._watch.follow(pid)
             return overtaken
         after = self._next.pop(pid)
         while after and after[0] is _ANOTHER:
@@ -200,6 +194,7 @@ class _Holding:
     def _over(self, pid: int, ts: int) -> None:
         """It executed another program, or ended, at `ts`."""
         self._release(pid, gone=True)
+        self._watch.leave(pid)  # it happened as it was `done`
         if pid in self._known:
             if self._known[pid] is None:
                 self._next.setdefault(pid, []).append(_ANOTHER)
@@ -218,6 +213,7 @@ class _Holding:
             elif (arrival := self._arrivals.get(event.pid)) is not None or self._is_new(event):
                 if arrival is None:
                     arrival = self._arrivals[event.pid] = _Arrival(event.pid, event.comm)
+                    self._watch.follow(event.pid)
                 self._stop(arrival, arrival.threads.setdefault(event.tid, _Thread(event)))
             else:
                 self._watch.go(event.tid)

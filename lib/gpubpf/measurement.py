@@ -145,7 +145,6 @@ class Measurement:
         self.stopped = False  # the measurement is over
         self.hurry = False  # logs or rings fill quickly: they are to be read soon
         self.missed: dict[str, list[tuple[int, str]]] = {}  # by reason: (pid, comm) of processes not measured
-        self._counted: set[tuple[int, str, str]] = set()
         self._said: set[str] = set()  # notices that are given once
 
     def everyone(self) -> list[Process]:
@@ -171,11 +170,9 @@ class Measurement:
             return list(self._active)
 
     def miss(self, pid: int, comm: str, reason: str) -> None:
-        """A process is not measured, or not all of it. From any thread; what is said twice counts once."""
+        """A process is not measured, or not all of it. From any thread, once: another program may have its number and name."""
         with self.lock:
-            if (pid, comm, reason) not in self._counted:
-                self._counted.add((pid, comm, reason))
-                self.missed.setdefault(reason, []).append((pid, comm))
+            self.missed.setdefault(reason, []).append((pid, comm))
 
     def note_once(self, text: str) -> None:
         if text not in self._said:

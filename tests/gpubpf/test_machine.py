@@ -23,8 +23,10 @@ from gpubpf import agent, attach, borrow, bpf_syscall, device, holding, machine,
 from gpubpf.borrow import Code
 from gpubpf.cuinit import CAME, ENDED, EXECUTED, WAIT_NS, Watch
 from gpubpf.errors import Error, SessionError
+from gpubpf.joining import ENDED as ENDED_EARLY
 from gpubpf.joining import TRACED
 from gpubpf.machine import REACHED_LATE, Machine
+from gpubpf.measurement import Measurement, Plan, Whom
 
 HERE = Path(__file__).with_name("attach")
 HEADERS = [
@@ -455,6 +457,13 @@ def test_another_program_is_executed_while_it_joins(built: Path, monkeypatch: py
         child = subprocess.Popen([built / "comes", "execute"], stdout=subprocess.DEVNULL)
         assert child.wait(60) == 0
         eventually(lambda: asked.count(child.pid) == 2)
+
+
+def test_programs_of_one_number_and_name_are_missed_one_by_one() -> None:
+    measured = Measurement(Whom(everyone=True), Plan(device.Device("sim")), print)
+    for _ in range(3):
+        measured.miss(7, "app", ENDED_EARLY)
+    assert measured.missed == {ENDED_EARLY: [(7, "app")] * 3}
 
 
 @pytest.mark.parametrize("how", ["executes", "ends"])
