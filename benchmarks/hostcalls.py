@@ -27,16 +27,14 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-SOURCES = HERE.parent / "tests/gpubpf/calls"
-sys.path[:0] = [str(HERE.parent / part) for part in ("lib", "tests", "tests/gpubpf")]
-
-import test_calls as tested  # noqa: E402
+sys.path[:0] = [str(HERE.parent / part) for part in ("lib", "tests")]
 
 from gpubpf import cli  # noqa: E402
 from gpubpf.calls import context, probes, records, show  # noqa: E402
 from gpubpf.calls.api import Api  # noqa: E402
 from gpubpf.host import Host  # noqa: E402
 from gpubpf.program import BPF  # noqa: E402
+from gpubpf_calls import FUNCTIONS, build, by_function  # noqa: E402
 
 EMPTY = """
 #include <uapi/linux/ptrace.h>
@@ -81,7 +79,7 @@ class Program:
 @contextlib.contextmanager
 def empty(library: Path, returns: bool) -> Iterator[Host]:
     b = BPF(text=EMPTY)
-    names = [f.symbol for f in tested.FUNCTIONS]
+    names = [f.symbol for f in FUNCTIONS]
     b.attach_uprobe(str(library), names, fn_name="on_call", optional=True)
     if returns:
         b.attach_uprobe(str(library), names, fn_name="on_return", ret=True, optional=True)
@@ -95,7 +93,7 @@ def empty(library: Path, returns: bool) -> Iterator[Host]:
 def calls(
     library: Path, pid: int, off_cpu: bool = False, why: bool = False, each: bool = False
 ) -> Iterator[Any]:
-    api = Api("test", (str(library),), tested.FUNCTIONS, {})
+    api = Api("test", (str(library),), FUNCTIONS, {})
     made = probes.Calls(api, api.choose(), probes.Options(events=each), print, context.PROGRAM)
     if off_cpu or why:
         context.Context(made, print, why=why, spans=why)
@@ -168,7 +166,7 @@ def as_fast_as_they_come(built: Path, library: Path, each: bool) -> dict[str, fl
         took = time.perf_counter() - start
         made.stop()
         found += len(made.events()) if each else 0
-        assert sum(tested.by_function(made.sums()).values()) == threads * times
+        assert sum(by_function(made.sums()).values()) == threads * times
         assert not each or found + made.lost == threads * times
         return {"calls_per_s": round(threads * times / took), "lost": made.lost}
 
@@ -177,7 +175,7 @@ def tool_cpu(built: Path, library: Path, how: str, seconds: float, rate: int = 1
     """Processor time of this process while it reads what a program does that makes as many calls a second."""
     turns = turns_for(built, (1e9 / rate - 1600) / 2)  # half of the launches are not watched
     program = Program(built, round(rate * seconds), turns)
-    api, out = Api("test", (str(library),), tested.FUNCTIONS, {}), cli.Output(os.devnull)
+    api, out = Api("test", (str(library),), FUNCTIONS, {}), cli.Output(os.devnull)
     try:
         with calls(library, program.process.pid, off_cpu=True, each=how != "summary") as made:
             assert program.process.stdin is not None and program.process.stdout is not None
@@ -216,11 +214,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a directory for hostcalls.json")
     args = parser.parse_args()
     place = Path(tempfile.mkdtemp(prefix="gpubpf-"))
-    library, built = place / "libgpucalls.so.1", place / "program"
-    flags = "-shared -fPIC -Wl,-soname,libgpucalls.so.1"
-    subprocess.run(f"gcc -O1 {flags} {SOURCES}/library.c -o {library}".split(), check=True)
-    linked = f"gcc -O1 -pthread {SOURCES}/program.c -o {built} {library} -Wl,-rpath,{place}"
-    subprocess.run(linked.split(), check=True)
+    built = build(place)
+    library = place / "libgpucalls.so.1"
     rounds, launches = (2, 500) if args.quick else (args.rounds, 3000)
     result = {
         "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "load": os.getloadavg()[0]},

@@ -15,34 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gpubpf_calls
 from gpubpf import bpf_syscall, uprobes
 from gpubpf.calls import arrays
 from gpubpf.calls.api import Api, Function
 from gpubpf.calls.probes import Calls, Counts, Options
+from gpubpf_calls import FUNCTIONS, NUMBER, by_function
 from gpubpf_host import needs_bpf
 
 HERE = Path(__file__).with_name("calls")
-LAUNCH = "kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1"
-BY = "kernel=1 grid=0@0 block=0@12 shared=0@24 stream=0@32"
-FUNCTIONS = tuple(
-    Function(f"calls{name}", f"calls_{name}", *rest)
-    for name, *rest in (
-        ("quick", "other"),
-        ("launch", "launch", LAUNCH),
-        ("launch_by", "launch", BY),
-        ("launch_from", "launch", "kernel=0@0"),
-        ("outer", "sync"),
-        ("ends_in_quick", "sync"),
-        ("back", "sync"),
-        ("gives", "memory", "bytes=1 out=0"),
-        ("query", "event", "", "query"),
-        ("text", "other", "", "other"),
-        ("sleep", "sync"),
-        ("absent", "other"),
-    )
-)
 API = Api("test", ("libgpucalls.so",), FUNCTIONS, {})
-NUMBER = {f.symbol.removeprefix("calls_"): i for i, f in enumerate(FUNCTIONS)}
 
 pytestmark = [needs_bpf, pytest.mark.skipif(not bpf_syscall._UPROBE_TYPE.exists(), reason="needs uprobes")]
 
@@ -50,15 +32,7 @@ pytestmark = [needs_bpf, pytest.mark.skipif(not bpf_syscall._UPROBE_TYPE.exists(
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program, linked with the library."""
-    place = tmp_path_factory.mktemp("calls")
-    warn = "-O1 -Wall -Wextra -Werror -Wno-unused-parameter"
-    library = f"{place}/libgpucalls.so.1"
-    for made in (
-        f"gcc {warn} -foptimize-sibling-calls -shared -fPIC -Wl,-soname,libgpucalls.so.1 {HERE}/library.c -o {library}",
-        f"gcc {warn} -pthread {HERE}/program.c -o {place}/program {library} -Wl,-rpath,{place}",
-    ):
-        subprocess.run(made.split(), check=True)
-    return place / "program"
+    return gpubpf_calls.build(tmp_path_factory.mktemp("calls"))
 
 
 @contextlib.contextmanager
@@ -98,14 +72,6 @@ def run(calls: Calls, *command: Any, **how: Any) -> int:
         process.wait()
     calls.stop()
     return process.pid
-
-
-def by_function(sums: np.ndarray[Any, Any], field: str = "count") -> dict[str, int]:
-    found: dict[str, int] = {}
-    for s in sums:
-        name = FUNCTIONS[s["function"]].symbol.removeprefix("calls_")
-        found[name] = found.get(name, 0) + int(s[field])
-    return found
 
 
 @pytest.fixture(params=uprobes.WAYS)

@@ -262,7 +262,7 @@ def _clock(seconds: int) -> str:
     return time.strftime("%H:%M:%S", time.localtime(seconds))
 
 
-def call_lines(group: Group, columns: Columns) -> Iterator[str]:
+def call_lines(group: Group, columns: Columns) -> list[str]:
     """Of each call one for people."""
     fields = group.fields
     threads = list(zip(fields["pid"], fields["comm"], fields["tid"], strict=True))
@@ -272,14 +272,16 @@ def call_lines(group: Group, columns: Columns) -> Iterator[str]:
         map(us, fields["lat_ns"]),
         [us(ns) if ns else "-" for ns in fields["off_cpu_ns"]],
     )
-    starts = map("%s %s %7s %7s  ".__mod__, zip(*values, strict=True))
-    api = str(fields["api"])
-    kernels = each(cli.printable, fields["kernel"]) if "kernel" in fields else repeat("")
-    for start, text, kernel in zip(starts, call_texts(group), kernels, strict=False):
-        too_long = len(start) + len(text) - table.WIDTH
-        if too_long > 0 and not columns.whole:
-            text = _shorter(text, api, kernel, too_long)
-        yield f"{start}{text}\n"
+    text, more = _call_format(group)
+    made = list(map(f"%s %s %7s %7s  {text}\n".__mod__, zip(*values, *more, strict=True)))
+    if not columns.whole and max(map(len, made), default=0) > table.WIDTH + 1:
+        api = str(fields["api"])
+        kernels = each(cli.printable, fields["kernel"]) if "kernel" in fields else repeat("")
+        for place, (text, kernel) in enumerate(zip(call_texts(group), kernels, strict=False)):
+            if (too_long := len(made[place]) - 1 - table.WIDTH) > 0:
+                start = made[place][: -1 - len(text)]
+                made[place] = f"{start}{_shorter(text, api, kernel, too_long)}\n"
+    return made
 
 
 def _shorter(text: str, api: str, kernel: str, too_long: int) -> str:

@@ -1,0 +1,54 @@
+"""For tests and measurements of calls: the functions of gpubpf/calls/library.c, of which program.c makes calls."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpubpf.calls.api import Function
+
+if TYPE_CHECKING:
+    import numpy as np
+
+HERE = Path(__file__).with_name("gpubpf") / "calls"
+LAUNCH = "kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1"
+BY = "kernel=1 grid=0@0 block=0@12 shared=0@24 stream=0@32"
+FUNCTIONS = tuple(
+    Function(f"calls{name}", f"calls_{name}", *rest)
+    for name, *rest in (
+        ("quick", "other"),
+        ("launch", "launch", LAUNCH),
+        ("launch_by", "launch", BY),
+        ("launch_from", "launch", "kernel=0@0"),
+        ("outer", "sync"),
+        ("ends_in_quick", "sync"),
+        ("back", "sync"),
+        ("gives", "memory", "bytes=1 out=0"),
+        ("query", "event", "", "query"),
+        ("text", "other", "", "other"),
+        ("sleep", "sync"),
+        ("absent", "other"),
+    )
+)
+NUMBER = {f.symbol.removeprefix("calls_"): i for i, f in enumerate(FUNCTIONS)}
+
+
+def build(place: Path) -> Path:
+    """The program, linked with the library, which lies beside it."""
+    warn = "-O1 -Wall -Wextra -Werror -Wno-unused-parameter"
+    library = f"{place}/libgpucalls.so.1"
+    for made in (
+        f"gcc {warn} -foptimize-sibling-calls -shared -fPIC -Wl,-soname,libgpucalls.so.1 {HERE}/library.c -o {library}",
+        f"gcc {warn} -pthread {HERE}/program.c -o {place}/program {library} -Wl,-rpath,{place}",
+    ):
+        subprocess.run(made.split(), check=True)
+    return place / "program"
+
+
+def by_function(sums: np.ndarray[Any, Any], field: str = "count") -> dict[str, int]:
+    found: dict[str, int] = {}
+    for s in sums:
+        name = FUNCTIONS[s["function"]].symbol.removeprefix("calls_")
+        found[name] = found.get(name, 0) + int(s[field])
+    return found
