@@ -50,6 +50,8 @@ CHECKED = (
 
 # What is left is not begun with less: a run is some seconds, or ten with PyTorch. A command that takes much longer is killed.
 KNOWN_SECONDS, SAME_SECONDS, CHECKED_SECONDS = 20, 45, 60
+# The embedded device compiles instrumented kernels with gcc.
+SLOWER = 3
 
 
 def parts(machine: Machine) -> list[Part]:
@@ -90,10 +92,11 @@ def known(
 ) -> Result:
     """One known answer, and whether the program noticed anything."""
     command = machine.program(program)
-    plain = machine.start(command, 2 * KNOWN_SECONDS)
+    limit = 2 * KNOWN_SECONDS * (SLOWER if machine.sim else 1)
+    plain = machine.start(command, limit)
     if plain.returncode != 0:
         raise Failure(f"the program fails without the tool: {last_line(plain)}")
-    done, records = machine.trace(tool, options, command, 3 * KNOWN_SECONDS)
+    done, records = machine.trace(tool, options, command, limit)
     summary = (of(records, "summary") or [{}])[-1]
     result: Result = {"not_instrumented": summary.get("not_instrumented"), "wrong": ""}
     if (done.returncode, done.stdout) != (plain.returncode, plain.stdout):
@@ -135,8 +138,9 @@ def same(
     """The results of a program are the same to the bit with the tool, and the tool counts every launch of each of these kernels."""
     machine.needs(*modules)
     right = alone(program)
+    limit = 2 * SAME_SECONDS * (SLOWER if machine.sim else 1)
     command = machine.program(program)
-    done, records = machine.trace(tool, "--graphs" if "torch" in program else "", command, 90)
+    done, records = machine.trace(tool, "--graphs" if "torch" in program else "", command, limit)
     summary = (of(records, "summary") or [{}])[-1]
     result: Result = {
         "digest": right,
