@@ -26,6 +26,7 @@ PLACE = ROOT / "build" / "gpu"  # unpacked, or built here: ignored by git
 AGENT = ROOT / "lib" / "gpubpf" / "agent" / "lib"
 SIMULATOR = ROOT / "lib" / "cudasim" / "lib"
 PYTHON = "3.12"
+PYTHON_HAS = ("numpy", "llvmlite", "pyarrow")  # what the tools need and the packed file has not
 SIM_NOTE = "embedded device, not run on hardware"
 
 Records = list[dict[str, Any]]
@@ -197,9 +198,21 @@ def gpu() -> dict[str, Any]:
         "gpu": shown,
         "cc": f"{attribute(75)}.{attribute(76)}",  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
         "multiprocessors": attribute(16),
-        "driver": release or next((word for word in words if word[:3].isdigit()), ""),
+        "driver": release or next((word for word in words if word[:3].isdigit()), "") or nvml_version(),
         "driver_cuda": f"{version.value // 1000}.{version.value % 1000 // 10}",
     }
+
+
+def nvml_version() -> str:
+    """The driver's version, where its kernel module does not show it (gVisor)."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return ""
+    text = ctypes.create_string_buffer(80)
+    if library.nvmlInit_v2() or library.nvmlSystemGetDriverVersion(text, 80):
+        return ""
+    return text.value.decode(errors="replace")
 
 
 def surroundings() -> dict[str, Any]:
@@ -292,8 +305,9 @@ def prepare(device: str, seconds: float) -> Machine:
             raise Failure(
                 f"the packed libraries are for Python {PYTHON}; call it as python{PYTHON} script/gpu-check"
             )
-        if importlib.util.find_spec("numpy") is None:
-            raise Failure(f"{sys.executable} has no NumPy; use a Python that has (PyTorch's has)")
+        lacking = [name for name in PYTHON_HAS if importlib.util.find_spec(name) is None]
+        if lacking:
+            raise Failure(f"{sys.executable} has no {', '.join(lacking)}; use a Python that has")
         unpack()
         if (PLACE / "sources").read_text() != sources():
             raise Failure(
