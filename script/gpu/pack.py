@@ -127,7 +127,7 @@ def build_sanitizer(where: Path, include: Path, toolkit: Path) -> str:
     run(command, "patches.cpp cannot be built")
     try:
         text = probes.patches()
-    except Error as error:
+    except (Error, ImportError) as error:
         return str(error)
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(text)
