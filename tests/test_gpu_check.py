@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -28,6 +29,7 @@ from gpu import (
     sanitizer,
     stage,
 )
+from gpubpf.errors import CompileError
 from gpubpf.lower.fragment import Argument, Fragment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -211,6 +213,39 @@ def test_what_loads_libraries_below_a_command_is_told() -> None:
     assert sorted(found) == ["CUDA_INJECTION64_PATH=/the/agent's", "NVTX_INJECTION64_PATH=other.so"]
 
 
+def test_where_children_are_not_told_the_group_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "descendants", lambda pid: [])
+    code = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+    with pytest.raises(machine.Failure, match="not over after 1 s") as raised:
+        here().start([sys.executable, "-c", code], 1)
+    status = Path(f"/proc/{str(raised.value).rsplit(' ', 1)[1]}/status")
+    with contextlib.suppress(OSError):  # it is gone
+        assert "State:\tZ" in status.read_text()
+
+
+def test_what_python_lacks_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "gpu", dict)
+    monkeypatch.setattr(machine, "PYTHON", ".".join(map(str, sys.version_info[:2])))
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: name == "numpy" or None)
+    with pytest.raises(machine.Failure, match="has no llvmlite, pyarrow; use a Python that has"):
+        machine.prepare("gpu", 1)
+
+
+def test_the_drivers_version_is_nvmls_where_the_kernel_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nvml:
+        @staticmethod
+        def nvmlInit_v2() -> int:
+            return 0
+
+        @staticmethod
+        def nvmlSystemGetDriverVersion(text: ctypes.Array[ctypes.c_char], size: int) -> int:
+            text.value = b"580.1.2"
+            return 0
+
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: Nvml)
+    assert machine.nvml_version() == "580.1.2"
+
+
 # --- the packed file ---
 
 
@@ -244,6 +279,18 @@ def test_packed_programs_find_the_packed_runtime_and_others_their_own() -> None:
     )
     with pytest.raises(machine.Missing):
         gpu.program("programs/absent 1")
+
+
+@pytest.mark.parametrize("error", [CompileError("no bcc"), ModuleNotFoundError("no llvmlite")])
+def test_packing_says_why_there_are_no_patches(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
+) -> None:
+    def patches() -> str:
+        raise error
+
+    monkeypatch.setattr(probes, "patches", patches)
+    monkeypatch.setattr(pack, "run", lambda *_: None)
+    assert pack.build_sanitizer(tmp_path, tmp_path, tmp_path) == str(error)
 
 
 def test_a_device_program_becomes_a_patch() -> None:
