@@ -54,6 +54,14 @@ def here(device: str = "sim", seconds: float = 60) -> machine.Machine:
     return machine.Machine(device, environment, time.monotonic() + seconds)
 
 
+def wait_until_gone(pid: int) -> None:
+    """A process that was killed. It would be there for a minute if it had not been."""
+    ends = time.monotonic() + 20
+    with contextlib.suppress(OSError):
+        while "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+            assert time.monotonic() < ends
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "script" / "gpu-check"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -147,9 +155,7 @@ def test_a_command_that_does_not_end_is_killed_with_what_it_started() -> None:
     code = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '60'], start_new_session=True).pid); time.sleep(60)"
     with pytest.raises(machine.Failure, match="not over after 1 s") as raised:
         here().start([sys.executable, "-uc", code], 1)
-    child = int(str(raised.value).rsplit(" ", 1)[1])
-    status = Path(f"/proc/{child}/status")
-    assert not status.exists() or "State:\tZ" in status.read_text()
+    wait_until_gone(int(str(raised.value).rsplit(" ", 1)[1]))
 
 
 def test_what_was_found_and_begun_is_written_whenever_the_stage_is_ended(tmp_path: Path) -> None:
@@ -191,10 +197,7 @@ def test_ended_by_a_signal_it_leaves_nothing_running(tmp_path: Path) -> None:
         process.terminate()
     assert process.returncode == 143 and len(started) == 1
     assert json.loads(written.read_text())["parts"][-1]["state"] == "ended"
-    ends = time.monotonic() + 20
-    with contextlib.suppress(OSError):  # it is gone
-        while "State:\tZ" not in Path(f"/proc/{started[0]}/status").read_text():
-            assert time.monotonic() < ends
+    wait_until_gone(started[0])
 
 
 def test_one_of_each_kind_of_known_answer_comes_before_the_second_of_any() -> None:
@@ -218,9 +221,7 @@ def test_where_children_are_not_told_the_group_is_killed(monkeypatch: pytest.Mon
     code = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
     with pytest.raises(machine.Failure, match="not over after 1 s") as raised:
         here().start([sys.executable, "-c", code], 1)
-    status = Path(f"/proc/{str(raised.value).rsplit(' ', 1)[1]}/status")
-    with contextlib.suppress(OSError):  # it is gone
-        assert "State:\tZ" in status.read_text()
+    wait_until_gone(int(str(raised.value).rsplit(" ", 1)[1]))
 
 
 def test_what_python_lacks_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

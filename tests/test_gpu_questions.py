@@ -263,6 +263,7 @@ def test_a_process_that_cannot_be_killed_is_left_alone(monkeypatch: pytest.Monke
     killed: list[int] = []
     kill = os.kill
     monkeypatch.setattr(machine.os, "kill", lambda pid, number: killed.append(pid))
+    monkeypatch.setattr(machine.os, "killpg", lambda pid, number: None)
     began = time.monotonic()
     with pytest.raises(machine.Failure, match="not over after 1 s; it said: here"):
         here(ROOT).start([sys.executable, "-uc", "import time; print('here'); time.sleep(40)"], 1)

@@ -142,6 +142,8 @@ def killed(process: subprocess.Popen[str]) -> tuple[str, str]:
     for pid in (*descendants(process.pid), process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # not every kernel tells of children
+        os.killpg(process.pid, signal.SIGKILL)
     try:
         return process.communicate(timeout=5)
     except subprocess.TimeoutExpired as late:  # it cannot die, or somebody has its output open still
