@@ -160,3 +160,7 @@ def test_names_are_cut_where_a_line_would_be_too_long_for_a_terminal() -> None:
     whole = shown(several=True, whole=True)
     assert all(names_[1] in line and "hipLaunchCooperativeKernel" in line for line in whole[2:])
     assert together and len(together[2]) == 80
+    names_[1] = "0x55e7ecd9d3b0"  # an address; and with no names to cut the rest is told in full
+    one["arguments"][1] = (0, 2**32 - 1 + (2**32 - 1 << 32), 1, 2**32 - 1 + (2**32 - 1 << 32), 1, 0)
+    assert all(names_[1] in line for line in shown(several=True)[1:])
+    assert "-  hipLaunchKernel 0x55e7ecd9d3b0<<<4294967295x4294967295, " in shown(several=False)[1]

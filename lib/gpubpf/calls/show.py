@@ -285,11 +285,13 @@ def call_lines(group: Group, columns: Columns) -> list[str]:
 
 
 def _shorter(text: str, api: str, kernel: str, too_long: int) -> str:
-    """One of `call_texts`, its names cut in their middle as far as they are to be: the kernel's first. The rest tells too much."""
-    rest = text[len(api) + 1 + len(kernel) :] if kernel else text[len(api) :]
-    short = _cut(kernel, too_long, table.LEAST)
-    api = _cut(api, too_long - len(kernel) + len(short), NAME)
-    return f"{api} {short}{rest}" if kernel else api + rest
+    """One of `call_texts`, its names cut in their middle, the kernel's first, where it is short enough then; else as it is. An address
+    is cut nowhere."""
+    rest = text[len(api) + len(kernel) + bool(kernel) :]
+    short = kernel if kernel.startswith("0x") else _cut(kernel, too_long, table.LEAST)
+    name = _cut(api, too_long - len(kernel) + len(short), NAME)
+    made = f"{name} {short}{rest}" if kernel else name + rest
+    return made if len(text) - len(made) >= too_long else text
 
 
 def _cut(name: str, too_long: int, least: int) -> str:
