@@ -61,6 +61,7 @@ class Seen:
     all_rows: np.ndarray[Any, Any]
     spent: dict[str, int]  # of the call
     off_ns: int  # of the call, or the gap before the last launch
+    whole: int  # its length, which is that of the scene and what lies around it
     explained: list[why.Cause]
     notes: list[str]
 
@@ -185,6 +186,7 @@ class Watched:
             rows,
             dict(zip(event.dtype["spent"].names, event["spent"].tolist(), strict=True)),
             off,
+            end - start,
             why.explain(spans, pid, int(event["tid"]), start, end),
             self.notes,
         )
@@ -214,7 +216,7 @@ def test_what_sleeps_is_blocked_in_its_system_call(built: Path, where: str, what
     assert f"blocked in {call}" in seen.texts
     assert 40 * MS <= seen.ns(why.BLOCKED) <= seen.took
     assert seen.explained[0].text == f"blocked in {call}"
-    assert 40 * MS <= seen.explained[0].ns <= seen.off_ns <= seen.took + 10 * MS
+    assert 40 * MS <= seen.explained[0].ns <= seen.off_ns <= seen.whole
     if where == "call":
         assert seen.spent["blocked_ns"] == seen.ns(why.BLOCKED) and seen.spent["io_ns"] == 0
 
@@ -263,7 +265,7 @@ def test_what_others_take_the_cpu_from_is_preempted(built: Path, where: str, bus
     missing = seen.took - seen.cpu
     # Times of less than 5 us are not among those; the gap begins and ends with calls of its own.
     taken = sum(cause.ns for cause in seen.explained)
-    assert missing * 0.8 - MS <= taken <= missing + 10 * MS
+    assert missing * 0.8 - MS <= taken <= seen.whole - seen.cpu + MS
     assert taken <= seen.ns(why.PREEMPTED) and {cause.text for cause in seen.explained} <= {"preempted"}
     if busy:
         assert taken >= 20 * MS
@@ -288,7 +290,7 @@ def test_memory_that_has_to_be_made_free_first_is_memory_pressure(
 
 def _mend(watched: Watched, wire: scenes.Wire, own: bool) -> None:
     """When the other process has sent something again, and this one too, twice."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         sockets = watched.calls.host.items("context_sockets")["value"]
         ours = sockets["tgid"] == watched.process.pid
@@ -351,7 +353,7 @@ def test_rows_of_threads_that_ended_make_room(built: Path) -> None:
         assert seen.ns(why.BLOCKED) >= 10 * MS
         assert len(watched.calls.host.items("call_why"))
         last, _ = watched.context.why()  # what came as it ended
-        assert last["ns"].sum() < 20 * MS
+        assert "blocked in clock_nanosleep" not in {cause.text for cause in why.causes(last)}  # that was told
         assert len(watched.calls.host.items("call_why"))
         for _ in range(2):
             assert not any(map(len, watched.context.why()))

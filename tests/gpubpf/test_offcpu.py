@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -111,6 +112,13 @@ def point(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(bpf_syscall, "raw_arguments", lambda name, count: False)
 
 
+def _until_it_reads(thread: threading.Thread) -> None:
+    call, until = Path(f"/proc/self/task/{thread.native_id}/syscall"), time.monotonic() + 60
+    while not call.read_text().startswith("0 "):
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
 @needs_bpf
 @pytest.mark.usefixtures("point")
 def test_threads_that_sleep_after_a_launch(marker: tuple[int, Callable[..., None]]) -> None:
@@ -144,12 +152,14 @@ def test_threads_that_sleep_after_a_launch(marker: tuple[int, Callable[..., None
     threads = [threading.Thread(target=work) for work in (sleeper, waiter, stranger)]
     for thread in threads:
         thread.start()
+    _until_it_reads(threads[1])
     time.sleep(0.05)
     os.write(writer, b"x")
     for thread in threads:
         thread.join()
     still = threading.Thread(target=lambda: (marker[1](3, 0, 0, 0, 1, 0), os.read(reader, 1)), daemon=True)
     still.start()
+    _until_it_reads(still)
     time.sleep(0.02)
     host.close()
     os.write(writer, b"x")
