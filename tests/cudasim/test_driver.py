@@ -211,6 +211,7 @@ def test_a_kernel_with_an_unknown_instruction_cannot_be_launched() -> None:
         os.dup2(log, 2)
         for _ in range(2):
             odd = cu.function(module, "odd")
+            assert cu.status("cuFuncLoad", odd) == 801
             assert cu.status("cuLaunchKernel", odd, 1, 1, 1, 1, 1, 1, 0, None, None, None) == 801
         os.dup2(stderr, 2)
         text = os.pread(log, 1000, 0).decode()

@@ -1,6 +1,7 @@
 """threadhist from its command line to its exit status, on a program that is no example."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -213,3 +214,31 @@ int main() {
     done = subprocess.run([*TOOL, "-o", tmp_path / "out", "--", built], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "3\n")
     assert "of 3 launches of the kernels asked for (3 seen in all)" in (tmp_path / "out").read_text()
+
+
+def test_a_kernel_that_the_device_cannot_run_fails_as_without_the_tool(tmp_path):
+    built = gpubpf_cuda.build(
+        r"""
+#include <cstdio>
+__global__ void odd(unsigned *x) { asm volatile("vadd4.u32.u32.u32 %0, %0, %0, %0;" : "+r"(*x)); }
+__global__ void even(unsigned *x) { *x = 2; }
+int main() {
+    unsigned *x;
+    cudaMalloc(&x, sizeof *x);
+    odd<<<1, 1>>>(x);
+    printf("%s\n", cudaGetErrorName(cudaGetLastError()));
+    even<<<1, 1>>>(x);
+    return cudaDeviceSynchronize();
+}
+""",
+        tmp_path / "odd",
+    )
+    environment = os.environ | {"LD_LIBRARY_PATH": str(REPOSITORY / "lib/cudasim/lib")}
+    alone = subprocess.run([built], capture_output=True, text=True, env=environment)
+    assert (alone.returncode, alone.stdout) == (0, "cudaErrorNotSupported\n") and "vadd4" in alone.stderr
+    done = run("--json", "-o", tmp_path / "out", "--", built)
+    own = [line for line in done.stderr.splitlines() if not line.startswith("threadhist: ")]
+    assert (done.returncode, done.stdout, own) == (0, alone.stdout, alone.stderr.splitlines())
+    summary = records(tmp_path / "out")[-1]
+    assert (summary["launches_seen"], summary["launches_instrumented"]) == (2, 1)
+    assert summary["not_instrumented"] == {"the device cannot run it": 1}

@@ -660,6 +660,7 @@ CUresult cuFuncLoad(CUfunction handle) {
     const std::shared_ptr<Module> module = function->module.lock();
     const std::shared_ptr<Context> context = module ? module->context.lock() : nullptr;
     if (!context) return CUDA_ERROR_INVALID_HANDLE;
+    if (!function->kernel().refused.empty()) return CUDA_ERROR_NOT_SUPPORTED;  // the launch says why
     load_function(*function, context);
     return CUDA_SUCCESS;
 }

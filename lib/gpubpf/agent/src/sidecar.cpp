@@ -404,7 +404,11 @@ void apply(Module *module, Context *context, const std::shared_ptr<const Answer>
       refuse(k, "the driver does not find the copy");
       continue;
     }
-    if (driver.cuFuncLoad) driver.cuFuncLoad(copy->function);  // now, not lazily in the first launch
+    // now, not lazily in the first launch; the embedded device says here which kernel it cannot run, nor the original
+    if (driver.cuFuncLoad && driver.cuFuncLoad(copy->function) == CUDA_ERROR_NOT_SUPPORTED) {
+      refuse(k, "the device cannot run it");
+      continue;
+    }
     CUfunction original = original_function(*module, layout.name.c_str());
     std::map<int, int> attributes;
     int cache, shared;
