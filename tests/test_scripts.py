@@ -78,4 +78,4 @@ def test_a_second_setup_has_nothing_to_do_and_says_nothing():
     start = time.monotonic()
     done = subprocess.run([REPOSITORY / "script/setup"], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 20

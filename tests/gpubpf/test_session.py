@@ -358,7 +358,7 @@ def test_an_agent_that_is_short_of_memory_does_not_hurt(
         with fake_tool.session(command, wanted=(), image_wait=1.0) as session:
             pass
         assert session.status == 0, seed
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 100
 
 
 def test_nothing_is_lost_when_a_busy_program_is_told_to_end(target: Path) -> None:
@@ -489,7 +489,7 @@ def test_a_tool_that_is_stopped_holds_the_program_up_for_seconds_only(target: Pa
     tool = Tool(target, tmp_path, "reload", 5, stop=True)
     try:
         assert tool.program_output() == "launched 5\nstatus 0\n"
-        assert time.monotonic() - start < 15
+        assert time.monotonic() - start < 30
     finally:
         tool.process.kill()
         tool.process.wait()
