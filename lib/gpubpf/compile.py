@@ -6,12 +6,14 @@ import base64
 import contextlib
 import ctypes
 import difflib
+import errno
 import faulthandler
 import functools
 import json
 import os
 import platform
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -119,7 +121,9 @@ def _compile(text: str) -> Program:
                 result.flush()
             finally:
                 os._exit(0)
-        os.waitpid(child, 0)
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            raise CompileError("the compiler was killed, perhaps for want of memory; try again")
         result.seek(0)
         talk.seek(0)
         said = talk.read().decode("utf-8", "replace")
@@ -206,8 +210,17 @@ def _diagnosis(source: Source, said: str) -> str:
         if match := re.match(r"Error at line (\d+): .*signed division", line):
             header, number = source.origin(_rewritten(source.text, said)[1].get(int(match[1]), 0))
             return f"{header or 'C'} line {number}: BPF has no signed division or remainder; divide unsigned numbers, or shift"
+    for line in lines:
+        if match := re.match(r"could not open bpf map: (\w+), error: (.*)", line):
+            mend = (
+                "correct its sizes"
+                if match[2] == os.strerror(errno.EINVAL)
+                else "raise its limits, or try again"
+            )
+            return f"the kernel makes no map {match[1]}: {match[2]}; {mend}"
     words = ("error", "could not", "cannot", "unable", "unsupported", "invalid")
-    telling = [line for line in lines if any(word in line.lower() for word in words)]
+    code = set(source.text.split("\n"))  # which bcc prints, too
+    telling = [line for line in lines if line not in code and any(word in line.lower() for word in words)]
     return f"bcc: {telling[0].strip() if telling else 'compilation failed'}; correct the C text"
 
 

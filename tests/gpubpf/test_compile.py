@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
+import resource
 
 import numpy as np
 import pytest
@@ -307,7 +309,10 @@ BAD = {
         "C line 4: no member named",
     ),
     "an unknown type": ("GPU_HASH(h, struct nothing, u64, 4);", "C line 3: "),
-    "a map of no entries": ("GPU_ARRAY(none, u64, 0);", "could not open bpf map: none"),
+    "a map of no entries": (
+        "GPU_ARRAY(none, u64, 0);",
+        "the kernel makes no map none: Invalid argument; correct its sizes",
+    ),
     "a static program": ("static int f(struct gpu_exit *ctx) { return 0; }", "f is static or inline"),
     "a function elsewhere": ("int g(int);\nint f(struct gpu_exit *ctx) { return g(1); }", "C line 4: "),
     "a string": (
@@ -337,6 +342,24 @@ def test_what_does_not_compile(name, capfd):
     assert "\n" not in said
     assert ";" in said
     assert capfd.readouterr() == ("", "")
+
+
+def test_maps_that_the_kernel_does_not_make():
+    """That is not a fault of the text, whatever words are in it."""
+    text = (
+        HEAD
+        + "BPF_ARRAY(plain, u64, 8); /* an error, invalid */\n"
+        + "".join(f"BPF_ARRAY(more{i}, u64, 8);\n" for i in range(40))
+    )
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, before[1]))
+    try:
+        with pytest.raises(
+            CompileError, match=r"^the kernel makes no map \w+: Too many open files; raise its limits"
+        ):
+            compile._compile(text)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_compiled_once(monkeypatch, tmp_path):
