@@ -307,6 +307,10 @@ class Uprobes:
                 file = libraries.open_here(first)
             except OSError:
                 self._seen.discard((place, inode))
+                self._say(
+                    f"{_shown(first.path)} was mapped by process {first.pid}, which ended before there could be"
+                    " probes; its calls are not seen"
+                )
                 return
         except OSError as error:
             self._say(f"{_shown(first.path)} cannot be opened ({error.strerror}); calls of it are not seen")

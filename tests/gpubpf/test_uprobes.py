@@ -20,7 +20,7 @@ import pytest
 from gpubpf import bpf_syscall, libraries, prebuild, program, uprobes
 from gpubpf.errors import UsageError
 from gpubpf.host import Host
-from gpubpf.libraries import Names
+from gpubpf.libraries import Mapped, Names
 from gpubpf.program import BPF
 from gpubpf_host import needs_bpf
 
@@ -238,6 +238,19 @@ def test_a_library_that_is_loaded_late(built: Path, tmp_path: Path, notes: list[
             [100, 101],
         )  # the sleep that gave time may be seen
         assert [p.path for p in host.uprobes.placed] == [str(library)]
+
+
+def test_a_library_of_a_process_that_has_ended(built: Path, notes: list[str]) -> None:
+    """Nobody else can open its file: what it called is not known, and that is said."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with attached(notes) as host:
+        assert host.uprobes is not None
+        gone = Mapped(ended.pid, 0x1000, 0x2000, 0, "00:99", 12345, "/own/libsnoop.so")
+        host.uprobes._met(gone.place, gone.inode, [gone])
+        assert not host.uprobes.placed
+    told = f"/own/libsnoop.so was mapped by process {ended.pid}, which ended before there could be probes; its calls are not seen"
+    assert told in notes
 
 
 def test_another_mount_namespace(built: Path, tmp_path: Path, notes: list[str]) -> None:
