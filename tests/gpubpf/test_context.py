@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ class Seen:
 
     took: int
     cpu: int
+    delay: int  # it could have run, and did not
+    waits: int  # how often
     rows: np.ndarray[Any, Any]  # of the call, or the gap
     all_rows: np.ndarray[Any, Any]
     spent: dict[str, int]  # of the call
@@ -71,8 +74,9 @@ class Seen:
 
     @property
     def telling(self) -> set[int]:
-        """Reasons for at least a twentieth of the time: a file system waits for this and that now and then."""
-        return {reason for reason in self.reasons if 20 * self.ns(reason) >= self.took}
+        """Reasons for at least a twentieth of what is explained: a file system waits for this and that now and then."""
+        whole = int(self.rows["ns"].sum())
+        return {reason for reason in self.reasons if 20 * self.ns(reason) >= whole}
 
     def ns(self, reason: int) -> int:
         return int(self.rows["ns"][self.rows["reason"] == reason].sum())
@@ -83,6 +87,23 @@ class Seen:
     @property
     def texts(self) -> set[str]:
         return {cause.text for cause in why.causes(self.rows)}
+
+
+class UntoldError(Exception):
+    """Some switches of the thread were not told of, which the tool says."""
+
+
+def told(test: Callable[..., None]) -> Callable[..., None]:
+    """Of a scene that the kernel tells all of. Some kernels leave out a switch from the idle task now and then."""
+
+    @functools.wraps(test)
+    def again(*arguments: Any, **named: Any) -> None:
+        for _ in range(20):
+            with contextlib.suppress(UntoldError):
+                return test(*arguments, **named)
+        pytest.fail("the kernel never tells of all switches")
+
+    return again
 
 
 class Watched:
@@ -150,14 +171,16 @@ class Watched:
         thread.start()
         try:
             self._say()
-            took, cpu = map(int, self._line().split())
+            took, cpu, delay, waits = map(int, self._line().split())
         finally:
             over.set()
             thread.join()
         (rows, between), spans, events = self.context.why(), self.context.spans(), self.calls.events()
         self._say()
         assert self.process.wait() == 0
-        assert self.calls.lost == 0 and self.context.lost == 0
+        assert self.calls.lost == 0
+        if lost := self.context.lost:
+            raise UntoldError(lost)
         pid = self.process.pid
         assert set(rows["tgid"].tolist()) <= {pid} and set(events["tgid"].tolist()) == {pid}
         last = events[-1]
@@ -182,6 +205,8 @@ class Watched:
         return Seen(
             took,
             cpu,
+            delay,
+            waits,
             mine,
             rows,
             dict(zip(event.dtype["spent"].names, event["spent"].tolist(), strict=True)),
@@ -205,11 +230,25 @@ def watch(built: Path, where: str, what: str, argument: str = "-", before: Seque
         return watched.go()
 
 
+def read(built: Path, where: str, what: str, file: str, enough: int) -> Seen:
+    """A scene that waits for a disk, `enough` times. In a virtual machine the host may take the CPU until the disk has answered, and
+    nobody in it waits; each run has to be right."""
+    for _ in range(10):
+        seen = watch(built, where, what, file)
+        others = seen.reasons - ALWAYS
+        assert sum(seen.count(reason) for reason in others) == seen.waits
+        assert sum(seen.ns(reason) for reason in others) <= seen.took
+        if seen.waits >= enough:
+            return seen
+    pytest.skip("this disk answers before anybody waits")
+
+
 WHERES = pytest.mark.parametrize("where", ["call", "gap"])
 
 
 @WHERES
 @pytest.mark.parametrize("what,call", [("sleep", "clock_nanosleep"), ("futex", "futex")])
+@told
 def test_what_sleeps_is_blocked_in_its_system_call(built: Path, where: str, what: str, call: str) -> None:
     seen = watch(built, where, what, "40")
     assert seen.reasons - ALWAYS == {why.BLOCKED}
@@ -222,12 +261,12 @@ def test_what_sleeps_is_blocked_in_its_system_call(built: Path, where: str, what
 
 
 @WHERES
+@told
 def test_what_reads_a_disk_waits_for_it(built: Path, where: str, file: str) -> None:
     scenes.needs_disk(file)
-    seen = watch(built, where, "disk", file)
+    seen = read(built, where, "disk", file, 8)
     assert seen.telling - ALWAYS == {why.BLOCK_IO}
     assert "block I/O in pread64" in seen.texts
-    assert seen.ns(why.BLOCK_IO) + seen.ns(why.PREEMPTED) >= (seen.took - seen.cpu) * 0.8
     assert seen.count(why.BLOCK_IO) >= 8
     assert "block I/O in pread64" in {cause.text for cause in seen.explained}
     if where == "call":
@@ -235,9 +274,10 @@ def test_what_reads_a_disk_waits_for_it(built: Path, where: str, file: str) -> N
 
 
 @WHERES
+@told
 def test_a_mapped_file_is_read_in_page_faults(built: Path, where: str, file: str) -> None:
     scenes.needs_disk(file)
-    seen = watch(built, where, "mapped", file)
+    seen = read(built, where, "mapped", file, 128)
     assert seen.telling - ALWAYS == {why.BLOCK_IO}
     assert "block I/O in a page fault" in seen.texts
     assert seen.count(why.FAULTS) >= 16 * 256 / 16  # of every 16th page
@@ -245,6 +285,7 @@ def test_a_mapped_file_is_read_in_page_faults(built: Path, where: str, file: str
 
 
 @WHERES
+@told
 def test_memory_that_is_used_first_is_page_faults(built: Path, where: str) -> None:
     seen = watch(built, where, "memory", "16")
     assert seen.reasons <= ALWAYS
@@ -254,6 +295,7 @@ def test_memory_that_is_used_first_is_page_faults(built: Path, where: str) -> No
 
 @WHERES
 @pytest.mark.parametrize("busy", [True, False])
+@told
 def test_what_others_take_the_cpu_from_is_preempted(built: Path, where: str, busy: bool) -> None:
     cpu = max(os.sched_getaffinity(0))
     with (
@@ -262,10 +304,9 @@ def test_what_others_take_the_cpu_from_is_preempted(built: Path, where: str, bus
     ):
         seen = watched.go()
     assert seen.reasons <= ALWAYS
-    missing = seen.took - seen.cpu
     # Times of less than 5 us are not among those; the gap begins and ends with calls of its own.
     taken = sum(cause.ns for cause in seen.explained)
-    assert missing * 0.8 - MS <= taken <= seen.whole - seen.cpu + MS
+    assert seen.delay * 0.8 - MS <= taken <= seen.whole - seen.cpu + MS
     assert taken <= seen.ns(why.PREEMPTED) and {cause.text for cause in seen.explained} <= {"preempted"}
     if busy:
         assert taken >= 20 * MS
@@ -273,6 +314,7 @@ def test_what_others_take_the_cpu_from_is_preempted(built: Path, where: str, bus
 
 @WHERES
 @pytest.mark.parametrize("short", [True, False])
+@told
 def test_memory_that_has_to_be_made_free_first_is_memory_pressure(
     built: Path, where: str, short: bool, small_group: Path
 ) -> None:
@@ -303,6 +345,7 @@ def _mend(watched: Watched, wire: scenes.Wire, own: bool) -> None:
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs ip, of iproute2")
 @WHERES
 @pytest.mark.parametrize("what", ["ask", "sleep"])
+@told
 def test_what_waits_for_what_was_lost_is_next_to_retransmits(built: Path, where: str, what: str) -> None:
     with contextlib.ExitStack() as stack:
         try:
@@ -347,6 +390,7 @@ def test_without_reasons_only_the_time_off_the_cpu_is_known(built: Path) -> None
     assert not {name for name in programs if name.startswith("context")} - {"context_switch_time"}
 
 
+@told
 def test_rows_of_threads_that_ended_make_room(built: Path) -> None:
     with Watched(built, "call", "sleep", "20") as watched:
         seen = watched.go()
@@ -360,6 +404,7 @@ def test_rows_of_threads_that_ended_make_room(built: Path) -> None:
             assert not len(watched.calls.host.items("call_why"))
 
 
+@told
 def test_what_a_kernel_does_not_have_is_said_and_the_rest_goes_on(
     built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -384,6 +429,7 @@ def test_what_a_kernel_does_not_have_is_said_and_the_rest_goes_on(
 
 
 @WHERES
+@told
 def test_a_switch_in_the_middle_of_somebodys_look_at_a_map_is_seen(built: Path, where: str) -> None:
     # At tracepoints with records it is not where the kernel preempts itself, which kernels for servers do not.
     cpu = min(os.sched_getaffinity(0))
@@ -396,6 +442,7 @@ def test_a_switch_in_the_middle_of_somebodys_look_at_a_map_is_seen(built: Path, 
     assert seen.ns(why.BLOCKED) >= 40 * MS and "blocked in clock_nanosleep" in seen.texts
 
 
+@told
 def test_where_raw_tracepoints_do_not_tell_enough_records_do(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,6 +455,7 @@ def test_where_raw_tracepoints_do_not_tell_enough_records_do(
     assert "blocked in clock_nanosleep" in seen.texts and seen.ns(why.BLOCKED) >= 20 * MS
 
 
+@told
 def test_what_an_old_kernel_cannot_tell_is_said(
     built: Path, monkeypatch: pytest.MonkeyPatch, small_group: Path
 ) -> None:

@@ -262,9 +262,7 @@ class Context:
 
     @property
     def lost(self) -> int:
-        """Times that found no room, in sums or as records."""
-        if not self._reasons:
-            return 0
+        """Times that found no room, in sums or as records, or whose end the kernel did not tell of."""
         found = self._calls.host.items("context_counts")["value"]
         return int(found[_LOST_SUMS] + found[_LOST_SPANS])
 

@@ -299,12 +299,21 @@ static __always_inline void context_comes(struct call_thread *t, u32 id)
     context_took(t, id, reason, t->left_syscall, start_ns, now, ns);
 }
 
+/* Each that leaves comes back first: kernels have been seen that do not tell of some switches from the idle task. */
+static __always_inline void context_check(struct call_thread *t)
+{
+    if (t->left_ns)
+        context_count(CONTEXT_LOST_SUMS);
+}
+
 static __always_inline int context_switched(u32 leaves, u32 comes, u64 state, int old)
 {
     struct call_thread *t = leaves ? call_threads.lookup(&leaves) : 0;
 
-    if (t)
+    if (t) {
+        context_check(t);
         context_leaves(t, state, old);
+    }
     t = comes ? call_threads.lookup(&comes) : 0;
     if (t && t->left_ns)
         context_comes(t, comes);
@@ -317,6 +326,7 @@ static __always_inline int context_switched_time(u32 leaves, u32 comes, u64 stat
     u64 ns;
 
     if (t) {
+        context_check(t);
         t->left_state = state && !(state & CONTEXT_STATES_RUNNABLE) ? CONTEXT_BLOCKED : CONTEXT_PREEMPTED;
         t->left_ns = bpf_ktime_get_boot_ns();
     }
