@@ -28,9 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "own_processes: runs where no other process is seen, as all would be measured"
     )
-    config.addinivalue_line(
-        "markers", "whole_machine: watches every process; of such tests one runs at a time"
-    )
+    config.addinivalue_line("markers", "whole_machine: watches every process; no other test runs meanwhile")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -54,14 +52,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(autouse=True)
 def _one_that_watches_the_machine(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Of those that hold each process that comes to the driver, the second finds it traced by the first, also where it is one of
-    its own: process numbers of one's own are seen from outside. Other workers, and other runs, wait."""
-    watches = any(request.node.get_closest_marker(name) for name in ("own_processes", "whole_machine"))
-    if not watches or "GPUBPF_OWN_PROCESSES" in os.environ:
+    """What holds each process that comes to the driver runs alone: the programs of any other test, of other workers and other runs
+    too, would be traced by it for a moment, also where it has process numbers of its own, which are seen from outside."""
+    if "GPUBPF_OWN_PROCESSES" in os.environ:
         yield
         return
-    with open(Path(tempfile.gettempdir()) / f"gpubpf-whole-machine-{os.getuid()}", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    watches = any(request.node.get_closest_marker(name) for name in ("own_processes", "whole_machine"))
+    place = Path(tempfile.gettempdir()) / f"gpubpf-tests-{os.getuid()}"
+    with open(f"{place}-turn", "w") as turn, open(f"{place}-machine", "w") as machine:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # who waits for all others comes before those that come later
+        fcntl.flock(machine, fcntl.LOCK_EX if watches else fcntl.LOCK_SH)
+        fcntl.flock(turn, fcntl.LOCK_UN)
         yield
 
 

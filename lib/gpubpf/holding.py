@@ -264,6 +264,8 @@ class _Holding:
         """It ended, which it may have done long after cuInit, or somebody else traces it."""
         if arrival.threads.pop(thread.event.tid, None) is not None:
             arrival.late = True
+            if arrival.base:
+                self._overtaken.add(arrival.pid)
 
     def _stands(self, arrival: _Arrival, thread: _Thread, traced: ptrace.Thread) -> None:
         """What is to be done with a thread that has just stopped. Raises Gone, Refused, SessionError."""
@@ -273,7 +275,12 @@ class _Holding:
             inside = (
                 memory.some(event.sp, 8) == event.back.to_bytes(8, "little") and registers.rsp <= event.sp
             )
-            if not inside:
+            if not inside and arrival.base:  # the others stand on; the tool hears of it when it is done
+                self._overtaken.add(arrival.pid)
+                del arrival.threads[event.tid]
+                self._watch.forget(event.tid)
+                traced.release()
+            elif not inside:
                 self._release(arrival.pid)
             elif not arrival.base:
                 at_entry = event.entry <= registers.rip < event.entry + ENTRY

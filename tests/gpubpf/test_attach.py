@@ -767,7 +767,7 @@ def tool(pid: int, *arguments: str, end: int | None = None) -> subprocess.Comple
         assert process.stdout is not None
         while not re.search(r"\blaunches\b", counted):
             line = process.stdout.readline()
-            assert line, "it ended"
+            assert line, process.communicate()[1]
             counted += line
         process.send_signal(end)
     out, error = process.communicate()
