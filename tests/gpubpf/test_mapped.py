@@ -460,7 +460,9 @@ def test_files_that_do_not_answer(
     library = clash(build)
     silent = threading.Event()
     monkeypatch.setattr(mapped, "PATIENCE", 0.3)
-    monkeypatch.setattr(rooted, "open_mapped", lambda *_: silent.wait())
+    monkeypatch.setattr(
+        rooted, "open_mapped", lambda *_: os.open(os.devnull, os.O_RDONLY) if silent.wait() else -1
+    )
     told = loaded(library, SIM, "update")
     with holding(at / "hold", library) as process:
         seen = Mapped(process.pid)
