@@ -15,6 +15,7 @@ from gpubpf.calls.api import Api, numbered, table
 
 _VERSION = re.compile(r"_v\d+(?=_pt|$)")  # what headers add by macros
 _STREAMS = ("", "_ptsz")  # with a default stream for each thread
+_TWICE = re.compile(r"^ +(\w+)\[(_pt\w\w)\](.*)", re.M)  # a row of the table that is one for the plain name, too
 _QUERIES = tuple(
     f"{name}{version}{stream}"
     for name in (
@@ -35,28 +36,19 @@ _OTHER = tuple(
 )
 _TABLE = """
 launch:
-  cuLaunchKernel kernel=0 grid=1 block=4 shared=s1 stream=s2
-  cuLaunchKernelEx kernel=1 grid=0@0 block=0@12 shared=0@24 stream=0@32
-  cuLaunchCooperativeKernel kernel=0 grid=1 block=4 shared=s1 stream=s2
+  cuLaunchKernel[_ptsz] kernel=0 grid=1 block=4 shared=s1 stream=s2
+  cuLaunchKernelEx[_ptsz] kernel=1 grid=0@0 block=0@12 shared=0@24 stream=0@32
+  cuLaunchCooperativeKernel[_ptsz] kernel=0 grid=1 block=4 shared=s1 stream=s2
   cuLaunchCooperativeKernelMultiDevice
   cuLaunch kernel=0
   cuLaunchGrid kernel=0
   cuLaunchGridAsync kernel=0 stream=3
-  cuGraphLaunch stream=1
-  cuLaunchKernel_ptsz kernel=0 grid=1 block=4 shared=s1 stream=s2
-  cuLaunchKernelEx_ptsz kernel=1 grid=0@0 block=0@12 shared=0@24 stream=0@32
-  cuLaunchCooperativeKernel_ptsz kernel=0 grid=1 block=4 shared=s1 stream=s2
-  cuGraphLaunch_ptsz stream=1
-  cudaLaunchKernel kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1
-  cudaLaunchKernelExC kernel=1 grid=0@0 block=0@12 shared=0@24 stream=0@32
-  cudaLaunchCooperativeKernel kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1
-  cudaGraphLaunch stream=1
-  cudaLaunchKernel_ptsz kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1
-  cudaLaunchKernelExC_ptsz kernel=1 grid=0@0 block=0@12 shared=0@24 stream=0@32
-  cudaLaunchCooperativeKernel_ptsz kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1
-  cudaGraphLaunch_ptsz stream=1
-  __cudaLaunchKernel kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1
-  __cudaLaunchKernel_ptsz kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1
+  cuGraphLaunch[_ptsz] stream=1
+  cudaLaunchKernel[_ptsz] kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1
+  cudaLaunchKernelExC[_ptsz] kernel=1 grid=0@0 block=0@12 shared=0@24 stream=0@32
+  cudaLaunchCooperativeKernel[_ptsz] kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1
+  cudaGraphLaunch[_ptsz] stream=1
+  __cudaLaunchKernel[_ptsz] kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1
   cudaLaunchCooperativeKernelMultiDevice
 
 memory:
@@ -82,21 +74,21 @@ memory:
   cuMemCreate bytes=1 out=0
   cuMemRelease
   cuMemMap bytes=1
-  cuMemMapArrayAsync stream=2
+  cuMemMapArrayAsync[_ptsz] stream=2
   cuMemUnmap bytes=1
   cuMemSetAccess bytes=1
   cuMemExportToShareableHandle
   cuMemImportFromShareableHandle out=0
   cuMemRetainAllocationHandle out=0
-  cuMemFreeAsync stream=1
-  cuMemAllocAsync stream=2 bytes=1 out=0
+  cuMemFreeAsync[_ptsz] stream=1
+  cuMemAllocAsync[_ptsz] stream=2 bytes=1 out=0
   cuMemPoolTrimTo bytes=1
   cuMemPoolSetAttribute
   cuMemPoolSetAccess
   cuMemPoolCreate out=0
   cuMemPoolDestroy
   cuMemSetMemPool
-  cuMemAllocFromPoolAsync stream=3 bytes=1 out=0
+  cuMemAllocFromPoolAsync[_ptsz] stream=3 bytes=1 out=0
   cuMemPoolExportToShareableHandle
   cuMemPoolImportFromShareableHandle out=0
   cuMemPoolExportPointer
@@ -108,17 +100,12 @@ memory:
   cuMulticastUnbind bytes=3
   cuMemAdvise_v2 bytes=1
   cuPointerSetAttribute
-  cuStreamAttachMemAsync stream=0 bytes=2
-  cuMemMapArrayAsync_ptsz stream=2
-  cuMemFreeAsync_ptsz stream=1
-  cuMemAllocAsync_ptsz stream=2 bytes=1 out=0
-  cuMemAllocFromPoolAsync_ptsz stream=3 bytes=1 out=0
-  cuStreamAttachMemAsync_ptsz stream=0 bytes=2
+  cuStreamAttachMemAsync[_ptsz] stream=0 bytes=2
   cuMemHostRegister bytes=1
   cuMemGetInfo
   cuMemAllocHost out=0
   cuMemAdvise bytes=1
-  cudaStreamAttachMemAsync stream=0 bytes=2
+  cudaStreamAttachMemAsync[_ptsz] stream=0 bytes=2
   cudaMallocManaged bytes=1 out=0
   cudaMalloc bytes=1 out=0
   cudaMallocHost bytes=1 out=0
@@ -136,192 +123,108 @@ memory:
   cudaMallocMipmappedArray out=0
   cudaMemGetInfo
   cudaMemAdvise bytes=1
-  cudaMallocAsync stream=2 bytes=1 out=0
-  cudaFreeAsync stream=1
+  cudaMallocAsync[_ptsz] stream=2 bytes=1 out=0
+  cudaFreeAsync[_ptsz] stream=1
   cudaMemPoolTrimTo bytes=1
   cudaMemPoolSetAttribute
   cudaMemPoolSetAccess
   cudaMemPoolCreate out=0
   cudaMemPoolDestroy
   cudaMemSetMemPool
-  cudaMallocFromPoolAsync stream=3 bytes=1 out=0
+  cudaMallocFromPoolAsync[_ptsz] stream=3 bytes=1 out=0
   cudaMemPoolExportToShareableHandle
   cudaMemPoolImportFromShareableHandle out=0
   cudaMemPoolExportPointer
   cudaMemPoolImportPointer out=0
-  cudaStreamAttachMemAsync_ptsz stream=0 bytes=2
-  cudaMallocAsync_ptsz stream=2 bytes=1 out=0
-  cudaFreeAsync_ptsz stream=1
-  cudaMallocFromPoolAsync_ptsz stream=3 bytes=1 out=0
 
 copy:
-  cuMemcpy bytes=2
-  cuMemcpyPeer bytes=4
-  cuMemcpyHtoD_v2 bytes=2
-  cuMemcpyDtoH_v2 bytes=2
-  cuMemcpyDtoD_v2 bytes=2
-  cuMemcpyDtoA_v2 bytes=3
-  cuMemcpyAtoD_v2 bytes=3
-  cuMemcpyHtoA_v2 bytes=3
-  cuMemcpyAtoH_v2 bytes=3
-  cuMemcpyAtoA_v2 bytes=4
-  cuMemcpy2D_v2 bytes=0@112 count=0@120
-  cuMemcpy2DUnaligned_v2 bytes=0@112 count=0@120
-  cuMemcpy3D_v2
-  cuMemcpy3DPeer
-  cuMemcpyAsync stream=3 bytes=2
-  cuMemcpyPeerAsync stream=5 bytes=4
-  cuMemcpyHtoDAsync_v2 stream=3 bytes=2
-  cuMemcpyDtoHAsync_v2 stream=3 bytes=2
-  cuMemcpyDtoDAsync_v2 stream=3 bytes=2
-  cuMemcpyHtoAAsync_v2 stream=4 bytes=3
-  cuMemcpyAtoHAsync_v2 stream=4 bytes=3
-  cuMemcpy2DAsync_v2 stream=1 bytes=0@112 count=0@120
-  cuMemcpy3DAsync_v2 stream=1
-  cuMemcpy3DPeerAsync stream=1
-  cuMemcpyBatchAsync_v2 stream=s1
-  cuMemcpy3DBatchAsync_v2 stream=3
-  cuMemsetD8_v2 bytes=2
-  cuMemsetD16_v2 bytes=2 count=#2
-  cuMemsetD32_v2 bytes=2 count=#4
-  cuMemsetD2D8_v2 bytes=3 count=4
-  cuMemsetD2D16_v2
-  cuMemsetD2D32_v2
-  cuMemsetD8Async stream=3 bytes=2
-  cuMemsetD16Async stream=3 bytes=2 count=#2
-  cuMemsetD32Async stream=3 bytes=2 count=#4
-  cuMemsetD2D8Async bytes=3 count=4 stream=5
-  cuMemsetD2D16Async stream=5
-  cuMemsetD2D32Async stream=5
-  cuMemBatchDecompressAsync stream=4
-  cuMemPrefetchAsync_v2 stream=4 bytes=1
-  cuMemPrefetchBatchAsync stream=s1
-  cuMemDiscardBatchAsync stream=4
-  cuMemDiscardAndPrefetchBatchAsync stream=s1
-  cuMemcpy_ptds bytes=2
-  cuMemcpyPeer_ptds bytes=4
-  cuMemcpyHtoD_v2_ptds bytes=2
-  cuMemcpyDtoH_v2_ptds bytes=2
-  cuMemcpyDtoD_v2_ptds bytes=2
-  cuMemcpyDtoA_v2_ptds bytes=3
-  cuMemcpyAtoD_v2_ptds bytes=3
-  cuMemcpyHtoA_v2_ptds bytes=3
-  cuMemcpyAtoH_v2_ptds bytes=3
-  cuMemcpyAtoA_v2_ptds bytes=4
-  cuMemcpy2D_v2_ptds bytes=0@112 count=0@120
-  cuMemcpy2DUnaligned_v2_ptds bytes=0@112 count=0@120
-  cuMemcpy3D_v2_ptds
-  cuMemcpy3DPeer_ptds
-  cuMemcpyAsync_ptsz stream=3 bytes=2
-  cuMemcpyPeerAsync_ptsz stream=5 bytes=4
-  cuMemcpyHtoDAsync_v2_ptsz stream=3 bytes=2
-  cuMemcpyDtoHAsync_v2_ptsz stream=3 bytes=2
-  cuMemcpyDtoDAsync_v2_ptsz stream=3 bytes=2
-  cuMemcpyHtoAAsync_v2_ptsz stream=4 bytes=3
-  cuMemcpyAtoHAsync_v2_ptsz stream=4 bytes=3
-  cuMemcpy2DAsync_v2_ptsz stream=1 bytes=0@112 count=0@120
-  cuMemcpy3DAsync_v2_ptsz stream=1
-  cuMemcpy3DPeerAsync_ptsz stream=1
-  cuMemcpyBatchAsync_v2_ptsz stream=s1
-  cuMemcpy3DBatchAsync_v2_ptsz stream=3
-  cuMemsetD8_v2_ptds bytes=2
-  cuMemsetD16_v2_ptds bytes=2 count=#2
-  cuMemsetD32_v2_ptds bytes=2 count=#4
-  cuMemsetD2D8_v2_ptds bytes=3 count=4
-  cuMemsetD2D16_v2_ptds
-  cuMemsetD2D32_v2_ptds
-  cuMemsetD8Async_ptsz stream=3 bytes=2
-  cuMemsetD16Async_ptsz stream=3 bytes=2 count=#2
-  cuMemsetD32Async_ptsz stream=3 bytes=2 count=#4
-  cuMemsetD2D8Async_ptsz bytes=3 count=4 stream=5
-  cuMemsetD2D16Async_ptsz stream=5
-  cuMemsetD2D32Async_ptsz stream=5
-  cuMemBatchDecompressAsync_ptsz stream=4
-  cuMemPrefetchAsync_v2_ptsz stream=4 bytes=1
-  cuMemPrefetchBatchAsync_ptsz stream=s1
-  cuMemDiscardBatchAsync_ptsz stream=4
-  cuMemDiscardAndPrefetchBatchAsync_ptsz stream=s1
+  cuMemcpy[_ptds] bytes=2
+  cuMemcpyPeer[_ptds] bytes=4
+  cuMemcpyHtoD_v2[_ptds] bytes=2
+  cuMemcpyDtoH_v2[_ptds] bytes=2
+  cuMemcpyDtoD_v2[_ptds] bytes=2
+  cuMemcpyDtoA_v2[_ptds] bytes=3
+  cuMemcpyAtoD_v2[_ptds] bytes=3
+  cuMemcpyHtoA_v2[_ptds] bytes=3
+  cuMemcpyAtoH_v2[_ptds] bytes=3
+  cuMemcpyAtoA_v2[_ptds] bytes=4
+  cuMemcpy2D_v2[_ptds] bytes=0@112 count=0@120
+  cuMemcpy2DUnaligned_v2[_ptds] bytes=0@112 count=0@120
+  cuMemcpy3D_v2[_ptds]
+  cuMemcpy3DPeer[_ptds]
+  cuMemcpyAsync[_ptsz] stream=3 bytes=2
+  cuMemcpyPeerAsync[_ptsz] stream=5 bytes=4
+  cuMemcpyHtoDAsync_v2[_ptsz] stream=3 bytes=2
+  cuMemcpyDtoHAsync_v2[_ptsz] stream=3 bytes=2
+  cuMemcpyDtoDAsync_v2[_ptsz] stream=3 bytes=2
+  cuMemcpyHtoAAsync_v2[_ptsz] stream=4 bytes=3
+  cuMemcpyAtoHAsync_v2[_ptsz] stream=4 bytes=3
+  cuMemcpy2DAsync_v2[_ptsz] stream=1 bytes=0@112 count=0@120
+  cuMemcpy3DAsync_v2[_ptsz] stream=1
+  cuMemcpy3DPeerAsync[_ptsz] stream=1
+  cuMemcpyBatchAsync_v2[_ptsz] stream=s1
+  cuMemcpy3DBatchAsync_v2[_ptsz] stream=3
+  cuMemsetD8_v2[_ptds] bytes=2
+  cuMemsetD16_v2[_ptds] bytes=2 count=#2
+  cuMemsetD32_v2[_ptds] bytes=2 count=#4
+  cuMemsetD2D8_v2[_ptds] bytes=3 count=4
+  cuMemsetD2D16_v2[_ptds]
+  cuMemsetD2D32_v2[_ptds]
+  cuMemsetD8Async[_ptsz] stream=3 bytes=2
+  cuMemsetD16Async[_ptsz] stream=3 bytes=2 count=#2
+  cuMemsetD32Async[_ptsz] stream=3 bytes=2 count=#4
+  cuMemsetD2D8Async[_ptsz] bytes=3 count=4 stream=5
+  cuMemsetD2D16Async[_ptsz] stream=5
+  cuMemsetD2D32Async[_ptsz] stream=5
+  cuMemBatchDecompressAsync[_ptsz] stream=4
+  cuMemPrefetchAsync_v2[_ptsz] stream=4 bytes=1
+  cuMemPrefetchBatchAsync[_ptsz] stream=s1
+  cuMemDiscardBatchAsync[_ptsz] stream=4
+  cuMemDiscardAndPrefetchBatchAsync[_ptsz] stream=s1
   cuMemcpyHtoA
   cuMemcpyAtoH
   cuMemcpyAtoA
   cuMemcpyHtoAAsync stream=4
   cuMemcpyAtoHAsync stream=4
-  cuMemcpyBatchAsync stream=s2
-  cuMemcpy3DBatchAsync stream=4
-  cuMemcpyBatchAsync_ptsz stream=s2
-  cuMemcpy3DBatchAsync_ptsz stream=4
-  cuMemPrefetchAsync stream=3 bytes=1
-  cuMemPrefetchAsync_ptsz stream=3 bytes=1
-  cudaMemcpy3D copy=0@152
-  cudaMemcpy3DPeer
-  cudaMemcpy3DAsync stream=1 copy=0@152
-  cudaMemcpy3DPeerAsync stream=1
-  cudaMemcpy bytes=2 copy=3
+  cuMemcpyBatchAsync[_ptsz] stream=s2
+  cuMemcpy3DBatchAsync[_ptsz] stream=4
+  cuMemPrefetchAsync[_ptsz] stream=3 bytes=1
+  cudaMemcpy3D[_ptds] copy=0@152
+  cudaMemcpy3DPeer[_ptds]
+  cudaMemcpy3DAsync[_ptsz] stream=1 copy=0@152
+  cudaMemcpy3DPeerAsync[_ptsz] stream=1
+  cudaMemcpy[_ptds] bytes=2 copy=3
   cudaMemcpyPeer bytes=4
-  cudaMemcpy2D bytes=4 count=5 copy=s0
-  cudaMemcpy2DToArray bytes=5 count=s0 copy=s1
-  cudaMemcpy2DFromArray bytes=5 count=s0 copy=s1
-  cudaMemcpy2DArrayToArray bytes=s0 count=s1 copy=s2
-  cudaMemcpyToSymbol bytes=2 copy=4
-  cudaMemcpyFromSymbol bytes=2 copy=4
-  cudaMemcpyAsync stream=4 bytes=2 copy=3
+  cudaMemcpy2D[_ptds] bytes=4 count=5 copy=s0
+  cudaMemcpy2DToArray[_ptds] bytes=5 count=s0 copy=s1
+  cudaMemcpy2DFromArray[_ptds] bytes=5 count=s0 copy=s1
+  cudaMemcpy2DArrayToArray[_ptds] bytes=s0 count=s1 copy=s2
+  cudaMemcpyToSymbol[_ptds] bytes=2 copy=4
+  cudaMemcpyFromSymbol[_ptds] bytes=2 copy=4
+  cudaMemcpyAsync[_ptsz] stream=4 bytes=2 copy=3
   cudaMemcpyPeerAsync stream=5 bytes=4
-  cudaMemcpyBatchAsync stream=s1
-  cudaMemcpy3DBatchAsync stream=3
-  cudaMemcpy2DAsync stream=s1 bytes=4 count=5 copy=s0
-  cudaMemcpy2DToArrayAsync stream=s2 bytes=5 count=s0 copy=s1
-  cudaMemcpy2DFromArrayAsync stream=s2 bytes=5 count=s0 copy=s1
-  cudaMemcpyToSymbolAsync stream=5 bytes=2 copy=4
-  cudaMemcpyFromSymbolAsync stream=5 bytes=2 copy=4
-  cudaMemset bytes=2
-  cudaMemset2D bytes=3 count=4
-  cudaMemset3D
-  cudaMemsetAsync stream=3 bytes=2
-  cudaMemset2DAsync stream=5 bytes=3 count=4
-  cudaMemset3DAsync stream=1
-  cudaMemPrefetchAsync bytes=1
-  cudaMemPrefetchBatchAsync stream=s1
-  cudaMemDiscardBatchAsync stream=4
-  cudaMemDiscardAndPrefetchBatchAsync stream=s1
-  cudaMemcpyToArray bytes=4 copy=5
-  cudaMemcpyFromArray bytes=4 copy=5
-  cudaMemcpyArrayToArray bytes=s0 copy=s1
-  cudaMemcpyToArrayAsync stream=s0 bytes=4 copy=5
-  cudaMemcpyFromArrayAsync stream=s0 bytes=4 copy=5
-  cudaMemcpy3D_ptds copy=0@152
-  cudaMemcpy3DPeer_ptds
-  cudaMemcpy3DAsync_ptsz stream=1 copy=0@152
-  cudaMemcpy3DPeerAsync_ptsz stream=1
-  cudaMemcpy_ptds bytes=2 copy=3
-  cudaMemcpy2D_ptds bytes=4 count=5 copy=s0
-  cudaMemcpy2DToArray_ptds bytes=5 count=s0 copy=s1
-  cudaMemcpy2DFromArray_ptds bytes=5 count=s0 copy=s1
-  cudaMemcpy2DArrayToArray_ptds bytes=s0 count=s1 copy=s2
-  cudaMemcpyToSymbol_ptds bytes=2 copy=4
-  cudaMemcpyFromSymbol_ptds bytes=2 copy=4
-  cudaMemcpyAsync_ptsz stream=4 bytes=2 copy=3
-  cudaMemcpyBatchAsync_ptsz stream=s1
-  cudaMemcpy3DBatchAsync_ptsz stream=3
-  cudaMemcpy2DAsync_ptsz stream=s1 bytes=4 count=5 copy=s0
-  cudaMemcpy2DToArrayAsync_ptsz stream=s2 bytes=5 count=s0 copy=s1
-  cudaMemcpy2DFromArrayAsync_ptsz stream=s2 bytes=5 count=s0 copy=s1
-  cudaMemcpyToSymbolAsync_ptsz stream=5 bytes=2 copy=4
-  cudaMemcpyFromSymbolAsync_ptsz stream=5 bytes=2 copy=4
-  cudaMemset_ptds bytes=2
-  cudaMemset2D_ptds bytes=3 count=4
-  cudaMemset3D_ptds
-  cudaMemsetAsync_ptsz stream=3 bytes=2
-  cudaMemset2DAsync_ptsz stream=5 bytes=3 count=4
-  cudaMemset3DAsync_ptsz stream=1
-  cudaMemPrefetchAsync_ptsz bytes=1
-  cudaMemPrefetchBatchAsync_ptsz stream=s1
-  cudaMemDiscardBatchAsync_ptsz stream=4
-  cudaMemDiscardAndPrefetchBatchAsync_ptsz stream=s1
-  cudaMemcpyToArray_ptds bytes=4 copy=5
-  cudaMemcpyFromArray_ptds bytes=4 copy=5
-  cudaMemcpyArrayToArray_ptds bytes=s0 copy=s1
-  cudaMemcpyToArrayAsync_ptsz stream=s0 bytes=4 copy=5
-  cudaMemcpyFromArrayAsync_ptsz stream=s0 bytes=4 copy=5
+  cudaMemcpyBatchAsync[_ptsz] stream=s1
+  cudaMemcpy3DBatchAsync[_ptsz] stream=3
+  cudaMemcpy2DAsync[_ptsz] stream=s1 bytes=4 count=5 copy=s0
+  cudaMemcpy2DToArrayAsync[_ptsz] stream=s2 bytes=5 count=s0 copy=s1
+  cudaMemcpy2DFromArrayAsync[_ptsz] stream=s2 bytes=5 count=s0 copy=s1
+  cudaMemcpyToSymbolAsync[_ptsz] stream=5 bytes=2 copy=4
+  cudaMemcpyFromSymbolAsync[_ptsz] stream=5 bytes=2 copy=4
+  cudaMemset[_ptds] bytes=2
+  cudaMemset2D[_ptds] bytes=3 count=4
+  cudaMemset3D[_ptds]
+  cudaMemsetAsync[_ptsz] stream=3 bytes=2
+  cudaMemset2DAsync[_ptsz] stream=5 bytes=3 count=4
+  cudaMemset3DAsync[_ptsz] stream=1
+  cudaMemPrefetchAsync[_ptsz] bytes=1
+  cudaMemPrefetchBatchAsync[_ptsz] stream=s1
+  cudaMemDiscardBatchAsync[_ptsz] stream=4
+  cudaMemDiscardAndPrefetchBatchAsync[_ptsz] stream=s1
+  cudaMemcpyToArray[_ptds] bytes=4 copy=5
+  cudaMemcpyFromArray[_ptds] bytes=4 copy=5
+  cudaMemcpyArrayToArray[_ptds] bytes=s0 copy=s1
+  cudaMemcpyToArrayAsync[_ptsz] stream=s0 bytes=4 copy=5
+  cudaMemcpyFromArrayAsync[_ptsz] stream=s0 bytes=4 copy=5
   cudaMemPrefetchAsync_v2 bytes=1 stream=4
 
 sync:
@@ -329,88 +232,64 @@ sync:
   cuCtxSynchronize
   cuCtxSynchronize_v2
   cuCtxWaitEvent
-  cuStreamWaitEvent stream=0
-  cuStreamSynchronize stream=0
+  cuStreamWaitEvent[_ptsz] stream=0
+  cuStreamSynchronize[_ptsz] stream=0
   cuEventSynchronize
-  cuStreamWaitEvent_ptsz stream=0
-  cuStreamSynchronize_ptsz stream=0
   cudaDeviceSynchronize
-  cudaStreamWaitEvent stream=0
-  cudaStreamSynchronize stream=0
+  cudaStreamWaitEvent[_ptsz] stream=0
+  cudaStreamSynchronize[_ptsz] stream=0
   cudaEventSynchronize
-  cudaStreamWaitEvent_ptsz stream=0
-  cudaStreamSynchronize_ptsz stream=0
   cudaThreadSynchronize
 
 stream:
   cuStreamCreate out=0
   cuStreamCreateWithPriority out=0
-  cuStreamAddCallback stream=0
-  cuStreamQuery stream=0
+  cuStreamAddCallback[_ptsz] stream=0
+  cuStreamQuery[_ptsz] stream=0
   cuStreamDestroy_v2 stream=0
-  cuStreamWaitValue32_v2 stream=0
-  cuStreamWaitValue64_v2 stream=0
-  cuStreamWriteValue32_v2 stream=0
-  cuStreamWriteValue64_v2 stream=0
-  cuStreamBatchMemOp_v2 stream=0
-  cuLaunchHostFunc stream=0
-  cuStreamAddCallback_ptsz stream=0
-  cuStreamQuery_ptsz stream=0
-  cuStreamWaitValue32_v2_ptsz stream=0
-  cuStreamWaitValue64_v2_ptsz stream=0
-  cuStreamWriteValue32_v2_ptsz stream=0
-  cuStreamWriteValue64_v2_ptsz stream=0
-  cuStreamBatchMemOp_v2_ptsz stream=0
-  cuLaunchHostFunc_ptsz stream=0
+  cuStreamWaitValue32_v2[_ptsz] stream=0
+  cuStreamWaitValue64_v2[_ptsz] stream=0
+  cuStreamWriteValue32_v2[_ptsz] stream=0
+  cuStreamWriteValue64_v2[_ptsz] stream=0
+  cuStreamBatchMemOp_v2[_ptsz] stream=0
+  cuLaunchHostFunc[_ptsz] stream=0
   cuStreamDestroy stream=0
-  cuStreamWriteValue32 stream=0
-  cuStreamWaitValue32 stream=0
-  cuStreamWriteValue64 stream=0
-  cuStreamWaitValue64 stream=0
-  cuStreamBatchMemOp stream=0
-  cuStreamWriteValue32_ptsz stream=0
-  cuStreamWaitValue32_ptsz stream=0
-  cuStreamWriteValue64_ptsz stream=0
-  cuStreamWaitValue64_ptsz stream=0
-  cuStreamBatchMemOp_ptsz stream=0
+  cuStreamWriteValue32[_ptsz] stream=0
+  cuStreamWaitValue32[_ptsz] stream=0
+  cuStreamWriteValue64[_ptsz] stream=0
+  cuStreamWaitValue64[_ptsz] stream=0
+  cuStreamBatchMemOp[_ptsz] stream=0
   cudaStreamCreate out=0
   cudaStreamCreateWithFlags out=0
   cudaStreamCreateWithPriority out=0
   cudaStreamDestroy stream=0
-  cudaStreamAddCallback stream=0
-  cudaStreamQuery stream=0
-  cudaLaunchHostFunc stream=0
-  cudaStreamAddCallback_ptsz stream=0
-  cudaStreamQuery_ptsz stream=0
-  cudaLaunchHostFunc_ptsz stream=0
+  cudaStreamAddCallback[_ptsz] stream=0
+  cudaStreamQuery[_ptsz] stream=0
+  cudaLaunchHostFunc[_ptsz] stream=0
 
 event:
   cuEventCreate out=0
-  cuEventRecord stream=1
-  cuEventRecordWithFlags stream=1
+  cuEventRecord[_ptsz] stream=1
+  cuEventRecordWithFlags[_ptsz] stream=1
   cuEventQuery
   cuEventDestroy_v2
   cuEventElapsedTime_v2
-  cuEventRecord_ptsz stream=1
-  cuEventRecordWithFlags_ptsz stream=1
   cuEventDestroy
   cuEventElapsedTime
   cudaEventCreate out=0
   cudaEventCreateWithFlags out=0
-  cudaEventRecord stream=1
-  cudaEventRecordWithFlags stream=1
+  cudaEventRecord[_ptsz] stream=1
+  cudaEventRecordWithFlags[_ptsz] stream=1
   cudaEventQuery
   cudaEventDestroy
   cudaEventElapsedTime
-  cudaEventRecord_ptsz stream=1
-  cudaEventRecordWithFlags_ptsz stream=1
   cudaEventElapsedTime_v2
 
 graph:
-  cuStreamBeginCapture_v2 stream=0
-  cuStreamBeginCaptureToGraph stream=0
-  cuStreamEndCapture stream=0 out=1
-  cuStreamUpdateCaptureDependencies_v2 stream=0
+  cuStreamBeginCapture_v2[_ptsz] stream=0
+  cuStreamBeginCaptureToGraph[_ptsz] stream=0
+  cuStreamEndCapture[_ptsz] stream=0 out=1
+  cuStreamUpdateCaptureDependencies_v2[_ptsz] stream=0
   cuGraphCreate out=0
   cuGraphAddKernelNode_v2 out=0
   cuGraphKernelNodeSetParams_v2
@@ -441,7 +320,7 @@ graph:
   cuGraphRemoveDependencies_v2
   cuGraphDestroyNode
   cuGraphInstantiateWithFlags out=0
-  cuGraphInstantiateWithParams out=0
+  cuGraphInstantiateWithParams[_ptsz] out=0
   cuGraphExecKernelNodeSetParams_v2
   cuGraphExecMemcpyNodeSetParams
   cuGraphExecMemsetNodeSetParams
@@ -452,7 +331,7 @@ graph:
   cuGraphExecExternalSemaphoresSignalNodeSetParams
   cuGraphExecExternalSemaphoresWaitNodeSetParams
   cuGraphNodeSetEnabled
-  cuGraphUpload stream=1
+  cuGraphUpload[_ptsz] stream=1
   cuGraphExecDestroy
   cuGraphDestroy
   cuGraphExecUpdate_v2
@@ -465,26 +344,18 @@ graph:
   cuGraphNodeSetParams
   cuGraphExecNodeSetParams
   cuGraphConditionalHandleCreate out=0
-  cuStreamBeginCapture_v2_ptsz stream=0
-  cuStreamBeginCaptureToGraph_ptsz stream=0
-  cuStreamEndCapture_ptsz stream=0 out=1
-  cuStreamUpdateCaptureDependencies_v2_ptsz stream=0
-  cuGraphInstantiateWithParams_ptsz out=0
-  cuGraphUpload_ptsz stream=1
-  cuStreamBeginCapture stream=0
-  cuStreamBeginCapture_ptsz stream=0
+  cuStreamBeginCapture[_ptsz] stream=0
   cuGraphExecUpdate
   cuGraphAddDependencies
   cuGraphRemoveDependencies
   cuGraphAddNode out=0
   cuGraphInstantiate out=0
   cuGraphInstantiate_v2 out=0
-  cuStreamUpdateCaptureDependencies stream=0
-  cuStreamUpdateCaptureDependencies_ptsz stream=0
-  cudaStreamBeginCapture stream=0
-  cudaStreamBeginCaptureToGraph stream=0
-  cudaStreamEndCapture stream=0 out=1
-  cudaStreamUpdateCaptureDependencies stream=0
+  cuStreamUpdateCaptureDependencies[_ptsz] stream=0
+  cudaStreamBeginCapture[_ptsz] stream=0
+  cudaStreamBeginCaptureToGraph[_ptsz] stream=0
+  cudaStreamEndCapture[_ptsz] stream=0 out=1
+  cudaStreamUpdateCaptureDependencies[_ptsz] stream=0
   cudaGraphCreate out=0
   cudaGraphAddKernelNode out=0
   cudaGraphKernelNodeSetParams
@@ -521,7 +392,7 @@ graph:
   cudaGraphDestroyNode
   cudaGraphInstantiate out=0
   cudaGraphInstantiateWithFlags out=0
-  cudaGraphInstantiateWithParams out=0
+  cudaGraphInstantiateWithParams[_ptsz] out=0
   cudaGraphExecKernelNodeSetParams
   cudaGraphExecMemcpyNodeSetParams
   cudaGraphExecMemcpyNodeSetParamsToSymbol bytes=4 copy=s0
@@ -536,7 +407,7 @@ graph:
   cudaGraphExecExternalSemaphoresWaitNodeSetParams
   cudaGraphNodeSetEnabled
   cudaGraphExecUpdate
-  cudaGraphUpload stream=1
+  cudaGraphUpload[_ptsz] stream=1
   cudaGraphExecDestroy
   cudaGraphDestroy
   cudaGraphDebugDotPrint
@@ -546,12 +417,6 @@ graph:
   cudaGraphNodeSetParams
   cudaGraphExecNodeSetParams
   cudaGraphConditionalHandleCreate out=0
-  cudaStreamBeginCapture_ptsz stream=0
-  cudaStreamBeginCaptureToGraph_ptsz stream=0
-  cudaStreamEndCapture_ptsz stream=0 out=1
-  cudaStreamUpdateCaptureDependencies_ptsz stream=0
-  cudaGraphInstantiateWithParams_ptsz out=0
-  cudaGraphUpload_ptsz stream=1
 
 module:
   cuModuleLoad out=0 name=1
@@ -679,8 +544,8 @@ other:
   cuExternalMemoryGetMappedMipmappedArray out=0
   cuDestroyExternalMemory
   cuImportExternalSemaphore out=0
-  cuSignalExternalSemaphoresAsync stream=3
-  cuWaitExternalSemaphoresAsync stream=3
+  cuSignalExternalSemaphoresAsync[_ptsz] stream=3
+  cuWaitExternalSemaphoresAsync[_ptsz] stream=3
   cuDestroyExternalSemaphore
   cuTexRefSetArray
   cuTexRefSetMipmappedArray
@@ -711,18 +576,14 @@ other:
   cuGraphicsResourceGetMappedMipmappedArray out=0
   cuGraphicsResourceGetMappedPointer_v2 out=0
   cuGraphicsResourceSetMapFlags_v2
-  cuGraphicsMapResources stream=2
-  cuGraphicsUnmapResources stream=2
+  cuGraphicsMapResources[_ptsz] stream=2
+  cuGraphicsUnmapResources[_ptsz] stream=2
   cuCoredumpSetAttribute
   cuCoredumpSetAttributeGlobal
   cuCheckpointProcessLock
   cuCheckpointProcessCheckpoint
   cuCheckpointProcessRestore
   cuCheckpointProcessUnlock
-  cuSignalExternalSemaphoresAsync_ptsz stream=3
-  cuWaitExternalSemaphoresAsync_ptsz stream=3
-  cuGraphicsMapResources_ptsz stream=2
-  cuGraphicsUnmapResources_ptsz stream=2
   cuGraphicsResourceSetMapFlags
   cuTexRefSetAddress2D_v2
   cuIpcOpenMemHandle out=0
@@ -734,8 +595,8 @@ other:
   cudaExternalMemoryGetMappedMipmappedArray out=0
   cudaDestroyExternalMemory
   cudaImportExternalSemaphore out=0
-  cudaSignalExternalSemaphoresAsync stream=3
-  cudaWaitExternalSemaphoresAsync stream=3
+  cudaSignalExternalSemaphoresAsync[_ptsz] stream=3
+  cudaWaitExternalSemaphoresAsync[_ptsz] stream=3
   cudaDestroyExternalSemaphore
   cudaGraphicsUnregisterResource
   cudaGraphicsResourceSetMapFlags
@@ -748,8 +609,6 @@ other:
   cudaDestroyTextureObject
   cudaCreateSurfaceObject out=0
   cudaDestroySurfaceObject
-  cudaSignalExternalSemaphoresAsync_ptsz stream=3
-  cudaWaitExternalSemaphoresAsync_ptsz stream=3
 
 trivial:
   cuGetErrorString
@@ -823,18 +682,18 @@ trivial:
   cuMemRangeGetAttribute
   cuMemRangeGetAttributes
   cuPointerGetAttributes
-  cuStreamGetPriority stream=0
-  cuStreamGetDevice stream=0
-  cuStreamGetFlags stream=0
-  cuStreamGetId stream=0
-  cuStreamGetCtx stream=0
-  cuStreamGetCtx_v2 stream=0
+  cuStreamGetPriority[_ptsz] stream=0
+  cuStreamGetDevice[_ptsz] stream=0
+  cuStreamGetFlags[_ptsz] stream=0
+  cuStreamGetId[_ptsz] stream=0
+  cuStreamGetCtx[_ptsz] stream=0
+  cuStreamGetCtx_v2[_ptsz] stream=0
   cuThreadExchangeStreamCaptureMode
-  cuStreamIsCapturing stream=0
-  cuStreamGetCaptureInfo_v3 stream=0
-  cuStreamCopyAttributes stream=0
-  cuStreamGetAttribute stream=0
-  cuStreamSetAttribute stream=0
+  cuStreamIsCapturing[_ptsz] stream=0
+  cuStreamGetCaptureInfo_v3[_ptsz] stream=0
+  cuStreamCopyAttributes[_ptsz] stream=0
+  cuStreamGetAttribute[_ptsz] stream=0
+  cuStreamSetAttribute[_ptsz] stream=0
   cuFuncGetAttribute
   cuFuncGetModule
   cuFuncGetName
@@ -911,25 +770,12 @@ trivial:
   cuLogsDumpToMemory
   cuCheckpointProcessGetRestoreThreadId
   cuCheckpointProcessGetState
-  cuStreamGetPriority_ptsz stream=0
-  cuStreamGetDevice_ptsz stream=0
-  cuStreamGetFlags_ptsz stream=0
-  cuStreamGetId_ptsz stream=0
-  cuStreamGetCtx_ptsz stream=0
-  cuStreamGetCtx_v2_ptsz stream=0
-  cuStreamIsCapturing_ptsz stream=0
-  cuStreamGetCaptureInfo_v3_ptsz stream=0
-  cuStreamCopyAttributes_ptsz stream=0
-  cuStreamGetAttribute_ptsz stream=0
-  cuStreamSetAttribute_ptsz stream=0
   cuDeviceTotalMem
   cuCtxPopCurrent
   cuCtxPushCurrent
   cuDeviceGetUuid
-  cuStreamGetCaptureInfo stream=0
-  cuStreamGetCaptureInfo_ptsz stream=0
-  cuStreamGetCaptureInfo_v2 stream=0
-  cuStreamGetCaptureInfo_v2_ptsz stream=0
+  cuStreamGetCaptureInfo[_ptsz] stream=0
+  cuStreamGetCaptureInfo_v2[_ptsz] stream=0
   cuGraphGetEdges
   cuGraphNodeGetDependencies
   cuGraphNodeGetDependentNodes
@@ -958,16 +804,16 @@ trivial:
   cudaSetDevice
   cudaGetDevice
   cudaGetDeviceFlags
-  cudaStreamGetPriority stream=0
-  cudaStreamGetFlags stream=0
-  cudaStreamGetId stream=0
-  cudaStreamGetDevice stream=0
-  cudaStreamCopyAttributes stream=0
-  cudaStreamGetAttribute stream=0
-  cudaStreamSetAttribute stream=0
+  cudaStreamGetPriority[_ptsz] stream=0
+  cudaStreamGetFlags[_ptsz] stream=0
+  cudaStreamGetId[_ptsz] stream=0
+  cudaStreamGetDevice[_ptsz] stream=0
+  cudaStreamCopyAttributes[_ptsz] stream=0
+  cudaStreamGetAttribute[_ptsz] stream=0
+  cudaStreamSetAttribute[_ptsz] stream=0
   cudaThreadExchangeStreamCaptureMode
-  cudaStreamIsCapturing stream=0
-  cudaStreamGetCaptureInfo stream=0
+  cudaStreamIsCapturing[_ptsz] stream=0
+  cudaStreamGetCaptureInfo[_ptsz] stream=0
   cudaFuncGetAttributes
   cudaFuncGetName
   cudaFuncGetParamInfo
@@ -1025,22 +871,11 @@ trivial:
   cudaUserObjectCreate out=0
   cudaUserObjectRetain
   cudaUserObjectRelease
-  cudaGetDriverEntryPoint
-  cudaGetDriverEntryPointByVersion
+  cudaGetDriverEntryPoint[_ptsz]
+  cudaGetDriverEntryPointByVersion[_ptsz]
   cudaLibraryGetKernelCount
   cudaLibraryEnumerateKernels
   cudaGetExportTable
-  cudaStreamGetPriority_ptsz stream=0
-  cudaStreamGetFlags_ptsz stream=0
-  cudaStreamGetId_ptsz stream=0
-  cudaStreamGetDevice_ptsz stream=0
-  cudaStreamCopyAttributes_ptsz stream=0
-  cudaStreamGetAttribute_ptsz stream=0
-  cudaStreamSetAttribute_ptsz stream=0
-  cudaStreamIsCapturing_ptsz stream=0
-  cudaStreamGetCaptureInfo_ptsz stream=0
-  cudaGetDriverEntryPoint_ptsz
-  cudaGetDriverEntryPointByVersion_ptsz
   __cudaGetKernel out=0
   __cudaInitModule
   __cudaPopCallConfiguration
@@ -1300,7 +1135,8 @@ API = Api(
     tool="cudasnoop",
     libraries=("libcuda.so", "libcudart.so"),
     functions=tuple(
-        replace(f, name=_VERSION.sub("", f.name)) for f in table(_TABLE, queries=_QUERIES, other=_OTHER)
+        replace(f, name=_VERSION.sub("", f.name))
+        for f in table(_TWICE.sub(r"\1\3\n\1\2\3", _TABLE), queries=_QUERIES, other=_OTHER)
     ),
     errors={"cu": numbered(_DRIVER_ERRORS), "cuda": numbered(_RUNTIME_ERRORS)},
 )
