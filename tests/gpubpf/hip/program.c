@@ -27,12 +27,13 @@ __attribute__((constructor)) static void register_kernels(void) {
     register_kernel(&plain, "plain_kernel");
 }
 
-static hipStream_t stream;
-static hipEvent_t event;
-static hipModule_t module;
-static hipFunction_t function;
-static hipGraphExec_t graph;
-static void *memory;
+/* Each thread has what it makes. */
+static __thread hipStream_t stream;
+static __thread hipEvent_t event;
+static __thread hipModule_t module;
+static __thread hipFunction_t function;
+static __thread hipGraphExec_t graph;
+static __thread void *memory;
 static char host[1 << 16], device[1 << 16]; /* where the library gives no memory, a copy is of this */
 
 static const dim3 GRID = {10, 2, 3}, BLOCK = {64, 4, 1};
@@ -61,8 +62,8 @@ static hipError_t launch_stub(void) { /* what <<<>>> is */
     return hipLaunchKernel(&reduce, grid, block, arguments, shared, s);
 }
 
-static int number;
-static size_t size, pitch;
+static __thread int number;
+static __thread size_t size, pitch;
 #define CALLS(X)                                                                                                                       \
     X(hipInit, hipInit(0))                                                                                                             \
     X(hipGetDeviceCount, hipGetDeviceCount(&number))                                                                                   \
