@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).with_name("gpubpf") / "why"
+# Calls that wait while the kernel looks at how a program uses its memory, as some machines have it do (DAMON, huge pages).
+LAYOUT = {"mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "madvise": 28}
 
 
 def build(place: Path) -> None:

@@ -70,7 +70,8 @@ class Seen:
 
     @property
     def reasons(self) -> set[int]:
-        return set(self.rows["reason"].tolist())
+        layout = (self.rows["reason"] == why.BLOCKED) & np.isin(self.rows["syscall"], list(scenes.LAYOUT.values()))
+        return set(self.rows["reason"][~layout].tolist())
 
     @property
     def telling(self) -> set[int]:
@@ -160,6 +161,13 @@ class Watched:
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
 
+    def _waits(self) -> None:
+        """For what is said to it next: what a thread does while sums are read may be in the next ones."""
+        until = time.monotonic() + 60
+        while not Path(f"/proc/{self.process.pid}/syscall").read_text().startswith("0 0x0 "):
+            assert time.monotonic() < until, "it does something else"
+            time.sleep(0.001)
+
     def go(self) -> Seen:
         over = threading.Event()
 
@@ -175,6 +183,7 @@ class Watched:
         finally:
             over.set()
             thread.join()
+        self._waits()
         (rows, between), spans, events = self.context.why(), self.context.spans(), self.calls.events()
         self._say()
         assert self.process.wait() == 0
@@ -200,8 +209,6 @@ class Watched:
         mine = rows[rows["function"] == function]
         if self.where == "call":  # which is between two launches
             assert mine.tolist() == between[between["function"] == WORK].tolist()
-        if self.where == "gap":  # the program waits to be told, between its first two launches
-            mine = mine[mine["syscall"] != 0]
         return Seen(
             took,
             cpu,

@@ -72,7 +72,8 @@ class Watched:
 
 
 def reasons(rows: list[dict[str, Any]]) -> set[tuple[str, str | None]]:
-    return {(r["reason"], r["syscall"]) for r in rows if r["reason"] not in ALWAYS}
+    found = {(r["reason"], r["syscall"]) for r in rows if r["reason"] not in ALWAYS}
+    return found - {("blocked", call) for call in scenes.LAYOUT}
 
 
 @WHERES
