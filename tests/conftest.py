@@ -28,7 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "own_processes: runs where no other process is seen, as all would be measured"
     )
-    config.addinivalue_line("markers", "whole_machine: watches every process; no other test runs meanwhile")
+    config.addinivalue_line(
+        "markers", "whole_machine: watches every process, or has probes in a driver that all use; runs alone"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

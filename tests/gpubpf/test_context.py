@@ -70,7 +70,9 @@ class Seen:
 
     @property
     def reasons(self) -> set[int]:
-        layout = (self.rows["reason"] == why.BLOCKED) & np.isin(self.rows["syscall"], list(scenes.LAYOUT.values()))
+        layout = (self.rows["reason"] == why.BLOCKED) & np.isin(
+            self.rows["syscall"], list(scenes.LAYOUT.values())
+        )
         return set(self.rows["reason"][~layout].tolist())
 
     @property

@@ -423,6 +423,7 @@ CUDA_LIBRARIES = (LIBRARIES / "libcuda.so.1", LIBRARIES / "libcudart.so.13")
 OF_NVCC = {"add(float*, int)", "hidden(int*)", "void (anonymous namespace)::scale<float>(float*)"}
 
 
+@pytest.mark.whole_machine
 @needs_bpf
 @needs_uprobes
 @pytest.mark.parametrize("bare", [False, True])
@@ -478,6 +479,7 @@ int main() {
 """
 
 
+@pytest.mark.whole_machine
 @needs_bpf
 @needs_uprobes
 def test_kernels_that_cudas_driver_gives(place: Path) -> None:

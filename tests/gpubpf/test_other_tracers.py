@@ -47,13 +47,16 @@ HEADERS = [
 ]
 NAME = "tracedby"  # of the program, for `_program`: other tests use the driver at the same time
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0
-    or not bpf_syscall._UPROBE_TYPE.exists()
-    or not DRIVER.exists()
-    or not agent.LIBRARY.exists(),
-    reason="needs root, a kernel with uprobes, and what script/setup builds",
-)
+pytestmark = [
+    pytest.mark.whole_machine,
+    pytest.mark.skipif(
+        os.geteuid() != 0
+        or not bpf_syscall._UPROBE_TYPE.exists()
+        or not DRIVER.exists()
+        or not agent.LIBRARY.exists(),
+        reason="needs root, a kernel with uprobes, and what script/setup builds",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 TOOL = [sys.executable, str(REPOSITORY / "tools/cudasnoop.py")]
 DEVICE = [sys.executable, "-m", "cudasim.launcher", "--"]
 
-pytestmark = [needs_bpf, *gpubpf_cuda.needs_cuda]
+pytestmark = [pytest.mark.whole_machine, needs_bpf, *gpubpf_cuda.needs_cuda]
 
 PROGRAM = r"""
 #include <cstdio>
