@@ -15,9 +15,8 @@ from gpubpf.calls.api import Api, numbered, table
 
 _VERSION = re.compile(r"_v\d+(?=_pt|$)")  # what headers add by macros
 _STREAMS = ("", "_ptsz")  # with a default stream for each thread
-_TWICE = re.compile(
-    r"^ +(\w+)\[(_pt\w\w)\](.*)", re.M
-)  # a row of the table that is two: also the plain name's
+# A row of the table that is two: the plain name's and the one with a default stream for each thread.
+_TWICE = re.compile(r"^ +(\w+)\[(_pt\w\w)\](.*)", re.M)
 _QUERIES = tuple(
     f"{name}{version}{stream}"
     for name in (
