@@ -185,8 +185,8 @@ class Held:
         self._stood = self._stood or time.monotonic() - self.since
 
     def close(self) -> None:
-        """Nobody else is going to use it."""
-        if self._all.pop(self.tid, None) is not None:
+        """Nobody else is going to use it. A thread of the same number may be held by now, of what the process has become."""
+        if self._all.get(self.tid) is self and self._all.pop(self.tid, None) is self:
             self.worker.made = self._said() == 0
             self.worker.close()
 
@@ -232,7 +232,9 @@ def inject(
             connection.close()
         worker.close()
         if isinstance(error, OSError):
-            raise target.refusal(pid, errno.ESRCH if ptrace.is_dead(pid, pid) else error.errno or 0) from None
+            # No address: its memory is another program's.
+            gone = error.errno == errno.EFAULT or ptrace.is_dead(pid, pid)
+            raise target.refusal(pid, errno.ESRCH if gone else error.errno or 0) from None
         raise
     return Injection(worker, entry, connection, held, stood_ns)
 

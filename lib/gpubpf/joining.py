@@ -107,13 +107,17 @@ class Joining:
                     if time.monotonic() > began + PASSING:
                         raise
                 else:
-                    if code != _NOT_YET or time.monotonic() > began + PATIENCE:
+                    if code == _TOOL_KNOWS and starting is not None:
+                        starting = (
+                            None  # it was to go on before the hooks were in: they are put in as it runs
+                        )
+                    elif code != _NOT_YET or time.monotonic() > began + PATIENCE:
                         break
                 time.sleep(PAUSE)
             if code:
                 raise _refused(pid, code)
         except SessionError as error:
-            if has_ended(ended):
+            if isinstance(error, target.Ended) or has_ended(ended):  # or it has become another program
                 raise Missed(
                     ENDED, f"pid {pid} ended while probes were put into it; nothing is left to be measured"
                 ) from None

@@ -319,6 +319,10 @@ class Traced(SessionError):
     """Another process traces it: a debugger, or for some milliseconds a tool of ours."""
 
 
+class Ended(SessionError):
+    """It has ended, or what it was has: it executes another program."""
+
+
 def status(pid: int) -> dict[str, str]:
     """/proc/PID/status; empty where there is no such process."""
     try:
@@ -386,7 +390,7 @@ def refusal(pid: int, code: int) -> SessionError:
     """Why the kernel does not let this process trace `pid`."""
     known = status(pid)
     if not known or code == errno.ESRCH or known.get("State", "Z")[0] in "ZX":
-        return SessionError(f"pid {pid} ended while probes were put into it; nothing is left to be measured")
+        return Ended(f"pid {pid} ended while probes were put into it; nothing is left to be measured")
     try:
         check(pid)  # traced meanwhile, ended
     except SessionError as error:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,10 +24,12 @@ from gpubpf import agent, attach, borrow, bpf_syscall, device, holding, machine,
 from gpubpf.borrow import Code
 from gpubpf.cuinit import CAME, ENDED, EXECUTED, WAIT_NS, Watch
 from gpubpf.errors import Error, SessionError
+from gpubpf.instrument import Sidecar
 from gpubpf.joining import ENDED as ENDED_EARLY
 from gpubpf.joining import TRACED
 from gpubpf.machine import REACHED_LATE, Machine
 from gpubpf.measurement import Measurement, Plan, Whom
+from gpubpf.session import Makers, Session
 
 HERE = Path(__file__).with_name("attach")
 HEADERS = [
@@ -463,6 +466,38 @@ def test_another_program_is_executed_while_it_joins(built: Path, monkeypatch: py
         child = subprocess.Popen([built / "comes", "execute"], stdout=subprocess.DEVNULL)
         assert child.wait(60) == 0
         eventually(lambda: asked.count(child.pid) == 2)
+
+
+def test_a_thread_of_the_same_number_is_held_when_the_one_before_is_done_with() -> None:
+    before, after = (attach.Held(os.getpid(), os.getpid(), 0, {}, 0.0) for _ in range(2))
+    before.close()
+    assert attach.Held.take(os.getpid(), os.getpid()) is after
+    after.worker.close()
+
+
+@pytest.mark.own_processes
+def test_who_is_let_go_as_hooks_are_put_in_is_measured_as_it_runs(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent leaves what it had begun, as threads run now; it comes again, and is late."""
+    monkeypatch.setattr(machine, "HOLD", 0.3)
+    monkeypatch.setattr(machine, "LEAVE", 0.1)
+    enter = attach.Held.enter
+
+    def too_long(self: attach.Held, connection: socket.socket | None) -> bool:
+        entered = enter(self, connection)
+        self.expire()
+        return entered
+
+    monkeypatch.setattr(attach.Held, "enter", too_long)
+    plan = Plan(device.Device("sim", {"CUDASIM_CLOCK": "real"}))
+    with Session(Whom(everyone=True), plan, Makers(lambda image, target: Sidecar())) as session:
+        child = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        eventually(lambda: REACHED_LATE in session.summary()["processes"]["missed"])
+        summary = session.summary()
+        child.communicate(b"\n", timeout=60)
+    assert child.returncode == 0
+    assert summary["processes"] == {"measured": 1, "missed": {REACHED_LATE: 1}}
 
 
 def test_programs_of_one_number_and_name_are_missed_one_by_one() -> None:

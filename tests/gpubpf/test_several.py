@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from gpubpf import agent, device, joining
+from gpubpf import agent, attach, device, joining
 from gpubpf.instrument import Sidecar
 from gpubpf.machine import REACHED_LATE
 from gpubpf.session import Listener, Makers, Plan, Session, Whom
@@ -321,6 +321,26 @@ def test_a_process_that_ends_while_it_joins(built: Path, start: Callable[..., Pr
     while len(os.listdir("/proc/self/fd")) > files + 3 * 2 and time.monotonic() < until:
         time.sleep(0.01)
     assert len(os.listdir("/proc/self/fd")) <= files + 3 * 2  # the programs' own
+
+
+def test_one_that_becomes_another_program_while_it_joins_has_ended(
+    built: Path, start: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number is another's, whom nobody forbids to be traced."""
+    first = start(built / "becomes", "end")
+    other = start(built / "becomes", "exec", shutil.which("sleep"), 1000)
+    loaded = attach._loaded
+
+    def becomes(*arguments: Any) -> tuple[int, int]:
+        other.end()
+        until = time.monotonic() + 60
+        while joining.comm(other.pid) != "sleep" and time.monotonic() < until:
+            time.sleep(0.001)
+        return loaded(*arguments)
+
+    with session(first.pid) as measured:
+        monkeypatch.setattr(attach, "_loaded", becomes)
+        assert measured.join(other.pid) == joining.ENDED
 
 
 def test_a_dozen_at_once_with_few_files(built: Path, start: Callable[..., Program]) -> None:
