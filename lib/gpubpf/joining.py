@@ -108,9 +108,7 @@ class Joining:
                         raise
                 else:
                     if code == _TOOL_KNOWS and starting is not None:
-                        starting = (
-                            None  # it was to go on before the hooks were in: they are put in as it runs
-                        )
+                        starting = None  # let go before the hooks were in: they go in as it runs
                     elif code != _NOT_YET or time.monotonic() > began + PATIENCE:
                         break
                 time.sleep(PAUSE)
