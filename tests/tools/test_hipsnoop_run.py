@@ -234,6 +234,26 @@ def test_results_that_cannot_be_written(program: Path) -> None:
         assert tool.wait(100) in (0, 141)  # the program's own: it writes to the same pipe
 
 
+def test_a_measurement_ends_whose_results_nobody_reads(program: Path) -> None:
+    started = start(program, "-n", 1000000, "-p", 1000, "hipFree")
+    try:
+        words = [*TOOL, "-e", "-p", str(started.pid)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tool:
+            try:
+                assert tool.stdout is not None and tool.stderr is not None
+                assert "attached to" in tool.stderr.readline()
+                go(started)
+                tool.stdout.readline()
+                tool.stdout.close()
+                assert tool.wait(30) == 0  # the program goes on
+                assert started.poll() is None
+            finally:
+                tool.kill()
+    finally:
+        started.kill()
+        started.wait()
+
+
 def test_a_trace_that_cannot_be_written_costs_no_table(program: Path, tmp_path: Path) -> None:
     command = (program, "-n", 2000, "hipMalloc", "hipFree")
     done = run("--trace", "/dev/full", command=command, status=1)

@@ -205,6 +205,7 @@ class Report:
             self._take_events()
         else:
             self._take_dispatches(None)
+        self._watch.unread = self._out.closed and self._trace is None
         return TICK
 
     def _take_happened(self) -> None:

@@ -41,6 +41,7 @@ class Watch:
         self._returncode: int | None = None
         self._calls: Calls | None = None
         self.stopped = False
+        self.unread = False  # whoever reads the results has gone: set by who shows them, ends the measurement
         self.started_ns = self.ended_ns = 0
 
     @property
@@ -129,7 +130,7 @@ class Watch:
             done += 1
             times = (end, start + done * interval if interval else None)
             over = self._wait(min((t for t in times if t is not None), default=None), tick)
-            over = over or self._signals.interrupted or self._signals.terminated
+            over = over or self._signals.interrupted or self._signals.terminated or self.unread
             over = over or (end is not None and time.monotonic() >= end) or done == count
             if over:
                 self.stopped = True
@@ -158,7 +159,9 @@ class Watch:
                             self._calls.ended(key.data)
                 if self._ended():
                     break
-                if self._signals.terminated or (self._signals.interrupted and not self.stopped):
+                if self._signals.terminated:
+                    return False
+                if (self._signals.interrupted or self.unread) and not self.stopped:
                     return False
                 if until is not None and time.monotonic() >= until:
                     return False
