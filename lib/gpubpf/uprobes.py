@@ -209,7 +209,6 @@ class Uprobes:
         self._seen: set[tuple[str, int]] = set()  # files as maps name them
         self._keys: set[tuple[int, libraries.Key]] = set()  # group, file
         self._said: set[str] = set()
-        self._lock = threading.Lock()
         self._over = False
         self._watch: Mappings | None = None
         self._thread: threading.Thread | None = None
@@ -252,11 +251,7 @@ class Uprobes:
 
     def take(self) -> list[int]:
         """No probe is put anywhere any more. The files that keep those there, and the programs, to be closed: the entries first."""
-        with self._lock:
-            self._over = True
-            files = [*reversed(self._events), *(file for _, file in self.programs)]
-            self._events, self.programs = [], []
-            self._loaded.clear()
+        self._over = True
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
             if self._thread is not None:
@@ -265,6 +260,9 @@ class Uprobes:
                 self._watch.close()
             os.close(self._wake)
             self._wake = -1
+        files = [*reversed(self._events), *(file for _, file in self.programs)]
+        self._events, self.programs = [], []
+        self._loaded.clear()
         return files
 
     # --- files that come ---
@@ -276,8 +274,11 @@ class Uprobes:
         for file in (*watch.descriptors, self._wake):
             poll.register(file, select.POLLIN)
         names = [group.names for group in self._groups]
-        while not self._over:
-            if any(file == self._wake for file, _ in poll.poll()):
+        over = False
+        while not over:
+            ready = poll.poll()
+            over = self._over  # what was mapped until then is looked at: a process may be as short as that
+            if any(file == self._wake for file, _ in ready):
                 os.eventfd_read(self._wake)
                 self._settle()
             found = watch.read(names)
@@ -286,7 +287,7 @@ class Uprobes:
             if watch.lost:
                 watch.lost = False
                 self._look()
-            if not found and not self._over:
+            if not found and not over:
                 time.sleep(_PAUSE)
 
     def _look(self) -> None:
@@ -324,39 +325,38 @@ class Uprobes:
 
     def _place(self, group: _Group, file: int, path: str, mapped: Sequence[Mapped]) -> None:
         number = self._groups.index(group)
-        with self._lock:
-            mark = number, libraries.key(file)
-            if self._over or mark in self._keys:
-                return
-            self._keys.add(mark)
-            elf = target.ElfFile(file)
-            exported = target.symbols(elf, 0)
-            places: list[tuple[str, int, int]] = []
-            missing: list[str] = []
-            refused: dict[str, str] = {}
-            for name, cookie in group.functions:
-                symbol = exported.get(name)
-                if symbol is None:
-                    missing.append(name)
-                    continue
-                try:
-                    offset = elf.offset(symbol.address)
-                except OSError:
-                    refused[name] = "outside of the file"
-                    continue
-                if (pid := _hooked(os.pread(file, 5, offset), offset, mapped)) is not None:
-                    refused[name] = f"another tool has put a jump there, in process {pid}"
-                    continue
-                places.append((name, offset, cookie))
-            same = _same(places)
-            refused |= {name: f"it is {other} by another name" for name, other in same.items()}
-            places = [p for p in places if p[0] not in same]
-            for part in [places] if self.way != "event" else [[p] for p in places]:
-                if part:
-                    self._attach(group, f"/proc/self/fd/{file}", part, refused)
-            put = tuple(name for name, _, _ in places if name not in refused)
-            late = mapped[0].pid if mapped and self._thread is not None else None
-            self.placed.append(Placed(_shown(path), put, tuple(missing), refused, late))
+        mark = number, libraries.key(file)
+        if mark in self._keys:
+            return
+        self._keys.add(mark)
+        elf = target.ElfFile(file)
+        exported = target.symbols(elf, 0)
+        places: list[tuple[str, int, int]] = []
+        missing: list[str] = []
+        refused: dict[str, str] = {}
+        for name, cookie in group.functions:
+            symbol = exported.get(name)
+            if symbol is None:
+                missing.append(name)
+                continue
+            try:
+                offset = elf.offset(symbol.address)
+            except OSError:
+                refused[name] = "outside of the file"
+                continue
+            if (pid := _hooked(os.pread(file, 5, offset), offset, mapped)) is not None:
+                refused[name] = f"another tool has put a jump there, in process {pid}"
+                continue
+            places.append((name, offset, cookie))
+        same = _same(places)
+        refused |= {name: f"it is {other} by another name" for name, other in same.items()}
+        places = [p for p in places if p[0] not in same]
+        for part in [places] if self.way != "event" else [[p] for p in places]:
+            if part:
+                self._attach(group, f"/proc/self/fd/{file}", part, refused)
+        put = tuple(name for name, _, _ in places if name not in refused)
+        late = mapped[0].pid if mapped and self._thread is not None else None
+        self.placed.append(Placed(_shown(path), put, tuple(missing), refused, late))
         base = os.path.basename(_shown(path))
         if missing and not group.optional:
             self._say(f"{base} has no {', '.join(missing)}; such calls are not seen")

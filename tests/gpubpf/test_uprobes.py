@@ -253,6 +253,21 @@ def test_a_library_of_a_process_that_has_ended(built: Path, notes: list[str]) ->
     assert told in notes
 
 
+def test_a_library_that_is_loaded_as_the_probes_go(
+    built: Path, tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was mapped until then is known, also of a process that has ended."""
+    library = Path(shutil.copy(built / "libsnoop.so.2.1", tmp_path / "libsnoop-1a2b3c4d.so.2"))
+    with attached(notes) as host:
+        probes, read = host.uprobes, libraries.Mappings.read
+        assert probes is not None
+        monkeypatch.setattr(libraries.Mappings, "read", lambda *args: read(*args) if probes._over else [])
+        with Calls(built, library, late=True) as calls:
+            calls.go("w")
+        host.detach()
+        assert [(p.path, p.late) for p in probes.placed] == [(str(library), calls.pid)]
+
+
 def test_another_mount_namespace(built: Path, tmp_path: Path, notes: list[str]) -> None:
     """A library in a file system that nobody else has mounted."""
     if subprocess.run(["unshare", "-m", "true"], stderr=subprocess.DEVNULL).returncode:

@@ -98,6 +98,20 @@ def test_what_a_process_has_is_not_added_to_what_its_threads_have() -> None:
     assert [(c.text, c.count) for c in why.causes(mine[1:])] == [("TCP retransmits", 2)]
 
 
+def test_what_a_process_has_was_in_no_place_of_its_threads() -> None:
+    gap, call, whole = (
+        rows((7, 7, arrays.GAP, why.RETRANSMITS, 45, 3, 9, 9)),
+        rows((7, 8, 2, why.BLOCKED, 45, 1, 5, 5)),
+        rows((7, 0, arrays.GAP, why.RETRANSMITS, why.OUTSIDE, 6, 0, 0)),
+    )
+    found = why.by_place(np.concatenate([whole, gap, call]))
+    assert {place: own.tolist() for place, own in found.items()} == {
+        why.PROCESS: whole.tolist(),
+        2: call.tolist(),
+        arrays.GAP: gap.tolist(),
+    }
+
+
 def test_what_calls_between_launches_did_is_known_apart() -> None:
     between = 5 | why.BETWEEN
     mine = rows(

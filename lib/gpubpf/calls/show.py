@@ -566,7 +566,8 @@ def coverage(summary: Mapping[str, Any]) -> Iterator[str]:
         said += f"; {table.count(summary['abandoned'], 'call')} did not return"
     yield said + ("; none lost" if calls and not lost and not late else "")
     for library in late:
-        who = f"{library['late']['comm']} (pid {library['late']['pid']})".lstrip()
+        pid, comm = library["late"]["pid"], library["late"]["comm"]
+        who = f"{comm} (pid {pid})" if comm else f"process {pid}"
         yield from table.wrap(
             f"not counted: calls of {library['path']} by {who} in the first ms, until it had probes"
         )

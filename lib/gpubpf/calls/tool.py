@@ -227,12 +227,13 @@ class Report:
     def _tell_attached(self) -> None:
         """Of processes that have made calls."""
         for pid, comm in self._calls.seen.items():
-            self._comms[pid] = comm
+            self._comms[pid] = comm  # it may be another program's since
             if pid not in self._attached:
                 self._tell(pid, comm)
 
     def _tell(self, pid: int, comm: str) -> None:
         self._attached.add(pid)
+        self._comms[pid] = comm
         self._kernels.look(pid)
         if pid in self._waiting:
             self._waiting.remove(pid)
@@ -502,9 +503,11 @@ class Report:
             totals[row.number] = totals.get(row.number, 0) + row.times.ns
         totals[GAP] = sum(row.gaps.ns for row in by_kernel)
         groups = []
-        for number in sorted(set(rows["function"].tolist())):
-            where = "between launches" if number == GAP else self._api.functions[number].name
-            groups.append((where, totals.get(number, 0), why.causes(rows[rows["function"] == number])))
+        for number, own in why.by_place(rows).items():
+            where = "between launches" if number == GAP else "the process"
+            if number not in (GAP, why.PROCESS):
+                where = self._api.functions[number].name
+            groups.append((where, totals.get(number, 0), why.causes(own)))
         groups.sort(key=lambda group: -sum(cause.ns for cause in group[2]))
         threads = []
         launch = [number for number, function in enumerate(self._api.functions) if function.group == "launch"]
@@ -540,7 +543,7 @@ class Report:
 
             cli.complain(args.tool, no_match(args.kernel, self._kernels_seen))
             self.status = 1
-        elif not self._attached:
+        elif not self._attached and not any("late" in one for one in summary["libraries"]):
             self._note(f"no process that was watched has loaded {self._library}")
 
     def _is_late(self, pid: int | None) -> bool:

@@ -28,6 +28,7 @@ DRIVER = 8  # what the GPU's driver did meanwhile: see kfd.py
 TIMELESS = (FAULTS, RETRANSMITS, DRIVER)
 OUTSIDE, UNKNOWN = -1, -2  # of a system call; whether it was in one
 BETWEEN = 0x10000  # as CONTEXT_BETWEEN
+PROCESS = -1  # in place of a function
 _TEXTS = (
     *("preempted", "blocked in {}", "block I/O in {}", "blocked in {}", "memory pressure in {}", "stopped"),
     *("page faults", "TCP retransmits"),
@@ -87,6 +88,14 @@ def causes(rows: np.ndarray[Any, Any], name: Callable[[int], str] | None = None)
         entry[3] = max(entry[3], largest)
     found = [Cause(reason, said, *rest) for said, (reason, *rest) in total.items()]
     return sorted(found, key=lambda cause: (cause.timeless, -cause.ns, -cause.count))
+
+
+def by_place(rows: np.ndarray[Any, Any]) -> dict[int, np.ndarray[Any, Any]]:
+    """Rows of threads by their function, or GAP; what is of a whole process under PROCESS."""
+    import numpy as np
+
+    places = np.where(rows["tid"] == 0, PROCESS, rows["function"].astype("i8"))
+    return {place: rows[places == place] for place in sorted(set(places.tolist()))}
 
 
 def together(parts: Iterable[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
