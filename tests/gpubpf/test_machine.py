@@ -249,7 +249,6 @@ def test_twenty_at_once(built: Path) -> None:
         assert [child.wait(60) for child in children] == [0] * 20
         eventually(lambda: len(joined.held) + len(joined.ran) + len(joined.ended) == 20)
     assert sorted(joined.held + joined.ran + joined.ended) == sorted(child.pid for child in children)
-    assert joined.held
     # Whoever could not be held is said to be late.
     eventually(lambda: {pid for pid, _, reason in joined.missed if reason == REACHED_LATE} >= set(joined.ran))
     assert joined.held

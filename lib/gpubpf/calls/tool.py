@@ -38,6 +38,7 @@ FIRST = 0.005, 1.0  # sooner until a process is attached to, as it may be short:
 MOST_HAPPENED = 10_000
 MOST_UNTOLD = 500_000  # calls of --timeline that are kept until the next report
 MOST_SLOW = 10_000  # slow calls of an interval that are looked at together
+_PLACES = {GAP: "between launches", why.PROCESS: "the process"}  # beside functions
 
 
 def run(api: Api, text: str, args: argparse.Namespace, out: cli.Output) -> int:
@@ -504,9 +505,7 @@ class Report:
         totals[GAP] = sum(row.gaps.ns for row in by_kernel)
         groups = []
         for number, own in why.by_place(rows).items():
-            where = "between launches" if number == GAP else "the process"
-            if number not in (GAP, why.PROCESS):
-                where = self._api.functions[number].name
+            where = _PLACES.get(number) or self._api.functions[number].name
             groups.append((where, totals.get(number, 0), why.causes(own)))
         groups.sort(key=lambda group: -sum(cause.ns for cause in group[2]))
         threads = []
