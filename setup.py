@@ -9,7 +9,7 @@ from setuptools import find_namespace_packages, setup
 from setuptools.command.build_py import build_py
 from setuptools.dist import Distribution
 
-CPP_PARTS = ("lib/cudasim", "lib/gpubpf/agent", "lib/gpubpf/rocprofiler")
+CPP_PARTS = ("lib/cudasim", "lib/gpubpf/agent", "lib/gpubpf/calls/rocprofiler")
 
 
 class BuildWithMake(build_py):

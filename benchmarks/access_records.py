@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from gpubpf import accesslog, accesslog_text, parquet
-from gpubpf.accesslog import AccessLog
-from gpubpf.places import Place
+from gpubpf.memory import access_log, access_text, parquet
+from gpubpf.memory.access_log import AccessLog
+from gpubpf.session.kernel_shapes import Place
 
 PLACES = [Place(7, "app", 0, name, (4096, 1, 1), (256, 1, 1)) for name in ("_Z4copyPfS_", "_Z5scalePf")]
 RECORD = np.dtype([("address", "<u8"), ("launch", "<u8"), ("thread", "<u4"), ("site", "<u2"), ("how", "<u2")])
@@ -33,7 +33,7 @@ def records(count: int, start: int = 0, scattered: bool = False) -> Any:
     made["thread"] = 32 * warp + lane
     made["site"] = number // 32 % 2
     made["how"] = (number // 32 % 2) << 2 | (warp // 8 % 132) << 4
-    made["launch"] = np.uint64(1 | 4 << accesslog.WIDTH_AT)
+    made["launch"] = np.uint64(1 | 4 << access_log.WIDTH_AT)
     at = np.random.default_rng(start).integers(0, 1 << 26, count) if scattered else made["thread"]
     made["address"] = 0x7F0000000000 + 4 * at.astype(np.uint64)
     return made
@@ -79,7 +79,7 @@ def lines_per_second(form: str, count: int = PART) -> float:
     """Records that become lines: json, csv or text."""
     out: Any = SimpleNamespace(closed=False, write=lambda text: None)
     made = records(count)
-    return count / _best(lambda: _taken(_log(accesslog_text.Printer(out, form)), [made]))
+    return count / _best(lambda: _taken(_log(access_text.Printer(out, form)), [made]))
 
 
 def parquet_file(path: Path, count: int, scattered: bool = False) -> dict[str, float]:

@@ -29,11 +29,11 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / part) for part in ("lib", "tests")]
 
-from gpubpf import cli  # noqa: E402
 from gpubpf.calls import context, probes, records, show  # noqa: E402
 from gpubpf.calls.api import Api  # noqa: E402
-from gpubpf.host import Host  # noqa: E402
+from gpubpf.linux.host_programs import Host  # noqa: E402
 from gpubpf.program import BPF  # noqa: E402
+from gpubpf.show import cli  # noqa: E402
 from gpubpf_calls import FUNCTIONS, build, by_function  # noqa: E402
 
 EMPTY = """

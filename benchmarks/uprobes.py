@@ -24,8 +24,8 @@ sys.path[:0] = [str(HERE.parent / part) for part in ("lib", "tests", "tests/gpub
 
 import test_uprobes as tested  # noqa: E402
 
-from gpubpf import uprobes  # noqa: E402
-from gpubpf.host import Host  # noqa: E402
+from gpubpf.linux import uprobes  # noqa: E402
+from gpubpf.linux.host_programs import Host  # noqa: E402
 from gpubpf.program import BPF  # noqa: E402
 
 ROUNDS = 4

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gpubpf import bytecode as b
-from gpubpf.bytecode import Function, Instruction, Program
-from gpubpf.maps import MapDefinition
+from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf.bytecode import Function, Instruction, Program
+from gpubpf.ebpf.maps import MapDefinition
 
 U64 = (1 << 64) - 1
 SIZES = {1: 0x10, 2: 0x08, 4: 0x00, 8: 0x18}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpubpf import compile
-from gpubpf.bytecode import Program
+from gpubpf.ebpf import compile
+from gpubpf.ebpf.bytecode import Program
 from gpubpf.errors import CompileError
 
 

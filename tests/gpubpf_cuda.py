@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpubpf import agent
-from gpubpf.device import LIBRARIES
+from gpubpf.session.device import LIBRARIES
 
 needs_cuda = [
     pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"),

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf import libraries
 from gpubpf.calls.hip import API
+from gpubpf.linux import libraries
 
 HERE = Path(__file__).with_name("gpubpf") / "hip"
 _REAL = libraries.files(libraries.Names("libamdhip64.so.[567]"))

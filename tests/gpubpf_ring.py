@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from gpubpf.agent.protocol import Place, RingPlace
-from gpubpf.maps import HEADER, RING_SHARD, MapDefinition, record_stride
-from gpubpf.rings import RingReader
+from gpubpf.ebpf.maps import HEADER, RING_SHARD, MapDefinition, record_stride
+from gpubpf.session.rings import RingReader
 
 
 def control(place: RingPlace, data: int) -> bytes:

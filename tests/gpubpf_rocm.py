@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf import rocprofiler
+from gpubpf.calls import rocprofiler
 
 SOURCES = Path(__file__).parent / "gpubpf" / "rocprofiler"
 

@@ -11,7 +11,7 @@ import struct
 from collections import Counter
 
 from gpubpf.ptx.flow import Flow, callee
-from gpubpf.ptx.module import (
+from gpubpf.ptx.module import (  # fmt: skip
     Address,
     Directive,
     Function,
@@ -24,7 +24,7 @@ from gpubpf.ptx.module import (
     Variable,
     Vector,
     type_size,
-)  # fmt: skip
+)
 
 
 class Exited(Exception):

@@ -120,7 +120,7 @@ def test_every_option_is_in_the_man_page_and_the_other_way_round(tool):
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_the_examples_are_command_lines_that_the_tool_takes(tool):
-    from gpubpf import cli
+    from gpubpf.show import cli
 
     module = tool_module(tool)
     examples = [line.strip() for line in module.EXAMPLES.splitlines() if line.strip().startswith(tool)]

@@ -53,7 +53,7 @@ def test_headers_may_be_in_a_directory_with_spaces(tmp_path):
 def test_the_package_has_the_libraries_even_when_nothing_is_built_yet(tmp_path):
     built = shutil.ignore_patterns("build", "__pycache__", "*.egg-info")
     shutil.copytree(REPOSITORY / "lib", tmp_path / "lib", ignore=built)
-    for part in ("cudasim", "gpubpf/agent", "gpubpf/rocprofiler"):
+    for part in ("cudasim", "gpubpf/agent", "gpubpf/calls/rocprofiler"):
         shutil.rmtree(tmp_path / "lib" / part / "lib", ignore_errors=True)
     for file in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(REPOSITORY / file, tmp_path)
@@ -62,7 +62,13 @@ def test_the_package_has_the_libraries_even_when_nothing_is_built_yet(tmp_path):
         "print(*run_setup('setup.py', stop_after='config').packages)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-    wanted = {"cudasim.lib", "gpubpf.agent.lib", "gpubpf.rocprofiler.lib", "cudasim.src", "gpubpf.prebuilt"}
+    wanted = {
+        "cudasim.lib",
+        "gpubpf.agent.lib",
+        "gpubpf.calls.rocprofiler.lib",
+        "cudasim.src",
+        "gpubpf.ebpf.prebuilt",
+    }
     assert wanted <= set(done.stdout.split())
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 if __package__ in (None, ""):  # run as tools/cudasnoop.py: the library is beside
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
 
-from gpubpf import cli
+from gpubpf.show import cli
 
 TOOL = "cudasnoop"
 WHAT = "CUDA calls and kernels, and why a call, or a gap between launches, was long."

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 if __package__ in (None, ""):  # run as tools/kernelretsnoop.py: the library is beside
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
 
-from gpubpf import cli
+from gpubpf.show import cli
 
 if TYPE_CHECKING:
     import argparse
 
-    from gpubpf.exitlog import ExitLog, Place
-    from gpubpf.exits import Report
-    from gpubpf.session import Session
-    from gpubpf.whose import Whose
+    from gpubpf.exits.exit_log import ExitLog, Place
+    from gpubpf.exits.lateness import Report
+    from gpubpf.session.session import Session
+    from gpubpf.show.owner_columns import Whose
 
 TOOL = "kernelretsnoop"
 EXAMPLES = """examples:
@@ -165,13 +165,13 @@ def main(argv: list[str] | None = None) -> int:
         if args.ebpf:
             out.write(PROGRAM.lstrip())
             return 0
-        from gpubpf import tracing
         from gpubpf.program import BPF
-        from gpubpf.session import Follow
-        from gpubpf.whose import Whose
+        from gpubpf.session import tracing
+        from gpubpf.session.session import Follow
+        from gpubpf.show.owner_columns import Whose
 
         if args.heatmap:
-            from gpubpf import picture
+            from gpubpf.show import picture
 
             picture.write(args.heatmap, [])  # better an error now than at the end
         virtual = tracing.virtual(args)
@@ -180,17 +180,17 @@ def main(argv: list[str] | None = None) -> int:
         on_exit = "on_record" if recorded else "on_chosen_exit" if cli.chooses_threads(args) else "on_exit"
         b.attach_gpu_exit(kernel=args.kernel, fn_name=on_exit)
         if args.list or args.ptx:
-            from gpubpf import listing
+            from gpubpf.images import listing
 
             return listing.show(b, args, out)
         pump, size = 0 if recorded else 256, (1 << 28) if virtual else None
         follow = Follow(log_records=1 << 17, pump=pump, ring_size=size, per_thread={"departures": 1})
         with b.trace(args, follow) as session:
-            from gpubpf import exitlog  # loads NumPy, which is no part of the way to the first probe
+            from gpubpf.exits import exit_log  # loads NumPy, which is no part of the way to the first probe
 
             whose = Whose(session.several)
-            each = exitlog.Printer(out, args.json, args.csv, whose) if args.each else None
-            log = exitlog.ExitLog(recorded, args.block, args.thread, bool(args.heatmap), each, whose)
+            each = exit_log.Printer(out, args.json, args.csv, whose) if args.each else None
+            log = exit_log.ExitLog(recorded, args.block, args.thread, bool(args.heatmap), each, whose)
             for _ in session.intervals(args.interval, args.count, tick=lambda: log.take(session)):
                 if not args.each:
                     report(session, log, whose, args, out)
@@ -202,7 +202,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def report(session: Session, log: ExitLog, whose: Whose, args: argparse.Namespace, out: cli.Output) -> None:
     """What left since the last report, in the form asked for."""
-    from gpubpf import exitlog, exits_text
+    from gpubpf.exits import exit_log, exits_text
 
     found = list(log.reports(anew=bool(args.interval)))
     if args.json or args.csv:
@@ -213,7 +213,7 @@ def report(session: Session, log: ExitLog, whose: Whose, args: argparse.Namespac
         out.line(time.strftime("%H:%M:%S"))
 
     def source(place: Place) -> exits_text.Source:
-        return exitlog.source_of(session.sites(place.mangled, place.pid))
+        return exit_log.source_of(session.sites(place.mangled, place.pid))
 
     out.lines(exits_text.lines(found, log.title, source, whose, args.verbose))
 
@@ -225,23 +225,24 @@ def show_json(
     session: Session, place: Place, found: Report, args: argparse.Namespace, out: cli.Output
 ) -> None:
     """A record for each lane, then one for the kernel and launch shape."""
-    from gpubpf import exitlog, exits, names
+    from gpubpf import names
+    from gpubpf.exits import exit_log, lateness
 
-    source = exitlog.source_of(session.sites(place.mangled, place.pid))
+    source = exit_log.source_of(session.sites(place.mangled, place.pid))
     shared = place.record()
-    out.records({"type": "lane", **shared, **exits.lane_record(lane, source)} for lane in found.lanes)
+    out.records({"type": "lane", **shared, **lateness.lane_record(lane, source)} for lane in found.lanes)
     name = {"demangled": names.demangle(place.mangled).full, "mangled": place.mangled}
     stamp = {"ts_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC)} if args.timestamps else {}
-    out.record(**({"type": "kernel", **shared, **name} | exits.kernel_record(found) | stamp))
+    out.record(**({"type": "kernel", **shared, **name} | lateness.kernel_record(found) | stamp))
 
 
 def show_csv(
     session: Session, place: Place, found: Report, args: argparse.Namespace, out: cli.Output
 ) -> None:
     """The table of lanes."""
-    from gpubpf import exitlog, exits
+    from gpubpf.exits import exit_log, lateness
 
-    source = exitlog.source_of(session.sites(place.mangled, place.pid))
+    source = exit_log.source_of(session.sites(place.mangled, place.pid))
     now = (time.clock_gettime_ns(time.CLOCK_MONOTONIC),) if args.timestamps else ()
     if not out.began:
         first = "ts_ns,pid,comm,gpu,kernel" if now else "pid,comm,gpu,kernel"
@@ -250,7 +251,7 @@ def show_csv(
             f"{first},{shape},lane,exits,late_mean_ns,late_p50_ns,late_p99_ns,late_max_ns,site,source\n"
         )
     for lane in found.lanes:
-        record = exits.lane_record(lane, source)
+        record = lateness.lane_record(lane, source)
         late = tuple(record.pop("late_ns").values())
         where = ("" if record["site"] is None else record["site"], record["source"] or "")
         cells = (*now, *place.record().values(), lane.number, lane.exits, late, where)
@@ -259,7 +260,7 @@ def show_csv(
 
 def show_end(session: Session, log: ExitLog, args: argparse.Namespace, out: cli.Output) -> None:
     """The picture; how much of what ran was seen, and why not all."""
-    from gpubpf import picture, table
+    from gpubpf.show import picture, table
 
     if args.heatmap:
         picture.write(args.heatmap, log.pictures())

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any
 if __package__ in (None, ""):  # run as tools/launchlate.py: the library is beside
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
 
-from gpubpf import cli
+from gpubpf.show import cli
 
 if TYPE_CHECKING:
     import argparse
 
-    from gpubpf.latency import View
-    from gpubpf.offcpu import OffCpu
-    from gpubpf.perfetto import Trace
-    from gpubpf.session import Session
-    from gpubpf.sums import Sums
-    from gpubpf.whose import Whose
+    from gpubpf.launches.latency import View
+    from gpubpf.launches.off_cpu import OffCpu
+    from gpubpf.launches.sums import Sums
+    from gpubpf.session.session import Session
+    from gpubpf.show.owner_columns import Whose
+    from gpubpf.show.perfetto import Trace
 
 TOOL = "launchlate"
 EXAMPLES = """examples:
@@ -153,16 +153,17 @@ def main(argv: list[str] | None = None) -> int:
         b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
         b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
         if args.list or args.ptx:
-            from gpubpf import listing
+            from gpubpf.images import listing
 
             return listing.show(b, args, out)
-        from gpubpf import device, perfetto
-        from gpubpf.session import Follow
+        from gpubpf.session import device
+        from gpubpf.session.session import Follow
+        from gpubpf.show import perfetto
 
         b["each"].set(int(device.choose(args.device).kind == "sim").to_bytes(8, "little"))
         meanwhile = None
         if args.slow:
-            from gpubpf.offcpu import OffCpu
+            from gpubpf.launches.off_cpu import OffCpu
 
             meanwhile = OffCpu(b)
         trace = perfetto.Trace(args.trace) if args.trace else None
@@ -176,10 +177,10 @@ def measure(
     session: Session, meanwhile: OffCpu | None, trace: Trace | None, args: argparse.Namespace, out: cli.Output
 ) -> None:
     """Shows launches until the measurement ends. What it takes loads NumPy, which is no part of the way to the first probe."""
-    from gpubpf import latency
-    from gpubpf.launches import Launches
-    from gpubpf.sums import Losses, Sums
-    from gpubpf.whose import Whose
+    from gpubpf.launches import latency
+    from gpubpf.launches.launches import Launches
+    from gpubpf.launches.sums import Losses, Sums
+    from gpubpf.show.owner_columns import Whose
 
     launches = Launches(SLOTS, args.kernel, filtered=bool(args.cgroup or args.comm or args.tid))
     by = (("queue",) if args.streams else ()) + (("graph", "node") if args.graphs else ())
@@ -223,7 +224,7 @@ def show_each(
     view: View, new: Any, chosen: Any, launched: Any, whose: Whose, args: argparse.Namespace, out: cli.Output
 ) -> None:
     """What is listed one by one. `new`: places of operations, `launched` those of kernels that were asked for, `chosen` of these."""
-    from gpubpf import latency_text
+    from gpubpf.launches import latency_text
 
     if whose.processes:
         chosen = view.by_call(chosen)
@@ -244,8 +245,8 @@ def show_each(
 
 def show_sums(sums: Sums, whose: Whose, args: argparse.Namespace, out: cli.Output) -> None:
     """What happened since the last report, added up."""
-    from gpubpf import latency
-    from gpubpf.sums import kernel_record
+    from gpubpf.launches import latency
+    from gpubpf.launches.sums import kernel_record
 
     records = (kernel_record(group, args.streams, bool(args.graphs)) for group in sums.groups)
     stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
@@ -262,7 +263,7 @@ def show_sums(sums: Sums, whose: Whose, args: argparse.Namespace, out: cli.Outpu
 
 def text(sums: Sums, whose: Whose, args: argparse.Namespace) -> Iterator[str]:
     """For people: the table, what was waited for, a histogram, what to do about it."""
-    from gpubpf import latency_text
+    from gpubpf.launches import latency_text
 
     yield from latency_text.finding(sums)
     yield from latency_text.kernel_table(sums, args.streams, whose)
@@ -275,7 +276,7 @@ def text(sums: Sums, whose: Whose, args: argparse.Namespace) -> Iterator[str]:
 
 def show_summary(session: Session, more: dict[str, Any], args: argparse.Namespace, out: cli.Output) -> None:
     """How much of what ran was seen, and why not all. `more`: what was lost, launch by launch (the session knows a bound)."""
-    from gpubpf import latency_text
+    from gpubpf.launches import latency_text
 
     summary = session.summary()
     summary["lost"] = more["launches_lost"] + more["operations_lost"]

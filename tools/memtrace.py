@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 if __package__ in (None, ""):  # run as tools/memtrace.py: the library is beside
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
 
-from gpubpf import cli
+from gpubpf.show import cli
 
 if TYPE_CHECKING:
     import argparse
 
-    from gpubpf.coverage import Coverage
-    from gpubpf.grain import Grain
+    from gpubpf.memory.coverage import Coverage
+    from gpubpf.memory.granularity import Grain
+    from gpubpf.memory.traffic import KernelTraffic
     from gpubpf.program import BPF
-    from gpubpf.session import Session
-    from gpubpf.traffic import KernelTraffic
-    from gpubpf.whose import Whose
+    from gpubpf.session.session import Session
+    from gpubpf.show.owner_columns import Whose
 
 TOOL = "memtrace"
 EXAMPLES = """examples:
@@ -143,24 +143,26 @@ def main(argv: list[str] | None = None) -> int:
         args = cli.parse(build_parser(), argv)
         out = cli.open_results(args)
         if cli.records_accesses(args):
-            from gpubpf import accesstrace
+            from gpubpf.memory import access_trace
 
-            return accesstrace.trace(args, out)
+            return access_trace.trace(args, out)
         if args.ebpf:
             out.write(PROGRAM.lstrip())
             return 0
         from gpubpf.program import BPF
-        from gpubpf.whose import Whose
+        from gpubpf.show.owner_columns import Whose
 
         b = BPF(text=PROGRAM)
         attach(b, args)
         if args.list or args.ptx:
-            from gpubpf import listing
+            from gpubpf.images import listing
 
             return listing.show(b, args, out)
         grain = grain_of(b, args)
         with b.trace(args, grain.follow if grain else None) as session:
-            from gpubpf.traffic import Traffic  # loads NumPy, which is no part of the way to the first probe
+            from gpubpf.memory.traffic import (
+                Traffic,  # loads NumPy, which is no part of the way to the first probe
+            )
 
             traffic = Traffic()
             covered = coverage_of(grain, args)
@@ -193,7 +195,7 @@ def grain_of(b: BPF, args: argparse.Namespace) -> Grain | None:
     """How finely touched bytes are kept, which the programs are told; None: they are not asked for."""
     if not (args.allocations or args.footprint):
         return None
-    from gpubpf.grain import Grain
+    from gpubpf.memory.granularity import Grain
 
     made = Grain(args.granule, args.footprint)
     b["grain"].set(made.parameter)
@@ -204,7 +206,7 @@ def coverage_of(grain: Grain | None, args: argparse.Namespace) -> Coverage | Non
     """What collects which bytes are touched, where that is asked for."""
     if grain is None:
         return None
-    from gpubpf.coverage import Coverage
+    from gpubpf.memory.coverage import Coverage
 
     return Coverage(grain, cli.chooses_threads(args))
 
@@ -213,8 +215,8 @@ def report_coverage(
     covered: Coverage, session: Session, whose: Whose, args: argparse.Namespace, out: cli.Output
 ) -> None:
     """Which bytes of allocations were touched so far, and how much of memory each kernel touches."""
-    from gpubpf import coverage_text
-    from gpubpf.traffic import Traffic
+    from gpubpf.memory import coverage_text
+    from gpubpf.memory.traffic import Traffic
 
     if args.csv:
         return
@@ -236,7 +238,7 @@ def report(kernels: list[KernelTraffic], whose: Whose, args: argparse.Namespace,
         return
     if args.timestamps:
         out.line(time.strftime("%H:%M:%S"))
-    from gpubpf import traffic_text
+    from gpubpf.memory import traffic_text
 
     out.lines(traffic_text.report(kernels, whose, args.verbose))
 
@@ -246,7 +248,7 @@ def report(kernels: list[KernelTraffic], whose: Whose, args: argparse.Namespace,
 
 def show_json(kernel: KernelTraffic, args: argparse.Namespace, out: cli.Output) -> None:
     """A record for each place, then one for the kernel."""
-    from gpubpf import traffic_text
+    from gpubpf.memory import traffic_text
 
     place = kernel.place()
     out.records(

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 if __package__ in (None, ""):  # run as tools/threadhist.py: the library is beside
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
 
-from gpubpf import cli
+from gpubpf.show import cli
 
 if TYPE_CHECKING:
     import argparse
 
-    from gpubpf.session import Session
-    from gpubpf.tallies import Tally
-    from gpubpf.whose import Whose
+    from gpubpf.session.session import Session
+    from gpubpf.show.owner_columns import Whose
+    from gpubpf.threads.thread_counts import Tally
 
 TOOL = "threadhist"
 EXAMPLES = """examples:
@@ -94,17 +94,19 @@ def main(argv: list[str] | None = None) -> int:
             out.write(PROGRAM.lstrip())
             return 0
         from gpubpf.program import BPF
-        from gpubpf.whose import Whose
+        from gpubpf.show.owner_columns import Whose
 
         b = BPF(text=PROGRAM)
         on_exit = "on_chosen_exit" if cli.chooses_threads(args) else "on_exit"
         b.attach_gpu_exit(kernel=args.kernel, fn_name=on_exit, accumulate=args.work)
         if args.list or args.ptx:
-            from gpubpf import listing
+            from gpubpf.images import listing
 
             return listing.show(b, args, out)
         with b.trace(args) as session:
-            from gpubpf.tallies import Tallies  # loads NumPy, which is no part of the way to the first probe
+            from gpubpf.threads.thread_counts import (
+                Tallies,  # loads NumPy, which is no part of the way to the first probe
+            )
 
             tallies = Tallies(args.block, args.thread, anew=bool(args.interval))
             whose = Whose(session.several)
@@ -121,7 +123,7 @@ def report(tallies: list[Tally], whose: Whose, args: argparse.Namespace, out: cl
     if args.json or args.csv:
         (show_json if args.json else show_csv)(tallies, args, out)
         return
-    from gpubpf import tallies as text
+    from gpubpf.threads import thread_counts as text
 
     if args.timestamps:
         out.line(time.strftime("%H:%M:%S"))
@@ -135,8 +137,8 @@ def show_json(tallies: list[Tally], args: argparse.Namespace, out: cli.Output) -
     """A record for each thread (and each group of --by), then one for the kernel and launch shape."""
     import json
 
-    from gpubpf import imbalance
-    from gpubpf.output import write_threads
+    from gpubpf.show.bulk_text import write_threads
+    from gpubpf.threads import imbalance
 
     for tally in tallies:
         instance, shape = tally.instance, tally.shape
@@ -178,8 +180,8 @@ def show_json(tallies: list[Tally], args: argparse.Namespace, out: cli.Output) -
 
 def show_csv(tallies: list[Tally], args: argparse.Namespace, out: cli.Output) -> None:
     """The table of --by, every row of it unless --top."""
-    from gpubpf import imbalance
-    from gpubpf.output import write_threads
+    from gpubpf.show.bulk_text import write_threads
+    from gpubpf.threads import imbalance
 
     block, thread = "block_x,block_y,block_z", "thread_x,thread_y,thread_z"
     who = {"thread": f"{block},{thread}", "warp": f"{block},warp,threads", "block": f"{block},threads"}

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from gpubpf import cli
 from gpubpf.errors import Error
+from gpubpf.show import cli
 
 LIBRARIES = Path(__file__).resolve().parent / "lib"
 CLOCKS = ("real", "virtual")

@@ -272,7 +272,7 @@ def _helper() -> _Helper:
 
 def serve() -> None:
     """The child's part: a mangled name a line on stdin, its demangled form a line on stdout."""
-    from gpubpf import privileges
+    from gpubpf.process import privileges
 
     privileges.give_up()
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))

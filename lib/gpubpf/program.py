@@ -11,26 +11,27 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpubpf import cache, headers, maps
-from gpubpf.bytecode import HOST_POINTS, KINDS, SPACES, Program
+from gpubpf import cache
+from gpubpf.ebpf import headers, maps
+from gpubpf.ebpf.bytecode import HOST_POINTS, KINDS, SPACES, Program
+from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import UsageError
 from gpubpf.lower.fragment import Fragment
-from gpubpf.maps import MapDefinition
 
 if TYPE_CHECKING:
-    from gpubpf.assemble import Target
-    from gpubpf.fatbin import Image
-    from gpubpf.host import Host, HostProbe
-    from gpubpf.instrument import Attachment
-    from gpubpf.listing import Source
+    from gpubpf.images.assemble import Target
+    from gpubpf.images.fatbin import Image
+    from gpubpf.images.instrument import Attachment
+    from gpubpf.images.listing import Source
+    from gpubpf.linux.host_programs import Host, HostProbe
+    from gpubpf.linux.uprobes import Table
     from gpubpf.lower.native import Native
     from gpubpf.ptx.module import Module
-    from gpubpf.results import Instance
-    from gpubpf.session import Follow, Session
-    from gpubpf.uprobes import Table
+    from gpubpf.session.results import Instance
+    from gpubpf.session.session import Follow, Session
 
 WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
-PREBUILT = Path(__file__).parent / "prebuilt"
+PREBUILT = Path(__file__).parent / "ebpf" / "prebuilt"
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class BPF:
 
     @cached_property
     def program(self) -> Program:
-        from gpubpf import compile
+        from gpubpf.ebpf import compile
 
         if self._prebuilt is not None:
             return compile.from_json(self._prebuilt["program"], self.text)
@@ -240,7 +241,7 @@ class BPF:
         bpf_get_attach_cookie(ctx) gives the place in the list, or what a mapping says. Entry and return programs for the same
         functions are attached as one where the kernel can. `optional`: no library need have all functions; nothing is said of those
         that one has not, or has by two names."""
-        from gpubpf import uprobes
+        from gpubpf.linux import uprobes
 
         found = self._function_points().get(fn_name)
         if found != "uprobe":
@@ -248,7 +249,7 @@ class BPF:
         self.tables.append(uprobes.table(fn_name, library, functions, ret, optional))
 
     def _attach_host(self, name: str, point: str, event: str) -> None:
-        from gpubpf.host import HostProbe
+        from gpubpf.linux.host_programs import HostProbe
 
         found = self._function_points().get(name)
         if found != point:
@@ -289,7 +290,7 @@ class BPF:
     def _lowered(self, name: str) -> Fragment:
         if self._prebuilt is not None:
             return Fragment.from_json(self._prebuilt["fragments"][name])
-        from gpubpf import compile
+        from gpubpf.ebpf import compile
 
         key = cache.key(compile.program_key(self.text), name)
         store = cache.default()
@@ -323,7 +324,7 @@ class BPF:
         shared = [definition for definition in self.definitions() if definition.kind == "shared_array"]
         if not (shared or self.host_programs or self.tables or companions):
             return None
-        from gpubpf.host import Host
+        from gpubpf.linux.host_programs import Host
 
         sized = {
             name: replace(definition, max_entries=self.entries.get(name, definition.max_entries))
@@ -344,7 +345,7 @@ class BPF:
 
     def attachments(self) -> list[Attachment]:
         """The probes, lowered, for `instrument`."""
-        from gpubpf.instrument import Attachment
+        from gpubpf.images.instrument import Attachment
 
         return [
             Attachment(
@@ -399,7 +400,7 @@ class BPF:
     def trace(self, args: argparse.Namespace, follow: Follow | None = None) -> Session:
         """The measurement that the command line asks for, a context manager. `args`: see `cli`. `follow`: what is wanted beside
         maps, such as the operation log."""
-        from gpubpf import tracing
+        from gpubpf.session import tracing
 
         def host(note: Callable[[str], None], virtual: bool) -> Host | None:
             self.host_side = self.host(args, note, virtual)
@@ -425,13 +426,13 @@ class BPF:
 
     def target(self, args: argparse.Namespace) -> Target:
         """The device that would be used."""
-        from gpubpf import tracing
+        from gpubpf.session import tracing
 
         return tracing.target(args)
 
     def observe(self, args: argparse.Namespace) -> tuple[list[Source], int]:
         """Runs COMMAND to its end: the modules that it loaded, what it launched, and its exit status."""
-        from gpubpf import tracing
+        from gpubpf.session import tracing
 
         return tracing.observe(args)
 

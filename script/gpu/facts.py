@@ -9,7 +9,7 @@ import json
 from gpu import questions
 from gpu.machine import Failure, Machine, Missing, last_line
 from gpu.stage import Part, Result
-from gpubpf.device import cupti_libraries
+from gpubpf.session.device import cupti_libraries
 
 GUARDED = ("threadhist", "memtrace")
 RISKY = ("capture", "spinning kernel")

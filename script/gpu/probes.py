@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpubpf import compile
+from gpubpf.ebpf import compile
 from gpubpf.lower import nvptx
 from gpubpf.lower.fragment import Fragment
 from gpubpf.verify import verify

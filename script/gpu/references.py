@@ -15,7 +15,7 @@ from gpu.machine import PLACE, Failure, Machine, Missing, last_line
 from gpu.overhead import TURNS, Times, by_turns, rounds
 from gpu.records import of
 from gpu.stage import Part, Result
-from gpubpf.device import cupti_libraries
+from gpubpf.session.device import cupti_libraries
 
 # Few launches: some of these take milliseconds for each.
 LOADS = {

@@ -16,13 +16,15 @@ import pyarrow.parquet
 import pytest
 
 import access_records
-from gpubpf import accesslog, accesstrace, cli, oplog, parquet
-from gpubpf.accesslog import Accesses, AccessLog, Where
-from gpubpf.accesslog_text import Printer
-from gpubpf.bytecode import KINDS, SPACES
-from gpubpf.places import Place
+from gpubpf.ebpf.bytecode import KINDS, SPACES
+from gpubpf.memory import access_log, access_trace, parquet
+from gpubpf.memory.access_log import Accesses, AccessLog, Where
+from gpubpf.memory.access_text import Printer
 from gpubpf.ptx.inject import Site
-from gpubpf.results import ProcessLog, RingRecords
+from gpubpf.session import operation_log
+from gpubpf.session.kernel_shapes import Place
+from gpubpf.session.results import ProcessLog, RingRecords
+from gpubpf.show import cli
 
 PID, PROCESS = 77, 3
 FIELDS = [("address", "<u8"), ("launch", "<u8"), ("thread", "<u4"), ("site", "<u2"), ("how", "<u2")]
@@ -33,13 +35,13 @@ BASE = 0x7F0012000000
 
 def log(*launches: int, process: int = PROCESS, virtual: bool = False, brackets: int = 0) -> ProcessLog:
     """Launches of `_Z5scalePf` with 3 x 2 blocks of 8 x 8 threads; clock brackets whose GPU is 1 ms behind the host."""
-    made = np.zeros(len(launches) + brackets, oplog.DTYPE)
+    made = np.zeros(len(launches) + brackets, operation_log.DTYPE)
     for at, number in enumerate(launches):
-        made[at]["id"], made[at]["kind"] = number | process << 40, oplog.KERNEL
+        made[at]["id"], made[at]["kind"] = number | process << 40, operation_log.KERNEL
         made[at]["kernel"]["grid"], made[at]["kernel"]["block"] = (3, 2, 1), (8, 8, 1)
     for k in range(brackets):
         row, gpu = made[len(launches) + k], 10**6 * (k + 1)
-        row["kind"] = oplog.CLOCK
+        row["kind"] = operation_log.CLOCK
         row["clock"]["host_before"], row["clock"]["gpu"] = gpu + 10**6 - 2500, gpu
         row["clock"]["host_after"], row["clock"]["tick_ns"] = gpu + 10**6 + 2500, 1
     return ProcessLog(PID, "app", made, 0, virtual, {0: "_Z5scalePf"}, {0: 0}, {}, False, process)
@@ -107,7 +109,7 @@ def test_records_may_come_before_their_launch_and_mixed() -> None:
     mixed = np.concatenate([some(number, range(100)) for number in (5, 900, 6)])
     mixed = mixed[np.random.default_rng(1).permutation(300)]
     found.take(session(ring(mixed)), [log(5)])
-    assert found.given == 100 and {part.launch[0] & accesslog.COUNT for part, _ in kept.parts} == {5}
+    assert found.given == 100 and {part.launch[0] & access_log.COUNT for part, _ in kept.parts} == {5}
     other = dataclasses.replace(log(900, 6), names={0: "_Z5otherv"})
     found.take(session(), [other])
     assert found.given == 300 and found.unknown == 0
@@ -116,9 +118,9 @@ def test_records_may_come_before_their_launch_and_mixed() -> None:
             thread
             for part, _ in kept.parts
             for launch, thread in zip(part.launch, part.thread, strict=True)
-            if part.place.mangled == name and launch & accesslog.COUNT == number
+            if part.place.mangled == name and launch & access_log.COUNT == number
         ]
-        assert got == mixed["thread"][(mixed["launch"] & accesslog.COUNT) == number].tolist()
+        assert got == mixed["thread"][(mixed["launch"] & access_log.COUNT) == number].tolist()
 
 
 def test_launches_of_two_programs_in_one_process_id() -> None:
@@ -155,7 +157,7 @@ def test_grids_whose_threads_have_larger_numbers_than_records() -> None:
 
 
 def test_records_without_a_launch_take_no_more_room_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accesslog, "MOST_WAITING", 250)
+    monkeypatch.setattr(access_log, "MOST_WAITING", 250)
     found = AccessLog(False, False, [])
     for _ in range(4):
         found.take(session(ring(some(9, range(100)))), [])
@@ -252,7 +254,7 @@ def test_garbage_does_no_harm(form: str, tmp_path: Path) -> None:
     """What comes from a target is untrusted."""
     random = np.random.default_rng(5)
     out = cli.Output(str(tmp_path / "out"))
-    pictures = accesstrace.Pictures()
+    pictures = access_trace.Pictures()
     with parquet.Writer(str(tmp_path / "a.parquet"), True, rows=1000) as file:
         found = AccessLog(True, form == "csv", [Printer(out, form, True), pictures, file], host_times=True)
         for turn in range(20):
@@ -370,11 +372,11 @@ def test_which_sites_and_addresses() -> None:
 
 
 def test_what_the_device_is_told() -> None:
-    found = accesstrace.wanted(((2, 4), (9, 9)), (16, 31), 3)
+    found = access_trace.wanted(((2, 4), (9, 9)), (16, 31), 3)
     assert (found["first"], found["last"], found["warps"]) == (16, 31, 3)
     chosen = [n for n in range(20) if any((n - lo) % 2**32 <= span for lo, span in found["site"].tolist())]
     assert chosen == [2, 3, 4, 9]
-    every = accesstrace.wanted((), None, 1)
+    every = access_trace.wanted((), None, 1)
     assert (every["first"], every["last"]) == (0, 2**64 - 1) and every["site"][0].tolist() == (0, 2**32 - 1)
 
 
@@ -395,6 +397,6 @@ def test_only_what_is_asked_for_is_on_the_device(words: str, name: str) -> None:
         add(parser)
     args = parser.parse_args(words.split())
     timed = bool(args.timestamps or args.heatmap)
-    (probe,) = accesstrace.attached(args, timed).probes
+    (probe,) = access_trace.attached(args, timed).probes
     assert probe.function == name
     assert ("shared" in probe.spaces) == (not args.heatmap)

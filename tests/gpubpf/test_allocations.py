@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 
 import gpubpf_cuda
-from gpubpf import oplog
 from gpubpf.agent.protocol import StackFrame
-from gpubpf.allocations import LIMIT, Allocation, Allocations
-from gpubpf.results import ProcessLog
+from gpubpf.memory.allocations import LIMIT, Allocation, Allocations
+from gpubpf.session import operation_log
+from gpubpf.session.results import ProcessLog
 
 STACKS = {7: (StackFrame(0x1000, 0x10, "app", "main"),), 8: (StackFrame(0, 0, "", "_ZN1a5tableE"),)}
 
 
 def log_of(*rows: dict[str, Any], process: int = 1, lost: int = 0) -> ProcessLog:
-    records = np.zeros(len(rows), oplog.DTYPE)
+    records = np.zeros(len(rows), operation_log.DTYPE)
     for at, row in enumerate(rows):
-        records["kind"][at] = row.get("kind", oplog.API)
+        records["kind"][at] = row.get("kind", operation_log.API)
         for name in ("result", "flags", "context", "stack"):
             records[name][at] = row.get(name, 0)
         records["return_ns"][at] = row.get("at", at + 1)
@@ -129,10 +129,10 @@ def test_what_the_driver_refused_or_captured_is_nothing() -> None:
         made("cuMemAlloc", 0x1000, 256, result=2),
         made("cuMemAlloc", 0x2000, 256),
         gone("cuMemFree", 0x2000, result=1),
-        gone("cuMemFreeAsync", 0x2000, flags=oplog.CAPTURED),
+        gone("cuMemFreeAsync", 0x2000, flags=operation_log.CAPTURED),
         gone("cuMemFree", 0),
-        made("cuMemAllocAsync", 0x3000, 256, flags=oplog.CAPTURED),
-        made("cuMemAlloc", 0x4000, 256, kind=oplog.SYNC),
+        made("cuMemAllocAsync", 0x3000, 256, flags=operation_log.CAPTURED),
+        made("cuMemAlloc", 0x4000, 256, kind=operation_log.SYNC),
     ).all()
     assert [(a.base, a.last_epoch) for a in found] == [(0x2000, None), (0x3000, None)]
 
@@ -175,8 +175,10 @@ def test_nonsense_is_only_nonsense() -> None:
     calls = np.array([b"cuMemAlloc", b"cuMemFree", b"cuMemUnmap", b"cuCtxDestroy", b"variable", b"\xff\xfe"])
     start = time.process_time()
     for _ in range(20):
-        records = rng.integers(0, 256, (2000, oplog.RECORD), np.uint8).view(oplog.DTYPE).reshape(-1)
-        records["kind"], records["result"] = oplog.API, 0
+        records = (
+            rng.integers(0, 256, (2000, operation_log.RECORD), np.uint8).view(operation_log.DTYPE).reshape(-1)
+        )
+        records["kind"], records["result"] = operation_log.API, 0
         records["api"]["name"] = rng.choice(calls, len(records))
         records["api"]["address"] &= rng.choice(np.array([0xFFF, (1 << 64) - 1], np.uint64), len(records))
         records["api"]["bytes"] &= rng.choice(np.array([0xFFF, (1 << 62) - 1], np.uint64), len(records))
@@ -188,7 +190,7 @@ def test_nonsense_is_only_nonsense() -> None:
 
 def test_there_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     assert LIMIT >= 1 << 20
-    monkeypatch.setattr("gpubpf.allocations.LIMIT", 3)
+    monkeypatch.setattr("gpubpf.memory.allocations.LIMIT", 3)
     found = after(*(made("cuMemAlloc", 0x1000 * n, 16) for n in range(1, 6)))
     assert len(found) == 3 and found.dropped == 2
 
@@ -296,7 +298,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def arguments(command: list[str]) -> Namespace:
-    from gpubpf import cli
+    from gpubpf.show import cli
 
     parser = cli.parser("probe", "", "")
     for add in (
@@ -316,7 +318,7 @@ def test_a_program_and_its_memory(
     app: Path, hostile: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from gpubpf.program import BPF
-    from gpubpf.session import Follow
+    from gpubpf.session.session import Follow
     from gpubpf_bcc import compiled
 
     compiled(TEXT)

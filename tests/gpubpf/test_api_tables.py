@@ -17,12 +17,12 @@ import pytest
 import gpubpf_cuda
 import gpubpf_hip
 from cudasim import launcher
-from gpubpf import bpf_syscall
 from gpubpf.calls import arrays, cuda, hip
 from gpubpf.calls.api import GROUPS, RESULTS, Api, Function, Place
 from gpubpf.calls.probes import Calls, Options
-from gpubpf.device import LIBRARIES
 from gpubpf.errors import UsageError
+from gpubpf.linux import bpf_syscall
+from gpubpf.session.device import LIBRARIES
 from gpubpf_hip import needs_hip
 from gpubpf_host import needs_bpf
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf import assemble, cache, fatbin
+from gpubpf import cache
 from gpubpf.errors import AssembleError
+from gpubpf.images import assemble, fatbin
 
 TARGET = assemble.Target("gpu", (9, 0))
 LOADS = "\n".join(f"ld.global.f64 %d{i}, [%a+{i * 8}];" for i in range(40))

@@ -22,8 +22,11 @@ from typing import Any
 
 import pytest
 
-from gpubpf import agent, attach, borrow, device, patching, ptrace, server, target, threads
+from gpubpf import agent
+from gpubpf.attach import borrow, loading, patching
 from gpubpf.errors import SessionError
+from gpubpf.process import fresh_thread, ptrace, target
+from gpubpf.session import device, server
 
 HERE = Path(__file__).with_name("attach")
 ROOT = os.geteuid() == 0
@@ -84,7 +87,7 @@ def running(*command: object, **how: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def put(pid: int, library: Path, text: str = "abc") -> int:
-    return attach.inject(pid, library, "entry", text).wait()
+    return loading.inject(pid, library, "entry", text).wait()
 
 
 def stop(pid: int) -> None:
@@ -116,7 +119,7 @@ def state(pid: int) -> str:
 def settled(pid: int, threads: int) -> tuple[int, int, int]:
     """When the thread of the last call has ended."""
     end = time.monotonic() + 60
-    while (now := places(pid))[0] > threads and time.monotonic() < end:
+    while (now := places(pid))[0] > fresh_thread and time.monotonic() < end:
         time.sleep(0.01)
     return now
 
@@ -146,13 +149,13 @@ def test_a_program_that_checks_itself_notices_nothing(built: Path) -> None:
             if i % 2:
                 assert put(process.pid, built / "library.so", "12345") == 5
             else:
-                injection = attach.inject(process.pid, built / "library.so", "entry", connect=True)
+                injection = loading.inject(process.pid, built / "library.so", "entry", connect=True)
                 assert injection.wait() == 77
                 assert injection.socket is not None
                 with injection.socket as connection:
                     assert connection.recv(16) == b"hello"
             if i % 4 == 0:
-                threads.on_own(lambda: stop(process.pid), "stop")
+                fresh_thread.on_own(lambda: stop(process.pid), "stop")
             if i == 40:
                 before = places(process.pid)
         after = places(process.pid)
@@ -174,10 +177,10 @@ def test_a_thread_is_found(built: Path, kind: str) -> None:
         time.sleep(0.15)
         if kind == "writes":
             threading.Thread(target=process.stdout.read, daemon=True).start()  # type: ignore[union-attr]
-        threads = places(process.pid)[0]
+        fresh_thread = places(process.pid)[0]
         for _ in range(5):
             assert put(process.pid, built / "library.so") == 3
-        assert settled(process.pid, threads)[0] == threads
+        assert settled(process.pid, fresh_thread)[0] == fresh_thread
         assert process.poll() is None
 
 
@@ -199,7 +202,7 @@ def test_what_dlopen_says(built: Path, tmp_path: Path) -> None:
         with pytest.raises(SessionError, match=r"cannot load bad\.so: .*too short.*; "):
             put(process.pid, bad)
         with pytest.raises(SessionError, match=r"cannot load library\.so: .*undefined symbol: nothing; "):
-            attach.inject(process.pid, built / "library.so", "nothing")
+            loading.inject(process.pid, built / "library.so", "nothing")
         large = tmp_path / "large.so"
         command = ["gcc", "-shared", "-fPIC", "-ftls-model=initial-exec", "-xc", "-", "-o", str(large)]
         source = "__thread char of[8192]; char *first(void) { return of; }"
@@ -224,7 +227,7 @@ def test_the_agent_takes_little_static_tls() -> None:
 def test_an_entry_that_takes_long_is_left_to_itself(built: Path) -> None:
     with running(built / "kinds", "pause") as process:
         time.sleep(0.1)
-        injection = attach.inject(process.pid, built / "library.so", "entry", "slow")
+        injection = loading.inject(process.pid, built / "library.so", "entry", "slow")
         with pytest.raises(SessionError, match="does not finish entry within 0 s"):
             injection.wait(0.05)
         assert put(process.pid, built / "library.so") == 3
@@ -234,13 +237,13 @@ def test_many_at_once(built: Path) -> None:
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(running(built / "kinds", "pause")) for _ in range(8)]
         results: list[int] = []
-        threads = [
+        fresh_thread = [
             threading.Thread(target=lambda p=p: results.append(put(p.pid, built / "library.so")))
             for p in processes
         ]
-        for thread in threads:
+        for thread in fresh_thread:
             thread.start()
-        for thread in threads:
+        for thread in fresh_thread:
             thread.join()
         assert results == [3] * 8
 
@@ -283,7 +286,7 @@ def to_syscall(self):
 ptrace.Thread.to_syscall = to_syscall
 attach.inject(int(sys.argv[1]), Path({str(built / "library.so")!r}), "entry", "abc").wait()
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(attach.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(loading.__file__).parents[1])}
     names = "allocate load except epoll sleep registers restarted interrupted send".split()
     with running(built / "stress", built / "loaded.so", *names) as process:
         time.sleep(0.1)
@@ -530,7 +533,7 @@ def test_a_container(built: Path, tmp_path: Path) -> None:
     with running(*unshare, "sh", "-c", script) as process:
         time.sleep(0.2)
         inner = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
-        injection = attach.inject(inner, library, "entry", connect=True)
+        injection = loading.inject(inner, library, "entry", connect=True)
         assert injection.wait() == 77
         assert injection.socket is not None
         with injection.socket as connection:
@@ -549,7 +552,7 @@ def test_a_file_that_is_no_memory_is_not_written(built: Path, tmp_path: Path) ->
         process = subprocess.Popen([built / "kinds", "pause"], stdin=file, stdout=subprocess.PIPE)
         try:
             with pytest.raises(SessionError, match="something else for a file in memory"):
-                attach._fill(process.pid, 0, b"something else")
+                loading._fill(process.pid, 0, b"something else")
         finally:
             process.kill()
             process.communicate()
@@ -804,8 +807,8 @@ def test_numpy_is_loaded_when_probes_are_live(loads: Path, name: str) -> None:
         )
         assert done.returncode == 0, done.stderr[-1000:]
         # The last that is loaded on the way. What is said of the way's end may be said after NumPy has come.
-        before, on_the_way, after = done.stderr.partition("gpubpf.patching\n")
-        assert on_the_way and "gpubpf.attach" in before
+        before, on_the_way, after = done.stderr.partition("gpubpf.attach.patching\n")
+        assert on_the_way and "gpubpf.attach.loading" in before
         assert not re.search(r"\| +numpy$", before, re.M) and re.search(r"\| +numpy$", after, re.M)
         process.communicate("\n", timeout=60)
 

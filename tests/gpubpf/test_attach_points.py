@@ -14,7 +14,7 @@ import pytest
 
 import gpubpf_cuda
 import memory_model as model
-from gpubpf.bytecode import KINDS, SPACES
+from gpubpf.ebpf.bytecode import KINDS, SPACES
 from gpubpf_bcc import compiled
 from memory_answers import ANSWERS
 
@@ -440,7 +440,7 @@ def test_launches_and_operations_on_the_host(run):
 
 
 def test_every_point_has_its_section_and_its_fields():
-    from gpubpf.bytecode import CONTEXTS
+    from gpubpf.ebpf.bytecode import CONTEXTS
 
     page = (ROOT / "docs" / "attach-points.md").read_text()
     for point, fields in CONTEXTS.items():

@@ -25,8 +25,11 @@ from typing import Any
 
 import pytest
 
-from gpubpf import agent, cli, device, target
+from gpubpf import agent
+from gpubpf.process import target
 from gpubpf.program import BPF
+from gpubpf.session import device
+from gpubpf.show import cli
 
 HERE = Path(__file__).with_name("attach")
 TOOL = [sys.executable, str(Path(__file__).parents[2] / "tools" / "threadhist.py")]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf import btf
-from gpubpf.btf import Member
 from gpubpf.errors import Error
+from gpubpf.linux import btf
+from gpubpf.linux.btf import Member
 
 INT, STRUCT, FORWARD = 1, 4, 7
 STRINGS = b"\0task\0pid\0asleep\0other\0"

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from gpubpf import cli, names
+from gpubpf import names
 from gpubpf.calls import records, show
 from gpubpf.calls.api import Api, Function
 from gpubpf.calls.sums import Kernel
+from gpubpf.show import cli
 
 FUNCTIONS = (
     Function("hipLaunchKernel", "hipLaunchKernel", "launch", "kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1"),

@@ -6,7 +6,7 @@ import json
 
 import gpubpf_traces
 from gpubpf.calls import timeline
-from gpubpf.perfetto import Trace
+from gpubpf.show.perfetto import Trace
 
 CALLS = (
     {

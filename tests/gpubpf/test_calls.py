@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import gpubpf_calls
-from gpubpf import bpf_syscall, uprobes
 from gpubpf.calls import arrays
 from gpubpf.calls.api import Api, Function
 from gpubpf.calls.probes import Calls, Counts, Options
+from gpubpf.linux import bpf_syscall, uprobes
 from gpubpf_calls import FUNCTIONS, NUMBER, by_function
 from gpubpf_host import needs_bpf
 

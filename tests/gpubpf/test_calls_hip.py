@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpubpf import libraries
 from gpubpf.calls import arrays
 from gpubpf.calls.hip import API
 from gpubpf.calls.probes import Calls, Counts, Options
-from gpubpf.libraries import Names
+from gpubpf.linux import libraries
+from gpubpf.linux.libraries import Names
 from gpubpf_host import needs_bpf
 
 HERE = Path(__file__).with_name("calls")

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from gpubpf import cli
 from gpubpf.errors import Error, UsageError
+from gpubpf.show import cli
 
 ALL = cli.EVERYTHING
 
@@ -167,7 +167,7 @@ def test_errors_become_one_line_and_a_status(capsys, error, status, says):
 def test_an_interrupt_before_anything_is_measured_ends_the_tool_without_a_word():
     swallows = """
 import signal
-from gpubpf import cli
+from gpubpf.show import cli
 with cli.errors("tool"):
     try:
         signal.raise_signal(signal.SIGINT)
@@ -213,7 +213,7 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
 
 def test_a_reader_that_leaves_ends_the_output_quietly():
     program = (
-        "import sys\nfrom gpubpf import cli\nout = cli.Output()\n"
+        "import sys\nfrom gpubpf.show import cli\nout = cli.Output()\n"
         "while not out.closed:\n    out.line('x' * 100)\nprint('closed', file=sys.stderr)\n"
     )
     child = subprocess.Popen(
@@ -229,7 +229,7 @@ def test_a_reader_that_leaves_ends_the_output_quietly():
 @pytest.mark.parametrize("buffering", ["", "1"])
 def test_help_that_cannot_be_written_is_one_line(option, buffering):
     program = (
-        "from gpubpf import cli\n"
+        "from gpubpf.show import cli\n"
         f"with cli.errors('tool'):\n    cli.parse(cli.parser('tool', 'what', ''), [{option!r}])\n"
     )
     with open("/dev/full", "w") as full:
@@ -246,7 +246,7 @@ def test_help_that_cannot_be_written_is_one_line(option, buffering):
 
 def test_standard_files_that_are_closed():
     program = (
-        "import os, subprocess, sys\nfrom gpubpf import cli\n"
+        "import os, subprocess, sys\nfrom gpubpf.show import cli\n"
         "args = cli.parse(cli.parser('tool', 'what', ''), [])\n"
         "assert os.open('/dev/null', os.O_RDONLY) > 2\n"
         "assert subprocess.call(['sh', '-c', 'test ! -e /dev/fd/1'], close_fds=False) == 0\n"
@@ -319,7 +319,7 @@ def test_every_report_ends_with_what_was_not_seen():
 def test_a_signal_while_results_are_written_loses_none_of_them():
     program = """
 import signal, sys
-from gpubpf.cli import Output
+from gpubpf.show.cli import Output
 signal.signal(signal.SIGINT, lambda number, frame: None)
 print("ready", file=sys.stderr, flush=True)
 Output().write(b"0123456\\n" * 50000)

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from gpubpf.clock import RATE, UNKNOWN, Bracket, GpuClock, SmClock, Times, estimated_tick
+from gpubpf.session.clock import RATE, UNKNOWN, Bracket, GpuClock, SmClock, Times, estimated_tick
 
 TICKS = (1, 32, 1000, 1024)
 CASES = 1000

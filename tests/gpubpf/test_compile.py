@@ -10,9 +10,11 @@ import resource
 import numpy as np
 import pytest
 
-from gpubpf import bytecode as b
-from gpubpf import cache, compile, headers, host, maps
+from gpubpf import cache
+from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf import compile, headers, maps
 from gpubpf.errors import CompileError
+from gpubpf.linux import host_programs
 from gpubpf.lower import nvptx, x86
 from gpubpf.verify import verify
 from gpubpf.verify.rules import check
@@ -182,15 +184,15 @@ def test_a_program_for_every_point():
         fields = {a.field or a.kind for a in fragment.arguments if a.kind in ("context", "launch")}
         assert fields <= set(b.CONTEXTS[function.point])
     for function in made.host_functions:
-        host.try_load(made, function)
+        host_programs.try_load(made, function)
         native = x86.lower(made, function)
         assert {v.number for v in native.values} == set(range(len(b.CONTEXTS[function.point])))
 
 
 def test_numbers_of_kinds_spaces_and_operations():
     """Those of the header are those of the library."""
-    from gpubpf import oplog
-    from gpubpf.bytecode import KINDS, SPACES
+    from gpubpf.ebpf.bytecode import KINDS, SPACES
+    from gpubpf.session import operation_log
 
     operations = ("H2D", "D2H", "D2D", "H2H", "MEMSET", "EVENT_RECORD", "STREAM_WAIT", "GRAPH", "SYNC", "API")
     names = [f"GPU_{name.upper()}" for name in (*KINDS, *SPACES)] + [f"GPU_OP_{name}" for name in operations]
@@ -207,8 +209,14 @@ def test_numbers_of_kinds_spaces_and_operations():
     }
     expected = [*range(4), *range(4)]
     expected += [
-        *(oplog.H2D, oplog.D2H, oplog.D2D, oplog.H2H, oplog.MEMSET),
-        *(oplog.RECORDED, oplog.WAIT, oplog.GRAPH, oplog.SYNC, oplog.API),
+        *(operation_log.H2D, operation_log.D2H, operation_log.D2D, operation_log.H2H, operation_log.MEMSET),
+        *(
+            operation_log.RECORDED,
+            operation_log.WAIT,
+            operation_log.GRAPH,
+            operation_log.SYNC,
+            operation_log.API,
+        ),
     ]
     found = [added.get(lines + 1 + 2 * n, 0) for n in range(len(names))]
     assert found == expected

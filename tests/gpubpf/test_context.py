@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 import gpubpf_scenes as scenes
-from gpubpf import bpf_syscall, btf
 from gpubpf.calls import arrays, context, why
 from gpubpf.calls.api import Api, Function
 from gpubpf.calls.context import Context
 from gpubpf.calls.probes import Calls, Options
 from gpubpf.errors import Error, VerifyError
+from gpubpf.linux import bpf_syscall, btf
 from gpubpf_host import needs_bpf
 
 MS = 1_000_000

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from gpubpf import coverage
-from gpubpf.coverage import GRANULES, WORDS
+from gpubpf.memory import coverage
+from gpubpf.memory.coverage import GRANULES, WORDS
 
 PAGES = 4096
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpubpf import coverage_text
 from gpubpf.agent.protocol import StackFrame
-from gpubpf.allocations import Allocation
-from gpubpf.coverage import Covered, Footprint, Report
+from gpubpf.memory import coverage_text
+from gpubpf.memory.allocations import Allocation
+from gpubpf.memory.coverage import Covered, Footprint, Report
 
 
 def frame(symbol: str, file: str = "") -> StackFrame:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf import device
 from gpubpf.errors import SessionError
+from gpubpf.session import device
 
 
 @pytest.fixture

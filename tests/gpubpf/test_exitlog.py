@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpubpf import cli, exitlog, oplog, places
-from gpubpf.exitlog import ExitLog, Place
+from gpubpf.exits import exit_log
+from gpubpf.exits.exit_log import ExitLog, Place
 from gpubpf.ptx.inject import Site
-from gpubpf.results import ProcessLog, RingRecords
+from gpubpf.session import kernel_shapes, operation_log
+from gpubpf.session.results import ProcessLog, RingRecords
+from gpubpf.show import cli
 
 RECORD = np.dtype(
     [("clock", "<u8"), ("time", "<u8"), ("launch", "<u8"), ("thread", "<u4"), ("sm", "<u2"), ("site", "<u2")]
@@ -24,18 +26,18 @@ PID = 77
 
 def log(*launches: int, virtual: bool = True, brackets: int = 0, fault: bool = False) -> ProcessLog:
     """Launches of `_Z5scalePf` with 2 blocks of 64 threads, clock brackets 5 us wide whose GPU is 1 ms behind the host."""
-    made = np.zeros(len(launches) + brackets + fault, oplog.DTYPE)
+    made = np.zeros(len(launches) + brackets + fault, operation_log.DTYPE)
     for at, number in enumerate(launches):
-        made[at]["id"], made[at]["kind"] = number, oplog.KERNEL
+        made[at]["id"], made[at]["kind"] = number, operation_log.KERNEL
         made[at]["kernel"]["grid"], made[at]["kernel"]["block"] = (2, 1, 1), (64, 1, 1)
     for k in range(brackets):
         row = made[len(launches) + k]
-        row["kind"] = oplog.CLOCK
+        row["kind"] = operation_log.CLOCK
         gpu = 10**6 * (k + 1)
         row["clock"]["host_before"], row["clock"]["gpu"] = gpu + 10**6 - 2500, gpu
         row["clock"]["host_after"], row["clock"]["tick_ns"] = gpu + 10**6 + 2500, 1
     if fault:
-        made[-1]["kind"] = oplog.FAULT
+        made[-1]["kind"] = operation_log.FAULT
     return ProcessLog(PID, "app", made, 0, virtual, {0: "_Z5scalePf"}, {0: 0}, {}, False)
 
 
@@ -120,7 +122,7 @@ def test_garbage_in_records_does_no_harm(heats: bool, tmp_path: Any) -> None:
     """What comes from a target is untrusted."""
     random = np.random.default_rng(5)
     out = cli.Output(str(tmp_path / "out"))
-    found = ExitLog(True, EVERY, EVERY, heats, exitlog.Printer(out, heats, False))
+    found = ExitLog(True, EVERY, EVERY, heats, exit_log.Printer(out, heats, False))
     for turn in range(30):
         junk = np.frombuffer(random.bytes(RECORD.itemsize * 200), RECORD).copy()
         junk["launch"] = random.integers(4, 7, 200)
@@ -135,7 +137,7 @@ def test_garbage_in_records_does_no_harm(heats: bool, tmp_path: Any) -> None:
 
 
 def test_launches_that_never_become_whole_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exitlog, "MOST_PENDING", 3)
+    monkeypatch.setattr(exit_log, "MOST_PENDING", 3)
     found = ExitLog(True, EVERY, EVERY)
     numbers = list(range(1, 11))
     found.take(session([log(*numbers)], [ring(n, np.arange(64), np.arange(64)) for n in (*numbers, 99)]))
@@ -168,7 +170,7 @@ def test_lines_of_every_exit(form: str, tmp_path: Any) -> None:
     records = ring(5 + (PID << 40), np.array([0, 65, 383]), np.array([7, 8, 90])).records
     records["site"], records["sm"] = [0, 12, 3], [131, 0, 5]
     out = cli.Output(str(tmp_path / "out"))
-    write = exitlog.Printer(out, form == "json", form == "csv")
+    write = exit_log.Printer(out, form == "json", form == "csv")
     for part in (records[:2], records[2:]):
         write(place, part, part["time"].astype(np.int64) + 10**15)
     lines = (tmp_path / "out").read_text().splitlines()
@@ -193,13 +195,13 @@ def test_lines_of_every_exit(form: str, tmp_path: Any) -> None:
 
 def test_names_of_ways_out() -> None:
     sites = {1: Site(1, "k", 40), 2: Site(2, "k", 50, "/home/me/scale.cu", 17)}
-    source = exitlog.source_of(sites)
+    source = exit_log.source_of(sites)
     assert (source(1), source(2), source(3)) == ("PTX line 40", "scale.cu:17", None)
 
 
 def test_what_a_log_makes_up_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "MOST_PLACES", 3)
-    monkeypatch.setattr(places, "MOST_UNNAMED", 10)
+    monkeypatch.setattr(kernel_shapes, "MOST_PLACES", 3)
+    monkeypatch.setattr(kernel_shapes, "MOST_UNNAMED", 10)
     found = ExitLog(True, EVERY, EVERY, heats=True)
     huge, shapes, nameless = log(5), log(*range(10, 20)), log(*range(30, 50))
     huge.records["kernel"]["grid"] = huge.records["kernel"]["block"] = 2**32 - 1
@@ -209,6 +211,6 @@ def test_what_a_log_makes_up_takes_no_memory(monkeypatch: pytest.MonkeyPatch) ->
     found.take(session([huge, shapes, nameless], exits, stopped=True))
     assert [place.grid[0] for place, _ in found.reports(anew=False)] == [1, 2, 3]
     assert found.homeless == 64 * 8 and not found.places._unnamed
-    many = log(1, brackets=2 * places.READINGS)
+    many = log(1, brackets=2 * kernel_shapes.READINGS)
     found.take(session([many], []))
-    assert all(len(brackets) <= places.READINGS for brackets in found.places._brackets.values())
+    assert all(len(brackets) <= kernel_shapes.READINGS for brackets in found.places._brackets.values())

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpubpf import exits
-from gpubpf.exits import BINS, CLOCK_BITS, CLOCK_MASK, Clock, Exits, Lateness, Report, Spread, Tally
-from gpubpf.imbalance import Shape
+from gpubpf.exits import lateness as exits
+from gpubpf.exits.lateness import BINS, CLOCK_BITS, CLOCK_MASK, Clock, Exits, Lateness, Report, Spread, Tally
+from gpubpf.threads.imbalance import Shape
 
 RECORD = np.dtype(
     [("clock", "<u8"), ("time", "<u8"), ("launch", "<u8"), ("thread", "<u4"), ("sm", "<u2"), ("site", "<u2")]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf import fatbin
 from gpubpf.errors import ImageError
+from gpubpf.images import fatbin
 
 NVCC = shutil.which("nvcc")
 CUOBJDUMP = next(Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin/cuobjdump"), None)

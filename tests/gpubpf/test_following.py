@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import gpubpf_cuda
-from gpubpf import oplog
 from gpubpf.program import BPF
-from gpubpf.results import Reading
-from gpubpf.session import Follow, Session
+from gpubpf.session import operation_log
+from gpubpf.session.results import Reading
+from gpubpf.session.session import Follow, Session
 from gpubpf_bcc import compiled
 
 CUDA = r"""
@@ -186,9 +186,9 @@ def test_every_thread_leaves_one_record(app: Path, place: str) -> None:
     assert len(launches) == 100 and set(launches.values()) == {120}
     one = records[records["launch"] == records["launch"][0]]
     assert sorted(one["thread"].tolist()) == list(range(120))
-    kernels = run.log[run.log["kind"] == oplog.KERNEL]
+    kernels = run.log[run.log["kind"] == operation_log.KERNEL]
     assert set(kernels["id"].tolist()) == set(launches)
-    assert set(kernels["kernel"]["reason"].tolist()) == {oplog.INSTRUMENTED}
+    assert set(kernels["kernel"]["reason"].tolist()) == {operation_log.INSTRUMENTED}
     # A shard's counts: everything that was reserved came.
     (counts,) = run.session.ring_counts("events")
     assert sum(s.reserved for s in counts.shards) == 12000
@@ -212,10 +212,10 @@ def test_every_thread_leaves_one_record(app: Path, place: str) -> None:
 
 def test_clocks_are_compared_at_the_beginning_and_at_the_end(app: Path) -> None:
     run = Followed([str(app), "plain", "3", "1", "1"], Follow(log_records=256))
-    brackets = run.log[run.log["kind"] == oplog.CLOCK]["clock"]
+    brackets = run.log[run.log["kind"] == operation_log.CLOCK]["clock"]
     assert len(brackets) >= 2
     assert (brackets["host_before"] < brackets["host_after"]).all()
-    kernels = run.log[run.log["kind"] == oplog.KERNEL]
+    kernels = run.log[run.log["kind"] == operation_log.KERNEL]
     assert (brackets["host_after"] < kernels["call_ns"].min()).any()
     assert (brackets["host_before"] > kernels["return_ns"].max()).any()
     apart = brackets["gpu"].astype(np.int64) - brackets["host_before"].astype(np.int64)
@@ -225,7 +225,7 @@ def test_clocks_are_compared_at_the_beginning_and_at_the_end(app: Path) -> None:
 
 def test_maps_are_read_in_between(app: Path) -> None:
     run = Followed([str(app), "slow", "60", "1", "32"], Follow(log_records=256, pump=8))
-    ids = np.sort(run.log[run.log["kind"] == oplog.KERNEL]["id"])
+    ids = np.sort(run.log[run.log["kind"] == operation_log.KERNEL]["id"])
     times = [reading.taken_ns for reading in run.readings]
     assert len(times) >= 3 and times == sorted(times)
     assert run.readings[-1].idle and not run.readings[0].idle
@@ -257,7 +257,7 @@ def test_what_a_killed_process_had_written_is_received(app: Path, capsys: pytest
     run = Followed([str(app), "kill", "50", "2", "64"], Follow(log_records=1024, per_thread={"events": 1}))
     assert run.session.status == 137
     assert run.received == 50 * 128
-    assert (run.log["kind"] == oplog.KERNEL).sum() == 50
+    assert (run.log["kind"] == operation_log.KERNEL).sum() == 50
     said = capsys.readouterr().err
     assert "6,400 records of events were received, at most 0 are lost" in said
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import gpubpf_cuda
-from gpubpf.device import LIBRARIES
+from gpubpf.session.device import LIBRARIES
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = [sys.executable, str(ROOT / "tools/threadhist.py"), "--device", "sim", "--json"]

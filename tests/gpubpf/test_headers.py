@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpubpf import headers
-from gpubpf.compile import compile_text
+from gpubpf.ebpf import headers
+from gpubpf.ebpf.compile import compile_text
 from gpubpf.errors import CompileError
 from gpubpf.program import prebuilt_key
 from gpubpf.verify import verify

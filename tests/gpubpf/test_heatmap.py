@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpubpf import heatmap, picture
 from gpubpf.errors import Error
-from gpubpf.heatmap import AddressHeat, Band, Heat
+from gpubpf.show import heatmap, picture
+from gpubpf.show.heatmap import AddressHeat, Band, Heat
 
 
 def chunks(data: bytes) -> dict[bytes, bytes]:

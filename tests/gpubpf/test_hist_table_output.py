@@ -3,13 +3,13 @@ import json
 import numpy as np
 import pytest
 
-from gpubpf import hist, table
-from gpubpf.output import Hex, Words, aligned, joined, records
+from gpubpf.show import histogram, table
+from gpubpf.show.bulk_text import Hex, Words, aligned, joined, records
 
 
 def test_slots_are_powers_of_two_exactly():
     values = np.array([0, 1, 2, 3, 4, 7, 8, 2**53 - 1, 2**53, 2**63 - 1, 2**63, 2**64 - 1], dtype=np.uint64)
-    slots = hist.log2_slots(values)
+    slots = histogram.log2_slots(values)
     assert {slot: int(count) for slot, count in enumerate(slots) if count} == {
         0: 2,
         1: 2,
@@ -20,11 +20,11 @@ def test_slots_are_powers_of_two_exactly():
         62: 1,
         63: 2,
     }
-    assert len(hist.log2_slots(np.array([], dtype=np.uint64))) == 0
+    assert len(histogram.log2_slots(np.array([], dtype=np.uint64))) == 0
 
 
 def test_a_histogram_looks_like_bccs():
-    lines = hist.lines([0, 1, 40, 0, 20], "instructions", "threads")
+    lines = histogram.lines([0, 1, 40, 0, 20], "instructions", "threads")
     assert lines == [
         "      instructions       : threads   distribution",
         "         2 -> 3          : 1        |*                                       |",
@@ -32,17 +32,17 @@ def test_a_histogram_looks_like_bccs():
         "         8 -> 15         : 0        |                                        |",
         "        16 -> 31         : 20       |********************                    |",
     ]
-    assert hist.lines([0, 0]) == []
+    assert histogram.lines([0, 0]) == []
 
 
 def test_a_histogram_fits_a_terminal():
-    widest = hist.lines([0] * 63 + [10**8], "instructions", "threads")
+    widest = histogram.lines([0] * 63 + [10**8], "instructions", "threads")
     assert max(map(len, widest)) <= 80
     assert "18446744073709551615" in widest[-1]
 
 
 def test_one_of_many_still_shows():
-    assert "|.   " in hist.lines([10_000, 1])[-1]
+    assert "|.   " in histogram.lines([10_000, 1])[-1]
 
 
 def test_tables_align():

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpubpf import device
 from gpubpf.agent.protocol import HookCalls
-from gpubpf.device import Device
-from gpubpf.instrument import Sidecar
-from gpubpf.session import Makers, Plan, Session, Whom
+from gpubpf.images.instrument import Sidecar
+from gpubpf.session import device
+from gpubpf.session.device import Device
+from gpubpf.session.session import Makers, Plan, Session, Whom
 
 HEADERS = [*sorted(Path("/usr/local").glob("cuda*/include"))]
 LOADS, PERIOD = 24, 64

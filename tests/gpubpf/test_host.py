@@ -19,13 +19,15 @@ import pytest
 
 import gpubpf_asm as asm
 import gpubpf_bcc
-from gpubpf import bpf_syscall, cli, host, maps
-from gpubpf import bytecode as b
-from gpubpf.bytecode import Program
+from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf import maps
+from gpubpf.ebpf.bytecode import Program
+from gpubpf.ebpf.maps import MapDefinition, pad8
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
-from gpubpf.host import Host, HostProbe
-from gpubpf.maps import MapDefinition, pad8
+from gpubpf.linux import bpf_syscall, host_programs
+from gpubpf.linux.host_programs import Host, HostProbe
 from gpubpf.program import host_filter_bytes
+from gpubpf.show import cli
 from gpubpf_host import ROOTLESS, Agent, native_of, needs_bpf, open_directory, stub
 
 TEXT = r"""
@@ -152,12 +154,12 @@ def test_refuses_to_watch_a_file_that_is_no_stub(tmp_path: Path) -> None:
     with Host(program, (HostProbe("on_launch", "launch"),)) as running:
         process = running.process()
         ordinary = tmp_path / "library.so"
-        ordinary.write_bytes(host.STUB.ljust(4096, b"\0"))
+        ordinary.write_bytes(host_programs.STUB.ljust(4096, b"\0"))
         unsealed = os.memfd_create("marker", os.MFD_ALLOW_SEALING)
-        os.write(unsealed, host.STUB)
+        os.write(unsealed, host_programs.STUB)
         other = os.memfd_create("marker", os.MFD_ALLOW_SEALING)
-        os.write(other, b"\x55" + host.STUB)
-        fcntl.fcntl(other, fcntl.F_ADD_SEALS, host._SEALS)
+        os.write(other, b"\x55" + host_programs.STUB)
+        fcntl.fcntl(other, fcntl.F_ADD_SEALS, host_programs._SEALS)
         files = [os.open(ordinary, os.O_RDONLY), unsealed, other, os.open("/dev/null", os.O_RDONLY)]
         for file in files:
             with pytest.raises(SessionError, match="no stub"):

@@ -30,8 +30,9 @@ pytestmark = [
 TOOL = r'''
 import json, os, sys
 from pathlib import Path
-from gpubpf import cli, program
-from gpubpf.offcpu import OffCpu
+from gpubpf import program
+from gpubpf.show import cli
+from gpubpf.launches.off_cpu import OffCpu
 from gpubpf.program import BPF
 
 program.PREBUILT = Path(__file__).parent
@@ -144,11 +145,11 @@ def place() -> Iterator[Path]:
 
 def build(made: Path) -> Iterator[Path]:
     (made / "both.py").write_text(TOOL)
-    shutil.copy(PREBUILT / "offcpu.json", made)
+    shutil.copy(PREBUILT / "off_cpu.json", made)
     gpubpf_cuda.build(APP, made / "app")
-    code = "import sys; from pathlib import Path; from gpubpf import prebuild; import json\n"
+    code = "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]); import prebuild; import json\n"
     code += "p = Path(sys.argv[1]); t = prebuild.program_text(p); (p.parent / 'both.json').write_text(json.dumps(prebuild.build(t)))"
-    subprocess.run([sys.executable, "-c", code, made / "both.py"], check=True)
+    subprocess.run([sys.executable, "-c", code, made / "both.py", REPOSITORY / "script"], check=True)
     yield made
 
 

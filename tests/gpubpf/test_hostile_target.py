@@ -19,8 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf import agent, cli, device, target
+from gpubpf import agent
 from gpubpf.agent import protocol
+from gpubpf.process import target
+from gpubpf.session import device
+from gpubpf.show import cli
 
 sys.path.insert(0, str(Path(__file__).parent / "agent"))
 import fake_tool
@@ -228,8 +231,8 @@ KINDS = sorted(
 
 def test_every_message_can_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kind of message with numbers at random and at limits, counts that lie, strings without end, too short and too long."""
-    monkeypatch.setattr("gpubpf.session.ANSWER_WAIT", 0.1)
-    monkeypatch.setattr("gpubpf.session.DRAIN_WAIT", 0.1)
+    monkeypatch.setattr("gpubpf.session.session.ANSWER_WAIT", 0.1)
+    monkeypatch.setattr("gpubpf.session.session.DRAIN_WAIT", 0.1)
     chance = random.Random(5)
     limits = [0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 14, 1 << 20]
     frames = []

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from gpubpf.imbalance import Shape, findings, group, idle_findings, idle_lanes
+from gpubpf.threads.imbalance import Shape, findings, group, idle_findings, idle_lanes
 
 EVERYTHING = (0, 2**32 - 1)
 ALL = (EVERYTHING,) * 3

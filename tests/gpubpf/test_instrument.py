@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf import instrument
-from gpubpf.assemble import Assembled, Target
 from gpubpf.errors import AssembleError
-from gpubpf.fatbin import Image
-from gpubpf.instrument import Attachment
+from gpubpf.images import instrument
+from gpubpf.images.assemble import Assembled, Target
+from gpubpf.images.fatbin import Image
+from gpubpf.images.instrument import Attachment
 from gpubpf_fragments import TIME
 
 PTX = b""".version 8.3

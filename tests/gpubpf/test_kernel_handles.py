@@ -20,13 +20,13 @@ import pytest
 import gpubpf_cuda
 import gpubpf_hip
 from cudasim import launcher
-from gpubpf import bpf_syscall
 from gpubpf.calls import cuda, hip
 from gpubpf.calls.api import Api
 from gpubpf.calls.kernels import FOUND, REGISTERED, SAME, Kernels, _File
 from gpubpf.calls.probes import Calls, Options
-from gpubpf.device import LIBRARIES
 from gpubpf.errors import ImageError
+from gpubpf.linux import bpf_syscall
+from gpubpf.session.device import LIBRARIES
 from gpubpf_host import needs_bpf
 
 HERE = Path(__file__).with_name("hip")

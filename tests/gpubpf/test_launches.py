@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 import gpubpf_traces
-from gpubpf import latency, latency_text, oplog, perfetto, timeline
-from gpubpf.clock import UNKNOWN
-from gpubpf.halves import MASK
-from gpubpf.launches import DEVICE, STAMP, Found, Launches, Process
-from gpubpf.sums import Losses, Sums, Tally, kernel_record
-from gpubpf.timeline import NONE
-from gpubpf.whose import Owner, Whose
+from gpubpf.launches import dependencies, latency, latency_text
+from gpubpf.launches.dependencies import NONE
+from gpubpf.launches.device_times import MASK
+from gpubpf.launches.launches import DEVICE, STAMP, Found, Launches, Process
+from gpubpf.launches.sums import Losses, Sums, Tally, kernel_record
+from gpubpf.session import operation_log
+from gpubpf.session.clock import UNKNOWN
+from gpubpf.show import perfetto
+from gpubpf.show.owner_columns import Owner, Whose
 
 PID = 7
 SLOTS = 64
@@ -47,7 +49,7 @@ class Log:
         self._next = FIRST
 
     def put(self, kind: int, parts: dict[str, dict[str, Any]] | None = None, **fields: Any) -> int:
-        record = np.zeros((), oplog.DTYPE)
+        record = np.zeros((), operation_log.DTYPE)
         fields = {"id": self._next, "kind": kind, "thread": 70, "queue": 1} | fields
         for name, value in fields.items():
             record[name] = value
@@ -65,10 +67,10 @@ class Log:
     def kernel(self, call: int, ret: int, slot: int = 0, reason: int = 0, **fields: Any) -> int:
         shape = {"grid": (4, 1, 1), "block": (32, 1, 1)}
         parts = {"kernel": {"slot": slot, "reason": reason, **shape} | fields.pop("kernel", {})}
-        return self.put(oplog.KERNEL, parts, call_ns=call, return_ns=ret, **fields)
+        return self.put(operation_log.KERNEL, parts, call_ns=call, return_ns=ret, **fields)
 
     def array(self) -> Any:
-        return np.array(self.records, oplog.DTYPE)
+        return np.array(self.records, operation_log.DTYPE)
 
 
 def process(virtual: bool = True) -> Process:
@@ -94,7 +96,7 @@ def summed(view: latency.View, *by: str) -> Sums:
 
 def two_kernels() -> tuple[Log, Device]:
     log, device = Log(), Device()
-    log.put(oplog.QUEUE, queue_kind=oplog.BLOCKING)
+    log.put(operation_log.QUEUE, queue_kind=operation_log.BLOCKING)
     device.ran(log.kernel(1_000_000, 1_001_000), 1_001_000, 1_050_000)
     device.ran(log.kernel(1_002_000, 1_003_000, slot=1), 1_050_000, 1_060_000)
     return log, device
@@ -120,13 +122,15 @@ def test_an_end_is_believed_only_when_the_launch_was_over() -> None:
 def test_on_the_real_clock_the_time_of_a_reading_tells_what_was_over() -> None:
     log, device = Log(), Device()
     log.put(
-        oplog.CLOCK,
+        operation_log.CLOCK,
         {"clock": {"host_before": 1_000_000, "gpu": 1_000_000, "host_after": 1_000_000, "tick_ns": 1}},
     )
     device.ran(log.kernel(1_000_000, 1_001_000), 1_001_000, 1_050_000)
     device.ran(log.kernel(1_002_000, 1_003_000, slot=1), 1_050_000, 1_060_000)
     assert found(log, device, False, False, 1_055_000).running.tolist() == [False, True]
-    log.put(oplog.SYNC, {"sync": {"what": oplog.STREAM}}, call_ns=1_004_000, return_ns=1_070_000)
+    log.put(
+        operation_log.SYNC, {"sync": {"what": operation_log.STREAM}}, call_ns=1_004_000, return_ns=1_070_000
+    )
     assert found(log, device, False, False, 1_055_000).running.tolist() == [False, True, False]
     late = found(log, device, False, False, 1_080_000)
     assert abs(late.ops.end[:2] - [1_050_000, 1_060_000]).max() <= 100
@@ -171,13 +175,15 @@ def test_the_gpus_clock_is_brought_onto_the_hosts() -> None:
     offset, log, device = 1_700_000_000_123_456_789, Log(), Device()
     for at in range(900_000, 1_200_000, 10_000):
         bracket = {"host_before": at, "gpu": at + 400 + offset, "host_after": at + 800, "tick_ns": 1}
-        log.put(oplog.CLOCK, {"clock": bracket})
+        log.put(operation_log.CLOCK, {"clock": bracket})
     device.ran(log.kernel(1_000_000, 1_004_000), 1_009_000 + offset, 1_050_000 + offset)
     span = {"start": 1_060_000 + offset, "end": 1_080_000 + offset, "error_ns": 500}
-    copy = log.put(oplog.H2D, {"copy": {"bytes": 4096}}, call_ns=1_010_000, return_ns=1_011_000)
-    log.put(oplog.SPAN, {"span": {"of": copy} | span})
+    copy = log.put(operation_log.H2D, {"copy": {"bytes": 4096}}, call_ns=1_010_000, return_ns=1_011_000)
+    log.put(operation_log.SPAN, {"span": {"of": copy} | span})
     refused = log.kernel(1_012_000, 1_013_000, reason=6)
-    log.put(oplog.SPAN, {"span": {"of": refused, "start": 1_080_100 + offset, "end": 1_090_000 + offset}})
+    log.put(
+        operation_log.SPAN, {"span": {"of": refused, "start": 1_080_100 + offset, "end": 1_090_000 + offset}}
+    )
     seen = found(log, device, virtual=False)
     assert (
         seen.method.tolist() == [DEVICE, STAMP, STAMP]
@@ -187,12 +193,14 @@ def test_the_gpus_clock_is_brought_onto_the_hosts() -> None:
     assert seen.waits.exec.tolist()[0] == 41000 and seen.exec_error.tolist() == [0, 1000, 0]
     assert seen.waits.waited_for.tolist() == [-1, 0, 1] and seen.bytes.tolist() == [0, 4096, 0]
     # Without a clock only the duration is known,
-    log.records = [record for record in log.records if record["kind"] != oplog.CLOCK]
+    log.records = [record for record in log.records if record["kind"] != operation_log.CLOCK]
     blind = found(log, device, virtual=False)
     assert blind.ops.start[0] == NONE and (blind.start_error == UNKNOWN).all()
     assert blind.waits.exec[0] == 41000 and not blind.lost.any()
     # unless the host waited: the kernel ran between the call and the end of that.
-    log.put(oplog.SYNC, {"sync": {"what": oplog.CONTEXT}}, call_ns=1_100_000, return_ns=1_110_000)
+    log.put(
+        operation_log.SYNC, {"sync": {"what": operation_log.CONTEXT}}, call_ns=1_100_000, return_ns=1_110_000
+    )
     bounded = found(log, device, virtual=False)
     assert (
         bounded.start_error[0] <= 35_000 and abs(bounded.ops.start[0] - 1_009_000) <= bounded.start_error[0]
@@ -202,7 +210,7 @@ def test_the_gpus_clock_is_brought_onto_the_hosts() -> None:
 
 def test_a_log_may_hold_anything() -> None:
     random = np.random.default_rng(5)
-    junk = random.integers(0, 256, 500 * oplog.RECORD).astype(np.uint8).view(oplog.DTYPE)
+    junk = random.integers(0, 256, 500 * operation_log.RECORD).astype(np.uint8).view(operation_log.DTYPE)
     junk["kind"] = random.integers(0, 24, len(junk))
     junk["result"][::2] = 0
     launches = Launches(SLOTS)
@@ -222,11 +230,13 @@ def test_a_log_may_hold_anything() -> None:
 
 @pytest.mark.parametrize("of", ["context", "queue", "slot", "exec"])
 def test_a_log_of_very_many_things_takes_no_time_without_end(of: str) -> None:
-    records = np.zeros(40_000, oplog.DTYPE)
+    records = np.zeros(40_000, operation_log.DTYPE)
     everything = np.arange(len(records))
     records["id"], records["call_ns"], records["return_ns"] = FIRST + everything, everything, everything
-    records["kind"] = {"context": oplog.SYNC, "exec": oplog.GRAPH}.get(of, oplog.KERNEL)
-    records["sync"]["what"] = oplog.CONTEXT
+    records["kind"] = {"context": operation_log.SYNC, "exec": operation_log.GRAPH}.get(
+        of, operation_log.KERNEL
+    )
+    records["sync"]["what"] = operation_log.CONTEXT
     place = {"slot": records["kernel"], "exec": records["graph"]}.get(of, records)
     place[of] = everything
     launches = Launches(SLOTS)
@@ -268,7 +278,7 @@ def test_of_several_processes_rows_and_lines_say_whose_they_are() -> None:
         launches.log(one, records)
         launches.reading(one, device.starts, device.ends, 10**12, True)
     view = latency.View(launches.found())
-    sums, everything = summed(view, "queue"), np.flatnonzero(view.ops.kind == timeline.Kind.KERNEL)
+    sums, everything = summed(view, "queue"), np.flatnonzero(view.ops.kind == dependencies.Kind.KERNEL)
     whose = Whose().see(view.owners(everything))
     assert whose.processes and whose.gpus
     rows = latency_text.kernel_table(sums, True, whose)
@@ -295,7 +305,7 @@ def test_what_waits_for_work_from_before_the_attachment_is_said_to_be_unknown() 
 
     def seen(before: bool, forgotten: bool = False) -> latency.View:
         records = log.array()
-        records["flags"][0] = oplog.FROM_BEFORE if before else 0
+        records["flags"][0] = operation_log.FROM_BEFORE if before else 0
         launches = Launches(SLOTS)
         launches.log(process(), records)
         if forgotten:
@@ -304,7 +314,7 @@ def test_what_waits_for_work_from_before_the_attachment_is_said_to_be_unknown() 
         return latency.View(launches.found())
 
     view = seen(before=True)
-    first, second = np.flatnonzero(view.ops.kind == timeline.Kind.KERNEL).tolist()
+    first, second = np.flatnonzero(view.ops.kind == dependencies.Kind.KERNEL).tolist()
     assert view.launch(first)["wait_ns"] is None and view.launch(first)["overhead_ns"] is None
     assert view.launch(second)["wait_ns"] == 47_000
     losses = Losses()
@@ -371,7 +381,7 @@ def in_parts() -> tuple[Sums, Losses, Launches]:
         launches.forget()
 
     for queue in (1, 2, 3):
-        log.put(oplog.QUEUE, queue_kind=oplog.NON_BLOCKING, queue=queue)
+        log.put(operation_log.QUEUE, queue_kind=operation_log.NON_BLOCKING, queue=queue)
     log.kernel(1000, 2000, slot=1, queue=3)
     at = 1_000_000
     for n in range(4000):
@@ -390,8 +400,8 @@ def in_parts() -> tuple[Sums, Losses, Launches]:
 def test_launches_that_are_forgotten_stay_in_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """In parts or at once: the same launches, the same sums; and nothing grows."""
     at_once, lost, _ = in_parts()
-    monkeypatch.setattr("gpubpf.launches.KEPT", 64)
-    monkeypatch.setattr("gpubpf.launches.FULL", 256)
+    monkeypatch.setattr("gpubpf.launches.launches.KEPT", 64)
+    monkeypatch.setattr("gpubpf.launches.launches.FULL", 256)
     sums, lost_in_parts, launches = in_parts()
     records = [[kernel_record(group, True) for group in of.groups] for of in (sums, at_once)]
     assert records[0] == records[1] and sum(record["count"] for record in records[0]) == 4001
@@ -406,7 +416,9 @@ def test_many_short_launches_in_a_row_would_gain_from_a_graph(pause: int, said: 
     at = 1_000_000
     for _ in range(14):
         device.ran(log.kernel(at, at + 20_000), at + 350_000, at + 360_000)
-        log.put(oplog.SYNC, {"sync": {"what": oplog.CONTEXT}}, call_ns=at, return_ns=at) if not said else None
+        log.put(
+            operation_log.SYNC, {"sync": {"what": operation_log.CONTEXT}}, call_ns=at, return_ns=at
+        ) if not said else None
         at += 20_000 + pause if not said else 355_000
     if said:  # the launch path is the bottleneck, not the host
         for record in log.records:
@@ -470,9 +482,11 @@ def test_long_names_fit_a_terminal() -> None:
 
 def test_a_timeline_tells_each_streams_story() -> None:
     log, device = two_kernels()
-    copy = log.put(oplog.D2H, {"copy": {"bytes": 4096}}, call_ns=1_003_000, return_ns=1_070_000)
-    log.put(oplog.SPAN, {"span": {"of": copy, "start": 1_060_000, "end": 1_061_000}})
-    log.put(oplog.SYNC, {"sync": {"what": oplog.CONTEXT}}, call_ns=1_070_000, return_ns=1_071_000)
+    copy = log.put(operation_log.D2H, {"copy": {"bytes": 4096}}, call_ns=1_003_000, return_ns=1_070_000)
+    log.put(operation_log.SPAN, {"span": {"of": copy, "start": 1_060_000, "end": 1_061_000}})
+    log.put(
+        operation_log.SYNC, {"sync": {"what": operation_log.CONTEXT}}, call_ns=1_070_000, return_ns=1_071_000
+    )
     view = latency.View(found(log, device))
     lines = list(latency_text.timeline_lines(view, np.arange(len(view.ops))))
     assert max(map(len, lines)) <= 80

@@ -19,7 +19,9 @@ from typing import Any
 
 import pytest
 
-from gpubpf import agent, device, target
+from gpubpf import agent
+from gpubpf.process import target
+from gpubpf.session import device
 
 HERE = Path(__file__).with_name("attach")
 TOOLS = Path(__file__).parents[2] / "tools"

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf import cli, fatbin, listing
-from gpubpf.assemble import Target
 from gpubpf.errors import Error, ImageError
+from gpubpf.images import fatbin, listing
+from gpubpf.images.assemble import Target
 from gpubpf.ptx import inject, module
+from gpubpf.show import cli
 
 NVCC = shutil.which("nvcc")
 GPU, SIM = Target("gpu", (9, 0)), Target("sim", (9, 0))

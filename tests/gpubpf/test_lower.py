@@ -9,11 +9,11 @@ import subprocess
 
 import pytest
 
-from gpubpf import bytecode as b
-from gpubpf.assemble import find_ptxas
+from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
+from gpubpf.images.assemble import find_ptxas
 from gpubpf.lower import nvptx
-from gpubpf.maps import MapDefinition
 from gpubpf.verify.rules import check
 from gpubpf_asm import (
     OUT,

@@ -20,16 +20,20 @@ from pathlib import Path
 import pytest
 
 import gpubpf_scenes as scenes
-from gpubpf import agent, attach, borrow, bpf_syscall, device, holding, machine, ptrace, target, threads
-from gpubpf.borrow import Code
-from gpubpf.cuinit import CAME, ENDED, EXECUTED, WAIT_NS, Watch
+from gpubpf import agent
+from gpubpf.attach import borrow, holding, loading
+from gpubpf.attach.borrow import Code
+from gpubpf.attach.cuinit import CAME, ENDED, EXECUTED, WAIT_NS, Watch
 from gpubpf.errors import Error, SessionError
-from gpubpf.instrument import Sidecar
-from gpubpf.joining import ENDED as ENDED_EARLY
-from gpubpf.joining import TRACED
-from gpubpf.machine import REACHED_LATE, Machine
-from gpubpf.measurement import Measurement, Plan, Whom
-from gpubpf.session import Makers, Session
+from gpubpf.images.instrument import Sidecar
+from gpubpf.linux import bpf_syscall
+from gpubpf.process import fresh_thread, ptrace, target
+from gpubpf.session import device, machine
+from gpubpf.session.joining import ENDED as ENDED_EARLY
+from gpubpf.session.joining import TRACED
+from gpubpf.session.machine import REACHED_LATE, Machine
+from gpubpf.session.measurement import Measurement, Plan, Whom
+from gpubpf.session.session import Makers, Session
 
 HERE = Path(__file__).with_name("attach")
 HEADERS = [
@@ -101,7 +105,7 @@ class Joined:
         if not program.startswith(str(self._built)):
             return "of others"
         try:
-            injection = attach.inject(pid, self._built / "library.so", "entry", "abc", starting=tid)
+            injection = loading.inject(pid, self._built / "library.so", "entry", "abc", starting=tid)
             self._during(pid)
             result = injection.wait()
             assert result == 3 or (result == 12 and tid is not None)  # "abc starting"
@@ -351,7 +355,7 @@ machine.Machine(join, lambda *a: None, print).start()
 print("ready", flush=True)
 time.sleep(60)
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(attach.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(loading.__file__).parents[1])}
     tool = subprocess.Popen(
         [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True
     )
@@ -393,7 +397,7 @@ def test_who_was_parked_finds_its_own_way_back(built: Path, monkeypatch: pytest.
     for _ in range(60):
         for tid in ptrace.threads_of(process.pid):
             with contextlib.suppress(ptrace.Gone, ptrace.Refused):
-                parked += threads.on_own(lambda tid=tid: park(tid), "park") != 0
+                parked += fresh_thread.on_own(lambda tid=tid: park(tid), "park") != 0
         time.sleep(0.05)
         if parked >= 40:
             break
@@ -468,9 +472,9 @@ def test_another_program_is_executed_while_it_joins(built: Path, monkeypatch: py
 
 
 def test_a_thread_of_the_same_number_is_held_when_the_one_before_is_done_with() -> None:
-    before, after = (attach.Held(os.getpid(), os.getpid(), 0, {}, 0.0) for _ in range(2))
+    before, after = (loading.Held(os.getpid(), os.getpid(), 0, {}, 0.0) for _ in range(2))
     before.close()
-    assert attach.Held.take(os.getpid(), os.getpid()) is after
+    assert loading.Held.take(os.getpid(), os.getpid()) is after
     after.worker.close()
 
 
@@ -481,14 +485,14 @@ def test_who_is_let_go_as_hooks_are_put_in_is_measured_as_it_runs(
     """The agent leaves what it had begun, as threads run now; it comes again, and is late."""
     monkeypatch.setattr(machine, "HOLD", 0.3)
     monkeypatch.setattr(machine, "LEAVE", 0.1)
-    enter = attach.Held.enter
+    enter = loading.Held.enter
 
-    def too_long(self: attach.Held, connection: socket.socket | None) -> bool:
+    def too_long(self: loading.Held, connection: socket.socket | None) -> bool:
         entered = enter(self, connection)
         self.expire()
         return entered
 
-    monkeypatch.setattr(attach.Held, "enter", too_long)
+    monkeypatch.setattr(loading.Held, "enter", too_long)
     plan = Plan(device.Device("sim", {"CUDASIM_CLOCK": "real"}))
     with Session(Whom(everyone=True), plan, Makers(lambda image, target: Sidecar())) as session:
         child = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)

@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 import gpubpf_hold
-from gpubpf import cache, fatbin, mapped, rooted, target
+from gpubpf import cache
 from gpubpf.agent.protocol import Found, FoundKernel
-from gpubpf.assemble import Target
-from gpubpf.mapped import AMBIGUOUS, NOT_FOUND, Mapped
+from gpubpf.images import fatbin, mapped
+from gpubpf.images.assemble import Target
+from gpubpf.images.mapped import AMBIGUOUS, NOT_FOUND, Mapped
+from gpubpf.process import target, target_files
 from gpubpf.ptx import module
 from gpubpf.ptx.values import parameter_layout
 from gpubpf_hold import holding
@@ -320,7 +322,7 @@ def without_map_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int, start: int, end: int) -> int:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(rooted, "open_mapped", refuse)
+    monkeypatch.setattr(target_files, "open_mapped", refuse)
 
 
 @pytest.mark.parametrize("privileged", [pytest.param(True, marks=needs_root), False])
@@ -372,17 +374,17 @@ def test_a_container(
         assert mapped.find(loaded(library, SIM, "update"), SIM)[0] is not None
         assert mapped.find(loaded(outside, SIM, "update"), SIM)[0] is None
         with pytest.raises(FileNotFoundError):
-            rooted.open_path(child, "../../../../../../../../etc/passwd")
+            target_files.open_path(child, "../../../../../../../../etc/passwd")
         os.symlink("/etc/passwd", root / "out")
         with pytest.raises(FileNotFoundError):
-            rooted.open_path(child, "/out")
+            target_files.open_path(child, "/out")
 
 
 def test_devices_and_pipes_are_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", "/dev/zero", tmp_path):
         with pytest.raises(OSError):
-            rooted.open_path(os.getpid(), str(path))
+            target_files.open_path(os.getpid(), str(path))
 
 
 def test_a_file_written_again(at: Path, build: Callable[..., Path]) -> None:
@@ -461,7 +463,7 @@ def test_files_that_do_not_answer(
     silent = threading.Event()
     monkeypatch.setattr(mapped, "PATIENCE", 0.3)
     monkeypatch.setattr(
-        rooted, "open_mapped", lambda *_: os.open(os.devnull, os.O_RDONLY) if silent.wait() else -1
+        target_files, "open_mapped", lambda *_: os.open(os.devnull, os.O_RDONLY) if silent.wait() else -1
     )
     told = loaded(library, SIM, "update")
     with holding(at / "hold", library) as process:

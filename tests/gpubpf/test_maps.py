@@ -9,10 +9,10 @@ import threading
 import numpy as np
 import pytest
 
-from gpubpf import bytecode as b
-from gpubpf import maps
+from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf import maps
+from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import Error
-from gpubpf.maps import MapDefinition
 from gpubpf_asm import (
     OUT,
     Native,

@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpubpf import bpf_syscall, offcpu, syscalls
 from gpubpf.errors import Error
-from gpubpf.offcpu import Activity, OffCpu, activity_of, explain
+from gpubpf.launches import off_cpu
+from gpubpf.launches.off_cpu import Activity, OffCpu, activity_of, explain
+from gpubpf.linux import bpf_syscall
+from gpubpf.process import syscalls
 from gpubpf.program import BPF
 from gpubpf_host import ROOTLESS, needs_bpf, stub
 
@@ -122,7 +124,7 @@ def _until_it_reads(thread: threading.Thread) -> None:
 @needs_bpf
 @pytest.mark.usefixtures("point")
 def test_threads_that_sleep_after_a_launch(marker: tuple[int, Callable[..., None]]) -> None:
-    tool = BPF(text=offcpu.PROGRAM)  # any, with nothing attached
+    tool = BPF(text=off_cpu.PROGRAM)  # any, with nothing attached
     meanwhile = OffCpu(tool, least_ns=1000)
     said: list[str] = []
     host = tool.host(None, said.append)
@@ -187,7 +189,7 @@ def test_threads_that_sleep_after_a_launch(marker: tuple[int, Callable[..., None
 @pytest.mark.usefixtures("point")
 def test_of_two_threads_that_share_a_cpu_each_is_preempted(marker: tuple[int, Callable[..., None]]) -> None:
     cpu = min(os.sched_getaffinity(0))
-    tool = BPF(text=offcpu.PROGRAM)
+    tool = BPF(text=off_cpu.PROGRAM)
     meanwhile = OffCpu(tool, least_ns=1000)
     host = tool.host(None, print)
     assert host is not None
@@ -218,7 +220,7 @@ def test_of_two_threads_that_share_a_cpu_each_is_preempted(marker: tuple[int, Ca
 
 @needs_bpf
 def test_of_a_thread_that_has_ended_nothing_is_told(marker: tuple[int, Callable[..., None]]) -> None:
-    tool = BPF(text=offcpu.PROGRAM)
+    tool = BPF(text=off_cpu.PROGRAM)
     meanwhile = OffCpu(tool)
     host = tool.host(None, print)
     assert host is not None
@@ -238,7 +240,7 @@ def test_of_a_thread_that_has_ended_nothing_is_told(marker: tuple[int, Callable[
 
 @needs_bpf
 def test_on_the_virtual_clock_it_is_unknown() -> None:
-    tool = BPF(text=offcpu.PROGRAM)
+    tool = BPF(text=off_cpu.PROGRAM)
     meanwhile = OffCpu(tool)
     said: list[str] = []
     assert tool.host(None, said.append, virtual=True) is None

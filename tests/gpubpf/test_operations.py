@@ -10,13 +10,14 @@ import pytest
 
 import gpubpf_bcc
 import gpubpf_cuda
-from gpubpf import bpf_syscall, oplog
-from gpubpf.device import LIBRARIES, choose
-from gpubpf.host import Host, HostProbe
-from gpubpf.instrument import Sidecar
+from gpubpf.images.instrument import Sidecar
+from gpubpf.linux import bpf_syscall
+from gpubpf.linux.host_programs import Host, HostProbe
 from gpubpf.lower import x86
-from gpubpf.results import ProcessLog
-from gpubpf.session import Follow, Makers, Plan, Session, Whom
+from gpubpf.session import operation_log
+from gpubpf.session.device import LIBRARIES, choose
+from gpubpf.session.results import ProcessLog
+from gpubpf.session.session import Follow, Makers, Plan, Session, Whom
 from gpubpf_host import needs_bpf
 
 pytestmark = [needs_bpf, *gpubpf_cuda.needs_cuda]
@@ -221,20 +222,20 @@ def test_each_call_once(
         | np.char.startswith(names, b"cuMemFree")
         | (names == b"cuMemHostAlloc")
     )
-    asked = (records["kind"] > oplog.KERNEL) & (records["kind"] <= oplog.API)
-    asked &= (records["kind"] != oplog.API) | memory
-    asked &= records["flags"] & oplog.CAPTURED == 0
+    asked = (records["kind"] > operation_log.KERNEL) & (records["kind"] <= operation_log.API)
+    asked &= (records["kind"] != operation_log.API) | memory
+    asked &= records["flags"] & operation_log.CAPTURED == 0
     records = records[asked]
     records, slots = records[np.argsort(records["id"])], slots[np.argsort(slots["id"])]
     for name in ("id", "kind", "stream"):
         assert (records[name] == slots[name]).all()
     assert (slots["tid"] == records["thread"]).all()
     assert (slots["call_ns"] <= records["call_ns"]).all()
-    copies = np.isin(records["kind"], (*oplog.COPIES, oplog.MEMSET))
+    copies = np.isin(records["kind"], (*operation_log.COPIES, operation_log.MEMSET))
     for name in ("bytes", "destination"):
         assert (records["copy"][name][copies] == slots[name][copies]).all()
     assert (records["copy"]["source"][copies] == slots["source"][copies]).all()
-    calls = records["kind"] == oplog.API
+    calls = records["kind"] == operation_log.API
     frees = calls & np.char.startswith(records["api"]["name"], b"cuMemFree")
     assert (slots["source"][frees] == records["api"]["address"][frees]).all() and not slots["bytes"][
         frees

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 
 import gpubpf_cuda
-from gpubpf import oplog
-from gpubpf.device import choose
 from gpubpf.errors import SessionError
-from gpubpf.instrument import Sidecar
-from gpubpf.logfile import LogFile
-from gpubpf.oplog import OpLog
-from gpubpf.session import Follow, Makers, Plan, Session, Whom
+from gpubpf.images.instrument import Sidecar
+from gpubpf.session import operation_log
+from gpubpf.session.device import choose
+from gpubpf.session.log_file import LogFile
+from gpubpf.session.operation_log import OpLog
+from gpubpf.session.session import Follow, Makers, Plan, Session, Whom
 
 
 def file_of(capacity: int, seal: bool = True) -> int:
     file = os.memfd_create("log", os.MFD_ALLOW_SEALING)
-    os.ftruncate(file, oplog.HEADER + capacity * oplog.RECORD)
+    os.ftruncate(file, operation_log.HEADER + capacity * operation_log.RECORD)
     os.pwrite(file, struct.pack("<QQQ", 1, capacity, 0), 0)
     if seal:
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
@@ -32,11 +32,11 @@ def file_of(capacity: int, seal: bool = True) -> int:
 
 
 def put(file: int, capacity: int, position: int, mark: bool = True, **fields: int) -> None:
-    record = np.zeros(1, oplog.DTYPE)
+    record = np.zeros(1, operation_log.DTYPE)
     for name, value in fields.items():
         record[name] = value
     record["mark"] = position + 1 if mark else 0
-    os.pwrite(file, record.tobytes(), oplog.HEADER + position % capacity * oplog.RECORD)
+    os.pwrite(file, record.tobytes(), operation_log.HEADER + position % capacity * operation_log.RECORD)
     os.pwrite(file, struct.pack("<Q", position + 1), 64)
 
 
@@ -87,7 +87,7 @@ def test_garbage_is_only_garbage() -> None:
     file = file_of(64)
     kept = os.dup(file)
     log = OpLog(LogFile(file))
-    size = oplog.HEADER + 64 * oplog.RECORD
+    size = operation_log.HEADER + 64 * operation_log.RECORD
     for _ in range(300):
         os.pwrite(kept, random.randbytes(random.randrange(1, 200)), random.randrange(24, size - 200))
         os.pwrite(kept, struct.pack("<Q", random.choice((0, 5, 64, 65, 1 << 63, (1 << 64) - 1))), 64)
@@ -100,9 +100,9 @@ def test_reading_is_fast() -> None:
     """A floor that holds on a busy machine; benchmarks/run has the figure."""
     capacity = 1 << 16
     file = file_of(capacity)
-    records = np.zeros(capacity, oplog.DTYPE)
+    records = np.zeros(capacity, operation_log.DTYPE)
     records["mark"] = np.arange(1, capacity + 1)
-    os.pwrite(file, records.tobytes(), oplog.HEADER)
+    os.pwrite(file, records.tobytes(), operation_log.HEADER)
     os.pwrite(file, struct.pack("<Q", capacity), 64)
     log = OpLog(LogFile(file))
     start = time.process_time()
@@ -186,35 +186,63 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_program_call_by_call(program: str, hostile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     records = logged([program], monkeypatch, CUDASIM_CLOCK="virtual", CUDASIM_HOSTILE=hostile)
     kinds = records["kind"]
-    calls = records[kinds <= oplog.API]
+    calls = records[kinds <= operation_log.API]
     assert len(set(records["id"].tolist())) == len(records)
-    assert [k for k in calls["kind"].tolist() if k != oplog.API] == [
-        *(oplog.MEMSET, oplog.H2D, oplog.KERNEL, oplog.RECORDED, oplog.WAIT, oplog.D2D, oplog.D2H),
-        *(oplog.SYNC, oplog.SYNC, oplog.D2H, oplog.H2D),
-        *(oplog.KERNEL, oplog.KERNEL, oplog.SYNC, oplog.KERNEL, oplog.KERNEL, oplog.SYNC),
+    assert [k for k in calls["kind"].tolist() if k != operation_log.API] == [
+        *(
+            operation_log.MEMSET,
+            operation_log.H2D,
+            operation_log.KERNEL,
+            operation_log.RECORDED,
+            operation_log.WAIT,
+            operation_log.D2D,
+            operation_log.D2H,
+        ),
+        *(operation_log.SYNC, operation_log.SYNC, operation_log.D2H, operation_log.H2D),
+        *(
+            operation_log.KERNEL,
+            operation_log.KERNEL,
+            operation_log.SYNC,
+            operation_log.KERNEL,
+            operation_log.KERNEL,
+            operation_log.SYNC,
+        ),
     ]
-    copies = calls[np.isin(calls["kind"], (*oplog.COPIES, oplog.MEMSET))]["copy"]["bytes"]
+    copies = calls[np.isin(calls["kind"], (*operation_log.COPIES, operation_log.MEMSET))]["copy"]["bytes"]
     assert copies.tolist() == [4096, 100000, 1000, 1000, 4096, 320]
-    names = [name.decode() for name in calls[calls["kind"] == oplog.API]["api"]["name"].tolist()]
+    names = [name.decode() for name in calls[calls["kind"] == operation_log.API]["api"]["name"].tolist()]
     assert names.count("cuMemAlloc") == 2 and names[-1] == "cuMemFree" and "cuLaunchHostFunc" in names
     # The event's record is named by who waits for it.
-    record = calls[calls["kind"] == oplog.RECORDED]
-    assert calls[calls["kind"] == oplog.WAIT]["event"]["record"].tolist() == record["id"].tolist()
-    syncs = calls[calls["kind"] == oplog.SYNC]["sync"]
-    assert syncs["what"].tolist() == [oplog.EVENT, oplog.STREAM, oplog.STREAM, oplog.CONTEXT]
+    record = calls[calls["kind"] == operation_log.RECORDED]
+    assert calls[calls["kind"] == operation_log.WAIT]["event"]["record"].tolist() == record["id"].tolist()
+    syncs = calls[calls["kind"] == operation_log.SYNC]["sync"]
+    assert syncs["what"].tolist() == [
+        operation_log.EVENT,
+        operation_log.STREAM,
+        operation_log.STREAM,
+        operation_log.CONTEXT,
+    ]
     assert syncs["record"].tolist() == [int(record["id"][0]), 0, 0, 0]
     # Streams: a blocking one, the one that came after it (perhaps by the same handle), each thread's own, the legacy one.
-    kernels = calls[calls["kind"] == oplog.KERNEL]
+    kernels = calls[calls["kind"] == operation_log.KERNEL]
     assert len(set(kernels["queue"].tolist())) == 5
     assert kernels["stack"].all() and (kernels["kernel"]["block"][:, 0] == 32).all()
-    queues = records[kinds == oplog.QUEUE]
+    queues = records[kinds == operation_log.QUEUE]
     kind_of = dict(zip(queues["queue"].tolist(), queues["queue_kind"].tolist(), strict=True))
     assert [kind_of[queue] for queue in kernels["queue"].tolist()] == [
-        *(oplog.BLOCKING, oplog.BLOCKING, oplog.PER_THREAD, oplog.PER_THREAD, oplog.LEGACY)
+        *(
+            operation_log.BLOCKING,
+            operation_log.BLOCKING,
+            operation_log.PER_THREAD,
+            operation_log.PER_THREAD,
+            operation_log.LEGACY,
+        )
     ]
     # When the GPU did it: a copy takes 1 ns for 10 bytes, a memset for 100, and each begins when the one before is over.
-    spans = {int(s["of"]): (int(s["start"]), int(s["end"])) for s in records[kinds == oplog.SPAN]["span"]}
-    timed = calls[np.isin(calls["kind"], (oplog.KERNEL, *oplog.COPIES, oplog.MEMSET))]
+    spans = {
+        int(s["of"]): (int(s["start"]), int(s["end"])) for s in records[kinds == operation_log.SPAN]["span"]
+    }
+    timed = calls[np.isin(calls["kind"], (operation_log.KERNEL, *operation_log.COPIES, operation_log.MEMSET))]
     times = [spans[number] for number in timed["id"].tolist()]
     memset, h2d, kernel, d2d, d2h, read, written = times[:7]
     first = int(timed["return_ns"][0])
@@ -230,7 +258,7 @@ def test_a_program_call_by_call(program: str, hostile: str, monkeypatch: pytest.
 @pytest.mark.parametrize("size", [64, 4096])
 def test_what_finds_no_room_is_counted(program: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four threads at once: every launch has a record, or is one of those that are lost."""
-    monkeypatch.setattr("gpubpf.server.KEPT_RECORDS", 0)  # nobody makes room meanwhile
+    monkeypatch.setattr("gpubpf.session.server.KEPT_RECORDS", 0)  # nobody makes room meanwhile
     kernels = lost = 0
     ids: set[int] = set()
     with Session(
@@ -241,7 +269,7 @@ def test_what_finds_no_room_is_counted(program: str, size: int, monkeypatch: pyt
         for _ in session.intervals(0.2):
             pass
         for log in session.logs():
-            found = log.records[log.records["kind"] == oplog.KERNEL]
+            found = log.records[log.records["kind"] == operation_log.KERNEL]
             kernels += len(found)
             ids |= set(found["id"].tolist())
             lost = log.lost

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf import agent, bpf_syscall, bytecode, device, target
-from gpubpf.bytecode import (
+from gpubpf import agent
+from gpubpf.ebpf import bytecode
+from gpubpf.ebpf.bytecode import (
     ADD,
     ALU64,
     ATOMIC,
@@ -35,8 +36,11 @@ from gpubpf.bytecode import (
     STX,
     Instruction,
 )
-from gpubpf.host import Host
+from gpubpf.linux import bpf_syscall
+from gpubpf.linux.host_programs import Host
+from gpubpf.process import target
 from gpubpf.program import BPF
+from gpubpf.session import device
 
 HERE = Path(__file__).with_name("attach")
 TOOL = [sys.executable, str(Path(__file__).parents[2] / "tools" / "threadhist.py")]

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf import assemble, names, privileges
+from gpubpf import names
+from gpubpf.images import assemble
+from gpubpf.process import privileges
 
 ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="needs root")

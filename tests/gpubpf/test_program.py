@@ -10,7 +10,9 @@ import time
 
 import pytest
 
-from gpubpf import compile, maps, prebuild, program
+import prebuild
+from gpubpf import program
+from gpubpf.ebpf import compile, maps
 from gpubpf.errors import CompileError, UsageError, VerifyError
 from gpubpf.program import BPF, PREBUILT, Probe
 from gpubpf_bcc import compiled
@@ -122,7 +124,7 @@ def test_shipped_programs_are_prebuilt_and_current(tool):
     text = prebuild.program_text(tool)
     if text is None:
         pytest.skip("no device programs")
-    assert prebuild.current(PREBUILT / f"{tool.stem}.json", text), "run python -m gpubpf.prebuild"
+    assert prebuild.current(PREBUILT / f"{tool.stem}.json", text), "run script/prebuild.py"
     kept = json.loads((PREBUILT / f"{tool.stem}.json").read_text())
     assert kept["verdict"]
     assert all(kept["verdict"].values())
@@ -139,7 +141,7 @@ start = time.perf_counter()
 b = BPF(text={THREADHIST!r})
 b.attach_gpu_exit(kernel="vec*", fn_name="on_exit", accumulate="instructions")
 took = time.perf_counter() - start
-assert not {{"gpubpf.verify", "gpubpf.lower.ir", "gpubpf.compile"}} & set(sys.modules)
+assert not {{"gpubpf.verify", "gpubpf.lower.ir", "gpubpf.ebpf.compile"}} & set(sys.modules)
 assert "tallies" in [d.name for d in b.definitions()]
 print(took)
 """

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from gpubpf.agent.protocol import Place, RingPlace
+from gpubpf.ebpf.maps import DISCARDED
 from gpubpf.errors import Error
-from gpubpf.maps import DISCARDED
-from gpubpf.rings import RingReader
+from gpubpf.session.rings import RingReader
 
 EVENT = np.dtype([("number", "<u8"), ("rest", "<u8", 4)])  # 40 bytes
 CAPACITY = 4096

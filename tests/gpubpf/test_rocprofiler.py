@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 import gpubpf_rocm
-from gpubpf import rocprofiler
+from gpubpf.calls import rocprofiler
 from gpubpf.calls.api import Api, Function
-from gpubpf.rocprofiler import dispatches as reader
-from gpubpf.rocprofiler import launched
-from gpubpf.rocprofiler.dispatches import Dispatches
+from gpubpf.calls.rocprofiler import dispatches as reader
+from gpubpf.calls.rocprofiler import launched
+from gpubpf.calls.rocprofiler.dispatches import Dispatches
 
 ADD, SCALE = "_Z9vectorAddPKfS0_Pfi", "_Z5scalePff"
 

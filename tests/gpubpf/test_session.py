@@ -22,15 +22,16 @@ from typing import Any
 
 import pytest
 
-from gpubpf import agent, device, tracing
+from gpubpf import agent
 from gpubpf.agent import protocol
-from gpubpf.allocations import Allocations
-from gpubpf.assemble import Target
+from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import SessionError
-from gpubpf.instrument import Sidecar
-from gpubpf.maps import MapDefinition
+from gpubpf.images.assemble import Target
+from gpubpf.images.instrument import Sidecar
+from gpubpf.memory.allocations import Allocations
 from gpubpf.ptx.inject import InjectedVariable, LaunchBlock
-from gpubpf.session import Follow
+from gpubpf.session import device, tracing
+from gpubpf.session.session import Follow
 
 HERE = Path(__file__).parent / "agent"
 sys.path.insert(0, str(HERE))
@@ -260,7 +261,7 @@ def test_many_processes_need_many_files_of_the_tool_only(target: Path, tmp_path:
 
 
 def test_processes_that_are_gone_take_no_files(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpubpf.workers.KEPT", 2)
+    monkeypatch.setattr("gpubpf.session.workers.KEPT", 2)
     before = len(os.listdir("/proc/self/fd"))
     with fake_tool.session(["sh", "-c", f"for i in $(seq 20); do {target} plain 2; done"]) as session:
         for _ in session.intervals():
@@ -350,7 +351,7 @@ def test_an_agent_that_is_short_of_memory_does_not_hurt(
 ) -> None:
     preload = tmp_path / "short_memory.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", preload, HERE / "short_memory.c", "-ldl"], check=True)
-    monkeypatch.setattr("gpubpf.session.ANSWER_WAIT", 1.0)
+    monkeypatch.setattr("gpubpf.session.session.ANSWER_WAIT", 1.0)
     start = time.monotonic()
     for seed in range(12):
         environment = [f"SHORT_MEMORY={(5, 20, 60)[seed % 3]}", f"SHORT_MEMORY_SEED={seed * 1000}"]
@@ -653,8 +654,8 @@ def test_more_gpus_than_there_are_are_refused() -> None:
 
 
 def test_names_and_contexts_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpubpf.process.TEXT_LIMIT", 1000)
-    monkeypatch.setattr("gpubpf.process.CONTEXT_LIMIT", 3)
+    monkeypatch.setattr("gpubpf.session.traced_process.TEXT_LIMIT", 1000)
+    monkeypatch.setattr("gpubpf.session.traced_process.CONTEXT_LIMIT", 3)
     name = protocol.frame(protocol.NAME, struct.pack("<II", 0, 500) + b"\x1b" * 500)
     said = connect_and(lambda peer: peer.sendall(name * 2))
     assert any("more names than a program has" in line for line in said)
@@ -678,8 +679,8 @@ def test_mistakes_of_our_own_do_not_leave_the_program_waiting(target: Path) -> N
 
 
 def test_a_control_block_that_shrinks_is_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpubpf.session.ANSWER_WAIT", 0.1)  # it does not answer
-    monkeypatch.setattr("gpubpf.session.DRAIN_WAIT", 0.1)
+    monkeypatch.setattr("gpubpf.session.session.ANSWER_WAIT", 0.1)  # it does not answer
+    monkeypatch.setattr("gpubpf.session.session.DRAIN_WAIT", 0.1)
 
     def act(peer: socket.socket) -> None:
         file = os.memfd_create("control")

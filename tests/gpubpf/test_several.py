@@ -20,10 +20,12 @@ from typing import Any
 
 import pytest
 
-from gpubpf import agent, attach, device, joining
-from gpubpf.instrument import Sidecar
-from gpubpf.machine import REACHED_LATE
-from gpubpf.session import Listener, Makers, Plan, Session, Whom
+from gpubpf import agent
+from gpubpf.attach import loading
+from gpubpf.images.instrument import Sidecar
+from gpubpf.session import device, joining
+from gpubpf.session.machine import REACHED_LATE
+from gpubpf.session.session import Listener, Makers, Plan, Session, Whom
 
 HERE = Path(__file__).with_name("attach")
 TOOLS = Path(__file__).parents[2] / "tools"
@@ -329,7 +331,7 @@ def test_one_that_becomes_another_program_while_it_joins_has_ended(
     """Its number is another's, whom nobody forbids to be traced."""
     first = start(built / "becomes", "end")
     other = start(built / "becomes", "exec", shutil.which("sleep"), 1000)
-    loaded = attach._loaded
+    loaded = loading._loaded
 
     def becomes(*arguments: Any) -> tuple[int, int]:
         other.end()
@@ -339,7 +341,7 @@ def test_one_that_becomes_another_program_while_it_joins_has_ended(
         return loaded(*arguments)
 
     with session(first.pid) as measured:
-        monkeypatch.setattr(attach, "_loaded", becomes)
+        monkeypatch.setattr(loading, "_loaded", becomes)
         assert measured.join(other.pid) == joining.ENDED
 
 

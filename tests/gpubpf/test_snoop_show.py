@@ -8,7 +8,7 @@ import pytest
 
 from gpubpf.calls import show, why
 from gpubpf.calls.sums import Row, Times
-from gpubpf.whose import Whose
+from gpubpf.show.owner_columns import Whose
 
 
 @pytest.mark.parametrize("several", [False, True])

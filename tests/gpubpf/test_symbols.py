@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf import symbols
+from gpubpf.images import symbols
 
 SOURCE = r"""
 namespace ns {

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpubpf.timeline import NEVER, NONE, Kind, Operations, Queue, Sync, over_by, waits
+from gpubpf.launches.dependencies import NEVER, NONE, Kind, Operations, Queue, Sync, over_by, waits
 
 TIMES = {"call": 0, "ret": 0, "start": NONE, "end": NONE}
 REST = {"queue": 0, "context": 0, "waits": 0, "link": 0, "what": 0, "graph": -1, "replay": -1, "node": -1}

@@ -7,10 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from gpubpf import table, traffic, traffic_text
+from gpubpf.memory import traffic, traffic_text
+from gpubpf.memory.traffic import BROADCAST, GATHER, PART, SHIFTED, SINGLE, STRIDED, UNIT
 from gpubpf.ptx.values import Site
-from gpubpf.results import Instance
-from gpubpf.traffic import BROADCAST, GATHER, PART, SHIFTED, SINGLE, STRIDED, UNIT
+from gpubpf.session.results import Instance
+from gpubpf.show import table
 
 CELL = [("requests", "<u8", (2 * PART,))] + [
     (name, "<u8") for name in ("accesses", "least", "sectors", "bytes", "steps", "squares", "contention_max")

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import gpubpf_hold
-from gpubpf import fatbin
 from gpubpf.agent.protocol import Found, FoundKernel
-from gpubpf.assemble import Target
-from gpubpf.mapped import AMBIGUOUS, NOT_FOUND, Mapped
-from gpubpf.triton import Cache
+from gpubpf.images import fatbin
+from gpubpf.images.assemble import Target
+from gpubpf.images.mapped import AMBIGUOUS, NOT_FOUND, Mapped
+from gpubpf.images.triton import Cache
 from gpubpf_hold import holding
 
 pytestmark = pytest.mark.skipif(

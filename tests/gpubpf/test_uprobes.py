@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpubpf import bpf_syscall, libraries, prebuild, program, uprobes
+import prebuild
+from gpubpf import program
 from gpubpf.errors import UsageError
-from gpubpf.host import Host
-from gpubpf.libraries import Mapped, Names
+from gpubpf.linux import bpf_syscall, libraries, uprobes
+from gpubpf.linux.host_programs import Host
+from gpubpf.linux.libraries import Mapped, Names
 from gpubpf.program import BPF
 from gpubpf_host import needs_bpf
 
@@ -378,7 +380,7 @@ def test_never_where_a_hook_is(built: Path, notes: list[str]) -> None:
     library = built / "libsnoop.so.2.1"
     with Calls(built, library) as calls:
         (mapped,) = libraries.mapped(calls.pid, Names(str(library)))
-        from gpubpf import target
+        from gpubpf.process import target
 
         with open(library, "rb") as file, target.Memory(calls.pid) as memory:
             elf = target.ElfFile(file.fileno())
@@ -429,7 +431,7 @@ def test_prebuilt_needs_no_bcc(
 ) -> None:
     import json
 
-    from gpubpf import compile
+    from gpubpf.ebpf import compile
 
     (tmp_path / "snoop.json").write_text(json.dumps(prebuild.build(TEXT)))
     monkeypatch.setattr(program, "PREBUILT", tmp_path)

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpubpf import bytecode as b
+from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf import ranges
+from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
 from gpubpf.lower import nvptx
-from gpubpf.maps import MapDefinition
-from gpubpf.verify import kernel, ranges, verify
+from gpubpf.verify import kernel, verify
 from gpubpf.verify.flow import ways_out
 from gpubpf.verify.rules import MAX_INSTRUCTIONS, check
 from gpubpf_asm import (

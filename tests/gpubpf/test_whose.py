@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpubpf import accesslog_text, cli, exitlog
-from gpubpf.accesslog import Accesses, Where
-from gpubpf.places import Place
-from gpubpf.whose import Owner, Whose
+from gpubpf.exits import exit_log
+from gpubpf.memory import access_text
+from gpubpf.memory.access_log import Accesses, Where
+from gpubpf.session.kernel_shapes import Place
+from gpubpf.show import cli
+from gpubpf.show.owner_columns import Owner, Whose
 
 ONE, OTHER, SECOND = Owner(7, "app", 0), Owner(4194304, "n" * 15, 0), Owner(7, "app", 1)
 EXIT = np.dtype([("launch", "<u8"), ("thread", "<u4"), ("sm", "<u2"), ("site", "<u2")])
@@ -39,8 +41,8 @@ def test_what_is_the_same_everywhere_has_no_column(owners: list[Owner], columns:
 @pytest.mark.parametrize("form", ["exits", "accesses"])
 def test_lines_fit_a_terminal_and_the_header_comes_again_with_its_columns(form: str, tmp_path: Path) -> None:
     out, whose = cli.Output(str(tmp_path / "out")), Whose()
-    write = exitlog.Printer(out, False, False, whose)
-    put = accesslog_text.Printer(out, "text", False, whose)
+    write = exit_log.Printer(out, False, False, whose)
+    put = access_text.Printer(out, "text", False, whose)
     for owner in (ONE, SECOND, OTHER, ONE):
         place = Place(*owner, "_ZN4name13a_long_kernelILi256EEEvPf", (99, 99, 1), (32, 8, 1))
         if form == "exits":

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import gpubpf_cuda
-from gpubpf import fatbin
+from gpubpf.images import fatbin
 from gpubpf.ptx.module import Directive, Module, parse
 
 ROOT = Path(__file__).resolve().parents[2]

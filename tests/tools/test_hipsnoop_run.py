@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import gpubpf_hip
-from gpubpf import target
+from gpubpf.process import target
 from gpubpf_hip import needs_hip
 from gpubpf_host import needs_bpf
 

@@ -14,9 +14,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tools"))
 
 import threadhist  # noqa: E402
-from gpubpf import cli  # noqa: E402
-from gpubpf.tallies import Tallies  # noqa: E402
-from gpubpf.whose import Whose  # noqa: E402
+from gpubpf.show import cli  # noqa: E402
+from gpubpf.show.owner_columns import Whose  # noqa: E402
+from gpubpf.threads.thread_counts import Tallies  # noqa: E402
 
 FIELDS = (REPOSITORY / "man/man8/threadhist.8").read_text().split(".SH FIELDS")[1].split(".SH EXAMPLES")[0]
 SUMMARY = {

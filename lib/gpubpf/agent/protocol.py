@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import NamedTuple
 
-from gpubpf.bytecode import HOST_POINTS
+from gpubpf.ebpf.bytecode import HOST_POINTS
+from gpubpf.ebpf.maps import RING_PAGE, RING_SHARD
 from gpubpf.errors import SessionError
-from gpubpf.maps import RING_PAGE, RING_SHARD
 
 VERSION = 5
 FRAME_LIMIT = 64 << 20

@@ -20,12 +20,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from gpubpf import btf
 from gpubpf.calls import why as reasons
 from gpubpf.calls.arrays import GAP
 from gpubpf.calls.probes import attach_records, raw_arguments
 from gpubpf.errors import Error, VerifyError
-from gpubpf.host import HostProbe, try_load
+from gpubpf.linux import btf
+from gpubpf.linux.host_programs import HostProbe, try_load
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpubpf import table
+from gpubpf.show import table
 
 WAIT = 2.0  # seconds, at the end of a measurement
 # hipGetDeviceProperties gives what HIP's headers name; `ok` is hipSuccess.

@@ -23,16 +23,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpubpf import libraries, names, symbols, target
+from gpubpf import names
 from gpubpf.calls.api import Api
 from gpubpf.errors import ImageError
-from gpubpf.fatbin import Elf, elf_of_file
+from gpubpf.images import symbols
+from gpubpf.images.fatbin import Elf, elf_of_file
+from gpubpf.linux import libraries
 from gpubpf.names import Name
+from gpubpf.process import target
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from gpubpf.host import Host
+    from gpubpf.linux.host_programs import Host
     from gpubpf.program import BPF
 
 REGISTERED, FOUND, SAME = 1, 2, 3  # KERNEL_* of include/gpubpf_kernels.h

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpubpf.calls.why import DRIVER, Cause
-from gpubpf.privileges import SYS_ADMIN, effective
+from gpubpf.process.privileges import SYS_ADMIN, effective
 
 _DEVICE = Path("/dev/kfd")
 _NODES = Path("/sys/class/kfd/kfd/topology/nodes")

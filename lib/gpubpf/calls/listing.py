@@ -9,14 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpubpf import cli, joining, libraries, names, table, target, users
-from gpubpf.calls import kernels, near
+from gpubpf import names
+from gpubpf.calls import command_libraries, kernels
 from gpubpf.calls.kernels import Kernels
 from gpubpf.calls.probes import Calls, Options
 from gpubpf.calls.sums import kernels as launched
 from gpubpf.calls.watch import Watch
 from gpubpf.errors import Error, ImageError
-from gpubpf.libraries import Names
+from gpubpf.linux import libraries
+from gpubpf.linux.libraries import Names
+from gpubpf.process import target, users
+from gpubpf.session import joining
+from gpubpf.show import cli, table
 
 if TYPE_CHECKING:
     from gpubpf.calls.api import Api, Function
@@ -59,7 +63,7 @@ def show(api: Api, text: str, args: argparse.Namespace, out: cli.Output) -> int:
         seen = [kernel[0].short for kernel in found.kernels]
         found.kernels = [k for k in found.kernels if names.matches(args.kernel, k[0].mangled)]
         if not found.kernels:
-            from gpubpf.listing import no_match
+            from gpubpf.images.listing import no_match
 
             raise Error(no_match(args.kernel, seen))
     if args.json:
@@ -111,7 +115,10 @@ def _add_file(found: Listed, path: str, wanted_names: Names, wanted: Sequence[Fu
     finally:
         os.close(file)
     known = {library.path for library in found.libraries}
-    for place in (*near.libraries([path], os.environ, wanted_names), *libraries.files(wanted_names)):
+    for place in (
+        *command_libraries.libraries([path], os.environ, wanted_names),
+        *libraries.files(wanted_names),
+    ):
         if place not in known:
             known.add(place)
             with contextlib.suppress(OSError):
@@ -154,7 +161,7 @@ def _of_command(api: Api, text: str, args: argparse.Namespace) -> tuple[int, Lis
 
     found = Listed()
     chosen = api.choose(args.api)
-    api = near.also(api, args.command, users.command_user(args.user))
+    api = command_libraries.also(api, args.command, users.command_user(args.user))
     calls = Calls(api, chosen, Options(), note, text)
     named = Kernels(api, calls.bpf)
     watch = Watch(args, {}, note)

@@ -19,19 +19,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpubpf import bpf_syscall, btf, uprobes
 from gpubpf.calls import arrays
 from gpubpf.calls.api import Api, Function
-from gpubpf.command import raise_file_limit
 from gpubpf.errors import Error
+from gpubpf.linux import bpf_syscall, btf, uprobes
 from gpubpf.program import BPF, host_filter_bytes
+from gpubpf.session.command import raise_file_limit
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from gpubpf.host import Host
-    from gpubpf.privileges import Privileges
-    from gpubpf.uprobes import Placed
+    from gpubpf.linux.host_programs import Host
+    from gpubpf.linux.uprobes import Placed
+    from gpubpf.process.privileges import Privileges
 
 PROGRAM = "#include <gpubpf_calls.h>\n"
 RING = 1 << 26  # bytes: 200,000 records

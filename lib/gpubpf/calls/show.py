@@ -11,17 +11,18 @@ from functools import lru_cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from gpubpf import cli, syscalls, table
 from gpubpf.calls import why
 from gpubpf.calls.records import HEX, SHAPES, each
-from gpubpf.table import us
+from gpubpf.process import syscalls
+from gpubpf.show import cli, table
+from gpubpf.show.table import us
 
 if TYPE_CHECKING:
     from gpubpf.calls.kfd import Happened
     from gpubpf.calls.records import Group
     from gpubpf.calls.sums import Row, Times
     from gpubpf.calls.why import Cause
-    from gpubpf.whose import Whose
+    from gpubpf.show.owner_columns import Whose
 
 MOST = 24  # rows of a table without -v
 REASONS = (

@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gpubpf import table
+from gpubpf.show import table
 
 if TYPE_CHECKING:
-    from gpubpf.perfetto import Trace
+    from gpubpf.show.perfetto import Trace
 
 Record: TypeAlias = Mapping[str, Any]
 

@@ -11,23 +11,27 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gpubpf import cli, joining, libraries, names, users
-from gpubpf.calls import kfd, listing, near, records, show, timeline, why
+from gpubpf import names
+from gpubpf.calls import command_libraries, kfd, listing, records, show, timeline, why
 from gpubpf.calls.arrays import GAP
 from gpubpf.calls.context import Context
 from gpubpf.calls.inventory import WAIT, Inventory
 from gpubpf.calls.inventory import line as inventory_line
 from gpubpf.calls.kernels import Kernels
 from gpubpf.calls.probes import Calls, Options
+from gpubpf.calls.rocprofiler.launched import DeviceTimes, with_runs
 from gpubpf.calls.sums import Kernel, Picked, Row, functions, kernels, merged, of_events
 from gpubpf.calls.watch import Watch
-from gpubpf.compile import capable
+from gpubpf.ebpf.compile import capable
 from gpubpf.errors import Error, SessionError
-from gpubpf.libraries import Names
+from gpubpf.linux import libraries
+from gpubpf.linux.libraries import Names
 from gpubpf.names import Name
-from gpubpf.perfetto import Trace
-from gpubpf.rocprofiler.launched import DeviceTimes, with_runs
-from gpubpf.whose import Whose
+from gpubpf.process import users
+from gpubpf.session import joining
+from gpubpf.show import cli
+from gpubpf.show.owner_columns import Whose
+from gpubpf.show.perfetto import Trace
 
 if TYPE_CHECKING:
     from gpubpf.calls.api import Api
@@ -67,7 +71,7 @@ def run(api: Api, text: str, args: argparse.Namespace, out: cli.Output) -> int:
         statistics=args.verbose,
     )
     if args.command:
-        api = near.also(api, args.command, users.command_user(args.user))
+        api = command_libraries.also(api, args.command, users.command_user(args.user))
     with ExitStack() as stack:
         device = inventory = None
         if api.tool == "hipsnoop":
@@ -538,7 +542,7 @@ class Report:
         if self._watch.terminated:
             return
         if args.kernel and not self._counted:
-            from gpubpf.listing import no_match
+            from gpubpf.images.listing import no_match
 
             cli.complain(args.tool, no_match(args.kernel, self._kernels_seen))
             self.status = 1

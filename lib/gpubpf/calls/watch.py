@@ -18,9 +18,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from gpubpf import joining, privileges, users
-from gpubpf.command import Signals, raise_file_limit, run
 from gpubpf.errors import SessionError
+from gpubpf.process import privileges, users
+from gpubpf.session import joining
+from gpubpf.session.command import Signals, raise_file_limit, run
 
 if TYPE_CHECKING:
     from gpubpf.calls.probes import Calls

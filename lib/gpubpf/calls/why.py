@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpubpf import syscalls
 from gpubpf.calls.arrays import GAP
+from gpubpf.process import syscalls
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpubpf import bytecode as b
-from gpubpf.bytecode import CONTEXTS, HOST_POINTS, STACK_SIZE, Function, Instruction
+from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, STACK_SIZE, Function, Instruction
 from gpubpf.errors import VerifyError
 
 # Where struct pt_regs of x86-64 has the registers that hold the fields, one after the other: those of the first six arguments

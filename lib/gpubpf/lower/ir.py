@@ -11,11 +11,11 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gpubpf import bytecode as b
-from gpubpf.bytecode import STACK_SIZE, Instruction, Program
+from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf.bytecode import STACK_SIZE, Instruction, Program
+from gpubpf.ebpf.maps import BLOCKS, DISCARDED, PRINT_ARGUMENTS, PRINTS, SHAPED, MapDefinition, internal
 from gpubpf.lower import storage
 from gpubpf.lower.fragment import Argument
-from gpubpf.maps import BLOCKS, DISCARDED, PRINT_ARGUMENTS, PRINTS, SHAPED, MapDefinition, internal
 from gpubpf.verify import Access, Call, Checked
 from gpubpf.verify.values import Chain, value_alignment
 

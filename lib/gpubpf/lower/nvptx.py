@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpubpf.bytecode import Function, Program
+from gpubpf.ebpf.bytecode import Function, Program
 from gpubpf.errors import VerifyError
 from gpubpf.lower.fragment import Fragment
 from gpubpf.lower.ir import AXES, ENTRY, KEEP_LOOP, Module, Target

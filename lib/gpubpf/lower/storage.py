@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpubpf.maps import (
+from gpubpf.ebpf.maps import (
     BLOCK_PROBES,
     BLOCK_SLOTS,
     HEADER,

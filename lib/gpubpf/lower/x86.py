@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpubpf.bytecode import CONTEXTS, Function, Program
+from gpubpf.ebpf.bytecode import CONTEXTS, Function, Program
 from gpubpf.errors import VerifyError
-from gpubpf.fatbin import elf_of_bytes
+from gpubpf.images.fatbin import elf_of_bytes
 from gpubpf.lower import context, ir
 from gpubpf.lower.native import Given, Native
 from gpubpf.verify import check

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..errors import PtxError
+from gpubpf.errors import PtxError
+
 from .flow import SYSTEM_FUNCTIONS, Flow, callee, initializer_names, names
 from .module import Address, Function, Module, Operand, Variable
 

@@ -25,7 +25,8 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from ..errors import PtxError
+from gpubpf.errors import PtxError
+
 from .module import (
     Address,
     Directive,

@@ -30,9 +30,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .. import names
-from ..bytecode import DEVICE_POINTS
-from ..errors import Error, PtxError
+from gpubpf import names
+from gpubpf.ebpf.bytecode import DEVICE_POINTS
+from gpubpf.errors import Error, PtxError
+
 from .access import Access, accesses, unprobed
 from .barriers import barrier
 from .body import MAX_EXIT_COPIES, PASSED_WORK, Body
@@ -60,7 +61,7 @@ from .values import (
 )
 
 if TYPE_CHECKING:
-    from ..lower.fragment import Fragment
+    from gpubpf.lower.fragment import Fragment
 
 __all__ = [
     "MAX_EXIT_COPIES",

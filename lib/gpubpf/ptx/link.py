@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..errors import Error
+from gpubpf.errors import Error
+
 from .flow import SYSTEM_FUNCTIONS
 from .module import Function, Item, Module, Variable, parse, render
 from .tokens import strip_comments

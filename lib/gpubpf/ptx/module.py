@@ -14,7 +14,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ..errors import PtxError
+from gpubpf.errors import PtxError
+
 from .tokens import Lexer, Token, strip_comments
 
 # --- operands --------------------------------------------------------------------------------------

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..bytecode import KINDS, READS, SPACES, WRITES
-from ..errors import Error
+from gpubpf.ebpf.bytecode import KINDS, READS, SPACES, WRITES
+from gpubpf.errors import Error
+
 from .access import Access
 from .emit import marked, text
 from .module import Function, Variable
 from .values import LAUNCH, LaunchBlock, Placement, map_of
 
 if TYPE_CHECKING:
-    from ..lower.fragment import Argument, Fragment
+    from gpubpf.lower.fragment import Argument, Fragment
 
 
 # Spaces that a generic address may lead to. A constant's does not, since the copy reaches constants in global memory.

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import Error
+from gpubpf.errors import Error
+
 from .module import Function
 
 if TYPE_CHECKING:
-    from ..lower.fragment import Argument, Fragment
+    from gpubpf.lower.fragment import Argument, Fragment
 
 TABLE = "gpubpf_variables"
 LAUNCH = "gpubpf_launch"

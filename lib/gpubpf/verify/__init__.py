@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpubpf.bytecode import Function, Program
+from gpubpf.ebpf.bytecode import Function, Program
 from gpubpf.verify import kernel
 from gpubpf.verify.rules import check
 from gpubpf.verify.values import Access, Call, Checked

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from math import gcd
 
-from gpubpf import bytecode as b
-from gpubpf.bytecode import STACK_SIZE
+from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf import ranges
+from gpubpf.ebpf.bytecode import STACK_SIZE
+from gpubpf.ebpf.helpers import HELPERS, KERNEL_ONLY, NATIVE_HELPERS, NUMBERS, OUT_POINTERS, RESULTS
+from gpubpf.ebpf.maps import MAX_RECORD, MapDefinition
+from gpubpf.ebpf.ranges import ANY, constant, within
 from gpubpf.errors import VerifyError
-from gpubpf.maps import MAX_RECORD, MapDefinition
-from gpubpf.verify import ranges
-from gpubpf.verify.helpers import HELPERS, KERNEL_ONLY, NATIVE_HELPERS, NUMBERS, OUT_POINTERS, RESULTS
-from gpubpf.verify.machine import Machine
-from gpubpf.verify.ranges import ANY, constant, within
+from gpubpf.verify.registers import Machine
 from gpubpf.verify.values import Call, State, Value, signed64, value_alignment
 
 MAX_PARAM = 1024  # bytes of a GPU_PARAM: they travel with every launch

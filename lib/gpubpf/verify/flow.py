@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpubpf import bytecode as b
-from gpubpf.bytecode import STACK_SIZE, Instruction
-from gpubpf.verify.helpers import ANY_NUMBER, COUNTS
+from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf.bytecode import STACK_SIZE, Instruction
+from gpubpf.ebpf.helpers import ANY_NUMBER, COUNTS
 
 
 def target_of(pc: int, i: Instruction) -> int:

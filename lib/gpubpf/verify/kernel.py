@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from gpubpf import bytecode as b
-from gpubpf.bytecode import CONTEXTS, Instruction, Program, encode
+from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf.bytecode import CONTEXTS, Instruction, Program, encode
+from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
-from gpubpf.maps import MapDefinition
 from gpubpf.verify.values import Checked, place_of
 
 _SYSCALL = {"x86_64": 321, "aarch64": 280}.get(platform.machine(), 321)

@@ -9,23 +9,15 @@ from __future__ import annotations
 from collections import deque
 from typing import NoReturn
 
-from gpubpf import bytecode as b
-from gpubpf.bytecode import CONTEXTS, STACK_SIZE, Function, Instruction, Program
+from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf import ranges
+from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, Function, Instruction, Program
+from gpubpf.ebpf.ranges import ANY, Range, constant, truncate, within
 from gpubpf.errors import VerifyError
-from gpubpf.verify import flow, ranges
+from gpubpf.verify import flow
 from gpubpf.verify.calls import HelperCall
-from gpubpf.verify.machine import Machine
-from gpubpf.verify.ranges import ANY, Range, constant, truncate, within
-from gpubpf.verify.values import (
-    NUMBER,
-    Checked,
-    Checkpoint,
-    Place,
-    State,
-    Value,
-    title,
-    value_covers,
-)
+from gpubpf.verify.registers import Machine
+from gpubpf.verify.values import NUMBER, Checked, Checkpoint, Place, State, Value, title, value_covers
 
 MAX_STEPS = 65536  # instructions followed over all paths
 MAX_DEPTH = 8

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from math import gcd
 from typing import NamedTuple
 
-from gpubpf import bytecode as b
-from gpubpf.bytecode import Function, Program
-from gpubpf.maps import MapDefinition
-from gpubpf.verify.ranges import ANY, Range
+from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf.bytecode import Function, Program
+from gpubpf.ebpf.maps import MapDefinition
+from gpubpf.ebpf.ranges import ANY, Range
 
 Chain = tuple[
     int, ...

@@ -35,7 +35,7 @@ def _register(driver: Driver, file: int, size: int) -> Answer:
 )
 def host_register() -> Answer:
     sys.path.append(str(Path(__file__).resolve().parents[3] / "lib"))
-    from gpubpf import bpf_syscall
+    from gpubpf.linux import bpf_syscall
 
     driver = Driver().open()
     file = os.memfd_create("question")

@@ -14,13 +14,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from gpubpf.assemble import Target
-from gpubpf.device import Device
+from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import Error
-from gpubpf.instrument import Sidecar, SidecarKernel
-from gpubpf.maps import MapDefinition
+from gpubpf.images.assemble import Target
+from gpubpf.images.instrument import Sidecar, SidecarKernel
 from gpubpf.ptx.inject import LaunchBlock
-from gpubpf.session import Listener, Makers, Plan, Session, Whom
+from gpubpf.session.device import Device
+from gpubpf.session.session import Listener, Makers, Plan, Session, Whom
 
 DEFINITION = MapDefinition("tallies", "thread_array", 4, 8, 1, None, "<u8")
 

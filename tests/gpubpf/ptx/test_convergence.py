@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf.bytecode import ADD
+from gpubpf.ebpf.bytecode import ADD
+from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.lower import nvptx
-from gpubpf.maps import MapDefinition
 from gpubpf.ptx.inject import Placement, inject
 from gpubpf.ptx.module import parse
 from gpubpf.verify import check

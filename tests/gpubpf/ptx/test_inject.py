@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf.bytecode import DEVICE_POINTS
+from gpubpf.ebpf.bytecode import DEVICE_POINTS
 from gpubpf.ptx import inject as injection
 from gpubpf.ptx.flow import LEAVING, WORK
 from gpubpf.ptx.inject import Injected, LaunchBlock, Placement, inject, launch_block

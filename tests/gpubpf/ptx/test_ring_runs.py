@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 sys.path.insert(0, str(HERE))
 
-from gpubpf.maps import MapDefinition  # noqa: E402
+from gpubpf.ebpf.maps import MapDefinition  # noqa: E402
 
 BLOCKS, THREADS = 8, 100
 RING = MapDefinition(
@@ -73,7 +73,7 @@ def test_what_warps_write_at_once_is_all_there() -> None:
 
 def program(point: str) -> Any:
     """The PTX of a program that puts {launch, site, thread} into the ring; at entry, 1000 for the site."""
-    from gpubpf.bytecode import ADD
+    from gpubpf.ebpf.bytecode import ADD
     from gpubpf.lower import nvptx
     from gpubpf.verify import check
     from gpubpf_asm import alu, call, leave, load, load_map, mov, movi, store
@@ -100,7 +100,7 @@ def main() -> None:
 
     from gpubpf.ptx.inject import Placement, inject
     from gpubpf.ptx.module import parse
-    from gpubpf.rings import RingReader
+    from gpubpf.session.rings import RingReader
     from gpubpf_ring import control, place_of
 
     device = Device()

@@ -1,5 +1,5 @@
 /*
- * A stand-in for librocprofiler-sdk.so.1: the part of it that its headers and documents say and lib/gpubpf/rocprofiler/agent.c uses,
+ * A stand-in for librocprofiler-sdk.so.1: the part of it that its headers and documents say and lib/gpubpf/calls/rocprofiler/agent.c uses,
  * declared here once more. Dispatches are told of as the documents say: when they are enqueued in the thread that does it, before and
  * after, and when they have ended in a thread of the library; what a callback leaves in its user data at the first is there at the last.
  *

@@ -1,0 +1,173 @@
+"""Code of a running process changed while it stands still, all at once or not at all.
+
+All threads stand while the bytes change (`ptrace.stopped`); none may be inside bytes that change, by its
+instruction pointer or by what is on its stack (a call, a signal's frame). Else all run on, and it is tried again a little later. Bytes
+must be what they are said to be, lie in code mapped privately from a file, and be as the file has them: another tracer's breakpoint is
+left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import struct
+import time
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+from gpubpf.errors import SessionError
+from gpubpf.process import fresh_thread, ptrace, target, target_files
+from gpubpf.process.ptrace import NotStanding, Refused
+from gpubpf.process.target import Mapping, Memory
+
+PATIENCE = 3.0  # seconds for finding a moment at which code may be changed
+PASSING = 1.0  # for another tool that looks at its threads just now
+RECORD = struct.Struct("<Q8s8sQ")  # of a list: address, old bytes, new bytes, how many of them count
+PATCH_LIMIT = 4096
+SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_SCANNED = (
+    128 << 10
+)  # bytes of each thread's stack that are looked through for what leads into code that changes
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Bytes of code to be changed, at most eight."""
+
+    address: int
+    old: bytes
+    new: bytes
+
+
+def read_patches(file: int) -> tuple[Patch, ...]:
+    """The list in a memory file that a process made, sealed so that it stays as it is read. Raises SessionError for anything else."""
+    try:
+        if fcntl.fcntl(file, fcntl.F_GET_SEALS) & SEALS != SEALS:
+            raise ValueError
+        size = os.fstat(file).st_size
+        if size % RECORD.size or size > RECORD.size * PATCH_LIMIT:
+            raise ValueError
+        data = os.pread(file, size, 0)
+        found = []
+        for address, old, new, length in RECORD.iter_unpack(data):
+            if not 0 < length <= 8 or address >> 47:
+                raise ValueError
+            found.append(Patch(address, old[:length], new[:length]))
+    except (OSError, ValueError):
+        raise SessionError("a traced process sent a list of patches that is none; it is not traced") from None
+    found.sort(key=lambda p: p.address)
+    if any(a.address + len(a.old) > b.address for a, b in pairwise(found)):
+        raise SessionError("a traced process sent patches that overlap; it is not traced")
+    return tuple(found)
+
+
+def apply(pid: int, patches: Sequence[Patch]) -> float:
+    """Writes them all, or none, while the process stands still: for how many seconds it did, altogether. Raises SessionError."""
+    with target.refusals(pid):
+        mapped = target.mappings(pid)
+        for patch in patches:
+            _check_patch(pid, mapped, patch)
+        with Memory(pid) as memory:
+            return _apply(pid, memory, mapped, patches)
+
+
+def _check_patch(pid: int, mapped: Sequence[Mapping], patch: Patch) -> None:
+    at = next((m for m in mapped if m.start <= patch.address < m.end), None)
+    end = patch.address + len(patch.old)
+    if at is None or end > at.end or not at.code or not at.permissions.endswith("p") or not at.file[1]:
+        raise SessionError(f"pid {pid} wants code patched where none of a file is; it is not traced")
+    if (held := _in_file(pid, at, patch)) is not None and held != patch.old:
+        raise SessionError(
+            f"another tool has changed {os.path.basename(at.path)} in pid {pid} already (gdb, frida, perf?); end it first"
+        )
+
+
+def _in_file(pid: int, at: Mapping, patch: Patch) -> bytes | None:
+    """The bytes in the file that is mapped; None: it cannot be read."""
+    for opened in (
+        partial(target_files.open_mapped, pid, at.start, at.end),
+        partial(target_files.open_path, pid, at.path),
+    ):
+        with contextlib.suppress(OSError), open(opened(), "rb") as file:
+            if os.fstat(file.fileno()).st_ino == at.file[1]:
+                return os.pread(file.fileno(), len(patch.old), at.offset + patch.address - at.start)
+    return None
+
+
+def _apply(pid: int, memory: Memory, mapped: Sequence[Mapping], patches: Sequence[Patch]) -> float:
+    first = time.monotonic()
+    total = 0.0
+    changing = _Changing(mapped, patches)
+
+    def attempt() -> tuple[bool, float]:
+        done = False
+        began = time.perf_counter()
+        try:
+            with ptrace.stopped(pid) as standing:
+                began = standing.since
+                if not changing.used(memory, standing.places.values()):
+                    _write(pid, memory, patches)
+                    done = True
+        except NotStanding:
+            pass
+        except Refused:
+            if time.monotonic() > first + PASSING:
+                raise
+        return done, time.perf_counter() - began
+
+    while True:
+        done, took = fresh_thread.on_own(attempt, "gpubpf-attach")  # a new one each time: see ptrace.stopped
+        total += took
+        if done:
+            return total
+        if time.monotonic() > first + PATIENCE:
+            raise SessionError(
+                f"pid {pid} finds no moment at which its code can be changed; try again, or start it with the tool"
+            )
+        time.sleep(random.uniform(0.001, 0.02))
+
+
+def _write(pid: int, memory: Memory, patches: Sequence[Patch]) -> None:
+    if any(memory.read(p.address, len(p.old)) != p.old for p in patches):
+        raise SessionError(f"the code of pid {pid} is not what it was said to be; it is not traced")
+    done = []
+    try:
+        for patch in patches:
+            memory.write(patch.address, patch.new)
+            done.append(patch)
+    except OSError:
+        for patch in done:
+            memory.write(patch.address, patch.old)
+        raise
+
+
+class _Changing:
+    """Whether a thread is inside code that is to change: its instruction pointer, or what its stack says it returns to."""
+
+    def __init__(self, mapped: Sequence[Mapping], patches: Sequence[Patch]) -> None:
+        # A system call that ends inside may begin anew two bytes before.
+        self._inside = {a for p in patches for a in range(p.address + 1, p.address + len(p.new) + 2)}
+        self._starts = [m.start for m in mapped]  # a page beyond a thread's stack takes long to read
+        self._ends = [m.end for m in mapped]
+        self._beginnings = {(a >> 16).to_bytes(6, "little") for a in self._inside}
+
+    def used(self, memory: Memory, places: Iterable[tuple[int, int]]) -> bool:
+        for rip, rsp in places:
+            if rip in self._inside:
+                return True
+            low = rsp - 128 & ~7
+            at = bisect_right(self._starts, low) - 1
+            left = self._ends[at] - low if at >= 0 else 0
+            words = memory.some(low, min(left if left > 0 else _SCANNED, _SCANNED))
+            for beginning in self._beginnings:
+                at = words.find(beginning)
+                while at >= 0:
+                    if at & 7 == 2 and int.from_bytes(words[at - 2 : at + 6], "little") in self._inside:
+                        return True
+                    at = words.find(beginning, at + 1)
+        return False

@@ -1,0 +1,148 @@
+"""Libraries that a command is likely to load, so that they have probes before its first instruction. One that it gets from elsewhere
+has them some milliseconds after it is mapped."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import os
+import re
+import shutil
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpubpf.linux.libraries import Names
+from gpubpf.session import device
+
+if TYPE_CHECKING:
+    from gpubpf.calls.api import Api
+    from gpubpf.process.users import User
+
+# Python packages that bring a GPU's libraries, and how deep these lie in them: nvidia/cuda_runtime/lib.
+_PACKAGES = ("nvidia*", "torch*", "*rocm*", "hip*", "amd*", "cu*", "jax*", "tensorflow*", "*.libs")
+_DEPTH, _FOLDERS = 3, 2048
+_HEADER = struct.Struct("<16xHHIQQQIHHHHHH")  # Elf64_Ehdr (gABI), behind its first 16 bytes
+_SEGMENT = struct.Struct("<IIQQQQQQ")  # Elf64_Phdr
+_LOAD, _DYNAMIC = 1, 2  # PT_*
+_STRTAB, _RPATH, _RUNPATH = 5, 15, 29  # DT_*
+_LONGEST = 1 << 16  # bytes of dynamic entries, of a path, of a script
+_TOKEN = re.compile(r"[^\s;&|<>(){}'\"`=:$]+")
+_MOST_WORDS = 64
+
+
+def also(api: Api, command: Sequence[str], user: User | None) -> Api:
+    """The API, with the libraries that the command is likely to load when this user starts it (None: who runs the tool)."""
+    environment = {**os.environ, "HOME": user.home} if user else os.environ
+    known = libraries(command, environment, Names(*api.libraries))
+    return replace(api, libraries=(*api.libraries, *known))
+
+
+def libraries(command: Sequence[str], environment: Mapping[str, str], names: Names) -> list[str]:
+    """Paths of such libraries where the command's loader or its Python will look, each once."""
+    found: dict[str, None] = {}
+    for folder in dict.fromkeys(_folders(command, environment)):
+        with contextlib.suppress(OSError):
+            paths = (
+                os.path.realpath(f"{folder}/{entry}") for entry in os.listdir(folder) if names.match(entry)
+            )
+            found |= dict.fromkeys(path for path in paths if os.path.isfile(path))
+    return list(found)
+
+
+def _folders(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[str]:
+    if paths := environment.get("LD_LIBRARY_PATH"):
+        yield from (part or "." for part in paths.split(":"))
+    yield from map(os.path.dirname, environment.get("LD_PRELOAD", "").replace(":", " ").split())
+    yield str(device.LIBRARIES)  # `cudasim -- ./app`
+    for word in (*_words(command), *_script(command, environment)):
+        if "/" in word and os.path.isdir(word):
+            yield word
+        if (program := shutil.which(word, path=environment.get("PATH"))) is None:
+            continue
+        yield os.path.dirname(os.path.realpath(program))
+        with contextlib.suppress(OSError, struct.error, ValueError):
+            yield from search_path(program)
+        if os.path.basename(program).startswith(("python", "pypy")):
+            yield from _python(program, environment)
+
+
+def _words(command: Sequence[str]) -> Iterator[str]:
+    """Those that may be programs or folders: also of `LD_LIBRARY_PATH=…`, and of a text for a shell, `sh -c '…'`."""
+    for part in command:
+        yield part
+        if _TOKEN.fullmatch(part) is None:
+            yield from dict.fromkeys(_TOKEN.findall(part[:_LONGEST])[:_MOST_WORDS])
+
+
+def _script(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Of a script: the words of its first line, and the paths in it."""
+    program = shutil.which(command[0], path=environment.get("PATH")) if command else None
+    if program is None:
+        return []
+    with contextlib.suppress(OSError):
+        with open(program, "rb", opener=_at_once) as file:
+            data = file.read(_LONGEST) or b""
+        if data.startswith(b"#!"):
+            line, _, rest = os.fsdecode(data[2:]).partition("\n")
+            paths = (word for word in _TOKEN.findall(rest) if "/" in word)
+            return [*line.split(), *list(dict.fromkeys(paths))[:_MOST_WORDS]]
+    return []
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Opens without waiting, as for a FIFO's writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def search_path(program: str) -> list[str]:
+    """Where an ELF file says that its libraries are (DT_RPATH, DT_RUNPATH). Raises OSError, struct.error, ValueError."""
+    with open(program, "rb", buffering=0, opener=_at_once) as file:
+        if file.read(5) != b"\x7fELF\x02":
+            return []
+        start, size, count = (_HEADER.unpack(os.pread(file.fileno(), _HEADER.size, 0))[i] for i in (4, 8, 9))
+        segments = [
+            _SEGMENT.unpack(os.pread(file.fileno(), _SEGMENT.size, start + i * size))
+            for i in range(min(count, 256))
+        ]
+        entries = []
+        for kind, _, offset, _, _, length, *_ in segments:
+            if kind == _DYNAMIC:
+                data = os.pread(file.fileno(), min(length, _LONGEST) & ~15, offset)
+                entries = list(struct.iter_unpack("<qQ", data))
+        texts = dict(entries).get(_STRTAB, 0)
+        place = next(
+            (o + texts - a for k, _, o, a, _, n, *_ in segments if k == _LOAD and a <= texts < a + n), None
+        )
+        found: list[str] = []
+        for tag, value in entries:
+            if tag in (_RPATH, _RUNPATH) and place is not None:
+                text = os.pread(file.fileno(), _LONGEST, place + value).partition(b"\0")[0]
+                found += os.fsdecode(text).split(":")
+    origin = os.path.dirname(os.path.realpath(program))
+    return [part.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for part in found if part]
+
+
+def _python(program: str, environment: Mapping[str, str]) -> Iterator[str]:
+    """Folders of packages that bring a GPU's libraries."""
+    prefixes = dict.fromkeys((Path(program).parent.parent, Path(os.path.realpath(program)).parent.parent))
+    places = [site for prefix in prefixes for site in sorted(prefix.glob("lib/python3*/*-packages"))]
+    places += sorted(Path(environment.get("HOME", "/")).glob(".local/lib/python3*/site-packages"))
+    places += [Path(part) for part in environment.get("PYTHONPATH", "").split(":") if part]
+    left = _FOLDERS
+    for place in places:
+        with contextlib.suppress(OSError):
+            packages = [
+                entry.path for entry in os.scandir(place)
+                if entry.is_dir() and any(fnmatch.fnmatch(entry.name, pattern) for pattern in _PACKAGES)
+            ]  # fmt: skip
+            for package in packages:
+                for folder, inner, _ in os.walk(package):
+                    if left == 0:
+                        return
+                    left -= 1
+                    yield folder
+                    if folder.count("/") - package.count("/") >= _DEPTH:
+                        inner.clear()

@@ -1,0 +1,334 @@
+"""Reads what the agents (agent.c) of a command's processes hand over: when each dispatch was given to a GPU, started, and ended.
+
+dispatches = Dispatches(command, environment, uid)
+…                           # the command is started with dispatches.environment
+new = dispatches.take()     # from time to time, and with last=True at the end
+dispatches.reason           # why there are none
+dispatches.close()
+
+`take` gives a structured array, in the order in which the dispatches ended, of each process by itself: `start_ns`, `end_ns`,
+`enqueued_ns` (when the launching thread gave it to the GPU; 0 not known) on CLOCK_BOOTTIME, `queue`, `kernel` (see `names` of the
+process), `correlation`, `dispatch` (ids of rocprofiler-sdk's), `tid` (0: not known), `gpu` (place among the runtime's GPUs, -1 not
+known), `grid` (in work-items), `block`, `shared`, `scratch` (bytes), `process` (place in `processes`).
+
+An agent's memory is a file that it cannot shrink; it is read and never mapped, and what is in it is untrusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import re
+import select
+import socket
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from gpubpf.calls.rocprofiler import LIBRARY, OTHERS, installed, loadable
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[Any]
+
+SOCKET = "GPUBPF_DISPATCHES"
+SLOTS, HEADER, NAMES, GPUS = 32768, 4096, 16 << 20, 64  # as in ring.h
+MAGIC = 0x3144504247505547
+STARTED, NO_SDK, OTHER_TOOL, VERSION, REFUSED, NO_MEMORY = range(1, 7)
+MOST_PROCESSES = 4096  # of one measurement; each holds two files while it runs
+MOST_THREADS = 1 << 16  # of a process whose numbers are remembered
+MOST_WAITING = 256  # connections that have said nothing yet
+PATIENCE = 20  # how often a slot that is being written is waited for
+_F_GET_SEALS, _F_SEAL_SHRINK = 1034, 2  # fcntl.h
+_HELLO = struct.Struct("<Q4I16s")
+_RING = struct.Struct("<5Q2I")  # magic, enqueued, written, names, names_lost, stopped, gpus
+_STOPPED = 40  # where `stopped` lies
+_NAME = struct.Struct("<Q2I")
+_SLOT = np.dtype(
+    [
+        *((name, "<u8") for name in ("number", "start_ns", "end_ns", "enqueued_ns", "queue", "kernel", "correlation", "dispatch")),
+        ("tid", "<u4"), ("gpu", "<i4"), ("grid", "<u4", 3), ("block", "<u4", 3), ("shared", "<u4"), ("scratch", "<u4"),
+    ]
+)  # fmt: skip
+DISPATCH = np.dtype(
+    [(name, _SLOT[name]) for name in _SLOT.names or () if name != "number"] + [("process", "<i4")]
+)
+_SIZE = HEADER + SLOTS * _SLOT.itemsize + NAMES
+
+
+@dataclass
+class Process:
+    """One that has an agent. `inside`: its number in its own PID namespace."""
+
+    pid: int
+    inside: int
+    comm: str
+    file: int
+    life: int  # a pidfd; -1: it has ended
+    taken: int = 0  # dispatches
+    enqueued: int = 0
+    waited: int = 0
+    names: dict[int, str] = field(default_factory=dict)  # of kernels, mangled
+    names_taken: int = 0  # bytes
+    names_lost: int = 0
+    threads: dict[int, int] = field(default_factory=dict)  # as it numbers them → as the tool does
+
+    @property
+    def unended(self) -> int:
+        """Dispatches that had been given to the GPU and had not ended, or of which the end did not come to be known."""
+        return max(0, self.enqueued - self.taken)
+
+
+class Dispatches:
+    """`uid`: of the command's user; agents of others are not listened to, but root's."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], uid: int) -> None:
+        self.processes: list[Process] = []
+        self.environment: dict[str, str] = {}
+        self.lost = 0  # dispatches that were overwritten, or not written to their end
+        self._states: set[tuple[int, int, int]] = set()
+        self._uids = {uid, 0}
+        self._listener: socket.socket | None = None
+        self._waiting: list[socket.socket] = []
+        self._why = self._impossible(command, environment)
+        if self._why:
+            return
+        name = f"gpubpf-{random.SystemRandom().randrange(10**24):024}"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._listener.bind("\0" + name)
+        self._listener.listen(MOST_PROCESSES)
+        self.environment = {"ROCPROFILER_REGISTER_LIBRARY": str(LIBRARY.resolve()), SOCKET: name}
+        if "ROCPROFILER_LOG_LEVEL" not in environment:  # its warnings would be lines on the command's stderr
+            self.environment["ROCPROFILER_LOG_LEVEL"] = "error"
+
+    @staticmethod
+    def _impossible(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
+        if not command:
+            return "rocprofiler-sdk sees what a program runs only where the tool started it"
+        for name in OTHERS:
+            if environment.get(name):
+                return f"{name} is set, for another profiler"
+        if not installed(command, environment):
+            return "rocprofiler-sdk is not installed, or not found (ROCM_PATH says where it is)"
+        if not LIBRARY.exists():
+            return "libgpubpf-rocprofiler.so is not built (script/setup)"
+        if not loadable(LIBRARY.resolve()):
+            return f"not every user can read and load {LIBRARY.resolve()}; install gpubpf where they can"
+        return None
+
+    def close(self) -> None:
+        """What agents still write nobody reads."""
+        for process in self.processes:
+            self._leave(process)
+        for connection in self._waiting:
+            connection.close()
+        if self._listener:
+            self._listener.close()
+            self._listener = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why there are no times of dispatches; None where a process gives them."""
+        if self.processes or self._why:
+            return self._why
+        said = {
+            NO_SDK: "librocprofiler-sdk could not be loaded into the program",
+            OTHER_TOOL: "the program has another profiler that uses rocprofiler-sdk",
+            VERSION: "rocprofiler-sdk {2} is in the program, and 1.x is known",
+            REFUSED: "rocprofiler-sdk refused (status {1})",
+            NO_MEMORY: "the program's limits leave no memory for them",
+        }
+        for state in sorted(self._states):
+            version = state[2]
+            text = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+            return said[state[0]].format(state[0], state[1], text)
+        return (
+            "no process told of any: none loaded librocprofiler-register (of ROCm 6.2 or newer), "
+            "or only in another network namespace"
+        )
+
+    @property
+    def unended(self) -> int:
+        """Dispatches whose end did not come to be known."""
+        return sum(process.unended for process in self.processes)
+
+    @property
+    def names_lost(self) -> int:
+        """Kernels for whose names there was no room."""
+        return sum(process.names_lost for process in self.processes)
+
+    # --- processes ---
+
+    def _accept(self) -> None:
+        """Those that have begun since the last look."""
+        while self._listener and len(self._waiting) < MOST_WAITING:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                break
+            connection.setblocking(False)
+            self._waiting.append(connection)
+        still = []
+        for connection in self._waiting:
+            files: list[int] = []
+            try:
+                if self._greet(connection, files):
+                    continue
+                still.append(connection)
+                continue
+            except OSError:  # gone, or not what an agent says
+                connection.close()
+            finally:
+                for file in files:
+                    os.close(file)
+        self._waiting = still
+
+    def _greet(self, connection: socket.socket, files: list[int]) -> bool:
+        """Whether an agent has said who it is. `files`: those that came and are not kept. Raises OSError."""
+        peer = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if peer[1] not in self._uids:
+            raise OSError("another user's")
+        try:
+            text, ancillary, _, _ = connection.recvmsg(_HELLO.size, socket.CMSG_SPACE(4 * 8))
+        except BlockingIOError:
+            return False
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                files += struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4])
+        if len(text) != _HELLO.size:
+            raise OSError("no greeting")
+        magic, state, status, version, inside, comm = _HELLO.unpack(text)
+        if magic != MAGIC or not STARTED <= state <= NO_MEMORY:
+            raise OSError("no greeting")
+        if state != STARTED:
+            self._states.add((state, status, version))
+        elif len(files) == 1 and len(self.processes) < MOST_PROCESSES:
+            # Memory, which can be read without waiting for anybody; other files have no seals.
+            if (
+                not fcntl.fcntl(files[0], _F_GET_SEALS) & _F_SEAL_SHRINK
+                or os.fstat(files[0]).st_size != _SIZE
+            ):
+                raise OSError("not its memory")
+            name = re.split(b"[\n\0]", comm)[0].decode("utf-8", "backslashreplace")
+            self._follow(peer[0], inside, name, files.pop())
+        connection.close()
+        return True
+
+    def _follow(self, pid: int, inside: int, comm: str, file: int) -> None:
+        life = -1
+        with contextlib.suppress(OSError):
+            life = os.pidfd_open(pid)
+        self.processes.append(Process(pid, inside, comm or "?", file, life))
+
+    def _leave(self, process: Process) -> None:
+        if process.file >= 0:
+            with contextlib.suppress(OSError):
+                os.pwrite(process.file, b"\1\0\0\0", _STOPPED)  # where it goes on
+            os.close(process.file)
+        if process.life >= 0:
+            os.close(process.life)
+        process.file = process.life = -1
+
+    # --- dispatches ---
+
+    def take(self, last: bool = False) -> Array:
+        """The dispatches that have ended since the last time, of dtype DISPATCH. `last`: nothing is waited for any more."""
+        self._accept()
+        parts = [
+            self._take(number, process, last)
+            for number, process in enumerate(self.processes)
+            if process.file >= 0
+        ]
+        return np.concatenate(parts) if parts else np.empty(0, DISPATCH)
+
+    def _take(self, number: int, process: Process, last: bool) -> Array:
+        ended = process.life < 0 or bool(select.select([process.life], [], [], 0)[0])
+        slots = list(self._read(process, last or ended))
+        self._read_names(process)
+        if ended:
+            self._leave(process)
+        taken = np.concatenate(slots) if slots else np.empty(0, _SLOT)
+        found = np.empty(len(taken), DISPATCH)
+        for name in DISPATCH.names or ():
+            if name != "process":
+                found[name] = taken[name]
+        found["process"] = number
+        found["gpu"][(found["gpu"] < 0) | (found["gpu"] >= GPUS)] = -1
+        found["tid"] = self._threads(process, found["tid"])
+        return found[(found["end_ns"] >= found["start_ns"]) & (found["end_ns"] < 1 << 63)]
+
+    def _header(self, process: Process) -> tuple[int, ...]:
+        return _RING.unpack(os.pread(process.file, _RING.size, 0))
+
+    def _read(self, process: Process, last: bool) -> Iterator[Array]:
+        """Its new slots. One that is being written ends them, unless it has been for long, or `last`."""
+        _, process.enqueued, written, _, process.names_lost, *_ = self._header(process)
+        if not process.taken <= written < process.taken + (1 << 40):
+            return  # not what an agent writes
+        if written - process.taken > SLOTS:
+            self.lost += written - SLOTS - process.taken
+            process.taken = written - SLOTS
+        while process.taken < written:
+            slot = process.taken % SLOTS
+            count = min(written - process.taken, SLOTS - slot)
+            data = os.pread(process.file, count * _SLOT.itemsize, HEADER + slot * _SLOT.itemsize)
+            slots = np.frombuffer(data, _SLOT)
+            expected = process.taken + 1 + np.arange(count, dtype="<u8")
+            unwritten = np.flatnonzero(slots["number"] < expected)
+            if len(unwritten) and not last and process.waited < PATIENCE:
+                process.waited += 1
+                count = int(unwritten[0])
+            else:
+                process.waited = 0
+            # What was written meanwhile may be half of what was read.
+            good = (slots["number"] == expected) & (expected + SLOTS > self._header(process)[2])
+            self.lost += count - int(np.count_nonzero(good[:count]))
+            yield slots[:count][good[:count]]
+            process.taken += count
+            if count < len(slots):
+                return
+
+    def _read_names(self, process: Process) -> None:
+        begin = HEADER + SLOTS * _SLOT.itemsize
+        used = min(self._header(process)[3], NAMES)
+        if used <= process.names_taken:
+            return
+        data = os.pread(process.file, used - process.names_taken, begin + process.names_taken)
+        at = 0
+        while at + _NAME.size <= len(data):
+            kernel, length, done = _NAME.unpack_from(data, at)
+            end = at + _NAME.size + length
+            if not done or end > len(data):
+                break
+            process.names[kernel] = (
+                data[at + _NAME.size : end].decode("utf-8", "backslashreplace").removesuffix(".kd")
+            )
+            at = (end + 7) // 8 * 8
+        process.names_taken += min(at, len(data))
+
+    def _threads(self, process: Process, tids: Array) -> Array:
+        """Numbers of threads as the tool has them, where the process numbers them otherwise."""
+        if process.inside == process.pid:
+            return tids
+        if len(process.threads) > MOST_THREADS:
+            process.threads.clear()
+        unknown = set(np.unique(tids).tolist()) - process.threads.keys()
+        if unknown:
+            for path in Path(f"/proc/{process.pid}/task").glob("*/status"):
+                with contextlib.suppress(OSError, ValueError, IndexError):
+                    line = next(
+                        line
+                        for line in path.read_text("utf-8", "replace").split("\n")
+                        if line.startswith("NSpid:")
+                    )
+                    process.threads[int(line.split()[-1])] = int(path.parent.name)
+            for tid in unknown:
+                process.threads.setdefault(tid, 0)
+        return np.array([process.threads[int(tid)] for tid in tids], tids.dtype)

@@ -1,0 +1,199 @@
+"""eBPF instructions and programs as values. Numbers are those of the kernel's Documentation/bpf/standardization."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpubpf.ebpf.maps import MapDefinition
+
+# Instruction classes (low three bits of the opcode).
+LD, LDX, ST, STX, ALU, JMP, JMP32, ALU64 = range(8)
+# Modes of memory instructions (opcode & 0xE0).
+IMM, MEM, MEMSX, ATOMIC = 0x00, 0x60, 0x80, 0xC0
+# Width in bytes of opcode & 0x18.
+WIDTH = {0x00: 4, 0x08: 2, 0x10: 1, 0x18: 8}
+# ALU operations (opcode & 0xF0).
+ADD, SUB, MUL, DIV, OR, AND, LSH, RSH, NEG, MOD, XOR, MOV, ARSH, END = range(0x00, 0xE0, 0x10)
+# Jumps (opcode & 0xF0).
+JA, JEQ, JGT, JGE, JSET, JNE, JSGT, JSGE, CALL, EXIT, JLT, JLE, JSLT, JSLE = range(0x00, 0xE0, 0x10)
+# Operations of an atomic instruction (imm).
+FETCH = 0x01
+ATOMIC_ADD, ATOMIC_OR, ATOMIC_AND, ATOMIC_XOR, ATOMIC_XCHG, ATOMIC_CMPXCHG = (
+    0x00,
+    0x40,
+    0x50,
+    0xA0,
+    0xE1,
+    0xF1,
+)
+LD_IMM64 = 0x18
+PSEUDO_MAP = 1  # src of an ld_imm64 whose value is a map
+PSEUDO_CALL = 1  # src of a call whose imm is a relative instruction number
+
+STACK_SIZE = 512
+
+
+def _fields(*names: str) -> Mapping[str, tuple[int, int]]:
+    return {name: (8 * number, 8) for number, name in enumerate(names)}
+
+
+# What a program can be attached to, by its context's type: fields as (offset, size) by name (docs/attach-points.md).
+CONTEXTS: Mapping[str, Mapping[str, tuple[int, int]]] = {
+    "entry": _fields("launch", "site"),
+    "exit": _fields("launch", "site", "work"),
+    "function_entry": _fields("launch", "site"),
+    "function_exit": _fields("launch", "site"),
+    "block_begin": _fields("launch", "site"),
+    "block_end": _fields("launch", "site"),
+    "barrier_arrive": _fields("launch", "site", "barrier", "threads"),
+    "barrier_leave": _fields("launch", "site", "barrier", "threads", "waited"),
+    "access": _fields("launch", "site", "address", "width", "space", "kind", "active", "effect"),
+    "launch": _fields("launch", "kernel", "stream", "call_ns", "threads", "gpu"),
+    "operation": _fields("id", "kind", "stream", "call_ns", "bytes", "destination", "source", "gpu"),
+}
+HOST_POINTS = ("launch", "operation")  # in the thread that calls the driver
+DEVICE_POINTS = tuple(point for point in CONTEXTS if point not in HOST_POINTS)  # these run on the GPU
+# Memory accesses, as gpubpf.h's enum gpu_kind and gpu_space have them in order, and enum gpu_effect.
+KINDS = ("load", "store", "atomic", "async")
+SPACES = ("global", "shared", "local", "const")
+READS, WRITES = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction slot. An ld_imm64 holds its whole 64-bit value in `imm`; the slot after it has opcode 0.
+
+    `line` is the line in the C text that was given (from 1; 0: not known). `map` names the map that an ld_imm64 loads.
+    """
+
+    opcode: int
+    dst: int = 0
+    src: int = 0
+    offset: int = 0
+    imm: int = 0
+    line: int = 0
+    map: str | None = None
+
+    @property
+    def cls(self) -> int:
+        return self.opcode & 7
+
+
+@dataclass(frozen=True)
+class Function:
+    """A program: its instructions, subprograms appended as the kernel wants them.
+
+    `point`: one of CONTEXTS, or `uprobe` (its context is struct pt_regs) or `host` (any other context, such as a tracepoint's): these
+    can only run in the kernel.
+    """
+
+    name: str
+    point: str
+    instructions: tuple[Instruction, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled C text, relocatable: maps are named, nothing refers to this process."""
+
+    text: str
+    functions: Mapping[str, Function]
+    maps: Mapping[str, MapDefinition]
+    license: str = "GPL"
+
+    @property
+    def device_functions(self) -> tuple[Function, ...]:
+        return tuple(f for f in self.functions.values() if f.point in DEVICE_POINTS)
+
+    @property
+    def host_functions(self) -> tuple[Function, ...]:
+        return tuple(f for f in self.functions.values() if f.point not in DEVICE_POINTS)
+
+    def quote(self, number: int) -> str:
+        """C line `number` for a message: stripped, and shortened if it is long; empty where there is none."""
+        lines = self.text.split("\n")
+        text = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+        return text if len(text) <= 72 else text[:71] + "…"
+
+
+def decode(
+    code: bytes, lines: Iterable[int] = (), maps: Mapping[int, str] | None = None
+) -> tuple[Instruction, ...]:
+    """Raw bytecode to instructions. `lines` are C lines by slot, `maps` names by file descriptor.
+
+    Raises ValueError when `code` is not a whole number of instructions or ends inside an ld_imm64.
+    """
+    if len(code) % 8:
+        raise ValueError("bytecode is not a multiple of 8 bytes")
+    line_of = list(lines)
+    line_of += [0] * (len(code) // 8 - len(line_of))
+    result: list[Instruction] = []
+    slots = list(struct.iter_unpack("<BBhi", code))
+    at = 0
+    while at < len(slots):
+        opcode, registers, offset, imm = slots[at]
+        src = registers >> 4
+        name = None
+        if opcode == LD_IMM64:
+            if at + 1 >= len(slots):
+                raise ValueError("bytecode ends inside an ld_imm64")
+            if src == PSEUDO_MAP and maps is not None:
+                name, imm = maps.get(imm), 0
+            else:
+                imm = (imm & 0xFFFFFFFF) | (slots[at + 1][3] & 0xFFFFFFFF) << 32
+        result.append(Instruction(opcode, registers & 15, src, offset, imm, line_of[at], name))
+        if opcode == LD_IMM64:
+            result.append(Instruction(0, line=line_of[at]))
+            at += 1
+        at += 1
+    return tuple(result)
+
+
+def encode(instructions: Iterable[Instruction], fds: Mapping[str, int]) -> bytes:
+    """Instructions back to the kernel's form; `fds` gives each map's file descriptor."""
+    out = bytearray()
+    high = 0
+    for i in instructions:
+        imm = i.imm
+        if i.opcode == LD_IMM64:
+            if i.map is not None:
+                imm = fds[i.map]
+            high = imm >> 32 & 0xFFFFFFFF
+        elif i.opcode == 0:
+            imm, high = high, 0
+        imm &= 0xFFFFFFFF
+        out += struct.pack("<BBhI", i.opcode, i.dst | i.src << 4, i.offset, imm)
+    return bytes(out)
+
+
+def signed(value: int, bits: int = 64) -> int:
+    """The two's complement value of the low `bits` of `value`."""
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+_COMMENT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
+_CONTEXT = re.compile(rf"(\w+)\s*\(\s*(?:const\s+)?struct\s+gpu_({'|'.join(CONTEXTS)})\s*\*")
+_REGISTERS = re.compile(r"(\w+)\s*\(\s*(?:const\s+)?struct\s+pt_regs\s*\*")
+
+
+def without_comments(text: str) -> str:
+    """`text` with comments and the contents of string literals blanked; every line and column stays."""
+
+    def blank(match: re.Match[str]) -> str:
+        return re.sub(r"[^\n]", " ", match.group())
+
+    return _COMMENT.sub(blank, text)
+
+
+def points(text: str) -> dict[str, str]:
+    """Functions whose first parameter is a context of ours, with their point: `{"on_exit": "exit"}`."""
+    return dict(_CONTEXT.findall(without_comments(text)))
+
+
+def register_functions(text: str) -> frozenset[str]:
+    """Functions whose first parameter is a struct pt_regs: programs at functions of libraries, and what those call."""
+    return frozenset(_REGISTERS.findall(without_comments(text)))

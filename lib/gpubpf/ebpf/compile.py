@@ -1,0 +1,491 @@
+"""C text → `Program`. The only place that imports bcc, and only when neither a prebuilt nor a cached program serves."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import difflib
+import errno
+import faulthandler
+import functools
+import json
+import os
+import platform
+import re
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from gpubpf import cache
+from gpubpf.ebpf import headers, maps
+from gpubpf.ebpf.bytecode import (
+    CALL,
+    JMP,
+    LD_IMM64,
+    PSEUDO_CALL,
+    Function,
+    Program,
+    decode,
+    encode,
+    points,
+    register_functions,
+    signed,
+    without_comments,
+)
+from gpubpf.ebpf.headers import Source
+from gpubpf.ebpf.helpers import HELPERS
+from gpubpf.ebpf.maps import MapDefinition
+from gpubpf.errors import CompileError
+
+_KEY_KINDS = {f"gpubpf_{kind}": kind for kind in (*maps.DEVICE_KINDS, "shared_array")}
+_KINDS = {1: "hash", 2: "array", 4: "ringbuf", 6: "percpu_array", 27: "ringbuf"}
+_PERF_OUTPUT = 4  # BPF_PERF_OUTPUT: on a GPU a ring buffer, of this size
+_PERF_BYTES = 1 << 18
+_GPU_HELPERS = 500  # from here on, numbers that the kernel does not have
+_CAPABILITIES = 1 << 39 | 1 << 21  # CAP_BPF, CAP_SYS_ADMIN
+_DEBUG = 0x4 | 0x8  # DEBUG_PREPROCESSOR, DEBUG_SOURCE
+# All calls are convergent: what lanes find out together depends on which of them come to the call, so it stays where it is.
+_FLAGS = (f"-I{headers.INCLUDE}", "-Xclang", "-fconvergent-functions")
+
+
+@functools.cache
+def _version() -> str:
+    """Changes whenever the code of the stages up to fragments does."""
+    here = Path(__file__).parent.parent
+    files = [path for stage in ("ebpf", "verify", "lower") for path in sorted((here / stage).glob("*.py"))]
+    return cache.key(*(file.read_bytes() for file in files))
+
+
+def program_key(text: str) -> str:
+    """What identifies a compiled C text in the cache: the text, the headers it may include, and the code of the stages."""
+    return cache.key(_version(), text, headers.content())
+
+
+def compile_text(text: str) -> Program:
+    """The program of a C text, from the cache if it was compiled before. Raises CompileError, one line for the user."""
+    key = program_key(text)
+    store = cache.default()
+    if (kept := store.get("program", key)) is not None:
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            return from_json(json.loads(kept), text)
+    program = _compile(text)
+    store.put("program", key, json.dumps(to_json(program)).encode())
+    return program
+
+
+def to_json(program: Program) -> dict[str, Any]:
+    """A program as JSON values, without its text."""
+    names = dict.fromkeys(program.maps, 0)
+    functions = {}
+    for function in program.functions.values():
+        code = function.instructions
+        functions[function.name] = {
+            "point": function.point,
+            "code": base64.b64encode(encode(code, names)).decode(),
+            "lines": [i.line for i in code],
+            "maps": {str(pc): i.map for pc, i in enumerate(code) if i.map is not None},
+        }
+    definitions = [definition.to_json() for definition in program.maps.values()]
+    return {"functions": functions, "maps": definitions, "license": program.license}
+
+
+def from_json(value: Any, text: str) -> Program:
+    """The inverse of `to_json`. Raises ValueError, KeyError, TypeError or AttributeError for anything else."""
+    functions = {}
+    for name, item in value["functions"].items():
+        code = list(decode(base64.b64decode(item["code"]), item["lines"]))
+        for pc, map_name in item["maps"].items():
+            code[int(pc)] = replace(code[int(pc)], map=map_name)
+        functions[name] = Function(name, item["point"], tuple(code))
+    definitions = {item["name"]: MapDefinition.from_json(item) for item in value["maps"]}
+    return Program(text, functions, definitions, value["license"])
+
+
+def _compile(text: str) -> Program:
+    """Compiles in a child process: clang ends the process over C that it cannot express as BPF, and prints as it likes."""
+    with tempfile.TemporaryFile() as talk, tempfile.TemporaryFile() as result:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if child == 0:
+            try:
+                faulthandler.disable()
+                os.dup2(talk.fileno(), 1)
+                os.dup2(talk.fileno(), 2)
+                result.write(json.dumps(_compile_here(text, talk)).encode())
+                result.flush()
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            raise CompileError("the compiler was killed, perhaps for want of memory; try again")
+        result.seek(0)
+        talk.seek(0)
+        said = talk.read().decode("utf-8", "replace")
+        try:
+            answer = json.loads(result.read())
+        except ValueError:
+            raise CompileError(_diagnosis(headers.spread(text), said)) from None
+    if "error" in answer:
+        raise CompileError(answer["error"])
+    return from_json(answer, text)
+
+
+def _compile_here(text: str, talk: IO[bytes]) -> dict[str, Any]:
+    """The program as JSON values, or `{"error": …}`; stdout and stderr go to `talk` already."""
+    try:
+        bcc = _import_bcc()
+        source = headers.spread(text)
+        spelled = spell_out_increments(source.text)
+        flags = (ctypes.c_char_p * len(_FLAGS))(*(flag.encode() for flag in _FLAGS))
+        with _kernel_source():
+            module = bcc.lib.bpf_module_create_c_from_string(
+                spelled.encode(), _DEBUG, flags, len(flags), True, None
+            )
+        ctypes.CDLL(None).fflush(None)
+        talk.seek(0)
+        said = talk.read().decode("utf-8", "replace")
+        if not module:
+            return {"error": _diagnosis(source, said)}
+        return to_json(_collect(bcc.lib, module, text, _lines(source, said)))
+    except CompileError as error:
+        return {"error": str(error)}
+
+
+def _import_bcc() -> Any:
+    try:
+        import bcc  # python3-bpfcc, from the distribution
+    except ImportError:
+        raise CompileError(
+            "this C text is not one of the prebuilt programs and bcc's Python module is missing;"
+            " install the distribution's python3-bpfcc"
+        ) from None
+    if not hasattr(bcc, "lib"):  # PyPI has an unrelated package of that name
+        raise CompileError(
+            "the Python module bcc found here is another project's; install python3-bpfcc instead"
+        )
+    if not capable():
+        raise CompileError(
+            "this C text is not one of the prebuilt programs, and compiling one needs CAP_BPF; run it as root"
+        )
+    return bcc
+
+
+def capable() -> bool:
+    """Whether this process has CAP_BPF (or CAP_SYS_ADMIN)."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith("CapEff:"):
+                return bool(int(line.split()[1], 16) & _CAPABILITIES)
+    return False
+
+
+def _diagnosis(source: Source, said: str) -> str:
+    """What clang and bcc said of a text, in one line."""
+    lines = [line for line in said.splitlines() if not line.startswith(("clang -cc1", "#"))]
+    if match := re.search(r"incomplete definition of type 'struct tracepoint__(\w+?)__(\w+)'", said):
+        return (
+            f"there is no tracepoint {match[1]}:{match[2]} in /sys/kernel/tracing; correct its name, or mount it there:"
+            " mount -t tracefs tracefs /sys/kernel/tracing"
+        )
+    for pattern in (
+        r"(?:\S*/)?main\.c:(\d+):\d+: (?:fatal )?error: (.*)",
+        r"error: \S*main\.c:(\d+):\d+: (.*)",
+    ):
+        for line in lines:
+            if match := re.match(pattern, line):
+                header, number = source.origin(int(match[1]))
+                return f"{header or 'C'} line {number}: {match[2]}; correct the C text"
+    for line in lines:
+        if match := re.match(r"(\S+):(\d+):\d+: (?:fatal )?error: (.*)", line):
+            return f"{Path(match[1]).name} line {match[2]}: {match[3]}; correct the C text"
+    if any("kernel headers" in line or "kheaders" in line for line in lines):
+        return "bcc finds no kernel headers; install the distribution's linux-headers package"
+    for line in lines:
+        if match := re.match(r"Error at line (\d+): .*signed division", line):
+            header, number = source.origin(_rewritten(source.text, said)[1].get(int(match[1]), 0))
+            return f"{header or 'C'} line {number}: BPF has no signed division or remainder; divide unsigned numbers, or shift"
+    for line in lines:
+        if match := re.match(r"could not open bpf map: (\w+), error: (.*)", line):
+            mend = (
+                "correct its sizes"
+                if match[2] == os.strerror(errno.EINVAL)
+                else "raise its limits, or try again"
+            )
+            return f"the kernel makes no map {match[1]}: {match[2]}; {mend}"
+    words = ("error", "could not", "cannot", "unable", "unsupported", "invalid")
+    code = set(source.text.split("\n"))  # which bcc prints, too
+    telling = [line for line in lines if line not in code and any(word in line.lower() for word in words)]
+    return f"bcc: {telling[0].strip() if telling else 'compilation failed'}; correct the C text"
+
+
+def _collect(lib: Any, module: int, text: str, lines: Mapping[str, Sequence[int]]) -> Program:
+    for name in ("bpf_table_key_desc_id", "bpf_table_leaf_desc_id"):
+        getattr(lib, name).restype = ctypes.c_char_p
+        getattr(lib, name).argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    for name in ("bpf_table_fd_id", "bpf_table_key_size_id", "bpf_table_leaf_size_id"):
+        getattr(lib, name).argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    definitions: dict[str, MapDefinition] = {}
+    by_fd: dict[int, str] = {}
+    lib.bpf_table_name.restype = ctypes.c_char_p
+    lib.bpf_table_name.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    for index in range(lib.bpf_num_tables(module)):
+        name = lib.bpf_table_name(module, index).decode()
+        by_fd[lib.bpf_table_fd_id(module, index)] = name
+        definitions[name] = _definition(lib, module, index, name)
+    attached = points(text)
+    others = dict.fromkeys(register_functions(headers.spread(text).text), "uprobe")
+    functions: dict[str, Function] = {}
+    for index in range(lib.bpf_num_functions(module)):
+        name = lib.bpf_function_name(module, index).decode()
+        start, size = (
+            lib.bpf_function_start(module, name.encode()),
+            lib.bpf_function_size(module, name.encode()),
+        )
+        code = decode(ctypes.string_at(start, size), lines.get(name, ()), by_fd)
+        function = Function(name, attached.get(name) or others.get(name, "host"), code)
+        if function.point != "host":
+            _check_relocations(function)
+        functions[name] = function
+    for name in attached:
+        if name not in functions:
+            raise CompileError(f"program {name} is static or inline; declare it without")
+    program = Program(text, functions, definitions, lib.bpf_module_license(module).decode())
+    _check_sides(program)
+    return program
+
+
+def _check_sides(program: Program) -> None:
+    """A map lies in GPU memory or in the kernel, so programs of one side use it; a shared array lies in host memory,
+    and parameters are copied to both."""
+    on_device = {i.map: f.name for f in program.device_functions for i in f.instructions}
+    for function in program.host_functions:
+        for i in function.instructions:
+            if i.opcode == JMP | CALL and i.src == 0 and i.imm in HELPERS and i.imm >= _GPU_HELPERS:
+                raise CompileError(
+                    f"C line {i.line}: {HELPERS[i.imm][0]} exists only on a GPU, and {function.name} runs on the host;"
+                    " see docs/device-programs.md for what it may call"
+                )
+            definition = program.maps.get(i.map or "")
+            if definition is None or definition.kind in ("shared_array", "param"):
+                continue
+            if definition.name in on_device:
+                raise CompileError(
+                    f"map {definition.name} is used by {on_device[definition.name]} on the GPU and by {function.name}"
+                    " on the host; declare it with GPU_SHARED_ARRAY"
+                )
+            if definition.kind in maps.DEVICE_KINDS:
+                raise CompileError(
+                    f"C line {i.line}: map {definition.name} is in GPU memory, where host program {function.name} does"
+                    " not reach; declare it with GPU_SHARED_ARRAY"
+                )
+
+
+def _check_relocations(function: Function) -> None:
+    """bcc's loader resolves no reference to another function or to constant data: such code cannot be run."""
+    for pc, i in enumerate(function.instructions):
+        where = f"program {function.name}, C line {i.line}"
+        if i.opcode == 0x85 and i.src == PSEUDO_CALL:
+            raise CompileError(f"{where}: calls a function that is not inlined; make it static inline")
+        if i.opcode == LD_IMM64 and i.src == 1 and i.map is None:
+            raise CompileError(f"{where}: refers to a map that is not in this text; declare the map here")
+        if i.opcode == LD_IMM64 and i.src > 1:
+            raise CompileError(
+                f"{where}, instruction {pc}: refers to a variable; use a map or an array on the stack"
+            )
+        # clang loads a number this way only if it has more than 32 bits: anything else is a reference left open.
+        if i.opcode == LD_IMM64 and i.map is None and signed(i.imm) == signed(i.imm, 32):
+            raise CompileError(
+                f"{where}: refers to a variable or constant of the program; use a map, or an array on the stack,"
+                " and print with gpu_puts"
+            )
+
+
+def _definition(lib: Any, module: int, index: int, name: str) -> MapDefinition:
+    def described(function: Any) -> Any:
+        with contextlib.suppress(ValueError, TypeError):
+            return json.loads(function(module, index))
+        return None
+
+    key = described(lib.bpf_table_key_desc_id)
+    leaf = described(lib.bpf_table_leaf_desc_id)
+    number = lib.bpf_table_type_id(module, index)
+    kind = _KINDS.get(number, f"type {number}")
+    if isinstance(key, list) and key and key[0] in _KEY_KINDS:
+        kind = _KEY_KINDS[key[0]]
+        key = "int"
+    value_type = maps.type_of(leaf)
+    value_size = lib.bpf_table_leaf_size_id(module, index)
+    entries = lib.bpf_table_max_entries_id(module, index)
+    if (
+        kind == "ringbuf"
+    ):  # the kernel's have no type: the records' is the one declared, or what the program puts in
+        if value_type == "<u4":
+            value_type = _event_type(lib, module, name) or value_type
+        value_size = maps.type_size(value_type)
+        entries = _PERF_BYTES if number == _PERF_OUTPUT else entries
+    return MapDefinition(
+        name,
+        kind,
+        lib.bpf_table_key_size_id(module, index),
+        value_size,
+        entries,
+        maps.type_of(key),
+        value_type,
+        lib.bpf_table_flags_id(module, index),
+        number,
+    )
+
+
+def _event_type(lib: Any, module: int, name: str) -> Any:
+    """The structure that a program submits to BPF_PERF_OUTPUT or BPF_RINGBUF_OUTPUT, as bcc noted it; None without one."""
+    members: list[list[Any]] = []
+    for number in range(lib.bpf_perf_event_fields(module, name.encode())):
+        field, _, kind = lib.bpf_perf_event_field(module, name.encode(), number).decode().partition("#")
+        match = re.match(r"(.+?)((?: ?\[\d+\])*)$", kind)
+        if match is None:
+            return None
+        dimensions = [int(n) for n in re.findall(r"\d+", match[2])]
+        base = "unsigned int" if match[1].startswith("enum ") else match[1]
+        members.append([field, base, dimensions] if dimensions else [field, base])
+    return maps.type_of(["event", members, "struct"]) if members else None
+
+
+def _rewritten(text: str, said: str) -> tuple[list[str], dict[int, int]]:
+    """The C text as bcc rewrote it (it prints that: DEBUG_PREPROCESSOR), and the line of `text` for each of its lines."""
+    rewritten = said.split("\n")
+    # Some versions print the compiler's command line first; line 1 of the text is the guard that bcc puts before it.
+    for number, line in enumerate(rewritten):
+        if line.startswith("#if defined(BPF_LICENSE)"):
+            rewritten = rewritten[number:]
+            break
+    original = text.split("\n")
+    lines: dict[int, int] = {}
+    matcher = difflib.SequenceMatcher(None, original, rewritten, autojunk=False)
+    for _, low, high, first, last in matcher.get_opcodes():
+        for offset in range(last - first):
+            if low < high:
+                lines[first + offset + 1] = min(low + offset, high - 1) + 1
+    return rewritten, lines
+
+
+def _lines(source: Source, said: str) -> dict[str, list[int]]:
+    """C line of every instruction slot, by function; of what a header does, the line before it in the text. bcc prints each
+    function's instructions under the lines, of the rewritten text, that they come from (DEBUG_SOURCE)."""
+    head, *parts = re.split(r"^Disassembly of function (\S+)\n", said, flags=re.M)
+    rewritten, to_original = _rewritten(source.text, head)
+    result: dict[str, list[int]] = {}
+    for name, body in zip(parts[::2], parts[1::2], strict=False):
+        lines: list[int] = []
+        current = 0
+        for line in body.split("\n"):
+            if match := re.match(r"; (.*) // Line +(\d+)\s*$", line):
+                number = int(match[2])
+                same = number <= len(rewritten) and rewritten[number - 1].strip() == match[1].strip()
+                header, number = source.origin(to_original.get(number, 0))
+                if same and number and not header:
+                    current = number
+            elif match := re.match(r"\s*(\d+):\t", line):
+                while len(lines) <= int(match[1]):
+                    lines.append(current)
+                lines[int(match[1])] = current
+        first_known = next((number for number in lines if number), 0)
+        result[name] = [number or first_known for number in lines]
+    return result
+
+
+_INCREMENT = re.compile(r"\b(\w+)\s*\.\s*(?:atomic_)?increment\s*\(")
+
+
+def spell_out_increments(text: str) -> str:
+    """`map.increment(key, n)` with an atomic addition that also counts when several threads insert the key at once.
+
+    bcc's own reads, adds and writes back, which loses counts where threads run at once. Line numbers stay.
+    """
+    blanked = without_comments(text)
+    out: list[str] = []
+    at = 0
+    while match := _INCREMENT.search(blanked, at):
+        depth, end, comma = 1, match.end(), -1
+        while end < len(blanked) and depth:
+            char = blanked[end]
+            depth += (char in "([{") - (char in ")]}")
+            if char == "," and depth == 1 and comma < 0:
+                comma = end
+            end += 1
+        if depth:
+            break
+        name = match[1]
+        key = text[match.end() : comma if comma >= 0 else end - 1]
+        amount = text[comma + 1 : end - 1] if comma >= 0 else "1"
+        out.append(text[at : match.start()])
+        # The key's text may hold a nested increment only in theory; it is copied as it is.
+        out.append(
+            f"({{ typeof({name}.key) _gpubpf_key = ({key}); typeof({name}.leaf) _gpubpf_zero = 0;"
+            f" typeof({name}.leaf) *_gpubpf_leaf = {name}.lookup_or_try_init(&_gpubpf_key, &_gpubpf_zero);"
+            f" if (_gpubpf_leaf) __sync_fetch_and_add(_gpubpf_leaf, ({amount})); }})"
+        )
+        at = end
+    out.append(text[at:])
+    return "".join(out)
+
+
+@contextlib.contextmanager
+def _kernel_source() -> Iterator[None]:
+    """Where bcc would find no kernel headers, points it to those that are installed, for another kernel though."""
+    release = platform.release()
+    if (
+        "BCC_KERNEL_SOURCE" in os.environ
+        or Path(f"/lib/modules/{release}/build/include").exists()
+        or Path(f"/lib/modules/{release}/source/include").exists()
+        or Path("/sys/kernel/kheaders.tar.xz").exists()
+    ):
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        tree = _headers(stack)
+        if tree is None:
+            raise CompileError(
+                "bcc needs kernel headers and there are none in /usr/src; install linux-headers-amd64"
+            )
+        os.environ["BCC_KERNEL_SOURCE"] = str(tree)
+        try:
+            yield
+        finally:
+            os.environ.pop("BCC_KERNEL_SOURCE", None)
+
+
+def _headers(stack: contextlib.ExitStack) -> Path | None:
+    """A complete tree among the header packages, or one of symlinks to both halves of Debian's (-common and the rest)."""
+    found = sorted(Path("/usr/src").glob("linux-headers-*"), reverse=True)
+    for tree in found:
+        if (tree / "include/linux/kconfig.h").exists() and (tree / "include/generated/autoconf.h").exists():
+            return tree
+    arch = "arm64" if platform.machine() == "aarch64" else "x86"
+    for specific in found:
+        common = specific.with_name(specific.name.rsplit("-", 1)[0] + "-common")
+        if specific == common or not (specific / "include/generated").exists() or not common.exists():
+            continue
+        directory = cache.default().directory
+        if directory is None:
+            merged = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpubpf-headers-")))
+        else:
+            merged = directory / f"headers-{specific.name}"
+        try:
+            for part in ("include", f"arch/{arch}/include"):
+                (merged / part).mkdir(mode=0o700, parents=True, exist_ok=True)
+                for half in (common, specific):
+                    for entry in (half / part).iterdir() if (half / part).exists() else ():
+                        with contextlib.suppress(FileExistsError):
+                            (merged / part / entry.name).symlink_to(entry)
+        except OSError as error:
+            raise CompileError(
+                f"the kernel headers cannot be put together in {merged}: {error.strerror}"
+            ) from None
+        return merged
+    return None

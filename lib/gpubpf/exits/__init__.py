@@ -1,0 +1,1 @@
+"""kernelretsnoop: when threads, warps and blocks leave a kernel."""

@@ -1,0 +1,1 @@
+"""Device code: where it lies in files and processes, how it is instrumented and assembled."""

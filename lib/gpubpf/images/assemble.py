@@ -1,0 +1,407 @@
+"""PTX → cubin, with ptxas or, where there is none, nvJitLink; and what each kernel then needs of the GPU.
+
+The application's own ptxas options come with its PTX (fatbin.Image.options). Without them a kernel that was
+built for 32 registers gets as many as ptxas likes, and its large blocks fail to launch. They are as
+untrusted as the PTX: only options that steer the generated code are passed on, and never through a shell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import glob
+import json
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from gpubpf import cache
+from gpubpf.errors import AssembleError, ImageError
+from gpubpf.images import fatbin
+from gpubpf.process import privileges
+
+_STAGE = "assemble"
+_TIMEOUT = 600  # seconds: large template libraries take minutes
+_WITHOUT = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "CUDA_INJECTION64_PATH")
+
+# Options that steer the generated code (ptxas --help), short and long: what their value may be; None: they
+# have none.
+_NUMBER, _CACHING, _BOOLEAN = r"\d{1,4}|archmax|archmin", r"c[agsvb]|wb|wt|lu", r"true|false"
+_STEERING: dict[str, str | None] = {
+    **dict.fromkeys(("-maxrregcount", "--maxrregcount", "-func-maxrregcount"), _NUMBER),
+    **dict.fromkeys(("--device-function-maxrregcount", "-minnctapersm", "--minnctapersm"), _NUMBER),
+    **dict.fromkeys(("-O", "--opt-level", "-regUsageLevel", "--register-usage-level"), r"\d{1,2}"),
+    **dict.fromkeys(("-maxntid", "--maxntid"), r"[\d,]{1,20}"),
+    **dict.fromkeys(("-Ofc", "--Ofast-compile"), r"0|min|mid|max"),
+    **dict.fromkeys(("-dlcm", "--def-load-cache", "-dscm", "--def-store-cache"), _CACHING),
+    **dict.fromkeys(("-flcm", "--force-load-cache", "-fscm", "--force-store-cache"), _CACHING),
+    **dict.fromkeys(("-fmad", "--fmad"), _BOOLEAN),
+    **dict.fromkeys(("-allow-expensive-optimizations", "--allow-expensive-optimizations"), _BOOLEAN),
+    **dict.fromkeys(("-device-stack-protector", "--device-stack-protector"), _BOOLEAN),
+    **dict.fromkeys(("-g", "--device-debug", "-lineinfo", "--generate-line-info"), None),
+    **dict.fromkeys(("-suppress-debug-info", "--suppress-debug-info"), None),
+    **dict.fromkeys(("-no-bb-merge", "--dont-merge-basicblocks", "-ret-end", "--return-at-end"), None),
+    **dict.fromkeys(("-disable-optimizer-consts", "--disable-optimizer-constants"), None),
+    **dict.fromkeys(("-opt-fp-atomics", "--optimize-float-atomics"), None),
+    **dict.fromkeys(("-override-directive-values", "--override-directive-values"), None),
+    **dict.fromkeys(("-make-errors-visible-at-exit", "--make-errors-visible-at-exit"), None),
+    **dict.fromkeys(("-legacy-bar-warp-wide-behavior", "--legacy-bar-warp-wide-behavior"), None),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """The device that code is made for."""
+
+    device: str  # "gpu" or "sim": the embedded device
+    cc: tuple[int, int] = (9, 0)  # compute capability
+
+
+@dataclass(frozen=True)
+class Registers:
+    """What one kernel needs; bytes but for `registers` (32-bit, per thread). As ptxas -v says."""
+
+    registers: int
+    spill_stores: int = 0
+    spill_loads: int = 0
+    stack: int = 0  # of the deepest call chain
+    shared: int = 0  # static
+    constant: int = 0
+
+
+@dataclass(frozen=True)
+class Assembled:
+    cubin: bytes = field(repr=False)  # the embedded device loads PTX: then the PTX itself
+    functions: dict[str, Registers]  # by mangled name; empty where nothing was assembled
+    ignored: tuple[str, ...] = ()  # options of the application that were not passed on
+
+
+def assemble(ptx: str, target: Target, options: str = "") -> Assembled:
+    """Makes of `ptx` what `target` loads. For the embedded device that is the PTX, and no assembler is asked.
+
+    `options` are the application's own for ptxas. Raises AssembleError with ptxas's own words.
+    """
+    passed, ignored = steering(options)
+    if target.device == "sim":
+        return Assembled(_encode(ptx), {}, ignored)
+    cubin, functions = _assemble(ptx, target.cc, passed)
+    return Assembled(cubin, functions, ignored)
+
+
+def registers(ptx: str, target: Target, options: str = "") -> dict[str, Registers] | None:
+    """What each kernel of `ptx` would need on a GPU; None where no assembler is there or it refuses.
+
+    On the embedded device this informs only: nothing there has registers.
+    """
+    try:
+        return _assemble(ptx, target.cc, steering(options)[0])[1]
+    except AssembleError:
+        return None
+
+
+def steering(options: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(those of the options that may be passed on, one argument each; the others)."""
+    passed: list[str] = []
+    ignored: list[str] = []
+    words = iter(options.split())
+    for word in words:
+        name, equals, value = word.partition("=")
+        if (joined := re.fullmatch(r"(-O)(\d)", name)) is not None:
+            name, equals, value = "-O", "=", joined[2]
+        allowed = _STEERING.get(name, "")
+        if allowed is None and not equals:
+            passed.append(name)
+        elif allowed and (equals or (value := next(words, ""))) and re.fullmatch(allowed, value):
+            passed.append(f"{name}={value}" if name != "-O" else f"-O{value}")
+        else:
+            ignored.append(word if equals or not allowed else f"{word} {value}".strip())
+    return tuple(passed), tuple(ignored)
+
+
+def _assemble(ptx: str, cc: tuple[int, int], options: tuple[str, ...]) -> tuple[bytes, dict[str, Registers]]:
+    """(cubin, functions), by the first assembler that knows this version of PTX and this GPU; cached."""
+    data = _encode(ptx)
+    image = fatbin.ptx_image(data)
+    suffix = image.suffix if image is not None else ""
+    refusals: list[AssembleError] = []
+    store = cache.default()
+    for assembler in _assemblers():
+        # A cubin for an older GPU of the same generation runs too: for GPUs that are newer than the
+        # assembler.
+        for minor in (cc[1],) if suffix == "a" else range(cc[1], -1, -1):
+            arch = f"sm_{cc[0]}{minor}{suffix}"
+            key = cache.key(assembler.identity, arch, " ".join(options), data)
+            if (kept := store.get(_STAGE, key)) is not None and (result := _unpack(kept)) is not None:
+                return result
+            try:
+                cubin, functions = assembler.run(data, arch, options)
+            except _UnknownArchitecture as error:
+                refusals.append(AssembleError(str(error)))
+                continue
+            except _UnknownVersion as error:
+                refusals.append(AssembleError(str(error)))
+                break
+            store.put(_STAGE, key, _pack(cubin, functions))
+            return cubin, functions
+    if refusals:
+        raise refusals[0]
+    raise AssembleError(
+        "there is no ptxas; install the CUDA toolkit, or nvidia-cuda-nvcc or nvidia-nvjitlink from PyPI"
+    )
+
+
+def _encode(ptx: str) -> bytes:
+    return ptx.encode("utf-8", "surrogateescape")
+
+
+def _pack(cubin: bytes, functions: dict[str, Registers]) -> bytes:
+    header = {name: asdict(needs) for name, needs in functions.items()}
+    return json.dumps(header).encode() + b"\n" + cubin
+
+
+def _unpack(kept: bytes) -> tuple[bytes, dict[str, Registers]] | None:
+    header, _, cubin = kept.partition(b"\n")
+    try:
+        return cubin, {name: Registers(**needs) for name, needs in json.loads(header).items()}
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+class _UnknownVersion(AssembleError):
+    """This assembler is older than the PTX: another one may do."""
+
+
+class _UnknownArchitecture(AssembleError):
+    """This assembler is older than the GPU."""
+
+
+# --- ptxas --------------------------------------------------------------------------------------------------
+
+_ERROR = re.compile(r"^ptxas (?:\S.*?, line (?P<line>\d+); )?(?:error|fatal)\s*: (?P<text>.*)$", re.MULTILINE)
+_ENTRY = re.compile(r"Compiling entry function '(.+)' for '")
+_PROPERTIES = re.compile(r"Function properties for (.+)$")
+_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers")
+_AMOUNT = re.compile(r"(\d+) bytes (cumulative stack size|smem|cmem)")
+
+
+@dataclass(frozen=True)
+class Ptxas:
+    path: str
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """Another file has another identity: cheaper than to ask each time for the version."""
+        status = os.stat(self.path)
+        return f"ptxas {os.path.realpath(self.path)} {status.st_size} {status.st_mtime_ns}"
+
+    def run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> tuple[bytes, dict[str, Registers]]:
+        """Without privileges: the text is a target's."""
+        return privileges.unprivileged(lambda: self._run(ptx, arch, options), (self.path,))
+
+    def _run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> tuple[bytes, dict[str, Registers]]:
+        environment = {name: value for name, value in os.environ.items() if name not in _WITHOUT}
+        with tempfile.TemporaryDirectory(prefix="gpubpf-") as directory:
+            source, result = Path(directory, "module.ptx"), Path(directory, "module.cubin")
+            source.write_bytes(ptx)
+            command = [self.path, "-v", f"-arch={arch}", *options, "-o", str(result), str(source)]
+            try:
+                done = subprocess.run(
+                    command,
+                    capture_output=True,
+                    env=environment,
+                    cwd=directory,
+                    timeout=_TIMEOUT,
+                    stdin=subprocess.DEVNULL,
+                )
+            except subprocess.TimeoutExpired:
+                raise AssembleError(f"ptxas took more than {_TIMEOUT} s; leave this kernel out") from None
+            except OSError as error:
+                raise AssembleError(
+                    f"cannot run {self.path}: {error.strerror}; install the CUDA toolkit"
+                ) from None
+            talk = done.stderr.decode("utf-8", "replace") + done.stdout.decode("utf-8", "replace")
+            if done.returncode != 0 or not result.exists():
+                raise _refusal(talk, done.returncode)
+            return result.read_bytes(), parse_verbose(talk)
+
+
+def _refusal(talk: str, status: int) -> AssembleError:
+    """What ptxas says first, as an error of ours."""
+    found = _ERROR.search(talk)
+    if found is None:
+        return AssembleError(f"ptxas failed with status {status}; look at the PTX with --ptx")
+    text = found["text"].strip()
+    if "is not defined for option 'gpu-name'" in text:
+        return _UnknownArchitecture(f"ptxas does not know this GPU: {text}; install a newer CUDA toolkit")
+    if text.startswith("Unsupported .version"):
+        return _UnknownVersion(f"ptxas is older than the PTX: {text}; install a newer CUDA toolkit")
+    place = f" in line {found['line']}" if found["line"] else ""
+    return AssembleError(f"ptxas rejects the PTX{place}: {text}; look at it with --ptx")
+
+
+def parse_verbose(talk: str) -> dict[str, Registers]:
+    """What `ptxas -v` says of each kernel.
+
+    Device functions that are not inlined have a stack, but no line of their own.
+    """
+    functions: dict[str, Registers] = {}
+    spills: dict[str, tuple[int, int, int]] = {}
+    entry = described = ""
+    for line in talk.splitlines():
+        if (found := _ENTRY.search(line)) is not None:
+            entry = found[1]
+        elif (found := _PROPERTIES.search(line)) is not None:
+            described = found[1]
+        elif (found := _SPILLS.search(line)) is not None:
+            spills[described] = (int(found[1]), int(found[2]), int(found[3]))
+        elif entry and (found := _USED.search(line)) is not None:
+            frame, stores, loads = spills.get(entry, (0, 0, 0))
+            amounts: dict[str, int] = {}
+            for size, what in _AMOUNT.findall(line):
+                amounts[what] = amounts.get(what, 0) + int(size)
+            functions[entry] = Registers(
+                registers=int(found[1]),
+                spill_stores=stores,
+                spill_loads=loads,
+                stack=amounts.get("cumulative stack size", frame),
+                shared=amounts.get("smem", 0),
+                constant=amounts.get("cmem", 0),
+            )
+            entry = ""
+    return functions
+
+
+# --- nvJitLink ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NvJitLink:
+    """nvJitLink's C interface (nvJitLink documentation, "API"): the same assembler as a library."""
+
+    path: str
+
+    @functools.cached_property
+    def identity(self) -> str:
+        status = os.stat(self.path)
+        return f"nvJitLink {os.path.realpath(self.path)} {status.st_size} {status.st_mtime_ns}"
+
+    def run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> tuple[bytes, dict[str, Registers]]:
+        try:
+            library = ctypes.CDLL(self.path)
+        except OSError as error:
+            raise _UnknownVersion(f"cannot load {self.path}: {error}; install the CUDA toolkit") from None
+        # What it has in common with ptxas has the same name; the rest goes through -Xptxas.
+        own = ("-maxrregcount", "-g", "-lineinfo")
+        words = [f"-arch={arch}", "-verbose"]
+        words += [word if word.partition("=")[0] in own else f"-Xptxas={word}" for word in options]
+        array = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
+        handle = ctypes.c_void_p()
+        if library.nvJitLinkCreate(ctypes.byref(handle), ctypes.c_uint32(len(words)), array) != 0:
+            raise _UnknownArchitecture(
+                f"nvJitLink does not know {arch} or an option; install a newer CUDA toolkit"
+            )
+        try:
+            ptx_input = 2  # NVJITLINK_INPUT_PTX
+            size = ctypes.c_size_t(len(ptx) + 1)  # the terminating zero belongs to it
+            status = library.nvJitLinkAddData(handle, ptx_input, ctypes.c_char_p(ptx), size, b"module.ptx")
+            if status == 0:
+                status = library.nvJitLinkComplete(handle)
+            if status != 0:
+                raise _refusal(_log(library, handle, "Error"), status)
+            data = _buffer(library, handle, "nvJitLinkGetLinkedCubinSize", "nvJitLinkGetLinkedCubin")
+            functions = parse_verbose(_log(library, handle, "Info")) or _from_cubin(data)
+            return data, functions
+        finally:
+            library.nvJitLinkDestroy(ctypes.byref(handle))
+
+
+def _buffer(library: ctypes.CDLL, handle: ctypes.c_void_p, size_function: str, function: str) -> bytes:
+    size = ctypes.c_size_t()
+    if library[size_function](handle, ctypes.byref(size)) != 0:
+        return b""
+    data = ctypes.create_string_buffer(size.value + 1)
+    return data.raw[: size.value] if library[function](handle, data) == 0 else b""
+
+
+def _log(library: ctypes.CDLL, handle: ctypes.c_void_p, which: str) -> str:
+    data = _buffer(library, handle, f"nvJitLinkGet{which}LogSize", f"nvJitLinkGet{which}Log")
+    return data.rstrip(b"\0").decode("utf-8", "replace")
+
+
+def _from_cubin(cubin: bytes) -> dict[str, Registers]:
+    """At least the registers, which every cubin says of its kernels."""
+    try:
+        kernels = fatbin.kernels(cubin)
+    except ImageError:
+        return {}
+    return {
+        name: Registers(kernel.registers) for name, kernel in kernels.items() if kernel.registers is not None
+    }
+
+
+# --- where they are -----------------------------------------------------------------------------------------
+
+
+def _assemblers() -> Iterator[Ptxas | NvJitLink]:
+    """Every assembler here, the most wanted first."""
+    found = False
+    for path in _found(
+        os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), os.environ.get("PATH", "")
+    ):
+        found = True
+        yield Ptxas(path)
+    for path in _libraries():
+        found = True
+        yield NvJitLink(path)
+    if not found:
+        return
+
+
+def find_ptxas() -> str | None:
+    """The path of the ptxas that is asked first, or None."""
+    return next((assembler.path for assembler in _assemblers() if isinstance(assembler, Ptxas)), None)
+
+
+@functools.lru_cache(maxsize=4)
+def _found(cuda_home: str, cuda_path: str, path: str) -> tuple[str, ...]:
+    candidates = [os.path.join(home, "bin", "ptxas") for home in (cuda_home, cuda_path) if home]
+    if (on_path := shutil.which("ptxas", path=path)) is not None:
+        candidates.append(on_path)
+    candidates += ["/usr/local/cuda/bin/ptxas"]
+    candidates += sorted(glob.glob("/usr/local/cuda-*/bin/ptxas"), key=_version_in_path, reverse=True)
+    for packages in dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))):
+        candidates += sorted(glob.glob(f"{packages}/nvidia/*/bin/ptxas"), reverse=True)
+        candidates += glob.glob(f"{packages}/triton/backends/nvidia/bin/ptxas")
+    seen: dict[str, str] = {}
+    for candidate in candidates:
+        if _executable(candidate):
+            seen.setdefault(os.path.realpath(candidate), candidate)
+    return tuple(seen.values())
+
+
+def _version_in_path(path: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", path)]
+
+
+def _executable(path: str) -> bool:
+    if not os.path.isfile(path):
+        return False
+    if not os.access(path, os.X_OK) and "site-packages" in path:
+        with contextlib.suppress(OSError):  # PyPI's wheels come without the mode
+            os.chmod(path, 0o755)
+    return os.access(path, os.X_OK)
+
+
+def _libraries() -> list[str]:
+    places = [f"{sysconfig.get_path('purelib')}/nvidia/*/lib", "/usr/local/cuda*/lib64"]
+    return [
+        path for place in places for path in sorted(glob.glob(f"{place}/libnvJitLink.so.*"), reverse=True)
+    ]

@@ -1,0 +1,365 @@
+"""A module as the application gave it to the driver, and device programs → the module to load beside it.
+
+The middle of the pipeline strung together: images → PTX → kernels that match → injected → assembled. What was made is
+kept in the cache by the content of everything that went in.
+
+    sidecar = instrument_image(data, [Attachment(fragment, "exit", ("vec*",), "instructions")], target)
+    sidecar.image                     # a cubin for a GPU, PTX for the embedded device
+    sidecar.kernels, sidecar.refusals
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpubpf import cache, names
+from gpubpf.errors import AssembleError, ImageError, PtxError
+from gpubpf.images import fatbin
+from gpubpf.images.assemble import Target, assemble, registers
+from gpubpf.images.fatbin import Image
+from gpubpf.lower.fragment import Fragment
+from gpubpf.ptx import flow, inject, module
+from gpubpf.ptx.inject import InjectedVariable, LaunchBlock, Placement
+
+_STAGE = "sidecar"
+_CAREFUL = "-Ofc=min"
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A lowered device program, where it goes, and the `--kernel` patterns of its kernels (none: every kernel). `kinds`,
+    `spaces`, `functions`: as of a `Placement`."""
+
+    fragment: Fragment
+    point: str
+    kernels: tuple[str, ...] = ()
+    accumulate: str | None = None
+    kinds: tuple[str, ...] = ()
+    spaces: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SidecarKernel:
+    """How the instrumented copy of kernel `name` (mangled) is launched: the application's own `parameters` as (offset, size)
+    in bytes, then the launch block at `block_offset`. The rest: as of an `InjectedKernel`."""
+
+    name: str
+    parameters: tuple[tuple[int, int], ...]
+    block_offset: int
+    block: LaunchBlock
+    sites: tuple[inject.Site, ...] = ()
+    waits: bool = True
+    site_count: int = 0
+    unprobed: Mapping[str, int] = field(default_factory=dict)  # places by opcode
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """What the agent loads. No image where nothing matched or everything was refused.
+
+    `entries` are all kernels of the module (mangled), `refusals` the reason for each matched one that is not in `kernels`.
+    """
+
+    image: bytes = field(default=b"", repr=False)
+    kernels: tuple[SidecarKernel, ...] = ()
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    variables: tuple[InjectedVariable, ...] = ()
+    entries: tuple[str, ...] = ()
+    # What is needed to say later how many registers the probes cost (`register_use`).
+    original: str = field(default="", repr=False)
+    text: str = field(default="", repr=False)
+    options: str = ""
+
+
+def instrument_image(data: bytes, attachments: Sequence[Attachment], target: Target) -> Sidecar:
+    """The sidecar of an image that was given to `cuModuleLoadData` or `cuLibraryLoadData`: fatbin, cubin or PTX.
+
+    Never raises for what is in the image: it is the application's, and its fault is a refusal of the kernels in it.
+    """
+    try:
+        images = fatbin.images_of_bytes(data)
+    except ImageError:
+        return _refuse(_entries_of(_several(data)), attachments, fatbin.LINKED)
+    return instrument_module(images, attachments, target)
+
+
+def instrument_module(images: Sequence[Image], attachments: Sequence[Attachment], target: Target) -> Sidecar:
+    """As `instrument_image`, for images that are forms of one module."""
+    chosen = choose(images, target)
+    if isinstance(chosen, str):
+        return _refuse(_entries_of(images), attachments, chosen)
+    try:
+        text = chosen.text
+    except ImageError as error:
+        return _refuse(_entries_of(images), attachments, str(error))
+    key = cache.key(
+        _version(), text, chosen.options, repr(target), *(_identity(attachment) for attachment in attachments)
+    )
+    store = cache.default()
+    if (kept := store.get(_STAGE, key)) is not None and (found := _unpack(kept)) is not None:
+        return found
+    made = _instrument(text, chosen, attachments, target)
+    store.put(_STAGE, key, _pack(made))
+    return made
+
+
+def joined(data: bytes) -> bytes:
+    """PTX texts that cuLink was given, a zero between two, as the one that it makes of them; what is something else, or does not
+    fit together, as it is."""
+    images = _several(data)
+    if not images:
+        return data
+    from gpubpf.ptx.link import Input, LinkError, link  # only here: few programs link
+
+    try:
+        # What nobody defines may be in an input of another kind.
+        made = link([Input(f"text {k}", image.text) for k, image in enumerate(images)], complete=False)
+    except (PtxError, LinkError):
+        return data
+    return made.encode("utf-8", "surrogateescape")
+
+
+def _several(data: bytes) -> list[Image]:
+    """The texts of PTX with zeros in between; none where it is something else."""
+    images = [fatbin.ptx_image(text) for text in data.split(b"\0") if text.strip()]
+    found = [image for image in images if image is not None]
+    return found if len(found) == len(images) > 1 else []
+
+
+def choose(images: Sequence[Image], target: Target) -> Image | str:
+    """The PTX of one module that the target's driver would take, or that its cubin was made of; or the reason why there is none."""
+    if target.device == "sim":
+        # The embedded device also runs PTX that is meant for a newer GPU: the oldest such.
+        whole = [image for image in images if image.kind == "ptx" and not image.relocatable]
+        if whole and not any(image.runs_on(target.cc) for image in whole):
+            return min(whole, key=lambda image: image.sm)
+    return fatbin.choose(images, target.cc)
+
+
+def _instrument(text: str, chosen: Image, attachments: Sequence[Attachment], target: Target) -> Sidecar:
+    try:
+        parsed = module.parse(text)
+        entries = tuple(parsed.entries)
+    except PtxError as error:
+        return _refuse(_entries_of([chosen]), attachments, str(error))
+    kernels: dict[str, list[Placement]] = {}
+    for attachment in attachments:
+        placement = _placement(attachment)
+        for name in entries:
+            if _chosen(attachment, name):
+                kernels.setdefault(name, []).append(placement)
+    if not kernels:
+        return Sidecar(entries=entries)
+    injected = inject.inject(parsed, kernels)
+    refusals = dict(injected.refusals)
+    image = b""
+    options = chosen.options
+    while injected.kernels:
+        try:
+            image, options = _assembled(injected.text, target, chosen.options)
+            break
+        except AssembleError as error:
+            guilty = _rejected(parsed, kernels, injected, target, chosen.options) or dict.fromkeys(
+                injected.kernels, str(error)
+            )
+            refusals |= guilty
+            kept = {name: kernels[name] for name in injected.kernels if name not in guilty}
+            injected = inject.inject(parsed, kept)
+    return Sidecar(
+        image,
+        tuple(
+            SidecarKernel(
+                name,
+                kernel.parameters,
+                kernel.block_offset,
+                kernel.block,
+                kernel.sites,
+                kernel.waits,
+                kernel.site_count,
+                kernel.unprobed,
+            )
+            for name, kernel in injected.kernels.items()
+        ),
+        refusals,
+        injected.variables if injected.kernels else (),
+        entries,
+        module.render(trim(parsed, injected.kernels)) if injected.kernels else "",
+        injected.text if injected.kernels else "",
+        options,
+    )
+
+
+def _assembled(text: str, target: Target, options: str) -> tuple[bytes, str]:
+    """The cubin, and the options that it took. Raises AssembleError.
+
+    ptxas gives up on some kernels that hold many predicates where a probe is (`Register allocation failed with register count of
+    '7'`, seen with radix sorts of CUB); with a little less optimization it does not.
+    """
+    try:
+        return assemble(text, target, options).cubin, options
+    except AssembleError as error:
+        if "Register allocation failed" not in str(error):
+            raise
+        with contextlib.suppress(AssembleError):  # an older ptxas does not know the option
+            return assemble(text, target, f"{options} {_CAREFUL}").cubin, f"{options} {_CAREFUL}"
+        raise
+
+
+def _rejected(
+    parsed: module.Module,
+    kernels: Mapping[str, Sequence[Placement]],
+    injected: inject.Injected,
+    target: Target,
+    options: str,
+) -> dict[str, str]:
+    """Which kernels of a module the assembler refuses, each tried alone: name → its words."""
+    found = {}
+    for name in injected.kernels:
+        try:
+            _assembled(inject.inject(parsed, {name: kernels[name]}).text, target, options)
+        except AssembleError as error:
+            found[name] = str(error)
+    return found
+
+
+def _placement(attachment: Attachment) -> Placement:
+    return Placement(
+        attachment.fragment,
+        attachment.point,
+        attachment.accumulate,
+        attachment.kinds,
+        attachment.spaces,
+        attachment.functions,
+    )
+
+
+def _chosen(attachment: Attachment, mangled: str) -> bool:
+    return not attachment.kernels or names.matches(attachment.kernels, mangled)
+
+
+def _refuse(entries: Sequence[str], attachments: Sequence[Attachment], reason: str) -> Sidecar:
+    matched = [name for name in entries if any(_chosen(attachment, name) for attachment in attachments)]
+    return Sidecar(refusals=dict.fromkeys(matched, reason), entries=tuple(entries))
+
+
+def _entries_of(images: Sequence[Image]) -> list[str]:
+    """The kernels of a module in whatever form can be read."""
+    found: dict[str, None] = {}
+    for image in images:
+        try:
+            if image.kind == "elf":
+                found |= dict.fromkeys(fatbin.kernels(image.payload))
+            else:
+                found |= dict.fromkeys(module.parse(image.text).entries)
+        except (ImageError, PtxError):
+            continue
+    return list(found)
+
+
+def trim(parsed: module.Module, kernels: Mapping[str, Any]) -> module.Module:
+    """The module with these kernels and what they reach only; otherwise as the application has it."""
+    graph = flow.CallGraph(parsed)
+    functions = {name for kernel in kernels for name in graph.reach(kernel)}
+    used = [name for function in functions for name in graph.of(function).variables]
+    variables: set[str] = set()
+    while used:  # a variable's initial value may name further ones
+        if (name := used.pop()) not in variables and name in parsed.variables:
+            variables.add(name)
+            used += flow.initializer_names(parsed.variables[name].initializer)
+    kept = []
+    for item in parsed.items:
+        if isinstance(item, module.Function):
+            wanted = item.name in functions or item.name in variables
+        elif isinstance(item, module.Variable):
+            wanted = item.name in variables or item.space == "shared"
+        else:
+            # Of DWARF only the names that `.loc … function_name` refers to.
+            wanted = item.name != "section" or item.text.split()[1].startswith(".debug_str")
+        if wanted:
+            kept.append(item)
+    target = tuple(
+        word for word in parsed.target if word != "debug"
+    )  # it wants the sections that were dropped
+    return dataclasses.replace(parsed, target=target, items=tuple(kept))
+
+
+def register_use(sidecar: Sidecar, target: Target) -> dict[str, tuple[int, int]]:
+    """Registers of each instrumented kernel (before, after), by ptxas for the target's architecture; empty without it.
+
+    Takes as long as ptxas does the first time: not for the way to a launch.
+    """
+    if not sidecar.text:
+        return {}
+    before = registers(sidecar.original, target, sidecar.options) or {}
+    after = registers(sidecar.text, target, sidecar.options) or {}
+    return {name: (before[name].registers, after[name].registers) for name in after if name in before}
+
+
+# --- the cache ---------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _version() -> str:
+    """Changes whenever the code that makes a sidecar does."""
+    here = Path(__file__).resolve().parent
+    files = [Path(__file__), *sorted((here.parent / "ptx").glob("*.py"))]
+    return cache.key(*(file.read_bytes() for file in files))
+
+
+def _identity(attachment: Attachment) -> str:
+    fragment = attachment.fragment
+    arguments = [(a.name, a.type, a.kind, a.map, a.offset, a.width, a.field) for a in fragment.arguments]
+    rest = dataclasses.astuple(dataclasses.replace(attachment, fragment=Fragment("", "", ())))
+    return repr((fragment.ptx, arguments, rest[1:]))
+
+
+def _pack(sidecar: Sidecar) -> bytes:
+    head = dataclasses.asdict(dataclasses.replace(sidecar, image=b""))
+    head["image"] = ""
+    encoded = json.dumps(head).encode()
+    return len(encoded).to_bytes(4, "little") + encoded + sidecar.image
+
+
+def _unpack(data: bytes) -> Sidecar | None:
+    """None for what an interrupted or foreign writer left."""
+    try:
+        length = int.from_bytes(data[:4], "little")
+        head = json.loads(data[4 : 4 + length])
+        return Sidecar(
+            data[4 + length :],
+            tuple(
+                SidecarKernel(
+                    kernel["name"],
+                    tuple((offset, size) for offset, size in kernel["parameters"]),
+                    kernel["block_offset"],
+                    LaunchBlock(
+                        **kernel["block"]
+                        | {"params": {k: (o, s) for k, (o, s) in kernel["block"]["params"].items()}}
+                    ),
+                    tuple(inject.Site(**site) for site in kernel["sites"]),
+                    kernel["waits"],
+                    kernel["site_count"],
+                    kernel["unprobed"],
+                )
+                for kernel in head["kernels"]
+            ),
+            head["refusals"],
+            tuple(
+                InjectedVariable(**variable | {"kernels": tuple(variable["kernels"])})
+                for variable in head["variables"]
+            ),
+            tuple(head["entries"]),
+            head["original"],
+            head["text"],
+            head["options"],
+        )
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,158 @@
+"""PTX of what Triton compiled: it keeps it in its cache, beside the cubin that a program loads.
+
+    cache = Cache(pid)
+    cache.ptx_of(data)              # of a cubin, by its content
+    cache.modules(["add_kernel"])   # all that could be a module with these kernels
+
+Each compilation has a directory of its own, with `NAME.cubin` and `NAME.ptx` (triton/compiler/compiler.py, triton/runtime/cache.py).
+The cache lies where the process's environment says, in its user's home, or where a launcher that it has mapped was built. All
+that is read there is the user's, and untrusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpubpf.errors import ImageError
+from gpubpf.images import fatbin
+from gpubpf.images.fatbin import Image
+from gpubpf.process import target, target_files
+
+MOST_DIRECTORIES = 1 << 17
+MOST_FILES = 256  # in one directory
+LARGEST = 64 << 20  # bytes of a cubin or PTX
+_SLACK = 64  # bytes by which a cubin in memory may be shorter or longer than its file: zeros
+_LAUNCHER = re.compile(r"(/.*)/[^/]+/(?:__triton_launcher|cuda_utils)[^/]*\.so(?: \(deleted\))?\Z", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A cubin that has its PTX beside it."""
+
+    directory: str
+    name: str  # without the suffix
+    size: int  # bytes of the cubin
+
+
+class Cache:
+    """Triton's caches of one process. Not for several threads at once."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        # By directory: when it was changed, and what is in it.
+        self._known: dict[str, tuple[int, tuple[_Entry, ...]]] = {}
+
+    def ptx_of(self, cubin: bytes) -> Image | None:
+        """The PTX of which Triton made this cubin; None: it is not in its cache."""
+        for entry in self._entries():
+            if abs(entry.size - len(cubin)) <= _SLACK and entry.size >= _SLACK:
+                same = min(entry.size, len(cubin))
+                data = self._read(entry, ".cubin")
+                if len(data) >= same and data[:same] == cubin[:same] and (ptx := self._ptx(entry, data)):
+                    return ptx
+        return None
+
+    def modules(self, names: Sequence[str]) -> Iterator[tuple[Image, Image]]:
+        """(cubin, PTX) of each compilation that may have the kernels `names`."""
+        for entry in self._entries():
+            # Older ones write into the kernel's name, not the file's, what they specialized it for.
+            if any(name.startswith(entry.name) for name in names):
+                with contextlib.suppress(ImageError):
+                    (cubin,) = fatbin.images_of_bytes(self._read(entry, ".cubin"))
+                    if cubin.kind == "elf" and (ptx := self._ptx(entry, cubin.payload)):
+                        yield cubin, ptx
+
+    def _entries(self) -> list[_Entry]:
+        found: list[_Entry] = []
+        with contextlib.suppress(OSError, ValueError), target_files.acting_as(target.user(self._pid)):
+            for place in self._places():
+                with contextlib.suppress(OSError, ValueError):
+                    cache = target_files.open_path(self._pid, place, os.O_RDONLY | os.O_DIRECTORY)
+                    try:
+                        for name in os.listdir(cache)[:MOST_DIRECTORIES]:
+                            with contextlib.suppress(OSError):
+                                found += self._entries_of(cache, place, name)
+                    finally:
+                        os.close(cache)
+        return found
+
+    def _entries_of(self, cache: int, place: str, name: str) -> tuple[_Entry, ...]:
+        """Those of one compilation. Raises OSError."""
+        path = os.path.join(place, name)
+        changed = os.stat(name, dir_fd=cache, follow_symlinks=False).st_mtime_ns
+        if (known := self._known.get(path)) is None or known[0] != changed:
+            directory = os.open(
+                name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=cache
+            )
+            try:
+                files = set(os.listdir(directory)[:MOST_FILES])
+                stems = sorted(f.removesuffix(".cubin") for f in files if f.endswith(".cubin"))
+                known = (
+                    changed,
+                    tuple(
+                        _Entry(
+                            path,
+                            stem,
+                            os.stat(f"{stem}.cubin", dir_fd=directory, follow_symlinks=False).st_size,
+                        )
+                        for stem in stems
+                        if f"{stem}.ptx" in files
+                    ),
+                )
+            finally:
+                os.close(directory)
+            self._known[path] = known
+        return known[1]
+
+    def _ptx(self, entry: _Entry, cubin: bytes) -> Image | None:
+        """With the options that ptxas had for the cubin. Raises ImageError."""
+        return fatbin.ptx_image(self._read(entry, ".ptx"), fatbin.ptxas_options(cubin))
+
+    def _read(self, entry: _Entry, suffix: str) -> bytes:
+        """A file's content; nothing of one that is too large or cannot be read."""
+        try:
+            with target_files.acting_as(target.user(self._pid)):
+                file = target_files.open_path(self._pid, os.path.join(entry.directory, entry.name + suffix))
+            with open(file, "rb") as opened:
+                data = opened.read(LARGEST + 1)
+        except (OSError, ValueError):
+            return b""
+        return data if len(data) <= LARGEST else b""
+
+    def _places(self) -> Iterable[str]:
+        """Where its caches may be, as it sees them."""
+        environment: dict[bytes, bytes] = {}
+        with contextlib.suppress(OSError):
+            for variable in Path(f"/proc/{self._pid}/environ").read_bytes().split(b"\0"):
+                name, _, value = variable.partition(b"=")
+                environment[name] = value
+        found: dict[str, None] = {}
+        if place := environment.get(b"TRITON_CACHE_DIR"):
+            found[os.fsdecode(place)] = None
+        for home in (
+            environment.get(b"TRITON_HOME"),
+            environment.get(b"HOME") or os.fsencode(_home(self._pid)),
+        ):
+            if home:
+                found[os.path.join(os.fsdecode(home), ".triton", "cache")] = None
+        with contextlib.suppress(OSError):
+            for mapping in target.mappings(self._pid):
+                if launcher := _LAUNCHER.match(mapping.path):
+                    found[launcher[1]] = None
+        return [place for place in found if place.startswith("/")]
+
+
+def _home(pid: int) -> str:
+    """Of the process's user, as its own /etc/passwd says; "" where that says nothing."""
+    uid = str(target.user(pid).uid)
+    with contextlib.suppress(OSError), open(target_files.open_path(pid, "/etc/passwd"), "rb") as file:
+        for line in file.read(1 << 20).decode("utf-8", "surrogateescape").splitlines():
+            fields = line.split(":")
+            if len(fields) == 7 and fields[2] == uid:
+                return fields[5]
+    return ""

@@ -1,0 +1,1 @@
+"""launchlate: when each launch was called, started and ended, and what it waited for."""

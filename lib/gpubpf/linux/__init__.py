@@ -1,0 +1,1 @@
+"""What the Linux kernel offers: bpf(2), type information, probes at functions of libraries."""

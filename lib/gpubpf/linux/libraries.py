@@ -1,0 +1,270 @@
+"""Libraries of a name, wherever they are: in the loader's cache, in processes that run, in those that load one later.
+
+    names = Names("libamdhip64.so.[567]")
+    for file, mapped in running(names).items(): …   # what processes map, of any name space
+    watch = Mappings()                              # what any process maps from now on
+    for m in watch.read(names): …
+
+Names, paths and files are those of other people's processes, and untrusted. A file is opened only where the kernel itself serves it:
+a program behind it (FUSE) need not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fnmatch
+import mmap
+import os
+import re
+import struct
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpubpf.errors import UsageError
+from gpubpf.linux import bpf_syscall
+from gpubpf.process import target, target_files
+
+_CACHE = Path("/etc/ld.so.cache")
+_PLACES = (
+    *("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib", "/usr/local/nvidia/lib64"),
+    *("/usr/local/cuda/lib64", "/usr/local/cuda/compat", "/run/opengl-driver/lib", "/opt/rocm/lib"),
+)
+_OVERLAY = 0x794C7630  # OVERLAYFS_SUPER_MAGIC
+_SOFTWARE, _DUMMY = 1, 9  # PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY
+_FLAGS = 1 << 8 | 1 << 14 | 1 << 23  # mmap, watermark, mmap2
+_PAGES = 16  # of a CPU's buffer: some hundred records
+_HEAD, _TAIL = 1024, 1032  # in struct perf_event_mmap_page
+_LOST, _MMAP2 = 2, 10  # PERF_RECORD_*
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Names:
+    """File names of a library: `libamdhip64.so`, any version of it, or with a glob for the version, `libamdhip64.so.[567]`; also as
+    wheels bundle it, with a hash (`libamdhip64-1a2b3c4d.so.5.7`) or without a version. Or the path of one file. Raises UsageError."""
+
+    def __init__(self, *patterns: str) -> None:
+        self.patterns = patterns
+        self.paths = tuple(os.path.realpath(p) for p in patterns if "/" in p)
+        parts = []
+        for pattern in patterns:
+            if "/" in pattern:
+                continue
+            stem, so, version = pattern.partition(".so")
+            if not so or not stem or (version and not version.startswith(".")):
+                raise UsageError(f"{pattern!r} is no library; give its name such as libcuda.so, or its path")
+            exact = fnmatch.translate(version).removesuffix(r"\Z").removesuffix(r"\z") if version else ""
+            wanted = rf"(?:{exact}(?:\.[\w.]+)?)?" if version else r"(?:\.[\w.]+)?"
+            parts.append(rf"{re.escape(stem)}(?:-[0-9a-f]{{6,}})?\.so{wanted}")
+        self._name = re.compile(rf"(?:{'|'.join(parts)})\Z") if parts else None
+        self.hints = tuple({os.fsencode(os.path.basename(p).partition(".so")[0]) for p in patterns})
+
+    def match(self, path: str) -> bool:
+        path = path.removesuffix(" (deleted)")
+        return path in self.paths or (
+            self._name is not None and self._name.match(os.path.basename(path)) is not None
+        )
+
+    def __str__(self) -> str:
+        return " or ".join(self.patterns)
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """Where a process maps the code of a library. `place`: the file's device, as /proc/PID/maps has it; `offset` in the file."""
+
+    pid: int
+    start: int
+    end: int
+    offset: int
+    place: str
+    inode: int
+    path: str
+
+
+@dataclass(frozen=True)
+class Key:
+    """A file as the kernel puts probes on it, which holds its inode while they are there. The same one below several overlays, as
+    containers of one image have it, is one: `device` is 0 then, and the inode behind it known by its number, size and times only."""
+
+    device: int
+    inode: int
+    size: int = 0
+    changed_ns: int = 0
+    modified_ns: int = 0
+
+
+def files(names: Names) -> list[str]:
+    """Those that lie where a loader finds them, each once."""
+    found: list[str] = [path for path in names.paths if os.path.exists(path)]
+    with contextlib.suppress(OSError):
+        data = _CACHE.read_bytes()
+        found += (p for m in re.findall(rb"/[^\0]+\.so[^\0/]*", data) if names.match(p := os.fsdecode(m)))
+    for place in (*_PLACES, *sorted(map(str, Path("/opt").glob("rocm-*/lib")))):
+        with contextlib.suppress(OSError):
+            found += (f"{place}/{entry}" for entry in os.listdir(place) if names.match(entry))
+    return list(dict.fromkeys(map(os.path.realpath, found)))
+
+
+def running(names: Names) -> dict[tuple[str, int], list[Mapped]]:
+    """Where processes map the code of such libraries, by file."""
+    found: dict[tuple[str, int], list[Mapped]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                for m in mapped(int(entry), names):
+                    found.setdefault((m.place, m.inode), []).append(m)
+    return found
+
+
+def mapped(pid: int, names: Names) -> Iterator[Mapped]:
+    """Of one process. Raises OSError."""
+    data = Path(f"/proc/{pid}/maps").read_bytes()
+    if not any(hint in data for hint in names.hints):
+        return
+    for m in target.mappings(pid, re.compile(r"/")):
+        if m.code and names.match(m.path):
+            yield Mapped(pid, m.start, m.end, m.offset, m.file[0], m.file[1], m.path)
+
+
+def open_mapped(m: Mapped) -> int:
+    """The file that is mapped. Raises OSError, FileNotFoundError where the process has ended."""
+    os.stat(f"/proc/{m.pid}/ns/mnt")
+    if not _served_by_kernel(m.pid, m.place):
+        raise OSError(errno.EACCES, "it is in a file system that a program serves")
+    try:
+        return target_files.open_mapped(m.pid, m.start, m.end)
+    except FileNotFoundError:  # what is mapped has another end by now
+        file = target_files.open_path(m.pid, m.path)
+    if os.fstat(file).st_ino != m.inode:
+        os.close(file)
+        raise OSError(errno.ESTALE, "it is another file by now")
+    return file
+
+
+def open_here(m: Mapped) -> int:
+    """The same where the process has ended: what this process finds under its path, if it is that file. Raises OSError."""
+    if not _served_by_kernel(os.getpid(), m.place):
+        raise OSError(errno.EACCES, "it is in a file system that a program serves")
+    file = target_files.open_path(os.getpid(), m.path)
+    state = os.fstat(file)
+    if (state.st_ino, f"{os.major(state.st_dev):02x}:{os.minor(state.st_dev):02x}") != (m.inode, m.place):
+        os.close(file)
+        raise OSError(errno.ESTALE, "it is another file")
+    return file
+
+
+def key(file: int) -> Key:
+    state = os.fstat(file)
+    buffer = ctypes.create_string_buffer(256)
+    if _libc.fstatfs(file, buffer) == 0 and int.from_bytes(buffer.raw[:8], "little") == _OVERLAY:
+        return Key(0, state.st_ino, state.st_size, state.st_ctime_ns, state.st_mtime_ns)
+    return Key(state.st_dev, state.st_ino)
+
+
+def _served_by_kernel(pid: int, place: str) -> bool:
+    kind = _file_system(str(pid), place) or _file_system("self", place)
+    if kind is None:
+        root = os.stat("/").st_dev  # no list of mounts has it in a chroot; the tool itself is read from there
+        return tuple(int(part, 16) for part in place.split(":")) == (os.major(root), os.minor(root))
+    return not kind.startswith("fuse")
+
+
+def _file_system(process: str, place: str) -> str | None:
+    """The kind of the file system with this device, of those that the process has mounted."""
+    major, _, minor = place.partition(":")
+    wanted = f"{int(major, 16)}:{int(minor, 16)}"
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{process}/mountinfo").read_text(errors="replace").splitlines():
+            before, _, after = line.partition(" - ")
+            if before.split()[2] == wanted:
+                return after.split()[0]
+    return None
+
+
+class Mappings:
+    """Code that any process of the machine maps from now on, as the kernel tells it (PERF_RECORD_MMAP2). Raises OSError where that
+    may not be seen."""
+
+    def __init__(self) -> None:
+        self._files: list[int] = []
+        self._areas: list[mmap.mmap] = []
+        self.lost = False  # records found no room: look at all processes
+        try:
+            for cpu in _online():
+                file = _open(cpu)
+                self._files.append(file)
+                self._areas.append(mmap.mmap(file, (1 + _PAGES) * mmap.PAGESIZE))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """One becomes readable when there is something to read."""
+        return tuple(self._files)
+
+    def close(self) -> None:
+        for area in self._areas:
+            area.close()
+        for file in self._files:
+            os.close(file)
+        self._areas.clear()
+        self._files.clear()
+
+    def read(self, names: Iterable[Names]) -> list[Mapped]:
+        """Those of such libraries that were not read yet."""
+        wanted = tuple(names)
+        hints = {hint for n in wanted for hint in n.hints}
+        found: list[Mapped] = []
+        for area in self._areas:
+            records = self._records(self._take(area), hints)
+            found += (m for m in records if any(n.match(m.path) for n in wanted))
+        return found
+
+    @staticmethod
+    def _take(area: mmap.mmap) -> bytes:
+        head, tail = struct.unpack_from("<QQ", area, _HEAD)
+        size = _PAGES * mmap.PAGESIZE
+        first, last = tail % size, head % size
+        base = mmap.PAGESIZE
+        if head == tail:
+            return b""
+        if first < last:
+            data = area[base + first : base + last]
+        else:
+            data = area[base + first : base + size] + area[base : base + last]
+        struct.pack_into("<Q", area, _TAIL, head)
+        return data
+
+    def _records(self, data: bytes, hints: Set[bytes]) -> Iterator[Mapped]:
+        at = 0
+        while at + 8 <= len(data):
+            kind, _, size = struct.unpack_from("<IHH", data, at)
+            if kind == _LOST:
+                self.lost = True
+            elif kind == _MMAP2 and size >= 72 and any(hint in data[at + 72 : at + size] for hint in hints):
+                pid, _, start, length, offset, major, minor, inode = struct.unpack_from(
+                    "<IIQQQIIQ", data, at + 8
+                )
+                name = data[at + 72 : at + size].partition(b"\0")[0]
+                place = f"{major:02x}:{minor:02x}"
+                yield Mapped(pid, start, start + length, offset, place, inode, os.fsdecode(name))
+            at += max(size, 8)
+
+
+def _open(cpu: int) -> int:
+    attributes = struct.pack("<IIQQQQQII", _SOFTWARE, 112, _DUMMY, 1, 0, 0, _FLAGS, 1, 0).ljust(112, b"\0")
+    buffer = ctypes.create_string_buffer(attributes, 112)
+    number = bpf_syscall._PERF_EVENT_OPEN
+    return bpf_syscall._syscall(number, ctypes.addressof(buffer), -1, cpu, -1, 8)  # closed on exec
+
+
+def _online() -> list[int]:
+    found: list[int] = []
+    for part in Path("/sys/devices/system/cpu/online").read_text().strip().split(","):
+        low, _, high = part.partition("-")
+        found += range(int(low), int(high or low) + 1)
+    return found

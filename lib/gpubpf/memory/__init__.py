@@ -1,0 +1,1 @@
+"""memtrace: memory accesses, the bytes that kernels touch, and allocations."""

@@ -1,0 +1,173 @@
+"""Memory accesses as lines: JSON, CSV, or a table for a terminal. A sink of accesslog.AccessLog."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpubpf import names
+from gpubpf.ebpf.bytecode import KINDS, SPACES
+from gpubpf.memory.access_log import CHUNK, divided
+from gpubpf.session.kernel_shapes import COUNT, Place
+from gpubpf.show import bulk_text, cli, table
+from gpubpf.show.bulk_text import Hex, Words
+from gpubpf.show.owner_columns import Whose
+
+if TYPE_CHECKING:
+    from gpubpf.memory.access_log import Accesses, Array, Where
+    from gpubpf.show.cli import Output
+
+WHERE = 11  # columns for the place in the source
+CSV_HEADER = "pid,comm,gpu,kernel,launch,site,op,space,address,width,block_x,block_y,block_z,thread_x,thread_y,thread_z,sm,where\n"
+
+
+class Printer:
+    """Writes every access as it comes: `form` is json, csv or text. `timed`: with times."""
+
+    def __init__(self, out: Output, form: str, timed: bool = False, whose: Whose | None = None) -> None:
+        self._out, self._form, self._timed = out, form, timed
+        self._whose = Whose() if whose is None else whose
+        self._began = False
+        self._header = ""
+        self._labels: dict[Place, tuple[str, list[bytes]]] = {}  # kernel; threads of a block
+
+    def __call__(self, accesses: Accesses, where: Where, times: Array | None) -> None:
+        if not len(accesses) or self._out.closed:
+            return
+        {"json": self._json, "csv": self._csv, "text": self._text}[self._form](accesses, where, times)
+        self._began = True
+
+    def _json(self, accesses: Accesses, where: Where, times: Array | None) -> None:
+        place = accesses.place
+        common = {
+            "pid": place.pid,
+            "comm": place.comm,
+            "gpu": place.gpu,
+            "kernel": names.demangle(place.mangled).short,
+        }
+        head = json.dumps({"type": "access", **common}, separators=(",", ":"))[:-1].encode()
+        stamp = b',"ts_ns":' if self._timed else b""
+        unknown = b"null" if self._timed else b""
+        texts = [b',"site":', b',"op":"', b'","space":"', b'","address":"0x', b'","width":']
+        texts += [b',"block":[', b",", b",", b'],"thread":[', b",", b",", b'],"sm":']
+        texts += [b',"source":', b',"ptx_line":', b"}\n"]
+        sites = where.codes(accesses.site)
+        columns = [
+            *_columns(accesses),
+            Words(_encoded(map(json.dumps, where.sources)), sites),
+            Words(_encoded(map(json.dumps, where.lines)), sites),
+        ]
+        if times is None:
+            texts.insert(0, head + stamp + unknown + b',"launch":')
+        else:
+            texts[:0] = [head + stamp, b',"launch":']
+            columns.insert(0, times)
+        self._out.write(bulk_text.joined(texts, columns))
+
+    def _csv(self, accesses: Accesses, where: Where, times: Array | None) -> None:
+        place = accesses.place
+        if not self._began:
+            self._out.write(("ts_ns," if self._timed else "") + CSV_HEADER)
+        kernel = names.demangle(place.mangled).short
+        head = cli.csv_cells((place.pid, place.comm, place.gpu, kernel)).encode() + b","
+        texts = [b",", b",", b",", b",0x", *[b","] * 9, b"\n"]
+        places = _encoded(cli.csv_cells((text,)) for text in where.texts)
+        columns = [*_columns(accesses), Words(places, where.codes(accesses.site))]
+        if times is None:
+            texts.insert(0, (b"," if self._timed else b"") + head)
+        else:
+            texts[:0] = [b"", b"," + head]
+            columns.insert(0, times)
+        self._out.write(bulk_text.joined(texts, columns))
+
+    def _text(self, accesses: Accesses, where: Where, times: Array | None) -> None:
+        place, shape = accesses.place, accesses.place.shape
+        whose = self._whose.see([place])
+        header = _text_header(whose, self._timed)
+        if header != self._header:  # again, where there are more columns now
+            self._out.write(header)
+        self._header = header
+        if place not in self._labels:
+            name = names.demangle(place.mangled).short
+            name = name if len(name) <= 10 else name.rsplit("::", 1)[-1]
+            threads = [shape.thread_index(number).encode() for number in range(shape.block_size)]
+            self._labels[place] = name, threads
+        kernel, threads = self._labels[place]
+        for at in range(0, len(accesses), CHUNK):
+            one = slice(at, at + CHUNK)
+            block, own = divided(accesses.thread[one], shape.block_size)
+            blocks, of = np.unique(block, return_inverse=True)
+            texts = [_tail(text, WHERE).encode("ascii", "replace") for text in where.texts]
+            columns: dict[str, bulk_text.Column] = {
+                "LAUNCH": accesses.launch[one] & np.uint64(COUNT),
+                "BLOCK": Words([shape.block_index(number).encode() for number in blocks.tolist()], of),
+                "THREAD": Words(threads, own),
+                "OP": Words(_encoded(KINDS), accesses.kind[one]),
+                "SPACE": Words(_encoded(SPACES), accesses.space[one]),
+                "ADDRESS": Hex(accesses.address[one]),
+                "WIDTH": accesses.width[one],
+                "WHERE": Words(texts, where.codes(accesses.site[one])),
+            }
+            widths = _widths(whose)
+            if "KERNEL" in widths:
+                label = table.fit(cli.printable(kernel), -widths["KERNEL"]).encode("ascii", "replace")
+                columns["KERNEL"] = Words([label], np.zeros(len(own), np.intp))
+            placed = whose.columns(place, len(own)) + [
+                (columns[name], width) for name, width in widths.items()
+            ]
+            if self._timed:
+                unknown = Words([b"?"], np.zeros(len(own), np.intp))
+                placed.insert(0, (unknown if times is None else times[one], 16))
+            self._out.write(bulk_text.aligned(placed))
+
+
+def _widths(whose: Whose) -> dict[str, int]:
+    """Of the columns of text, below 0 for those that stand left. Where rows say whose they are, some have to go: the kernel is the one
+    that the place in the source belongs to."""
+    widths = {
+        "LAUNCH": 6,
+        "KERNEL": -10,
+        "BLOCK": 7,
+        "THREAD": 7,
+        "OP": -6,
+        "SPACE": -6,
+        "ADDRESS": 14,
+        "WIDTH": 5,
+        "WHERE": -WHERE,
+    }
+    left_out = {"KERNEL", "WIDTH"} if whose.processes else set()
+    if whose.gpus:
+        left_out |= {"LAUNCH"} if whose.processes else {"WIDTH"}
+    return {name: width for name, width in widths.items() if name not in left_out}
+
+
+def _text_header(whose: Whose, timed: bool) -> str:
+    heads = (f"{name:{'<' if width < 0 else '>'}{abs(width)}}" for name, width in _widths(whose).items())
+    return (f"{'TIME (ns)':>16} " if timed else "") + whose.header + " ".join(heads) + "\n"
+
+
+def _columns(accesses: Accesses) -> list[bulk_text.Column]:
+    """What a line for programs has of an access, from the launch to the multiprocessor."""
+    return [
+        accesses.launch,
+        accesses.site,
+        Words(_encoded(KINDS), accesses.kind),
+        Words(_encoded(SPACES), accesses.space),
+        Hex(accesses.address),
+        accesses.width,
+        *accesses.coordinates(),
+        accesses.sm,
+    ]
+
+
+def _encoded(texts: Iterable[str]) -> Sequence[bytes]:
+    return [text.encode() for text in texts]
+
+
+def _tail(text: str, width: int) -> str:
+    """The end of a file's name and the line tell more than its beginning."""
+    text = text.replace("PTX line ", "PTX:")
+    return text if len(text) <= width else ".." + text[-(width - 2) :]

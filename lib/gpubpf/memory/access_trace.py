@@ -1,0 +1,225 @@
+"""memtrace -e, --parquet, --heatmap: the device programs that record every access, and the measurement with them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpubpf.ebpf.bytecode import KINDS, SPACES
+from gpubpf.memory import access_text
+from gpubpf.memory.access_log import AccessLog
+from gpubpf.show import cli, picture
+from gpubpf.show.heatmap import AddressHeat, Band
+from gpubpf.show.owner_columns import Whose
+
+if TYPE_CHECKING:
+    import argparse
+
+    from gpubpf.memory.access_log import Accesses, Sink, Where
+    from gpubpf.program import BPF
+    from gpubpf.show.picture import Drawn
+
+PROGRAM = r"""
+#include <gpubpf.h>
+
+GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
+
+struct access {
+    u64 address, launch;            /* launch: its number in the process (40 bits), above it the width */
+    u32 thread;
+    u16 site, how;                  /* how: space, kind << 2, multiprocessor << 4 */
+};
+struct moment { u64 address, launch; u32 thread; u16 site, how; u64 time; };
+struct wanted {
+    u64 first, last;                /* addresses */
+    struct gpu_range site[8];
+    u64 warps;                      /* one in so many */
+};
+GPU_RINGBUF(accesses, struct access, 32768);
+GPU_RINGBUF(moments, struct moment, 32768);
+GPU_PARAM(wanted, struct wanted);
+
+static __always_inline int is_wanted(u64 address, u64 width, u32 site) {
+    int key = 0, i;
+    struct gpu_filter *threads = filter.lookup(&key);
+    struct wanted *w = wanted.lookup(&key);
+    u64 bx, by, bz, x, y, z, gx, gy, gz;
+
+    if (!threads || !w)
+        return 0;
+    u32 chosen = 0;
+#pragma unroll
+    for (i = 0; i < 8; i++)
+        chosen |= GPUBPF_IN(site, w->site[i]);
+    if (!(chosen & gpu_selected(threads) & (address <= w->last) & (address + width > w->first)))
+        return 0;
+    if (w->warps < 2)
+        return 1;
+    bpf_get_block_idx(&bx, &by, &bz);
+    bpf_get_block_dim(&x, &y, &z);
+    gpu_grid_dim(&gx, &gy, &gz);
+    u32 block = (bz * gy + by) * gx + bx, warps = (x * y * z + 31) >> 5;
+    return (block * warps + gpu_warp()) % (u32)w->warps == 0;
+}
+
+static __always_inline void describe(struct access *to, u64 address, u64 width, u64 launch, u64 site, u64 how) {
+    to->address = address;
+    to->launch = (launch & ((1ull << 40) - 1)) | width << 40;
+    to->thread = gpu_global_thread();
+    to->site = site < 0xffff ? site : 0xffff;
+    to->how = how | gpu_sm() << 4;
+}
+
+/* What finds no room the ring counts as lost. */
+static __always_inline int put(u64 address, u64 width, u64 launch, u64 site, u64 how) {
+    struct access record;
+    describe(&record, address, width, launch, site, how);
+    accesses.ringbuf_output(&record, sizeof(record), 0);
+    return 0;
+}
+
+static __always_inline int put_timed(u64 address, u64 width, u64 launch, u64 site, u64 how) {
+    struct moment record;
+    record.time = bpf_get_globaltimer();
+    describe((struct access *)&record, address, width, launch, site, how);
+    moments.ringbuf_output(&record, sizeof(record), 0);
+    return 0;
+}
+
+#define WHICH(_ctx) (_ctx)->address, (_ctx)->width
+#define WHAT(_ctx) WHICH(_ctx), (_ctx)->launch, (_ctx)->site, (_ctx)->space | (_ctx)->kind << 2
+
+int on_record(struct gpu_access *ctx) { return put(WHAT(ctx)); }
+int on_timed_record(struct gpu_access *ctx) { return put_timed(WHAT(ctx)); }
+int on_chosen_record(struct gpu_access *ctx) { return is_wanted(WHICH(ctx), ctx->site) ? put(WHAT(ctx)) : 0; }
+int on_chosen_timed_record(struct gpu_access *ctx) { return is_wanted(WHICH(ctx), ctx->site) ? put_timed(WHAT(ctx)) : 0; }
+"""
+PICTURED = ("global", "const")  # spaces whose addresses are those of memory
+MOST_HEATS = 16
+
+
+def trace(args: argparse.Namespace, out: cli.Output) -> int:
+    """Attaches, runs the command, writes what was asked for. Gives the exit status. Raises Error."""
+    if args.ebpf:
+        out.write(PROGRAM.lstrip())
+        return 0
+    from gpubpf.images import listing
+    from gpubpf.memory import parquet
+    from gpubpf.session import tracing
+    from gpubpf.session.session import Follow
+
+    virtual = tracing.virtual(args)
+    timed = bool(args.timestamps or args.heatmap or virtual)
+    b = attached(args, timed)
+    if args.list or args.ptx:
+        return listing.show(b, args, out)
+    if args.heatmap:
+        picture.write(args.heatmap, [])  # better an error now than at the end
+    if args.parquet:
+        parquet.check(args.parquet)
+    sinks: list[Sink] = []
+    whose = Whose()
+    if args.each:
+        form = "json" if args.json else "csv" if args.csv else "text"
+        sinks.append(access_text.Printer(out, form, args.timestamps, whose))
+    pictures = Pictures()
+    if args.heatmap:
+        sinks.append(pictures)
+    log = AccessLog(timed, virtual, sinks, host_times=args.timestamps, whose=whose)
+    follow = Follow(
+        log_records=1 << 17,
+        ring_size=(1 << 28) if virtual else None,
+        allocation_stacks=bool(args.heatmap),
+    )
+    with b.trace(args, follow) as session, contextlib.ExitStack() as stack:
+        whose.asked = session.several
+        if args.parquet:
+            sinks.append(stack.enter_context(parquet.Writer(args.parquet, args.timestamps)))
+
+        def tick() -> None:
+            logs = session.logs()
+            if args.heatmap:
+                pictures.learn(logs)
+            log.take(session, logs)
+
+        for _ in session.intervals(args.interval, args.count, tick=tick):
+            if out.closed:
+                break
+        stack.close()  # the command may run on: what was measured is whole
+        if args.heatmap:
+            picture.write(args.heatmap, pictures.drawn())
+        log.show_end(session, args, out)
+    return session.status
+
+
+def attached(args: argparse.Namespace, timed: bool) -> BPF:
+    """The program that records what the command line asks for, attached. `timed`: with times."""
+    from gpubpf.program import BPF
+
+    b = BPF(text=PROGRAM)
+    b["wanted"].set(wanted(args.site, args.address, args.warps))
+    chosen = cli.chooses_threads(args) or args.site or args.address or args.warps > 1
+    # Sites are numbered as they are probed: a number means what it does in memtrace's tables where all spaces are.
+    only_pictured = args.heatmap and not (args.each or args.parquet or args.site)
+    b.attach_gpu_access(
+        kernel=args.kernel,
+        fn_name=f"on{'_chosen' if chosen else ''}{'_timed' if timed else ''}_record",
+        spaces=PICTURED if only_pictured else SPACES,
+    )
+    return b
+
+
+def wanted(sites: Sequence[tuple[int, int]], addresses: tuple[int, int] | None, warps: int) -> dict[str, Any]:
+    """The fields of `struct wanted`, as `Map.set` takes them: ranges of sites (none: all), the addresses from first to last (None:
+    all), one warp in so many."""
+    ranges = list(sites) or [(0, 2**32 - 1)]
+    ranges += [ranges[-1]] * (cli.SITE_RANGES - len(ranges))
+    first, last = addresses or (0, 2**64 - 1)
+    site = np.zeros(cli.SITE_RANGES, [("lo", "<u4"), ("span", "<u4")])
+    site["lo"] = [low for low, _ in ranges]
+    site["span"] = [high - low for low, high in ranges]
+    return {"first": first, "last": last, "site": site, "warps": warps}
+
+
+class Pictures:
+    """A sink: global memory by address and time, for each process and GPU."""
+
+    def __init__(self) -> None:
+        from gpubpf.memory.allocations import Allocations
+
+        self._heats: dict[tuple[int, int], AddressHeat] = {}
+        self._allocations = Allocations()
+
+    def learn(self, logs: Sequence[Any]) -> None:
+        """What was allocated."""
+        for log in logs:
+            self._allocations.add(log)
+
+    def __call__(self, accesses: Accesses, where: Where, times: Any) -> None:
+        place = accesses.place
+        key = place.pid, place.gpu
+        if accesses.time is None or (key not in self._heats and len(self._heats) >= MOST_HEATS):
+            return
+        title = f"{place.comm} (pid {place.pid}), GPU {place.gpu}: accesses to global and constant memory"
+        heat = self._heats.setdefault(key, AddressHeat(title))
+        writes = np.array(where.writes)[where.codes(accesses.site)]
+        written = np.where(
+            accesses.kind == KINDS.index("async"), writes, accesses.kind != KINDS.index("load")
+        )
+        there = np.isin(accesses.space, [SPACES.index(space) for space in PICTURED])
+        heat.add(accesses.address[there], written[there], accesses.time[there])
+
+    def drawn(self) -> list[Drawn]:
+        from gpubpf.images import symbols
+
+        known: dict[int, list[Band]] = {}
+        names: dict[Any, str] = {}  # of host stacks: many allocations have the same
+        for one in self._allocations.all():
+            if one.stack not in names:
+                names[one.stack] = symbols.caller(one.stack)
+            name = " ".join(part for part in (one.call, names[one.stack]) if part)
+            known.setdefault(one.pid, []).append(Band(one.base, one.bytes, name))
+        return [heat.drawn(known.get(pid, ())) for (pid, _), heat in self._heats.items()]

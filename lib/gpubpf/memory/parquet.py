@@ -1,0 +1,222 @@
+"""Memory accesses as a Parquet file, in row groups as they come: memory is bounded however long it becomes.
+
+    with parquet.Writer("app.parquet", timed=False) as file:
+        file(accesses, where, None)        # a sink of accesslog.AccessLog
+
+Columns: launch u64, kernel, site u16 (65535: a larger number), source (``scale.cu:17``), op and space (texts, each of which is
+stored once in a row group), address u64, width u32 (bytes), block_x … block_z u32, thread_x … thread_z u16, pid u32, gpu u16,
+sm u16; where times are wanted ts_ns i64, null where it is not known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpubpf import names
+from gpubpf.ebpf.bytecode import KINDS, SPACES
+from gpubpf.errors import Error
+from gpubpf.show import cli
+
+if TYPE_CHECKING:
+    from gpubpf.memory.access_log import Accesses, Where
+
+    Columns = dict[str, np.ndarray[Any, Any]]
+
+ROWS = 1 << 19  # of a row group
+MOST_TEXTS = 1 << 16  # kernels, sources; those beyond are called "?"
+NULL = np.iinfo(np.int64).min  # a time that is not known
+_PLAIN = {
+    "launch": np.uint64, "kernel": np.int32, "site": np.uint16, "source": np.int32, "op": np.int8, "space": np.int8,
+    "address": np.uint64, "width": np.uint32, "block_x": np.uint32, "block_y": np.uint32, "block_z": np.uint32,
+    "thread_x": np.uint16, "thread_y": np.uint16, "thread_z": np.uint16, "pid": np.uint32, "gpu": np.uint16, "sm": np.uint16,
+}  # fmt: skip
+_INDICES = ("block_x", "block_y", "block_z", "thread_x", "thread_y", "thread_z")
+_STEPS = ("address", *_INDICES, "ts_ns")
+
+
+class _Texts:
+    """Texts by number, in the order in which they came first."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, text: str) -> int:
+        if len(self._numbers) >= MOST_TEXTS:
+            text = "?"
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    def list(self) -> list[str]:
+        return list(self._numbers)
+
+
+class Writer:
+    """Collects a row group, has it written by a thread of its own, and goes on. A context manager: leaving it ends the file, which is
+    whole then, whatever made it leave. Raises Error: no pyarrow, or the file cannot be written."""
+
+    def __init__(self, path: str, timed: bool = False, rows: int = ROWS) -> None:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError:
+            raise Error(
+                "--parquet needs Python's package pyarrow, which is not there; install it (pip install pyarrow), or use --json"
+            ) from None
+        self._arrow, self.path, self._rows = pyarrow, path, rows
+        types = {**_PLAIN, **({"ts_ns": np.int64} if timed else {})}
+        self._timed = timed
+        self._spare = [self._room(types) for _ in range(2)]
+        self._columns, self._count = self._spare.pop(), 0
+        self._kernels, self._sources = _Texts(), _Texts()
+        self._source_numbers: dict[int, tuple[Where, np.ndarray[Any, Any]]] = {}
+        self._queue: queue.SimpleQueue[tuple[Columns, int] | None] = queue.SimpleQueue()
+        self._free = threading.Semaphore(len(self._spare))
+        self._failure: Exception | None = None
+        self.rows = 0
+        text = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+        few = pyarrow.dictionary(pyarrow.int8(), pyarrow.string())
+        arrow_types = {"kernel": text, "source": text, "op": few, "space": few}
+        self._schema = pyarrow.schema(
+            [(name, arrow_types.get(name) or pyarrow.from_numpy_dtype(kind)) for name, kind in types.items()]
+        )
+        try:
+            self._file = pyarrow.parquet.ParquetWriter(
+                path,
+                self._schema,
+                compression="zstd",
+                compression_level=1,
+                store_schema=False,  # texts are read as such: dictionaries would differ from row group to row group
+                # Addresses, indices and times mostly grow by small steps; everything else repeats.
+                use_dictionary=[name for name in types if name not in _STEPS],
+                column_encoding={name: "DELTA_BINARY_PACKED" for name in types if name in _STEPS},
+            )
+        except (OSError, pyarrow.ArrowException) as error:
+            raise self._cannot(error) from None
+        self._thread = threading.Thread(target=self._write_all, name="gpubpf-parquet", daemon=True)
+        self._thread.start()
+
+    def _room(self, types: dict[str, Any]) -> Columns:
+        return {name: np.empty(self._rows, kind) for name, kind in types.items()}
+
+    def _cannot(self, error: Exception) -> Error:
+        said = (
+            os.strerror(error.errno)
+            if isinstance(error, OSError) and error.errno
+            else str(error).split("\n")[0]
+        )
+        return Error(f"cannot write {cli.printable(self.path)}: {said}; choose another file with --parquet")
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        try:
+            self.close()
+        except Error:
+            if kind is None:
+                raise
+
+    def __call__(self, accesses: Accesses, where: Where, times: np.ndarray[Any, Any] | None) -> None:
+        """Adds accesses. Raises Error when the file cannot be written."""
+        place = accesses.place
+        sources = self._source_numbers.get(id(where))
+        if sources is None:
+            numbers = np.array([self._sources.number(text) for text in where.texts], np.int32)
+            if len(self._source_numbers) >= MOST_TEXTS:
+                self._source_numbers.clear()
+            sources = self._source_numbers[id(where)] = where, numbers
+        given: dict[str, Any] = {
+            "launch": accesses.launch,
+            "kernel": self._kernels.number(names.demangle(place.mangled).short),
+            "site": accesses.site,
+            "source": sources[1][where.codes(accesses.site)],
+            "op": accesses.kind,
+            "space": accesses.space,
+            "address": accesses.address,
+            "width": accesses.width,
+            **dict(zip(_INDICES, accesses.coordinates(), strict=True)),
+            "pid": place.pid,
+            "gpu": place.gpu,
+            "sm": accesses.sm,
+        }
+        if self._timed:
+            given["ts_ns"] = NULL if times is None else times
+        at = 0
+        while at < len(accesses):
+            n = min(len(accesses) - at, self._rows - self._count)
+            for name, column in self._columns.items():
+                value = given[name]
+                column[self._count : self._count + n] = (
+                    value[at : at + n] if isinstance(value, np.ndarray) else value
+                )
+            at, self._count = at + n, self._count + n
+            if self._count == self._rows:
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Gives a row group to the thread, and waits until there is room for another."""
+        self._queue.put((self._columns, self._count))
+        self.rows += self._count
+        self._free.acquire()
+        if self._failure is not None:
+            raise self._cannot(self._failure)
+        self._columns, self._count = self._spare.pop(), 0
+
+    def _write_all(self) -> None:
+        while (work := self._queue.get()) is not None:
+            columns, count = work
+            try:
+                if self._failure is None:
+                    self._write(columns, count)
+            except Exception as error:  # given to whoever hands over next
+                self._failure = error
+            self._spare.append(columns)
+            self._free.release()
+
+    def _write(self, columns: Columns, count: int) -> None:
+        arrow = self._arrow
+        texts = {"kernel": self._kernels.list(), "source": self._sources.list(), "op": KINDS, "space": SPACES}
+        arrays = []
+        for field in self._schema:
+            column = columns[field.name][:count]
+            if field.name in texts:
+                dictionary = arrow.array(texts[field.name], arrow.string())
+                arrays.append(arrow.DictionaryArray.from_arrays(column, dictionary, safe=False))
+            else:
+                arrays.append(arrow.array(column, mask=column == NULL if field.name == "ts_ns" else None))
+        self._file.write_table(arrow.Table.from_arrays(arrays, schema=self._schema), row_group_size=count)
+
+    def close(self) -> None:
+        """Writes what is left, and the file's end. Raises Error."""
+        if self._file is None:
+            return
+        file, failure = self._file, None
+        try:
+            if self._count and self._failure is None:
+                self._hand_over()
+        except Error as error:
+            failure = error
+        self._queue.put(None)
+        self._thread.join()
+        self._file = None
+        try:
+            file.close()
+        except (OSError, self._arrow.ArrowException) as error:
+            failure = failure or self._cannot(error)
+        if failure is None and self._failure is not None:
+            failure = self._cannot(self._failure)
+        if failure is not None:
+            raise failure
+
+
+def check(path: str) -> None:
+    """Whether a file can be written there, by writing an empty one: better an error now than at the end. Raises Error."""
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        return  # a pipe or device: what is written there stays
+    with contextlib.closing(Writer(path, rows=1)):
+        pass

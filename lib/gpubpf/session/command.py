@@ -1,0 +1,126 @@
+"""The command that is measured: how it is started; what the tool's own process sets up: files, signals that end the measurement."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from gpubpf import agent
+from gpubpf.errors import SessionError
+from gpubpf.process import users
+
+if TYPE_CHECKING:
+    from gpubpf.session.measurement import Measurement
+
+
+_files: list[tuple[int, int]] = []  # limits on open files, before they were raised
+
+
+class NotStarted(SessionError):
+    """The command could not be run at all."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def start_command(command: Sequence[str], measured: Measurement, socket_name: str) -> subprocess.Popen[bytes]:
+    """Starts it, with the agent for its processes that use CUDA. Raises SessionError, and `NotStarted` where it cannot be run."""
+    environment = dict(os.environ)
+    environment.update(measured.device.environment)
+    environment["CUDA_INJECTION64_PATH"] = str(agent.LIBRARY)
+    environment["GPUBPF_SOCKET"] = socket_name
+    environment.pop("GPUBPF_CUPTI", None)
+    if measured.follow.cupti:
+        environment["GPUBPF_CUPTI"] = ":".join(measured.follow.cupti)
+    if measured.user and not users.can_read(measured.user, agent.LIBRARY.resolve()):
+        raise SessionError(
+            f"{measured.user.name} cannot read {agent.LIBRARY}; install gpubpf where every user can, or use --user root"
+        )
+    return run(command, environment, measured.user)
+
+
+def run(
+    command: Sequence[str], environment: Mapping[str, str], user: users.User | None
+) -> subprocess.Popen[bytes]:
+    """Starts it with this environment, as `user` (None: as who runs the tool). Raises `NotStarted` where it cannot be run."""
+    environment = dict(environment)
+    as_user: dict[str, Any] = {}
+    if user:
+        as_user = {"user": user.uid, "group": user.gid, "extra_groups": user.groups}
+        environment.update(HOME=user.home, USER=user.name, LOGNAME=user.name)
+        environment["SHELL"] = user.shell or "/bin/sh"
+        for name in ("SUDO_USER", "SUDO_UID", "SUDO_GID", "SUDO_COMMAND"):
+            environment.pop(name, None)
+    if _files:
+        as_user["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, _files[0])
+    try:
+        # Files that the caller's shell opened for the command stay open; ours are not inheritable.
+        return subprocess.Popen(command, env=environment, close_fds=False, **as_user)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or not command[0]:
+            raise NotStarted(127, f"{command[0] or repr('')}: not found; check the name and PATH") from None
+        text = f"{command[0]}: {error.strerror}; check that it is a program that may be run"
+        raise NotStarted(126, text) from None
+
+
+def raise_file_limit() -> None:
+    """Each process that is measured takes files of the tool's. A command that is started later has the limit from before."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+        _files.append(before)
+
+
+class Signals:
+    """SIGINT, SIGTERM and SIGHUP, caught in the main thread; `reader` is readable after one, and after `wake`."""
+
+    def __init__(self) -> None:
+        self.interrupted = False  # SIGINT: the measurement is over
+        self.terminated = False  # any other: leave at once
+        self._handlers: dict[int, Any] = {}
+        self.reader = self._writer = -1
+
+    def catch(self) -> None:
+        self.reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        os.set_blocking(self.reader, False)
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            before = signal.getsignal(number)
+            if before is not signal.SIG_IGN:  # as under nohup: stays as it is
+                self._handlers[number] = before
+                signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self.interrupted = True
+        else:
+            self.terminated = True
+        self.wake()
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):  # full, or closed
+            os.write(self._writer, b"s")
+
+    def taken(self) -> None:
+        """What made `reader` readable was seen to."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.reader, 64)
+
+    def close(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()
+        reader, writer = self.reader, self._writer
+        self.reader = self._writer = -1  # what still runs wakes nobody
+        os.close(reader)
+        os.close(writer)

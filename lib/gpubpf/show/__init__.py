@@ -1,0 +1,1 @@
+"""What every tool shares towards its user: options, tables, histograms, pictures, traces."""

@@ -1,0 +1,299 @@
+"""Counts over time, for pictures: when the blocks of a grid finish, which addresses are accessed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpubpf.show.picture import BLANK, BLUE, COLUMNS, FIRE, GAP, ORANGE, PURPLE, ROWS, Panel, colours
+
+MOST_PAGES = 1024  # pieces of memory that are counted by themselves
+FIRST_PAGE = 5  # their size at first: 32 bytes
+APART = 1 << 20  # bytes between addresses of no known allocation, from which they are two places
+BANDS = 16  # allocations in a picture
+LEAST_BAND = 11  # rows: as high as a line of text
+FAR, LATEST = 1 << 60, 1 << 62  # ns: farther apart, and later, is nothing that a GPU said
+
+
+class Heat:
+    """Exits counted by block and time, of all launches of a kernel and shape, each from its own first exit.
+
+    counts: int64 [rows, COLUMNS]. A column is `width` ns, a power of two that grows as it has to.
+    """
+
+    def __init__(self, title: str, blocks: int) -> None:
+        self.title, self.blocks, self.width = title, blocks, 1
+        self.each = -(-blocks // ROWS)  # blocks of a row
+        self.counts = np.zeros((-(-blocks // self.each), COLUMNS), np.int64)
+
+    def add(self, block: np.ndarray, ns: np.ndarray) -> None:
+        """Exits of one launch: the block's number, and the time since the launch's first exit."""
+        latest = int(ns.max(initial=0))
+        while latest >= self.width * COLUMNS:
+            self.counts = _halved(self.counts)
+            self.width *= 2
+        place = (block // self.each).astype(np.int64) * COLUMNS + (ns // self.width).astype(np.int64)
+        self.counts += np.bincount(place, minlength=self.counts.size).reshape(self.counts.shape)
+
+    @property
+    def total(self) -> int:
+        return int(self.counts.sum())
+
+    def panel(self) -> Panel:
+        counts = _used(self.counts)
+        each = f", {self.each} blocks a row" if self.each > 1 else ""
+        return Panel(
+            self.title,
+            f"rows: blocks 0 (top) to {self.blocks - 1:,}{each}; time since the first exit",
+            pixels(self),
+            self.width * counts.shape[1],
+            int(counts.max(initial=0)),
+            (("exits", FIRE),),
+        )
+
+
+@dataclass(frozen=True)
+class Band:
+    """A piece of memory with a name, such as an allocation: `size` bytes from `base` on."""
+
+    base: int
+    size: int
+    name: str
+
+
+class AddressHeat:
+    """Accesses to memory counted by address and time. Memory is bounded: pages and columns grow where there are too many.
+
+    pages: the numbers of those accessed, ascending; one has 2^shift bytes. counts: int64 [pages, COLUMNS, 2], reads and writes. A
+    column is `width` ns, the first begins at `origin` (ns of the GPU's clock).
+    """
+
+    def __init__(self, title: str) -> None:
+        self.title, self.shift, self.width = title, FIRST_PAGE, 1
+        self.pages = np.zeros(0, np.uint64)
+        self.counts = np.zeros((0, COLUMNS, 2), np.int64)
+        self.origin = self._latest = self._begin = 0  # _begin: the first time of all
+        self.left_out = 0  # accesses at times that cannot be
+
+    def add(self, address: np.ndarray, written: np.ndarray, time: np.ndarray) -> None:
+        """Accesses: u64 addresses, which of them write, and when (i64, ns of the GPU's clock; in any order)."""
+        if not len(address):
+            return
+        if not len(self.pages):
+            self.origin = self._latest = self._begin = int(np.clip(time[0], -LATEST, LATEST))
+        near = (time > self._begin - FAR) & (time < self._begin + FAR)
+        if not near.all():
+            self.left_out += int((~near).sum())
+            address, written, time = address[near], written[near], time[near]
+            if not len(address):
+                return
+        self._reach(int(time.min()), int(time.max()))
+        page = self._places(address)
+        column = (time - self.origin) // self.width
+        np.add.at(self.counts.reshape(-1), (page * COLUMNS + column) * 2 + written, 1)
+
+    def _places(self, address: np.ndarray) -> np.ndarray:
+        """Of the addresses' pages, which are made where there are none."""
+        pages = address >> np.uint64(self.shift)
+        places = np.searchsorted(self.pages, pages)
+        if len(self.pages) and (self.pages[np.minimum(places, len(self.pages) - 1)] == pages).all():
+            return places
+        new = np.unique(pages)
+        while len(both := np.union1d(self.pages, new)) > MOST_PAGES:
+            self._coarsen()
+            new = np.unique(new >> np.uint64(1))
+        counts = np.zeros((len(both), COLUMNS, 2), np.int64)
+        counts[np.searchsorted(both, self.pages)] = self.counts
+        self.pages, self.counts = both, counts
+        return np.searchsorted(self.pages, address >> np.uint64(self.shift))
+
+    def _reach(self, first: int, last: int) -> None:
+        """Makes columns for times from `first` to `last`."""
+        self._latest = max(self._latest, last)
+        while True:
+            before = max(0, -(-(self.origin - first) // self.width))
+            if before + (self._latest - self.origin) // self.width < COLUMNS:
+                break
+            self.counts = _halved(self.counts)
+            self.width *= 2
+        if before:
+            self.counts = np.roll(self.counts, before, axis=1)  # what comes round is empty
+            self.origin -= before * self.width
+
+    def _coarsen(self) -> None:
+        """Pages of twice the size."""
+        self.shift += 1
+        pages, first = np.unique(self.pages >> np.uint64(1), return_index=True)
+        if len(pages):
+            self.counts = np.add.reduceat(self.counts, first, axis=0)
+        self.pages = pages
+
+    @property
+    def total(self) -> int:
+        return int(self.counts.sum())
+
+    def drawn(self, known: Sequence[Band]) -> _Drawn:
+        """To be drawn with the names of pieces of memory."""
+        return _Drawn(self, tuple(known))
+
+    def bands(self, known: Sequence[Band]) -> list[tuple[Band, np.ndarray]]:
+        """Where there are accesses, by address: the piece of memory, and the places in `pages` of its own."""
+        merged = _merged(known)
+        bases = np.array([band.base for band in merged], np.uint64)
+        found: list[tuple[Band, list[int]]] = []
+        last = -2  # the number in `merged` of the band found last; -1: none
+        for place, page in enumerate(self.pages.tolist()):
+            start, end = page << self.shift, (page + 1) << self.shift
+            number = int(np.searchsorted(bases, np.uint64(start), "right")) - 1
+            if number < 0 or start >= merged[number].base + merged[number].size:
+                number = number + 1 if number + 1 < len(merged) and merged[number + 1].base < end else -1
+            if number == last and number >= 0:
+                found[-1][1].append(place)
+            elif number < 0 and last == -1 and start - (band := found[-1][0]).base - band.size < APART:
+                found[-1] = Band(band.base, end - band.base, band.name), [*found[-1][1], place]
+            elif number < 0:
+                found.append((Band(start, end - start, "no known allocation"), [place]))
+            else:
+                more = int(np.searchsorted(bases, np.uint64(min(end, 2**64 - 1)), "left")) - 1 - number
+                band = merged[number]
+                if more > 0:  # pages are larger than allocations here
+                    name = f"{band.name} and {more:,} more"
+                    band = Band(
+                        band.base, merged[number + more].base + merged[number + more].size - band.base, name
+                    )
+                found.append((band, [place]))
+            last = number
+        return [(band, np.array(places)) for band, places in found]
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """An `AddressHeat` with names."""
+
+    heat: AddressHeat
+    known: tuple[Band, ...]
+
+    @property
+    def total(self) -> int:
+        return self.heat.total
+
+    def panel(self) -> Panel:
+        heat = self.heat
+        counts = _used(heat.counts)
+        bands = heat.bands(self.known)
+        weights = [int(counts[places].sum()) for _, places in bands]
+        chosen = sorted(sorted(range(len(bands)), key=lambda n: -weights[n])[:BANDS])
+        heights = _heights([bands[n][0].size for n in chosen])
+        parts: list[np.ndarray] = []
+        beside: list[tuple[int, str]] = []
+        row = most = 0
+        for n, high in zip(chosen, heights, strict=True):
+            band, places = bands[n]
+            if parts:
+                parts.append(np.full((1, counts.shape[1], 2), -1))  # a gap
+                row += 1
+            part = np.zeros((high, counts.shape[1], 2), np.int64)
+            for place in places.tolist():
+                start = (int(heat.pages[place]) << heat.shift) - band.base
+                first = min(max(0, start) * high // band.size, high - 1)
+                end = min((start + (1 << heat.shift)) * high // band.size, high)
+                part[first : max(end, first + 1)] += counts[place]
+            most = max(most, int(part.sum(axis=2).max()))
+            beside.append((row, f"{band.base:#x} {size_text(band.size)} {band.name}"))
+            parts.append(part)
+            row += high
+        shown = np.concatenate(parts) if parts else np.zeros((LEAST_BAND, 1, 2), np.int64)
+        axes = "rows: addresses, from low to high; unused ones between allocations are left out"
+        if len(chosen) < len(bands):
+            rest = 1 - sum(weights[n] for n in chosen) / max(1, sum(weights))
+            axes += f", and {len(bands) - len(chosen):,} more places with {rest:.1%} of the accesses"
+        return Panel(
+            heat.title,
+            f"{axes}; time since the first access",
+            _two_colours(_stretched(shown), most),
+            heat.width * counts.shape[1],
+            most,
+            (("reads", BLUE), ("writes", ORANGE), ("both", PURPLE)),
+            tuple(beside),
+        )
+
+
+def _merged(known: Sequence[Band]) -> list[Band]:
+    """By address, without overlaps: what had the same addresses at another time becomes one."""
+    made: list[Band] = []
+    again = 0
+    for band in sorted(known, key=lambda one: (one.base, -one.size)):
+        if band.size <= 0:
+            continue
+        if made and band.base < made[-1].base + made[-1].size:
+            again += 1
+            end = max(made[-1].base + made[-1].size, band.base + band.size)
+            name = made[-1].name.split(", then ")[0]
+            made[-1] = Band(made[-1].base, end - made[-1].base, f"{name}, then {again:,} more")
+        else:
+            made.append(band)
+            again = 0
+    return made
+
+
+def _heights(sizes: Sequence[int]) -> list[int]:
+    """Rows of bands: all have room for a line of text, larger ones more."""
+    if not sizes:
+        return []
+    roots = np.sqrt(np.array(sizes, float))
+    left = ROWS - len(sizes) * (LEAST_BAND + 1)
+    return [LEAST_BAND + int(left * root / roots.sum()) for root in roots]
+
+
+def size_text(size: int) -> str:
+    """``512 B``, ``4.0 KiB``, ``1.5 GiB``."""
+    if size < 1024:
+        return f"{size} B"
+    power = min((size.bit_length() - 1) // 10, 5)
+    return f"{size / 1024**power:.1f} {'KMGTP'[power - 1]}iB"
+
+
+def _halved(counts: np.ndarray) -> np.ndarray:
+    """[…, COLUMNS, …] with columns of twice the width: the second half is empty."""
+    half = counts[:, 0::2] + counts[:, 1::2]
+    return np.concatenate([half, np.zeros_like(half)], axis=1)
+
+
+def _used(counts: np.ndarray) -> np.ndarray:
+    """The counts up to the last column with anything."""
+    columns = np.flatnonzero(counts.any(axis=tuple(axis for axis in range(counts.ndim) if axis != 1)))
+    return counts[:, : int(columns[-1]) + 1 if len(columns) else 1]
+
+
+def _stretched(counts: np.ndarray) -> np.ndarray:
+    """Columns stretched to the whole width."""
+    return counts[:, np.arange(COLUMNS) * counts.shape[1] // COLUMNS]
+
+
+def pixels(heat: Heat) -> np.ndarray:
+    """uint8 [height, width, 3]: COLUMNS wide, each row of blocks as many pixels high as fit into ROWS."""
+    across = _stretched(_used(heat.counts))
+    tall = max(1, min(32, ROWS // len(across)))  # rows stretch to 2 to 32 pixels
+    shown = colours(_level(across, int(across.max())), FIRE)
+    shown[across == 0] = BLANK
+    return np.repeat(shown, tall, axis=0)
+
+
+def _two_colours(counts: np.ndarray, most: int) -> np.ndarray:
+    """[rows, columns, 2] → uint8 [rows, columns, 3]: the colour says whether there are reads, writes or both. Below 0: a gap."""
+    reads, writes = counts[..., 0] > 0, counts[..., 1] > 0
+    level = _level(counts.sum(axis=2), most)
+    shown = np.full((*level.shape, 3), BLANK, np.uint8)
+    for mask, stops in ((reads & ~writes, BLUE), (writes & ~reads, ORANGE), (reads & writes, PURPLE)):
+        shown[mask] = colours(level[mask], stops)
+    shown[counts[..., 0] < 0] = GAP
+    return shown
+
+
+def _level(counts: np.ndarray, most: int) -> np.ndarray:
+    """Counts from 1 to `most` as 0 to 1."""
+    return (
+        np.log(np.maximum(counts, 1)) / max(np.log(max(most, 1)), 1e-9) if most > 1 else np.ones(counts.shape)
+    )

@@ -1,0 +1,219 @@
+"""Pictures of counts over time, as files: SVG or PNG, both written here. Rows from top to bottom, time from left to right, darker
+where there is more."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from gpubpf.errors import Error
+from gpubpf.show import table
+from gpubpf.show.table import duration
+
+PANELS = 16  # at most: those with the most counted
+ROWS, COLUMNS = 256, 512  # at most; an even number of columns
+SCALE = 2  # pixels of a picture for each row and column
+MARGIN = 24  # around a panel, and for each line of text
+BESIDE = 400  # pixels for what rows are called, where they are
+RAMP = 60  # of a legend's colours
+
+# From few to many: each darkens steadily, so a picture can be read without colours, too.
+FIRE = ((255, 240, 190), (254, 190, 90), (230, 90, 40), (150, 20, 60), (40, 0, 40))
+BLUE = ((205, 225, 245), (130, 180, 230), (50, 120, 190), (15, 70, 140), (5, 30, 80))
+ORANGE = ((255, 225, 190), (250, 170, 90), (230, 105, 20), (165, 60, 5), (90, 25, 0))
+PURPLE = ((230, 215, 240), (190, 155, 215), (145, 90, 180), (100, 40, 130), (55, 5, 80))
+BLANK, GAP = (255, 255, 255), (225, 225, 225)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A picture's part, ready to be drawn. image: uint8 [height, COLUMNS, 3]. span: ns that it is wide. beside: texts at the right of
+    rows of the image. legend: what the colours count, and they from few to `most`."""
+
+    title: str
+    axes: str
+    image: np.ndarray
+    span: int
+    most: int
+    legend: tuple[tuple[str, tuple[tuple[int, int, int], ...]], ...]
+    beside: tuple[tuple[int, str], ...] = ()
+
+
+class Drawn(Protocol):
+    """What a picture is made of."""
+
+    @property
+    def total(self) -> int:
+        """How much was counted."""
+
+    def panel(self) -> Panel: ...
+
+
+def write(path: str, heats: Sequence[Drawn]) -> None:
+    """A picture with a panel for each, the first PANELS; what the name of the file ends in decides: .svg or .png. Raises Error."""
+    heats = sorted(heats, key=lambda heat: -heat.total)[:PANELS]
+    kind = path.rsplit(".", 1)[-1].lower()
+    if kind not in ("svg", "png"):
+        raise Error(f"{path}: no such picture; give a name that ends in .svg or .png")
+    try:
+        Path(path).write_bytes(svg(heats) if kind == "svg" else png_of(heats))
+    except OSError as error:
+        raise Error(f"cannot write {path}: {error.strerror}; choose another file with --heatmap") from None
+
+
+def colours(level: np.ndarray, stops: Sequence[tuple[int, int, int]]) -> np.ndarray:
+    """0 to 1 → colours of a ramp."""
+    at, points = np.linspace(0, 1, len(stops)), np.array(stops, float)
+    return np.stack([np.interp(level, at, points[:, c]) for c in range(3)], axis=-1).astype(np.uint8)
+
+
+def png(image: np.ndarray) -> bytes:
+    """uint8 [height, width, 3] as a PNG file (ISO/IEC 15948): three chunks, no filter."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    height, width = image.shape[:2]
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, width * 3)], axis=1)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(lines.tobytes(), 6))
+        + chunk(b"IEND", b"")
+    )
+
+
+# --- where everything goes ---
+
+
+@dataclass(frozen=True)
+class _Text:
+    """`x`: where it begins; with an anchor "middle" or "end" its middle or end. `y`: the line it stands on."""
+
+    x: int
+    y: int
+    text: str
+    anchor: str = "start"
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class _Image:
+    """Its upper left corner, and so many pixels for each of its own."""
+
+    x: int
+    y: int
+    pixels: np.ndarray
+    scale: int = SCALE
+
+
+def _laid_out(panels: Sequence[Panel]) -> tuple[int, int, list[_Text | _Image]]:
+    """Width and height of the picture, and what is in it."""
+    wide = SCALE * COLUMNS
+    right = BESIDE if any(panel.beside for panel in panels) else 0
+    parts: list[_Text | _Image] = []
+    y = MARGIN
+    for panel in panels:
+        parts += [_Text(MARGIN, y, panel.title, bold=True), _Text(MARGIN, y + 18, panel.axes)]
+        y += 26
+        parts.append(_Image(MARGIN, y, panel.image))
+        parts += [
+            _Text(MARGIN + wide + 8, y + SCALE * row + 14, table.fit(text, BESIDE // 8))
+            for row, text in panel.beside
+        ]
+        y += SCALE * len(panel.image) + 16
+        for quarter in range(5) if panel.span >= 100 else (0, 4):
+            anchor = "start" if quarter == 0 else "end" if quarter == 4 else "middle"
+            label = duration(panel.span * quarter / 4) if quarter else "0"
+            parts.append(_Text(MARGIN + wide * quarter // 4, y, label, anchor))
+        y += 20
+        x = MARGIN
+        for name, stops in panel.legend:
+            ramp = colours(np.linspace(0, 1, RAMP), stops)[None].repeat(5, axis=0)
+            label = f"{name}: 1 to {panel.most:,}"
+            parts += [_Image(x, y - 10, ramp), _Text(x + SCALE * RAMP + 8, y, label)]
+            x += SCALE * RAMP + 40 + 8 * len(label)
+        y += 2 * MARGIN
+    return wide + right + 2 * MARGIN, max(y, MARGIN), parts
+
+
+def svg(heats: Sequence[Drawn]) -> bytes:
+    """As SVG: text as text, each panel an image in it."""
+    width, height, parts = _laid_out([heat.panel() for heat in heats])
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="13"><rect width="100%" height="100%" fill="#fff"/>'
+    ]
+    for part in parts:
+        if isinstance(part, _Text):
+            weight = ' font-weight="bold"' if part.bold else ""
+            anchor = "" if part.anchor == "start" else f' text-anchor="{part.anchor}"'
+            lines.append(
+                f'<text x="{part.x}" y="{part.y}"{weight}{anchor}>{escape(_legible(part.text))}</text>'
+            )
+        else:
+            high, wide = (part.scale * extent for extent in part.pixels.shape[:2])
+            place = f'x="{part.x}" y="{part.y}" width="{wide}" height="{high}"'
+            data = base64.b64encode(png(part.pixels)).decode()
+            lines.append(
+                f'<image {place} preserveAspectRatio="none" style="image-rendering:pixelated" '
+                f'href="data:image/png;base64,{data}"/>'
+            )
+            lines.append(f'<rect {place} fill="none" stroke="#888"/>')
+    return "\n".join([*lines, "</svg>", ""]).encode()
+
+
+def _legible(text: str) -> str:
+    """What a process named itself may hold characters that XML does not."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def png_of(heats: Sequence[Drawn]) -> bytes:
+    """As PNG, the text in letters of our own."""
+    width, height, parts = _laid_out([heat.panel() for heat in heats])
+    page = np.full((height, width, 3), 255, np.uint8)
+    for part in parts:
+        if isinstance(part, _Text):
+            _letter(page, part)
+            continue
+        image = part.pixels.repeat(part.scale, axis=0).repeat(part.scale, axis=1)
+        frame = np.pad(image, ((1, 1), (1, 1), (0, 0)), constant_values=136)
+        page[part.y - 1 : part.y - 1 + len(frame), part.x - 1 : part.x - 1 + frame.shape[1]] = frame
+    return png(page)
+
+
+# Letters 3 wide and 5 high: five octal digits, one for each row from the top, the bit of 4 on the left.
+_LETTERS = dict(
+    zip(
+        "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;()-_<>+*/%&=~[]#'",
+        (
+            "75557 26227 71747 71717 55711 74717 74757 71222 75757 75717 "
+            "25755 65656 34443 65556 74647 74644 34553 55755 72227 11153 55655 44447 57755 65555 25552 65644 25563 65655 "
+            "34216 72222 55557 55552 55775 55255 55222 71247 "
+            "00002 00024 02020 02024 12221 42224 00700 00007 12421 42124 02720 05250 11244 51245 25353 07070 03600 "
+            "64446 31113 57575 22000"
+        ).split(),
+        strict=False,
+    )
+)
+
+
+def _letter(page: np.ndarray, part: _Text) -> None:
+    """Black on white, in letters 8 pixels wide; what has no room is left out."""
+    text = part.text.upper()
+    back = {"start": 0, "middle": 4, "end": 8}[part.anchor] * len(text)
+    for at, char in enumerate(text[: max(0, (page.shape[1] - part.x + back) // 8)]):
+        for row, bits in enumerate(_LETTERS.get(char, "00000")):
+            for column in range(3):
+                if int(bits) >> (2 - column) & 1:
+                    y, x = part.y - 10 + 2 * row, part.x - back + 8 * at + 2 * column
+                    page[y : y + 2, x : x + 2] = 0

@@ -1,0 +1,1 @@
+"""threadhist: how often each thread runs, and how evenly the work is divided."""

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Compile, verify and lower the shipped tools' programs into package data.
+
+    script/prebuild.py [TOOL.py …]       write lib/gpubpf/ebpf/prebuilt/TOOL.json
+    script/prebuild.py --check           only say whether they are current; exit status 1 if not
+
+Needs bcc and CAP_BPF. A tool is a Python file with a string PROGRAM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import importlib
+import json
+import platform
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
+
+from gpubpf.ebpf import compile
+from gpubpf.ebpf.bytecode import HOST_POINTS, Program
+from gpubpf.errors import CompileError, Error, VerifyError
+from gpubpf.launches import off_cpu
+from gpubpf.linux.host_programs import try_load
+from gpubpf.lower import nvptx, x86
+from gpubpf.memory import access_trace
+from gpubpf.program import PREBUILT, prebuilt_key
+from gpubpf.verify import check, verify
+
+TOOLS = Path(__file__).resolve().parent.parent / "tools"
+SOURCES = (*sorted(TOOLS.glob("*.py")), Path(off_cpu.__file__), Path(access_trace.__file__))
+
+
+def program_text(path: Path) -> str | None:
+    """The string PROGRAM of a tool, without running it; None where it has none."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id == "PROGRAM" for t in node.targets
+        ):
+            value = ast.literal_eval(node.value)
+            return value if isinstance(value, str) else None
+    return None
+
+
+def build(text: str) -> dict[str, Any]:
+    """The prebuilt form of a C text. Raises CompileError, VerifyError; also when the kernel's verifier could not be asked."""
+    program = compile.compile_text(text)
+    kernels = {}
+    for function in program.device_functions:
+        _, release = verify(program, function)
+        if release is None:
+            raise VerifyError(
+                f"device program {function.name}: the kernel's verifier needs CAP_BPF; run as root"
+            )
+        kernels[function.name] = release
+    for function in program.host_functions:
+        try_load(program, function)
+        kernels[function.name] = platform.release()
+    return {
+        "key": prebuilt_key(text),
+        "made_with": versions(),
+        "verdict": kernels,
+        "program": compile.to_json(program),
+        "fragments": fragments(program),
+        "natives": natives(program),
+    }
+
+
+def fragments(program: Program) -> dict[str, Any]:
+    """What its device programs become, as JSON values."""
+    return {f.name: nvptx.lower(program, check(program, f)).to_json() for f in program.device_functions}
+
+
+def natives(program: Program) -> dict[str, Any]:
+    """The native forms of its programs for launches and operations as JSON values, or why one has none."""
+    found: dict[str, Any] = {}
+    for function in program.host_functions:
+        if function.point in HOST_POINTS:
+            try:
+                found[function.name] = x86.lower(program, function).to_json()
+            except VerifyError as error:
+                found[function.name] = str(error)
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Of what decides how the result looks; another version's may look different and be as good."""
+    found = {"llvmlite": metadata.version("llvmlite"), "bcc": ""}
+    with contextlib.suppress(ImportError, AttributeError):
+        found["bcc"] = importlib.import_module("bcc").__version__
+    return found
+
+
+def current(path: Path, text: str) -> bool:
+    """Whether a prebuilt file is of this text and what would be made of it today, as far as the tools here can tell: its
+    bytecode is compared where this bcc made it and may be used, its fragments where this LLVM did."""
+    try:
+        kept = json.loads(path.read_bytes())
+        program = compile.from_json(kept["program"], text)
+        made_with = kept["made_with"]
+        if kept["key"] != prebuilt_key(text) or set(kept["fragments"]) != {
+            f.name for f in program.device_functions
+        }:
+            return False
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    here = versions()
+    if here["bcc"] and made_with.get("bcc") == here["bcc"] and compile.capable():
+        with contextlib.suppress(CompileError):
+            if compile.to_json(compile.compile_text(text)) != kept["program"]:
+                return False
+    if made_with.get("llvmlite") != here["llvmlite"]:
+        return True
+    return fragments(program) == kept["fragments"] and natives(program) == kept.get("natives", {})
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="script/prebuild.py", description=__doc__.split("\n")[0])
+    parser.add_argument("tools", nargs="*", type=Path, metavar="TOOL.py")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; status 1 if a file is not current"
+    )
+    args = parser.parse_args(argv)
+    status = 0
+    try:
+        for tool in args.tools or SOURCES:
+            text = program_text(tool)
+            if text is None:
+                continue
+            target = PREBUILT / f"{tool.stem}.json"
+            if args.check:
+                if not current(target, text):
+                    print(
+                        f"prebuild: {target.name} is not current; run script/prebuild.py",
+                        file=sys.stderr,
+                    )
+                    status = 1
+                continue
+            written = json.dumps(build(text), indent=1)
+            written = re.sub(r"\[[\d,\s]+\]", lambda m: re.sub(r"\s", "", m[0]), written)  # numbers of lines
+            target.write_text(written + "\n")
+            print(f"{target.name}: {target.stat().st_size} bytes")
+    except Error as error:
+        print(f"prebuild: {error}", file=sys.stderr)
+        return error.status
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
