@@ -330,7 +330,7 @@ def test_the_virtual_clock_keeps_programs_that_ask_for_time_out_of_the_kernel() 
 
 WITHOUT_CAPABILITY = """
 import pickle, sys
-from gpubpf.host import HostProbe, Host
+from gpubpf.linux.host_programs import HostProbe, Host
 program, native = pickle.load(open(sys.argv[1], "rb"))
 said = []
 with Host(program, (HostProbe("on_launch", "launch"),), native=lambda name: native, note=said.append) as running:
