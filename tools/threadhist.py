@@ -137,8 +137,8 @@ def show_json(tallies: list[Tally], args: argparse.Namespace, out: cli.Output) -
     """A record for each thread (and each group of --by), then one for the kernel and launch shape."""
     import json
 
-    from gpubpf.show.bulk_text import write_threads
     from gpubpf.threads import imbalance
+    from gpubpf.threads.thread_counts import write_threads
 
     for tally in tallies:
         instance, shape = tally.instance, tally.shape
@@ -180,8 +180,8 @@ def show_json(tallies: list[Tally], args: argparse.Namespace, out: cli.Output) -
 
 def show_csv(tallies: list[Tally], args: argparse.Namespace, out: cli.Output) -> None:
     """The table of --by, every row of it unless --top."""
-    from gpubpf.show.bulk_text import write_threads
     from gpubpf.threads import imbalance
+    from gpubpf.threads.thread_counts import write_threads
 
     block, thread = "block_x,block_y,block_z", "thread_x,thread_y,thread_z"
     who = {"thread": f"{block},{thread}", "warp": f"{block},warp,threads", "block": f"{block},threads"}

@@ -286,7 +286,7 @@ def to_syscall(self):
 ptrace.Thread.to_syscall = to_syscall
 attach.inject(int(sys.argv[1]), Path({str(built / "library.so")!r}), "entry", "abc").wait()
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(loading.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(loading.__file__).parents[2])}
     names = "allocate load except epoll sleep registers restarted interrupted send".split()
     with running(built / "stress", built / "loaded.so", *names) as process:
         time.sleep(0.1)

@@ -493,7 +493,7 @@ def test_a_command_has_its_own_limit_of_files() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
         command.run(["sh", "-c", "ulimit -n"], dict(os.environ), None).wait()
     """
-    library = Path(bpf_syscall.__file__).parent.parent
+    library = Path(bpf_syscall.__file__).parents[2]
     made = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(library)},

@@ -9,7 +9,7 @@ import pytest
 
 from gpubpf.exits import lateness as exits
 from gpubpf.exits.lateness import BINS, CLOCK_BITS, CLOCK_MASK, Clock, Exits, Lateness, Report, Spread, Tally
-from gpubpf.threads.imbalance import Shape
+from gpubpf.session.launch_shape import Shape
 
 RECORD = np.dtype(
     [("clock", "<u8"), ("time", "<u8"), ("launch", "<u8"), ("thread", "<u4"), ("sm", "<u2"), ("site", "<u2")]

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from gpubpf.threads.imbalance import Shape, findings, group, idle_findings, idle_lanes
+from gpubpf.session.launch_shape import Shape
+from gpubpf.threads.imbalance import findings, group, idle_findings, idle_lanes
 
 EVERYTHING = (0, 2**32 - 1)
 ALL = (EVERYTHING,) * 3

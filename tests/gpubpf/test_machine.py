@@ -355,7 +355,7 @@ machine.Machine(join, lambda *a: None, print).start()
 print("ready", flush=True)
 time.sleep(60)
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(loading.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(loading.__file__).parents[2])}
     tool = subprocess.Popen(
         [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True
     )

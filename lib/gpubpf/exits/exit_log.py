@@ -20,10 +20,10 @@ from gpubpf.exits.lateness import Clock, Exits, Lateness, Report
 from gpubpf.session import operation_log
 from gpubpf.session.clock import SmClock, estimated_tick
 from gpubpf.session.kernel_shapes import COUNT, READINGS, Place, Places, source_of
+from gpubpf.session.launch_shape import WARP, Index, Ranges
 from gpubpf.show import bulk_text, cli, table
 from gpubpf.show.heatmap import Heat
 from gpubpf.show.owner_columns import Whose
-from gpubpf.threads.imbalance import WARP, Index, Ranges
 
 if TYPE_CHECKING:
     from gpubpf.session.results import ProcessLog, Reading, RingRecords

@@ -9,9 +9,9 @@ from gpubpf import names
 from gpubpf.exits import lateness
 from gpubpf.exits.lateness import Report, Spread
 from gpubpf.session.kernel_shapes import Place
+from gpubpf.session.launch_shape import shape_cells
 from gpubpf.show import table
 from gpubpf.show.owner_columns import MOST_SECTIONS, Whose
-from gpubpf.threads import imbalance
 
 Source: TypeAlias = Callable[[int], str | None]
 HEADER = ("MEAN (ns)", "P50", "P99", "MAX")
@@ -43,7 +43,7 @@ def _overview(found: Sequence[tuple[Place, Report]], whose: Whose) -> list[str]:
     rows = []
     labels = names.labels(place.mangled for place, _ in found)
     places = [place for place, _ in found]
-    shapes = imbalance.shape_cells([(whose.cells(p), p.mangled) for p in places], [p.shape for p in places])
+    shapes = shape_cells([(whose.cells(p), p.mangled) for p in places], [p.shape for p in places])
     for (place, report), shape in zip(found, shapes, strict=True):
         row = whose.cells(place) | {"KERNEL": labels[place.mangled]} | shape
         row |= {"LAUNCHES": f"{report.launches:,}", "EXITS": f"{report.exits:,}"}

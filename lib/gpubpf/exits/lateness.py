@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from gpubpf.session.launch_shape import WARP, Shape
 from gpubpf.show.table import duration
-from gpubpf.threads.imbalance import WARP, Shape
 
 BINS = 1024
 LARGEST = 2**36 - 1  # counted as this, what is larger

@@ -26,10 +26,10 @@ from gpubpf.show.owner_columns import Whose
 if TYPE_CHECKING:
     import argparse
 
+    from gpubpf.session.launch_shape import Index
     from gpubpf.session.results import ProcessLog
     from gpubpf.session.session import Session
     from gpubpf.show.cli import Output
-    from gpubpf.threads.imbalance import Index
 
     Array = np.ndarray[Any, Any]
 

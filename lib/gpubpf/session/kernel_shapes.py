@@ -18,8 +18,8 @@ import numpy as np
 from gpubpf import names
 from gpubpf.session import operation_log
 from gpubpf.session.clock import Bracket, GpuClock
+from gpubpf.session.launch_shape import Index, Shape
 from gpubpf.show import cli
-from gpubpf.threads.imbalance import Index, Shape
 
 if TYPE_CHECKING:
     from gpubpf.ptx.values import Site

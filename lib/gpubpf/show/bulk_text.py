@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     import numpy as np
 
-    from gpubpf.show.cli import Output
-    from gpubpf.threads.imbalance import Groups
-
 CHUNK = 1 << 13  # records in one go: few enough for the cache, enough to forget the cost of a call
 
 
@@ -190,17 +187,3 @@ def _placed(words: Words, least: int) -> np.ndarray:
     longest = max(least, *map(len, words.texts))
     texts = [text[:-least].ljust(-least) if least < 0 else text.rjust(longest) for text in words.texts]
     return _letters([text + b" " for text in texts])[0][words.codes]
-
-
-def write_threads(out: Output, threads: Groups, order: np.ndarray, texts: Sequence[str]) -> None:
-    """Block x, y, z, thread x, y, z, runs and work of each thread in `order`, with the nine `texts` around them."""
-    around = [text.encode() for text in texts]
-    for begin in range(0, len(order), CHUNK):
-        places = order[begin : begin + CHUNK]
-        numbers = (
-            *threads.shape.coordinates(threads.numbers[places]),
-            threads.runs[places],
-            threads.work[places],
-        )
-        parts = [part for pair in zip(around, (*numbers, b""), strict=True) for part in pair]
-        out.write(records(parts))

@@ -1,128 +1,19 @@
 """Who does how much: work per thread of a grid, by lane, warp and block, and what is uneven about it.
 
-Threads are numbered through the grid: block number times threads in a block plus the thread's number in its block, both
-with x running fastest (the order of CUDA's `blockIdx` and `threadIdx`, CUDA C++ Programming Guide, "Thread Hierarchy").
-A warp is 32 threads with neighbouring numbers in one block; a lane is a thread's number in its warp.
+Threads, lanes, warps and blocks are numbered as in `session/launch_shape.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
-WARP = 32
+from gpubpf.session.launch_shape import WARP, By, Index, Shape, index_of
+
 FAR_OFF = 0.10  # of the median: who is farther from it is named
 NAMED = 4  # so many are named one by one
-
-By = Literal["thread", "lane", "warp", "block"]
-Index = tuple[int, int, int]
-Ranges = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A launch's grid and block dimensions, and the arithmetic of indices in it."""
-
-    grid: Index
-    block_dim: Index
-
-    @property
-    def blocks(self) -> int:
-        return self.grid[0] * self.grid[1] * self.grid[2]
-
-    @property
-    def block_size(self) -> int:
-        """Threads in a block."""
-        return self.block_dim[0] * self.block_dim[1] * self.block_dim[2]
-
-    @property
-    def threads(self) -> int:
-        return self.blocks * self.block_size
-
-    @property
-    def warps(self) -> int:
-        """Warps in a block."""
-        return -(-self.block_size // WARP)
-
-    def coordinates(self, threads: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Block x, y, z and thread x, y, z of threads given by number."""
-        block, thread = np.divmod(threads, self.block_size)
-        return (*_unravel(block, self.grid), *_unravel(thread, self.block_dim))
-
-    def selection(self, block: Ranges, thread: Ranges) -> np.ndarray | None:
-        """Which threads have block and thread indices in these (inclusive) ranges: bool [threads]; None: all of them."""
-        within = [
-            np.arange(extent) >= first
-            if last >= extent
-            else (np.arange(extent) >= first) & (np.arange(extent) <= last)
-            for extent, (first, last) in zip(self.grid + self.block_dim, block + thread, strict=True)
-        ]
-        if all(mask.all() for mask in within):
-            return None
-        bx, by, bz, tx, ty, tz = within
-        blocks = (bz[:, None, None] & by[:, None] & bx).ravel()
-        threads = (tz[:, None, None] & ty[:, None] & tx).ravel()
-        return (blocks[:, None] & threads).ravel()
-
-    def name(self, by: By, number: int) -> str:
-        """``thread 4 of block 2``, ``warp 3``, ``block (1,2)``: what users call the thing with this number."""
-        if by == "lane":
-            return f"lane {number}"
-        if by == "block":
-            return f"block {self.block_index(number)}"
-        block, own = self.place(by, number)
-        label = self.thread_index(own) if by == "thread" else str(own)
-        return f"{by} {label}" if self.blocks == 1 else f"{by} {label} of block {self.block_index(block)}"
-
-    def place(self, by: By, number: int) -> tuple[int, int]:
-        """Block number, and the thread's or warp's number in that block; for a lane or block: 0 and its own number."""
-        if by in ("thread", "warp"):
-            return divmod(number, self.block_size if by == "thread" else self.warps)
-        return 0, number
-
-    def block_index(self, block: int) -> str:
-        """``3`` in a grid of one dimension, ``(3,0)`` in one of two, ``(3,0,1)`` in one of three."""
-        return _short(block, self.grid)
-
-    def thread_index(self, thread: int) -> str:
-        """The same for a thread's number in its block."""
-        return _short(thread, self.block_dim)
-
-
-def shape_cells(owners: Sequence[object], shapes: Sequence[Shape]) -> list[dict[str, str]]:
-    """A column for rows that are told apart by their launch shape: ``{"GRID:BLOCK": "8:128"}``; nothing where the owners differ."""
-    if all(owners.count(one) == 1 for one in owners):
-        return [{} for _ in shapes]
-    return [{"GRID:BLOCK": f"{_extents(shape.grid)}:{_extents(shape.block_dim)}"} for shape in shapes]
-
-
-def _extents(of: Index) -> str:
-    """``8``, ``8x2``, ``8x1x4``."""
-    used = max((n for n, extent in enumerate(of) if extent > 1), default=0)
-    return "x".join(map(str, of[: used + 1]))
-
-
-def _unravel(number: np.ndarray, extents: Index) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rest, x = np.divmod(number, extents[0])
-    z, y = np.divmod(rest, extents[1])
-    return x, y, z
-
-
-def _index(number: int, extents: Index) -> Index:
-    rest, x = divmod(number, extents[0])
-    z, y = divmod(rest, extents[1])
-    return x, y, z
-
-
-def _short(number: int, extents: Index) -> str:
-    x, y, z = _index(number, extents)
-    if extents[2] > 1:
-        return f"({x},{y},{z})"
-    return f"({x},{y})" if extents[1] > 1 else str(x)
 
 
 @dataclass(frozen=True)
@@ -172,9 +63,9 @@ class Groups:
         if self.by == "lane":
             return {"lane": own}
         if self.by == "block":
-            return {"block": _index(own, self.shape.grid)}
-        outer: dict[str, int | Index] = {"block": _index(block, self.shape.grid)}
-        return outer | {self.by: _index(own, self.shape.block_dim) if self.by == "thread" else own}
+            return {"block": index_of(own, self.shape.grid)}
+        outer: dict[str, int | Index] = {"block": index_of(block, self.shape.grid)}
+        return outer | {self.by: index_of(own, self.shape.block_dim) if self.by == "thread" else own}
 
     def largest(self, top: int | None) -> np.ndarray:
         """Places of the `top` with the most work, most first; without `top` all, in the grid's order."""

@@ -6,15 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gpubpf import names
+from gpubpf.session.launch_shape import By, Ranges, Shape, shape_cells
 from gpubpf.show import histogram, table
+from gpubpf.show.bulk_text import CHUNK, records
 from gpubpf.show.owner_columns import MOST_SECTIONS, Whose
 from gpubpf.threads import imbalance
-from gpubpf.threads.imbalance import Groups, Ranges, Shape
+from gpubpf.threads.imbalance import Groups
 
 if TYPE_CHECKING:
     from gpubpf.session.results import Instance
     from gpubpf.session.session import Session
+    from gpubpf.show.cli import Output
 
 SCREEN = 32  # more threads than this are shown as a histogram
 
@@ -69,7 +74,7 @@ class Tallies:
 
 
 def lines(
-    tallies: Sequence[Tally], what: str, by: imbalance.By, top: int | None, whose: Whose, verbose: bool
+    tallies: Sequence[Tally], what: str, by: By, top: int | None, whose: Whose, verbose: bool
 ) -> Iterator[str]:
     """Per kernel and launch shape: what is uneven, then a row for each thread, or a histogram where these are many. Of several
     processes or GPUs first a table of all kernels, then the busiest of them one by one."""
@@ -87,11 +92,9 @@ def lines(
         yield from _section(tally, labels[tally.instance.mangled], what, by, top, whose, verbose)
 
 
-def _overview(tallies: Sequence[Tally], what: str, by: imbalance.By, labels: Any, whose: Whose) -> list[str]:
+def _overview(tallies: Sequence[Tally], what: str, by: By, labels: Any, whose: Whose) -> list[str]:
     rows = []
-    shapes = imbalance.shape_cells(
-        [(whose.cells(t), t.instance.mangled) for t in tallies], [t.shape for t in tallies]
-    )
+    shapes = shape_cells([(whose.cells(t), t.instance.mangled) for t in tallies], [t.shape for t in tallies])
     for tally, shape in zip(tallies, shapes, strict=True):
         groups = imbalance.group(tally.shape, tally.runs, tally.work, by, tally.selected)
         row = whose.cells(tally) | {"KERNEL": labels[tally.instance.mangled]} | shape
@@ -107,7 +110,7 @@ def _whole(number: int) -> str:
 
 
 def _section(
-    tally: Tally, label: str, what: str, by: imbalance.By, top: int | None, whose: Whose, verbose: bool
+    tally: Tally, label: str, what: str, by: By, top: int | None, whose: Whose, verbose: bool
 ) -> Iterator[str]:
     instance, shape = tally.instance, tally.shape
     threads = imbalance.group(shape, tally.runs, tally.work, "thread", tally.selected)
@@ -152,3 +155,17 @@ def _rows(groups: Groups, order: Any, what: str, whose: dict[str, str]) -> list[
         return []
     made = table.within(rows, left=("COMM",), cut=("COMM",))
     return table.with_bars(made, [float(groups.work[place]) for place in order], float(groups.work.max()))
+
+
+def write_threads(out: Output, threads: Groups, order: np.ndarray, texts: Sequence[str]) -> None:
+    """Block x, y, z, thread x, y, z, runs and work of each thread in `order`, with the nine `texts` around them."""
+    around = [text.encode() for text in texts]
+    for begin in range(0, len(order), CHUNK):
+        places = order[begin : begin + CHUNK]
+        numbers = (
+            *threads.shape.coordinates(threads.numbers[places]),
+            threads.runs[places],
+            threads.work[places],
+        )
+        parts = [part for pair in zip(around, (*numbers, b""), strict=True) for part in pair]
+        out.write(records(parts))

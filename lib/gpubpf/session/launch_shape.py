@@ -1,0 +1,123 @@
+"""The shape of a launch: its grid and block dimensions, and the arithmetic of thread, warp and block numbers in it.
+
+Threads are numbered through the grid: block number times threads in a block plus the thread's number in its block, both
+with x running fastest (the order of CUDA's `blockIdx` and `threadIdx`, CUDA C++ Programming Guide, "Thread Hierarchy").
+A warp is 32 threads with neighbouring numbers in one block; a lane is a thread's number in its warp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+WARP = 32
+
+By = Literal["thread", "lane", "warp", "block"]
+Index = tuple[int, int, int]
+Ranges = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A launch's grid and block dimensions, and the arithmetic of indices in it."""
+
+    grid: Index
+    block_dim: Index
+
+    @property
+    def blocks(self) -> int:
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def block_size(self) -> int:
+        """Threads in a block."""
+        return self.block_dim[0] * self.block_dim[1] * self.block_dim[2]
+
+    @property
+    def threads(self) -> int:
+        return self.blocks * self.block_size
+
+    @property
+    def warps(self) -> int:
+        """Warps in a block."""
+        return -(-self.block_size // WARP)
+
+    def coordinates(self, threads: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Block x, y, z and thread x, y, z of threads given by number."""
+        block, thread = np.divmod(threads, self.block_size)
+        return (*_unravel(block, self.grid), *_unravel(thread, self.block_dim))
+
+    def selection(self, block: Ranges, thread: Ranges) -> np.ndarray | None:
+        """Which threads have block and thread indices in these (inclusive) ranges: bool [threads]; None: all of them."""
+        within = [
+            np.arange(extent) >= first
+            if last >= extent
+            else (np.arange(extent) >= first) & (np.arange(extent) <= last)
+            for extent, (first, last) in zip(self.grid + self.block_dim, block + thread, strict=True)
+        ]
+        if all(mask.all() for mask in within):
+            return None
+        bx, by, bz, tx, ty, tz = within
+        blocks = (bz[:, None, None] & by[:, None] & bx).ravel()
+        threads = (tz[:, None, None] & ty[:, None] & tx).ravel()
+        return (blocks[:, None] & threads).ravel()
+
+    def name(self, by: By, number: int) -> str:
+        """``thread 4 of block 2``, ``warp 3``, ``block (1,2)``: what users call the thing with this number."""
+        if by == "lane":
+            return f"lane {number}"
+        if by == "block":
+            return f"block {self.block_index(number)}"
+        block, own = self.place(by, number)
+        label = self.thread_index(own) if by == "thread" else str(own)
+        return f"{by} {label}" if self.blocks == 1 else f"{by} {label} of block {self.block_index(block)}"
+
+    def place(self, by: By, number: int) -> tuple[int, int]:
+        """Block number, and the thread's or warp's number in that block; for a lane or block: 0 and its own number."""
+        if by in ("thread", "warp"):
+            return divmod(number, self.block_size if by == "thread" else self.warps)
+        return 0, number
+
+    def block_index(self, block: int) -> str:
+        """``3`` in a grid of one dimension, ``(3,0)`` in one of two, ``(3,0,1)`` in one of three."""
+        return _short(block, self.grid)
+
+    def thread_index(self, thread: int) -> str:
+        """The same for a thread's number in its block."""
+        return _short(thread, self.block_dim)
+
+
+def shape_cells(owners: Sequence[object], shapes: Sequence[Shape]) -> list[dict[str, str]]:
+    """A column for rows that are told apart by their launch shape: ``{"GRID:BLOCK": "8:128"}``; nothing where the owners differ."""
+    if all(owners.count(one) == 1 for one in owners):
+        return [{} for _ in shapes]
+    return [{"GRID:BLOCK": f"{_extents(shape.grid)}:{_extents(shape.block_dim)}"} for shape in shapes]
+
+
+def _extents(of: Index) -> str:
+    """``8``, ``8x2``, ``8x1x4``."""
+    used = max((n for n, extent in enumerate(of) if extent > 1), default=0)
+    return "x".join(map(str, of[: used + 1]))
+
+
+def _unravel(number: np.ndarray, extents: Index) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rest, x = np.divmod(number, extents[0])
+    z, y = np.divmod(rest, extents[1])
+    return x, y, z
+
+
+def index_of(number: int, extents: Index) -> Index:
+    """Return the x, y and z index of a number, x running fastest."""
+    rest, x = divmod(number, extents[0])
+    z, y = divmod(rest, extents[1])
+    return x, y, z
+
+
+def _short(number: int, extents: Index) -> str:
+    x, y, z = index_of(number, extents)
+    if extents[2] > 1:
+        return f"({x},{y},{z})"
+    return f"({x},{y})" if extents[1] > 1 else str(x)
