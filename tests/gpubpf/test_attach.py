@@ -275,7 +275,8 @@ def test_the_tool_is_killed_meanwhile(built: Path) -> None:
     program = f"""
 import os, sys
 from pathlib import Path
-from gpubpf import attach, ptrace
+from gpubpf.attach import loading
+from gpubpf.process import ptrace
 calls, stop = 0, int(sys.argv[2])
 before = ptrace.Thread.to_syscall
 def to_syscall(self):
@@ -284,7 +285,7 @@ def to_syscall(self):
     calls += 1
     if calls == stop: os.kill(os.getpid(), 9)
 ptrace.Thread.to_syscall = to_syscall
-attach.inject(int(sys.argv[1]), Path({str(built / "library.so")!r}), "entry", "abc").wait()
+loading.inject(int(sys.argv[1]), Path({str(built / "library.so")!r}), "entry", "abc").wait()
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(loading.__file__).parents[2])}
     names = "allocate load except epoll sleep registers restarted interrupted send".split()
