@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpubpf import agent
 from gpubpf.agent import protocol
+from gpubpf.agent.definitions import DrainFlag
 from gpubpf.errors import SessionError
 from gpubpf.process import fresh_thread, privileges
 from gpubpf.session import joining, readout, summary
@@ -367,7 +368,7 @@ class Session:
         if self._machine is not None:
             self._machine.close()
         self._tell_unfollowed()
-        self._drain(LEAVING_WAIT if self._signals.terminated else DRAIN_WAIT, protocol.STOP)
+        self._drain(LEAVING_WAIT if self._signals.terminated else DRAIN_WAIT, DrainFlag.STOP)
         if self._returncode is not None:
             self._settle()
         if self._measured.host is not None:

@@ -56,8 +56,6 @@ Agent agent;
 
 namespace {
 
-constexpr uint32_t kStop = 1, kOnlyRings = 2;  // in Drain
-constexpr uint32_t kMemoryIsZero = 1, kStamps = 2, kStacks = 4, kGraphs = 8, kMatchAll = 16, kAllocationStacks = 32;  // in Welcome
 constexpr int kClockEvery = 1000;  // ms
 constexpr uint32_t kSwapping = 200;   // ms that launches which are being swapped are waited for
 constexpr useconds_t kStep = 1000;    // µs
@@ -578,17 +576,16 @@ struct Starting {
 // Running: the program's threads may be in the driver's functions; the tool puts the hooks in.
 enum class How { FirstInit, Running };
 
-// 0: the attachment is there; else what gpubpf_attach returns.
-int start(const char *name, How how) {
+AttachStatus start(const char *name, How how) {
   void *library = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_NOW);
-  if (!library) return 1;
+  if (!library) return AttachStatus::NoDriver;
   Phase idle = Phase::Idle;
-  if (!phase.compare_exchange_strong(idle, Phase::Live)) return idle == Phase::Live ? 2 : 4;
+  if (!phase.compare_exchange_strong(idle, Phase::Live)) return idle == Phase::Live ? AttachStatus::InUse : AttachStatus::Ending;
   std::optional<Visit> visit(std::in_place);  // what ends the attachment waits for this
   auto connected = std::make_unique<Connection>();
   if (!name || !driver.find(library) || !open_connection(*connected, name)) {
     phase = Phase::Idle;
-    return 3;
+    return AttachStatus::Failed;
   }
   Connection *c = connected.release();
   std::optional<Starting> starting(std::in_place, *c);
@@ -627,7 +624,7 @@ int start(const char *name, How how) {
     starting.reset();
     visit.reset();
     end(c);
-    return 3;
+    return AttachStatus::Failed;
   }
   pthread_detach(service);
   {
@@ -635,7 +632,7 @@ int start(const char *name, How how) {
     c->changed.wait_for(hold, std::chrono::seconds(5), [&] { return c->welcome || c->gone; });
     marker_told();
     if (!c->welcome) shutdown(c->socket, SHUT_RDWR);
-    if (!c->welcome || c->gone) return 3;
+    if (!c->welcome || c->gone) return AttachStatus::Failed;
   }
   if (agent.config.log_records) {
     int log = oplog.open(agent.config.log_records, virtual_clock());
@@ -653,7 +650,7 @@ int start(const char *name, How how) {
   settle();
   agent.live = failed.empty() && !c->gone;
   if (!agent.live) shutdown(c->socket, SHUT_RDWR);  // there is nothing to measure
-  return agent.live ? 0 : 3;
+  return agent.live ? AttachStatus::Attached : AttachStatus::Failed;
 }
 
 }  // namespace
@@ -764,10 +761,12 @@ extern "C" __attribute__((visibility("default"))) int gpubpf_attach(const char *
     constexpr size_t kLength = sizeof kStarting - 1;
     const bool starting = socket.size() > kLength && socket.compare(socket.size() - kLength, kLength, kStarting) == 0;
     if (starting) socket.resize(socket.size() - kLength);
-    const int result = gpubpf::start(socket.c_str(), starting ? gpubpf::How::FirstInit : gpubpf::How::Running);
-    if ((result == 1 || result == 2 || result == 4) && socket.compare(0, 3, "fd:") == 0) close(atoi(socket.c_str() + 3));
-    return result;
+    using gpubpf::AttachStatus;
+    const AttachStatus status = gpubpf::start(socket.c_str(), starting ? gpubpf::How::FirstInit : gpubpf::How::Running);
+    const bool began = status == AttachStatus::Attached || status == AttachStatus::Failed;  // then the socket is the agent's
+    if (!began && socket.compare(0, 3, "fd:") == 0) close(atoi(socket.c_str() + 3));
+    return static_cast<int>(status);
   } catch (...) {
-    return 3;
+    return static_cast<int>(gpubpf::AttachStatus::Failed);
   }
 }

@@ -224,12 +224,7 @@ void put(const Context &context, const Page &page, const Bracket &b) {
   r.call_ns = b.before;
   r.return_ns = b.after;
   r.context = context.serial;
-  r.wide[0] = b.before;
-  r.wide[1] = b.gpu;
-  r.wide[2] = b.after;
-  r.wide[3] = b.clock64;
-  r.narrow[8] = page.sm;
-  r.narrow[9] = page.tick_ns;
+  r.clock = {b.before, b.gpu, b.after, b.clock64, page.sm, page.tick_ns};
   oplog.put(r);
 }
 

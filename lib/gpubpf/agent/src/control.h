@@ -5,21 +5,11 @@
 #include <atomic>
 #include <cstdint>
 
+#include "definitions.h"
+
 namespace gpubpf {
 
-constexpr uint32_t kSlots = 16384;  // distinct kernel names of a process; the last slot takes what is left over
-
-enum Reason : uint32_t {
-  kSampledOut,
-  kFiltered,
-  kCapture,
-  kMapTooSmall,
-  kOccupancy,
-  kRefused,       // for the reason that came with the sidecar, or that a Refused message gave
-  kLaunchFailed,  // the driver did not take the copy
-  kLegacyLaunch,  // cuLaunch, cuLaunchGrid
-  kReasons = 16,
-};
+constexpr Reason kNoReason = Reason(kReasons);
 
 // Counted for one kernel name. What is not matched, instrumented, or under a reason is "before ready" (or not matched):
 // the tool knows which.

@@ -70,10 +70,8 @@ void log_span(uint32_t correlation, uint64_t start, uint64_t end) {
   span.id = take_ids(1);
   span.flags |= kHostClock;
   span.stack = 0;
-  for (uint64_t &w : span.wide) w = 0;
-  span.wide[0] = of;
-  span.wide[1] = start;
-  span.wide[2] = end;
+  clear_part(span);
+  span.span = {of, start, end, 0};
   oplog.put(span);
 }
 

@@ -30,7 +30,6 @@ namespace {
 
 constexpr uint32_t kAtOnce = 20;  // ms that more memory may wait for a quiet moment, before other work goes on
 
-enum Flags : uint32_t { kClosed = 1, kRunning = 2, kFailed = 4, kRings = 8 };
 
 constexpr uint64_t kPage = 4096;
 uint64_t whole_pages(uint64_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }
@@ -96,7 +95,7 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
   {
     std::lock_guard<std::mutex> hold(context.memory);
     for (auto &p : context.pools) {
-      uint64_t used = flags & kRings ? (p == context.pools[0] ? ring_control_bytes(context) : 0) : p->used.load();
+      uint64_t used = flags & kOfRings ? (p == context.pools[0] ? ring_control_bytes(context) : 0) : p->used.load();
       if (!used) continue;
       ranges.push_back({p->base, used, end});
       end += whole_pages(used);
@@ -106,7 +105,7 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
         if (base >= r.base && base < r.base + r.size) return r.offset + (base - r.base);
       return 0;
     };
-    for (const Copy *c : flags & kRings ? std::vector<Copy *>() : context.copies) {
+    for (const Copy *c : flags & kOfRings ? std::vector<Copy *>() : context.copies) {
       uint64_t of_all = 0;
       auto put = [&](const uint32_t *grid, const uint32_t *block, uint64_t launches, const std::vector<Array> &arrays) {
         ++instances;
@@ -125,7 +124,7 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
       if (of_all && !c->sites.empty()) put(kAnyShape, kAnyShape, of_all, c->sites);
     }
     for (size_t m = 0; m < context.storage.size(); ++m)
-      if (context.storage[m] && agent.config.maps[m].place == Place::Gpu && !(flags & kRings)) {
+      if (context.storage[m] && agent.config.maps[m].place == Place::Gpu && !(flags & kOfRings)) {
         ++shared;
         wide.emplace_back(offset_of(context.storage[m]), agent.config.maps[m].fixed);
         shared_table.u32(static_cast<uint32_t>(m)).u64(wide.back().first).u64(wide.back().second);
@@ -259,7 +258,7 @@ bool drain(uint32_t sequence, uint32_t wait_ms, bool rings) {
     std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
     // In a capture nothing is copied, unless this is the end.
     if (c->dead || (registry().captures.load() && !wait_ms)) all = all && c->dead;
-    else snapshot(*c, sequence, wait_ms, rings ? uint32_t(kRings) : 0u);
+    else snapshot(*c, sequence, wait_ms, rings ? uint32_t(kOfRings) : 0u);
     if (!c->dead) collect_stamps(*c, std::min<uint32_t>(wait_ms, 500));
   }
   collect_cupti();

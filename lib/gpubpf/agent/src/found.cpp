@@ -19,7 +19,6 @@ namespace {
 
 constexpr size_t kMostNames = 65536;  // of a module
 constexpr size_t kMostParameters = 4096;
-constexpr uint32_t kWhole = 1;
 constexpr uint32_t kPatience = 20;  // ms that the worker thread waits for a quiet moment, between other work
 constexpr int kOften = 10;          // ms between two such
 // Launches are watched for so long, then for a while not: where a kernel does not end, that is for nothing.
@@ -365,7 +364,7 @@ void tell_found() {
       state->untold.pop_front();
     }
     Writer w;
-    w.u32(u.whole ? kWhole : 0).u32(static_cast<uint32_t>(u.names.size()));
+    w.u32(u.whole ? uint32_t(kAllNames) : 0u).u32(static_cast<uint32_t>(u.names.size()));
     for (const std::string &name : u.names) w.text(name);
     w.u32(static_cast<uint32_t>(u.kernels.size()));
     for (const Described &k : u.kernels) {

@@ -319,21 +319,22 @@ Record new_record(Kind kind, const Exec &exec) {
   return r;
 }
 
-void fill(Record &r, const Exec &exec, const KernelNode &k, uint32_t number) {
-  r.narrow[0] = k.slot;
-  r.narrow[1] = k.outcome;
-  memcpy(&r.narrow[2], k.shape.grid, sizeof k.shape.grid);
-  memcpy(&r.narrow[5], k.shape.block, sizeof k.shape.block);
-  r.narrow[8] = k.shape.shared;
-  r.narrow[9] = number;
-  r.wide[5] = exec.serial;
+template <typename Part>  // of a node, or of a kernel
+void fill(Part &part, const Exec &exec, const KernelNode &k, uint32_t number) {
+  part.slot = k.slot;
+  part.reason = k.outcome;
+  memcpy(part.grid, k.shape.grid, sizeof part.grid);
+  memcpy(part.block, k.shape.block, sizeof part.block);
+  part.shared = k.shape.shared;
+  part.node = number;
+  part.exec = exec.serial;
 }
 
 void log_node(const Exec &exec, uint32_t number) {
   const KernelNode &k = exec.walk.kernels[number];
   Record r = new_record(Kind::Node, exec);
-  fill(r, exec, k, number);
-  r.wide[6] = reinterpret_cast<uint64_t>(k.handle);
+  fill(r.node, exec, k, number);
+  r.node.handle = reinterpret_cast<uint64_t>(k.handle);
   oplog.put(r);
 }
 
@@ -342,9 +343,7 @@ void log_nodes(const Exec &exec) {
   for (uint32_t i = 0; i < exec.walk.kernels.size(); ++i) log_node(exec, i);
   for (const auto &e : exec.walk.edges) {
     Record r = new_record(Kind::Edge, exec);
-    r.wide[0] = exec.serial;
-    r.narrow[2] = e.first;
-    r.narrow[3] = e.second;
+    r.edge = {exec.serial, e.first, e.second};
     oplog.put(r);
   }
 }
@@ -692,11 +691,7 @@ CUresult launch_graph(const Outer &outer, CUgraphExec handle, Where where, const
         instrumented += k.outcome == kInstrumented && result == CUDA_SUCCESS;
       }
     if (instrumented) agent.launched(instrumented);
-    r.wide[0] = exec->serial;
-    r.wide[1] = exec->replays;
-    r.wide[2] = first;
-    r.narrow[6] = kernels;
-    r.narrow[7] = exec->walk.others;
+    r.graph = {exec->serial, exec->replays, first, kernels, exec->walk.others};
   }
   operation.log();
   if (!oplog.on() || !exec || captured) return result;
@@ -707,8 +702,8 @@ CUresult launch_graph(const Outer &outer, CUgraphExec handle, Where where, const
     const KernelNode &k = exec->walk.kernels[i];
     if (!k.enabled) continue;
     node.id = first + i;
-    fill(node, *exec, k, i);
-    node.wide[6] = exec->replays;
+    fill(node.kernel, *exec, k, i);
+    node.kernel.replay = exec->replays;
     oplog.put(node);
   }
   return result;

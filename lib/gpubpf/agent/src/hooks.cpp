@@ -58,17 +58,17 @@ CUresult described_launch(const Outer &outer, const Function *function, CUfuncti
   Operation operation(Kind::Kernel, shape.where, 0);
   Record &r = operation.record;
   const bool captured = r.flags & kCaptured;  // a graph's launch counts it, each time
-  r.narrow[0] = function ? function->kernel->slot_index : kNoSlot;
-  memcpy(&r.narrow[2], shape.grid, sizeof shape.grid);
-  memcpy(&r.narrow[5], shape.block, sizeof shape.block);
-  r.narrow[8] = shape.shared;
+  r.kernel.slot = function ? function->kernel->slot_index : kNoSlot;
+  memcpy(r.kernel.grid, shape.grid, sizeof shape.grid);
+  memcpy(r.kernel.block, shape.block, sizeof shape.block);
+  r.kernel.shared = shape.shared;
   Swap swap;
   uint32_t outcome = kNotMatched;
   if (!captured) outcome = decide(function, shape, r.id, parameters, extra, swap);
   if (agent.config.stacks) r.stack = host_stack();
   if (!captured && host_program() && (agent.config.match_all || (function && has_copies(*function->kernel)))) {
     uint64_t threads = uint64_t(shape.grid[0]) * shape.grid[1] * shape.grid[2] * shape.block[0] * shape.block[1] * shape.block[2];
-    run_host_program({r.id, r.narrow[0], r.stream, now_ns(), threads,
+    run_host_program({r.id, r.kernel.slot, r.stream, now_ns(), threads,
                       operation.queue.context ? static_cast<uint64_t>(operation.queue.context->device) : 0});
   }
   CUresult result;
@@ -85,7 +85,7 @@ CUresult described_launch(const Outer &outer, const Function *function, CUfuncti
     result = away([&] { return original(f, parameters, extra); });
   }
   operation.returned(result);
-  r.narrow[1] = outcome;
+  r.kernel.reason = outcome;
   operation.log();
   return result;
 }
@@ -202,13 +202,13 @@ CUresult counted_launch(const Outer &outer, CUfunction f, Where where, int width
   Operation operation(Kind::Kernel, where, 0);
   Record &r = operation.record;
   const Function *function = function_of(f, where);
-  r.narrow[0] = function ? function->kernel->slot_index : kNoSlot;
-  r.narrow[1] = kNotMatched;
-  r.narrow[2] = static_cast<uint32_t>(width);
-  r.narrow[3] = static_cast<uint32_t>(height);
-  r.narrow[4] = 1;
+  r.kernel.slot = function ? function->kernel->slot_index : kNoSlot;
+  r.kernel.reason = kNotMatched;
+  r.kernel.grid[0] = static_cast<uint32_t>(width);
+  r.kernel.grid[1] = static_cast<uint32_t>(height);
+  r.kernel.grid[2] = 1;
   if (!(r.flags & kCaptured)) {
-    if (function) r.narrow[1] = count(*function, kLegacyLaunch);
+    if (function) r.kernel.reason = count(*function, kLegacyLaunch);
     else agent.control->unnamed.fetch_add(1, std::memory_order_relaxed);
   }
   operation.time();

@@ -41,7 +41,7 @@ template <class Call, class Before, class After>
   if (!outer.keeps_records()) return result;
   after(operation);
   // Only what ends in host memory is over for certain when the call returns (CUDA driver API, "API synchronization behavior").
-  if (timed == Timed::Yes && r.kind != Kind::DtoH && r.kind != Kind::HtoH) r.flags &= static_cast<uint16_t>(~kCallWaits);
+  if (timed == Timed::Yes && r.kind != Kind::D2H && r.kind != Kind::H2H) r.flags &= static_cast<uint16_t>(~kSynchronous);
   operation.log();
   return result;
 }
@@ -53,9 +53,7 @@ struct Bytes {
 };
 
 void describe_copy(Record &r, const Bytes &copy) {
-  r.wide[0] = copy.size;
-  r.wide[1] = copy.to;
-  r.wide[2] = copy.from;
+  r.copy = {copy.size, copy.to, copy.from};
 }
 
 bool on_host(CUmemorytype type, uint64_t address) {
@@ -68,8 +66,8 @@ bool on_host(CUmemorytype type, uint64_t address) {
 }
 
 Kind kind_of(bool from_host, bool to_host) {
-  if (from_host) return to_host ? Kind::HtoH : Kind::HtoD;
-  return to_host ? Kind::DtoH : Kind::DtoD;
+  if (from_host) return to_host ? Kind::H2H : Kind::H2D;
+  return to_host ? Kind::D2H : Kind::D2D;
 }
 
 // Copies between addresses of any kind.
@@ -128,77 +126,76 @@ void describe_batch(Record &r, const CUDA_MEMCPY3D_BATCH_OP *ops, size_t n) {
         });                                                                                   \
   }
 #define WAITS(symbol, kind, PARAMETERS, ARGUMENTS, ...)                                                                \
-  ONE(symbol, kind, (Where{nullptr, false}), kCallWaits, Timed::Yes, PARAMETERS, ARGUMENTS, __VA_ARGS__, {})              \
-  ONE(symbol##_ptds, kind, (Where{nullptr, true}), kCallWaits, Timed::Yes, PARAMETERS, ARGUMENTS, __VA_ARGS__, {})
+  ONE(symbol, kind, (Where{nullptr, false}), kSynchronous, Timed::Yes, PARAMETERS, ARGUMENTS, __VA_ARGS__, {})              \
+  ONE(symbol##_ptds, kind, (Where{nullptr, true}), kSynchronous, Timed::Yes, PARAMETERS, ARGUMENTS, __VA_ARGS__, {})
 #define STREAMED(symbol, kind, timed, PARAMETERS, ARGUMENTS, BEFORE, ...)                            \
   ONE(symbol, kind, (Where{stream, false}), 0, timed, PARAMETERS, ARGUMENTS, BEFORE, __VA_ARGS__)     \
   ONE(symbol##_ptsz, kind, (Where{stream, true}), 0, timed, PARAMETERS, ARGUMENTS, BEFORE, __VA_ARGS__)
 
-WAITS(cuMemcpy, Kind::DtoD, (CUdeviceptr to, CUdeviceptr from, size_t n), (to, from, n), { describe_unified(r, {n, to, from}); })
-WAITS(cuMemcpyPeer, Kind::DtoD, (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t n),
+WAITS(cuMemcpy, Kind::D2D, (CUdeviceptr to, CUdeviceptr from, size_t n), (to, from, n), { describe_unified(r, {n, to, from}); })
+WAITS(cuMemcpyPeer, Kind::D2D, (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t n),
       (to, to_context, from, from_context, n), { describe_copy(r, {n, to, from}); })
-WAITS(cuMemcpyHtoD_v2, Kind::HtoD, (CUdeviceptr to, const void *from, size_t n), (to, from, n),
+WAITS(cuMemcpyHtoD_v2, Kind::H2D, (CUdeviceptr to, const void *from, size_t n), (to, from, n),
       { describe_copy(r, {n, to, number(from)}); })
-WAITS(cuMemcpyDtoH_v2, Kind::DtoH, (void *to, CUdeviceptr from, size_t n), (to, from, n),
+WAITS(cuMemcpyDtoH_v2, Kind::D2H, (void *to, CUdeviceptr from, size_t n), (to, from, n),
       { describe_copy(r, {n, number(to), from}); })
-WAITS(cuMemcpyDtoD_v2, Kind::DtoD, (CUdeviceptr to, CUdeviceptr from, size_t n), (to, from, n),
+WAITS(cuMemcpyDtoD_v2, Kind::D2D, (CUdeviceptr to, CUdeviceptr from, size_t n), (to, from, n),
       { describe_copy(r, {n, to, from}); })
-WAITS(cuMemcpyDtoA_v2, Kind::DtoD, (CUarray to, size_t at, CUdeviceptr from, size_t n), (to, at, from, n),
+WAITS(cuMemcpyDtoA_v2, Kind::D2D, (CUarray to, size_t at, CUdeviceptr from, size_t n), (to, at, from, n),
       { describe_copy(r, {n, number(to), from}); })
-WAITS(cuMemcpyAtoD_v2, Kind::DtoD, (CUdeviceptr to, CUarray from, size_t at, size_t n), (to, from, at, n),
+WAITS(cuMemcpyAtoD_v2, Kind::D2D, (CUdeviceptr to, CUarray from, size_t at, size_t n), (to, from, at, n),
       { describe_copy(r, {n, to, number(from)}); })
-WAITS(cuMemcpyHtoA_v2, Kind::HtoD, (CUarray to, size_t at, const void *from, size_t n), (to, at, from, n),
+WAITS(cuMemcpyHtoA_v2, Kind::H2D, (CUarray to, size_t at, const void *from, size_t n), (to, at, from, n),
       { describe_copy(r, {n, number(to), number(from)}); })
-WAITS(cuMemcpyAtoH_v2, Kind::DtoH, (void *to, CUarray from, size_t at, size_t n), (to, from, at, n),
+WAITS(cuMemcpyAtoH_v2, Kind::D2H, (void *to, CUarray from, size_t at, size_t n), (to, from, at, n),
       { describe_copy(r, {n, number(to), number(from)}); })
-WAITS(cuMemcpyAtoA_v2, Kind::DtoD, (CUarray to, size_t to_at, CUarray from, size_t at, size_t n), (to, to_at, from, at, n),
+WAITS(cuMemcpyAtoA_v2, Kind::D2D, (CUarray to, size_t to_at, CUarray from, size_t at, size_t n), (to, to_at, from, at, n),
       { describe_copy(r, {n, number(to), number(from)}); })
-WAITS(cuMemcpy2D_v2, Kind::DtoD, (const CUDA_MEMCPY2D *p), (p), { describe_params(r, p, 1); })
-WAITS(cuMemcpy2DUnaligned_v2, Kind::DtoD, (const CUDA_MEMCPY2D *p), (p), { describe_params(r, p, 1); })
-WAITS(cuMemcpy3D_v2, Kind::DtoD, (const CUDA_MEMCPY3D *p), (p), { describe_params(r, p, p ? p->Depth : 1); })
-WAITS(cuMemcpy3DPeer, Kind::DtoD, (const CUDA_MEMCPY3D_PEER *p), (p), { describe_params(r, p, p ? p->Depth : 1); })
+WAITS(cuMemcpy2D_v2, Kind::D2D, (const CUDA_MEMCPY2D *p), (p), { describe_params(r, p, 1); })
+WAITS(cuMemcpy2DUnaligned_v2, Kind::D2D, (const CUDA_MEMCPY2D *p), (p), { describe_params(r, p, 1); })
+WAITS(cuMemcpy3D_v2, Kind::D2D, (const CUDA_MEMCPY3D *p), (p), { describe_params(r, p, p ? p->Depth : 1); })
+WAITS(cuMemcpy3DPeer, Kind::D2D, (const CUDA_MEMCPY3D_PEER *p), (p), { describe_params(r, p, p ? p->Depth : 1); })
 
-STREAMED(cuMemcpyAsync, Kind::DtoD, Timed::Yes, (CUdeviceptr to, CUdeviceptr from, size_t n, CUstream stream),
+STREAMED(cuMemcpyAsync, Kind::D2D, Timed::Yes, (CUdeviceptr to, CUdeviceptr from, size_t n, CUstream stream),
          (to, from, n, stream), { describe_unified(r, {n, to, from}); }, {})
-STREAMED(cuMemcpyPeerAsync, Kind::DtoD, Timed::Yes,
+STREAMED(cuMemcpyPeerAsync, Kind::D2D, Timed::Yes,
          (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t n, CUstream stream),
          (to, to_context, from, from_context, n, stream), { describe_copy(r, {n, to, from}); }, {})
-STREAMED(cuMemcpyHtoDAsync_v2, Kind::HtoD, Timed::Yes, (CUdeviceptr to, const void *from, size_t n, CUstream stream),
+STREAMED(cuMemcpyHtoDAsync_v2, Kind::H2D, Timed::Yes, (CUdeviceptr to, const void *from, size_t n, CUstream stream),
          (to, from, n, stream), { describe_copy(r, {n, to, number(from)}); }, {})
-STREAMED(cuMemcpyDtoHAsync_v2, Kind::DtoH, Timed::Yes, (void *to, CUdeviceptr from, size_t n, CUstream stream),
+STREAMED(cuMemcpyDtoHAsync_v2, Kind::D2H, Timed::Yes, (void *to, CUdeviceptr from, size_t n, CUstream stream),
          (to, from, n, stream), { describe_copy(r, {n, number(to), from}); }, {})
-STREAMED(cuMemcpyDtoDAsync_v2, Kind::DtoD, Timed::Yes, (CUdeviceptr to, CUdeviceptr from, size_t n, CUstream stream),
+STREAMED(cuMemcpyDtoDAsync_v2, Kind::D2D, Timed::Yes, (CUdeviceptr to, CUdeviceptr from, size_t n, CUstream stream),
          (to, from, n, stream), { describe_copy(r, {n, to, from}); }, {})
-STREAMED(cuMemcpyHtoAAsync_v2, Kind::HtoD, Timed::Yes, (CUarray to, size_t at, const void *from, size_t n, CUstream stream),
+STREAMED(cuMemcpyHtoAAsync_v2, Kind::H2D, Timed::Yes, (CUarray to, size_t at, const void *from, size_t n, CUstream stream),
          (to, at, from, n, stream), { describe_copy(r, {n, number(to), number(from)}); }, {})
-STREAMED(cuMemcpyAtoHAsync_v2, Kind::DtoH, Timed::Yes, (void *to, CUarray from, size_t at, size_t n, CUstream stream),
+STREAMED(cuMemcpyAtoHAsync_v2, Kind::D2H, Timed::Yes, (void *to, CUarray from, size_t at, size_t n, CUstream stream),
          (to, from, at, n, stream), { describe_copy(r, {n, number(to), number(from)}); }, {})
-STREAMED(cuMemcpy2DAsync_v2, Kind::DtoD, Timed::Yes, (const CUDA_MEMCPY2D *p, CUstream stream), (p, stream),
+STREAMED(cuMemcpy2DAsync_v2, Kind::D2D, Timed::Yes, (const CUDA_MEMCPY2D *p, CUstream stream), (p, stream),
          { describe_params(r, p, 1); }, {})
-STREAMED(cuMemcpy3DAsync_v2, Kind::DtoD, Timed::Yes, (const CUDA_MEMCPY3D *p, CUstream stream), (p, stream),
+STREAMED(cuMemcpy3DAsync_v2, Kind::D2D, Timed::Yes, (const CUDA_MEMCPY3D *p, CUstream stream), (p, stream),
          { describe_params(r, p, p ? p->Depth : 1); }, {})
-STREAMED(cuMemcpy3DPeerAsync, Kind::DtoD, Timed::Yes, (const CUDA_MEMCPY3D_PEER *p, CUstream stream), (p, stream),
+STREAMED(cuMemcpy3DPeerAsync, Kind::D2D, Timed::Yes, (const CUDA_MEMCPY3D_PEER *p, CUstream stream), (p, stream),
          { describe_params(r, p, p ? p->Depth : 1); }, {})
-STREAMED(cuMemcpyBatchAsync, Kind::DtoD, Timed::Yes,
+STREAMED(cuMemcpyBatchAsync, Kind::D2D, Timed::Yes,
          (CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t n, void *attributes, size_t *starts, size_t count,
           size_t *failed, CUstream stream),
          (to, from, sizes, n, attributes, starts, count, failed, stream), { describe_batch(r, to, from, sizes, n); }, {})
-STREAMED(cuMemcpyBatchAsync_v2, Kind::DtoD, Timed::Yes,
+STREAMED(cuMemcpyBatchAsync_v2, Kind::D2D, Timed::Yes,
          (CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t n, void *attributes, size_t *starts, size_t count,
           CUstream stream),
          (to, from, sizes, n, attributes, starts, count, stream), { describe_batch(r, to, from, sizes, n); }, {})
-STREAMED(cuMemcpy3DBatchAsync, Kind::DtoD, Timed::Yes,
+STREAMED(cuMemcpy3DBatchAsync, Kind::D2D, Timed::Yes,
          (size_t n, CUDA_MEMCPY3D_BATCH_OP *ops, size_t *failed, unsigned long long flags, CUstream stream),
          (n, ops, failed, flags, stream), { describe_batch(r, ops, n); }, {})
-STREAMED(cuMemcpy3DBatchAsync_v2, Kind::DtoD, Timed::Yes,
+STREAMED(cuMemcpy3DBatchAsync_v2, Kind::D2D, Timed::Yes,
          (size_t n, CUDA_MEMCPY3D_BATCH_OP *ops, unsigned long long flags, CUstream stream), (n, ops, flags, stream),
          { describe_batch(r, ops, n); }, {})
 
 // --- memsets ---
 
 void describe_fill(Record &r, uint64_t bytes, CUdeviceptr to) {
-  r.wide[0] = bytes;
-  r.wide[1] = to;
+  r.copy = {bytes, to, 0};
 }
 
 #define FILL(name, size, type)                                                                                             \
@@ -225,39 +222,35 @@ void describe_record(Record &r, CUevent event) {
   if (r.result == CUDA_SUCCESS) quietly([&] { event_recorded(event, r.flags & kCaptured ? 0 : r.id); });
 }
 
-constexpr uint64_t kNothing = ~uint64_t(0);  // as the record waited for: the event is over, or was never recorded
-
 // A wait for an event of a capture takes its stream into the capture.
 void describe_wait(Record &r, Where where, CUevent event) {
   if (capturing(where.handle())) r.flags |= kCaptured;
   quietly([&] {
-    r.wide[1] = recorded_by(event);
-    if (r.wide[1] || registry().captures.load(std::memory_order_relaxed) || !driver.cuEventQuery) return;
+    r.event.record = recorded_by(event);
+    if (r.event.record || registry().captures.load(std::memory_order_relaxed) || !driver.cuEventQuery) return;
     DriverScope scope;
-    if (driver.cuEventQuery(event) == CUDA_SUCCESS) r.wide[1] = kNothing;
+    if (driver.cuEventQuery(event) == CUDA_SUCCESS) r.event.record = kNoRecord;
   });
 }
 
-enum : uint32_t { kStream, kEvent, kContext };  // what the host waits for
-
-STREAMED(cuEventRecord, Kind::Record, Timed::No, (CUevent event, CUstream stream), (event, stream), { r.wide[0] = number(event); },
+STREAMED(cuEventRecord, Kind::Recorded, Timed::No, (CUevent event, CUstream stream), (event, stream), { r.event.event = number(event); },
          { describe_record(r, event); })
-STREAMED(cuEventRecordWithFlags, Kind::Record, Timed::No, (CUevent event, CUstream stream, unsigned flags),
-         (event, stream, flags), { r.wide[0] = number(event); }, { describe_record(r, event); })
+STREAMED(cuEventRecordWithFlags, Kind::Recorded, Timed::No, (CUevent event, CUstream stream, unsigned flags),
+         (event, stream, flags), { r.event.event = number(event); }, { describe_record(r, event); })
 ONE(cuStreamWaitEvent, Kind::Wait, (Where{stream, false}), 0, Timed::No, (CUstream stream, CUevent event, unsigned flags),
-    (stream, event, flags), { r.wide[0] = number(event); }, { describe_wait(r, Where{stream, false}, event); })
+    (stream, event, flags), { r.event.event = number(event); }, { describe_wait(r, Where{stream, false}, event); })
 ONE(cuStreamWaitEvent_ptsz, Kind::Wait, (Where{stream, true}), 0, Timed::No, (CUstream stream, CUevent event, unsigned flags),
-    (stream, event, flags), { r.wide[0] = number(event); }, { describe_wait(r, Where{stream, true}, event); })
+    (stream, event, flags), { r.event.event = number(event); }, { describe_wait(r, Where{stream, true}, event); })
 
-void describe_sync(Record &r, uint32_t what) {
-  r.flags |= kCallWaits;
-  r.narrow[0] = what;
+void describe_sync(Record &r, SyncTarget what) {
+  r.flags |= kSynchronous;
+  r.sync.what = static_cast<uint32_t>(what);
 }
 
-STREAMED(cuStreamSynchronize, Kind::Sync, Timed::No, (CUstream stream), (stream), { describe_sync(r, kStream); }, {})
-ONE(cuCtxSynchronize, Kind::Sync, kNoStream, kCallWaits, Timed::No, (), (), { describe_sync(r, kContext); }, {})
-ONE(cuCtxSynchronize_v2, Kind::Sync, kNoStream, kCallWaits, Timed::No, (CUcontext context), (context), {
-  describe_sync(r, kContext);
+STREAMED(cuStreamSynchronize, Kind::Sync, Timed::No, (CUstream stream), (stream), { describe_sync(r, SyncTarget::Stream); }, {})
+ONE(cuCtxSynchronize, Kind::Sync, kNoStream, kSynchronous, Timed::No, (), (), { describe_sync(r, SyncTarget::Context); }, {})
+ONE(cuCtxSynchronize_v2, Kind::Sync, kNoStream, kSynchronous, Timed::No, (CUcontext context), (context), {
+  describe_sync(r, SyncTarget::Context);
   quietly([&] {
     if (Context *c = context ? registry().context(context) : nullptr) {
       o.queue.context = c;
@@ -265,10 +258,10 @@ ONE(cuCtxSynchronize_v2, Kind::Sync, kNoStream, kCallWaits, Timed::No, (CUcontex
     }
   });
 }, {})
-ONE(cuEventSynchronize, Kind::Sync, kNoStream, kCallWaits, Timed::No, (CUevent event), (event), {
-  describe_sync(r, kEvent);
-  r.wide[1] = number(event);
-}, { quietly([&] { r.wide[2] = recorded_by(event); }); })
+ONE(cuEventSynchronize, Kind::Sync, kNoStream, kSynchronous, Timed::No, (CUevent event), (event), {
+  describe_sync(r, SyncTarget::Event);
+  r.sync.event = number(event);
+}, { quietly([&] { r.sync.record = recorded_by(event); }); })
 
 // --- allocations ---
 
@@ -281,7 +274,7 @@ void will_allocate(Operation &o, size_t index, uint64_t bytes, uint64_t to = 0) 
 
 void has_allocated(Operation &o, uint64_t bytes, uint64_t address) {
   Record &r = o.record;
-  r.wide[1] = bytes;
+  r.api.bytes = bytes;
   if (r.result != CUDA_SUCCESS || !address || !bytes) return;
   quietly([&] { describe_memory(r, address, allocated(address, bytes, o.queue.context)); });
 }

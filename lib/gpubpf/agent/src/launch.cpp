@@ -45,7 +45,7 @@ static uint64_t resident(CUfunction function, const LaunchShape &shape, uint32_t
   return uint64_t(n) * multiprocessors;
 }
 
-// Why the copy cannot be launched in this shape, kReasons if it can. Kernels whose blocks wait for each other hang when fewer of
+// Why the copy cannot be launched in this shape, kNoReason if it can. Kernels whose blocks wait for each other hang when fewer of
 // them are resident than they counted on; of others, a block must fit.
 static Reason lacks_room(Copy &copy, const LaunchShape &shape, uint64_t blocks) {
   uint32_t threads = shape.block[0] * shape.block[1] * shape.block[2];
@@ -64,9 +64,9 @@ static Reason lacks_room(Copy &copy, const LaunchShape &shape, uint64_t blocks) 
     }
   }
   if (o->original == 0) return kLaunchFailed;  // for the driver to reject
-  if (!copy.layout->waits && o->copy != kNotSaid) return o->copy ? kReasons : kOccupancy;
+  if (!copy.layout->waits && o->copy != kNotSaid) return o->copy ? kNoReason : kOccupancy;
   const uint64_t needed = blocks < o->original ? blocks : o->original;  // not said: all of the grid must fit
-  return o->copy == kNotSaid || o->copy < needed ? kOccupancy : kReasons;
+  return o->copy == kNotSaid || o->copy < needed ? kOccupancy : kNoReason;
 }
 
 static Instance *instance_of(Copy &copy, const LaunchShape &shape) {
@@ -248,7 +248,7 @@ uint32_t choose(const Function &function, Context *context, const LaunchShape &s
   if (!blocks || !in_block || in_block > 4096 || (shape.grid[0] && blocks / shape.grid[0] >= uint64_t(1) << 32))
     return 1 + kLaunchFailed;  // for the driver to reject
   const Reason lacking = lacks_room(*copy, shape, blocks);
-  if (lacking != kReasons) return 1 + lacking;
+  if (lacking != kNoReason) return 1 + lacking;
   choice.copy = copy;
   choice.instance = instance_of(*copy, shape);
   choice.block = choice.instance->launch_block.load(std::memory_order_acquire);

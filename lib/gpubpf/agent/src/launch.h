@@ -33,15 +33,6 @@ struct Swap {
   void *extra_array[5];
 };
 
-// What became of a launch, as the log has it.
-enum Outcome : uint32_t {
-  kInstrumented = 0,
-  // 1 + Reason
-  kNotReady = 254,    // its copy is not there yet
-  kNotMatched = 255,  // or the tool has not answered yet
-};
-constexpr uint32_t kNoSlot = UINT32_MAX;  // of a function whose name was never seen
-
 // Whether there is a copy that can be launched in this shape, and its memory. Counts nothing.
 struct Choice {
   Copy *copy = nullptr;

@@ -58,11 +58,10 @@ uint64_t number_of(OfThread &thread) {
   return thread.number;
 }
 
-enum QueueKind : uint32_t { kLegacy, kPerThread, kBlocking, kNonBlocking };
 
 Queue new_queue(const Key &key) {
   Queue queue;
-  uint32_t kind = kLegacy;
+  QueueKind kind = QueueKind::Legacy;
   int priority = 0;
   {
     DriverScope scope;
@@ -70,16 +69,16 @@ Queue new_queue(const Key &key) {
     CUcontext context = nullptr;
     if (key.context) {
       queue.context = const_cast<Context *>(key.context);
-      kind = key.stream == CU_STREAM_PER_THREAD ? kPerThread : kLegacy;
+      kind = key.stream == CU_STREAM_PER_THREAD ? QueueKind::PerThread : QueueKind::Legacy;
     } else {
       if (driver.cuStreamGetCtx && driver.cuStreamGetCtx(key.stream, &context) == CUDA_SUCCESS)
         queue.context = registry().context(context);
       if (driver.cuStreamGetFlags && driver.cuStreamGetFlags(key.stream, &flags) == CUDA_SUCCESS)
-        kind = flags & CU_STREAM_NON_BLOCKING ? kNonBlocking : kBlocking;
+        kind = flags & CU_STREAM_NON_BLOCKING ? QueueKind::NonBlocking : QueueKind::Blocking;
       else
         return queue;  // no stream
     }
-    if (driver.cuStreamGetPriority && kind != kLegacy) driver.cuStreamGetPriority(key.stream, &priority);
+    if (driver.cuStreamGetPriority && kind != QueueKind::Legacy) driver.cuStreamGetPriority(key.stream, &priority);
   }
   Queues &all = queues();
   bool before = agent.late;
@@ -99,8 +98,7 @@ Queue new_queue(const Key &key) {
   r.stream = reinterpret_cast<uint64_t>(key.stream);
   r.queue = queue.number;
   r.context = queue.context ? queue.context->serial : 0;
-  r.narrow[0] = kind;
-  r.narrow[1] = static_cast<uint32_t>(priority);
+  r.queue_part = {static_cast<uint32_t>(kind), priority};
   oplog.put(r);
   return queue;
 }
@@ -212,15 +210,15 @@ void end_operations() {
 
 // With the name as the program's source has it.
 void describe_call(Record &r, uint32_t index, const char *name, uint64_t bytes) {
-  r.narrow[0] = index;
-  r.wide[1] = bytes;
-  constexpr size_t kRoom = 5 * sizeof r.wide[0];
+  r.api.function = index;
+  r.api.bytes = bytes;
+  constexpr size_t kRoom = sizeof r.api.name;
   size_t length = strnlen(name, kRoom - 1);
   for (const char *suffix : {"_ptsz", "_ptds", "_v2"}) {
     size_t n = strlen(suffix);
     if (length > n && memcmp(name + length - n, suffix, n) == 0) length -= n;
   }
-  memcpy(&r.wide[2], name, length);
+  memcpy(r.api.name, name, length);
 }
 
 void describe_call(Record &r, size_t index, uint64_t bytes) {
@@ -228,8 +226,8 @@ void describe_call(Record &r, size_t index, uint64_t bytes) {
 }
 
 void describe_memory(Record &r, uint64_t address, uint64_t epoch) {
-  r.wide[7] = address;
-  r.narrow[1] = static_cast<uint32_t>(epoch);
+  r.api.address = address;
+  r.api.epoch = static_cast<uint32_t>(epoch);
 }
 
 bool capturing(CUstream stream) {
@@ -251,8 +249,8 @@ Operation::Operation(Kind kind, Where where, uint16_t flags) noexcept : queue(qu
 }
 
 void Operation::announce() noexcept {
-  const bool copy = record.kind >= Kind::HtoD && record.kind <= Kind::HtoH, fill = record.kind == Kind::Memset;
-  announce(copy || fill ? record.wide[0] : 0, copy || fill ? record.wide[1] : 0, copy ? record.wide[2] : 0);
+  const bool copy = record.kind >= Kind::H2D && record.kind <= Kind::H2H, fill = record.kind == Kind::Memset;
+  announce(copy || fill ? record.copy.bytes : 0, copy || fill ? record.copy.destination : 0, copy ? record.copy.source : 0);
 }
 
 void Operation::announce(uint64_t bytes, uint64_t destination, uint64_t source) noexcept {
@@ -305,8 +303,8 @@ void Operation::returned(CUresult result) noexcept {
     Record r = record;
     r.id = other_id();
     r.kind = Kind::Fault;
-    for (uint64_t &w : r.wide) w = 0;
-    r.narrow[0] = static_cast<uint32_t>(result);
+    clear_part(r);
+    r.fault.error = result;
     oplog.put(r);
   }
   if (stamp_) end_stamp(stamp_, where_.handle(), record, result);

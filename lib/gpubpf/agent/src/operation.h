@@ -39,7 +39,6 @@ void new_operations();
 void end_operations();
 
 // Fills in a record of Kind::Api: a call by its name, of hooks[index] or of none; what it allocates or frees.
-constexpr uint32_t kNoFunction = UINT32_MAX;
 void describe_call(Record &record, uint32_t index, const char *name, uint64_t bytes);
 void describe_call(Record &record, size_t index, uint64_t bytes);
 void describe_memory(Record &record, uint64_t address, uint64_t epoch);

@@ -74,9 +74,9 @@ bool times(Context &context, Stamp &s) {
     if (driver.cudasim_event_time(s.first, &first) == CUDA_SUCCESS && driver.cudasim_event_time(s.second, &second) == CUDA_SUCCESS) {
       // The event is there before the call that puts the work behind it returns; work begins no earlier.
       bool waited = r.return_ns >= second;
-      r.wide[1] = virtual_clock() && !waited ? std::max(first, r.return_ns) : first;
-      r.wide[2] = second;
-      r.narrow[6] = 0;
+      r.span.start = virtual_clock() && !waited ? std::max(first, r.return_ns) : first;
+      r.span.end = second;
+      r.span.error_ns = 0;
       return true;
     }
   }
@@ -85,10 +85,10 @@ bool times(Context &context, Stamp &s) {
   if (!reference) return false;
   if (driver.cuEventElapsedTime(&until, reference->event, s.first) == CUDA_SUCCESS &&
       driver.cuEventElapsedTime(&length, s.first, s.second) == CUDA_SUCCESS) {
-    r.wide[1] = reference->gpu_ns + static_cast<uint64_t>(static_cast<int64_t>(std::llround(double(until) * 1e6)));
-    r.wide[2] = r.wide[1] + static_cast<uint64_t>(std::llround(std::fabs(double(length)) * 1e6));
+    r.span.start = reference->gpu_ns + static_cast<uint64_t>(static_cast<int64_t>(std::llround(double(until) * 1e6)));
+    r.span.end = r.span.start + static_cast<uint64_t>(std::llround(std::fabs(double(length)) * 1e6));
     double rounding = (std::fabs(double(until)) + double(length)) * 1e6 / (1 << 24);
-    r.narrow[6] = reference->error_ns + kResolution + static_cast<uint32_t>(std::min(rounding, 1e9)) + 1;
+    r.span.error_ns = reference->error_ns + kResolution + static_cast<uint32_t>(std::min(rounding, 1e9)) + 1;
   }
   return true;
 }
@@ -270,8 +270,8 @@ void end_stamp(Stamp *stamp, CUstream stream, const Record &operation, CUresult 
     r.kind = Kind::Span;
     r.id = other_id();
     r.stack = 0;
-    for (uint64_t &w : r.wide) w = 0;
-    r.wide[0] = operation.id;
+    clear_part(r);
+    r.span.of = operation.id;
     stamp->span = r;
     std::lock_guard<std::mutex> hold(stamp->of->lock);
     if (stamp->of->over) return;

@@ -19,16 +19,6 @@ namespace gpubpf {
 
 // --- what the tool said (Welcome, Sidecar) ---
 
-// What a map has values for. Site: for each site of a kernel, whatever its launches' shape, in a shard for each multiprocessor.
-enum class Unit : uint32_t { Context, Thread, Warp, Block, Instance, Site };
-enum class Place : uint32_t {
-  Gpu,
-  HostRing,  // control in GPU memory, records in a file that the tool maps
-  GpuRing,   // records in GPU memory, copied when they are read
-  Shared,    // in a file of the tool, which GPU and host program reach
-  Host,      // in a file of the tool, which only the host program reaches
-};
-
 struct MapSpec {
   // Bytes: for each context `fixed`, or for each instance `fixed` and `per_unit` for every unit (Site: and shard). Rings: `fixed` of all records together,
   // at most; `per_unit` the stride of one.
@@ -58,7 +48,6 @@ struct Config {
 struct BlockField {  // a map's place in the launch block
   uint32_t map, base_offset, capacity_offset;  // capacity_offset: kNoField for maps of the context
 };
-constexpr uint32_t kNoField = UINT32_MAX;
 
 struct Layout {  // of one instrumented kernel
   std::string name;
