@@ -11,20 +11,20 @@
 namespace gpubpf {
 
 class Log {
- public:
-  // Makes the log with room for `records`, a power of two; gives its file, sealed against shrinking, or -1. The caller sends it
-  // and closes it. Once in an attachment; a forked child makes its own.
-  int open(uint64_t records, bool virtual_clock);
-  void forget() { header_ = nullptr; }  // in a forked child: the file is its parent's
-  void close();  // at the end of the attachment, when no thread is in a hook
-  bool on() const { return header_ != nullptr; }
-  void put(const Record &record);  // any thread
+  public:
+    // Makes the log with room for `records`, a power of two; gives its file, sealed against shrinking, or -1. The caller sends it
+    // and closes it. Once in an attachment; a forked child makes its own.
+    int open(uint64_t records, bool virtual_clock);
+    void forget() { header_ = nullptr; }  // in a forked child: the file is its parent's
+    void close();                         // at the end of the attachment, when no thread is in a hook
+    bool on() const { return header_ != nullptr; }
+    void put(const Record &record);  // any thread
 
- private:
-  struct Header;
-  Header *header_ = nullptr;
-  Record *records_ = nullptr;
-  uint64_t capacity_ = 0;
+  private:
+    struct Header;
+    Header *header_ = nullptr;
+    Record *records_ = nullptr;
+    uint64_t capacity_ = 0;
 };
 
 extern Log oplog;
@@ -37,7 +37,8 @@ inline void clear_part(Record &record) { memset(record.part, 0, sizeof record.pa
 uint64_t take_ids(uint64_t n);
 uint64_t other_id();
 void new_process();  // the agent starts here, the first time or in a forked child
-void number_process(uint64_t number);  // as the tool counts: a process id comes again, after exec and in other namespaces
+void number_process(
+    uint64_t number);  // as the tool counts: a process id comes again, after exec and in other namespaces
 uint32_t generation_of_process();  // how often it did: what was kept before means nothing
 uint32_t process_id();
 uint32_t thread_id();  // of the calling thread

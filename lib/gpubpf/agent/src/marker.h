@@ -11,12 +11,12 @@
 namespace gpubpf {
 
 struct HostLaunch {  // `struct gpu_launch` of gpubpf.h
-  uint64_t launch, kernel, stream, call_ns, threads, gpu;
+    uint64_t launch, kernel, stream, call_ns, threads, gpu;
 };
 constexpr uint64_t kWholeGraph = UINT64_MAX;  // as `kernel`: a graph is launched, `launch` is its first id
 
 struct HostOperation {  // `struct gpu_operation`
-  uint64_t id, kind, stream, call_ns, bytes, destination, source, gpu;
+    uint64_t id, kind, stream, call_ns, bytes, destination, source, gpu;
 };
 
 // Whether there are host programs: what they are called with need not be found out otherwise.

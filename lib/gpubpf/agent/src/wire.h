@@ -14,44 +14,44 @@
 namespace gpubpf {
 
 class Writer {
- public:
-  Writer &u32(uint32_t v) { return raw(&v, sizeof v); }
-  Writer &u64(uint64_t v) { return raw(&v, sizeof v); }
-  Writer &text(const std::string &s) {
-    u32(static_cast<uint32_t>(s.size()));
-    return raw(s.data(), s.size());
-  }
-  Writer &raw(const void *data, size_t size) {
-    const auto *p = static_cast<const uint8_t *>(data);
-    bytes.insert(bytes.end(), p, p + size);
-    return *this;
-  }
-  std::vector<uint8_t> bytes;
+  public:
+    Writer &u32(uint32_t v) { return raw(&v, sizeof v); }
+    Writer &u64(uint64_t v) { return raw(&v, sizeof v); }
+    Writer &text(const std::string &s) {
+        u32(static_cast<uint32_t>(s.size()));
+        return raw(s.data(), s.size());
+    }
+    Writer &raw(const void *data, size_t size) {
+        const auto *p = static_cast<const uint8_t *>(data);
+        bytes.insert(bytes.end(), p, p + size);
+        return *this;
+    }
+    std::vector<uint8_t> bytes;
 };
 
 // Reads past the end give zeros and clear ok(): callers check once, at the end.
 class Reader {
- public:
-  Reader(const uint8_t *data, size_t size) : next_(data), left_(size) {}
-  uint32_t u32();
-  uint64_t u64();
-  std::string text();
-  std::vector<uint8_t> blob();
-  // A count of items that take at least `least` bytes each.
-  uint32_t count(size_t least);
-  bool ok() const { return ok_; }
+  public:
+    Reader(const uint8_t *data, size_t size) : next_(data), left_(size) {}
+    uint32_t u32();
+    uint64_t u64();
+    std::string text();
+    std::vector<uint8_t> blob();
+    // A count of items that take at least `least` bytes each.
+    uint32_t count(size_t least);
+    bool ok() const { return ok_; }
 
- private:
-  bool take(void *to, size_t size);
-  const uint8_t *next_;
-  size_t left_;
-  bool ok_ = true;
+  private:
+    bool take(void *to, size_t size);
+    const uint8_t *next_;
+    size_t left_;
+    bool ok_ = true;
 };
 
 struct Frame {
-  Message type{};
-  std::vector<uint8_t> payload;
-  int fd = -1;
+    Message type{};
+    std::vector<uint8_t> payload;
+    int fd = -1;
 };
 
 // All return false when the peer is gone. `fd` < 0: none is sent.
