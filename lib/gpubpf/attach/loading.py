@@ -55,17 +55,13 @@ from typing import ClassVar
 from gpubpf.attach import borrow
 from gpubpf.attach.borrow import COMMAND, DATA, DONE, FUNCTION, LAST, RESULT, SIZE, TEXTS, Code
 from gpubpf.errors import SessionError
-from gpubpf.process import ptrace, target, users
+from gpubpf.process import libc, ptrace, target, users
 from gpubpf.process.target import Memory
 
 ANSWER = 10.0  # seconds for one call on the new thread
-_PIDFD_OPEN, _PIDFD_GETFD = 434, 438
 _FUTEX = 202
 _STACK = 1 << 16  # bytes of the new thread's stack that are looked through
 _MEMFD = re.compile("/memfd:")
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
 
 
 class Injection:
@@ -348,17 +344,13 @@ class _Worker:
 
 
 def _fetch(pid: int, file: int) -> int:
-    process = _libc.syscall(_PIDFD_OPEN, pid, 0)
-    if process < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    process = libc.system_call(libc.PIDFD_OPEN, pid, 0)
     try:
-        fetched = _libc.syscall(_PIDFD_GETFD, process, file, 0)
-        if fetched < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        fetched = libc.system_call(libc.PIDFD_GETFD, process, file, 0)
     finally:
         os.close(process)
     os.set_inheritable(fetched, False)
-    return int(fetched)
+    return fetched
 
 
 def _loaded(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:

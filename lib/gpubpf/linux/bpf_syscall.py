@@ -12,7 +12,6 @@ import errno
 import fcntl
 import mmap
 import os
-import platform
 import struct
 import threading
 from collections.abc import Iterator, Sequence
@@ -21,13 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.errors import Error
+from gpubpf.process import libc
+from gpubpf.process.libc import bpf, system_call
 
 if TYPE_CHECKING:
     import numpy as np
-
-_X86 = platform.machine() == "x86_64"
-_BPF, _PERF_EVENT_OPEN = (321, 298) if _X86 else (280, 241)
-_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432  # the same everywhere
 
 MAP_CREATE, MAP_LOOKUP, MAP_UPDATE, MAP_DELETE, _PROG_LOAD = 0, 1, 2, 3, 5
 _OBJECT_INFO, _RAW_TRACEPOINT_OPEN, _MAP_LOOKUP_BATCH, _LINK_CREATE, _ENABLE_STATISTICS = 15, 17, 24, 28, 32
@@ -47,15 +44,11 @@ HASH, ARRAY, PROG_ARRAY, PERCPU_HASH, PERCPU_ARRAY, STACK_TRACE, LRU_HASH, RINGB
 _EXISTS = 2  # BPF_EXIST
 _PERCPU = (PERCPU_HASH, PERCPU_ARRAY, 10)
 _LOG_BYTES = 1 << 20
-_ATTRIBUTES = 144  # bytes of union bpf_attr that are passed: what is left out must be 0
 
 _PERF_TRACEPOINT, _PERF_ATTRIBUTES, _PERF_CLOSE_ON_EXEC = 2, 112, 8
 _PERF_ENABLE, _PERF_DISABLE, _PERF_SET_BPF = 0x2400, 0x2401, 0x40042408
 _UPROBE_TYPE = Path("/sys/bus/event_source/devices/uprobe/type")
 _TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
 
 
 class Rejected(OSError):
@@ -64,21 +57,6 @@ class Rejected(OSError):
     def __init__(self, error: OSError, log: str) -> None:
         super().__init__(error.errno, error.strerror)
         self.log = log
-
-
-def _syscall(number: int, *arguments: int) -> int:
-    result = int(_libc.syscall(ctypes.c_long(number), *(ctypes.c_long(a) for a in arguments)))
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
-
-
-def call(command: int, attributes: bytes) -> tuple[int, bytes]:
-    """bpf(2): its result, and `attributes` as the kernel left them."""
-    buffer = ctypes.create_string_buffer(attributes.ljust(_ATTRIBUTES, b"\0"), _ATTRIBUTES)
-    result = _syscall(_BPF, command, ctypes.addressof(buffer), _ATTRIBUTES)
-    return result, buffer.raw
 
 
 # --- maps ---
@@ -94,26 +72,26 @@ def create_map(kind: int, key: int, value: int, entries: int, flags: int = 0, na
     """A file descriptor. `name` is for whoever looks with bpftool; its end is cut off."""
     label = "".join(c for c in name if c.isascii() and (c.isalnum() or c in "_."))[:15].encode()
     attributes = struct.pack("<7I16s", kind, key, value, entries or possible_cpus(), flags, 0, 0, label)
-    return call(MAP_CREATE, attributes)[0]
+    return bpf(MAP_CREATE, attributes)[0]
 
 
 def update(file: int, key: bytes, value: bytes, existing: bool = False) -> None:
     """`existing`: raises FileNotFoundError where there is no such element."""
     k, v = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value, len(value))
     flags = _EXISTS if existing else 0
-    call(MAP_UPDATE, struct.pack("<I4xQQQ", file, ctypes.addressof(k), ctypes.addressof(v), flags))
+    bpf(MAP_UPDATE, struct.pack("<I4xQQQ", file, ctypes.addressof(k), ctypes.addressof(v), flags))
 
 
 def delete(file: int, key: bytes) -> None:
     k = ctypes.create_string_buffer(key, len(key))
-    call(MAP_DELETE, struct.pack("<I4xQ", file, ctypes.addressof(k)))
+    bpf(MAP_DELETE, struct.pack("<I4xQ", file, ctypes.addressof(k)))
 
 
 def lookup(file: int, key: bytes, size: int) -> bytes | None:
     """The value, `size` bytes (for a per-CPU map of all CPUs); None where there is none."""
     k, v = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(size)
     try:
-        call(MAP_LOOKUP, struct.pack("<I4xQQQ", file, ctypes.addressof(k), ctypes.addressof(v), 0))
+        bpf(MAP_LOOKUP, struct.pack("<I4xQQQ", file, ctypes.addressof(k), ctypes.addressof(v), 0))
     except FileNotFoundError:
         return None
     return v.raw
@@ -146,10 +124,10 @@ def read_all(file: int, kind: int, key_size: int, value_size: int, entries: int)
             0,
             0,
         )
-        buffer = ctypes.create_string_buffer(attributes.ljust(_ATTRIBUTES, b"\0"), _ATTRIBUTES)
+        buffer = libc.bpf_attributes(attributes)
         over = False
         try:
-            _syscall(_BPF, _MAP_LOOKUP_BATCH, ctypes.addressof(buffer), _ATTRIBUTES)
+            bpf(_MAP_LOOKUP_BATCH, buffer)
         except FileNotFoundError:
             over = True
         count = int.from_bytes(buffer.raw[32:36], "little")
@@ -203,7 +181,7 @@ def _load(
         0,
         attach,
     )
-    return call(_PROG_LOAD, attributes)[0]
+    return bpf(_PROG_LOAD, attributes)[0]
 
 
 @dataclass(frozen=True)
@@ -218,12 +196,12 @@ class Statistics:
 
 def enable_statistics() -> int:
     """Has the kernel count the runs of every program, until the file descriptor is closed."""
-    return call(_ENABLE_STATISTICS, struct.pack("<I", 0))[0]
+    return bpf(_ENABLE_STATISTICS, struct.pack("<I", 0))[0]
 
 
 def statistics(program: int) -> Statistics:
     info = ctypes.create_string_buffer(232)
-    call(_OBJECT_INFO, struct.pack("<IIQ", program, len(info), ctypes.addressof(info)))
+    bpf(_OBJECT_INFO, struct.pack("<IIQ", program, len(info), ctypes.addressof(info)))
     return Statistics(*(struct.unpack_from("<QQQ", info.raw, 192)[i] for i in (1, 0, 2)))
 
 
@@ -271,7 +249,7 @@ def link_uprobes(
         _MULTI_RETURN if returns else 0,
         0,
     )
-    return call(_LINK_CREATE, attributes)[0]
+    return bpf(_LINK_CREATE, attributes)[0]
 
 
 def attach_tracepoint(program: int, number: int) -> int:
@@ -284,7 +262,7 @@ def attach_raw_tracepoint(program: int, name: str) -> int:
     where the CPU is inside another program, or a process there is in the middle of a bpf(2) call for a map. Raises
     FileNotFoundError where there is no such tracepoint."""
     text = ctypes.create_string_buffer(name.encode())
-    return call(_RAW_TRACEPOINT_OPEN, struct.pack("<QI", ctypes.addressof(text), program))[0]
+    return bpf(_RAW_TRACEPOINT_OPEN, struct.pack("<QI", ctypes.addressof(text), program))[0]
 
 
 def raw_arguments(name: str, count: int) -> bool:
@@ -310,7 +288,7 @@ def _attach(program: int, kind: int, config: int, config1: int, config2: int) ->
     attributes = struct.pack("<II5QIIQQ", kind, _PERF_ATTRIBUTES, config, 1, 0, 0, 0, 1, 0, config1, config2)
     buffer = ctypes.create_string_buffer(attributes.ljust(_PERF_ATTRIBUTES, b"\0"), _PERF_ATTRIBUTES)
     # A program is run for every CPU and process, whichever its event was opened for.
-    event = _syscall(_PERF_EVENT_OPEN, ctypes.addressof(buffer), -1, 0, -1, _PERF_CLOSE_ON_EXEC)
+    event = system_call(libc.PERF_EVENT_OPEN, ctypes.addressof(buffer), -1, 0, -1, _PERF_CLOSE_ON_EXEC)
     try:
         fcntl.ioctl(event, _PERF_SET_BPF, program)
         fcntl.ioctl(event, _PERF_ENABLE, 0)
@@ -331,9 +309,9 @@ def tracefs() -> Iterator[Path]:
     name = ctypes.create_string_buffer(b"tracefs")
     files: list[int] = []
     try:
-        files.append(_syscall(_FSOPEN, ctypes.addressof(name), 1))
-        _syscall(_FSCONFIG, files[0], 6, 0, 0, 0)  # FSCONFIG_CMD_CREATE
-        files.append(_syscall(_FSMOUNT, files[0], 1, 0))
+        files.append(system_call(libc.FSOPEN, ctypes.addressof(name), 1))
+        system_call(libc.FSCONFIG, files[0], 6, 0, 0, 0)  # FSCONFIG_CMD_CREATE
+        files.append(system_call(libc.FSMOUNT, files[0], 1, 0))
     except OSError as error:
         for file in files:
             os.close(file)

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpubpf.errors import UsageError
-from gpubpf.linux import bpf_syscall
-from gpubpf.process import target, target_files
+from gpubpf.process import libc, target, target_files
 
 _CACHE = Path("/etc/ld.so.cache")
 _PLACES = (
@@ -38,7 +37,6 @@ _FLAGS = 1 << 8 | 1 << 14 | 1 << 23  # mmap, watermark, mmap2
 _PAGES = 16  # of a CPU's buffer: some hundred records
 _HEAD, _TAIL = 1024, 1032  # in struct perf_event_mmap_page
 _LOST, _MMAP2 = 2, 10  # PERF_RECORD_*
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Names:
@@ -159,7 +157,7 @@ def open_here(m: Mapped) -> int:
 def key(file: int) -> Key:
     state = os.fstat(file)
     buffer = ctypes.create_string_buffer(256)
-    if _libc.fstatfs(file, buffer) == 0 and int.from_bytes(buffer.raw[:8], "little") == _OVERLAY:
+    if libc.library.fstatfs(file, buffer) == 0 and int.from_bytes(buffer.raw[:8], "little") == _OVERLAY:
         return Key(0, state.st_ino, state.st_size, state.st_ctime_ns, state.st_mtime_ns)
     return Key(state.st_dev, state.st_ino)
 
@@ -258,8 +256,7 @@ class Mappings:
 def _open(cpu: int) -> int:
     attributes = struct.pack("<IIQQQQQII", _SOFTWARE, 112, _DUMMY, 1, 0, 0, _FLAGS, 1, 0).ljust(112, b"\0")
     buffer = ctypes.create_string_buffer(attributes, 112)
-    number = bpf_syscall._PERF_EVENT_OPEN
-    return bpf_syscall._syscall(number, ctypes.addressof(buffer), -1, cpu, -1, 8)  # closed on exec
+    return libc.system_call(libc.PERF_EVENT_OPEN, ctypes.addressof(buffer), -1, cpu, -1, 8)  # closed on exec
 
 
 def _online() -> list[int]:

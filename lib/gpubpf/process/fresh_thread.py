@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
+
+from gpubpf.process import libc
 
 T = TypeVar("T")
 _ARENA_MAX = -8  # M_ARENA_MAX of malloc.h
@@ -38,4 +39,4 @@ def on_own(work: Callable[[], T], name: str) -> T:
 def share_heaps() -> None:
     """The C library gives each thread a heap of its own, and each keeps some MB of what was read in it. Of a tool's threads one runs
     at a time, but for what NumPy and the kernel do: two heaps are enough. For a process that is the tool's own."""
-    ctypes.CDLL(None).mallopt(_ARENA_MAX, 2)
+    libc.library.mallopt(_ARENA_MAX, 2)

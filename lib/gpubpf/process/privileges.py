@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import pwd
 import random
 import struct
@@ -27,7 +26,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpubpf.errors import SessionError
-from gpubpf.process import fresh_thread
+from gpubpf.process import fresh_thread, libc
+from gpubpf.process.libc import system_call
 
 T = TypeVar("T")
 
@@ -52,26 +52,15 @@ PROGRAMS = frozenset((BPF, PERFMON, SYS_RESOURCE, SYS_ADMIN))
 JOINING = frozenset((SYS_NICE,))
 
 _FIRST_USER, _LAST_USER = 61184, 65519
-_CAPGET, _CAPSET, _SETRESUID, _SETRESGID, _SETGROUPS = (
-    (125, 126, 117, 119, 116) if platform.machine() == "x86_64" else (90, 91, 147, 149, 159)
-)
 _VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 _BOUNDING_DROP, _NO_NEW_PRIVS, _SECUREBITS, _AMBIENT = 24, 38, 28, 47  # prctl(2)
 _NO_ROOT = 0b11  # SECBIT_NOROOT, and its lock
 _AMBIENT_CLEAR = 4
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
-
-
-def _call(number: int, *arguments: int) -> None:
-    if _libc.syscall(ctypes.c_long(number), *(ctypes.c_long(a) for a in arguments)) < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
 
 def _prctl(*arguments: int) -> bool:
     values = [ctypes.c_ulong(a) for a in (*arguments, 0, 0, 0, 0)[:5]]
-    return int(_libc.prctl(*values)) == 0
+    return int(libc.library.prctl(*values)) == 0
 
 
 def effective() -> frozenset[int]:
@@ -83,7 +72,7 @@ def effective() -> frozenset[int]:
 def _get() -> tuple[int, ...]:
     header = ctypes.create_string_buffer(struct.pack("<Ii", _VERSION, 0), 8)
     data = ctypes.create_string_buffer(24)
-    _call(_CAPGET, ctypes.addressof(header), ctypes.addressof(data))
+    system_call(libc.CAPGET, ctypes.addressof(header), ctypes.addressof(data))
     return struct.unpack("<6I", data.raw)
 
 
@@ -101,7 +90,7 @@ def _limit(kept: Iterable[int]) -> None:
     ]  # effective, permitted; nothing inheritable
     header = ctypes.create_string_buffer(struct.pack("<Ii", _VERSION, 0), 8)
     data = ctypes.create_string_buffer(struct.pack("<6I", *limited), 24)
-    _call(_CAPSET, ctypes.addressof(header), ctypes.addressof(data))
+    system_call(libc.CAPSET, ctypes.addressof(header), ctypes.addressof(data))
 
 
 class Privileges:
@@ -170,9 +159,9 @@ def _other_user() -> bool:
     else:
         return False
     try:
-        _call(_SETGROUPS, 0, 0)
-        _call(_SETRESGID, user, user, user)
-        _call(_SETRESUID, user, user, user)
+        system_call(libc.SETGROUPS, 0, 0)
+        system_call(libc.SETRESGID, user, user, user)
+        system_call(libc.SETRESUID, user, user, user)
     except OSError:  # no such number in this namespace, or not allowed
         return False
     return True

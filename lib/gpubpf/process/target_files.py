@@ -17,12 +17,10 @@ import stat
 import struct
 from collections.abc import Iterator
 
+from gpubpf.process import libc
 from gpubpf.process.users import User
 
-_OPENAT2 = 437
 _NO_MAGIC_LINKS, _IN_ROOT = 0x02, 0x10  # RESOLVE_*, include/uapi/linux/openat2.h
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
 
 
 def open_path(pid: int, path: str, flags: int = os.O_RDONLY) -> int:
@@ -33,10 +31,12 @@ def open_path(pid: int, path: str, flags: int = os.O_RDONLY) -> int:
         kind = flags | os.O_CLOEXEC if directory else os.O_PATH | os.O_CLOEXEC
         how = ctypes.create_string_buffer(struct.pack("<QQQ", kind, 0, _NO_MAGIC_LINKS | _IN_ROOT), 24)
         name = ctypes.create_string_buffer(os.fsencode(path))
-        made = int(_libc.syscall(ctypes.c_long(_OPENAT2), root, name, how, ctypes.c_size_t(24)))
-        if made < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), path)
+        try:
+            made = libc.system_call(
+                libc.OPENAT2, root, ctypes.addressof(name), ctypes.addressof(how), len(how)
+            )
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from None
     finally:
         os.close(root)
     return made if directory else _regular(made)
@@ -71,13 +71,13 @@ def acting_as(user: User) -> Iterator[None]:
     if os.geteuid() == user.uid:
         yield
         return
-    uid, gid = _libc.setfsuid(-1), _libc.setfsgid(-1)
-    _libc.setfsgid(user.gid)
-    _libc.setfsuid(user.uid)
+    uid, gid = libc.library.setfsuid(-1), libc.library.setfsgid(-1)
+    libc.library.setfsgid(user.gid)
+    libc.library.setfsuid(user.uid)
     try:
-        if _libc.setfsuid(-1) != user.uid or _libc.setfsgid(-1) != user.gid:
+        if libc.library.setfsuid(-1) != user.uid or libc.library.setfsgid(-1) != user.gid:
             raise OSError(errno.EPERM, f"cannot act as user {user.uid}")
         yield
     finally:
-        _libc.setfsuid(uid)
-        _libc.setfsgid(gid)
+        libc.library.setfsuid(uid)
+        libc.library.setfsgid(gid)
