@@ -23,7 +23,7 @@ import gpubpf_scenes as scenes
 from gpubpf import agent
 from gpubpf.attach import borrow, holding, loading
 from gpubpf.attach.borrow import Code
-from gpubpf.attach.cuinit import CAME, ENDED, EXECUTED, WAIT_NS, Watch
+from gpubpf.attach.cuinit import CALLED_CUINIT, ENDED, EXECUTED, WAIT_NS, CuInitProbes
 from gpubpf.errors import Error, SessionError
 from gpubpf.images.instrument import Sidecar
 from gpubpf.linux import bpf_syscall
@@ -153,14 +153,14 @@ def eventually(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 @contextlib.contextmanager
-def placed() -> Iterator[Watch]:
+def placed() -> Iterator[CuInitProbes]:
     """A watch on the embedded device's driver."""
-    watch = Watch(os.getpid(), -1)
+    watch = CuInitProbes(os.getpid(), -1)
     try:
         with open(device.LIBRARIES / "libcuda.so.1", "rb") as file:
             elf = target.ElfFile(file.fileno())
             entry = elf.offset(target.symbols(elf, 0)["cuInit"].address)
-            watch.place(f"/proc/self/fd/{file.fileno()}", entry)
+            watch.attach(f"/proc/self/fd/{file.fileno()}", entry)
         yield watch
     finally:
         watch.close()
@@ -176,11 +176,16 @@ def test_nobody_waits_long_for_a_tool_that_does_not_answer(built: Path) -> None:
         out, _ = child.communicate(timeout=60)
         assert child.returncode == 0
         # Twice, as two programs. It waits for WAIT_NS, but where its processor has other things to do.
-        assert [(CAME, child.pid), (EXECUTED, child.pid), (CAME, child.pid), (ENDED, child.pid)] == came()
+        assert [
+            (CALLED_CUINIT, child.pid),
+            (EXECUTED, child.pid),
+            (CALLED_CUINIT, child.pid),
+            (ENDED, child.pid),
+        ] == came()
         assert WAIT_NS / 1e6 * 0.3 < min(float(line.split()[0]) for line in out.splitlines()) < 1000
         waits = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert waits.stdout is not None and waits.stdout.readline()
-        assert came() == [(CAME, waits.pid)]
+        assert came() == [(CALLED_CUINIT, waits.pid)]
         waits.communicate(b"\n", timeout=60)
         assert came() == [(ENDED, waits.pid)] and watch.lost == 0
 
@@ -201,7 +206,7 @@ def test_all_is_seen_in_the_middle_of_somebodys_look_at_a_map(
         )
         child.communicate(timeout=60)
         seen = [e.kind for e in watch.events() if e.pid == child.pid]
-    assert seen == [CAME, EXECUTED, CAME, ENDED]
+    assert seen == [CALLED_CUINIT, EXECUTED, CALLED_CUINIT, ENDED]
 
 
 def test_who_comes_is_held_until_it_has_joined(built: Path) -> None:

@@ -29,7 +29,7 @@ from typing import Any
 
 from gpubpf.attach import borrow
 from gpubpf.attach.borrow import Code
-from gpubpf.attach.cuinit import CAME, Event, Watch
+from gpubpf.attach.cuinit import CALLED_CUINIT, CuInitProbes, Event
 from gpubpf.errors import SessionError
 from gpubpf.process import ptrace, target
 from gpubpf.process.ptrace import Gone, Refused
@@ -71,8 +71,8 @@ class _Arrival:
 
 
 class _Holding:
-    def __init__(self, connection: socket.socket, watch: Watch) -> None:
-        self._connection, self._watch = connection, watch
+    def __init__(self, connection: socket.socket, probes: CuInitProbes) -> None:
+        self._connection, self._probes = connection, probes
         self._arrivals: dict[int, _Arrival] = {}
         self._leaving: list[ptrace.Thread] = []  # they are let go as soon as they stand
         # Of processes that the tool knows: since when it is done with them, in ns; None: not yet.
@@ -102,7 +102,7 @@ class _Holding:
 
     def _pause(self, seconds: float | None, *others: socket.socket) -> None:
         """Sleeps for so long at most; who comes meanwhile is stopped."""
-        files: list[Any] = [self._watch.file, *others]
+        files: list[Any] = [self._probes.file, *others]
         select.select(files, [], [], seconds)
         self._read()
 
@@ -143,7 +143,7 @@ class _Holding:
             answer = pid not in self._known and seen > self._forgotten.get(pid, 0)
             if answer:
                 self._known[pid] = None
-                self._watch.follow(pid)
+                self._probes.track_process(pid)
                 if not _runs(pid):  # its end is told no more
                     self._over(pid, time.monotonic_ns())
         elif "done" in message:
@@ -151,13 +151,13 @@ class _Holding:
         elif "release" in message:
             self._release(message["release"])
         elif "lost" in message:
-            answer = self._watch.lost
+            answer = self._probes.lost
         if "id" in message:
             self._send(id=message["id"], answer=answer)
 
     def _place(self, path: str, offset: int) -> bool:
         try:
-            self._watch.place(path, offset)
+            self._probes.attach(path, offset)
         except OSError:
             return False
         return True
@@ -168,7 +168,7 @@ class _Holding:
         self._overtaken.discard(pid)
         self._read()
         if pid not in self._next:
-            self._watch.done(pid)
+            self._probes.ignore_process(pid)
             self._known[pid] = time.monotonic_ns()
             self._release(pid)
             return overtaken
@@ -195,7 +195,7 @@ class _Holding:
     def _over(self, pid: int, ts: int) -> None:
         """It executed another program, or ended, at `ts`."""
         self._release(pid, gone=True)
-        self._watch.leave(pid)  # it happened as it was `done`
+        self._probes.stop_ignoring(pid)  # it happened as it was `done`
         if pid in self._known:
             if self._known[pid] is None:
                 self._next.setdefault(pid, []).append(_ANOTHER)
@@ -208,17 +208,17 @@ class _Holding:
         self._send(forget=pid)
 
     def _read(self) -> None:
-        for event in self._watch.events():
-            if event.kind != CAME:
+        for event in self._probes.events():
+            if event.kind != CALLED_CUINIT:
                 self._over(event.pid, event.ts)
             elif (arrival := self._arrivals.get(event.pid)) is not None or self._is_new(event):
                 if arrival is None:
                     arrival = self._arrivals[event.pid] = _Arrival(event.pid, event.comm)
-                    self._watch.follow(event.pid)
+                    self._probes.track_process(event.pid)
                 self._stop(arrival, arrival.threads.setdefault(event.tid, _Thread(event)))
             else:
-                self._watch.go(event.tid)
-                self._watch.forget(event.tid)
+                self._probes.release_thread(event.tid)
+                self._probes.forget_thread(event.tid)
 
     def _is_new(self, event: Event) -> bool:
         if self._next.get(event.pid, [{}])[-1] is _ANOTHER:
@@ -239,7 +239,7 @@ class _Holding:
             thread.traced = traced
         except (Gone, Refused):  # why, is found out by who has it join
             self._lose(arrival, thread)
-        self._watch.go(thread.event.tid)
+        self._probes.release_thread(thread.event.tid)
 
     def _advance(self, arrival: _Arrival, now: float) -> None:
         try:
@@ -274,12 +274,13 @@ class _Holding:
         registers = traced.registers()
         with target.refusals(arrival.pid), target.Memory(arrival.pid) as memory:
             inside = (
-                memory.some(event.sp, 8) == event.back.to_bytes(8, "little") and registers.rsp <= event.sp
+                memory.some(event.sp, 8) == event.return_address.to_bytes(8, "little")
+                and registers.rsp <= event.sp
             )
             if not inside and arrival.base:  # the others stand on; the tool hears of it when it is done
                 self._overtaken.add(arrival.pid)
                 del arrival.threads[event.tid]
-                self._watch.forget(event.tid)
+                self._probes.forget_thread(event.tid)
                 traced.release()
             elif not inside:
                 self._release(arrival.pid)
@@ -292,7 +293,7 @@ class _Holding:
                 arrival.base = borrow.park(traced, memory, code, functions, at_entry)
                 if arrival.base:
                     del arrival.threads[event.tid]
-                    self._watch.forget(event.tid)
+                    self._probes.forget_thread(event.tid)
                     self._tell(
                         arrival.pid, held=arrival.pid, tid=event.tid, comm=arrival.comm, late=arrival.late,
                         since=arrival.since, base=arrival.base, functions=functions,
@@ -309,7 +310,7 @@ class _Holding:
         for tid, thread in arrival.threads.items():
             if thread.traced is not None and not self._left(thread.traced):
                 self._leaving.append(thread.traced)
-            self._watch.forget(tid)
+            self._probes.forget_thread(tid)
         if arrival.base and not gone:
             with contextlib.suppress(OSError), target.Memory(pid) as memory:
                 memory.write(arrival.base + borrow.DATA + borrow.GO, b"\1")
@@ -359,10 +360,10 @@ def main(file: int, tool: int) -> None:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     connection = socket.socket(fileno=file)
     try:
-        watch = Watch(tool, _before_all())
+        probes = CuInitProbes(tool, _before_all())
     except OSError as error:
         text = f"the kernel lets nobody watch here ({error.strerror}); use sudo, on the host, or name processes with -p"
         connection.send(json.dumps({"failed": text}).encode())
         return
     connection.send(json.dumps({"ready": True}).encode())
-    _Holding(connection, watch).run()
+    _Holding(connection, probes).run()
