@@ -276,7 +276,7 @@ def serve() -> None:
     """The child's part: a mangled name a line on stdin, its demangled form a line on stdout."""
     from gpubpf.process import privileges
 
-    privileges.give_up()
+    privileges.drop_all()
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, in the middle of the C++ library

@@ -155,7 +155,7 @@ def test_a_program_that_checks_itself_notices_nothing(built: Path) -> None:
                 with injection.socket as connection:
                     assert connection.recv(16) == b"hello"
             if i % 4 == 0:
-                fresh_thread.on_own(lambda: stop(process.pid), "stop")
+                fresh_thread.run(lambda: stop(process.pid), "stop")
             if i == 40:
                 before = places(process.pid)
         after = places(process.pid)

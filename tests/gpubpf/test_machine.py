@@ -402,7 +402,7 @@ def test_who_was_parked_finds_its_own_way_back(built: Path, monkeypatch: pytest.
     for _ in range(60):
         for tid in ptrace.threads_of(process.pid):
             with contextlib.suppress(ptrace.Gone, ptrace.Refused):
-                parked += fresh_thread.on_own(lambda tid=tid: park(tid), "park") != 0
+                parked += fresh_thread.run(lambda tid=tid: park(tid), "park") != 0
         time.sleep(0.05)
         if parked >= 40:
             break

@@ -380,7 +380,7 @@ class _Borrowing:
             for tid in self._candidates():
                 began = time.monotonic()
                 try:
-                    base = fresh_thread.on_own(partial(self._try, tid), "gpubpf-attach")
+                    base = fresh_thread.run(partial(self._try, tid), "gpubpf-attach")
                 except Gone:
                     continue
                 except Refused:
@@ -452,7 +452,7 @@ class _Borrowing:
 
     def _judge(self, filters: list[bytes]) -> None:
         """Raises SessionError for a process that the agent would be the end of."""
-        if (call := seccomp.fatal(filters)) is not None:
+        if (call := seccomp.fatal_call(filters)) is not None:
             who = f"pid {self.pid} ({target.status(self.pid).get('Name', '')})"
             raise SessionError(
                 f"{who} has a seccomp filter that ends it for a system call of the agent ({call}); start it without that"

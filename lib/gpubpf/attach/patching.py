@@ -121,7 +121,7 @@ def _apply(pid: int, memory: Memory, mapped: Sequence[Mapping], patches: Sequenc
         return done, time.perf_counter() - began
 
     while True:
-        done, took = fresh_thread.on_own(attempt, "gpubpf-attach")  # a new one each time: see ptrace.stopped
+        done, took = fresh_thread.run(attempt, "gpubpf-attach")  # a new one each time: see ptrace.stopped
         total += took
         if done:
             return total

@@ -142,7 +142,7 @@ class Calls:
     def limit(self, privileges: Privileges) -> None:
         """Has what waits for libraries go by these privileges, too."""
         if self.host.uprobes is not None:
-            self.host.uprobes.limit(privileges.settle)
+            self.host.uprobes.limit(privileges.apply)
 
     def stop(self) -> None:
         """Has the programs run no more. What they counted can still be read."""

@@ -19,6 +19,7 @@ CAPGET, CAPSET, SETRESUID, SETRESGID, SETGROUPS = (
 # Newer system calls have the same number on every architecture.
 FSOPEN, FSCONFIG, FSMOUNT, PIDFD_OPEN, OPENAT2, PIDFD_GETFD = 430, 431, 432, 434, 437, 438
 
+_ARENA_MAX = -8  # M_ARENA_MAX, malloc.h
 BPF_ATTRIBUTES = 144  # bytes of union bpf_attr that `bpf` passes; the kernel requires unused bytes to be 0
 
 library = ctypes.CDLL(None, use_errno=True)
@@ -55,3 +56,12 @@ def bpf(command: int, attributes: bytes | ctypes.Array[ctypes.c_char]) -> tuple[
 def bpf_attributes(attributes: bytes) -> ctypes.Array[ctypes.c_char]:
     """Return a buffer for `bpf` that begins with `attributes`."""
     return ctypes.create_string_buffer(attributes.ljust(BPF_ATTRIBUTES, b"\0"), BPF_ATTRIBUTES)
+
+
+def limit_malloc_arenas() -> None:
+    """Let all threads of this process share two malloc arenas.
+
+    By default the C library gives each thread its own arena, and each keeps some MB. A tool runs one of its threads at a time,
+    except inside NumPy and the kernel, so two arenas are enough. Call this only in the tool's own process.
+    """
+    library.mallopt(_ARENA_MAX, 2)

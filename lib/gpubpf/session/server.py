@@ -151,7 +151,7 @@ class Server:
     def _keep_logs(self) -> None:
         while not self._closing:
             time.sleep(KEEP)
-            self._measured.privileges.settle()
+            self._measured.privileges.apply()
             everyone = self._measured.active()
             kept = sum(process.kept for process in everyone)
             for process in everyone:
@@ -203,7 +203,7 @@ class Server:
 
     def _receive(self, process: Process) -> bool:
         """Takes what there is; False when the process is gone, or sends what no agent sends."""
-        self._measured.privileges.settle()
+        self._measured.privileges.apply()
         try:
             data, files, _, _ = socket.recv_fds(process.socket, 1 << 20, 8)
             if not data:
