@@ -22,7 +22,7 @@ import pytest
 import gpubpf_scenes as scenes
 from gpubpf import agent
 from gpubpf.attach import borrow, holding, loading
-from gpubpf.attach.borrow import Code
+from gpubpf.attach.borrow import ProcessCode
 from gpubpf.attach.cuinit import CALLED_CUINIT, ENDED, EXECUTED, WAIT_NS, CuInitProbes
 from gpubpf.errors import Error, SessionError
 from gpubpf.images.instrument import Sidecar
@@ -290,7 +290,7 @@ def test_who_can_make_no_thread_goes_on(built: Path) -> None:
         eventually(lambda: reasons)
         out, _ = child.communicate(b"\n", timeout=60)
         assert child.returncode == 0 and len(out.split()) == 2
-    assert len(reasons) == 1 and reasons[0] is not None and "can make no thread" in reasons[0]
+    assert len(reasons) == 1 and reasons[0] is not None and "cannot create a thread" in reasons[0]
     assert not joined.held and not joined.ran
 
 
@@ -388,12 +388,12 @@ def test_who_was_parked_finds_its_own_way_back(built: Path, monkeypatch: pytest.
 
     def park(tid: int) -> int:
         with target.Memory(process.pid) as memory:
-            code = Code(process.pid, memory, target.mappings(process.pid))
-            thread = ptrace.Thread(process.pid, tid)
+            code = ProcessCode(process.pid, memory, target.mappings(process.pid))
+            thread = ptrace.TracedThread(process.pid, tid)
             thread.interrupt()
             if not thread.wait(time.monotonic() + 1):
                 return 0
-            base = borrow.park(thread, memory, code, code.functions(process.pid), False)
+            base = borrow.make_worker_and_wait(thread, memory, code, code.functions(process.pid), False)
             if not base:
                 thread.release()
             return base
@@ -401,7 +401,7 @@ def test_who_was_parked_finds_its_own_way_back(built: Path, monkeypatch: pytest.
     parked = 0
     for _ in range(60):
         for tid in ptrace.threads_of(process.pid):
-            with contextlib.suppress(ptrace.Gone, ptrace.Refused):
+            with contextlib.suppress(ptrace.ThreadEnded, ptrace.TraceRefused):
                 parked += fresh_thread.run(lambda tid=tid: park(tid), "park") != 0
         time.sleep(0.05)
         if parked >= 40:

@@ -138,7 +138,7 @@ class Server:
             self._measured.note(
                 f"{process.who} closed all its files, ours too; what it launched then was not seen"
             )
-        elif self._measured.whom.pids and process.hooked and target.executes_another(process.pid):
+        elif self._measured.whom.pids and process.hooked and target.executed_another_program(process.pid):
             self._measured.note(
                 f"{process.who} executes another program now; what that launches is not measured"
             )
