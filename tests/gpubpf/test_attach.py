@@ -494,7 +494,7 @@ def test_from_inside_a_user_namespace(built: Path) -> None:
     if text == "no namespaces":
         pytest.skip("no namespaces here")
     assert re.fullmatch(
-        r"pid \d+ \(kinds\) is in a user namespace that this one has no say in; run the tool on the host",
+        r"pid \d+ \(kinds\) is in a user namespace in which this tool has no privileges; run the tool on the host",
         text,
     ), text
 
