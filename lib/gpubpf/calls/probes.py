@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gpubpf.linux.host_programs import Host
-    from gpubpf.linux.uprobes import Placed
+    from gpubpf.linux.uprobes import ProbedFile
     from gpubpf.process.privileges import Privileges
 
 PROGRAM = "#include <gpubpf_calls.h>\n"
@@ -129,7 +129,7 @@ class Calls:
 
     def start(self) -> None:
         """Has the programs run. Where no library is found yet a note says so."""
-        if uprobes.way() == "event":  # which takes several files for each function
+        if uprobes.best_method() == "event":  # which takes several files for each function
             raise_file_limit()
         self._host = self.bpf.host(None, self._note)
 
@@ -142,14 +142,14 @@ class Calls:
     def limit(self, privileges: Privileges) -> None:
         """Has what waits for libraries go by these privileges, too."""
         if self.host.uprobes is not None:
-            self.host.uprobes.limit(privileges.apply)
+            self.host.uprobes.limit_privileges(privileges.apply)
 
     def stop(self) -> None:
         """Has the programs run no more. What they counted can still be read."""
         if not self._over:
             self._over = True
             self.host.detach()
-            self.host.settle()
+            self.host.wait_until_detached()
             _wait_for_programs()  # at raw tracepoints, where that is all
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class Calls:
         return dict(zip(order["key"].tolist(), names, strict=True))
 
     @property
-    def placed(self) -> Sequence[Placed]:
+    def placed(self) -> Sequence[ProbedFile]:
         """Of each library file: which functions are watched there."""
         put = self.host.uprobes
         return tuple(put.placed) if put is not None else ()
