@@ -159,7 +159,10 @@ def test_a_filter_that_kills(hostile: Path) -> None:
     with running(hostile, "deadly") as process:
         done, _ = measure(process.pid, "-d", "0.3")
         assert done.returncode == 1
-        assert "has a seccomp filter that would kill it for a system call of the agent (socketpair)" in done.stderr
+        assert (
+            "has a seccomp filter that would kill it for a system call of the agent (socketpair)"
+            in done.stderr
+        )
         assert done.stderr.count("\n") == 1
         assert ends(process) == "did not"
 
