@@ -490,14 +490,14 @@ def test_who_is_let_go_as_hooks_are_put_in_is_measured_as_it_runs(
     """The agent leaves what it had begun, as threads run now; it comes again, and is late."""
     monkeypatch.setattr(machine, "HOLD", 0.3)
     monkeypatch.setattr(machine, "LEAVE", 0.1)
-    enter = loading.Held.enter
+    enter = loading.Held.begin_agent
 
     def too_long(self: loading.Held, connection: socket.socket | None) -> bool:
         entered = enter(self, connection)
         self.expire()
         return entered
 
-    monkeypatch.setattr(loading.Held, "enter", too_long)
+    monkeypatch.setattr(loading.Held, "begin_agent", too_long)
     plan = Plan(device.Device("sim", {"CUDASIM_CLOCK": "real"}))
     with Session(Whom(everyone=True), plan, Makers(lambda image, target: Sidecar())) as session:
         child = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)

@@ -2,7 +2,7 @@
 
 A uprobe is attached to a file, so it fires in every process that maps the file, in any namespace. When a process calls cuInit for
 the first time, the program reports the thread through a ring buffer. Then the thread waits right there, in the program, until the
-hold helper has stopped it (`release_thread`). So it stands at the entry of cuInit: it holds no lock there, and has run no
+hold helper has stopped it (`release_thread`). So it is stopped at the entry of cuInit, where it holds no lock, and has run no
 instruction of the driver. It waits for WAIT_NS at most: if the helper is slow, or has exited, the thread continues.
 
 For a process that the tool has finished with (`ignore_process`), the program does one hash lookup. When such a process executes

@@ -114,6 +114,7 @@ class Held:
 
     @classmethod
     def take(cls, pid: int, tid: int) -> Held:
+        """Return a held thread, and remove it from those that can be taken. Raises SessionError."""
         held = cls._all.pop(tid, None)
         if held is None or held.pid != pid:
             raise SessionError(f"thread {tid} of pid {pid} is no longer held; attach to the running process")
@@ -146,10 +147,11 @@ class Held:
         return int.from_bytes(result, "little") if len(result) == 4 else None
 
     @property
-    def stands(self) -> bool:
+    def is_held(self) -> bool:
+        """Whether it has not been released yet."""
         return not self._stood
 
-    def enter(self, connection: socket.socket | None) -> bool:
+    def begin_agent(self, connection: socket.socket | None) -> bool:
         """Call this before the agent's entry function. Return whether the thread will be held until the agent has answered."""
         with self._lock:
             self._entered, self._connection = not self._expired, connection
@@ -165,7 +167,7 @@ class Held:
                     self._connection.shutdown(socket.SHUT_RDWR)
             return not self._entered
 
-    def stuck(self) -> bool:
+    def is_deadlocked(self) -> bool:
         """Return whether the worker waits for a lock that this thread holds."""
         if self._entered or self._expired:
             return False
@@ -173,17 +175,17 @@ class Held:
             number = int(target.status(self.tid).get("NSpid", str(self.tid)).split()[-1])
             stub = range(self.worker.base, self.worker.base + len(borrow.STUB))
             for tid in ptrace.threads_of(self.pid):
-                sleep = ptrace.blocked_call(self.pid, tid)
-                if tid == self.tid or sleep is None or sleep.number != _FUTEX:
+                call = ptrace.blocked_call(self.pid, tid)
+                if tid == self.tid or call is None or call.number != _FUTEX:
                     continue
-                words = memoryview(self.worker.memory.some(sleep.rsp & ~7, _STACK)).cast("Q")
-                if any(word in stub for word in words):
+                words = memoryview(self.worker.memory.some(call.rsp & ~7, _STACK)).cast("Q")
+                if any(word in stub for word in words):  # it is the worker
                     # struct pthread_mutex_t: lock, count, owner.
-                    owner = self.worker.memory.read(sleep.arguments[0] + 8, 4)
+                    owner = self.worker.memory.read(call.arguments[0] + 8, 4)
                     return int.from_bytes(owner, "little") == number
         return False
 
-    def let_go(self) -> None:
+    def mark_released(self) -> None:
         """Note that the thread has been released."""
         self._stood = self._stood or time.monotonic() - self.since
 
@@ -228,7 +230,7 @@ def inject(
             argument = f"fd:{number}"
         if opened >= 0:
             worker.call("close", opened)
-        if held is not None and held.enter(connection):
+        if held is not None and held.begin_agent(connection):
             argument += " starting"
         worker.start(function, worker.text(argument, 0))
     except BaseException as error:
@@ -267,6 +269,7 @@ class _Worker:
     _commands: int = field(default=0, init=False)
 
     def start(self, function: int, *arguments: int, last: bool = False) -> None:
+        """Have the thread call a function, with at most four arguments. `last`: the thread ends afterwards. Raises SessionError."""
         data = self.base + DATA
         self._commands += 1
         try:
@@ -299,6 +302,7 @@ class _Worker:
             pause = min(pause * 1.5, 0.002)
 
     def call(self, name: str, *arguments: int) -> int:
+        """Call one of `functions`, and return its result. Raises SessionError."""
         self.start(self.functions[name], *arguments)
         result, code = self.result(name)
         if result == -1 and name in ("memfd_create", "socketpair"):

@@ -118,9 +118,7 @@ class Joining:
                 raise _refused(pid, code)
         except SessionError as error:
             if isinstance(error, target.ProcessEnded) or has_ended(ended):  # or it has become another program
-                raise Missed(
-                    ENDED, f"pid {pid} ended while probes were put into it; nothing is left to be measured"
-                ) from None
+                raise Missed(ENDED, f"pid {pid} ended during attach; name a running process") from None
             raise error if isinstance(error, Missed) else Missed(_reason(pid), str(error)) from None
         finally:
             os.close(ended)
