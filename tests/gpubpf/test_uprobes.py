@@ -464,7 +464,7 @@ def test_names(pattern: str, path: str, matches: bool) -> None:
 def test_what_makes_no_sense_is_said() -> None:
     b = BPF(text=TEXT)
     for arguments, said in (
-        (("libsnoop", FUNCTIONS, "on_call"), "no library"),
+        (("libsnoop", FUNCTIONS, "on_call"), "does not name a library"),
         (("libsnoop.so", (), "on_call"), "no function"),
         (("libsnoop.so", ("a", "a"), "on_call"), "twice"),
         (("libsnoop.so", FUNCTIONS, "on_nothing"), "no program on_nothing"),
