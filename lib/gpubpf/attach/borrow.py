@@ -44,9 +44,8 @@ _NO_FILE = (1 << 64) - 1
 # ILL, TRAP, BUS, FPE, SEGV, SYS: they kill the process if they are blocked.
 _SYNCHRONOUS = sum(1 << n - 1 for n in (4, 5, 7, 8, 11, 31))
 _ALL_OTHERS = (1 << 64) - 1 & ~_SYNCHRONOUS
-_RETURNING = bytes.fromhex(
-    "48c7c00f0000000f05"
-)  # mov $15, %rax; syscall: the return address of signal handlers leads here
+# mov $15, %rax; syscall: signal handlers return to this code.
+_RETURNING = bytes.fromhex("48c7c00f0000000f05")
 
 STUB_SOURCE = """\
 main:                                # on the borrowed thread; rbx: the data
@@ -443,9 +442,8 @@ class _Borrowing:
         thread.interrupt()
         if not thread.wait(time.monotonic() + 0.05):
             return 0  # it stays in the kernel for long; detached when this thread ends
-        if (
-            self.seccomp and not self._filters_checked
-        ):  # the check takes time: not while the thread is stopped
+        if self.seccomp and not self._filters_checked:
+            # The check takes time, so the thread does not stay stopped.
             filters = thread.filters()
             thread.release()
             self._check_filters(filters)
@@ -577,9 +575,8 @@ class _Borrowing:
             base + XSTATE if len(self.xstate) + 4 <= TEXTS - XSTATE else 0,
             self.mask,
         )
-        return (
-            struct.pack("<QQQQI4xQ", 0, 7, 0, 0, 2, 0) + general
-        )  # flags: XSTATE, SIGCONTEXT_SS, STRICT_RESTORE_SS
+        flags = 7  # UC_FP_XSTATE, UC_SIGCONTEXT_SS, UC_STRICT_RESTORE_SS
+        return struct.pack("<QQQQI4xQ", 0, flags, 0, 0, 2, 0) + general
 
     def _to_stub(self, thread: TracedThread, base: int) -> None:
         """Set the thread's registers so that it continues at the stub's first instruction."""
@@ -600,19 +597,18 @@ class _Borrowing:
         thread.to_syscall()
         while True:
             if not thread.wait(until):
-                if time.monotonic() > last:
+                if time.monotonic() > last:  # the borrowed thread returns to its code by itself
                     raise SessionError(
                         f"pid {self.pid} did not create a thread within {5 * CREATE_TIMEOUT:.0f} s; try again later"
-                    )  # the borrowed thread returns to its code by itself
+                    )
                 thread.interrupt()
                 asked, until = True, last
                 continue
             registers = thread.registers()
             if thread.at_syscall and registers.orig_rax == _SIGRETURN and registers.rip == base + STUB_END:
                 created: int = struct.unpack("<i", self.memory.read(base + DATA + CREATED, 4))[0]
-                return (
-                    created if created != PENDING else errno.ENOMEM
-                )  # its mprotect failed: it could not even write there
+                # PENDING: its mprotect failed, so it could not even write there.
+                return created if created != PENDING else errno.ENOMEM
             if asked and not thread.at_syscall and registers.in_syscall and registers.orig_rax == _FUTEX:
                 return PENDING
             self._continue(thread)

@@ -98,18 +98,16 @@ class _HoldHelper:
         self._pending: dict[int, list[dict[str, Any]]] = {}
         # When known processes executed another program or ended, in ns; only the most recent ones, the oldest first.
         self._forgotten: dict[int, int] = {}
-        self._overtaken: set[int] = (
-            set()
-        )  # processes that called cuInit while the tool attached to them as they ran
+        # Processes that called cuInit while the tool attached to them as they ran.
+        self._overtaken: set[int] = set()
 
     def run(self) -> None:
         while True:
             self._pause(self._poll_interval(), self._connection)
             while (message := self._received()) is not None:
                 if not message:
-                    time.sleep(
-                        0.02
-                    )  # agents that are installing their hooks also notice that the tool has exited
+                    # Agents that are installing their hooks also have to notice that the tool has exited.
+                    time.sleep(0.02)
                     for pid in list(self._arrivals):
                         self._release(pid)
                     return
@@ -295,9 +293,8 @@ class _HoldHelper:
                 memory.some(event.sp, 8) == event.return_address.to_bytes(8, "little")
                 and registers.rsp <= event.sp
             )
-            if (
-                not inside and arrival.base
-            ):  # it has left cuInit; others are held, the tool is told when it is done
+            if not inside and arrival.base:
+                # This thread has left cuInit. The others remain held; the tool learns of it from the answer to `done`.
                 self._overtaken.add(arrival.pid)
                 del arrival.threads[event.tid]
                 self._probes.forget_thread(event.tid)

@@ -13,12 +13,10 @@ from pathlib import Path
 from gpubpf.errors import Error
 
 _FILE = Path("/sys/kernel/btf/vmlinux")
-_HEADER = struct.Struct(
-    "<HBBIIIII"
-)  # magic, version, flags, header, types: offset, length, strings: offset, length
-_TYPE = struct.Struct(
-    "<III"
-)  # name, info, size; a structure's members have the same form: name, type, offset
+# Magic, version, flags, size of the header, types (offset, length), strings (offset, length).
+_HEADER = struct.Struct("<HBBIIIII")
+# Name, info, size. Members of a structure have the same layout: name, type, offset.
+_TYPE = struct.Struct("<III")
 _MAGIC, _STRUCT = 0xEB9F, 4
 _BIT_FIELDS = 1 << 31  # in `info`: the members' offsets have the size of a bit field in the highest byte
 

@@ -32,14 +32,8 @@ from gpubpf.process.libc import system_call
 
 T = TypeVar("T")
 
-DAC_OVERRIDE, DAC_READ_SEARCH, KILL, SETGID, SETUID, SETPCAP = (
-    1,
-    2,
-    5,
-    6,
-    7,
-    8,
-)  # include/uapi/linux/capability.h
+# include/uapi/linux/capability.h
+DAC_OVERRIDE, DAC_READ_SEARCH, KILL, SETGID, SETUID, SETPCAP = 1, 2, 5, 6, 7, 8
 SYS_PTRACE, SYS_ADMIN, SYS_NICE, SYS_RESOURCE, PERFMON, BPF, CHECKPOINT_RESTORE = 19, 21, 23, 24, 38, 39, 40
 
 # For measuring attached processes: to read their files and memory (for PTX), to write results into a user's directory, and to start

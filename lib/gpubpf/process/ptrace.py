@@ -35,10 +35,8 @@ _ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_
 _SEIZE, _INTERRUPT, _GETREGSET, _SETREGSET = 0x4206, 0x4207, 0x4204, 0x4205
 _CONT, _GETREGS, _SETREGS, _SYSCALL, _DETACH = 7, 12, 13, 24, 17
 _GETSIGMASK, _SETSIGMASK, _SECCOMP_GET_FILTER, _RSEQ = 0x420A, 0x420B, 0x420C, 0x420F
-_FILTER_BYTES, _MOST_FILTERS = (
-    8 * 4096,
-    512,
-)  # BPF_MAXINSNS instructions; the kernel bounds all of a thread to 32768
+# A filter has at most BPF_MAXINSNS (4096) instructions of 8 bytes, and all filters of a thread together at most 32768.
+_FILTER_BYTES, _MOST_FILTERS = 8 * 4096, 512
 _OPTION_SYSGOOD, _OPTION_SUSPEND_SECCOMP = 1, 1 << 21
 _EVENT_STOP, _NT_XSTATE = 128, 0x202
 _WNOHANG, _WEXITED, _WSTOPPED, _WNOWAIT = 1, 4, 2, 0x01000000
@@ -52,9 +50,8 @@ _XSTATE_BYTES = 16384  # of the buffer; the kernel returns the actual size
 EINTR_RESULT = -errno.EINTR & (1 << 64) - 1
 # ERESTART_RESTARTBLOCK: the kernel keeps the deadline (nanosleep, poll, futex with a timeout).
 RESTART_BLOCK = -516 & (1 << 64) - 1
-_RESTART_NO_HANDLER = (
-    -514 & (1 << 64) - 1
-)  # ERESTARTNOHAND: restart, but EINTR if a signal handler runs first
+# ERESTARTNOHAND: the kernel restarts the call, but returns EINTR if a signal handler runs first.
+_RESTART_NO_HANDLER = -514 & (1 << 64) - 1
 RESTARTS = frozenset(-n & (1 << 64) - 1 for n in (512, 513, 514)) | {RESTART_BLOCK}  # ERESTARTSYS …
 NO_SYSCALL = (1 << 64) - 1
 

@@ -18,9 +18,8 @@ from gpubpf.process import syscalls
 
 _X86_64 = 0xC000003E  # AUDIT_ARCH_X86_64
 _ACTION = 0xFFFF0000
-_FATAL = frozenset(
-    {0x80000000, 0x00000000, 0x00030000}
-)  # SECCOMP_RET_KILL_PROCESS, _KILL_THREAD, and _TRAP: few programs handle SIGSYS
+# SECCOMP_RET_KILL_PROCESS, _KILL_THREAD, and _TRAP: few programs handle SIGSYS.
+_FATAL = frozenset({0x80000000, 0x00000000, 0x00030000})
 _MASK = (1 << 32) - 1
 _WRITABLE, _CODE = mmap.PROT_READ | mmap.PROT_WRITE, mmap.PROT_READ | mmap.PROT_EXEC
 _CLOEXEC_DUP, _ADD_SEALS, _SET_NAME = 1030, 1033, 15
