@@ -6,9 +6,9 @@
                 …
     sys.exit(session.status)
 
-Each process of a command that uses CUDA loads the agent inside its first `cuInit` (docs/architecture.md, "In the target"); into
-those that run already it is put (joining.py; docs/attach.md). One thread serves all agents (server.py); what takes long is done by
-others (workers.py). What they share is a `Measurement`; what tools get of it is in readout.py and summary.py.
+Each process of a command that uses CUDA loads the agent inside its first `cuInit` (docs/architecture.md, "In the traced process").
+Into a process that runs already, joining.py loads it (docs/attach.md). One thread serves all agents (server.py); what takes long is
+done by others (workers.py). What they share is a `Measurement`; what tools get of it is in readout.py and summary.py.
 """
 
 from __future__ import annotations
