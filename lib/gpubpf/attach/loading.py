@@ -330,7 +330,7 @@ class _Worker:
         except OSError as error:
             self.call("close", theirs)
             raise SessionError(
-                f"cannot fetch a file descriptor of pid {self.pid} ({error.strerror}); this requires Linux 5.6"
+                f"cannot fetch a file descriptor of pid {self.pid} ({error.strerror}); use Linux 5.6 or later"
             ) from None
         finally:
             self.call("close", ours)

@@ -369,7 +369,7 @@ def check_traceable(pid: int) -> None:
         head = file.read(20)
         if head[:4] == b"\x7fELF" and (head[4] != 2 or head[18:20] != b"\x3e\0"):
             raise SessionError(
-                f"{who} is not a 64-bit x86 program, as CUDA programs are here; name another process"
+                f"{who} is not a 64-bit x86 program, which CUDA requires here; name another process"
             )
 
 
