@@ -147,7 +147,7 @@ def plain_program(function: Function, cookie: int | None = None) -> Function:
         value = b.signed(cookie, 32)
         if value != cookie:
             raise UsageError(
-                f"{function.name}: the number {cookie} of a function is too large; use 0 to 2147483647"
+                f"{function.name}: the number {cookie} of a function is out of range; use 0 to 2147483647"
             )
         code = [
             Instruction(b.ALU64 | b.MOV, 0, imm=value, line=i.line)
@@ -174,7 +174,7 @@ def session_program(at_entry: Function, at_return: Function) -> Function:
 
 
 def best_method() -> str:
-    """Return the best of METHODS that this kernel supports. Raises OSError if this process may not load programs."""
+    """Return the best of METHODS that this kernel supports. Raises OSError if it has no uprobes."""
     for name in METHODS[:-1]:
         with contextlib.suppress(OSError):
             program = bpf_syscall.load_program(
