@@ -26,7 +26,7 @@ from gpubpf import agent
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import DrainFlag
 from gpubpf.errors import SessionError
-from gpubpf.process import fresh_thread, privileges
+from gpubpf.process import libc, privileges
 from gpubpf.session import joining, readout, summary
 from gpubpf.session.command import Signals, raise_file_limit, start_command
 from gpubpf.session.joining import Joining
@@ -114,7 +114,7 @@ class Session:
     def _start(self) -> None:
         """Raises SessionError."""
         if self._alone:
-            fresh_thread.share_heaps()
+            libc.limit_malloc_arenas()
         if self.whom.command:
             self._child = start_command(self.whom.command, self._measured, self.socket_name)
             self._pidfd = os.pidfd_open(self._child.pid)
