@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+import manpages
 import numpy as np
 import pytest
 
@@ -18,7 +19,7 @@ from gpubpf.show import cli  # noqa: E402
 from gpubpf.show.owner_columns import Whose  # noqa: E402
 from gpubpf.threads.thread_counts import Tallies  # noqa: E402
 
-FIELDS = (REPOSITORY / "man/man8/threadhist.8").read_text().split(".SH FIELDS")[1].split(".SH EXAMPLES")[0]
+FIELDS = manpages.page("threadhist").split(".SH FIELDS")[1].split(".SH EXAMPLES")[0]
 SUMMARY = {
     "type": "summary",
     "tool": "threadhist",
