@@ -13,8 +13,9 @@ import time
 import tomllib
 from pathlib import Path
 
-import manpages
 import pytest
+
+import manpages
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TOOLS = sorted(path.stem for path in (REPOSITORY / "tools").glob("*.py"))
@@ -41,7 +42,12 @@ def tool_module(name):
 
 def man_page(name):
     """The page as text, without groff's marks."""
-    return re.sub(r"\\f[BRIP]", "", manpages.page(name)).replace("\\-", "-").replace("\\(aq", "'").replace("\\ ", " ")
+    return (
+        re.sub(r"\\f[BRIP]", "", manpages.page(name))
+        .replace("\\-", "-")
+        .replace("\\(aq", "'")
+        .replace("\\ ", " ")
+    )
 
 
 def section(name, title):

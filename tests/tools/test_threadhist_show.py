@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-import manpages
 import numpy as np
 import pytest
+
+import manpages
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tools"))
