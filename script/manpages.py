@@ -52,7 +52,7 @@ def _expanded(path: Path, parameters: dict[str, str]) -> Iterator[str]:
             if not fragment.is_file():
                 raise SourceError(f"{path}: there is no fragment {rest!r} in {fragment.parent}")
             yield from _expanded(fragment, parameters)
-        else:
+        elif request != '.\\"':  # a comment
             yield _filled(line, parameters, path)
 
 
