@@ -16,8 +16,8 @@ The built pages have neither: man would look for the fragments where pages are i
 from __future__ import annotations
 
 import argparse
-import os
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def page(name: str) -> str:
 
 def _expanded(path: Path, parameters: dict[str, str]) -> Iterator[str]:
     """Yield a file's lines with fragments and parameters in place; add the parameters that it sets."""
-    for line in path.read_text().splitlines(keepends=True):
+    for line in path.read_text("utf-8").splitlines(keepends=True):
         request, _, rest = line.rstrip("\n").partition(" ")
         if request == ".ds":
             name, _, value = rest.partition(" ")
@@ -68,15 +68,15 @@ def write(directory: Path) -> None:
     """Write all pages into a directory, which is made."""
     directory.mkdir(parents=True, exist_ok=True)
     for name in names():
-        (directory / f"{name}.8").write_text(page(name))
+        (directory / f"{name}.8").write_text(page(name), "utf-8")
 
 
 def show(name: str) -> int:
     """Show a page with man; return its exit status."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / f"{name}.8"
-        file.write_text(page(name))
-        return os.waitstatus_to_exitcode(os.system(f"man '{file}'"))  # the slash says that it is a file
+        file.write_text(page(name), "utf-8")
+        return subprocess.run(["man", file]).returncode  # man takes a name with a slash as a file
 
 
 def main() -> int:
