@@ -18,8 +18,8 @@ import gpubpf_cuda
 import gpubpf_hip
 from cudasim import launcher
 from gpubpf.calls import arrays, cuda, hip
-from gpubpf.calls.api import GROUPS, RESULTS, Api, Function, Place
-from gpubpf.calls.probes import Calls, Options
+from gpubpf.calls.api import GROUPS, RESULTS, Api, ApiFunction, ArgumentPlace
+from gpubpf.calls.probes import CallOptions, CallProbes
 from gpubpf.errors import UsageError
 from gpubpf.linux import bpf_syscall
 from gpubpf.session.device import LIBRARIES
@@ -77,19 +77,19 @@ def test_results(api: Api, name: str, value: int, failed: bool, text: str) -> No
 
 
 def test_places() -> None:
-    function = Function("f", "f", "copy", "grid=1:packed block=s0:items shared=2@24 count=#4")
+    function = ApiFunction("f", "f", "copy", "grid=1:packed block=s0:items shared=2@24 count=#4")
     assert function.places == {
-        "grid": Place(1, packed=True),
-        "block": Place(6, items=True),
-        "shared": Place(2, offset=24),
-        "count": Place(number=4),
+        "grid": ArgumentPlace(1, packed=True),
+        "block": ArgumentPlace(6, items=True),
+        "shared": ArgumentPlace(2, offset=24),
+        "count": ArgumentPlace(number=4),
     }
 
 
 @pytest.mark.parametrize("layout", ["kernel=6", "kernel", "what=1", "kernel=1:round", "bytes=#x"])
 def test_layouts_that_say_nothing(layout: str) -> None:
     with pytest.raises(ValueError, match=r"no|from the seventh"):
-        _ = Function("f", "f", "other", layout).places
+        _ = ApiFunction("f", "f", "other", layout).places
 
 
 def exported(path: Path) -> set[str]:
@@ -123,7 +123,7 @@ def seen(
 ) -> list[dict[str, Any]]:
     """All calls that a program makes of these libraries, with all that their layouts tell."""
     api = replace(api, libraries=tuple(str(p) for p in libraries))
-    calls = Calls(api, api.choose(("*",)), Options(events=True), lambda text: None)
+    calls = CallProbes(api, api.choose(("*",)), CallOptions(events=True), lambda text: None)
     calls.start()
     try:
         calls.targets(os.getpid())

@@ -75,7 +75,7 @@ def test_lines_are_a_story_for_each_stream_and_thread():
 
 def test_a_trace_has_threads_streams_and_arrows(tmp_path):
     trace = Trace(str(tmp_path / "t.json"))
-    tracer = timeline.Tracer(trace)
+    tracer = timeline.CallTrace(trace)
     tracer.add(CALLS[:2])
     tracer.add(CALLS[2:], DISPATCHES)
     trace.close()

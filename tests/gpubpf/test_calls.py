@@ -17,8 +17,8 @@ import pytest
 
 import gpubpf_calls
 from gpubpf.calls import arrays
-from gpubpf.calls.api import Api, Function
-from gpubpf.calls.probes import Calls, Counts, Options
+from gpubpf.calls.api import Api, ApiFunction
+from gpubpf.calls.probes import CallCounts, CallOptions, CallProbes
 from gpubpf.linux import bpf_syscall, uprobes
 from gpubpf_calls import FUNCTIONS, NUMBER, by_function
 from gpubpf_host import needs_bpf
@@ -42,9 +42,9 @@ def counting(
     chosen: Any = None,
     library: Path | None = None,
     **options: Any,
-) -> Iterator[Calls]:
+) -> Iterator[CallProbes]:
     api = Api("test", (str(library or built.with_name("libgpucalls.so.1")),), FUNCTIONS, {})
-    calls = Calls(api, chosen or api.choose(), Options(**options), lambda text: None)
+    calls = CallProbes(api, chosen or api.choose(), CallOptions(**options), lambda text: None)
     calls.bpf.entries.update(entries or {})
     calls.start()
     try:
@@ -53,7 +53,7 @@ def counting(
         calls.close()
 
 
-def watched(calls: Calls, *command: Any, **how: Any) -> subprocess.Popen[str]:
+def watched(calls: CallProbes, *command: Any, **how: Any) -> subprocess.Popen[str]:
     """Started, with its calls counted from the first one on."""
     calls.targets(os.getpid())
     try:
@@ -62,7 +62,7 @@ def watched(calls: Calls, *command: Any, **how: Any) -> subprocess.Popen[str]:
         calls.forget(os.getpid())
 
 
-def run(calls: Calls, *command: Any, **how: Any) -> int:
+def run(calls: CallProbes, *command: Any, **how: Any) -> int:
     """Runs it to its end, then none is counted any more. Its process id."""
     process = watched(calls, *command, **how)
     try:
@@ -139,7 +139,7 @@ def test_arguments_and_results(built: Path, way: str) -> None:
                                      "text": 1}  # fmt: skip
         assert by_function(sums, "errors") == {**dict.fromkeys(by_function(sums), 0), "quick": 1, "query": 1}
         assert sorted(sums["kernel"].tolist()) == [0, 0, 0, 0, 0x4000, 0x6000, 0x7000][-len(sums) :]
-        assert calls.counts == Counts() and calls.lost == 0 and calls.seen == {pid: "program"}
+        assert calls.counts == CallCounts() and calls.lost == 0 and calls.seen == {pid: "program"}
         assert calls.absent == ("callsabsent",)
         assert [p.functions for p in calls.placed] == [tuple(f.symbol for f in FUNCTIONS[:-1])]
 
@@ -148,7 +148,7 @@ def test_calls_inside_of_calls_are_not_counted(built: Path, way: str) -> None:
     with counting(built, events=True) as calls:
         run(calls, built, "nested")
         assert by_function(calls.sums()) == {"outer": 1, "ends_in_quick": 1, "back": 1}
-        assert calls.counts == Counts(nested=6)
+        assert calls.counts == CallCounts(nested=6)
         assert (calls.events()["result"] & 0xFFFFFFFF).tolist() == [0, 3, 0]
 
 
@@ -156,16 +156,18 @@ def test_calls_that_are_jumped_out_of(built: Path, way: str) -> None:
     with counting(built) as calls:
         run(calls, built, "jump", 3)
         assert by_function(calls.sums()) == {"quick": 2}
-        assert calls.counts == Counts(abandoned=3)
+        assert calls.counts == CallCounts(abandoned=3)
 
 
 def test_threads_and_processes_that_end_inside(built: Path) -> None:
     with counting(built) as calls:
         run(calls, built, "thread-ends", 5)
-        assert calls.counts == Counts(abandoned=5) and not len(calls.sums()) and not len(calls.under_way())
+        assert (
+            calls.counts == CallCounts(abandoned=5) and not len(calls.sums()) and not len(calls.under_way())
+        )
     with counting(built) as calls:
         run(calls, built, "ends")
-        assert calls.counts == Counts(abandoned=1) and not len(calls.under_way())
+        assert calls.counts == CallCounts(abandoned=1) and not len(calls.under_way())
 
 
 def test_what_is_under_way(built: Path) -> None:
@@ -239,7 +241,7 @@ def test_layouts() -> None:
     for wrong in ("stream=s4", "bytes=0@0 count=0@48", "bytes=0@0 count=1@0 stream=2@0", "kernel=0@8 bytes=0@0",
                   "grid=s2"):  # fmt: skip
         with pytest.raises(ValueError, match="arguments"):
-            arrays.layout(Function("f", "f", "launch", wrong))
+            arrays.layout(ApiFunction("f", "f", "launch", wrong))
 
 
 # --- exact ---
@@ -263,7 +265,7 @@ def test_exact_at_eight_threads(built: Path) -> None:
             sums["latency"].sum() == threads * each and (sums["latency"].sum(axis=1) == sums["count"]).all()
         )
         assert (sums["largest_ns"] * sums["count"] >= sums["ns"]).all() and calls.lost == 0
-        assert len(found) > 2 and calls.counts == Counts()
+        assert len(found) > 2 and calls.counts == CallCounts()
 
 
 def test_records_are_exact_or_lost_is(built: Path) -> None:
@@ -312,7 +314,7 @@ def test_two_thousand_threads(built: Path) -> None:
     threads = 2000
     with counting(built) as calls:
         run(calls, built, "inside", threads)
-        assert by_function(calls.sums()) == {"back": threads} and calls.counts == Counts()
+        assert by_function(calls.sums()) == {"back": threads} and calls.counts == CallCounts()
         assert not len(calls.host.items("call_threads"))
 
 
@@ -324,7 +326,7 @@ def test_forks_and_what_they_execute(built: Path) -> None:
         pid = run(calls, built, "forks", 20)
         sums = calls.sums()
         assert by_function(sums) == {"quick": 20 * 3} and len(set(sums["tgid"].tolist())) == 40
-        assert pid not in sums["tgid"] and calls.counts == Counts()
+        assert pid not in sums["tgid"] and calls.counts == CallCounts()
         assert not len(calls.host.items("call_targets"))  # each ended
 
 
@@ -334,7 +336,7 @@ def test_a_thread_that_executes_another_program(built: Path) -> None:
         pid = run(calls, built, "executes")
         sums = calls.sums()
         assert by_function(sums) == {"quick": 2 + 6} and set(sums["tgid"].tolist()) == {pid}
-        assert calls.counts == Counts() and not len(calls.host.items("call_threads"))
+        assert calls.counts == CallCounts() and not len(calls.host.items("call_threads"))
 
 
 def test_processes_before_and_after_and_no_other(built: Path) -> None:
@@ -456,7 +458,7 @@ def test_only_what_was_slow(built: Path) -> None:
 def test_only_threads_of_a_name(built: Path) -> None:
     with counting(built, comm="othername") as calls:
         run(calls, built, "named")
-        assert by_function(calls.sums()) == {"quick": 2} and calls.counts == Counts()
+        assert by_function(calls.sums()) == {"quick": 2} and calls.counts == CallCounts()
 
 
 def test_only_one_thread(built: Path, way: str) -> None:
@@ -473,7 +475,7 @@ def test_only_one_thread(built: Path, way: str) -> None:
                 process.stdin.write("\n")
                 process.stdout.readline()
                 calls.stop()
-                assert sum(by_function(calls.sums()).values()) == seen and calls.counts == Counts()
+                assert sum(by_function(calls.sums()).values()) == seen and calls.counts == CallCounts()
 
 
 def test_chosen_functions(built: Path) -> None:
@@ -486,7 +488,7 @@ def test_a_command_has_its_own_limit_of_files() -> None:
     """Where the tool needed more before it started the command."""
     code = """if True:
         import os, resource
-        from gpubpf import command
+        from gpubpf.session import command
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
         command.raise_file_limit()

@@ -22,8 +22,8 @@ import gpubpf_hip
 from cudasim import launcher
 from gpubpf.calls import cuda, hip
 from gpubpf.calls.api import Api
-from gpubpf.calls.kernels import FOUND, REGISTERED, SAME, Kernels, _File
-from gpubpf.calls.probes import Calls, Options
+from gpubpf.calls.kernel_names import BY_HANDLE, BY_NAME, REGISTERED, KernelNames, _File
+from gpubpf.calls.probes import CallOptions, CallProbes
 from gpubpf.errors import ImageError
 from gpubpf.linux import bpf_syscall
 from gpubpf.session.device import LIBRARIES
@@ -43,8 +43,8 @@ needs_uprobes = pytest.mark.skipif(not bpf_syscall._UPROBE_TYPE.exists(), reason
 class Seen:
     """What a tool knows: kernels by function, of each process."""
 
-    calls: Calls
-    kernels: Kernels
+    calls: CallProbes
+    kernels: KernelNames
 
     def names(self) -> dict[int, dict[str, set[str | None]]]:
         self.kernels.read(self.calls.host)
@@ -62,8 +62,8 @@ class Seen:
 def watching(api: Api, *paths: Path) -> Iterator[Seen]:
     """The calls of libraries that are known before anybody maps them."""
     api = replace(api, libraries=tuple(str(p) for p in paths))
-    calls = Calls(api, api.choose(), Options(), lambda text: None, TEXT)
-    kernels = Kernels(api, calls.bpf)
+    calls = CallProbes(api, api.choose(), CallOptions(), lambda text: None, TEXT)
+    kernels = KernelNames(api, calls.bpf)
     calls.start()
     try:
         yield Seen(calls, kernels)
@@ -213,11 +213,11 @@ def test_a_process_that_becomes_another_program(made: Path, library: Path) -> No
 
 
 def test_what_another_program_of_the_process_told_is_forgotten() -> None:
-    kernels = Kernels(hip.API)
+    kernels = KernelNames(hip.API)
     process = subprocess.Popen(["sh", "-c", "read go; exec sleep 60"], stdin=subprocess.PIPE)
     try:
         kernels.look(process.pid)
-        kernels.read(Told((process.pid, FOUND, 0x70, 0, b"first")))  # type: ignore[arg-type]
+        kernels.read(Told((process.pid, BY_NAME, 0x70, 0, b"first")))  # type: ignore[arg-type]
         assert kernels.name(process.pid, 0x70) is not None
         assert process.stdin is not None
         before = os.stat(f"/proc/{process.pid}/exe")
@@ -234,7 +234,7 @@ def test_what_another_program_of_the_process_told_is_forgotten() -> None:
 
 
 def test_a_handle_that_nobody_told_of_has_no_name() -> None:
-    kernels = Kernels(hip.API)
+    kernels = KernelNames(hip.API)
     kernels.look(os.getpid())
     assert kernels.name(os.getpid(), 0xDEAD0000) is None
     assert kernels.name(os.getpid(), (1 << 64) - 1) is None
@@ -246,7 +246,7 @@ def test_a_process_that_maps_a_file_whose_tables_are_made_up(tmp_path: Path) -> 
     data[0x28:0x30] = (1 << 44).to_bytes(8, "little")  # where sections are described
     made_up = tmp_path / "made_up"
     made_up.write_bytes(data)
-    kernels = Kernels(hip.API)
+    kernels = KernelNames(hip.API)
     with (
         made_up.open("rb") as file,
         mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_EXEC, flags=mmap.MAP_PRIVATE) as area,
@@ -273,12 +273,12 @@ class Told:
         """Process, kind, handle, source, name."""
         made = []
         for pid, kind, handle, source, name in rows:
-            parts = [name[i : i + 223] for i in range(0, len(name) + 1, 223)] if kind != SAME else [b""]
+            parts = [name[i : i + 223] for i in range(0, len(name) + 1, 223)] if kind != BY_HANDLE else [b""]
             for number, part in enumerate(parts[:18]):
                 row = np.zeros((), self.kind)
                 for key, value in (("handle", handle), ("source", source), ("tgid", pid), ("kind", kind)):
                     row[key] = value
-                row["part"], row["bytes"] = number, 0 if kind == SAME else len(part) + 1
+                row["part"], row["bytes"] = number, 0 if kind == BY_HANDLE else len(part) + 1
                 row["text"][: len(part)] = list(np.frombuffer(part, "S1"))
                 made.append(row)
         self.rows = np.array(made, self.kind)
@@ -294,9 +294,9 @@ GONE = 1 << 30  # no process has this number
 
 @pytest.mark.parametrize("size", [1, 222, 223, 224, 446, 3000])
 def test_names_of_any_length(size: int) -> None:
-    kernels = Kernels(hip.API)
+    kernels = KernelNames(hip.API)
     name = b"k" * size
-    kernels.read(Told((GONE, FOUND, 0x70, 0, name), (GONE, FOUND, 0x80, 0, b"other")))  # type: ignore[arg-type]
+    kernels.read(Told((GONE, BY_NAME, 0x70, 0, name), (GONE, BY_NAME, 0x80, 0, b"other")))  # type: ignore[arg-type]
     found = kernels.name(GONE, 0x70)
     assert found is not None and found.full == name.decode()
     other = kernels.name(GONE, 0x80)
@@ -304,27 +304,31 @@ def test_names_of_any_length(size: int) -> None:
 
 
 def test_a_name_that_is_longer_than_records_can_say_is_read_where_it_lies() -> None:
-    kernels = Kernels(hip.API)
+    kernels = KernelNames(hip.API)
     name = b"k" * 6000
     held = ctypes.create_string_buffer(name)
-    kernels.read(Told((os.getpid(), FOUND, 0x70, ctypes.addressof(held), name)))  # type: ignore[arg-type]
+    kernels.read(Told((os.getpid(), BY_NAME, 0x70, ctypes.addressof(held), name)))  # type: ignore[arg-type]
     found = kernels.name(os.getpid(), 0x70)
     assert found is not None and found.full == name.decode()
-    kernels.read(Told((GONE, FOUND, 0x80, ctypes.addressof(held), name)))  # type: ignore[arg-type]
+    kernels.read(Told((GONE, BY_NAME, 0x80, ctypes.addressof(held), name)))  # type: ignore[arg-type]
     assert kernels.name(GONE, 0x80) is None
 
 
 def test_a_handle_that_is_used_again_is_what_it_was_given_last() -> None:
-    kernels = Kernels(hip.API)
-    kernels.read(Told((GONE, FOUND, 0x70, 0, b"first")))  # type: ignore[arg-type]
-    kernels.read(Told((GONE, FOUND, 0x70, 0, b"second")))  # type: ignore[arg-type]
+    kernels = KernelNames(hip.API)
+    kernels.read(Told((GONE, BY_NAME, 0x70, 0, b"first")))  # type: ignore[arg-type]
+    kernels.read(Told((GONE, BY_NAME, 0x70, 0, b"second")))  # type: ignore[arg-type]
     found = kernels.name(GONE, 0x70)
     assert found is not None and found.full == "second"
 
 
 def test_handles_that_go_in_a_circle_have_no_name() -> None:
-    kernels = Kernels(cuda.API)
-    told = Told((GONE, SAME, 0x70, 0x80, b""), (GONE, SAME, 0x80, 0x70, b""), (GONE, SAME, 0x90, 0x90, b""))
+    kernels = KernelNames(cuda.API)
+    told = Told(
+        (GONE, BY_HANDLE, 0x70, 0x80, b""),
+        (GONE, BY_HANDLE, 0x80, 0x70, b""),
+        (GONE, BY_HANDLE, 0x90, 0x90, b""),
+    )
     kernels.read(told)  # type: ignore[arg-type]
     assert [kernels.name(GONE, h) for h in (0x70, 0x80, 0x90)] == [None] * 3
 
@@ -333,7 +337,7 @@ def test_handles_that_go_in_a_circle_have_no_name() -> None:
     "name", [b"_ZL6hiddenPi.intern.91a9f1f0af28ab7e", b"__nv_static_25__36cc2ce6_4_v_cu_1cad6548__Z6hiddenPi"]
 )
 def test_static_kernels_of_programs_that_are_linked_on_the_device(name: bytes) -> None:
-    kernels = Kernels(hip.API)
+    kernels = KernelNames(hip.API)
     kernels.read(Told((GONE, REGISTERED, 0x70, 0, name)))  # type: ignore[arg-type]
     found = kernels.name(GONE, 0x70)
     assert found is not None and found.full == "hidden(int*)"
@@ -511,7 +515,7 @@ def test_handles_in_variables_of_the_program(place: Path) -> None:
         [str(place / "variables")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    kernels = Kernels(cuda.API)
+    kernels = KernelNames(cuda.API)
     kernels.look(process.pid)
     found = [kernels.name(process.pid, handle) for handle in (0x700000001000, 0x700000002000, 0x700000003000)]
     process.communicate("\n", timeout=60)

@@ -246,15 +246,15 @@ def test_on_the_virtual_clock_it_is_unknown() -> None:
     assert tool.host(None, said.append, virtual=True) is None
     assert not meanwhile.known and meanwhile.activity() == Activity()
     assert said == [
-        "what launching threads did meanwhile is unknown: the clock is virtual, and they run on the real one"
+        "off-CPU times of launching threads are unknown: they are on the real clock, and the measurement is on the virtual clock"
     ]
 
 
 UNKNOWN = """
-from gpubpf import offcpu
+from gpubpf.launches import off_cpu
 from gpubpf.program import BPF
-tool = BPF(text=offcpu.PROGRAM)
-meanwhile = offcpu.OffCpu(tool)
+tool = BPF(text=off_cpu.PROGRAM)
+meanwhile = off_cpu.OffCpu(tool)
 print(tool.host(None, print), meanwhile.known, meanwhile.activity().explain(1, 0, 10))
 """
 
@@ -265,5 +265,5 @@ def test_without_capability_it_is_unknown() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/")
     assert done.stderr == ""
     first, second = done.stdout.splitlines()
-    assert first.startswith("what launching threads did meanwhile is unknown: ")
+    assert first.startswith("off-CPU times of launching threads are unknown: ")
     assert second == "None False []"

@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 import gpubpf_rocm
-from gpubpf.calls import rocprofiler
-from gpubpf.calls.api import Api, Function
+from gpubpf.calls import kernel_times, rocprofiler
+from gpubpf.calls.api import Api, ApiFunction
 from gpubpf.calls.rocprofiler import dispatches as reader
-from gpubpf.calls.rocprofiler import launched
 from gpubpf.calls.rocprofiler.dispatches import Dispatches
 
 ADD, SCALE = "_Z9vectorAddPKfS0_Pfi", "_Z5scalePff"
@@ -128,8 +127,8 @@ def test_the_program_goes_on_with_limits_and_closed_files(rocm):
 
 def test_why_there_are_none(rocm, tmp_path):
     cases = (
-        ({"STANDIN_SDK_VERSION": 20000}, "rocprofiler-sdk 2.0.0 is in the program"),
-        ({"STANDIN_SDK_STATUS": 17}, "refused (status 17)"),
+        ({"STANDIN_SDK_VERSION": 20000}, "rocprofiler-sdk 2.0.0 in the program"),
+        ({"STANDIN_SDK_STATUS": 17}, "error status 17"),
     )
     for environment, text in cases:
         run = Run(rocm, "plain", **environment)
@@ -147,7 +146,7 @@ def test_why_there_are_none(rocm, tmp_path):
     assert (run.status, run.stderr) == (0, "") and "could not be loaded" in run.reason
     # No program of ROCm's.
     with closing(Dispatches(["true"], {"ROCM_PATH": str(rocm)}, 0)) as dispatches:
-        assert dispatches.environment and "no process told of any" in dispatches.reason
+        assert dispatches.environment and "no process reported any" in dispatches.reason
 
 
 def test_nothing_is_set_where_it_cannot_work(monkeypatch, rocm, tmp_path):
@@ -155,7 +154,7 @@ def test_nothing_is_set_where_it_cannot_work(monkeypatch, rocm, tmp_path):
     monkeypatch.setattr(rocprofiler, "_CACHE", tmp_path / "none")
     found = {"ROCM_PATH": str(rocm)}
     for command, environment, text in (
-        ([], found, "only where the tool started it"),
+        ([], found, "only on a COMMAND"),
         (["true"], found | {"ROCP_TOOL_LIBRARIES": "other.so"}, "for another profiler"),
         (["true"], {}, "not installed"),
     ):
@@ -288,7 +287,7 @@ def ended(*dispatches):
 
 @pytest.fixture
 def joining():
-    function = Function(
+    function = ApiFunction(
         "hipLaunchKernel",
         "hipLaunchKernel",
         "launch",
@@ -299,14 +298,14 @@ def joining():
         (),
         (
             function,
-            Function("hipGraphLaunch", "hipGraphLaunch", "graph"),
-            Function("hipFree", "hipFree", "sync"),
+            ApiFunction("hipGraphLaunch", "hipGraphLaunch", "graph"),
+            ApiFunction("hipFree", "hipFree", "sync"),
         ),
         {},
     )
     processes = Dispatches([], {}, 0)
-    processes.processes.append(reader.Process(7, 7, "app", -1, -1, names={5: SCALE}))
-    return launched.Launched(api, processes)
+    processes.processes.append(reader.AgentProcess(7, 7, "app", -1, -1, names={5: SCALE}))
+    return kernel_times.DispatchJoiner(api, processes)
 
 
 def test_a_dispatch_is_of_the_call_around_it(joining):
@@ -334,7 +333,7 @@ def test_a_call_that_still_goes_on_is_waited_for(joining):
     found = joining.dispatches(ended())
     assert found.known.tolist() == [True]
     assert len(joining.dispatches(ended((8, 1000, 64))).known) == 0
-    for _ in range(launched.PATIENCE - 1):
+    for _ in range(kernel_times.PATIENCE - 1):
         assert len(joining.dispatches(ended()).known) == 0
     assert joining.dispatches(ended()).known.tolist() == [False]
     # Of one that nobody said when it was enqueued no call will ever be known.
@@ -351,8 +350,8 @@ def test_of_a_thread_that_nobody_can_number(joining):
 
 
 def test_calls_are_remembered_in_parts(joining, monkeypatch):
-    monkeypatch.setattr(launched, "CHUNK", 4)
-    monkeypatch.setattr(launched, "MOST_CALLS", 40)
+    monkeypatch.setattr(kernel_times, "CHUNK", 4)
+    monkeypatch.setattr(kernel_times, "MOST_CALLS", 40)
     for i in range(100):
         joining.calls(events((8, 100 * i, 100 * i + 10, 0, 64), (9, 100 * i, 100 * i + 90, 1, 0)))
     joining.calls(events((10, 0, 10_000, 1, 0)))  # which returned last

@@ -124,7 +124,7 @@ def test_without_it_one_line_says_why(rocm, tmp_path):
     path = tmp_path / "results"
     done = hipsnoop(rocm, "--", "plain", results=path, ROCM_PATH="", STANDIN_SDK_VERSION="1")
     assert done.returncode == 0
-    (line,) = [line for line in path.read_text().split("\n") if line.startswith("no times of the GPU")]
+    (line,) = [line for line in path.read_text().split("\n") if line.startswith("no GPU timestamps")]
     assert "rocprofiler-sdk" in line and "EXEC" not in path.read_text()
     found, _ = records(rocm, "--", "plain", STANDIN_SDK_VERSION="90000")
     summary = found["summary"][0]

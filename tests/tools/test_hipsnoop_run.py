@@ -138,7 +138,7 @@ def test_slow_calls_are_told_with_what_happened_inside(program: Path, tmp_path: 
         most = max(record["why"], key=lambda cause: cause["ns"] or 0)
         assert most["what"] == "blocked in clock_nanosleep" and most["ns"] > 10 * MS
     text = run(*options, command=(program, "-n", 3, *made), standin=standin).stdout
-    assert "which threads make the slow calls" in text and "blocked in clock_nanosleep" in text
+    assert "threads that make the slow calls" in text and "blocked in clock_nanosleep" in text
 
 
 def test_why_tells_functions_and_gaps_apart(program: Path, tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_trace_that_cannot_be_written_costs_no_table(program: Path, tmp_path: 
 
 def test_csv_says_what_it_leaves_out(program: Path) -> None:
     done = run("--csv", "--why", "--timeline", command=(program, "hipMalloc"))
-    note = "hipsnoop: note: CSV is of one table, without --why and --timeline; use --json for that"
+    note = "hipsnoop: note: CSV holds only one table, without --why and --timeline; use --json for these"
     assert note in done.stderr.splitlines()
     assert [line.split(",")[0] for line in done.stdout.splitlines()[1:]] and "hipMalloc" in done.stdout
     assert "CSV" not in run("--csv", command=(program, "hipMalloc")).stderr
@@ -529,5 +529,5 @@ def test_who_may_watch(program: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert (
         done.stderr
-        == "hipsnoop: watching calls of a library takes root, or CAP_BPF and CAP_PERFMON; use sudo\n"
+        == "hipsnoop: tracing calls of a library requires root, or CAP_BPF and CAP_PERFMON; use sudo\n"
     )

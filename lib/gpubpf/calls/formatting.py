@@ -1,4 +1,6 @@
-"""Calls for people: where the time went, tables by function and by kernel, a line for each call."""
+"""The text, JSON and CSV that hipsnoop and cudasnoop print: tables by function and by kernel, lines for
+calls, causes of delays.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +13,26 @@ from functools import lru_cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from gpubpf.calls import why
-from gpubpf.calls.records import HEX, SHAPES, each
+from gpubpf.calls import delays
+from gpubpf.calls.records import HEX, SHAPES, map_distinct
 from gpubpf.process import syscalls
 from gpubpf.show import cli, table
 from gpubpf.show.table import us
 
 if TYPE_CHECKING:
-    from gpubpf.calls.kfd import Happened
-    from gpubpf.calls.records import Group
-    from gpubpf.calls.sums import Row, Times
-    from gpubpf.calls.why import Cause
+    from gpubpf.calls.delays import Cause
+    from gpubpf.calls.kfd import DriverEvent
+    from gpubpf.calls.records import CallGroup
+    from gpubpf.calls.statistics import CallStatistics, Durations
     from gpubpf.show.owner_columns import Whose
 
-MOST = 24  # rows of a table without -v
+MOST_ROWS = 24  # of a table without -v
 REASONS = (
     *("preempted", "blocked", "block_io", "page_fault", "memory", "stopped"),
     *("page_faults", "tcp_retransmits"),
 )
-NAME = 12  # columns that a function's name is cut to
-NAMED = 0.01  # of the time: less than that is not named in a sentence
+LEAST_NAME = 12  # columns that a function's name keeps if a line is too long
+LEAST_SHARE = 0.01  # of the time; a smaller share is not mentioned in a sentence
 CSV_SUMS = (
     "pid",
     "comm",
@@ -68,19 +70,19 @@ def percent(part: int, whole: int) -> str:
 
 
 def _wrap(sentence: str, indent: int = 0) -> Iterator[str]:
-    """Lines that do not end between a number and its percent sign."""
+    """Wrap a sentence, but never between a number and its percent sign."""
     for line in table.wrap(sentence.replace(" %", "\u00a0%"), indent):
         yield line.replace("\u00a0", " ")
 
 
 def ms(ns: int) -> str:
-    """A time in ms in at most eight columns."""
+    """Format a time in ms, in at most eight columns."""
     value = ns / 1e6
     return f"{value:.{2 if value < 1000 else 1 if value < 100_000 else 0}f}"
 
 
-def finding(rows: Sequence[Row], what: str = "call") -> Iterator[str]:
-    """Where the time of all of them went, and what failed."""
+def time_and_errors(rows: Sequence[CallStatistics], what: str = "call") -> Iterator[str]:
+    """Yield sentences that say which functions took the time, and which failed."""
     total = sum(row.times.ns for row in rows)
     count = sum(row.times.count for row in rows)
     if not count:
@@ -89,10 +91,10 @@ def finding(rows: Sequence[Row], what: str = "call") -> Iterator[str]:
     for row in rows:
         by_name[row.name] = by_name.get(row.name, 0) + row.times.ns
     largest = sorted(by_name.items(), key=lambda item: -item[1])[:3]
-    parts = [f"{percent(ns, total)} in {name}" for name, ns in largest if ns >= NAMED * total]
+    parts = [f"{percent(ns, total)} in {name}" for name, ns in largest if ns >= LEAST_SHARE * total]
     off = sum(row.times.off_ns for row in rows)
     said = f"{table.count(count, what)} took {table.duration(total)} in all: {', '.join(parts)}"
-    if off >= NAMED * total:
+    if off >= LEAST_SHARE * total:
         said += f"; {percent(off, total)} of it off the CPU"
     yield from _wrap(said)
     failed: dict[str, tuple[int, int, str]] = {}
@@ -113,9 +115,9 @@ def finding(rows: Sequence[Row], what: str = "call") -> Iterator[str]:
         yield from _wrap(f"{table.count(errors, 'call')} failed{same}: {', '.join(names)}{more}")
 
 
-def function_table(rows: Sequence[Row], whose: Whose, everything: bool = False) -> Iterator[str]:
-    """One line for each function, most time first."""
-    shown = rows if everything else rows[:MOST]
+def function_table(rows: Sequence[CallStatistics], whose: Whose, everything: bool = False) -> Iterator[str]:
+    """Yield the table of functions. `everything`: show all rows, not only the first MOST_ROWS."""
+    shown = rows if everything else rows[:MOST_ROWS]
     cells = [
         {
             "API": row.name,
@@ -131,9 +133,9 @@ def function_table(rows: Sequence[Row], whose: Whose, everything: bool = False) 
     yield from _left_out(rows, shown, "function")
 
 
-def kernel_table(rows: Sequence[Row], whose: Whose, everything: bool = False) -> Iterator[str]:
-    """One line for each kernel, most launches first: the gaps before its launches."""
-    shown = rows if everything else rows[:MOST]
+def kernel_table(rows: Sequence[CallStatistics], whose: Whose, everything: bool = False) -> Iterator[str]:
+    """Yield the table of kernels, with the gaps before their launches."""
+    shown = rows if everything else rows[:MOST_ROWS]
     cells = [
         {"KERNEL": row.name, "LAUNCHES": number(row.times.count), "TOTAL ms": ms(row.gaps.ns)}
         | spread(row.gaps)
@@ -149,9 +151,11 @@ def kernel_table(rows: Sequence[Row], whose: Whose, everything: bool = False) ->
 
 
 def _table(
-    above: str, cells: Sequence[dict[str, str]], rows: Sequence[Row], whose: Whose, name: str
+    above: str, cells: Sequence[dict[str, str]], rows: Sequence[CallStatistics], whose: Whose, name: str
 ) -> Iterator[str]:
-    """`above` stands over the columns P50 to MAX."""
+    """Yield a table whose column `name` takes the room that is left. `above` is the title over the columns
+    P50 to MAX.
+    """
     if not cells:
         return
     several = whose.processes
@@ -201,7 +205,7 @@ def _table(
         yield line.rstrip()
 
 
-def _left_out(rows: Sequence[Row], shown: Sequence[Row], noun: str) -> Iterator[str]:
+def _left_out(rows: Sequence[CallStatistics], shown: Sequence[CallStatistics], noun: str) -> Iterator[str]:
     rest = rows[len(shown) :]
     if rest:
         total = sum(row.times.ns for row in rest)
@@ -209,17 +213,18 @@ def _left_out(rows: Sequence[Row], shown: Sequence[Row], noun: str) -> Iterator[
 
 
 def number(count: int) -> str:
-    """Exact, in as few columns as there are."""
+    """Format a count exactly, without separators from ten million on."""
     return f"{count:,}" if count < 10_000_000 else str(count)
 
 
-def spread(times: Times) -> dict[str, str]:
+def spread(times: Durations) -> dict[str, str]:
+    """Return the cells P50, P99 and MAX in µs."""
     found = times.distribution() or {}
     return {key.upper(): us(found.get(key)) for key in ("p50", "p99", "max")}
 
 
 def function_row(record: Mapping[str, Any]) -> tuple[object, ...]:
-    """A line of CSV."""
+    """Return the cells of CSV_SUMS from a record "api"."""
     times = record["lat_ns"] or {}
     return (
         *(record[key] for key in ("pid", "comm", "api", "count", "errors")),
@@ -233,9 +238,13 @@ def function_row(record: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Of lines for calls. `origin_ns`: from which times count; `several`: processes; `clock_ns`: how far the clock on the wall is
-    ahead of CLOCK_BOOTTIME, where its time is to be shown, else None; `whole`: names, however long a line gets."""
+class CallColumns:
+    """The columns of lines for calls.
+
+    `origin_ns`: the CLOCK_BOOTTIME that is shown as 0. `several`: the calls are of several processes.
+    `clock_ns`: show the time of day; this is how far CLOCK_REALTIME is ahead of CLOCK_BOOTTIME. `whole`:
+    never cut names, however long a line gets.
+    """
 
     origin_ns: int
     several: bool
@@ -263,13 +272,13 @@ def _clock(seconds: int) -> str:
     return time.strftime("%H:%M:%S", time.localtime(seconds))
 
 
-def call_lines(group: Group, columns: Columns) -> list[str]:
-    """Of each call one for people."""
+def text_lines(group: CallGroup, columns: CallColumns) -> list[str]:
+    """Return a line of text for each call."""
     fields = group.fields
     threads = list(zip(fields["pid"], fields["comm"], fields["tid"], strict=True))
     values = (
         map(columns.when, fields["ts_ns"]),
-        each(lambda thread: cli.printable(columns.who(*thread)), threads),
+        map_distinct(lambda thread: cli.printable(columns.who(*thread)), threads),
         map(us, fields["lat_ns"]),
         [us(ns) if ns else "-" for ns in fields["off_cpu_ns"]],
     )
@@ -277,7 +286,7 @@ def call_lines(group: Group, columns: Columns) -> list[str]:
     made = list(map(f"%s %s %7s %7s  {text}\n".__mod__, zip(*values, *more, strict=True)))
     if not columns.whole and max(map(len, made), default=0) > table.WIDTH + 1:
         api = str(fields["api"])
-        kernels = each(cli.printable, fields["kernel"]) if "kernel" in fields else repeat("")
+        kernels = map_distinct(cli.printable, fields["kernel"]) if "kernel" in fields else repeat("")
         for place, (text, kernel) in enumerate(zip(call_texts(group), kernels, strict=False)):
             if (too_long := len(made[place]) - 1 - table.WIDTH) > 0:
                 start = made[place][: -1 - len(text)]
@@ -286,11 +295,14 @@ def call_lines(group: Group, columns: Columns) -> list[str]:
 
 
 def _shorter(text: str, api: str, kernel: str, too_long: int) -> str:
-    """One of `call_texts`, its names cut in their middle, the kernel's first, where it is short enough then; else as it is. An address
-    is cut nowhere."""
+    """Cut the names in a text of `call_texts` in their middle, the kernel's first, to save `too_long`
+    columns.
+
+    Return the text unchanged if that does not suffice. An address is never cut.
+    """
     rest = text[len(api) + len(kernel) + bool(kernel) :]
     short = kernel if kernel.startswith("0x") else _cut(kernel, too_long, table.LEAST)
-    name = _cut(api, too_long - len(kernel) + len(short), NAME)
+    name = _cut(api, too_long - len(kernel) + len(short), LEAST_NAME)
     made = f"{name} {short}{rest}" if kernel else name + rest
     return made if len(text) - len(made) >= too_long else text
 
@@ -299,8 +311,8 @@ def _cut(name: str, too_long: int, least: int) -> str:
     return table.fit(name, max(len(name) - too_long, least)) if too_long > 0 else name
 
 
-def dispatch_line(record: Mapping[str, Any], columns: Columns) -> str:
-    """A kernel that ran: when it started, and for how long."""
+def dispatch_line(record: Mapping[str, Any], columns: CallColumns) -> str:
+    """Return a line of text for a kernel that ran: when it started, and for how long."""
     gpu, kernel = f"GPU {record['gpu']}:", cli.printable(record["kernel"])
     text = f"{gpu} {kernel}<<<{dimensions(record['grid'])}, {dimensions(record['block_dim'])}>>>"
     if "latency_ns" in record:
@@ -312,22 +324,22 @@ def dispatch_line(record: Mapping[str, Any], columns: Columns) -> str:
     return start + (text if columns.whole or too_long <= 0 else _shorter(text, gpu, kernel, too_long))
 
 
-def call_texts(group: Group) -> Iterable[str]:
-    """Each as one would write it: hipMemcpyAsync 4,096 B h2d, stream 0x1234 = hipErrorInvalidValue."""
+def call_texts(group: CallGroup) -> Iterable[str]:
+    """Return a description of each call: hipMemcpyAsync 4,096 B h2d, stream 0x1234 = hipErrorInvalidValue."""
     text, columns = _call_format(group)
-    return map(text.__mod__, zip(*columns, strict=True)) if columns else [text] * len(group.places)
+    return map(text.__mod__, zip(*columns, strict=True)) if columns else [text] * len(group.positions)
 
 
-def _call_format(group: Group) -> tuple[str, list[list[Any]]]:
-    """Of `call_texts`: a format, and columns with what goes there."""
+def _call_format(group: CallGroup) -> tuple[str, list[list[Any]]]:
+    """Return the format string of `call_texts`, and a column of values for each of its places."""
     fields = group.fields
     text, columns = str(fields["api"]), []
     if "kernel" in fields:
         text += " %s"
-        columns.append(each(cli.printable, fields["kernel"]))
+        columns.append(map_distinct(cli.printable, fields["kernel"]))
         if "grid" in fields:
             text += "<<<%s, %s"
-            columns += [each(dimensions, list(zip(*fields[key], strict=True))) for key in SHAPES]
+            columns += [map_distinct(dimensions, list(zip(*fields[key], strict=True))) for key in SHAPES]
             if fields.get("shared_bytes", (0,))[0]:  # all are 0, or none is
                 text += ", %d"
                 columns.append(fields["shared_bytes"])
@@ -335,7 +347,7 @@ def _call_format(group: Group) -> tuple[str, list[list[Any]]]:
     more = []
     if "bytes" in fields:
         more.append("%s B" + (" %s" if "copy" in fields else ""))
-        columns.append(each("{:,}".format, fields["bytes"]))
+        columns.append(map_distinct("{:,}".format, fields["bytes"]))
         columns += [fields["copy"]] if "copy" in fields else []
     if fields.get("stream", (0,))[0]:
         more.append("stream %#x")
@@ -351,15 +363,15 @@ def _call_format(group: Group) -> tuple[str, list[list[Any]]]:
 
 
 def dimensions(size: Sequence[int]) -> str:
-    """``8x2`` for [8, 2, 1]."""
+    """Format grid or block dimensions: ``8x2`` for [8, 2, 1]."""
     used = list(size)
     while len(used) > 1 and used[-1] == 1:
         used.pop()
     return "x".join(map(str, used))
 
 
-def call_records(group: Group) -> Iterator[str]:
-    """Of each call a line of JSON."""
+def json_lines(group: CallGroup) -> Iterator[str]:
+    """Return a line of JSON for each call."""
     text, columns = '{"type":"call"', []
     for name, values in group.fields.items():
         text += f',"{name}":'
@@ -376,12 +388,12 @@ def call_records(group: Group) -> Iterator[str]:
             columns += values.values()
         else:
             text += "%s"
-            columns.append(each(json.dumps, values) if isinstance(values[0], str) else values)
+            columns.append(map_distinct(json.dumps, values) if isinstance(values[0], str) else values)
     return map((text + "}\n").__mod__, zip(*columns, strict=True))
 
 
-def call_rows(group: Group) -> Iterator[str]:
-    """Of each call a line of CSV; what does not apply is empty."""
+def csv_lines(group: CallGroup) -> Iterator[str]:
+    """Return a line of CSV for each call. Cells that do not apply are empty."""
     parts, columns = [], []
     for name in CSV_CALLS:
         values = group.fields.get(name)
@@ -393,17 +405,20 @@ def call_rows(group: Group) -> Iterator[str]:
         else:
             parts.append("%#x" if name in HEX else "%s")
             texts = isinstance(values[0], str)
-            columns.append(each(lambda text: cli.csv_cells((text,)), values) if texts else values)
+            columns.append(map_distinct(lambda text: cli.csv_cells((text,)), values) if texts else values)
     return map((",".join(parts) + "\n").__mod__, zip(*columns, strict=True))
 
 
-# --- why ---
+# --- causes of delays ---
 
 
-def story(
+def slow_call_lines(
     record: Mapping[str, Any], text: str, causes: Sequence[Cause], origin_ns: int, several: bool
 ) -> Iterator[str]:
-    """A slow call, and what its thread did inside. `text`: of `call_texts`; `causes`: see `why.explain`."""
+    """Yield the lines for a slow call and the causes of its latency.
+
+    `text`: of `call_texts`. `causes`: of `delays.explain`. `several`: name the process.
+    """
     began = f"T+{(record['ts_ns'] - origin_ns) / 1e9:.6f} s"
     yield from _wrap(f"{began}  {text}: {table.duration(record['lat_ns'])}")
     who = f"{record['comm']} (pid {record['pid']})" if several else record["comm"]
@@ -414,8 +429,8 @@ def story(
 
 
 def cause_text(cause: Cause) -> str:
-    """``blocked in futex 686 us``, ``3 page faults``."""
-    if cause.reason == why.DRIVER:
+    """Return a cause with its time or its count: ``blocked in futex 686 us``, ``3 page faults``."""
+    if cause.reason == delays.DRIVER:
         return f"{cause.text} meanwhile" + (f" for {table.duration(cause.ns)}" if cause.ns else "")
     if cause.timeless:
         _, where, noun = cause.text.split(" ", 2) if cause.text.startswith("in ") else ("", "", cause.text)
@@ -425,21 +440,23 @@ def cause_text(cause: Cause) -> str:
     return f"{cause.text} {table.duration(cause.ns)}{times}"
 
 
-def reason(number: int, syscall: int, counts: Any) -> dict[str, Any]:
-    """The fields of a record that say why: a word, the system call's name (null: none), how often, how long (null: it is no time)."""
+def reason_fields(number: int, syscall: int, counts: Any) -> dict[str, Any]:
+    """Return the fields of a record "why": reason, system call (None: not in one), count, and times (None for
+    an event).
+    """
     name = syscalls.name(syscall) if syscall >= 0 else None
     record = {"reason": REASONS[number], "syscall": name, "count": int(counts["count"])}
-    times = {key: None if number in why.TIMELESS else int(counts[key]) for key in ("ns", "largest_ns")}
+    times = {key: None if number in delays.TIMELESS else int(counts[key]) for key in ("ns", "largest_ns")}
     return record | {"ns": times["ns"], "max_ns": times["largest_ns"]}
 
 
 def cause_record(cause: Cause) -> dict[str, Any]:
-    """The same of one call, where reasons are told by their text."""
+    """Return an item of the field `why` of a slow call, which gives the reason as text."""
     return {"what": cause.text, "count": cause.count, "ns": None if cause.timeless else cause.ns}
 
 
 def slow_threads(slow: Sequence[tuple[Mapping[str, Any], Sequence[Cause]]], several: bool) -> Iterator[str]:
-    """A row for each thread that made slow calls, with their causes."""
+    """Yield a table of the threads that made slow calls. `slow`: records of calls, each with its causes."""
     threads: dict[tuple[int, int], list[tuple[Mapping[str, Any], Sequence[Cause]]]] = {}
     for record, causes in slow:
         threads.setdefault((record["pid"], record["tid"]), []).append((record, causes))
@@ -459,7 +476,7 @@ def slow_threads(slow: Sequence[tuple[Mapping[str, Any], Sequence[Cause]]], seve
         }
         rows.append(cells | {"MAX us": us(times[-1]), "MOSTLY": spent.most_common(1)[0][0]})
     if rows:
-        yield "which threads make the slow calls"
+        yield "threads that make the slow calls"
         yield from table.within(rows, left=("COMM", "MOSTLY"), cut=("MOSTLY", "COMM"))
         yield ""
 
@@ -467,52 +484,58 @@ def slow_threads(slow: Sequence[tuple[Mapping[str, Any], Sequence[Cause]]], seve
 def why_lines(
     groups: Sequence[tuple[str, int, Sequence[Cause]]], threads: Sequence[tuple[str, Sequence[Cause]]]
 ) -> Iterator[str]:
-    """`groups`: of functions, and of gaps, what took long and how long it was in all (ns). `threads`: what each did in gaps."""
+    """Yield the table of causes, and a sentence for each thread about the gaps between its launches.
+
+    `groups`: name of a function or of the gaps, total time in ns, causes. `threads`: name of a thread, causes
+    in its gaps.
+    """
     rows = []
     for where, total, causes in groups:
-        for cause in [cause for cause in causes if cause.tells(total)][:4]:
+        for cause in [cause for cause in causes if cause.is_significant(total)][:4]:
             timed = not cause.timeless
             rows.append(
                 {
                     "WHERE": where,
                     "WHAT": cause.text,
-                    "COUNT": number(cause.count) if cause.count else "-",  # it goes on
+                    "COUNT": number(cause.count)
+                    if cause.count
+                    else "-",  # 0: it began earlier, and has not ended
                     "TOTAL ms": ms(cause.ns) if timed else "-",
                     "MAX us": us(cause.largest_ns) if timed else "-",
-                    # What has not ended is in no total yet.
+                    # The total does not contain calls that have not ended.
                     "OF IT": percent(min(cause.ns, total), total) if timed and total else "-",
                 }
             )
     if not rows:
-        yield "no call, and no gap between launches, was off the CPU or had a page fault"
+        yield "no call and no gap between launches was off the CPU or had page faults"
         yield ""
         return
-    yield "why: what threads did inside of calls, and between launches, beside running"
+    yield "why: what delayed threads in calls and between launches"
     yield from table.within(rows, left=("WHERE", "WHAT"), cut=("WHERE", "WHAT"))
     yield ""
     for who, causes in threads:
         total = sum(cause.ns for cause in causes if not cause.timeless)
-        said = [cause_text(cause) for cause in causes if cause.tells(total)]
+        said = [cause_text(cause) for cause in causes if cause.is_significant(total)]
         yield from _wrap(f"between launches {who} was: {', '.join(said[:4])}", 2)
     if threads:
         yield ""
 
 
-def driver_record(happened: Happened, comm: str) -> dict[str, Any]:
-    """`pid` and `comm` are null where it is nobody's own."""
-    whose = {"pid": happened.pid or None, "comm": comm if happened.pid else None}
-    times = {"ts_ns": happened.start_ns, "ns": happened.ns}
-    return {"type": "driver", **times, **whose, "gpu": happened.gpu, "what": happened.what}
+def driver_record(event: DriverEvent, comm: str) -> dict[str, Any]:
+    """Return the record "driver". `pid` and `comm` are None if the event concerns all processes."""
+    owner = {"pid": event.pid or None, "comm": comm if event.pid else None}
+    times = {"ts_ns": event.start_ns, "ns": event.ns}
+    return {"type": "driver", **times, **owner, "gpu": event.gpu, "what": event.what}
 
 
-def driver_lines(found: Sequence[Happened], comm: Callable[[int], str]) -> Iterator[str]:
-    """What AMD's driver did to the processes that are watched."""
+def driver_event_lines(events: Sequence[DriverEvent], comm: Callable[[int], str]) -> Iterator[str]:
+    """Yield a table of what AMD's driver did to the traced processes."""
     total: dict[tuple[int, int, str], list[int]] = {}
-    for h in found:
-        total.setdefault((h.pid, h.gpu, h.what), []).append(h.ns)
+    for event in events:
+        total.setdefault((event.pid, event.gpu, event.what), []).append(event.ns)
     if not total:
         return
-    yield "what the GPU's driver did"
+    yield "what the GPU driver did"
     rows = [
         {
             "PID": str(pid) if pid else "-",
@@ -533,25 +556,28 @@ def driver_lines(found: Sequence[Happened], comm: Callable[[int], str]) -> Itera
 
 
 def device_lines(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Whether there were times of kernels on the GPU, and what of them is not known."""
+    """Yield a sentence about the times of kernels on the GPU: how many there are and what is missing, or why
+    there are none.
+    """
     if "device_times" not in summary:
         return
     times = summary["device_times"]
     if times is None:
-        yield from table.wrap(f"no times of the GPU: {summary['no_device_times']}")
+        yield from table.wrap(f"no GPU timestamps: {summary['no_device_times']}")
         return
-    said = f"rocprofiler-sdk told of {table.count(times['dispatches'], 'kernel')} (untried on AMD hardware)"
+    dispatches = table.count(times["dispatches"], "kernel dispatch")
+    said = f"rocprofiler-sdk reported {dispatches} (not tested on AMD hardware)"
     missing = (
-        ("lost", "lost, as they came too fast"),
-        ("unended", "not known to have ended"),
-        ("without_call", "of no call that is known"),
+        ("lost", "lost, because they came too fast"),
+        ("unended", "whose end was not reported"),
+        ("without_call", "without a known call"),
     )
     parts = [f"{times[key]:,} {what}" for key, what in missing if times[key]]
     yield from table.wrap("; ".join((said, *parts)))
 
 
-def coverage(summary: Mapping[str, Any]) -> Iterator[str]:
-    """The last lines: what was counted, what was lost."""
+def coverage_lines(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the last lines of the output: what was counted, and what was lost."""
     calls, lost = summary["calls"], summary["lost"]
     late = [library for library in summary["libraries"] if "late" in library]
     processes = table.count(summary["processes"], "process")
@@ -560,7 +586,7 @@ def coverage(summary: Mapping[str, Any]) -> Iterator[str]:
     elif summary["abandoned"]:
         said = "counted nothing"
     elif summary["processes"]:
-        said = f"counted nothing: no call of {processes} was meant"
+        said = f"counted nothing: no call of {processes} matched"
     else:
         said = "counted nothing: no calls seen"
     if summary["abandoned"]:
@@ -570,22 +596,26 @@ def coverage(summary: Mapping[str, Any]) -> Iterator[str]:
         pid, comm = library["late"]["pid"], library["late"]["comm"]
         who = f"{comm} (pid {pid})" if comm else f"process {pid}"
         yield from table.wrap(
-            f"not counted: calls of {library['path']} by {who} in the first ms, until it had probes"
+            f"not counted: the first milliseconds of calls to {library['path']} by {who}, before it had probes"
         )
     by = summary["lost_by"]
     if by["records"]:
-        yield from table.wrap(f"lost: {table.count(by['records'], 'call')} came too fast to be told of each")
+        yield from table.wrap(
+            f"lost: the records of {table.count(by['records'], 'call')}, because the ring was full"
+        )
     if by["sums"] or by["calls"]:
         yield from table.wrap(
-            f"lost: {table.count(by['sums'] + by['calls'], 'call')}, for which there was no room"
+            f"lost: {table.count(by['sums'] + by['calls'], 'call')}, because a map was full"
         )
     for key, noun, what in (
-        ("lost_why", "time", "that threads were off the CPU, or that pages faulted"),
-        ("lost_names", "name", "of kernels, for which there was no room"),
-        ("lost_processes", "process", "of the command's or of -p's, more than can be followed"),
+        ("lost_why", "period", "off the CPU or with page faults"),
+        ("lost_names", "name", "of kernels, because the ring was full"),
+        ("lost_processes", "process", "of COMMAND or -p, because the map of traced processes was full"),
     ):
         if count := summary[key]:
             yield from table.wrap(f"lost: {table.count(count, noun)} {what}", 0)
     if missed := summary["missed"]:
         runs = ", ".join(f"{table.count(count, 'run')} of {name}" for name, count in missed.items())
-        yield from table.wrap(f"lost: what the kernel was too busy to have programs see: {runs}", 0)
+        yield from table.wrap(
+            f"lost: runs that the kernel skipped, because the CPU was already in an eBPF program: {runs}", 0
+        )
