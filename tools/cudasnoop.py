@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 TOOL = "cudasnoop"
 WHAT = "CUDA calls and kernels, and why a call, or a gap between launches, was long."
 EXAMPLES = """examples:
-    cudasnoop -- ./app                       which calls ./app makes, how long they take
-    cudasnoop -p 4711 1                      a program that runs already, each second
+    cudasnoop -- ./app                       which calls ./app makes, and how long they take
+    cudasnoop -p 4711 1                      a running process, every second
     cudasnoop -e -- ./app                    a line for each call
-    cudasnoop -e --api '*Memcpy*' -- ./app   copies only
-    cudasnoop --errors -e                    calls that fail, of every process (as root)
-    cudasnoop --slow 500 -- ./app            calls of more than 500 us, and what happened inside
+    cudasnoop -e --api '*Memcpy*' -- ./app   only copies
+    cudasnoop --errors -e                    failed calls of every process (requires root)
+    cudasnoop --slow 500 -- ./app            calls longer than 500 us, and why
     cudasnoop --why -d 10 -p 4711            what calls and gaps between launches wait for
-    cudasnoop --kernel 'gemm*' -- ./app      launches of these kernels
+    cudasnoop --kernel 'gemm*' -- ./app      only launches of these kernels
     cudasnoop --trace t.json -- ./app        a trace for ui.perfetto.dev
     cudasnoop --json -e -o f -- ./app        each call, as JSON Lines
 """
@@ -50,10 +50,11 @@ PROGRAM = r"""
 #include <gpubpf_calls.h>
 
 /*
- * context_switch_time         sched_switch: how long threads in calls were off the CPU
- * context_switch              the same, with --why or --slow: also in which system call, and for which reason
+ * context_switch_time         sched_switch: how long threads that make calls are off the CPU
+ * context_switch              with --why or --slow in its place: also why, and in which system call
  * context_reclaim, context_reclaimed, context_fault, context_retransmit
- *                             mm_vmscan_*_reclaim_*, page_fault_user, tcp_retransmit_skb: what else took time
+ *                             with --why or --slow, at mm_vmscan_*_reclaim_*, page_fault_user and tcp_retransmit_skb:
+ *                             memory pressure, page faults and TCP retransmits
  */
 #include <gpubpf_context.h>
 
