@@ -98,7 +98,7 @@ def calls(
     if off_cpu or why:
         context.ContextProbes(made, print, why=why, spans=why)
     made.start()
-    made.targets(pid)
+    made.trace(pid)
     try:
         yield made
     finally:

@@ -1,4 +1,4 @@
-"""Calls as records, and as lines of JSON, CSV and text: all of them say the same, in the order of calls."""
+"""Calls as records and as lines of JSON, CSV and text: all have the same content, in the order of the calls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def name_of(pid: int, handle: int) -> KernelName:
 
 
 def some(count: int) -> Any:
-    """Of every kind, with odd numbers among usual ones."""
+    """Return events of every kind, with common and uncommon values."""
     random = np.random.default_rng(count)
     made = np.zeros(count, EVENT)
     chance = random.random((len(EVENT.names or ()), count))
@@ -165,7 +165,7 @@ def test_names_are_cut_where_a_line_would_be_too_long_for_a_terminal() -> None:
     whole = shown(several=True, whole=True)
     assert all(names_[1] in line and "hipLaunchCooperativeKernel" in line for line in whole[2:])
     assert together and len(together[2]) == 80
-    names_[1] = "0x55e7ecd9d3b0"  # an address; and with no names to cut the rest is told in full
+    names_[1] = "0x55e7ecd9d3b0"  # an address; without a name to cut, the line stays long
     one["arguments"][1] = (0, 2**32 - 1 + (2**32 - 1 << 32), 1, 2**32 - 1 + (2**32 - 1 << 32), 1, 0)
     assert all(names_[1] in line for line in shown(several=True)[1:])
     assert "-  hipLaunchKernel 0x55e7ecd9d3b0<<<4294967295x4294967295, " in shown(several=False)[1]

@@ -1,4 +1,4 @@
-"""Calls that are added up by the tool itself, and which GPUs there are."""
+"""Sums that the tool makes of events, and the list of GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls to functions of a library: each once, whatever becomes of it; of which processes and threads; what is lost."""
+"""Every call to a library is counted exactly once, for the traced processes and threads only, or counted as lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = [needs_bpf, pytest.mark.skipif(not bpf_syscall._UPROBE_TYPE.exists(
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program, linked with the library."""
+    """Build the program and the library that it links to."""
     return gpubpf_calls.build(tmp_path_factory.mktemp("calls"))
 
 
@@ -54,8 +54,8 @@ def counting(
 
 
 def watched(calls: CallProbes, *command: Any, **how: Any) -> subprocess.Popen[str]:
-    """Started, with its calls counted from the first one on."""
-    calls.targets(os.getpid())
+    """Start a command whose calls are counted from the first one on."""
+    calls.trace(os.getpid())
     try:
         return subprocess.Popen([str(part) for part in command], text=True, **how)
     finally:
@@ -63,7 +63,7 @@ def watched(calls: CallProbes, *command: Any, **how: Any) -> subprocess.Popen[st
 
 
 def run(calls: CallProbes, *command: Any, **how: Any) -> int:
-    """Runs it to its end, then none is counted any more. Its process id."""
+    """Run a command to its end with its calls counted. Return its PID."""
     process = watched(calls, *command, **how)
     try:
         assert process.wait(200) == 0
@@ -248,7 +248,7 @@ def test_layouts() -> None:
 
 
 def test_exact_at_eight_threads(built: Path) -> None:
-    """Sums are read meanwhile: each call is in one of them."""
+    """Sums are read while threads make calls. Each call is in exactly one of them."""
     threads, each = 8, 100_000
     with counting(built) as calls:
         process = watched(calls, built, "failing", threads, each)
@@ -302,7 +302,7 @@ def test_full_sums(built: Path) -> None:
 
 
 def test_more_threads_than_are_remembered(built: Path) -> None:
-    """All inside of a call at once: what was forgotten is counted as it returns."""
+    """All are in a call at once. A call whose entry was evicted is counted as lost when it returns."""
     threads = 2000
     with counting(built, {"call_threads": 256}) as calls:
         run(calls, built, "inside", threads)
@@ -327,11 +327,11 @@ def test_forks_and_what_they_execute(built: Path) -> None:
         sums = calls.sums()
         assert by_function(sums) == {"quick": 20 * 3} and len(set(sums["tgid"].tolist())) == 40
         assert pid not in sums["tgid"] and calls.counts == CallCounts()
-        assert not len(calls.host.items("call_targets"))  # each ended
+        assert not len(calls.host.items("call_targets"))  # all of them have ended
 
 
 def test_a_thread_that_executes_another_program(built: Path) -> None:
-    """It gets the number of the process's first thread, which ends."""
+    """It gets the TID of the main thread, which ends."""
     with counting(built) as calls:
         pid = run(calls, built, "executes")
         sums = calls.sums()
@@ -362,7 +362,7 @@ def test_processes_before_and_after_and_no_other(built: Path) -> None:
         pids: list[int] = []
         before, other = server(), server()
         with counting(built) as calls:
-            calls.targets(pids[0])
+            calls.trace(pids[0])
             for call in (before, other, before):
                 call()
             sums = calls.sums()
@@ -385,7 +385,7 @@ def test_processes_before_and_after_and_no_other(built: Path) -> None:
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_another_process_namespace(built: Path, inside: bool) -> None:
-    """The program is in one of its own; or the tool and the program are in one together, and know each other by its numbers."""
+    """The program has a PID namespace of its own, or shares one with the tool, which then uses its numbers."""
     unshare = ("unshare", "-pf", "--mount-proc", "--kill-child")
     if subprocess.run([*unshare, "true"], capture_output=True).returncode:
         pytest.skip("no process name spaces here")
@@ -409,7 +409,7 @@ def inside_a_namespace(program: str) -> None:
     with counting(built) as calls:
         run(calls, built, "forks", 2)
         assert by_function(calls.sums()) == {"quick": 6}
-    with counting(built) as calls:  # two processes, one after the other, with the same number
+    with counting(built) as calls:  # two processes with the same PID, one after the other
         for name in ("first", "second"):
             shutil.copy(built, built.with_name(name))
             Path("/proc/sys/kernel/ns_last_pid").write_text("5000")
@@ -418,7 +418,7 @@ def inside_a_namespace(program: str) -> None:
 
 
 def test_a_library_that_comes_later(built: Path, tmp_path: Path) -> None:
-    """In a file that nobody had before."""
+    """The library is a file that no process had mapped before."""
     shutil.copy(built, tmp_path / "program")
     library = tmp_path / "libgpucalls.so.1"
     with counting(built, library=library) as calls:
@@ -485,7 +485,7 @@ def test_chosen_functions(built: Path) -> None:
 
 
 def test_a_command_has_its_own_limit_of_files() -> None:
-    """Where the tool needed more before it started the command."""
+    """The tool raised its own limit before it started the command."""
     code = """if True:
         import os, resource
         from gpubpf.session import command

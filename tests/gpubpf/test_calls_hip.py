@@ -1,4 +1,4 @@
-"""Calls to AMD's own library, without a GPU: each once, with its arguments and what it gave."""
+"""Calls to AMD's own library without a GPU: each is recorded once, with its arguments and its result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_each_call_of_a_program(tmp_path: Path) -> None:
     calls = CallProbes(API, API.choose(["*", "trivial"]), CallOptions(events=True), said.append)
     try:
         calls.start()
-        calls.targets(os.getpid())
+        calls.trace(os.getpid())
         program = subprocess.Popen(
             [tmp_path / "hip", str(threads), str(launches)], stdout=subprocess.PIPE, text=True
         )

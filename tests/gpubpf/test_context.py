@@ -1,4 +1,4 @@
-"""Why calls, and the gaps between launches, take long: programs that wait for a known reason, which is named, and no other."""
+"""The reasons of delays in calls and gaps: a program waits for a known reason, and only this reason is reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gpubpf_host import needs_bpf
 
 MS = 1_000_000
 LAUNCH, WORK = 0, 1
-ALWAYS = {delays.PREEMPTED, delays.FAULTS}  # what a machine with other work does to any program
+ALWAYS = {delays.PREEMPTED, delays.FAULTS}  # what happens to any program on a busy machine
 
 pytestmark = [needs_bpf, pytest.mark.skipif(not bpf_syscall._UPROBE_TYPE.exists(), reason="needs uprobes")]
 
@@ -54,11 +54,11 @@ def small_group() -> Iterator[Path]:
 
 @dataclass
 class Seen:
-    """What a scene took, in ns, and what is known of it."""
+    """What a scene took in ns, and what was measured."""
 
     took: int
     cpu: int
-    delay: int  # it could have run, and did not
+    delay: int  # time in which it was runnable but did not run
     waits: int  # how often
     rows: np.ndarray[Any, Any]  # of the call, or the gap
     all_rows: np.ndarray[Any, Any]
@@ -93,11 +93,11 @@ class Seen:
 
 
 class UntoldError(Exception):
-    """Some switches of the thread were not told of, which the tool says."""
+    """The kernel did not report some switches of the thread, and the tool says so."""
 
 
 def told(test: Callable[..., None]) -> Callable[..., None]:
-    """Of a scene that the kernel tells all of. Some kernels leave out a switch from the idle task now and then."""
+    """Repeat a test until the kernel reports every switch. Some kernels sometimes skip a switch from the idle task."""
 
     @functools.wraps(test)
     def again(*arguments: Any, **named: Any) -> None:
@@ -110,7 +110,7 @@ def told(test: Callable[..., None]) -> Callable[..., None]:
 
 
 class Watched:
-    """The program in its own words: at the start it is ready, and nothing has happened yet."""
+    """A scene that is ready to start, and whose calls are traced."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Watched:
         )
         self.context = ContextProbes(self.calls, self.notes.append, why=whys, spans=whys)
         self.calls.start()
-        self.calls.targets(os.getpid())
+        self.calls.trace(os.getpid())
         try:
             self.process = subprocess.Popen(
                 [*before, str(built / "scenes"), where, what, argument],
@@ -153,7 +153,7 @@ class Watched:
         finally:
             self.calls.forget(os.getpid())
         line = self._line()
-        if line == "up\n":  # what comes before the program
+        if line == "up\n":  # from the command before the program
             self._say()
             line = self._line()
         assert line == "ready\n"
@@ -168,7 +168,7 @@ class Watched:
         self.process.stdin.write("\n")
 
     def _waits(self) -> None:
-        """For what is said to it next: what a thread does while sums are read may be in the next ones."""
+        """Wait until the program reads its next command, as delays during the reading of sums would be in the next ones."""
         until = time.monotonic() + 60
         while not Path(f"/proc/{self.process.pid}/syscall").read_text().startswith("0 0x0 "):
             assert time.monotonic() < until, "it does something else"
@@ -190,7 +190,7 @@ class Watched:
             over.set()
             thread.join()
         self._waits()
-        (rows, between), spans, events = self.context.why(), self.context.spans(), self.calls.events()
+        (rows, between), spans, events = self.context.delays(), self.context.spans(), self.calls.events()
         self._say()
         assert self.process.wait() == 0
         assert self.calls.lost == 0
@@ -213,7 +213,7 @@ class Watched:
             assert events["function"].tolist() == [LAUNCH, LAUNCH, LAUNCH]
         function = WORK if self.where == "call" else arrays.GAP
         mine = rows[rows["function"] == function]
-        if self.where == "call":  # which is between two launches
+        if self.where == "call":  # the call is between two launches
             assert mine.tolist() == between[between["function"] == WORK].tolist()
         return Seen(
             took,
@@ -244,8 +244,10 @@ def watch(built: Path, where: str, what: str, argument: str = "-", before: Seque
 
 
 def read(built: Path, where: str, what: str, file: str, enough: int) -> Seen:
-    """A scene that waits for a disk, `enough` times. In a virtual machine the host may take the CPU until the disk has answered, and
-    nobody in it waits; each run has to be right."""
+    """Run a scene until it waits for the disk at least `enough` times. Every run has to be right.
+
+    In a virtual machine the host may take the CPU until the disk has answered, so that the scene does not wait.
+    """
     for _ in range(10):
         seen = watch(built, where, what, file)
         others = seen.reasons - ALWAYS
@@ -293,7 +295,7 @@ def test_a_mapped_file_is_read_in_page_faults(built: Path, where: str, file: str
     seen = read(built, where, "mapped", file, 128)
     assert seen.telling - ALWAYS == {delays.BLOCK_IO}
     assert "block I/O in a page fault" in seen.texts
-    assert seen.count(delays.FAULTS) >= 16 * 256 / 16  # of every 16th page
+    assert seen.count(delays.FAULTS) >= 16 * 256 / 16  # it touches every 16th page
     assert "block I/O in a page fault" in {cause.text for cause in seen.explained}
 
 
@@ -377,7 +379,7 @@ def test_what_waits_for_what_was_lost_is_next_to_retransmits(built: Path, where:
         mended.join()
         assert other.stdout is not None and other.stdout.readline() == "b'1'\n"
     again = seen.all_rows[seen.all_rows["reason"] == delays.RETRANSMITS]
-    if what == "sleep":  # that was the other process
+    if what == "sleep":  # the other process retransmitted
         assert not len(again) and seen.reasons - ALWAYS == {delays.BLOCKED}
         return
     assert seen.reasons - ALWAYS == {delays.BLOCKED, delays.RETRANSMITS}
@@ -409,13 +411,13 @@ def test_rows_of_threads_that_ended_make_room(built: Path) -> None:
         seen = watched.go()
         assert seen.ns(delays.BLOCKED) >= 10 * MS
         assert len(watched.calls.host.items("call_why"))
-        last, _ = watched.context.why()  # what came as it ended
+        last, _ = watched.context.delays()  # the rows of its end
         assert "blocked in clock_nanosleep" not in {
             cause.text for cause in delays.causes(last)
-        }  # that was told
+        }  # it was in the previous rows
         assert len(watched.calls.host.items("call_why"))
         for _ in range(2):
-            assert not any(map(len, watched.context.why()))
+            assert not any(map(len, watched.context.delays()))
             assert not len(watched.calls.host.items("call_why"))
 
 
@@ -446,7 +448,7 @@ def test_what_a_kernel_does_not_have_is_said_and_the_rest_goes_on(
 @WHERES
 @told
 def test_a_switch_in_the_middle_of_somebodys_look_at_a_map_is_seen(built: Path, where: str) -> None:
-    # At tracepoints with records it is not where the kernel preempts itself, which kernels for servers do not.
+    # At ordinary tracepoints a preemptible kernel would miss it; kernels for servers are not preemptible.
     cpu = min(os.sched_getaffinity(0))
     with (
         scenes.map_reader(cpu),

@@ -1,4 +1,4 @@
-"""Which kernel a launch was given: by symbols, by registrations, by the code that registers; before and after the tool came."""
+"""The names of kernels: from symbols, from registrations, and from code that registers, before and after the tool attaches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ needs_uprobes = pytest.mark.skipif(not bpf_syscall._UPROBE_TYPE.exists(), reason
 
 @dataclass
 class Seen:
-    """What a tool knows: kernels by function, of each process."""
+    """What a tool knows: the names of launched kernels by process and function."""
 
     calls: CallProbes
     kernels: KernelNames
@@ -60,7 +60,7 @@ class Seen:
 
 @contextlib.contextmanager
 def watching(api: Api, *paths: Path) -> Iterator[Seen]:
-    """The calls of libraries that are known before anybody maps them."""
+    """Trace calls to libraries that are known before a process maps them."""
     api = replace(api, libraries=tuple(str(p) for p in paths))
     calls = CallProbes(api, api.choose(), CallOptions(), lambda text: None, TEXT)
     kernels = KernelNames(api, calls.bpf)
@@ -72,8 +72,8 @@ def watching(api: Api, *paths: Path) -> Iterator[Seen]:
 
 
 def started(seen: Seen, command: list[str], **how: Any) -> subprocess.Popen[str]:
-    """A process whose calls are seen from the first one on, and its children's."""
-    seen.calls.targets(os.getpid())
+    """Start a process that is traced from its first call on, with its children."""
+    seen.calls.trace(os.getpid())
     try:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **how)
     finally:
@@ -81,9 +81,9 @@ def started(seen: Seen, command: list[str], **how: Any) -> subprocess.Popen[str]
 
 
 def attached(seen: Seen, process: subprocess.Popen[str]) -> None:
-    """To one that says when it is ready."""
+    """Trace a running process from the moment that it is ready."""
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    seen.calls.targets(process.pid)
+    seen.calls.trace(process.pid)
     seen.kernels.look(process.pid)
 
 
@@ -136,7 +136,7 @@ def test_a_program_that_registered_before_is_named(
     with watching(hip.API, library) as seen:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         attached(seen, process)
-        process.communicate("\n", timeout=60)  # what it maps is gone when names are asked for
+        process.communicate("\n", timeout=60)  # it has ended when names are asked for
         assert seen.names() == {process.pid: OURS}
 
 
@@ -158,7 +158,7 @@ def test_a_program_whose_file_is_gone(place: Path, made: Path, library: Path) ->
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root, unshare")
 @pytest.mark.parametrize("before", [False, True])
 def test_a_program_in_name_spaces_of_its_own(place: Path, made: Path, library: Path, before: bool) -> None:
-    """Another mount name space, in which its path leads elsewhere here; another PID name space."""
+    """In its mount namespace the path is another file than in the tool's. It has its own PID namespace, too."""
     if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
         pytest.skip("no mount namespaces here, as in a chroot")
     (place / "mounted").mkdir(exist_ok=True)
@@ -170,7 +170,7 @@ def test_a_program_in_name_spaces_of_its_own(place: Path, made: Path, library: P
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
             (child,) = map(int, children.split())
-            seen.calls.targets(child)
+            seen.calls.trace(child)
             seen.kernels.look(child)
         else:
             process = started(seen, command)
@@ -243,7 +243,7 @@ def test_a_handle_that_nobody_told_of_has_no_name() -> None:
 
 def test_a_process_that_maps_a_file_whose_tables_are_made_up(tmp_path: Path) -> None:
     data = bytearray(Path("/bin/true").read_bytes())
-    data[0x28:0x30] = (1 << 44).to_bytes(8, "little")  # where sections are described
+    data[0x28:0x30] = (1 << 44).to_bytes(8, "little")  # offset of the section headers
     made_up = tmp_path / "made_up"
     made_up.write_bytes(data)
     kernels = KernelNames(hip.API)
@@ -256,11 +256,11 @@ def test_a_process_that_maps_a_file_whose_tables_are_made_up(tmp_path: Path) -> 
         assert kernels.name(os.getpid(), start + 8) is None
 
 
-# --- what programs tell, by record ---
+# --- records of the programs ---
 
 
 class Told:
-    """A host that gives records."""
+    """A stand-in for a host that returns records."""
 
     kind = np.dtype(
         [
@@ -497,7 +497,7 @@ def test_kernels_that_cudas_driver_gives(place: Path) -> None:
         }
 
 
-# Where nvcc 13 keeps what a runtime gave for a kernel: add(float*, int), and a static hidden(int*).
+# The variables in which nvcc 13 keeps handles of kernels: add(float*, int), and a static hidden(int*).
 VARIABLES = r"""
 #include <stdio.h>
 static const char code[8] __attribute__((section(".nv_fatbin"), used));
@@ -522,17 +522,17 @@ def test_handles_in_variables_of_the_program(place: Path) -> None:
     assert [name and name.full for name in found] == ["add(float*, int)", "hidden(int*)", None]
 
 
-# --- files that mean harm ---
+# --- malicious files ---
 
 
 def test_files_that_lie(place: Path, made: Path) -> None:
-    """Whatever a file says of itself, there is an answer, and soon."""
+    """A malformed file yields some result, quickly."""
     data = bytearray(made.read_bytes())
     cases = [bytes(data[: len(data) // 2]), b"\x7fELF" + bytes(4096)]
     code = b"\x41\xb8\xff\xff\xff\xff" * 100_000
     at = data.find(b"\x41\xb8\xff\xff\xff\xff")
     cases.append(bytes(data[:at]) + code + bytes(data[at + len(code) :]))
-    for offset in (32, 40, 54, 58, 60, 62):  # where headers are, how many
+    for offset in (32, 40, 54, 58, 60, 62):  # offsets and numbers of headers
         changed = bytearray(data)
         changed[offset : offset + 2] = b"\xff\xff"
         cases.append(bytes(changed))

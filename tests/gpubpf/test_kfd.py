@@ -1,4 +1,4 @@
-"""Events of AMD's driver, as they are documented: of files that stand in for its own."""
+"""Events of AMD's driver, written to stand-ins for its files as its documentation describes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpubpf_host import needs_bpf
 
 @pytest.fixture
 def driver() -> Iterator[tuple[DriverEvents, int, int]]:
-    """With the ends of two GPUs' files that the driver writes to."""
+    """Yield a reader of two GPUs' files, and the ends that the driver writes to."""
     pairs = [os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) for _ in range(2)]
     made = DriverEvents({number: pair[0] for number, pair in enumerate(pairs)})
     yield made, pairs[0][1], pairs[1][1]
@@ -36,7 +36,9 @@ def test_queues_are_evicted_and_restored(driver: tuple[DriverEvents, int, int]) 
     os.write(first, b"9 1000 -42 a1b2 2\n9 1100 -43 a1b2 0\na 1300 -43 a1b2 R\n")
     os.write(second, b"9 1200 -42 c3d4 1\n")
     assert made.take() == []
-    os.write(first, b"a 1500 -42 a1b2 \0\na 1600 -43 a1b2\na 1700 -44 a1b2 0\n")  # as three kernels have it
+    os.write(
+        first, b"a 1500 -42 a1b2 \0\na 1600 -43 a1b2\na 1700 -44 a1b2 0\n"
+    )  # the formats of three kernel versions
     assert made.take() == [
         DriverEvent(1000, 1500, 42, 0, "queues evicted (TTM)"),
         DriverEvent(1100, 1600, 43, 0, "queues evicted (SVM)"),
@@ -55,7 +57,7 @@ def test_memory_moves_and_pages_fault(driver: tuple[DriverEvents, int, int]) -> 
         b"5 110 -42 @7f800(10) 0->a1b2 a1b2:0 0\n"
         b"7 90 -42 @7f001(a1b2) W\n"
         b"6 190 -42 @7f800(10) 0->a1b2 0\n"
-        b"6 200 -42 @7f001(10) 0->a1b2 1 0\n"  # with an error code, which later kernels have
+        b"6 200 -42 @7f001(10) 0->a1b2 1 0\n"  # with the error code of newer kernels
         b"8 210 -42 @7f001(a1b2) M\n"
         b"b 220 -42 @7f001(10) a1b2 2\n",
     )
@@ -93,9 +95,7 @@ def test_lines_come_in_pieces_and_what_is_not_understood_is_left(
     os.write(first, b" 0\n\n\xff\xfe\nc 42 python3\nzz 1\n9\n9 x -1 a 1\n9 5 -1 a 77\n1 no\na 1 -1 a1b2 0\n")
     assert made.take() == [
         DriverEvent(1000, 1100, 42, 0, "queues evicted (CRIU restore)"),
-        DriverEvent(
-            5, 5, 1, 0, "queues evicted"
-        ),  # a trigger that has no name yet, and a clock that went back
+        DriverEvent(5, 5, 1, 0, "queues evicted"),  # an unknown trigger, and a clock that went back
     ]
 
 
@@ -127,7 +127,7 @@ def test_the_device_is_asked_for_each_gpu(tmp_path: Path, monkeypatch: pytest.Mo
         if request != 0xC0084B1F:  # AMDKFD_IOWR(0x1F, struct of two 32-bit numbers)
             return plain(file, request, argument)
         number = struct.unpack("<II", argument)[0]
-        there, ours = os.pipe()  # one way is enough: what is written is looked at, and answered below
+        there, ours = os.pipe()  # one direction suffices: the test reads what the tool writes
         ends[number] = there
         argument[:] = struct.pack("<II", number, ours)
         return 0
@@ -203,7 +203,7 @@ def test_the_tool_tells_what_the_driver_did(
         return process
 
     def taken() -> list[DriverEvent]:
-        """Its queues are evicted when it has begun, and come back; another's, too."""
+        """Evict and restore the queues of the process after it has started, and those of another process."""
         if pids:
             now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
             for pid in (pids.pop(), 1):

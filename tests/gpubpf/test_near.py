@@ -1,4 +1,4 @@
-"""Where a command's loader, its Python or its script will find a library."""
+"""The libraries that a command's loader, its Python or its script will find."""
 
 from __future__ import annotations
 

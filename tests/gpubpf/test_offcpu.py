@@ -1,4 +1,4 @@
-"""What launching threads did meanwhile: by known answers, and of threads that sleep."""
+"""Off-CPU times of launching threads: with known answers, and with threads that sleep."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_names_of_system_calls() -> None:
 
 @pytest.fixture(params=["raw", "records"])
 def point(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where switches are seen: kernels before Linux 5.18 do not tell enough at raw tracepoints. Others need no tracefs."""
+    """Use the raw tracepoint, which needs no tracefs, or the ordinary one, as before Linux 5.18."""
 
     def none(name: str) -> None:
         raise Error(f"this kernel has no tracepoint {name}; check its name")

@@ -1,4 +1,4 @@
-"""What hipsnoop and cudasnoop print of what was counted."""
+"""The text that hipsnoop and cudasnoop print."""
 
 from __future__ import annotations
 

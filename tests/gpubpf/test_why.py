@@ -1,4 +1,4 @@
-"""Time by reason: rows added up, what came since, what a thread did in a time."""
+"""The arithmetic of delays: rows are added up and subtracted, and spans explain a time."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def test_what_came_since() -> None:
         (7, 9, 2, 0, -1, 1, 4, 4),
     )
     assert delays.rows_since(now, before).tolist() == [
-        (7, 8, 1, delays.BLOCKED, FUTEX, 0, 20, 20),  # it goes on
+        (7, 8, 1, delays.BLOCKED, FUTEX, 0, 20, 20),  # it has not ended
         (7, 9, 2, 0, -1, 1, 4, 4),
     ]
     assert delays.rows_since(now, before[:0]).tolist() == now.tolist()
-    assert delays.rows_since(before, now)["ns"].tolist() == [9]  # nothing is less than it was
+    assert delays.rows_since(before, now)["ns"].tolist() == [9]  # never negative
 
 
 def test_causes_of_many_threads() -> None:
@@ -145,7 +145,7 @@ def test_a_time_is_explained_by_what_lies_in_it() -> None:
             (500, 700, 0, 7, 8, gap, delays.BLOCKED, FUTEX),
             (100, 300, 0, 7, 8, gap, delays.PREEMPTED, -1),
             (250, 260, 0, 7, 9, gap, delays.BLOCKED, READ),  # another thread
-            (250, 260, 0, 6, 8, gap, delays.BLOCKED, READ),  # another process, seen from elsewhere
+            (250, 260, 0, 6, 8, gap, delays.BLOCKED, READ),  # another process with the same TID
             (650, 650, 77, 7, 0, gap, delays.RETRANSMITS, -1),
             (950, 950, 77, 7, 0, gap, delays.RETRANSMITS, -1),
             (650, 650, 78, 6, 0, gap, delays.RETRANSMITS, -1),
@@ -159,7 +159,7 @@ def test_a_time_is_explained_by_what_lies_in_it() -> None:
 
 
 def test_times_are_kept_for_calls_that_end_later() -> None:
-    """The latest ones, of which no more than one part is lost at a time."""
+    """Only the latest are kept. They are dropped a part at a time."""
     kept = delays.RecentSpans(most=1000, part=10)
     for at in range(0, 3000, 3):
         kept.add(

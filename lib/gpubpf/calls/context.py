@@ -6,7 +6,7 @@
     calls.start()
     …
     context.tick()                      # about every 0.1 s
-    context.why(), context.spans()      # what came since they were last read
+    context.delays(), context.spans()      # what came since they were last read
 
 Without `why` and `spans` there is one program, which measures how long threads were off the CPU. If this
 kernel lacks a tracepoint or a member of a structure, a notice says what is unknown, and the rest is measured.
@@ -202,7 +202,7 @@ class ContextProbes:
             np.concatenate(parts) if parts else np.empty(0, self._calls.bpf.maps["context_spans"].value_dtype)
         )
 
-    def why(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def delays(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Return the rows since the last time, and the rows between launches: see `delays.split_gaps`.
 
         A delay that has not ended counts up to now.

@@ -121,11 +121,11 @@ def function_table(rows: Sequence[CallStatistics], whose: Whose, everything: boo
     cells = [
         {
             "API": row.name,
-            "COUNT": number(row.times.count),
-            "ERRORS": number(row.errors),
+            "COUNT": exact(row.times.count),
+            "ERRORS": exact(row.errors),
             "TOTAL ms": ms(row.times.ns),
         }
-        | spread(row.times)
+        | percentiles(row.times)
         | {"OFF-CPU": percent(row.times.off_ns, row.times.ns)}
         for row in shown
     ]
@@ -137,15 +137,15 @@ def kernel_table(rows: Sequence[CallStatistics], whose: Whose, everything: bool 
     """Yield the table of kernels, with the gaps before their launches."""
     shown = rows if everything else rows[:MOST_ROWS]
     cells = [
-        {"KERNEL": row.name, "LAUNCHES": number(row.times.count), "TOTAL ms": ms(row.gaps.ns)}
-        | spread(row.gaps)
+        {"KERNEL": row.name, "LAUNCHES": exact(row.times.count), "TOTAL ms": ms(row.gaps.ns)}
+        | percentiles(row.gaps)
         | {"OFF-CPU": percent(row.gaps.off_ns, row.gaps.ns)}
         for row in shown
     ]
     if any(row.runs.count for row in shown):
         for cell, row in zip(cells, shown, strict=True):
             del cell["TOTAL ms"]
-            cell |= {f"EXEC {key}": spread(row.runs)[key] for key in ("P50", "MAX")}
+            cell |= {f"EXEC {key}": percentiles(row.runs)[key] for key in ("P50", "MAX")}
     yield from _table("gap since the thread's last launch, us", cells, shown, whose, "KERNEL")
     yield from _left_out(rows, shown, "kernel")
 
@@ -212,12 +212,12 @@ def _left_out(rows: Sequence[CallStatistics], shown: Sequence[CallStatistics], n
         yield f"and {table.count(len(rest), f'other {noun}')}, {table.duration(total)} in all (-v shows them)"
 
 
-def number(count: int) -> str:
+def exact(count: int) -> str:
     """Format a count exactly, without separators from ten million on."""
     return f"{count:,}" if count < 10_000_000 else str(count)
 
 
-def spread(times: Durations) -> dict[str, str]:
+def percentiles(times: Durations) -> dict[str, str]:
     """Return the cells P50, P99 and MAX in µs."""
     found = times.distribution() or {}
     return {key.upper(): us(found.get(key)) for key in ("p50", "p99", "max")}
@@ -471,7 +471,7 @@ def slow_threads(slow: Sequence[tuple[Mapping[str, Any], Sequence[Cause]]], seve
         cells = {"PID": str(pid), "COMM": mine[0][0]["comm"]} if several else {}
         cells |= {
             "TID": str(tid),
-            "SLOW CALLS": number(len(mine)),
+            "SLOW CALLS": exact(len(mine)),
             "P50 us": us(times[(len(times) - 1) // 2]),
         }
         rows.append(cells | {"MAX us": us(times[-1]), "MOSTLY": spent.most_common(1)[0][0]})
@@ -497,7 +497,7 @@ def why_lines(
                 {
                     "WHERE": where,
                     "WHAT": cause.text,
-                    "COUNT": number(cause.count)
+                    "COUNT": exact(cause.count)
                     if cause.count
                     else "-",  # 0: it began earlier, and has not ended
                     "TOTAL ms": ms(cause.ns) if timed else "-",
@@ -542,7 +542,7 @@ def driver_event_lines(events: Sequence[DriverEvent], comm: Callable[[int], str]
             "COMM": comm(pid) if pid else "-",
             "GPU": str(gpu),
             "WHAT": what,
-            "COUNT": number(len(times)),
+            "COUNT": exact(len(times)),
             "TOTAL ms": ms(sum(times)) if any(times) else "-",
             "MAX us": us(max(times)) if any(times) else "-",
         }

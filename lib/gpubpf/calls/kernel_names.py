@@ -91,10 +91,11 @@ class KernelNames:
     """
 
     def __init__(self, api: Api, bpf: BPF | None = None) -> None:
-        self._told: OrderedDict[int, dict[int, str | int]] = OrderedDict()
+        # By process and handle: a mangled name, or another handle of the same kernel.
+        self._known: OrderedDict[int, dict[int, str | int]] = OrderedDict()
         self._parts: dict[tuple[int, int], bytes] = {}
         self._processes: OrderedDict[int, _Process] = OrderedDict()
-        self._kept = 0
+        self._count = 0
         if bpf is not None:
             kinds = {f.symbol: _KINDS[f.kernel_name] for f in api.functions if f.kernel_name}
             for name, returns in (("kernel_told", False), ("kernel_given", True)):
@@ -108,7 +109,7 @@ class KernelNames:
             process.look()
         if None not in (before, process.program) and before != process.program:
             # The process executed another program, or its PID was reused: known handles meant other kernels.
-            self._kept -= len(self._told.pop(pid, {}))
+            self._count -= len(self._known.pop(pid, {}))
 
     def read(self, host: Host) -> None:
         """Read the names that the programs recorded since the last time."""
@@ -146,17 +147,17 @@ class KernelNames:
 
     def _mangled(self, pid: int, handle: int, depth: int = 0) -> str | None:
         process = self._process(pid)
-        told = self._told.get(pid, {}).get(handle)
-        if told is None and (found := process.symbol(handle)) is not None:
+        name = self._known.get(pid, {}).get(handle)
+        if name is None and (found := process.symbol(handle)) is not None:
             return found
-        if told is None:
-            told = self._by_family(pid, handle)
-        if isinstance(told, int):
-            return self._mangled(pid, told, depth + 1) if depth < 4 else None
-        return told or process.search(handle)
+        if name is None:
+            name = self._from_parents(pid, handle)
+        if isinstance(name, int):
+            return self._mangled(pid, name, depth + 1) if depth < 4 else None
+        return name or process.search(handle)
 
-    def _by_family(self, pid: int, handle: int) -> str | int | None:
-        """Return what a parent process was told about the handle.
+    def _from_parents(self, pid: int, handle: int) -> str | int | None:
+        """Return the name that a parent process knows for the handle.
 
         If the process has ended and its parents are unknown, return what all processes that know the handle
         agree on.
@@ -165,22 +166,22 @@ class KernelNames:
         for _ in range(16):
             if not parent:
                 break
-            if (found := self._told.get(parent, {}).get(handle)) is not None:
+            if (found := self._known.get(parent, {}).get(handle)) is not None:
                 return found
             parent = self._processes[parent].parent if parent in self._processes else 0
         if self._process(pid).alive:
             return None
-        found_ = {known[handle] for known in self._told.values() if handle in known}
+        found_ = {known[handle] for known in self._known.values() if handle in known}
         return found_.pop() if len(found_) == 1 else None
 
-    def _keep(self, pid: int, handle: int, told: str | int) -> None:
-        self._told.setdefault(pid, {})
-        if self._kept >= _MOST_NAMES and handle not in self._told[pid]:
-            _, gone = self._told.popitem(last=False)
-            self._kept -= len(gone)
-            self._told.setdefault(pid, {})
-        self._kept += handle not in self._told[pid]
-        self._told[pid][handle] = told
+    def _keep(self, pid: int, handle: int, name: str | int) -> None:
+        self._known.setdefault(pid, {})
+        if self._count >= _MOST_NAMES and handle not in self._known[pid]:
+            _, dropped = self._known.popitem(last=False)
+            self._count -= len(dropped)
+            self._known.setdefault(pid, {})
+        self._count += handle not in self._known[pid]
+        self._known[pid][handle] = name
 
     def _process(self, pid: int) -> _Process:
         if pid not in self._processes:

@@ -2,7 +2,7 @@
 (include/gpubpf_calls.h, docs/amd.md).
 
 calls = CallProbes(api, api.choose(), CallOptions(), note) calls.bpf …                         # add further
-programs, which run for the same time calls.start() calls.targets(pid)                  # count calls of this
+programs, which run for the same time calls.start() calls.trace(pid)                  # count calls of this
 process, and of all that it starts from now on … calls.sums(), calls.events()        # what came since they
 were last read calls.stop(); calls.sums() …; calls.close()
 """
@@ -197,7 +197,7 @@ class CallProbes:
 
     # --- whose calls ---
 
-    def targets(self, pid: int) -> None:
+    def trace(self, pid: int) -> None:
         """Count calls of this process, and of all processes that it starts from now on."""
         self.host.update(self._chosen_pids, pid.to_bytes(4, "little"), b"\1")
 

@@ -179,7 +179,7 @@ class CallReport:
         sums = self._kernels.select(sums, inputs.kernels.name)
         functions = by_function(sums, self._processes.comm, inputs.api)
         self._counted += sum(row.times.count for row in functions)
-        rows, between = inputs.context.why() if self._delays is not None else (None, None)
+        rows, between = inputs.context.delays() if self._delays is not None else (None, None)
         if self._timeline is not None:
             self._timeline.show(args, out, self._output.origin_ns)
         if args.each and self._delays is None:

@@ -98,7 +98,7 @@ class TracedProcesses:
 
     def _start(self, calls: CallProbes) -> None:
         """Start the command. It is traced from its first instruction on, as a child of this process."""
-        calls.targets(os.getpid())
+        calls.trace(os.getpid())
         try:
             self._child = run(self._args.command, {**os.environ, **self._environment}, self._user)
         finally:
@@ -115,7 +115,7 @@ class TracedProcesses:
                 state = "is a thread, not a process" if os.path.exists(f"/proc/{pid}") else "does not run"
                 missed.append(SessionError(f"pid {pid} {state} ({error.strerror}); look at ps"))
                 continue
-            calls.targets(pid)
+            calls.trace(pid)
         if missed and not self._files:
             raise joining.nobody(missed)
         for one in missed:
