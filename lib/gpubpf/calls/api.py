@@ -97,7 +97,7 @@ class ApiFunction:
         for part in self.layout.split():
             field, _, text = part.partition("=")
             if field not in FIELDS:
-                raise ValueError(f"{field!r} is no field")
+                raise ValueError(f"{field!r} is not a field")
             found[field] = _parse_place(text)
         return found
 
@@ -105,10 +105,10 @@ class ApiFunction:
 def _parse_place(text: str) -> ArgumentPlace:
     match = _PLACE.match(text)
     if match is None:
-        raise ValueError(f"{text!r} is no place")
+        raise ValueError(f"{text!r} is not a place")
     kinds = match["kinds"].split(":")[1:]
     if not set(kinds) <= {"packed", "items"}:
-        raise ValueError(f"{text!r} is no place")
+        raise ValueError(f"{text!r} is not a place")
     if match["number"] is not None:
         return ArgumentPlace(number=int(match["number"]))
     index = int(match["index"])
@@ -179,7 +179,7 @@ def parse_functions(text: str) -> tuple[ApiFunction, ...]:
         if line.endswith(":"):
             group = line[:-1]
             if group not in GROUPS:
-                raise ValueError(f"{group!r} is no group")
+                raise ValueError(f"{group!r} is not a group")
             continue
         name, *parts = line.split()
         own = {"symbol": name, "returns": "status", "kernel_name": ""}

@@ -32,9 +32,16 @@ TIMELESS = (FAULTS, RETRANSMITS, DRIVER)
 OUTSIDE, UNKNOWN = -1, -2  # in place of a system call: in none; not known
 BETWEEN = 0x10000  # CONTEXT_BETWEEN: added to the function's number
 PROCESS = -1  # in place of a function: the process as a whole
-_TEXTS = (
-    *("preempted", "blocked in {}", "block I/O in {}", "blocked in {}", "memory pressure in {}", "stopped"),
-    *("page faults", "TCP retransmits"),
+# By number: the word in JSON, and the text, in which {} is the system call or "a page fault".
+REASONS = (
+    ("preempted", "preempted"),
+    ("blocked", "blocked in {}"),
+    ("block_io", "block I/O in {}"),
+    ("page_fault", "blocked in {}"),
+    ("memory", "memory pressure in {}"),
+    ("stopped", "stopped"),
+    ("page_faults", "page faults"),
+    ("tcp_retransmits", "TCP retransmits"),
 )
 ROW = [(name, "<u4") for name in ("tgid", "tid", "function", "reason")] + [
     ("syscall", "<i4"),
@@ -72,7 +79,7 @@ class Cause:
 
 def text(reason: int, syscall: int) -> str:
     """Return a description, such as "blocked in futex" or "block I/O in a page fault"."""
-    said = _TEXTS[reason] if reason < len(_TEXTS) else f"reason {reason}"
+    said = REASONS[reason][1] if reason < len(REASONS) else f"reason {reason}"
     if syscall == UNKNOWN:
         return said.removesuffix(" in {}")
     return said.format("a page fault" if syscall < 0 else syscalls.name(syscall))

@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from gpubpf.show.owner_columns import Whose
 
 MOST_ROWS = 24  # of a table without -v
-REASONS = (
-    *("preempted", "blocked", "block_io", "page_fault", "memory", "stopped"),
-    *("page_faults", "tcp_retransmits"),
-)
 LEAST_NAME = 12  # columns that a function's name keeps if a line is too long
 LEAST_SHARE = 0.01  # of the time; a smaller share is not mentioned in a sentence
 CSV_SUMS = (
@@ -445,7 +441,7 @@ def reason_fields(number: int, syscall: int, counts: Any) -> dict[str, Any]:
     an event).
     """
     name = syscalls.name(syscall) if syscall >= 0 else None
-    record = {"reason": REASONS[number], "syscall": name, "count": int(counts["count"])}
+    record = {"reason": delays.REASONS[number][0], "syscall": name, "count": int(counts["count"])}
     times = {key: None if number in delays.TIMELESS else int(counts[key]) for key in ("ns", "largest_ns")}
     return record | {"ns": times["ns"], "max_ns": times["largest_ns"]}
 
