@@ -29,7 +29,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / part) for part in ("lib", "tests")]
 
-from gpubpf.calls import context, formatting, probes, records  # noqa: E402
+from gpubpf.calls import call_lines, context, probes, records  # noqa: E402
 from gpubpf.calls.api import Api  # noqa: E402
 from gpubpf.linux.host_programs import Host  # noqa: E402
 from gpubpf.program import BPF  # noqa: E402
@@ -43,9 +43,9 @@ int on_return(struct pt_regs *ctx) { return 0; }
 """
 RATE = 10_000  # launches a second
 LINES: dict[str, Callable[[records.CallGroup], Iterable[str]]] = {
-    "-e": lambda group: formatting.text_lines(group, formatting.CallColumns(0, False)),
-    "-e --json": formatting.json_lines,
-    "-e --csv": formatting.csv_lines,
+    "-e": lambda group: call_lines.text_lines(group, call_lines.CallColumns(0, False)),
+    "-e --json": call_lines.json_lines,
+    "-e --csv": call_lines.csv_lines,
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpubpf import names
-from gpubpf.calls import formatting, records
+from gpubpf.calls import call_lines, records
 from gpubpf.calls.api import Api, ApiFunction
 from gpubpf.calls.statistics import KernelName
 from gpubpf.show import cli
@@ -75,7 +75,7 @@ def lines(array: Any, make: Any) -> list[str]:
 def test_lines_of_json_are_the_records() -> None:
     array = some(3000)
     told = records.call_records(array, API, name_of)
-    assert lines(array, formatting.json_lines) == [json.dumps(r, separators=(",", ":")) for r in told]
+    assert lines(array, call_lines.json_lines) == [json.dumps(r, separators=(",", ":")) for r in told]
     assert [r["ts_ns"] for r in told] == array["start_ns"].tolist()
     assert {r.get("error") for r in told} == {None, "hipErrorInvalidValue", "2", "odd"}
     assert {r["comm"] for r in told} == {"app", 'a,"b"', "100%d", "\ufffd\x1b[1m", "a"}
@@ -109,9 +109,9 @@ def test_a_record_has_what_applies() -> None:
 def test_lines_of_csv_have_the_same() -> None:
     array = some(3000)
     for record, cells in zip(
-        records.call_records(array, API, name_of), csv.reader(lines(array, formatting.csv_lines)), strict=True
+        records.call_records(array, API, name_of), csv.reader(lines(array, call_lines.csv_lines)), strict=True
     ):
-        wanted = (record.get(key, "") for key in formatting.CSV_CALLS)
+        wanted = (record.get(key, "") for key in call_lines.CSV_CALLS)
         texts = ("x".join(map(str, value)) if isinstance(value, list) else str(value) for value in wanted)
         assert cells == [cli.printable(text) for text in texts]
 
@@ -120,7 +120,7 @@ def test_lines_for_people() -> None:
     array = some(3000)
     told = records.call_records(array, API, name_of)
     shown = lines(
-        array, lambda group: formatting.text_lines(group, formatting.CallColumns(10**12, True, whole=True))
+        array, lambda group: call_lines.text_lines(group, call_lines.CallColumns(10**12, True, whole=True))
     )
     assert all(line.isprintable() for line in shown)
     for record, line in zip(told, shown, strict=True):
@@ -130,7 +130,7 @@ def test_lines_for_people() -> None:
     one["start_ns"], one["end_ns"], one["tid"], one["function"] = 10**12, 10**12 + 7270, 9, [0, 1]
     one["kernel"][0], one["stack"][0] = 4, (64, 0, 0, 0)
     one["arguments"] = [[4, 10 + (2 << 32), 1, 64 + (1 << 32), 1, 0], [0, 0, 4096, 1, 0, 0]]
-    assert lines(one, lambda group: formatting.text_lines(group, formatting.CallColumns(10**12, False))) == [
+    assert lines(one, lambda group: call_lines.text_lines(group, call_lines.CallColumns(10**12, False))) == [
         "  0.000000       9    7.27       -  hipLaunchKernel saxpy<<<10x2, 64, 64>>>",
         "  0.000000       9    7.27       -  hipMemcpyAsync 4,096 B h2d",
     ]
@@ -152,7 +152,7 @@ def test_names_are_cut_where_a_line_would_be_too_long_for_a_terminal() -> None:
             one,
             api,
             lambda pid, handle: names_[handle - 1],
-            lambda group: formatting.text_lines(group, formatting.CallColumns(0, **columns)),
+            lambda group: call_lines.text_lines(group, call_lines.CallColumns(0, **columns)),
         )
         return "".join(made).splitlines()
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import gpubpf_hip
-from gpubpf.calls import formatting, kfd, traced_processes
+from gpubpf.calls import delay_text, kfd, traced_processes
 from gpubpf.calls.kfd import DriverEvent, DriverEvents
 from gpubpf_host import needs_bpf
 
@@ -162,7 +162,7 @@ def test_what_happened_during_a_call() -> None:
         ("queues evicted (TTM)", 2, 80 + 150, 150, True),
         ("clocks throttled", 1, 0, 0, True),
     ]
-    assert [formatting.cause_text(c) for c in causes] == [
+    assert [delay_text.cause_text(c) for c in causes] == [
         "queues evicted (TTM) meanwhile for 230 ns",
         "clocks throttled meanwhile",
     ]
@@ -175,7 +175,7 @@ def test_what_the_driver_did_is_a_table() -> None:
         DriverEvent(0, 500_000, 42, 0, "queues evicted (TTM)"),
         DriverEvent(7, 7, 0, 1, "clocks throttled"),
     ]
-    title, header, *rows = formatting.driver_event_lines(found, {42: "train"}.__getitem__)
+    title, header, *rows = delay_text.driver_event_lines(found, {42: "train"}.__getitem__)
     assert title == "what the GPU driver did"
     assert header.split() == ["PID", "COMM", "GPU", "WHAT", "COUNT", "TOTAL", "ms", "MAX", "us"]
     assert [row.split() for row in rows] == [
@@ -183,7 +183,7 @@ def test_what_the_driver_did_is_a_table() -> None:
         ["-", "-", "1", "clocks", "throttled", "1", "-", "-"],
         [],
     ]
-    assert list(formatting.driver_event_lines([], str)) == []
+    assert list(delay_text.driver_event_lines([], str)) == []
 
 
 @needs_bpf

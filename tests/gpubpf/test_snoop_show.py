@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpubpf.calls import delays, formatting
+from gpubpf.calls import delay_text, delays, statistics_text, summary_text
 from gpubpf.calls.statistics import CallStatistics, Durations
 from gpubpf.show.owner_columns import Whose
 
@@ -15,7 +15,7 @@ from gpubpf.show.owner_columns import Whose
 def test_names_with_escapes_and_long_ones_keep_tables_straight(several: bool) -> None:
     names = ("plain", "\033[31m\a\nred", "k" * 500, "ü\ttab")
     rows = [CallStatistics(7, "a\033[0m\b", name, times=Durations(3, 3000, 2000)) for name in names]
-    lines = list(formatting.kernel_table(rows, Whose(several)))[1:]
+    lines = list(statistics_text.kernel_table(rows, Whose(several)))[1:]
     assert "\\x1b[31m\\x07\\nred" in lines[2] and "\033" not in "".join(lines)
     assert len(set(map(len, lines))) == 1 and len(lines[0]) <= 80
 
@@ -72,7 +72,7 @@ def summary(**changed: Any) -> dict[str, Any]:
     ],
 )
 def test_what_was_counted_and_lost(changed: dict[str, Any], expected: list[str]) -> None:
-    assert list(formatting.coverage_lines(summary(**changed))) == expected
+    assert list(summary_text.coverage_lines(summary(**changed))) == expected
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,13 @@ def test_what_was_counted_and_lost(changed: dict[str, Any], expected: list[str])
     ],
 )
 def test_a_cause_in_a_sentence(cause: delays.Cause, expected: str) -> None:
-    assert formatting.cause_text(cause) == expected
+    assert delay_text.cause_text(cause) == expected
 
 
 def test_a_slow_call_has_one_unit() -> None:
     record = {"ts_ns": 2_000_000, "lat_ns": 10_500_000_000, "comm": "app", "pid": 7, "tid": 8}
-    first, second, _ = formatting.slow_call_lines(record, "hipFree", (), 1_000_000, False)
+    first, second, _ = delay_text.slow_call_lines(record, "hipFree", (), 1_000_000, False)
     assert first == "T+0.001000 s  hipFree: 10.5 s" and second == "  thread 8 of app: 10.5 s on the CPU"
     text = "hipMemcpyAsync 1,048,576 B h2d, stream 0x55e7ecd9d390 = hipErrorInvalidValue"
-    lines = list(formatting.slow_call_lines(record, text, (), 1_000_000, False))
+    lines = list(delay_text.slow_call_lines(record, text, (), 1_000_000, False))
     assert lines[:2] == [f"T+0.001000 s  {text.rpartition(' ')[0]}", "  hipErrorInvalidValue: 10.5 s"]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpubpf.calls import formatting, kfd, records
+from gpubpf.calls import call_lines, delay_text, kfd, records
 from gpubpf.calls.delays import Cause, RecentSpans
 from gpubpf.calls.statistics import KernelName
 from gpubpf.show import cli
@@ -43,9 +43,9 @@ class CallOutput:
         self._headed: bool | None = None  # whether the header that was printed has columns for processes
 
     @property
-    def columns(self) -> formatting.CallColumns:
+    def columns(self) -> call_lines.CallColumns:
         """The columns of lines of text, as of now."""
-        return formatting.CallColumns(
+        return call_lines.CallColumns(
             self.origin_ns,
             self.owners.processes,
             self._clock_ns if self._args.timestamps else None,
@@ -66,7 +66,7 @@ class CallOutput:
     def texts(self, events: Any) -> list[str]:
         """Return a description of each event."""
         groups = records.group_calls(events, self._api, self.name_of)
-        return records.in_call_order((group.positions, formatting.call_texts(group)) for group in groups)
+        return records.in_call_order((group.positions, call_lines.call_texts(group)) for group in groups)
 
     def csv_header(self, columns: tuple[str, ...]) -> None:
         """Print the header unless something was printed already."""
@@ -76,17 +76,17 @@ class CallOutput:
     def print_calls(self, events: Any) -> None:
         """Print a line for each event."""
         if self._args.json:
-            self._write(events, formatting.json_lines)
+            self._write(events, call_lines.json_lines)
         elif self._args.csv:
-            self.csv_header(formatting.CSV_CALLS)
-            self._write(events, formatting.csv_lines)
+            self.csv_header(call_lines.CSV_CALLS)
+            self._write(events, call_lines.csv_lines)
         else:
             self.see_owners(events)
             columns = self.columns
             if columns.several != self._headed:
                 self._headed = columns.several
                 self.out.line(columns.header)
-            self._write(events, lambda group: formatting.text_lines(group, columns))
+            self._write(events, lambda group: call_lines.text_lines(group, columns))
 
     def _write(self, events: Any, lines: Callable[[records.CallGroup], Iterable[str]]) -> None:
         for text in records.format_calls(events, self._api, self.name_of, lines):
@@ -98,7 +98,7 @@ class CallOutput:
             self.out.records(dispatches)
         elif not self._args.csv:
             columns = self.columns
-            self.out.lines(formatting.dispatch_line(record, columns) for record in dispatches)
+            self.out.lines(call_lines.dispatch_line(record, columns) for record in dispatches)
 
 
 class SlowCalls:
@@ -123,14 +123,14 @@ class SlowCalls:
         output = self._output
         if self._args.json:
             output.out.records(
-                record | {"why": [formatting.cause_record(cause) for cause in causes]}
+                record | {"why": [delay_text.cause_record(cause) for cause in causes]}
                 for record, causes in explained
             )
         elif explained and not self._args.csv and not self._args.each:
             output.see_owners(events)
             for text, (record, causes) in zip(output.texts(events), explained, strict=True):
                 several = output.owners.processes
-                output.out.lines(formatting.slow_call_lines(record, text, causes, output.origin_ns, several))
+                output.out.lines(delay_text.slow_call_lines(record, text, causes, output.origin_ns, several))
 
     def _causes(self, record: dict[str, Any]) -> list[Cause]:
         """Return why the call's thread was off the CPU, and what the GPU's driver did meanwhile."""
@@ -141,4 +141,4 @@ class SlowCalls:
     def threads(self) -> Iterable[str]:
         """Return the table of threads that made slow calls since the last report."""
         slow, self._slow = self._slow, []
-        return formatting.slow_threads(slow, self._output.owners.processes)
+        return delay_text.slow_threads(slow, self._output.owners.processes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpubpf.calls import delays, formatting
+from gpubpf.calls import delay_text, delays, statistics_text
 from gpubpf.calls.arrays import GAP
 from gpubpf.calls.statistics import CallStatistics
 
@@ -28,7 +28,7 @@ class DelayReport:
         record: dict[str, Any] = {"type": "why", "pid": pid, "comm": self._comm(pid)}
         record |= {"tid": tid} if tid else {}
         record |= {"api": None if function == GAP else self._api.functions[function].name}
-        return record | formatting.reason_fields(int(row["reason"]), int(row["syscall"]), row)
+        return record | delay_text.reason_fields(int(row["reason"]), int(row["syscall"]), row)
 
     def lines(
         self,
@@ -53,7 +53,7 @@ class DelayReport:
             groups.append((name, total_ns.get(number, 0), delays.causes(own)))
         groups.sort(key=lambda group: -sum(cause.ns for cause in group[2]))
         threads = sorted(self._threads(between), key=lambda thread: -sum(cause.ns for cause in thread[1]))
-        yield from formatting.why_lines(groups[: formatting.MOST_ROWS], threads[:MOST_THREADS])
+        yield from delay_text.why_lines(groups[: statistics_text.MOST_ROWS], threads[:MOST_THREADS])
 
     def _threads(self, between: Any) -> Iterator[tuple[str, list[delays.Cause]]]:
         """Yield each thread with the causes of delays between its launches, without those in launches

@@ -1,7 +1,7 @@
 """Events as records of type "call": arguments, result, latency, and what the thread did meanwhile.
 
 There may be very many calls. `group_calls` therefore groups calls that have the same fields, with a column
-for each field, so that C code can format the lines (formatting.py). `call_records` makes a dictionary of each
+for each field, so that C code can format the lines (call_lines.py). `call_records` makes a dictionary of each
 call.
 """
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpubpf.calls import formatting, hip_devices
+from gpubpf.calls import delay_text, hip_devices, statistics_text, summary_text
 from gpubpf.calls.attachments import Attachments
 from gpubpf.calls.call_output import CallOutput, SlowCalls
 from gpubpf.calls.delay_report import DelayReport
@@ -198,7 +198,7 @@ class CallReport:
             if self._delays is not None and rows is not None and (len(rows) or functions):
                 out.lines(self._delays.lines(rows, between, functions, kernels))
                 if self._driver is not None:
-                    out.lines(formatting.driver_event_lines(self._driver.unreported(), self._processes.comm))
+                    out.lines(delay_text.driver_event_lines(self._driver.unreported(), self._processes.comm))
 
     def _kernel_rows(self, sums: Any) -> list[CallStatistics]:
         inputs, comm = self._inputs, self._processes.comm
@@ -219,13 +219,13 @@ class CallReport:
             out.records(delays.record(row) | stamp for row in rows)
             if self._driver is not None:
                 events = self._driver.unreported()
-                out.records(formatting.driver_record(event, comm(event.pid)) for event in events)
+                out.records(delay_text.driver_record(event, comm(event.pid)) for event in events)
 
     def _print_csv(self, functions: Sequence[CallStatistics]) -> None:
         stamped = self._args.timestamps
         cells = (time.clock_gettime_ns(time.CLOCK_BOOTTIME),) if stamped else ()
-        self._output.csv_header((*(("ts_ns",) if stamped else ()), *formatting.CSV_SUMS))
-        rows = (formatting.function_row(row.function_record()) for row in functions)
+        self._output.csv_header((*(("ts_ns",) if stamped else ()), *statistics_text.CSV_SUMS))
+        rows = (statistics_text.function_row(row.function_record()) for row in functions)
         self._out.write("".join(cli.csv_cells((*cells, *row)) + "\n" for row in rows))
 
     def _device_lines(self) -> Iterator[str]:
@@ -246,12 +246,12 @@ class CallReport:
         self._owners.see(functions)
         if self._slow is not None:
             yield from self._slow.threads()
-        yield from formatting.time_and_errors(functions)
+        yield from statistics_text.time_and_errors(functions)
         yield ""
-        yield from formatting.function_table(functions, self._owners, self._args.verbose)
+        yield from statistics_text.function_table(functions, self._owners, self._args.verbose)
         yield ""
         if kernels:
-            yield from formatting.kernel_table(kernels, self._owners, self._args.verbose)
+            yield from statistics_text.kernel_table(kernels, self._owners, self._args.verbose)
             yield ""
 
     # --- the end ---
@@ -268,8 +268,8 @@ class CallReport:
         if args.json:
             out.record(**({"type": "summary", "tool": args.tool} | summary))
         elif not args.csv:
-            out.lines(formatting.coverage_lines(summary))
-            out.lines(formatting.device_lines(summary))
+            out.lines(summary_text.coverage_lines(summary))
+            out.lines(summary_text.device_lines(summary))
             out.lines(cli.host_programs(summary) if args.verbose else ())
         if self._inputs.processes.terminated:
             return
