@@ -18,7 +18,7 @@ import gpubpf_cuda
 import gpubpf_hip
 from cudasim import launcher
 from gpubpf.calls import arrays, cuda, hip
-from gpubpf.calls.api import GROUPS, RESULTS, Api, ApiFunction, ArgumentPlace
+from gpubpf.calls.api import GROUPS, KERNEL_NAMING, RESULTS, Api, ApiFunction, ArgumentPlace, parse_functions
 from gpubpf.calls.probes import CallOptions, CallProbes
 from gpubpf.errors import UsageError
 from gpubpf.linux import bpf_syscall
@@ -36,6 +36,7 @@ def test_a_table_makes_sense(api: Api) -> None:
     assert len(set(symbols)) == len(symbols)
     for function in api.functions:
         assert function.group in GROUPS and function.result in RESULTS
+        assert function.kernel_name in ("", *KERNEL_NAMING)
         arrays.layout(function)  # raises ValueError if the program cannot read it
         if function.group == "launch" and ("grid" in function.places or "block" in function.places):
             assert {"kernel", "grid", "block", "shared", "stream"} <= set(function.places)
@@ -90,6 +91,17 @@ def test_places() -> None:
 def test_layouts_that_say_nothing(layout: str) -> None:
     with pytest.raises(ValueError, match=r"no|from the seventh"):
         _ = ApiFunction("f", "f", "other", layout).places
+
+
+def test_a_row_says_all_about_a_function() -> None:
+    text = "\nmodule:\n  find kernel_name=by_name out=0 name=2 symbol=_Z4findv\nstream:\n  ready returns=query stream=0\n"
+    assert parse_functions(text) == (
+        ApiFunction("find", "_Z4findv", "module", "out=0 name=2", "status", "by_name"),
+        ApiFunction("ready", "ready", "stream", "stream=0", "query"),
+    )
+    for wrong in ("\nnothing:\n", "\nmodule:\n  f returns=void\n", "\nmodule:\n  f kernel_name=guessed\n"):
+        with pytest.raises(ValueError, match=r"not a group|unknown value"):
+            parse_functions(wrong)
 
 
 def exported(path: Path) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,9 +17,11 @@ import numpy as np
 import pytest
 
 import gpubpf_calls
-from gpubpf.calls import arrays
+from gpubpf.calls import arrays, context, delays, kernel_names, rocprofiler
 from gpubpf.calls.api import Api, ApiFunction
 from gpubpf.calls.probes import CallCounts, CallOptions, CallProbes
+from gpubpf.calls.rocprofiler import dispatches
+from gpubpf.ebpf import headers
 from gpubpf.linux import bpf_syscall, uprobes
 from gpubpf_calls import FUNCTIONS, NUMBER, by_function
 from gpubpf_host import needs_bpf
@@ -80,6 +83,24 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         pytest.skip(f"this kernel has no {request.param}")
     monkeypatch.setattr(uprobes, "way", lambda: request.param)
     return str(request.param)
+
+
+def test_constants_are_those_of_the_headers() -> None:
+    found = {}
+    for path in (*headers.INCLUDE.glob("gpubpf_*.h"), Path(rocprofiler.__file__).with_name("ring.h")):
+        for name, value in re.findall(r"^#define (\w+) \(?(-?\w+(?: << \d+)?)[)\s]", path.read_text(), re.M):
+            number = re.fullmatch(r"(-?(?:0x)?[0-9a-f]+?)u?l*(?: << (\d+))?", value)
+            if number is not None:
+                found[name] = int(number[1], 0) << int(number[2] or 0)
+    expected = {
+        "CALL_GAP": arrays.GAP, "CALL_NOWHERE": arrays.NOWHERE, "CALL_MEMORY": arrays.MEMORY, "CALL_WORDS": arrays.WORDS,
+        "CALL_STEPS": arrays.STEPS, "CALL_SHIFT": arrays.SHIFT, "CALL_BUCKETS": arrays.BUCKETS,
+        "CONTEXT_OUTSIDE": delays.OUTSIDE, "CONTEXT_UNKNOWN": delays.UNKNOWN, "CONTEXT_BETWEEN": delays.BETWEEN,
+        "CONTEXT_NOBODY": context._NOBODY, "KERNEL_TEXT": kernel_names._STRIDE + 1, "KERNEL_PARTS": kernel_names._PARTS,
+        "RING_SLOTS": dispatches.SLOTS, "RING_HEADER": dispatches.HEADER, "RING_GPUS": dispatches.GPUS,
+        "RING_MAGIC": dispatches.MAGIC,
+    }  # fmt: skip
+    assert {name: found.get(name) for name in expected} == expected
 
 
 # --- what a call is ---

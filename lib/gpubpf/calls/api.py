@@ -190,6 +190,8 @@ def parse_functions(text: str) -> tuple[ApiFunction, ...]:
                 own[key] = value
             else:
                 layout.append(part)
+        if own["returns"] not in RESULTS or own["kernel_name"] not in ("", *KERNEL_NAMING):
+            raise ValueError(f"{line.strip()!r} has an unknown value of returns or kernel_name")
         functions.append(
             ApiFunction(name, own["symbol"], group, " ".join(layout), own["returns"], own["kernel_name"])
         )

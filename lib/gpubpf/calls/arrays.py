@@ -25,11 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 GAP = 0xFFFFFFFF  # in place of a function's number: the gap between two launches of a thread
-STEPS, SHIFT, BUCKETS = (
-    8,
-    6,
-    288,
-)  # of histograms: STEPS buckets for each factor of two; the first bucket is below 1 << SHIFT ns
+# Of histograms: STEPS buckets for each factor of two; the first bucket is below 1 << SHIFT ns.
+STEPS, SHIFT, BUCKETS = 8, 6, 288
 STACK, WINDOWS, WORDS = 4, 2, 5
 NOWHERE, MEMORY = 255, REGISTERS + STACK
 _SHAPES = ("grid", "block")

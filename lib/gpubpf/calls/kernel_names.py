@@ -40,32 +40,19 @@ if TYPE_CHECKING:
     from gpubpf.linux.host_programs import Host
     from gpubpf.program import BPF
 
-REGISTERED, BY_NAME, BY_HANDLE = (
-    1,
-    2,
-    3,
-)  # KERNEL_REGISTERED, KERNEL_FOUND, KERNEL_SAME of include/gpubpf_kernels.h
+# KERNEL_REGISTERED, KERNEL_FOUND, KERNEL_SAME of include/gpubpf_kernels.h.
+REGISTERED, BY_NAME, BY_HANDLE = 1, 2, 3
 _KINDS = {"registered": REGISTERED, "by_name": BY_NAME, "by_handle": BY_HANDLE}  # api.KERNEL_NAMING
 _STRIDE, _PARTS = 223, 18  # bytes of a name in a record that is not its last: KERNEL_TEXT - 1; KERNEL_PARTS
 _MOST_PROCESSES, _MOST_NAMES, _MOST_FILES = 4096, 1 << 18, 64
 _MOST_REGISTRATIONS = 1 << 16  # in a file's code
 _LONGEST = 1 << 14  # bytes of a name
 _LARGEST = 1 << 28  # bytes of code that are searched
-_INVALID = (
-    OSError,
-    ImageError,
-    ValueError,
-    OverflowError,
-    struct.error,
-)  # raised for files that are not valid ELF
+# Raised for files that are not valid ELF.
+_INVALID = (OSError, ImageError, ValueError, OverflowError, struct.error)
 _NAME = re.compile(rb"[A-Za-z_$][\w.$]*\Z")
-_DEVICE_CODE = (
-    ".hip_fatbin",
-    ".hipFatBinSegment",
-    ".nv_fatbin",
-    "__nv_relfatbin",
-    ".nvFatBinSegment",
-)  # sections
+# ELF sections that programs with device code have.
+_DEVICE_CODE = (".hip_fatbin", ".hipFatBinSegment", ".nv_fatbin", "__nv_relfatbin", ".nvFatBinSegment")
 # clang appends this to the names of static kernels that are linked on the device; nvcc prepends it.
 _LOCAL = re.compile(
     r"(?:\.(?:static|intern)\.|__(?:static|intern)__)[0-9a-f]{8,}\Z|\A__nv_static_\d+__\w*?_[0-9a-f]{8}_(?=_Z)"
@@ -73,9 +60,8 @@ _LOCAL = re.compile(
 _OBJECT, _FUNC = 1, 2  # STT_OBJECT, STT_FUNC
 _EXEC = 2  # ET_EXEC
 _STUB = re.compile(r"(\d+)__device_stub__(?=[A-Za-z_])")  # in the name of a kernel's function on the host
-_HANDLE = re.compile(
-    r"_ZZL?(\d+)(__device_stub_(_Z\w+))E8__handle\Z"
-)  # the variable in which the host code of nvcc 13 keeps a handle
+# The variable in which the host code of nvcc 13 keeps a handle.
+_HANDLE = re.compile(r"_ZZL?(\d+)(__device_stub_(_Z\w+))E8__handle\Z")
 # The fifth argument of a registration limits the threads of a block; clang and nvcc pass -1. mov r8d, -1; or r8d, -1.
 _NO_LIMIT = re.compile(rb"\x41\xb8\xff\xff\xff\xff|\x41\x83\xc8\xff", re.DOTALL)
 _LEA = re.compile(rb"[\x48\x4c]\x8d[\x05\x0d\x15\x1d\x25\x2d\x35\x3d]", re.DOTALL)  # lea r64, [rip + x]

@@ -34,12 +34,8 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[Any]
 
-LAUNCHING = (
-    "launch",
-    "graph",
-    "copy",
-    "memory",
-)  # groups of functions that may run kernels: copies and fills, too
+# Groups of functions that may run kernels: copies and fills, too.
+LAUNCHING = ("launch", "graph", "copy", "memory")
 MOST_CALLS = 1 << 19  # that are kept, because their kernels may not have ended
 CHUNK = 1 << 13  # calls that are searched together
 MOST_WAITING = 1 << 16  # dispatches whose call may not have returned
@@ -194,9 +190,8 @@ def _around(calls: Array, dispatches: Array, pids: Array) -> NDArray[np.int64]:
         ]
     )
     times = np.concatenate([calls["start_ns"], dispatches["enqueued_ns"]])
-    order = np.lexsort(
-        (np.arange(len(times)) >= count, times, threads)
-    )  # at equal times a call comes before a dispatch
+    # At equal times a call comes before a dispatch.
+    order = np.lexsort((np.arange(len(times)) >= count, times, threads))
     before = np.maximum.accumulate(np.where(order < count, np.arange(len(order)), -1))
     found = np.full(len(dispatches), -1, np.int64)
     ours = np.flatnonzero((order >= count) & (before >= 0))

@@ -98,9 +98,8 @@ class DriverEvents:
     def __init__(self, files: Mapping[int, int]) -> None:
         self._files = dict(files)
         self._rest = dict.fromkeys(files, b"")
-        self._open: dict[
-            tuple[int, int, int, str], _Line
-        ] = {}  # events that have begun, by GPU, number, process, address
+        # Events that have begun, by GPU, number, process, address.
+        self._open: dict[tuple[int, int, int, str], _Line] = {}
 
     def take(self) -> list[DriverEvent]:
         """Return the events that ended since the last time."""

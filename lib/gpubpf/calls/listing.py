@@ -198,9 +198,8 @@ def _of_command(api: Api, text: str, args: argparse.Namespace) -> tuple[int, Lis
         for row in by_kernel(calls.sums(), lambda pid: comms.get(pid, ""), kernels.name, api):
             name = row.kernel or names.Name(row.name, row.name, row.name)
             found.kernels.append(ListedKernel(name, row.comm, row.times.count, row.pid, row.comm))
-        refusals: dict[
-            str, dict[str, str | None]
-        ] = {}  # by file; there may be several kinds of programs on a file
+        # By file; there may be several kinds of programs on a file.
+        refusals: dict[str, dict[str, str | None]] = {}
         for placed in calls.placed:
             refusals.setdefault(placed.path, {}).update({**dict.fromkeys(placed.functions), **placed.refused})
         for path, known in refusals.items():

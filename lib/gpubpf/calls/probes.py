@@ -37,14 +37,8 @@ PROGRAM = "#include <gpubpf_calls.h>\n"
 RING = 1 << 26  # bytes; room for 200,000 records
 _FIRST_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
 _MEMBARRIER, _GLOBAL = 324, 1
-_COUNTS = (
-    "records",
-    "sums",
-    "calls",
-    "processes",
-    "nested",
-    "abandoned",
-)  # in the order of CALL_LOST_RECORDS …
+# In the order of CALL_LOST_RECORDS …
+_COUNTS = ("records", "sums", "calls", "processes", "nested", "abandoned")
 _NEWTASK: tracepoints.RecordLayout = {"pid": (8, 4), "clone_flags": (32, 8)}
 
 

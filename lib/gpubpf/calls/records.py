@@ -24,12 +24,8 @@ if TYPE_CHECKING:
     NameOf: TypeAlias = Callable[[int, int], KernelName]  # of a process and a handle
 
 CHUNK = 1 << 13  # calls that are formatted together
-COPIES = (
-    "h2h",
-    "h2d",
-    "d2h",
-    "d2d",
-)  # hipMemcpyKind, cudaMemcpyKind; the other kinds leave the direction to the runtime
+# By hipMemcpyKind, cudaMemcpyKind; the other kinds leave the direction to the runtime.
+COPIES = ("h2h", "h2d", "d2h", "d2d")
 SPENT = {
     "preempted": "preempted_ns",
     "blocked": "blocked_ns",

@@ -40,10 +40,8 @@ if TYPE_CHECKING:
     from gpubpf.calls.traced_processes import TracedProcesses
 
 TICK = 0.1  # seconds between two readings of the programs' records
-EARLY_TICK, EARLY = (
-    0.005,
-    1.0,
-)  # seconds: how often to look for a first call, and for how long; the process may be short
+# Seconds: how often and for how long to look for the first call, as the process may be short.
+EARLY_TICK, EARLY = 0.005, 1.0
 
 
 @dataclass(frozen=True)
