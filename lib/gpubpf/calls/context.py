@@ -63,7 +63,7 @@ class ContextProbes:
         self._foreign: list[int] = []  # sockets of processes that are not traced
         self._next_look = 0.0  # time.monotonic
         self._sockets = False  # whether there is a program for TCP retransmits
-        raw = calls.pid is not None and tracepoints.has_arguments(
+        raw = calls.pid_offset is not None and tracepoints.has_arguments(
             tracepoints.SWITCH, tracepoints.SWITCH_ARGUMENTS
         )
         if not self._reasons:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "#include <gpubpf_calls.h>\n"
 RING = 1 << 26  # bytes; room for 200,000 records
-_FIRST_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
+_INITIAL_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
 _MEMBARRIER, _GLOBAL = 324, 1
 # In the order of CALL_LOST_RECORDS …
 _COUNTS = ("records", "sums", "calls", "processes", "nested", "abandoned")
@@ -116,19 +116,15 @@ class CallProbes:
         self._note = note
         self._host: Host | None = None
         self._over = False
-        place = os.stat("/proc/self/ns/pid")
-        first = place.st_ino == _FIRST_NAMESPACE
-        self._numbers_differ = not first
-        self.pid: int | None = (
-            None  # offset of struct task_struct's member pid; None if the kernel has no BTF
-        )
-        with contextlib.suppress(Error):
-            self.pid = btf.member("task_struct", "pid").offset
+        namespace = os.stat("/proc/self/ns/pid")
+        initial = namespace.st_ino == _INITIAL_NAMESPACE
+        self._numbers_differ = not initial
+        self.pid_offset = _pid_offset()
         self._settings = {
-            "pid": self.pid or 0,
+            "pid": self.pid_offset or 0,
             "slow_ns": options.slow_ns,
-            "inode": 0 if first else place.st_ino,
-            "device": 0 if first else place.st_dev,
+            "inode": 0 if initial else namespace.st_ino,
+            "device": 0 if initial else namespace.st_dev,
             "generation": 1,
             "ready": api.not_ready,
             "events": options.events,
@@ -141,17 +137,21 @@ class CallProbes:
         self.bpf["call_settings"].set(self._settings)
         self.bpf["call_layouts"].set(arrays.layouts(self.chosen, self.bpf.maps["call_layouts"].value_size))
         self.bpf["call_filter"].set(host_filter_bytes(options.cgroup, options.comm, options.tid))
+        self._attach()
+
+    def _attach(self) -> None:
+        """Say where each program runs; `start` attaches them."""
         numbers = {function.symbol: number for number, function in self.chosen}
         for name, returns in (("call_entry", False), ("call_return", True)):
-            self.bpf.attach_uprobe(api.libraries, numbers, fn_name=name, ret=returns, optional=True)
+            self.bpf.attach_uprobe(self.api.libraries, numbers, fn_name=name, ret=returns, optional=True)
         self.bpf.attach_raw_tracepoint("sched_process_exec", "call_exec")
         self.bpf.attach_raw_tracepoint(
             "sched_process_exit",
             "call_exit" if tracepoints.has_arguments("sched_process_exit", 2) else "call_exit_thread",
         )
-        if options.everybody:
+        if self.options.everybody:
             return
-        if self.pid is not None:
+        if self.pid_offset is not None:
             self.bpf.attach_raw_tracepoint("task_newtask", "call_newtask")
         else:
             tracepoints.check_record("task:task_newtask", _NEWTASK)
@@ -189,7 +189,7 @@ class CallProbes:
             self._host.close()
             self._host = None
 
-    # --- whose calls ---
+    # --- traced processes ---
 
     def trace(self, pid: int) -> None:
         """Count calls of this process, and of all processes that it starts from now on."""
@@ -307,6 +307,13 @@ class CallProbes:
     def lost(self) -> int:
         """The sum of `lost_by`."""
         return sum(self.lost_by.values())
+
+
+def _pid_offset() -> int | None:
+    """Return the offset of `pid` in struct task_struct, or None if the kernel has no BTF."""
+    with contextlib.suppress(Error):
+        return btf.member("task_struct", "pid").offset
+    return None
 
 
 def _wait_for_programs() -> None:
