@@ -49,6 +49,7 @@ class Layout:
     windows: tuple[tuple[int, int], ...]
 
     def bytes(self) -> bytes:
+        """Return the struct call_layout."""
         windows = (*self.windows, *((NOWHERE, 0),) * WINDOWS)[:WINDOWS]
         head = (self.launch, self.kernel, self.result, self.stack, self.out, *(place for place, _ in windows))
         return bytes(head).ljust(8, b"\0") + b"".join(offset.to_bytes(2, "little") for _, offset in windows)

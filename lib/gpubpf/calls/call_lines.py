@@ -58,12 +58,14 @@ class CallColumns:
         return f"{when} {who} {'LAT us':>7} {'OFF-CPU':>7}  CALL"
 
     def when(self, ns: int) -> str:
+        """Return the cell for a time on CLOCK_BOOTTIME."""
         if self.clock_ns is None:
             return f"{(ns - self.origin_ns) / 1e9:>10.6f}"
         seconds, rest = divmod(ns + self.clock_ns, 1_000_000_000)
         return f"{_clock(seconds)}.{rest // 1000:06}"
 
     def who(self, pid: int, comm: str, tid: int | str) -> str:
+        """Return the cells for the process, or for the thread if there is only one process."""
         return f"{pid:>7} {table.fit(comm, 8):<8}" if self.several else f"{tid:>7}"
 
 

@@ -8,6 +8,7 @@ from gpubpf.show import table
 
 
 def percent(part: int, whole: int) -> str:
+    """Return a share as a whole percentage, or "-" if the whole is 0."""
     return f"{round(100 * part / whole)} %" if whole else "-"
 
 

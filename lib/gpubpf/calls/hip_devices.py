@@ -74,6 +74,7 @@ class HipDevices:
         return self._devices or None
 
     def close(self) -> None:
+        """End the process if it still runs."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()

@@ -341,6 +341,7 @@ class _File:
         return {}
 
     def text(self, address: int) -> bytes:
+        """Return the string at an address of the file."""
         for offset, start, size in self.loads:
             if start <= address < start + size:
                 count = min(_LONGEST, start + size - address)

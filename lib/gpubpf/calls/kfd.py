@@ -117,6 +117,7 @@ class DriverEvents:
         return [self._event(gpu, event, max(now, event.ns)) for (gpu, *_), event in self._open.items()]
 
     def close(self) -> None:
+        """Close the event files."""
         for file in self._files.values():
             os.close(file)
         self._files.clear()

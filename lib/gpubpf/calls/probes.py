@@ -185,6 +185,7 @@ class CallProbes:
             _wait_for_programs()  # nothing else waits for programs at raw tracepoints
 
     def close(self) -> None:
+        """Unload the programs and their maps."""
         if self._host is not None:
             self._host.close()
             self._host = None

@@ -177,9 +177,11 @@ class TraceFile:
 
     @property
     def open(self) -> bool:
+        """Whether the file is still being written."""
         return self._trace is not None
 
     def add(self, calls: Iterable[Record], dispatches: Iterable[Record]) -> None:
+        """Write calls and dispatches, unless writing has failed before."""
         if self._trace is None:
             return
         try:
