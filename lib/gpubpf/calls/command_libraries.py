@@ -1,5 +1,7 @@
-"""Libraries that a command is likely to load, so that they have probes before its first instruction. One that it gets from elsewhere
-has them some milliseconds after it is mapped."""
+"""Find the libraries that a command is likely to load, so that they have probes before its first instruction.
+
+A library from elsewhere gets its probes some milliseconds after the command has mapped it.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ if TYPE_CHECKING:
     from gpubpf.calls.api import Api
     from gpubpf.process.users import User
 
-# Python packages that bring a GPU's libraries, and how deep these lie in them: nvidia/cuda_runtime/lib.
+# Python packages that contain GPU libraries, and how deep the libraries are in them: nvidia/cuda_runtime/lib.
 _PACKAGES = ("nvidia*", "torch*", "*rocm*", "hip*", "amd*", "cu*", "jax*", "tensorflow*", "*.libs")
 _DEPTH, _FOLDERS = 3, 2048
-_HEADER = struct.Struct("<16xHHIQQQIHHHHHH")  # Elf64_Ehdr (gABI), behind its first 16 bytes
+_HEADER = struct.Struct("<16xHHIQQQIHHHHHH")  # Elf64_Ehdr (gABI)
 _SEGMENT = struct.Struct("<IIQQQQQQ")  # Elf64_Phdr
 _LOAD, _DYNAMIC = 1, 2  # PT_*
 _STRTAB, _RPATH, _RUNPATH = 5, 15, 29  # DT_*
@@ -33,15 +35,19 @@ _TOKEN = re.compile(r"[^\s;&|<>(){}'\"`=:$]+")
 _MOST_WORDS = 64
 
 
-def also(api: Api, command: Sequence[str], user: User | None) -> Api:
-    """The API, with the libraries that the command is likely to load when this user starts it (None: who runs the tool)."""
+def with_command_libraries(api: Api, command: Sequence[str], user: User | None) -> Api:
+    """Return the API with the libraries that the command is likely to load. `user` runs it; None: the user of
+    the tool.
+    """
     environment = {**os.environ, "HOME": user.home} if user else os.environ
-    known = libraries(command, environment, Names(*api.libraries))
-    return replace(api, libraries=(*api.libraries, *known))
+    found = find(command, environment, Names(*api.libraries))
+    return replace(api, libraries=(*api.libraries, *found))
 
 
-def libraries(command: Sequence[str], environment: Mapping[str, str], names: Names) -> list[str]:
-    """Paths of such libraries where the command's loader or its Python will look, each once."""
+def find(command: Sequence[str], environment: Mapping[str, str], names: Names) -> list[str]:
+    """Return the paths of libraries with these names where the command's loader or its Python looks, each
+    path once.
+    """
     found: dict[str, None] = {}
     for folder in dict.fromkeys(_folders(command, environment)):
         with contextlib.suppress(OSError):
@@ -70,7 +76,9 @@ def _folders(command: Sequence[str], environment: Mapping[str, str]) -> Iterator
 
 
 def _words(command: Sequence[str]) -> Iterator[str]:
-    """Those that may be programs or folders: also of `LD_LIBRARY_PATH=…`, and of a text for a shell, `sh -c '…'`."""
+    """Yield the words that may be programs or folders, including those in `LD_LIBRARY_PATH=…` and in `sh -c
+    '…'`.
+    """
     for part in command:
         yield part
         if _TOKEN.fullmatch(part) is None:
@@ -78,12 +86,14 @@ def _words(command: Sequence[str]) -> Iterator[str]:
 
 
 def _script(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Of a script: the words of its first line, and the paths in it."""
+    """Return the words of a script's first line and the paths in the script; nothing if the command is no
+    script.
+    """
     program = shutil.which(command[0], path=environment.get("PATH")) if command else None
     if program is None:
         return []
     with contextlib.suppress(OSError):
-        with open(program, "rb", opener=_at_once) as file:
+        with open(program, "rb", opener=_open_nonblocking) as file:
             data = file.read(_LONGEST) or b""
         if data.startswith(b"#!"):
             line, _, rest = os.fsdecode(data[2:]).partition("\n")
@@ -92,14 +102,17 @@ def _script(command: Sequence[str], environment: Mapping[str, str]) -> list[str]
     return []
 
 
-def _at_once(path: str, flags: int) -> int:
-    """Opens without waiting, as for a FIFO's writer."""
+def _open_nonblocking(path: str, flags: int) -> int:
+    """Open a file without waiting, such as for the writer of a FIFO."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def search_path(program: str) -> list[str]:
-    """Where an ELF file says that its libraries are (DT_RPATH, DT_RUNPATH). Raises OSError, struct.error, ValueError."""
-    with open(program, "rb", buffering=0, opener=_at_once) as file:
+    """Return the folders that an ELF file names for its libraries: DT_RPATH, DT_RUNPATH.
+
+    Raise OSError, struct.error or ValueError if the file cannot be read.
+    """
+    with open(program, "rb", buffering=0, opener=_open_nonblocking) as file:
         if file.read(5) != b"\x7fELF\x02":
             return []
         start, size, count = (_HEADER.unpack(os.pread(file.fileno(), _HEADER.size, 0))[i] for i in (4, 8, 9))
@@ -126,7 +139,7 @@ def search_path(program: str) -> list[str]:
 
 
 def _python(program: str, environment: Mapping[str, str]) -> Iterator[str]:
-    """Folders of packages that bring a GPU's libraries."""
+    """Yield the folders of Python packages that contain GPU libraries."""
     prefixes = dict.fromkeys((Path(program).parent.parent, Path(os.path.realpath(program)).parent.parent))
     places = [site for prefix in prefixes for site in sorted(prefix.glob("lib/python3*/*-packages"))]
     places += sorted(Path(environment.get("HOME", "/")).glob(".local/lib/python3*/site-packages"))

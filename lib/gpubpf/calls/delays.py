@@ -1,12 +1,15 @@
-"""Why calls, and the gaps between launches, took long: time by reason (docs/amd.md).
+"""Why calls, and the gaps between launches, took long: the time that threads spent off the CPU, by reason
+(docs/amd.md).
 
-Rows (`ROW`): `tgid`, `tid`, `function` (its number, or arrays.GAP), `reason`, `syscall` (its number, or OUTSIDE), `count`, `ns`,
-`largest_ns`. Rows of one thread do not overlap in time, but for what is no time (`TIMELESS`): a row of TCP retransmits of a
-thread has as `ns` how long it was blocked while they happened; one whose `tid` is 0 counts all of the process. And what was inside
-of calls between two launches of their thread has rows of its own as well, see `parted`.
+A row (`ROW`) adds up the delays of a thread that have the same reason: `tgid`, `tid`, `function` (its number,
+or arrays.GAP), `reason`, `syscall` (its number, or OUTSIDE), `count`, `ns`, `largest_ns`. Rows of one thread
+do not overlap in time, with two exceptions. The reasons in TIMELESS are events, not times: for TCP
+retransmits, `ns` is how long the thread was blocked while they happened, and a row whose `tid` is 0 counts
+those of the whole process. And delays inside calls that are between two launches have rows of their own as
+well; see `split_gaps`.
 
-Spans (`SPAN`): `start_ns`, `end_ns` (CLOCK_BOOTTIME), `inode`, `tgid`, `tid`, `function`, `reason`, `syscall`: the same one by one. A
-retransmit is one without length, whose `tid` is 0.
+A span is one delay: `start_ns`, `end_ns` (CLOCK_BOOTTIME), `inode`, `tgid`, `tid`, `function`, `reason`,
+`syscall`. The span of a retransmit has no length, and its `tid` is 0.
 """
 
 from __future__ import annotations
@@ -22,16 +25,23 @@ from gpubpf.process import syscalls
 if TYPE_CHECKING:
     import numpy as np
 
-# As enum context_reason of gpubpf_context.h has them.
+# The numbers of enum context_reason in gpubpf_context.h.
 PREEMPTED, BLOCKED, BLOCK_IO, PAGE_FAULT, MEMORY, STOPPED, FAULTS, RETRANSMITS = range(8)
-DRIVER = 8  # what the GPU's driver did meanwhile: see kfd.py
+DRIVER = 8  # the GPU driver did something meanwhile; see kfd.py
 TIMELESS = (FAULTS, RETRANSMITS, DRIVER)
-OUTSIDE, UNKNOWN = -1, -2  # of a system call; whether it was in one
-BETWEEN = 0x10000  # as CONTEXT_BETWEEN
-PROCESS = -1  # in place of a function
-_TEXTS = (
-    *("preempted", "blocked in {}", "block I/O in {}", "blocked in {}", "memory pressure in {}", "stopped"),
-    *("page faults", "TCP retransmits"),
+OUTSIDE, UNKNOWN = -1, -2  # in place of a system call: in none; not known
+BETWEEN = 0x10000  # CONTEXT_BETWEEN: added to the function's number
+PROCESS = -1  # in place of a function: the process as a whole
+# By number: the word in JSON, and the text, in which {} is the system call or "a page fault".
+REASONS = (
+    ("preempted", "preempted"),
+    ("blocked", "blocked in {}"),
+    ("block_io", "block I/O in {}"),
+    ("page_fault", "blocked in {}"),
+    ("memory", "memory pressure in {}"),
+    ("stopped", "stopped"),
+    ("page_faults", "page faults"),
+    ("tcp_retransmits", "TCP retransmits"),
 )
 ROW = [(name, "<u4") for name in ("tgid", "tid", "function", "reason")] + [
     ("syscall", "<i4"),
@@ -44,7 +54,7 @@ KEY = ("tgid", "tid", "function", "reason", "syscall")
 
 @dataclass(frozen=True)
 class Cause:
-    """What took `ns` in all and `largest_ns` at most, `count` times; `timeless`: `ns` is part of other causes' time."""
+    """A reason for a delay. It happened `count` times and took `ns` in total, at most `largest_ns` at once."""
 
     reason: int
     text: str
@@ -54,10 +64,13 @@ class Cause:
 
     @property
     def timeless(self) -> bool:
+        """Whether this is an event: its `ns` is part of the time of other causes."""
         return self.reason in TIMELESS
 
-    def tells(self, total_ns: int) -> bool:
-        """Whether it can be why something took so long: 1 % of it, at half a microsecond for a page fault."""
+    def is_significant(self, total_ns: int) -> bool:
+        """Return whether this is at least 1 % of `total_ns`. A page fault counts as 500 ns. Retransmits are
+        always significant.
+        """
         return (
             100 * (500 * self.count if self.reason == FAULTS else self.ns) >= total_ns
             or self.reason == RETRANSMITS
@@ -65,18 +78,21 @@ class Cause:
 
 
 def text(reason: int, syscall: int) -> str:
-    """Such as "blocked in futex", "block I/O in a page fault"."""
-    said = _TEXTS[reason] if reason < len(_TEXTS) else f"reason {reason}"
+    """Return a description, such as "blocked in futex" or "block I/O in a page fault"."""
+    said = REASONS[reason][1] if reason < len(REASONS) else f"reason {reason}"
     if syscall == UNKNOWN:
         return said.removesuffix(" in {}")
     return said.format("a page fault" if syscall < 0 else syscalls.name(syscall))
 
 
 def causes(rows: np.ndarray[Any, Any], name: Callable[[int], str] | None = None) -> list[Cause]:
-    """Rows of any number of threads, together by reason: time first, the longest first. `name`: of a function, by its number, or
-    ""; what was in different functions is told apart then."""
+    """Add up rows of any threads by reason. Causes with a time come first, longest first.
+
+    `name` returns the name of a function, or "". If it is given, delays in different functions are different
+    causes.
+    """
     whole = (rows["reason"] == RETRANSMITS) & (rows["tid"] == 0)
-    if whole.any():  # what its threads have is part of it
+    if whole.any():  # those of its threads are part of it
         rows = rows[whole | (rows["reason"] != RETRANSMITS)]
     total: dict[str, list[int]] = {}
     for _, _, function, reason, syscall, count, ns, largest in rows.tolist():
@@ -90,16 +106,18 @@ def causes(rows: np.ndarray[Any, Any], name: Callable[[int], str] | None = None)
     return sorted(found, key=lambda cause: (cause.timeless, -cause.ns, -cause.count))
 
 
-def by_place(rows: np.ndarray[Any, Any]) -> dict[int, np.ndarray[Any, Any]]:
-    """Rows of threads by their function, or GAP; what is of a whole process under PROCESS."""
+def by_function(rows: np.ndarray[Any, Any]) -> dict[int, np.ndarray[Any, Any]]:
+    """Return the rows by function. Other keys: GAP for gaps between launches, PROCESS for rows of a whole
+    process.
+    """
     import numpy as np
 
     places = np.where(rows["tid"] == 0, PROCESS, rows["function"].astype("i8"))
     return {place: rows[places == place] for place in sorted(set(places.tolist()))}
 
 
-def together(parts: Iterable[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """Rows with the same key as one."""
+def merge_rows(parts: Iterable[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Add up rows that have the same key."""
     import numpy as np
 
     rows = np.concatenate([np.empty(0, ROW), *parts])
@@ -113,8 +131,12 @@ def together(parts: Iterable[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     return made
 
 
-def parted(rows: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Rows as at the top, by function or GAP; then those of all that was between launches, by the call in which it was, or GAP."""
+def split_gaps(rows: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return all rows by function or GAP, without BETWEEN; then only the rows between launches.
+
+    In the second array `function` is the call that the thread was in between two launches, or GAP if it was
+    in none.
+    """
     outside = rows["function"] == GAP
     inside = ~outside & (rows["function"] & BETWEEN != 0)
     between = rows[outside | inside]
@@ -122,9 +144,11 @@ def parted(rows: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray
     return rows[~inside], between
 
 
-def since(rows: np.ndarray[Any, Any], before: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """What has come to `rows`, which has each key once, since `before`. `largest_ns` is that of all time, as far as
-    that fits into what has come."""
+def rows_since(rows: np.ndarray[Any, Any], before: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return what `rows`, which have each key once, have more than `before`.
+
+    `largest_ns` is the largest of all time, but at most the new `ns`.
+    """
     import numpy as np
 
     place = {key: number for number, key in enumerate(before[list(KEY)].tolist())}
@@ -139,8 +163,11 @@ def since(rows: np.ndarray[Any, Any], before: np.ndarray[Any, Any]) -> np.ndarra
 
 
 def explain(spans: np.ndarray[Any, Any], tgid: int, tid: int, start_ns: int, end_ns: int) -> list[Cause]:
-    """What a thread did from `start_ns` to `end_ns` beside running: its spans, in any order, cut to that time, and the retransmits of
-    its process."""
+    """Return why a thread was off the CPU from `start_ns` to `end_ns`, and the retransmits of its process in
+    this time.
+
+    `spans` may be in any order. A span that reaches beyond the time counts with the part inside.
+    """
     import numpy as np
 
     own = spans[(spans["tgid"] == tgid) & (spans["start_ns"] < end_ns) & (spans["end_ns"] > start_ns)]
@@ -155,16 +182,16 @@ def explain(spans: np.ndarray[Any, Any], tgid: int, tid: int, start_ns: int, end
     return made
 
 
-class Spans:
-    """Times that threads were off the CPU, kept until the calls in which they were have ended: the last `most` or so."""
+class RecentSpans:
+    """The last `most` or so spans, kept until the calls that contain them have returned."""
 
     def __init__(self, most: int = 1 << 20, part: int = 1 << 13) -> None:
         self._most, self._part = most, part
-        self._parts: deque[tuple[int, int, np.ndarray[Any, Any]]] = deque()  # from when, to when
+        self._parts: deque[tuple[int, int, np.ndarray[Any, Any]]] = deque()  # start, end, spans
         self._count = 0
 
     def add(self, spans: np.ndarray[Any, Any]) -> None:
-        """Spans that ended since the last time."""
+        """Add spans that ended since the last time."""
         import numpy as np
 
         if not len(spans):
@@ -177,9 +204,9 @@ class Spans:
             self._count -= len(self._parts.popleft()[2])
 
     def explain(self, tgid: int, tid: int, start_ns: int, end_ns: int) -> list[Cause]:
-        """See the function of this name."""
+        """Do the same as the function `explain`, with the spans that are kept."""
         import numpy as np
 
-        near = [spans for first, last, spans in self._parts if first < end_ns and last > start_ns]
-        own = [spans[spans["tgid"] == tgid] for spans in near]
+        overlapping = [spans for first, last, spans in self._parts if first < end_ns and last > start_ns]
+        own = [spans[spans["tgid"] == tgid] for spans in overlapping]
         return explain(np.concatenate(own), tgid, tid, start_ns, end_ns) if own else []

@@ -1,9 +1,10 @@
-"""Calls added up: by function, and by kernel with the gaps before its launches.
+"""Statistics of calls: by function, and by kernel with the gaps before its launches.
 
-    for row in functions(array, owner, api): row.record()
-    for row in kernels(array, owner, name_of): row.record()
+    for row in by_function(sums, comm, api): row.function_record()
+    for row in by_kernel(sums, comm, name_of, api): row.kernel_record()
 
-`array` is what `Calls.sums` gives. Times in ns; percentiles are right to 6 %, counts, means and largest exactly.
+`sums` is the array that `CallProbes.sums` returns. Times are in ns. Percentiles are within 6 %; counts, means
+and maxima are exact.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from gpubpf.names import Name
 if TYPE_CHECKING:
     from gpubpf.calls.api import Api
 
-Kernel = Name | str | None  # a name, an address that nobody can name, none
-_KEY = ["tgid", "function", "kernel"]  # of the array
+KernelName = Name | str | None  # a name, the address of a kernel whose name is unknown, or no kernel
+_KEY = ["tgid", "function", "kernel"]  # fields of the array of sums
 
 
 @dataclass
-class Times:
-    """Durations: how many, how long together, the longest, how much of it off the CPU, and how they are spread."""
+class Durations:
+    """A number of durations: their count, sum, maximum and histogram, and how much of the sum was off the
+    CPU.
+    """
 
     count: int = 0
     ns: int = 0
@@ -35,7 +38,9 @@ class Times:
     buckets: Any = 0
 
     def add(self, sum_: Any, fields: Sequence[str]) -> None:
-        """An element of the array; in which of its fields these are."""
+        """Add one sum. `fields`: the fields of the array that hold count, sum, maximum, time off the CPU and
+        histogram.
+        """
         count, ns, largest, off, buckets = fields
         self.count += int(sum_[count])
         self.ns += int(sum_[ns])
@@ -44,7 +49,7 @@ class Times:
         self.buckets = self.buckets + sum_[buckets].astype(np.int64)
 
     def distribution(self) -> dict[str, int] | None:
-        """Mean, p50, p99 and max; None without durations."""
+        """Return mean, p50, p99 and max, or None without durations."""
         if not self.count:
             return None
         p50 = p99 = self.largest_ns
@@ -54,10 +59,13 @@ class Times:
 
 
 @dataclass
-class Row:
-    """One line of a table: the calls of a function, or the launches of a kernel, by a process. `number`: of a function;
-    `address`: a handle of a kernel. `gaps`: between the return of a thread's launch and its next one, which is of this kernel.
-    `runs`: on the GPU, where that is known."""
+class CallStatistics:
+    """The calls of a function, or the launches of a kernel, by one process: a row of a table.
+
+    `number`: the function's number. `address`: a handle of the kernel. `times`: of the calls. `gaps`: from
+    the return of a thread's launch to its next launch, which is of this kernel. `runs`: of the kernel on the
+    GPU, if they are known.
+    """
 
     pid: int
     comm: str
@@ -67,21 +75,21 @@ class Row:
     address: int = 0
     gpu: int = 0
     errors: int = 0
-    error: int = 0  # the last one's number,
-    error_name: str = ""  # of a function: its name
-    times: Times = field(default_factory=Times)
-    gaps: Times = field(default_factory=Times)
-    runs: Times = field(default_factory=Times)
+    error: int = 0  # the last error's number
+    error_name: str = ""  # its name; only for a function
+    times: Durations = field(default_factory=Durations)
+    gaps: Durations = field(default_factory=Durations)
+    runs: Durations = field(default_factory=Durations)
 
     def add(self, sum_: Any) -> None:
-        """`sum_`: an element of the array."""
+        """Add one element of the array of sums."""
         self.errors += int(sum_["errors"])
         self.error = int(sum_["error"]) or self.error
         self.times.add(sum_, ("count", "ns", "largest_ns", "off_ns", "latency"))
         self.gaps.add(sum_, ("gaps", "gap_ns", "gap_largest_ns", "gap_off_ns", "gap"))
 
     def function_record(self) -> dict[str, Any]:
-        """The record "api"."""
+        """Return the record "api"."""
         return {
             "type": "api",
             "pid": self.pid,
@@ -96,7 +104,7 @@ class Row:
         }
 
     def kernel_record(self) -> dict[str, Any]:
-        """The record "kernel". What does not apply is absent."""
+        """Return the record "kernel". Fields that do not apply are absent."""
         record: dict[str, Any] = {"type": "kernel", "pid": self.pid, "comm": self.comm, "kernel": self.name}
         if self.kernel is not None:
             record |= {"demangled": self.kernel.full, "mangled": self.kernel.mangled}
@@ -109,27 +117,31 @@ class Row:
         return record
 
 
-def functions(array: Any, comm: Callable[[int], str], api: Api) -> list[Row]:
-    """By process and function, most time first."""
-    found: dict[tuple[int, int], Row] = {}
-    for one in array:
+def by_function(sums: Any, comm: Callable[[int], str], api: Api) -> list[CallStatistics]:
+    """Return a row for each process and function, the one with most time first."""
+    found: dict[tuple[int, int], CallStatistics] = {}
+    for one in sums:
         pid, number = int(one["tgid"]), int(one["function"])
         row = found.get((pid, number))
         if row is None:
-            row = found[pid, number] = Row(pid, comm(pid), api.functions[number].name, number=number)
+            name = api.functions[number].name
+            row = found[pid, number] = CallStatistics(pid, comm(pid), name, number=number)
         row.add(one)
         if row.errors:
             row.error_name = api.error(api.functions[number], row.error)
     return sorted(found.values(), key=lambda row: (-row.times.ns, row.name))
 
 
-def kernels(
-    array: Any, comm: Callable[[int], str], name_of: Callable[[int, int], Kernel], api: Api
-) -> list[Row]:
-    """By process and kernel, most launches first. One kernel may have several handles, and handles of one kernel no name. What is
-    launched without one (a graph) goes by its function."""
-    found: dict[tuple[int, str], Row] = {}
-    for one in array:
+def by_kernel(
+    sums: Any, comm: Callable[[int], str], name_of: Callable[[int, int], KernelName], api: Api
+) -> list[CallStatistics]:
+    """Return a row for each process and kernel, the one with most launches first.
+
+    A kernel may have several handles. A handle without a name is a row of its own, under its address.
+    Launches without a handle, such as those of graphs, are listed under the name of their function.
+    """
+    found: dict[tuple[int, str], CallStatistics] = {}
+    for one in sums:
         pid, handle, function = int(one["tgid"]), int(one["kernel"]), api.functions[int(one["function"])]
         if not handle and function.group != "launch":
             continue
@@ -138,33 +150,14 @@ def kernels(
         row = found.get(key)
         if row is None:
             named = name if isinstance(name, Name) else None
-            row = found[key] = Row(pid, comm(pid), named.short if named else key[1], named, address=handle)
+            short = named.short if named else key[1]
+            row = found[key] = CallStatistics(pid, comm(pid), short, named, address=handle)
         row.add(one)
     return sorted(found.values(), key=lambda row: (-row.times.count, row.name))
 
 
-class Picked:
-    """Of each kernel and process the launches that --launch and --sample mean; launches count from 1."""
-
-    def __init__(self, extent: tuple[int, int | None], sample: int) -> None:
-        self._first, self._last = extent
-        self._sample = sample
-        self._seen: dict[tuple[int, object], int] = {}
-
-    def of(self, events: Any, name_of: Callable[[int, int], Kernel]) -> Any:
-        """Those of `Calls.events`, each time in their order."""
-        wanted = np.zeros(len(events), bool)
-        for at in np.flatnonzero(events["launch"]).tolist():
-            pid, handle = int(events["tgid"][at]), int(events["kernel"][at])
-            key = pid, (name_of(pid, handle) if handle else None) or (int(events["function"][at]), handle)
-            number = self._seen[key] = self._seen.get(key, 0) + 1
-            inside = self._first <= number and (self._last is None or number <= self._last)
-            wanted[at] = inside and (number - self._first) % self._sample == 0
-        return events[wanted]
-
-
-def of_events(events: Any, dtype: Any) -> Any:
-    """What `Calls.sums` would give of these calls alone, of its dtype."""
+def sums_of_events(events: Any, dtype: Any) -> Any:
+    """Add up these events, in the form of `CallProbes.sums`, whose dtype is `dtype`."""
     keys, place = np.unique(events[_KEY], return_inverse=True)
     made = np.zeros(len(keys), dtype)
     for name in _KEY:
@@ -187,15 +180,15 @@ def of_events(events: Any, dtype: Any) -> Any:
     return made
 
 
-def merged(parts: Sequence[Any]) -> Any:
-    """Arrays as `Calls.sums` gives them as one, with each process, function and kernel once."""
+def merge_sums(parts: Sequence[Any]) -> Any:
+    """Add up arrays of `CallProbes.sums`: the result has each process, function and kernel once."""
     array = np.concatenate(parts)
     keys, place = np.unique(array[_KEY], return_inverse=True)
     made = np.zeros(len(keys), array.dtype)
     for name in made.dtype.names or ():
         if name in _KEY:
             made[name] = keys[name]
-        elif name == "error":  # the last one's
+        elif name == "error":  # the last one counts
             failed = array["error"] != 0
             made[name][place[failed]] = array[name][failed]
         elif name in ("largest_ns", "gap_largest_ns"):

@@ -1,14 +1,18 @@
-"""Which call gave each dispatch to the GPU; records of both.
+"""The times of kernels on an AMD GPU, joined with the calls that launched them.
 
-The agent notes when the launching thread gave a dispatch to a queue (`enqueued_ns`), in that thread, inside the runtime's function, on
-the clock that calls are timed by. A thread is in one call at a time, so the call of that thread around that time is the one. It is not
-said to be where the sizes of the work-group are others: that of another thread was given to a queue that both use, or the runtime gave
-it later from a thread of its own. In another PID namespace than the tool's, where a thread that has ended cannot be told from others,
-it is the one if no other thread of the process was in a call.
+rocprofiler-sdk reports kernel dispatches (rocprofiler/dispatches.py). Its agent notes when a thread put a
+dispatch into a queue (`enqueued_ns`), inside the runtime's function and on the clock of the calls. A thread
+is in one call at a time, so the call of the same thread around that time launched the dispatch. There are two
+exceptions. If the work-group sizes differ, the call is unknown: another thread's dispatch went into a shared
+queue, or the runtime enqueued it later from a thread of its own. In a PID namespace other than the tool's, a
+thread that has ended has no known number; then the call counts only if no other thread of the process was in
+a call.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +23,9 @@ import numpy as np
 from gpubpf import names
 from gpubpf.calls import arrays
 from gpubpf.calls.rocprofiler.dispatches import DISPATCH, Dispatches
-from gpubpf.calls.sums import Row, Times
+from gpubpf.calls.selection import KernelSelection, selects_launches
+from gpubpf.calls.statistics import CallStatistics, Durations
+from gpubpf.process import users
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,13 +34,14 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[Any]
 
-LAUNCHING = ("launch", "graph", "copy", "memory")  # groups of functions: copies and fills may be kernels
-MOST_CALLS = 1 << 19  # that are remembered, as their kernels may not have ended
-CHUNK = 1 << 13  # of them, that are looked through together
-MOST_WAITING = 1 << 16  # dispatches whose call may still go on
-PATIENCE = 100  # how often such a one is looked for
-MOST_KERNELS = 1 << 14  # that are told apart between two reports
-MOST_THREADS = 256  # that make calls while one goes on
+# Groups of functions that may run kernels: copies and fills, too.
+LAUNCHING = ("launch", "graph", "copy", "memory")
+MOST_CALLS = 1 << 19  # that are kept, because their kernels may not have ended
+CHUNK = 1 << 13  # calls that are searched together
+MOST_WAITING = 1 << 16  # dispatches whose call may not have returned
+PATIENCE = 100  # how often the call of a waiting dispatch is searched for
+MOST_KERNELS = 1 << 14  # with times of their own between two reports
+MOST_THREADS = 256  # calls to search back for one that was under way
 CALL = np.dtype(
     [
         *(("start_ns", "<u8"), ("end_ns", "<u8"), ("stream", "<u8"), ("tgid", "<u4"), ("tid", "<u4"), ("function", "<u4")),
@@ -44,33 +51,35 @@ CALL = np.dtype(
 
 
 @dataclass(frozen=True)
-class Joined:
-    """Dispatches, the call of each, and whether it is known; shapes (dispatches,)."""
+class JoinedDispatches:
+    """Dispatches, the call of each, and whether the call is known. All shapes are (dispatches,)."""
 
     dispatches: Array
     calls: Array
     known: NDArray[np.bool_]
 
 
-class Chunk(NamedTuple):
-    """Calls, and from when to when they went."""
+class CallChunk(NamedTuple):
+    """Calls, with the first start and the last end among them in ns."""
 
     calls: Array
     first: int
     last: int
 
 
-class Launched:
-    """Joins what comes: `calls` with records of calls as they are read, then `dispatches`."""
+class DispatchJoiner:
+    """Find the call of each dispatch. Pass events to `calls` as they are read, then dispatches to
+    `dispatches`.
+    """
 
     def __init__(self, api: Api, processes: Dispatches) -> None:
         self._api, self._processes = api, processes
-        self._chunks: deque[Chunk] = deque()
+        self._chunks: deque[CallChunk] = deque()
         self._waiting = np.empty(0, DISPATCH)
-        self._looked = np.empty(0, np.int64)  # of each that waits: how often
+        self._searches = np.empty(0, np.int64)  # how often the call of each waiting dispatch was searched for
 
     def calls(self, events: Array) -> None:
-        """`events`: of `Calls.events`."""
+        """Keep the calls in `events`, which are of `CallProbes.events`."""
         made = np.concatenate(
             [
                 np.empty(0, CALL),
@@ -84,7 +93,7 @@ class Launched:
             return
         if self._chunks and len(self._chunks[-1].calls) < CHUNK:
             made = np.concatenate([self._chunks.pop().calls, made])
-        self._chunks.append(Chunk(made, int(made["start_ns"].min()), int(made["end_ns"].max())))
+        self._chunks.append(CallChunk(made, int(made["start_ns"].min()), int(made["end_ns"].max())))
         while sum(len(chunk.calls) for chunk in self._chunks) > MOST_CALLS and len(self._chunks) > 1:
             self._chunks.popleft()
 
@@ -101,20 +110,20 @@ class Launched:
             made["block"] = block
         return made
 
-    def dispatches(self, new: Array, last: bool = False) -> Joined:
-        """Those whose call is known, and those of which it will not be any more. `last`: none will be."""
+    def dispatches(self, new: Array, last: bool = False) -> JoinedDispatches:
+        """Return the dispatches whose call is known, or will never be known. `last`: no more calls will come."""
         all_ = np.concatenate([self._waiting, new])
-        looked = np.concatenate([self._looked + 1, np.zeros(len(new), np.int64)])
+        searches = np.concatenate([self._searches + 1, np.zeros(len(new), np.int64)])
         pids = np.array([process.pid for process in self._processes.processes] or [0], "<u4")[all_["process"]]
         calls, found = self._around(all_, pids)
         known = found & (np.all(calls["block"] == all_["block"], axis=1) | ~calls["block"].any(axis=1))
-        done = found | (looked >= PATIENCE) | (all_["enqueued_ns"] == 0) | last
+        done = found | (searches >= PATIENCE) | (all_["enqueued_ns"] == 0) | last
         done[: max(0, len(all_) - MOST_WAITING)] = True
-        self._waiting, self._looked = all_[~done], looked[~done]
-        return Joined(all_[done], calls[done], known[done])
+        self._waiting, self._searches = all_[~done], searches[~done]
+        return JoinedDispatches(all_[done], calls[done], known[done])
 
     def _around(self, dispatches: Array, pids: Array) -> tuple[Array, NDArray[np.bool_]]:
-        """The call around the time of each, and whether there is one."""
+        """Return the call around the time of each dispatch, and whether there is one."""
         calls, found = np.zeros(len(dispatches), CALL), np.zeros(len(dispatches), bool)
         times, numbered = dispatches["enqueued_ns"], dispatches["tid"] != 0
         for chunk in self._chunks:
@@ -126,16 +135,18 @@ class Launched:
         for pid in np.unique(pids[~numbered]).tolist():
             mine = np.flatnonzero(~numbered & (pids == pid))
             first, last = times[mine].min(), times[mine].max()
-            near = [chunk.calls for chunk in self._chunks if chunk.first <= last and chunk.last >= first]
-            if near:
-                together = np.concatenate(near)
-                place = _alone(together, pid, times[mine])
-                calls[mine[place >= 0]] = together[place[place >= 0]]
+            overlapping = [c.calls for c in self._chunks if c.first <= last and c.last >= first]
+            if overlapping:
+                candidates = np.concatenate(overlapping)
+                place = _only_call(candidates, pid, times[mine])
+                calls[mine[place >= 0]] = candidates[place[place >= 0]]
                 found[mine[place >= 0]] = True
         return calls, found
 
-    def records(self, joined: Joined) -> Iterator[dict[str, Any]]:
-        """The records "dispatch": what `calls.timeline` takes. Fields of its call are absent where that is not known."""
+    def records(self, joined: JoinedDispatches) -> Iterator[dict[str, Any]]:
+        """Yield the records "dispatch", which timeline.py takes. Without a known call the fields of the call
+        are absent.
+        """
         for dispatch, call, known in zip(joined.dispatches, joined.calls, joined.known, strict=True):
             name = self.kernel(int(dispatch["process"]), int(dispatch["kernel"]))
             process = self._processes.processes[int(dispatch["process"])]
@@ -164,13 +175,13 @@ class Launched:
             yield record
 
     def kernel(self, process: int, kernel: int) -> names.Name | str:
-        """The name of a kernel; a number where rocprofiler-sdk named none."""
+        """Return the name of a kernel, or "kernel N" if rocprofiler-sdk reported no name."""
         mangled = self._processes.processes[process].names.get(kernel)
         return names.demangle(mangled) if mangled else f"kernel {kernel}"
 
 
 def _around(calls: Array, dispatches: Array, pids: Array) -> NDArray[np.int64]:
-    """The place of the call of the same thread around each dispatch's `enqueued_ns`; -1 for none."""
+    """Return the index of the call of the same thread around each dispatch's `enqueued_ns`; -1 for none."""
     count = len(calls)
     threads = np.concatenate(
         [
@@ -179,9 +190,8 @@ def _around(calls: Array, dispatches: Array, pids: Array) -> NDArray[np.int64]:
         ]
     )
     times = np.concatenate([calls["start_ns"], dispatches["enqueued_ns"]])
-    order = np.lexsort(
-        (np.arange(len(times)) >= count, times, threads)
-    )  # a call before what was given when it began
+    # At equal times a call comes before a dispatch.
+    order = np.lexsort((np.arange(len(times)) >= count, times, threads))
     before = np.maximum.accumulate(np.where(order < count, np.arange(len(order)), -1))
     found = np.full(len(dispatches), -1, np.int64)
     ours = np.flatnonzero((order >= count) & (before >= 0))
@@ -193,9 +203,11 @@ def _around(calls: Array, dispatches: Array, pids: Array) -> NDArray[np.int64]:
     return found
 
 
-def _alone(calls: Array, pid: int, times: Array) -> NDArray[np.int64]:
-    """The place of the only call of a process that was made around each time; -1 where there are others, or none. For threads of which
-    it is not known what number the tool has for them."""
+def _only_call(calls: Array, pid: int, times: Array) -> NDArray[np.int64]:
+    """Return the index of the only call of a process around each time; -1 if there are several, or none.
+
+    This is for threads whose number in the tool's PID namespace is unknown.
+    """
     mine = np.flatnonzero(calls["tgid"] == pid)
     mine = mine[np.argsort(calls["start_ns"][mine], kind="stable")]
     begun = np.searchsorted(calls["start_ns"][mine], times, "right")
@@ -209,15 +221,16 @@ def _alone(calls: Array, pid: int, times: Array) -> NDArray[np.int64]:
     return found
 
 
-class DeviceTimes:
-    """What a tool shows of dispatches. `wanted`: whether a kernel's name is one that was asked for; `filtered`: calls are told of only
-    in part, and so are dispatches: those whose call was.
+class KernelTimes:
+    """The dispatches of a command.
 
-    times = DeviceTimes(api, command, os.environ, uid, wanted, filtered)
-    …                                   # the command is started with times.environment
-    times.take(events)                  # records "dispatch"
-    times.runs()                        # how long kernels ran, since the last time
-    times.take(events, last=True); times.summary(); times.close()
+    times = KernelTimes(api, command, os.environ, uid, wanted, filtered) …                                   #
+    start the command with times.environment times.take(events)                  # records "dispatch"
+    times.runs()                        # how long kernels ran, since the last time times.take(events,
+    last=True); times.summary(); times.close()
+
+    `uid`: of the command's user. `wanted` returns whether a kernel was asked for. `filtered`: only some calls
+    are recorded, so count only dispatches whose call is known.
     """
 
     def __init__(
@@ -230,52 +243,55 @@ class DeviceTimes:
         filtered: bool = False,
     ) -> None:
         self._processes = Dispatches(command, environment, uid)
-        self._launched = Launched(api, self._processes)
+        self._joiner = DispatchJoiner(api, self._processes)
         self._wanted, self._filtered = wanted, filtered
-        self._runs: dict[tuple[int, str], Times] = {}
+        self._runs: dict[tuple[int, str], Durations] = {}
         self._count = self._unknown = 0
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What the command is started with; nothing where there can be no times."""
+        """Variables to add to the command's environment; none if there can be no times."""
         return self._processes.environment
 
     @property
     def reason(self) -> str | None:
-        """Why there are no times; None where there are."""
+        """Why there are no times, or None if there are."""
         return self._processes.reason
 
     @property
     def needs_calls(self) -> bool:
-        """Whether `take` needs all calls, as they say which dispatches are meant."""
+        """Whether `take` needs all events, because they select the dispatches."""
         return self._filtered and bool(self.environment)
 
     def take(self, events: Array | None = None, last: bool = False) -> list[dict[str, Any]]:
-        """Records of dispatches that have ended, with their calls where `events` (of `Calls.events`) are given; else none are, and the
-        dispatches only add to `runs`. One that may have a call in what comes is kept until then, or `last`."""
+        """Return the records of dispatches that have ended, with their calls.
+
+        `events`: new ones of `CallProbes.events`. Without them return no records, and only add the dispatches
+        to `runs`. A dispatch whose call may still come is kept back until then, or until `last`.
+        """
         new = self._processes.take(last)
         if events is None or not self.environment:
             self._add(new)
             return []
-        self._launched.calls(events)
-        joined = self._launched.dispatches(new, last)
+        self._joiner.calls(events)
+        joined = self._joiner.dispatches(new, last)
         chosen = joined.known | (not self._filtered)
         kernels = np.stack(
             [joined.dispatches["process"].astype("i8"), joined.dispatches["kernel"].astype("i8")], axis=1
         )
         for process, kernel in np.unique(kernels, axis=0).tolist():
-            if not self._wanted(self._launched.kernel(process, kernel)):
+            if not self._wanted(self._joiner.kernel(process, kernel)):
                 chosen &= ~(kernels == (process, kernel)).all(axis=1)
-        joined = Joined(joined.dispatches[chosen], joined.calls[chosen], joined.known[chosen])
+        joined = JoinedDispatches(joined.dispatches[chosen], joined.calls[chosen], joined.known[chosen])
         self._unknown += int(np.count_nonzero(~joined.known))
         self._add(joined.dispatches)
-        return list(self._launched.records(joined))
+        return list(self._joiner.records(joined))
 
     def _add(self, dispatches: Array) -> None:
         edges = np.append(arrays.bounds()[:-1], np.inf)
         kernels = np.stack([dispatches["process"].astype("i8"), dispatches["kernel"].astype("i8")], axis=1)
         for process, kernel in np.unique(kernels, axis=0).tolist():
-            name = self._launched.kernel(process, kernel)
+            name = self._joiner.kernel(process, kernel)
             if not self._wanted(name):
                 continue
             mine = dispatches[(kernels == (process, kernel)).all(axis=1)]
@@ -283,20 +299,20 @@ class DeviceTimes:
             key = self._processes.processes[process].pid, name if isinstance(name, str) else name.mangled
             if key not in self._runs and len(self._runs) >= MOST_KERNELS:
                 key = 0, "[other kernels]"
-            times = self._runs.setdefault(key, Times())
+            times = self._runs.setdefault(key, Durations())
             times.count += len(lengths)
             times.ns += int(lengths.sum())
             times.largest_ns = max(times.largest_ns, int(lengths.max()))
             times.buckets = times.buckets + np.histogram(lengths, edges)[0]
             self._count += len(lengths)
 
-    def runs(self) -> dict[tuple[int, str], Times]:
-        """How long kernels ran, by process and mangled name; those that ended since the last call."""
+    def runs(self) -> dict[tuple[int, str], Durations]:
+        """Return how long kernels ran that ended since the last time, by process and mangled name."""
         runs, self._runs = self._runs, {}
         return runs
 
     def summary(self) -> dict[str, Any]:
-        """Fields of the summary record: how many dispatches, and of how many something is not known."""
+        """Return the fields of the summary record: the number of dispatches, and of those with unknown parts."""
         processes = self._processes
         if not processes.processes:
             return {"device_times": None, "no_device_times": self.reason}
@@ -308,20 +324,36 @@ class DeviceTimes:
         }  # fmt: skip
 
     def close(self) -> None:
-        """What still runs is not told of any more."""
+        """Stop reading. Kernels that still run are not reported."""
         self._processes.close()
 
 
-def with_runs(
-    rows: list[Row], runs: Mapping[tuple[int, str], Times], comm: Callable[[int], str]
-) -> list[Row]:
-    """The rows of `sums.kernels`, with how long each kernel ran, and behind them those of kernels that no launch is known of: of
-    graphs, and of the runtime's own."""
+def kernel_times_of_command(api: Api, args: argparse.Namespace) -> KernelTimes:
+    """Return the `KernelTimes` for a command line. Without COMMAND there are no times."""
+    user = users.command_user(args.user) if args.command else None
+    return KernelTimes(
+        api,
+        args.command or (),
+        os.environ,
+        user.uid if user else os.geteuid(),
+        KernelSelection(args.kernel or ()).includes,
+        any((args.api, args.errors, args.slow, args.cgroup, args.comm, args.tid, selects_launches(args))),
+    )
+
+
+def with_gpu_times(
+    rows: list[CallStatistics], runs: Mapping[tuple[int, str], Durations], comm: Callable[[int], str]
+) -> list[CallStatistics]:
+    """Add to the rows of `statistics.by_kernel` how long each kernel ran.
+
+    Kernels without a known launch, such as those of graphs and the runtime's own, are appended as rows of
+    their own.
+    """
     rest = dict(runs)
     for row in rows:
         if (times := rest.pop((row.pid, row.kernel.mangled if row.kernel else row.name), None)) is not None:
             row.runs = times
     for (pid, mangled), times in rest.items():
         name = names.demangle(mangled)
-        rows.append(Row(pid, comm(pid), name.short, name, runs=times))
+        rows.append(CallStatistics(pid, comm(pid), name.short, name, runs=times))
     return rows

@@ -1,5 +1,8 @@
-"""Which GPUs there are, by hip-python where it is installed (https://pypi.org/project/hip-python). It is asked in a process of its
-own, since it loads the runtime; nothing waits for it long. Not verified with a GPU."""
+"""List AMD GPUs with hip-python, if it is installed (https://pypi.org/project/hip-python).
+
+hip-python runs in a process of its own, because it loads the HIP runtime. The tool does not wait long for it.
+Not tested with a GPU.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from typing import Any
 
 from gpubpf.show import table
 
-WAIT = 2.0  # seconds, at the end of a measurement
-# hipGetDeviceProperties gives what HIP's headers name; `ok` is hipSuccess.
+TIMEOUT = 2.0  # seconds to wait at the end of a measurement
+# The fields of hipGetDeviceProperties are those of HIP's headers. Result 0 is hipSuccess.
 _PROGRAM = """
 import json
 from hip import hip
@@ -32,34 +35,38 @@ print(json.dumps(found))
 """
 
 
-class Inventory:
-    """The question is under way once this is made."""
+class HipDevices:
+    """A process that lists the GPUs. The constructor starts it."""
 
     def __init__(self) -> None:
         self._devices: list[dict[str, Any]] | None = None
-        self._asked: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         try:
-            there = importlib.util.find_spec("hip") is not None
+            installed = importlib.util.find_spec("hip") is not None
         except (ImportError, ValueError):
-            there = False
-        if there:
-            self._asked = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM],  # nothing from the working directory
+            installed = False
+        if installed:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _PROGRAM],  # -P: import nothing from the working directory
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the tool
+                start_new_session=True,  # Ctrl-C must not end it
             )  # fmt: skip
 
     def devices(self, wait: float = 0.0) -> Sequence[Mapping[str, Any]] | None:
-        """`gpu`, `name`, `architecture`, `memory_bytes`, `compute_units` of each; None where that is not known (yet, or in `wait`
-        seconds, then never)."""
-        if self._asked is not None:
+        """Return `gpu`, `name`, `architecture`, `memory_bytes` and `compute_units` of each GPU, or None if
+        they are unknown.
+
+        Wait at most `wait` seconds for the process. If it takes longer and `wait` is not 0, the GPUs stay
+        unknown.
+        """
+        if self._process is not None:
             try:
-                text, _ = self._asked.communicate(timeout=wait)
+                text, _ = self._process.communicate(timeout=wait)
             except subprocess.TimeoutExpired:
                 if wait:
                     self.close()
                 return None
-            self._asked = None
+            self._process = None
             try:
                 self._devices = json.loads(text or b"[]")
             except ValueError:
@@ -67,14 +74,15 @@ class Inventory:
         return self._devices or None
 
     def close(self) -> None:
-        if self._asked is not None:
-            self._asked.kill()
-            self._asked.communicate()
-            self._asked = None
+        """End the process if it still runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
 
 
-def line(device: Mapping[str, Any]) -> str:
-    """``GPU 0: AMD Instinct MI300X, gfx942, 304 compute units, 192 GB``."""
+def describe(device: Mapping[str, Any]) -> str:
+    """Return a line such as ``GPU 0: AMD Instinct MI300X, gfx942, 304 compute units, 192 GB``."""
     what = (
         device["name"],
         device["architecture"],

@@ -1,12 +1,14 @@
-"""Which kernel a handle is that a launch was given: by what programs register, by symbols, by the code that registers (docs/amd.md).
+"""Find the name of the kernel that a handle stands for: from calls that register or find kernels, symbols,
+and code (docs/amd.md).
 
-    kernels = Kernels(api, calls.bpf)   # before calls.start()
-    kernels.look(pid)                   # a process that is new: while it lives, files tell
-    kernels.read(calls.host)            # now and then
+    kernels = KernelNames(api, calls.bpf)   # before calls.start()
+    kernels.look(pid)                       # when a process is new: note its files while it lives
+    kernels.read(calls.host)                # from time to time
     kernels.name(pid, handle)
 
-A handle of a runtime's launch is an address in the program: HIP's of a variable, CUDA's of a function, both with the kernel's symbol.
-One of a module's launch is the runtime's own, and known only to who saw it being given. Processes, their files and what they name are
+The handle in a launch by the runtime is an address in the program: of a variable (HIP) or of a function
+(CUDA), either of which has the kernel's symbol. The handle in a launch of a module's function belongs to the
+runtime, so only the call that returned it tells its name. Processes, their files and the names in them are
 untrusted.
 """
 
@@ -38,91 +40,71 @@ if TYPE_CHECKING:
     from gpubpf.linux.host_programs import Host
     from gpubpf.program import BPF
 
-REGISTERED, FOUND, SAME = 1, 2, 3  # KERNEL_* of include/gpubpf_kernels.h
-_TELLING = {
-    "hipsnoop": {
-        "__hipRegisterFunction": REGISTERED,
-        "hipModuleGetFunction": FOUND,
-        "hipLibraryGetKernel": FOUND,
-        "hipGetFuncBySymbol": SAME,
-        "hipKernelGetFunction": SAME,
-    },
-    "cudasnoop": {
-        "__cudaRegisterFunction": REGISTERED,
-        "cuModuleGetFunction": FOUND,
-        "cuLibraryGetKernel": FOUND,
-        "cudaLibraryGetKernel": FOUND,
-        "cuKernelGetFunction": SAME,
-        "cudaGetFuncBySymbol": SAME,
-        "cudaGetKernel": SAME,
-        "__cudaGetKernel": SAME,
-    },
-}
+# KERNEL_REGISTERED, KERNEL_FOUND, KERNEL_SAME of include/gpubpf_kernels.h.
+REGISTERED, BY_NAME, BY_HANDLE = 1, 2, 3
+_KINDS = {"registered": REGISTERED, "by_name": BY_NAME, "by_handle": BY_HANDLE}  # api.KERNEL_NAMING
 _STRIDE, _PARTS = 223, 18  # bytes of a name in a record that is not its last: KERNEL_TEXT - 1; KERNEL_PARTS
 _MOST_PROCESSES, _MOST_NAMES, _MOST_FILES = 4096, 1 << 18, 64
-_MOST_REGISTRATIONS = 1 << 16  # places in a file's code
+_MOST_REGISTRATIONS = 1 << 16  # in a file's code
 _LONGEST = 1 << 14  # bytes of a name
-_LARGEST = 1 << 28  # bytes of code that are looked through
-_MADE_UP = (OSError, ImageError, ValueError, OverflowError, struct.error)  # by files that are none
+_LARGEST = 1 << 28  # bytes of code that are searched
+# Raised for files that are not valid ELF.
+_INVALID = (OSError, ImageError, ValueError, OverflowError, struct.error)
 _NAME = re.compile(rb"[A-Za-z_$][\w.$]*\Z")
-_DEVICE_CODE = (
-    ".hip_fatbin",
-    ".hipFatBinSegment",
-    ".nv_fatbin",
-    "__nv_relfatbin",
-    ".nvFatBinSegment",
-)  # sections
-# What clang appends to, and nvcc puts before, names of static kernels that are linked on the device.
+# ELF sections that programs with device code have.
+_DEVICE_CODE = (".hip_fatbin", ".hipFatBinSegment", ".nv_fatbin", "__nv_relfatbin", ".nvFatBinSegment")
+# clang appends this to the names of static kernels that are linked on the device; nvcc prepends it.
 _LOCAL = re.compile(
     r"(?:\.(?:static|intern)\.|__(?:static|intern)__)[0-9a-f]{8,}\Z|\A__nv_static_\d+__\w*?_[0-9a-f]{8}_(?=_Z)"
 )
-_OBJECT, _FUNC = 1, 2  # of symbols
+_OBJECT, _FUNC = 1, 2  # STT_OBJECT, STT_FUNC
 _EXEC = 2  # ET_EXEC
-_STUB = re.compile(
-    r"(\d+)__device_stub__(?=[A-Za-z_])"
-)  # what compilers make of a kernel's name for the host
-_HANDLE = re.compile(
-    r"_ZZL?(\d+)(__device_stub_(_Z\w+))E8__handle\Z"
-)  # where nvcc 13's host code keeps a handle
-# The fifth argument, of how many threads a block may have: clang and nvcc pass -1. mov r8d, -1; or r8d, -1.
+_STUB = re.compile(r"(\d+)__device_stub__(?=[A-Za-z_])")  # in the name of a kernel's function on the host
+# The variable in which the host code of nvcc 13 keeps a handle.
+_HANDLE = re.compile(r"_ZZL?(\d+)(__device_stub_(_Z\w+))E8__handle\Z")
+# The fifth argument of a registration limits the threads of a block; clang and nvcc pass -1. mov r8d, -1; or r8d, -1.
 _NO_LIMIT = re.compile(rb"\x41\xb8\xff\xff\xff\xff|\x41\x83\xc8\xff", re.DOTALL)
 _LEA = re.compile(rb"[\x48\x4c]\x8d[\x05\x0d\x15\x1d\x25\x2d\x35\x3d]", re.DOTALL)  # lea r64, [rip + x]
 _IMMEDIATE = re.compile(rb"[\xb8-\xbf]", re.DOTALL)  # mov r32, x
-_BEFORE, _AFTER = 96, 96  # bytes of code around it in which a call's arguments are made
+_BEFORE, _AFTER = 96, 96  # bytes of code around it that set up the other arguments of the call
 
 
-class Kernels:
-    """Names of kernels, by process and handle. Adds programs to those of `bpf`, whose text includes gpubpf_kernels.h; without one only
-    files tell."""
+class KernelNames:
+    """The names of kernels by process and handle.
+
+    Adds programs to those of `bpf`, whose text must include gpubpf_kernels.h. Without `bpf` names come only
+    from files.
+    """
 
     def __init__(self, api: Api, bpf: BPF | None = None) -> None:
-        self._told: OrderedDict[int, dict[int, str | int]] = OrderedDict()
+        # By process and handle: a mangled name, or another handle of the same kernel.
+        self._known: OrderedDict[int, dict[int, str | int]] = OrderedDict()
         self._parts: dict[tuple[int, int], bytes] = {}
         self._processes: OrderedDict[int, _Process] = OrderedDict()
-        self._kept = 0
+        self._count = 0
         if bpf is not None:
-            telling = _TELLING[api.tool]
+            kinds = {f.symbol: _KINDS[f.kernel_name] for f in api.functions if f.kernel_name}
             for name, returns in (("kernel_told", False), ("kernel_given", True)):
-                bpf.attach_uprobe(api.libraries, telling, fn_name=name, ret=returns, optional=True)
+                bpf.attach_uprobe(api.libraries, kinds, fn_name=name, ret=returns, optional=True)
 
     def look(self, pid: int) -> None:
-        """Takes note of what a process maps, as it may end before a name is asked for."""
+        """Note which files a process maps, as it may end before `name` is called."""
         process = self._process(pid)
         before = process.program
         with contextlib.suppress(OSError):
             process.look()
         if None not in (before, process.program) and before != process.program:
-            # It executes another program, or the number is another process's: what was told meant other kernels.
-            self._kept -= len(self._told.pop(pid, {}))
+            # The process executed another program, or its PID was reused: known handles meant other kernels.
+            self._count -= len(self._known.pop(pid, {}))
 
     def read(self, host: Host) -> None:
-        """Takes what programs told since the last time."""
+        """Read the names that the programs recorded since the last time."""
         found = host.records("kernel_names")
         for pid in set(found["tgid"].tolist()):
             self.look(pid)
         for record in found:
             pid, handle = int(record["tgid"]), int(record["handle"])
-            if record["kind"] == SAME:
+            if record["kind"] == BY_HANDLE:
                 if handle != int(record["source"]):
                     self._keep(pid, handle, int(record["source"]))
                 continue
@@ -132,9 +114,8 @@ class Kernels:
             if size > _STRIDE and part < _PARTS - 1:
                 self._parts[pid, handle] = whole
                 continue
-            if size > _STRIDE or not (
-                size or part
-            ):  # longer than that, or on a page that nobody had touched yet
+            # The name is longer than all parts, or it is on a page that the process had not touched yet.
+            if size > _STRIDE or not (size or part):
                 whole = self._process(pid).text(int(record["source"]))
             if whole:
                 self._keep(pid, handle, whole.decode("utf-8", "replace"))
@@ -142,47 +123,51 @@ class Kernels:
             self._parts.clear()
 
     def lost(self, host: Host) -> int:
-        """How many names found no room."""
+        """Return how many names did not fit into the ring."""
         return int(host.items("kernel_lost")["value"].sum())
 
     def name(self, pid: int, handle: int) -> Name | None:
-        """None for one that nobody told of."""
+        """Return the name of the kernel, or None if it is unknown."""
         found = self._mangled(pid, handle)
         return names.demangle(_LOCAL.sub("", found)) if found else None
 
     def _mangled(self, pid: int, handle: int, depth: int = 0) -> str | None:
         process = self._process(pid)
-        told = self._told.get(pid, {}).get(handle)
-        if told is None and (found := process.symbol(handle)) is not None:
+        name = self._known.get(pid, {}).get(handle)
+        if name is None and (found := process.symbol(handle)) is not None:
             return found
-        if told is None:
-            told = self._by_family(pid, handle)
-        if isinstance(told, int):
-            return self._mangled(pid, told, depth + 1) if depth < 4 else None
-        return told or process.search(handle)
+        if name is None:
+            name = self._from_parents(pid, handle)
+        if isinstance(name, int):
+            return self._mangled(pid, name, depth + 1) if depth < 4 else None
+        return name or process.search(handle)
 
-    def _by_family(self, pid: int, handle: int) -> str | int | None:
-        """What the process that it was forked from was told; of one that nobody knows any more, what all agree about."""
+    def _from_parents(self, pid: int, handle: int) -> str | int | None:
+        """Return the name that a parent process knows for the handle.
+
+        If the process has ended and its parents are unknown, return what all processes that know the handle
+        agree on.
+        """
         parent = self._process(pid).parent
         for _ in range(16):
             if not parent:
                 break
-            if (found := self._told.get(parent, {}).get(handle)) is not None:
+            if (found := self._known.get(parent, {}).get(handle)) is not None:
                 return found
             parent = self._processes[parent].parent if parent in self._processes else 0
         if self._process(pid).alive:
             return None
-        found_ = {known[handle] for known in self._told.values() if handle in known}
+        found_ = {known[handle] for known in self._known.values() if handle in known}
         return found_.pop() if len(found_) == 1 else None
 
-    def _keep(self, pid: int, handle: int, told: str | int) -> None:
-        self._told.setdefault(pid, {})
-        if self._kept >= _MOST_NAMES and handle not in self._told[pid]:
-            _, gone = self._told.popitem(last=False)
-            self._kept -= len(gone)
-            self._told.setdefault(pid, {})
-        self._kept += handle not in self._told[pid]
-        self._told[pid][handle] = told
+    def _keep(self, pid: int, handle: int, name: str | int) -> None:
+        self._known.setdefault(pid, {})
+        if self._count >= _MOST_NAMES and handle not in self._known[pid]:
+            _, dropped = self._known.popitem(last=False)
+            self._count -= len(dropped)
+            self._known.setdefault(pid, {})
+        self._count += handle not in self._known[pid]
+        self._known[pid][handle] = name
 
     def _process(self, pid: int) -> _Process:
         if pid not in self._processes:
@@ -195,14 +180,14 @@ class Kernels:
 
 @dataclass
 class _Process:
-    """What a process maps of files, as it was when one last looked."""
+    """The files that a process maps, as of the last `look`."""
 
     pid: int
     parent: int = 0
     program: tuple[int, int] | None = None
     mapped: tuple[target.Mapping, ...] = ()
     files: dict[tuple[str, int], _File | None] = field(default_factory=dict)
-    others: set[tuple[str, int]] = field(default_factory=set)  # files in which there is no device code
+    others: set[tuple[str, int]] = field(default_factory=set)  # files without device code
     found: dict[int, str | None] = field(default_factory=dict)
 
     @property
@@ -210,7 +195,7 @@ class _Process:
         return os.path.exists(f"/proc/{self.pid}")
 
     def look(self) -> None:
-        """Raises OSError where it has ended; what was seen before stays."""
+        """Read the process's mappings and open new files. Raise OSError if it has ended; what is known stays."""
         with open(f"/proc/{self.pid}/stat", "rb") as stat:
             self.parent = int(stat.read().rpartition(b")")[2].split()[1])
         mapped = tuple(m for m in target.mappings(self.pid) if m.file[1])
@@ -227,14 +212,14 @@ class _Process:
                     self.others.add(m.file)
 
     def text(self, address: int) -> bytes:
-        """The string there."""
+        """Return the string at an address of the process."""
         with contextlib.suppress(OSError), target.Memory(self.pid) as memory:
             return memory.some(address, _LONGEST).partition(b"\0")[0]
         file, at = self._place(address)
         return file.text(at) if file else b""
 
     def symbol(self, address: int) -> str | None:
-        """The kernel whose symbol is there."""
+        """Return the kernel whose symbol has this address."""
         if self.program is not None and _identity(self.pid) not in (None, self.program):  # exec
             with contextlib.suppress(OSError):
                 self.look()
@@ -249,12 +234,12 @@ class _Process:
         return self._by_variable(address)
 
     def search(self, address: int) -> str | None:
-        """The kernel that the code registers under it."""
+        """Return the kernel that the code registers under this address."""
         file, at = self._place(address)
         return file.registrations.get(at) if file is not None else None
 
     def _place(self, address: int) -> tuple[_File | None, int]:
-        """The file that is mapped there, and which of its addresses that is."""
+        """Return the file that is mapped at an address, and the corresponding address in the file."""
         mapping = self._mapping(address)
         if mapping is None:
             with contextlib.suppress(OSError):
@@ -275,7 +260,7 @@ class _Process:
 
     def _open(self, m: target.Mapping) -> _File | None:
         place = libraries.MappedCode(self.pid, m.start, m.end, m.offset, m.file[0], m.file[1], m.path)
-        with contextlib.suppress(*_MADE_UP):
+        with contextlib.suppress(*_INVALID):
             opened = libraries.open_mapped(place)
             try:
                 return _file(libraries.key(opened), opened)
@@ -284,7 +269,9 @@ class _Process:
         return None
 
     def _by_variable(self, handle: int) -> str | None:
-        """nvcc's host code keeps the handle of each kernel that was launched in a variable of its own."""
+        """Return the kernel whose variable holds the handle: nvcc's host code has one for each kernel that
+        was launched.
+        """
         for file, base in self._variables():
             with contextlib.suppress(OSError), target.Memory(self.pid) as memory:
                 for at, name in file.symbols.handles.items():
@@ -293,7 +280,7 @@ class _Process:
         return None
 
     def _variables(self) -> Iterable[tuple[_File, int]]:
-        """Files with such variables, and how far from their addresses in the file they lie."""
+        """Yield the files with such variables, each with its load bias."""
         for library in target.libraries(self.mapped):
             file = self.files.get(library.mappings[0].file)
             if file is not None and file.has_kernels and file.symbols.handles and file.loads:
@@ -302,7 +289,7 @@ class _Process:
 
 
 def _identity(pid: int) -> tuple[int, int] | None:
-    """Of the program that a process runs; None where it has ended."""
+    """Return the device and inode of the program that a process runs, or None if it has ended."""
     with contextlib.suppress(OSError):
         state = os.stat(f"/proc/{pid}/exe")
         return state.st_dev, state.st_ino
@@ -313,7 +300,7 @@ _files: OrderedDict[libraries.Key, _File] = OrderedDict()
 
 
 def _file(key: libraries.Key, opened: int) -> _File:
-    """Raises OSError, ImageError."""
+    """Return the cached _File of an open file. Raise OSError or ImageError."""
     if key not in _files:
         _files[key] = _File(os.dup(opened))
         if len(_files) > _MOST_FILES:
@@ -323,7 +310,7 @@ def _file(key: libraries.Key, opened: int) -> _File:
 
 
 class _File:
-    """A program or library. What is in it is read when it is first asked for. Raises OSError, ImageError."""
+    """A program or library, parsed lazily. Raise OSError or ImageError."""
 
     def __init__(self, opened: int) -> None:
         self._opened = opened
@@ -335,41 +322,44 @@ class _File:
 
     @functools.cached_property
     def has_kernels(self) -> bool:
-        """Whether there is device code in it."""
-        with contextlib.suppress(*_MADE_UP):
+        """Whether the file has device code."""
+        with contextlib.suppress(*_INVALID):
             return any(section.name in _DEVICE_CODE for section in self._elf.sections)
         return False
 
     @functools.cached_property
     def symbols(self) -> _Symbols:
-        with contextlib.suppress(*_MADE_UP):
+        with contextlib.suppress(*_INVALID):
             return _symbols(self._elf)
         return _no_symbols()
 
     @functools.cached_property
     def registrations(self) -> Mapping[int, str]:
         """Kernels by the address under which code registers them."""
-        with contextlib.suppress(*_MADE_UP):
+        with contextlib.suppress(*_INVALID):
             return _registrations(self._elf, self._opened)
         return {}
 
     def text(self, address: int) -> bytes:
+        """Return the string at an address of the file."""
         for offset, start, size in self.loads:
             if start <= address < start + size:
                 count = min(_LONGEST, start + size - address)
-                with contextlib.suppress(*_MADE_UP):
+                with contextlib.suppress(*_INVALID):
                     return os.pread(self._opened, count, offset + address - start).partition(b"\0")[0]
         return b""
 
 
 class _Symbols:
-    """Functions and variables by address: `starts` is sorted."""
+    """Functions and variables by address. `starts` is sorted."""
 
     def __init__(self, starts: np.ndarray[Any, Any], at: np.ndarray[Any, Any], text: bytes) -> None:
         self._starts, self._at, self._text = starts, at, text
 
     def name(self, address: int) -> str | None:
-        """The kernel whose symbol is there: variables come before functions, mangled names before others."""
+        """Return the kernel whose symbol has this address. Variables come before functions, mangled names
+        before others.
+        """
         index = int(self._starts.searchsorted(max(address, 0)))
         if address < 0 or index >= len(self._starts) or int(self._starts[index]) != address:
             return None
@@ -377,7 +367,7 @@ class _Symbols:
 
     @functools.cached_property
     def handles(self) -> Mapping[int, str]:
-        """Kernels by the address of the variable in which nvcc's host code keeps a handle."""
+        """The kernels by the address of the variable in which nvcc's host code keeps their handle."""
         found = {}
         if b"E8__handle\0" in self._text:
             for start, at in zip(self._starts.tolist(), self._at.tolist(), strict=True):
@@ -392,7 +382,7 @@ class _Symbols:
 
 
 def _kernel_of(symbol: str) -> str:
-    """The name of the kernel that a symbol of the host stands for."""
+    """Return the name of the kernel that a symbol of the host stands for."""
     return _STUB.sub(lambda m: str(int(m[1]) - len("__device_stub__")), symbol, count=1)
 
 
@@ -412,11 +402,15 @@ def _no_symbols() -> _Symbols:
 
 
 def _registrations(elf: Elf, opened: int) -> Mapping[int, str]:
-    """What code that compilers write passes to __hipRegisterFunction or __cudaRegisterFunction: between two calls around each place
-    that makes the fifth argument -1 there are two addresses, of which one is that of a name."""
+    """Return the kernels that compiled code passes to __hipRegisterFunction or __cudaRegisterFunction, by
+    their handle.
+
+    Around each instruction that sets the fifth argument to -1, the code between two calls holds two
+    addresses: the handle and the name.
+    """
     found: dict[int, str] = {}
     ends = [address + size for _, address, size in elf.loads]
-    places, left = _MOST_REGISTRATIONS, _LARGEST  # of all segments
+    places, left = _MOST_REGISTRATIONS, _LARGEST  # in all segments together
     for offset, address, size in _code(elf):
         code = os.pread(opened, min(size, left), offset)
         left -= len(code)
@@ -437,13 +431,13 @@ def _registrations(elf: Elf, opened: int) -> Mapping[int, str]:
 
 
 def _code(elf: Elf) -> list[tuple[int, int, int]]:
-    """(offset, address, bytes) of segments with code."""
+    """Return (offset, address, bytes) of each segment with code."""
     table = elf.source.read(elf._program_headers, elf._segment_count * elf._SEGMENT.size)
     return [(h[2], h[3], h[5]) for h in elf._SEGMENT.iter_unpack(table) if h[0] == 1 and h[1] & 1]
 
 
 def _calls(code: bytes, start: int, end: int, size: int) -> list[int]:
-    """Where calls into the same segment end."""
+    """Return the end of each call instruction whose target is in the same segment."""
     found = []
     for match in re.finditer(rb"\xe8", code[start:end]):
         at = start + match.end()
@@ -456,7 +450,7 @@ def _calls(code: bytes, start: int, end: int, size: int) -> list[int]:
 
 
 def _targets(code: bytes, address: int, fixed: bool) -> list[int]:
-    """Addresses that instructions put into registers."""
+    """Return the addresses that instructions load into registers."""
     found = []
     for match in _LEA.finditer(code):
         at = match.end()
@@ -470,7 +464,7 @@ def _targets(code: bytes, address: int, fixed: bool) -> list[int]:
 
 
 def _name_at(elf: Elf, address: int) -> str | None:
-    """The string there, where it can be a kernel's name."""
+    """Return the string at an address if it can be a kernel's name."""
     for offset, start, size in elf.loads:
         if start <= address < start + size:
             data = elf.source.read(offset + address - start, min(_LONGEST, start + size - address))
@@ -480,5 +474,7 @@ def _name_at(elf: Elf, address: int) -> str | None:
 
 
 def registered(opened: int) -> tuple[str, ...]:
-    """The kernels that the code of a program or library registers, mangled. Raises OSError, ImageError."""
+    """Return the mangled names of the kernels that a program or library registers. Raise OSError or
+    ImageError.
+    """
     return tuple(dict.fromkeys(_file(libraries.key(opened), opened).registrations.values()))

@@ -1,10 +1,11 @@
-"""Whose calls are watched, and for how long: a command, processes that run, or the whole machine. No agent is in any of them.
+"""The processes whose calls are traced, and for how long: a command, running processes, or every process.
+None gets an agent.
 
-watch = Watch(args, environment, note)
-with watch.follow(calls):
-    for _ in watch.intervals(tick, calls.stop):
-        …                               # `watch.stopped`: what is shown now is the last
-sys.exit(watch.status)
+processes = TracedProcesses(args, environment, note)
+with processes.follow(calls):
+    for _ in processes.intervals(tick, calls.stop):
+        …                           # the last report if `processes.stopped`
+sys.exit(processes.status)
 """
 
 from __future__ import annotations
@@ -18,17 +19,27 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from gpubpf.ebpf.compile import capable
 from gpubpf.errors import SessionError
 from gpubpf.process import privileges, users
 from gpubpf.session import joining
 from gpubpf.session.command import Signals, raise_file_limit, run
 
 if TYPE_CHECKING:
-    from gpubpf.calls.probes import Calls
+    from gpubpf.calls.probes import CallProbes
 
 
-class Watch:
-    """`environment` is added to the command's. Raises SessionError."""
+def check_privileges(args: argparse.Namespace) -> None:
+    """Raise SessionError if this process may not load and attach eBPF programs."""
+    if not capable():
+        what = "calls of a library" if args.command or args.pid else "every process"
+        raise SessionError(f"tracing {what} requires root, or CAP_BPF and CAP_PERFMON; use sudo")
+
+
+class TracedProcesses:
+    """What the command line says to trace. `environment`: variables to add to the command's. Raise
+    SessionError.
+    """
 
     def __init__(
         self, args: argparse.Namespace, environment: Mapping[str, str], note: Callable[[str], None]
@@ -38,27 +49,30 @@ class Watch:
         self._signals = Signals()
         self._privileges = privileges.Privileges()
         self._child: subprocess.Popen[bytes] | None = None
-        self._files: dict[int, int] = {}  # of processes that have not ended: their pidfds
+        self._files: dict[int, int] = {}  # pidfds of processes that have not ended
         self._returncode: int | None = None
-        self._calls: Calls | None = None
+        self._calls: CallProbes | None = None
         self.stopped = False
-        self.unread = False  # whoever reads the results has gone: set by who shows them, ends the measurement
+        self.unread = False  # set by the report if nobody reads the results any more; ends the measurement
         self.started_ns = self.ended_ns = 0
 
     @property
     def everyone(self) -> bool:
-        """Every process of the machine is watched."""
+        """Whether every process of the machine is traced."""
         return not self._args.command and not self._args.pid
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of the command, or that were asked for, and run."""
+        """The PIDs of the command, or of -p, that still run."""
         return tuple(self._files)
 
     @contextlib.contextmanager
-    def follow(self, calls: Calls) -> Iterator[None]:
-        """Has the calls of the command, which it starts, or of the processes counted; gives up what privileges that took. At the end
-        waits for the command, but after SIGTERM."""
+    def follow(self, calls: CallProbes) -> Iterator[None]:
+        """Start the command and count its calls, or count calls of the running processes. Drop the privileges
+        that this needed.
+
+        On exit wait for the command, except after SIGTERM.
+        """
         self._calls = calls
         self._signals.catch()
         try:
@@ -67,7 +81,7 @@ class Watch:
                 self._start(calls)
             else:
                 self._find(calls)
-            raise_file_limit()  # the command keeps the one that it was started with
+            raise_file_limit()  # only now: the command keeps the limit that it was started with
             self._privileges.keep(privileges.MEASURING | privileges.PROGRAMS, self._args.alone)
             calls.limit(self._privileges)
             try:
@@ -82,27 +96,26 @@ class Watch:
                 os.close(file)
             self._files.clear()
 
-    def _start(self, calls: Calls) -> None:
-        """What this process starts is followed from its first instruction on."""
-        calls.targets(os.getpid())
+    def _start(self, calls: CallProbes) -> None:
+        """Start the command. It is traced from its first instruction on, as a child of this process."""
+        calls.trace(os.getpid())
         try:
             self._child = run(self._args.command, {**os.environ, **self._environment}, self._user)
         finally:
             calls.forget(os.getpid())
         self._files[self._child.pid] = os.pidfd_open(self._child.pid)
 
-    def _find(self, calls: Calls) -> None:
+    def _find(self, calls: CallProbes) -> None:
+        """Trace the processes of -p. Raise SessionError if none runs."""
         missed = []
         for pid in dict.fromkeys(self._args.pid):
             try:
                 self._files[pid] = os.pidfd_open(pid)
             except OSError as error:
-                where = (
-                    "is no process, but a thread of one" if os.path.exists(f"/proc/{pid}") else "does not run"
-                )
-                missed.append(SessionError(f"pid {pid} {where} ({error.strerror}); look at ps"))
+                state = "is a thread, not a process" if os.path.exists(f"/proc/{pid}") else "does not run"
+                missed.append(SessionError(f"pid {pid} {state} ({error.strerror}); look at ps"))
                 continue
-            calls.targets(pid)
+            calls.trace(pid)
         if missed and not self._files:
             raise joining.nobody(missed)
         for one in missed:
@@ -110,19 +123,23 @@ class Watch:
 
     @property
     def status(self) -> int:
-        """The exit status of the tool: the command's, but for SIGTERM, which the command need not have noticed."""
+        """The exit status of the tool: the command's, or 0 after SIGTERM, as the command then may go on."""
         code = 0 if self._signals.terminated else self._returncode or 0
         return code if code >= 0 else 128 - code
 
     @property
     def terminated(self) -> bool:
-        """The tool is told to leave at once."""
+        """Whether SIGTERM told the tool to leave at once."""
         return self._signals.terminated
 
     def intervals(self, tick: Callable[[], float], stop: Callable[[], object]) -> Iterator[int]:
-        """Yields when it is time to show something: every `interval` seconds, `count` times, and at the end of the measurement,
-        which is that of the command, of the duration, or Ctrl-C. `tick`: called in between, and before each yield, says in how many
-        seconds again; `stop`: before the last."""
+        """Yield when a report is due: every `interval` seconds, `count` times, and at the end of the
+        measurement.
+
+        The measurement ends with the traced processes, after `duration`, or with Ctrl-C or SIGTERM. `tick` is
+        called in between and before each report, and returns the seconds until its next call. `stop` is
+        called before the last report.
+        """
         start = time.monotonic()
         interval, count = self._args.interval, self._args.count
         end = start + self._args.duration if self._args.duration is not None else None
@@ -141,7 +158,9 @@ class Watch:
             yield done
 
     def _wait(self, until: float | None, tick: Callable[[], float] | None) -> bool:
-        """Whether all that is watched has ended; False when `until` (time.monotonic) came first, or a signal that ends it."""
+        """Wait for all traced processes to end. Return False if `until` (time.monotonic) or a signal comes
+        first.
+        """
         due = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals.reader, selectors.EVENT_READ)
