@@ -25,8 +25,9 @@ from gpubpf.images import fatbin
 from gpubpf.images.assemble import Target, assemble, registers
 from gpubpf.images.fatbin import Image
 from gpubpf.lower.fragment import Fragment
-from gpubpf.ptx import flow, inject, module
-from gpubpf.ptx.inject import InjectedVariable, LaunchBlock, Placement
+from gpubpf.ptx import flow, module
+from gpubpf.ptx.inject import inject
+from gpubpf.ptx.values import Injected, InjectedVariable, LaunchBlock, Placement, Site
 
 _STAGE = "sidecar"
 _CAREFUL = "-Ofc=min"
@@ -55,7 +56,7 @@ class SidecarKernel:
     parameters: tuple[tuple[int, int], ...]
     block_offset: int
     block: LaunchBlock
-    sites: tuple[inject.Site, ...] = ()
+    sites: tuple[Site, ...] = ()
     waits: bool = True
     site_count: int = 0
     unprobed: Mapping[str, int] = field(default_factory=dict)  # places by opcode
@@ -158,7 +159,7 @@ def _instrument(text: str, chosen: Image, attachments: Sequence[Attachment], tar
                 kernels.setdefault(name, []).append(placement)
     if not kernels:
         return Sidecar(entries=entries)
-    injected = inject.inject(parsed, kernels)
+    injected = inject(parsed, kernels)
     refusals = dict(injected.refusals)
     image = b""
     options = chosen.options
@@ -172,7 +173,7 @@ def _instrument(text: str, chosen: Image, attachments: Sequence[Attachment], tar
             )
             refusals |= guilty
             kept = {name: kernels[name] for name in injected.kernels if name not in guilty}
-            injected = inject.inject(parsed, kept)
+            injected = inject(parsed, kept)
     return Sidecar(
         image,
         tuple(
@@ -216,7 +217,7 @@ def _assembled(text: str, target: Target, options: str) -> tuple[bytes, str]:
 def _rejected(
     parsed: module.Module,
     kernels: Mapping[str, Sequence[Placement]],
-    injected: inject.Injected,
+    injected: Injected,
     target: Target,
     options: str,
 ) -> dict[str, str]:
@@ -224,7 +225,7 @@ def _rejected(
     found = {}
     for name in injected.kernels:
         try:
-            _assembled(inject.inject(parsed, {name: kernels[name]}).text, target, options)
+            _assembled(inject(parsed, {name: kernels[name]}).text, target, options)
         except AssembleError as error:
             found[name] = str(error)
     return found
@@ -344,7 +345,7 @@ def _unpack(data: bytes) -> Sidecar | None:
                         **kernel["block"]
                         | {"params": {k: (o, s) for k, (o, s) in kernel["block"]["params"].items()}}
                     ),
-                    tuple(inject.Site(**site) for site in kernel["sites"]),
+                    tuple(Site(**site) for site in kernel["sites"]),
                     kernel["waits"],
                     kernel["site_count"],
                     kernel["unprobed"],

@@ -22,7 +22,9 @@ from gpubpf.images.assemble import Target
 from gpubpf.images.fatbin import Image
 from gpubpf.images.instrument import choose
 from gpubpf.lower.fragment import Fragment
-from gpubpf.ptx import inject, module
+from gpubpf.ptx import module
+from gpubpf.ptx.inject import inject
+from gpubpf.ptx.values import Placement
 from gpubpf.show import cli, table
 
 if TYPE_CHECKING:
@@ -82,8 +84,8 @@ NOTHING = Fragment("nothing", "{\n}", ())
 
 def check_injection(parsed: module.Module, kernels: Sequence[str]) -> Mapping[str, str]:
     """A `Check`: whether any probe can be put at the exit of these kernels."""
-    placements = [inject.Placement(NOTHING, "exit")]
-    return inject.inject(parsed, dict.fromkeys(kernels, placements)).refusals
+    placements = [Placement(NOTHING, "exit")]
+    return inject(parsed, dict.fromkeys(kernels, placements)).refusals
 
 
 def listed(sources: Iterable[Source], target: Target, check: Check = check_injection) -> list[Listed]:

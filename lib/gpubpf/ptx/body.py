@@ -1,10 +1,9 @@
-"""The body of one function, rewritten: accumulators, probes, ways out, calls, the module's variables through the table."""
+"""Rewrite the body of one function: accumulators, probes, exits, calls, and module variables through the table of addresses."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from .access import Access, accesses
 from .barriers import Barrier, barrier
@@ -29,83 +28,83 @@ from .module import (
     Vector,
     type_size,
 )
+from .plan import PASSED_WORK, Plan, Role
 from .probe import AT, BYTES, wants
 from .source import source_lines
+from .tables import SiteTable, VariableTable
 from .values import LAUNCH, TABLE, WAYS_OUT, Placement, Refusal
 
-if TYPE_CHECKING:
-    from .inject import Role, SidecarModule
-
-# A kernel with more branches to its returns than this keeps one probe for the rest of them (`shared_exits` counts those).
+# In a kernel with more branches to its returns than this, the remaining branches share one probe (`shared_exits` counts them).
 MAX_EXIT_COPIES = 64
-# Instructions, beside branches, that are worth copying to keep the ways out of a kernel apart.
+# How many instructions besides branches are copied at most to give each exit its own probe.
 MAX_TAIL = 4
 
-PASSED_WORK = "gpubpf_work"  # parameter: the work so far
-# Registers with a digit there: no argument is named so.
-_GONE = "%gpubpf_0gone"
-_HELD, _WAITED = "%gpubpf_0held", "%gpubpf_0waited"  # of a barrier: its predicate, when the thread arrived
-_NUMBER, _THREADS = "%gpubpf_0number", "%gpubpf_0threads"  # and its operands
+# A digit after `%gpubpf_` keeps these registers apart from those of the fragments' arguments.
+_GONE = "%gpubpf_0gone"  # a predicate: the thread leaves the loop and the kernel
+_HELD, _WAITED = "%gpubpf_0held", "%gpubpf_0waited"  # of a barrier: its predicate, the time of arrival
+_NUMBER, _THREADS = "%gpubpf_0number", "%gpubpf_0threads"  # of a barrier: its operands
 
 
 class Body:
     """Rewrites the body of one function."""
 
     def __init__(
-        self, sidecar: SidecarModule, function: Function, group: int, placements: tuple[Placement, ...]
+        self,
+        plan: Plan,
+        sites: SiteTable,
+        variables: VariableTable,
+        function: Function,
+        variant: int,
+        placements: tuple[Placement, ...],
     ) -> None:
-        """`group`: number of the placements that matter in the functions that this one calls (`SidecarModule.groups`)."""
-        self.sidecar = sidecar
+        """`variant`: of this function, or of those that a kernel calls (see `Plan`). `sites` and `variables` are added to."""
+        self.plan = plan
+        self.site_table = sites
+        self.variables = variables
         self.function = function
-        self.group = group
+        self.variant = variant
         self.entry = function.kind == "entry"
-        self.name = function.name if self.entry else sidecar.new_name(function.name, group)
-        self.role = None if self.entry else sidecar.role(function.name, group)
+        self.name = function.name if self.entry else plan.new_name(function.name, variant)
+        self.role = None if self.entry else plan.role(function.name, variant)
         if self.role is not None and not self.role.block:  # nothing in it is probed
             placements = ()
-        self.filler = sidecar.filler
+        self.filler = plan.filler
 
         def at(*points: str) -> tuple[Placement, ...]:
             return tuple(p for p in placements if p.point in points)
 
         self.entries = (
-            at("entry", "block_begin") if self.entry else sidecar.called(at("function_entry"), function)
+            at("entry", "block_begin") if self.entry else plan.called(at("function_entry"), function)
         )
-        self.returns = () if self.entry else sidecar.called(at("function_exit"), function)
+        self.returns = () if self.entry else plan.called(at("function_exit"), function)
         self.exits = at(*WAYS_OUT) if self.entry or (self.role is not None and self.role.leaving) else ()
         self.arrives, self.released = at("barrier_arrive"), at("barrier_leave")
         self.seen = at("access")
-        self.flow = Flow(function.body or (), self._may_not_return)
+        self.flow = Flow(function.body or (), plan.may_leave)
         self.local = {v.name for v in (*function.parameters, *function.returns)}
         self.local.update(s.name for s in self.flow.body if isinstance(s, Variable) and s.count is None)
         self.addresses = 0
         self.labels = 0
         self.shared_exits = 0
-        self.before: dict[int, list[Statement]] = {}  # adds in front of an instruction
-        self.retarget: dict[int, dict[str, str]] = {}  # branch or table → label → label of the copy
-        self.copies: dict[
-            int, list[tuple[str, tuple[int, ...], int]]
-        ] = {}  # tails, each for one branch, by where they go
-        self.widen: dict[int, Variable] = {}
-        self.apart: dict[int, tuple[tuple[int, ...], bool]] = {}
-        self.sources = source_lines(self.flow.body, sidecar.files)
-        self.arrivals: dict[
-            int, list[int | None]
-        ] = {}  # a `ret` → the branches that keep it; None: control falls into it
+        # Statements are named by their index in the body.
+        self.before: dict[int, list[Statement]] = {}  # what is added before an instruction: counting
+        self.retarget: dict[int, dict[str, str]] = {}  # branch or branch table → label → label of the copy
+        # After which statement copies of exits go: the copy's label, the statements copied, the branch that takes it.
+        self.copies: dict[int, list[tuple[str, tuple[int, ...], int]]] = {}
+        self.widen: dict[int, Variable] = {}  # declarations of call results that are replaced
+        self.apart: dict[int, tuple[tuple[int, ...], bool]] = {}  # see `_leave_loops`
+        self.sources = source_lines(self.flow.body, sites.files)
+        # A `ret` → the branches that still lead to it; None: control falls into it.
+        self.arrivals: dict[int, list[int | None]] = {}
         self.dead: set[int] = set()
         self.leaves = frozenset() if not self.exits else LEAVING if self.entry else frozenset({"exit"})
-        self.parts = self.leaves | (
-            {"ret"} if self.returns else set()
-        )  # instructions with a probe in front of them
-        self.held: dict[str, str] = {}  # registers of ours that outlive a scope: name → type
+        # The opcodes that have a probe before them.
+        self.parts = self.leaves | ({"ret"} if self.returns else set())
+        self.held: dict[str, str] = {}  # added registers that outlive a scope: name → type
         self.declared: dict[tuple[int, str], Variable | None] = {}
 
-    def _may_not_return(self, name: str) -> bool:
-        return (
-            name in self.sidecar.module.functions and self.sidecar.graph.resolve(name) in self.sidecar.leaving
-        )
-
     def rewrite(self) -> tuple[Statement, ...]:
+        """Return the statements of the new body. Raises Refusal, PtxError."""
         body = self.flow.body
         self._count()
         self._separate_exits()
@@ -131,19 +130,17 @@ class Body:
         head += [text(f".reg .{kind} {name};") for name, kind in self.held.items()]
         if self.addresses:
             head.append(Variable("reg", "b64", "%gpubpf_0address", count=self.addresses))
-        # Calls are emitted after the declarations of their results, whose size they decide.
+        # A call decides the size of its result, whose declaration has been emitted by then.
         wide = {id(body[index]): declaration for index, declaration in self.widen.items()}
         return tuple(marked(head + [wide.get(id(s), s) for s in out]))
 
     # accumulators
 
     def _counting(self) -> tuple[str, ...]:
-        return (
-            self.sidecar.work
-        )  # in functions that return nothing of it, too: ptxas drops what nothing reads
+        return self.plan.work  # also in functions that do not return it: ptxas drops what nothing reads
 
     def _count(self) -> None:
-        """Plan one add per block and kind in front of the block's first instruction, and one at each predicated access."""
+        """Plan one add per basic block and kind of work before the block's first instruction, and one at each predicated access."""
         for block in self.flow.blocks if self._counting() else ():
             total = dict.fromkeys(WORK, 0)
             total["instructions"] = len(block.instructions)
@@ -154,9 +151,9 @@ class Body:
                 for kind in counted(instruction):
                     if instruction.predicate is None:
                         total[kind] += 1
-                    elif kind in self.sidecar.work:
+                    elif kind in self.plan.work:
                         self.before.setdefault(index, []).append(text(f"{guard(instruction)}{add(kind, 1)}"))
-            adds = [text(add(kind, total[kind])) for kind in self.sidecar.work if total[kind]]
+            adds = [text(add(kind, total[kind])) for kind in self.plan.work if total[kind]]
             first = block.instructions[0]
             self.before[first] = adds + self.before.get(first, [])
 
@@ -172,10 +169,10 @@ class Body:
         here = next((place for place in self.sources if place != (0, 0)), (0, 0))
         return out + self._probes(self.entries, self.function.line, here)
 
-    # ways out
+    # exits
 
     def _separate_exits(self) -> None:
-        """Plan a copy of the tail for every branch to it."""
+        """Plan a copy of the instructions up to an exit for every branch to them."""
         if not self.parts:
             return
         body = self.flow.body
@@ -216,7 +213,7 @@ class Body:
                 self.copies.setdefault(place, []).append((new, path, source))
 
     def _copy(self, label: str, path: tuple[int, ...], source: int) -> list[Statement]:
-        """A tail of the body, for the branch `source` alone."""
+        """Return a copy of the instructions up to an exit, which only the branch `source` takes."""
         copy: list[Statement] = [Label(label)]
         for index in path:
             copy += self.before.get(index, [])
@@ -229,15 +226,15 @@ class Body:
         return copy
 
     def _leave_loops(self) -> None:
-        """Plan for the branches that leave a divergent loop and the kernel at once.
+        """Plan the branches that leave a divergent loop and the kernel at once.
 
-        Whatever stands behind a loop, ptxas lets the lanes that are through with it wait for the others, unless it is a bare EXIT. So
-        these branches stay inside the loop: the probe becomes a conditional part of its body, and the EXIT comes behind it. It costs
-        three instructions per turn, hence only where it matters: to a probe that reads a clock, and in loops that synchronize, which
-        would wait for the waiting lanes.
+        After a loop, ptxas makes the lanes that have left it wait for the others, unless a bare EXIT follows. So these branches stay
+        inside the loop: the probe becomes a conditional part of the loop's body, and the EXIT follows it. This costs three
+        instructions per iteration. It is done only where it matters: for a probe that reads a clock, and in loops that
+        synchronize, which would wait for the waiting lanes.
         """
         given = self.entry or (self.role is not None and self.role.block)  # the launch block
-        if not (given and self.sidecar.block.bases):
+        if not (given and self.plan.block.bases):
             return
         body = self.flow.body
         timed = any(word in p.fragment.ptx for p in self.exits for word in ("%globaltimer", "%clock"))
@@ -273,7 +270,7 @@ class Body:
             self._left_out(gone)
 
     def _left_out(self, gone: set[tuple[int, int]]) -> None:
-        """Leave out what only the edges between blocks in `gone` led to."""
+        """Leave out the blocks that only the removed edges `gone` led to, each a pair of block numbers."""
         seen: set[int] = set()
         todo = [0]
         while todo:
@@ -292,23 +289,23 @@ class Body:
         return statement.opcode in ("bar", "barrier", "shfl", "vote", "match", "redux")
 
     def _opaque(self, comparison: str) -> Directive:
-        """Set the predicate that says that this thread is gone, to false (`eq`) or true (`ne`), with ptxas unable to tell which.
+        """Set the predicate "this thread leaves" to false (`eq`) or true (`ne`), in a way that hides the value from ptxas.
 
-        A map's address is never 0. If ptxas knew the value it would split the loop, and its lanes would wait again.
+        A map's address is never 0. If ptxas knew the value, it would split the loop, and its lanes would wait again.
         """
-        offset = next(iter(self.sidecar.block.bases.values()))
+        offset = next(iter(self.plan.block.bases.values()))
         return text(
             f"{{ .reg .b64 %gpubpf_base; ld.param.u64 %gpubpf_base, [{LAUNCH}+{offset}];"
             f" setp.{comparison}.u64 {_GONE}, %gpubpf_base, 0; }}"
         )
 
     def _leave_loop(self, index: int) -> list[Statement]:
-        """A branch of `_leave_loops`: around the probe, then out."""
+        """Return what replaces a branch of `_leave_loops`: the probe, which threads that stay skip, then the exit."""
         branch = self.flow.body[index]
         assert isinstance(branch, Instruction)
         path, taken = self.apart[index]
         stay = self._label("stay")
-        negated = branch.negated != taken  # around the probe go those that stay
+        negated = branch.negated != taken  # threads that stay skip the probe
         around = Instruction("bra", (), (Name(stay),), branch.predicate, negated)
         alone = path == (index,)  # an `exit` with a predicate: no branch leads to it
         out: list[Statement] = [*counts(1), text(str(around))] if alone else [around]
@@ -333,7 +330,7 @@ class Body:
         return statement.opcode
 
     def _falls_into(self, label: int) -> bool:
-        """Whether control can come to a label from the statement before it."""
+        """Return whether control can reach a label from the statement before it."""
         for index in range(label - 1, -1, -1):
             statement = self.flow.body[index]
             if index in self.apart:
@@ -349,11 +346,11 @@ class Body:
     def _site(
         self, point: str, line: int, source: tuple[int, int], opcode: str = "", access: Access | None = None
     ) -> int:
-        """The next number."""
-        return self.sidecar.site(self.name, self.function.name, point, line, source, opcode, access)
+        """Return the number of a new site."""
+        return self.site_table.add(self.name, self.function.name, point, line, source, opcode, access)
 
     def _leave(self, index: int, source: int | None = None) -> list[Statement]:
-        """A `ret` or `exit` with what has to happen before it; `source` is the branch that alone leads to it."""
+        """Return a `ret` or `exit` with its probes and counts. `source`: the only branch that leads to it, if there is only one."""
         instruction = self.flow.body[index]
         assert isinstance(instruction, Instruction)
         returns = instruction.opcode == "ret" and not self.entry
@@ -364,7 +361,7 @@ class Body:
             line = self.flow.body[place].line
             probes = self._probes(self.returns if returns else self.exits, line, self.sources[place])
             going = dataclasses.replace(instruction, predicate=None, negated=False)
-            # It counts in front of the probe: there the thread's time is the one that it ends at.
+            # The instruction counts before the probe, so that a probe on the virtual clock sees the time at which the thread ends.
             leave = [*counts(1), *probes, *(self._return_work() if returns else ()), text(str(going))]
             if instruction.predicate is None:
                 return leave
@@ -380,11 +377,11 @@ class Body:
         result = self.function.returns[0].name if self.function.returns else RETURNED
         return [
             text(f"{condition}st.param.b64 [{result}+{self.role.work_offset + 8 * k}], {accumulator(kind)};")
-            for k, kind in enumerate(self.sidecar.work)
+            for k, kind in enumerate(self.plan.work)
         ]
 
     def _fall_off(self) -> list[Statement]:
-        """What stands at the end of a body that does not end with a `ret`."""
+        """Return what ends a body whose last statement is no `ret`."""
         here = self.sources[-1] if self.sources else (0, 0)
         probes = self._probes(self.exits if self.entry else self.returns, self.function.line, here)
         return [*probes, *(() if self.entry else self._return_work()), text("ret;")]
@@ -396,7 +393,7 @@ class Body:
     # probes
 
     def _probes(self, placements: Iterable[Placement], line: int, source: tuple[int, int]) -> list[Statement]:
-        """Programs at one place that is neither an access nor a barrier, with a site for each point."""
+        """Return the programs at one place, which is neither an access nor a barrier. Each point has its own site."""
         sites: dict[str, int] = {}
         found: list[Statement] = []
         for placement in placements:
@@ -410,7 +407,7 @@ class Body:
         return found
 
     def _accesses(self, index: int, instruction: Instruction) -> list[Statement]:
-        """The probes in front of an instruction that accesses memory, a scope for each access."""
+        """Return the probes before an instruction that accesses memory, a scope for each access."""
         found: list[Statement] = []
         for access in accesses(instruction, lambda name: self._type(index, name) == "pred"):
             placements = [p for p in self.seen if wants(p, access)]
@@ -432,7 +429,7 @@ class Body:
         return found
 
     def _wide(self, index: int, operand: Operand, into: str) -> list[str]:
-        """Instructions that put an address, or a number, into a 64-bit register."""
+        """Return instructions that put an address or a number into the 64-bit register `into`. Raises Refusal."""
         offset = 0
         match operand:
             case Address():
@@ -442,17 +439,17 @@ class Body:
             case Immediate():
                 return [f"mov.b64 {into}, {operand.integer};"]
             case _:
-                raise Refusal(f"PTX line {self.flow.body[index].line}: {operand} is no address")
+                raise Refusal(f"PTX line {self.flow.body[index].line}: {operand} is not an address")
         if base is None:
             return [f"mov.b64 {into}, {offset};"]
         if self._aliased(base):
-            start = f"ld.const.b64 {into}, [{TABLE}+{self.sidecar.slot(base)}];"
+            start = f"ld.const.b64 {into}, [{TABLE}+{self.variables.offset(base)}];"
         else:
             declared = self._declared(index, base)
             if declared is not None and declared.space == "reg" and type_size(declared.type) == 4:
                 if not offset:
                     return [f"cvt.u64.u32 {into}, {base};"]
-                low = "%gpubpf_0low"  # extended with zeros, after the offset
+                low = "%gpubpf_0low"  # the sum has 32 bits; it is zero-extended
                 return [
                     f".reg .b32 {low};",
                     f"add.s32 {low}, {base}, {offset};",
@@ -462,7 +459,7 @@ class Body:
         return [start, f"add.s64 {into}, {into}, {offset};"] if offset else [start]
 
     def _declared(self, index: int, name: str) -> Variable | None:
-        """What declares a name, also one of the registers of `%r<9>`; None for what is not declared in this body."""
+        """Return the declaration of a name, which may be one of the registers `%r<9>`; None for a name not declared in this body."""
         key = self.flow.scope[index], name
         if key not in self.declared:
             found = self.flow.declaration(index, name)
@@ -483,12 +480,12 @@ class Body:
         return self.declared[key]
 
     def _type(self, index: int, name: str) -> str:
-        """The PTX type of a register, "" where it is not known."""
+        """Return the PTX type of a register; "" if it is unknown."""
         declared = self._declared(index, name)
         return declared.type if declared is not None and declared.space == "reg" else ""
 
     def _barrier(self, index: int, instruction: Instruction) -> list[Statement]:
-        """A barrier with the programs of those that arrive in front of it, of those that it lets go behind it."""
+        """Return a barrier with the `barrier_arrive` programs before it and the `barrier_leave` programs after it."""
         known = barrier(instruction)
         arrives = self.arrives if known is not None and known.arrives else ()
         leaves = self.released if known is not None and known.leaves else ()
@@ -499,7 +496,7 @@ class Body:
             out.append(self._at_barrier(index, instruction, known, arrives))
         left = instruction
         if leaves:
-            if instruction.predicate in known.results:  # it is gone when the programs want to know it
+            if instruction.predicate in known.results:  # the barrier overwrites it before the programs run
                 self.held[_HELD] = "pred"
                 out.append(text(f"mov.pred {_HELD}, {instruction.predicate};"))
                 left = dataclasses.replace(instruction, predicate=_HELD)
@@ -523,6 +520,7 @@ class Body:
     def _at_barrier(
         self, index: int, instruction: Instruction, known: Barrier, placements: tuple[Placement, ...]
     ) -> Directive:
+        """Return the programs of one point of a barrier."""
         point = placements[0].point
         site = self._site(point, instruction.line, self.sources[index], opcode_of(instruction))
         context = {"site": str(site), "waited": _WAITED, "barrier": str(2**64 - 1), "threads": "0"}
@@ -574,7 +572,7 @@ class Body:
         return self._plain(index)
 
     def _plain(self, index: int) -> list[Statement]:
-        """An instruction with the module's variables reached through the table."""
+        """Return an instruction that accesses module variables through the table."""
         instruction = self.flow.body[index]
         assert isinstance(instruction, Instruction)
         loads: list[Statement] = []
@@ -606,19 +604,20 @@ class Body:
                 return operand
 
     def _aliased(self, name: str) -> bool:
-        variable = self.sidecar.module.variables.get(name)
+        """Return whether a name is a module variable that is accessed through the table."""
+        variable = self.plan.module.variables.get(name)
         if variable is None or name in self.local:
             return False
         if variable.space not in ("global", "const"):
-            self.sidecar.shared.add(name)
+            self.variables.kept.add(name)
             return False
         return True
 
     def _load(self, name: str, loads: list[Statement], offset: int = 0) -> str:
-        """A register with the variable's address. Read at each use: the table lies in the constant bank."""
+        """Return a register with the variable's address. It is loaded at each use, since the table lies in the constant bank."""
         register = f"%gpubpf_0address{self.addresses}"
         self.addresses += 1
-        loads.append(text(f"ld.const.b64 {register}, [{TABLE}+{self.sidecar.slot(name)}];"))
+        loads.append(text(f"ld.const.b64 {register}, [{TABLE}+{self.variables.offset(name)}];"))
         if offset:
             loads.append(text(f"add.s64 {register}, {register}, {offset};"))
         return register
@@ -626,16 +625,17 @@ class Body:
     # calls
 
     def _call(self, index: int, call: Instruction) -> list[Statement]:
+        """Return a call with the hidden arguments and results of the called function."""
         name = callee(call)
         assert name is not None
-        role = self.sidecar.role(name, self.group)
+        role = self.plan.role(name, self.variant)
         if role is None:
             return [call]
         at = next(i for i, o in enumerate(call.operands) if isinstance(o, Name))
         results = next((o.items for o in call.operands[:at] if isinstance(o, Group)), ())
         arguments = next((o.items for o in call.operands[at + 1 :] if isinstance(o, Group)), ())
         condition = guard(call)
-        kinds = len(self.sidecar.work)
+        kinds = len(self.plan.work)
         setup: list[Statement] = []
         after: list[Statement] = []
         if role.block:
@@ -643,11 +643,11 @@ class Body:
         if role.returns_work:
             result, declared, copied = self._result(index, name, results, role, condition)
             setup = declared + setup
-            for k, kind in enumerate(self.sidecar.work):
+            for k, kind in enumerate(self.plan.work):
                 slot = f"[{result}+{role.work_offset + 8 * k}]"
                 returned = f"%gpubpf_0returned{k}"
                 after.append(text(f"ld.param.b64 {returned}, {slot};"))  # ptxas takes no predicate here
-                if role.leaving:  # it was given the work so far
+                if role.leaving:  # it received the work counted so far and returns the sum
                     after.append(text(f"{condition}mov.b64 {accumulator(kind)}, {returned};"))
                 else:
                     after.append(
@@ -657,23 +657,23 @@ class Body:
             after += copied
             results = (Name(result),)
         operands: tuple[Operand, ...] = (Group(results),) if results else ()
-        operands += (Name(self.sidecar.new_name(name, self.group)),)
+        operands += (Name(self.plan.new_name(name, self.variant)),)
         operands += (Group(arguments),) if arguments else ()
         return [Open(), *setup, dataclasses.replace(call, operands=operands), *after, Close()]
 
     def _hidden_arguments(
         self, arguments: tuple[Operand, ...], role: Role
     ) -> tuple[tuple[Operand, ...], list[Statement]]:
-        """The arguments with the launch block behind them, before it the work so far, and how these two are filled."""
+        """Return the arguments, followed by the work counted so far and the launch block, and the statements that fill these two."""
         setup: list[Statement] = []
-        if self.sidecar.work and role.leaving:
-            setup.append(array("gpubpf_passed_work", 8 * len(self.sidecar.work)))
-            for k, kind in enumerate(self.sidecar.work):
+        if self.plan.work and role.leaving:
+            setup.append(array("gpubpf_passed_work", 8 * len(self.plan.work)))
+            for k, kind in enumerate(self.plan.work):
                 setup.append(text(f"st.param.b64 [gpubpf_passed_work+{8 * k}], {accumulator(kind)};"))
             arguments += (Name("gpubpf_passed_work"),)
-        setup.append(array("gpubpf_passed_launch", self.sidecar.block.size))
+        setup.append(array("gpubpf_passed_launch", self.plan.block.size))
         setup.append(text(".reg .b64 %gpubpf_word;"))
-        for offset in range(0, self.sidecar.block.size, 8):
+        for offset in range(0, self.plan.block.size, 8):
             setup.append(text(f"ld.param.b64 %gpubpf_word, [{LAUNCH}+{offset}];"))
             setup.append(text(f"st.param.b64 [gpubpf_passed_launch+{offset}], %gpubpf_word;"))
         return (*arguments, Name("gpubpf_passed_launch")), setup
@@ -681,9 +681,9 @@ class Body:
     def _result(
         self, index: int, name: str, results: tuple[Operand, ...], role: Role, condition: str
     ) -> tuple[str, list[Statement], list[Statement]]:
-        """Where the widened result of a call goes: its name, its declaration if it is ours, and how the original gets its part."""
-        function = self.sidecar.module.functions[self.sidecar.graph.resolve(name)]
-        kinds = len(self.sidecar.work)
+        """Return the name of a call's widened result, its declaration if added, and the statements that set the original result."""
+        function = self.plan.module.functions[self.plan.graph.resolve(name)]
+        kinds = len(self.plan.work)
         original = function.returns[0] if function.returns else None
         given = results[0] if results else None
         if original is not None and isinstance(given, Name):
@@ -702,7 +702,7 @@ class Body:
 
 
 def _for_the_next(statement: Statement) -> bool:
-    """Whether this is a pragma about the very next instruction (PTX ISA, "used_bytes_mask"), always a load."""
+    """Return whether this is a pragma about the next instruction (PTX ISA, "used_bytes_mask"), always a load."""
     return (
         isinstance(statement, Directive)
         and "used_bytes_mask" in statement.text
@@ -711,9 +711,9 @@ def _for_the_next(statement: Statement) -> bool:
 
 
 def _modifiers(instruction: Instruction) -> tuple[str, ...]:
-    """State spaces as they are where no `.const` variable is left: the originals are reached in global memory.
+    """Return the modifiers with `.const` replaced: the copy accesses the application's constants in global memory.
 
-    Constants do not change while a kernel runs, hence `.nc`, unless the load says something else about caching.
+    Constants do not change while a kernel runs, hence `.nc`, unless the load has a caching modifier.
     """
     modifiers = instruction.modifiers
     if "const" not in modifiers:
