@@ -17,7 +17,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,14 @@ def key(*parts: str | bytes) -> str:
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
     return digest.hexdigest()
+
+
+def key_of_files(files: Iterable[Path]) -> str:
+    """Return a key of the contents of these files: of the source code that makes a result, as one part of the result's key.
+
+    Raises OSError.
+    """
+    return key(*(file.read_bytes() for file in files))
 
 
 @dataclass

@@ -19,10 +19,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from gpubpf import elf
+from gpubpf.elf import AddressSpace, Symbol
 from gpubpf.errors import SessionError
 from gpubpf.process import fresh_thread, ptrace, seccomp, target
 from gpubpf.process.ptrace import Gone, Refused, Registers, Thread
-from gpubpf.process.target import Library, Mapping, Memory, Symbol
+from gpubpf.process.target import Library, Mapping, Memory
 
 PATIENCE = 3.0  # seconds for finding a thread that may be borrowed
 BORROWED = 1.0  # seconds for pthread_create, which takes less than a millisecond
@@ -230,7 +232,7 @@ class Code:
         with target.library_file(self._pid, library) as (identity, source, base):
             if identity is not None and identity in _known:
                 return _known[identity]
-            found = target.symbols(source, base)
+            found = elf.exports(source, base)
             careful = _places(found, _TAKE_LOCKS)
             if _LIBC.fullmatch(library.name):
                 careful.append(_malloc_of(found))
@@ -245,7 +247,7 @@ class Code:
             return known
 
     @staticmethod
-    def _a_syscall(source: target.Readable, base: int, library: Library) -> int:
+    def _a_syscall(source: AddressSpace, base: int, library: Library) -> int:
         for start, end in library.code:
             data = source.some(start - library.base + base, min(end - start, 4 << 20))
             if (at := data.find(b"\x0f\x05")) >= 0:

@@ -19,8 +19,9 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
 
+from gpubpf import elf
+from gpubpf.elf import ByteSource, Elf, HeldBytes, OpenFile, Section, check_range
 from gpubpf.errors import Error, ImageError
 
 WRAPPER_MAGIC = 0x466243B1
@@ -29,7 +30,6 @@ LARGEST_IMAGE = 1 << 30  # bytes, uncompressed
 MOST_IMAGES = 1 << 18  # of one file
 SASS_ONLY, LINKED = "SASS only", "linked from several images"  # why there is no PTX
 LARGEST_GAP = 1 << 20  # bytes between two fatbins
-EM_CUDA = 190
 
 _WRAPPER_SIZE = 24
 _CHUNK = 1 << 20  # bytes, looked through at once
@@ -49,21 +49,11 @@ _PTX_VERSION = re.compile(rb"^\s*\.version\s+(\d{1,3})\.(\d{1,3})", re.MULTILINE
 _PTX_TARGET = re.compile(rb"^\s*\.target\s+sm_(\d{1,4})([af]?)", re.MULTILINE)
 
 
-class Source(Protocol):
-    """Where bytes come from."""
-
-    @property
-    def size(self) -> int: ...
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Exactly these bytes. Raises ImageError where they are not all there."""
-
-
 @dataclass(frozen=True)
 class Part:
     """Bytes that are still where they were found."""
 
-    source: Source
+    source: ByteSource
     offset: int
     size: int
 
@@ -179,7 +169,7 @@ def images_of_file(path: str | os.PathLike[str]) -> tuple[Image, ...]:
                 raise ImageError(
                     f"{os.fspath(path)} is not a file; name a program, a library, a fatbin, a cubin or PTX"
                 )
-            return _held(_images(Descriptor(file.fileno(), status.st_size)))
+            return _held(_images(OpenFile(file.fileno(), status.st_size)))
     except OSError as error:
         raise ImageError(f"cannot read {os.fspath(path)}: {error.strerror}; check its name") from None
     except ImageError as error:
@@ -190,7 +180,7 @@ def images_of_file(path: str | os.PathLike[str]) -> tuple[Image, ...]:
 
 def images_of_bytes(data: bytes) -> tuple[Image, ...]:
     """The images in bytes, as a program gave them to the driver (`cuModuleLoadData`, `cuLibraryLoadData`)."""
-    return _held(_images(_Memory(data)))
+    return _held(_images(HeldBytes(data)))
 
 
 def _held(images: Iterable[Image]) -> tuple[Image, ...]:
@@ -200,58 +190,15 @@ def _held(images: Iterable[Image]) -> tuple[Image, ...]:
     )
 
 
-# --- where bytes come from ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Memory:
-    data: bytes
-
-    @property
-    def size(self) -> int:
-        return len(self.data)
-
-    def read(self, offset: int, size: int) -> bytes:
-        _check(offset, size, len(self.data))
-        return self.data[offset : offset + size]
-
-
-@dataclass(frozen=True)
-class Descriptor:
-    """A file, read in pieces.
-
-    PyTorch's libraries have gigabytes. Not mapped: a file cut short would kill the reader.
-    """
-
-    descriptor: int
-    size: int
-
-    def read(self, offset: int, size: int) -> bytes:
-        _check(offset, size, self.size)
-        pieces = []
-        while size:
-            piece = os.pread(self.descriptor, min(size, 1 << 26), offset)
-            if not piece:
-                raise ImageError("the file ended early; was it being written?")
-            pieces.append(piece)
-            offset, size = offset + len(piece), size - len(piece)
-        return b"".join(pieces)
-
-
-def _check(offset: int, size: int, total: int) -> None:
-    if offset < 0 or size < 0 or offset + size > total:
-        raise ImageError(f"it is cut short: {size} bytes at {offset} of {total}; build it again")
-
-
 # --- which format -------------------------------------------------------------------------------------------
 
 
-def images_of(source: Source) -> tuple[Image, ...]:
+def images_of(source: ByteSource) -> tuple[Image, ...]:
     """The images in whatever `source` holds, their bytes still in there. Raises ImageError."""
     return _images(source)
 
 
-def scan(source: Source, start: int, end: int) -> Iterator[Image]:
+def scan(source: ByteSource, start: int, end: int) -> Iterator[Image]:
     """The images of whatever looks like a fatbin, which are aligned to 8 bytes, or PTX text, between two offsets."""
     behind = at = start
     module = 0
@@ -273,7 +220,7 @@ def scan(source: Source, start: int, end: int) -> Iterator[Image]:
         at += _CHUNK
 
 
-def _text_at(source: Source, at: int, limit: int, module: int) -> tuple[list[Image], int]:
+def _text_at(source: ByteSource, at: int, limit: int, module: int) -> tuple[list[Image], int]:
     """PTX text, which a zero ends, with the comments in front of `.version`; and where it ends."""
     if _PTX_TARGET.search(source.read(at, min(256, limit - at))) is None:
         raise ImageError("it is not PTX; build it again")
@@ -306,13 +253,13 @@ def pack(image: Image) -> bytes:
     return _FATBIN.pack(FATBIN_MAGIC, 1, _FATBIN.size, len(body)) + body
 
 
-def _images(source: Source) -> tuple[Image, ...]:
+def _images(source: ByteSource) -> tuple[Image, ...]:
     start = source.read(0, min(64, source.size))
     if start.startswith(b"\x7fELF"):
-        elf = Elf(source)
-        if elf.machine == EM_CUDA:
-            return (_cubin(elf, source.read(0, source.size)),)
-        return tuple(_images_of_elf(elf))
+        file = Elf(source)
+        if file.machine == elf.EM_CUDA:
+            return (_cubin(file, source.read(0, source.size)),)
+        return tuple(_images_of_elf(file))
     if source.size > LARGEST_IMAGE:
         raise ImageError("it is too large for a fatbin or PTX; name a program or a library")
     if len(start) >= 4 and int.from_bytes(start[:4], "little") in (WRAPPER_MAGIC, FATBIN_MAGIC):
@@ -334,29 +281,29 @@ def ptx_image(data: bytes, options: str = "", module: int = 0) -> Image | None:
     return Image("ptx", int(target[1]), target[2].decode(), numbers, options, 0, "", module, False, data)
 
 
-def _cubin(elf: Elf, data: bytes) -> Image:
+def _cubin(cubin: Elf, data: bytes) -> Image:
     # The ABI version says where e_flags has the architecture. The suffix "a" is in no cubin, only in fatbins.
-    sm = elf.flags >> 8 & 0xFF if elf.abi_version >= 8 else elf.flags & 0xFF
-    relocatable = elf.type == 1
-    return Image("elf", sm, "", (1, elf.abi_version), "", 0, "", 0, relocatable, data)
+    sm = cubin.flags >> 8 & 0xFF if cubin.abi_version >= 8 else cubin.flags & 0xFF
+    relocatable = cubin.type == elf.ET_REL
+    return Image("elf", sm, "", (1, cubin.abi_version), "", 0, "", 0, relocatable, data)
 
 
-def _images_of_elf(elf: Elf) -> Iterator[Image]:
+def _images_of_elf(file: Elf) -> Iterator[Image]:
     module = 0
-    if elf.sections:
+    if file.sections:
         for name, relocatable in ((".nv_fatbin", False), ("__nv_relfatbin", True)):
-            for section in elf.sections:
+            for section in file.sections:
                 if section.name == name and section.in_file:
                     end = section.offset + section.size
-                    _check(section.offset, section.size, elf.source.size)
-                    for image in _fatbins(elf.source, section.offset, end, module, relocatable):
+                    check_range(section.offset, section.size, file.source.size)
+                    for image in _fatbins(file.source, section.offset, end, module, relocatable):
                         module = image.module + 1
                         yield image
         return
-    # Without section headers (sstrip): in what the loader maps. Something else may look like a fatbin's
-    # beginning.
-    for offset, size in elf.segments:
-        for image in scan(elf.source, offset, min(offset + size, elf.source.size)):
+    # Without section headers (sstrip), look in the loaded segments. Other data there may look like the beginning of a fatbin.
+    for segment in file.loads:
+        end = min(segment.offset + segment.size, file.source.size)
+        for image in scan(file.source, segment.offset, end):
             yield renumbered(image, module)
         module += MOST_IMAGES
 
@@ -364,7 +311,7 @@ def _images_of_elf(elf: Elf) -> Iterator[Image]:
 # --- fatbins ------------------------------------------------------------------------------------------------
 
 
-def _fatbins(source: Source, offset: int, end: int, module: int, relocatable: bool) -> Iterator[Image]:
+def _fatbins(source: ByteSource, offset: int, end: int, module: int, relocatable: bool) -> Iterator[Image]:
     """The images of fatbins that lie one after the other from `offset` on, with zeros in between."""
     count = 0
     while (offset := _following(source, offset, end)) < end:
@@ -376,7 +323,7 @@ def _fatbins(source: Source, offset: int, end: int, module: int, relocatable: bo
             raise ImageError("it has more images than any program; build it again")
 
 
-def _following(source: Source, offset: int, end: int) -> int:
+def _following(source: ByteSource, offset: int, end: int) -> int:
     """Where the next fatbin begins, or `end`: nothing but zeros may lie before it."""
     for at in range(offset, min(end, offset + LARGEST_GAP), 4096):
         data = source.read(at, min(4096, end - at))
@@ -390,15 +337,15 @@ def _following(source: Source, offset: int, end: int) -> int:
 
 
 def _fatbin(
-    source: Source, offset: int, limit: int, module: int, relocatable: bool
+    source: ByteSource, offset: int, limit: int, module: int, relocatable: bool
 ) -> tuple[list[Image], int]:
     """The images of the fatbin at `offset`, and where it ends, which is not behind `limit`."""
-    _check(offset, _FATBIN.size, limit)
+    check_range(offset, _FATBIN.size, limit)
     magic, _, header_size, size = _FATBIN.unpack(source.read(offset, _FATBIN.size))
     if magic != FATBIN_MAGIC or header_size < _FATBIN.size:
         raise ImageError("it is not a fatbin; build it again")
     position, end = offset + header_size, offset + header_size + size
-    _check(offset, end - offset, limit)
+    check_range(offset, end - offset, limit)
     images: list[Image] = []
     while position < end:
         image, position = _image(source, position, end, module, relocatable)
@@ -409,15 +356,15 @@ def _fatbin(
     return images, end
 
 
-def _image(source: Source, at: int, end: int, module: int, relocatable: bool) -> tuple[Image | None, int]:
+def _image(source: ByteSource, at: int, end: int, module: int, relocatable: bool) -> tuple[Image | None, int]:
     """The image whose header is at `at`, None if of another kind than PTX and ELF; and where the next begins."""
-    _check(at, _IMAGE.size, end)
+    check_range(at, _IMAGE.size, end)
     (number, _, header_size, stored_size, compressed_size, options_at, minor, major, sm, name_at, name_size,
      flags, _, size) = _IMAGE.unpack(source.read(at, _IMAGE.size))  # fmt: skip
     if header_size < _IMAGE.size:
         raise ImageError("a header in its fatbin is too small; build it again")
     payload, payload_size = at + header_size, stored_size
-    _check(at, header_size + stored_size, end)
+    check_range(at, header_size + stored_size, end)
     if (kind := _KINDS.get(number)) is None:  # LTO's intermediate code: nothing that can be instrumented
         return None, payload + stored_size
     codec = next((codec for bit, codec in _CODECS.items() if flags & bit), "")
@@ -456,7 +403,7 @@ def _text(header: bytes, offset: int, size: int) -> str:
     """A string in an image's header."""
     if not size:
         return ""
-    _check(offset, size, len(header))
+    check_range(offset, size, len(header))
     return header[offset : offset + size].split(b"\0")[0].decode("utf-8", "replace").strip()
 
 
@@ -497,104 +444,6 @@ def _decompress_zstd(data: bytes, size: int) -> bytes:
     return b"".join(pieces)
 
 
-# --- ELF ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Section:
-    name: str
-    type: int
-    offset: int
-    size: int
-    link: int
-    info: int
-
-    @property
-    def in_file(self) -> bool:
-        return self.type not in (0, 8)  # SHT_NULL, SHT_NOBITS
-
-
-class Elf:
-    """A 64-bit little-endian ELF file.
-
-    Its sections and loadable segments (System V ABI, chapters 4 and 5).
-    """
-
-    _SECTION = struct.Struct("<IIQQQQIIQQ")
-    _SEGMENT = struct.Struct("<IIQQQQQQ")
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        header = source.read(0, 64)
-        if header[:6] != b"\x7fELF\x02\x01":
-            raise ImageError("it is not a 64-bit ELF file of this byte order; CUDA has no others")
-        self.abi_version = header[8]
-        self.type, self.machine = struct.unpack_from("<HH", header, 16)
-        self._program_headers, self._section_headers, self.flags = struct.unpack_from("<QQI", header, 32)
-        (
-            self._segment_size,
-            self._segment_count,
-            self._section_size,
-            self._section_count,
-            self._names_index,
-        ) = struct.unpack_from("<5H", header, 54)
-
-    @cached_property
-    def sections(self) -> tuple[Section, ...]:
-        """All sections; none where the section headers are missing."""
-        if not self._section_headers or self._section_size != self._SECTION.size:
-            return ()
-        count, names_index = self._section_count, self._names_index
-        if (
-            count == 0 or names_index == 0xFFFF
-        ):  # more than fit 16 bits: the first section header has the numbers
-            first = self._SECTION.unpack(self.source.read(self._section_headers, self._SECTION.size))
-            count, names_index = count or first[5], first[6] if names_index == 0xFFFF else names_index
-        if count > self.source.size // self._SECTION.size:
-            raise ImageError("it has more sections than it has room for; build it again")
-        table = self.source.read(self._section_headers, count * self._SECTION.size)
-        headers = list(self._SECTION.iter_unpack(table))
-        if names_index >= len(headers):
-            raise ImageError("the names of its sections are missing; build it again")
-        names = self.source.read(headers[names_index][4], headers[names_index][5])
-        return tuple(Section(_string(names, h[0]), h[1], h[4], h[5], h[6], h[7]) for h in headers)
-
-    @cached_property
-    def loads(self) -> tuple[tuple[int, int, int], ...]:
-        """(offset in the file, address, size in the file) of each loadable segment."""
-        if not self._program_headers or self._segment_size != self._SEGMENT.size:
-            return ()
-        table = self.source.read(self._program_headers, self._segment_count * self._SEGMENT.size)
-        loadable = (h for h in self._SEGMENT.iter_unpack(table) if h[0] == 1)
-        return tuple((h[2], h[3], h[5]) for h in loadable if h[2] < self.source.size)
-
-    @property
-    def segments(self) -> tuple[tuple[int, int], ...]:
-        """(offset, size) in the file of each loadable segment."""
-        return tuple((offset, size) for offset, _, size in self.loads)
-
-    def contents(self, section: Section) -> bytes:
-        return self.source.read(section.offset, section.size) if section.in_file else b""
-
-
-def elf_of_bytes(data: bytes) -> Elf:
-    """Raises ImageError for what is none."""
-    return Elf(_Memory(data))
-
-
-def elf_of_file(descriptor: int) -> Elf:
-    """Of an open file, which stays the caller's. Raises ImageError for what is none."""
-    return Elf(Descriptor(descriptor, os.fstat(descriptor).st_size))
-
-
-def _string(table: bytes, offset: int) -> str:
-    """The zero-terminated string at `offset` of a string table; "" where there is none."""
-    if offset >= len(table):
-        return ""
-    end = table.find(b"\0", offset)
-    return table[offset : end if end >= 0 else len(table)].decode("utf-8", "replace")
-
-
 # --- cubins -------------------------------------------------------------------------------------------------
 
 
@@ -625,13 +474,13 @@ def kernel_names(cubin: bytes) -> list[str]:
 
 
 def _cubin_sections(cubin: bytes) -> tuple[Elf, dict[str, Section]]:
-    """Its sections by name. Raises ImageError."""
-    elf = Elf(_Memory(cubin))
-    if elf.machine != EM_CUDA:
+    """Return a cubin and its sections by name. Raises ImageError."""
+    file = elf.of_bytes(cubin)
+    if file.machine != elf.EM_CUDA:
         raise ImageError("it is not a cubin; name one")
-    if len(cubin) < sum(section.size for section in elf.sections if section.in_file) // 4:
-        raise ImageError("its sections overlap; build it again")  # else each could be as large as the file
-    return elf, {section.name: section for section in elf.sections}
+    if len(cubin) < sum(section.size for section in file.sections if section.in_file) // 4:
+        raise ImageError("its sections overlap; build it again")  # each could be as large as the file
+    return file, {section.name: section for section in file.sections}
 
 
 def ptx_of_cubin(image: Image) -> Image | None:
@@ -641,8 +490,8 @@ def ptx_of_cubin(image: Image) -> Image | None:
     Triton's cubins have it, nvJitLink's and NVRTC's where they were asked for line information, and those of `nvcc -lineinfo`.
     """
     try:
-        elf = elf_of_bytes(image.read())
-        texts = [elf.contents(s) for s in elf.sections if _DEBUG_PTX.fullmatch(s.name)]
+        file = elf.of_bytes(image.read())
+        texts = [file.contents(s) for s in file.sections if _DEBUG_PTX.fullmatch(s.name)]
         options = ptxas_options(image.payload)
     except ImageError:
         return None
@@ -665,10 +514,10 @@ def ptxas_options(cubin: bytes) -> str:
     A note (ELF: u32 size of the name, of the description, type, name) whose description ends in strings: the tool, its version,
     its build, its options.
     """
-    elf = elf_of_bytes(cubin)
-    for section in elf.sections:
+    file = elf.of_bytes(cubin)
+    for section in file.sections:
         if section.name == ".note.nv.tkinfo":
-            for words in elf.contents(section).split(b"NVIDIA Corp\0")[1:]:
+            for words in file.contents(section).split(b"NVIDIA Corp\0")[1:]:
                 strings = [s.decode("utf-8", "replace") for s in words[24:].split(b"\0") if s]
                 if len(strings) >= 4 and strings[0].startswith("ptxas"):
                     return strings[3].strip() if strings[3].lstrip().startswith("-") else ""
@@ -677,17 +526,17 @@ def ptxas_options(cubin: bytes) -> str:
 
 def kernels(cubin: bytes) -> dict[str, CubinKernel]:
     """The kernels of a cubin by mangled name, in the order of its symbol table. Raises ImageError."""
-    elf, by_name = _cubin_sections(cubin)
+    file, by_name = _cubin_sections(cubin)
     registers: dict[int, int] = {}
     if (common := by_name.get(".nv.info")) is not None:
-        for attribute, value in _attributes(elf.contents(common)):
+        for attribute, value in _attributes(file.contents(common)):
             if attribute == _EIATTR_REGCOUNT and len(value) >= 8:
                 symbol, count = struct.unpack_from("<II", value)
                 registers[symbol] = count
     found: dict[str, CubinKernel] = {}
-    for index, name, size in _entry_symbols(elf, by_name):
+    for index, name, size in _entry_symbols(file, by_name):
         info = by_name.get(f".nv.info.{name}")
-        kernel = _kernel(name, elf.contents(info) if info is not None else b"")
+        kernel = _kernel(name, file.contents(info) if info is not None else b"")
         found[name] = replace(kernel, registers=registers.get(index), code_size=size)
     return found
 
@@ -699,31 +548,27 @@ def static_shared(cubin: bytes) -> dict[str, int]:
     """
     prefix = ".nv.shared."
     found = {
-        s.name.removeprefix(prefix): s.size for s in Elf(_Memory(cubin)).sections if s.name.startswith(prefix)
+        s.name.removeprefix(prefix): s.size for s in elf.of_bytes(cubin).sections if s.name.startswith(prefix)
     }
     return {name: size for name, size in found.items() if not name.startswith("reserved.")}
 
 
-def _entry_symbols(elf: Elf, by_name: dict[str, Section]) -> Iterator[tuple[int, str, int]]:
-    """(index, name, size) of each kernel in the symbol table.
+def _entry_symbols(cubin: Elf, by_name: dict[str, Section]) -> Iterator[tuple[int, str, int]]:
+    """Yield the index, name and size in bytes of each kernel in the symbol table.
 
-    Without one, of each section of code that has parameters.
+    Without a symbol table, the kernels are the sections of code that have parameters, with index -1.
     """
-    symbols = next((section for section in elf.sections if section.type == 2), None)  # SHT_SYMTAB
-    if symbols is None:
+    table = next((section for section in cubin.sections if section.type == elf.SHT_SYMTAB), None)
+    if table is None:
         for name, section in by_name.items():
             if name.startswith(".text.") and f".nv.constant0.{name[6:]}" in by_name:
                 yield -1, name[6:], section.size
         return
-    if symbols.link >= len(elf.sections):
-        raise ImageError("the names of its symbols are missing; build it again")
-    names = elf.contents(elf.sections[symbols.link])
-    table = elf.contents(symbols)
-    for index, (name, info, other, section_index, _, size) in enumerate(
-        struct.iter_unpack("<IBBHQQ", table[: len(table) // 24 * 24])
-    ):
-        if info & 0xF == 2 and other & _STO_CUDA_ENTRY and section_index and (text := _string(names, name)):
-            yield index, text, size
+    names = cubin.name_table(table)
+    for index, symbol in enumerate(cubin.symbols(table)):
+        kernel = symbol.type == elf.STT_FUNC and symbol.other & _STO_CUDA_ENTRY and symbol.section
+        if kernel and (name := names.at(symbol.name)):
+            yield index, name, symbol.size
 
 
 def _kernel(name: str, info: bytes) -> CubinKernel:

@@ -309,10 +309,13 @@ def register_use(sidecar: Sidecar, target: Target) -> dict[str, tuple[int, int]]
 
 @functools.cache
 def _version() -> str:
-    """Changes whenever the code that makes a sidecar does."""
-    here = Path(__file__).resolve().parent
-    files = [Path(__file__), *sorted((here.parent / "ptx").glob("*.py"))]
-    return cache.key(*(file.read_bytes() for file in files))
+    """Return a key that changes with the code that makes a sidecar of PTX and fragments.
+
+    How the PTX is found in an image (`fatbin`, `elf`) does not matter here: the text itself is part of a sidecar's key.
+    """
+    package = Path(__file__).resolve().parents[1]
+    others = ("names.py", "ebpf/bytecode.py", "images/assemble.py", "images/instrument.py")
+    return cache.key_of_files([*sorted((package / "ptx").glob("*.py")), *(package / name for name in others)])
 
 
 def _identity(attachment: Attachment) -> str:

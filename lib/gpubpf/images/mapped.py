@@ -12,6 +12,7 @@ they are asked for, and the kernels' names that were found in large ones are kep
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -20,10 +21,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 from gpubpf import cache
 from gpubpf.agent.protocol import Found, FoundKernel
+from gpubpf.elf import OpenFile
 from gpubpf.errors import ImageError, PtxError
 from gpubpf.images import fatbin
 from gpubpf.images.assemble import Target
@@ -242,7 +245,7 @@ class _Mapped:
         assert self._status is not None
         self._allowance.take(size)
         try:
-            return fatbin.Descriptor(file, self._status.st_size).read(offset, size)
+            return OpenFile(file, self._status.st_size).read(offset, size)
         except OSError as error:
             raise ImageError(f"it cannot be read ({error.strerror}); is its disk there?") from None
 
@@ -419,7 +422,14 @@ class _File:
             self._kept = len(self._names)
 
     def _key(self) -> str:
-        return cache.key("names 1", self.source.identity)
+        return cache.key(_version(), self.source.identity)
+
+
+@functools.cache
+def _version() -> str:
+    """Return a key that changes with the code that finds the names of kernels in a file."""
+    package = Path(__file__).resolve().parents[1]
+    return cache.key_of_files(package / name for name in ("elf.py", "images/fatbin.py", "images/mapped.py"))
 
 
 def _read(pid: int, mappings: list[target.Mapping], allowance: _Allowance) -> _File:
