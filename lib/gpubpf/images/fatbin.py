@@ -1,9 +1,9 @@
-"""CUDA device code wherever it lies: in ELF executables and libraries, fatbins, cubins and PTX text.
+"""Read CUDA device code from ELF executables and libraries, fatbins, cubins and PTX text.
 
 A *fatbin* is one module in several forms: for each architecture a cubin (an ELF file of its own) or PTX.
-nvcc puts one fatbin per translation unit, one after the other, into the section ``.nv_fatbin``; what is
-still to be linked by nvlink (``-rdc=true``) into ``__nv_relfatbin``. There is no public document of the
-format: what is here was seen in what nvcc 11.8, 12.9 and 13.0 wrote, and agrees with cuobjdump.
+nvcc puts one fatbin per translation unit, one after the other, into the section ``.nv_fatbin``. Code that
+nvlink has yet to link (``-rdc=true``) goes into ``__nv_relfatbin``. No public document describes the format:
+it was inferred from files that nvcc 11.8, 12.9 and 13.0 wrote, and agrees with cuobjdump.
 
 Everything read here is untrusted: sizes are checked before they are used, and every failure is an
 `ImageError`.
@@ -36,7 +36,7 @@ _CHUNK = 1 << 20  # bytes, looked through at once
 _HEADER_LIMIT = 1 << 20
 _TEXT_LIMIT = 64 << 20
 _COMMENTS = re.compile(rb"(?:^|(?<=\0))(?:[ \t]*(?://[^\n\0]*)?\r?\n)*\Z", re.MULTILINE)
-# Of a fatbin, of PTX; each begins with bytes that are looked for as such, which is six times as fast as one expression for both.
+# How a fatbin and PTX begin. Two expressions, each with a literal prefix, are six times as fast as one for both.
 _BEGINNINGS = (re.compile(rb"\x50\xed\x55\xba"), re.compile(rb"\.version[ \t]+\d"))
 _FATBIN = struct.Struct("<IHHQ")  # magic, version, header size, size of the images
 # kind, version, header size, payload size, compressed size, offset of the options' place, minor, major, sm,
@@ -50,8 +50,8 @@ _PTX_TARGET = re.compile(rb"^\s*\.target\s+sm_(\d{1,4})([af]?)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Part:
-    """Bytes that are still where they were found."""
+class FileRange:
+    """Bytes of a source that have not been read yet."""
 
     source: ByteSource
     offset: int
@@ -65,19 +65,19 @@ class Part:
 class Image:
     """One form of one module.
 
-    `payload` is read and decompressed when it is first asked for, and raises ImageError if it can't be.
+    `payload` is read and decompressed when it is first used, and raises ImageError if that fails.
     """
 
     kind: str  # "ptx" or "elf"
     sm: int  # 75 for sm_75 and compute_75
     suffix: str  # "", or "a" (this architecture only), or "f" (this family only)
     version: tuple[int, int]  # PTX ISA version of PTX, ABI of a cubin
-    options: str  # what ptxas is to be told with this PTX, such as "-maxrregcount=32"; "" for cubins
+    options: str  # for ptxas with this PTX, such as "-maxrregcount=32"; "" for cubins
     flags: int
     name: str  # the source file, with -g; mostly ""
     module: int  # images with the same number are forms of one module
-    relocatable: bool  # meant for nvlink: not a whole module
-    stored: bytes | Part = field(repr=False)
+    relocatable: bool  # input of nvlink: not a whole module
+    stored: bytes | FileRange = field(repr=False)
     codec: str = ""  # of `stored`: "", "lz4" or "zstd"
     size: int = 0  # uncompressed, when there is a codec
 
@@ -87,7 +87,7 @@ class Image:
 
     @property
     def capability(self) -> str:
-        """The compute capability as users write it: "7.5", "9.0a"."""
+        """Return the compute capability as users write it: "7.5", "9.0a"."""
         return f"{self.sm // 10}.{self.sm % 10}{self.suffix}"
 
     @cached_property
@@ -95,21 +95,21 @@ class Image:
         return self.read()
 
     def read(self) -> bytes:
-        """The payload, not kept: for who goes through gigabytes."""
-        stored = self.stored.read() if isinstance(self.stored, Part) else self.stored
+        """Return the payload without keeping it, for going through gigabytes. Raises ImageError."""
+        stored = self.stored.read() if isinstance(self.stored, FileRange) else self.stored
         data = _decompress(stored, self.codec, self.size)
         return data.rstrip(b"\0") if self.kind == "ptx" else data
 
     @property
     def text(self) -> str:
-        """PTX as text.
+        """Return the PTX as text. Raises ImageError.
 
-        Bytes that are not UTF-8 (file names in comments) survive a round trip by "surrogateescape".
+        Bytes that are not UTF-8, such as file names in comments, survive a round trip with "surrogateescape".
         """
         return self.payload.decode("utf-8", "surrogateescape")
 
     def runs_on(self, cc: tuple[int, int]) -> bool:
-        """Whether a driver can compile this PTX for, or load this cubin on, a device of this capability."""
+        """Return whether a driver can compile this PTX for, or load this cubin on, a device of compute capability `cc`."""
         major, minor = divmod(self.sm, 10)
         if self.suffix == "a":
             return (major, minor) == cc
@@ -119,9 +119,9 @@ class Image:
 
 
 def choose(images: Sequence[Image], cc: tuple[int, int]) -> Image | str:
-    """The PTX of one module that suits a device of compute capability `cc` best, or why there is none.
+    """Return the PTX of one module that suits a device of compute capability `cc` best, or the reason why there is none.
 
-    Where there is none but a cubin for the device that keeps the PTX it was made of, that.
+    If no PTX suits, but a cubin for the device contains the PTX it was made of, return that PTX.
     """
     ptx = [image for image in images if image.kind == "ptx"]
     whole = [image for image in ptx if not image.relocatable]
@@ -138,13 +138,13 @@ def choose(images: Sequence[Image], cc: tuple[int, int]) -> Image | str:
 
 
 def cubin_for(images: Iterable[Image], cc: tuple[int, int]) -> Image | None:
-    """The cubin of one module that a driver takes for a device of this capability."""
+    """Return the cubin of one module that a driver chooses for a device of compute capability `cc`; None without one."""
     cubins = (i for i in images if i.kind == "elf" and not i.relocatable and i.runs_on(cc))
     return max(cubins, key=lambda image: (image.sm, image.suffix != ""), default=None)
 
 
 def modules(images: Sequence[Image]) -> tuple[tuple[Image, ...], ...]:
-    """The images of each module, in the order of the file."""
+    """Group images by module, in the order of the file."""
     groups: dict[int, list[Image]] = {}
     for image in images:
         groups.setdefault(image.module, []).append(image)
@@ -152,12 +152,12 @@ def modules(images: Sequence[Image]) -> tuple[tuple[Image, ...], ...]:
 
 
 def renumbered(image: Image, first: int) -> Image:
-    """As an image of a module `first` numbers further."""
+    """Return the image with `first` added to its module number."""
     return replace(image, module=first + image.module)
 
 
 def images_of_file(path: str | os.PathLike[str]) -> tuple[Image, ...]:
-    """The images in a file: an ELF executable, library or object, a fatbin, a cubin, PTX.
+    """Return the images in a file: an ELF executable, library or object, a fatbin, a cubin, or PTX.
 
     Raises ImageError for a file that cannot be read or is none of these. An ELF file without device code
     has no images.
@@ -179,14 +179,14 @@ def images_of_file(path: str | os.PathLike[str]) -> tuple[Image, ...]:
 
 
 def images_of_bytes(data: bytes) -> tuple[Image, ...]:
-    """The images in bytes, as a program gave them to the driver (`cuModuleLoadData`, `cuLibraryLoadData`)."""
+    """Return the images in bytes that a program gave to the driver (`cuModuleLoadData`, `cuLibraryLoadData`). Raises ImageError."""
     return _held(_images(HeldBytes(data)))
 
 
 def _held(images: Iterable[Image]) -> tuple[Image, ...]:
-    """With their bytes, for the time when what they came from is closed."""
+    """Read the bytes of images, so that they outlive the source, which will be closed."""
     return tuple(
-        replace(i, stored=i.stored.read() if isinstance(i.stored, Part) else i.stored) for i in images
+        replace(i, stored=i.stored.read() if isinstance(i.stored, FileRange) else i.stored) for i in images
     )
 
 
@@ -194,12 +194,12 @@ def _held(images: Iterable[Image]) -> tuple[Image, ...]:
 
 
 def images_of(source: ByteSource) -> tuple[Image, ...]:
-    """The images in whatever `source` holds, their bytes still in there. Raises ImageError."""
+    """Return the images in `source` without reading their bytes. Raises ImageError."""
     return _images(source)
 
 
 def scan(source: ByteSource, start: int, end: int) -> Iterator[Image]:
-    """The images of whatever looks like a fatbin, which are aligned to 8 bytes, or PTX text, between two offsets."""
+    """Yield the images of everything between two offsets that looks like a fatbin (aligned to 8 bytes) or PTX text."""
     behind = at = start
     module = 0
     while at < end:
@@ -207,7 +207,7 @@ def scan(source: ByteSource, start: int, end: int) -> Iterator[Image]:
         for match in heapq.merge(*(b.finditer(data) for b in _BEGINNINGS), key=re.Match.start):
             position, text = at + match.start(), match[0].startswith(b".")
             if match.start() >= _CHUNK or position < behind or (position % 8 and not text):
-                continue  # in the next chunk; inside the one before
+                continue  # found again in the next chunk, or inside the previous image
             try:
                 if text:
                     found, behind = _text_at(source, position, end, module)
@@ -221,7 +221,7 @@ def scan(source: ByteSource, start: int, end: int) -> Iterator[Image]:
 
 
 def _text_at(source: ByteSource, at: int, limit: int, module: int) -> tuple[list[Image], int]:
-    """PTX text, which a zero ends, with the comments in front of `.version`; and where it ends."""
+    """Return PTX text up to a zero byte, with the comments before `.version`, and the offset of its end. Raises ImageError."""
     if _PTX_TARGET.search(source.read(at, min(256, limit - at))) is None:
         raise ImageError("it is not PTX; build it again")
     data, end = b"", at
@@ -236,7 +236,7 @@ def _text_at(source: ByteSource, at: int, limit: int, module: int) -> tuple[list
 
 
 def pack(image: Image) -> bytes:
-    """A fatbin that holds this PTX alone, with its options."""
+    """Return a fatbin with only this PTX and its options."""
     text, options = image.payload, image.options.encode()
     header = _IMAGE.size + (8 + len(options) if options else 0)
     header += -header % 8
@@ -272,7 +272,7 @@ def _images(source: ByteSource) -> tuple[Image, ...]:
 
 
 def ptx_image(data: bytes, options: str = "", module: int = 0) -> Image | None:
-    """PTX text as an image; None where it is not PTX, which says `.version` and `.target` (PTX ISA 11.1)."""
+    """Return PTX text as an image; None if it lacks `.version` and `.target` (PTX ISA 11.1), as PTX does not."""
     data = data.rstrip(b"\0")
     version, target = _PTX_VERSION.search(data), _PTX_TARGET.search(data)
     if version is None or target is None or b"\0" in data:
@@ -282,7 +282,7 @@ def ptx_image(data: bytes, options: str = "", module: int = 0) -> Image | None:
 
 
 def _cubin(cubin: Elf, data: bytes) -> Image:
-    # The ABI version says where e_flags has the architecture. The suffix "a" is in no cubin, only in fatbins.
+    # Where e_flags has the architecture depends on the ABI version. Only fatbins have the suffix "a", cubins do not.
     sm = cubin.flags >> 8 & 0xFF if cubin.abi_version >= 8 else cubin.flags & 0xFF
     relocatable = cubin.type == elf.ET_REL
     return Image("elf", sm, "", (1, cubin.abi_version), "", 0, "", 0, relocatable, data)
@@ -312,7 +312,7 @@ def _images_of_elf(file: Elf) -> Iterator[Image]:
 
 
 def _fatbins(source: ByteSource, offset: int, end: int, module: int, relocatable: bool) -> Iterator[Image]:
-    """The images of fatbins that lie one after the other from `offset` on, with zeros in between."""
+    """Yield the images of consecutive fatbins from `offset` on. Only zeros may lie between them. Raises ImageError."""
     count = 0
     while (offset := _following(source, offset, end)) < end:
         images, offset = _fatbin(source, offset, end, module, relocatable)
@@ -324,14 +324,14 @@ def _fatbins(source: ByteSource, offset: int, end: int, module: int, relocatable
 
 
 def _following(source: ByteSource, offset: int, end: int) -> int:
-    """Where the next fatbin begins, or `end`: nothing but zeros may lie before it."""
+    """Return where the next fatbin begins, or `end`. Raises ImageError if anything but zeros lies before it."""
     for at in range(offset, min(end, offset + LARGEST_GAP), 4096):
         data = source.read(at, min(4096, end - at))
         if rest := data.lstrip(b"\0"):
             found = at + len(data) - len(rest)
-            begin = found - (found - offset) % 4  # the magic number's own first byte is not zero
+            begin = found - (found - offset) % 4  # the magic number's first byte is not zero
             if source.read(begin, min(4, end - begin)) != FATBIN_MAGIC.to_bytes(4, "little"):
-                raise ImageError("there is something else between its fatbins; build it again")
+                raise ImageError("there is other data between its fatbins; build it again")
             return begin
     return end
 
@@ -339,7 +339,7 @@ def _following(source: ByteSource, offset: int, end: int) -> int:
 def _fatbin(
     source: ByteSource, offset: int, limit: int, module: int, relocatable: bool
 ) -> tuple[list[Image], int]:
-    """The images of the fatbin at `offset`, and where it ends, which is not behind `limit`."""
+    """Return the images of the fatbin at `offset` and the offset of its end, at most `limit`. Raises ImageError."""
     check_range(offset, _FATBIN.size, limit)
     magic, _, header_size, size = _FATBIN.unpack(source.read(offset, _FATBIN.size))
     if magic != FATBIN_MAGIC or header_size < _FATBIN.size:
@@ -357,7 +357,7 @@ def _fatbin(
 
 
 def _image(source: ByteSource, at: int, end: int, module: int, relocatable: bool) -> tuple[Image | None, int]:
-    """The image whose header is at `at`, None if of another kind than PTX and ELF; and where the next begins."""
+    """Return the image whose header is at `at` (None if it is neither PTX nor ELF), and where the next one begins."""
     check_range(at, _IMAGE.size, end)
     (number, _, header_size, stored_size, compressed_size, options_at, minor, major, sm, name_at, name_size,
      flags, _, size) = _IMAGE.unpack(source.read(at, _IMAGE.size))  # fmt: skip
@@ -365,20 +365,20 @@ def _image(source: ByteSource, at: int, end: int, module: int, relocatable: bool
         raise ImageError("a header in its fatbin is too small; build it again")
     payload, payload_size = at + header_size, stored_size
     check_range(at, header_size + stored_size, end)
-    if (kind := _KINDS.get(number)) is None:  # LTO's intermediate code: nothing that can be instrumented
+    if (kind := _KINDS.get(number)) is None:  # LTO's intermediate code cannot be instrumented
         return None, payload + stored_size
     codec = next((codec for bit, codec in _CODECS.items() if flags & bit), "")
     if codec:
         if not 0 < compressed_size <= payload_size or size > LARGEST_IMAGE:
-            raise ImageError("the sizes of a compressed image in its fatbin make no sense; build it again")
+            raise ImageError("a compressed image in its fatbin has impossible sizes; build it again")
         payload_size = compressed_size
     if payload_size > LARGEST_IMAGE:
-        raise ImageError("an image in its fatbin is larger than any; build it again")
+        raise ImageError("an image in its fatbin is larger than 1 GiB; build it again")
     suffix = next((suffix for bit, suffix in _SUFFIXES.items() if flags & bit), "")
     header = source.read(at, min(header_size, _HEADER_LIMIT)) if name_size or options_at else b""
     name = _text(header, name_at, name_size)
     options = ""
-    if kind == "ptx" and options_at:  # there, relative to the image: the offset and the length of the options
+    if kind == "ptx" and options_at:  # points to the offset and length of the options, relative to the image
         if options_at + 8 > len(header):
             raise ImageError("the options of an image lie outside its header; build it again")
         options = _text(header, *struct.unpack_from("<II", header, options_at))
@@ -392,7 +392,7 @@ def _image(source: ByteSource, at: int, end: int, module: int, relocatable: bool
         name,
         module,
         relocatable or "--compile-only" in options.split(),
-        Part(source, payload, payload_size),
+        FileRange(source, payload, payload_size),
         codec,
         size if codec else 0,
     )
@@ -400,7 +400,7 @@ def _image(source: ByteSource, at: int, end: int, module: int, relocatable: bool
 
 
 def _text(header: bytes, offset: int, size: int) -> str:
-    """A string in an image's header."""
+    """Return a string in an image's header. Raises ImageError."""
     if not size:
         return ""
     check_range(offset, size, len(header))
@@ -408,7 +408,7 @@ def _text(header: bytes, offset: int, size: int) -> str:
 
 
 def _decompress(data: bytes, codec: str, size: int) -> bytes:
-    """`data` decompressed, which must give exactly `size` bytes."""
+    """Decompress `data`. Raises ImageError unless it gives exactly `size` bytes."""
     if not codec:
         return data
     result = _decompress_zstd(data, size) if codec == "zstd" else _decompress_lz4(data, size)
@@ -418,8 +418,8 @@ def _decompress(data: bytes, codec: str, size: int) -> bytes:
 
 
 def _decompress_lz4(data: bytes, size: int) -> bytes:
-    if size > 255 * len(data) + 64:  # LZ4 cannot compress better: do not allocate what cannot come
-        raise ImageError("the size of a compressed image makes no sense; build it again")
+    if size > 255 * len(data) + 64:  # LZ4 cannot compress better: allocate no more
+        raise ImageError("a compressed image has an impossible size; build it again")
     import lz4.block  # only here: most programs have no LZ4
 
     try:
@@ -432,9 +432,9 @@ def _decompress_zstd(data: bytes, size: int) -> bytes:
     import zstandard
 
     pieces: list[bytes] = []
-    missing = size + 1  # one more shows that there is too much
+    missing = size + 1  # one byte more shows that there is too much
     try:
-        # In pieces: what the frame says of its size and window is as untrusted as the rest.
+        # In pieces, because the sizes in the frame's header are untrusted, too.
         with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(data) as reader:
             while missing and (piece := reader.read(min(missing, 1 << 20))):
                 pieces.append(piece)
@@ -449,14 +449,14 @@ def _decompress_zstd(data: bytes, size: int) -> bytes:
 
 @dataclass(frozen=True)
 class CubinKernel:
-    """What a cubin says of one of its kernels. Names of attributes as cuobjdump -elf prints them."""
+    """What a cubin says about one of its kernels. Attributes are named as cuobjdump -elf prints them."""
 
     name: str  # mangled
     parameters: tuple[tuple[int, int], ...]  # (offset, size) in bytes, in order: EIATTR_KPARAM_INFO
     parameter_size: int  # EIATTR_PARAM_CBANK, EIATTR_CBANK_PARAM_SIZE
     registers: int | None = None  # EIATTR_REGCOUNT
     code_size: int = 0  # bytes of SASS
-    max_threads: int | None = None  # of a block, where the program says: EIATTR_MAX_THREADS, EIATTR_REQNTID
+    max_threads: int | None = None  # of a block, if the program limits it: EIATTR_MAX_THREADS, EIATTR_REQNTID
 
 
 _EIATTR_MAX_THREADS, _EIATTR_REQNTID = 0x05, 0x10
@@ -469,7 +469,7 @@ _DEBUG_PTX = re.compile(r"\.nv_debug_ptx_txt(\.\d+)?")
 
 
 def kernel_names(cubin: bytes) -> list[str]:
-    """The kernels of a cubin (mangled). Raises ImageError."""
+    """Return the mangled names of a cubin's kernels. Raises ImageError."""
     return list(dict.fromkeys(name for _, name, _ in _entry_symbols(*_cubin_sections(cubin))))
 
 
@@ -484,10 +484,10 @@ def _cubin_sections(cubin: bytes) -> tuple[Elf, dict[str, Section]]:
 
 
 def ptx_of_cubin(image: Image) -> Image | None:
-    """The PTX that a cubin was made of, where ptxas kept it (-lineinfo, -G: a section with all of its statements, a line each); of a
-    cubin that several texts were linked into, all of them as one. None where there is none, or what is there is damaged.
+    """Return the PTX that a cubin was made of; None if the cubin does not contain it, or if it is damaged.
 
-    Triton's cubins have it, nvJitLink's and NVRTC's where they were asked for line information, and those of `nvcc -lineinfo`.
+    With -lineinfo or -G, ptxas keeps the statements in a section, one per line. Several linked texts are returned as one. Cubins by
+    Triton and by `nvcc -lineinfo` have this section, as do those by nvJitLink and NVRTC if line information was requested.
     """
     try:
         file = elf.of_bytes(image.read())
@@ -509,10 +509,10 @@ def ptx_of_cubin(image: Image) -> Image | None:
 
 
 def ptxas_options(cubin: bytes) -> str:
-    """How ptxas was called for a cubin; "" where that is not told. Raises ImageError.
+    """Return the options that ptxas had for a cubin; "" if the cubin does not tell. Raises ImageError.
 
-    A note (ELF: u32 size of the name, of the description, type, name) whose description ends in strings: the tool, its version,
-    its build, its options.
+    They are in an ELF note (u32 size of the name, u32 size of the description, u32 type, name). Its description ends with four
+    strings: the tool, its version, its build, its options.
     """
     file = elf.of_bytes(cubin)
     for section in file.sections:
@@ -525,7 +525,7 @@ def ptxas_options(cubin: bytes) -> str:
 
 
 def kernels(cubin: bytes) -> dict[str, CubinKernel]:
-    """The kernels of a cubin by mangled name, in the order of its symbol table. Raises ImageError."""
+    """Return the kernels of a cubin by mangled name, in the order of its symbol table. Raises ImageError."""
     file, by_name = _cubin_sections(cubin)
     registers: dict[int, int] = {}
     if (common := by_name.get(".nv.info")) is not None:
@@ -542,9 +542,9 @@ def kernels(cubin: bytes) -> dict[str, CubinKernel]:
 
 
 def static_shared(cubin: bytes) -> dict[str, int]:
-    """Bytes of static shared memory, of each kernel of a cubin that has some: with what the system reserves, where it does.
+    """Return the bytes of static shared memory of each kernel in a cubin that has some. Raises ImageError.
 
-    Raises ImageError.
+    On architectures where the system reserves shared memory, its part is included.
     """
     prefix = ".nv.shared."
     found = {
@@ -591,9 +591,9 @@ def _kernel(name: str, info: bytes) -> CubinKernel:
 
 
 def _attributes(info: bytes) -> Iterator[tuple[int, bytes]]:
-    """(attribute, value) of a .nv.info section.
+    """Yield the attribute and value of each entry in a .nv.info section. Raises ImageError.
 
-    U8 format, u8 attribute, then a u16: the value, or with format 4 its size.
+    An entry is a u8 format, a u8 attribute and a u16: the value, or with format 4 the size of the value that follows.
     """
     position = 0
     while position + 4 <= len(info):

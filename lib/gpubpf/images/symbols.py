@@ -26,7 +26,7 @@ _RUNTIME = re.compile(r"(cu[A-Z]|cuda[A-Z]|cudart|__cuda|libcudart|_?_?cudart)")
 
 
 @dataclass(frozen=True)
-class Symbol:
+class FunctionOffset:
     """A function and an address in it: the demangled name without arguments, and the distance from the function's start in bytes."""
 
     name: str
@@ -44,7 +44,7 @@ class _Functions:
     loads: tuple[elf.Segment, ...]
 
 
-def lookup(path: str, offset: int) -> Symbol | None:
+def lookup(path: str, offset: int) -> FunctionOffset | None:
     """Return the function that contains the byte at `offset` of the file `path`; None if no symbol covers it.
 
     A return address is the address of the next instruction: look up one byte less.
@@ -57,7 +57,7 @@ def lookup(path: str, offset: int) -> Symbol | None:
     if index < 0 or address >= int(functions.ends[index]):
         return None
     mangled = elf.string_at(functions.text, int(functions.name_offsets[index]))
-    return Symbol(names.demangle(mangled).short, address - int(functions.starts[index]))
+    return FunctionOffset(names.demangle(mangled).short, address - int(functions.starts[index]))
 
 
 def describe(path: str, offset: int) -> str:

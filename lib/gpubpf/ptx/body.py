@@ -28,7 +28,7 @@ from .module import (
     Vector,
     type_size,
 )
-from .plan import PASSED_WORK, Plan, Role
+from .plan import PASSED_WORK, InjectionPlan, Role
 from .probe import AT, BYTES, wants
 from .source import source_lines
 from .tables import SiteTable, VariableTable
@@ -50,14 +50,14 @@ class Body:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: InjectionPlan,
         sites: SiteTable,
         variables: VariableTable,
         function: Function,
         variant: int,
         placements: tuple[Placement, ...],
     ) -> None:
-        """`variant`: of this function, or of those that a kernel calls (see `Plan`). `sites` and `variables` are added to."""
+        """`variant`: of this function, or of those that a kernel calls (see `InjectionPlan`). `sites` and `variables` are added to."""
         self.plan = plan
         self.site_table = sites
         self.variables = variables

@@ -35,7 +35,7 @@ from .body import MAX_EXIT_COPIES
 from .checks import check_kernel
 from .flow import CallGraph
 from .module import Module
-from .plan import Plan
+from .plan import InjectionPlan
 from .sidecar import SidecarModule
 from .values import (
     TABLE,
@@ -85,7 +85,7 @@ def inject(
         except (Refusal, PtxError) as error:
             refusals[name] = str(error)
     while True:
-        sidecar = SidecarModule(Plan(module, graph, block, accepted))
+        sidecar = SidecarModule(InjectionPlan(module, graph, block, accepted))
         done, failed = _add_kernels(sidecar)
         if not failed:
             text, variables = sidecar.finish(minimum_version)

@@ -55,7 +55,7 @@ class Contents:
     unprobed: Mapping[str, int] = dataclasses.field(default_factory=dict)  # opcodes → places
 
 
-class Plan:
+class InjectionPlan:
     """The decisions about one module.
 
     A function holds the probes of the kernel that it runs in. Kernels may have different programs, so a function is copied once for

@@ -11,7 +11,7 @@ from .constants import is_constant
 from .emit import array
 from .flow import initializer_names, may_wait
 from .module import Directive, Function, Item, Module, Variable, render
-from .plan import Plan
+from .plan import InjectionPlan
 from .probe import function_of
 from .source import source_files
 from .tables import SiteTable, VariableTable
@@ -27,7 +27,7 @@ class SidecarModule:
     Add the called functions of all kernels first, then the kernels: sites are numbered in this order.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: InjectionPlan) -> None:
         self.plan = plan
         self.sites = SiteTable(source_files(plan.module))
         self.variables = VariableTable()
