@@ -73,13 +73,13 @@ class Body:
         def at(*points: str) -> tuple[Placement, ...]:
             return tuple(p for p in placements if p.point in points)
 
-        self.entries = (
+        self.at_entry = (
             at("entry", "block_begin") if self.entry else plan.called(at("function_entry"), function)
         )
-        self.returns = () if self.entry else plan.called(at("function_exit"), function)
-        self.exits = at(*WAYS_OUT) if self.entry or (self.role is not None and self.role.leaving) else ()
-        self.arrives, self.released = at("barrier_arrive"), at("barrier_leave")
-        self.seen = at("access")
+        self.at_return = () if self.entry else plan.called(at("function_exit"), function)
+        self.at_exit = at(*WAYS_OUT) if self.entry or (self.role is not None and self.role.leaving) else ()
+        self.at_arrive, self.at_leave = at("barrier_arrive"), at("barrier_leave")
+        self.at_access = at("access")
         self.flow = Flow(function.body or (), plan.may_leave)
         self.local = {v.name for v in (*function.parameters, *function.returns)}
         self.local.update(s.name for s in self.flow.body if isinstance(s, Variable) and s.count is None)
@@ -91,23 +91,25 @@ class Body:
         self.retarget: dict[int, dict[str, str]] = {}  # branch or branch table → label → label of the copy
         # After which statement copies of exits go: the copy's label, the statements copied, the branch that takes it.
         self.copies: dict[int, list[tuple[str, tuple[int, ...], int]]] = {}
-        self.widen: dict[int, Variable] = {}  # declarations of call results that are replaced
-        self.apart: dict[int, tuple[tuple[int, ...], bool]] = {}  # see `_leave_loops`
+        self.widened_results: dict[int, Variable] = {}  # declarations of call results that are replaced
+        self.loop_exits: dict[int, tuple[tuple[int, ...], bool]] = {}  # see `_plan_loop_exits`
         self.sources = source_lines(self.flow.body, sites.files)
         # A `ret` → the branches that still lead to it; None: control falls into it.
         self.arrivals: dict[int, list[int | None]] = {}
-        self.dead: set[int] = set()
-        self.leaves = frozenset() if not self.exits else LEAVING if self.entry else frozenset({"exit"})
+        self.unreachable: set[int] = set()
+        self.leaving_opcodes = (
+            frozenset() if not self.at_exit else LEAVING if self.entry else frozenset({"exit"})
+        )
         # The opcodes that have a probe before them.
-        self.parts = self.leaves | ({"ret"} if self.returns else set())
-        self.held: dict[str, str] = {}  # added registers that outlive a scope: name → type
+        self.probed_opcodes = self.leaving_opcodes | ({"ret"} if self.at_return else set())
+        self.added_registers: dict[str, str] = {}  # added registers that outlive a scope: name → type
         self.declared: dict[tuple[int, str], Variable | None] = {}
 
     def rewrite(self) -> tuple[Statement, ...]:
         """Return the statements of the new body. Raises Refusal, PtxError."""
         body = self.flow.body
-        self._count()
-        self._separate_exits()
+        self._plan_counts()
+        self._plan_exits()
         start = next((i for i, s in enumerate(body) if isinstance(s, Instruction | Label | Open)), len(body))
         out: list[Statement] = []
         for index in range(len(body) + 1):
@@ -115,7 +117,7 @@ class Body:
                 out += self._prologue()
             if index == len(body):
                 break
-            if index not in self.dead:
+            if index not in self.unreachable:
                 added = self.before.get(index, []) + self._emit(index)
                 if added and out and _for_the_next(out[-1]) and isinstance(body[index], Instruction):
                     added.insert(len(added) - 1, out.pop())
@@ -123,25 +125,23 @@ class Body:
             for label, path, source in self.copies.get(index, ()):
                 out += self._copy(label, path, source)
         if self.flow.falls_off:
-            out += self._fall_off()
-        head: list[Statement] = [text(f".reg .b64 {accumulator(kind)};") for kind in self._counting()]
-        if self.apart:
+            out += self._end()
+        # Functions that do not return work have accumulators, too: ptxas drops what nothing reads.
+        head: list[Statement] = [text(f".reg .b64 {accumulator(kind)};") for kind in self.plan.work]
+        if self.loop_exits:
             head.append(text(f".reg .pred {_GONE};"))
-        head += [text(f".reg .{kind} {name};") for name, kind in self.held.items()]
+        head += [text(f".reg .{kind} {name};") for name, kind in self.added_registers.items()]
         if self.addresses:
             head.append(Variable("reg", "b64", "%gpubpf_0address", count=self.addresses))
         # A call decides the size of its result, whose declaration has been emitted by then.
-        wide = {id(body[index]): declaration for index, declaration in self.widen.items()}
+        wide = {id(body[index]): declaration for index, declaration in self.widened_results.items()}
         return tuple(marked(head + [wide.get(id(s), s) for s in out]))
 
     # accumulators
 
-    def _counting(self) -> tuple[str, ...]:
-        return self.plan.work  # also in functions that do not return it: ptxas drops what nothing reads
-
-    def _count(self) -> None:
+    def _plan_counts(self) -> None:
         """Plan one add per basic block and kind of work before the block's first instruction, and one at each predicated access."""
-        for block in self.flow.blocks if self._counting() else ():
+        for block in self.flow.blocks if self.plan.work else ():
             total = dict.fromkeys(WORK, 0)
             total["instructions"] = len(block.instructions)
             total["blocks"] = int(block.entered)
@@ -159,30 +159,30 @@ class Body:
 
     def _prologue(self) -> list[Statement]:
         out: list[Statement] = []
-        if self.apart:
-            out.append(self._opaque("eq"))
-        for position, kind in enumerate(self._counting()):
+        if self.loop_exits:
+            out.append(self._set_gone("eq"))
+        for position, kind in enumerate(self.plan.work):
             if self.role is not None and self.role.leaving:
                 out.append(text(f"ld.param.b64 {accumulator(kind)}, [{PASSED_WORK}+{8 * position}];"))
             else:
                 out.append(text(f"mov.b64 {accumulator(kind)}, 0;"))
         here = next((place for place in self.sources if place != (0, 0)), (0, 0))
-        return out + self._probes(self.entries, self.function.line, here)
+        return out + self._probes(self.at_entry, self.function.line, here)
 
     # exits
 
-    def _separate_exits(self) -> None:
+    def _plan_exits(self) -> None:
         """Plan a copy of the instructions up to an exit for every branch to them."""
-        if not self.parts:
+        if not self.probed_opcodes:
             return
         body = self.flow.body
-        if self.leaves:
-            self._leave_loops()
+        if self.leaving_opcodes:
+            self._plan_loop_exits()
         sources: dict[int, dict[int, None]] = {}
         for index, targets in self.flow.targets.items():
             instruction = body[index]
             assert isinstance(instruction, Instruction)
-            if index in self.apart or index in self.dead:
+            if index in self.loop_exits or index in self.unreachable:
                 continue
             source = self.flow.table(index) if instruction.opcode == "brx" else index
             for target in dict.fromkeys(targets):
@@ -194,7 +194,7 @@ class Body:
                 continue
             last = body[path[-1]]
             assert isinstance(last, Instruction)
-            if last.opcode not in self.parts:
+            if last.opcode not in self.probed_opcodes:
                 continue
             falls = self._falls_into(label)
             takers = list(sources[label])[0 if falls else 1 :]
@@ -225,7 +225,7 @@ class Body:
                 copy += self._plain(index)
         return copy
 
-    def _leave_loops(self) -> None:
+    def _plan_loop_exits(self) -> None:
         """Plan the branches that leave a divergent loop and the kernel at once.
 
         After a loop, ptxas makes the lanes that have left it wait for the others, unless a bare EXIT follows. So these branches stay
@@ -237,7 +237,7 @@ class Body:
         if not (given and self.plan.block.bases):
             return
         body = self.flow.body
-        timed = any(word in p.fragment.ptx for p in self.exits for word in ("%globaltimer", "%clock"))
+        timed = any(word in p.fragment.ptx for p in self.at_exit for word in ("%globaltimer", "%clock"))
         synchronizing = {
             self.flow.cycles[number]
             for number, block in enumerate(self.flow.blocks)
@@ -254,22 +254,22 @@ class Body:
             if not (timed or cycle in synchronizing):
                 continue
             stays = any(self.flow.cycles.get(s) == cycle for s in block.successors)
-            if instruction.opcode in self.leaves and stays:
-                self.apart[index] = (index,), True
+            if instruction.opcode in self.leaving_opcodes and stays:
+                self.loop_exits[index] = (index,), True
             elif instruction.opcode == "bra" and stays:
                 for start, taken in ((self.flow.targets[index][0], True), (index, False)):
                     path = self.flow.tail(start, MAX_TAIL)
-                    if path is None or self._opcode(path[-1]) not in self.leaves:
+                    if path is None or self._opcode(path[-1]) not in self.leaving_opcodes:
                         continue
                     bare = all(self._opcode(i) in ("bra", *LEAVING) for i in path)
                     if bare or self.flow.scope[start] == self.flow.scope[index]:  # names mean the same here
-                        self.apart[index] = path, taken
+                        self.loop_exits[index] = path, taken
                         gone |= {(number, s) for s in block.successors if self.flow.cycles.get(s) != cycle}
                         break
         if gone:
-            self._left_out(gone)
+            self._remove_unreachable(gone)
 
-    def _left_out(self, gone: set[tuple[int, int]]) -> None:
+    def _remove_unreachable(self, gone: set[tuple[int, int]]) -> None:
         """Leave out the blocks that only the removed edges `gone` led to, each a pair of block numbers."""
         seen: set[int] = set()
         todo = [0]
@@ -279,7 +279,7 @@ class Body:
                 seen.add(number)
                 todo += [s for s in self.flow.blocks[number].successors if (number, s) not in gone]
         for number in self.flow.reachable - seen:
-            self.dead.update(self.flow.blocks[number].instructions)
+            self.unreachable.update(self.flow.blocks[number].instructions)
 
     def _synchronizes(self, index: int) -> bool:
         statement = self.flow.body[index]
@@ -288,7 +288,7 @@ class Body:
             return callee(statement) not in SYSTEM_FUNCTIONS
         return statement.opcode in ("bar", "barrier", "shfl", "vote", "match", "redux")
 
-    def _opaque(self, comparison: str) -> Directive:
+    def _set_gone(self, comparison: str) -> Directive:
         """Set the predicate "this thread leaves" to false (`eq`) or true (`ne`), in a way that hides the value from ptxas.
 
         A map's address is never 0. If ptxas knew the value, it would split the loop, and its lanes would wait again.
@@ -300,10 +300,10 @@ class Body:
         )
 
     def _leave_loop(self, index: int) -> list[Statement]:
-        """Return what replaces a branch of `_leave_loops`: the probe, which threads that stay skip, then the exit."""
+        """Return what replaces a branch of `_plan_loop_exits`: the probe, which threads that stay skip, then the exit."""
         branch = self.flow.body[index]
         assert isinstance(branch, Instruction)
-        path, taken = self.apart[index]
+        path, taken = self.loop_exits[index]
         stay = self._label("stay")
         negated = branch.negated != taken  # threads that stay skip the probe
         around = Instruction("bra", (), (Name(stay),), branch.predicate, negated)
@@ -318,8 +318,8 @@ class Body:
                 out += self._plain(step)
         if not alone:
             out += counts(1)
-        out += self._probes(self.exits, branch.line, self.sources[index])
-        out += [self._opaque("ne"), Label(stay), text(f"@{_GONE} exit;")]
+        out += self._probes(self.at_exit, branch.line, self.sources[index])
+        out += [self._set_gone("ne"), Label(stay), text(f"@{_GONE} exit;")]
         if not taken:
             out.append(text(f"bra {branch.operands[0]};"))
         return out
@@ -333,8 +333,8 @@ class Body:
         """Return whether control can reach a label from the statement before it."""
         for index in range(label - 1, -1, -1):
             statement = self.flow.body[index]
-            if index in self.apart:
-                return self.apart[index][1]
+            if index in self.loop_exits:
+                return self.loop_exits[index][1]
             if isinstance(statement, Instruction):
                 return statement.predicate is not None or statement.opcode not in (
                     "bra", "brx", "ret", "exit", "trap",
@@ -354,12 +354,12 @@ class Body:
         instruction = self.flow.body[index]
         assert isinstance(instruction, Instruction)
         returns = instruction.opcode == "ret" and not self.entry
-        if instruction.opcode in self.parts:
+        if instruction.opcode in self.probed_opcodes:
             if source is None and len(arrivals := self.arrivals.get(index, [])) == 1:
                 source = arrivals[0]
             place = index if source is None else source
             line = self.flow.body[place].line
-            probes = self._probes(self.returns if returns else self.exits, line, self.sources[place])
+            probes = self._probes(self.at_return if returns else self.at_exit, line, self.sources[place])
             going = dataclasses.replace(instruction, predicate=None, negated=False)
             # The instruction counts before the probe, so that a probe on the virtual clock sees the time at which the thread ends.
             leave = [*counts(1), *probes, *(self._return_work() if returns else ()), text(str(going))]
@@ -380,10 +380,10 @@ class Body:
             for k, kind in enumerate(self.plan.work)
         ]
 
-    def _fall_off(self) -> list[Statement]:
+    def _end(self) -> list[Statement]:
         """Return what ends a body whose last statement is no `ret`."""
         here = self.sources[-1] if self.sources else (0, 0)
-        probes = self._probes(self.exits if self.entry else self.returns, self.function.line, here)
+        probes = self._probes(self.at_exit if self.entry else self.at_return, self.function.line, here)
         return [*probes, *(() if self.entry else self._return_work()), text("ret;")]
 
     def _label(self, what: str) -> str:
@@ -410,7 +410,7 @@ class Body:
         """Return the probes before an instruction that accesses memory, a scope for each access."""
         found: list[Statement] = []
         for access in accesses(instruction, lambda name: self._type(index, name) == "pred"):
-            placements = [p for p in self.seen if wants(p, access)]
+            placements = [p for p in self.at_access if wants(p, access)]
             if not placements:
                 continue
             guards = (
@@ -423,12 +423,12 @@ class Body:
                 name = access.unless.operand if isinstance(access.unless, Not) else access.unless
                 guards.append(f"@{'!' if negated else ''}{name.name} ")
             site = self._site("access", instruction.line, self.sources[index], opcode_of(instruction), access)
-            size = self._wide(index, access.size, BYTES) if access.size is not None else ()
-            where = self._wide(index, access.address, AT)
+            size = self._to_64_bits(index, access.size, BYTES) if access.size is not None else ()
+            where = self._to_64_bits(index, access.address, AT)
             found.append(text(self.filler.access(placements, access, site, guards, where, size)))
         return found
 
-    def _wide(self, index: int, operand: Operand, into: str) -> list[str]:
+    def _to_64_bits(self, index: int, operand: Operand, into: str) -> list[str]:
         """Return instructions that put an address or a number into the 64-bit register `into`. Raises Refusal."""
         offset = 0
         match operand:
@@ -442,10 +442,10 @@ class Body:
                 raise Refusal(f"PTX line {self.flow.body[index].line}: {operand} is not an address")
         if base is None:
             return [f"mov.b64 {into}, {offset};"]
-        if self._aliased(base):
+        if self._is_in_table(base):
             start = f"ld.const.b64 {into}, [{TABLE}+{self.variables.offset(base)}];"
         else:
-            declared = self._declared(index, base)
+            declared = self._declaration(index, base)
             if declared is not None and declared.space == "reg" and type_size(declared.type) == 4:
                 if not offset:
                     return [f"cvt.u64.u32 {into}, {base};"]
@@ -458,7 +458,7 @@ class Body:
             start = f"mov.b64 {into}, {base};"
         return [start, f"add.s64 {into}, {into}, {offset};"] if offset else [start]
 
-    def _declared(self, index: int, name: str) -> Variable | None:
+    def _declaration(self, index: int, name: str) -> Variable | None:
         """Return the declaration of a name, which may be one of the registers `%r<9>`; None for a name not declared in this body."""
         key = self.flow.scope[index], name
         if key not in self.declared:
@@ -481,14 +481,14 @@ class Body:
 
     def _type(self, index: int, name: str) -> str:
         """Return the PTX type of a register; "" if it is unknown."""
-        declared = self._declared(index, name)
+        declared = self._declaration(index, name)
         return declared.type if declared is not None and declared.space == "reg" else ""
 
     def _barrier(self, index: int, instruction: Instruction) -> list[Statement]:
         """Return a barrier with the `barrier_arrive` programs before it and the `barrier_leave` programs after it."""
         known = barrier(instruction)
-        arrives = self.arrives if known is not None and known.arrives else ()
-        leaves = self.released if known is not None and known.leaves else ()
+        arrives = self.at_arrive if known is not None and known.arrives else ()
+        leaves = self.at_leave if known is not None and known.leaves else ()
         if known is None or not (arrives or leaves):
             return self._plain(index)
         out: list[Statement] = []
@@ -497,20 +497,20 @@ class Body:
         left = instruction
         if leaves:
             if instruction.predicate in known.results:  # the barrier overwrites it before the programs run
-                self.held[_HELD] = "pred"
+                self.added_registers[_HELD] = "pred"
                 out.append(text(f"mov.pred {_HELD}, {instruction.predicate};"))
                 left = dataclasses.replace(instruction, predicate=_HELD)
             kept: list[Operand | None] = []
             for operand, register in ((known.number, _NUMBER), (known.threads, _THREADS)):
                 if isinstance(operand, Name) and operand.name in known.results:
-                    self.held[register] = "b64"
-                    out += map(text, self._wide(index, operand, register))
+                    self.added_registers[register] = "b64"
+                    out += map(text, self._to_64_bits(index, operand, register))
                     kept.append(Name(register))
                 else:
                     kept.append(operand)
             known = dataclasses.replace(known, number=kept[0], threads=kept[1])
             if any(self.filler.reads(p, "waited") for p in leaves):
-                self.held[_WAITED] = "b64"
+                self.added_registers[_WAITED] = "b64"
                 out.append(text(f"mov.u64 {_WAITED}, %clock64;"))
         out += self._plain(index)
         if leaves:
@@ -537,7 +537,7 @@ class Body:
                 context[field] = operand.name
             elif operand is not None and any(self.filler.reads(p, field) for p in placements):
                 context[field] = f"%gpubpf_0now{field}"
-                lines += [f".reg .b64 {context[field]};", *self._wide(index, operand, context[field])]
+                lines += [f".reg .b64 {context[field]};", *self._to_64_bits(index, operand, context[field])]
         lines += [self.filler.text(p, context) for p in placements]
         if instruction.predicate is not None:
             lines.append("$gpubpf_over:")
@@ -553,7 +553,7 @@ class Body:
             if moved:
                 listed = f".branchtargets {', '.join(moved.get(n, n) for n in statement.names)};"
             return [Directive(statement.name, listed)]
-        if index in self.apart:
+        if index in self.loop_exits:
             return self._leave_loop(index)
         if not isinstance(statement, Instruction):
             return [statement]
@@ -567,7 +567,7 @@ class Body:
             return self._call(index, statement)
         if statement.opcode in ("bar", "barrier"):
             return self._barrier(index, statement)
-        if self.seen:
+        if self.at_access:
             return [*self._accesses(index, statement), *self._plain(index)]
         return self._plain(index)
 
@@ -585,14 +585,14 @@ class Body:
     def _operand(self, operand: Operand, loads: list[Statement]) -> Operand:
         match operand:
             case Name():
-                if not self._aliased(operand.name):
+                if not self._is_in_table(operand.name):
                     return operand
-                return Name(self._load(operand.name, loads, operand.offset))
+                return Name(self._load_address(operand.name, loads, operand.offset))
             case Address():
                 coordinates = tuple(self._operand(o, loads) for o in operand.coordinates)
                 base = operand.base
-                if base is not None and self._aliased(base):
-                    base = self._load(base, loads)
+                if base is not None and self._is_in_table(base):
+                    base = self._load_address(base, loads)
                 return dataclasses.replace(operand, base=base, coordinates=coordinates)
             case Vector():
                 return Vector(tuple(self._operand(o, loads) for o in operand.items))
@@ -603,7 +603,7 @@ class Body:
             case Not() | Immediate():
                 return operand
 
-    def _aliased(self, name: str) -> bool:
+    def _is_in_table(self, name: str) -> bool:
         """Return whether a name is a module variable that is accessed through the table."""
         variable = self.plan.module.variables.get(name)
         if variable is None or name in self.local:
@@ -613,7 +613,7 @@ class Body:
             return False
         return True
 
-    def _load(self, name: str, loads: list[Statement], offset: int = 0) -> str:
+    def _load_address(self, name: str, loads: list[Statement], offset: int = 0) -> str:
         """Return a register with the variable's address. It is loaded at each use, since the table lies in the constant bank."""
         register = f"%gpubpf_0address{self.addresses}"
         self.addresses += 1
@@ -690,7 +690,7 @@ class Body:
             declared = self.flow.declaration(index, given.name)
             statement = self.flow.body[declared] if declared is not None else None
             if declared is not None and isinstance(statement, Variable) and statement.space == "param":
-                self.widen[declared] = widened(statement, role.work_offset, kinds)
+                self.widened_results[declared] = widened(statement, role.work_offset, kinds)
                 return given.name, [], []
         mine = dataclasses.replace(widened(original, role.work_offset, kinds), name="gpubpf_result")
         copied: list[Statement] = []
