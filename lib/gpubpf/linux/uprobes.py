@@ -36,9 +36,8 @@ _IP = 128  # of struct pt_regs, x86-64
 _NOTHING = bytes.fromhex("b700000000000000 9500000000000000")  # r0 = 0; exit
 _BREAKPOINTS = (0xCC, 0xE8)  # what the kernel writes for a uprobe: int3, or call in place of a nop
 _RELATIVE = (0xE8, 0xE9)  # call, jmp: a hook may begin with the same byte, so all five bytes are compared
-_PAUSE = (
-    0.002  # seconds between two reads, so that a machine that starts many programs wakes the tool less often
-)
+# Seconds between two reads of mappings: a machine that starts many programs wakes the tool less often.
+_PAUSE = 0.002
 
 
 @dataclass(frozen=True)
