@@ -22,7 +22,7 @@ from gpubpf.process.ptrace import ThreadEnded, TraceRefused
 from gpubpf.process.users import User
 
 _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) (\S+) (\d+)\s*(.*)")
-AGENT = re.compile(r".*libgpubpf-agent\.so[^/]*$")  # the name of what is mapped
+AGENT = re.compile(r".*libgpubpf-agent\.so[^/]*$")  # path of the mapped file
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h
 _STRICT_SECCOMP = 1
 
@@ -45,7 +45,7 @@ class Mapping:
 
 @dataclass(frozen=True)
 class Library:
-    """An ELF file as it lies in the process."""
+    """An ELF file that is mapped into the process."""
 
     base: int
     mappings: tuple[Mapping, ...]
@@ -112,7 +112,7 @@ class Memory:
         self.close()
 
     def some(self, address: int, size: int) -> bytes:
-        """What there is of it, from `address` on."""
+        """Return up to `size` bytes; fewer, or none, if not all of them are mapped."""
         try:
             return os.pread(self.file, size, address)
         except (OSError, OverflowError):
@@ -132,7 +132,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Identity:
-    """A file as it is now: nobody can change what is in it, or put another one there, and leave these as they are."""
+    """Identifies a file with its contents: nobody can change or replace the file and keep all of these values."""
 
     device: int
     inode: int
@@ -143,23 +143,26 @@ class Identity:
 _local: dict[str, bool] = {}
 
 
-def _is_local(place: str) -> bool:
-    """Whether a device, as /proc/PID/maps has it, is of a file system that is mounted here, too, and that the kernel serves."""
-    if not _local.get(place):
+def _is_local(device: str) -> bool:
+    """Return whether a device, as in /proc/PID/maps, is a file system that is also mounted here and that the kernel itself serves."""
+    if not _local.get(device):
         with contextlib.suppress(OSError):
             for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
                 before, _, after = line.partition(" - ")
                 major, _, minor = before.split()[2].partition(":")
                 name = f"{int(major):02x}:{int(minor):02x}"
                 _local[name] = _local.get(name, True) and not after.startswith("fuse")
-    return _local.get(place, False)
+    return _local.get(device, False)
 
 
 @contextlib.contextmanager
 def library_file(pid: int, library: Library) -> Iterator[tuple[Identity | None, elf.AddressSpace, int]]:
-    """What to read a library from, and the address of its beginning there: its file, with its identity, where that can be opened.
-    What a process has made of it in its memory holds for this process alone. A file that somebody's program serves (FUSE) is not
-    opened: it need not answer."""
+    """Open a library for reading: yield its identity, what to read it from, and its base address there.
+
+    This is the library's file if it can be opened, at base 0. Otherwise it is the memory of the process, and the identity is None:
+    the process may have changed the library there, so what is read holds for this process only. A file in a FUSE file system is
+    not opened, because the program that serves it may never answer.
+    """
     first = library.mappings[0]
     ways = (
         partial(target_files.open_mapped, pid, first.start, first.end),
@@ -186,7 +189,7 @@ _exported: dict[Identity, frozenset[str]] = {}
 
 
 def exports(pid: int, library: Library) -> frozenset[str]:
-    """Names of the functions that a library exports; what is known of its file is kept for other processes. Raises OSError."""
+    """Return the names of the functions that a library exports, cached for all processes that map the same file. Raises OSError."""
     with library_file(pid, library) as (identity, source, base):
         if identity is None:
             return frozenset(elf.exports(source, base))
