@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
     from gpubpf.images.fatbin import Image
     from gpubpf.images.instrument import Attachment
-    from gpubpf.images.listing import Source
+    from gpubpf.images.listing import ImageFile
     from gpubpf.linux.host_programs import Host, HostProbe
     from gpubpf.linux.uprobes import Table
     from gpubpf.lower.native import Native
@@ -430,7 +430,7 @@ class BPF:
 
         return tracing.target(args)
 
-    def observe(self, args: argparse.Namespace) -> tuple[list[Source], int]:
+    def observe(self, args: argparse.Namespace) -> tuple[list[ImageFile], int]:
         """Runs COMMAND to its end: the modules that it loaded, what it launched, and its exit status."""
         from gpubpf.session import tracing
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import gpubpf_hip
+from gpubpf import elf
 from gpubpf.process import target
 from gpubpf_hip import needs_hip
 from gpubpf_host import needs_bpf
@@ -386,9 +387,9 @@ def probed(pid: int, *functions: str) -> bool:
     """Return whether a process has the kernel's breakpoints at functions of the library."""
     code = [m for m in target.mappings(pid) if m.code and "/libamdhip64.so" in m.path]
     with target.Memory(pid) as memory, open(code[0].path, "rb") as file:
-        elf = target.ElfFile(file.fileno())
-        symbols = target.symbols(elf, 0)
-        offsets = [elf.offset(symbols[name].address) for name in functions]
+        library = elf.LoadedFile(file.fileno())
+        symbols = elf.exports(library)
+        offsets = [library.offset(symbols[name].address) for name in functions]
         return all(
             memory.read(m.start + at - m.offset, 1) == b"\xcc"
             for at in offsets

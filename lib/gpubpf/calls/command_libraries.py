@@ -10,12 +10,13 @@ import fnmatch
 import os
 import re
 import shutil
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpubpf import elf
+from gpubpf.errors import ImageError
 from gpubpf.linux.libraries import Names
 from gpubpf.session import device
 
@@ -26,11 +27,7 @@ if TYPE_CHECKING:
 # Python packages that contain GPU libraries, and how deep the libraries are in them: nvidia/cuda_runtime/lib.
 _PACKAGES = ("nvidia*", "torch*", "*rocm*", "hip*", "amd*", "cu*", "jax*", "tensorflow*", "*.libs")
 _DEPTH, _FOLDERS = 3, 2048
-_HEADER = struct.Struct("<16xHHIQQQIHHHHHH")  # Elf64_Ehdr (gABI)
-_SEGMENT = struct.Struct("<IIQQQQQQ")  # Elf64_Phdr
-_LOAD, _DYNAMIC = 1, 2  # PT_*
-_STRTAB, _RPATH, _RUNPATH = 5, 15, 29  # DT_*
-_LONGEST = 1 << 16  # bytes of dynamic entries, of a path, of a script
+_LONGEST = 1 << 16  # bytes of a script
 _TOKEN = re.compile(r"[^\s;&|<>(){}'\"`=:$]+")
 _MOST_WORDS = 64
 
@@ -69,7 +66,7 @@ def _folders(command: Sequence[str], environment: Mapping[str, str]) -> Iterator
         if (program := shutil.which(word, path=environment.get("PATH"))) is None:
             continue
         yield os.path.dirname(os.path.realpath(program))
-        with contextlib.suppress(OSError, struct.error, ValueError):
+        with contextlib.suppress(OSError, ValueError):
             yield from search_path(program)
         if os.path.basename(program).startswith(("python", "pypy")):
             yield from _python(program, environment)
@@ -108,32 +105,13 @@ def _open_nonblocking(path: str, flags: int) -> int:
 
 
 def search_path(program: str) -> list[str]:
-    """Return the folders that an ELF file names for its libraries: DT_RPATH, DT_RUNPATH.
+    """Return the directories in which an ELF file looks for its libraries (DT_RPATH, DT_RUNPATH); none for another file.
 
-    Raise OSError, struct.error or ValueError if the file cannot be read.
+    Raises OSError.
     """
-    with open(program, "rb", buffering=0, opener=_open_nonblocking) as file:
-        if file.read(5) != b"\x7fELF\x02":
-            return []
-        start, size, count = (_HEADER.unpack(os.pread(file.fileno(), _HEADER.size, 0))[i] for i in (4, 8, 9))
-        segments = [
-            _SEGMENT.unpack(os.pread(file.fileno(), _SEGMENT.size, start + i * size))
-            for i in range(min(count, 256))
-        ]
-        entries = []
-        for kind, _, offset, _, _, length, *_ in segments:
-            if kind == _DYNAMIC:
-                data = os.pread(file.fileno(), min(length, _LONGEST) & ~15, offset)
-                entries = list(struct.iter_unpack("<qQ", data))
-        texts = dict(entries).get(_STRTAB, 0)
-        place = next(
-            (o + texts - a for k, _, o, a, _, n, *_ in segments if k == _LOAD and a <= texts < a + n), None
-        )
-        found: list[str] = []
-        for tag, value in entries:
-            if tag in (_RPATH, _RUNPATH) and place is not None:
-                text = os.pread(file.fileno(), _LONGEST, place + value).partition(b"\0")[0]
-                found += os.fsdecode(text).split(":")
+    found: list[str] = []
+    with contextlib.suppress(ImageError), open(program, "rb", buffering=0, opener=_open_nonblocking) as file:
+        found = elf.of_file(file.fileno()).search_path().split(":")
     origin = os.path.dirname(os.path.realpath(program))
     return [part.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for part in found if part]
 

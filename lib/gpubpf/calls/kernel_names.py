@@ -25,11 +25,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpubpf import names
+from gpubpf import elf, names
 from gpubpf.calls.api import Api
+from gpubpf.elf import Elf
 from gpubpf.errors import ImageError
-from gpubpf.images import symbols
-from gpubpf.images.fatbin import Elf, elf_of_file
 from gpubpf.linux import libraries
 from gpubpf.names import Name
 from gpubpf.process import target
@@ -57,8 +56,6 @@ _DEVICE_CODE = (".hip_fatbin", ".hipFatBinSegment", ".nv_fatbin", "__nv_relfatbi
 _LOCAL = re.compile(
     r"(?:\.(?:static|intern)\.|__(?:static|intern)__)[0-9a-f]{8,}\Z|\A__nv_static_\d+__\w*?_[0-9a-f]{8}_(?=_Z)"
 )
-_OBJECT, _FUNC = 1, 2  # STT_OBJECT, STT_FUNC
-_EXEC = 2  # ET_EXEC
 _STUB = re.compile(r"(\d+)__device_stub__(?=[A-Za-z_])")  # in the name of a kernel's function on the host
 # The variable in which the host code of nvcc 13 keeps a handle.
 _HANDLE = re.compile(r"_ZZL?(\d+)(__device_stub_(_Z\w+))E8__handle\Z")
@@ -248,7 +245,7 @@ class _Process:
         if mapping is None or (file := self._file(mapping)) is None:
             return None, 0
         offset = address - mapping.start + mapping.offset
-        return file, next((a + offset - o for o, a, n in file.loads if o <= offset < o + n), -1)
+        return file, -1 if (at := elf.address_of(file.loads, offset)) is None else at
 
     def _mapping(self, address: int) -> target.Mapping | None:
         return next((m for m in self.mapped if m.start <= address < m.end), None)
@@ -284,8 +281,8 @@ class _Process:
         for library in target.libraries(self.mapped):
             file = self.files.get(library.mappings[0].file)
             if file is not None and file.has_kernels and file.symbols.handles and file.loads:
-                offset, address, _ = min(file.loads)
-                yield file, library.base - (address - offset)
+                first = min(file.loads, key=lambda segment: segment.offset)
+                yield file, library.base - (first.address - first.offset)
 
 
 def _identity(pid: int) -> tuple[int, int] | None:
@@ -314,7 +311,7 @@ class _File:
 
     def __init__(self, opened: int) -> None:
         self._opened = opened
-        self._elf: Elf = elf_of_file(opened)
+        self._elf = elf.of_file(opened)
         self.loads = self._elf.loads
 
     def __del__(self) -> None:
@@ -342,11 +339,8 @@ class _File:
 
     def text(self, address: int) -> bytes:
         """Return the string at an address of the file."""
-        for offset, start, size in self.loads:
-            if start <= address < start + size:
-                count = min(_LONGEST, start + size - address)
-                with contextlib.suppress(*_INVALID):
-                    return os.pread(self._opened, count, offset + address - start).partition(b"\0")[0]
+        with contextlib.suppress(*_INVALID):
+            return _text(self._elf, address).partition(b"\0")[0]
         return b""
 
 
@@ -386,10 +380,10 @@ def _kernel_of(symbol: str) -> str:
     return _STUB.sub(lambda m: str(int(m[1]) - len("__device_stub__")), symbol, count=1)
 
 
-def _symbols(elf: Elf) -> _Symbols:
+def _symbols(file: Elf) -> _Symbols:
     import numpy as np
 
-    for found, text in symbols.tables(elf, (_OBJECT, _FUNC)):
+    for found, text in file.symbol_tables((elf.STT_OBJECT, elf.STT_FUNC)):
         found = found[np.lexsort((found["info"] & 15, found["value"]))]
         return _Symbols(np.ascontiguousarray(found["value"]), found["name"], text)
     return _no_symbols()
@@ -401,7 +395,7 @@ def _no_symbols() -> _Symbols:
     return _Symbols(np.empty(0, "<u8"), np.empty(0, "<u4"), b"")
 
 
-def _registrations(elf: Elf, opened: int) -> Mapping[int, str]:
+def _registrations(file: Elf, opened: int) -> Mapping[int, str]:
     """Return the kernels that compiled code passes to __hipRegisterFunction or __cudaRegisterFunction, by
     their handle.
 
@@ -409,9 +403,9 @@ def _registrations(elf: Elf, opened: int) -> Mapping[int, str]:
     addresses: the handle and the name.
     """
     found: dict[int, str] = {}
-    ends = [address + size for _, address, size in elf.loads]
+    ends = [segment.address + segment.size for segment in file.loads]
     places, left = _MOST_REGISTRATIONS, _LARGEST  # in all segments together
-    for offset, address, size in _code(elf):
+    for _, _, offset, address, size in (segment for segment in file.loads if segment.executable):
         code = os.pread(opened, min(size, left), offset)
         left -= len(code)
         for match in itertools.islice(_NO_LIMIT.finditer(code), places):
@@ -419,8 +413,8 @@ def _registrations(elf: Elf, opened: int) -> Mapping[int, str]:
             start, end = max(0, match.start() - _BEFORE), min(len(code), match.end() + _AFTER)
             start = max((c for c in _calls(code, start, match.start(), size)), default=start)
             end = min((c - 5 for c in _calls(code, match.end(), end, size)), default=end)
-            targets = _targets(code[start:end], address + start, elf.type == _EXEC)
-            texts = {t: _name_at(elf, t) for t in targets}
+            targets = _targets(code[start:end], address + start, file.type == elf.ET_EXEC)
+            texts = {t: _name_at(file, t) for t in targets}
             said = {text for text in texts.values() if text}
             if len(said) == 1:
                 name = said.pop()
@@ -428,12 +422,6 @@ def _registrations(elf: Elf, opened: int) -> Mapping[int, str]:
                     if not text and 0 < place < max(ends):
                         found.setdefault(place, name)
     return found
-
-
-def _code(elf: Elf) -> list[tuple[int, int, int]]:
-    """Return (offset, address, bytes) of each segment with code."""
-    table = elf.source.read(elf._program_headers, elf._segment_count * elf._SEGMENT.size)
-    return [(h[2], h[3], h[5]) for h in elf._SEGMENT.iter_unpack(table) if h[0] == 1 and h[1] & 1]
 
 
 def _calls(code: bytes, start: int, end: int, size: int) -> list[int]:
@@ -463,14 +451,19 @@ def _targets(code: bytes, address: int, fixed: bool) -> list[int]:
     return found
 
 
-def _name_at(elf: Elf, address: int) -> str | None:
-    """Return the string at an address if it can be a kernel's name."""
-    for offset, start, size in elf.loads:
-        if start <= address < start + size:
-            data = elf.source.read(offset + address - start, min(_LONGEST, start + size - address))
-            text = data.partition(b"\0")[0]
-            return text.decode() if _NAME.match(text) and len(text) < len(data) else None
-    return None
+def _name_at(file: Elf, address: int) -> str | None:
+    """Return the string at an address, if it can be a kernel's name; else None. Raises ImageError."""
+    data = _text(file, address)
+    text = data.partition(b"\0")[0]
+    return text.decode() if _NAME.match(text) and len(text) < len(data) else None
+
+
+def _text(file: Elf, address: int) -> bytes:
+    """Return the bytes of a file from an address on, as many as a name may have; none outside of the file. Raises ImageError."""
+    for segment in file.loads:
+        if 0 <= (inside := address - segment.address) < segment.size:
+            return file.source.read(segment.offset + inside, min(_LONGEST, segment.size - inside))
+    return b""
 
 
 def registered(opened: int) -> tuple[str, ...]:

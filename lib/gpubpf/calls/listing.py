@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpubpf import names
+from gpubpf import elf, names
 from gpubpf.calls import command_libraries, kernel_names
 from gpubpf.calls.kernel_names import KernelNames
 from gpubpf.calls.probes import CallOptions, CallProbes
@@ -99,7 +99,7 @@ def show(api: Api, text: str, args: argparse.Namespace, out: cli.Output) -> int:
 def _of_file(
     path: str, file: int, wanted: Sequence[ApiFunction], pid: int | None = None, comm: str | None = None
 ) -> ListedLibrary:
-    exported = target.symbols(target.ElfFile(file), 0)
+    exported = elf.exports(elf.LoadedFile(file))
     reasons = {f.name: None if f.symbol in exported else NOT_EXPORTED for f in wanted}
     return ListedLibrary(path, reasons, pid, comm)
 

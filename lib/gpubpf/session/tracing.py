@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpubpf.images import fatbin
     from gpubpf.images.assemble import Target
     from gpubpf.images.instrument import Attachment, Sidecar
-    from gpubpf.images.listing import Source
+    from gpubpf.images.listing import ImageFile
     from gpubpf.linux.host_programs import Host
     from gpubpf.show.cli import Output
 
@@ -148,11 +148,11 @@ def target(args: argparse.Namespace) -> Target:
         return Target("sim", device.compute_capability(Device("sim")))
 
 
-def observe(args: argparse.Namespace) -> tuple[list[Source], int]:
+def observe(args: argparse.Namespace) -> tuple[list[ImageFile], int]:
     """Runs the command to its end, its kernels as they are: the modules that its processes loaded (one source for each name of a
     process) with the launches of their kernels, and the exit status."""
     from gpubpf.images import fatbin, instrument
-    from gpubpf.images.listing import Source
+    from gpubpf.images.listing import ImageFile
 
     loaded: dict[str, dict[bytes, bytes]] = {}
 
@@ -181,7 +181,7 @@ def observe(args: argparse.Namespace) -> tuple[list[Source], int]:
                     dataclasses.replace(image, module=first + image.module)
                     for image in fatbin.images_of_bytes(data)
                 ]
-        sources.append(Source(comm, tuple(images), launches.get(comm, {}), pids.get(comm), comm))
+        sources.append(ImageFile(comm, tuple(images), launches.get(comm, {}), pids.get(comm), comm))
     return sources, session.status
 
 
