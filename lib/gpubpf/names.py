@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from gpubpf.process import libc
+
 _LONGEST = 1 << 16  # bytes of a mangled name
 # <substitution>, <template-param> (Itanium C++ ABI 5.1.10, 5.1.11)
 _REFERENCE = re.compile(r"[ST][0-9A-Z]*_")
@@ -203,7 +205,7 @@ def _cxa_demangle() -> Callable[[bytes], bytes] | None:
     """Return `__cxa_demangle` (Itanium C++ ABI 3.4) of libstdc++; None without that library. It raises ValueError for other names."""
     try:
         function = ctypes.CDLL("libstdc++.so.6")["__cxa_demangle"]
-        free = ctypes.CDLL(None)["free"]
+        free = libc.library["free"]
     except (OSError, AttributeError):
         return None
     function.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
@@ -280,7 +282,7 @@ def serve() -> None:
     """Run the child: read a mangled name per line from stdin, write the demangled name per line to stdout."""
     from gpubpf.process import privileges
 
-    privileges.give_up()
+    privileges.drop_all()
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process even inside the C++ library

@@ -206,7 +206,7 @@ class Ptxas:
         self, ptx: bytes, arch: str, options: tuple[str, ...]
     ) -> tuple[bytes, dict[str, KernelResources]]:
         """Run ptxas without privileges, because the PTX is untrusted. Raises AssembleError."""
-        return privileges.unprivileged(lambda: self._run(ptx, arch, options), (self.path,))
+        return privileges.run_unprivileged(lambda: self._run(ptx, arch, options), (self.path,))
 
     def _run(
         self, ptx: bytes, arch: str, options: tuple[str, ...]
