@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import manpages
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tools"))
 
@@ -18,7 +20,7 @@ from gpubpf.show import cli  # noqa: E402
 from gpubpf.show.owner_columns import Whose  # noqa: E402
 from gpubpf.threads.thread_counts import Tallies  # noqa: E402
 
-FIELDS = (REPOSITORY / "man/man8/threadhist.8").read_text().split(".SH FIELDS")[1].split(".SH EXAMPLES")[0]
+FIELDS = manpages.page("threadhist").split(".SH FIELDS")[1].split(".SH EXAMPLES")[0]
 SUMMARY = {
     "type": "summary",
     "tool": "threadhist",
