@@ -461,7 +461,7 @@ def test_files_that_do_not_answer(
     """Their file system may be a program of the process's own."""
     library = clash(build)
     silent = threading.Event()
-    monkeypatch.setattr(mapped, "PATIENCE", 0.3)
+    monkeypatch.setattr(mapped, "TIMEOUT", 0.3)
     monkeypatch.setattr(
         target_files, "open_mapped", lambda *_: os.open(os.devnull, os.O_RDONLY) if silent.wait() else -1
     )

@@ -43,7 +43,7 @@ MOST_FILES = 4096  # of one process
 LARGE = (
     64 << 20
 )  # bytes: images of larger files are searched only if the file mentions the kernel outside of its images
-PATIENCE = 120.0  # seconds for reading a process's files
+TIMEOUT = 120.0  # seconds for reading a process's files
 READ_LIMIT = (
     16 << 30
 )  # bytes read from all files to find one module: a sparse file may be larger than its disk
@@ -69,8 +69,8 @@ class MappedImages:
         self._triton = TritonCache(pid)
         self._lock = threading.Lock()
         self._searched = 0  # bytes
-        self._allowance = _Allowance()
-        self._stuck = False  # reading its files does not end
+        self._budget = _ReadBudget()
+        self._timed_out = False  # reading its files does not end
 
     def images(self) -> Iterator[tuple[str, Image]]:
         """Yield each image with the name that the process has for its file. Module numbers are unique in a file.
@@ -79,9 +79,9 @@ class MappedImages:
         be read.
         """
         with self._lock:
-            self._allowance.left = READ_LIMIT
+            self._budget.left = READ_LIMIT
             modules: dict[str, int] = {}
-            for file in self._refreshed():
+            for file in self._refresh():
                 for images in file.modules:
                     number = modules[file.path] = modules.get(file.path, -1) + 1
                     with contextlib.suppress(ImageError):  # the file has changed meanwhile
@@ -100,7 +100,7 @@ class MappedImages:
             (image,) = fatbin.images_of_bytes(data)
             if image.kind != "elf":
                 return data
-            ptx = self._patiently(self._triton.ptx_of, image.payload)
+            ptx = self._with_timeout(self._triton.ptx_of, image.payload)
             return data if ptx is None else fatbin.pack(ptx)
         except (ImageError, ValueError, TimeoutError):
             return data
@@ -112,12 +112,12 @@ class MappedImages:
         """
         names = tuple(dict.fromkeys((*(kernel.name for kernel in found.kernels), *found.names)))
         try:
-            return self._patiently(self._find, found, names, target)
+            return self._with_timeout(self._find, found, names, target)
         except (OSError, ImageError):  # the process has ended, or a file has changed or does not answer
             return None, dict.fromkeys(names, NOT_FOUND)
 
-    def _patiently(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call `function` on another thread and wait for at most PATIENCE seconds: a file system may be the process's own (FUSE).
+    def _with_timeout(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call `function` on another thread and wait for at most TIMEOUT seconds: a file system may be the process's own (FUSE).
 
         Raises TimeoutError. After the first timeout, every call raises it at once.
         """
@@ -125,7 +125,7 @@ class MappedImages:
 
         def run() -> None:
             with self._lock:
-                self._allowance.left = READ_LIMIT
+                self._budget.left = READ_LIMIT
                 try:
                     future.set_result(function(*arguments))
                 except BaseException as error:
@@ -134,27 +134,29 @@ class MappedImages:
                     for file in self._files.values():
                         file.source.close()
 
-        if self._stuck:
+        if self._timed_out:
             raise TimeoutError
         threading.Thread(target=run, name="gpubpf-files", daemon=True).start()
         try:
-            return future.result(PATIENCE)
+            return future.result(TIMEOUT)
         except TimeoutError:
-            self._stuck = True
+            self._timed_out = True
             raise
 
     def _find(
         self, found: Found, names: Sequence[str], target: Target
     ) -> tuple[bytes | None, dict[str, str]]:
-        files = [file for file in self._refreshed() if file.worth_a_look(names[0])]
+        files = [file for file in self._refresh() if file.may_have(names[0])]
         candidates = list(self._candidates(files, found, names, target))
-        candidates = candidates or list(self._embedded(found, names, target))
-        usable = _different([candidate.ptx for candidate in candidates if candidate.ptx is not None], found)
+        candidates = candidates or list(self._candidates_anywhere(found, names, target))
+        usable = _without_duplicates(
+            [candidate.ptx for candidate in candidates if candidate.ptx is not None], found
+        )
         without = [candidate.reason for candidate in candidates if candidate.ptx is None]
         if not usable:
             reason = (without or [fatbin.SASS_ONLY])[0]
             if reason == fatbin.SASS_ONLY:
-                reason = _why(files, names[0], target)
+                reason = _reason_without_ptx(files, names[0], target)
             return None, dict.fromkeys(names, reason)
         if len(usable) > 1 or without:
             return None, dict.fromkeys(names, AMBIGUOUS)
@@ -167,16 +169,18 @@ class MappedImages:
     ) -> Iterator[_Candidate]:
         for file in files:
             for number, images in enumerate(file.modules):
-                running = _running(images, target)
-                if running is not None and _fits(file.names(number, running), found, names):
+                running = _taken_by_driver(images, target)
+                if running is not None and _has_kernels(file.names(number, running), found, names):
                     yield from _candidate(images, running, found, target)
-            file.searched()
+            file.cache_names()
         for images in self._triton.modules(names):
-            running = _running(images, target)
-            if running is not None and _fits(_names(running), found, names):
+            running = _taken_by_driver(images, target)
+            if running is not None and _has_kernels(_names(running), found, names):
                 yield from _candidate(images, running, found, target)
 
-    def _embedded(self, found: Found, names: Sequence[str], target: Target) -> Iterator[_Candidate]:
+    def _candidates_anywhere(
+        self, found: Found, names: Sequence[str], target: Target
+    ) -> Iterator[_Candidate]:
         """Yield candidates from anywhere in a file: a program may pass an image or PTX text from an array to the driver."""
         for file in self._files.values():
             with contextlib.suppress(ImageError):
@@ -184,11 +188,11 @@ class MappedImages:
                     self._searched += file.source.size
                     if file.mentions(names[0]):
                         for images in fatbin.modules(tuple(fatbin.scan(file.source, 0, file.source.size))):
-                            running = _running(images, target)
-                            if running is not None and _fits(_names(running), found, names):
+                            running = _taken_by_driver(images, target)
+                            if running is not None and _has_kernels(_names(running), found, names):
                                 yield from _candidate(images, running, found, target)
 
-    def _refreshed(self) -> list[_File]:
+    def _refresh(self) -> list[_File]:
         """Return the files with device code that are mapped now. Raises OSError."""
         mapped: dict[tuple[tuple[str, int], str], list[target.Mapping]] = {}
         for mapping in target.mappings(self._pid):
@@ -204,7 +208,7 @@ class MappedImages:
             if known is not None and not (known.modules and known.source.changed()):
                 continue
             if len(self._files) < MOST_FILES:
-                self._files[key] = _read(self._pid, mappings, self._allowance)
+                self._files[key] = _read(self._pid, mappings, self._budget)
         return [file for file in self._files.values() if file.modules]
 
 
@@ -212,7 +216,7 @@ class MappedImages:
 
 
 @dataclass
-class _Allowance:
+class _ReadBudget:
     """Bytes that may still be read."""
 
     left: int = READ_LIMIT
@@ -226,9 +230,9 @@ class _Allowance:
 class _MappedFile:
     """A mapped file as an `elf.ByteSource`. It is opened when it is read; after `close` it is opened again if it is unchanged."""
 
-    def __init__(self, pid: int, mappings: list[target.Mapping], allowance: _Allowance) -> None:
+    def __init__(self, pid: int, mappings: list[target.Mapping], budget: _ReadBudget) -> None:
         self._pid = pid
-        self._allowance = allowance
+        self._budget = budget
         self.mappings = mappings  # its owner keeps them up to date
         self._file: int | None = None
         self._status: os.stat_result | None = None
@@ -248,7 +252,7 @@ class _MappedFile:
     def read(self, offset: int, size: int) -> bytes:
         file = self._open()
         assert self._status is not None
-        self._allowance.take(size)
+        self._budget.take(size)
         try:
             return OpenFile(file, self._status.st_size).read(offset, size)
         except OSError as error:
@@ -373,7 +377,7 @@ class _File:
     def large(self) -> bool:
         return self.stored > LARGE
 
-    def worth_a_look(self, name: str) -> bool:
+    def may_have(self, name: str) -> bool:
         """Return whether to search this file for a kernel. A large file is searched only if it mentions the kernel."""
         return not self.large or self._searched or self.mentions(name)
 
@@ -421,7 +425,7 @@ class _File:
                 self._names = {k: tuple(map(str, v)) for k, v in json.loads(data or b"{}").items()}
             self._kept = len(self._names)
 
-    def searched(self) -> None:
+    def cache_names(self) -> None:
         """Cache the names of kernels for the next process that maps the file, once all modules have been searched."""
         self._searched = True
         if self.stored > SLOW and self.source.identity and len(self._names) > (self._kept or 0):
@@ -439,10 +443,10 @@ def _version() -> str:
     return cache.key_of_files(package / name for name in ("elf.py", "images/fatbin.py", "images/mapped.py"))
 
 
-def _read(pid: int, mappings: list[target.Mapping], allowance: _Allowance) -> _File:
+def _read(pid: int, mappings: list[target.Mapping], budget: _ReadBudget) -> _File:
     """Read a mapped file. A file without device code has no modules."""
     path = mappings[0].path
-    source = _MappedFile(pid, mappings, allowance)
+    source = _MappedFile(pid, mappings, budget)
     with contextlib.closing(source), contextlib.suppress(ImageError):
         start = source.read(0, min(source.size, 4096))
         known = start.startswith(b"\x7fELF") or _TEXT_PTX.search(start) or _is_fatbin(start)
@@ -478,7 +482,7 @@ def _names(image: Image) -> Iterable[str]:
         return ()
 
 
-def _why(files: Iterable[_File], name: str, target: Target) -> str:
+def _reason_without_ptx(files: Iterable[_File], name: str, target: Target) -> str:
     """Return why a kernel that fits no module has no PTX: the reason for a kernel of the same name in the files."""
     reasons = []
     for file in files:
@@ -486,11 +490,11 @@ def _why(files: Iterable[_File], name: str, target: Target) -> str:
             if file.has(number, name):
                 chosen = choose(images, target)
                 reasons += [chosen] if isinstance(chosen, str) else []
-        file.searched()
+        file.cache_names()
     return next((reason for reason in reasons if reason != fatbin.SASS_ONLY), (*reasons, NOT_FOUND)[0])
 
 
-def _running(images: Sequence[Image], target: Target) -> Image | None:
+def _taken_by_driver(images: Sequence[Image], target: Target) -> Image | None:
     """Return the image of a module that the target's driver takes; None if none suits. The embedded device takes only PTX."""
     if target.device == "gpu" and (cubin := fatbin.cubin_for(images, target.cc)) is not None:
         return cubin
@@ -498,7 +502,7 @@ def _running(images: Sequence[Image], target: Target) -> Image | None:
     return chosen if isinstance(chosen, Image) else None
 
 
-def _fits(there: Iterable[str], found: Found, names: Iterable[str]) -> bool:
+def _has_kernels(there: Iterable[str], found: Found, names: Iterable[str]) -> bool:
     return set(there) == set(names) if found.whole else set(there) >= set(names)
 
 
@@ -532,20 +536,20 @@ def _agrees(cubin: bytes, kernels: Iterable[FoundKernel]) -> bool:
         kernel, size = there.get(told.name), shared.get(told.name, 0)
         if kernel is None or _differs(told.parameters, kernel.parameters):
             return False
-        if _differs(_told(told.registers), kernel.registers):
+        if _differs(_known(told.registers), kernel.registers):
             return False
-        if _differs(_told(told.max_threads), _bounded(kernel.max_threads)):
+        if _differs(_known(told.max_threads), _as_reported(kernel.max_threads)):
             return False
         if told.shared >= 0 and told.shared not in (size, size - _RESERVED_SHARED):
             return False
     return True
 
 
-def _told(number: int) -> int | None:
+def _known(number: int) -> int | None:
     return number if number >= 0 else None
 
 
-def _bounded(threads: int | None) -> int | None:
+def _as_reported(threads: int | None) -> int | None:
     """Return the limit as a driver reports it: no device has larger blocks."""
     return None if threads is None else min(threads, _MOST_THREADS)
 
@@ -567,12 +571,12 @@ class _Layout:
         least, most = self.shared
         return not (
             _differs(told.parameters, self.parameters)
-            or _differs(_told(told.ptx_version), image.sm)
+            or _differs(_known(told.ptx_version), image.sm)
             or (
                 told.shared >= 0
                 and not any(least <= told.shared - extra <= most for extra in (0, _RESERVED_SHARED))
             )
-            or _differs(_told(told.max_threads), _bounded(self.threads))
+            or _differs(_known(told.max_threads), _as_reported(self.threads))
         )
 
 
@@ -614,7 +618,7 @@ def _threads(entry: module.Function) -> int | None:
     return None
 
 
-def _different(candidates: Sequence[Image], found: Found) -> list[Image]:
+def _without_duplicates(candidates: Sequence[Image], found: Found) -> list[Image]:
     """Return the candidates without duplicates: those with the same PTX for the launched kernels count as one.
 
     Several files of a program may contain the same instance of a template.
