@@ -156,11 +156,11 @@ def main(argv: list[str] | None = None) -> int:
             from gpubpf.images import listing
 
             return listing.show(b, args, out)
-        from gpubpf.session import device
+        from gpubpf.session import tracing
         from gpubpf.session.session import Follow
         from gpubpf.show import perfetto
 
-        b["each"].set(int(device.choose(args.device).kind == "sim").to_bytes(8, "little"))
+        b["each"].set(int(tracing.device_of(args).kind == "sim").to_bytes(8, "little"))
         meanwhile = None
         if args.slow:
             from gpubpf.launches.off_cpu import OffCpu

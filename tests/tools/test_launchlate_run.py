@@ -377,3 +377,13 @@ def test_on_the_real_clock_the_bounds_hold(app):
     assert two["start_ns"] >= one["end_ns"] - error and one["start_ns"] >= one["call_ns"] - error
     assert abs(two["wait_ns"] - max(0, one["end_ns"] - two["return_ns"])) <= error
     assert error < 10**7
+
+
+def test_the_process_decides_the_device_not_the_option():
+    """--device is for a COMMAND: with -p the error is about the process, whether or not there is a GPU."""
+    with subprocess.Popen(["sleep", "60"]) as sleeping:
+        tool = [*TOOL[:2], "--device", "gpu", "-p", str(sleeping.pid)]
+        done = subprocess.run(tool, capture_output=True, text=True, timeout=60)
+        sleeping.kill()
+    assert done.returncode == 1
+    assert f"pid {sleeping.pid}" in done.stderr and "no GPU" not in done.stderr

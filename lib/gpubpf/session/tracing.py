@@ -120,12 +120,20 @@ def _cupti(args: argparse.Namespace, chosen: Device) -> Sequence[str]:
     return device.cupti_libraries() if named is not None and chosen.kind == "gpu" else ()
 
 
+def device_of(args: argparse.Namespace) -> Device:
+    """Return the device that a command line measures: the one that the processes of -p use, or else the one that --device names.
+
+    Raises SessionError when that device cannot be used, or when the processes of -p use different ones.
+    """
+    return _device_of_all(args.pid) if args.pid else device.choose(args.device)
+
+
 def virtual(args: argparse.Namespace) -> bool:
-    """Whether what the command line asks for will run on the embedded device's virtual clock."""
+    """Return whether the measurement will run on the virtual clock of the embedded device."""
     try:
-        return (_device_of_all(args.pid) if args.pid else device.choose(args.device)).virtual
+        return device_of(args).virtual
     except SessionError:
-        return False  # whoever runs it says why
+        return False  # starting the session raises the same error
 
 
 def target(args: argparse.Namespace) -> Target:
@@ -217,9 +225,7 @@ def _device_of_all(pids: Sequence[int]) -> Device:
 
 
 def _device(args: argparse.Namespace) -> Device:
-    if args.pid:
-        return _device_of_all(args.pid)
-    chosen = device.choose(args.device)
+    chosen = device_of(args)
     if chosen.notice:
         cli.note(args.tool, chosen.notice)
     return chosen
