@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpubpf.launches.dependencies import NEVER, NONE, Kind, Operations, Queue, Sync, over_by, waits
+from gpubpf.launches.dependencies import NEVER, NONE, Kind, Operations, Queue, Sync, ended_by, waits
 
 TIMES = {"call": 0, "ret": 0, "start": NONE, "end": NONE}
 REST = {"queue": 0, "context": 0, "waits": 0, "link": 0, "what": 0, "graph": -1, "replay": -1, "node": -1}
@@ -134,18 +134,18 @@ def test_unknown_stays_unknown_until_something_bounds_it() -> None:
         rows = [kernel(0, NONE, NONE), {"kind": Kind.RECORD}, {"kind": Kind.SYNC, "ret": 500} | sync]
         ops = operations([*rows, kernel(600, 700, 800)])
         assert waits(ops).wait.tolist() == [0, NONE, NONE, 0]
-        assert over_by(ops)[0] == 500
+        assert ended_by(ops)[0] == 500
 
 
 def test_a_wait_for_an_event_says_nothing_of_the_stream_that_it_stands_in() -> None:
     rows = [kernel(0, NONE, NONE), {"kind": Kind.RECORD, "queue": 1}]
     sync = {"kind": Kind.SYNC, "ret": 500, "what": Sync.EVENT, "link": 2, "waits": 1}
-    assert over_by(operations([*rows, sync])).tolist()[:2] == [NEVER, 500]
+    assert ended_by(operations([*rows, sync])).tolist()[:2] == [NEVER, 500]
 
 
 def test_when_operations_were_over() -> None:
     rows = [kernel(0, 10, 20), kernel(5, 20, 30), kernel(7, 8, 9, queue=1), {"kind": Kind.SYNC, "ret": 50}]
-    assert over_by(operations(rows)).tolist() == [20, 50, NEVER, NEVER]
+    assert ended_by(operations(rows)).tolist() == [20, 50, NEVER, NEVER]
 
 
 def replay(

@@ -372,16 +372,16 @@ def test_what_cannot_be_written(app: str, tmp_path: Path) -> None:
 def test_filters_of_nothing() -> None:
     done = run("--site", "3", "--", "true")
     assert done.returncode == 2 and done.stderr == (
-        "memtrace: --site, --address and --warps choose of every access; add -e, --parquet or --heatmap\n"
+        "memtrace: --site, --address and --warps filter single accesses; add -e, --parquet or --heatmap\n"
     )
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["-e", "--footprint"], "--footprint is added up"),
-        (["--parquet", ""], "--parquet has an empty name"),
-        (["--heatmap", ""], "--heatmap has an empty name"),
+        (["-e", "--footprint"], "--footprint cannot be combined"),
+        (["--parquet", ""], "--parquet has an empty file name"),
+        (["--heatmap", ""], "--heatmap has an empty file name"),
         (["-e", "--warps", "4294967296"], "argument --warps: '4294967296' is larger than 4294967295"),
     ],
 )

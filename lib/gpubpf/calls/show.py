@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpubpf.calls.records import Group
     from gpubpf.calls.sums import Row, Times
     from gpubpf.calls.why import Cause
-    from gpubpf.show.owner_columns import Whose
+    from gpubpf.show.owner_columns import OwnerColumns
 
 MOST = 24  # rows of a table without -v
 REASONS = (
@@ -113,7 +113,7 @@ def finding(rows: Sequence[Row], what: str = "call") -> Iterator[str]:
         yield from _wrap(f"{table.count(errors, 'call')} failed{same}: {', '.join(names)}{more}")
 
 
-def function_table(rows: Sequence[Row], whose: Whose, everything: bool = False) -> Iterator[str]:
+def function_table(rows: Sequence[Row], whose: OwnerColumns, everything: bool = False) -> Iterator[str]:
     """One line for each function, most time first."""
     shown = rows if everything else rows[:MOST]
     cells = [
@@ -131,7 +131,7 @@ def function_table(rows: Sequence[Row], whose: Whose, everything: bool = False) 
     yield from _left_out(rows, shown, "function")
 
 
-def kernel_table(rows: Sequence[Row], whose: Whose, everything: bool = False) -> Iterator[str]:
+def kernel_table(rows: Sequence[Row], whose: OwnerColumns, everything: bool = False) -> Iterator[str]:
     """One line for each kernel, most launches first: the gaps before its launches."""
     shown = rows if everything else rows[:MOST]
     cells = [
@@ -149,7 +149,7 @@ def kernel_table(rows: Sequence[Row], whose: Whose, everything: bool = False) ->
 
 
 def _table(
-    above: str, cells: Sequence[dict[str, str]], rows: Sequence[Row], whose: Whose, name: str
+    above: str, cells: Sequence[dict[str, str]], rows: Sequence[Row], whose: OwnerColumns, name: str
 ) -> Iterator[str]:
     """`above` stands over the columns P50 to MAX."""
     if not cells:

@@ -30,7 +30,7 @@ from gpubpf.names import Name
 from gpubpf.process import users
 from gpubpf.session import joining
 from gpubpf.show import cli
-from gpubpf.show.owner_columns import Whose
+from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.perfetto import Trace
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Report:
         self._api, self._calls, self._context = sources.api, sources.calls, sources.context
         self._kernels, self._watch, self._device = sources.kernels, sources.watch, sources.device
         self._args, self._out = args, out
-        self._whose = Whose(self._watch.everyone or len(set(args.pid)) > 1)
+        self._whose = OwnerColumns(self._watch.everyone or len(set(args.pid)) > 1)
         self._names = Names(*self._api.libraries)
         self._library = self._api.libraries[0]
         self._waiting = list(
@@ -538,7 +538,7 @@ class Report:
         elif not args.csv:
             out.lines(show.coverage(summary))
             out.lines(show.device_lines(summary))
-            out.lines(cli.host_programs(summary) if args.verbose else ())
+            out.lines(cli.host_program_lines(summary) if args.verbose else ())
         if self._watch.terminated:
             return
         if args.kernel and not self._counted:

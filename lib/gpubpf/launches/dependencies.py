@@ -119,14 +119,14 @@ class Waits:
     unseen: NDArray[np.bool_]
 
 
-def over_by(ops: Operations, by_work: bool = True) -> Integers:
+def ended_by(ops: Operations, by_work: bool = True) -> Integers:
     """When each operation had certainly ended, by what came later: a host that had waited for it, and (`by_work`) work behind it in
     its stream that had begun. NEVER where nothing says so."""
     count = len(ops)
     bound = np.full(count, NEVER, np.int64)
     position = np.arange(count)
     queued = ops.node < 0
-    start, _ = _of_graphs(ops)
+    start, _ = _graph_times(ops)
     synced = ops.kind == Kind.SYNC
     # Of a stream, from its last operation to its first: the least of the begins and of the returns of waits behind.
     says = np.where((start == NONE) | (not by_work), NEVER, start)
@@ -135,7 +135,7 @@ def over_by(ops: Operations, by_work: bool = True) -> Integers:
     order = np.lexsort((position, ops.queue))
     order = order[queued[order]]
     behind = np.minimum.accumulate(says[order][::-1])[::-1] if len(order) else says[order]
-    for part in runs(ops.queue[order]):
+    for part in equal_runs(ops.queue[order]):
         values = says[order[part]]
         behind[part] = np.minimum.accumulate(values[::-1])[::-1]
         after = np.append(behind[part][1:], NEVER)
@@ -144,7 +144,7 @@ def over_by(ops: Operations, by_work: bool = True) -> Integers:
     # A wait for a context is one for all its streams; one for an event bounds what was before the record.
     grouped = np.lexsort((position, ops.context))
     returns = np.where(synced & (ops.what == Sync.CONTEXT), ops.ret, NEVER)[grouped]
-    for part in runs(ops.context[grouped]):
+    for part in equal_runs(ops.context[grouped]):
         later = np.append(np.minimum.accumulate(returns[part][::-1])[::-1][1:], NEVER)
         bound[grouped[part]] = np.minimum(bound[grouped[part]], later)
     waited = np.flatnonzero(synced & (ops.what == Sync.EVENT) & (ops.link != 0))
@@ -155,17 +155,17 @@ def over_by(ops: Operations, by_work: bool = True) -> Integers:
         found = ops.id[records] == ops.link[waited]
         first = np.full(count, NEVER, np.int64)
         np.minimum.at(first, records[found], ops.ret[waited[found]])
-        for part in runs(ops.queue[order]):
+        for part in equal_runs(ops.queue[order]):
             mine = order[part]
             bound[mine] = np.minimum(bound[mine], np.minimum.accumulate(first[mine][::-1])[::-1])
-    _to_nodes(ops, bound)
+    _bound_graph_kernels(ops, bound)
     return bound
 
 
 def waits(ops: Operations) -> Waits:
     """What each operation waited for, and how long. About 2 s for a million."""
     running = np.isin(ops.kind, (*WORK, Kind.GRAPH))
-    start, end = _of_graphs(ops)
+    start, end = _graph_times(ops)
     begun, ended = running & (start != NONE), running & (end != NONE)
     before, waited_for, by_event, exact = _predecessors(ops)
     latency, api, wait, overhead, exec_ = (np.full(len(ops), NONE, np.int64) for _ in range(5))
@@ -267,11 +267,11 @@ def _predecessors(ops: Operations) -> tuple[Integers, Integers, NDArray[np.bool_
     """For each operation: when the last of what it has to wait for ended at the latest (NEVER: not known), which that is, whether
     it waits through an event, and whether the time is exact."""
     count = len(ops)
-    _, graph_end = _of_graphs(ops)
+    _, graph_end = _graph_times(ops)
     exact_end = np.where(ops.kind == Kind.GRAPH, graph_end, ops.end)
     exact = exact_end != NONE
     # The clock of a GPU has an error, the return of a host that waited has none.
-    ended = np.where(exact, np.minimum(exact_end, over_by(ops, by_work=False)), over_by(ops)).tolist()
+    ended = np.where(exact, np.minimum(exact_end, ended_by(ops, by_work=False)), ended_by(ops)).tolist()
     columns = (ops.kind, ops.queue, ops.context, ops.link, ops.id, ops.node, ops.what, ops.ret)
     kinds, queues, contexts, links, ids, nodes, whats, returns = (column.tolist() for column in columns)
     members = _members(ops)
@@ -357,7 +357,7 @@ def _members(ops: Operations) -> dict[int, dict[int, int]]:
     return members
 
 
-def _of_graphs(ops: Operations) -> tuple[Integers, Integers]:
+def _graph_times(ops: Operations) -> tuple[Integers, Integers]:
     """Start and end of every operation, those of a graph launch from its kernels where nothing else ran in it: the first start,
     and the last end if all are known."""
     start, end = ops.start.copy(), ops.end.copy()
@@ -371,14 +371,14 @@ def _of_graphs(ops: Operations) -> tuple[Integers, Integers]:
     return start, end
 
 
-def _to_nodes(ops: Operations, bound: Integers) -> None:
+def _bound_graph_kernels(ops: Operations, bound: Integers) -> None:
     """What bounds a graph launch bounds its kernels."""
     for launch, kernels in _members(ops).items():
         places = list(kernels.values())
         bound[places] = np.minimum(bound[places], bound[launch])
 
 
-def numbered(*columns: Integers) -> Integers:
+def row_numbers(*columns: Integers) -> Integers:
     """Rows of the columns by number: equal ones get equal numbers, in the order of the columns, from 0."""
     numbers = np.zeros(len(columns[0]), np.int64)
     for column in columns:
@@ -387,7 +387,7 @@ def numbered(*columns: Integers) -> Integers:
     return numbers.astype(np.int64)
 
 
-def runs(values: Integers) -> list[slice]:
+def equal_runs(values: Integers) -> list[slice]:
     """Where equal neighbours lie."""
     if not len(values):
         return []

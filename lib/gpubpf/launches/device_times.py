@@ -29,7 +29,7 @@ CELL = np.dtype(
 )  # fmt: skip
 
 
-class Cells:
+class DeviceCells:
     """What the arrays of one context held, the last of every generation."""
 
     def __init__(self, slots: int) -> None:

@@ -13,7 +13,8 @@ from gpubpf.memory import access_text
 from gpubpf.memory.access_log import AccessLog
 from gpubpf.show import cli, picture
 from gpubpf.show.heatmap import AddressHeat, Band
-from gpubpf.show.owner_columns import Whose
+from gpubpf.show.option_values import SITE_RANGES
+from gpubpf.show.owner_columns import OwnerColumns
 
 if TYPE_CHECKING:
     import argparse
@@ -121,7 +122,7 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
     if args.parquet:
         parquet.check(args.parquet)
     sinks: list[Sink] = []
-    whose = Whose()
+    whose = OwnerColumns()
     if args.each:
         form = "json" if args.json else "csv" if args.csv else "text"
         sinks.append(access_text.Printer(out, form, args.timestamps, whose))
@@ -176,9 +177,9 @@ def wanted(sites: Sequence[tuple[int, int]], addresses: tuple[int, int] | None, 
     """The fields of `struct wanted`, as `Map.set` takes them: ranges of sites (none: all), the addresses from first to last (None:
     all), one warp in so many."""
     ranges = list(sites) or [(0, 2**32 - 1)]
-    ranges += [ranges[-1]] * (cli.SITE_RANGES - len(ranges))
+    ranges += [ranges[-1]] * (SITE_RANGES - len(ranges))
     first, last = addresses or (0, 2**64 - 1)
-    site = np.zeros(cli.SITE_RANGES, [("lo", "<u4"), ("span", "<u4")])
+    site = np.zeros(SITE_RANGES, [("lo", "<u4"), ("span", "<u4")])
     site["lo"] = [low for low, _ in ranges]
     site["span"] = [high - low for low, high in ranges]
     return {"first": first, "last": last, "site": site, "warps": warps}

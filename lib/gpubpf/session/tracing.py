@@ -18,7 +18,7 @@ from gpubpf.session.device import Device
 from gpubpf.session.measurement import Follow, Listener, Plan, Whom
 from gpubpf.session.session import Session
 from gpubpf.session.workers import Makers
-from gpubpf.show import cli
+from gpubpf.show import notices
 
 if TYPE_CHECKING:
     from gpubpf.ebpf.maps import MapDefinition
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpubpf.images.instrument import Attachment, Sidecar
     from gpubpf.images.listing import Source
     from gpubpf.linux.host_programs import Host
-    from gpubpf.show.cli import Output
+    from gpubpf.show.output import Output
 
 
 def trace(
@@ -69,7 +69,7 @@ def trace(
     tool = args.tool
 
     def note(text: str) -> None:
-        cli.note(tool, text)
+        notices.note(tool, text)
 
     def watching(ts_ns: int) -> None:
         note("watching every process")
@@ -93,7 +93,7 @@ def trace(
         accesses=accesses,
         alone=getattr(args, "alone", False),
     )
-    listener = Listener(note, lambda text: cli.complain(tool, text), attached, watching)
+    listener = Listener(note, lambda text: notices.complain(tool, text), attached, watching)
     return Session(whom, plan, Makers(instrument, registers, lowered), listener, args.duration)
 
 
@@ -116,7 +116,7 @@ def _cupti(args: argparse.Namespace, chosen: Device) -> Sequence[str]:
     if named:
         return (named,)
     if named is not None and chosen.kind == "sim":
-        cli.note(args.tool, "CUPTI works on a GPU only; timing events do instead")
+        notices.note(args.tool, "CUPTI works on a GPU only; timing events do instead")
     return device.cupti_libraries() if named is not None and chosen.kind == "gpu" else ()
 
 
@@ -171,7 +171,7 @@ def observe(args: argparse.Namespace) -> tuple[list[Source], int]:
         _whom(args),
         Plan(_device(args)),
         Makers(lambda data, target: instrument.Sidecar()),
-        Listener(lambda text: cli.note(args.tool, text), loaded=keep),
+        Listener(lambda text: notices.note(args.tool, text), loaded=keep),
         args.duration,
     )
     with session:
@@ -227,5 +227,5 @@ def _device_of_all(pids: Sequence[int]) -> Device:
 def _device(args: argparse.Namespace) -> Device:
     chosen = device_of(args)
     if chosen.notice:
-        cli.note(args.tool, chosen.notice)
+        notices.note(args.tool, chosen.notice)
     return chosen
