@@ -72,7 +72,7 @@ def test_an_svg_is_one(tmp_path: Path) -> None:
 def test_nothing_to_show_and_nowhere_to_write(tmp_path: Path) -> None:
     picture.write(str(tmp_path / "empty.png"), [])
     picture.write(str(tmp_path / "empty.svg"), [])
-    with pytest.raises(Error, match="no such picture"):
+    with pytest.raises(Error, match="unknown picture format"):
         picture.write("a.gif", [])
     with pytest.raises(Error, match="cannot write"):
         picture.write(str(tmp_path / "no" / "a.svg"), [])
@@ -161,14 +161,14 @@ def test_gaps_between_allocations_are_left_out() -> None:
     reads(heat, 0x100001000, 8, 9)  # near: the same place
     bands = heat.bands(KNOWN)
     assert [(band.base, band.size, band.name) for band, _ in bands] == [
-        (0x100000000, 0x1020, "no known allocation"),
+        (0x100000000, 0x1020, "unknown allocation"),
         (0x7F0000000000, 1 << 20, "cuMemAlloc"),
         (0x7F0010000000, 4096, "variable table"),
     ]
     panel = heat.drawn(KNOWN).panel()
     rows = [row for row, _ in panel.beside]
     assert [text for _, text in panel.beside] == [
-        "0x100000000 4.0 KiB no known allocation",
+        "0x100000000 4.0 KiB unknown allocation",
         "0x7f0000000000 1.0 MiB cuMemAlloc",
         "0x7f0010000000 4.0 KiB variable table",
     ]
@@ -187,7 +187,7 @@ def test_many_places_and_large_pages() -> None:
         reads(heat, band.base, 8 * (n + 1), 0)
     panel = heat.drawn(known).panel()
     assert len(panel.beside) == heatmap.BANDS and "call 40" in panel.beside[-1][1]
-    assert "and 24 more places with" in panel.axes and len(panel.image) <= picture.ROWS
+    assert "and so are 24 regions with" in panel.axes and len(panel.image) <= picture.ROWS
     while heat.shift < 28:
         heat._coarsen()
     assert [band.name for band, _ in heat.bands(known)][:2] == ["call 1 and 14 more", "call 16 and 15 more"]

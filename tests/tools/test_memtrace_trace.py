@@ -354,13 +354,13 @@ def test_a_picture(app: str, tmp_path: Path) -> None:
     text = path.read_text()
     for address, size in ((in_, "4.0 KiB"), (wide, "6.0 KiB"), (bins, "1.0 KiB"), (flat, "4.0 KiB")):
         assert f"{address:#x} {size} cuMemAlloc main (app)" in text
-    assert "no known allocation" not in text and "writes: 1 to" in text
+    assert "unknown allocation" not in text and "writes: 1 to" in text
 
 
 def test_what_cannot_be_written(app: str, tmp_path: Path) -> None:
     for option, name, said in (
         ("--parquet", "no/a.parquet", "cannot write"),
-        ("--heatmap", "a.gif", "no such picture"),
+        ("--heatmap", "a.gif", "unknown picture format"),
         ("--heatmap", "no/a.svg", "cannot write"),
     ):
         done = run(option, tmp_path / name, "--", app, "other")
