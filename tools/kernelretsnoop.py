@@ -42,15 +42,15 @@ EXAMPLES = """examples:
 PROGRAM = r"""
 #include <gpubpf.h>
 
-#define LAUNCHES 8      /* the last of one kernel and shape are told apart */
-#define BINS 1024       /* of a histogram: 32 for each power of two */
-#define BITS 36         /* of a clock: number of the launch << BITS | cycles, so that the largest is of the latest launch */
+#define LAUNCHES 8      /* the latest launches of a kernel and shape, which are kept apart */
+#define BINS 1024       /* of a histogram; each power of two has 32 */
+#define BITS 36         /* of a clock; a cell is launch number << BITS | cycles, so that the largest is of the latest launch */
 #define CLOCK ((1ull << BITS) - 1)
 
-struct warp { u64 first, late; };                /* ~(first exit); last one after that */
-struct round { u64 left, clock, time_sm; };      /* how many threads have left; readings of clock and timer */
+struct warp { u64 first, late; };                /* ~(first exit); time from there to the last exit */
+struct round { u64 left, clock, time_sm; };      /* number of exits; readings of clock and timer */
 struct block { u32 exits[32]; struct round rounds[LAUNCHES]; };  /* exits by lane */
-struct late { u64 sum, worst, lost; u32 bins[BINS]; };  /* cycles; worst: cycles << 24 | site; lost: exits, launches met */
+struct late { u64 sum, worst, lost; u32 bins[BINS]; };  /* sum: cycles; worst: cycles << 24 | site; lost: when launches overlap */
 struct record { u64 clock, time, launch; u32 thread; u16 sm, site; };
 GPU_WARP_ARRAY(warps, struct warp, LAUNCHES);
 GPU_BLOCK_ARRAY(blocks, struct block, 1);
@@ -79,17 +79,17 @@ static inline int leave(u64 number, u64 site, u64 now, int chosen) {
         return 0;
     if (chosen)
         __sync_fetch_and_add(&block->exits[lane], 1);
-    u32 before = leaving & ((1u << lane) - 1);   /* the lowest lane speaks for all who leave together */
+    u32 before = leaving & ((1u << lane) - 1);   /* the lowest lane acts for all that exit together */
     if (before && leaving == ~0u)
-        return 0;                                /* all 32: nobody is late */
+        return 0;                                /* all 32 lanes exit together: none is late */
     u64 was = gpu_max(&warp->first, earlier), late = (was - earlier) & CLOCK;
-    if (was > (launch | CLOCK)) {                /* a later launch has the place: better none than wrong numbers */
+    if (was > (launch | CLOCK)) {                /* a later launch uses the cell: the lateness is unknown */
         struct late *unknown = lateness.lookup(&lane);
         if (unknown && chosen && leaving != ~0u)
             __sync_fetch_and_add(&unknown->lost, 1);
         return 0;
     }
-    if (was >= launch && late && late < CLOCK - (1 << 24)) {  /* beyond: who comes first is not who left first */
+    if (was >= launch && late && late < CLOCK - (1 << 24)) {  /* larger: negative, an earlier exit arrived later */
         gpu_max(&warp->late, launch | late);
         if (chosen)
             count(lane, late, site);
@@ -119,7 +119,7 @@ int on_chosen_exit(struct gpu_exit *ctx) {       /* with --block or --thread */
     return leave(ctx->launch, ctx->site, now, chosen && gpu_selected(chosen));
 }
 
-int on_record(struct gpu_exit *ctx) {            /* with -e, --heatmap; on the virtual clock, where each lane has its own */
+int on_record(struct gpu_exit *ctx) {            /* with -e, --heatmap, and on the virtual clock, where each lane has its own */
     u64 now = gpu_clock(), time = bpf_get_globaltimer();
     int key = 0;
     struct gpu_filter *chosen = filter.lookup(&key);

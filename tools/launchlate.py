@@ -44,31 +44,31 @@ SLOTS = 65536
 PROGRAM = r"""
 #include <gpubpf.h>
 
-#define SLOTS 65536                              /* launch number N has slot N modulo this */
-#define SHARDS 8                                 /* of a launch's end, so that warps do not queue for one word */
-#define TIME ((1ULL << 48) - 1)                  /* a cell: number of the slot's round << 48 | time */
+#define SLOTS 65536                              /* launch number N uses slot N modulo SLOTS */
+#define SHARDS 8                                 /* words for the end of a launch, so that warps do not all wait for one */
+#define TIME ((1ULL << 48) - 1)                  /* a cell is how often the slot was reused << 48 | time */
 
-struct half { u64 launch, call_ns, cgroup, start; u32 pid, tid; char comm[16]; };
-GPU_SHARED_ARRAY(halves, struct half, SLOTS);    /* host memory: what both sides know of a launch; outlives the program */
-GPU_ARRAY(starts, u64, SLOTS);                   /* GPU memory: ~time of the first thread, so that the largest is the first */
+struct launch { u64 launch, call_ns, cgroup, start; u32 pid, tid; char comm[16]; };
+GPU_SHARED_ARRAY(launches, struct launch, SLOTS);  /* host memory, for host and GPU; outlives the traced process */
+GPU_ARRAY(starts, u64, SLOTS);                   /* GPU memory: ~time, so that the first thread has the largest value */
 GPU_ARRAY(ends, u64, SLOTS * SHARDS);            /* time of the last thread */
 GPU_PARAM(hosts, struct gpu_host_filter);        /* --cgroup, --comm, -t */
-GPU_PARAM(each, u64);                            /* lanes of a warp have clocks of their own: the virtual clock */
+GPU_PARAM(every_lane, u64);                      /* 1: the lanes of a warp may have different clocks (embedded device) */
 
-int on_launch(struct gpu_launch *ctx) {          /* on the host, in the thread that launches, before the driver's call */
+int on_launch(struct gpu_launch *ctx) {          /* on the host, in the launching thread, before the driver's call */
     int key = 0, slot = ctx->launch % SLOTS;
     struct gpu_host_filter *chosen = hosts.lookup(&key);
-    struct half *half = halves.lookup(&slot);
-    if (!chosen || !half || !gpu_host_selected(chosen))
+    struct launch *mine = launches.lookup(&slot);
+    if (!chosen || !mine || !gpu_host_selected(chosen))
         return 0;
     u64 id = bpf_get_current_pid_tgid();
-    half->start = 0;
-    half->pid = id >> 32;
-    half->tid = id;
-    half->cgroup = bpf_get_current_cgroup_id();
-    half->call_ns = ctx->call_ns;
-    bpf_get_current_comm(&half->comm, sizeof(half->comm));
-    half->launch = ctx->launch;
+    mine->start = 0;
+    mine->pid = id >> 32;
+    mine->tid = id;
+    mine->cgroup = bpf_get_current_cgroup_id();
+    mine->call_ns = ctx->call_ns;
+    bpf_get_current_comm(&mine->comm, sizeof(mine->comm));
+    mine->launch = ctx->launch;
     return 0;
 }
 
@@ -81,19 +81,19 @@ int on_entry(struct gpu_entry *ctx) {            /* on the GPU, in the first thr
         return 0;
     u64 *start = starts.lookup(&slot);
     if (start && *start < cell && gpu_max(start, cell) < cell) {
-        struct half *half = halves.lookup(&slot);
-        if (half)
-            half->start = cell;
+        struct launch *mine = launches.lookup(&slot);
+        if (mine)
+            mine->start = cell;
     }
     return 0;
 }
 
-int on_exit(struct gpu_exit *ctx) {              /* on the GPU, in one lane of those that leave together */
+int on_exit(struct gpu_exit *ctx) {              /* on the GPU, in one of the lanes that exit together */
     u64 launch = ctx->launch, now = bpf_get_globaltimer();
     u64 cell = (launch / SLOTS) << 48 | (now & TIME);
     int key = 0, shard = launch % SLOTS * SHARDS + gpu_sm() % SHARDS;
     u32 last = gpu_log2(gpu_active());
-    u64 *all = each.lookup(&key);
+    u64 *all = every_lane.lookup(&key);
     if (!all || (!*all && gpu_lane() != last))
         return 0;
     u64 *end = ends.lookup(&shard);
@@ -162,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
         from gpubpf.session.session import Follow
         from gpubpf.show import perfetto
 
-        b["each"].set(int(tracing.device_of(args).kind == "sim").to_bytes(8, "little"))
+        b["every_lane"].set(int(tracing.device_of(args).kind == "sim").to_bytes(8, "little"))
         off_cpu = None
         if args.slow:
             from gpubpf.launches.off_cpu import OffCpu
@@ -214,7 +214,7 @@ def measure(
             look(last=False)
 
     for _ in session.intervals(args.interval, args.count, tick=take):
-        launches.take_halves(session)
+        launches.take_shared(session)
         results.begin()
         look(last=session.stopped)
         show_sums(sums, owners, args, results)

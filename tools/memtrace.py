@@ -43,15 +43,15 @@ EXAMPLES = """examples:
 """
 PROGRAM = r"""
 #include <gpubpf.h>
-#include <gpubpf_traffic.h>                      /* what a warp's request comes to */
+#include <gpubpf_traffic.h>                      /* sectors, patterns and bank conflicts of a request */
 #include <gpubpf_coverage.h>                     /* which bytes were touched */
 
-GPU_SITE_ARRAY(global_cells, struct gpu_traffic);  /* constants, too */
+GPU_SITE_ARRAY(global_cells, struct gpu_traffic);  /* global and constant memory */
 GPU_SITE_ARRAY(local_cells, struct gpu_traffic);
 GPU_SITE_ARRAY(shared_cells, struct gpu_shared_traffic);
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
-/* A request of these lanes, as if the others had a false predicate. Copies vary in width. */
+/* Add a request of these lanes, as if the others had a false predicate. The width of copies varies. */
 static inline int in_global(u32 lanes, struct gpu_access *ctx, int varies) {
     int site = ctx->site;
     struct gpu_request request = {ctx->address, ctx->width, lanes, varies};
@@ -59,7 +59,7 @@ static inline int in_global(u32 lanes, struct gpu_access *ctx, int varies) {
     return cell ? gpu_add_request(cell, &request) : 0;
 }
 
-/* The same, and which bytes it touches; and by which kernel. */
+/* The same, with the bytes that it touches, and with by_kernel also the kernel that touches them. */
 static inline int in_covered(u32 lanes, struct gpu_access *ctx, int varies, int by_kernel) {
     int site = ctx->site;
     u64 effect = ctx->effect, space = ctx->space;
@@ -91,7 +91,7 @@ int on_owned_copied(struct gpu_access *ctx) { return in_covered(ctx->active, ctx
 int on_local(struct gpu_access *ctx) { return in_local(ctx->active, ctx); }
 int on_shared(struct gpu_access *ctx) { return in_shared(ctx->active, ctx); }
 
-/* With --block or --thread: the lanes that are chosen; of the others 0. */
+/* With --block or --thread: the chosen lanes; 0 in lanes that are not chosen. */
 static inline u32 chosen(void) {
     int key = 0;
     struct gpu_filter *wanted = filter.lookup(&key);
@@ -111,7 +111,7 @@ int on_chosen_owned_copied(struct gpu_access *ctx) { return CHOSEN(in_covered, 1
 int on_chosen_local(struct gpu_access *ctx) { return CHOSEN(in_local); }
 int on_chosen_shared(struct gpu_access *ctx) { return CHOSEN(in_shared); }
 
-/* What is copied in bulk, in any of these cases. */
+/* Bulk copies, in all of these cases. */
 int on_bulk(struct gpu_access *ctx) {
     if (ctx->width > 32 && chosen())
         gpu_cover_bulk(ctx->address, ctx->width, ctx->effect);

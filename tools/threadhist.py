@@ -39,20 +39,20 @@ PROGRAM = r"""
 #include <gpubpf.h>
 
 struct tally { u64 runs, work; };
-GPU_THREAD_ARRAY(tallies, struct tally, 1);      /* GPU memory: one for each thread of the grid */
+GPU_THREAD_ARRAY(tallies, struct tally, 1);      /* GPU memory: a cell for each thread of the grid */
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
-static inline int add(u64 work) {                /* on the GPU, in each thread, as it leaves the kernel */
+static inline int add(u64 work) {                /* on the GPU, in each thread, when it exits the kernel */
     int key = 0;
-    struct tally *mine = tallies.lookup(&key);   /* this thread's own */
-    if (mine) {                                  /* else the map counts it as lost */
+    struct tally *mine = tallies.lookup(&key);   /* the cell of this thread */
+    if (mine) {                                  /* otherwise the map counts it as lost */
         __sync_fetch_and_add(&mine->runs, 1);    /* launches in several streams may overlap */
         __sync_fetch_and_add(&mine->work, work);
     }
     return 0;
 }
 
-int on_exit(struct gpu_exit *ctx) { return add(ctx->work); }  /* an accumulator: what --work chose */
+int on_exit(struct gpu_exit *ctx) { return add(ctx->work); }  /* ctx->work counts what --work asks for */
 
 int on_chosen_exit(struct gpu_exit *ctx) {       /* with --block or --thread */
     int key = 0;

@@ -2,7 +2,7 @@
 
 launches = Launches(slots=1 << 15)
 for _ in session.intervals(…, tick=lambda: launches.take(session)):
-    launches.take_halves(session)
+    launches.take_shared(session)
     columns = launches.columns()
     new = launches.fresh(columns, last=True)
 """
@@ -170,7 +170,7 @@ class Launches:
         return sum(self._lost_of.values())
 
     def take(
-        self, session: Session, starts: str = "starts", ends: str = "ends", halves: str = "halves"
+        self, session: Session, starts: str = "starts", ends: str = "ends", shared: str = "launches"
     ) -> None:
         """Take what is new: first logs, then readings, because a reading only holds launches that the log has already."""
         for log in session.logs():
@@ -188,12 +188,12 @@ class Launches:
                 begun, ended = (found[0].array for found in cells)
                 self.reading(process, begun, ended, reading.taken_ns, reading.idle, reading.context)
         if self._filtered:
-            self.take_halves(session, halves)
+            self.take_shared(session, shared)
 
-    def take_halves(self, session: Session, halves: str = "halves") -> None:
+    def take_shared(self, session: Session, shared: str = "launches") -> None:
         """Take the shared arrays, which outlive a killed process. Call this before `columns`."""
-        for shared in session.shared(halves):
-            self.host_halves(shared.process, shared.array)
+        for array in session.shared(shared):
+            self.host_launches(array.process, array.array)
 
     def log(self, process: LoggedProcess, records: Records) -> None:
         """Take consecutive records of the operation log (`operation_log.DTYPE`)."""
@@ -209,18 +209,18 @@ class Launches:
         if len(calls):
             self._origin = min(self._origin, int(calls.min()))
 
-    def host_halves(self, process: int, halves: Any) -> None:
+    def host_launches(self, process: int, launches: Any) -> None:
         """Take the shared array of a process (by its number), as the host program fills it (fields `launch`, `start`).
 
         It has the launches that passed the filters, and the starts, which would be lost with the GPU's memory.
         """
-        ids = halves["launch"].astype(np.int64)
+        ids = launches["launch"].astype(np.int64)
         if self._filtered:
             self._passed[process] = np.union1d(
                 self._passed.get(process, np.zeros(0, np.int64)), ids[ids != 0]
             )
-        if len(halves) == self._slots:
-            starts = np.where(ids != 0, halves["start"], 0)
+        if len(launches) == self._slots:
+            starts = np.where(ids != 0, launches["start"], 0)
             cells = self._cells.setdefault((process, _HOST), DeviceCells(self._slots))
             cells.update(starts, np.zeros(self._slots, np.uint64), 0, False)
 
