@@ -12,7 +12,7 @@ import pytest
 
 from gpubpf.errors import Error
 from gpubpf.show import heatmap, picture
-from gpubpf.show.heatmap import AddressHeat, Band, Heat
+from gpubpf.show.heatmap import AddressHeat, Band, BlockHeat
 
 
 def chunks(data: bytes) -> dict[bytes, bytes]:
@@ -30,7 +30,7 @@ def chunks(data: bytes) -> dict[bytes, bytes]:
 
 
 def test_exits_are_counted_by_block_and_time() -> None:
-    heat = Heat("k", 1000)
+    heat = BlockHeat("k", 1000)
     heat.add(np.array([0, 3, 4, 999]), np.array([0, 0, 1, 511]))
     assert heat.counts.shape == (250, 512) and heat.counts[0, 0] == 2
     assert heat.counts[1, 1] == heat.counts[249, 511] == 1
@@ -40,7 +40,7 @@ def test_exits_are_counted_by_block_and_time() -> None:
 
 
 def test_the_picture_is_dark_where_threads_leave() -> None:
-    heat = Heat("k", 2)
+    heat = BlockHeat("k", 2)
     heat.add(np.array([0, 1]), np.array([0, 9]))
     image = heatmap.pixels(heat)
     assert image.shape == (64, 512, 3)
@@ -49,7 +49,7 @@ def test_the_picture_is_dark_where_threads_leave() -> None:
 
 
 def test_a_png_is_one(tmp_path: Path) -> None:
-    heat = Heat("scale(float*)", 3)
+    heat = BlockHeat("scale(float*)", 3)
     heat.add(np.arange(3), np.arange(3) * 100)
     picture.write(str(tmp_path / "a.PNG"), [heat, heat])
     found = chunks((tmp_path / "a.PNG").read_bytes())
@@ -59,7 +59,7 @@ def test_a_png_is_one(tmp_path: Path) -> None:
 
 
 def test_an_svg_is_one(tmp_path: Path) -> None:
-    heat = Heat("scale<float>(char const&)", 1)
+    heat = BlockHeat("scale<float>(char const&)", 1)
     heat.add(np.array([0]), np.array([0]))
     picture.write(str(tmp_path / "a.svg"), [heat])
     document = xml.dom.minidom.parseString((tmp_path / "a.svg").read_bytes())
@@ -210,7 +210,7 @@ def test_pictures_of_memory_can_be_read(tmp_path: Path) -> None:
     picture.write(str(tmp_path / "empty.svg"), [heat.drawn(())])
     reads(heat, 0x7F0000000000, 100, 0)
     for name in ("a.svg", "a.png"):
-        picture.write(str(tmp_path / name), [heat.drawn(KNOWN), Heat("k", 3)])
+        picture.write(str(tmp_path / name), [heat.drawn(KNOWN), BlockHeat("k", 3)])
     document = xml.dom.minidom.parseString((tmp_path / "a.svg").read_bytes())
     texts = [node.firstChild.data for node in document.getElementsByTagName("text")]
     assert "app ?<&" in texts and "0x7f0000000000 1.0 MiB cuMemAlloc" in texts

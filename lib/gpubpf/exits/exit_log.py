@@ -22,7 +22,7 @@ from gpubpf.session.clock import SmClock, estimated_tick
 from gpubpf.session.kernel_shapes import COUNT, READINGS, KernelShape, KernelShapes
 from gpubpf.session.launch_shape import WARP, Index, Ranges
 from gpubpf.show import bulk_text, table
-from gpubpf.show.heatmap import Heat
+from gpubpf.show.heatmap import BlockHeat
 from gpubpf.show.output import csv_cells
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.summary_text import summary_lines
@@ -70,7 +70,7 @@ class ExitLog:
         self._pending: dict[tuple[int, int], list[Any]] = {}  # records of launches that are not complete yet
         self._readings: dict[tuple[int, int], Any] = {}  # of clocks: rows are multiprocessor, cycles, ns
         self._rates: dict[tuple[int, int], CycleLength] = {}  # the cycle lengths computed from the readings
-        self.heats: dict[KernelShape, Heat] = {}
+        self.heats: dict[KernelShape, BlockHeat] = {}
         self.unknown = 0  # records whose launch or time is unknown
 
     def take(self, session: Session) -> None:
@@ -231,7 +231,7 @@ class ExitLog:
             if self._wants_heats:
                 time = records["time"]
                 if kernel in self.heats or len(self.heats) < MOST_HEATS:
-                    heat = self.heats.setdefault(kernel, Heat(_heading(kernel), shape.blocks))
+                    heat = self.heats.setdefault(kernel, BlockHeat(_heading(kernel), shape.blocks))
                     since = np.minimum(time - time.min(), np.uint64(FAR)).astype(np.int64)
                     heat.add(records["thread"].astype(np.int64) // shape.block_size, since)
 
@@ -259,7 +259,7 @@ class ExitLog:
         found.sort(key=lambda one: -one[1].exits * max(lane.late.mean for lane in one[1].lanes))
         yield from found
 
-    def pictures(self) -> list[Heat]:
+    def pictures(self) -> list[BlockHeat]:
         """Return what --heatmap draws. With several processes or GPUs, the titles name them."""
         owners = OwnerColumns().see(self.heats)
         for kernel, heat in self.heats.items():

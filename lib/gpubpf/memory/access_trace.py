@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from gpubpf.memory.access_log import Accesses, Sink, Where
     from gpubpf.program import BPF
-    from gpubpf.show.picture import Drawn
+    from gpubpf.show.picture import PanelSource
 
 PROGRAM = r"""
 #include <gpubpf.h>
@@ -213,7 +213,7 @@ class Pictures:
         there = np.isin(accesses.space, [SPACES.index(space) for space in PICTURED])
         heat.add(accesses.address[there], written[there], accesses.time[there])
 
-    def drawn(self) -> list[Drawn]:
+    def drawn(self) -> list[PanelSource]:
         from gpubpf.images import symbols
 
         known: dict[int, list[Band]] = {}

@@ -17,7 +17,7 @@ LEAST_BAND = 11  # rows of a band: the height of a line of text
 FAR, LATEST = 1 << 60, 1 << 62  # ns; times of a GPU are neither farther apart nor later
 
 
-class Heat:
+class BlockHeat:
     """Exits by block and time, of all launches of a kernel and shape. The time of each launch starts at its first exit.
 
     counts: int64 [rows, COLUMNS]. A column is `width` ns, a power of two that grows when needed.
@@ -135,9 +135,9 @@ class AddressHeat:
     def total(self) -> int:
         return int(self.counts.sum())
 
-    def drawn(self, known: Sequence[Band]) -> _Drawn:
+    def drawn(self, known: Sequence[Band]) -> _NamedHeat:
         """Return the picture of the accesses, with the names of known regions."""
-        return _Drawn(self, tuple(known))
+        return _NamedHeat(self, tuple(known))
 
     def bands(self, known: Sequence[Band]) -> list[tuple[Band, np.ndarray]]:
         """Return the regions with accesses, by address, each with the places of its pages in `pages`."""
@@ -170,7 +170,7 @@ class AddressHeat:
 
 
 @dataclass(frozen=True)
-class _Drawn:
+class _NamedHeat:
     """An `AddressHeat` with the names of regions."""
 
     heat: AddressHeat
@@ -273,7 +273,7 @@ def _stretched(counts: np.ndarray) -> np.ndarray:
     return counts[:, np.arange(COLUMNS) * counts.shape[1] // COLUMNS]
 
 
-def pixels(heat: Heat) -> np.ndarray:
+def pixels(heat: BlockHeat) -> np.ndarray:
     """Return uint8 [height, COLUMNS, 3]. Each row of blocks is as high as ROWS allows."""
     across = _stretched(_used(heat.counts))
     tall = max(1, min(32, ROWS // len(across)))  # rows stretch to 2 to 32 pixels

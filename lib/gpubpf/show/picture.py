@@ -52,7 +52,7 @@ class Panel:
     beside: tuple[tuple[int, str], ...] = ()
 
 
-class Drawn(Protocol):
+class PanelSource(Protocol):
     """The source of a panel."""
 
     @property
@@ -63,7 +63,7 @@ class Drawn(Protocol):
         """Return the panel."""
 
 
-def write(path: str, heats: Sequence[Drawn]) -> None:
+def write(path: str, heats: Sequence[PanelSource]) -> None:
     """Write a picture with a panel for each of `heats`, but at most PANELS.
 
     The name of the file must end in .svg or .png. Raises Error for other names, and when the file cannot be written.
@@ -155,7 +155,7 @@ def _laid_out(panels: Sequence[Panel]) -> tuple[int, int, list[_Text | _Image]]:
     return wide + right + 2 * MARGIN, max(y, MARGIN), parts
 
 
-def svg(heats: Sequence[Drawn]) -> bytes:
+def svg(heats: Sequence[PanelSource]) -> bytes:
     """Return the picture as SVG: texts as text, each panel as an image."""
     width, height, parts = _laid_out([heat.panel() for heat in heats])
     lines = [
@@ -186,7 +186,7 @@ def _legible(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
-def png_of(heats: Sequence[Drawn]) -> bytes:
+def png_of(heats: Sequence[PanelSource]) -> bytes:
     """Return the picture as PNG, with text in the built-in font."""
     width, height, parts = _laid_out([heat.panel() for heat in heats])
     page = np.full((height, width, 3), 255, np.uint8)
