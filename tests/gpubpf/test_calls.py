@@ -74,11 +74,11 @@ def run(calls: Calls, *command: Any, **how: Any) -> int:
     return process.pid
 
 
-@pytest.fixture(params=uprobes.WAYS)
+@pytest.fixture(params=uprobes.METHODS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if uprobes.WAYS.index(request.param) < uprobes.WAYS.index(uprobes.way()):
+    if uprobes.METHODS.index(request.param) < uprobes.METHODS.index(uprobes.best_method()):
         pytest.skip(f"this kernel has no {request.param}")
-    monkeypatch.setattr(uprobes, "way", lambda: request.param)
+    monkeypatch.setattr(uprobes, "best_method", lambda: request.param)
     return str(request.param)
 
 
@@ -486,7 +486,7 @@ def test_a_command_has_its_own_limit_of_files() -> None:
     """Where the tool needed more before it started the command."""
     code = """if True:
         import os, resource
-        from gpubpf import command
+        from gpubpf.session import command
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
         command.raise_file_limit()

@@ -21,6 +21,7 @@ import pytest
 
 from gpubpf import agent
 from gpubpf.agent import protocol
+from gpubpf.agent.definitions import PROTOCOL_VERSION, Message
 from gpubpf.process import target
 from gpubpf.session import device
 from gpubpf.show import cli
@@ -148,7 +149,7 @@ def test_strict_seccomp(hostile: Path) -> None:
         time.sleep(0.1)
         done, _ = measure(process.pid, "-d", "0.3")
         assert done.returncode == 1
-        assert "is under strict seccomp and may do nothing but compute; " in done.stderr
+        assert "is in strict seccomp mode, which allows almost no system call; " in done.stderr
         assert done.stderr.count("\n") == 1
 
 
@@ -158,7 +159,10 @@ def test_a_filter_that_kills(hostile: Path) -> None:
     with running(hostile, "deadly") as process:
         done, _ = measure(process.pid, "-d", "0.3")
         assert done.returncode == 1
-        assert "has a seccomp filter that ends it for a system call of the agent (socketpair)" in done.stderr
+        assert (
+            "has a seccomp filter that would kill it for a system call of the agent (socketpair)"
+            in done.stderr
+        )
         assert done.stderr.count("\n") == 1
         assert ends(process) == "did not"
 
@@ -182,7 +186,7 @@ def test_a_debugger_is_there(hostile: Path) -> None:
             os.killpg(debugger.pid, signal.SIGKILL)
             debugger.wait()
         assert done.returncode == 1 and re.search(
-            r"is traced by gdb \(pid \d+\) already; end that first", done.stderr
+            r"is already traced by gdb \(pid \d+\); end that first", done.stderr
         )
 
 
@@ -219,7 +223,7 @@ def connected(frames: list[bytes]) -> list[str]:
 
 def hello() -> bytes:
     name = b"\x1b]0;evil\7"
-    return protocol.frame(protocol.HELLO, struct.pack("<II", protocol.VERSION, len(name)) + name)
+    return protocol.frame(Message.HELLO, struct.pack("<II", PROTOCOL_VERSION, len(name)) + name)
 
 
 KINDS = sorted(

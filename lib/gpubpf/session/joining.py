@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubpf import agent
+from gpubpf.agent.definitions import AttachStatus
 from gpubpf.errors import SessionError
 from gpubpf.process import target
 from gpubpf.session.device import Device
@@ -87,14 +88,14 @@ class Joining:
     def _is_in(self, pid: int) -> bool:
         """It is measured already, and has not become another program, whose news is on its way."""
         known = any(p.pid == pid and not p.gone for p in self._measured.active())
-        return known and not target.executes_another(pid)
+        return known and not target.executed_another_program(pid)
 
     def _join(self, pid: int, starting: int | None) -> None:
         try:
             ended = os.pidfd_open(pid)
         except OSError:  # none, or a thread
             try:
-                target.check(pid)
+                target.check_traceable(pid)
             except SessionError as error:
                 raise Missed(FORBIDDEN if target.status(pid) else ENDED, str(error)) from None
             raise Missed(ENDED, f"pid {pid} ended; nothing is left to be measured") from None
@@ -104,22 +105,20 @@ class Joining:
                 try:
                     self._check_device(pid)
                     code = self._attach(pid, ended, starting)
-                except target.Traced:
+                except target.AlreadyTraced:
                     if time.monotonic() > began + PASSING:
                         raise
                 else:
-                    if code == _TOOL_KNOWS and starting is not None:
+                    if code == AttachStatus.FAILED and starting is not None:
                         starting = None  # let go before the hooks were in: they go in as it runs
-                    elif code != _NOT_YET or time.monotonic() > began + PATIENCE:
+                    elif code != AttachStatus.ENDING or time.monotonic() > began + PATIENCE:
                         break
                 time.sleep(PAUSE)
             if code:
                 raise _refused(pid, code)
         except SessionError as error:
-            if isinstance(error, target.Ended) or has_ended(ended):  # or it has become another program
-                raise Missed(
-                    ENDED, f"pid {pid} ended while probes were put into it; nothing is left to be measured"
-                ) from None
+            if isinstance(error, target.ProcessEnded) or has_ended(ended):  # or it has become another program
+                raise Missed(ENDED, f"pid {pid} ended during attach; name a running process") from None
             raise error if isinstance(error, Missed) else Missed(_reason(pid), str(error)) from None
         finally:
             os.close(ended)
@@ -148,21 +147,18 @@ class Joining:
             process.stood_ns += injection.stood_ns
             if code:
                 self._server.dismiss(process)
-        if code == _TOOL_KNOWS and process.trouble:
+        if code == AttachStatus.FAILED and process.trouble:
             raise Missed(UNHOOKED, f"{process.who} {process.trouble}")
         return code
 
 
-_NO_DRIVER, _OWNED, _TOOL_KNOWS, _NOT_YET = 1, 2, 3, 4  # of gpubpf_attach, beside 0
-
-
 def _refused(pid: int, code: int) -> Missed:
     who = f"pid {pid} ({comm(pid)})"
-    if code == _NO_DRIVER:
+    if code == AttachStatus.NO_DRIVER:
         return _no_driver(pid)
-    if code == _OWNED:
+    if code == AttachStatus.IN_USE:
         return Missed(TRACED, f"{who} is measured by {_owner(pid)} already; end that first")
-    if code == _NOT_YET:
+    if code == AttachStatus.ENDING:
         return Missed(BUSY, f"{who} is not done with the tool that measured it last; try again in a while")
     return Missed(UNHOOKED, f"{who} could not be hooked; start it with the tool instead")
 
@@ -176,7 +172,7 @@ def _no_driver(pid: int) -> Missed:
 
 def device_of(pid: int) -> Device:
     """The device that a process which runs uses, by the driver that it has loaded. Raises SessionError."""
-    target.check(pid)
+    target.check_traceable(pid)
     try:
         drivers = target.libraries(target.mappings(pid, _DRIVER))
         exports = [target.exports(pid, library) for library in drivers]

@@ -6,9 +6,9 @@
                 …
     sys.exit(session.status)
 
-Each process of a command that uses CUDA loads the agent inside its first `cuInit` (docs/architecture.md, "In the target"); into
-those that run already it is put (joining.py; docs/attach.md). One thread serves all agents (server.py); what takes long is done by
-others (workers.py). What they share is a `Measurement`; what tools get of it is in readout.py and summary.py.
+Each process of a command that uses CUDA loads the agent inside its first `cuInit` (docs/architecture.md, "In the traced process").
+Into a process that runs already, joining.py loads it (docs/attach.md). One thread serves all agents (server.py); what takes long is
+done by others (workers.py). What they share is a `Measurement`; what tools get of it is in readout.py and summary.py.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from gpubpf import agent
 from gpubpf.agent import protocol
+from gpubpf.agent.definitions import DrainFlag
 from gpubpf.errors import SessionError
-from gpubpf.process import fresh_thread, privileges
+from gpubpf.process import libc, privileges
 from gpubpf.session import joining, readout, summary
 from gpubpf.session.command import Signals, raise_file_limit, start_command
 from gpubpf.session.joining import Joining
@@ -113,7 +114,7 @@ class Session:
     def _start(self) -> None:
         """Raises SessionError."""
         if self._alone:
-            fresh_thread.share_heaps()
+            libc.limit_malloc_arenas()
         if self.whom.command:
             self._child = start_command(self.whom.command, self._measured, self.socket_name)
             self._pidfd = os.pidfd_open(self._child.pid)
@@ -367,7 +368,7 @@ class Session:
         if self._machine is not None:
             self._machine.close()
         self._tell_unfollowed()
-        self._drain(LEAVING_WAIT if self._signals.terminated else DRAIN_WAIT, protocol.STOP)
+        self._drain(LEAVING_WAIT if self._signals.terminated else DRAIN_WAIT, DrainFlag.STOP)
         if self._returncode is not None:
             self._settle()
         if self._measured.host is not None:
@@ -404,22 +405,23 @@ class Session:
             process.send(protocol.drain(sequence, wait, flags))
         self._server.wake()
         deadline = time.monotonic() + wait + (LEAVING_WAIT if self._signals.terminated else ANSWER_WAIT)
-        with self._measured.lock:
-            while any(not p.gone and p.answered < sequence for p in asked):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    late = [p for p in asked if not p.gone and p.answered < sequence]
-                    self._measured.note(
-                        f"{len(late)} process(es) did not answer in time; what they counted since is not shown"
-                    )
-                    break
-                self._measured.lock.wait(min(left, self._every) if self._tick else left)
-                if self._tick and time.monotonic() >= self._ticked:
-                    self._measured.lock.release()
-                    try:
-                        self._run_tick()
-                    finally:
-                        self._measured.lock.acquire()
+
+        def unanswered() -> int:
+            return sum(not p.gone and p.answered < sequence for p in asked)
+
+        while True:
+            due = min(deadline, self._ticked) if self._tick else deadline
+            with self._measured.lock:
+                self._measured.lock.wait_for(lambda: not unanswered(), max(0.0, due - time.monotonic()))
+                late = unanswered()
+            if not late:
+                return
+            if time.monotonic() >= deadline:
+                self._measured.note(
+                    f"{late} process(es) did not answer in time; what they counted since is not shown"
+                )
+                return
+            self._run_tick()
 
     # --- what tools get ---
 
