@@ -1,4 +1,4 @@
-"""Logs, rings and readings as a session gives them → reports and lines, from made-up ones; what is missing is counted."""
+"""Reports and lines from made-up logs, rings and readings of a session; what is missing is counted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PID = 77
 
 
 def log(*launches: int, virtual: bool = True, brackets: int = 0, fault: bool = False) -> ProcessLog:
-    """Launches of `_Z5scalePf` with 2 blocks of 64 threads, clock brackets 5 us wide whose GPU is 1 ms behind the host."""
+    """Return launches of `_Z5scalePf` with 2 blocks of 64 threads, and clock brackets 5 us wide; the GPU is 1 ms behind the host."""
     made = np.zeros(len(launches) + brackets + fault, operation_log.DTYPE)
     for at, number in enumerate(launches):
         made[at]["id"], made[at]["kind"] = number, operation_log.KERNEL
@@ -75,7 +75,7 @@ def test_records_may_come_before_their_launch_and_in_parts() -> None:
 
 
 def test_names_and_gpus_may_come_later_than_the_log() -> None:
-    """They travel by another way. What was launched is not taken for another kernel's, or another GPU's, meanwhile."""
+    """Names and GPUs come separately from the log. Until then no launch is attributed to a wrong kernel or GPU."""
     found, thread = ExitLog(True, EVERY, EVERY), np.arange(128)
     early = dataclasses.replace(log(5), names={}, gpus={})
     found.take(session([early], [ring(5, thread, thread)]))
@@ -98,7 +98,7 @@ def test_kernels_that_share_a_name_are_told_apart() -> None:
 
 
 def test_what_cannot_be_told_is_counted() -> None:
-    """A launch that the log lost, numbers of threads that are not there, a launch that never ended."""
+    """A launch that the log dropped, thread numbers that do not exist, and a launch that never ended."""
     found = ExitLog(True, EVERY, EVERY)
     thread = np.arange(128)
     rings = [
@@ -109,7 +109,7 @@ def test_what_cannot_be_told_is_counted() -> None:
     assert not list(found.reports(anew=False))
     found.take(session([], [], stopped=True))
     ((_, report),) = found.reports(anew=False)
-    assert report.exits == 96 and report.complete == 0  # three whole warps
+    assert report.exits == 96 and report.complete == 0  # three complete warps
     losses = found.losses(session([], []))
     assert losses["records_unknown"] == 128 and losses["faults"] == [PID]
     assert [line.split(":")[0] for line in found.loss_lines(losses)] == [
@@ -120,7 +120,7 @@ def test_what_cannot_be_told_is_counted() -> None:
 
 @pytest.mark.parametrize("heats", [False, True])
 def test_garbage_in_records_does_no_harm(heats: bool, tmp_path: Any) -> None:
-    """What comes from a target is untrusted."""
+    """Data from the traced process is untrusted."""
     random = np.random.default_rng(5)
     out = cli.Output(str(tmp_path / "out"))
     found = ExitLog(True, EVERY, EVERY, heats, exit_log.Printer(out, "json" if heats else "text"))
@@ -194,7 +194,7 @@ def test_lines_of_every_exit(form: str, tmp_path: Any) -> None:
         assert len({len(line) for line in lines[1:]}) == 1 and len(lines[0]) <= 80
 
 
-def test_names_of_ways_out() -> None:
+def test_names_of_exits() -> None:
     sites = {1: Site(1, "k", 40), 2: Site(2, "k", 50, "/home/me/scale.cu", 17)}
     source = site_names(sites)
     assert (source(1), source(2), source(3)) == ("PTX line 40", "scale.cu:17", None)

@@ -1,4 +1,4 @@
-"""Lateness of lanes, spreads of warps and blocks, on exits whose answer is known: as records, and as the maps would hold them."""
+"""Lateness of lanes, spreads of warps and blocks: exits with known answers, as records and as contents of the maps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SMS = 3
 
 
 def records(shape: Shape, time: Any, site: Any = 0, launch: int = 7, chosen: Any = None) -> Any:
-    """Of a launch in which each thread leaves at `time`, in an order that is mixed up."""
+    """Return the records of a launch in which each thread exits at its `time`, in random order."""
     order = np.random.default_rng(1).permutation(shape.threads)
     made = np.zeros(shape.threads, RECORD)
     made["thread"] = order
@@ -48,7 +48,7 @@ def records(shape: Shape, time: Any, site: Any = 0, launch: int = 7, chosen: Any
 
 
 def run_device(shape: Shape, launches: list[tuple[int, Any]], site: int = 0) -> tuple[Any, Any, Any]:
-    """The maps `warps`, `blocks`, `lateness` after launches (number, time of each thread), thread by thread as the C text says."""
+    """Return the maps `warps`, `blocks`, `lateness` after launches (number, time of each thread), as the C text fills them."""
     warps = np.zeros((8, shape.blocks * shape.warps), WARP)
     blocks = np.zeros((1, shape.blocks), BLOCK)
     lateness = np.zeros((32, 1), LATE)
@@ -77,7 +77,7 @@ def run_device(shape: Shape, launches: list[tuple[int, Any]], site: int = 0) -> 
 
 
 def both(shape: Shape, time: Any, site: int = 0) -> ExitReport:
-    """What the records and the maps of one launch say, which has to be the same."""
+    """Return the report of one launch, which must be the same from records and from maps."""
     time = np.broadcast_to(time, shape.threads)
     one, other = Exits(shape), Exits(shape)
     assert one.take_records(records(shape, time, site), CycleLength())
@@ -94,7 +94,7 @@ def said(found: ExitReport) -> str:
 
 
 def test_bins_are_as_fine_as_they_say() -> None:
-    """On both sides of each power of two, up to the largest value; the device's arithmetic, slowly."""
+    """Both sides of each power of two, up to the largest value, against the arithmetic of the device program."""
     values = sorted({v for e in range(37) for v in (2**e - 1, 2**e, 2**e + 1, 3 * 2**e // 2)} | {5 * 10**9})
     values = [value for value in values if value < 2**36]
     found = exits.bins_of(np.array(values))
@@ -207,7 +207,7 @@ def test_the_tail_begins_when_blocks_are_fewer_than_multiprocessors() -> None:
 
 
 def test_incomplete_warps_and_launches_do_not_count() -> None:
-    """The last of 128 threads never left: its warp, block and launch are left out."""
+    """The last of 128 threads never exits: its warp, block and launch do not count."""
     shape = Shape((2, 1, 1), (64, 1, 1))
     made = records(shape, 5 * (np.arange(128) == 100))
     found = Exits(shape)
@@ -231,14 +231,14 @@ def test_chosen_threads_only() -> None:
 def test_only_whole_launches_are_taken_from_the_maps_and_each_once() -> None:
     shape = Shape((2, 1, 1), (64, 1, 1))
     late = 50 * (np.arange(128) == 100)
-    launches = [(number, late * number) for number in (3, 4, 12)]  # 12 comes where 4 was
+    launches = [(number, late * number) for number in (3, 4, 12)]  # 12 reuses the cells of 4
     warps, blocks, lateness = run_device(shape, launches)
     found = Exits(shape)
     found.take_maps(warps, blocks, CycleLength())
     assert found.seen == {3, 12} and found.warp.largest == 600
     found.take_maps(warps, blocks, CycleLength())
     assert found.complete == 2
-    blocks["rounds"]["left"][0, 1, 3] -= np.uint64(1)  # a thread is still there
+    blocks["rounds"]["left"][0, 1, 3] -= np.uint64(1)  # a thread is still running
     another = Exits(shape)
     another.take_maps(warps, blocks, CycleLength())
     assert another.seen == {12}
@@ -256,7 +256,7 @@ def test_timers_may_wrap_between_blocks() -> None:
 
 
 def test_garbage_in_the_maps_does_no_harm() -> None:
-    """What comes from a target is untrusted."""
+    """Data from the traced process is untrusted."""
     shape = Shape((3, 1, 1), (70, 1, 1))
     random = np.random.default_rng(4)
     for _ in range(20):
@@ -281,7 +281,7 @@ def test_garbage_in_the_maps_does_no_harm() -> None:
 
 
 def test_the_rate_of_the_clocks() -> None:
-    """1.98 GHz, read now and then by a timer that ticks 32 ns."""
+    """A clock of 1.98 GHz, and a timer with a resolution of 32 ns."""
     true = np.sort(np.random.default_rng(3).integers(0, 2_000_000, 200))
     cycles = np.rint(true * 1.98).astype(np.int64)
     clock = CycleLength.measured(np.zeros(200, np.int64), cycles, true // 32 * 32)
@@ -290,7 +290,7 @@ def test_the_rate_of_the_clocks() -> None:
 
 
 def test_exits_that_met_a_later_launch_are_not_counted_as_on_time() -> None:
-    """Of lane 31 it is known of one exit in eight how late it was: that is its lateness, and the rest is lost."""
+    """The lateness of lane 31 is known for one exit in eight; the other seven count as lost."""
     shape = Shape((2, 1, 1), (128, 1, 1))
     _, blocks, lateness = run_device(shape, [(7, 1000 * (np.arange(256) % 32 == 31))])
     lateness["sum"][31], lateness["lost"][31] = 1000, 7

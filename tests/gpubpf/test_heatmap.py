@@ -1,4 +1,4 @@
-"""Pictures of exits: what is counted where, and files that others can read."""
+"""Pictures of exits and accesses: counts by place and time, and files that other programs can read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpubpf.show.heatmap import AddressHeat, Band, BlockHeat
 
 
 def chunks(data: bytes) -> dict[bytes, bytes]:
-    """Of a PNG file; checks signature and sums."""
+    """Return the pixels of a PNG file; checks signature and checksums."""
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     found, at = {}, 8
     while at < len(data):
@@ -90,7 +90,7 @@ KNOWN = [Band(0x7F0000000000, 1 << 20, "cuMemAlloc"), Band(0x7F0010000000, 4096,
 
 
 def reads(heat: AddressHeat, address: int, count: int, time: int, written: bool = False) -> None:
-    """`count` words in a row, all at one time."""
+    """Add reads of `count` consecutive words at one time."""
     addresses = address + 4 * np.arange(count, dtype=np.uint64)
     heat.add(addresses.astype(np.uint64), np.full(count, written), np.full(count, time, np.int64))
 
@@ -109,7 +109,7 @@ def test_time_grows_at_both_ends() -> None:
     heat = AddressHeat("app")
     reads(heat, 0, 1, 1_000_000)
     reads(heat, 0, 1, 1_005_000)  # columns of 16 ns
-    reads(heat, 0, 1, 999_990)  # of a multiprocessor whose records come late
+    reads(heat, 0, 1, 999_990)  # from a multiprocessor whose records come late
     reads(heat, 0, 1, 900_000)
     assert heat.width == 256 and heat.total == 4
     columns = np.flatnonzero(heat.counts[0, :, 0])
@@ -123,7 +123,7 @@ def test_time_grows_at_both_ends() -> None:
 
 def test_times_that_no_gpu_says_are_no_crash() -> None:
     random, heat = np.random.default_rng(1), AddressHeat("app")
-    for first in (0, 1 << 63, (1 << 63) - 1, 1_800_000_000 * 10**9):  # of which the last is a date
+    for first in (0, 1 << 63, (1 << 63) - 1, 1_800_000_000 * 10**9):  # the last is a date
         heat = AddressHeat("app")
         for _ in range(20):
             time = random.integers(0, 2**64, 100, np.uint64)
@@ -158,7 +158,7 @@ def test_gaps_between_allocations_are_left_out() -> None:
     reads(heat, 0x7F0000000000 + (1 << 19), 64, 0)
     reads(heat, 0x7F0010000000, 8, 5, written=True)
     reads(heat, 0x100000000, 8, 9)
-    reads(heat, 0x100001000, 8, 9)  # near: the same place
+    reads(heat, 0x100001000, 8, 9)  # near: the same region
     bands = heat.bands(KNOWN)
     assert [(band.base, band.size, band.name) for band, _ in bands] == [
         (0x100000000, 0x1020, "unknown allocation"),

@@ -1,4 +1,4 @@
-"""Launches from a made-up operation log and made-up readings of the GPU's arrays; what is said of them."""
+"""Launches from a made-up operation log and made-up readings of the GPU's arrays; their records and text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIRST = PID << 40
 
 
 class Device:
-    """Arrays as the device programs of launchlate write them."""
+    """The arrays of launchlate's device programs."""
 
     def __init__(self) -> None:
         self.starts, self.ends = np.zeros(SLOTS, np.uint64), np.zeros(SLOTS * SHARDS, np.uint64)
@@ -42,7 +42,7 @@ class Device:
 
 
 class Log:
-    """Records in the order in which they are put."""
+    """A log of records in the order in which they are added."""
 
     def __init__(self) -> None:
         self.records: list[Any] = []
@@ -61,7 +61,7 @@ class Log:
         return int(fields["id"])
 
     def gave(self) -> None:
-        """What it holds was read."""
+        """Drop the records: they have been read."""
         self.records = []
 
     def kernel(self, call: int, ret: int, slot: int = 0, reason: int = 0, **fields: Any) -> int:
@@ -113,9 +113,9 @@ def test_two_kernels_on_one_clock() -> None:
 def test_an_end_is_believed_only_when_the_launch_was_over() -> None:
     log, device = two_kernels()
     seen = found(log, device, idle=False, taken=1_055_000)
-    # A reading without a time on the virtual clock: both may have been running.
+    # A reading has no time on the virtual clock: both kernels may have been running.
     assert seen.running.tolist() == [True, True] and seen.ops.end.tolist() == [NONE, NONE]
-    # A second one: the first kernel was over when the second was seen at work; of that nothing says so yet.
+    # After a second reading: the first kernel was over when the second was seen running; the second may still run.
     assert found(log, device, idle=False, readings=2).ops.end.tolist() == [1_050_000, NONE]
 
 
@@ -165,7 +165,7 @@ def test_a_place_used_again_between_the_copies_of_its_start_and_of_its_end() -> 
     ends[later % SLOTS * SHARDS + (later + 1) % SHARDS] = np.uint64((later // SLOTS & 0xFFFF) << 48 | 99)
     launches.reading(app, device.starts, ends, 6000, False)
     assert launches.columns().ops.end.tolist() == [1_050_000, NONE]
-    alone = Launches(SLOTS)  # some of the ends are left, but which was the last?
+    alone = Launches(SLOTS)  # some of the ends remain, but not necessarily the last
     alone.log(app, log.array())
     alone.reading(app, device.starts, ends, 6000, True)
     assert alone.columns().ops.end.tolist() == [NONE, 1_060_000]
@@ -245,10 +245,10 @@ def test_a_log_of_very_many_things_takes_no_time_without_end(of: str) -> None:
     view = latency.LaunchView(launches.columns())
     summed(view)
     list(latency_text.timeline_lines(view, everything))
-    assert time.process_time() - began < 10  # it grew with the square: 30 s
+    assert time.process_time() - began < 10  # 30 s when the time grew with the square
 
 
-# --- what is said of them ---
+# --- records and text ---
 
 
 def test_the_table_fits_a_terminal_and_says_what_was_waited_for() -> None:
@@ -368,7 +368,7 @@ def test_of_many_values_percentiles_are_right_to_a_percent() -> None:
 
 
 def in_parts() -> tuple[LaunchSums, LaunchLosses, Launches]:
-    """4,000 launches in two streams, looked at now and then; a kernel before them goes on until the end."""
+    """4,000 launches in two streams, read in parts; a kernel before them runs until the end."""
     log, device, launches = Log(), Device(), Launches(SLOTS)
     sums, losses = LaunchSums(("queue",)), LaunchLosses()
     app = process()
@@ -398,7 +398,7 @@ def in_parts() -> tuple[LaunchSums, LaunchLosses, Launches]:
 
 
 def test_launches_that_are_forgotten_stay_in_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In parts or at once: the same launches, the same sums; and nothing grows."""
+    """Reading in parts or at once yields the same launches and sums, and bounded memory."""
     at_once, lost, _ = in_parts()
     monkeypatch.setattr("gpubpf.launches.launches.KEPT", 64)
     monkeypatch.setattr("gpubpf.launches.launches.FULL", 256)
@@ -432,7 +432,7 @@ def test_many_short_launches_in_a_row_would_gain_from_a_graph(pause: int, said: 
 
 
 class Blocked:
-    """A thread that was blocked all the time."""
+    """A host thread that was blocked all the time."""
 
     def explain(self, tid: int, start_ns: int, end_ns: int) -> list[tuple[str, int]]:
         return [("off-CPU, blocked in futex", end_ns - start_ns)]
@@ -502,7 +502,7 @@ def test_slices_of_a_trace_lie_behind_inside_or_beside_each_other(tmp_path: Path
     assert trace.place(1, 1, 0, 100) == (0, 0)
     assert trace.place(1, 1, 10, 50) == (0, 10)  # inside
     assert trace.place(1, 1, 20, 60) == (1, 20)  # at the same time
-    assert trace.place(1, 1, 95, 120, (5, 0)) == (0, 100)  # behind, for all that is known
+    assert trace.place(1, 1, 95, 120, (5, 0)) == (0, 100)  # moved behind the other, within its error
     assert trace.place(1, 1, 110, 130, (5, 0)) == (1, 110)
     assert trace.place(1, 2, 110, 130) == (0, 110)  # another stream
 

@@ -1,4 +1,4 @@
-"""Columns that say whose a row is, in what is printed line by line: before and after a second process or GPU comes."""
+"""The columns PID, COMM and GPU in line-by-line output, before and after a second process or GPU appears."""
 
 from __future__ import annotations
 
