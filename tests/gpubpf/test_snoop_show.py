@@ -8,14 +8,14 @@ import pytest
 
 from gpubpf.calls import delay_text, delays, statistics_text, summary_text
 from gpubpf.calls.statistics import CallStatistics, Durations
-from gpubpf.show.owner_columns import Whose
+from gpubpf.show.owner_columns import OwnerColumns
 
 
 @pytest.mark.parametrize("several", [False, True])
 def test_names_with_escapes_and_long_ones_keep_tables_straight(several: bool) -> None:
     names = ("plain", "\033[31m\a\nred", "k" * 500, "ü\ttab")
     rows = [CallStatistics(7, "a\033[0m\b", name, times=Durations(3, 3000, 2000)) for name in names]
-    lines = list(statistics_text.kernel_table(rows, Whose(several)))[1:]
+    lines = list(statistics_text.kernel_table(rows, OwnerColumns(several)))[1:]
     assert "\\x1b[31m\\x07\\nred" in lines[2] and "\033" not in "".join(lines)
     assert len(set(map(len, lines))) == 1 and len(lines[0]) <= 80
 

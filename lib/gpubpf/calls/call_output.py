@@ -11,7 +11,7 @@ from gpubpf.calls import call_lines, delay_text, kfd, records
 from gpubpf.calls.delays import Cause, RecentSpans
 from gpubpf.calls.statistics import KernelName
 from gpubpf.show import cli
-from gpubpf.show.owner_columns import Owner, Whose
+from gpubpf.show.owner_columns import Owner, OwnerColumns
 
 if TYPE_CHECKING:
     from gpubpf.calls.api import Api
@@ -32,7 +32,7 @@ class CallOutput:
         api: Api,
         name_of: Callable[[int, int], KernelName],
         comm: Callable[[int], str],
-        owners: Whose,
+        owners: OwnerColumns,
         args: argparse.Namespace,
         out: cli.Output,
     ) -> None:

@@ -27,7 +27,7 @@ from gpubpf.calls.selection import KernelSelection, LaunchSelection, selects_lau
 from gpubpf.calls.statistics import CallStatistics, by_function, by_kernel, merge_sums, sums_of_events
 from gpubpf.calls.timeline import PendingTimeline, TraceFile
 from gpubpf.show import cli
-from gpubpf.show.owner_columns import Whose
+from gpubpf.show.owner_columns import OwnerColumns
 
 if TYPE_CHECKING:
     from gpubpf.calls.api import Api
@@ -88,7 +88,7 @@ class CallReport:
     def __init__(self, inputs: ReportInputs, args: argparse.Namespace, out: cli.Output) -> None:
         self._inputs, self._args, self._out = inputs, args, out
         self._processes = Attachments(inputs.processes, inputs.calls, inputs.kernels, args, out, self._note)
-        self._owners = Whose(inputs.processes.everyone or len(set(args.pid)) > 1)
+        self._owners = OwnerColumns(inputs.processes.everyone or len(set(args.pid)) > 1)
         self._kernels = KernelSelection(args.kernel or ())
         self._selected = _selected_sums(inputs.calls, args)
         self._output = CallOutput(
@@ -268,7 +268,7 @@ class CallReport:
         elif not args.csv:
             out.lines(summary_text.coverage_lines(summary))
             out.lines(summary_text.device_lines(summary))
-            out.lines(cli.host_programs(summary) if args.verbose else ())
+            out.lines(cli.host_program_lines(summary) if args.verbose else ())
         if self._inputs.processes.terminated:
             return
         if args.kernel and not self._counted:

@@ -11,7 +11,7 @@ from gpubpf.show.table import us
 
 if TYPE_CHECKING:
     from gpubpf.calls.statistics import CallStatistics, Durations
-    from gpubpf.show.owner_columns import Whose
+    from gpubpf.show.owner_columns import OwnerColumns
 
 MOST_ROWS = 24  # of a table without -v
 LEAST_SHARE = 0.01  # of the time; a smaller share is not mentioned in a sentence
@@ -66,7 +66,9 @@ def time_and_errors(rows: Sequence[CallStatistics], what: str = "call") -> Itera
         yield from formatting.wrap(f"{table.count(errors, 'call')} failed{same}: {', '.join(names)}{more}")
 
 
-def function_table(rows: Sequence[CallStatistics], whose: Whose, everything: bool = False) -> Iterator[str]:
+def function_table(
+    rows: Sequence[CallStatistics], whose: OwnerColumns, everything: bool = False
+) -> Iterator[str]:
     """Yield the table of functions. `everything`: show all rows, not only the first MOST_ROWS."""
     shown = rows if everything else rows[:MOST_ROWS]
     cells = [
@@ -84,7 +86,9 @@ def function_table(rows: Sequence[CallStatistics], whose: Whose, everything: boo
     yield from _left_out(rows, shown, "function")
 
 
-def kernel_table(rows: Sequence[CallStatistics], whose: Whose, everything: bool = False) -> Iterator[str]:
+def kernel_table(
+    rows: Sequence[CallStatistics], whose: OwnerColumns, everything: bool = False
+) -> Iterator[str]:
     """Yield the table of kernels, with the gaps before their launches."""
     shown = rows if everything else rows[:MOST_ROWS]
     cells = [
@@ -106,7 +110,11 @@ def kernel_table(rows: Sequence[CallStatistics], whose: Whose, everything: bool 
 
 
 def _table(
-    above: str, cells: Sequence[dict[str, str]], rows: Sequence[CallStatistics], whose: Whose, name: str
+    above: str,
+    cells: Sequence[dict[str, str]],
+    rows: Sequence[CallStatistics],
+    whose: OwnerColumns,
+    name: str,
 ) -> Iterator[str]:
     """Yield a table whose column `name` takes the room that is left. `above` is the title over the columns
     P50 to MAX.

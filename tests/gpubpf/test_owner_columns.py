@@ -1,4 +1,4 @@
-"""Columns that say whose a row is, in what is printed line by line: before and after a second process or GPU comes."""
+"""The columns PID, COMM and GPU in line-by-line output, before and after a second process or GPU appears."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from gpubpf.exits import exit_log
 from gpubpf.memory import access_text
 from gpubpf.memory.access_log import Accesses, Where
-from gpubpf.session.kernel_shapes import Place
+from gpubpf.session.kernel_shapes import KernelShape
 from gpubpf.show import cli
-from gpubpf.show.owner_columns import Owner, Whose
+from gpubpf.show.owner_columns import Owner, OwnerColumns
 
 ONE, OTHER, SECOND = Owner(7, "app", 0), Owner(4194304, "n" * 15, 0), Owner(7, "app", 1)
 EXIT = np.dtype([("launch", "<u8"), ("thread", "<u4"), ("sm", "<u2"), ("site", "<u2")])
@@ -30,21 +30,21 @@ ACCESS = np.dtype([("launch", "<u8"), ("site", "<u2"), ("how", "<u4"), ("address
     ],
 )
 def test_what_is_the_same_everywhere_has_no_column(owners: list[Owner], columns: list[str]) -> None:
-    whose = Whose().see(owners)
+    whose = OwnerColumns().see(owners)
     assert list(whose.cells(ONE)) == columns == whose.header.split()
     assert whose.name(SECOND) == "app (pid 7)" + (", GPU 1" if "GPU" in columns else "")
     whose.see([ONE])
     assert list(whose.cells(ONE)) == columns
-    assert list(Whose(True).cells(ONE)) == ["PID", "COMM"]
+    assert list(OwnerColumns(True).cells(ONE)) == ["PID", "COMM"]
 
 
 @pytest.mark.parametrize("form", ["exits", "accesses"])
 def test_lines_fit_a_terminal_and_the_header_comes_again_with_its_columns(form: str, tmp_path: Path) -> None:
-    out, whose = cli.Output(str(tmp_path / "out")), Whose()
-    write = exit_log.Printer(out, False, False, whose)
+    out, whose = cli.Output(str(tmp_path / "out")), OwnerColumns()
+    write = exit_log.Printer(out, "text", whose)
     put = access_text.Printer(out, "text", False, whose)
     for owner in (ONE, SECOND, OTHER, ONE):
-        place = Place(*owner, "_ZN4name13a_long_kernelILi256EEEvPf", (99, 99, 1), (32, 8, 1))
+        place = KernelShape(*owner, "_ZN4name13a_long_kernelILi256EEEvPf", (99, 99, 1), (32, 8, 1))
         if form == "exits":
             records = np.zeros(3, EXIT)
             records["launch"], records["thread"], records["sm"] = 123456, 2_500_000, 131
