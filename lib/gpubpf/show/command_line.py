@@ -33,7 +33,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gpubpf import __version__
 from gpubpf.show.notices import complain
@@ -46,6 +46,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         complain(self.prog, f"{message}; see {self.prog} --help")
         raise SystemExit(2)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Write a message. A failed write raises OSError; since Python 3.12 argparse would ignore it."""
+        if message and (file := file or sys.stderr) is not None:
+            file.write(message)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """Flush standard output after --help and --version, so that a failed write is reported here."""
