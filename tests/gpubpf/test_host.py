@@ -259,7 +259,7 @@ def text(body: str, maps: str = "") -> str:
             text("u64 k = 1; counts.increment(k);", "BPF_HASH(counts);"),
             "map counts exists only in the kernel",
         ),
-        (text("bpf_get_current_task();"), "helper get_current_task exists only in the kernel; run as root"),
+        (text("bpf_get_current_task();"), "bpf_get_current_task exists only in the kernel; run as root"),
         (text("u64 x = bpf_jiffies64();"), "helper number 118 exists only in the kernel"),
     ],
 )

@@ -9,11 +9,10 @@ from dataclasses import replace
 import pytest
 
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf import ranges
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
 from gpubpf.lower import nvptx
-from gpubpf.verify import kernel, verify
+from gpubpf.verify import kernel, ranges, verify
 from gpubpf.verify.flow import ways_out
 from gpubpf.verify.rules import MAX_INSTRUCTIONS, check
 from gpubpf_asm import (
@@ -81,13 +80,13 @@ BAD = {
     ),
     "a maximum on the stack": (
         "u64 cell = ctx->work;\ngpu_max(&cell, 5); /*!*/\nreturn cell & 1;",
-        "no value of a map",
+        "not in the value of a map",
     ),
     "a maximum beyond a value": (
         f"{LOOKUP}\ngpu_max((u64 *)mine + 2, 5); /*!*/",
         "reaches beyond the 16 bytes",
     ),
-    "a maximum in a parameter": (f"{PARAM}\ngpu_max(&t->cells[1], 5); /*!*/", "no value of a map"),
+    "a maximum in a parameter": (f"{PARAM}\ngpu_max(&t->cells[1], 5); /*!*/", "not in the value of a map"),
     "parameter written": (f"{PARAM}\nt->cells[0] = 1; /*!*/", "read-only"),
     "parameter at a variable offset": (f"{PARAM}\nreturn t->cells[ctx->work & 7] & 1; /*!*/", "not constant"),
     "parameter with another key": (
@@ -342,7 +341,7 @@ def test_calls_of_helpers():
         ([*load_map(1, "ring"), movi(2, 8), movi(3, 1), call(131), *END], "with flags"),
         (
             [storei(10, -8, 1), mov(1, 10), alu(b.ADD, 1, imm=-8), movi(2, 0), call(132), *END],
-            "no reserved record",
+            "not a reserved record",
         ),
         (
             [*load_map(1, "hash"), store(10, -8, 10), mov(2, 10), alu(b.ADD, 2, imm=-8), call(1), *END],

@@ -46,7 +46,6 @@ _KEY_KINDS = {f"gpubpf_{kind}": kind for kind in (*maps.DEVICE_KINDS, "shared_ar
 _KINDS = {1: "hash", 2: "array", 4: "ringbuf", 6: "percpu_array", 27: "ringbuf"}
 _PERF_OUTPUT = 4  # BPF_PERF_OUTPUT: on a GPU a ring buffer, of this size
 _PERF_BYTES = 1 << 18
-_GPU_HELPERS = 500  # from here on, numbers that the kernel does not have
 _CAPABILITIES = 1 << 39 | 1 << 21  # CAP_BPF, CAP_SYS_ADMIN
 _DEBUG = 0x4 | 0x8  # DEBUG_PREPROCESSOR, DEBUG_SOURCE
 # All calls are convergent: what lanes find out together depends on which of them come to the call, so it stays where it is.
@@ -266,9 +265,10 @@ def _check_sides(program: Program) -> None:
     on_device = {i.map: f.name for f in program.device_functions for i in f.instructions}
     for function in program.host_functions:
         for i in function.instructions:
-            if i.opcode == JMP | CALL and i.src == 0 and i.imm in HELPERS and i.imm >= _GPU_HELPERS:
+            helper = HELPERS.get(i.imm) if i.opcode == JMP | CALL and i.src == 0 else None
+            if helper is not None and not helper.in_kernel:
                 raise CompileError(
-                    f"C line {i.line}: {HELPERS[i.imm][0]} exists only on a GPU, and {function.name} runs on the host;"
+                    f"C line {i.line}: {helper.name} exists only on a GPU, and {function.name} runs on the host;"
                     " see docs/device-programs.md for what it may call"
                 )
             definition = program.maps.get(i.map or "")

@@ -19,13 +19,14 @@ import re
 import stat
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import HOST_POINTS, Function, Program, encode
 from gpubpf.ebpf.compile import capable
+from gpubpf.ebpf.helpers import REAL_TIME
 from gpubpf.ebpf.maps import MapDefinition, dtype, pad8
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
 from gpubpf.linux import bpf_syscall, uprobes
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 OPERATION_STUB = 64  # where in the agent's file the stub for operations is; that for launches begins it
 STUB = bytes.fromhex("0f1f440000c3")  # nop5; ret: a nop that the kernel can make a call of
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-_CLOCKS = (5, 125, 160, 208)  # helpers that tell the real time
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Host:
         launches = [a.function for a in self._attachments if a.event in HOST_POINTS]
         tracepoints = [a for a in self._attachments if a.event not in HOST_POINTS]
         said = ""
-        asks_time = [name for name in launches if _calls(self._program.functions[name], _CLOCKS)]
+        asks_time = [name for name in launches if _calls(self._program.functions[name], REAL_TIME)]
         if not (virtual and asks_time):
             try:
                 self._load(tracepoints)
@@ -533,7 +533,7 @@ def _count(programs: Sequence[tuple[str, int]]) -> list[Runs]:
     return found
 
 
-def _calls(function: Function, helpers: Sequence[int]) -> bool:
+def _calls(function: Function, helpers: Collection[int]) -> bool:
     return any(i.opcode == 0x85 and i.src == 0 and i.imm in helpers for i in function.instructions)
 
 

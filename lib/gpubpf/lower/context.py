@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, STACK_SIZE, Function, Instruction
+from gpubpf.ebpf.helpers import TAKE_CONTEXT
 from gpubpf.errors import VerifyError
 
 # Where struct pt_regs of x86-64 has the registers that hold the fields, one after the other: those of the first six arguments
@@ -22,7 +23,6 @@ REGISTERS: Mapping[str, tuple[int, ...]] = {
 FIELDS: Mapping[str, tuple[int, ...]] = {
     point: tuple(offset for offset, _ in CONTEXTS[point].values()) for point in HOST_POINTS
 }
-_TAKE_CONTEXT = (25, 27, 67)  # perf_event_output, get_stackid, get_stack: the real one
 _LONG = b.MEM | 0x18
 
 
@@ -49,7 +49,7 @@ def copied(function: Function, where: tuple[int, ...]) -> Function:
     placed: dict[int, int] = {}  # where the old instructions are, and which
     for pc, i in enumerate(code):
         start.append(len(made))
-        if i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm in _TAKE_CONTEXT:
+        if i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm in TAKE_CONTEXT:
             made.append(Instruction(b.LDX | _LONG, 1, 10, real, line=i.line))
         placed[len(made)] = pc
         made.append(i)

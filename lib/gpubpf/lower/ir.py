@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import STACK_SIZE, Instruction, Program
+from gpubpf.ebpf.helpers import HELPERS, Kind
 from gpubpf.ebpf.maps import BLOCKS, DISCARDED, PRINT_ARGUMENTS, PRINTS, SHAPED, MapDefinition, internal
 from gpubpf.lower import storage
 from gpubpf.lower.fragment import Argument
@@ -509,7 +510,7 @@ class _Lowering:
             self.emit(f"br label %{self.block((*self.chain, self.pc), self.pc + 1 + i.imm)}")
         elif op == b.CALL:
             call = self.checked.calls[(self.chain, self.pc)]
-            self.put(0, _HELPERS[call.helper](self, call))
+            self.put(0, self.helper(call))
             self.go(self.pc + 1)
         else:
             self.branch(i, op)
@@ -566,17 +567,21 @@ class _Lowering:
 
     # Helpers
 
-    def three(self, prefix: str) -> Callable[[Call], str]:
-        def emit(call: Call) -> str:
-            for register, axis in zip((1, 2, 3), AXES, strict=True):
-                value = self.special(f"{prefix}.{axis}")
-                kind, pointer = self.source(register, call)
-                self.emit(f"store i64 {value}, {kind} {pointer}, align {1 if kind == 'ptr' else 8}")
-            return "0"
+    def helper(self, call: Call) -> str:
+        """The result of a helper, lowered as the table of helpers says."""
+        helper = HELPERS[call.helper]
+        use = helper.native if self.checked.function.point in b.HOST_POINTS else helper.device
+        assert use is not None
+        return LOWERINGS[use.lowering](self, call, use.operand)
 
-        return emit
+    def index(self, call: Call, operand: str) -> str:
+        for register, axis in zip(HELPERS[call.helper].registers[Kind.RESULT], AXES, strict=True):
+            value = self.special(f"{operand}.{axis}")
+            kind, pointer = self.source(register, call)
+            self.emit(f"store i64 {value}, {kind} {pointer}, align {1 if kind == 'ptr' else 8}")
+        return "0"
 
-    def lookup(self, call: Call) -> str:
+    def lookup(self, call: Call, operand: str) -> str:
         definition = self.map(call.map)
         if definition.kind == "param":
             return str(1 << 62)  # never read as an address: every access names its parameter
@@ -632,13 +637,13 @@ class _Lowering:
         inside = self.value(f"icmp ult i32 {site}, {sites}")
         return self.value(f"select i1 {inside}, i32 {own}, i32 {last}")
 
-    def update(self, call: Call) -> str:
+    def update(self, call: Call, operand: str) -> str:
         definition = self.map(call.map)
         if definition.kind == "hash":
-            return self.hash_call(("update", "insert", "replace")[call.size], call, definition)
+            return self.hash_call(("update", "insert", "replace")[call.flags], call, definition)
         address = self.element(call, definition)
         there = self.value(f"icmp ne i64 {address}, 0")
-        if call.size == 1:  # BPF_NOEXIST: elements of an array always exist
+        if call.flags == 1:  # BPF_NOEXIST: elements of an array always exist
             return self.value(f"select i1 {there}, i64 -17, i64 -7")
         write, done = self.fresh("write"), self.fresh("done")
         self.emit(f"br i1 {there}, label %{write}, label %{done}")
@@ -653,7 +658,7 @@ class _Lowering:
         self.label(done)
         return self.value(f"select i1 {there}, i64 0, i64 -7")
 
-    def delete(self, call: Call) -> str:
+    def delete(self, call: Call, operand: str) -> str:
         return self.hash_call("delete", call, self.map(call.map))
 
     def hash_call(self, operation: str, call: Call, definition: MapDefinition) -> str:
@@ -709,15 +714,15 @@ class _Lowering:
         self.label(done)
         return self.value(f"select i1 {there}, i64 0, i64 -11")
 
-    def output(self, call: Call) -> str:
-        source = self.source(4 if call.helper == 25 else 2, call)
+    def output(self, call: Call, operand: str) -> str:
+        source = self.source(HELPERS[call.helper].register(Kind.RECORD), call)
 
         def fill(payload: str) -> None:
             self.copy((self.target.pointer, payload), source, call.size, 8)
 
         return self.record(self.map(call.map), call.size, fill)
 
-    def reserve(self, call: Call) -> str:
+    def reserve(self, call: Call, operand: str) -> str:
         header, mark = self.reserve_room(self.map(call.map))
         there = self.value(f"icmp ne i64 {header}, 0")
         write, done = self.fresh("write"), self.fresh("done")
@@ -731,19 +736,24 @@ class _Lowering:
         payload = self.value(f"add i64 {header}, 8")
         return self.value(f"select i1 {there}, i64 {payload}, i64 0")
 
-    def submit(self, call: Call) -> str:
+    def submit(self, call: Call, operand: str, state: int = 0) -> str:
         payload = self.get(1)
         header = self.value(f"add i64 {payload}, -8")
         pointer = self.memory(header, 4)
         mark = self.value(f"load i32, {self.target.pointer} {pointer}, align 4")
-        self.commit(header, call.size | (DISCARDED if call.helper == 133 else 0), mark)
+        self.commit(header, call.size | state, mark)
         return "0"
 
-    def print(self, call: Call) -> str:
+    def discard(self, call: Call, operand: str) -> str:
+        return self.submit(call, operand, DISCARDED)
+
+    def print(self, call: Call, operand: str) -> str:
         number = format_number(call.text)
         self.formats[number] = call.text
-        count = call.text.replace("%%", "").count("%") if call.helper == 6 else 0
-        values = [self.get(3 + n) if n < count else "0" for n in range(PRINT_ARGUMENTS)]
+        conversions = call.text.replace("%%", "").count("%")
+        printed = HELPERS[call.helper].registers.get(Kind.PRINTED, ())[:conversions]
+        values = [self.get(register) for register in printed]
+        values += ["0"] * (PRINT_ARGUMENTS - len(values))
 
         def fill(payload: str) -> None:
             for at, value in enumerate([str(number), *values]):
@@ -753,37 +763,37 @@ class _Lowering:
         definition = self.map(PRINTS)
         return self.record(definition, definition.value_size, fill)
 
-    def kernels(self, number: int, *arguments: str) -> str:
-        """The result of one of the kernel's helpers; where the program does not run in the kernel, a C function."""
-        address = self.argument("helper", f"helper_{number}", offset=number)
+    def agent_function(self, call: Call, operand: str) -> str:
+        """The result of a C function of the agent, which has the same number and arguments as the helper of the kernel."""
+        arguments = []
+        for register, argument in enumerate(HELPERS[call.helper].arguments, 1):
+            if argument.kind is Kind.BUFFER:
+                arguments.append(" ".join(self.source(register, call)))
+            else:
+                value = str(call.size) if argument.kind is Kind.SIZE else self.get(register)
+                arguments.append(f"i64 {value}")
+        address = self.argument("helper", f"helper_{call.helper}", offset=call.helper)
         function = self.value(f"inttoptr i64 {address} to ptr")
         return self.value(f"call i64 {function}({', '.join(arguments)})")
 
-    def comm(self, call: Call) -> str:
-        kind, pointer = self.source(1, call)
-        return self.kernels(16, f"{kind} {pointer}", f"i64 {call.size}")
-
-    def pid_tgid(self, call: Call) -> str:
-        if self.checked.function.point in b.HOST_POINTS:
-            return self.kernels(14)
-        return self.argument("pid_tgid", "pid_tgid")
-
-    def maximum(self, call: Call) -> str:
-        pointer = self.memory(self.get(1))
+    def maximum(self, call: Call, operand: str) -> str:
+        helper = HELPERS[call.helper]
+        pointer = self.memory(self.get(helper.register(Kind.CELL)))
+        value = self.get(helper.register(Kind.NUMBER))
         return self.value(
-            f"atomicrmw umax {self.target.pointer} {pointer}, i64 {self.get(2)} {self.target.scope} monotonic"
+            f"atomicrmw umax {self.target.pointer} {pointer}, i64 {value} {self.target.scope} monotonic"
         )
 
-    def logarithm(self, call: Call) -> str:
+    def logarithm(self, call: Call, operand: str) -> str:
         self.declared.add("declare i64 @llvm.ctlz.i64(i64, i1)")
         some = self.value(f"or i64 {self.get(1)}, 1")
         return self.value(f"xor i64 63, {self.value(f'call i64 @llvm.ctlz.i64(i64 {some}, i1 true)')}")
 
-    def popcount(self, call: Call) -> str:
+    def popcount(self, call: Call, operand: str) -> str:
         self.declared.add("declare i64 @llvm.ctpop.i64(i64)")
         return self.value(f"call i64 @llvm.ctpop.i64(i64 {self.get(1)})")
 
-    def first(self, call: Call) -> str:
+    def first(self, call: Call, operand: str) -> str:
         """Told from the lane's number: then ptxas knows that it is one lane, and does not add up over lanes before each atomic
         operation. It does not see that in a mask."""
         self.declared.add("declare i32 @llvm.cttz.i32(i32, i1)")
@@ -791,7 +801,7 @@ class _Lowering:
         lowest = self.value(f"freeze i32 {lowest}")  # an empty mask has none: any number is as good
         return self.wide(self.value(f"icmp eq i32 {self.special32('this_lane')}, {lowest}"), 1)
 
-    def warp(self, call: Call) -> str:
+    def warp(self, call: Call, operand: str) -> str:
         row = self.value(f"mul i64 {self.special('tid.z')}, {self.special('ntid.y')}")
         row = self.value(f"add i64 {row}, {self.special('tid.y')}")
         row = self.value(f"mul i64 {row}, {self.special('ntid.x')}")
@@ -822,50 +832,32 @@ _CONDITIONS = {
     b.JSLE: "sle",
 }
 
-_HELPERS: dict[int, Callable[[_Lowering, Call], str]] = {
-    1: _Lowering.lookup,
-    2: _Lowering.update,
-    3: _Lowering.delete,
-    6: _Lowering.print,
-    5: lambda e, call: e.kernels(5),
-    7: lambda e, call: e.kernels(7),
-    8: lambda e, call: e.kernels(8),
-    14: _Lowering.pid_tgid,
-    15: lambda e, call: e.kernels(15),
-    16: _Lowering.comm,
-    25: _Lowering.output,
-    42: lambda e, call: e.kernels(42),
-    80: lambda e, call: e.kernels(80),
-    # No name space but the process's own is known to it, and that is the one that helper 14 tells of.
-    120: lambda e, call: "-22",
-    123: lambda e, call: e.kernels(123, f"i64 {e.get(1)}"),
-    125: lambda e, call: e.kernels(125),
-    160: lambda e, call: e.kernels(160),
-    130: _Lowering.output,
-    131: _Lowering.reserve,
-    132: _Lowering.submit,
-    133: _Lowering.submit,
-    501: _Lowering.print,
-    502: lambda e, call: e.special("globaltimer"),
-    503: lambda e, call: e.three("ctaid")(call),
-    504: lambda e, call: e.three("ntid")(call),
-    505: lambda e, call: e.three("tid")(call),
-    506: lambda e, call: e.special("membar"),
-    601: lambda e, call: e.three("nctaid")(call),
-    602: lambda e, call: e.special("lane"),
-    603: _Lowering.warp,
-    604: lambda e, call: e.special("sm"),
-    605: lambda e, call: e.special("clock"),
-    606: lambda e, call: e.number("thread", "i64"),
-    607: _Lowering.maximum,
-    608: lambda e, call: e.together("active"),
-    609: _Lowering.logarithm,
-    610: lambda e, call: e.together("match", f"i64 {e.get(1)}"),
-    611: lambda e, call: e.together("ballot", f"i64 {e.get(1)}"),
-    612: lambda e, call: e.together("shuffle", f"i64 {e.get(1)}", f"i32 {e.low(e.get(2))}"),
-    613: lambda e, call: e.argument("kernel", "kernel"),
-    614: lambda e, call: e.argument("epoch", "epoch"),
-    615: _Lowering.popcount,
-    616: lambda e, call: e.special("lanes_below"),
-    617: _Lowering.first,
+# How helpers are lowered: by the names in the table of helpers, given the call and the operand there.
+LOWERINGS: Mapping[str, Callable[[_Lowering, Call, str], str]] = {
+    "lookup": _Lowering.lookup,
+    "update": _Lowering.update,
+    "delete": _Lowering.delete,
+    "print": _Lowering.print,
+    "output": _Lowering.output,
+    "reserve": _Lowering.reserve,
+    "submit": _Lowering.submit,
+    "discard": _Lowering.discard,
+    "function": _Lowering.agent_function,
+    "constant": lambda lowering, call, operand: operand,
+    "argument": lambda lowering, call, operand: lowering.argument(operand, operand),
+    "special": lambda lowering, call, operand: lowering.special(operand),
+    "index": _Lowering.index,
+    "lanes": lambda lowering, call, operand: lowering.together(
+        operand,
+        *(f"i64 {lowering.get(register)}" for register, _ in enumerate(HELPERS[call.helper].arguments, 1)),
+    ),
+    "shuffle": lambda lowering, call, operand: lowering.together(
+        "shuffle", f"i64 {lowering.get(1)}", f"i32 {lowering.low(lowering.get(2))}"
+    ),
+    "warp": _Lowering.warp,
+    "thread": lambda lowering, call, operand: lowering.number("thread", "i64"),
+    "maximum": _Lowering.maximum,
+    "logarithm": _Lowering.logarithm,
+    "popcount": _Lowering.popcount,
+    "first": _Lowering.first,
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import STACK_SIZE, Instruction
-from gpubpf.ebpf.helpers import ANY_NUMBER, COUNTS
+from gpubpf.ebpf.helpers import HELPERS, Kind
 
 
 def target_of(pc: int, i: Instruction) -> int:
@@ -127,7 +127,8 @@ def _uses(i: Instruction) -> tuple[int, int]:
     if op == b.EXIT:
         return 1, 0
     if op == b.CALL:
-        return (1 << 1 + COUNTS.get(i.imm, 5) if i.src == 0 else 1 << 6) - 2, 0b111111
+        helper = HELPERS.get(i.imm) if i.src == 0 else None
+        return (2 << (len(helper.arguments) if helper is not None else 5)) - 2, 0b111111
     return source | 1 << i.dst, 0
 
 
@@ -202,7 +203,9 @@ def _needs(i: Instruction, after: int, ends_loop: bool) -> int:
             return after | 1 << i.dst
         return after & ~bytes_ | (1 << i.src if i.cls == b.STX and after & bytes_ else 0)
     if i.opcode == b.JMP | b.CALL:
-        return after & ~made | used & ~ANY_NUMBER.get(i.imm, 0)
+        helper = HELPERS.get(i.imm) if i.src == 0 else None
+        free = helper.registers.get(Kind.NUMBER, ()) if helper is not None else ()
+        return after & ~made | used & ~sum(1 << register for register in free)
     if i.cls in (b.JMP, b.JMP32):
         return after | used if ends_loop else after
     return after & ~made

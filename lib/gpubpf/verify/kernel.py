@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import CONTEXTS, Instruction, Program, encode
+from gpubpf.ebpf.helpers import HELPERS, Kind, StandIn, number_of
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
 from gpubpf.verify.values import Checked, place_of
@@ -28,29 +29,8 @@ _MAP_CREATE, _PROG_LOAD = 0, 5
 _TRACEPOINT = 5
 _CONTEXT_SHIFT = 8
 _LOG = 1 << 20
-_KTIME, _PRANDOM, _PRINTK = 5, 7, 6
-# Helpers that take no addresses, by one that takes nothing and gives the same kind of number.
-_STAND_INS = {
-    502: _KTIME,
-    506: _PRANDOM,
-    602: _PRANDOM,
-    603: _PRANDOM,
-    604: _PRANDOM,
-    605: _KTIME,
-    606: _KTIME,
-    608: _PRANDOM,
-    609: _PRANDOM,
-    610: _PRANDOM,
-    611: _PRANDOM,
-    612: _PRANDOM,
-    613: _KTIME,
-    614: _KTIME,
-    615: _PRANDOM,
-    616: _PRANDOM,
-    617: _PRANDOM,
-}
-_MAX = 607  # becomes a load and a store
-_OUT_POINTERS = (503, 504, 505, 601)
+_PRANDOM, _PRINTK = number_of("bpf_get_prandom_u32"), number_of("bpf_trace_printk")
+_PERF_OUTPUT = number_of("bpf_perf_event_output")
 
 
 def check(program: Program, checked: Checked) -> str | None:
@@ -81,14 +61,14 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
         for (_, pc), access in checked.accesses.items()
         if access.kind == "context"
     }
-    texts = {pc: call.size for (_, pc), call in checked.calls.items() if call.helper == 501}
+    lengths = {pc: call.size for (_, pc), call in checked.calls.items()}
     # Below all that the program uses: an unknown number, and the context's address as it came.
     slot = (checked.stack_low & ~7) - 16
     room = slot >= -b.STACK_SIZE
     moved = {
         pc for pc, at in context.items() if at != code[pc].offset
     }  # the kernel wants the address as it came
-    unknown = room and (bool(moved) or any(_is_out(i) for i in code))
+    unknown = room and (bool(moved) or any(_stand_in(i) is StandIn.STORES for i in code))
     made: list[Instruction] = []
     origin: list[int] = []
     start: dict[int, int] = {}
@@ -118,20 +98,27 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
             i = replace(i, src=i.dst, offset=context[pc])
         if pc in context:
             i = replace(i, offset=i.offset + _CONTEXT_SHIFT)
-        if _is_out(i):
+        kind = _stand_in(i)
+        if kind is StandIn.STORES:
+            written = HELPERS[i.imm].registers[Kind.RESULT]
             if unknown and inside_main:
                 put(pc, Instruction(b.LDX | b.MEM | 0x18, 0, 10, slot))
-                put(pc, *(Instruction(b.STX | b.MEM | 0x18, register, 0) for register in (1, 2, 3)))
+                put(pc, *(Instruction(b.STX | b.MEM | 0x18, register, 0) for register in written))
             else:
-                put(pc, *(Instruction(b.ST | b.MEM | 0x18, register) for register in (1, 2, 3)))
+                put(pc, *(Instruction(b.ST | b.MEM | 0x18, register) for register in written))
             put(pc, Instruction(b.JMP | b.CALL, imm=_PRANDOM))  # a call leaves nothing in r1 to r5
-        elif i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm == _MAX:
-            put(pc, Instruction(b.LDX | b.MEM | 0x18, 0, 1), Instruction(b.STX | b.MEM | 0x18, 1, 2))
-            put(pc, Instruction(b.JMP | b.CALL, imm=_KTIME))
-        elif pc in texts:
-            put(pc, Instruction(b.ALU64 | b.MOV, 2, imm=texts[pc]), replace(i, imm=_PRINTK))
-        elif i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm in _STAND_INS:
-            put(pc, replace(i, imm=_STAND_INS[i.imm]))
+        elif kind is StandIn.UPDATE:
+            cell, number = (HELPERS[i.imm].register(argument) for argument in (Kind.CELL, Kind.NUMBER))
+            put(
+                pc,
+                Instruction(b.LDX | b.MEM | 0x18, 0, cell),
+                Instruction(b.STX | b.MEM | 0x18, cell, number),
+            )
+            put(pc, Instruction(b.JMP | b.CALL, imm=_PRANDOM))
+        elif kind is StandIn.PRINTK and pc in lengths:
+            put(pc, Instruction(b.ALU64 | b.MOV, 2, imm=lengths[pc]), replace(i, imm=_PRINTK))
+        elif kind is StandIn.NUMBER:
+            put(pc, replace(i, imm=_PRANDOM))
         else:
             put(pc, i)
     start[len(code)] = len(made)
@@ -149,12 +136,13 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
     return made, origin
 
 
-def _is_out(i: Instruction) -> bool:
-    return i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm in _OUT_POINTERS
+def _stand_in(i: Instruction) -> StandIn:
+    calls = i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm in HELPERS
+    return HELPERS[i.imm].stand_in if calls else StandIn.ITSELF
 
 
 def _is_perf(checked: Checked, name: str) -> bool:
-    return any(call.helper == 25 and call.map == name for call in checked.calls.values())
+    return any(call.helper == _PERF_OUTPUT and call.map == name for call in checked.calls.values())
 
 
 @contextmanager

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf import ranges
 from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, Function, Instruction, Program
-from gpubpf.ebpf.ranges import Range, constant, truncate, within
 from gpubpf.errors import VerifyError
+from gpubpf.verify import ranges
+from gpubpf.verify.ranges import Range, constant, truncate, within
 from gpubpf.verify.values import (
     NUMBER,
     Access,

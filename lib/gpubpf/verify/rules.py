@@ -10,12 +10,11 @@ from collections import deque
 from typing import NoReturn
 
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf import ranges
 from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, Function, Instruction, Program
-from gpubpf.ebpf.ranges import ANY, Range, constant, truncate, within
 from gpubpf.errors import VerifyError
-from gpubpf.verify import flow
+from gpubpf.verify import flow, ranges
 from gpubpf.verify.calls import HelperCall
+from gpubpf.verify.ranges import ANY, Range, constant, truncate, within
 from gpubpf.verify.registers import Machine
 from gpubpf.verify.values import NUMBER, Checked, Checkpoint, Place, State, Value, title, value_covers
 

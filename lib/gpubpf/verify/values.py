@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import Function, Program
 from gpubpf.ebpf.maps import MapDefinition
-from gpubpf.ebpf.ranges import ANY, Range
+from gpubpf.verify.ranges import ANY, Range
 
 Chain = tuple[
     int, ...
@@ -49,12 +49,13 @@ class Access:
 @dataclass(frozen=True)
 class Call:
     """A call of a helper: the map it works on, what its address arguments point into (`stack` or `memory`, by register),
-    the constant size in bytes (of an update: its flags) and the constant text, where it has them."""
+    the constant size in bytes, the flags of an update, and the constant text."""
 
     helper: int
     map: str = ""
     pointers: Mapping[int, str] = field(default_factory=dict)
     size: int = 0
+    flags: int = 0
     text: str = ""
 
 
