@@ -256,6 +256,7 @@ class Native:
         import llvmlite.binding as llvm
 
         from gpubpf.lower import ir, nvptx
+        from gpubpf.lower.backend import Backend
         from gpubpf.verify.rules import check
 
         llvm.initialize_native_target()
@@ -263,8 +264,7 @@ class Native:
         self.checked = check(made, function)
         triple = llvm.get_process_triple()
         table = {name: (f"test_{name}", kind) for name, kind in SPECIALS.items()}
-        target = ir.Target(triple, "", "ptr", "", table)
-        self.module = ir.lower(made, self.checked, target)
+        self.module = ir.lower(made, self.checked, Backend(triple, "ptr", "", table))
         text = self.module.text
         for name, (symbol, kind) in table.items():
             value = f"ret {kind} {(specials or {}).get(name, 1)}" if kind != "void" else "ret void"

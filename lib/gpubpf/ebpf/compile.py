@@ -56,7 +56,8 @@ _FLAGS = (f"-I{headers.INCLUDE}", "-Xclang", "-fconvergent-functions")
 def _version() -> str:
     """Changes whenever the code of the stages up to fragments does."""
     here = Path(__file__).parent.parent
-    files = [path for stage in ("ebpf", "verify", "lower") for path in sorted((here / stage).glob("*.py"))]
+    patterns = ("ebpf/*.py", "verify/*.py", "lower/*.py", "lower/templates/*.ll")
+    files = [path for pattern in patterns for path in sorted(here.glob(pattern))]
     return cache.key(*(file.read_bytes() for file in files))
 
 

@@ -1,4 +1,4 @@
-"""eBPF → LLVM IR, for every target. What differs between targets is in a `Target`, a table.
+"""eBPF → LLVM IR, for every back end. What differs between them is in a `Backend`, a table.
 
 Registers become 64-bit variables that LLVM promotes. A stack address is kept as a plain number, the offset in the one array
 that is the stack, so LLVM sees constants there and the array dissolves into registers. Addresses of map values are real ones.
@@ -16,6 +16,7 @@ from gpubpf.ebpf.bytecode import STACK_SIZE, Instruction, Program
 from gpubpf.ebpf.helpers import HELPERS, Kind
 from gpubpf.ebpf.maps import BLOCKS, DISCARDED, PRINT_ARGUMENTS, PRINTS, SHAPED, MapDefinition, internal
 from gpubpf.lower import storage
+from gpubpf.lower.backend import Backend
 from gpubpf.lower.fragment import Argument
 from gpubpf.verify import Access, Call, Checked
 from gpubpf.verify.values import Chain, value_alignment
@@ -23,26 +24,6 @@ from gpubpf.verify.values import Chain, value_alignment
 ENTRY = "gpubpf_program"
 KEEP_LOOP = "llvm.loop.unroll.disable"
 AXES = ("x", "y", "z")
-
-
-@dataclass(frozen=True)
-class Target:
-    """A target for LLVM.
-
-    `pointer`: the type of an address of map memory. `scope`: of its atomics. `calls`: for each thing that only the target
-    knows, the function, intrinsic or inline assembly (`asm …`) that gives it and its result type: `tid.x` … `nctaid.z`, `lane`,
-    `this_lane` (the same, compared as it is), `lanes_below`, `sm`, `clock`, `globaltimer`, `active`, `membar`; with arguments
-    `match`, `ballot`, `shuffle`. `warps`: it has warps. `reads`: for each type of argument, the inline assembly with constraints
-    that reads one from its register; None: arguments are the function's parameters.
-    """
-
-    triple: str
-    layout: str
-    pointer: str
-    scope: str
-    calls: Mapping[str, tuple[str, str]]
-    reads: Mapping[str, str] | None = None
-    warps: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,8 +35,8 @@ class Module:
     formats: Mapping[int, str]
 
 
-def lower(program: Program, checked: Checked, target: Target) -> Module:
-    return _Lowering(program, checked, target).run()
+def lower(program: Program, checked: Checked, backend: Backend) -> Module:
+    return _Lowering(program, checked, backend).run()
 
 
 def format_number(text: str) -> int:
@@ -64,8 +45,8 @@ def format_number(text: str) -> int:
 
 
 class _Lowering:
-    def __init__(self, program: Program, checked: Checked, target: Target) -> None:
-        self.program, self.checked, self.target = program, checked, target
+    def __init__(self, program: Program, checked: Checked, backend: Backend) -> None:
+        self.program, self.checked, self.backend = program, checked, backend
         self.code = checked.function.instructions
         self.body: list[str] = []
         self.count = 0
@@ -85,17 +66,14 @@ class _Lowering:
                 self.chain, self.pc = chain, pc
                 self.label(self.block(chain, pc))
                 self.instruction(self.code[pc])
-        head = [
-            f'target triple = "{self.target.triple}"',
-            f'target datalayout = "{self.target.layout}"' if self.target.layout else "",
-        ]
+        head = [f'target triple = "{self.backend.triple}"']
         kinds = {"b64": "i64", "b32": "i32"}
         given = [(kinds[a.type], a) for a in self.arguments.values()]
-        parameters = ", ".join(f"{kind} %{a.name}" for kind, a in given) if self.target.reads is None else ""
+        parameters = ", ".join(f"{kind} %{a.name}" for kind, a in given) if self.backend.reads is None else ""
         start = [f"define void @{ENTRY}({parameters}) nounwind convergent {{", "entry:"]
-        if self.target.reads is not None:
+        if self.backend.reads is not None:
             start += [
-                f"  %{a.name} = call {kind} asm {self.target.reads[a.type].format(a.register)}()"
+                f"  %{a.name} = call {kind} asm {self.backend.reads[a.type].format(a.register)}()"
                 for kind, a in given
             ]
         start += self.known_bases()
@@ -119,7 +97,7 @@ class _Lowering:
 
     def elect(self) -> str:
         """In front of a program for blocks: who of a block runs it. The label of that."""
-        function, target = self.checked.function, self.target
+        function = self.checked.function
         self.chain, self.pc = (), 0
         self.label("elect")
         base = self.base(BLOCKS + function.name)
@@ -127,10 +105,7 @@ class _Lowering:
         threads = self.value(f"mul i32 {self.special32('ntid.x')}, {self.special32('ntid.y')}")
         threads = self.value(f"mul i32 {threads}, {self.special32('ntid.z')}")
         last = function.point == "block_end"
-        text = storage.block_function("elect_thread", last, target.pointer, target.scope, target.warps)
-        self.declared.update(
-            (*storage.RING_DECLARATIONS, *(storage.WARP_DECLARATIONS if target.warps else ()))
-        )
+        text = storage.block_function("elect_thread", last, self.backend)
         who = f"i64 {base}, i64 {launch}, i64 {block}, i32 {threads}"
         call = f"call i1 {self.function('elect_thread', text)}({who})"
         self.emit(f"br i1 {self.value(call)}, label %{self.block((), 0)}, label %not_elected")
@@ -182,17 +157,17 @@ class _Lowering:
 
     def special(self, name: str) -> str:
         """Something that only the target knows, as i64; `membar` gives nothing."""
-        if self.target.calls[name][1] == "void":
+        if self.backend.calls[name][1] == "void":
             self.emit(self.call(name))
             return "0"
         result = self.value(self.call(name))
-        return result if self.target.calls[name][1] == "i64" else self.wide(result)
+        return result if self.backend.calls[name][1] == "i64" else self.wide(result)
 
     def special32(self, name: str) -> str:
         return self.value(self.call(name))
 
     def call(self, name: str, *arguments: str) -> str:
-        symbol, kind = self.target.calls[name]
+        symbol, kind = self.backend.calls[name]
         if not symbol.startswith("asm "):
             kinds = ", ".join(argument.split()[0] for argument in arguments)
             self.declared.add(f"declare {kind} @{symbol}({kinds})")
@@ -202,11 +177,14 @@ class _Lowering:
     def together(self, name: str, *arguments: str) -> str:
         """What the lanes that run this together find out together: neither moved, nor made one with another, nor two of it."""
         result = self.value(f"{self.call(name, *arguments)} convergent nomerge noduplicate")
-        return result if self.target.calls[name][1] == "i64" else self.wide(result)
+        return result if self.backend.calls[name][1] == "i64" else self.wide(result)
 
     def function(self, name: str, text: str) -> str:
-        """An internal function, defined once; always inlined."""
-        self.functions.setdefault(name, text)
+        """An internal function, defined once; always inlined. `text` may begin with declarations."""
+        if name not in self.functions:
+            lines = text.split("\n")
+            self.declared.update(line for line in lines if line.startswith("declare "))
+            self.functions[name] = "\n".join(line for line in lines if not line.startswith("declare "))
         return f"@{name}"
 
     def known_bases(self) -> list[str]:
@@ -273,15 +251,15 @@ class _Lowering:
         return self.value(f"getelementptr i8, ptr %stack, i64 {offset}")
 
     def memory(self, base: str, offset: int | str = 0) -> str:
-        pointer = self.value(f"inttoptr i64 {base} to {self.target.pointer}")
-        return self.value(f"getelementptr i8, {self.target.pointer} {pointer}, i64 {offset}")
+        pointer = self.value(f"inttoptr i64 {base} to {self.backend.pointer}")
+        return self.value(f"getelementptr i8, {self.backend.pointer} {pointer}, i64 {offset}")
 
     def source(self, register: int, call: Call) -> tuple[str, str]:
         """(pointer type, pointer) of what a helper's argument points to."""
         address = self.get(register)
         if call.pointers[register] == "stack":
             return "ptr", self.stack(address)
-        return self.target.pointer, self.memory(address)
+        return self.backend.pointer, self.memory(address)
 
     def copy(self, to: tuple[str, str], source: tuple[str, str], size: int, alignment: int) -> None:
         """`size` bytes; `alignment` is the target's."""
@@ -353,7 +331,7 @@ class _Lowering:
         they leave."""
         following = self.code[self.pc + 1]
         return (
-            "shift" in self.target.calls
+            "shift" in self.backend.calls
             and i.opcode == b.ALU64 | b.RSH
             and 0 < i.imm < 32
             and (following.opcode, following.dst, following.imm)
@@ -396,7 +374,7 @@ class _Lowering:
         base = self.get(register)
         if access.kind == "stack":
             return "ptr", self.stack(self.value(f"add i64 {base}, {offset}")), 1
-        return self.target.pointer, self.memory(base, offset), max(access.alignment, width)
+        return self.backend.pointer, self.memory(base, offset), max(access.alignment, width)
 
     def load(self, i: Instruction) -> None:
         width = b.WIDTH[i.opcode & 0x18]
@@ -442,7 +420,7 @@ class _Lowering:
         there = self.value(f"icmp ne i64 {cell}, 0")
         self.emit(f"br i1 {there}, label %{again}, label %{once}")
         self.label(again)
-        first = self.value(f"load i64, {self.target.pointer} {self.memory(cell)}, align 8")
+        first = self.value(f"load i64, {self.backend.pointer} {self.memory(cell)}, align 8")
         self.emit(f"store i64 {first}, ptr %first")
         self.emit(f"br label %{once}")
         self.label(once)
@@ -485,12 +463,12 @@ class _Lowering:
             self.emit(f"store {kind} {new}, ptr {pointer}, align 1")
         elif operation == b.ATOMIC_CMPXCHG:
             pair = self.value(
-                f"cmpxchg {space} {pointer}, {kind} {expected}, {kind} {value} {self.target.scope} monotonic monotonic"
+                f"cmpxchg {space} {pointer}, {kind} {expected}, {kind} {value} {self.backend.scope} monotonic monotonic"
             )
             old = self.value(f"extractvalue {{ {kind}, i1 }} {pair}, 0")
         else:
             old = self.value(
-                f"atomicrmw {names[operation]} {space} {pointer}, {kind} {value} {self.target.scope} monotonic"
+                f"atomicrmw {names[operation]} {space} {pointer}, {kind} {value} {self.backend.scope} monotonic"
             )
         if operation == b.ATOMIC_CMPXCHG:
             self.put(0, self.wide(old, bits))
@@ -618,7 +596,7 @@ class _Lowering:
 
     def at(self, base: str, index: str, size: int) -> str:
         """The address of element `index`, an i32. No map is at 0, nor wraps."""
-        if "element" in self.target.calls:
+        if "element" in self.backend.calls:
             address = self.value(self.call("element", f"i32 {index}", f"i32 {size}", f"i64 {base}"))
             self.declared.add("declare void @llvm.assume(i1)")
             self.emit(f"call void @llvm.assume(i1 {self.value(f'icmp ne i64 {address}, 0')})")
@@ -649,7 +627,7 @@ class _Lowering:
         self.emit(f"br i1 {there}, label %{write}, label %{done}")
         self.label(write)
         self.copy(
-            (self.target.pointer, self.memory(address)),
+            (self.backend.pointer, self.memory(address)),
             self.source(3, call),
             definition.value_size,
             value_alignment(definition),
@@ -676,19 +654,13 @@ class _Lowering:
                 part = self.value(f"load i{8 * width}, {kind} {place}, align {1 if kind == 'ptr' else width}")
                 arguments.append(f"i{8 * width} {part}")
         name = f"hash_{operation}_{definition.name}"
-        target = self.target
-        text = storage.hash_function(name, operation, definition, target.pointer, target.scope, target.warps)
-        self.declared.update(storage.WARP_DECLARATIONS if target.warps else ())
+        text = storage.hash_function(name, operation, definition, self.backend)
         return self.value(f"call i64 {self.function(name, text)}({', '.join(arguments)})")
 
     def reserve_room(self, definition: MapDefinition) -> tuple[str, str]:
         """(address of a record's header or 0, its mark)"""
         name = f"ring_{definition.name}"
-        target = self.target
-        text = storage.ring_function(name, definition, target.pointer, target.scope, target.warps)
-        self.declared.update(
-            (*storage.RING_DECLARATIONS, *(storage.WARP_DECLARATIONS if target.warps else ()))
-        )
+        text = storage.ring_function(name, definition, self.backend)
         base, sm = self.base(definition.name), self.special32("sm")
         pair = self.value(f"call {{ i64, i32 }} {self.function(name, text)}(i64 {base}, i32 {sm})")
         return (
@@ -700,7 +672,7 @@ class _Lowering:
         """Mark and size in one store, ordered after the payload for the host too."""
         pointer = self.memory(header)
         word = self.value(f"or i64 {self.wide(mark)}, {size << 32}")
-        self.emit(f"store atomic i64 {word}, {self.target.pointer} {pointer} release, align 8")
+        self.emit(f"store atomic i64 {word}, {self.backend.pointer} {pointer} release, align 8")
 
     def record(self, definition: MapDefinition, size: int, fill: Callable[[str], None]) -> str:
         header, mark = self.reserve_room(definition)
@@ -718,7 +690,7 @@ class _Lowering:
         source = self.source(HELPERS[call.helper].register(Kind.RECORD), call)
 
         def fill(payload: str) -> None:
-            self.copy((self.target.pointer, payload), source, call.size, 8)
+            self.copy((self.backend.pointer, payload), source, call.size, 8)
 
         return self.record(self.map(call.map), call.size, fill)
 
@@ -730,7 +702,7 @@ class _Lowering:
         self.label(write)
         # The mark waits in place of the size until the record is submitted.
         pointer = self.memory(header, 4)
-        self.emit(f"store i32 {mark}, {self.target.pointer} {pointer}, align 4")
+        self.emit(f"store i32 {mark}, {self.backend.pointer} {pointer}, align 4")
         self.emit(f"br label %{done}")
         self.label(done)
         payload = self.value(f"add i64 {header}, 8")
@@ -740,7 +712,7 @@ class _Lowering:
         payload = self.get(1)
         header = self.value(f"add i64 {payload}, -8")
         pointer = self.memory(header, 4)
-        mark = self.value(f"load i32, {self.target.pointer} {pointer}, align 4")
+        mark = self.value(f"load i32, {self.backend.pointer} {pointer}, align 4")
         self.commit(header, call.size | state, mark)
         return "0"
 
@@ -757,8 +729,8 @@ class _Lowering:
 
         def fill(payload: str) -> None:
             for at, value in enumerate([str(number), *values]):
-                place = self.value(f"getelementptr i8, {self.target.pointer} {payload}, i64 {8 * at}")
-                self.emit(f"store i64 {value}, {self.target.pointer} {place}, align 8")
+                place = self.value(f"getelementptr i8, {self.backend.pointer} {payload}, i64 {8 * at}")
+                self.emit(f"store i64 {value}, {self.backend.pointer} {place}, align 8")
 
         definition = self.map(PRINTS)
         return self.record(definition, definition.value_size, fill)
@@ -781,7 +753,7 @@ class _Lowering:
         pointer = self.memory(self.get(helper.register(Kind.CELL)))
         value = self.get(helper.register(Kind.NUMBER))
         return self.value(
-            f"atomicrmw umax {self.target.pointer} {pointer}, i64 {value} {self.target.scope} monotonic"
+            f"atomicrmw umax {self.backend.pointer} {pointer}, i64 {value} {self.backend.scope} monotonic"
         )
 
     def logarithm(self, call: Call, operand: str) -> str:

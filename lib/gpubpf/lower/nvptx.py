@@ -7,8 +7,9 @@ from typing import Any
 
 from gpubpf.ebpf.bytecode import Function, Program
 from gpubpf.errors import VerifyError
+from gpubpf.lower.backend import Backend
 from gpubpf.lower.fragment import Fragment
-from gpubpf.lower.ir import AXES, ENTRY, KEEP_LOOP, Module, Target
+from gpubpf.lower.ir import AXES, ENTRY, KEEP_LOOP, Module
 from gpubpf.verify import Checked
 
 _SREG = "llvm.nvvm.read.ptx.sreg."
@@ -20,9 +21,8 @@ def _together(code: str, constraints: str) -> str:
     return 'asm sideeffect "' + "\\0A".join(lines) + f'", "{constraints}"'
 
 
-NVPTX = Target(
+NVPTX = Backend(
     triple="nvptx64-nvidia-cuda",
-    layout="",
     pointer="ptr addrspace(1)",
     scope='syncscope("device")',
     calls={

@@ -6,12 +6,12 @@ from gpubpf.ebpf.bytecode import CONTEXTS, Function, Program
 from gpubpf.errors import VerifyError
 from gpubpf.images.fatbin import elf_of_bytes
 from gpubpf.lower import context, ir
+from gpubpf.lower.backend import Backend
 from gpubpf.lower.native import Given, Native
 from gpubpf.verify import check
 
-X86 = ir.Target(
+X86 = Backend(
     triple="x86_64-unknown-linux-gnu",
-    layout="",
     pointer="ptr",
     scope="",
     calls={},
