@@ -29,8 +29,8 @@ from gpubpf.errors import CompileError, Error, VerifyError
 from gpubpf.launches import off_cpu
 from gpubpf.linux.host_programs import try_load
 from gpubpf.lower import nvptx, x86
+from gpubpf.lower.programs import PREBUILT, prebuilt_key
 from gpubpf.memory import access_trace
-from gpubpf.program import PREBUILT, prebuilt_key
 from gpubpf.verify import check, verify
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpubpf import cache
-from gpubpf.ebpf import headers, maps
-from gpubpf.ebpf.bytecode import HOST_POINTS, KINDS, SPACES, Program
+from gpubpf.ebpf import filters, maps
+from gpubpf.ebpf.bytecode import HOST_POINTS, KINDS, SPACES, WORK, Program
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import UsageError
+from gpubpf.lower import programs
 from gpubpf.lower.fragment import Fragment
 
 if TYPE_CHECKING:
@@ -25,13 +21,9 @@ if TYPE_CHECKING:
     from gpubpf.images.listing import Source
     from gpubpf.linux.host_programs import Host, HostProbe
     from gpubpf.linux.uprobes import Table
-    from gpubpf.lower.native import Native
     from gpubpf.ptx.module import Module
     from gpubpf.session.results import Instance
     from gpubpf.session.session import Follow, Session
-
-WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
-PREBUILT = Path(__file__).parent / "ebpf" / "prebuilt"
 
 
 @dataclass(frozen=True)
@@ -68,21 +60,12 @@ class Map:
         definition = self.definition
         if definition.kind != "param":
             raise UsageError(f"map {definition.name} is no parameter; only a GPU_PARAM is set by the tool")
-        if not isinstance(value, (bytes, bytearray)):
-            import numpy as np
-
-            if isinstance(value, Mapping):
-                cell = np.zeros((), definition.value_dtype)
-                for field, content in value.items():
-                    cell[field] = content
-            else:
-                cell = np.array(value, definition.value_dtype)
-            value = cell.tobytes()
+        value = maps.encode(definition, value)
         if len(value) != definition.value_size:
             raise UsageError(
                 f"parameter {definition.name} has {definition.value_size} bytes, not {len(value)}"
             )
-        self._owner.values[definition.name] = bytes(value)
+        self._owner.values[definition.name] = value
 
     def instances(self) -> list[Instance]:
         """What the map held when the measurement read it last: for every process, and for a thread array also every kernel
@@ -113,28 +96,20 @@ class BPF:
             str, int
         ] = {}  # of maps of host programs, in place of the text's; a ring buffer's in bytes
         self.statistics = True  # the kernel counts runs of host programs, 50 ns each
-        self._prebuilt = find_prebuilt(text)
-        self._fragments: dict[str, Fragment] = {}
         self.session: Session | None = None  # the last measurement
-        self.host_side: Host | None = None  # of it
-        if self._prebuilt is None:
-            _ = self.program
+        self.host_side: Host | None = None  # of the last measurement
+        self._programs = programs.load(text)
+        self._fragments: dict[str, Fragment] = {}
 
-    @cached_property
+    @property
     def program(self) -> Program:
-        from gpubpf.ebpf import compile
+        """The compiled text."""
+        return self._programs.program
 
-        if self._prebuilt is not None:
-            return compile.from_json(self._prebuilt["program"], self.text)
-        return compile.compile_text(self.text)
-
-    @cached_property
+    @property
     def maps(self) -> Mapping[str, MapDefinition]:
         """The definitions of all maps of the text."""
-        if self._prebuilt is not None:
-            items = self._prebuilt["program"]["maps"]
-            return {item["name"]: MapDefinition.from_json(item) for item in items}
-        return self.program.maps
+        return self._programs.maps
 
     def __getitem__(self, name: str) -> Map:
         if name not in self.maps:
@@ -243,7 +218,7 @@ class BPF:
         that one has not, or has by two names."""
         from gpubpf.linux import uprobes
 
-        found = self._function_points().get(fn_name)
+        found = self._programs.points.get(fn_name)
         if found != "uprobe":
             raise UsageError(f"{fn_name} cannot be attached to functions: {self._belongs(fn_name)}")
         self.tables.append(uprobes.table(fn_name, library, functions, ret, optional))
@@ -251,7 +226,7 @@ class BPF:
     def _attach_host(self, name: str, point: str, event: str) -> None:
         from gpubpf.linux.host_programs import HostProbe
 
-        found = self._function_points().get(name)
+        found = self._programs.points.get(name)
         if found != point:
             raise UsageError(f"{name} cannot be attached to {event}: {self._belongs(name)}")
         self.host_programs.append(HostProbe(name, event))
@@ -262,15 +237,15 @@ class BPF:
 
     def _fragment(self, probe: Probe) -> Fragment:
         name = probe.function
-        if self._function_points().get(name) != probe.point:
+        if self._programs.points.get(name) != probe.point:
             raise UsageError(f"{name} cannot be attached to {probe.point}: {self._belongs(name)}")
         if name not in self._fragments:
-            self._fragments[name] = self._lowered(name)
+            self._fragments[name] = self._programs.fragment(name)
         return self._fragments[name]
 
     def _belongs(self, name: str) -> str:
         """Which call attaches a program, for who took another."""
-        points = self._function_points()
+        points = self._programs.points
         if name not in points:
             return f"there is no program {name}; there is {', '.join(points) or 'none'}"
         point = points[name]
@@ -280,38 +255,6 @@ class BPF:
             return "it takes a struct pt_regs; attach it with attach_uprobe"
         call = f"attach_{point}" if point in HOST_POINTS else f"attach_gpu_{point}"
         return f"it takes a struct gpu_{point}; attach it with {call}"
-
-    def _function_points(self) -> dict[str, str]:
-        if self._prebuilt is not None:
-            functions = self._prebuilt["program"]["functions"]
-            return {name: f["point"] for name, f in functions.items()}
-        return {function.name: function.point for function in self.program.functions.values()}
-
-    def _lowered(self, name: str) -> Fragment:
-        if self._prebuilt is not None:
-            return Fragment.from_json(self._prebuilt["fragments"][name])
-        from gpubpf.ebpf import compile
-
-        key = cache.key(compile.program_key(self.text), name)
-        store = cache.default()
-        if (kept := store.get("fragment", key)) is not None:
-            try:
-                return Fragment.from_json(json.loads(kept))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                pass  # damaged: made again
-        fragment, _ = verified(self.program, name)
-        store.put("fragment", key, json.dumps(fragment.to_json()).encode())
-        return fragment
-
-    def _native(self, name: str) -> Native:
-        """The native form of a launch program. Raises VerifyError where it has none."""
-        from gpubpf.lower.native import Native
-
-        if self._prebuilt is not None:
-            return Native.from_prebuilt(self._prebuilt["natives"][name])
-        from gpubpf.lower import x86
-
-        return x86.lower(self.program, self.program.functions[name])
 
     # What the measurement needs
 
@@ -336,7 +279,7 @@ class BPF:
             functions=self.tables,
             shared=shared,
             params=self.params(args),
-            native=self._native,
+            native=self._programs.native,
             virtual=virtual,
             companions=companions,
             statistics=self.statistics,
@@ -388,11 +331,12 @@ class BPF:
                 continue
             if name in self.values:
                 result[name] = self.values[name]
-            elif _is_filter(definition):
-                every = [(0, 2**32 - 1)] * 3
-                result[name] = filter_bytes(args.block, args.thread) if args else filter_bytes(every, every)
-            elif _is_host_filter(definition):
-                result[name] = host_filter_bytes(args.cgroup, args.comm, args.tid) if args else bytes(48)
+            elif filters.is_filter(definition):
+                every = filters.EVERY_INDEX
+                block, thread = (args.block, args.thread) if args else (every, every)
+                result[name] = filters.filter_bytes(block, thread)
+            elif filters.is_host_filter(definition) and args:
+                result[name] = filters.host_filter_bytes(args.cgroup, args.comm, args.tid)
             else:
                 result[name] = bytes(definition.value_size)
         return result
@@ -457,69 +401,6 @@ class BPF:
             Placement(a.fragment, a.point, a.accumulate, a.kinds, a.spaces, a.functions)
             for a in self.attachments()
         ]
-
-
-def verified(program: Program, name: str) -> tuple[Fragment, str | None]:
-    """Verifies and lowers one device program; the release of the kernel that agreed, None where it was not asked."""
-    from gpubpf.lower import nvptx
-    from gpubpf.verify import verify
-
-    checked, release = verify(program, program.functions[name])
-    return nvptx.lower(program, checked), release
-
-
-def find_prebuilt(text: str) -> dict[str, Any] | None:
-    """The prebuilt program of exactly this C text and today's headers, or None."""
-    try:
-        candidates = sorted(PREBUILT.glob("*.json"))
-    except OSError:
-        return None
-    key = prebuilt_key(text)
-    for path in candidates:
-        try:
-            data = path.read_bytes()
-            if key.encode() not in data[:256]:  # it is what a file begins with; the rest may be long
-                continue
-            found = json.loads(data)
-        except (OSError, ValueError):
-            continue
-        if isinstance(found, dict) and found.get("key") == key:
-            return found
-    return None
-
-
-def prebuilt_key(text: str) -> str:
-    """What a prebuilt program was made from. Tests see to it that what makes it has not changed since."""
-    return cache.key("prebuilt", text, headers.content())
-
-
-def filter_bytes(block: Sequence[tuple[int, int]], thread: Sequence[tuple[int, int]]) -> bytes:
-    """A `struct gpu_filter` from inclusive index ranges of x, y, z, each within 0 to 2^32 - 1."""
-    return b"".join(
-        lo.to_bytes(4, "little") + (hi - lo).to_bytes(4, "little") for lo, hi in (*block, *thread)
-    )
-
-
-def host_filter_bytes(cgroup: int | None, comm: str | None, tid: int | None) -> bytes:
-    """A `struct gpu_host_filter`."""
-    name = (comm or "").encode()[:15].ljust(16, b"\0")
-    place = os.stat("/proc/self/ns/pid")
-    numbers = (tid or 0, place.st_dev, place.st_ino)
-    return (cgroup or 0).to_bytes(8, "little") + name + b"".join(n.to_bytes(8, "little") for n in numbers)
-
-
-def _is_filter(definition: MapDefinition) -> bool:
-    return _fields(definition) == ["block", "thread"] and definition.value_size == 48
-
-
-def _is_host_filter(definition: MapDefinition) -> bool:
-    fields = ["cgroup", "comm", "tid", "device", "inode"]
-    return _fields(definition) == fields and definition.value_size == 48
-
-
-def _fields(definition: MapDefinition) -> list[str]:
-    kind = definition.value_type
-    return [field[0] for field in kind["fields"]] if isinstance(kind, dict) else []
 
 
 def _of(known: tuple[str, ...], chosen: str | Iterable[str], what: str) -> tuple[str, ...]:

@@ -132,7 +132,8 @@ static inline void count(int which) {
 # found.json: every map decoded, the sites of every kernel, the summary.
 SCRIPT = """
 import json, sys
-from gpubpf import cli, maps
+from gpubpf.ebpf import maps
+from gpubpf.show import cli
 from gpubpf.program import BPF
 parser = cli.parser("probe", "", "")
 for add in (cli.add_targets, cli.add_kernels, cli.add_threads, cli.add_device, cli.add_looks, cli.add_output):

@@ -5,7 +5,7 @@ import pytest
 from gpubpf.ebpf import headers
 from gpubpf.ebpf.compile import compile_text
 from gpubpf.errors import CompileError
-from gpubpf.program import prebuilt_key
+from gpubpf.lower.programs import prebuilt_key
 from gpubpf.verify import verify
 from gpubpf_bcc import compiled
 

@@ -22,11 +22,11 @@ import gpubpf_bcc
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import Program
+from gpubpf.ebpf.filters import host_filter_bytes
 from gpubpf.ebpf.maps import MapDefinition, pad8
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
 from gpubpf.linux import bpf_syscall, host_programs
 from gpubpf.linux.host_programs import Host, HostProbe
-from gpubpf.program import host_filter_bytes
 from gpubpf.show import cli
 from gpubpf_host import ROOTLESS, Agent, native_of, needs_bpf, open_directory, stub
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import gpubpf_cuda
-from gpubpf.program import verified
+from gpubpf.lower.programs import verified
 from gpubpf_bcc import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,7 +94,8 @@ int on_exit(struct gpu_exit *ctx) {
 """
 SCRIPT = """
 import argparse, json, sys
-from gpubpf import cli, maps
+from gpubpf.ebpf import maps
+from gpubpf.show import cli
 from gpubpf.program import BPF
 parser = cli.parser("probe", "", "")
 for add in (cli.add_targets, cli.add_kernels, cli.add_threads, cli.add_device, cli.add_looks, cli.add_output):

@@ -115,7 +115,8 @@ int on_end(struct gpu_block_end *ctx) {
 """
 SCRIPT = """
 import pickle, sys
-from gpubpf import cli, maps
+from gpubpf.ebpf import maps
+from gpubpf.show import cli
 from gpubpf.program import BPF
 parser = cli.parser("probe", "", "")
 for add in (cli.add_targets, cli.add_kernels, cli.add_device, cli.add_looks, cli.add_output):

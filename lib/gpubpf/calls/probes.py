@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpubpf.calls import arrays
 from gpubpf.calls.api import Api, Function
+from gpubpf.ebpf.filters import host_filter_bytes
 from gpubpf.errors import Error
 from gpubpf.linux import bpf_syscall, btf, uprobes
-from gpubpf.program import BPF, host_filter_bytes
+from gpubpf.program import BPF
 from gpubpf.session.command import raise_file_limit
 
 if TYPE_CHECKING:

@@ -60,6 +60,8 @@ DEVICE_POINTS = tuple(point for point in CONTEXTS if point not in HOST_POINTS)  
 KINDS = ("load", "store", "atomic", "async")
 SPACES = ("global", "shared", "local", "const")
 READS, WRITES = 1, 2
+# What `work` of an exit program can count (ptx/flow.py has the exact definitions).
+WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
 
 
 @dataclass(frozen=True, slots=True)

@@ -319,6 +319,20 @@ def initial(defn: MapDefinition, units: int = 0) -> bytes:
     return header(defn).ljust(size, b"\0")
 
 
+def encode(defn: MapDefinition, value: Any) -> bytes:
+    """Return a value of the map as bytes: from bytes, from a mapping of its fields, or from anything NumPy makes its type of."""
+    if isinstance(value, (bytes, bytearray)):
+        return bytes(value)
+    import numpy as np
+
+    if not isinstance(value, Mapping):
+        return np.array(value, defn.value_dtype).tobytes()
+    cell = np.zeros((), defn.value_dtype)
+    for field, content in value.items():
+        cell[field] = content
+    return cell.tobytes()
+
+
 def decode(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int = 0) -> np.ndarray[Any, Any]:
     """Storage as an array of `value_dtype`, without a copy where the layout allows that.
 
