@@ -286,8 +286,9 @@ def sources() -> str:
     """A digest of what the packed file is built from: an agent of other sources may speak another protocol."""
     digest = hashlib.sha256()
     folders = ("lib/gpubpf/agent/src", "examples", "script/gpu/programs")
-    for file in sorted(path for folder in folders for path in (ROOT / folder).iterdir()):
-        if file.suffix in (".c", ".cpp", ".h", ".def", ".cu", ".S"):
+    files = sorted(path for folder in folders for path in (ROOT / folder).iterdir())
+    for file in (*files, ROOT / "lib/gpubpf/agent/definitions.py"):
+        if file.suffix in (".c", ".cpp", ".h", ".def", ".cu", ".S", ".py"):
             digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
 

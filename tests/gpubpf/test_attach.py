@@ -119,7 +119,7 @@ def state(pid: int) -> str:
 def settled(pid: int, threads: int) -> tuple[int, int, int]:
     """When the thread of the last call has ended."""
     end = time.monotonic() + 60
-    while (now := places(pid))[0] > fresh_thread and time.monotonic() < end:
+    while (now := places(pid))[0] > threads and time.monotonic() < end:
         time.sleep(0.01)
     return now
 
@@ -177,10 +177,10 @@ def test_a_thread_is_found(built: Path, kind: str) -> None:
         time.sleep(0.15)
         if kind == "writes":
             threading.Thread(target=process.stdout.read, daemon=True).start()  # type: ignore[union-attr]
-        fresh_thread = places(process.pid)[0]
+        threads = places(process.pid)[0]
         for _ in range(5):
             assert put(process.pid, built / "library.so") == 3
-        assert settled(process.pid, fresh_thread)[0] == fresh_thread
+        assert settled(process.pid, threads)[0] == threads
         assert process.poll() is None
 
 
@@ -237,13 +237,13 @@ def test_many_at_once(built: Path) -> None:
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(running(built / "kinds", "pause")) for _ in range(8)]
         results: list[int] = []
-        fresh_thread = [
+        threads = [
             threading.Thread(target=lambda p=p: results.append(put(p.pid, built / "library.so")))
             for p in processes
         ]
-        for thread in fresh_thread:
+        for thread in threads:
             thread.start()
-        for thread in fresh_thread:
+        for thread in threads:
             thread.join()
         assert results == [3] * 8
 
@@ -275,7 +275,8 @@ def test_the_tool_is_killed_meanwhile(built: Path) -> None:
     program = f"""
 import os, sys
 from pathlib import Path
-from gpubpf import attach, ptrace
+from gpubpf.attach import loading
+from gpubpf.process import ptrace
 calls, stop = 0, int(sys.argv[2])
 before = ptrace.Thread.to_syscall
 def to_syscall(self):
@@ -284,7 +285,7 @@ def to_syscall(self):
     calls += 1
     if calls == stop: os.kill(os.getpid(), 9)
 ptrace.Thread.to_syscall = to_syscall
-attach.inject(int(sys.argv[1]), Path({str(built / "library.so")!r}), "entry", "abc").wait()
+loading.inject(int(sys.argv[1]), Path({str(built / "library.so")!r}), "entry", "abc").wait()
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(loading.__file__).parents[2])}
     names = "allocate load except epoll sleep registers restarted interrupted send".split()

@@ -486,7 +486,7 @@ def test_a_command_has_its_own_limit_of_files() -> None:
     """Where the tool needed more before it started the command."""
     code = """if True:
         import os, resource
-        from gpubpf import command
+        from gpubpf.session import command
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
         command.raise_file_limit()

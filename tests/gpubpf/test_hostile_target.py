@@ -21,6 +21,7 @@ import pytest
 
 from gpubpf import agent
 from gpubpf.agent import protocol
+from gpubpf.agent.definitions import PROTOCOL_VERSION, Message
 from gpubpf.process import target
 from gpubpf.session import device
 from gpubpf.show import cli
@@ -219,7 +220,7 @@ def connected(frames: list[bytes]) -> list[str]:
 
 def hello() -> bytes:
     name = b"\x1b]0;evil\7"
-    return protocol.frame(protocol.HELLO, struct.pack("<II", protocol.VERSION, len(name)) + name)
+    return protocol.frame(Message.HELLO, struct.pack("<II", PROTOCOL_VERSION, len(name)) + name)
 
 
 KINDS = sorted(

@@ -344,7 +344,7 @@ def test_the_tool_is_killed_while_it_holds(built: Path) -> None:
     program = f"""
 import os, sys, time
 from pathlib import Path
-from gpubpf import machine
+from gpubpf.session import machine
 def join(pid, tid):
     if not os.readlink(f"/proc/{{pid}}/exe").startswith({str(built)!r}):
         return "of others"

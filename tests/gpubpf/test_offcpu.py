@@ -251,10 +251,10 @@ def test_on_the_virtual_clock_it_is_unknown() -> None:
 
 
 UNKNOWN = """
-from gpubpf import offcpu
+from gpubpf.launches import off_cpu
 from gpubpf.program import BPF
-tool = BPF(text=offcpu.PROGRAM)
-meanwhile = offcpu.OffCpu(tool)
+tool = BPF(text=off_cpu.PROGRAM)
+meanwhile = off_cpu.OffCpu(tool)
 print(tool.host(None, print), meanwhile.known, meanwhile.activity().explain(1, 0, 10))
 """
 

@@ -24,6 +24,7 @@ import pytest
 
 from gpubpf import agent
 from gpubpf.agent import protocol
+from gpubpf.agent.definitions import PROTOCOL_VERSION, Message
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import SessionError
 from gpubpf.images.assemble import Target
@@ -558,15 +559,15 @@ def connect_and(act: Callable[[socket.socket], None]) -> list[str]:
 
 
 def test_garbage_is_refused() -> None:
-    said = connect_and(lambda peer: peer.sendall(struct.pack("<II", protocol.NAME, 4) + b"\xff" * 4))
+    said = connect_and(lambda peer: peer.sendall(struct.pack("<II", Message.NAME, 4) + b"\xff" * 4))
     assert any("a message that is too short" in line for line in said)
-    said = connect_and(lambda peer: peer.sendall(struct.pack("<II", protocol.NAME, 1 << 31)))
+    said = connect_and(lambda peer: peer.sendall(struct.pack("<II", Message.NAME, 1 << 31)))
     assert any("too long" in line for line in said)
 
 
 def snapshot_of(size: int, context: int = 0) -> bytes:
     """A snapshot of nothing, with a memory file of `size` bytes."""
-    return protocol.frame(protocol.SNAPSHOT, struct.pack("<4IQQIII", 0, context, 0, 0, size, 0, 0, 0, 0))
+    return protocol.frame(Message.SNAPSHOT, struct.pack("<4IQQIII", 0, context, 0, 0, size, 0, 0, 0, 0))
 
 
 def test_a_flood_of_garbage_is_no_flood_of_notices() -> None:
@@ -575,7 +576,7 @@ def test_a_flood_of_garbage_is_no_flood_of_notices() -> None:
         for _ in range(30):
             with socket.socket(socket.AF_UNIX) as peer:
                 peer.connect("\0" + session.socket_name[1:])
-                peer.sendall(struct.pack("<II", protocol.NAME, 1 << 31))
+                peer.sendall(struct.pack("<II", Message.NAME, 1 << 31))
                 while peer.recv(4096):  # until it is turned out
                     pass
     assert len([line for line in said if "too long" in line]) == 10
@@ -588,7 +589,7 @@ def test_claims_without_memory_behind_them_are_refused() -> None:
         head = struct.pack("<4IQQI", 0, 0, 0, 0, 1 << 39, 0, 1)
         array = struct.pack("<7IQI", 0, 1, 1, 1, 1, 1, 1, 1, 1) + struct.pack("<IQQQ", 0, 0, 1 << 39, 1 << 36)
         rest = struct.pack("<II", 0, 0)
-        socket.send_fds(peer, [protocol.frame(protocol.SNAPSHOT, head + array + rest)], [file])
+        socket.send_fds(peer, [protocol.frame(Message.SNAPSHOT, head + array + rest)], [file])
         os.close(file)
 
     assert any("memory that is not there" in line for line in connect_and(act))
@@ -597,11 +598,19 @@ def test_claims_without_memory_behind_them_are_refused() -> None:
 @pytest.mark.parametrize(
     "kind, payload, refusal",
     [
-        (protocol.RING, struct.pack("<6IQQ", 0, 0, 0, 1, 4, 0, 4096, 48), "a ring that nobody asked for"),
-        (protocol.RING, struct.pack("<6IQQ", 9, 0, 0, 1, 4, 0, 4096, 48), "a ring that nobody asked for"),
-        (protocol.LOG, struct.pack("<Q", 4096), "a message out of place"),
-        (protocol.MARKER, struct.pack("<I", 1), "a message out of place"),  # before its greeting
-        (protocol.STACK, struct.pack("<II", 1, 1 << 30), "a count beyond its message"),
+        (
+            Message.RING,
+            struct.pack("<6IQQ", 0, 0, 0, 1, 4, 0, 4096, 48),
+            "a ring that nobody asked for",
+        ),
+        (
+            Message.RING,
+            struct.pack("<6IQQ", 9, 0, 0, 1, 4, 0, 4096, 48),
+            "a ring that nobody asked for",
+        ),
+        (Message.LOG, struct.pack("<Q", 4096), "a message out of place"),
+        (Message.MARKER, struct.pack("<I", 1), "a message out of place"),  # before its greeting
+        (Message.STACK, struct.pack("<II", 1, 1 << 30), "a count beyond its message"),
     ],
 )
 def test_files_that_nobody_asked_for_are_refused(kind: int, payload: bytes, refusal: str) -> None:
@@ -625,7 +634,7 @@ def test_a_log_that_is_none_is_refused() -> None:
                 file = os.memfd_create("log", os.MFD_ALLOW_SEALING)
                 os.ftruncate(file, 4096)
                 fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
-                socket.send_fds(peer, [protocol.frame(protocol.LOG, struct.pack("<Q", 4096))], [file])
+                socket.send_fds(peer, [protocol.frame(Message.LOG, struct.pack("<Q", 4096))], [file])
                 os.close(file)
                 while peer.recv(4096):
                     pass
@@ -636,8 +645,8 @@ def test_a_log_that_is_none_is_refused() -> None:
 
 def test_a_process_that_does_not_wait_to_be_attached_to_is_no_secret() -> None:
     def act(peer: socket.socket) -> None:
-        hello = protocol.frame(protocol.HELLO, struct.pack("<II", protocol.VERSION, 4) + b"fast")
-        marker = protocol.frame(protocol.MARKER, struct.pack("<I", 0))
+        hello = protocol.frame(Message.HELLO, struct.pack("<II", PROTOCOL_VERSION, 4) + b"fast")
+        marker = protocol.frame(Message.MARKER, struct.pack("<I", 0))
         with open(os.memfd_create("control"), "wb") as file:
             socket.send_fds(peer, [hello + marker], [file.fileno()])
         peer.recv(1 << 16)
@@ -649,14 +658,14 @@ def test_a_process_that_does_not_wait_to_be_attached_to_is_no_secret() -> None:
 
 
 def test_more_gpus_than_there_are_are_refused() -> None:
-    context = protocol.frame(protocol.CONTEXT, struct.pack("<II", 1, 1 << 20))
+    context = protocol.frame(Message.CONTEXT, struct.pack("<II", 1, 1 << 20))
     assert any("a GPU that is none" in line for line in connect_and(lambda peer: peer.sendall(context)))
 
 
 def test_names_and_contexts_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpubpf.session.traced_process.TEXT_LIMIT", 1000)
     monkeypatch.setattr("gpubpf.session.traced_process.CONTEXT_LIMIT", 3)
-    name = protocol.frame(protocol.NAME, struct.pack("<II", 0, 500) + b"\x1b" * 500)
+    name = protocol.frame(Message.NAME, struct.pack("<II", 0, 500) + b"\x1b" * 500)
     said = connect_and(lambda peer: peer.sendall(name * 2))
     assert any("more names than a program has" in line for line in said)
 
@@ -684,8 +693,8 @@ def test_a_control_block_that_shrinks_is_no_harm(monkeypatch: pytest.MonkeyPatch
 
     def act(peer: socket.socket) -> None:
         file = os.memfd_create("control")
-        payload = struct.pack("<II", protocol.VERSION, 4) + b"evil"
-        socket.send_fds(peer, [protocol.frame(protocol.HELLO, payload)], [file])
+        payload = struct.pack("<II", PROTOCOL_VERSION, 4) + b"evil"
+        socket.send_fds(peer, [protocol.frame(Message.HELLO, payload)], [file])
         threading.Event().wait(0.1)
         os.close(file)
 

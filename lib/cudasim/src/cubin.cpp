@@ -15,9 +15,9 @@ namespace cudasim {
 namespace {
 
 constexpr size_t kMost = size_t{1} << 31;
-constexpr uint16_t kMachine = 190;                 // EM_CUDA
-constexpr char kLinked[] = ".cudasim.ptx";         // of make_cubin
-constexpr char kDebug[] = ".nv_debug_ptx_txt";     // of ptxas: lines end with NUL
+constexpr uint16_t kMachine = 190;                               // EM_CUDA
+constexpr char kLinked[] = ".cudasim.ptx";                       // of make_cubin
+constexpr char kDebug[] = ".nv_debug_ptx_txt";                   // of ptxas: lines end with NUL
 constexpr unsigned char kAbi = 8, kOsAbi = 0x41, kEntry = 0x10;  // as ptxas 13 writes them; STO_CUDA_ENTRY
 
 bool mapped(const uint8_t *at, uint64_t size) {
@@ -47,7 +47,8 @@ std::vector<std::string> contents(const uint8_t *image, size_t size, const char 
     const size_t length = strlen(name);
     for (size_t i = 0; i < elf.e_shnum; i++) {
         const Elf64_Shdr found = section(image, elf, i);
-        if (found.sh_type == SHT_NOBITS || names.sh_size <= length || found.sh_name >= names.sh_size - length) continue;
+        if (found.sh_type == SHT_NOBITS || names.sh_size <= length || found.sh_name >= names.sh_size - length)
+            continue;
         const uint64_t at = names.sh_offset + found.sh_name;
         if (at >= size || length >= size - at || memcmp(image + at, name, length) != 0) continue;
         if (image[at + length] != '\0' && image[at + length] != '.') continue;
@@ -64,7 +65,8 @@ bool read_file(const std::string &path, std::string &text) {
     const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return false;
     struct stat status = {};
-    bool good = fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && static_cast<size_t>(status.st_size) < kMost;
+    bool good =
+        fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && static_cast<size_t>(status.st_size) < kMost;
     if (good) {
         text.resize(static_cast<size_t>(status.st_size));
         good = pread(fd, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
@@ -76,7 +78,8 @@ bool read_file(const std::string &path, std::string &text) {
 std::string tritons_cache() {
     if (const char *chosen = getenv("TRITON_CACHE_DIR"); chosen != nullptr && *chosen != '\0') return chosen;
     for (const char *name : {"TRITON_HOME", "HOME"})
-        if (const char *home = getenv(name); home != nullptr && *home != '\0') return std::string(home) + "/.triton/cache";
+        if (const char *home = getenv(name); home != nullptr && *home != '\0')
+            return std::string(home) + "/.triton/cache";
     return {};
 }
 
@@ -95,10 +98,10 @@ bool from_tritons_cache(const uint8_t *image, size_t size, std::string &text) {
             const size_t stem = path.size() - std::min(path.size(), strlen(".cubin"));
             struct stat status = {};
             std::string kept;
-            found = path.compare(stem, std::string::npos, ".cubin") == 0 && stat(path.c_str(), &status) == 0 &&
-                    static_cast<size_t>(status.st_size) == size && read_file(path, kept) && kept.size() == size &&
-                    memcmp(kept.data(), image, size) == 0 && read_file(path.substr(0, stem) + ".ptx", text) &&
-                    is_ptx(text);
+            found = path.compare(stem, std::string::npos, ".cubin") == 0 &&
+                    stat(path.c_str(), &status) == 0 && static_cast<size_t>(status.st_size) == size &&
+                    read_file(path, kept) && kept.size() == size && memcmp(kept.data(), image, size) == 0 &&
+                    read_file(path.substr(0, stem) + ".ptx", text) && is_ptx(text);
         }
         closedir(files);
     }

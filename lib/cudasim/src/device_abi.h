@@ -20,35 +20,75 @@ extern "C" {
 enum { CS_SWITCH = 0, CS_WAIT = 1, CS_YIELD = 2 }; /* what a generated function returns */
 
 enum { /* collective operations */
-    CS_OP_SYNC, CS_OP_SHFL_UP, CS_OP_SHFL_DOWN, CS_OP_SHFL_BFLY, CS_OP_SHFL_IDX, CS_OP_VOTE_ALL, CS_OP_VOTE_ANY,
-    CS_OP_VOTE_UNI, CS_OP_VOTE_BALLOT, CS_OP_MATCH_ANY, CS_OP_MATCH_ALL, CS_OP_REDUX_ADD, CS_OP_REDUX_MINU,
-    CS_OP_REDUX_MAXU, CS_OP_REDUX_MINS, CS_OP_REDUX_MAXS, CS_OP_REDUX_AND, CS_OP_REDUX_OR, CS_OP_REDUX_XOR, CS_OP_ELECT,
-    CS_OP_REDUX_MINF, CS_OP_REDUX_MAXF, CS_OP_SYNC_TIMES
+       CS_OP_SYNC,
+       CS_OP_SHFL_UP,
+       CS_OP_SHFL_DOWN,
+       CS_OP_SHFL_BFLY,
+       CS_OP_SHFL_IDX,
+       CS_OP_VOTE_ALL,
+       CS_OP_VOTE_ANY,
+       CS_OP_VOTE_UNI,
+       CS_OP_VOTE_BALLOT,
+       CS_OP_MATCH_ANY,
+       CS_OP_MATCH_ALL,
+       CS_OP_REDUX_ADD,
+       CS_OP_REDUX_MINU,
+       CS_OP_REDUX_MAXU,
+       CS_OP_REDUX_MINS,
+       CS_OP_REDUX_MAXS,
+       CS_OP_REDUX_AND,
+       CS_OP_REDUX_OR,
+       CS_OP_REDUX_XOR,
+       CS_OP_ELECT,
+       CS_OP_REDUX_MINF,
+       CS_OP_REDUX_MAXF,
+       CS_OP_SYNC_TIMES
 };
 enum { CS_BAR_SYNC, CS_BAR_ARRIVE, CS_BAR_POPC, CS_BAR_AND, CS_BAR_OR };
-enum { CS_FAULT_ILLEGAL_ADDRESS = 700, CS_FAULT_ASSERT = 710, CS_FAULT_ILLEGAL_INSTRUCTION = 715,
-       CS_FAULT_MISALIGNED = 716, CS_FAULT_INVALID_PC = 718, CS_FAULT_LAUNCH_FAILED = 719 };
-enum { CS_ROUND_NEAREST, CS_ROUND_DOWN, CS_ROUND_UP, CS_ROUND_ZERO };      /* values of MXCSR.RC */
-enum { CS_F_ADD, CS_F_SUB, CS_F_MUL, CS_F_FMA, CS_F_DIV, CS_F_SQRT, CS_F_FROM_S64, CS_F_FROM_U64, CS_F_FROM_F64 };
+enum {
+    CS_FAULT_ILLEGAL_ADDRESS = 700,
+    CS_FAULT_ASSERT = 710,
+    CS_FAULT_ILLEGAL_INSTRUCTION = 715,
+    CS_FAULT_MISALIGNED = 716,
+    CS_FAULT_INVALID_PC = 718,
+    CS_FAULT_LAUNCH_FAILED = 719
+};
+enum { CS_ROUND_NEAREST, CS_ROUND_DOWN, CS_ROUND_UP, CS_ROUND_ZERO }; /* values of MXCSR.RC */
+enum {
+    CS_F_ADD,
+    CS_F_SUB,
+    CS_F_MUL,
+    CS_F_FMA,
+    CS_F_DIV,
+    CS_F_SQRT,
+    CS_F_FROM_S64,
+    CS_F_FROM_U64,
+    CS_F_FROM_F64
+};
 
 struct cs_warp;
 struct cs_function;
 
 struct cs_services { /* called by generated code; those marked * do not return when they find a fault */
-    uint32_t (*pick)(struct cs_warp *w);                                        /* choose lanes; 0: none can run */
-    int (*collective)(struct cs_warp *w, uint32_t mask, uint32_t op, uint32_t next_pc); /* 1: go on; 0: pick */
+    uint32_t (*pick)(struct cs_warp *w); /* choose lanes; 0: none can run */
+    int (*collective)(struct cs_warp *w, uint32_t mask, uint32_t op,
+                      uint32_t next_pc); /* 1: go on; 0: pick */
     void (*barrier)(struct cs_warp *w, uint32_t mask, uint32_t kind, uint32_t next_pc); /* then pick */
-    void (*whole_barrier)(struct cs_warp *w, uint32_t mask, uint32_t number, uint32_t count, uint32_t next_pc); /* then pick */
-    void (*execute)(struct cs_warp *w, uint32_t mask, uint32_t op);      /* a collective whose members are all there */
-    void *(*resolve)(struct cs_warp *w, uint64_t address, uint32_t size, uint32_t access);    /* * generic address */
+    void (*whole_barrier)(struct cs_warp *w, uint32_t mask, uint32_t number, uint32_t count,
+                          uint32_t next_pc); /* then pick */
+    void (*execute)(struct cs_warp *w, uint32_t mask,
+                    uint32_t op); /* a collective whose members are all there */
+    void *(*resolve)(struct cs_warp *w, uint64_t address, uint32_t size,
+                     uint32_t access); /* * generic address */
     void (*fault)(struct cs_warp *w, uint32_t code, uint64_t address, uint32_t size, uint32_t access); /* * */
-    void (*push)(struct cs_warp *w, uint32_t mask, uint32_t function);                        /* * recursion */
+    void (*push)(struct cs_warp *w, uint32_t mask, uint32_t function); /* * recursion */
     void (*pop)(struct cs_warp *w, uint32_t mask, uint32_t function);
-    uint32_t (*indirect)(struct cs_warp *w, uint64_t address);                  /* * entry pc of a function address */
-    uint32_t (*vprintf)(struct cs_warp *w, uint64_t format, uint64_t arguments);              /* * */
+    uint32_t (*indirect)(struct cs_warp *w, uint64_t address); /* * entry pc of a function address */
+    uint32_t (*vprintf)(struct cs_warp *w, uint64_t format, uint64_t arguments); /* * */
     uint64_t (*allocate)(struct cs_warp *w, uint64_t size);
-    void (*release)(struct cs_warp *w, uint64_t address);                       /* * */
-    void (*assertfail)(struct cs_warp *w, uint64_t message, uint64_t file, uint32_t line, uint64_t function); /* * */
+    void (*release)(struct cs_warp *w, uint64_t address); /* * */
+    void (*assertfail)(struct cs_warp *w, uint64_t message, uint64_t file, uint32_t line,
+                       uint64_t function); /* * */
     uint64_t (*clock)(struct cs_warp *w);
     uint64_t (*globaltimer)(struct cs_warp *w);
     void (*nanosleep)(struct cs_warp *w, uint32_t mask, uint32_t next_pc); /* then pick */
@@ -62,15 +102,15 @@ struct cs_warp {
     /* control: `mask` are the lanes that run at `pc`; `next` is the lowest pc of the other runnable lanes */
     uint32_t mask, pc, next;
     uint32_t runnable, exited, parked; /* lanes: able to run; gone; waiting in a collective */
-    int32_t budget;                    /* backward jumps (virtual clock: ns) left before the warp has to yield */
-    volatile uint32_t lane, line;      /* of the access that is being made, for faults */
+    int32_t budget;               /* backward jumps (virtual clock: ns) left before the warp has to yield */
+    volatile uint32_t lane, line; /* of the access that is being made, for faults */
     const struct cs_services *api;
-    uint8_t *frame;                    /* registers of the functions of the call chain */
-    uint8_t *args;                     /* 32 × args_stride: arguments and results of calls in flight */
+    uint8_t *frame; /* registers of the functions of the call chain */
+    uint8_t *args;  /* 32 × args_stride: arguments and results of calls in flight */
     uint8_t *shared;
-    uint8_t *local;                    /* 32 × local_size */
+    uint8_t *local; /* 32 × local_size */
     const uint8_t *params;
-    const uint64_t *vars;              /* addresses of module variables */
+    const uint64_t *vars; /* addresses of module variables */
     const uint32_t *shared_offsets;
     uint64_t base, limit;              /* device region */
     uint64_t constants, constant_size; /* … the part that holds constant variables */
@@ -78,26 +118,30 @@ struct cs_warp {
     uint32_t shared_size, local_size, param_size;
     uint32_t ntid[3], ctaid[3], nctaid[3];
     uint32_t warpid, nwarpid, smid, nsmid, dynamic_shared;
-    uint64_t gridid, workspace;        /* workspace: of the grid barrier, %envreg1 and %envreg2; 0: none */
+    uint64_t gridid, workspace; /* workspace: of the grid barrier, %envreg1 and %envreg2; 0: none */
     void *block;
-    uint32_t pcs[32];                  /* of lanes that are not in `mask` */
-    uint32_t retpc[32];                /* handed to a function that is called */
-    uint32_t lsp[32];                  /* recursion: bytes of local memory below the current activation */
-    uint32_t sp[32], least_sp;         /* alloca: the lowest byte allocated; where what is not allocated begins, beside lsp */
+    uint32_t pcs[32];   /* of lanes that are not in `mask` */
+    uint32_t retpc[32]; /* handed to a function that is called */
+    uint32_t lsp[32];   /* recursion: bytes of local memory below the current activation */
+    uint32_t sp[32],
+        least_sp; /* alloca: the lowest byte allocated; where what is not allocated begins, beside lsp */
     uint32_t tid[3][32];
     uint64_t ca[32], cb[32], cc[32], cr[32]; /* operands and results of collectives and barriers */
     uint32_t cm[32], cop[32];
     uint8_t cp[32];
-    void *stack[32];                   /* engine: saved frames of recursive functions */
-    uint32_t resume_mask, resume_pc;   /* engine: these lanes are all at this block; 0: not known */
+    void *stack[32];                 /* engine: saved frames of recursive functions */
+    uint32_t resume_mask, resume_pc; /* engine: these lanes are all at this block; 0: not known */
     /* the virtual clock: ns at the start of the block, plus what was reached in it when an access was made, for faults */
     uint64_t time[32] __attribute__((aligned(32)));
     volatile uint32_t elapsed;
-    uint32_t asleep;                   /* engine: lanes that sleep (real clock) */
-    uint32_t ordered, held, turn;      /* of an ordered kernel: lanes that wait for their turn to communicate; whose it is */
+    uint32_t asleep; /* engine: lanes that sleep (real clock) */
+    uint32_t ordered, held,
+        turn; /* of an ordered kernel: lanes that wait for their turn to communicate; whose it is */
 };
 
-struct cs_field { uint32_t offset, width; }; /* width in bytes per lane; 0: one bit per lane (a predicate) */
+struct cs_field {
+    uint32_t offset, width;
+}; /* width in bytes per lane; 0: one bit per lane (a predicate) */
 
 struct cs_function {
     const char *name;
@@ -105,13 +149,17 @@ struct cs_function {
     const struct cs_field *fields;
 };
 
-struct cs_param { uint32_t offset, size, align; };
+struct cs_param {
+    uint32_t offset, size, align;
+};
 
 struct cs_kernel {
     const char *name;
     uint32_t entry_pc, nparams, param_bytes, static_shared, local, registers, frame_bytes, recursive;
-    uint32_t reserved_shared; /* bytes ahead of the static ones, for the system's own use (%reserved_smem_offset) */
-    uint32_t ordered; /* virtual clock: its threads see what others do, so this has to happen in the order of time */
+    uint32_t
+        reserved_shared; /* bytes ahead of the static ones, for the system's own use (%reserved_smem_offset) */
+    uint32_t
+        ordered; /* virtual clock: its threads see what others do, so this has to happen in the order of time */
     uint32_t reqntid[3], maxntid[3];
     const struct cs_param *params;
     const uint32_t *shared_offsets;
@@ -122,7 +170,10 @@ struct cs_kernel {
     const char *refused; /* why it cannot run; null: it can */
 };
 
-struct cs_code { uint32_t function; int (*run)(struct cs_warp *w); };
+struct cs_code {
+    uint32_t function;
+    int (*run)(struct cs_warp *w);
+};
 
 struct cs_part { /* what a shared object exports as `cudasim_part`: code of some functions of an image */
     uint32_t abi, nfunctions;

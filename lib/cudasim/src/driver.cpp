@@ -50,7 +50,9 @@ Device &device_state(int device) {
 
 bool is_device(CUdevice device) { return device >= 0 && device < config().devices; }
 
-std::vector<std::shared_ptr<Context>> &context_stack() { return of_this_thread<std::vector<std::shared_ptr<Context>>>(); }
+std::vector<std::shared_ptr<Context>> &context_stack() {
+    return of_this_thread<std::vector<std::shared_ptr<Context>>>();
+}
 
 // The translator lies beside this library: DIR/cudasim/lib/libcuda.so.1 (or deeper), package `cudasim` in DIR.
 void find_translator() {
@@ -81,7 +83,8 @@ void inject() {
         log_line("CUDA_INJECTION64_PATH: %s has no InitializeInjection; the program runs without it", path);
         return;
     }
-    if (start() == 0) log_line("CUDA_INJECTION64_PATH: InitializeInjection of %s failed; the program runs on", path);
+    if (start() == 0)
+        log_line("CUDA_INJECTION64_PATH: InitializeInjection of %s failed; the program runs on", path);
 }
 
 void at_exit() {
@@ -227,11 +230,14 @@ CUresult initialized() {
     return CUDA_SUCCESS;
 }
 
-std::shared_ptr<Context> current_or_null() { return context_stack().empty() ? nullptr : context_stack().back(); }
+std::shared_ptr<Context> current_or_null() {
+    return context_stack().empty() ? nullptr : context_stack().back();
+}
 
 CUresult current(std::shared_ptr<Context> &context) {
     if (CUresult status = initialized()) return status;
-    if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;  // a callback of the application, or a mistake of ours
+    if (on_worker_thread())
+        return CUDA_ERROR_NOT_PERMITTED;  // a callback of the application, or a mistake of ours
     context = current_or_null();
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
     if (context->destroyed) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -295,17 +301,16 @@ void release_context(const std::shared_ptr<Context> &context) {
     for (const std::shared_ptr<Event> &event : tables().events.all())
         if (event->context.lock() == context) tables().events.remove(event->handle);
     for (const std::shared_ptr<Module> &module : context->modules) {
-        for (const std::shared_ptr<Function> &function : module->functions) tables().functions.remove(function->handle);
+        for (const std::shared_ptr<Function> &function : module->functions)
+            tables().functions.remove(function->handle);
         tables().modules.remove(module->handle);
     }
     context->modules.clear();
     context->streams.clear();
     context->per_thread.clear();
     for (const Allocation &left : Memory::instance().owned_by(context->handle)) {
-        if (left.kind == MemoryKind::registered)
-            Memory::instance().remove_registered(left.base);
-        else
-            Memory::instance().release(left.base);
+        if (left.kind == MemoryKind::registered) Memory::instance().remove_registered(left.base);
+        else Memory::instance().release(left.base);
     }
     std::lock_guard heap(context->heap_mutex);
     context->heap = 0;
@@ -360,9 +365,12 @@ CUresult cuGetExportTable(const void **table, const CUuuid *) {
     dladdr(__builtin_return_address(0), &caller);
     const char *file = caller.dli_fname != nullptr ? caller.dli_fname : "";
     static std::once_flag said;
-    if (strstr(file, "libnvrtc") != nullptr || strstr(file, "libnvJitLink") != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+    if (strstr(file, "libnvrtc") != nullptr || strstr(file, "libnvJitLink") != nullptr)
+        return CUDA_ERROR_NOT_SUPPORTED;
     std::call_once(said, [] {
-        log_line("the program brings NVIDIA's own CUDA runtime, which needs a real driver; build it with nvcc -cudart shared");
+        log_line(
+            "the program brings NVIDIA's own CUDA runtime, which needs a real driver; build it with nvcc "
+            "-cudart shared");
     });
     return CUDA_ERROR_NOT_SUPPORTED;
 }
@@ -413,7 +421,8 @@ CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device) {
 
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
     if (CUresult status = initialized()) return status;
-    if (value == nullptr || attribute < 1 || attribute >= CU_DEVICE_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
+    if (value == nullptr || attribute < 1 || attribute >= CU_DEVICE_ATTRIBUTE_MAX)
+        return CUDA_ERROR_INVALID_VALUE;
     if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     switch (static_cast<int>(attribute)) {
         case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
@@ -425,7 +434,9 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
         case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z: *value = 65535; break;
         case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK: *value = kSharedPerBlock; break;
         case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = kSharedPerBlockOptin; break;
-        case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: *value = kSharedPerMultiprocessor; break;
+        case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR:
+            *value = kSharedPerMultiprocessor;
+            break;
         case CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK: *value = kSharedReserved; break;
         case CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY: *value = 65536; break;
         case CU_DEVICE_ATTRIBUTE_WARP_SIZE: *value = 32; break;
@@ -540,7 +551,8 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice device, CUdevice peer) {
+CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice device,
+                                 CUdevice peer) {
     if (CUresult status = initialized()) return status;
     if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (!is_device(device) || !is_device(peer) || device == peer) return CUDA_ERROR_INVALID_DEVICE;

@@ -97,8 +97,8 @@ struct Module;
 struct KernelLaunch {
     std::shared_ptr<Function> function;
     std::shared_ptr<Module> module;  // kept until the launch has run, whatever is unloaded meanwhile
-    const void *handle = nullptr;  // CUfunction or CUkernel, as the application gave it
-    bool kernel_given = false;     // a CUkernel, in the field of a graph node's parameters that is for kernels
+    const void *handle = nullptr;    // CUfunction or CUkernel, as the application gave it
+    bool kernel_given = false;  // a CUkernel, in the field of a graph node's parameters that is for kernels
     Dim3 grid, block;
     unsigned shared_bytes = 0;
     bool cooperative = false;
@@ -115,7 +115,7 @@ struct Copy {  // three-dimensional; rows of `width` bytes
 
 struct Fill {
     uint64_t destination = 0;
-    unsigned value = 0, element_size = 1;  // 1, 2, 4
+    unsigned value = 0, element_size = 1;     // 1, 2, 4
     size_t width = 0, height = 1, pitch = 0;  // width in elements, pitch in bytes
 };
 
@@ -136,13 +136,14 @@ struct Operation {
     Fill fill;
     HostCall host;
     std::shared_ptr<struct Event> event;
-    std::shared_ptr<EventState> recording;  // what an event record completes, and an event wait in a graph waits for
-    std::vector<Fence> after;               // more to wait for
+    std::shared_ptr<EventState>
+        recording;             // what an event record completes, and an event wait in a graph waits for
+    std::vector<Fence> after;  // more to wait for
     std::shared_ptr<Graph> child;
     std::vector<CUstreamBatchMemOpParams> memory;  // values to write and to wait for
-    CUDA_MEM_ALLOC_NODE_PARAMS allocation{};  // of memory nodes; a free has the address alone
-    std::function<void()> other;            // what only a stream does, and no graph holds
-    std::shared_ptr<void> keep;             // what the work reads and nobody else holds
+    CUDA_MEM_ALLOC_NODE_PARAMS allocation{};       // of memory nodes; a free has the address alone
+    std::function<void()> other;                   // what only a stream does, and no graph holds
+    std::shared_ptr<void> keep;                    // what the work reads and nobody else holds
 };
 
 // ---------------------------------------------------------------------------------------------------- objects
@@ -159,7 +160,7 @@ struct Event {
     void *handle = nullptr;
     unsigned flags = 0;
     std::mutex mutex;
-    std::shared_ptr<EventState> last;       // null: never recorded
+    std::shared_ptr<EventState> last;  // null: never recorded
     // Recorded while its stream was in capture: what a wait for it depends on.
     std::shared_ptr<Graph> captured_graph;
     std::vector<std::shared_ptr<GraphNode>> captured_after;
@@ -172,9 +173,9 @@ struct Capture {
     uint64_t id = 0;
     std::thread::id thread;
     std::atomic<bool> invalid{false};
-    bool existing_graph = false;                  // cuStreamBeginCaptureToGraph
+    bool existing_graph = false;  // cuStreamBeginCaptureToGraph
     std::shared_ptr<Stream> origin;
-    std::vector<std::shared_ptr<Stream>> streams; // origin and those that joined
+    std::vector<std::shared_ptr<Stream>> streams;  // origin and those that joined
 };
 
 struct Stream {
@@ -186,9 +187,9 @@ struct Stream {
     bool legacy = false;  // the context's default stream
     bool blocking() const { return !legacy && (flags & CU_STREAM_NON_BLOCKING) == 0; }
     std::shared_ptr<Queue> queue = std::make_shared<Queue>();
-    std::shared_ptr<Capture> capture;                      // guarded by the context's submit mutex
-    std::vector<std::shared_ptr<GraphNode>> capture_after; // what the next captured node depends on
-    std::vector<CUgraphNode> capture_handles;              // handed out by cuStreamGetCaptureInfo
+    std::shared_ptr<Capture> capture;                       // guarded by the context's submit mutex
+    std::vector<std::shared_ptr<GraphNode>> capture_after;  // what the next captured node depends on
+    std::vector<CUgraphNode> capture_handles;               // handed out by cuStreamGetCaptureInfo
     std::map<int, CUstreamAttrValue> attributes;
 };
 
@@ -203,8 +204,8 @@ struct Function {
     void *handle = nullptr;
     const cudasim::Kernel &kernel() const { return image->kernels()[index]; }
     unsigned registers = 0;
-    std::atomic<bool> told{false};            // why it cannot run
-    std::atomic<bool> loaded{false};          // used before, or loaded eagerly
+    std::atomic<bool> told{false};    // why it cannot run
+    std::atomic<bool> loaded{false};  // used before, or loaded eagerly
     // settable attributes
     std::atomic<int> max_dynamic_shared{-1};  // -1: never set
     std::atomic<int> carveout{-1};
@@ -220,13 +221,13 @@ struct Module {
     void *handle = nullptr;
     std::weak_ptr<Library> library;  // made by one, not by cuModuleLoad*
     std::shared_ptr<const Image> image;
-    std::string options;             // of ptxas
-    std::vector<uint64_t> variables; // address of each
+    std::string options;                               // of ptxas
+    std::vector<uint64_t> variables;                   // address of each
     std::vector<std::pair<uint64_t, uint64_t>> owned;  // allocations behind them: address, id
     std::vector<std::shared_ptr<Function>> functions;  // by kernel index
     std::vector<bool> requested;                       // functions whose handle was given to somebody
     std::mutex mutex;
-    std::set<std::string> asked;     // variables that were asked for through the library
+    std::set<std::string> asked;  // variables that were asked for through the library
     ~Module();
 };
 
@@ -264,29 +265,29 @@ struct Context : std::enable_shared_from_this<Context> {
     int device = 0;
     bool primary = false;
     unsigned flags = 0;
-    std::atomic<int> sticky{0};         // the first fault; every later call returns it
-    std::atomic<bool> cancel{false};    // the context goes away: running kernels are abandoned
+    std::atomic<int> sticky{0};       // the first fault; every later call returns it
+    std::atomic<bool> cancel{false};  // the context goes away: running kernels are abandoned
     std::atomic<bool> destroyed{false};
 
-    std::recursive_mutex lock;          // the context lock: taken by every call that changes the context or submits
+    std::recursive_mutex lock;  // the context lock: taken by every call that changes the context or submits
     std::shared_ptr<Stream> legacy;
     std::vector<std::shared_ptr<Stream>> streams;  // all but the legacy one
     std::map<std::thread::id, std::shared_ptr<Stream>> per_thread;
     std::vector<std::shared_ptr<Module>> modules;
     std::mutex lock_limits;
-    std::map<int, size_t> limits;       // guarded by lock_limits
+    std::map<int, size_t> limits;  // guarded by lock_limits
     CUfunc_cache cache_config = CU_FUNC_CACHE_PREFER_NONE;
     CUsharedconfig shared_config = CU_SHARED_MEM_CONFIG_DEFAULT_BANK_SIZE;
-    std::vector<Fence> leftovers;       // work of destroyed streams
-    uint32_t stack_high_water = 1024;   // bytes of local memory per thread that launches have needed so far
+    std::vector<Fence> leftovers;      // work of destroyed streams
+    uint32_t stack_high_water = 1024;  // bytes of local memory per thread that launches have needed so far
     std::atomic<uint64_t> next_grid{1};
     Environment environment;
     std::set<int> peers;
 
     std::mutex print_mutex;
-    std::string printed;                // not flushed yet
+    std::string printed;  // not flushed yet
 
-    std::mutex heap_mutex;              // device-side malloc
+    std::mutex heap_mutex;  // device-side malloc
     uint64_t heap = 0;
     std::map<uint64_t, size_t> heap_free, heap_used;
 
@@ -299,9 +300,9 @@ struct GraphNode {
     std::weak_ptr<Graph> graph;
     Operation operation;
     std::vector<std::shared_ptr<GraphNode>> after;  // dependencies
-    std::shared_ptr<GraphNode> original;            // in an executable graph or a clone: the node it is a copy of
+    std::shared_ptr<GraphNode> original;  // in an executable graph or a clone: the node it is a copy of
     bool enabled = true;
-    std::vector<void *> parameter_pointers;         // handed out by KernelNodeGetParams; point into operation
+    std::vector<void *> parameter_pointers;  // handed out by KernelNodeGetParams; point into operation
     std::map<int, CUlaunchAttributeValue> attributes;
     // in an executable graph
     size_t position = 0, lane = 0;
@@ -326,8 +327,10 @@ struct Graph {
     std::mutex mutex;
     std::vector<std::shared_ptr<GraphNode>> nodes;
     uint64_t next_id = 1;
-    std::vector<std::shared_ptr<Queue>> lanes;  // of an executable graph whose nodes can run beside each other; else none
-    std::map<const void *, std::pair<std::shared_ptr<UserObject>, unsigned>> held;  // by handle, with the references
+    std::vector<std::shared_ptr<Queue>>
+        lanes;  // of an executable graph whose nodes can run beside each other; else none
+    std::map<const void *, std::pair<std::shared_ptr<UserObject>, unsigned>>
+        held;  // by handle, with the references
 };
 
 struct GraphExec {
@@ -336,7 +339,7 @@ struct GraphExec {
     std::shared_ptr<Context> context;
     std::shared_ptr<Graph> graph;  // a private copy, in the order of execution
     std::mutex mutex;
-    Fence last;                    // the replay before: replays of one executable graph do not overlap
+    Fence last;  // the replay before: replays of one executable graph do not overlap
 };
 
 // Handle tables of the process. Leaked on purpose: threads may still run while the process exits.
@@ -361,8 +364,8 @@ Tables &tables();
 constexpr int kMultiprocessors = 16;
 constexpr int kThreadsPerMultiprocessor = 2048;
 constexpr int kBlocksPerMultiprocessor = 32;
-constexpr int kRegisters = 65536;              // per multiprocessor and per block
-constexpr int kSharedPerBlock = 48 << 10;      // without opting in
+constexpr int kRegisters = 65536;          // per multiprocessor and per block
+constexpr int kSharedPerBlock = 48 << 10;  // without opting in
 constexpr int kSharedPerBlockOptin = 227 << 10;
 constexpr int kSharedPerMultiprocessor = 228 << 10;
 constexpr int kSharedReserved = 1 << 10;
@@ -387,8 +390,8 @@ std::shared_ptr<Stream> make_stream(const std::shared_ptr<Context> &context, uns
 
 // Appends an operation to a stream, or to the graph that the stream is being captured into. `fence` (optional): when
 // it is done; unset when captured. `takes`: virtual ns that the call takes when it succeeds.
-CUresult submit(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream, Operation operation,
-                Fence *fence = nullptr, uint64_t takes = 0);
+CUresult submit(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
+                Operation operation, Fence *fence = nullptr, uint64_t takes = 0);
 // The same, and waits until it is done; printf output is flushed.
 CUresult submit_and_wait(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                          Operation operation);
@@ -411,7 +414,8 @@ CUresult no_capture_in(const std::shared_ptr<Context> &context);
 CUresult begin_capture(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                        CUstreamCaptureMode mode, const std::shared_ptr<Graph> &graph,
                        const std::vector<std::shared_ptr<GraphNode>> &after);
-CUresult end_capture(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream, CUgraph *graph);
+CUresult end_capture(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
+                     CUgraph *graph);
 // Takes a stream that is captured out of its capture's hands: a call that capture does not allow on it.
 CUresult invalidate_capture(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream);
 CUresult record_event(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,

@@ -17,9 +17,9 @@ struct HostThread {
     bool begun = false;
     uint64_t now = 0;
     int untimed = 0;
-    uint64_t worker_now = 0;      // in a worker thread
-    uint64_t asked_at = 0;        // when it asked for what is in `asked`
-    std::vector<Fence> asked;     // not done at that time
+    uint64_t worker_now = 0;   // in a worker thread
+    uint64_t asked_at = 0;     // when it asked for what is in `asked`
+    std::vector<Fence> asked;  // not done at that time
 };
 
 thread_local HostThread host;

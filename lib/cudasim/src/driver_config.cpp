@@ -18,9 +18,12 @@ size_t bytes(const char *name, size_t otherwise) {
     char *end = nullptr;
     double number = strtod(value, &end);
     switch (*end) {
-        case 'k': case 'K': number *= 1 << 10; break;
-        case 'm': case 'M': number *= 1 << 20; break;
-        case 'g': case 'G': number *= 1 << 30; break;
+        case 'k':
+        case 'K': number *= 1 << 10; break;
+        case 'm':
+        case 'M': number *= 1 << 20; break;
+        case 'g':
+        case 'G': number *= 1 << 30; break;
         default: break;
     }
     return number >= 1 << 20 ? static_cast<size_t>(number) : otherwise;

@@ -41,11 +41,12 @@ CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuui
         if (at->second->version <= version && (best == nullptr || at->second->version > best->version))
             best = at->second;
     if (status != nullptr)
-        *status = best != nullptr  ? CU_GET_PROC_ADDRESS_SUCCESS
+        *status = best != nullptr ? CU_GET_PROC_ADDRESS_SUCCESS
                   : first != last ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
                                   : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     if (best == nullptr) return status != nullptr ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
-    *function = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0 ? best->per_thread : best->legacy;
+    *function =
+        (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0 ? best->per_thread : best->legacy;
     return CUDA_SUCCESS;
 }
 

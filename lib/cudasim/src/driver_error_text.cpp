@@ -71,8 +71,10 @@ const char *error_text(int number, const char *name) {
         case 907: return "operation not permitted on an event last recorded in a capturing stream";
         case 908: return "attempt to terminate a thread-local capture sequence from another thread";
         case 909: return "wait operation timed out";
-        case 910: return "the graph update was not performed because it included changes which violated constraints "
-                         "specific to instantiated graph update";
+        case 910:
+            return "the graph update was not performed because it included changes which violated "
+                   "constraints "
+                   "specific to instantiated graph update";
         case 999: return "unknown error";
         default: return name;
     }

@@ -16,8 +16,9 @@ std::vector<NodePointer> in_order(const std::vector<NodePointer> &nodes) {
     while (!left.empty()) {
         std::vector<NodePointer> later;
         for (const NodePointer &node : left) {
-            bool ready = std::all_of(node->after.begin(), node->after.end(),
-                                     [&](const NodePointer &before) { return placed.count(before.get()) != 0; });
+            bool ready = std::all_of(node->after.begin(), node->after.end(), [&](const NodePointer &before) {
+                return placed.count(before.get()) != 0;
+            });
             if (!ready) {
                 later.push_back(node);
                 continue;
@@ -68,7 +69,8 @@ void forget(const Graph &graph) {
     for (const NodePointer &node : graph.nodes) {
         if (node->operation.child) {
             forget(*node->operation.child);
-            if (node->operation.child->handle != nullptr) tables().graphs.remove(node->operation.child->handle);
+            if (node->operation.child->handle != nullptr)
+                tables().graphs.remove(node->operation.child->handle);
         }
         if (node->handle != nullptr) tables().nodes.remove(node->handle);
     }
@@ -101,11 +103,11 @@ CUresult list(const std::vector<NodePointer> &nodes, CUgraphNode *out, size_t *c
         return CUDA_SUCCESS;
     }
     size_t room = *count;
-    for (size_t i = 0; i < room; i++) out[i] = i < nodes.size() ? static_cast<CUgraphNode>(nodes[i]->handle) : nullptr;
+    for (size_t i = 0; i < room; i++)
+        out[i] = i < nodes.size() ? static_cast<CUgraphNode>(nodes[i]->handle) : nullptr;
     *count = std::min(room, nodes.size());
     return CUDA_SUCCESS;
 }
-
 
 std::shared_ptr<GraphNode> add_node(const std::shared_ptr<Graph> &graph, Operation operation,
                                     const std::vector<std::shared_ptr<GraphNode>> &after) {
@@ -184,7 +186,8 @@ CUresult cuGraphGetRootNodes(CUgraph handle, CUgraphNode *nodes, size_t *count) 
     return list(roots, nodes, count);
 }
 
-CUresult cuGraphGetEdges(CUgraph handle, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data, size_t *count) {
+CUresult cuGraphGetEdges(CUgraph handle, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data,
+                         size_t *count) {
     std::shared_ptr<Graph> graph = tables().graphs.get(handle);
     if (!graph || count == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::lock_guard lock(graph->mutex);
@@ -202,27 +205,30 @@ CUresult cuGraphGetEdges(CUgraph handle, CUgraphNode *from, CUgraphNode *to, CUg
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphNodeGetDependencies(CUgraphNode handle, CUgraphNode *nodes, CUgraphEdgeData *data, size_t *count) {
+CUresult cuGraphNodeGetDependencies(CUgraphNode handle, CUgraphNode *nodes, CUgraphEdgeData *data,
+                                    size_t *count) {
     NodePointer node = tables().nodes.get(handle);
     if (!node) return CUDA_ERROR_INVALID_VALUE;
     if (data != nullptr && count != nullptr) memset(data, 0, *count * sizeof *data);
     return list(node->after, nodes, count);
 }
 
-CUresult cuGraphNodeGetDependentNodes(CUgraphNode handle, CUgraphNode *nodes, CUgraphEdgeData *data, size_t *count) {
+CUresult cuGraphNodeGetDependentNodes(CUgraphNode handle, CUgraphNode *nodes, CUgraphEdgeData *data,
+                                      size_t *count) {
     NodePointer node = tables().nodes.get(handle);
     std::shared_ptr<Graph> graph = node ? node->graph.lock() : nullptr;
     if (!graph) return CUDA_ERROR_INVALID_VALUE;
     std::vector<NodePointer> dependent;
     std::lock_guard lock(graph->mutex);
     for (const NodePointer &other : graph->nodes)
-        if (std::find(other->after.begin(), other->after.end(), node) != other->after.end()) dependent.push_back(other);
+        if (std::find(other->after.begin(), other->after.end(), node) != other->after.end())
+            dependent.push_back(other);
     if (data != nullptr && count != nullptr) memset(data, 0, *count * sizeof *data);
     return list(dependent, nodes, count);
 }
 
-CUresult cuGraphAddDependencies(CUgraph handle, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *,
-                                size_t count) {
+CUresult cuGraphAddDependencies(CUgraph handle, const CUgraphNode *from, const CUgraphNode *to,
+                                const CUgraphEdgeData *, size_t count) {
     std::shared_ptr<Graph> graph = tables().graphs.get(handle);
     if (!graph) return CUDA_ERROR_INVALID_VALUE;
     std::vector<NodePointer> sources, targets;
@@ -282,7 +288,8 @@ CUresult cuGraphDebugDotPrint(CUgraph handle, const char *path, unsigned int) {
     std::lock_guard lock(graph->mutex);
     fprintf(file, "digraph graph_0 {\n");
     for (const NodePointer &node : graph->nodes) {
-        const char *name = node->operation.kernel.function ? node->operation.kernel.function->kernel().name.c_str() : "";
+        const char *name =
+            node->operation.kernel.function ? node->operation.kernel.function->kernel().name.c_str() : "";
         fprintf(file, "n%llu [label=\"type %d %s\"]\n", static_cast<unsigned long long>(node->id),
                 static_cast<int>(node->operation.type), name);
         for (const NodePointer &before : node->after)
@@ -296,7 +303,8 @@ CUresult cuGraphDebugDotPrint(CUgraph handle, const char *path, unsigned int) {
 
 // ---------------------------------------------------------------------------------------------------- user objects
 
-CUresult cuUserObjectCreate(CUuserObject *handle, void *data, CUhostFn destroy, unsigned int count, unsigned int flags) {
+CUresult cuUserObjectCreate(CUuserObject *handle, void *data, CUhostFn destroy, unsigned int count,
+                            unsigned int flags) {
     if (CUresult status = initialized()) return status;
     if (handle == nullptr || destroy == nullptr || count == 0 || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC)
         return CUDA_ERROR_INVALID_VALUE;
@@ -329,7 +337,8 @@ CUresult cuUserObjectRelease(CUuserObject handle, unsigned int count) {
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphRetainUserObject(CUgraph graph_handle, CUuserObject handle, unsigned int count, unsigned int flags) {
+CUresult cuGraphRetainUserObject(CUgraph graph_handle, CUuserObject handle, unsigned int count,
+                                 unsigned int flags) {
     std::shared_ptr<Graph> graph = tables().graphs.get(graph_handle);
     std::shared_ptr<UserReferences> references = tables().user_objects.get(handle);
     if (!graph || !references || count == 0 || (flags & ~unsigned{CU_GRAPH_USER_OBJECT_MOVE}) != 0)

@@ -123,7 +123,8 @@ CUresult update_graph(Graph &exec, const Graph &graph, CUgraphExecUpdateResultIn
         if (node) found.errorNode = static_cast<CUgraphNode>(node->handle);
         return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
     };
-    if (ordered.size() != exec.nodes.size()) return differs(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, nullptr);
+    if (ordered.size() != exec.nodes.size())
+        return differs(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, nullptr);
     std::map<const GraphNode *, size_t> positions;
     for (size_t i = 0; i < ordered.size(); i++) {
         const GraphNode &now = *ordered[i], &before = *exec.nodes[i];
@@ -140,7 +141,8 @@ CUresult update_graph(Graph &exec, const Graph &graph, CUgraphExecUpdateResultIn
     }
     for (size_t i = 0; i < ordered.size(); i++) {
         if (ordered[i]->operation.type == CU_GRAPH_NODE_TYPE_GRAPH) {
-            if (CUresult status = update_graph(*exec.nodes[i]->operation.child, *ordered[i]->operation.child, result))
+            if (CUresult status =
+                    update_graph(*exec.nodes[i]->operation.child, *ordered[i]->operation.child, result))
                 return status;
             continue;
         }
@@ -200,7 +202,8 @@ namespace {
 
 bool can_be_disabled(const GraphNode &node) {
     CUgraphNodeType type = node.operation.type;
-    return type == CU_GRAPH_NODE_TYPE_KERNEL || type == CU_GRAPH_NODE_TYPE_MEMCPY || type == CU_GRAPH_NODE_TYPE_MEMSET;
+    return type == CU_GRAPH_NODE_TYPE_KERNEL || type == CU_GRAPH_NODE_TYPE_MEMCPY ||
+           type == CU_GRAPH_NODE_TYPE_MEMSET;
 }
 
 }  // namespace
@@ -209,7 +212,8 @@ CUresult cuGraphNodeSetEnabled(CUgraphExec exec_handle, CUgraphNode handle, unsi
     NodePointer node = tables().nodes.get(handle), copy;
     std::shared_ptr<GraphExec> exec;
     if (!node || !can_be_disabled(*node)) return CUDA_ERROR_INVALID_VALUE;
-    if (CUresult status = find_exec_node(exec_handle, handle, node->operation.type, exec, copy)) return status;
+    if (CUresult status = find_exec_node(exec_handle, handle, node->operation.type, exec, copy))
+        return status;
     std::lock_guard lock(exec->mutex);
     copy->enabled = enabled != 0;
     return CUDA_SUCCESS;
@@ -219,7 +223,8 @@ CUresult cuGraphNodeGetEnabled(CUgraphExec exec_handle, CUgraphNode handle, unsi
     NodePointer node = tables().nodes.get(handle), copy;
     std::shared_ptr<GraphExec> exec;
     if (!node || enabled == nullptr || !can_be_disabled(*node)) return CUDA_ERROR_INVALID_VALUE;
-    if (CUresult status = find_exec_node(exec_handle, handle, node->operation.type, exec, copy)) return status;
+    if (CUresult status = find_exec_node(exec_handle, handle, node->operation.type, exec, copy))
+        return status;
     *enabled = copy->enabled;
     return CUDA_SUCCESS;
 }
@@ -228,8 +233,10 @@ CUresult cuGraphNodeGetEnabled(CUgraphExec exec_handle, CUgraphNode handle, unsi
 
 extern "C" {
 CUresult instantiate_v1(CUgraphExec *, CUgraph, CUgraphNode *, char *, size_t) __asm__("cuGraphInstantiate");
-CUresult instantiate_v2(CUgraphExec *, CUgraph, CUgraphNode *, char *, size_t) __asm__("cuGraphInstantiate_v2");
-CUresult update_v1(CUgraphExec, CUgraph, CUgraphNode *, CUgraphExecUpdateResult *) __asm__("cuGraphExecUpdate");
+CUresult instantiate_v2(CUgraphExec *, CUgraph, CUgraphNode *, char *,
+                        size_t) __asm__("cuGraphInstantiate_v2");
+CUresult update_v1(CUgraphExec, CUgraph, CUgraphNode *,
+                   CUgraphExecUpdateResult *) __asm__("cuGraphExecUpdate");
 
 CUresult instantiate_v1(CUgraphExec *exec, CUgraph graph, CUgraphNode *node, char *log, size_t size) {
     if (node != nullptr) *node = nullptr;

@@ -9,7 +9,8 @@
 namespace cudasim::driver {
 namespace {
 
-CUresult add(CUgraphNode *handle, CUgraph graph_handle, const CUgraphNode *after, size_t count, Operation operation) {
+CUresult add(CUgraphNode *handle, CUgraph graph_handle, const CUgraphNode *after, size_t count,
+             Operation operation) {
     std::shared_ptr<Graph> graph = tables().graphs.get(graph_handle);
     if (!graph || handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::vector<NodePointer> before;
@@ -114,12 +115,14 @@ CUresult copy_operation(const CUDA_MEMCPY3D *parameters, Operation &operation) {
 }
 
 CUresult fill_operation(const CUDA_MEMSET_NODE_PARAMS *parameters, Operation &operation) {
-    if (parameters == nullptr || parameters->width == 0 || parameters->height == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (parameters == nullptr || parameters->width == 0 || parameters->height == 0)
+        return CUDA_ERROR_INVALID_VALUE;
     unsigned element = parameters->elementSize;
     if (element != 1 && element != 2 && element != 4) return CUDA_ERROR_INVALID_VALUE;
     operation.type = CU_GRAPH_NODE_TYPE_MEMSET;
     size_t pitch = parameters->height == 1 ? parameters->width * element : parameters->pitch;
-    operation.fill = {parameters->dst, parameters->value, element, parameters->width, parameters->height, pitch};
+    operation.fill = {parameters->dst,   parameters->value,  element,
+                      parameters->width, parameters->height, pitch};
     return check_range(parameters->dst, (parameters->height - 1) * pitch + parameters->width * element);
 }
 
@@ -204,8 +207,8 @@ CUresult any_operation(CUgraphNodeParams &parameters, Operation &operation) {
         case CU_GRAPH_NODE_TYPE_MEM_ALLOC: return allocation_operation(parameters.alloc, operation);
         case CU_GRAPH_NODE_TYPE_MEM_FREE: return free_operation(parameters.free.dptr, operation);
         case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
-            return memory_operation(parameters.memOp.count, parameters.memOp.paramArray, parameters.memOp.flags,
-                                    operation);
+            return memory_operation(parameters.memOp.count, parameters.memOp.paramArray,
+                                    parameters.memOp.flags, operation);
         default: return CUDA_ERROR_NOT_SUPPORTED;
     }
 }
@@ -268,7 +271,8 @@ bool belongs_to_graph(uint64_t address) {
 
 CUresult allocate_for_graph(const std::shared_ptr<Context> &context, size_t bytes, Operation &operation) {
     if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-    uint64_t address = Memory::instance().allocate(bytes, MemoryKind::device, context->device, context->handle);
+    uint64_t address =
+        Memory::instance().allocate(bytes, MemoryKind::device, context->device, context->handle);
     if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
     std::lock_guard lock(graph_memory().mutex);
     graph_memory().addresses.insert(address);
@@ -302,7 +306,8 @@ using namespace cudasim::driver;
 
 CUresult cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
                               const CUDA_KERNEL_NODE_PARAMS *parameters) {
-    return add(node, graph, after, count, [&](Operation &made) { return kernel_operation(parameters, made); });
+    return add(node, graph, after, count,
+               [&](Operation &made) { return kernel_operation(parameters, made); });
 }
 
 CUresult cuGraphKernelNodeGetParams(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS *parameters) {
@@ -314,15 +319,18 @@ CUresult cuGraphKernelNodeGetParams(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS 
 }
 
 CUresult cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *parameters) {
-    return set(node, CU_GRAPH_NODE_TYPE_KERNEL, [&](Operation &made) { return kernel_operation(parameters, made); });
+    return set(node, CU_GRAPH_NODE_TYPE_KERNEL,
+               [&](Operation &made) { return kernel_operation(parameters, made); });
 }
 
-CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *parameters) {
+CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                        const CUDA_KERNEL_NODE_PARAMS *parameters) {
     return set_exec(exec, node, CU_GRAPH_NODE_TYPE_KERNEL,
                     [&](Operation &made) { return kernel_operation(parameters, made); });
 }
 
-CUresult cuGraphKernelNodeGetAttribute(CUgraphNode handle, CUkernelNodeAttrID attribute, CUkernelNodeAttrValue *value) {
+CUresult cuGraphKernelNodeGetAttribute(CUgraphNode handle, CUkernelNodeAttrID attribute,
+                                       CUkernelNodeAttrValue *value) {
     NodePointer node;
     if (CUresult status = find_node(handle, CU_GRAPH_NODE_TYPE_KERNEL, node)) return status;
     if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -340,7 +348,8 @@ CUresult cuGraphKernelNodeSetAttribute(CUgraphNode handle, CUkernelNodeAttrID at
     if (attribute == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION &&
         uint64_t{value->clusterDim.x} * value->clusterDim.y * value->clusterDim.z > 1)
         return CUDA_ERROR_NOT_SUPPORTED;
-    if (attribute == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) node->operation.kernel.cooperative = value->cooperative != 0;
+    if (attribute == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
+        node->operation.kernel.cooperative = value->cooperative != 0;
     node->attributes[attribute] = *value;
     return CUDA_SUCCESS;
 }
@@ -370,10 +379,12 @@ CUresult cuGraphMemcpyNodeGetParams(CUgraphNode handle, CUDA_MEMCPY3D *parameter
 }
 
 CUresult cuGraphMemcpyNodeSetParams(CUgraphNode node, const CUDA_MEMCPY3D *parameters) {
-    return set(node, CU_GRAPH_NODE_TYPE_MEMCPY, [&](Operation &made) { return copy_operation(parameters, made); });
+    return set(node, CU_GRAPH_NODE_TYPE_MEMCPY,
+               [&](Operation &made) { return copy_operation(parameters, made); });
 }
 
-CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D *parameters, CUcontext) {
+CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D *parameters,
+                                        CUcontext) {
     return set_exec(exec, node, CU_GRAPH_NODE_TYPE_MEMCPY,
                     [&](Operation &made) { return copy_operation(parameters, made); });
 }
@@ -399,11 +410,12 @@ CUresult cuGraphMemsetNodeGetParams(CUgraphNode handle, CUDA_MEMSET_NODE_PARAMS 
 }
 
 CUresult cuGraphMemsetNodeSetParams(CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS *parameters) {
-    return set(node, CU_GRAPH_NODE_TYPE_MEMSET, [&](Operation &made) { return fill_operation(parameters, made); });
+    return set(node, CU_GRAPH_NODE_TYPE_MEMSET,
+               [&](Operation &made) { return fill_operation(parameters, made); });
 }
 
-CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS *parameters,
-                                        CUcontext) {
+CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                        const CUDA_MEMSET_NODE_PARAMS *parameters, CUcontext) {
     return set_exec(exec, node, CU_GRAPH_NODE_TYPE_MEMSET,
                     [&](Operation &made) { return fill_operation(parameters, made); });
 }
@@ -425,10 +437,12 @@ CUresult cuGraphHostNodeGetParams(CUgraphNode handle, CUDA_HOST_NODE_PARAMS *par
 }
 
 CUresult cuGraphHostNodeSetParams(CUgraphNode node, const CUDA_HOST_NODE_PARAMS *parameters) {
-    return set(node, CU_GRAPH_NODE_TYPE_HOST, [&](Operation &made) { return host_operation(parameters, made); });
+    return set(node, CU_GRAPH_NODE_TYPE_HOST,
+               [&](Operation &made) { return host_operation(parameters, made); });
 }
 
-CUresult cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_HOST_NODE_PARAMS *parameters) {
+CUresult cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                      const CUDA_HOST_NODE_PARAMS *parameters) {
     return set_exec(exec, node, CU_GRAPH_NODE_TYPE_HOST,
                     [&](Operation &made) { return host_operation(parameters, made); });
 }
@@ -452,10 +466,12 @@ CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode handle, CUgraph *graph) {
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec_handle, CUgraphNode handle, CUgraph child_handle) {
+CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec_handle, CUgraphNode handle,
+                                            CUgraph child_handle) {
     std::shared_ptr<GraphExec> exec;
     NodePointer copy;
-    if (CUresult status = find_exec_node(exec_handle, handle, CU_GRAPH_NODE_TYPE_GRAPH, exec, copy)) return status;
+    if (CUresult status = find_exec_node(exec_handle, handle, CU_GRAPH_NODE_TYPE_GRAPH, exec, copy))
+        return status;
     std::shared_ptr<Graph> child = tables().graphs.get(child_handle);
     if (!child) return CUDA_ERROR_INVALID_VALUE;
     std::lock_guard lock(child->mutex);
@@ -467,8 +483,9 @@ CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec_handle, CUgraphNode
 
 CUresult cuGraphAddEventRecordNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
                                    CUevent event) {
-    return add(node, graph, after, count,
-               [&](Operation &made) { return event_operation(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event, made); });
+    return add(node, graph, after, count, [&](Operation &made) {
+        return event_operation(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event, made);
+    });
 }
 
 CUresult cuGraphEventRecordNodeGetEvent(CUgraphNode node, CUevent *event) {
@@ -476,13 +493,15 @@ CUresult cuGraphEventRecordNodeGetEvent(CUgraphNode node, CUevent *event) {
 }
 
 CUresult cuGraphEventRecordNodeSetEvent(CUgraphNode node, CUevent event) {
-    return set(node, CU_GRAPH_NODE_TYPE_EVENT_RECORD,
-               [&](Operation &made) { return event_operation(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event, made); });
+    return set(node, CU_GRAPH_NODE_TYPE_EVENT_RECORD, [&](Operation &made) {
+        return event_operation(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event, made);
+    });
 }
 
 CUresult cuGraphExecEventRecordNodeSetEvent(CUgraphExec exec, CUgraphNode node, CUevent event) {
-    return set_exec(exec, node, CU_GRAPH_NODE_TYPE_EVENT_RECORD,
-                    [&](Operation &made) { return event_operation(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event, made); });
+    return set_exec(exec, node, CU_GRAPH_NODE_TYPE_EVENT_RECORD, [&](Operation &made) {
+        return event_operation(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event, made);
+    });
 }
 
 CUresult cuGraphAddEventWaitNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
@@ -501,8 +520,9 @@ CUresult cuGraphEventWaitNodeSetEvent(CUgraphNode node, CUevent event) {
 }
 
 CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec exec, CUgraphNode node, CUevent event) {
-    return set_exec(exec, node, CU_GRAPH_NODE_TYPE_WAIT_EVENT,
-                    [&](Operation &made) { return event_operation(CU_GRAPH_NODE_TYPE_WAIT_EVENT, event, made); });
+    return set_exec(exec, node, CU_GRAPH_NODE_TYPE_WAIT_EVENT, [&](Operation &made) {
+        return event_operation(CU_GRAPH_NODE_TYPE_WAIT_EVENT, event, made);
+    });
 }
 
 // ---------------------------------------------------------------------------------------------------- memory
@@ -510,7 +530,8 @@ CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec exec, CUgraphNode node, CU
 CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
                                 CUDA_MEM_ALLOC_NODE_PARAMS *parameters) {
     if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    return add(node, graph, after, count, [&](Operation &made) { return allocation_operation(*parameters, made); });
+    return add(node, graph, after, count,
+               [&](Operation &made) { return allocation_operation(*parameters, made); });
 }
 
 CUresult cuGraphMemAllocNodeGetParams(CUgraphNode handle, CUDA_MEM_ALLOC_NODE_PARAMS *parameters) {
@@ -589,13 +610,15 @@ CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNod
     if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (parameters->type == CU_GRAPH_NODE_TYPE_GRAPH)
         return cuGraphExecChildGraphNodeSetParams(exec, node, parameters->graph.graph);
-    return set_exec(exec, node, parameters->type, [&](Operation &made) { return any_operation(*parameters, made); });
+    return set_exec(exec, node, parameters->type,
+                    [&](Operation &made) { return any_operation(*parameters, made); });
 }
 
 // ------------------------------------------------------------------------------------- earlier versions of entry points
 
 extern "C" {
-CUresult add_v1(CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUgraphNodeParams *) __asm__("cuGraphAddNode");
+CUresult add_v1(CUgraphNode *, CUgraph, const CUgraphNode *, size_t,
+                CUgraphNodeParams *) __asm__("cuGraphAddNode");
 CUresult add_kernel_v1(CUgraphNode *, CUgraph, const CUgraphNode *, size_t,
                        const CUDA_KERNEL_NODE_PARAMS_v1 *) __asm__("cuGraphAddKernelNode");
 CUresult get_kernel_v1(CUgraphNode, CUDA_KERNEL_NODE_PARAMS_v1 *) __asm__("cuGraphKernelNodeGetParams");
@@ -603,7 +626,8 @@ CUresult set_kernel_v1(CUgraphNode, const CUDA_KERNEL_NODE_PARAMS_v1 *) __asm__(
 CUresult exec_set_kernel_v1(CUgraphExec, CUgraphNode,
                             const CUDA_KERNEL_NODE_PARAMS_v1 *) __asm__("cuGraphExecKernelNodeSetParams");
 
-CUresult add_v1(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count, CUgraphNodeParams *parameters) {
+CUresult add_v1(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
+                CUgraphNodeParams *parameters) {
     return cuGraphAddNode(node, graph, after, nullptr, count, parameters);
 }
 CUresult add_kernel_v1(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
@@ -626,7 +650,8 @@ CUresult set_kernel_v1(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1 *param
     CUDA_KERNEL_NODE_PARAMS now = newest(*parameters);
     return cuGraphKernelNodeSetParams(node, &now);
 }
-CUresult exec_set_kernel_v1(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1 *parameters) {
+CUresult exec_set_kernel_v1(CUgraphExec exec, CUgraphNode node,
+                            const CUDA_KERNEL_NODE_PARAMS_v1 *parameters) {
     if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
     CUDA_KERNEL_NODE_PARAMS now = newest(*parameters);
     return cuGraphExecKernelNodeSetParams(exec, node, &now);

@@ -70,10 +70,9 @@ std::string compiler_log(const std::string &problem, const std::string &input) {
         if (line.empty()) continue;
         const size_t colon = line.find(": ");
         if (line.compare(0, marker.size(), marker) == 0 && colon != std::string::npos)
-            line = "ptxas application ptx input, line " + line.substr(marker.size(), colon - marker.size()) + "; error   : " +
-                   line.substr(colon + 2);
-        else
-            line = "error   : " + name + line;
+            line = "ptxas application ptx input, line " + line.substr(marker.size(), colon - marker.size()) +
+                   "; error   : " + line.substr(colon + 2);
+        else line = "error   : " + name + line;
         log += line + "\n";
     }
     return log + "ptxas fatal   : Ptx assembly aborted due to errors";
@@ -81,12 +80,15 @@ std::string compiler_log(const std::string &problem, const std::string &input) {
 
 std::string verbose_log(const Image &image) {
     size_t global = 0, constant = 0;
-    for (const Variable &variable : image.variables()) (variable.space == Space::constant ? constant : global) += variable.size;
-    std::string log = "info    : " + std::to_string(global) + " bytes gmem, " + std::to_string(constant) + " bytes cmem[3]";
+    for (const Variable &variable : image.variables())
+        (variable.space == Space::constant ? constant : global) += variable.size;
+    std::string log =
+        "info    : " + std::to_string(global) + " bytes gmem, " + std::to_string(constant) + " bytes cmem[3]";
     for (const cudasim::Kernel &kernel : image.kernels())
-        log += "\ninfo    : Function properties for '" + kernel.name + "':\ninfo    : used " + std::to_string(kernel.registers) +
-               " registers, " + std::to_string(kernel.local) + " stack, " + std::to_string(kernel.static_shared) +
-               " bytes smem, " + std::to_string(kernel.parameter_bytes) + " bytes cmem[0]";
+        log += "\ninfo    : Function properties for '" + kernel.name + "':\ninfo    : used " +
+               std::to_string(kernel.registers) + " registers, " + std::to_string(kernel.local) + " stack, " +
+               std::to_string(kernel.static_shared) + " bytes smem, " +
+               std::to_string(kernel.parameter_bytes) + " bytes cmem[0]";
     return log;
 }
 
@@ -102,7 +104,8 @@ CUresult choose_text(const void *image, const JitOptions &jit, std::string &text
     text = std::move(chosen.text);
     if (!chosen.more.empty()) {
         std::vector<LinkInput> inputs{{"text 1", std::move(text)}};
-        for (std::string &more : chosen.more) inputs.push_back({"text " + std::to_string(inputs.size() + 1), std::move(more)});
+        for (std::string &more : chosen.more)
+            inputs.push_back({"text " + std::to_string(inputs.size() + 1), std::move(more)});
         TranslateError error;
         if (!link_ptx(inputs, true, text, error)) {
             log_line("%s", error.log.c_str());

@@ -12,7 +12,7 @@ class JitOptions {
     JitOptions() = default;
     JitOptions(unsigned count, CUjit_option *options, void **values);
 
-    CUresult status() const { return status_; }      // of the options themselves
+    CUresult status() const { return status_; }  // of the options themselves
     unsigned max_registers() const { return max_registers_; }
     bool verbose() const { return verbose_; }
 

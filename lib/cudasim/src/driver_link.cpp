@@ -14,7 +14,8 @@ struct Link {
     std::mutex mutex;
     JitOptions jit;
     std::vector<LinkInput> inputs;
-    std::unique_ptr<std::string> image;  // of cuLinkComplete; lives until cuLinkDestroy, or the next cuLinkComplete
+    std::unique_ptr<std::string>
+        image;  // of cuLinkComplete; lives until cuLinkDestroy, or the next cuLinkComplete
     ~Link() {
         // Who reads the image after the link is gone finds nothing sensible.
         if (image && config().hostile) memset(image->data(), 0xa5, image->size());
@@ -26,16 +27,20 @@ Handles<Link> &links() {
     return *made;
 }
 
-CUresult failed(const Link &link, const std::string &problem, CUresult status, const std::string &input = "") {
+CUresult failed(const Link &link, const std::string &problem, CUresult status,
+                const std::string &input = "") {
     log_line("%s", problem.c_str());
-    link.jit.report(status == CUDA_ERROR_INVALID_PTX ? compiler_log(problem, input) : "error   : " + problem, "");
+    link.jit.report(status == CUDA_ERROR_INVALID_PTX ? compiler_log(problem, input) : "error   : " + problem,
+                    "");
     return status;
 }
 
 // PTX of what is not PTX, if this device can tell it.
 CUresult text_of(Link &link, CUjitInputType type, const void *data, std::string &text) {
     if (type != CU_JIT_INPUT_CUBIN && type != CU_JIT_INPUT_FATBINARY)
-        return failed(link, "the embedded device links PTX, fat binaries and cubins that hold PTX; no objects, libraries or LTO-IR",
+        return failed(link,
+                      "the embedded device links PTX, fat binaries and cubins that hold PTX; no objects, "
+                      "libraries or LTO-IR",
                       CUDA_ERROR_NO_BINARY_FOR_GPU);
     std::string options;
     return choose_text(data, link.jit, text, options);
@@ -58,8 +63,8 @@ CUresult cuLinkCreate(unsigned int count, CUjit_option *options, void **values, 
     return CUDA_SUCCESS;
 }
 
-CUresult cuLinkAddData(CUlinkState handle, CUjitInputType type, void *data, size_t size, const char *name, unsigned int count,
-                       CUjit_option *options, void **values) {
+CUresult cuLinkAddData(CUlinkState handle, CUjitInputType type, void *data, size_t size, const char *name,
+                       unsigned int count, CUjit_option *options, void **values) {
     if (CUresult status = initialized()) return status;
     std::shared_ptr<Link> link = links().get(handle);
     if (!link) return CUDA_ERROR_INVALID_HANDLE;
@@ -77,13 +82,14 @@ CUresult cuLinkAddData(CUlinkState handle, CUjitInputType type, void *data, size
     }
     TranslateError error;
     std::string checked;
-    if (!link_ptx({input}, false, checked, error)) return failed(*link, error.log, static_cast<CUresult>(error.code), input.name);
+    if (!link_ptx({input}, false, checked, error))
+        return failed(*link, error.log, static_cast<CUresult>(error.code), input.name);
     link->inputs.push_back(std::move(input));
     return CUDA_SUCCESS;
 }
 
-CUresult cuLinkAddFile(CUlinkState handle, CUjitInputType type, const char *path, unsigned int count, CUjit_option *options,
-                       void **values) {
+CUresult cuLinkAddFile(CUlinkState handle, CUjitInputType type, const char *path, unsigned int count,
+                       CUjit_option *options, void **values) {
     if (path == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::string content;
     if (CUresult status = read_image_file(path, content)) return status;
@@ -103,7 +109,8 @@ CUresult cuLinkComplete(CUlinkState handle, void **image, size_t *size) {
     if (link->inputs.empty()) return failed(*link, "nothing was added to the link", CUDA_ERROR_INVALID_VALUE);
     TranslateError error;
     std::string text;
-    if (!link_ptx(link->inputs, true, text, error)) return failed(*link, error.log, static_cast<CUresult>(error.code));
+    if (!link_ptx(link->inputs, true, text, error))
+        return failed(*link, error.log, static_cast<CUresult>(error.code));
     std::shared_ptr<const Image> made;
     if (CUresult status = translate_text(text, link->jit, made)) return status;
     std::vector<std::string> kernels;

@@ -63,7 +63,9 @@ CUresult pointer_attribute(void *data, CUpointer_attribute attribute, CUdevicept
         case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: set(static_cast<int>(0)); break;
         case CU_POINTER_ATTRIBUTE_BUFFER_ID:
         case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: set(found->id); break;
-        case CU_POINTER_ATTRIBUTE_IS_MANAGED: set(static_cast<unsigned>(found->kind == MemoryKind::managed)); break;
+        case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+            set(static_cast<unsigned>(found->kind == MemoryKind::managed));
+            break;
         case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: set(found->device); break;
         case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
         case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: set(static_cast<int>(0)); break;
@@ -97,8 +99,9 @@ size_t attribute_size(CUpointer_attribute attribute) {
 }
 
 // Where one side of a described copy begins, with its pitches; host sides may be any memory of the process.
-CUresult side(CUmemorytype type, const void *host, CUdeviceptr device, size_t pitch, size_t rows, size_t x, size_t y,
-              size_t z, const CUDA_MEMCPY3D &described, uint64_t &start, size_t &out_pitch, size_t &out_slice) {
+CUresult side(CUmemorytype type, const void *host, CUdeviceptr device, size_t pitch, size_t rows, size_t x,
+              size_t y, size_t z, const CUDA_MEMCPY3D &described, uint64_t &start, size_t &out_pitch,
+              size_t &out_slice) {
     uint64_t base = 0;
     switch (type) {
         case CU_MEMORYTYPE_HOST: base = reinterpret_cast<uint64_t>(host); break;
@@ -112,7 +115,8 @@ CUresult side(CUmemorytype type, const void *host, CUdeviceptr device, size_t pi
     start = base + z * out_slice + y * out_pitch + x;
     if (base == 0 && described.WidthInBytes != 0 && described.Height != 0 && described.Depth != 0)
         return CUDA_ERROR_INVALID_VALUE;
-    size_t bytes = (described.Depth - 1) * out_slice + (described.Height - 1) * out_pitch + described.WidthInBytes;
+    size_t bytes =
+        (described.Depth - 1) * out_slice + (described.Height - 1) * out_pitch + described.WidthInBytes;
     if (described.WidthInBytes == 0 || described.Height == 0 || described.Depth == 0) return CUDA_SUCCESS;
     if (type == CU_MEMORYTYPE_DEVICE || Memory::instance().in_region(start)) return check_range(start, bytes);
     return CUDA_SUCCESS;
@@ -125,13 +129,14 @@ CUresult check_range(uint64_t address, size_t bytes) {
 }
 
 CUresult describe_copy(const CUDA_MEMCPY3D &described, Copy &copy) {
-    if (CUresult status = side(described.srcMemoryType, described.srcHost, described.srcDevice, described.srcPitch,
-                               described.srcHeight, described.srcXInBytes, described.srcY, described.srcZ, described,
-                               copy.source, copy.source_pitch, copy.source_slice))
+    if (CUresult status = side(described.srcMemoryType, described.srcHost, described.srcDevice,
+                               described.srcPitch, described.srcHeight, described.srcXInBytes, described.srcY,
+                               described.srcZ, described, copy.source, copy.source_pitch, copy.source_slice))
         return status;
-    if (CUresult status = side(described.dstMemoryType, described.dstHost, described.dstDevice, described.dstPitch,
-                               described.dstHeight, described.dstXInBytes, described.dstY, described.dstZ, described,
-                               copy.destination, copy.destination_pitch, copy.destination_slice))
+    if (CUresult status =
+            side(described.dstMemoryType, described.dstHost, described.dstDevice, described.dstPitch,
+                 described.dstHeight, described.dstXInBytes, described.dstY, described.dstZ, described,
+                 copy.destination, copy.destination_pitch, copy.destination_slice))
         return status;
     copy.width = described.WidthInBytes;
     copy.height = described.Height;
@@ -180,7 +185,8 @@ CUresult cuMemAlloc(CUdeviceptr *address, size_t bytes) {
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemAllocPitch(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned int element) {
+CUresult cuMemAllocPitch(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
+                         unsigned int element) {
     if (pitch == nullptr || width == 0 || height == 0) return CUDA_ERROR_INVALID_VALUE;
     if (element != 4 && element != 8 && element != 16) return CUDA_ERROR_INVALID_VALUE;
     *pitch = pitch_of(width);
@@ -219,7 +225,8 @@ CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *size, CUdeviceptr addre
 CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
     std::shared_ptr<Context> context;
     if (CUresult status = current(context)) return status;
-    constexpr unsigned known = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
+    constexpr unsigned known =
+        CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
     if (pointer == nullptr || (flags & ~known) != 0) return CUDA_ERROR_INVALID_VALUE;
     uint64_t made = 0;
     if (CUresult status = allocate(context, bytes, MemoryKind::pinned, flags, made)) return status;
@@ -227,7 +234,9 @@ CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemAllocHost(void **pointer, size_t bytes) { return cuMemHostAlloc(pointer, bytes, CU_MEMHOSTALLOC_DEVICEMAP); }
+CUresult cuMemAllocHost(void **pointer, size_t bytes) {
+    return cuMemHostAlloc(pointer, bytes, CU_MEMHOSTALLOC_DEVICEMAP);
+}
 
 CUresult cuMemFreeHost(void *pointer) {
     if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -288,7 +297,8 @@ CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdevi
     return pointer_attribute(data, attribute, address);
 }
 
-CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data, CUdeviceptr address) {
+CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data,
+                                CUdeviceptr address) {
     if (CUresult status = initialized()) return status;
     if (attributes == nullptr || data == nullptr) return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < count; i++) {
@@ -317,7 +327,8 @@ CUresult cuMemAdvise(CUdeviceptr address, size_t bytes, CUmem_advise, CUmemLocat
     return check_range(address, bytes);
 }
 
-CUresult cuMemRangeGetAttribute(void *data, size_t size, CUmem_range_attribute, CUdeviceptr address, size_t bytes) {
+CUresult cuMemRangeGetAttribute(void *data, size_t size, CUmem_range_attribute, CUdeviceptr address,
+                                size_t bytes) {
     std::shared_ptr<Context> context;
     if (CUresult status = current(context)) return status;
     if (data == nullptr || check_range(address, bytes) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
@@ -369,7 +380,8 @@ CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *properties)
     if (CUresult status = initialized()) return status;
     if (handle == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
-    if (properties->location.id < 0 || properties->location.id >= config().devices) return CUDA_ERROR_INVALID_DEVICE;
+    if (properties->location.id < 0 || properties->location.id >= config().devices)
+        return CUDA_ERROR_INVALID_DEVICE;
     auto pool = std::make_shared<MemoryPool>();
     pool->device = properties->location.id;
     pool->handle = tables().pools.add(pool);
@@ -398,7 +410,9 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
     std::shared_ptr<MemoryPool> pool = tables().pools.get(handle);
     if (!pool || value == nullptr) return CUDA_ERROR_INVALID_VALUE;
     switch (static_cast<int>(attribute)) {
-        case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: memcpy(&pool->release_threshold, value, 8); return CUDA_SUCCESS;
+        case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+            memcpy(&pool->release_threshold, value, 8);
+            return CUDA_SUCCESS;
         case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
         case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
         case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: {
@@ -454,5 +468,7 @@ CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool handle, CUmem
 
 extern "C" {
 CUresult register_v1(void *, size_t, unsigned) __asm__("cuMemHostRegister");
-CUresult register_v1(void *pointer, size_t bytes, unsigned flags) { return cuMemHostRegister(pointer, bytes, flags); }
+CUresult register_v1(void *pointer, size_t bytes, unsigned flags) {
+    return cuMemHostRegister(pointer, bytes, flags);
+}
 }

@@ -10,7 +10,8 @@ namespace cudasim::driver {
 namespace {
 
 // From any image to its translation.
-CUresult translate_image(const void *image, const JitOptions &jit, std::shared_ptr<const Image> &made, std::string &options) {
+CUresult translate_image(const void *image, const JitOptions &jit, std::shared_ptr<const Image> &made,
+                         std::string &options) {
     if (jit.status() != CUDA_SUCCESS) return jit.status();
     std::string text;
     if (CUresult status = choose_text(image, jit, text, options)) return status;
@@ -54,7 +55,8 @@ CUresult instantiate(const std::shared_ptr<Context> &context, const std::shared_
     for (int constant : {0, 1}) {
         if (bytes[constant] == 0) continue;
         uint64_t &block = blocks[constant];
-        block = memory.allocate(bytes[constant], MemoryKind::device, context->device, context->handle, 0, nullptr, constant != 0);
+        block = memory.allocate(bytes[constant], MemoryKind::device, context->device, context->handle, 0,
+                                nullptr, constant != 0);
         if (block == 0) return CUDA_ERROR_OUT_OF_MEMORY;
         module->owned.push_back({block, memory.find(block)->id});
     }
@@ -65,8 +67,8 @@ CUresult instantiate(const std::shared_ptr<Context> &context, const std::shared_
         } else if (managed != nullptr) {
             module->variables[i] = (*managed)[i];
         } else {
-            uint64_t own = memory.allocate(std::max<size_t>(variables[i].size, 1), MemoryKind::managed, context->device,
-                                           context->handle);
+            uint64_t own = memory.allocate(std::max<size_t>(variables[i].size, 1), MemoryKind::managed,
+                                           context->device, context->handle);
             if (own == 0) return CUDA_ERROR_OUT_OF_MEMORY;
             module->owned.push_back({own, memory.find(own)->id});
             module->variables[i] = own;
@@ -92,7 +94,8 @@ CUresult instantiate(const std::shared_ptr<Context> &context, const std::shared_
 }
 
 void unload(const std::shared_ptr<Module> &module) {
-    for (const std::shared_ptr<Function> &function : module->functions) tables().functions.remove(function->handle);
+    for (const std::shared_ptr<Function> &function : module->functions)
+        tables().functions.remove(function->handle);
     tables().modules.remove(module->handle);
     if (std::shared_ptr<Context> context = module->context.lock()) {
         std::lock_guard lock(context->lock);
@@ -101,7 +104,8 @@ void unload(const std::shared_ptr<Module> &module) {
     }
 }
 
-CUresult load_module(CUmodule *handle, const void *image, unsigned count, CUjit_option *options, void **values) {
+CUresult load_module(CUmodule *handle, const void *image, unsigned count, CUjit_option *options,
+                     void **values) {
     std::shared_ptr<Context> context;
     if (CUresult status = current(context)) return status;
     if (handle == nullptr || image == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -125,16 +129,14 @@ bool never_registered(const std::string &name) {
     return false;
 }
 
-CUresult find_global(const std::shared_ptr<Module> &module, const char *name, bool by_runtime, CUdeviceptr *address,
-                     size_t *bytes) {
+CUresult find_global(const std::shared_ptr<Module> &module, const char *name, bool by_runtime,
+                     CUdeviceptr *address, size_t *bytes) {
     int index = module->image->find_variable(name);
     if (index < 0 || module->image->variables()[index].external) return CUDA_ERROR_NOT_FOUND;
     if (config().hide_variables) {
         std::lock_guard lock(module->mutex);
-        if (by_runtime)
-            module->asked.insert(name);
-        else if (never_registered(name) && module->asked.count(name) == 0)
-            return CUDA_ERROR_NOT_FOUND;
+        if (by_runtime) module->asked.insert(name);
+        else if (never_registered(name) && module->asked.count(name) == 0) return CUDA_ERROR_NOT_FOUND;
     }
     if (address != nullptr) *address = module->variables[index];
     if (bytes != nullptr) *bytes = module->image->variables()[index].size;
@@ -169,7 +171,9 @@ CUresult get_attribute(const Function &function, CUfunction_attribute attribute,
         case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH: *value = function.required_cluster[0]; break;
         case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT: *value = function.required_cluster[1]; break;
         case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH: *value = function.required_cluster[2]; break;
-        case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED: *value = function.nonportable_cluster; break;
+        case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
+            *value = function.nonportable_cluster;
+            break;
         case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE: *value = function.cluster_policy; break;
         default: return CUDA_ERROR_INVALID_VALUE;
     }
@@ -187,8 +191,12 @@ CUresult set_attribute(Function &function, int attribute, int value) {
             if (value < -1 || value > 100) return CUDA_ERROR_INVALID_VALUE;
             function.carveout = value;
             return CUDA_SUCCESS;
-        case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED: function.nonportable_cluster = value; return CUDA_SUCCESS;
-        case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE: function.cluster_policy = value; return CUDA_SUCCESS;
+        case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
+            function.nonportable_cluster = value;
+            return CUDA_SUCCESS;
+        case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
+            function.cluster_policy = value;
+            return CUDA_SUCCESS;
         case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH:
         case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT:
         case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH:
@@ -285,7 +293,8 @@ int max_threads(const Function &function) {
     const uint32_t *bound = kernel.reqntid[0] != 0 ? kernel.reqntid : kernel.maxntid;
     int most = kThreadsPerBlock;
     if (bound[0] != 0)
-        most = std::min<int>(most, static_cast<int>(bound[0] * std::max(1u, bound[1]) * std::max(1u, bound[2])));
+        most =
+            std::min<int>(most, static_cast<int>(bound[0] * std::max(1u, bound[1]) * std::max(1u, bound[2])));
     return most;
 }
 
@@ -307,7 +316,9 @@ using namespace cudasim::driver;
 
 // ---------------------------------------------------------------------------------------------------- modules
 
-CUresult cuModuleLoadData(CUmodule *module, const void *image) { return load_module(module, image, 0, nullptr, nullptr); }
+CUresult cuModuleLoadData(CUmodule *module, const void *image) {
+    return load_module(module, image, 0, nullptr, nullptr);
+}
 
 CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, CUjit_option *options,
                             void **values) {
@@ -372,7 +383,8 @@ CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int count, C
     if (!module) return CUDA_ERROR_INVALID_HANDLE;
     if (functions == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; i++)
-        functions[i] = i < module->functions.size() ? static_cast<CUfunction>(module->functions[i]->handle) : nullptr;
+        functions[i] =
+            i < module->functions.size() ? static_cast<CUfunction>(module->functions[i]->handle) : nullptr;
     return CUDA_SUCCESS;
 }
 
@@ -403,8 +415,8 @@ CUresult cuLibraryLoadData(CUlibrary *handle, const void *code, CUjit_option *ji
     library->managed.assign(variables.size(), 0);
     for (uint32_t i = 0; i < variables.size(); i++) {
         if (!variables[i].managed || variables[i].external) continue;
-        uint64_t address =
-            Memory::instance().allocate(std::max<size_t>(variables[i].size, 1), MemoryKind::managed, 0, library.get());
+        uint64_t address = Memory::instance().allocate(std::max<size_t>(variables[i].size, 1),
+                                                       MemoryKind::managed, 0, library.get());
         if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
         library->managed[i] = address;
         // Managed variables hold no addresses of others: those differ between contexts.
@@ -428,8 +440,9 @@ CUresult cuLibraryLoadData(CUlibrary *handle, const void *code, CUjit_option *ji
     return CUDA_SUCCESS;
 }
 
-CUresult cuLibraryLoadFromFile(CUlibrary *handle, const char *path, CUjit_option *jit_options, void **jit_values,
-                               unsigned int jit_count, CUlibraryOption *options, void **values, unsigned int count) {
+CUresult cuLibraryLoadFromFile(CUlibrary *handle, const char *path, CUjit_option *jit_options,
+                               void **jit_values, unsigned int jit_count, CUlibraryOption *options,
+                               void **values, unsigned int count) {
     if (CUresult status = initialized()) return status;
     if (path == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::string text;
@@ -441,13 +454,15 @@ CUresult cuLibraryUnload(CUlibrary handle) {
     if (CUresult status = initialized()) return status;
     std::shared_ptr<Library> library = tables().libraries.remove(handle);
     if (!library) return CUDA_ERROR_INVALID_HANDLE;
-    for (const std::shared_ptr<LibraryKernel> &kernel : library->kernels) tables().kernels.remove(kernel->handle);
+    for (const std::shared_ptr<LibraryKernel> &kernel : library->kernels)
+        tables().kernels.remove(kernel->handle);
     std::map<const Context *, std::shared_ptr<Module>> modules;
     {
         std::lock_guard lock(library->mutex);
         modules.swap(library->modules);
     }
-    for (const auto &[context, module] : modules) unload(module);  // running kernels keep their module until they end
+    for (const auto &[context, module] : modules)
+        unload(module);  // running kernels keep their module until they end
     return CUDA_SUCCESS;
 }
 
@@ -477,7 +492,8 @@ CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int count, CUlibr
     if (!library) return CUDA_ERROR_INVALID_HANDLE;
     if (kernels == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; i++)
-        kernels[i] = i < library->kernels.size() ? static_cast<CUkernel>(library->kernels[i]->handle) : nullptr;
+        kernels[i] =
+            i < library->kernels.size() ? static_cast<CUkernel>(library->kernels[i]->handle) : nullptr;
     return CUDA_SUCCESS;
 }
 
@@ -565,7 +581,8 @@ CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkerne
     if (!context) return status;
     std::shared_ptr<Module> module;
     if ((status = library_module(library, context, module)) != CUDA_SUCCESS) return status;
-    if ((status = set_attribute(*module->functions[kernel->index], attribute, value)) != CUDA_SUCCESS) return status;
+    if ((status = set_attribute(*module->functions[kernel->index], attribute, value)) != CUDA_SUCCESS)
+        return status;
     std::lock_guard lock(library->mutex);
     kernel->attributes[{attribute, device}] = value;
     for (const auto &[other, loaded] : library->modules)
@@ -680,12 +697,13 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfun
 
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction handle, int block_size,
                                                      size_t dynamic_shared) {
-    return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, handle, block_size, dynamic_shared, 0);
+    return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, handle, block_size, dynamic_shared,
+                                                                0);
 }
 
 CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *least_grid, int *block_size, CUfunction handle,
-                                                   CUoccupancyB2DSize shared_of, size_t dynamic_shared, int limit,
-                                                   unsigned int) {
+                                                   CUoccupancyB2DSize shared_of, size_t dynamic_shared,
+                                                   int limit, unsigned int) {
     std::shared_ptr<Context> context;
     if (CUresult status = current(context)) return status;
     std::shared_ptr<Function> function;
@@ -708,10 +726,12 @@ CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *least_grid, int *block_s
 
 CUresult cuOccupancyMaxPotentialBlockSize(int *least_grid, int *block_size, CUfunction handle,
                                           CUoccupancyB2DSize shared_of, size_t dynamic_shared, int limit) {
-    return cuOccupancyMaxPotentialBlockSizeWithFlags(least_grid, block_size, handle, shared_of, dynamic_shared, limit, 0);
+    return cuOccupancyMaxPotentialBlockSizeWithFlags(least_grid, block_size, handle, shared_of,
+                                                     dynamic_shared, limit, 0);
 }
 
-CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction handle, int blocks, int block_size) {
+CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction handle, int blocks,
+                                                 int block_size) {
     std::shared_ptr<Context> context;
     if (CUresult status = current(context)) return status;
     std::shared_ptr<Function> function;
@@ -727,4 +747,6 @@ CUresult cuOccupancyMaxPotentialClusterSize(int *, CUfunction, const CUlaunchCon
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-CUresult cuOccupancyMaxActiveClusters(int *, CUfunction, const CUlaunchConfig *) { return CUDA_ERROR_NOT_SUPPORTED; }
+CUresult cuOccupancyMaxActiveClusters(int *, CUfunction, const CUlaunchConfig *) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+}

@@ -25,12 +25,14 @@ thread_local CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
 std::atomic<uint64_t> next_stream_id{1}, next_capture_id{1};
 
-void append_unique(std::vector<std::shared_ptr<GraphNode>> &to, const std::vector<std::shared_ptr<GraphNode>> &from) {
+void append_unique(std::vector<std::shared_ptr<GraphNode>> &to,
+                   const std::vector<std::shared_ptr<GraphNode>> &from) {
     for (const std::shared_ptr<GraphNode> &node : from)
         if (std::find(to.begin(), to.end(), node) == to.end()) to.push_back(node);
 }
 
-bool is_ancestor(const std::shared_ptr<GraphNode> &wanted, const std::vector<std::shared_ptr<GraphNode>> &from) {
+bool is_ancestor(const std::shared_ptr<GraphNode> &wanted,
+                 const std::vector<std::shared_ptr<GraphNode>> &from) {
     std::set<const GraphNode *> seen;
     std::vector<const GraphNode *> todo;
     for (const std::shared_ptr<GraphNode> &node : from) todo.push_back(node.get());
@@ -59,10 +61,8 @@ struct Before {
     std::vector<Fence> fences;
     uint64_t time = 0;
     void add(const Fence &fence) {
-        if (fence.reached())
-            time = std::max(time, fence.end());
-        else
-            fences.push_back(fence);
+        if (fence.reached()) time = std::max(time, fence.end());
+        else fences.push_back(fence);
     }
 };
 
@@ -85,11 +85,10 @@ void report_fault(Context &context, const Fault &fault) {
     context.sticky.compare_exchange_strong(none, fault.code);
     if (fault.code == CUDA_ERROR_ILLEGAL_ADDRESS)
         log_line("kernel %s: stray address 0x%llx block (%u,%u,%u) thread (%u,%u,%u)%s", fault.kernel.c_str(),
-                 static_cast<unsigned long long>(fault.address), fault.block[0], fault.block[1], fault.block[2],
-                 fault.thread[0], fault.thread[1], fault.thread[2],
+                 static_cast<unsigned long long>(fault.address), fault.block[0], fault.block[1],
+                 fault.block[2], fault.thread[0], fault.thread[1], fault.thread[2],
                  fault.line != 0 ? (" PTX line " + std::to_string(fault.line)).c_str() : "");
-    else
-        log_line("%s", fault.message.c_str());
+    else log_line("%s", fault.message.c_str());
 }
 
 // Runs a kernel that starts at the virtual time `start`; when it ends.
@@ -138,9 +137,11 @@ void hesitate() {
 void copy_rows(const Copy &copy) {
     for (size_t z = 0; z < copy.depth; z++)
         for (size_t y = 0; y < copy.height; y++)
-            memmove(reinterpret_cast<void *>(copy.destination + z * copy.destination_slice + y * copy.destination_pitch),
-                    reinterpret_cast<const void *>(copy.source + z * copy.source_slice + y * copy.source_pitch),
-                    copy.width);
+            memmove(
+                reinterpret_cast<void *>(copy.destination + z * copy.destination_slice +
+                                         y * copy.destination_pitch),
+                reinterpret_cast<const void *>(copy.source + z * copy.source_slice + y * copy.source_pitch),
+                copy.width);
 }
 
 // Zeroing much device memory gives its pages back instead of touching them: what is mapped anew reads as zeros.
@@ -148,7 +149,8 @@ bool drop_to_zero(uint64_t at, size_t size) {
     constexpr size_t kPage = 4096, kMuch = size_t{1} << 20;
     if (size < kMuch) return false;
     auto found = Memory::instance().find(at);
-    if (!found || found->kind != MemoryKind::device || found->mapping > at || at + size > found->mapping + found->mapped)
+    if (!found || found->kind != MemoryKind::device || found->mapping > at ||
+        at + size > found->mapping + found->mapped)
         return false;
     uint64_t first = (at + kPage - 1) & ~(kPage - 1), last = (at + size) & ~(kPage - 1);
     memset(reinterpret_cast<void *>(at), 0, first - at);
@@ -165,8 +167,9 @@ bool is_met(uint64_t now, uint64_t value, unsigned flags, bool wide) {
         case CU_STREAM_WAIT_VALUE_AND: return (now & value & mask) != 0;
         case CU_STREAM_WAIT_VALUE_NOR: return (~(now | value) & mask) != 0;
         default:  // GEQ, by the sign of the difference
-            return wide ? static_cast<int64_t>(now - value) >= 0
-                        : static_cast<int32_t>(static_cast<uint32_t>(now) - static_cast<uint32_t>(value)) >= 0;
+            return wide
+                       ? static_cast<int64_t>(now - value) >= 0
+                       : static_cast<int32_t>(static_cast<uint32_t>(now) - static_cast<uint32_t>(value)) >= 0;
     }
 }
 
@@ -231,8 +234,12 @@ uint64_t memory_operations(const Context &context, const std::vector<CUstreamBat
         const auto &write = one.writeValue;
         const auto &wait = one.waitValue;
         switch (one.operation) {
-            case CU_STREAM_MEM_OP_WRITE_VALUE_32: write_value<uint32_t>(write.address, write.value, time); break;
-            case CU_STREAM_MEM_OP_WRITE_VALUE_64: write_value<uint64_t>(write.address, write.value64, time); break;
+            case CU_STREAM_MEM_OP_WRITE_VALUE_32:
+                write_value<uint32_t>(write.address, write.value, time);
+                break;
+            case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+                write_value<uint64_t>(write.address, write.value64, time);
+                break;
             case CU_STREAM_MEM_OP_WAIT_VALUE_32:
                 time = await_value<uint32_t>(context, wait.address, wait.value, wait.flags, time);
                 break;
@@ -250,7 +257,8 @@ uint64_t divided_up(uint64_t bytes, uint64_t by) { return (bytes + by - 1) / by;
 template <class T>
 void fill_rows(const Fill &fill) {
     for (size_t y = 0; y < fill.height; y++) {
-        if (fill.value == 0 && drop_to_zero(fill.destination + y * fill.pitch, fill.width * sizeof(T))) continue;
+        if (fill.value == 0 && drop_to_zero(fill.destination + y * fill.pitch, fill.width * sizeof(T)))
+            continue;
         T *row = reinterpret_cast<T *>(fill.destination + y * fill.pitch);
         std::fill(row, row + fill.width, static_cast<T>(fill.value));
     }
@@ -300,8 +308,8 @@ CUresult find_stream(CUstream handle, bool per_thread, std::shared_ptr<Stream> &
     return static_cast<CUresult>(context->sticky.load());
 }
 
-CUresult submit(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream, Operation operation,
-                Fence *fence, uint64_t takes) {
+CUresult submit(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
+                Operation operation, Fence *fence, uint64_t takes) {
     if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
     std::lock_guard lock(context->lock);
     if (const std::shared_ptr<Capture> &capture = stream->capture) {
@@ -310,7 +318,8 @@ CUresult submit(const std::shared_ptr<Context> &context, const std::shared_ptr<S
             capture->invalid = true;
             return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }
-        std::shared_ptr<GraphNode> node = add_node(capture->graph, std::move(operation), stream->capture_after);
+        std::shared_ptr<GraphNode> node =
+            add_node(capture->graph, std::move(operation), stream->capture_after);
         stream->capture_after = {node};
         host_reaches(host_time() + takes);
         return CUDA_SUCCESS;
@@ -332,7 +341,9 @@ CUresult submit(const std::shared_ptr<Context> &context, const std::shared_ptr<S
     operation.after.clear();
     host_reaches(host_time() + takes);
     before.time = std::max(before.time, host_time());
-    auto work = [context, operation = std::move(operation)](uint64_t start) { return execute(*context, operation, start); };
+    auto work = [context, operation = std::move(operation)](uint64_t start) {
+        return execute(*context, operation, start);
+    };
     Fence made = stream->queue->submit(std::move(before.fences), std::move(work), before.time, !untimed());
     if (fence != nullptr) *fence = std::move(made);
     return CUDA_SUCCESS;
@@ -388,8 +399,7 @@ uint64_t execute(Context &context, const Operation &operation, uint64_t start) {
             if (operation.host.callback != nullptr)
                 operation.host.callback(operation.host.stream, static_cast<CUresult>(context.sticky.load()),
                                         operation.host.data);
-            else if (!broken)
-                operation.host.function(operation.host.data);
+            else if (!broken) operation.host.function(operation.host.data);
             break;
         }
         case CU_GRAPH_NODE_TYPE_EVENT_RECORD: {
@@ -431,8 +441,10 @@ CUresult allowed_in_capture(const std::shared_ptr<Context> &) {
     std::lock_guard lock(captures().mutex);
     CUresult status = CUDA_SUCCESS;
     for (const std::shared_ptr<Capture> &capture : captures().active) {
-        bool own = capture->thread == std::this_thread::get_id() && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
-        bool others = thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL && capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+        bool own =
+            capture->thread == std::this_thread::get_id() && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
+        bool others =
+            thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL && capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
         if (!own && !others) continue;
         capture->invalid = true;
         status = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -448,7 +460,8 @@ CUresult no_capture_in(const std::shared_ptr<Context> &context) {
     std::lock_guard lock(captures().mutex);
     for (const std::shared_ptr<Capture> &capture : captures().active) {
         bool here = false;
-        for (const std::shared_ptr<Stream> &stream : capture->streams) here |= stream->context.lock() == context;
+        for (const std::shared_ptr<Stream> &stream : capture->streams)
+            here |= stream->context.lock() == context;
         if (!here) continue;
         capture->invalid = true;
         status = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -484,7 +497,8 @@ CUresult begin_capture(const std::shared_ptr<Context> &context, const std::share
     return CUDA_SUCCESS;
 }
 
-CUresult end_capture(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream, CUgraph *graph) {
+CUresult end_capture(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
+                     CUgraph *graph) {
     std::lock_guard lock(context->lock);
     std::shared_ptr<Capture> capture = stream->capture;
     if (graph != nullptr) *graph = nullptr;
@@ -594,7 +608,8 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
 CUresult cuStreamCreateWithPriority(CUstream *handle, unsigned int flags, int priority) {
     std::shared_ptr<Context> context;
     if (CUresult status = current(context)) return status;
-    if (handle == nullptr || (flags & ~unsigned{CU_STREAM_NON_BLOCKING}) != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (handle == nullptr || (flags & ~unsigned{CU_STREAM_NON_BLOCKING}) != 0)
+        return CUDA_ERROR_INVALID_VALUE;
     std::shared_ptr<Stream> stream = make_stream(context, flags, priority);
     std::lock_guard lock(context->lock);
     context->streams.push_back(stream);
@@ -602,7 +617,9 @@ CUresult cuStreamCreateWithPriority(CUstream *handle, unsigned int flags, int pr
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamCreate(CUstream *handle, unsigned int flags) { return cuStreamCreateWithPriority(handle, flags, 0); }
+CUresult cuStreamCreate(CUstream *handle, unsigned int flags) {
+    return cuStreamCreateWithPriority(handle, flags, 0);
+}
 
 CUresult cuStreamDestroy(CUstream handle) {
     if (CUresult status = initialized()) return status;
@@ -625,7 +642,8 @@ CUresult cuStreamDestroy(CUstream handle) {
     Fence latest;
     for (const Fence &fence : left)
         if (fence.reached() && fence.end() > latest.end()) latest = fence;
-    left.erase(std::remove_if(left.begin(), left.end(), [](const Fence &fence) { return fence.reached(); }), left.end());
+    left.erase(std::remove_if(left.begin(), left.end(), [](const Fence &fence) { return fence.reached(); }),
+               left.end());
     if (latest.end() != 0) left.push_back(latest);
     return CUDA_SUCCESS;
 }

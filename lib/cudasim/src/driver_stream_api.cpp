@@ -19,7 +19,8 @@ constexpr bool kPerThread = true;
 constexpr bool kPerThread = false;
 #endif
 
-constexpr size_t kStaged = 64 << 20;  // pageable host memory up to this size is copied before the call returns
+constexpr size_t kStaged =
+    64 << 20;  // pageable host memory up to this size is copied before the call returns
 
 CUresult find(CUstream handle, std::shared_ptr<Stream> &stream, std::shared_ptr<Context> &context) {
     return find_stream(handle, kPerThread, stream, context);
@@ -81,8 +82,8 @@ CUresult copy(CUstream handle, uint64_t destination, Side destination_side, uint
         return submit_and_wait(context, stream, std::move(operation));
     if (source_side != Side::device && pageable(source, bytes)) {
         if (bytes > kStaged) return submit_and_wait(context, stream, std::move(operation));
-        auto staged = std::make_shared<std::vector<uint8_t>>(reinterpret_cast<const uint8_t *>(source),
-                                                             reinterpret_cast<const uint8_t *>(source) + bytes);
+        auto staged = std::make_shared<std::vector<uint8_t>>(
+            reinterpret_cast<const uint8_t *>(source), reinterpret_cast<const uint8_t *>(source) + bytes);
         Operation delayed;
         delayed.type = CU_GRAPH_NODE_TYPE_MEMCPY;
         delayed.copy = operation.copy;
@@ -160,8 +161,8 @@ CUDA_MEMCPY3D as_3d(const CUDA_MEMCPY3D_PEER &peer) {
     return described;
 }
 
-CUresult fill(CUstream handle, uint64_t address, unsigned value, unsigned element, size_t width, size_t height,
-              size_t pitch) {
+CUresult fill(CUstream handle, uint64_t address, unsigned value, unsigned element, size_t width,
+              size_t height, size_t pitch) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
     if (CUresult status = find(handle, stream, context)) return status;
@@ -176,15 +177,15 @@ CUresult fill(CUstream handle, uint64_t address, unsigned value, unsigned elemen
     return submit(context, stream, std::move(operation));
 }
 
-CUresult launch(CUstream handle, CUfunction function, Dim3 grid, Dim3 block, unsigned shared, bool cooperative,
-                void **parameters, void **extra) {
+CUresult launch(CUstream handle, CUfunction function, Dim3 grid, Dim3 block, unsigned shared,
+                bool cooperative, void **parameters, void **extra) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
     if (CUresult status = find(handle, stream, context)) return status;
     if (context != current_or_null()) return CUDA_ERROR_INVALID_HANDLE;  // a stream of another context
     KernelLaunch described;
-    if (CUresult status = describe_launch(function, context, grid, block, shared, cooperative, parameters, extra,
-                                          described))
+    if (CUresult status = describe_launch(function, context, grid, block, shared, cooperative, parameters,
+                                          extra, described))
         return status;
     return launch_kernel(context, stream, std::move(described));
 }
@@ -205,7 +206,8 @@ CUresult allocate_in_stream(CUdeviceptr *address, size_t bytes, const std::share
         *address = made;
         return CUDA_SUCCESS;
     }
-    uint64_t made = Memory::instance().allocate(bytes, MemoryKind::device, pool->device, context->handle, 0, pool->handle);
+    uint64_t made = Memory::instance().allocate(bytes, MemoryKind::device, pool->device, context->handle, 0,
+                                                pool->handle);
     if (made == 0) return CUDA_ERROR_OUT_OF_MEMORY;
     pool->used += bytes;
     pool->used_high = std::max(pool->used_high.load(), pool->used.load());
@@ -337,16 +339,16 @@ CUresult cuMemsetD16Async(CUdeviceptr address, unsigned short value, size_t coun
 CUresult cuMemsetD32Async(CUdeviceptr address, unsigned int value, size_t count, CUstream stream) {
     return fill(stream, address, value, 4, count, 1, 0);
 }
-CUresult cuMemsetD2D8Async(CUdeviceptr address, size_t pitch, unsigned char value, size_t width, size_t height,
-                           CUstream stream) {
+CUresult cuMemsetD2D8Async(CUdeviceptr address, size_t pitch, unsigned char value, size_t width,
+                           size_t height, CUstream stream) {
     return fill(stream, address, value, 1, width, height, pitch);
 }
-CUresult cuMemsetD2D16Async(CUdeviceptr address, size_t pitch, unsigned short value, size_t width, size_t height,
-                            CUstream stream) {
+CUresult cuMemsetD2D16Async(CUdeviceptr address, size_t pitch, unsigned short value, size_t width,
+                            size_t height, CUstream stream) {
     return fill(stream, address, value, 2, width, height, pitch);
 }
-CUresult cuMemsetD2D32Async(CUdeviceptr address, size_t pitch, unsigned int value, size_t width, size_t height,
-                            CUstream stream) {
+CUresult cuMemsetD2D32Async(CUdeviceptr address, size_t pitch, unsigned int value, size_t width,
+                            size_t height, CUstream stream) {
     return fill(stream, address, value, 4, width, height, pitch);
 }
 
@@ -355,12 +357,14 @@ CUresult cuMemsetD2D32Async(CUdeviceptr address, size_t pitch, unsigned int valu
 CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
                         unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared,
                         CUstream stream, void **parameters, void **extra) {
-    return launch(stream, function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, false, parameters,
-                  extra);
+    return launch(stream, function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, false,
+                  parameters, extra);
 }
 
-CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
-    if (config == nullptr || (config->numAttrs != 0 && config->attrs == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters,
+                          void **extra) {
+    if (config == nullptr || (config->numAttrs != 0 && config->attrs == nullptr))
+        return CUDA_ERROR_INVALID_VALUE;
     bool cooperative = false;
     std::vector<CUevent> events;  // recorded when the kernel is done, which is later than they could be
     for (unsigned i = 0; i < config->numAttrs; i++) {
@@ -372,27 +376,33 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
                 if (uint64_t{value.clusterDim.x} * value.clusterDim.y * value.clusterDim.z > 1)
                     return CUDA_ERROR_NOT_SUPPORTED;
                 break;
-            case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT: events.push_back(value.programmaticEvent.event); break;
-            case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT: events.push_back(value.launchCompletionEvent.event); break;
+            case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
+                events.push_back(value.programmaticEvent.event);
+                break;
+            case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
+                events.push_back(value.launchCompletionEvent.event);
+                break;
             default: break;  // hints
         }
     }
     for (CUevent event : events)
         if (!event_of(event)) return CUDA_ERROR_INVALID_HANDLE;
-    if (CUresult status = launch(config->hStream, function, {config->gridDimX, config->gridDimY, config->gridDimZ},
-                                 {config->blockDimX, config->blockDimY, config->blockDimZ}, config->sharedMemBytes,
-                                 cooperative, parameters, extra))
+    if (CUresult status =
+            launch(config->hStream, function, {config->gridDimX, config->gridDimY, config->gridDimZ},
+                   {config->blockDimX, config->blockDimY, config->blockDimZ}, config->sharedMemBytes,
+                   cooperative, parameters, extra))
         return status;
     for (CUevent event : events)
         if (CUresult status = cuEventRecord(event, config->hStream)) return status;
     return CUDA_SUCCESS;
 }
 
-CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
-                                   unsigned int block_x, unsigned int block_y, unsigned int block_z,
-                                   unsigned int shared, CUstream stream, void **parameters) {
-    return launch(stream, function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, true, parameters,
-                  nullptr);
+CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
+                                   unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                                   unsigned int block_z, unsigned int shared, CUstream stream,
+                                   void **parameters) {
+    return launch(stream, function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, true,
+                  parameters, nullptr);
 }
 
 CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data) {
@@ -564,7 +574,8 @@ CUresult cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
     if (CUresult status = find(handle, stream, context)) return status;
-    if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
+    if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+        return CUDA_ERROR_INVALID_VALUE;
     return begin_capture(context, stream, mode, nullptr, {});
 }
 
@@ -603,7 +614,8 @@ CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *out) {
 }
 
 CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *out, cuuint64_t *id, CUgraph *graph,
-                                const CUgraphNode **dependencies, const CUgraphEdgeData **edges, size_t *count) {
+                                const CUgraphNode **dependencies, const CUgraphEdgeData **edges,
+                                size_t *count) {
     if (CUresult status = cuStreamIsCapturing(handle, out)) return status;
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
@@ -621,8 +633,8 @@ CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *out, cuu
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode *nodes, const CUgraphEdgeData *, size_t count,
-                                           unsigned int flags) {
+CUresult cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode *nodes, const CUgraphEdgeData *,
+                                           size_t count, unsigned int flags) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
     if (CUresult status = find(handle, stream, context)) return status;
@@ -649,7 +661,8 @@ CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream handle) {
     return allocate_in_stream(address, bytes, tables().pools.get(pool), handle);
 }
 
-CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool_handle, CUstream handle) {
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool_handle,
+                                 CUstream handle) {
     std::shared_ptr<MemoryPool> pool = tables().pools.get(pool_handle);
     if (!pool) return CUDA_ERROR_INVALID_VALUE;
     return allocate_in_stream(address, bytes, pool, handle);
@@ -661,7 +674,8 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
     if (CUresult status = find(handle, stream, context)) return status;
     if (address == 0) return CUDA_SUCCESS;
     std::optional<Allocation> found = Memory::instance().find(address);
-    if (!found || found->base != address || found->kind != MemoryKind::device) return CUDA_ERROR_INVALID_VALUE;
+    if (!found || found->base != address || found->kind != MemoryKind::device)
+        return CUDA_ERROR_INVALID_VALUE;
     if (belongs_to_graph(address)) {  // it goes with its last graph
         Operation operation;
         if (CUresult status = free_operation(address, operation)) return status;
@@ -721,11 +735,12 @@ CUresult cuGraphUpload(CUgraphExec handle, CUstream stream_handle) {
     return tables().execs.get(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuGraphInstantiateWithParams(CUgraphExec *handle, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters) {
+CUresult cuGraphInstantiateWithParams(CUgraphExec *handle, CUgraph graph,
+                                      CUDA_GRAPH_INSTANTIATE_PARAMS *parameters) {
     if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
     CUresult status = cuGraphInstantiateWithFlags(handle, graph, parameters->flags);
     parameters->hErrNode_out = nullptr;
-    parameters->result_out = status == CUDA_SUCCESS              ? CUDA_GRAPH_INSTANTIATE_SUCCESS
+    parameters->result_out = status == CUDA_SUCCESS               ? CUDA_GRAPH_INSTANTIATE_SUCCESS
                              : status == CUDA_ERROR_INVALID_VALUE ? CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE
                                                                   : CUDA_GRAPH_INSTANTIATE_ERROR;
     return status;
@@ -757,7 +772,7 @@ CUresult capture_info_v1(CUstream stream, CUstreamCaptureStatus *status, cuuint6
     return cuStreamGetCaptureInfo(stream, status, id, nullptr, nullptr, nullptr, nullptr);
 }
 CUresult capture_info_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
-                                       const CUgraphNode **dependencies, size_t *count) {
+                         const CUgraphNode **dependencies, size_t *count) {
     return cuStreamGetCaptureInfo(stream, status, id, graph, dependencies, nullptr, count);
 }
 CUresult update_capture_v1(CUstream stream, CUgraphNode *nodes, size_t count, unsigned flags) {

@@ -26,55 +26,56 @@ namespace cudasim {
 // ---------------------------------------------------------------------------------------------------- images
 
 struct Relocation {
-    uint64_t offset;       // byte in the variable
-    uint32_t width;        // bytes written: 1, 2, 4, 8 (narrower than 8 with a mask such as 0xFF00(symbol))
-    bool function;         // the value is Image::function_address(index); else the address of variable `index`
+    uint64_t offset;  // byte in the variable
+    uint32_t width;   // bytes written: 1, 2, 4, 8 (narrower than 8 with a mask such as 0xFF00(symbol))
+    bool function;    // the value is Image::function_address(index); else the address of variable `index`
     uint32_t index;
     int64_t addend;
-    uint64_t mask;         // ~0 for all; else (value & mask) >> shift is written
+    uint64_t mask;  // ~0 for all; else (value & mask) >> shift is written
     uint32_t shift;
 };
 
 enum class Space { global, constant };
 
-struct Variable {          // a module-scope variable in .global or .const; its storage belongs to the driver half
+struct Variable {  // a module-scope variable in .global or .const; its storage belongs to the driver half
     std::string name;
     Space space;
-    uint64_t size;         // bytes; 0 for `.extern` of unknown size
-    uint64_t align;        // power of two
-    bool visible;          // .visible, .weak, .common: not local to the module
-    bool external;         // .extern: defined in another module, which nothing provides here
-    bool managed;          // .attribute(.managed): the host accesses it as well
-    std::string_view initial;              // may be shorter than size: the rest is zero
+    uint64_t size;             // bytes; 0 for `.extern` of unknown size
+    uint64_t align;            // power of two
+    bool visible;              // .visible, .weak, .common: not local to the module
+    bool external;             // .extern: defined in another module, which nothing provides here
+    bool managed;              // .attribute(.managed): the host accesses it as well
+    std::string_view initial;  // may be shorter than size: the rest is zero
     std::vector<Relocation> relocations;
 };
 
 struct Parameter {
-    uint32_t offset, size, align;          // bytes
+    uint32_t offset, size, align;  // bytes
 };
 
 struct Kernel {
-    std::string name;                      // as in PTX (mangled)
+    std::string name;  // as in PTX (mangled)
     std::vector<Parameter> parameters;
     uint32_t parameter_bytes;
-    uint32_t static_shared;                // bytes
-    uint32_t local;                        // bytes per thread
-    uint32_t registers;                    // per thread, estimated
-    uint32_t reqntid[3];                   // .reqntid; 0, 0, 0 if none
-    uint32_t maxntid[3];                   // .maxntid; 0, 0, 0 if none
-    bool recursive;                        // needs stack of unknown depth
-    std::vector<uint32_t> variables;       // indices of module variables it reaches (through functions too)
-    std::string refused;                   // why it cannot run (an instruction that the engine does not know); empty: it can
+    uint32_t static_shared;           // bytes
+    uint32_t local;                   // bytes per thread
+    uint32_t registers;               // per thread, estimated
+    uint32_t reqntid[3];              // .reqntid; 0, 0, 0 if none
+    uint32_t maxntid[3];              // .maxntid; 0, 0, 0 if none
+    bool recursive;                   // needs stack of unknown depth
+    std::vector<uint32_t> variables;  // indices of module variables it reaches (through functions too)
+    std::string refused;  // why it cannot run (an instruction that the engine does not know); empty: it can
 };
 
 struct TranslateError {
-    int code = 0;          // CUresult: 218 INVALID_PTX, 222 UNSUPPORTED_PTX_VERSION, 300 INVALID_SOURCE (no compiler, …)
-    std::string log;       // one or more lines for the error log: instruction and PTX line
+    int code =
+        0;  // CUresult: 218 INVALID_PTX, 222 UNSUPPORTED_PTX_VERSION, 300 INVALID_SOURCE (no compiler, …)
+    std::string log;  // one or more lines for the error log: instruction and PTX line
 };
 
 // A translated module: immutable, shared by all contexts that load the same PTX.
 class Image {
-public:
+  public:
     virtual ~Image() = default;
     const std::vector<Kernel> &kernels() const { return kernels_; }
     const std::vector<Variable> &variables() const { return variables_; }
@@ -91,9 +92,9 @@ public:
     // PTX `.version` and `.target`, for example 90 and 90 (cuFuncGetAttribute PTX_VERSION, BINARY_VERSION).
     int ptx_version = 0;
     int target = 0;
-    bool virtual_clock = false;            // as it was translated
+    bool virtual_clock = false;  // as it was translated
 
-protected:
+  protected:
     std::vector<Kernel> kernels_;
     std::vector<Variable> variables_;
 };
@@ -106,7 +107,8 @@ protected:
 // With `virtual_clock` its kernels keep a clock for each thread, in ns: 1 for each PTX instruction of the application that the
 // thread reaches (nothing for what stands between the comments //gpubpf{ and //gpubpf}), beside its own for nanosleep; a barrier
 // waits for the last arrival. Clock registers read it, and Environment::globaltimer and ::clock are not asked.
-std::shared_ptr<const Image> translate(std::string_view ptx, TranslateError &error, bool virtual_clock = false);
+std::shared_ptr<const Image> translate(std::string_view ptx, TranslateError &error,
+                                       bool virtual_clock = false);
 
 struct LinkInput {
     std::string name, text;
@@ -126,7 +128,7 @@ void set_translator(std::string python, std::string pythonpath);
 // call back into the engine. Must outlive every run() that uses it.
 struct Environment {
     void *self = nullptr;
-    uint64_t region_base = 0, region_size = 0;      // the reserved device region; its last page is never mapped
+    uint64_t region_base = 0, region_size = 0;  // the reserved device region; its last page is never mapped
     uint64_t constant_base = 0, constant_size = 0;  // … the part of it for .const variables
     // Is [address, address + size) host memory that kernels may access (registered, pinned outside the region, …)?
     bool (*host_range)(void *self, uint64_t address, uint64_t size) = nullptr;
@@ -134,44 +136,45 @@ struct Environment {
     void (*print)(void *self, const char *text, size_t size) = nullptr;
     // Device-side malloc: an address in the region, 16-aligned, or 0. Null: always 0.
     uint64_t (*allocate)(void *self, uint64_t size) = nullptr;
-    bool (*release)(void *self, uint64_t address) = nullptr;    // false: not such an address, which is a fault
+    bool (*release)(void *self, uint64_t address) = nullptr;  // false: not such an address, which is a fault
     // Nanoseconds for %globaltimer, cycles for %clock64. Null: CLOCK_MONOTONIC_RAW with an offset, another for each multiprocessor.
     uint64_t (*globaltimer)(void *self) = nullptr;
     uint64_t (*clock)(void *self, uint32_t multiprocessor) = nullptr;
-    uint32_t multiprocessors = 16;                  // %nsmid
-    uint32_t max_shared_per_block = 232448;         // bytes, static + dynamic
+    uint32_t multiprocessors = 16;           // %nsmid
+    uint32_t max_shared_per_block = 232448;  // bytes, static + dynamic
 };
 
 struct LaunchDescription {
     const Environment *environment = nullptr;
     const Image *image = nullptr;
-    uint32_t kernel = 0;                            // index into image->kernels()
-    const uint64_t *variables = nullptr;            // addresses, one per image->variables()
-    const void *parameters = nullptr;               // Kernel::parameter_bytes bytes in the layout of Kernel::parameters
+    uint32_t kernel = 0;                  // index into image->kernels()
+    const uint64_t *variables = nullptr;  // addresses, one per image->variables()
+    const void *parameters = nullptr;     // Kernel::parameter_bytes bytes in the layout of Kernel::parameters
     uint32_t grid[3] = {1, 1, 1};
     uint32_t block[3] = {1, 1, 1};
-    uint32_t dynamic_shared = 0;                    // bytes
-    uint64_t grid_id = 0;                           // %gridid
-    uint32_t stack_limit = 1024;                    // bytes per thread for recursion (cudaLimitStackSize)
-    bool cooperative = true;                        // offers the grid barrier's workspace (false: grid.sync() traps)
-    bool shuffle = false;                           // hostile mode: random order of blocks and warps …
-    uint64_t seed = 0;                              // … from this seed
-    uint64_t start_ns = 0;                          // virtual clock: when every block begins
-    uint64_t *ends = nullptr;                       // … if not null: gets when each thread of the grid ended, by its number
-    const std::atomic<bool> *cancel = nullptr;      // becomes true: the grid is abandoned (Fault code 0, cancelled)
+    uint32_t dynamic_shared = 0;  // bytes
+    uint64_t grid_id = 0;         // %gridid
+    uint32_t stack_limit = 1024;  // bytes per thread for recursion (cudaLimitStackSize)
+    bool cooperative = true;      // offers the grid barrier's workspace (false: grid.sync() traps)
+    bool shuffle = false;         // hostile mode: random order of blocks and warps …
+    uint64_t seed = 0;            // … from this seed
+    uint64_t start_ns = 0;        // virtual clock: when every block begins
+    uint64_t *ends = nullptr;     // … if not null: gets when each thread of the grid ended, by its number
+    const std::atomic<bool> *cancel =
+        nullptr;  // becomes true: the grid is abandoned (Fault code 0, cancelled)
 };
 
 struct Fault {
-    int code = 0;                  // CUresult: 0 none, 700 ILLEGAL_ADDRESS, 710 ASSERT, 715 ILLEGAL_INSTRUCTION,
-                                   // 716 MISALIGNED_ADDRESS, 718 INVALID_PC, 719 LAUNCH_FAILED (trap, stack, deadlock)
+    int code = 0;  // CUresult: 0 none, 700 ILLEGAL_ADDRESS, 710 ASSERT, 715 ILLEGAL_INSTRUCTION,
+                   // 716 MISALIGNED_ADDRESS, 718 INVALID_PC, 719 LAUNCH_FAILED (trap, stack, deadlock)
     bool cancelled = false;
-    std::string kernel;            // mangled name
-    uint64_t address = 0;          // where there is one
-    char access = 0;               // 'r', 'w', 'a' (atomic), 0
-    uint32_t access_size = 0;      // bytes
+    std::string kernel;        // mangled name
+    uint64_t address = 0;      // where there is one
+    char access = 0;           // 'r', 'w', 'a' (atomic), 0
+    uint32_t access_size = 0;  // bytes
     uint32_t block[3] = {}, thread[3] = {};
-    uint32_t line = 0;             // in the PTX text that was translated; 0 unknown
-    std::string message;           // one line saying all of this
+    uint32_t line = 0;    // in the PTX text that was translated; 0 unknown
+    std::string message;  // one line saying all of this
     explicit operator bool() const { return code != 0; }
 };
 

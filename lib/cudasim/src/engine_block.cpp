@@ -166,7 +166,8 @@ bool step(Block &block, uint32_t index) {
 }
 
 bool holds(const Block &block) {
-    return std::any_of(block.active, block.active + block.warps, [](const Warp *w) { return w && w->state.held; });
+    return std::any_of(block.active, block.active + block.warps,
+                       [](const Warp *w) { return w && w->state.held; });
 }
 
 // The loop proper; faults jump out of it.
@@ -256,7 +257,8 @@ void begin_block(Block &block, Job &job, uint64_t linear) {
     block.warps = (block.threads + 31) / 32;
     block.started = block.finished = block.exited = 0;
     block.end = launch.start_ns;
-    if (job.kernel->reserved_shared) memset(block.shared.reserve(job.shared_size), 0, job.kernel->reserved_shared);
+    if (job.kernel->reserved_shared)
+        memset(block.shared.reserve(job.shared_size), 0, job.kernel->reserved_shared);
     if (block.barriers_in_use) {
         for (Barrier &b : block.barriers) b = Barrier();
         block.barriers_in_use = 0;
@@ -300,7 +302,8 @@ Outcome run_slice(Block &block, Fault &fault) {
         fault.line = guard.warp->line;
         for (int k = 0; k < 3; k++) fault.thread[k] = guard.warp->tid[k][lane];
         for (const Warp *warp : block.active)
-            if (warp) block.end = std::max(block.end, *std::max_element(warp->state.time, warp->state.time + 32));
+            if (warp)
+                block.end = std::max(block.end, *std::max_element(warp->state.time, warp->state.time + 32));
     } else {
         fault.code = guard.code;
         fault.address = guard.address;

@@ -55,7 +55,8 @@ void install_signal_handlers() {
     const int numbers[2] = {SIGSEGV, SIGBUS};
     for (int k = 0; k < 2; k++) {
         struct sigaction now;
-        if (sigaction(numbers[k], nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_signal)
+        if (sigaction(numbers[k], nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) &&
+            now.sa_sigaction == on_signal)
             continue;
         std::lock_guard<std::mutex> lock(install_mutex);
         struct sigaction ours = {};
@@ -108,12 +109,13 @@ void describe(Fault &fault) {
             snprintf(part, sizeof part, ": %s of %u bytes at 0x%llx", verb, fault.access_size,
                      static_cast<unsigned long long>(fault.address));
         else
-            snprintf(part, sizeof part, ": %s at 0x%llx", verb, static_cast<unsigned long long>(fault.address));
+            snprintf(part, sizeof part, ": %s at 0x%llx", verb,
+                     static_cast<unsigned long long>(fault.address));
         text += part;
     }
     text += " in " + fault.kernel;
-    snprintf(part, sizeof part, ", block (%u,%u,%u) thread (%u,%u,%u), PTX line %u", fault.block[0], fault.block[1],
-             fault.block[2], fault.thread[0], fault.thread[1], fault.thread[2], fault.line);
+    snprintf(part, sizeof part, ", block (%u,%u,%u) thread (%u,%u,%u), PTX line %u", fault.block[0],
+             fault.block[1], fault.block[2], fault.thread[0], fault.thread[1], fault.thread[2], fault.line);
     fault.message = text + part;
 }
 
@@ -126,7 +128,8 @@ uint8_t *Buffer::reserve(size_t size) {
     if (data_) munmap(data_, size_);
     size_ = (size + 4095) / 4096 * 4096;
     if (size_ == 0) size_ = 4096;
-    void *fresh = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *fresh =
+        mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (fresh == MAP_FAILED) {
         data_ = nullptr;
         size_ = 0;

@@ -27,7 +27,7 @@ namespace {
 // ---------------------------------------------------------------------------------------------------- SHA-256
 
 class Sha256 {  // FIPS 180-4
-public:
+  public:
     void add(const void *data, size_t size) {
         const auto *bytes = static_cast<const uint8_t *>(data);
         total_ += size;
@@ -57,7 +57,7 @@ public:
         return text;
     }
 
-private:
+  private:
     static uint32_t rotate(uint32_t x, int n) { return x >> n | x << (32 - n); }
     // The first 32 bits of the fractional parts of the cube roots of the first 64 primes.
     static const uint32_t *constants() {
@@ -86,7 +86,8 @@ private:
         const uint32_t *k = constants();
         uint32_t w[64], s[8];
         for (int i = 0; i < 16; i++)
-            w[i] = static_cast<uint32_t>(block_[4 * i]) << 24 | static_cast<uint32_t>(block_[4 * i + 1]) << 16 |
+            w[i] = static_cast<uint32_t>(block_[4 * i]) << 24 |
+                   static_cast<uint32_t>(block_[4 * i + 1]) << 16 |
                    static_cast<uint32_t>(block_[4 * i + 2]) << 8 | block_[4 * i + 3];
         for (int i = 16; i < 64; i++)
             w[i] = w[i - 16] + (rotate(w[i - 15], 7) ^ rotate(w[i - 15], 18) ^ w[i - 15] >> 3) + w[i - 7] +
@@ -103,7 +104,8 @@ private:
         }
         for (int i = 0; i < 8; i++) state_[i] += s[i];
     }
-    uint32_t state_[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+    uint32_t state_[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                          0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     uint8_t block_[64] = {};
     size_t used_ = 0;
     uint64_t total_ = 0;
@@ -124,7 +126,8 @@ std::string python() {
     std::string found = variable("CUDASIM_PYTHON");
     if (!found.empty()) return found;
 #ifdef CUDASIM_PYTHON
-    if (access(CUDASIM_PYTHON, X_OK) == 0) found = CUDASIM_PYTHON;  // not so where the library was built elsewhere
+    if (access(CUDASIM_PYTHON, X_OK) == 0)
+        found = CUDASIM_PYTHON;  // not so where the library was built elsewhere
 #endif
     if (found.empty()) {
         std::lock_guard<std::mutex> lock(translator_mutex);
@@ -160,8 +163,10 @@ std::string private_directory(const std::string &path) {
 std::string cache_directory() {
     std::vector<std::string> places;
     if (const std::string chosen = variable("CUDASIM_CACHE"); !chosen.empty()) places.push_back(chosen);
-    if (const std::string xdg = variable("XDG_CACHE_HOME"); !xdg.empty()) places.push_back(xdg + "/gpubpf/cudasim");
-    if (const std::string home = variable("HOME"); !home.empty()) places.push_back(home + "/.cache/gpubpf/cudasim");
+    if (const std::string xdg = variable("XDG_CACHE_HOME"); !xdg.empty())
+        places.push_back(xdg + "/gpubpf/cudasim");
+    if (const std::string home = variable("HOME"); !home.empty())
+        places.push_back(home + "/.cache/gpubpf/cudasim");
     for (const std::string &place : places)
         if (const std::string found = private_directory(place); !found.empty()) return found;
     const std::string shared = "/tmp/gpubpf-" + std::to_string(geteuid());
@@ -170,12 +175,21 @@ std::string cache_directory() {
 
 // What the translation depends on besides the PTX: the translator itself, the compiler, the instruction set.
 void add_translator(Sha256 &hash, const std::string &path) {
-    static const char *const files[] = {
-        "/cudasim/translate/scope.py",    "/cudasim/translate/values.py",  "/cudasim/translate/arithmetic.py",
-        "/cudasim/translate/memory.py",   "/cudasim/translate/function.py", "/cudasim/translate/program.py",
-        "/cudasim/translate/copies.py",   "/cudasim/translate/matrix.py",  "/cudasim/translate/outline.py",
-        "/cudasim/translate/compiler.py", "/cudasim/src/device_runtime.h", "/cudasim/src/device_abi.h",
-        "/gpubpf/ptx/module.py",          "/gpubpf/ptx/tokens.py",       "/gpubpf/ptx/flow.py"};
+    static const char *const files[] = {"/cudasim/translate/scope.py",
+                                        "/cudasim/translate/values.py",
+                                        "/cudasim/translate/arithmetic.py",
+                                        "/cudasim/translate/memory.py",
+                                        "/cudasim/translate/function.py",
+                                        "/cudasim/translate/program.py",
+                                        "/cudasim/translate/copies.py",
+                                        "/cudasim/translate/matrix.py",
+                                        "/cudasim/translate/outline.py",
+                                        "/cudasim/translate/compiler.py",
+                                        "/cudasim/src/device_runtime.h",
+                                        "/cudasim/src/device_abi.h",
+                                        "/gpubpf/ptx/module.py",
+                                        "/gpubpf/ptx/tokens.py",
+                                        "/gpubpf/ptx/flow.py"};
     for (const char *file : files) {
         struct stat found = {};
         stat((path + file).c_str(), &found);
@@ -193,7 +207,8 @@ void add_translator(Sha256 &hash, const std::string &path) {
 // ---------------------------------------------------------------------------------------------------- the translator
 
 bool unwanted(const char *entry) {
-    static const char *const prefixes[] = {"LD_", "CUDA_INJECTION", "GPUBPF_", "PYTHON", "MALLOC_", "GCONV_PATH="};
+    static const char *const prefixes[] = {"LD_",    "CUDA_INJECTION", "GPUBPF_",
+                                           "PYTHON", "MALLOC_",        "GCONV_PATH="};
     for (const char *prefix : prefixes)
         if (strncmp(entry, prefix, strlen(prefix)) == 0) return true;
     return false;
@@ -281,7 +296,8 @@ std::string put_beside(const std::string &stem, std::string_view text, Translate
     if (fd >= 0) close(fd);
     if (written) return name;
     if (fd >= 0) unlink(name.c_str());
-    error = {300, "the directory for translated modules, " + stem.substr(0, stem.rfind('/')) + ", cannot be written to"};
+    error = {300, "the directory for translated modules, " + stem.substr(0, stem.rfind('/')) +
+                      ", cannot be written to"};
     return "";
 }
 
@@ -352,7 +368,8 @@ std::shared_ptr<const Image> LoadedImage::load(const std::string &path, Translat
         to.initial = std::string_view(reinterpret_cast<const char *>(from.initial), from.initial_size);
         for (uint32_t i = 0; i < from.nrelocs; i++) {
             const cs_reloc &r = from.relocs[i];
-            to.relocations.push_back({r.offset, r.width, r.function != 0, r.index, r.addend, r.mask, r.shift});
+            to.relocations.push_back(
+                {r.offset, r.width, r.function != 0, r.index, r.addend, r.mask, r.shift});
         }
         image->variables_.push_back(std::move(to));
     }
@@ -365,7 +382,8 @@ bool LoadedImage::add_code(void *handle, TranslateError &error) const {
         error = {300, "a part of a translated module is none"};
         return false;
     }
-    for (uint32_t k = 0; k < part->nfunctions; k++) code_[part->functions[k].function] = part->functions[k].run;
+    for (uint32_t k = 0; k < part->nfunctions; k++)
+        code_[part->functions[k].function] = part->functions[k].run;
     return true;
 }
 
@@ -391,7 +409,9 @@ bool LoadedImage::prepare(uint32_t index, TranslateError &error) const {
         if (handle == nullptr) {
             const char *why = dlerror();
             unlink((stem_ + ".so").c_str());  // its parts may be gone: the next process begins anew
-            error = {300, !log.empty() ? log : why ? why : "a part of the translated module cannot be loaded"};
+            error = {300, !log.empty() ? log
+                          : why        ? why
+                                       : "a part of the translated module cannot be loaded"};
             return false;
         }
         handles_.push_back(handle);

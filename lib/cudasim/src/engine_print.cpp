@@ -96,9 +96,7 @@ uint32_t device_vprintf(cs_warp *w, uint64_t format, uint64_t at) {
         }
         const char conversion = i < text.size() ? text[i] : 0;
         switch (conversion) {
-            case '%':
-                out.push_back('%');
-                break;
+            case '%': out.push_back('%'); break;
             case 'd':
             case 'i': {
                 long long value = wide ? argument<long long>(w, at) : argument<int>(w, at);
@@ -113,7 +111,8 @@ uint32_t device_vprintf(cs_warp *w, uint64_t format, uint64_t at) {
             case 'x':
             case 'X':
             case 'o': {
-                unsigned long long value = wide ? argument<unsigned long long>(w, at) : argument<unsigned>(w, at);
+                unsigned long long value =
+                    wide ? argument<unsigned long long>(w, at) : argument<unsigned>(w, at);
                 if (shorts == 1) value = static_cast<unsigned short>(value);
                 if (shorts >= 2) value = static_cast<unsigned char>(value);
                 arguments++;
@@ -130,7 +129,14 @@ uint32_t device_vprintf(cs_warp *w, uint64_t format, uint64_t at) {
                 append(out, spec, value);
                 break;
             }
-            case 'f': case 'F': case 'e': case 'E': case 'g': case 'G': case 'a': case 'A': {
+            case 'f':
+            case 'F':
+            case 'e':
+            case 'E':
+            case 'g':
+            case 'G':
+            case 'a':
+            case 'A': {
                 const double value = argument<double>(w, at);
                 arguments++;
                 spec[n] = conversion;

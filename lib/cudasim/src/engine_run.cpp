@@ -24,27 +24,32 @@ namespace cudasim {
 
 namespace {
 
-constexpr uint64_t kResident = 65536;         // threads of a grid that wait for a time; more than fit on the device
-constexpr uint32_t kSmallLocal = 4096, kSmallShared = 65536;  // bytes of a thread, a block: kept for other grids
+constexpr uint64_t kResident = 65536;  // threads of a grid that wait for a time; more than fit on the device
+constexpr uint32_t kSmallLocal = 4096,
+                   kSmallShared = 65536;  // bytes of a thread, a block: kept for other grids
 
 struct Grid : Job {
-    uint64_t total = 0, next = 0;         // blocks; [next, total) have not been started
-    uint64_t resumed = 0;                 // slices of suspended blocks since a block was started
-    uint32_t running = 0;                 // threads that run a slice
+    uint64_t total = 0, next = 0;  // blocks; [next, total) have not been started
+    uint64_t resumed = 0;          // slices of suspended blocks since a block was started
+    uint32_t running = 0;          // threads that run a slice
     std::deque<std::unique_ptr<Block>> suspended;
-    std::multimap<uint64_t, std::unique_ptr<Block>> asleep;   // by when to go on, CLOCK_MONOTONIC in ns
+    std::multimap<uint64_t, std::unique_ptr<Block>> asleep;  // by when to go on, CLOCK_MONOTONIC in ns
     std::vector<std::unique_ptr<Block>> idle;
-    std::condition_variable changed;      // for the thread in run()
+    std::condition_variable changed;  // for the thread in run()
     Fault fault;
-    uint64_t end = 0, fault_end = 0;      // virtual clock: of the last thread; of the thread at fault
+    uint64_t end = 0, fault_end = 0;  // virtual clock: of the last thread; of the thread at fault
     bool stop = false;
-    uint64_t multiplier = 1, shift = 0;   // hostile mode: block i is really (i * multiplier + shift) % total
+    uint64_t multiplier = 1, shift = 0;  // hostile mode: block i is really (i * multiplier + shift) % total
 
-    uint64_t threads() const { return static_cast<uint64_t>(launch->block[0]) * launch->block[1] * launch->block[2]; }
+    uint64_t threads() const {
+        return static_cast<uint64_t>(launch->block[0]) * launch->block[1] * launch->block[2];
+    }
     // Blocks that sleep take no more memory than those that fit on a device.
     bool startable() const { return next < total && asleep.size() * threads() < kResident; }
     bool takeable() const { return !stop && (startable() || !suspended.empty()); }
-    bool finished() const { return running == 0 && (stop || (next == total && suspended.empty() && asleep.empty())); }
+    bool finished() const {
+        return running == 0 && (stop || (next == total && suspended.empty() && asleep.empty()));
+    }
 };
 
 struct Pool {
@@ -52,7 +57,7 @@ struct Pool {
     std::condition_variable work;
     std::list<Grid *> grids;
     std::vector<std::unique_ptr<Block>> idle;  // of grids that have finished: their memory is mapped already
-    uint32_t threads = 0;                 // that exist
+    uint32_t threads = 0;                      // that exist
     uint32_t limit = 0;
     Statistics statistics = {};
 };
@@ -67,7 +72,8 @@ uint32_t thread_limit() {
         if (value >= 1 && value <= 1024) return static_cast<uint32_t>(value);
     }
     cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
     return std::max(1u, std::thread::hardware_concurrency());
 }
 
@@ -86,7 +92,8 @@ Pool &the_pool() {
 }
 
 uint64_t real_index(const Grid &grid, uint64_t k) {
-    return static_cast<uint64_t>((static_cast<unsigned __int128>(k) * grid.multiplier + grid.shift) % grid.total);
+    return static_cast<uint64_t>((static_cast<unsigned __int128>(k) * grid.multiplier + grid.shift) %
+                                 grid.total);
 }
 
 // An ordered kernel: all its threads in the calling one. The earliest goes on, up to where it has to wait for its turn again; so
@@ -94,7 +101,7 @@ uint64_t real_index(const Grid &grid, uint64_t k) {
 // kResident threads, a block begins when another ends.
 void run_ordered(Grid &grid) {
     enum { begins, runs, waits };
-    using Key = std::tuple<uint64_t, int, uint64_t>;      // time; begins, runs, waits; number
+    using Key = std::tuple<uint64_t, int, uint64_t>;  // time; begins, runs, waits; number
     std::map<Key, std::unique_ptr<Block>> coming;
     const LaunchDescription &launch = *grid.launch;
     uint64_t places = 0, turns = 0;
@@ -146,7 +153,8 @@ Fault no_memory(const Grid &grid) {
 
 // One piece of work on a grid; the mutex is held on entry and on return. False: there is nothing to take.
 bool work_on(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
-    for (auto it = grid.asleep.begin(); it != grid.asleep.end() && it->first <= nanoseconds(CLOCK_MONOTONIC);) {
+    for (auto it = grid.asleep.begin();
+         it != grid.asleep.end() && it->first <= nanoseconds(CLOCK_MONOTONIC);) {
         grid.suspended.push_back(std::move(it->second));
         it = grid.asleep.erase(it);
     }
@@ -336,7 +344,9 @@ Fault run(const LaunchDescription &launch, uint64_t *duration_ns) {
     while (!g.finished()) {
         if (!work_on(p, g, lock)) {
             if (g.asleep.empty()) g.changed.wait(lock);
-            else g.changed.wait_until(lock, std::chrono::steady_clock::time_point(std::chrono::nanoseconds(g.asleep.begin()->first)));
+            else
+                g.changed.wait_until(lock, std::chrono::steady_clock::time_point(
+                                               std::chrono::nanoseconds(g.asleep.begin()->first)));
         } else if (shared && !g.suspended.empty()) p.work.notify_all();
     }
     if (shared) p.grids.remove(&g);

@@ -75,14 +75,14 @@ uint32_t pick(cs_warp *w) {
 void execute(cs_warp *w, uint32_t lanes, uint32_t op) {
     uint32_t result = 0;
     switch (op) {
-        case CS_OP_SYNC:
-            __atomic_thread_fence(__ATOMIC_SEQ_CST);
-            return;
+        case CS_OP_SYNC: __atomic_thread_fence(__ATOMIC_SEQ_CST); return;
         case CS_OP_SYNC_TIMES: {
             __atomic_thread_fence(__ATOMIC_SEQ_CST);
             uint64_t latest = 0;
-            const uint32_t members = w->cm[lowest(lanes)] | lanes;  // those that have exited were waited for, too
-            for (uint32_t m = members & (lanes | w->exited); m; m &= m - 1) latest = std::max(latest, w->time[lowest(m)]);
+            const uint32_t members =
+                w->cm[lowest(lanes)] | lanes;  // those that have exited were waited for, too
+            for (uint32_t m = members & (lanes | w->exited); m; m &= m - 1)
+                latest = std::max(latest, w->time[lowest(m)]);
             for (uint32_t m = lanes; m; m &= m - 1) w->time[lowest(m)] = latest;
             return;
         }
@@ -160,7 +160,8 @@ void execute(cs_warp *w, uint32_t lanes, uint32_t op) {
                 }
                 // as integers in the order of the numbers, -0 below +0
                 const auto order = [](uint32_t bits) { return bits >> 31 ? ~bits : bits | 0x80000000u; };
-                if (!found || (op == CS_OP_REDUX_MINF ? order(x) < order(result) : order(x) > order(result))) result = x;
+                if (!found || (op == CS_OP_REDUX_MINF ? order(x) < order(result) : order(x) > order(result)))
+                    result = x;
                 found = true;
             }
             if (!found || (nan && propagates)) result = 0x7fffffffu;
@@ -342,7 +343,8 @@ uint32_t indirect(cs_warp *w, uint64_t address) {
     const uint64_t index = (address - CS_CODE_BASE) / 16 - 1;
     if (address % 16 || address <= CS_CODE_BASE || index >= image->nfunctions ||
         image->functions[index].entry_pc == CS_NO_PC)
-        raise_fault(w, CS_FAULT_INVALID_PC, address, 0, 0, "call of an address that is no function of this module");
+        raise_fault(w, CS_FAULT_INVALID_PC, address, 0, 0,
+                    "call of an address that is no function of this module");
     return image->functions[index].entry_pc;
 }
 
@@ -355,7 +357,8 @@ void release(cs_warp *w, uint64_t address) {
     const Environment &environment = environment_of(w);
     if (address == 0) return;
     if (!environment.release || !environment.release(environment.self, address))
-        raise_fault(w, CS_FAULT_LAUNCH_FAILED, address, 0, 0, "free() of an address that malloc() did not return");
+        raise_fault(w, CS_FAULT_LAUNCH_FAILED, address, 0, 0,
+                    "free() of an address that malloc() did not return");
 }
 
 void read_string(cs_warp *w, uint64_t address, char *to, size_t size) {
@@ -375,9 +378,9 @@ void assertfail(cs_warp *w, uint64_t message, uint64_t file, uint32_t line, uint
     const uint32_t l = w->lane;
     const Environment &environment = environment_of(w);
     const int n = snprintf(text[3], sizeof text[3],
-                           "%s:%u: %s: block: [%u,%u,%u], thread: [%u,%u,%u] Assertion `%s` failed.\n", text[1], line,
-                           text[2], w->ctaid[0], w->ctaid[1], w->ctaid[2], w->tid[0][l], w->tid[1][l], w->tid[2][l],
-                           text[0]);
+                           "%s:%u: %s: block: [%u,%u,%u], thread: [%u,%u,%u] Assertion `%s` failed.\n",
+                           text[1], line, text[2], w->ctaid[0], w->ctaid[1], w->ctaid[2], w->tid[0][l],
+                           w->tid[1][l], w->tid[2][l], text[0]);
     (void)environment;
     if (n > 0) fwrite(text[3], 1, strlen(text[3]), stderr);  // as the driver does
     raise_fault(w, CS_FAULT_ASSERT, 0, 0, 0, nullptr);
@@ -397,11 +400,14 @@ uint64_t device_clock(cs_warp *w) {
 
 uint64_t globaltimer(cs_warp *w) {
     const Environment &environment = environment_of(w);
-    return environment.globaltimer ? environment.globaltimer(environment.self) : nanoseconds(CLOCK_MONOTONIC_RAW) + kEpoch;
+    return environment.globaltimer ? environment.globaltimer(environment.self)
+                                   : nanoseconds(CLOCK_MONOTONIC_RAW) + kEpoch;
 }
 
-void nanosleep(cs_warp *w, uint32_t mask, uint32_t next_pc) {  // 9.7.13, nanosleep: from 0 to 2 t, and at most 1 ms
-    constexpr uint64_t kLeast = 500, kMost = 1'000'000;        // what is shorter than waking up takes is the others' turn
+void nanosleep(cs_warp *w, uint32_t mask,
+               uint32_t next_pc) {  // 9.7.13, nanosleep: from 0 to 2 t, and at most 1 ms
+    constexpr uint64_t kLeast = 500,
+                       kMost = 1'000'000;  // what is shorter than waking up takes is the others' turn
     const uint64_t now = nanoseconds(CLOCK_MONOTONIC);
     for (uint32_t m = mask; m; m &= m - 1) {
         const uint32_t l = lowest(m);
@@ -419,7 +425,7 @@ void nanosleep(cs_warp *w, uint32_t mask, uint32_t next_pc) {  // 9.7.13, nanosl
 
 // The rounding mode of SSE alone, where nothing but SSE is used: fesetround() also sets the x87's, which takes ten times as long.
 class Rounding {
-public:
+  public:
     explicit Rounding(uint32_t mode) {
 #ifdef __x86_64__
         static const bool found = __builtin_cpu_supports("fma") != 0;
@@ -444,7 +450,7 @@ public:
         fesetround(static_cast<int>(before_));
     }
 
-private:
+  private:
     uint32_t before_ = 0;
     bool fast_ = false;
 };
@@ -464,8 +470,12 @@ T rounded(uint32_t op, uint32_t mode, T x, T y, T z) {
     return r;
 }
 
-float round32(uint32_t op, uint32_t mode, float a, float b, float c) { return rounded<float>(op, mode, a, b, c); }
-double round64(uint32_t op, uint32_t mode, double a, double b, double c) { return rounded<double>(op, mode, a, b, c); }
+float round32(uint32_t op, uint32_t mode, float a, float b, float c) {
+    return rounded<float>(op, mode, a, b, c);
+}
+double round64(uint32_t op, uint32_t mode, double a, double b, double c) {
+    return rounded<double>(op, mode, a, b, c);
+}
 
 template <typename T>
 T converted(uint32_t op, uint32_t mode, int64_t i, double d) {
@@ -525,7 +535,8 @@ bool check_barrier(Block &block, uint32_t number) {
         for (uint32_t k = 0; k < block.warps; k++) {
             const uint32_t arrived = b.arrived_lanes[k];
             if (!arrived) continue;
-            const uint32_t gone = block.active[k] ? block.active[k]->state.exited : ~0u;  // null: it has finished
+            const uint32_t gone =
+                block.active[k] ? block.active[k]->state.exited : ~0u;  // null: it has finished
             total += (arrived | gone) == ~0u ? 32 : count(arrived);
         }
         if (total < b.expected) return false;
@@ -563,7 +574,8 @@ void *resolve(cs_warp *w, uint64_t a, uint32_t n, uint32_t access) {
         if (offset + n <= w->shared_size) found = w->shared + offset;
     } else if (a - w->local_window < kWindow) {
         const uint64_t offset = a - w->local_window;
-        if (offset + n <= w->local_size) found = w->local + static_cast<uint64_t>(w->lane) * w->local_size + offset;
+        if (offset + n <= w->local_size)
+            found = w->local + static_cast<uint64_t>(w->lane) * w->local_size + offset;
     } else if (a - w->param_window < kParameterWindow) {
         const uint64_t offset = a - w->param_window;
         if (offset + n <= w->param_size && kind == 'r') found = const_cast<uint8_t *>(w->params) + offset;
@@ -571,7 +583,8 @@ void *resolve(cs_warp *w, uint64_t a, uint32_t n, uint32_t access) {
         if (a - w->workspace + n <= sizeof(Job::workspace)) found = reinterpret_cast<void *>(a);
     } else {
         const Environment &environment = environment_of(w);
-        if (environment.host_range && environment.host_range(environment.self, a, n)) found = reinterpret_cast<void *>(a);
+        if (environment.host_range && environment.host_range(environment.self, a, n))
+            found = reinterpret_cast<void *>(a);
     }
     if (found == nullptr) raise_fault(w, CS_FAULT_ILLEGAL_ADDRESS, a, n, kind, nullptr);
     if (a & (n - 1)) raise_fault(w, CS_FAULT_MISALIGNED, a, n, kind, nullptr);
@@ -592,8 +605,9 @@ uint64_t next_random(uint64_t &state) {  // splitmix64
 }
 
 const cs_services services = {
-    pick,     collective, barrier, whole_barrier, execute, resolve,      fault,     push,    pop,     indirect,  device_vprintf,
-    allocate, release,    assertfail, device_clock, globaltimer, nanosleep, round32, round64, convert32, convert64,
+    pick,         collective,  barrier,   whole_barrier,  execute,  resolve,   fault,
+    push,         pop,         indirect,  device_vprintf, allocate, release,   assertfail,
+    device_clock, globaltimer, nanosleep, round32,        round64,  convert32, convert64,
 };
 
 }  // namespace cudasim

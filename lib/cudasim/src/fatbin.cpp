@@ -18,8 +18,8 @@ constexpr uint32_t kWrapperMagic = 0x466243b1;
 constexpr uint32_t kFatbinMagic = 0xba55ed50;
 constexpr uint32_t kElfMagic = 0x464c457f;
 constexpr size_t kFatbinHeader = 16;
-constexpr size_t kImageHeader = 0x40;               // the part that every image has
-constexpr size_t kMostUnpacked = size_t{1} << 31;   // a larger PTX is a damaged header
+constexpr size_t kImageHeader = 0x40;              // the part that every image has
+constexpr size_t kMostUnpacked = size_t{1} << 31;  // a larger PTX is a damaged header
 constexpr uint64_t kLz4 = 0x2000, kZstd = 0x8000;
 
 template <class T>
@@ -52,12 +52,9 @@ ImageKind image_kind(const void *image) {
         if (bytes[i] == 0) return ImageKind::unknown;
     switch (read<uint32_t>(bytes)) {
         case kWrapperMagic:
-        case kFatbinMagic:
-            return ImageKind::fatbin;
-        case kElfMagic:
-            return ImageKind::elf;
-        default:
-            break;
+        case kFatbinMagic: return ImageKind::fatbin;
+        case kElfMagic: return ImageKind::elf;
+        default: break;
     }
     return bytes[0] == '.' || bytes[0] == '/' || bytes[0] == ' ' || bytes[0] == '\n' || bytes[0] == '\t' ||
                    bytes[0] == '\r'
@@ -155,14 +152,17 @@ int ptx_of_cubin(const void *image, unsigned cc, ChosenPtx &chosen, std::string 
     }
     const unsigned sm = cubin_sm(image);
     if (sm / 10 != cc / 10 || sm > cc) {
-        problem = "the image is machine code (SASS) for sm_" + std::to_string(sm) + ", which this device (compute capability " +
-                  std::to_string(cc / 10) + "." + std::to_string(cc % 10) + ") does not run";
+        problem = "the image is machine code (SASS) for sm_" + std::to_string(sm) +
+                  ", which this device (compute capability " + std::to_string(cc / 10) + "." +
+                  std::to_string(cc % 10) + ") does not run";
         return 209;
     }
     std::vector<std::string> texts = cubin_ptx(image, size);
     if (texts.empty()) {
-        problem = "the image is machine code (SASS) alone; the embedded device runs PTX: build with -arch=compute_NN, "
-                  "-gencode code=compute_NN or -lineinfo";
+        problem =
+            "the image is machine code (SASS) alone; the embedded device runs PTX: build with "
+            "-arch=compute_NN, "
+            "-gencode code=compute_NN or -lineinfo";
         return 209;
     }
     chosen.text = std::move(texts[0]);
@@ -175,7 +175,9 @@ int ptx_of_cubin(const void *image, unsigned cc, ChosenPtx &chosen, std::string 
 const FatbinImage *machine_code_for(const std::vector<FatbinImage> &images, unsigned cc) {
     const FatbinImage *best = nullptr;
     for (const FatbinImage &image : images)
-        if (!image.ptx && image.sm / 10 == cc / 10 && image.sm <= cc && (best == nullptr || image.sm > best->sm)) best = &image;
+        if (!image.ptx && image.sm / 10 == cc / 10 && image.sm <= cc &&
+            (best == nullptr || image.sm > best->sm))
+            best = &image;
     return best;
 }
 
@@ -183,16 +185,10 @@ const FatbinImage *machine_code_for(const std::vector<FatbinImage> &images, unsi
 
 int choose_ptx(const void *image, unsigned cc, bool strict, ChosenPtx &chosen, std::string &problem) {
     switch (image_kind(image)) {
-        case ImageKind::ptx:
-            chosen.text = static_cast<const char *>(image);
-            return 0;
-        case ImageKind::elf:
-            return ptx_of_cubin(image, cc, chosen, problem);
-        case ImageKind::unknown:
-            problem = "the image is neither PTX nor a fat binary";
-            return 200;
-        case ImageKind::fatbin:
-            break;
+        case ImageKind::ptx: chosen.text = static_cast<const char *>(image); return 0;
+        case ImageKind::elf: return ptx_of_cubin(image, cc, chosen, problem);
+        case ImageKind::unknown: problem = "the image is neither PTX nor a fat binary"; return 200;
+        case ImageKind::fatbin: break;
     }
     std::vector<FatbinImage> images = fatbin_images(image, problem);
     const FatbinImage *best = nullptr;
@@ -223,10 +219,10 @@ int choose_ptx(const void *image, unsigned cc, bool strict, ChosenPtx &chosen, s
             problem = "the image's PTX is for a newer architecture than this device (compute capability " +
                       std::to_string(cc / 10) + "." + std::to_string(cc % 10) + "); set CUDASIM_CC";
         else if (machine_code)
-            problem = "the image holds machine code (SASS) alone; the embedded device runs PTX: build with "
-                      "-arch=sm_NN (not -code=sm_NN), without -rdc=true";
-        else if (problem.empty())
-            problem = "the fat binary holds no image";
+            problem =
+                "the image holds machine code (SASS) alone; the embedded device runs PTX: build with "
+                "-arch=sm_NN (not -code=sm_NN), without -rdc=true";
+        else if (problem.empty()) problem = "the fat binary holds no image";
         return images.empty() && !problem.empty() ? 200 : 209;
     }
     if (!unpack(*best, chosen.text, problem)) return 200;

@@ -9,10 +9,10 @@
 namespace cudasim {
 
 struct FatbinImage {
-    bool ptx = false;        // else an ELF (SASS)
-    unsigned sm = 0;         // 75 for compute_75
-    std::string options;     // of ptxas, as nvcc recorded them
-    std::string name;        // source file, if recorded
+    bool ptx = false;     // else an ELF (SASS)
+    unsigned sm = 0;      // 75 for compute_75
+    std::string options;  // of ptxas, as nvcc recorded them
+    std::string name;     // source file, if recorded
     const uint8_t *payload = nullptr;
     size_t payload_size = 0;       // bytes in the file
     size_t uncompressed_size = 0;  // 0 when not compressed
@@ -32,9 +32,9 @@ std::vector<FatbinImage> fatbin_images(const void *image, std::string &problem);
 bool unpack(const FatbinImage &image, std::string &out, std::string &problem);
 
 struct ChosenPtx {
-    std::string text;     // as PTX, without the padding
+    std::string text;               // as PTX, without the padding
     std::vector<std::string> more;  // of a cubin that was linked from several texts: the others
-    std::string options;  // of ptxas
+    std::string options;            // of ptxas
     unsigned sm = 0;
 };
 

@@ -13,12 +13,14 @@ namespace cudasim {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kAlignment = 256;  // what cudaMalloc promises (CUDA C++ Programming Guide, "Device Memory Accesses")
+constexpr size_t kAlignment =
+    256;  // what cudaMalloc promises (CUDA C++ Programming Guide, "Device Memory Accesses")
 // The kernel puts a process's first mappings 1 TiB and 16 GiB below the end of its memory at the lowest (x86-64, randomised): with 1 TiB from
 // here on, addresses are the same in every run.
 constexpr uint64_t kWishedBase = 0x7d0000000000;
 constexpr size_t kGuarded = 16384;
-constexpr size_t kGarbageLimit = size_t{32} << 20;  // filling more than this would touch memory that nobody uses
+constexpr size_t kGarbageLimit = size_t{32}
+                                 << 20;  // filling more than this would touch memory that nobody uses
 
 size_t page_up(size_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }
 
@@ -35,14 +37,16 @@ void fill_garbage(void *to, size_t bytes, uint64_t salt) {
 }  // namespace
 
 Memory &Memory::instance() {
-    static Memory *const made = new Memory();  // never destroyed: streams may still run while the process exits
+    static Memory *const made =
+        new Memory();  // never destroyed: streams may still run while the process exits
     return *made;
 }
 
 Memory::Memory() : total_(config().memory) {
     for (size_t size : {size_t{1} << 40, size_t{1} << 38, size_t{1} << 36, size_t{1} << 34}) {
         for (void *wish : {reinterpret_cast<void *>(kWishedBase), static_cast<void *>(nullptr)}) {
-            int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (wish != nullptr ? MAP_FIXED_NOREPLACE : 0);
+            int flags =
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (wish != nullptr ? MAP_FIXED_NOREPLACE : 0);
             void *at = mmap(wish, size, PROT_NONE, flags, -1, 0);
             if (at == MAP_FAILED) continue;
             if (wish != nullptr && at != wish) {  // a kernel that does not know MAP_FIXED_NOREPLACE
@@ -110,7 +114,8 @@ uint64_t Memory::allocate(size_t size, MemoryKind kind, int device, const void *
     uint64_t base = mapping;
     if (config().hostile) {
         fill_garbage(at, std::min(mapped, kGarbageLimit), next_id_);
-        base += (mapped - size) & ~(kAlignment - 1);  // its end is near the guard page, and no more aligned than promised
+        base += (mapped - size) &
+                ~(kAlignment - 1);  // its end is near the guard page, and no more aligned than promised
     }
     Allocation made;
     made.base = base;

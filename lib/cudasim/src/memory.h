@@ -19,14 +19,14 @@ struct Allocation {
     size_t size = 0;    // bytes asked for
     MemoryKind kind = MemoryKind::device;
     int device = 0;
-    const void *owner = nullptr;  // handle of the context
-    const void *pool = nullptr;   // handle of the memory pool, if it came from one
-    unsigned flags = 0;           // as given to the call that made it
-    uint64_t id = 0;              // never reused within a process
-    uint64_t mapping = 0;         // first mapped page
-    size_t mapped = 0;            // bytes mapped, whole pages
-    size_t guard = 0;             // bytes behind it that are never mapped
-    bool mapped_to_device = true; // registered host memory: may kernels use it?
+    const void *owner = nullptr;   // handle of the context
+    const void *pool = nullptr;    // handle of the memory pool, if it came from one
+    unsigned flags = 0;            // as given to the call that made it
+    uint64_t id = 0;               // never reused within a process
+    uint64_t mapping = 0;          // first mapped page
+    size_t mapped = 0;             // bytes mapped, whole pages
+    size_t guard = 0;              // bytes behind it that are never mapped
+    bool mapped_to_device = true;  // registered host memory: may kernels use it?
 };
 
 class Memory {
@@ -77,8 +77,8 @@ class Memory {
     size_t total_ = 0;
     uint64_t next_id_ = 1;
     std::map<uint64_t, size_t> free_, free_constant_;  // address → bytes, whole pages
-    std::map<uint64_t, Allocation> allocations_;     // by base
-    std::map<int, size_t> used_;                     // device → bytes
+    std::map<uint64_t, Allocation> allocations_;       // by base
+    std::map<int, size_t> used_;                       // device → bytes
 };
 
 }  // namespace cudasim

@@ -26,7 +26,8 @@ void load(Driver &table, cuuint64_t flags) {
     auto find = [&](const char *name, int version) {
         void *function = nullptr;
         CUdriverProcAddressQueryResult status;
-        if (table.GetProcAddress(name, &function, version, flags, &status) != CUDA_SUCCESS) return static_cast<void *>(nullptr);
+        if (table.GetProcAddress(name, &function, version, flags, &status) != CUDA_SUCCESS)
+            return static_cast<void *>(nullptr);
         return function;
     };
 #define X(name, version) table.name = reinterpret_cast<decltype(table.name)>(find("cu" #name, version));
@@ -82,10 +83,10 @@ struct RegisteredVariable {
 struct Registry {
     std::recursive_mutex mutex;
     std::vector<std::unique_ptr<FatBinary>> binaries;
-    std::unordered_map<const void *, RegisteredFunction> functions;   // by host function
-    std::unordered_map<const void *, RegisteredVariable> variables;   // by host variable
-    std::unordered_map<CUkernel, const void *> hosts;                 // kernel → host function
-    std::map<int, std::pair<CUcontext, uint64_t>> primaries;          // device → context, generation
+    std::unordered_map<const void *, RegisteredFunction> functions;  // by host function
+    std::unordered_map<const void *, RegisteredVariable> variables;  // by host variable
+    std::unordered_map<CUkernel, const void *> hosts;                // kernel → host function
+    std::map<int, std::pair<CUcontext, uint64_t>> primaries;         // device → context, generation
     std::atomic<uint64_t> generation{1};
 };
 
@@ -98,7 +99,8 @@ Registry &registry() {
 void load_binary(FatBinary &binary) {
     if (binary.status != cudaErrorNotReady) return;
     const Driver &cu = driver(false);
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;  // loading is no part of what is being captured
+    CUstreamCaptureMode mode =
+        CU_STREAM_CAPTURE_MODE_RELAXED;  // loading is no part of what is being captured
     cu.ThreadExchangeStreamCaptureMode(&mode);
     binary.status = static_cast<cudaError_t>(
         cu.LibraryLoadData(&binary.library, binary.image, nullptr, nullptr, 0, nullptr, nullptr, 0));
@@ -138,13 +140,17 @@ struct CallConfiguration {
     void *stream;
 };
 
-std::vector<CallConfiguration> &call_configurations() { return of_this_thread<std::vector<CallConfiguration>>(); }
+std::vector<CallConfiguration> &call_configurations() {
+    return of_this_thread<std::vector<CallConfiguration>>();
+}
 
 FatBinary *binary_of(void **handle) { return reinterpret_cast<FatBinary *>(handle); }
 
 }  // namespace
 
-const Driver &driver(bool per_thread) { return per_thread ? driver_tables().per_thread : driver_tables().legacy; }
+const Driver &driver(bool per_thread) {
+    return per_thread ? driver_tables().per_thread : driver_tables().legacy;
+}
 
 int &current_device() { return thread_state.device; }
 
@@ -177,7 +183,8 @@ cudaError_t ready() {
     int device = thread_state.device;
     auto &primary = all.primaries[device];
     if (primary.first == nullptr) {
-        if (CUresult status = cu.DevicePrimaryCtxRetain(&primary.first, device)) return static_cast<cudaError_t>(status);
+        if (CUresult status = cu.DevicePrimaryCtxRetain(&primary.first, device))
+            return static_cast<cudaError_t>(status);
     }
     if (CUresult status = cu.CtxSetCurrent(primary.first)) return static_cast<cudaError_t>(status);
     thread_state.context = primary.first;
@@ -208,7 +215,8 @@ const void *host_function_of(CUfunction function) {
     std::lock_guard lock(all.mutex);
     for (const auto &[kernel, host] : all.hosts) {
         CUfunction candidate = nullptr;
-        if (driver(false).KernelGetFunction(&candidate, kernel) == CUDA_SUCCESS && candidate == function) return host;
+        if (driver(false).KernelGetFunction(&candidate, kernel) == CUDA_SUCCESS && candidate == function)
+            return host;
     }
     return function;
 }
@@ -230,9 +238,10 @@ cudaError_t find_symbol(const void *host_variable, Symbol &symbol) {
     load_binary(*variable.binary);
     if (variable.binary->status != cudaSuccess) return variable.binary->status;
     const Driver &cu = driver(false);
-    CUresult status = variable.managed
-                          ? cu.LibraryGetManaged(&symbol.address, &symbol.size, variable.binary->library, variable.name.c_str())
-                          : cu.LibraryGetGlobal(&symbol.address, &symbol.size, variable.binary->library, variable.name.c_str());
+    CUresult status = variable.managed ? cu.LibraryGetManaged(&symbol.address, &symbol.size,
+                                                              variable.binary->library, variable.name.c_str())
+                                       : cu.LibraryGetGlobal(&symbol.address, &symbol.size,
+                                                             variable.binary->library, variable.name.c_str());
     return status == CUDA_ERROR_NOT_FOUND ? cudaErrorInvalidSymbol : static_cast<cudaError_t>(status);
 }
 
@@ -262,8 +271,9 @@ void __cudaUnregisterFatBinary(void **handle) {
     Registry &all = registry();
     std::lock_guard lock(all.mutex);
     FatBinary *binary = binary_of(handle);
-    auto found = std::find_if(all.binaries.begin(), all.binaries.end(),
-                              [binary](const std::unique_ptr<FatBinary> &candidate) { return candidate.get() == binary; });
+    auto found = std::find_if(
+        all.binaries.begin(), all.binaries.end(),
+        [binary](const std::unique_ptr<FatBinary> &candidate) { return candidate.get() == binary; });
     if (found == all.binaries.end()) return;
     for (const void *host : binary->functions) {
         all.hosts.erase(all.functions.at(host).kernel);
@@ -274,8 +284,8 @@ void __cudaUnregisterFatBinary(void **handle) {
     all.binaries.erase(found);
 }
 
-void __cudaRegisterFunction(void **handle, const char *host, char *, const char *name, int, uint3 *, uint3 *, dim3 *,
-                            dim3 *, int *) {
+void __cudaRegisterFunction(void **handle, const char *host, char *, const char *name, int, uint3 *, uint3 *,
+                            dim3 *, dim3 *, int *) {
     Registry &all = registry();
     std::lock_guard lock(all.mutex);
     FatBinary *binary = binary_of(handle);
@@ -289,7 +299,8 @@ void __cudaRegisterVar(void **handle, char *host, char *, const char *name, int,
     if (all.variables.insert({host, {binary, name, size, false}}).second) binary->variables.push_back(host);
 }
 
-void __cudaRegisterManagedVar(void **handle, void **host, char *, const char *name, int, size_t size, int, int) {
+void __cudaRegisterManagedVar(void **handle, void **host, char *, const char *name, int, size_t size, int,
+                              int) {
     Registry &all = registry();
     std::lock_guard lock(all.mutex);
     FatBinary *binary = binary_of(handle);
@@ -390,7 +401,8 @@ cudaError_t cudaGetDevice(int *device) {
     CUcontext context = nullptr;
     driver(false).CtxGetCurrent(&context);
     *device = thread_state.device;
-    if (context != nullptr && context != thread_state.context) return done(driver(false).CtxGetDevice(device));
+    if (context != nullptr && context != thread_state.context)
+        return done(driver(false).CtxGetDevice(device));
     return cudaSuccess;
 }
 

@@ -12,6 +12,7 @@
 namespace cudasim::runtime {
 
 // The driver's functions, each with the CUDA version whose meaning of it is used here.
+// clang-format off
 #define CUDASIM_DRIVER_FUNCTIONS(X)                                                                                 \
     X(Init, 12030) X(DriverGetVersion, 12030) X(GetErrorName, 12030) X(GetErrorString, 12030)                        \
     X(DeviceGet, 12030) X(DeviceGetCount, 12030) X(DeviceGetName, 12030) X(DeviceGetUuid, 12030)                     \
@@ -71,9 +72,11 @@ namespace cudasim::runtime {
     X(GraphMemAllocNodeGetParams, 12030) X(GraphAddMemFreeNode, 12030) X(GraphMemFreeNodeGetParams, 12030)           \
     X(DeviceGraphMemTrim, 12030) X(UserObjectCreate, 12030) X(UserObjectRetain, 12030) X(UserObjectRelease, 12030)   \
     X(GraphRetainUserObject, 12030) X(GraphReleaseUserObject, 12030)
+// clang-format on
 
 struct Driver {
-    CUresult (*GetProcAddress)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *) = nullptr;
+    CUresult (*GetProcAddress)(const char *, void **, int, cuuint64_t,
+                               CUdriverProcAddressQueryResult *) = nullptr;
 #define X(name, version) decltype(&cu##name) name = nullptr;
     CUDASIM_DRIVER_FUNCTIONS(X)
 #undef X

@@ -155,7 +155,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     properties->managedMemory = get(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY);
     properties->concurrentManagedAccess = get(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS);
     properties->computePreemptionSupported = get(CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED);
-    properties->canUseHostPointerForRegisteredMem = get(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
+    properties->canUseHostPointerForRegisteredMem =
+        get(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
     properties->cooperativeLaunch = get(CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH);
     properties->sharedMemPerBlockOptin = get(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
     properties->maxBlocksPerMultiProcessor = get(CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR);
@@ -255,7 +256,8 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
 
 cudaError_t cudaDeviceGetP2PAttribute(int *value, enum cudaDeviceP2PAttr which, int source, int destination) {
     DRIVER_READY();
-    return done(cu().DeviceGetP2PAttribute(value, static_cast<CUdevice_P2PAttribute>(which), source, destination));
+    return done(
+        cu().DeviceGetP2PAttribute(value, static_cast<CUdevice_P2PAttribute>(which), source, destination));
 }
 
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned int flags) {
@@ -313,7 +315,8 @@ cudaError_t cudaMalloc3D(struct cudaPitchedPtr *pitched, struct cudaExtent exten
     if (pitched == nullptr) return done(cudaErrorInvalidValue);
     void *pointer = nullptr;
     size_t pitch = 0;
-    if (cudaError_t error = cudaMallocPitch(&pointer, &pitch, extent.width, extent.height * extent.depth)) return error;
+    if (cudaError_t error = cudaMallocPitch(&pointer, &pitch, extent.width, extent.height * extent.depth))
+        return error;
     *pitched = {pointer, pitch, extent.width, extent.height};
     return cudaSuccess;
 }
@@ -337,7 +340,9 @@ cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
     return done(cu().MemHostAlloc(pointer, bytes, flags));
 }
 
-cudaError_t cudaMallocHost(void **pointer, size_t bytes) { return cudaHostAlloc(pointer, bytes, cudaHostAllocDefault); }
+cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
+    return cudaHostAlloc(pointer, bytes, cudaHostAllocDefault);
+}
 
 cudaError_t cudaFreeHost(void *pointer) {
     READY();
@@ -377,11 +382,12 @@ cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
 cudaError_t cudaMemAdvise(const void *pointer, size_t bytes, enum cudaMemoryAdvise advice,
                           struct cudaMemLocation location) {
     READY();
-    return done(cu().MemAdvise(device_pointer(pointer), bytes, static_cast<CUmem_advise>(advice), location_of(location)));
+    return done(cu().MemAdvise(device_pointer(pointer), bytes, static_cast<CUmem_advise>(advice),
+                               location_of(location)));
 }
 
-cudaError_t cudaMemRangeGetAttribute(void *data, size_t size, enum cudaMemRangeAttribute which, const void *pointer,
-                                     size_t bytes) {
+cudaError_t cudaMemRangeGetAttribute(void *data, size_t size, enum cudaMemRangeAttribute which,
+                                     const void *pointer, size_t bytes) {
     READY();
     return done(cu().MemRangeGetAttribute(data, size, static_cast<CUmem_range_attribute>(which),
                                           device_pointer(pointer), bytes));
@@ -401,11 +407,12 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
     }
     cu().PointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address);
     cu().PointerGetAttribute(&attributes->device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address);
-    attributes->type = managed != 0                    ? cudaMemoryTypeManaged
+    attributes->type = managed != 0                 ? cudaMemoryTypeManaged
                        : type == CU_MEMORYTYPE_HOST ? cudaMemoryTypeHost
-                                                       : cudaMemoryTypeDevice;
+                                                    : cudaMemoryTypeDevice;
     attributes->devicePointer = const_cast<void *>(pointer);
-    attributes->hostPointer = attributes->type == cudaMemoryTypeDevice ? nullptr : const_cast<void *>(pointer);
+    attributes->hostPointer =
+        attributes->type == cudaMemoryTypeDevice ? nullptr : const_cast<void *>(pointer);
     return cudaSuccess;
 }
 
@@ -480,7 +487,8 @@ cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const struct cudaMemAccessD
     return done(cu().MemPoolSetAccess(pool, reinterpret_cast<const CUmemAccessDesc *>(access), count));
 }
 
-cudaError_t cudaMemPoolGetAccess(enum cudaMemAccessFlags *flags, cudaMemPool_t pool, struct cudaMemLocation *location) {
+cudaError_t cudaMemPoolGetAccess(enum cudaMemAccessFlags *flags, cudaMemPool_t pool,
+                                 struct cudaMemLocation *location) {
     DRIVER_READY();
     return done(cu().MemPoolGetAccess(reinterpret_cast<CUmemAccess_flags *>(flags), pool,
                                       reinterpret_cast<CUmemLocation *>(location)));
@@ -493,7 +501,9 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned int flag
     return done(cu().StreamCreateWithPriority(stream, flags, priority));
 }
 
-cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithPriority(stream, cudaStreamDefault, 0); }
+cudaError_t cudaStreamCreate(cudaStream_t *stream) {
+    return cudaStreamCreateWithPriority(stream, cudaStreamDefault, 0);
+}
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags) {
     return cudaStreamCreateWithPriority(stream, flags, 0);
@@ -560,7 +570,8 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
     attributes->requiredClusterWidth = values[CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH];
     attributes->requiredClusterHeight = values[CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT];
     attributes->requiredClusterDepth = values[CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH];
-    attributes->clusterSchedulingPolicyPreference = values[CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE];
+    attributes->clusterSchedulingPolicyPreference =
+        values[CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE];
     attributes->nonPortableClusterSizeAllowed = values[CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED];
     return cudaSuccess;
 }
@@ -569,10 +580,12 @@ cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute wh
     READY();
     CUkernel kernel = nullptr;
     if (cudaError_t error = find_kernel(function, kernel)) return done(error);
-    return done(cu().KernelSetAttribute(static_cast<CUfunction_attribute>(which), value, kernel, current_device()));
+    return done(
+        cu().KernelSetAttribute(static_cast<CUfunction_attribute>(which), value, kernel, current_device()));
 }
 
-cudaError_t cudaKernelSetAttributeForDevice(cudaKernel_t kernel, enum cudaFuncAttribute which, int value, int device) {
+cudaError_t cudaKernelSetAttributeForDevice(cudaKernel_t kernel, enum cudaFuncAttribute which, int value,
+                                            int device) {
     READY();
     CUkernel found = nullptr;
     if (cudaError_t error = find_kernel(kernel, found)) return done(error);
@@ -600,21 +613,25 @@ cudaError_t cudaFuncGetParamInfo(const void *function, size_t index, size_t *off
     return done(cu().KernelGetParamInfo(kernel, index, offset, size));
 }
 
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function, int block,
-                                                                   size_t shared, unsigned int flags) {
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function,
+                                                                   int block, size_t shared,
+                                                                   unsigned int flags) {
     READY();
     CUkernel kernel = nullptr;
     if (cudaError_t error = find_kernel(function, kernel)) return done(error);
     CUfunction loaded = nullptr;
     if (CUresult status = cu().KernelGetFunction(&loaded, kernel)) return done(status);
-    return done(cu().OccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, loaded, block, shared, flags));
+    return done(
+        cu().OccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, loaded, block, shared, flags));
 }
 
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int block, size_t shared) {
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int block,
+                                                          size_t shared) {
     return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, block, shared, 0);
 }
 
-cudaError_t cudaOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, const void *function, int blocks, int block) {
+cudaError_t cudaOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, const void *function, int blocks,
+                                                      int block) {
     READY();
     CUkernel kernel = nullptr;
     if (cudaError_t error = find_kernel(function, kernel)) return done(error);
@@ -626,18 +643,22 @@ cudaError_t cudaOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, const void 
 // ---------------------------------------------------------------------------------------------------- libraries
 
 // The runtime's options are the driver's, by number (driver_types.h, cuda.h).
-cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, enum cudaJitOption *jit, void **jit_values,
-                                unsigned int jits, enum cudaLibraryOption *options, void **values, unsigned int count) {
+cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, enum cudaJitOption *jit,
+                                void **jit_values, unsigned int jits, enum cudaLibraryOption *options,
+                                void **values, unsigned int count) {
     READY();
-    return done(cu().LibraryLoadData(reinterpret_cast<CUlibrary *>(library), code, reinterpret_cast<CUjit_option *>(jit),
-                                     jit_values, jits, reinterpret_cast<CUlibraryOption *>(options), values, count));
+    return done(cu().LibraryLoadData(reinterpret_cast<CUlibrary *>(library), code,
+                                     reinterpret_cast<CUjit_option *>(jit), jit_values, jits,
+                                     reinterpret_cast<CUlibraryOption *>(options), values, count));
 }
 
-cudaError_t cudaLibraryLoadFromFile(cudaLibrary_t *library, const char *path, enum cudaJitOption *jit, void **jit_values,
-                                    unsigned int jits, enum cudaLibraryOption *options, void **values, unsigned int count) {
+cudaError_t cudaLibraryLoadFromFile(cudaLibrary_t *library, const char *path, enum cudaJitOption *jit,
+                                    void **jit_values, unsigned int jits, enum cudaLibraryOption *options,
+                                    void **values, unsigned int count) {
     READY();
-    return done(cu().LibraryLoadFromFile(reinterpret_cast<CUlibrary *>(library), path, reinterpret_cast<CUjit_option *>(jit),
-                                         jit_values, jits, reinterpret_cast<CUlibraryOption *>(options), values, count));
+    return done(cu().LibraryLoadFromFile(reinterpret_cast<CUlibrary *>(library), path,
+                                         reinterpret_cast<CUjit_option *>(jit), jit_values, jits,
+                                         reinterpret_cast<CUlibraryOption *>(options), values, count));
 }
 
 cudaError_t cudaLibraryUnload(cudaLibrary_t library) {
@@ -647,7 +668,8 @@ cudaError_t cudaLibraryUnload(cudaLibrary_t library) {
 
 cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, const char *name) {
     READY();
-    return done(cu().LibraryGetKernel(reinterpret_cast<CUkernel *>(kernel), reinterpret_cast<CUlibrary>(library), name));
+    return done(cu().LibraryGetKernel(reinterpret_cast<CUkernel *>(kernel),
+                                      reinterpret_cast<CUlibrary>(library), name));
 }
 
 cudaError_t cudaLibraryGetGlobal(void **pointer, size_t *bytes, cudaLibrary_t library, const char *name) {
@@ -673,7 +695,8 @@ cudaError_t cudaLibraryEnumerateKernels(cudaKernel_t *kernels, unsigned int coun
                                              reinterpret_cast<CUlibrary>(library)));
 }
 
-struct cudaChannelFormatDesc cudaCreateChannelDesc(int x, int y, int z, int w, enum cudaChannelFormatKind kind) {
+struct cudaChannelFormatDesc cudaCreateChannelDesc(int x, int y, int z, int w,
+                                                   enum cudaChannelFormatKind kind) {
     return {x, y, z, w, kind};
 }
 

@@ -17,9 +17,11 @@ cudaError_t driver_parameters(const cudaKernelNodeParams &parameters, CUDA_KERNE
     CUkernel kernel = nullptr;
     made = {};
     if (find_kernel(parameters.func, kernel) == cudaSuccess) {
-        if (CUresult status = cu().KernelGetFunction(&made.func, kernel)) return static_cast<cudaError_t>(status);
+        if (CUresult status = cu().KernelGetFunction(&made.func, kernel))
+            return static_cast<cudaError_t>(status);
     } else {
-        made.func = static_cast<CUfunction>(parameters.func);  // a cudaFunction_t, as GetParams gives for foreign nodes
+        made.func = static_cast<CUfunction>(
+            parameters.func);  // a cudaFunction_t, as GetParams gives for foreign nodes
     }
     made.gridDimX = parameters.gridDim.x;
     made.gridDimY = parameters.gridDim.y;
@@ -156,32 +158,33 @@ cudaError_t cudaGraphGetRootNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, siz
     return done(cu().GraphGetRootNodes(graph, nodes, count));
 }
 
-cudaError_t cudaGraphGetEdges(cudaGraph_t graph, cudaGraphNode_t *from, cudaGraphNode_t *to, cudaGraphEdgeData *data,
-                              size_t *count) {
+cudaError_t cudaGraphGetEdges(cudaGraph_t graph, cudaGraphNode_t *from, cudaGraphNode_t *to,
+                              cudaGraphEdgeData *data, size_t *count) {
     READY();
     return done(cu().GraphGetEdges(graph, from, to, reinterpret_cast<CUgraphEdgeData *>(data), count));
 }
 
-cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t node, cudaGraphNode_t *nodes, cudaGraphEdgeData *data,
-                                         size_t *count) {
+cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t node, cudaGraphNode_t *nodes,
+                                         cudaGraphEdgeData *data, size_t *count) {
     READY();
     return done(cu().GraphNodeGetDependencies(node, nodes, reinterpret_cast<CUgraphEdgeData *>(data), count));
 }
 
-cudaError_t cudaGraphNodeGetDependentNodes(cudaGraphNode_t node, cudaGraphNode_t *nodes, cudaGraphEdgeData *data,
-                                           size_t *count) {
+cudaError_t cudaGraphNodeGetDependentNodes(cudaGraphNode_t node, cudaGraphNode_t *nodes,
+                                           cudaGraphEdgeData *data, size_t *count) {
     READY();
-    return done(cu().GraphNodeGetDependentNodes(node, nodes, reinterpret_cast<CUgraphEdgeData *>(data), count));
+    return done(
+        cu().GraphNodeGetDependentNodes(node, nodes, reinterpret_cast<CUgraphEdgeData *>(data), count));
 }
 
-cudaError_t cudaGraphAddDependencies(cudaGraph_t graph, const cudaGraphNode_t *from, const cudaGraphNode_t *to,
-                                     const cudaGraphEdgeData *, size_t count) {
+cudaError_t cudaGraphAddDependencies(cudaGraph_t graph, const cudaGraphNode_t *from,
+                                     const cudaGraphNode_t *to, const cudaGraphEdgeData *, size_t count) {
     READY();
     return done(cu().GraphAddDependencies(graph, from, to, nullptr, count));
 }
 
-cudaError_t cudaGraphRemoveDependencies(cudaGraph_t graph, const cudaGraphNode_t *from, const cudaGraphNode_t *to,
-                                        const cudaGraphEdgeData *, size_t count) {
+cudaError_t cudaGraphRemoveDependencies(cudaGraph_t graph, const cudaGraphNode_t *from,
+                                        const cudaGraphNode_t *to, const cudaGraphEdgeData *, size_t count) {
     READY();
     return done(cu().GraphRemoveDependencies(graph, from, to, nullptr, count));
 }
@@ -203,8 +206,8 @@ cudaError_t cudaGraphDebugDotPrint(cudaGraph_t graph, const char *path, unsigned
 
 // ---------------------------------------------------------------------------------------------------- kernel nodes
 
-cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after, size_t count,
-                                   const struct cudaKernelNodeParams *parameters) {
+cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after,
+                                   size_t count, const struct cudaKernelNodeParams *parameters) {
     READY();
     CUDA_KERNEL_NODE_PARAMS made;
     if (parameters == nullptr) return done(cudaErrorInvalidValue);
@@ -231,7 +234,8 @@ cudaError_t cudaGraphKernelNodeGetParams(cudaGraphNode_t node, struct cudaKernel
     return cudaSuccess;
 }
 
-cudaError_t cudaGraphKernelNodeSetParams(cudaGraphNode_t node, const struct cudaKernelNodeParams *parameters) {
+cudaError_t cudaGraphKernelNodeSetParams(cudaGraphNode_t node,
+                                         const struct cudaKernelNodeParams *parameters) {
     READY();
     CUDA_KERNEL_NODE_PARAMS made;
     if (parameters == nullptr) return done(cudaErrorInvalidValue);
@@ -269,8 +273,8 @@ cudaError_t cudaGraphKernelNodeCopyAttributes(cudaGraphNode_t to, cudaGraphNode_
 
 // ---------------------------------------------------------------------------------------------------- other nodes
 
-cudaError_t cudaGraphAddMemcpyNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after, size_t count,
-                                   const struct cudaMemcpy3DParms *parameters) {
+cudaError_t cudaGraphAddMemcpyNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after,
+                                   size_t count, const struct cudaMemcpy3DParms *parameters) {
     READY();
     CUDA_MEMCPY3D described;
     if (parameters == nullptr) return done(cudaErrorInvalidValue);
@@ -279,23 +283,26 @@ cudaError_t cudaGraphAddMemcpyNode(cudaGraphNode_t *node, cudaGraph_t graph, con
 }
 
 cudaError_t cudaGraphAddMemcpyNode1D(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after,
-                                     size_t count, void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
+                                     size_t count, void *to, const void *from, size_t bytes,
+                                     enum cudaMemcpyKind kind) {
     READY();
     CUDA_MEMCPY3D described = line(to, from, bytes, kind);
     return done(cu().GraphAddMemcpyNode(node, graph, after, count, &described, context()));
 }
 
-cudaError_t cudaGraphAddMemcpyNodeToSymbol(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after,
-                                           size_t count, const void *symbol, const void *from, size_t bytes,
-                                           size_t offset, enum cudaMemcpyKind kind) {
+cudaError_t cudaGraphAddMemcpyNodeToSymbol(cudaGraphNode_t *node, cudaGraph_t graph,
+                                           const cudaGraphNode_t *after, size_t count, const void *symbol,
+                                           const void *from, size_t bytes, size_t offset,
+                                           enum cudaMemcpyKind kind) {
     READY();
     void *to = nullptr;
     if (cudaError_t error = symbol_address(symbol, bytes, offset, to)) return done(error);
     return cudaGraphAddMemcpyNode1D(node, graph, after, count, to, from, bytes, kind);
 }
 
-cudaError_t cudaGraphAddMemcpyNodeFromSymbol(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after,
-                                             size_t count, void *to, const void *symbol, size_t bytes, size_t offset,
+cudaError_t cudaGraphAddMemcpyNodeFromSymbol(cudaGraphNode_t *node, cudaGraph_t graph,
+                                             const cudaGraphNode_t *after, size_t count, void *to,
+                                             const void *symbol, size_t bytes, size_t offset,
                                              enum cudaMemcpyKind kind) {
     READY();
     void *from = nullptr;
@@ -327,8 +334,8 @@ cudaError_t cudaGraphExecMemcpyNodeSetParams(cudaGraphExec_t exec, cudaGraphNode
     return done(cu().GraphExecMemcpyNodeSetParams(exec, node, &described, context()));
 }
 
-cudaError_t cudaGraphExecMemcpyNodeSetParams1D(cudaGraphExec_t exec, cudaGraphNode_t node, void *to, const void *from,
-                                               size_t bytes, enum cudaMemcpyKind kind) {
+cudaError_t cudaGraphExecMemcpyNodeSetParams1D(cudaGraphExec_t exec, cudaGraphNode_t node, void *to,
+                                               const void *from, size_t bytes, enum cudaMemcpyKind kind) {
     READY();
     CUDA_MEMCPY3D described = line(to, from, bytes, kind);
     return done(cu().GraphExecMemcpyNodeSetParams(exec, node, &described, context()));
@@ -339,21 +346,21 @@ cudaError_t cudaGraphMemcpyNodeGetParams(cudaGraphNode_t node, struct cudaMemcpy
     if (parameters == nullptr) return done(cudaErrorInvalidValue);
     CUDA_MEMCPY3D found;
     if (CUresult status = cu().GraphMemcpyNodeGetParams(node, &found)) return done(status);
-    bool from_host = found.srcMemoryType == CU_MEMORYTYPE_HOST, to_host = found.dstMemoryType == CU_MEMORYTYPE_HOST;
+    bool from_host = found.srcMemoryType == CU_MEMORYTYPE_HOST,
+         to_host = found.dstMemoryType == CU_MEMORYTYPE_HOST;
     *parameters = {};
     parameters->srcPos = {found.srcXInBytes, found.srcY, found.srcZ};
     parameters->dstPos = {found.dstXInBytes, found.dstY, found.dstZ};
-    parameters->srcPtr = {from_host ? const_cast<void *>(found.srcHost) : reinterpret_cast<void *>(found.srcDevice),
-                          found.srcPitch, found.WidthInBytes, found.srcHeight};
+    parameters->srcPtr = {
+        from_host ? const_cast<void *>(found.srcHost) : reinterpret_cast<void *>(found.srcDevice),
+        found.srcPitch, found.WidthInBytes, found.srcHeight};
     parameters->dstPtr = {to_host ? found.dstHost : reinterpret_cast<void *>(found.dstDevice), found.dstPitch,
                           found.WidthInBytes, found.dstHeight};
     parameters->extent = {found.WidthInBytes, found.Height, found.Depth};
     if (found.srcMemoryType == CU_MEMORYTYPE_UNIFIED || found.dstMemoryType == CU_MEMORYTYPE_UNIFIED)
         parameters->kind = cudaMemcpyDefault;
-    else if (from_host)
-        parameters->kind = to_host ? cudaMemcpyHostToHost : cudaMemcpyHostToDevice;
-    else
-        parameters->kind = to_host ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice;
+    else if (from_host) parameters->kind = to_host ? cudaMemcpyHostToHost : cudaMemcpyHostToDevice;
+    else parameters->kind = to_host ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice;
     return cudaSuccess;
 }
 
@@ -373,8 +380,9 @@ cudaError_t cudaGraphMemcpyNodeSetParamsFromSymbol(cudaGraphNode_t node, void *t
     return cudaGraphMemcpyNodeSetParams1D(node, to, from, bytes, kind);
 }
 
-cudaError_t cudaGraphExecMemcpyNodeSetParamsToSymbol(cudaGraphExec_t exec, cudaGraphNode_t node, const void *symbol,
-                                                     const void *from, size_t bytes, size_t offset, enum cudaMemcpyKind kind) {
+cudaError_t cudaGraphExecMemcpyNodeSetParamsToSymbol(cudaGraphExec_t exec, cudaGraphNode_t node,
+                                                     const void *symbol, const void *from, size_t bytes,
+                                                     size_t offset, enum cudaMemcpyKind kind) {
     READY();
     void *to = nullptr;
     if (cudaError_t error = symbol_address(symbol, bytes, offset, to)) return done(error);
@@ -382,15 +390,16 @@ cudaError_t cudaGraphExecMemcpyNodeSetParamsToSymbol(cudaGraphExec_t exec, cudaG
 }
 
 cudaError_t cudaGraphExecMemcpyNodeSetParamsFromSymbol(cudaGraphExec_t exec, cudaGraphNode_t node, void *to,
-                                                       const void *symbol, size_t bytes, size_t offset, enum cudaMemcpyKind kind) {
+                                                       const void *symbol, size_t bytes, size_t offset,
+                                                       enum cudaMemcpyKind kind) {
     READY();
     void *from = nullptr;
     if (cudaError_t error = symbol_address(symbol, bytes, offset, from)) return done(error);
     return cudaGraphExecMemcpyNodeSetParams1D(exec, node, to, from, bytes, kind);
 }
 
-cudaError_t cudaGraphAddMemsetNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after, size_t count,
-                                   const struct cudaMemsetParams *parameters) {
+cudaError_t cudaGraphAddMemsetNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after,
+                                   size_t count, const struct cudaMemsetParams *parameters) {
     READY();
     if (parameters == nullptr) return done(cudaErrorInvalidValue);
     CUDA_MEMSET_NODE_PARAMS made = driver_parameters(*parameters);
@@ -427,8 +436,8 @@ cudaError_t cudaGraphExecMemsetNodeSetParams(cudaGraphExec_t exec, cudaGraphNode
     return done(cu().GraphExecMemsetNodeSetParams(exec, node, &made, context()));
 }
 
-cudaError_t cudaGraphAddHostNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after, size_t count,
-                                 const struct cudaHostNodeParams *parameters) {
+cudaError_t cudaGraphAddHostNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after,
+                                 size_t count, const struct cudaHostNodeParams *parameters) {
     READY();
     if (parameters == nullptr) return done(cudaErrorInvalidValue);
     CUDA_HOST_NODE_PARAMS made = driver_parameters(*parameters);
@@ -460,7 +469,8 @@ cudaError_t cudaGraphExecHostNodeSetParams(cudaGraphExec_t exec, cudaGraphNode_t
     return done(cu().GraphExecHostNodeSetParams(exec, node, &made));
 }
 
-cudaError_t cudaGraphAddEmptyNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after, size_t count) {
+cudaError_t cudaGraphAddEmptyNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after,
+                                  size_t count) {
     READY();
     return done(cu().GraphAddEmptyNode(node, graph, after, count));
 }
@@ -476,8 +486,8 @@ cudaError_t cudaGraphChildGraphNodeGetGraph(cudaGraphNode_t node, cudaGraph_t *g
     return done(cu().GraphChildGraphNodeGetGraph(node, graph));
 }
 
-cudaError_t cudaGraphAddEventRecordNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after,
-                                        size_t count, cudaEvent_t event) {
+cudaError_t cudaGraphAddEventRecordNode(cudaGraphNode_t *node, cudaGraph_t graph,
+                                        const cudaGraphNode_t *after, size_t count, cudaEvent_t event) {
     READY();
     return done(cu().GraphAddEventRecordNode(node, graph, after, count, event));
 }
@@ -488,7 +498,8 @@ cudaError_t cudaGraphAddEventWaitNode(cudaGraphNode_t *node, cudaGraph_t graph, 
     return done(cu().GraphAddEventWaitNode(node, graph, after, count, event));
 }
 
-cudaError_t cudaGraphExecChildGraphNodeSetParams(cudaGraphExec_t exec, cudaGraphNode_t node, cudaGraph_t child) {
+cudaError_t cudaGraphExecChildGraphNodeSetParams(cudaGraphExec_t exec, cudaGraphNode_t node,
+                                                 cudaGraph_t child) {
     READY();
     return done(cu().GraphExecChildGraphNodeSetParams(exec, node, child));
 }
@@ -503,7 +514,8 @@ cudaError_t cudaGraphEventRecordNodeSetEvent(cudaGraphNode_t node, cudaEvent_t e
     return done(cu().GraphEventRecordNodeSetEvent(node, event));
 }
 
-cudaError_t cudaGraphExecEventRecordNodeSetEvent(cudaGraphExec_t exec, cudaGraphNode_t node, cudaEvent_t event) {
+cudaError_t cudaGraphExecEventRecordNodeSetEvent(cudaGraphExec_t exec, cudaGraphNode_t node,
+                                                 cudaEvent_t event) {
     READY();
     return done(cu().GraphExecEventRecordNodeSetEvent(exec, node, event));
 }
@@ -518,26 +530,29 @@ cudaError_t cudaGraphEventWaitNodeSetEvent(cudaGraphNode_t node, cudaEvent_t eve
     return done(cu().GraphEventWaitNodeSetEvent(node, event));
 }
 
-cudaError_t cudaGraphExecEventWaitNodeSetEvent(cudaGraphExec_t exec, cudaGraphNode_t node, cudaEvent_t event) {
+cudaError_t cudaGraphExecEventWaitNodeSetEvent(cudaGraphExec_t exec, cudaGraphNode_t node,
+                                               cudaEvent_t event) {
     READY();
     return done(cu().GraphExecEventWaitNodeSetEvent(exec, node, event));
 }
 
-cudaError_t cudaGraphAddMemAllocNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after, size_t count,
-                                     struct cudaMemAllocNodeParams *parameters) {
+cudaError_t cudaGraphAddMemAllocNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after,
+                                     size_t count, struct cudaMemAllocNodeParams *parameters) {
     READY();
-    static_assert(sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == sizeof(cudaMemAllocNodeParams), "the two APIs share it");
+    static_assert(sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == sizeof(cudaMemAllocNodeParams),
+                  "the two APIs share it");
     return done(cu().GraphAddMemAllocNode(node, graph, after, count,
                                           reinterpret_cast<CUDA_MEM_ALLOC_NODE_PARAMS *>(parameters)));
 }
 
 cudaError_t cudaGraphMemAllocNodeGetParams(cudaGraphNode_t node, struct cudaMemAllocNodeParams *parameters) {
     READY();
-    return done(cu().GraphMemAllocNodeGetParams(node, reinterpret_cast<CUDA_MEM_ALLOC_NODE_PARAMS *>(parameters)));
+    return done(
+        cu().GraphMemAllocNodeGetParams(node, reinterpret_cast<CUDA_MEM_ALLOC_NODE_PARAMS *>(parameters)));
 }
 
-cudaError_t cudaGraphAddMemFreeNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after, size_t count,
-                                    void *pointer) {
+cudaError_t cudaGraphAddMemFreeNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after,
+                                    size_t count, void *pointer) {
     READY();
     return done(cu().GraphAddMemFreeNode(node, graph, after, count, reinterpret_cast<CUdeviceptr>(pointer)));
 }
@@ -553,7 +568,8 @@ cudaError_t cudaDeviceGraphMemTrim(int device) {
 }
 
 cudaError_t cudaGraphAddNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after,
-                             const cudaGraphEdgeData *, size_t count, struct cudaGraphNodeParams *parameters) {
+                             const cudaGraphEdgeData *, size_t count,
+                             struct cudaGraphNodeParams *parameters) {
     READY();
     if (parameters == nullptr) return done(cudaErrorInvalidValue);
     CUgraphNodeParams made;
@@ -572,7 +588,8 @@ cudaError_t cudaGraphNodeSetParams(cudaGraphNode_t node, struct cudaGraphNodePar
     return done(cu().GraphNodeSetParams(node, &made));
 }
 
-cudaError_t cudaGraphExecNodeSetParams(cudaGraphExec_t exec, cudaGraphNode_t node, struct cudaGraphNodeParams *parameters) {
+cudaError_t cudaGraphExecNodeSetParams(cudaGraphExec_t exec, cudaGraphNode_t node,
+                                       struct cudaGraphNodeParams *parameters) {
     READY();
     if (parameters == nullptr) return done(cudaErrorInvalidValue);
     CUgraphNodeParams made;
@@ -582,8 +599,8 @@ cudaError_t cudaGraphExecNodeSetParams(cudaGraphExec_t exec, cudaGraphNode_t nod
 
 // ---------------------------------------------------------------------------------------------------- user objects
 
-cudaError_t cudaUserObjectCreate(cudaUserObject_t *object, void *data, cudaHostFn_t destroy, unsigned int count,
-                                 unsigned int flags) {
+cudaError_t cudaUserObjectCreate(cudaUserObject_t *object, void *data, cudaHostFn_t destroy,
+                                 unsigned int count, unsigned int flags) {
     READY();
     return done(cu().UserObjectCreate(object, data, destroy, count, flags));
 }
@@ -598,7 +615,8 @@ cudaError_t cudaUserObjectRelease(cudaUserObject_t object, unsigned int count) {
     return done(cu().UserObjectRelease(object, count));
 }
 
-cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned int count, unsigned int flags) {
+cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned int count,
+                                      unsigned int flags) {
     READY();
     return done(cu().GraphRetainUserObject(graph, object, count, flags));
 }
@@ -610,7 +628,8 @@ cudaError_t cudaGraphReleaseUserObject(cudaGraph_t graph, cudaUserObject_t objec
 
 // ---------------------------------------------------------------------------------------------------- executable graphs
 
-cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags) {
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *exec, cudaGraph_t graph,
+                                          unsigned long long flags) {
     READY();
     return done(cu().GraphInstantiateWithFlags(exec, graph, flags));
 }
@@ -632,7 +651,8 @@ cudaError_t cudaGraphExecGetFlags(cudaGraphExec_t exec, unsigned long long *flag
     return done(status);
 }
 
-cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph, cudaGraphExecUpdateResultInfo *result) {
+cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph,
+                                cudaGraphExecUpdateResultInfo *result) {
     READY();
     CUgraphExecUpdateResultInfo found{};
     CUresult status = cu().GraphExecUpdate(exec, graph, &found);

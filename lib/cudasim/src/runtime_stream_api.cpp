@@ -29,7 +29,8 @@ cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) 
     switch (kind) {
         case cudaMemcpyHostToDevice: return done(cu().MemcpyHtoD(device_pointer(to), from, bytes));
         case cudaMemcpyDeviceToHost: return done(cu().MemcpyDtoH(to, device_pointer(from), bytes));
-        case cudaMemcpyDeviceToDevice: return done(cu().MemcpyDtoD(device_pointer(to), device_pointer(from), bytes));
+        case cudaMemcpyDeviceToDevice:
+            return done(cu().MemcpyDtoD(device_pointer(to), device_pointer(from), bytes));
         case cudaMemcpyHostToHost:
         case cudaMemcpyDefault: return done(cu().Memcpy(device_pointer(to), device_pointer(from), bytes));
     }
@@ -40,8 +41,10 @@ cudaError_t copy_async(void *to, const void *from, size_t bytes, cudaMemcpyKind 
     READY();
     if (bytes == 0) return cudaSuccess;
     switch (kind) {
-        case cudaMemcpyHostToDevice: return done(cu().MemcpyHtoDAsync(device_pointer(to), from, bytes, stream));
-        case cudaMemcpyDeviceToHost: return done(cu().MemcpyDtoHAsync(to, device_pointer(from), bytes, stream));
+        case cudaMemcpyHostToDevice:
+            return done(cu().MemcpyHtoDAsync(device_pointer(to), from, bytes, stream));
+        case cudaMemcpyDeviceToHost:
+            return done(cu().MemcpyDtoHAsync(to, device_pointer(from), bytes, stream));
         case cudaMemcpyDeviceToDevice:
             return done(cu().MemcpyDtoDAsync(device_pointer(to), device_pointer(from), bytes, stream));
         case cudaMemcpyHostToHost:
@@ -51,8 +54,8 @@ cudaError_t copy_async(void *to, const void *from, size_t bytes, cudaMemcpyKind 
     return done(cudaErrorInvalidMemcpyDirection);
 }
 
-cudaMemcpy3DParms rows(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
-                       cudaMemcpyKind kind) {
+cudaMemcpy3DParms rows(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                       size_t height, cudaMemcpyKind kind) {
     cudaMemcpy3DParms parameters{};
     parameters.srcPtr = {const_cast<void *>(from), from_pitch, width, height};
     parameters.dstPtr = {to, to_pitch, width, height};
@@ -69,8 +72,8 @@ cudaError_t symbol_range(const void *symbol, size_t bytes, size_t offset, void *
     return cudaSuccess;
 }
 
-cudaError_t launch(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared, cudaStream_t stream,
-                   bool cooperative) {
+cudaError_t launch(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared,
+                   cudaStream_t stream, bool cooperative) {
     READY();
     if (!valid_configuration(grid, block)) return done(cudaErrorInvalidConfiguration);
     CUkernel kernel = nullptr;
@@ -78,10 +81,10 @@ cudaError_t launch(const void *function, dim3 grid, dim3 block, void **arguments
     auto as_function = reinterpret_cast<CUfunction>(kernel);
     auto bytes = static_cast<unsigned>(std::min<size_t>(shared, 0xffffffff));
     if (cooperative)
-        return done(cu().LaunchCooperativeKernel(as_function, grid.x, grid.y, grid.z, block.x, block.y, block.z, bytes,
-                                                 stream, arguments));
-    return done(cu().LaunchKernel(as_function, grid.x, grid.y, grid.z, block.x, block.y, block.z, bytes, stream,
-                                  arguments, nullptr));
+        return done(cu().LaunchCooperativeKernel(as_function, grid.x, grid.y, grid.z, block.x, block.y,
+                                                 block.z, bytes, stream, arguments));
+    return done(cu().LaunchKernel(as_function, grid.x, grid.y, grid.z, block.x, block.y, block.z, bytes,
+                                  stream, arguments, nullptr));
 }
 
 }  // namespace
@@ -95,13 +98,13 @@ cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void *
     return launch(function, grid, block, arguments, shared, stream, false);
 }
 
-cudaError_t PER_THREAD(__cudaLaunchKernel)(cudaKernel_t kernel, dim3 grid, dim3 block, void **arguments, size_t shared,
-                                           cudaStream_t stream) {
+cudaError_t PER_THREAD(__cudaLaunchKernel)(cudaKernel_t kernel, dim3 grid, dim3 block, void **arguments,
+                                           size_t shared, cudaStream_t stream) {
     return launch(kernel, grid, block, arguments, shared, stream, false);
 }
 
-cudaError_t cudaLaunchCooperativeKernel(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared,
-                                        cudaStream_t stream) {
+cudaError_t cudaLaunchCooperativeKernel(const void *function, dim3 grid, dim3 block, void **arguments,
+                                        size_t shared, cudaStream_t stream) {
     return launch(function, grid, block, arguments, shared, stream, true);
 }
 
@@ -120,7 +123,8 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *fu
     made.blockDimZ = config->blockDim.z;
     made.sharedMemBytes = static_cast<unsigned>(std::min<size_t>(config->dynamicSmemBytes, 0xffffffff));
     made.hStream = config->stream;
-    static_assert(sizeof(CUlaunchAttribute) == sizeof(cudaLaunchAttribute), "the two APIs share launch attributes");
+    static_assert(sizeof(CUlaunchAttribute) == sizeof(cudaLaunchAttribute),
+                  "the two APIs share launch attributes");
     made.attrs = reinterpret_cast<CUlaunchAttribute *>(config->attrs);
     made.numAttrs = config->numAttrs;
     return done(cu().LaunchKernelEx(&made, reinterpret_cast<CUfunction>(kernel), arguments, nullptr));
@@ -137,7 +141,8 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpy
     return copy(to, from, bytes, kind);
 }
 
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t stream) {
     return copy_async(to, from, bytes, kind, stream);
 }
 
@@ -159,7 +164,8 @@ cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *from, size_t byte
     return copy(to, from, bytes, kind);
 }
 
-cudaError_t cudaMemcpyFromSymbol(void *to, const void *symbol, size_t bytes, size_t offset, enum cudaMemcpyKind kind) {
+cudaError_t cudaMemcpyFromSymbol(void *to, const void *symbol, size_t bytes, size_t offset,
+                                 enum cudaMemcpyKind kind) {
     READY();
     void *from = nullptr;
     if (cudaError_t error = symbol_range(symbol, bytes, offset, from)) return done(error);
@@ -198,8 +204,8 @@ cudaError_t cudaMemcpy3DAsync(const struct cudaMemcpy3DParms *parameters, cudaSt
     return done(cu().Memcpy3DAsync(&described, stream));
 }
 
-cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
-                         enum cudaMemcpyKind kind) {
+cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                         size_t height, enum cudaMemcpyKind kind) {
     if (width > to_pitch || width > from_pitch) return done(cudaErrorInvalidPitchValue);
     cudaMemcpy3DParms parameters = rows(to, to_pitch, from, from_pitch, width, height, kind);
     return cudaMemcpy3D(&parameters);
@@ -246,23 +252,29 @@ cudaError_t cudaMemset(void *pointer, int value, size_t bytes) {
 
 cudaError_t cudaMemsetAsync(void *pointer, int value, size_t bytes, cudaStream_t stream) {
     READY();
-    return done(cu().MemsetD8Async(device_pointer(pointer), static_cast<unsigned char>(value), bytes, stream));
+    return done(
+        cu().MemsetD8Async(device_pointer(pointer), static_cast<unsigned char>(value), bytes, stream));
 }
 
 cudaError_t cudaMemset2D(void *pointer, size_t pitch, int value, size_t width, size_t height) {
     READY();
-    return done(cu().MemsetD2D8(device_pointer(pointer), pitch, static_cast<unsigned char>(value), width, height));
+    return done(
+        cu().MemsetD2D8(device_pointer(pointer), pitch, static_cast<unsigned char>(value), width, height));
 }
 
-cudaError_t cudaMemset2DAsync(void *pointer, size_t pitch, int value, size_t width, size_t height, cudaStream_t stream) {
+cudaError_t cudaMemset2DAsync(void *pointer, size_t pitch, int value, size_t width, size_t height,
+                              cudaStream_t stream) {
     READY();
-    return done(cu().MemsetD2D8Async(device_pointer(pointer), pitch, static_cast<unsigned char>(value), width, height, stream));
+    return done(cu().MemsetD2D8Async(device_pointer(pointer), pitch, static_cast<unsigned char>(value), width,
+                                     height, stream));
 }
 
-cudaError_t cudaMemset3DAsync(struct cudaPitchedPtr pitched, int value, struct cudaExtent extent, cudaStream_t stream) {
+cudaError_t cudaMemset3DAsync(struct cudaPitchedPtr pitched, int value, struct cudaExtent extent,
+                              cudaStream_t stream) {
     for (size_t z = 0; z < extent.depth; z++) {
         char *slice = static_cast<char *>(pitched.ptr) + z * pitched.pitch * pitched.ysize;
-        if (cudaError_t error = cudaMemset2DAsync(slice, pitched.pitch, value, extent.width, extent.height, stream))
+        if (cudaError_t error =
+                cudaMemset2DAsync(slice, pitched.pitch, value, extent.width, extent.height, stream))
             return error;
     }
     return cudaSuccess;
@@ -301,8 +313,8 @@ cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream) {
     return done(cu().MemFreeAsync(device_pointer(pointer), stream));
 }
 
-cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t bytes, struct cudaMemLocation location, unsigned int flags,
-                                 cudaStream_t stream) {
+cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t bytes, struct cudaMemLocation location,
+                                 unsigned int flags, cudaStream_t stream) {
     READY();
     CUmemLocation made;
     made.type = static_cast<CUmemLocationType>(location.type);
@@ -327,7 +339,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return done(cu().StreamWaitEvent(stream, event, flags));
 }
 
-cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void *data, unsigned int flags) {
+cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void *data,
+                                  unsigned int flags) {
     READY();
     return done(cu().StreamAddCallback(stream, reinterpret_cast<CUstreamCallback>(callback), data, flags));
 }
@@ -374,7 +387,8 @@ cudaError_t cudaStreamGetAttribute(cudaStream_t stream, cudaStreamAttrID which, 
                                         reinterpret_cast<CUstreamAttrValue *>(value)));
 }
 
-cudaError_t cudaStreamSetAttribute(cudaStream_t stream, cudaStreamAttrID which, const cudaStreamAttrValue *value) {
+cudaError_t cudaStreamSetAttribute(cudaStream_t stream, cudaStreamAttrID which,
+                                   const cudaStreamAttrValue *value) {
     READY();
     return done(cu().StreamSetAttribute(stream, static_cast<CUstreamAttrID>(which),
                                         reinterpret_cast<const CUstreamAttrValue *>(value)));
@@ -385,7 +399,9 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
     return done(cu().EventRecordWithFlags(event, stream, flags));
 }
 
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return cudaEventRecordWithFlags(event, stream, 0); }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    return cudaEventRecordWithFlags(event, stream, 0);
+}
 
 // ---------------------------------------------------------------------------------------------------- capture, graphs
 
@@ -394,10 +410,12 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
     return done(cu().StreamBeginCapture(stream, static_cast<CUstreamCaptureMode>(mode)));
 }
 
-cudaError_t cudaStreamBeginCaptureToGraph(cudaStream_t stream, cudaGraph_t graph, const cudaGraphNode_t *after,
-                                          const cudaGraphEdgeData *, size_t count, enum cudaStreamCaptureMode mode) {
+cudaError_t cudaStreamBeginCaptureToGraph(cudaStream_t stream, cudaGraph_t graph,
+                                          const cudaGraphNode_t *after, const cudaGraphEdgeData *,
+                                          size_t count, enum cudaStreamCaptureMode mode) {
     READY();
-    return done(cu().StreamBeginCaptureToGraph(stream, graph, after, nullptr, count, static_cast<CUstreamCaptureMode>(mode)));
+    return done(cu().StreamBeginCaptureToGraph(stream, graph, after, nullptr, count,
+                                               static_cast<CUstreamCaptureMode>(mode)));
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
@@ -410,19 +428,21 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     return done(cu().StreamIsCapturing(stream, reinterpret_cast<CUstreamCaptureStatus *>(status)));
 }
 
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
-                                     cudaGraph_t *graph, const cudaGraphNode_t **dependencies,
-                                     const cudaGraphEdgeData **edges, size_t *count) {
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
+                                     unsigned long long *id, cudaGraph_t *graph,
+                                     const cudaGraphNode_t **dependencies, const cudaGraphEdgeData **edges,
+                                     size_t *count) {
     READY();
     cuuint64_t number = 0;
-    CUresult result = cu().StreamGetCaptureInfo(stream, reinterpret_cast<CUstreamCaptureStatus *>(status), &number, graph,
-                                                dependencies, reinterpret_cast<const CUgraphEdgeData **>(edges), count);
+    CUresult result =
+        cu().StreamGetCaptureInfo(stream, reinterpret_cast<CUstreamCaptureStatus *>(status), &number, graph,
+                                  dependencies, reinterpret_cast<const CUgraphEdgeData **>(edges), count);
     if (id != nullptr) *id = number;
     return done(result);
 }
 
-cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t stream, cudaGraphNode_t *nodes, const cudaGraphEdgeData *,
-                                                size_t count, unsigned int flags) {
+cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t stream, cudaGraphNode_t *nodes,
+                                                const cudaGraphEdgeData *, size_t count, unsigned int flags) {
     READY();
     return done(cu().StreamUpdateCaptureDependencies(stream, nodes, nullptr, count, flags));
 }
@@ -440,23 +460,28 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream) {
 cudaError_t cudaGraphInstantiateWithParams(cudaGraphExec_t *exec, cudaGraph_t graph,
                                            cudaGraphInstantiateParams *parameters) {
     READY();
-    static_assert(sizeof(CUDA_GRAPH_INSTANTIATE_PARAMS) == sizeof(cudaGraphInstantiateParams), "the two APIs share it");
-    return done(
-        cu().GraphInstantiateWithParams(exec, graph, reinterpret_cast<CUDA_GRAPH_INSTANTIATE_PARAMS *>(parameters)));
+    static_assert(sizeof(CUDA_GRAPH_INSTANTIATE_PARAMS) == sizeof(cudaGraphInstantiateParams),
+                  "the two APIs share it");
+    return done(cu().GraphInstantiateWithParams(
+        exec, graph, reinterpret_cast<CUDA_GRAPH_INSTANTIATE_PARAMS *>(parameters)));
 }
 
 // ---------------------------------------------------------------------------------------------------- entry points
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned int version,
-                                             unsigned long long flags, enum cudaDriverEntryPointQueryResult *result) {
+                                             unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *result) {
     if (cudaError_t error = driver_ready()) return done(error);
     if (name == nullptr || function == nullptr) return done(cudaErrorInvalidValue);
     cuuint64_t wanted = flags;
-    if (wanted == 0) wanted = kPerThread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : CU_GET_PROC_ADDRESS_LEGACY_STREAM;
+    if (wanted == 0)
+        wanted =
+            kPerThread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : CU_GET_PROC_ADDRESS_LEGACY_STREAM;
     CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     CUresult found = cu().GetProcAddress(name, function, static_cast<int>(version), wanted, &status);
     if (result != nullptr) *result = static_cast<cudaDriverEntryPointQueryResult>(status);
-    if (found == CUDA_SUCCESS && *function == nullptr && result == nullptr) return done(cudaErrorSymbolNotFound);
+    if (found == CUDA_SUCCESS && *function == nullptr && result == nullptr)
+        return done(cudaErrorSymbolNotFound);
     return done(found);
 }
 

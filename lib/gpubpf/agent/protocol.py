@@ -13,35 +13,27 @@ import struct
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from typing import NamedTuple
 
+from gpubpf.agent.definitions import (
+    FRAME_LIMIT,
+    NO_FIELD,
+    PROTOCOL_VERSION,
+    SLOTS,
+    FoundFlag,
+    Message,
+    Place,
+    Reason,
+    Unit,
+    WelcomeFlag,
+)
 from gpubpf.ebpf.bytecode import HOST_POINTS
 from gpubpf.ebpf.maps import RING_PAGE, RING_SHARD
 from gpubpf.errors import SessionError
 
-VERSION = 5
-FRAME_LIMIT = 64 << 20
 IMAGE_LIMIT = 1 << 29
 MEMORY_LIMIT = 1 << 40
 SITES_LIMIT = 1 << 22  # of a kernel
-NO_FIELD = 0xFFFFFFFF
-
-# Messages.
-HELLO, IMAGE, NAME, REFUSED, SNAPSHOT, DRAINED, HOOKED, MARKER, LOG, RING, STACK, CONTEXT, PATCHES, FOUND = (
-    range(1, 15)
-)
-WELCOME, SIDECAR, DRAIN, WORKING, SHARED, CONSUMED, PATCHED = range(16, 23)
-
-# Flags in DRAIN: swap no more launches from now on; read nothing but rings in GPU memory.
-STOP, ONLY_RINGS = 1, 2
-# In SNAPSHOT: the context is going; kernels had not ended; memory could not be read; nothing but rings was read.
-CLOSED, RUNNING, FAILED, OF_RINGS = 1, 2, 4, 8
-# In FOUND: its names are those of all kernels of the module.
-_WHOLE = 1
-# In WELCOME.
-_ZERO, _STAMPS, _STACKS, _GRAPHS, _MATCH_ALL, _ALLOCATION_STACKS = 1, 2, 4, 8, 16, 32
-
 SHARDS = 256  # of a ring or a site array, at most
 LEAST_CAPACITY = 4096  # records of a shard
 RING_BYTES = 1 << 36
@@ -49,21 +41,10 @@ LOG_RECORDS = 1 << 28
 FRAMES_LIMIT = 256  # of a host stack
 GPUS = 256  # of a machine
 
-# The control block.
-SLOTS = 16384
+# The control block (src/control.h).
 CONTROL_HEADER = 128
 CONTROL_SIZE = CONTROL_HEADER + 256 * SLOTS
-REASONS = (
-    "sampled out",
-    "filtered",
-    "capture",
-    "map too small",
-    "occupancy",
-    "refused",  # in its place goes the reason that the kernel was refused for
-    "launch failed",
-    "legacy launch",
-)
-REFUSED_REASON = REASONS.index("refused")
+REASONS = tuple(reason.name.lower().replace("_", " ") for reason in Reason)
 
 
 class Malformed(SessionError):
@@ -71,19 +52,6 @@ class Malformed(SessionError):
 
     def __init__(self, what: str) -> None:
         super().__init__(f"a traced process sent {what}; it is no longer traced")
-
-
-class Unit(IntEnum):
-    """What a map has values for. `SITE`: each site of a kernel, in whatever shape it is launched, in a shard for
-    each multiprocessor."""
-
-    CONTEXT, THREAD, WARP, BLOCK, INSTANCE, SITE = range(6)
-
-
-class Place(IntEnum):
-    """Where a map lies. `SHARED` and `HOST`: in a file of the tool, with and without the GPU reaching it."""
-
-    GPU, HOST_RING, GPU_RING, SHARED, HOST = range(5)
 
 
 @dataclass(frozen=True)
@@ -333,7 +301,7 @@ class Reader:
 def hello(payload: bytes) -> str:
     """The name of the process."""
     r = Reader(payload)
-    if r.u32() != VERSION:
+    if r.u32() != PROTOCOL_VERSION:
         raise Malformed("another version's greeting")
     return r.text()[:64]
 
@@ -366,7 +334,7 @@ def found(payload: bytes) -> Found:
         kernels.append(FoundKernel(name, parameters if told else None, *(r.i32() for _ in range(7))))
     if not kernels:
         raise Malformed("a module of which nothing is known")
-    return Found(request, compute_capability, gpu, bool(flags & _WHOLE), names, tuple(kernels))
+    return Found(request, compute_capability, gpu, bool(flags & FoundFlag.ALL_NAMES), names, tuple(kernels))
 
 
 def slot_and_text(payload: bytes) -> tuple[int, str]:
@@ -477,17 +445,17 @@ def welcome(wanted: Wanted, process: int) -> bytes:
     flags = sum(
         bit
         for bit, on in (
-            (_ZERO, wanted.memory_is_zero),
-            (_STAMPS, wanted.stamps),
-            (_STACKS, wanted.stacks),
-            (_GRAPHS, wanted.graphs),
-            (_MATCH_ALL, wanted.match_all),
-            (_ALLOCATION_STACKS, wanted.allocation_stacks),
+            (WelcomeFlag.MEMORY_IS_ZERO, wanted.memory_is_zero),
+            (WelcomeFlag.STAMPS, wanted.stamps),
+            (WelcomeFlag.STACKS, wanted.stacks),
+            (WelcomeFlag.GRAPHS, wanted.graphs),
+            (WelcomeFlag.MATCH_ALL, wanted.match_all),
+            (WelcomeFlag.ALLOCATION_STACKS, wanted.allocation_stacks),
         )
         if on
     )
     parts = [
-        struct.pack("<IQQQQ", VERSION, wanted.map_memory, wanted.launches[0], last, wanted.sample),
+        struct.pack("<IQQQQ", PROTOCOL_VERSION, wanted.map_memory, wanted.launches[0], last, wanted.sample),
         struct.pack("<IIQQQ", int(wanted.image_wait * 1000), flags, wanted.log_records, wanted.pump, process),
         _bytes(f"{os.path.basename(sys.argv[0]).removesuffix('.py')}, pid {os.getpid()}".encode()[:100]),
         struct.pack("<I", len(wanted.maps)),
@@ -505,32 +473,34 @@ def welcome(wanted: Wanted, process: int) -> bytes:
             parts.append(_bytes(program.code) + _bytes(program.parameters))
             parts.append(struct.pack("<I", len(program.arguments)))
             parts += [struct.pack("<IIQ", *argument) for argument in program.arguments]
-    return frame(WELCOME, b"".join(parts))
+    return frame(Message.WELCOME, b"".join(parts))
 
 
 def shared(number: int, size: int) -> bytes:
     """With the file of map `number`, before the Welcome."""
-    return frame(SHARED, struct.pack("<IQ", number, size))
+    return frame(Message.SHARED, struct.pack("<IQ", number, size))
 
 
 def consumed(number: int, context: int, positions: Sequence[int]) -> bytes:
     """Up to where each shard of a ring in GPU memory was read."""
-    return frame(CONSUMED, struct.pack(f"<III{len(positions)}Q", number, context, len(positions), *positions))
+    return frame(
+        Message.CONSUMED, struct.pack(f"<III{len(positions)}Q", number, context, len(positions), *positions)
+    )
 
 
 def drain(sequence: int, wait: float, flags: int) -> bytes:
     """`wait`: seconds that kernels get to end before memory is read; 0: it is read as it is."""
-    return frame(DRAIN, struct.pack("<III", sequence, int(wait * 1000), flags))
+    return frame(Message.DRAIN, struct.pack("<III", sequence, int(wait * 1000), flags))
 
 
 def working() -> bytes:
     """To a process that waits for a sidecar: it is being made."""
-    return frame(WORKING, b"")
+    return frame(Message.WORKING, b"")
 
 
 def patched() -> bytes:
     """To a process that ran already: its hooks are in."""
-    return frame(PATCHED, b"")
+    return frame(Message.PATCHED, b"")
 
 
 def sidecar(
@@ -568,7 +538,7 @@ def sidecar(
     for v in variables:
         parts.append(_bytes(v.name.encode()) + struct.pack("<III", v.index, v.copied, len(v.kernels)))
         parts += [_bytes(name.encode()) for name in v.kernels]
-    return frame(SIDECAR, b"".join(parts))
+    return frame(Message.SIDECAR, b"".join(parts))
 
 
 def sites_and_shards(capacity: int) -> tuple[int, int]:
@@ -580,11 +550,11 @@ def sites_and_shards(capacity: int) -> tuple[int, int]:
 
 
 def _brings_file(kind: int, payload: bytes) -> bool:
-    if kind == MARKER:  # a process without memory for one says so
+    if kind == Message.MARKER:  # a process without memory for one says so
         return payload[:4] == struct.pack("<I", 1)
-    if kind == RING:
+    if kind == Message.RING:
         return payload[12:16] == struct.pack("<I", Place.HOST_RING)
-    return kind in (HELLO, IMAGE, SNAPSHOT, LOG, PATCHES)
+    return kind in (Message.HELLO, Message.IMAGE, Message.SNAPSHOT, Message.LOG, Message.PATCHES)
 
 
 class Frames:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubpf import agent
+from gpubpf.agent.definitions import AttachStatus
 from gpubpf.errors import SessionError
 from gpubpf.process import target
 from gpubpf.session.device import Device
@@ -108,9 +109,9 @@ class Joining:
                     if time.monotonic() > began + PASSING:
                         raise
                 else:
-                    if code == _TOOL_KNOWS and starting is not None:
+                    if code == AttachStatus.FAILED and starting is not None:
                         starting = None  # let go before the hooks were in: they go in as it runs
-                    elif code != _NOT_YET or time.monotonic() > began + PATIENCE:
+                    elif code != AttachStatus.ENDING or time.monotonic() > began + PATIENCE:
                         break
                 time.sleep(PAUSE)
             if code:
@@ -148,21 +149,18 @@ class Joining:
             process.stood_ns += injection.stood_ns
             if code:
                 self._server.dismiss(process)
-        if code == _TOOL_KNOWS and process.trouble:
+        if code == AttachStatus.FAILED and process.trouble:
             raise Missed(UNHOOKED, f"{process.who} {process.trouble}")
         return code
 
 
-_NO_DRIVER, _OWNED, _TOOL_KNOWS, _NOT_YET = 1, 2, 3, 4  # of gpubpf_attach, beside 0
-
-
 def _refused(pid: int, code: int) -> Missed:
     who = f"pid {pid} ({comm(pid)})"
-    if code == _NO_DRIVER:
+    if code == AttachStatus.NO_DRIVER:
         return _no_driver(pid)
-    if code == _OWNED:
+    if code == AttachStatus.IN_USE:
         return Missed(TRACED, f"{who} is measured by {_owner(pid)} already; end that first")
-    if code == _NOT_YET:
+    if code == AttachStatus.ENDING:
         return Missed(BUSY, f"{who} is not done with the tool that measured it last; try again in a while")
     return Missed(UNHOOKED, f"{who} could not be hooked; start it with the tool instead")
 

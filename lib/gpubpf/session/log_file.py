@@ -7,11 +7,12 @@ import fcntl
 import mmap
 import os
 
+from gpubpf.agent import definitions
 from gpubpf.errors import SessionError
 
 VERSION = 1
 HEADER = 4096
-RECORD = 128
+RECORD = definitions.RECORD_SIZE
 MOST_RECORDS = 1 << 28
 _RESERVED = 64  # where the header has how many records were begun
 

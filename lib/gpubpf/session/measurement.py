@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpubpf.agent import protocol
+from gpubpf.agent.definitions import HostArgument, Place, Unit
 from gpubpf.ebpf import maps
 from gpubpf.process import users
 from gpubpf.process.privileges import Privileges
@@ -24,11 +25,11 @@ IMAGE_WAIT = 120.0
 NOTICES, KINDS = 10, 64  # notices of one kind; kinds
 PARAM, SHARED = "param", "shared_array"
 UNITS = {
-    "thread": protocol.Unit.THREAD,
-    "warp": protocol.Unit.WARP,
-    "block": protocol.Unit.BLOCK,
-    "instance": protocol.Unit.INSTANCE,
-    "site": protocol.Unit.SITE,
+    "thread": Unit.THREAD,
+    "warp": Unit.WARP,
+    "block": Unit.BLOCK,
+    "instance": Unit.INSTANCE,
+    "site": Unit.SITE,
 }
 
 
@@ -188,19 +189,17 @@ class Measurement:
 
     def _spec(self, definition: MapDefinition) -> protocol.MapSpec:
         if definition.kind == SHARED:
-            place = protocol.Place.SHARED
+            place = Place.SHARED
             size = maps.pad8(definition.value_size) * definition.max_entries
             return protocol.MapSpec(size, 0, b"", place=place)
         if is_ring(definition):
-            place = protocol.Place.GPU_RING if self.follow.ring_in_gpu else protocol.Place.HOST_RING
+            place = Place.GPU_RING if self.follow.ring_in_gpu else Place.HOST_RING
             return protocol.MapSpec(
                 self.ring_size(definition), maps.record_stride(definition), b"", place=place
             )
         fixed = maps.storage_size(definition)
         per_unit = maps.storage_size(definition, 1) - fixed
-        unit = (
-            UNITS[maps.SHAPED[definition.kind]] if definition.kind in maps.SHAPED else protocol.Unit.CONTEXT
-        )
+        unit = UNITS[maps.SHAPED[definition.kind]] if definition.kind in maps.SHAPED else Unit.CONTEXT
         return protocol.MapSpec(fixed, per_unit, maps.header(definition), unit)
 
     def _host_programs(self) -> Sequence[protocol.HostCode] | frozenset[str]:
@@ -218,10 +217,10 @@ class Measurement:
                     parameters += self.params[value.map]
                 arguments.append(
                     {
-                        "context": (0, 0, value.number),
-                        "map_base": (1, self.numbers.get(value.map, 0), 0),
-                        "param": (2, 0, places.get(value.map, 0)),
-                        "helper": (3, 0, value.number),
+                        "context": (HostArgument.CONTEXT, 0, value.number),
+                        "map_base": (HostArgument.MAP_BASE, self.numbers.get(value.map, 0), 0),
+                        "param": (HostArgument.PARAM, 0, places.get(value.map, 0)),
+                        "helper": (HostArgument.HELPER, 0, value.number),
                     }[value.kind]
                 )
             made.append(

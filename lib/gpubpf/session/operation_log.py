@@ -11,95 +11,61 @@ copied first, then checked; every number in a record may be anything.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gpubpf.agent import definitions
+from gpubpf.agent.definitions import Field, Kind, Outcome, QueueKind, RecordFlag, SyncTarget
 from gpubpf.session.log_file import HEADER, RECORD, LogFile
 
-# Kinds.
-KERNEL, H2D, D2H, D2D, H2H, MEMSET, RECORDED, WAIT, GRAPH, SYNC, API = range(1, 12)
-SPAN, CLOCK, NODE, EDGE, FAULT, QUEUE = range(16, 22)
+# fmt: off
+KERNEL, H2D, D2H, D2D, H2H, MEMSET, RECORDED, WAIT, GRAPH, SYNC, API, SPAN, CLOCK, NODE, EDGE, FAULT, QUEUE = (
+    kind.value for kind in Kind
+)
+# fmt: on
 COPIES = (H2D, D2H, D2D, H2H)
+GRAPH_NODE, SYNCHRONOUS, CAPTURED, HOST_CLOCK, FROM_BEFORE = (flag.value for flag in RecordFlag)
+INSTRUMENTED, NOT_READY, NOT_MATCHED = (outcome.value for outcome in Outcome)
+STREAM, EVENT, CONTEXT = (target.value for target in SyncTarget)
+LEGACY, PER_THREAD, BLOCKING, NON_BLOCKING = (kind.value for kind in QueueKind)
 
-# Flags.
-GRAPH_NODE = 1  # of a replay: the times of the call are those of the graph launch
-SYNCHRONOUS = 2  # the call itself waits
-CAPTURED = 4  # it went into a graph: it never ran as such
-HOST_CLOCK = 8  # of a span: its times are CUPTI's, on the log's clock
-FROM_BEFORE = 16  # of a queue: it was there before the attachment, and may hold work that nobody saw; of an allocation: it was found
-
-# Outcomes of a launch, field "reason" of a kernel; else 1 + number of a reason of the control block (protocol.REASONS).
-INSTRUMENTED, NOT_READY, NOT_MATCHED = 0, 254, 255
-
-# What a sync waits for, and what a queue is.
-STREAM, EVENT, CONTEXT = range(3)
-LEGACY, PER_THREAD, BLOCKING, NON_BLOCKING = range(4)
+_NUMPY = {"u64": "<u8", "u32": "<u4", "u16": "<u2", "i32": "<i4"}
 
 
-def _of(size: int, **fields: tuple[Any, int]) -> np.dtype[np.void]:
-    """A record of `size` bytes: name = (format, offset)."""
+def _dtype(fields: Iterable[tuple[str, Any, int]], size: int) -> np.dtype[np.void]:
+    """Return the type of a structure of `size` bytes; `fields` are (name, format, offset)."""
+    names, formats, offsets = zip(*fields, strict=True)
     return np.dtype(
-        {
-            "names": list(fields),
-            "formats": [f[0] for f in fields.values()],
-            "offsets": [f[1] for f in fields.values()],
-            "itemsize": size,
-        }
+        {"names": list(names), "formats": list(formats), "offsets": list(offsets), "itemsize": size}
     )
 
 
-_LAUNCH: dict[str, tuple[Any, int]] = {
-    "slot": ("<u4", 0),
-    "reason": ("<u4", 4),
-    "grid": (("<u4", 3), 8),
-    "block": (("<u4", 3), 20),
-    "shared": ("<u4", 32),
-    "node": ("<u4", 36),
-    "exec": ("<u8", 40),
-}
-# The last 64 bytes, by kind; each is a field of a record. Those of a queue are `queue_kind` and `priority` (of the record itself).
-PARTS: dict[str, np.dtype[np.void]] = {
-    "kernel": _of(64, **_LAUNCH, replay=("<u8", 48)),
-    "copy": _of(64, bytes=("<u8", 0), destination=("<u8", 8), source=("<u8", 16)),  # a memset, too
-    "event": _of(64, event=("<u8", 0), record=("<u8", 8)),  # recorded, waited for
-    "graph": _of(
-        64, exec=("<u8", 0), replay=("<u8", 8), first=("<u8", 16), kernels=("<u4", 24), others=("<u4", 28)
-    ),
-    "sync": _of(64, what=("<u4", 0), event=("<u8", 8), record=("<u8", 16)),
-    # An allocation: the epoch from which it holds (modulo 2^32); a free: the last in which what it frees is there.
-    "api": _of(
-        64, function=("<u4", 0), epoch=("<u4", 4), bytes=("<u8", 8), name=("S40", 16), address=("<u8", 56)
-    ),
-    "span": _of(64, of=("<u8", 0), start=("<u8", 8), end=("<u8", 16), error_ns=("<u4", 24)),
-    "clock": _of(
-        64,
-        host_before=("<u8", 0),
-        gpu=("<u8", 8),
-        host_after=("<u8", 16),
-        clock64=("<u8", 24),
-        sm=("<u4", 32),
-        tick_ns=("<u4", 36),
-    ),
-    "node": _of(64, **_LAUNCH, handle=("<u8", 48)),
-    "edge": _of(64, exec=("<u8", 0), before=("<u4", 8), after=("<u4", 12)),
-    "fault": _of(64, error=("<i4", 0)),
-}
-DTYPE = np.dtype(
-    {
-        "names": [
-            *("mark", "id", "kind", "flags", "thread", "call_ns", "return_ns"),
-            *("stream", "queue", "context", "result", "stack", "queue_kind", "priority", *PARTS),
-        ],
-        "formats": [
-            *("<u8", "<u8", "<u2", "<u2", "<u4", "<u8", "<u8"),
-            *("<u8", "<u4", "<u4", "<i4", "<u4", "<u4", "<i4", *PARTS.values()),
-        ],
-        "offsets": [0, 8, 16, 18, 20, 24, 32, 40, 48, 52, 56, 60, 64, 68, *[64] * len(PARTS)],
-        "itemsize": RECORD,
-    }
-)
+def _field(field: Field, offset: int) -> tuple[str, Any, int]:
+    if field.type == "char":
+        return field.name, f"S{field.count}", offset
+    plain = _NUMPY[field.type]
+    return field.name, (plain, field.count) if field.count > 1 else plain, offset
+
+
+def _record_fields() -> Iterator[tuple[str, Any, int]]:
+    header = [_field(field, at) for field, at in definitions.header_offsets()]
+    yield from header
+    size = definitions.RECORD_SIZE - definitions.PART_OFFSET
+    for part in definitions.PARTS:
+        fields = [_field(field, at) for field, at in part.offsets()]
+        if part.name in (
+            name for name, _, _ in header
+        ):  # the part of a queue: its fields are the record's own
+            yield from ((name, kind, definitions.PART_OFFSET + at) for name, kind, at in fields)
+        else:
+            yield part.name, _dtype(fields, size), definitions.PART_OFFSET
+
+
+# A record: the fields that all kinds have, and one structure for each kind's last 64 bytes, such as `records["copy"]["bytes"]`.
+DTYPE = _dtype(_record_fields(), definitions.RECORD_SIZE)
 Records = npt.NDArray[np.void]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
+from gpubpf.agent.definitions import DrainFlag, Place, SnapshotFlag
 from gpubpf.ebpf import maps
 from gpubpf.session.results import Instance, ProcessLog, Reading, RingCounts, RingRecords, SharedArray, merged
 
@@ -136,7 +137,7 @@ def readings(measured: Measurement, *names: str) -> list[Reading]:
                 }
             finally:
                 one.close()
-            idle = not s.flags & protocol.RUNNING
+            idle = not s.flags & SnapshotFlag.RUNNING
             found.append(
                 Reading(
                     process.pid,
@@ -179,12 +180,12 @@ def rings(measured: Measurement, map_name: str) -> list[RingRecords]:
             continue
         last = ring.closed or process.over or (process.gone and measured.stopped)
         place = ring.reader.place
-        if place.place == protocol.Place.HOST_RING:
+        if place.place == Place.HOST_RING:
             records = ring.reader.read(last)
         else:
             copied = _take_copy(measured, process, ring, last)
             if copied is None and not last and not process.gone and not measured.stopped:
-                process.send(protocol.drain(0, 0.0, protocol.ONLY_RINGS))
+                process.send(protocol.drain(0, 0.0, DrainFlag.ONLY_RINGS))
             if copied is None:
                 ring.done = last
                 continue

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gpubpf.agent import protocol
+from gpubpf.agent.definitions import Message
 from gpubpf.process import target
 from gpubpf.session.traced_process import KEPT_RECORDS, PENDING_LIMIT, Process
 
@@ -231,56 +232,56 @@ class Server:
 
     def _handle(self, process: Process, kind: int, payload: bytes, file: int | None) -> None:
         """What a process says. Takes `file` over, unless it raises."""
-        if kind in (protocol.NAME, protocol.REFUSED, protocol.STACK):
+        if kind in (Message.NAME, Message.REFUSED, Message.STACK):
             process.said(len(payload))
-        if kind == protocol.HELLO and file is not None and process.control is None:
+        if kind == Message.HELLO and file is not None and process.control is None:
             process.comm = protocol.hello(payload)
             process.control = file
-        elif kind == protocol.IMAGE and file is not None:
+        elif kind == Message.IMAGE and file is not None:
             image = protocol.image(payload)
             if process.pending >= PENDING_LIMIT:
                 raise protocol.Malformed("more images at once than a program has")
             process.pending += 1
             self._workshop.make_sidecar(process, image, file)
-        elif kind == protocol.FOUND:
+        elif kind == Message.FOUND:
             process.said(len(payload))
             found = protocol.found(payload)
             if process.pending >= PENDING_LIMIT:
                 raise protocol.Malformed("more modules at once than a program has")
             process.pending += 1
             self._workshop.make_found(process, found)
-        elif kind == protocol.NAME:
+        elif kind == Message.NAME:
             slot, name = protocol.slot_and_text(payload)
             process.names[slot] = sys.intern(name)  # others have the same
-        elif kind == protocol.REFUSED:
+        elif kind == Message.REFUSED:
             slot, reason = protocol.slot_and_text(payload)
             process.refused[slot] = reason
-        elif kind == protocol.SNAPSHOT and file is not None:
+        elif kind == Message.SNAPSHOT and file is not None:
             process.took(protocol.snapshot(payload), file, bool(self._measured.follow.pump))
-        elif kind == protocol.MARKER and process.control is not None and not process.marked:
+        elif kind == Message.MARKER and process.control is not None and not process.marked:
             process.marked = True
             self._workshop.welcome(process, file)
-        elif kind == protocol.CONTEXT:
+        elif kind == Message.CONTEXT:
             number, gpu = protocol.context(payload)
             process.said(4096)
             process.contexts[number] = gpu
-        elif kind == protocol.STACK:
+        elif kind == Message.STACK:
             number, frames = protocol.stack(payload)
             process.stacks[number] = frames
         elif (
-            kind == protocol.LOG
+            kind == Message.LOG
             and file is not None
             and protocol.log(payload) == self._measured.follow.log_records
         ):
             process.made_log(file, self._measured.follow.log_records)
-        elif kind == protocol.RING:
+        elif kind == Message.RING:
             self._ring(process, payload, file)
-        elif kind == protocol.PATCHES and file is not None and process.attached and not process.asked:
+        elif kind == Message.PATCHES and file is not None and process.attached and not process.asked:
             process.asked = True
             self._workshop.patch(process, file)
-        elif kind == protocol.HOOKED and not process.hooked:
+        elif kind == Message.HOOKED and not process.hooked:
             self._hooked(process, payload)
-        elif kind == protocol.DRAINED:
+        elif kind == Message.DRAINED:
             process.answered, _ = protocol.drained(payload)
         else:
             raise protocol.Malformed("a message out of place")

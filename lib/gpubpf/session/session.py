@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpubpf import agent
 from gpubpf.agent import protocol
+from gpubpf.agent.definitions import DrainFlag
 from gpubpf.errors import SessionError
 from gpubpf.process import fresh_thread, privileges
 from gpubpf.session import joining, readout, summary
@@ -367,7 +368,7 @@ class Session:
         if self._machine is not None:
             self._machine.close()
         self._tell_unfollowed()
-        self._drain(LEAVING_WAIT if self._signals.terminated else DRAIN_WAIT, protocol.STOP)
+        self._drain(LEAVING_WAIT if self._signals.terminated else DRAIN_WAIT, DrainFlag.STOP)
         if self._returncode is not None:
             self._settle()
         if self._measured.host is not None:
@@ -404,22 +405,23 @@ class Session:
             process.send(protocol.drain(sequence, wait, flags))
         self._server.wake()
         deadline = time.monotonic() + wait + (LEAVING_WAIT if self._signals.terminated else ANSWER_WAIT)
-        with self._measured.lock:
-            while any(not p.gone and p.answered < sequence for p in asked):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    late = [p for p in asked if not p.gone and p.answered < sequence]
-                    self._measured.note(
-                        f"{len(late)} process(es) did not answer in time; what they counted since is not shown"
-                    )
-                    break
-                self._measured.lock.wait(min(left, self._every) if self._tick else left)
-                if self._tick and time.monotonic() >= self._ticked:
-                    self._measured.lock.release()
-                    try:
-                        self._run_tick()
-                    finally:
-                        self._measured.lock.acquire()
+
+        def unanswered() -> int:
+            return sum(not p.gone and p.answered < sequence for p in asked)
+
+        while True:
+            due = min(deadline, self._ticked) if self._tick else deadline
+            with self._measured.lock:
+                self._measured.lock.wait_for(lambda: not unanswered(), max(0.0, due - time.monotonic()))
+                late = unanswered()
+            if not late:
+                return
+            if time.monotonic() >= deadline:
+                self._measured.note(
+                    f"{late} process(es) did not answer in time; what they counted since is not shown"
+                )
+                return
+            self._run_tick()
 
     # --- what tools get ---
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
+from gpubpf.agent.definitions import SLOTS, Reason
 from gpubpf.ebpf import maps
 from gpubpf.session.measurement import SHARED, is_ring
 from gpubpf.session.results import KernelCount
@@ -129,7 +130,7 @@ def _reasons(process: Process, name: str, counters: protocol.Counters) -> dict[s
     slots = [slot for slot, known in process.names.items() if known == name]
     reasons: dict[str, int] = {}
     for reason, n in counters.reasons.items():
-        if reason == protocol.REASONS[protocol.REFUSED_REASON]:
+        if reason == protocol.REASONS[Reason.REFUSED]:
             told = [process.refused[slot] for slot in slots if slot in process.refused]
             reason = told[0] if told else process.refusals.get(name, reason)
         reasons[reason] = reasons.get(reason, 0) + n
@@ -152,7 +153,7 @@ def _counted(measured: Measurement) -> Iterator[tuple[Process, str, protocol.Cou
     for process in measured.everyone():
         slots, _ = process.counters()
         for slot, counters in enumerate(slots):
-            name = process.names.get(slot, "" if slot < protocol.SLOTS - 1 else "(others)")
+            name = process.names.get(slot, "" if slot < SLOTS - 1 else "(others)")
             if name:
                 yield process, name, counters
 

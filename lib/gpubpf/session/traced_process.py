@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
+from gpubpf.agent.definitions import Place, SnapshotFlag
 from gpubpf.ebpf.maps import RING_SHARD
 from gpubpf.errors import Error, SessionError
 from gpubpf.session.log_file import LogFile
@@ -243,20 +244,20 @@ class Process:
                 continue
             size = RING_SHARD * (1 + ring.reader.place.shards)
             control = protocol.read_file(file, size, part.control)
-            if len(control) == size and not snapshot.flags & protocol.FAILED:
+            if len(control) == size and not snapshot.flags & SnapshotFlag.FAILED:
                 ring.reader.control(control)
-            ring.closed |= bool(snapshot.flags & protocol.CLOSED)
-            if part.size == ring.reader.place.size and ring.reader.place.place == protocol.Place.GPU_RING:
+            ring.closed |= bool(snapshot.flags & SnapshotFlag.CLOSED)
+            if part.size == ring.reader.place.size and ring.reader.place.place == Place.GPU_RING:
                 if ring.copy is not None:
                     os.close(ring.copy[0])
                 ring.copy = (os.dup(file), part.offset)
-        if snapshot.flags & protocol.OF_RINGS:
+        if snapshot.flags & SnapshotFlag.OF_RINGS:
             os.close(file)
             return
         before = self.snapshots.get(snapshot.context)
         if before is None and len(self.snapshots) >= CONTEXT_LIMIT:
             raise protocol.Malformed("memory of more contexts than can be kept")
-        if snapshot.flags & protocol.FAILED and (before or snapshot.size):
+        if snapshot.flags & SnapshotFlag.FAILED and (before or snapshot.size):
             os.close(file)  # an older one is better than none
             return
         # Rings, and the context's maps (of which it is known how large they are) leave holes in it, other maps do not.
@@ -297,7 +298,7 @@ class Process:
             raise protocol.Malformed("a ring that is larger than it should be")
         if (place.map, place.context) in self.rings or len(self.rings) >= RING_LIMIT:
             raise protocol.Malformed("more rings than a program has")
-        if (file is None) != (place.place == protocol.Place.GPU_RING):
+        if (file is None) != (place.place == Place.GPU_RING):
             raise protocol.Malformed("a ring without its memory")
         if file is not None and not protocol.sealed(file, place.size):
             raise protocol.Malformed("a ring that cannot be read")

@@ -43,7 +43,7 @@ def trace(
     """The measurement that a tool's command line asks for. `attachments` makes the lowered programs, `definitions` are the maps
     that they use, `params` the bytes of those that travel by value. With `--json`, `out` gets "attached" records. `follow`: what is
     wanted beside maps, where `--graphs`, `--ring-size` and `--ring` say nothing else. `host` makes the host side, given what notices
-    go to, and whether the clock is virtual. `accesses`: see `Session`."""
+    go to, and whether the clock is virtual. `accesses`: see `Plan`."""
     lowered = functools.cache(attachments)
 
     def attached(pid: int, comm: str, ts_ns: int) -> None:

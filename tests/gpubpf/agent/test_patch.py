@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-SOURCES = HERE.parent.parent.parent / "lib" / "gpubpf" / "agent" / "src"
+AGENT = HERE.parent.parent.parent / "lib" / "gpubpf" / "agent"
+SOURCES = AGENT / "src"
 
 
 def built(name: str, place: Path, *libraries: str) -> Path:
@@ -20,6 +21,7 @@ def built(name: str, place: Path, *libraries: str) -> Path:
     subprocess.run(
         [
             *compiler,
+            f"-I{AGENT / 'lib' / 'build'}",  # definitions.h, which make generates
             "-o",
             program,
             HERE / f"{name}.cpp",

@@ -11,19 +11,25 @@ import struct
 import pytest
 
 from gpubpf.agent import protocol
+from gpubpf.agent.definitions import Message, Place, SnapshotFlag
 from gpubpf.agent.protocol import Malformed
 
 SNAPSHOT = (
-    struct.pack("<IIIIQQ", 7, 1, 0, protocol.RUNNING, 4096, 123456789)
+    struct.pack("<IIIIQQ", 7, 1, 0, SnapshotFlag.RUNNING, 4096, 123456789)
     + struct.pack("<I I3I3IQ I IQQQ", 1, 5, 2, 1, 1, 32, 1, 1, 23, 1, 0, 256, 520, 64)
     + struct.pack("<I IQQ I IQQQ", 1, 3, 1024, 64, 1, 4, 0, 2048, 1024)
 )
-RING = struct.pack("<6IQQ", 4, 1, 0, protocol.Place.HOST_RING, 16, 0, 8192, 48)
+RING = struct.pack("<6IQQ", 4, 1, 0, Place.HOST_RING, 16, 0, 8192, 48)
 
 
 def test_snapshot() -> None:
     found = protocol.snapshot(SNAPSHOT)
-    assert (found.sequence, found.context, found.flags, found.size) == (7, 1, protocol.RUNNING, 4096)
+    assert (found.sequence, found.context, found.flags, found.size) == (
+        7,
+        1,
+        SnapshotFlag.RUNNING,
+        4096,
+    )
     (instance,) = found.instances
     assert (instance.slot, instance.grid, instance.block_dim, instance.launches) == (
         5,
@@ -86,9 +92,7 @@ def test_rings() -> None:
         (16, 1 << 40, 48),
     ]:
         with pytest.raises(Malformed, match="a ring of no sensible size"):
-            protocol.ring(
-                struct.pack("<6IQQ", 4, 1, 0, protocol.Place.HOST_RING, shards, 0, capacity, stride)
-            )
+            protocol.ring(struct.pack("<6IQQ", 4, 1, 0, Place.HOST_RING, shards, 0, capacity, stride))
 
 
 def test_capacities_of_site_arrays() -> None:
@@ -119,14 +123,14 @@ def test_only_files_that_cannot_shrink_may_be_mapped() -> None:
 
 
 def test_frames_come_in_any_pieces() -> None:
-    stream = protocol.frame(protocol.NAME, b"abc") + protocol.frame(protocol.DRAINED, b"") * 2
+    stream = protocol.frame(Message.NAME, b"abc") + protocol.frame(Message.DRAINED, b"") * 2
     for step in (1, 3, 8, len(stream)):
         frames = protocol.Frames()
         found = [f for at in range(0, len(stream), step) for f in frames.feed(stream[at : at + step], [])]
         assert [(kind, payload) for kind, payload, _ in found] == [
-            (protocol.NAME, b"abc"),
-            (protocol.DRAINED, b""),
-            (protocol.DRAINED, b""),
+            (Message.NAME, b"abc"),
+            (Message.DRAINED, b""),
+            (Message.DRAINED, b""),
         ]
 
 
@@ -134,11 +138,11 @@ def test_files_go_with_their_frames_and_too_many_are_refused() -> None:
     frames = protocol.Frames()
     first, second = os.memfd_create("a"), os.memfd_create("b")
     stream = (
-        protocol.frame(protocol.HELLO, b"")
-        + protocol.frame(protocol.NAME, b"")
-        + protocol.frame(protocol.MARKER, struct.pack("<I", 0))  # without one
-        + protocol.frame(protocol.RING, RING.replace(b"\x01\0\0\0\x10", b"\x02\0\0\0\x10"))  # in GPU memory
-        + protocol.frame(protocol.IMAGE, b"")
+        protocol.frame(Message.HELLO, b"")
+        + protocol.frame(Message.NAME, b"")
+        + protocol.frame(Message.MARKER, struct.pack("<I", 0))  # without one
+        + protocol.frame(Message.RING, RING.replace(b"\x01\0\0\0\x10", b"\x02\0\0\0\x10"))  # in GPU memory
+        + protocol.frame(Message.IMAGE, b"")
     )
     found = frames.feed(stream, [first, second])
     assert [file for _, _, file in found] == [first, None, None, None, second]

@@ -56,46 +56,45 @@ Agent agent;
 
 namespace {
 
-constexpr uint32_t kStop = 1, kOnlyRings = 2;  // in Drain
-constexpr uint32_t kMemoryIsZero = 1, kStamps = 2, kStacks = 4, kGraphs = 8, kMatchAll = 16, kAllocationStacks = 32;  // in Welcome
-constexpr int kClockEvery = 1000;  // ms
-constexpr uint32_t kSwapping = 200;   // ms that launches which are being swapped are waited for
-constexpr useconds_t kStep = 1000;    // µs
-constexpr int kPatience = 5000;       // ms that the hooks stay for a driver's call of the agent's own that waits
+constexpr int kClockEvery = 1000;    // ms
+constexpr uint32_t kSwapping = 200;  // ms that launches which are being swapped are waited for
+constexpr useconds_t kStep = 1000;   // µs
+constexpr int kPatience = 5000;  // ms that the hooks stay for a driver's call of the agent's own that waits
 
 // What belongs to one connection, and so to one attachment. A forked child that starts anew gets its own; the old one is left as it is.
 struct Connection {
-  uint64_t number = 0;  // of the attachment
-  int socket = -1, wake = -1;
-  ino_t socket_file = 0, wake_file = 0;
-  pid_t pid = 0;
-  std::mutex sending;
-  std::mutex lock;  // guards below
-  std::condition_variable changed;
-  std::map<uint32_t, std::shared_ptr<Question>> questions;
-  uint32_t requests = 0;
-  bool welcome = false, patched = false, gone = false;
-  // Counters, since a signal handler waits on them.
-  std::atomic<uint32_t> finish_asked{0}, finish_done{0}, finish_wait_ms{0};
-  std::atomic<bool> memory_wanted{false}, reading_wanted{false}, found_wanted{false}, applying{false}, calibrating{false}, exiting{false};
-  std::atomic<uint64_t> finished_at{0};  // launches that the last complete drain covered
-  std::atomic<bool> finished{false};     // there was one
-  std::atomic<bool> stopped{false};      // all was read, as the tool asked: it ends
-  std::atomic<bool> starting{true};      // start() is at work: it may yet put hooks in
+    uint64_t number = 0;  // of the attachment
+    int socket = -1, wake = -1;
+    ino_t socket_file = 0, wake_file = 0;
+    pid_t pid = 0;
+    std::mutex sending;
+    std::mutex lock;  // guards below
+    std::condition_variable changed;
+    std::map<uint32_t, std::shared_ptr<Question>> questions;
+    uint32_t requests = 0;
+    bool welcome = false, patched = false, gone = false;
+    // Counters, since a signal handler waits on them.
+    std::atomic<uint32_t> finish_asked{0}, finish_done{0}, finish_wait_ms{0};
+    std::atomic<bool> memory_wanted{false}, reading_wanted{false}, found_wanted{false}, applying{false},
+        calibrating{false}, exiting{false};
+    std::atomic<uint64_t> finished_at{0};  // launches that the last complete drain covered
+    std::atomic<bool> finished{false};     // there was one
+    std::atomic<bool> stopped{false};      // all was read, as the tool asked: it ends
+    std::atomic<bool> starting{true};      // start() is at work: it may yet put hooks in
 
-  // What may wait for the driver is done by a thread of its own, so that the end of the tool is noticed at once.
-  std::mutex jobs_lock;
-  std::condition_variable jobs_changed;
-  std::deque<std::function<void()>> jobs;
-  std::atomic<bool> working{false}, worked{false};  // now; it came to its end
-  pthread_t worker{};
-  bool has_worker = false;
-  void submit(std::function<void()> job) {
-    std::lock_guard<std::mutex> hold(jobs_lock);
-    if (exiting) return;
-    jobs.push_back(std::move(job));
-    jobs_changed.notify_one();
-  }
+    // What may wait for the driver is done by a thread of its own, so that the end of the tool is noticed at once.
+    std::mutex jobs_lock;
+    std::condition_variable jobs_changed;
+    std::deque<std::function<void()>> jobs;
+    std::atomic<bool> working{false}, worked{false};  // now; it came to its end
+    pthread_t worker{};
+    bool has_worker = false;
+    void submit(std::function<void()> job) {
+        std::lock_guard<std::mutex> hold(jobs_lock);
+        if (exiting) return;
+        jobs.push_back(std::move(job));
+        jobs_changed.notify_one();
+    }
 };
 
 // Where the process is with attachments (docs/attach.md, "The life of an agent"). Ending begins with the end of the measurement.
@@ -106,636 +105,647 @@ thread_local bool is_own_thread = false;
 
 // A program may close every descriptor it finds, and get the number again for a file of its own.
 ino_t file_of(int fd) {
-  struct stat st;
-  return fd >= 0 && fstat(fd, &st) == 0 ? st.st_ino : 0;
+    struct stat st;
+    return fd >= 0 && fstat(fd, &st) == 0 ? st.st_ino : 0;
 }
 
 bool has_files(const Connection &c) {
-  bool has = file_of(c.socket) == c.socket_file && file_of(c.wake) == c.wake_file;
-  if (!has) agent.control->cut = 1;
-  return has;
+    bool has = file_of(c.socket) == c.socket_file && file_of(c.wake) == c.wake_file;
+    if (!has) agent.control->cut = 1;
+    return has;
 }
 
 bool wake_up(Connection &c) {
-  uint64_t one = 1;
-  return has_files(c) && write(c.wake, &one, sizeof one) == sizeof one;
+    uint64_t one = 1;
+    return has_files(c) && write(c.wake, &one, sizeof one) == sizeof one;
 }
 
 uint64_t instrumented() {
-  uint64_t n = 0;
-  uint32_t used = std::min(agent.control->used.load() + 1, kSlots);
-  for (uint32_t i = 0; i < used; ++i) n += agent.control->slots[i].instrumented.load(std::memory_order_relaxed);
-  return n + agent.control->slots[kSlots - 1].instrumented.load(std::memory_order_relaxed);
+    uint64_t n = 0;
+    uint32_t used = std::min(agent.control->used.load() + 1, kSlots);
+    for (uint32_t i = 0; i < used; ++i)
+        n += agent.control->slots[i].instrumented.load(std::memory_order_relaxed);
+    return n + agent.control->slots[kSlots - 1].instrumented.load(std::memory_order_relaxed);
 }
 
 // Whether something was launched, or at least logged, since everything was read last.
 bool to_finish(const Connection &c) { return instrumented() != c.finished_at || (oplog.on() && !c.finished); }
 
 void tool_gone(Connection &c) {
-  agent.live = false;
-  agent.connected = false;
-  std::map<uint32_t, std::shared_ptr<Question>> open;
-  {
-    std::lock_guard<std::mutex> hold(c.lock);
-    c.gone = true;
-    open.swap(c.questions);
-  }
-  c.changed.notify_all();
-  for (auto &q : open) {
-    std::lock_guard<std::mutex> hold(q.second->lock);
-    q.second->done = true;
-    q.second->changed.notify_all();
-  }
+    agent.live = false;
+    agent.connected = false;
+    std::map<uint32_t, std::shared_ptr<Question>> open;
+    {
+        std::lock_guard<std::mutex> hold(c.lock);
+        c.gone = true;
+        open.swap(c.questions);
+    }
+    c.changed.notify_all();
+    for (auto &q : open) {
+        std::lock_guard<std::mutex> hold(q.second->lock);
+        q.second->done = true;
+        q.second->changed.notify_all();
+    }
 }
 
 bool parse_welcome(Reader &r, Config &config) {
-  config = Config();  // a forked child has its parent's
-  if (r.u32() != kProtocolVersion) return false;
-  config.map_memory = r.u64();
-  config.first = r.u64();
-  config.last = r.u64();
-  config.sample = std::max<uint64_t>(r.u64(), 1);
-  config.image_wait_ms = r.u32();
-  const uint32_t flags = r.u32();
-  config.memory_is_zero = flags & kMemoryIsZero;
-  config.stamps = flags & kStamps;
-  config.stacks = flags & kStacks;
-  config.allocation_stacks = flags & kAllocationStacks;
-  config.graphs = flags & kGraphs;
-  config.match_all = flags & kMatchAll;
-  config.log_records = r.u64();
-  config.pump = r.u64();
-  number_process(r.u64());
-  const std::string owner = r.text().substr(0, sizeof gpubpf_owner - 1);
-  memcpy(gpubpf_owner, owner.c_str(), owner.size() + 1);
-  constexpr uint64_t kLimit = uint64_t(1) << 40;
-  uint32_t n = r.count(28);
-  for (uint32_t i = 0; i < n; ++i) {
-    MapSpec m;
-    m.fixed = r.u64();
-    m.per_unit = r.u64();
-    m.unit = static_cast<Unit>(r.u32());
-    m.place = static_cast<Place>(r.u32());
-    m.initial = r.blob();
-    const bool ring = m.place == Place::HostRing || m.place == Place::GpuRing;
-    if (m.initial.size() > m.fixed || m.fixed > kLimit || m.unit > Unit::Site || m.place > Place::Host ||
-        (m.place != Place::Gpu && !m.shared()) || (ring && (m.per_unit < 8 || m.per_unit > 65536 || m.per_unit % 8)))
-      return false;
-    config.maps.push_back(std::move(m));
-  }
-  return take_host_program(r) && r.ok();
+    config = Config();  // a forked child has its parent's
+    if (r.u32() != kProtocolVersion) return false;
+    config.map_memory = r.u64();
+    config.first = r.u64();
+    config.last = r.u64();
+    config.sample = std::max<uint64_t>(r.u64(), 1);
+    config.image_wait_ms = r.u32();
+    const uint32_t flags = r.u32();
+    config.memory_is_zero = flags & kMemoryIsZero;
+    config.stamps = flags & kStamps;
+    config.stacks = flags & kStacks;
+    config.allocation_stacks = flags & kAllocationStacks;
+    config.graphs = flags & kGraphs;
+    config.match_all = flags & kMatchAll;
+    config.log_records = r.u64();
+    config.pump = r.u64();
+    number_process(r.u64());
+    const std::string owner = r.text().substr(0, sizeof gpubpf_owner - 1);
+    memcpy(gpubpf_owner, owner.c_str(), owner.size() + 1);
+    constexpr uint64_t kLimit = uint64_t(1) << 40;
+    uint32_t n = r.count(28);
+    for (uint32_t i = 0; i < n; ++i) {
+        MapSpec m;
+        m.fixed = r.u64();
+        m.per_unit = r.u64();
+        m.unit = static_cast<Unit>(r.u32());
+        m.place = static_cast<Place>(r.u32());
+        m.initial = r.blob();
+        const bool ring = m.place == Place::HostRing || m.place == Place::GpuRing;
+        if (m.initial.size() > m.fixed || m.fixed > kLimit || m.unit > Unit::Site || m.place > Place::Host ||
+            (m.place != Place::Gpu && !m.shared()) ||
+            (ring && (m.per_unit < 8 || m.per_unit > 65536 || m.per_unit % 8)))
+            return false;
+        config.maps.push_back(std::move(m));
+    }
+    return take_host_program(r) && r.ok();
 }
 
 void answered(Connection &c, Reader &r, int image) {
-  uint32_t id = r.u32();
-  std::shared_ptr<const Answer> answer = parse_answer(r, image);
-  std::shared_ptr<Question> question;
-  {
-    std::lock_guard<std::mutex> hold(c.lock);
-    auto it = c.questions.find(id);
-    if (it == c.questions.end()) return;
-    question = it->second;
-    c.questions.erase(it);
-  }
-  if (answer) {
-    std::lock_guard<std::mutex> hold(registry().lock);
-    question->module->answer = answer;
-  }
-  bool late;
-  {
-    std::lock_guard<std::mutex> hold(question->lock);
-    question->answer = answer;
-    question->done = true;
-    late = question->abandoned;
-    question->changed.notify_all();
-  }
-  if (late && answer) apply_later(question->module, question->module->context);
+    uint32_t id = r.u32();
+    std::shared_ptr<const Answer> answer = parse_answer(r, image);
+    std::shared_ptr<Question> question;
+    {
+        std::lock_guard<std::mutex> hold(c.lock);
+        auto it = c.questions.find(id);
+        if (it == c.questions.end()) return;
+        question = it->second;
+        c.questions.erase(it);
+    }
+    if (answer) {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        question->module->answer = answer;
+    }
+    bool late;
+    {
+        std::lock_guard<std::mutex> hold(question->lock);
+        question->answer = answer;
+        question->done = true;
+        late = question->abandoned;
+        question->changed.notify_all();
+    }
+    if (late && answer) apply_later(question->module, question->module->context);
 }
 
 void handle(Connection &c, Frame &frame) {
-  Reader r(frame.payload.data(), frame.payload.size());
-  switch (frame.type) {
-    case Message::Shared:
-      if (!agent.live && !take_shared(r, frame.fd)) c.gone = true;
-      break;
-    case Message::Consumed:
-      c.submit([payload = std::move(frame.payload)] {
-        Reader consumed(payload.data(), payload.size());
-        take_consumed(consumed);
-      });
-      break;
-    case Message::Welcome: {
-      bool ok = parse_welcome(r, agent.config);
-      std::lock_guard<std::mutex> hold(c.lock);
-      c.welcome = true;
-      c.gone = c.gone || !ok;
-      c.changed.notify_all();
-      break;
-    }
-    case Message::Patched: {
-      std::lock_guard<std::mutex> hold(c.lock);
-      c.patched = true;
-      c.changed.notify_all();
-      break;
-    }
-    case Message::Sidecar:
-      answered(c, r, frame.fd);
-      break;
-    case Message::Drain: {
-      uint32_t sequence = r.u32(), wait_ms = r.u32(), flags = r.u32();
-      if (flags & kStop) {
-        agent.live = false;
-        phase = Phase::Ending;
-      }
-      c.submit([&c, sequence, wait_ms, flags] {
-        if (flags & kStop) {
-          wait_until_each_was_out(kSwapping);  // a launch that was being swapped is counted first
-          graphs_back(kSwapping);
+    Reader r(frame.payload.data(), frame.payload.size());
+    switch (frame.type) {
+        case Message::Shared:
+            if (!agent.live && !take_shared(r, frame.fd)) c.gone = true;
+            break;
+        case Message::Consumed:
+            c.submit([payload = std::move(frame.payload)] {
+                Reader consumed(payload.data(), payload.size());
+                take_consumed(consumed);
+            });
+            break;
+        case Message::Welcome: {
+            bool ok = parse_welcome(r, agent.config);
+            std::lock_guard<std::mutex> hold(c.lock);
+            c.welcome = true;
+            c.gone = c.gone || !ok;
+            c.changed.notify_all();
+            break;
         }
-        uint64_t now = instrumented();
-        if (c.exiting) agent.send(Message::Drained, Writer().u32(sequence).u32(1));
-        else drain(sequence, wait_ms, flags & kOnlyRings);
-        if (!(flags & kStop)) return;
-        c.finished_at = now;  // what comes later, nobody asked for
-        c.finished = true;
-        c.stopped = true;
-        wake_up(c);
-      });
-      break;
+        case Message::Patched: {
+            std::lock_guard<std::mutex> hold(c.lock);
+            c.patched = true;
+            c.changed.notify_all();
+            break;
+        }
+        case Message::Sidecar: answered(c, r, frame.fd); break;
+        case Message::Drain: {
+            uint32_t sequence = r.u32(), wait_ms = r.u32(), flags = r.u32();
+            if (flags & kStop) {
+                agent.live = false;
+                phase = Phase::Ending;
+            }
+            c.submit([&c, sequence, wait_ms, flags] {
+                if (flags & kStop) {
+                    wait_until_each_was_out(kSwapping);  // a launch that was being swapped is counted first
+                    graphs_back(kSwapping);
+                }
+                uint64_t now = instrumented();
+                if (c.exiting) agent.send(Message::Drained, Writer().u32(sequence).u32(1));
+                else drain(sequence, wait_ms, flags & kOnlyRings);
+                if (!(flags & kStop)) return;
+                c.finished_at = now;  // what comes later, nobody asked for
+                c.finished = true;
+                c.stopped = true;
+                wake_up(c);
+            });
+            break;
+        }
+        default: break;
     }
-    default:
-      break;
-  }
-  if (frame.fd >= 0) close(frame.fd);
+    if (frame.fd >= 0) close(frame.fd);
 }
 
 // Until a job that is none comes.
 void work(Connection *c) {
-  is_own_thread = true;
-  prctl(PR_SET_NAME, "gpubpf-work");
-  for (std::function<void()> job;;) {
-    {
-      std::unique_lock<std::mutex> hold(c->jobs_lock);
-      c->jobs_changed.wait(hold, [&] { return !c->jobs.empty(); });
-      job = std::move(c->jobs.front());
-      c->jobs.pop_front();
-      c->working = true;
+    is_own_thread = true;
+    prctl(PR_SET_NAME, "gpubpf-work");
+    for (std::function<void()> job;;) {
+        {
+            std::unique_lock<std::mutex> hold(c->jobs_lock);
+            c->jobs_changed.wait(hold, [&] { return !c->jobs.empty(); });
+            job = std::move(c->jobs.front());
+            c->jobs.pop_front();
+            c->working = true;
+        }
+        if (!job) break;
+        quietly(job);
+        job = nullptr;
+        c->working = false;
     }
-    if (!job) break;
-    quietly(job);
-    job = nullptr;
+    if (!c->exiting)
+        quietly([&] {
+            leave_found();
+            give_back(c->number);
+        });
     c->working = false;
-  }
-  if (!c->exiting)
-    quietly([&] {
-      leave_found();
-      give_back(c->number);
-    });
-  c->working = false;
-  c->worked = true;
+    c->worked = true;
 }
 
 bool start_thread(pthread_t &thread, void *(*run)(void *), void *argument) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // the application's handlers run on its own threads
-  bool ok = pthread_create(&thread, nullptr, run, argument) == 0;
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return ok;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // the application's handlers run on its own threads
+    bool ok = pthread_create(&thread, nullptr, run, argument) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return ok;
 }
 
 void release_signals();
 
 // The attachment ends. On the service thread, when the tool is gone or has all that it asked for.
 void end(Connection *c) {
-  phase = Phase::Ending;
-  tool_gone(*c);
-  while (c->starting) usleep(kStep);  // what it waits for is over now
-  if (c->has_worker) {
-    {
-      std::lock_guard<std::mutex> hold(c->jobs_lock);
-      c->jobs.clear();
-      c->jobs.push_back(nullptr);
-      c->jobs_changed.notify_one();
+    phase = Phase::Ending;
+    tool_gone(*c);
+    while (c->starting) usleep(kStep);  // what it waits for is over now
+    if (c->has_worker) {
+        {
+            std::lock_guard<std::mutex> hold(c->jobs_lock);
+            c->jobs.clear();
+            c->jobs.push_back(nullptr);
+            c->jobs_changed.notify_one();
+        }
+        for (int waited = 0; !c->worked && waited < kPatience; ++waited) usleep(kStep);
     }
-    for (int waited = 0; !c->worked && waited < kPatience; ++waited) usleep(kStep);
-  }
-  release_signals();
-  take_out(serves_remains);
-  if (c->has_worker) pthread_join(c->worker, nullptr);
-  take_out_rest(serves_remains);  // what was given back meanwhile
-  end_cupti_records();
-  attachment = 0;
-  wait_until_out();
-  end_stamps();
-  agent.control->hooks.fetch_add(calls_not_told(), std::memory_order_relaxed);
-  if (has_files(*c)) {
-    shutdown(c->socket, SHUT_RDWR);
-    close(c->socket);
-    close(c->wake);
-  }
-  end_found();
-  end_quiet();
-  end_graphs();
-  end_operations();
-  end_allocations();
-  end_links();
-  end_stacks();
-  end_host_program();
-  end_shared();
-  oplog.close();
-  free_kept();
-  end_registry();
-  munmap(agent.control, sizeof(Control));
-  agent.control = nullptr;
-  agent.config = Config();
-  agent.pumped = 0;
-  gpubpf_owner[0] = '\0';
-  connection = nullptr;
-  delete c;
-  phase = Phase::Idle;
+    release_signals();
+    take_out(serves_remains);
+    if (c->has_worker) pthread_join(c->worker, nullptr);
+    take_out_rest(serves_remains);  // what was given back meanwhile
+    end_cupti_records();
+    attachment = 0;
+    wait_until_out();
+    end_stamps();
+    agent.control->hooks.fetch_add(calls_not_told(), std::memory_order_relaxed);
+    if (has_files(*c)) {
+        shutdown(c->socket, SHUT_RDWR);
+        close(c->socket);
+        close(c->wake);
+    }
+    end_found();
+    end_quiet();
+    end_graphs();
+    end_operations();
+    end_allocations();
+    end_links();
+    end_stacks();
+    end_host_program();
+    end_shared();
+    oplog.close();
+    free_kept();
+    end_registry();
+    munmap(agent.control, sizeof(Control));
+    agent.control = nullptr;
+    agent.config = Config();
+    agent.pumped = 0;
+    gpubpf_owner[0] = '\0';
+    connection = nullptr;
+    delete c;
+    phase = Phase::Idle;
 }
 
 void serve(Connection *c) {
-  is_own_thread = true;
-  prctl(PR_SET_NAME, "gpubpf");
-  c->has_worker = start_thread(c->worker, [](void *p) -> void * { return work(static_cast<Connection *>(p)), nullptr; }, c);
-  uint32_t finishing = 0;
-  auto calibrated = std::chrono::steady_clock::now();
-  while (c->has_worker && !c->stopped) {
-    pollfd fds[2] = {{c->socket, POLLIN, 0}, {c->wake, POLLIN, 0}};
-    const bool clocks = agent.live && oplog.on() && !virtual_clock();
-    const int waits = apply_waits();
-    if (poll(fds, 2, clocks && (waits < 0 || waits > kClockEvery) ? kClockEvery : waits) < 0 && errno != EINTR) break;
-    if (clocks && std::chrono::steady_clock::now() - calibrated >= std::chrono::milliseconds(kClockEvery - 10)) {
-      calibrated = std::chrono::steady_clock::now();
-      quietly([&] {
-        if (!c->calibrating.exchange(true))
-          c->submit([c] {
-            quietly(calibrate_all);
-            c->calibrating = false;
-          });
-      });
-    }
-    if (!has_files(*c)) break;
-    if (fds[1].revents & POLLIN) {
-      uint64_t n;
-      if (read(c->wake, &n, sizeof n) < 0 && errno != EAGAIN) break;
-    }
-    if (fds[0].revents) {
-      Frame frame;
-      bool received = false;
-      quietly([&] {
-        if (!receive_frame(c->socket, frame)) return;
-        ++agent.heard;
-        handle(*c, frame);
-        received = true;
-      });
-      if (!received) break;
-    }
-    uint32_t asked = c->finish_asked.load();
-    bool submitted = asked == finishing;
-    quietly([&] {
-      if (c->memory_wanted.exchange(false)) c->submit(enlarge_pools);
-      if (c->found_wanted.exchange(false)) c->submit(tell_found);
-      if (waits >= 0 && !c->applying.exchange(true))
-        c->submit([c] {
-          quietly(apply_now);
-          c->applying = false;
-        });
-      if (c->reading_wanted)
-        c->submit([c] {
-          c->reading_wanted = false;  // what is launched from now on is for the next
-          if (agent.live) read_maps();
-        });
-      if (submitted) return;
-      c->submit([c, asked] {
+    is_own_thread = true;
+    prctl(PR_SET_NAME, "gpubpf");
+    c->has_worker = start_thread(
+        c->worker, [](void *p) -> void * { return work(static_cast<Connection *>(p)), nullptr; }, c);
+    uint32_t finishing = 0;
+    auto calibrated = std::chrono::steady_clock::now();
+    while (c->has_worker && !c->stopped) {
+        pollfd fds[2] = {{c->socket, POLLIN, 0}, {c->wake, POLLIN, 0}};
+        const bool clocks = agent.live && oplog.on() && !virtual_clock();
+        const int waits = apply_waits();
+        if (poll(fds, 2, clocks && (waits < 0 || waits > kClockEvery) ? kClockEvery : waits) < 0 &&
+            errno != EINTR)
+            break;
+        if (clocks &&
+            std::chrono::steady_clock::now() - calibrated >= std::chrono::milliseconds(kClockEvery - 10)) {
+            calibrated = std::chrono::steady_clock::now();
+            quietly([&] {
+                if (!c->calibrating.exchange(true))
+                    c->submit([c] {
+                        quietly(calibrate_all);
+                        c->calibrating = false;
+                    });
+            });
+        }
+        if (!has_files(*c)) break;
+        if (fds[1].revents & POLLIN) {
+            uint64_t n;
+            if (read(c->wake, &n, sizeof n) < 0 && errno != EAGAIN) break;
+        }
+        if (fds[0].revents) {
+            Frame frame;
+            bool received = false;
+            quietly([&] {
+                if (!receive_frame(c->socket, frame)) return;
+                ++agent.heard;
+                handle(*c, frame);
+                received = true;
+            });
+            if (!received) break;
+        }
+        uint32_t asked = c->finish_asked.load();
+        bool submitted = asked == finishing;
         quietly([&] {
-          wait_until_each_was_out(kSwapping);  // a launch that was being swapped is counted first
-          uint64_t now = instrumented();
-          if (to_finish(*c) && drain(0, c->finish_wait_ms.load(), false)) {
-            c->finished_at = now;
-            c->finished = true;
-          }
+            if (c->memory_wanted.exchange(false)) c->submit(enlarge_pools);
+            if (c->found_wanted.exchange(false)) c->submit(tell_found);
+            if (waits >= 0 && !c->applying.exchange(true))
+                c->submit([c] {
+                    quietly(apply_now);
+                    c->applying = false;
+                });
+            if (c->reading_wanted)
+                c->submit([c] {
+                    c->reading_wanted = false;  // what is launched from now on is for the next
+                    if (agent.live) read_maps();
+                });
+            if (submitted) return;
+            c->submit([c, asked] {
+                quietly([&] {
+                    wait_until_each_was_out(kSwapping);  // a launch that was being swapped is counted first
+                    uint64_t now = instrumented();
+                    if (to_finish(*c) && drain(0, c->finish_wait_ms.load(), false)) {
+                        c->finished_at = now;
+                        c->finished = true;
+                    }
+                });
+                c->finish_done = asked;
+            });
+            submitted = true;
         });
-        c->finish_done = asked;
-      });
-      submitted = true;
-    });
-    if (!submitted) c->finish_done = asked;
-    finishing = asked;
-  }
-  tool_gone(*c);
-  c->finish_done = UINT32_MAX;
-  end(c);
+        if (!submitted) c->finish_done = asked;
+        finishing = asked;
+    }
+    tool_gone(*c);
+    c->finish_done = UINT32_MAX;
+    end(c);
 }
 
 // The tool's socket, or -1. A name that begins with @ is abstract; fd:N is one that this process has already.
 int connect_to_tool(const char *name) {
-  if (strncmp(name, "fd:", 3) == 0) return move_high(atoi(name + 3));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  size_t length = strlen(name);
-  if (!length || length >= sizeof address.sun_path) return -1;
-  memcpy(address.sun_path, name, length);
-  if (name[0] == '@') address.sun_path[0] = '\0';
-  int fd = move_high(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (fd < 0) return -1;
-  timeval bound{5, 0};
-  setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof bound);  // also bounds connect
-  auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length + (name[0] != '@'));
-  ucred peer{};
-  socklen_t peer_size = sizeof peer;
-  constexpr uid_t kUnmapped = 65534;  // root, as seen from inside a user namespace
-  if (connect(fd, reinterpret_cast<sockaddr *>(&address), size) != 0 ||
-      getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &peer_size) != 0 ||
-      (peer.uid != geteuid() && peer.uid != 0 && peer.uid != kUnmapped)) {
-    close(fd);
-    return -1;
-  }
-  return fd;
+    if (strncmp(name, "fd:", 3) == 0) return move_high(atoi(name + 3));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    size_t length = strlen(name);
+    if (!length || length >= sizeof address.sun_path) return -1;
+    memcpy(address.sun_path, name, length);
+    if (name[0] == '@') address.sun_path[0] = '\0';
+    int fd = move_high(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (fd < 0) return -1;
+    timeval bound{5, 0};
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof bound);  // also bounds connect
+    auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length + (name[0] != '@'));
+    ucred peer{};
+    socklen_t peer_size = sizeof peer;
+    constexpr uid_t kUnmapped = 65534;  // root, as seen from inside a user namespace
+    if (connect(fd, reinterpret_cast<sockaddr *>(&address), size) != 0 ||
+        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &peer_size) != 0 ||
+        (peer.uid != geteuid() && peer.uid != 0 && peer.uid != kUnmapped)) {
+        close(fd);
+        return -1;
+    }
+    return fd;
 }
 
 // The driver goes away after this: our threads leave it alone from now on.
 void at_exit() {
-  agent.finish(2000);
-  abandon_remains();
-  Visit visit;
-  Connection *c = attachment.load() ? connection : nullptr;
-  if (!c || c->pid != getpid()) return;
-  {
-    std::lock_guard<std::mutex> hold(c->jobs_lock);
-    c->exiting = true;
-    c->jobs.clear();
-  }
-  for (int i = 0; c->working && i < 2000; ++i) usleep(1000);
+    agent.finish(2000);
+    abandon_remains();
+    Visit visit;
+    Connection *c = attachment.load() ? connection : nullptr;
+    if (!c || c->pid != getpid()) return;
+    {
+        std::lock_guard<std::mutex> hold(c->jobs_lock);
+        c->exiting = true;
+        c->jobs.clear();
+    }
+    for (int i = 0; c->working && i < 2000; ++i) usleep(1000);
 }
 
 // Of signals whose default action would end the process: what was measured goes out first.
 void at_signal(int signal) {
-  agent.finish(1000);
-  raise(signal);  // the handler was reset: the default action follows
+    agent.finish(1000);
+    raise(signal);  // the handler was reset: the default action follows
 }
 
 void in_forked_child() {
-  agent.live = false;
-  agent.connected = false;
-  attachment = 0;
-  forget_threads();
-  forget_patching();
-  forget_remains();
-  forget_waiters();
-  forget_idles();
-  forget_kept();
-  if (connection && file_of(connection->socket) == connection->socket_file) close(connection->socket);
-  if (connection && file_of(connection->wake) == connection->wake_file) close(connection->wake);
-  connection = nullptr;
-  phase = Phase::Idle;
-  gpubpf_owner[0] = '\0';
-  oplog.forget();
-  forget_host_program();
-  forget_shared();
+    agent.live = false;
+    agent.connected = false;
+    attachment = 0;
+    forget_threads();
+    forget_patching();
+    forget_remains();
+    forget_waiters();
+    forget_idles();
+    forget_kept();
+    if (connection && file_of(connection->socket) == connection->socket_file) close(connection->socket);
+    if (connection && file_of(connection->wake) == connection->wake_file) close(connection->wake);
+    connection = nullptr;
+    phase = Phase::Idle;
+    gpubpf_owner[0] = '\0';
+    oplog.forget();
+    forget_host_program();
+    forget_shared();
 }
 
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGABRT};
 
 void catch_signals() {
-  for (int s : kSignals) {
-    struct sigaction now{};
-    if (sigaction(s, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) continue;
-    struct sigaction ours{};
-    ours.sa_handler = at_signal;
-    ours.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER | SA_RESTART | SA_ONSTACK);
-    sigaction(s, &ours, nullptr);
-  }
+    for (int s : kSignals) {
+        struct sigaction now{};
+        if (sigaction(s, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) continue;
+        struct sigaction ours{};
+        ours.sa_handler = at_signal;
+        ours.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER | SA_RESTART | SA_ONSTACK);
+        sigaction(s, &ours, nullptr);
+    }
 }
 
 void release_signals() {
-  // The hook tells nobody of our handlers.
-  auto *original = reinterpret_cast<decltype(&sigaction)>(hooks[kHook_sigaction].original);
-  if (!original) original = sigaction;
-  for (int s : kSignals) {
-    struct sigaction now{};
-    if (original(s, nullptr, &now) != 0 || now.sa_handler != at_signal) continue;
-    now = {};
-    now.sa_handler = SIG_DFL;
-    original(s, &now, nullptr);
-  }
+    // The hook tells nobody of our handlers.
+    auto *original = reinterpret_cast<decltype(&sigaction)>(hooks[kHook_sigaction].original);
+    if (!original) original = sigaction;
+    for (int s : kSignals) {
+        struct sigaction now{};
+        if (original(s, nullptr, &now) != 0 || now.sa_handler != at_signal) continue;
+        now = {};
+        now.sa_handler = SIG_DFL;
+        original(s, &now, nullptr);
+    }
 }
 
 std::string process_name() {
-  char name[32] = {};
-  int fd = move_high(open("/proc/self/comm", O_RDONLY | O_CLOEXEC));
-  if (fd < 0) return "";
-  ssize_t n = read(fd, name, sizeof name - 1);
-  close(fd);
-  std::string s(name, n > 0 ? static_cast<size_t>(n) : 0);
-  if (!s.empty() && s.back() == '\n') s.pop_back();
-  return s;
+    char name[32] = {};
+    int fd = move_high(open("/proc/self/comm", O_RDONLY | O_CLOEXEC));
+    if (fd < 0) return "";
+    ssize_t n = read(fd, name, sizeof name - 1);
+    close(fd);
+    std::string s(name, n > 0 ? static_cast<size_t>(n) : 0);
+    if (!s.empty() && s.back() == '\n') s.pop_back();
+    return s;
 }
 
 // Has the tool put the hooks in, while this process stands still. Why it did not, or nothing.
 std::string install_running(Connection *c, std::string &left_out) {
-  std::vector<Patch> patches;
-  std::string failed = prepare(hooks, hook_count(), left_out, patches);
-  if (!failed.empty() || patches.empty()) return failed;
-  int file = move_high(patch_file(patches));
-  if (file < 0) return "all: no memory for a list\n";
-  agent.send(Message::Patches, Writer(), file);
-  close(file);
-  std::unique_lock<std::mutex> hold(c->lock);
-  c->changed.wait_for(hold, std::chrono::seconds(20), [&] { return c->patched || c->gone; });
-  return c->patched ? "" : "all: the tool did not put them in\n";
+    std::vector<Patch> patches;
+    std::string failed = prepare(hooks, hook_count(), left_out, patches);
+    if (!failed.empty() || patches.empty()) return failed;
+    int file = move_high(patch_file(patches));
+    if (file < 0) return "all: no memory for a list\n";
+    agent.send(Message::Patches, Writer(), file);
+    close(file);
+    std::unique_lock<std::mutex> hold(c->lock);
+    c->changed.wait_for(hold, std::chrono::seconds(20), [&] { return c->patched || c->gone; });
+    return c->patched ? "" : "all: the tool did not put them in\n";
 }
 
 // Whether all that an attachment begins with could be had; else nothing is left of it.
 bool open_connection(Connection &c, const char *name) {
-  c.pid = getpid();
-  c.socket = connect_to_tool(name);
-  if (c.socket < 0) return false;
-  c.wake = move_high(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  c.socket_file = file_of(c.socket);
-  c.wake_file = file_of(c.wake);
-  agent.control_fd = memory_file("gpubpf-control", sizeof(Control));
-  void *control = c.wake < 0 ? MAP_FAILED : mmap(nullptr, sizeof(Control), PROT_READ | PROT_WRITE, MAP_SHARED, agent.control_fd, 0);
-  if (control != MAP_FAILED) {
-    agent.control = static_cast<Control *>(control);
-    return true;
-  }
-  for (int file : {c.socket, c.wake, agent.control_fd})
-    if (file >= 0) close(file);
-  return false;
+    c.pid = getpid();
+    c.socket = connect_to_tool(name);
+    if (c.socket < 0) return false;
+    c.wake = move_high(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    c.socket_file = file_of(c.socket);
+    c.wake_file = file_of(c.wake);
+    agent.control_fd = memory_file("gpubpf-control", sizeof(Control));
+    void *control =
+        c.wake < 0 ? MAP_FAILED
+                   : mmap(nullptr, sizeof(Control), PROT_READ | PROT_WRITE, MAP_SHARED, agent.control_fd, 0);
+    if (control != MAP_FAILED) {
+        agent.control = static_cast<Control *>(control);
+        return true;
+    }
+    for (int file : {c.socket, c.wake, agent.control_fd})
+        if (file >= 0) close(file);
+    return false;
 }
 
 struct Starting {
-  explicit Starting(Connection &c) : connection(c) {}
-  ~Starting() { connection.starting = false; }
-  Starting(const Starting &) = delete;
-  Starting &operator=(const Starting &) = delete;
-  Connection &connection;
+    explicit Starting(Connection &c) : connection(c) {}
+    ~Starting() { connection.starting = false; }
+    Starting(const Starting &) = delete;
+    Starting &operator=(const Starting &) = delete;
+    Connection &connection;
 };
 
 // Running: the program's threads may be in the driver's functions; the tool puts the hooks in.
 enum class How { FirstInit, Running };
 
-// 0: the attachment is there; else what gpubpf_attach returns.
-int start(const char *name, How how) {
-  void *library = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_NOW);
-  if (!library) return 1;
-  Phase idle = Phase::Idle;
-  if (!phase.compare_exchange_strong(idle, Phase::Live)) return idle == Phase::Live ? 2 : 4;
-  std::optional<Visit> visit(std::in_place);  // what ends the attachment waits for this
-  auto connected = std::make_unique<Connection>();
-  if (!name || !driver.find(library) || !open_connection(*connected, name)) {
-    phase = Phase::Idle;
-    return 3;
-  }
-  Connection *c = connected.release();
-  std::optional<Starting> starting(std::in_place, *c);
-  find_clock(library);
-  if (virtual_clock()) agent.control->started_ns = now_ns();
-  find_hook_targets(library);
-  agent.late = how == How::Running;
-  new_process();
-  new_registry();  // what a forked child knows is its parent's
-  new_operations();
-  new_allocations();
-  new_graphs();
-  new_stamps();
-  new_found();
-  new_quiet();
-  new_links();
-  new_stacks();
-  static uint64_t attachments = 0;
-  c->number = ++attachments;
-  agent.heard = 0;
-  agent.silent = UINT32_MAX;
-  connection = c;
-  agent.connected = true;
-  attachment = c->number;
-  static const bool once = pthread_atfork(nullptr, nullptr, in_forked_child) == 0;
-  (void)once;
-  catch_signals();
-  Writer hello;
-  hello.u32(kProtocolVersion).text(process_name());
-  agent.send(Message::Hello, hello, agent.control_fd);
-  close(agent.control_fd);
-  const int marker = make_marker();
-  agent.send(Message::Marker, Writer().u32(marker >= 0), marker);
-  pthread_t service;
-  if (!start_thread(service, [](void *p) -> void * { return serve(static_cast<Connection *>(p)), nullptr; }, c)) {
-    starting.reset();
-    visit.reset();
-    end(c);
-    return 3;
-  }
-  pthread_detach(service);
-  {
-    std::unique_lock<std::mutex> hold(c->lock);
-    c->changed.wait_for(hold, std::chrono::seconds(5), [&] { return c->welcome || c->gone; });
-    marker_told();
-    if (!c->welcome) shutdown(c->socket, SHUT_RDWR);
-    if (!c->welcome || c->gone) return 3;
-  }
-  if (agent.config.log_records) {
-    int log = oplog.open(agent.config.log_records, virtual_clock());
-    if (log >= 0) agent.send(Message::Log, Writer().u64(agent.config.log_records), log);
-    if (log >= 0) close(log);
-  }
-  choose_hooks(agent.config.log_records != 0 || operation_program());
-  std::string left_out, failed;
-  failed = how == How::Running ? install_running(c, left_out) : install(hooks, hook_count(), left_out);
-  if (const char *cupti = getenv("GPUBPF_CUPTI"); cupti && agent.config.stamps)
-    if (std::string why = start_cupti(cupti); !why.empty()) left_out += (left_out.empty() ? "CUPTI: " : "\nCUPTI: ") + why;
-  Writer w;
-  agent.send(Message::Hooked, w.text(failed).text(left_out));
-  std::lock_guard<std::mutex> hold(c->lock);
-  settle();
-  agent.live = failed.empty() && !c->gone;
-  if (!agent.live) shutdown(c->socket, SHUT_RDWR);  // there is nothing to measure
-  return agent.live ? 0 : 3;
+AttachStatus start(const char *name, How how) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_NOW);
+    if (!library) return AttachStatus::NoDriver;
+    Phase idle = Phase::Idle;
+    if (!phase.compare_exchange_strong(idle, Phase::Live))
+        return idle == Phase::Live ? AttachStatus::InUse : AttachStatus::Ending;
+    std::optional<Visit> visit(std::in_place);  // what ends the attachment waits for this
+    auto connected = std::make_unique<Connection>();
+    if (!name || !driver.find(library) || !open_connection(*connected, name)) {
+        phase = Phase::Idle;
+        return AttachStatus::Failed;
+    }
+    Connection *c = connected.release();
+    std::optional<Starting> starting(std::in_place, *c);
+    find_clock(library);
+    if (virtual_clock()) agent.control->started_ns = now_ns();
+    find_hook_targets(library);
+    agent.late = how == How::Running;
+    new_process();
+    new_registry();  // what a forked child knows is its parent's
+    new_operations();
+    new_allocations();
+    new_graphs();
+    new_stamps();
+    new_found();
+    new_quiet();
+    new_links();
+    new_stacks();
+    static uint64_t attachments = 0;
+    c->number = ++attachments;
+    agent.heard = 0;
+    agent.silent = UINT32_MAX;
+    connection = c;
+    agent.connected = true;
+    attachment = c->number;
+    static const bool once = pthread_atfork(nullptr, nullptr, in_forked_child) == 0;
+    (void)once;
+    catch_signals();
+    Writer hello;
+    hello.u32(kProtocolVersion).text(process_name());
+    agent.send(Message::Hello, hello, agent.control_fd);
+    close(agent.control_fd);
+    const int marker = make_marker();
+    agent.send(Message::Marker, Writer().u32(marker >= 0), marker);
+    pthread_t service;
+    if (!start_thread(
+            service, [](void *p) -> void * { return serve(static_cast<Connection *>(p)), nullptr; }, c)) {
+        starting.reset();
+        visit.reset();
+        end(c);
+        return AttachStatus::Failed;
+    }
+    pthread_detach(service);
+    {
+        std::unique_lock<std::mutex> hold(c->lock);
+        c->changed.wait_for(hold, std::chrono::seconds(5), [&] { return c->welcome || c->gone; });
+        marker_told();
+        if (!c->welcome) shutdown(c->socket, SHUT_RDWR);
+        if (!c->welcome || c->gone) return AttachStatus::Failed;
+    }
+    if (agent.config.log_records) {
+        int log = oplog.open(agent.config.log_records, virtual_clock());
+        if (log >= 0) agent.send(Message::Log, Writer().u64(agent.config.log_records), log);
+        if (log >= 0) close(log);
+    }
+    choose_hooks(agent.config.log_records != 0 || operation_program());
+    std::string left_out, failed;
+    failed = how == How::Running ? install_running(c, left_out) : install(hooks, hook_count(), left_out);
+    if (const char *cupti = getenv("GPUBPF_CUPTI"); cupti && agent.config.stamps)
+        if (std::string why = start_cupti(cupti); !why.empty())
+            left_out += (left_out.empty() ? "CUPTI: " : "\nCUPTI: ") + why;
+    Writer w;
+    agent.send(Message::Hooked, w.text(failed).text(left_out));
+    std::lock_guard<std::mutex> hold(c->lock);
+    settle();
+    agent.live = failed.empty() && !c->gone;
+    if (!agent.live) shutdown(c->socket, SHUT_RDWR);  // there is nothing to measure
+    return agent.live ? AttachStatus::Attached : AttachStatus::Failed;
 }
 
 }  // namespace
 
 void Agent::send(Message type, const Writer &writer, int fd) {
-  Connection *c = connection;
-  if (!c || !connected) return;
-  std::lock_guard<std::mutex> hold(c->sending);
-  if (connected && !has_files(*c)) {
-    live = false;
-    connected = false;
-  } else if (connected && !send_frame(c->socket, type, writer.bytes, fd)) {
-    live = false;
-    connected = false;
-    shutdown(c->socket, SHUT_RDWR);  // the service thread sees it and wakes who waits
-  }
+    Connection *c = connection;
+    if (!c || !connected) return;
+    std::lock_guard<std::mutex> hold(c->sending);
+    if (connected && !has_files(*c)) {
+        live = false;
+        connected = false;
+    } else if (connected && !send_frame(c->socket, type, writer.bytes, fd)) {
+        live = false;
+        connected = false;
+        shutdown(c->socket, SHUT_RDWR);  // the service thread sees it and wakes who waits
+    }
 }
 
-std::shared_ptr<Question> Agent::ask(Message type, Module *module, Context *context, const Writer &about, int file, bool waits) {
-  auto question = std::make_shared<Question>();
-  question->abandoned = !waits;
-  question->module = module;
-  question->context = context;
-  Connection *c = connection;
-  uint32_t id = 0;  // none: nobody is asked
-  if (c) {
-    std::lock_guard<std::mutex> hold(c->lock);
-    if (!c->gone && connected) c->questions[id = ++c->requests] = question;
-  }
-  if (!id) {
-    question->done = true;
+std::shared_ptr<Question> Agent::ask(Message type, Module *module, Context *context, const Writer &about,
+                                     int file, bool waits) {
+    auto question = std::make_shared<Question>();
+    question->abandoned = !waits;
+    question->module = module;
+    question->context = context;
+    Connection *c = connection;
+    uint32_t id = 0;  // none: nobody is asked
+    if (c) {
+        std::lock_guard<std::mutex> hold(c->lock);
+        if (!c->gone && connected) c->questions[id = ++c->requests] = question;
+    }
+    if (!id) {
+        question->done = true;
+        return question;
+    }
+    Writer w;
+    w.u32(id)
+        .u32(context->cc)
+        .u32(static_cast<uint32_t>(context->device))
+        .raw(about.bytes.data(), about.bytes.size());
+    send(type, w, file);
+    if (!connected) {  // the tool went, or the program closed the socket: then nobody wakes who waits
+        std::lock_guard<std::mutex> hold(question->lock);
+        question->done = true;
+    }
     return question;
-  }
-  Writer w;
-  w.u32(id).u32(context->cc).u32(static_cast<uint32_t>(context->device)).raw(about.bytes.data(), about.bytes.size());
-  send(type, w, file);
-  if (!connected) {  // the tool went, or the program closed the socket: then nobody wakes who waits
-    std::lock_guard<std::mutex> hold(question->lock);
-    question->done = true;
-  }
-  return question;
 }
 
 void Agent::finish(uint32_t wait_ms) {
-  Visit visit;
-  Connection *c = attachment.load() ? connection : nullptr;
-  if (!c || !connected || !control || c->pid != getpid() || is_own_thread || c->exiting) return;
-  live = false;  // what other threads still launch would be counted in vain
-  if (virtual_clock()) control->ended_ns = last_ns();
-  if (!to_finish(*c)) return;
-  c->finish_wait_ms = wait_ms;
-  uint32_t ticket = c->finish_asked.fetch_add(1) + 1;
-  if (!wake_up(*c)) return;
-  timespec pause{0, 100000};
-  for (uint32_t waited = 0; c->finish_done.load() < ticket && waited < (wait_ms + 3000) * 10; ++waited)
-    nanosleep(&pause, nullptr);
+    Visit visit;
+    Connection *c = attachment.load() ? connection : nullptr;
+    if (!c || !connected || !control || c->pid != getpid() || is_own_thread || c->exiting) return;
+    live = false;  // what other threads still launch would be counted in vain
+    if (virtual_clock()) control->ended_ns = last_ns();
+    if (!to_finish(*c)) return;
+    c->finish_wait_ms = wait_ms;
+    uint32_t ticket = c->finish_asked.fetch_add(1) + 1;
+    if (!wake_up(*c)) return;
+    timespec pause{0, 100000};
+    for (uint32_t waited = 0; c->finish_done.load() < ticket && waited < (wait_ms + 3000) * 10; ++waited)
+        nanosleep(&pause, nullptr);
 }
 
 void Agent::watch_exit() {
-  static std::atomic<bool> once{false};
-  if (once.exchange(true)) return;
-  atexit(at_exit);
-  at_quick_exit(at_exit);
+    static std::atomic<bool> once{false};
+    if (once.exchange(true)) return;
+    atexit(at_exit);
+    at_quick_exit(at_exit);
 }
 
 void Agent::want_memory() {
-  Connection *c = connection;
-  if (!c) return;
-  c->memory_wanted = true;
-  quietly([c] { wake_up(*c); });
+    Connection *c = connection;
+    if (!c) return;
+    c->memory_wanted = true;
+    quietly([c] { wake_up(*c); });
 }
 
 void Agent::want_found() {
-  Connection *c = connection;
-  if (!c || c->found_wanted.exchange(true)) return;
-  quietly([c] { wake_up(*c); });
+    Connection *c = connection;
+    if (!c || c->found_wanted.exchange(true)) return;
+    quietly([c] { wake_up(*c); });
 }
 
 void Agent::want_reading() {
-  Connection *c = connection;
-  if (!c || c->reading_wanted.exchange(true)) return;
-  quietly([c] { wake_up(*c); });
+    Connection *c = connection;
+    if (!c || c->reading_wanted.exchange(true)) return;
+    quietly([c] { wake_up(*c); });
 }
 
 bool is_ours(void (*handler)(int)) { return handler == at_signal; }
@@ -744,30 +754,35 @@ bool is_ours(void (*handler)(int)) { return handler == at_signal; }
 
 // Called by the driver inside cuInit (CUDA_INJECTION64_PATH). Nothing here may fail the application.
 extern "C" __attribute__((visibility("default"))) int InitializeInjection(void) {
-  // A thread that is cancelled inside a driver's function is unwound through our frames by a libgcc that is not ours. Our copy then
-  // aborts unless it has been set up, which it is by its first use.
-  _Unwind_Backtrace([](_Unwind_Context *, void *) { return _URC_END_OF_STACK; }, nullptr);
-  try {
-    gpubpf::start(getenv("GPUBPF_SOCKET"), gpubpf::How::FirstInit);
-  } catch (...) {
-  }
-  return 1;
+    // A thread that is cancelled inside a driver's function is unwound through our frames by a libgcc that is not ours. Our copy then
+    // aborts unless it has been set up, which it is by its first use.
+    _Unwind_Backtrace([](_Unwind_Context *, void *) { return _URC_END_OF_STACK; }, nullptr);
+    try {
+        gpubpf::start(getenv("GPUBPF_SOCKET"), gpubpf::How::FirstInit);
+    } catch (...) {
+    }
+    return 1;
 }
 
 // Called by the tool on a thread of its own in a program that runs (attach.py); `name` as for GPUBPF_SOCKET, and behind it " starting" where the
 // process is inside its first cuInit. What it returns: docs/attach.md.
 extern "C" __attribute__((visibility("default"))) int gpubpf_attach(const char *name) {
-  _Unwind_Backtrace([](_Unwind_Context *, void *) { return _URC_END_OF_STACK; }, nullptr);
-  try {
-    std::string socket = name;
-    constexpr char kStarting[] = " starting";
-    constexpr size_t kLength = sizeof kStarting - 1;
-    const bool starting = socket.size() > kLength && socket.compare(socket.size() - kLength, kLength, kStarting) == 0;
-    if (starting) socket.resize(socket.size() - kLength);
-    const int result = gpubpf::start(socket.c_str(), starting ? gpubpf::How::FirstInit : gpubpf::How::Running);
-    if ((result == 1 || result == 2 || result == 4) && socket.compare(0, 3, "fd:") == 0) close(atoi(socket.c_str() + 3));
-    return result;
-  } catch (...) {
-    return 3;
-  }
+    _Unwind_Backtrace([](_Unwind_Context *, void *) { return _URC_END_OF_STACK; }, nullptr);
+    try {
+        std::string socket = name;
+        constexpr char kStarting[] = " starting";
+        constexpr size_t kLength = sizeof kStarting - 1;
+        const bool starting =
+            socket.size() > kLength && socket.compare(socket.size() - kLength, kLength, kStarting) == 0;
+        if (starting) socket.resize(socket.size() - kLength);
+        using gpubpf::AttachStatus;
+        const AttachStatus status =
+            gpubpf::start(socket.c_str(), starting ? gpubpf::How::FirstInit : gpubpf::How::Running);
+        const bool began = status == AttachStatus::Attached ||
+                           status == AttachStatus::Failed;  // then the socket is the agent's
+        if (!began && socket.compare(0, 3, "fd:") == 0) close(atoi(socket.c_str() + 3));
+        return static_cast<int>(status);
+    } catch (...) {
+        return static_cast<int>(gpubpf::AttachStatus::Failed);
+    }
 }

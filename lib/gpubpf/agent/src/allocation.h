@@ -25,9 +25,9 @@ void allocation_found(uint64_t base, uint64_t bytes, const Context *context);
 // Around the driver's call that frees what begins at `base`, or with `bytes` all that begins in that range: another thread may be given
 // the address before this one comes back from the call.
 struct Freeing {
-  uint64_t base = 0, bytes = 0;
-  uint64_t serial = 0;  // of the allocation at `base`; 0: none is known
-  uint64_t epoch = 0;   // the last in which it is there
+    uint64_t base = 0, bytes = 0;
+    uint64_t serial = 0;  // of the allocation at `base`; 0: none is known
+    uint64_t epoch = 0;   // the last in which it is there
 };
 Freeing freeing(uint64_t base, uint64_t bytes);
 void freed(const Freeing &what);  // the driver did
@@ -36,7 +36,8 @@ void freed(const Freeing &what);  // the driver did
 void freed_with(const Context *context);
 
 // A variable of `module` is at `base` in the context: an allocation that ends with the module.
-void variable_found(Module *module, const Context *context, const std::string &name, uint64_t base, uint64_t bytes);
+void variable_found(Module *module, const Context *context, const std::string &name, uint64_t base,
+                    uint64_t bytes);
 void variables_gone(Module *module, const char *call);  // before the driver unloads it
 
 }  // namespace gpubpf

@@ -22,9 +22,9 @@ uint64_t last_ns();  // on the virtual clock the largest time of any thread
 // cuEventElapsedTime. Several live at a time: hold the pointer for as long as the event is used. Null before the first bracket, and on
 // the virtual clock.
 struct Reference {
-  CUevent event;
-  uint64_t gpu_ns;
-  uint32_t error_ns;
+    CUevent event;
+    uint64_t gpu_ns;
+    uint32_t error_ns;
 };
 std::shared_ptr<const Reference> reference_of(Context &context);
 

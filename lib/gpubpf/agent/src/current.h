@@ -7,19 +7,20 @@ namespace gpubpf {
 
 // Makes a context current on this thread for as long as the object lives.
 class Current {
- public:
-  explicit Current(const Context &context) : ok_(driver.cuCtxPushCurrent_v2(context.handle) == CUDA_SUCCESS) {}
-  ~Current() {
-    CUcontext popped;
-    if (ok_) driver.cuCtxPopCurrent_v2(&popped);
-  }
-  Current(const Current &) = delete;
-  Current &operator=(const Current &) = delete;
-  bool ok() const { return ok_; }
+  public:
+    explicit Current(const Context &context)
+        : ok_(driver.cuCtxPushCurrent_v2(context.handle) == CUDA_SUCCESS) {}
+    ~Current() {
+        CUcontext popped;
+        if (ok_) driver.cuCtxPopCurrent_v2(&popped);
+    }
+    Current(const Current &) = delete;
+    Current &operator=(const Current &) = delete;
+    bool ok() const { return ok_; }
 
- private:
-  DriverScope scope_;
-  bool ok_;
+  private:
+    DriverScope scope_;
+    bool ok_;
 };
 
 // Waits for a stream without blocking in the driver; false: not done in time, or failed.

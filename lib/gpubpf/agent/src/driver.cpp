@@ -7,39 +7,40 @@ namespace gpubpf {
 Driver driver;
 
 bool Driver::find(void *library) {
-  // Found again by the next attachment, while threads that the last one left behind (remains.cpp) use them: what is the same is not written.
+    // Found again by the next attachment, while threads that the last one left behind (remains.cpp) use them: what is the same is not written.
 #define GPUBPF_FIND(name, ...) \
-  if (auto at = reinterpret_cast<CUresult (*)(__VA_ARGS__)>(dlsym(library, #name)); at != name) name = at;
-  GPUBPF_DRIVER_FUNCTIONS(GPUBPF_FIND)
+    if (auto at = reinterpret_cast<CUresult (*)(__VA_ARGS__)>(dlsym(library, #name)); at != name) name = at;
+    GPUBPF_DRIVER_FUNCTIONS(GPUBPF_FIND)
 #undef GPUBPF_FIND
-  if (auto at = reinterpret_cast<void (*)(int)>(dlsym(library, "cudasim_untimed")); at != cudasim_untimed) cudasim_untimed = at;
-  return cuCtxGetCurrent && cuCtxPushCurrent_v2 && cuCtxPopCurrent_v2 && cuCtxGetDevice && cuCtxSynchronize &&
-         cuDeviceGetAttribute && cuMemAlloc_v2 && cuMemFree_v2 && cuMemsetD8Async && cuMemcpyHtoDAsync_v2 &&
-         cuMemcpyDtoHAsync_v2 && cuStreamCreate && cuStreamQuery && cuModuleGetGlobal_v2 &&
-         cuOccupancyMaxActiveBlocksPerMultiprocessor;
+    if (auto at = reinterpret_cast<void (*)(int)>(dlsym(library, "cudasim_untimed")); at != cudasim_untimed)
+        cudasim_untimed = at;
+    return cuCtxGetCurrent && cuCtxPushCurrent_v2 && cuCtxPopCurrent_v2 && cuCtxGetDevice &&
+           cuCtxSynchronize && cuDeviceGetAttribute && cuMemAlloc_v2 && cuMemFree_v2 && cuMemsetD8Async &&
+           cuMemcpyHtoDAsync_v2 && cuMemcpyDtoHAsync_v2 && cuStreamCreate && cuStreamQuery &&
+           cuModuleGetGlobal_v2 && cuOccupancyMaxActiveBlocksPerMultiprocessor;
 }
 
 Untimed::Untimed() {
-  ++depth();
-  if (driver.cudasim_untimed) driver.cudasim_untimed(1);
+    ++depth();
+    if (driver.cudasim_untimed) driver.cudasim_untimed(1);
 }
 
 Untimed::~Untimed() {
-  if (driver.cudasim_untimed) driver.cudasim_untimed(0);
-  --depth();
+    if (driver.cudasim_untimed) driver.cudasim_untimed(0);
+    --depth();
 }
 
 DriverScope::DriverScope() {
-  ++depth();
-  if (driver.cudasim_untimed) driver.cudasim_untimed(1);
-  if (driver.cuThreadExchangeStreamCaptureMode)
-    exchanged_ = driver.cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS;
+    ++depth();
+    if (driver.cudasim_untimed) driver.cudasim_untimed(1);
+    if (driver.cuThreadExchangeStreamCaptureMode)
+        exchanged_ = driver.cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS;
 }
 
 DriverScope::~DriverScope() {
-  if (exchanged_) driver.cuThreadExchangeStreamCaptureMode(&mode_);
-  if (driver.cudasim_untimed) driver.cudasim_untimed(0);
-  --depth();
+    if (exchanged_) driver.cuThreadExchangeStreamCaptureMode(&mode_);
+    if (driver.cudasim_untimed) driver.cudasim_untimed(0);
+    --depth();
 }
 
 }  // namespace gpubpf

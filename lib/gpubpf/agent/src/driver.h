@@ -11,6 +11,7 @@
 namespace gpubpf {
 
 // name, parameters. Names are those of the exported symbols.
+// clang-format off
 #define GPUBPF_DRIVER_FUNCTIONS(F)                                                                                        \
   F(cuGetProcAddress_v2, const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *)                        \
   F(cuCtxGetCurrent, CUcontext *)                                                                                         \
@@ -76,14 +77,16 @@ namespace gpubpf {
   F(cuFuncLoad, CUfunction)                                                                                               \
   F(cuOccupancyMaxActiveBlocksPerMultiprocessor, int *, CUfunction, int, size_t)                                          \
   F(cuOccupancyMaxActiveClusters, int *, CUfunction, const CUlaunchConfig *)
+// clang-format on
 
 struct Driver {
 #define GPUBPF_DECLARE(name, ...) CUresult (*name)(__VA_ARGS__) = nullptr;
-  GPUBPF_DRIVER_FUNCTIONS(GPUBPF_DECLARE)
+    GPUBPF_DRIVER_FUNCTIONS(GPUBPF_DECLARE)
 #undef GPUBPF_DECLARE
-  void (*cudasim_untimed)(int) = nullptr;  // the embedded device's: what follows takes no virtual time, until 0 (nests)
-  // Looks the functions up in the loaded libcuda; false when something indispensable is missing.
-  bool find(void *library);
+    void (*cudasim_untimed)(int) =
+        nullptr;  // the embedded device's: what follows takes no virtual time, until 0 (nests)
+    // Looks the functions up in the loaded libcuda; false when something indispensable is missing.
+    bool find(void *library);
 };
 
 extern Driver driver;
@@ -91,24 +94,24 @@ extern Driver driver;
 // For the agent's own driver calls: the thread may do what a capture elsewhere forbids (cuThreadExchangeStreamCaptureMode), and
 // hooks reached from inside these calls count nothing.
 class DriverScope {
- public:
-  DriverScope();
-  ~DriverScope();
-  DriverScope(const DriverScope &) = delete;
-  DriverScope &operator=(const DriverScope &) = delete;
+  public:
+    DriverScope();
+    ~DriverScope();
+    DriverScope(const DriverScope &) = delete;
+    DriverScope &operator=(const DriverScope &) = delete;
 
- private:
-  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
-  bool exchanged_ = false;
+  private:
+    CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+    bool exchanged_ = false;
 };
 
 // For a single question that changes nothing.
 class Untimed {
- public:
-  Untimed();
-  ~Untimed();
-  Untimed(const Untimed &) = delete;
-  Untimed &operator=(const Untimed &) = delete;
+  public:
+    Untimed();
+    ~Untimed();
+    Untimed(const Untimed &) = delete;
+    Untimed &operator=(const Untimed &) = delete;
 };
 
 }  // namespace gpubpf

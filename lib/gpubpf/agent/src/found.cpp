@@ -19,7 +19,6 @@ namespace {
 
 constexpr size_t kMostNames = 65536;  // of a module
 constexpr size_t kMostParameters = 4096;
-constexpr uint32_t kWhole = 1;
 constexpr uint32_t kPatience = 20;  // ms that the worker thread waits for a quiet moment, between other work
 constexpr int kOften = 10;          // ms between two such
 // Launches are watched for so long, then for a while not: where a kernel does not end, that is for nothing.
@@ -28,46 +27,54 @@ constexpr std::chrono::milliseconds kWatch{3000}, kLeastPause{1000}, kMostPause{
 
 // What the driver says of a kernel that was launched, in the order of the message.
 constexpr CUfunction_attribute kTold[] = {
-    CU_FUNC_ATTRIBUTE_NUM_REGS,    CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,     CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES,
-    CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, CU_FUNC_ATTRIBUTE_PTX_VERSION,
+    CU_FUNC_ATTRIBUTE_NUM_REGS,
+    CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+    CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES,
+    CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
+    CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+    CU_FUNC_ATTRIBUTE_PTX_VERSION,
     CU_FUNC_ATTRIBUTE_BINARY_VERSION,
 };
 // What a program can set.
 constexpr CUfunction_attribute kSet[] = {
-    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,      CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
-    CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,  CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
-    CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH,             CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT,
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+    CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+    CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+    CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
+    CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH,
+    CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT,
     CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH,
 };
 
 struct Parameter {
-  uint32_t offset, size;
+    uint32_t offset, size;
 };
 
 struct Described {
-  std::string name;
-  bool told = false;
-  std::vector<Parameter> parameters;
-  int32_t attributes[sizeof kTold / sizeof *kTold];
+    std::string name;
+    bool told = false;
+    std::vector<Parameter> parameters;
+    int32_t attributes[sizeof kTold / sizeof *kTold];
 };
 
 struct Untold {  // a module that the tool has not heard of
-  Module *module = nullptr;
-  Context *context = nullptr;  // where it was met
-  bool whole = false;
-  std::vector<std::string> names;
-  std::vector<Described> kernels;
+    Module *module = nullptr;
+    Context *context = nullptr;  // where it was met
+    bool whole = false;
+    std::vector<std::string> names;
+    std::vector<Described> kernels;
 };
 
 struct State {
-  std::mutex lock;  // guards below; never held across a driver call
-  std::deque<Untold> untold;
-  std::vector<std::pair<Module *, Context *>> later;  // no module: only the context is made ready; no context: all
-  std::atomic<uint32_t> misses{0};
-  std::unique_ptr<Watching> watching;                 // while there is something in `later`; the worker thread's, as is:
-  Clock::time_point watched{};  // since when
-  std::chrono::milliseconds pause = kLeastPause;
-  Clock::time_point paused{};  // until when
+    std::mutex lock;  // guards below; never held across a driver call
+    std::deque<Untold> untold;
+    std::vector<std::pair<Module *, Context *>>
+        later;  // no module: only the context is made ready; no context: all
+    std::atomic<uint32_t> misses{0};
+    std::unique_ptr<Watching> watching;  // while there is something in `later`; the worker thread's, as is:
+    Clock::time_point watched{};         // since when
+    std::chrono::milliseconds pause = kLeastPause;
+    Clock::time_point paused{};  // until when
 };
 
 State *state = nullptr;
@@ -75,15 +82,15 @@ State *state = nullptr;
 // --- one handle ---
 
 struct Identity {
-  std::string name;
-  CUmodule module = nullptr;  // exactly one of the two
-  CUlibrary library = nullptr;
-  CUfunction function = nullptr;  // in the current context; null: not told
+    std::string name;
+    CUmodule module = nullptr;  // exactly one of the two
+    CUlibrary library = nullptr;
+    CUfunction function = nullptr;  // in the current context; null: not told
 };
 
 template <class Call>
 Call original(HookIndex index) {
-  return reinterpret_cast<Call>(hooks[index].original);
+    return reinterpret_cast<Call>(hooks[index].original);
 }
 
 using GetFunction = CUresult (*)(CUfunction *, CUmodule, const char *);
@@ -93,176 +100,189 @@ using KernelGetFunction = CUresult (*)(CUfunction *, CUkernel);
 // A launch takes a CUfunction and a CUkernel, and so may whatever takes a CUfunction. A function that is asked for by its name, in the
 // module that it says it is of, is the handle itself only if that is a CUfunction.
 bool is_function(void *handle, Identity &who) {
-  auto f = static_cast<CUfunction>(handle);
-  auto get = original<GetFunction>(kHook_cuModuleGetFunction);
-  const char *name = nullptr;
-  CUmodule module = nullptr;
-  CUfunction same = nullptr;
-  if (!driver.cuFuncGetName || !driver.cuFuncGetModule || !get || driver.cuFuncGetName(&name, f) != CUDA_SUCCESS || !name ||
-      driver.cuFuncGetModule(&module, f) != CUDA_SUCCESS || get(&same, module, name) != CUDA_SUCCESS || same != f)
-    return false;
-  who.name = name;
-  who.module = module;
-  who.function = f;
-  return true;
+    auto f = static_cast<CUfunction>(handle);
+    auto get = original<GetFunction>(kHook_cuModuleGetFunction);
+    const char *name = nullptr;
+    CUmodule module = nullptr;
+    CUfunction same = nullptr;
+    if (!driver.cuFuncGetName || !driver.cuFuncGetModule || !get ||
+        driver.cuFuncGetName(&name, f) != CUDA_SUCCESS || !name ||
+        driver.cuFuncGetModule(&module, f) != CUDA_SUCCESS || get(&same, module, name) != CUDA_SUCCESS ||
+        same != f)
+        return false;
+    who.name = name;
+    who.module = module;
+    who.function = f;
+    return true;
 }
 
 bool is_kernel(void *handle, Identity &who) {
-  auto k = static_cast<CUkernel>(handle);
-  auto get = original<GetKernel>(kHook_cuLibraryGetKernel);
-  auto get_function = original<KernelGetFunction>(kHook_cuKernelGetFunction);
-  const char *name = nullptr;
-  CUlibrary library = nullptr;
-  CUkernel same = nullptr;
-  if (!driver.cuKernelGetName || driver.cuKernelGetName(&name, k) != CUDA_SUCCESS || !name) return false;
-  who.name = name;
-  if (!get_function || get_function(&who.function, k) != CUDA_SUCCESS) who.function = nullptr;
-  if (!driver.cuKernelGetLibrary)  // before CUDA 12.5: then it is known by the module that the library is in this context
-    return who.function && driver.cuFuncGetModule && driver.cuFuncGetModule(&who.module, who.function) == CUDA_SUCCESS;
-  if (!get || driver.cuKernelGetLibrary(&library, k) != CUDA_SUCCESS || get(&same, library, name) != CUDA_SUCCESS || same != k) return false;
-  who.library = library;
-  return true;
+    auto k = static_cast<CUkernel>(handle);
+    auto get = original<GetKernel>(kHook_cuLibraryGetKernel);
+    auto get_function = original<KernelGetFunction>(kHook_cuKernelGetFunction);
+    const char *name = nullptr;
+    CUlibrary library = nullptr;
+    CUkernel same = nullptr;
+    if (!driver.cuKernelGetName || driver.cuKernelGetName(&name, k) != CUDA_SUCCESS || !name) return false;
+    who.name = name;
+    if (!get_function || get_function(&who.function, k) != CUDA_SUCCESS) who.function = nullptr;
+    if (!driver
+             .cuKernelGetLibrary)  // before CUDA 12.5: then it is known by the module that the library is in this context
+        return who.function && driver.cuFuncGetModule &&
+               driver.cuFuncGetModule(&who.module, who.function) == CUDA_SUCCESS;
+    if (!get || driver.cuKernelGetLibrary(&library, k) != CUDA_SUCCESS ||
+        get(&same, library, name) != CUDA_SUCCESS || same != k)
+        return false;
+    who.library = library;
+    return true;
 }
 
 // Its parameters; false: the driver does not tell.
 bool parameters_of(CUfunction f, std::vector<Parameter> &parameters) {
-  if (!driver.cuFuncGetParamInfo) return false;
-  for (size_t i = 0; i < kMostParameters; ++i) {
-    size_t offset = 0, size = 0;
-    CUresult r = driver.cuFuncGetParamInfo(f, i, &offset, &size);
-    if (r == CUDA_ERROR_INVALID_VALUE) return true;  // there are no more
-    if (r != CUDA_SUCCESS) return false;
-    parameters.push_back({static_cast<uint32_t>(offset), static_cast<uint32_t>(size)});
-  }
-  return false;
+    if (!driver.cuFuncGetParamInfo) return false;
+    for (size_t i = 0; i < kMostParameters; ++i) {
+        size_t offset = 0, size = 0;
+        CUresult r = driver.cuFuncGetParamInfo(f, i, &offset, &size);
+        if (r == CUDA_ERROR_INVALID_VALUE) return true;  // there are no more
+        if (r != CUDA_SUCCESS) return false;
+        parameters.push_back({static_cast<uint32_t>(offset), static_cast<uint32_t>(size)});
+    }
+    return false;
 }
 
 Described describe(const Identity &who) {
-  Described d;
-  d.name = who.name;
-  d.told = who.function && parameters_of(who.function, d.parameters);
-  if (!d.told) d.parameters.clear();
-  for (size_t i = 0; i < sizeof kTold / sizeof *kTold; ++i) {
-    int value = -1;
-    if (!who.function || !driver.cuFuncGetAttribute || driver.cuFuncGetAttribute(&value, kTold[i], who.function) != CUDA_SUCCESS)
-      value = -1;
-    d.attributes[i] = value;
-  }
-  return d;
+    Described d;
+    d.name = who.name;
+    d.told = who.function && parameters_of(who.function, d.parameters);
+    if (!d.told) d.parameters.clear();
+    for (size_t i = 0; i < sizeof kTold / sizeof *kTold; ++i) {
+        int value = -1;
+        if (!who.function || !driver.cuFuncGetAttribute ||
+            driver.cuFuncGetAttribute(&value, kTold[i], who.function) != CUDA_SUCCESS)
+            value = -1;
+        d.attributes[i] = value;
+    }
+    return d;
 }
 
 // The names of all kernels of a module; whether these are all.
 template <class Handle, class Owner>
 bool names_of(Owner owner, CUresult (*count)(unsigned *, Owner), CUresult (*list)(Handle *, unsigned, Owner),
               CUresult (*name_of)(const char **, Handle), std::vector<std::string> &names) {
-  unsigned n = 0;
-  if (!count || !list || !name_of || count(&n, owner) != CUDA_SUCCESS || !n || n > kMostNames) return false;
-  std::vector<Handle> handles(n);
-  if (list(handles.data(), n, owner) != CUDA_SUCCESS) return false;
-  for (Handle h : handles) {
-    const char *name = nullptr;
-    if (!h || name_of(&name, h) != CUDA_SUCCESS || !name) return false;
-    names.emplace_back(name);
-  }
-  return true;
+    unsigned n = 0;
+    if (!count || !list || !name_of || count(&n, owner) != CUDA_SUCCESS || !n || n > kMostNames) return false;
+    std::vector<Handle> handles(n);
+    if (list(handles.data(), n, owner) != CUDA_SUCCESS) return false;
+    for (Handle h : handles) {
+        const char *name = nullptr;
+        if (!h || name_of(&name, h) != CUDA_SUCCESS || !name) return false;
+        names.emplace_back(name);
+    }
+    return true;
 }
 
 Untold untold(const Identity &who, Module *module, Context *context) {
-  Untold u;
-  u.module = module;
-  u.context = context;
-  u.whole = who.library ? names_of(who.library, driver.cuLibraryGetKernelCount,
-                                   original<CUresult (*)(CUkernel *, unsigned, CUlibrary)>(kHook_cuLibraryEnumerateKernels),
-                                   driver.cuKernelGetName, u.names)
-                        : names_of(who.module, driver.cuModuleGetFunctionCount,
-                                   original<CUresult (*)(CUfunction *, unsigned, CUmodule)>(kHook_cuModuleEnumerateFunctions),
-                                   driver.cuFuncGetName, u.names);
-  if (!u.whole) u.names = {who.name};
-  return u;
+    Untold u;
+    u.module = module;
+    u.context = context;
+    u.whole =
+        who.library
+            ? names_of(
+                  who.library, driver.cuLibraryGetKernelCount,
+                  original<CUresult (*)(CUkernel *, unsigned, CUlibrary)>(kHook_cuLibraryEnumerateKernels),
+                  driver.cuKernelGetName, u.names)
+            : names_of(
+                  who.module, driver.cuModuleGetFunctionCount,
+                  original<CUresult (*)(CUfunction *, unsigned, CUmodule)>(kHook_cuModuleEnumerateFunctions),
+                  driver.cuFuncGetName, u.names);
+    if (!u.whole) u.names = {who.name};
+    return u;
 }
 
 Module *known_module(const Identity &who) {
-  Registry &r = registry();
-  if (who.library) {
-    auto it = r.libraries.find(who.library);
-    return it == r.libraries.end() ? nullptr : it->second;
-  }
-  auto it = r.modules.find(who.module);
-  return it == r.modules.end() ? nullptr : it->second;
+    Registry &r = registry();
+    if (who.library) {
+        auto it = r.libraries.find(who.library);
+        return it == r.libraries.end() ? nullptr : it->second;
+    }
+    auto it = r.modules.find(who.module);
+    return it == r.modules.end() ? nullptr : it->second;
 }
 
 const Function *ask_driver(void *handle, Context *context) {
-  Current current(*context);
-  if (!current.ok()) return nullptr;
-  Identity who;
-  const bool is_of_context = is_function(handle, who);
-  if (!is_of_context && !is_kernel(handle, who)) return nullptr;
-  Registry &r = registry();
-  Described kernel = describe(who);
-  Module *module = nullptr;
-  {
-    std::lock_guard<std::mutex> hold(r.lock);
-    module = known_module(who);
-  }
-  if (!module) {
-    auto *made = new Module;
-    made->found = true;
-    made->module = who.module;
-    made->library = who.library;
-    made->context = who.module ? context : nullptr;
-    Untold u = untold(who, made, context);
-    std::lock_guard<std::mutex> hold(r.lock);
-    module = known_module(who);  // another thread may have been quicker
-    if (!module) {
-      module = made;
-      if (who.library) r.libraries[who.library] = made;
-      else r.modules[who.module] = made;
-      std::lock_guard<std::mutex> held(state->lock);
-      state->untold.push_back(std::move(u));
-    } else {
-      delete made;
+    Current current(*context);
+    if (!current.ok()) return nullptr;
+    Identity who;
+    const bool is_of_context = is_function(handle, who);
+    if (!is_of_context && !is_kernel(handle, who)) return nullptr;
+    Registry &r = registry();
+    Described kernel = describe(who);
+    Module *module = nullptr;
+    {
+        std::lock_guard<std::mutex> hold(r.lock);
+        module = known_module(who);
     }
-  }
-  {
-    std::lock_guard<std::mutex> hold(state->lock);
-    for (Untold &u : state->untold)
-      if (u.module == module) u.kernels.push_back(std::move(kernel));
-  }
-  r.record(module, is_of_context ? context : nullptr, handle, who.name.c_str());
-  agent.want_found();
-  return r.functions.find(handle);
+    if (!module) {
+        auto *made = new Module;
+        made->found = true;
+        made->module = who.module;
+        made->library = who.library;
+        made->context = who.module ? context : nullptr;
+        Untold u = untold(who, made, context);
+        std::lock_guard<std::mutex> hold(r.lock);
+        module = known_module(who);  // another thread may have been quicker
+        if (!module) {
+            module = made;
+            if (who.library) r.libraries[who.library] = made;
+            else r.modules[who.module] = made;
+            std::lock_guard<std::mutex> held(state->lock);
+            state->untold.push_back(std::move(u));
+        } else {
+            delete made;
+        }
+    }
+    {
+        std::lock_guard<std::mutex> hold(state->lock);
+        for (Untold &u : state->untold)
+            if (u.module == module) u.kernels.push_back(std::move(kernel));
+    }
+    r.record(module, is_of_context ? context : nullptr, handle, who.name.c_str());
+    agent.want_found();
+    return r.functions.find(handle);
 }
 
 // --- addresses ---
 
-constexpr uint64_t kLeast = uint64_t(1) << 32, kMost = uint64_t(1) << 49;  // what looks like an address of the GPU
-constexpr uint32_t kMostMisses = 100000;  // numbers that looked like addresses, and were none: then no more are asked for
+constexpr uint64_t kLeast = uint64_t(1) << 32, kMost = uint64_t(1)
+                                                       << 49;  // what looks like an address of the GPU
+constexpr uint32_t kMostMisses =
+    100000;  // numbers that looked like addresses, and were none: then no more are asked for
 
 void look_at(const void *bytes, size_t size, const Context &context) {
-  struct Remembered {
-    uint64_t last[64], when;
-  } none{};
-  Remembered &some = remembered(Note::Addresses, none);
-  if (const uint64_t now = attachment.load(std::memory_order_relaxed); some.when != now) {
-    some = {};
-    some.when = now;
-  }
-  for (size_t at = 0; at + sizeof(uint64_t) <= size; at += sizeof(uint64_t)) {
-    uint64_t value;
-    memcpy(&value, static_cast<const char *>(bytes) + at, sizeof value);
-    if (value < kLeast || value >= kMost) continue;
-    uint64_t &known = some.last[(value >> 8 ^ value >> 20) % std::size(some.last)];
-    if (known == value) continue;
-    known = value;
-    if (allocation_known(value) || state->misses >= kMostMisses) continue;
-    Untimed scope;
-    CUdeviceptr base = 0;
-    size_t length = 0;
-    if (driver.cuMemGetAddressRange_v2 && driver.cuMemGetAddressRange_v2(&base, &length, value) == CUDA_SUCCESS && length)
-      allocation_found(base, length, &context);
-    else
-      ++state->misses;
-  }
+    struct Remembered {
+        uint64_t last[64], when;
+    } none{};
+    Remembered &some = remembered(Note::Addresses, none);
+    if (const uint64_t now = attachment.load(std::memory_order_relaxed); some.when != now) {
+        some = {};
+        some.when = now;
+    }
+    for (size_t at = 0; at + sizeof(uint64_t) <= size; at += sizeof(uint64_t)) {
+        uint64_t value;
+        memcpy(&value, static_cast<const char *>(bytes) + at, sizeof value);
+        if (value < kLeast || value >= kMost) continue;
+        uint64_t &known = some.last[(value >> 8 ^ value >> 20) % std::size(some.last)];
+        if (known == value) continue;
+        known = value;
+        if (allocation_known(value) || state->misses >= kMostMisses) continue;
+        Untimed scope;
+        CUdeviceptr base = 0;
+        size_t length = 0;
+        if (driver.cuMemGetAddressRange_v2 &&
+            driver.cuMemGetAddressRange_v2(&base, &length, value) == CUDA_SUCCESS && length)
+            allocation_found(base, length, &context);
+        else ++state->misses;
+    }
 }
 
 bool works(const Context *context) { return context && !context->dead && !context->broken; }
@@ -272,203 +292,212 @@ bool works(const Context *context) { return context && !context->dead && !contex
 void new_found() { state = new State; }
 
 void end_found() {
-  delete state;
-  state = nullptr;
+    delete state;
+    state = nullptr;
 }
 
 void leave_found() {
-  std::unique_ptr<Watching> over;  // ends without the lock
-  std::lock_guard<std::mutex> hold(state->lock);
-  state->later.clear();
-  over = std::move(state->watching);
+    std::unique_ptr<Watching> over;  // ends without the lock
+    std::lock_guard<std::mutex> hold(state->lock);
+    state->later.clear();
+    over = std::move(state->watching);
 }
 
 const Function *found(const void *handle, Context *context) {
-  struct Remembered {
-    const void *handle;
-    uint64_t when;
-  } none{};
-  if (!agent.late || !handle || !context || !(driver.cuFuncGetName || driver.cuKernelGetName)) return nullptr;
-  const uint64_t now = handles_changed.load(std::memory_order_acquire);
-  Remembered &unknown = remembered(Note::Unknown, none);
-  if (unknown.handle == handle && unknown.when == now) return nullptr;
-  const Function *f = nullptr;
-  Rare rare;
-  quietly([&] { f = ask_driver(const_cast<void *>(handle), context); });
-  if (!f) unknown = {handle, now};
-  return f;
+    struct Remembered {
+        const void *handle;
+        uint64_t when;
+    } none{};
+    if (!agent.late || !handle || !context || !(driver.cuFuncGetName || driver.cuKernelGetName))
+        return nullptr;
+    const uint64_t now = handles_changed.load(std::memory_order_acquire);
+    Remembered &unknown = remembered(Note::Unknown, none);
+    if (unknown.handle == handle && unknown.when == now) return nullptr;
+    const Function *f = nullptr;
+    Rare rare;
+    quietly([&] { f = ask_driver(const_cast<void *>(handle), context); });
+    if (!f) unknown = {handle, now};
+    return f;
 }
 
 Context *context_of(Where where) {
-  Registry &r = registry();
-  if (Context *only = r.only.load(std::memory_order_acquire)) return only;
-  // In the context of the stream, and for a default stream in the current one.
-  CUstream stream = where.handle();
-  const bool named = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
-  CUcontext handle = nullptr;
-  if (named && driver.cuStreamGetCtx && driver.cuStreamGetCtx(stream, &handle) == CUDA_SUCCESS) return r.context(handle);
-  return r.current();
+    Registry &r = registry();
+    if (Context *only = r.only.load(std::memory_order_acquire)) return only;
+    // In the context of the stream, and for a default stream in the current one.
+    CUstream stream = where.handle();
+    const bool named = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
+    CUcontext handle = nullptr;
+    if (named && driver.cuStreamGetCtx && driver.cuStreamGetCtx(stream, &handle) == CUDA_SUCCESS)
+        return r.context(handle);
+    return r.current();
 }
 
-void mentioned(const Layout &layout, const Context &context, void **parameters, const void *given, size_t bytes) noexcept {
-  quietly([&] {
-    if (given) look_at(given, bytes, context);
-    for (size_t i = 0; !given && i < layout.sizes.size(); ++i) look_at(parameters[i], layout.sizes[i], context);
-  });
+void mentioned(const Layout &layout, const Context &context, void **parameters, const void *given,
+               size_t bytes) noexcept {
+    quietly([&] {
+        if (given) look_at(given, bytes, context);
+        for (size_t i = 0; !given && i < layout.sizes.size(); ++i)
+            look_at(parameters[i], layout.sizes[i], context);
+    });
 }
 
 void context_met(Context *context) {
-  if (agent.late) apply_later(nullptr, context);
+    if (agent.late) apply_later(nullptr, context);
 }
 
 void apply_later(Module *module, Context *context) {
-  {
-    std::lock_guard<std::mutex> hold(state->lock);
-    std::pair<Module *, Context *> one(module, context);
-    if (std::find(state->later.begin(), state->later.end(), one) == state->later.end()) state->later.push_back(one);
-  }
-  agent.want_found();
+    {
+        std::lock_guard<std::mutex> hold(state->lock);
+        std::pair<Module *, Context *> one(module, context);
+        if (std::find(state->later.begin(), state->later.end(), one) == state->later.end())
+            state->later.push_back(one);
+    }
+    agent.want_found();
 }
 
 std::vector<Module *> modules_of_library(CUlibrary library) {
-  std::vector<Module *> candidates, found;
-  std::vector<std::string> names;
-  {
-    std::lock_guard<std::mutex> hold(registry().lock);
-    for (auto &m : registry().modules)
-      if (m.second->found && m.second->module && !m.second->gone && !m.second->handles.empty() && !m.second->kernels.empty() &&
-          works(m.second->context))
-        candidates.push_back(m.second);
-    for (Module *m : candidates) names.push_back(m->kernels.begin()->first);
-  }
-  auto get = original<GetKernel>(kHook_cuLibraryGetKernel);
-  auto get_function = original<KernelGetFunction>(kHook_cuKernelGetFunction);
-  for (size_t i = 0; i < candidates.size() && get && get_function && driver.cuFuncGetModule; ++i) {
-    Current current(*candidates[i]->context);
-    CUkernel k = nullptr;
-    CUfunction f = nullptr;
-    CUmodule m = nullptr;
-    if (current.ok() && get(&k, library, names[i].c_str()) == CUDA_SUCCESS && get_function(&f, k) == CUDA_SUCCESS &&
-        driver.cuFuncGetModule(&m, f) == CUDA_SUCCESS && m == candidates[i]->module)
-      found.push_back(candidates[i]);
-  }
-  return found;
+    std::vector<Module *> candidates, found;
+    std::vector<std::string> names;
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        for (auto &m : registry().modules)
+            if (m.second->found && m.second->module && !m.second->gone && !m.second->handles.empty() &&
+                !m.second->kernels.empty() && works(m.second->context))
+                candidates.push_back(m.second);
+        for (Module *m : candidates) names.push_back(m->kernels.begin()->first);
+    }
+    auto get = original<GetKernel>(kHook_cuLibraryGetKernel);
+    auto get_function = original<KernelGetFunction>(kHook_cuKernelGetFunction);
+    for (size_t i = 0; i < candidates.size() && get && get_function && driver.cuFuncGetModule; ++i) {
+        Current current(*candidates[i]->context);
+        CUkernel k = nullptr;
+        CUfunction f = nullptr;
+        CUmodule m = nullptr;
+        if (current.ok() && get(&k, library, names[i].c_str()) == CUDA_SUCCESS &&
+            get_function(&f, k) == CUDA_SUCCESS && driver.cuFuncGetModule(&m, f) == CUDA_SUCCESS &&
+            m == candidates[i]->module)
+            found.push_back(candidates[i]);
+    }
+    return found;
 }
 
 void tell_found() {
-  for (;;) {
-    Untold u;
-    {
-      std::lock_guard<std::mutex> hold(state->lock);
-      if (state->untold.empty()) return;
-      u = std::move(state->untold.front());
-      state->untold.pop_front();
+    for (;;) {
+        Untold u;
+        {
+            std::lock_guard<std::mutex> hold(state->lock);
+            if (state->untold.empty()) return;
+            u = std::move(state->untold.front());
+            state->untold.pop_front();
+        }
+        Writer w;
+        w.u32(u.whole ? uint32_t(kAllNames) : 0u).u32(static_cast<uint32_t>(u.names.size()));
+        for (const std::string &name : u.names) w.text(name);
+        w.u32(static_cast<uint32_t>(u.kernels.size()));
+        for (const Described &k : u.kernels) {
+            w.text(k.name).u32(k.told).u32(static_cast<uint32_t>(k.parameters.size()));
+            for (const Parameter &p : k.parameters) w.u32(p.offset).u32(p.size);
+            w.raw(k.attributes, sizeof k.attributes);
+        }
+        {
+            std::lock_guard<std::mutex> hold(registry().lock);
+            if (u.module->gone) continue;
+            u.module->asked = true;
+            u.module->answer_cc = u.context->cc;
+        }
+        agent.ask(Message::Found, u.module, u.context, w, -1, false);
     }
-    Writer w;
-    w.u32(u.whole ? kWhole : 0).u32(static_cast<uint32_t>(u.names.size()));
-    for (const std::string &name : u.names) w.text(name);
-    w.u32(static_cast<uint32_t>(u.kernels.size()));
-    for (const Described &k : u.kernels) {
-      w.text(k.name).u32(k.told).u32(static_cast<uint32_t>(k.parameters.size()));
-      for (const Parameter &p : k.parameters) w.u32(p.offset).u32(p.size);
-      w.raw(k.attributes, sizeof k.attributes);
-    }
-    {
-      std::lock_guard<std::mutex> hold(registry().lock);
-      if (u.module->gone) continue;
-      u.module->asked = true;
-      u.module->answer_cc = u.context->cc;
-    }
-    agent.ask(Message::Found, u.module, u.context, w, -1, false);
-  }
 }
 
 int apply_waits() {
-  std::lock_guard<std::mutex> hold(state->lock);
-  if (state->later.empty()) return -1;
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(state->paused - Clock::now()).count();
-  return std::max(kOften, static_cast<int>(left));
+    std::lock_guard<std::mutex> hold(state->lock);
+    if (state->later.empty()) return -1;
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(state->paused - Clock::now()).count();
+    return std::max(kOften, static_cast<int>(left));
 }
 
 void apply_now() {
-  std::vector<std::pair<Module *, Context *>> work;
-  {
-    std::lock_guard<std::mutex> hold(state->lock);
-    work = state->later;
-    if (work.empty() || Clock::now() < state->paused) return;
-  }
-  if (!state->watching) {
-    state->watching = std::make_unique<Watching>();
-    state->watched = Clock::now();
-  }
-  std::set<Context *> contexts, ready;
-  {
-    std::lock_guard<std::mutex> hold(registry().lock);
-    for (auto &c : registry().contexts) contexts.insert(c.second);
-  }
-  for (Context *c : contexts) {
-    bool wanted = false;
-    for (auto &w : work) wanted = wanted || !w.second || w.second == c;
-    if (wanted && works(c) && agent.live && may_wait(*c, kPatience)) ready.insert(c);
-  }
-  std::unique_ptr<LaunchesHeld> held;
-  if (!ready.empty()) {
-    held = std::make_unique<LaunchesHeld>();
-    const bool ask = held->none_under_way();
-    for (auto it = ready.begin(); it != ready.end();) it = ask && held->nothing_runs(**it) ? std::next(it) : ready.erase(it);
-    if (ready.empty()) held.reset();
-    else held->begin_work();
-  }
-  std::vector<std::pair<Module *, Context *>> left;
-  for (auto &w : work) {
-    bool waits = false;
+    std::vector<std::pair<Module *, Context *>> work;
+    {
+        std::lock_guard<std::mutex> hold(state->lock);
+        work = state->later;
+        if (work.empty() || Clock::now() < state->paused) return;
+    }
+    if (!state->watching) {
+        state->watching = std::make_unique<Watching>();
+        state->watched = Clock::now();
+    }
+    std::set<Context *> contexts, ready;
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        for (auto &c : registry().contexts) contexts.insert(c.second);
+    }
     for (Context *c : contexts) {
-      if ((w.second && w.second != c) || !works(c)) continue;
-      if (!ready.count(c) || !held->more()) waits = true;
-      else if (w.first) obtain(w.first, c, false);
-      else context_ready(c, false), enlarge_pool(*c);
+        bool wanted = false;
+        for (auto &w : work) wanted = wanted || !w.second || w.second == c;
+        if (wanted && works(c) && agent.live && may_wait(*c, kPatience)) ready.insert(c);
     }
-    if (waits && agent.live) left.push_back(w);
-  }
-  held.reset();
-  std::unique_ptr<Watching> over;
-  {
-    std::lock_guard<std::mutex> hold(state->lock);
-    for (auto &w : work) state->later.erase(std::find(state->later.begin(), state->later.end(), w));
-    state->later.insert(state->later.end(), left.begin(), left.end());
-    if (state->later.empty()) {
-      over = std::move(state->watching);
-      state->pause = kLeastPause;
-    } else if (Clock::now() - state->watched > kWatch) {
-      over = std::move(state->watching);
-      state->paused = Clock::now() + state->pause;
-      state->pause = std::min(2 * state->pause, kMostPause);
+    std::unique_ptr<LaunchesHeld> held;
+    if (!ready.empty()) {
+        held = std::make_unique<LaunchesHeld>();
+        const bool ask = held->none_under_way();
+        for (auto it = ready.begin(); it != ready.end();)
+            it = ask && held->nothing_runs(**it) ? std::next(it) : ready.erase(it);
+        if (ready.empty()) held.reset();
+        else held->begin_work();
     }
-  }
+    std::vector<std::pair<Module *, Context *>> left;
+    for (auto &w : work) {
+        bool waits = false;
+        for (Context *c : contexts) {
+            if ((w.second && w.second != c) || !works(c)) continue;
+            if (!ready.count(c) || !held->more()) waits = true;
+            else if (w.first) obtain(w.first, c, false);
+            else context_ready(c, false), enlarge_pool(*c);
+        }
+        if (waits && agent.live) left.push_back(w);
+    }
+    held.reset();
+    std::unique_ptr<Watching> over;
+    {
+        std::lock_guard<std::mutex> hold(state->lock);
+        for (auto &w : work) state->later.erase(std::find(state->later.begin(), state->later.end(), w));
+        state->later.insert(state->later.end(), left.begin(), left.end());
+        if (state->later.empty()) {
+            over = std::move(state->watching);
+            state->pause = kLeastPause;
+        } else if (Clock::now() - state->watched > kWatch) {
+            over = std::move(state->watching);
+            state->paused = Clock::now() + state->pause;
+            state->pause = std::min(2 * state->pause, kMostPause);
+        }
+    }
 }
 
 const char *differs(CUfunction original, const Layout &layout) {
-  std::vector<Parameter> parameters;
-  DriverScope scope;
-  if (!original || !parameters_of(original, parameters)) return nullptr;
-  bool same = parameters.size() == layout.sizes.size();
-  for (size_t i = 0; same && i < parameters.size(); ++i)
-    same = parameters[i].size == layout.sizes[i] && parameters[i].offset + parameters[i].size <= layout.block_offset;
-  return same ? nullptr : "another kernel of that name";
+    std::vector<Parameter> parameters;
+    DriverScope scope;
+    if (!original || !parameters_of(original, parameters)) return nullptr;
+    bool same = parameters.size() == layout.sizes.size();
+    for (size_t i = 0; same && i < parameters.size(); ++i)
+        same = parameters[i].size == layout.sizes[i] &&
+               parameters[i].offset + parameters[i].size <= layout.block_offset;
+    return same ? nullptr : "another kernel of that name";
 }
 
 bool mirror_attributes(CUfunction original, CUfunction copy) {
-  using Set = CUresult (*)(CUfunction, CUfunction_attribute, int);
-  auto set = gpubpf::original<Set>(kHook_cuFuncSetAttribute);
-  if (!original || !driver.cuFuncGetAttribute) return true;
-  for (CUfunction_attribute a : kSet) {
-    int theirs = 0, ours = 0;
-    if (driver.cuFuncGetAttribute(&theirs, a, original) != CUDA_SUCCESS || driver.cuFuncGetAttribute(&ours, a, copy) != CUDA_SUCCESS ||
-        theirs == ours)
-      continue;
-    if (!set || set(copy, a, theirs) != CUDA_SUCCESS) return false;
-  }
-  return true;
+    using Set = CUresult (*)(CUfunction, CUfunction_attribute, int);
+    auto set = gpubpf::original<Set>(kHook_cuFuncSetAttribute);
+    if (!original || !driver.cuFuncGetAttribute) return true;
+    for (CUfunction_attribute a : kSet) {
+        int theirs = 0, ours = 0;
+        if (driver.cuFuncGetAttribute(&theirs, a, original) != CUDA_SUCCESS ||
+            driver.cuFuncGetAttribute(&ours, a, copy) != CUDA_SUCCESS || theirs == ours)
+            continue;
+        if (!set || set(copy, a, theirs) != CUDA_SUCCESS) return false;
+    }
+    return true;
 }
 
 }  // namespace gpubpf

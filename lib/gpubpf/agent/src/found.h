@@ -17,7 +17,8 @@ const Function *found(const void *handle, Context *context);
 Context *context_of(Where where);  // in which what is put there runs; null: none
 
 // Of a launch that is instrumented: allocations that its parameters mention are logged, if they are from before.
-void mentioned(const Layout &layout, const Context &context, void **parameters, const void *given, size_t bytes) noexcept;
+void mentioned(const Layout &layout, const Context &context, void **parameters, const void *given,
+               size_t bytes) noexcept;
 
 // A context that was met: libraries of before have copies there, too, and its clock is wanted.
 void context_met(Context *context);

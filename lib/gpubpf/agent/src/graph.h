@@ -23,7 +23,7 @@ void graph_updated(CUgraphExec exec, CUgraph graph);
 void kernel_node_set(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS &params);
 void child_node_set(CUgraphExec exec, CUgraphNode node, CUgraph child);
 void node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled);
-void graph_gone(CUgraphExec exec);  // before it is destroyed
+void graph_gone(CUgraphExec exec);     // before it is destroyed
 void graph_changed(CUgraphExec exec);  // in another way: its copies stay for as long as it is there
 // While the result lives nobody else changes it: around the driver's call and what is done of the above. Null: it is not known.
 std::shared_ptr<void> hold_exec(CUgraphExec exec);
@@ -33,7 +33,8 @@ void graphs_back(uint32_t wait_ms);
 void graph_back(CUgraphExec exec);
 
 // The launch itself, through `original`.
-CUresult launch_graph(const Outer &outer, CUgraphExec exec, Where where, const std::function<CUresult()> &original);
+CUresult launch_graph(const Outer &outer, CUgraphExec exec, Where where,
+                      const std::function<CUresult()> &original);
 
 // The program's function where a graph gives back a copy: one that was made from the launch of an executable graph.
 CUfunction own_function(CUfunction function);

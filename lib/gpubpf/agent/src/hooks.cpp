@@ -25,392 +25,416 @@ namespace {
 // --- launches ---
 
 [[gnu::always_inline]] inline bool has_copies(const Kernel &kernel) {
-  return kernel.copies.load(std::memory_order_acquire) || kernel.refused.load(std::memory_order_relaxed);
+    return kernel.copies.load(std::memory_order_acquire) || kernel.refused.load(std::memory_order_relaxed);
 }
 
 const Function *function_of(CUfunction f, Where where) {
-  const Function *function = registry().functions.find(f);
-  if (__builtin_expect(!function && agent.late, 0)) quietly([&] { function = found(f, context_of(where)); });
-  return function;
+    const Function *function = registry().functions.find(f);
+    if (__builtin_expect(!function && agent.late, 0))
+        quietly([&] { function = found(f, context_of(where)); });
+    return function;
 }
 
 // Counts the launch; kInstrumented: `swap` is to be launched instead.
-uint32_t decide(const Function *function, const LaunchShape &shape, uint64_t id, void **parameters, void **extra, Swap &swap) {
-  if (!function) {
-    agent.control->unnamed.fetch_add(1, std::memory_order_relaxed);
-    return kNotMatched;
-  }
-  if (!has_copies(*function->kernel)) {
-    function->kernel->slot->seen.fetch_add(1, std::memory_order_relaxed);
-    return kNotMatched;
-  }
-  try {
-    return prepare(*function, shape, id, parameters, extra, swap);
-  } catch (...) {  // no memory
-    return count(*function, kLaunchFailed);
-  }
+uint32_t decide(const Function *function, const LaunchShape &shape, uint64_t id, void **parameters,
+                void **extra, Swap &swap) {
+    if (!function) {
+        agent.control->unnamed.fetch_add(1, std::memory_order_relaxed);
+        return kNotMatched;
+    }
+    if (!has_copies(*function->kernel)) {
+        function->kernel->slot->seen.fetch_add(1, std::memory_order_relaxed);
+        return kNotMatched;
+    }
+    try {
+        return prepare(*function, shape, id, parameters, extra, swap);
+    } catch (...) {  // no memory
+        return count(*function, kLaunchFailed);
+    }
 }
 
 // The host program's, and the log's, part of a launch.
 template <typename Launch>
-CUresult described_launch(const Outer &outer, const Function *function, CUfunction f, const LaunchShape &shape, void **parameters,
-                          void **extra, const Launch &original) {
-  Operation operation(Kind::Kernel, shape.where, 0);
-  Record &r = operation.record;
-  const bool captured = r.flags & kCaptured;  // a graph's launch counts it, each time
-  r.narrow[0] = function ? function->kernel->slot_index : kNoSlot;
-  memcpy(&r.narrow[2], shape.grid, sizeof shape.grid);
-  memcpy(&r.narrow[5], shape.block, sizeof shape.block);
-  r.narrow[8] = shape.shared;
-  Swap swap;
-  uint32_t outcome = kNotMatched;
-  if (!captured) outcome = decide(function, shape, r.id, parameters, extra, swap);
-  if (agent.config.stacks) r.stack = host_stack();
-  if (!captured && host_program() && (agent.config.match_all || (function && has_copies(*function->kernel)))) {
-    uint64_t threads = uint64_t(shape.grid[0]) * shape.grid[1] * shape.grid[2] * shape.block[0] * shape.block[1] * shape.block[2];
-    run_host_program({r.id, r.narrow[0], r.stream, now_ns(), threads,
-                      operation.queue.context ? static_cast<uint64_t>(operation.queue.context->device) : 0});
-  }
-  CUresult result;
-  if (outcome == kInstrumented) {
-    operation.called();
-    result = with_copy([&] { return original(swap.function, swap.parameters, swap.extra); });
-    if (!swapped(outer, swap, result)) {
-      outcome = 1 + kLaunchFailed;
-      result = away([&] { return original(f, parameters, extra); });
+CUresult described_launch(const Outer &outer, const Function *function, CUfunction f,
+                          const LaunchShape &shape, void **parameters, void **extra, const Launch &original) {
+    Operation operation(Kind::Kernel, shape.where, 0);
+    Record &r = operation.record;
+    const bool captured = r.flags & kCaptured;  // a graph's launch counts it, each time
+    r.kernel.slot = function ? function->kernel->slot_index : kNoSlot;
+    memcpy(r.kernel.grid, shape.grid, sizeof shape.grid);
+    memcpy(r.kernel.block, shape.block, sizeof shape.block);
+    r.kernel.shared = shape.shared;
+    Swap swap;
+    uint32_t outcome = kNotMatched;
+    if (!captured) outcome = decide(function, shape, r.id, parameters, extra, swap);
+    if (agent.config.stacks) r.stack = host_stack();
+    if (!captured && host_program() &&
+        (agent.config.match_all || (function && has_copies(*function->kernel)))) {
+        uint64_t threads = uint64_t(shape.grid[0]) * shape.grid[1] * shape.grid[2] * shape.block[0] *
+                           shape.block[1] * shape.block[2];
+        run_host_program(
+            {r.id, r.kernel.slot, r.stream, now_ns(), threads,
+             operation.queue.context ? static_cast<uint64_t>(operation.queue.context->device) : 0});
     }
-  } else {
-    operation.time();
-    operation.called();
-    result = away([&] { return original(f, parameters, extra); });
-  }
-  operation.returned(result);
-  r.narrow[1] = outcome;
-  operation.log();
-  return result;
+    CUresult result;
+    if (outcome == kInstrumented) {
+        operation.called();
+        result = with_copy([&] { return original(swap.function, swap.parameters, swap.extra); });
+        if (!swapped(outer, swap, result)) {
+            outcome = 1 + kLaunchFailed;
+            result = away([&] { return original(f, parameters, extra); });
+        }
+    } else {
+        operation.time();
+        operation.called();
+        result = away([&] { return original(f, parameters, extra); });
+    }
+    operation.returned(result);
+    r.kernel.reason = outcome;
+    operation.log();
+    return result;
 }
 
 template <typename Launch>
-[[gnu::noinline]] CUresult swapped_launch(const Outer &outer, CUfunction f, const LaunchShape &shape, void **parameters, void **extra,
-                                          const Launch &original) {
-  auto own = [&] { return away([&] { return original(f, parameters, extra); }); };
-  if (!outer) return own();
-  const Function *function = function_of(f, shape.where);
-  if (oplog.on() || host_program()) return described_launch(outer, function, f, shape, parameters, extra, original);
-  if (capturing(shape.where.handle())) return own();
-  Swap swap;
-  if (decide(function, shape, take_ids(1), parameters, extra, swap) != kInstrumented) return own();
-  CUresult result = with_copy([&] { return original(swap.function, swap.parameters, swap.extra); });
-  return swapped(outer, swap, result) ? result : own();
+[[gnu::noinline]] CUresult swapped_launch(const Outer &outer, CUfunction f, const LaunchShape &shape,
+                                          void **parameters, void **extra, const Launch &original) {
+    auto own = [&] { return away([&] { return original(f, parameters, extra); }); };
+    if (!outer) return own();
+    const Function *function = function_of(f, shape.where);
+    if (oplog.on() || host_program())
+        return described_launch(outer, function, f, shape, parameters, extra, original);
+    if (capturing(shape.where.handle())) return own();
+    Swap swap;
+    if (decide(function, shape, take_ids(1), parameters, extra, swap) != kInstrumented) return own();
+    CUresult result = with_copy([&] { return original(swap.function, swap.parameters, swap.extra); });
+    return swapped(outer, swap, result) ? result : own();
 }
 
 template <typename Launch>
-[[gnu::always_inline]] inline CUresult launch(CUfunction f, const LaunchShape &shape, void **parameters, void **extra, const Launch &original) {
-  Launching launching;
-  Outer outer;
-  CUresult result;
-  // What most launches of a program are, if few kernels match, costs no call more than it must.
-  const Function *unmatched = outer && !oplog.on() && !host_program() ? registry().functions.find(f) : nullptr;
-  if (unmatched && !has_copies(*unmatched->kernel) && !capturing(shape.where.handle())) {
-    unmatched->kernel->slot->seen.fetch_add(1, std::memory_order_relaxed);
-    Away away;
-    result = original(f, parameters, extra);
-  } else {
-    result = swapped_launch(outer, f, shape, parameters, extra, original);
-  }
-  if (outer.keeps_records()) launched_in(shape.where);
-  return result;
+[[gnu::always_inline]] inline CUresult launch(CUfunction f, const LaunchShape &shape, void **parameters,
+                                              void **extra, const Launch &original) {
+    Launching launching;
+    Outer outer;
+    CUresult result;
+    // What most launches of a program are, if few kernels match, costs no call more than it must.
+    const Function *unmatched =
+        outer && !oplog.on() && !host_program() ? registry().functions.find(f) : nullptr;
+    if (unmatched && !has_copies(*unmatched->kernel) && !capturing(shape.where.handle())) {
+        unmatched->kernel->slot->seen.fetch_add(1, std::memory_order_relaxed);
+        Away away;
+        result = original(f, parameters, extra);
+    } else {
+        result = swapped_launch(outer, f, shape, parameters, extra, original);
+    }
+    if (outer.keeps_records()) launched_in(shape.where);
+    return result;
 }
 
 LaunchShape shape_of(const CUlaunchConfig &c, bool per_thread) {
-  LaunchShape s{{c.gridDimX, c.gridDimY, c.gridDimZ}, {c.blockDimX, c.blockDimY, c.blockDimZ}, c.sharedMemBytes,
-                {c.hStream, per_thread}, false, {0, 0, 0}, &c};
-  for (unsigned i = 0; c.attrs && i < c.numAttrs; ++i)
-    if (c.attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
-      s.cluster = true;
-      s.cluster_size[0] = c.attrs[i].value.clusterDim.x;
-      s.cluster_size[1] = c.attrs[i].value.clusterDim.y;
-      s.cluster_size[2] = c.attrs[i].value.clusterDim.z;
-    }
-  return s;
+    LaunchShape s{{c.gridDimX, c.gridDimY, c.gridDimZ},
+                  {c.blockDimX, c.blockDimY, c.blockDimZ},
+                  c.sharedMemBytes,
+                  {c.hStream, per_thread},
+                  false,
+                  {0, 0, 0},
+                  &c};
+    for (unsigned i = 0; c.attrs && i < c.numAttrs; ++i)
+        if (c.attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
+            s.cluster = true;
+            s.cluster_size[0] = c.attrs[i].value.clusterDim.x;
+            s.cluster_size[1] = c.attrs[i].value.clusterDim.y;
+            s.cluster_size[2] = c.attrs[i].value.clusterDim.z;
+        }
+    return s;
 }
 
-#define LAUNCH_PARAMETERS                                                                                          \
-  CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, CUstream stream, \
-      void **parameters
+#define LAUNCH_PARAMETERS                                                                       \
+    CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
+        unsigned shared, CUstream stream, void **parameters
 
 CUresult hook_cuLaunchKernel(LAUNCH_PARAMETERS, void **extra) {
-  return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, {stream, false}, false, {0, 0, 0}, nullptr}, parameters, extra,
-                [&](CUfunction g, void **p, void **e) {
-                  return ORIGINAL(cuLaunchKernel)(g, gx, gy, gz, bx, by, bz, shared, stream, p, e);
-                });
+    return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, {stream, false}, false, {0, 0, 0}, nullptr},
+                  parameters, extra, [&](CUfunction g, void **p, void **e) {
+                      return ORIGINAL(cuLaunchKernel)(g, gx, gy, gz, bx, by, bz, shared, stream, p, e);
+                  });
 }
 
 CUresult hook_cuLaunchKernel_ptsz(LAUNCH_PARAMETERS, void **extra) {
-  return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, {stream, true}, false, {0, 0, 0}, nullptr}, parameters, extra,
-                [&](CUfunction g, void **p, void **e) {
-                  return ORIGINAL(cuLaunchKernel_ptsz)(g, gx, gy, gz, bx, by, bz, shared, stream, p, e);
-                });
+    return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, {stream, true}, false, {0, 0, 0}, nullptr},
+                  parameters, extra, [&](CUfunction g, void **p, void **e) {
+                      return ORIGINAL(cuLaunchKernel_ptsz)(g, gx, gy, gz, bx, by, bz, shared, stream, p, e);
+                  });
 }
 
 // Events that the launch itself records: by which operation, the log does not say.
 CUresult forget_events(CUresult r, const CUlaunchConfig &c) {
-  for (unsigned i = 0; c.attrs && i < c.numAttrs; ++i) {
-    const CUlaunchAttribute &a = c.attrs[i];
-    CUevent event = a.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT        ? a.value.programmaticEvent.event
-                    : a.id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT ? a.value.launchCompletionEvent.event
-                                                                          : nullptr;
-    if (!event) continue;
-    Outer outer;
-    if (outer.keeps_records() && oplog.on()) quietly([&] { forget_event(event); });
-  }
-  return r;
+    for (unsigned i = 0; c.attrs && i < c.numAttrs; ++i) {
+        const CUlaunchAttribute &a = c.attrs[i];
+        CUevent event = a.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT ? a.value.programmaticEvent.event
+                        : a.id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT
+                            ? a.value.launchCompletionEvent.event
+                            : nullptr;
+        if (!event) continue;
+        Outer outer;
+        if (outer.keeps_records() && oplog.on()) quietly([&] { forget_event(event); });
+    }
+    return r;
 }
 
 CUresult hook_cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra) {
-  if (!config) return ORIGINAL(cuLaunchKernelEx)(config, f, parameters, extra);
-  CUresult r = launch(f, shape_of(*config, false), parameters, extra,
-                      [&](CUfunction g, void **p, void **e) { return ORIGINAL(cuLaunchKernelEx)(config, g, p, e); });
-  return forget_events(r, *config);
+    if (!config) return ORIGINAL(cuLaunchKernelEx)(config, f, parameters, extra);
+    CUresult r =
+        launch(f, shape_of(*config, false), parameters, extra,
+               [&](CUfunction g, void **p, void **e) { return ORIGINAL(cuLaunchKernelEx)(config, g, p, e); });
+    return forget_events(r, *config);
 }
 
-CUresult hook_cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra) {
-  if (!config) return ORIGINAL(cuLaunchKernelEx_ptsz)(config, f, parameters, extra);
-  CUresult r = launch(f, shape_of(*config, true), parameters, extra,
-                      [&](CUfunction g, void **p, void **e) { return ORIGINAL(cuLaunchKernelEx_ptsz)(config, g, p, e); });
-  return forget_events(r, *config);
+CUresult hook_cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **parameters,
+                                    void **extra) {
+    if (!config) return ORIGINAL(cuLaunchKernelEx_ptsz)(config, f, parameters, extra);
+    CUresult r = launch(f, shape_of(*config, true), parameters, extra, [&](CUfunction g, void **p, void **e) {
+        return ORIGINAL(cuLaunchKernelEx_ptsz)(config, g, p, e);
+    });
+    return forget_events(r, *config);
 }
 
 CUresult hook_cuLaunchCooperativeKernel(LAUNCH_PARAMETERS) {
-  return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, {stream, false}, false, {0, 0, 0}, nullptr}, parameters, nullptr,
-                [&](CUfunction g, void **p, void **) {
-                  return ORIGINAL(cuLaunchCooperativeKernel)(g, gx, gy, gz, bx, by, bz, shared, stream, p);
-                });
+    return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, {stream, false}, false, {0, 0, 0}, nullptr},
+                  parameters, nullptr, [&](CUfunction g, void **p, void **) {
+                      return ORIGINAL(cuLaunchCooperativeKernel)(g, gx, gy, gz, bx, by, bz, shared, stream,
+                                                                 p);
+                  });
 }
 
 CUresult hook_cuLaunchCooperativeKernel_ptsz(LAUNCH_PARAMETERS) {
-  return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, {stream, true}, false, {0, 0, 0}, nullptr}, parameters, nullptr,
-                [&](CUfunction g, void **p, void **) {
-                  return ORIGINAL(cuLaunchCooperativeKernel_ptsz)(g, gx, gy, gz, bx, by, bz, shared, stream, p);
-                });
+    return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, {stream, true}, false, {0, 0, 0}, nullptr},
+                  parameters, nullptr, [&](CUfunction g, void **p, void **) {
+                      return ORIGINAL(cuLaunchCooperativeKernel_ptsz)(g, gx, gy, gz, bx, by, bz, shared,
+                                                                      stream, p);
+                  });
 }
 
 // The obsolete ways to launch: the shape was set before, the parameters lie with the driver.
 template <typename Launch>
-CUresult counted_launch(const Outer &outer, CUfunction f, Where where, int width, int height, const Launch &original) {
-  if (!outer) return away(original);
-  Operation operation(Kind::Kernel, where, 0);
-  Record &r = operation.record;
-  const Function *function = function_of(f, where);
-  r.narrow[0] = function ? function->kernel->slot_index : kNoSlot;
-  r.narrow[1] = kNotMatched;
-  r.narrow[2] = static_cast<uint32_t>(width);
-  r.narrow[3] = static_cast<uint32_t>(height);
-  r.narrow[4] = 1;
-  if (!(r.flags & kCaptured)) {
-    if (function) r.narrow[1] = count(*function, kLegacyLaunch);
-    else agent.control->unnamed.fetch_add(1, std::memory_order_relaxed);
-  }
-  operation.time();
-  operation.called();
-  CUresult result = away(original);
-  operation.returned(result);
-  operation.log();
-  return result;
+CUresult counted_launch(const Outer &outer, CUfunction f, Where where, int width, int height,
+                        const Launch &original) {
+    if (!outer) return away(original);
+    Operation operation(Kind::Kernel, where, 0);
+    Record &r = operation.record;
+    const Function *function = function_of(f, where);
+    r.kernel.slot = function ? function->kernel->slot_index : kNoSlot;
+    r.kernel.reason = kNotMatched;
+    r.kernel.grid[0] = static_cast<uint32_t>(width);
+    r.kernel.grid[1] = static_cast<uint32_t>(height);
+    r.kernel.grid[2] = 1;
+    if (!(r.flags & kCaptured)) {
+        if (function) r.kernel.reason = count(*function, kLegacyLaunch);
+        else agent.control->unnamed.fetch_add(1, std::memory_order_relaxed);
+    }
+    operation.time();
+    operation.called();
+    CUresult result = away(original);
+    operation.returned(result);
+    operation.log();
+    return result;
 }
 
 template <typename Launch>
-[[gnu::always_inline]] inline CUresult legacy_launch(CUfunction f, Where where, int width, int height, const Launch &original) {
-  Launching launching;
-  Outer outer;
-  CUresult result = counted_launch(outer, f, where, width, height, original);
-  if (outer.keeps_records()) launched_in(where);
-  return result;
+[[gnu::always_inline]] inline CUresult legacy_launch(CUfunction f, Where where, int width, int height,
+                                                     const Launch &original) {
+    Launching launching;
+    Outer outer;
+    CUresult result = counted_launch(outer, f, where, width, height, original);
+    if (outer.keeps_records()) launched_in(where);
+    return result;
 }
 
 CUresult hook_cuLaunch(CUfunction f) {
-  return legacy_launch(f, {}, 1, 1, [&] { return ORIGINAL(cuLaunch)(f); });
+    return legacy_launch(f, {}, 1, 1, [&] { return ORIGINAL(cuLaunch)(f); });
 }
 
 CUresult hook_cuLaunchGrid(CUfunction f, int width, int height) {
-  return legacy_launch(f, {}, width, height, [&] { return ORIGINAL(cuLaunchGrid)(f, width, height); });
+    return legacy_launch(f, {}, width, height, [&] { return ORIGINAL(cuLaunchGrid)(f, width, height); });
 }
 
 CUresult hook_cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream) {
-  return legacy_launch(f, {stream, false}, width, height, [&] { return ORIGINAL(cuLaunchGridAsync)(f, width, height, stream); });
+    return legacy_launch(f, {stream, false}, width, height,
+                         [&] { return ORIGINAL(cuLaunchGridAsync)(f, width, height, stream); });
 }
 
 // --- contexts ---
 
 CUresult created(CUresult r, const Outer &outer, CUcontext *context) {
-  if (outer && r == CUDA_SUCCESS && context)
-    quietly([&] {
-      if (Context *c = registry().context(*context, true)) context_ready(c);
-    });
-  return r;
+    if (outer && r == CUDA_SUCCESS && context)
+        quietly([&] {
+            if (Context *c = registry().context(*context, true)) context_ready(c);
+        });
+    return r;
 }
 
 CUresult hook_cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device) {
-  Outer outer;
-  CUresult r = FORWARD(cuCtxCreate)(context, flags, device);
-  return created(r, outer, context);
+    Outer outer;
+    CUresult r = FORWARD(cuCtxCreate)(context, flags, device);
+    return created(r, outer, context);
 }
 
 CUresult hook_cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device) {
-  Outer outer;
-  CUresult r = FORWARD(cuCtxCreate_v2)(context, flags, device);
-  return created(r, outer, context);
+    Outer outer;
+    CUresult r = FORWARD(cuCtxCreate_v2)(context, flags, device);
+    return created(r, outer, context);
 }
 
 CUresult hook_cuCtxCreate_v3(CUcontext *context, void *affinity, int n, unsigned flags, CUdevice device) {
-  Outer outer;
-  CUresult r = FORWARD(cuCtxCreate_v3)(context, affinity, n, flags, device);
-  return created(r, outer, context);
+    Outer outer;
+    CUresult r = FORWARD(cuCtxCreate_v3)(context, affinity, n, flags, device);
+    return created(r, outer, context);
 }
 
 CUresult hook_cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned flags, CUdevice device) {
-  Outer outer;
-  CUresult r = FORWARD(cuCtxCreate_v4)(context, parameters, flags, device);
-  return created(r, outer, context);
+    Outer outer;
+    CUresult r = FORWARD(cuCtxCreate_v4)(context, parameters, flags, device);
+    return created(r, outer, context);
 }
 
 void destroyed(CUcontext handle, void (*end)(Context *) = close_context) {
-  Context *c = nullptr;
-  {
+    Context *c = nullptr;
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        auto it = registry().contexts.find(handle);
+        if (it == registry().contexts.end()) return;
+        c = it->second;
+        registry().contexts.erase(it);
+        ++contexts_changed;
+        if (registry().only.load() == c) registry().only = nullptr;
+    }
+    end(c);
+    forget_queues(c);
+    forget_quiet(c);
+    freed_with(c);
     std::lock_guard<std::mutex> hold(registry().lock);
-    auto it = registry().contexts.find(handle);
-    if (it == registry().contexts.end()) return;
-    c = it->second;
-    registry().contexts.erase(it);
-    ++contexts_changed;
-    if (registry().only.load() == c) registry().only = nullptr;
-  }
-  end(c);
-  forget_queues(c);
-  forget_quiet(c);
-  freed_with(c);
-  std::lock_guard<std::mutex> hold(registry().lock);
-  for (auto it = registry().modules.begin(); it != registry().modules.end();) {
-    Module *m = it->second;
-    ++it;  // forget() erases this one
-    if (m->module && m->context == c) registry().forget(m);
-  }
+    for (auto it = registry().modules.begin(); it != registry().modules.end();) {
+        Module *m = it->second;
+        ++it;  // forget() erases this one
+        if (m->module && m->context == c) registry().forget(m);
+    }
 }
 
 CUresult hook_cuCtxDestroy(CUcontext context) {
-  Outer outer;
-  if (outer.keeps_records()) quietly([&] { destroyed(context); });
-  remains_end_with(context);
-  return FORWARD(cuCtxDestroy)(context);
+    Outer outer;
+    if (outer.keeps_records()) quietly([&] { destroyed(context); });
+    remains_end_with(context);
+    return FORWARD(cuCtxDestroy)(context);
 }
 
 CUresult hook_cuCtxDestroy_v2(CUcontext context) {
-  Outer outer;
-  if (outer.keeps_records()) quietly([&] { destroyed(context); });
-  remains_end_with(context);
-  return FORWARD(cuCtxDestroy_v2)(context);
+    Outer outer;
+    if (outer.keeps_records()) quietly([&] { destroyed(context); });
+    remains_end_with(context);
+    return FORWARD(cuCtxDestroy_v2)(context);
 }
 
 bool primary_is_active(CUdevice device) {
-  unsigned flags = 0;
-  int active = 1;
-  DriverScope scope;
-  return !driver.cuDevicePrimaryCtxGetState || driver.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || active;
+    unsigned flags = 0;
+    int active = 1;
+    DriverScope scope;
+    return !driver.cuDevicePrimaryCtxGetState ||
+           driver.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || active;
 }
 
 CUresult hook_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
-  Outer outer;
-  const bool before = outer.keeps_records() && agent.late && primary_is_active(device);
-  CUresult r = FORWARD(cuDevicePrimaryCtxRetain)(context, device);
-  if (outer.keeps_records() && r == CUDA_SUCCESS)
-    quietly([&] {
-      std::lock_guard<std::mutex> hold(registry().lock);
-      if (before && !registry().primary.count(device)) return;  // it has users that nobody counted
-      registry().primary[device] = *context;
-      ++registry().retained[device];
-    });
-  return created(r, outer, context);
+    Outer outer;
+    const bool before = outer.keeps_records() && agent.late && primary_is_active(device);
+    CUresult r = FORWARD(cuDevicePrimaryCtxRetain)(context, device);
+    if (outer.keeps_records() && r == CUDA_SUCCESS)
+        quietly([&] {
+            std::lock_guard<std::mutex> hold(registry().lock);
+            if (before && !registry().primary.count(device)) return;  // it has users that nobody counted
+            registry().primary[device] = *context;
+            ++registry().retained[device];
+        });
+    return created(r, outer, context);
 }
 
 // The primary context of `device`, where the agent was not there when the application got it: nobody knows how many users it has.
 Context *primary_from_before(CUdevice device) {
-  std::vector<Context *> candidates;
-  {
-    std::lock_guard<std::mutex> hold(registry().lock);
-    if (!agent.late || registry().primary.count(device)) return nullptr;
-    for (auto &c : registry().contexts)
-      if (c.second->device == device && !c.second->dead) candidates.push_back(c.second);
-  }
-  DriverScope scope;
-  for (Context *c : candidates)
-    if (is_primary(c->handle, device)) return c;
-  return nullptr;
+    std::vector<Context *> candidates;
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        if (!agent.late || registry().primary.count(device)) return nullptr;
+        for (auto &c : registry().contexts)
+            if (c.second->device == device && !c.second->dead) candidates.push_back(c.second);
+    }
+    DriverScope scope;
+    for (Context *c : candidates)
+        if (is_primary(c->handle, device)) return c;
+    return nullptr;
 }
 
 // The primary context of `device` goes away when its last user releases it, or at a reset.
 void primary_released(CUdevice device, bool reset) {
-  if (Context *before = reset ? primary_from_before(device) : nullptr) return destroyed(before->handle);
-  CUcontext handle = nullptr;
-  {
-    std::lock_guard<std::mutex> hold(registry().lock);
-    auto it = registry().primary.find(device);
-    if (it == registry().primary.end()) return;
-    uint32_t &users = registry().retained[device];
-    if (!reset && users > 1) {
-      --users;
-      return;
+    if (Context *before = reset ? primary_from_before(device) : nullptr) return destroyed(before->handle);
+    CUcontext handle = nullptr;
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        auto it = registry().primary.find(device);
+        if (it == registry().primary.end()) return;
+        uint32_t &users = registry().retained[device];
+        if (!reset && users > 1) {
+            --users;
+            return;
+        }
+        if (!reset) users = 0;
+        handle = it->second;
+        registry().primary.erase(it);
     }
-    if (!reset) users = 0;
-    handle = it->second;
-    registry().primary.erase(it);
-  }
-  destroyed(handle);
+    destroyed(handle);
 }
 
 // A release, by `original`. Of a context from before it may be the last one: what is in it is read first, and whether it is gone asked
 // behind it.
 template <class Original>
 CUresult release_primary(const Outer &outer, CUdevice device, const Original &original) {
-  Context *before = nullptr;
-  if (outer.keeps_records())
-    quietly([&] {
-      before = primary_from_before(device);
-      if (before) read_context(before);
-      else primary_released(device, false);
-    });
-  CUresult r = original(device);
-  if (before && outer.keeps_records())
-    quietly([&] {
-      if (!primary_is_active(device)) destroyed(before->handle, lose_context);
-    });
-  remains_end_with_device(device);
-  return r;
+    Context *before = nullptr;
+    if (outer.keeps_records())
+        quietly([&] {
+            before = primary_from_before(device);
+            if (before) read_context(before);
+            else primary_released(device, false);
+        });
+    CUresult r = original(device);
+    if (before && outer.keeps_records())
+        quietly([&] {
+            if (!primary_is_active(device)) destroyed(before->handle, lose_context);
+        });
+    remains_end_with_device(device);
+    return r;
 }
 
 CUresult hook_cuDevicePrimaryCtxRelease(CUdevice device) {
-  Outer outer;
-  return release_primary(outer, device, [](CUdevice d) { return FORWARD(cuDevicePrimaryCtxRelease)(d); });
+    Outer outer;
+    return release_primary(outer, device, [](CUdevice d) { return FORWARD(cuDevicePrimaryCtxRelease)(d); });
 }
 
 CUresult hook_cuDevicePrimaryCtxRelease_v2(CUdevice device) {
-  Outer outer;
-  return release_primary(outer, device, [](CUdevice d) { return FORWARD(cuDevicePrimaryCtxRelease_v2)(d); });
+    Outer outer;
+    return release_primary(outer, device,
+                           [](CUdevice d) { return FORWARD(cuDevicePrimaryCtxRelease_v2)(d); });
 }
 
 CUresult hook_cuDevicePrimaryCtxReset(CUdevice device) {
-  Outer outer;
-  if (outer.keeps_records()) quietly([&] { primary_released(device, true); });
-  CUresult r = FORWARD(cuDevicePrimaryCtxReset)(device);
-  remains_end_with_device(device);
-  return r;
+    Outer outer;
+    if (outer.keeps_records()) quietly([&] { primary_released(device, true); });
+    CUresult r = FORWARD(cuDevicePrimaryCtxReset)(device);
+    remains_end_with_device(device);
+    return r;
 }
 
 CUresult hook_cuDevicePrimaryCtxReset_v2(CUdevice device) {
-  Outer outer;
-  if (outer.keeps_records()) quietly([&] { primary_released(device, true); });
-  CUresult r = FORWARD(cuDevicePrimaryCtxReset_v2)(device);
-  remains_end_with_device(device);
-  return r;
+    Outer outer;
+    if (outer.keeps_records()) quietly([&] { primary_released(device, true); });
+    CUresult r = FORWARD(cuDevicePrimaryCtxReset_v2)(device);
+    remains_end_with_device(device);
+    return r;
 }
 
 // --- captures ---
@@ -420,99 +444,103 @@ CUstream own_stream(CUstream stream) { return Where{stream, true}.handle(); }
 // Counted before the capture begins, so that nothing of ours is under way when it does.
 template <typename Begin>
 [[gnu::always_inline]] inline CUresult begin_capture(CUstream stream, const Begin &original) {
-  Launching launching;
-  Outer outer;
-  const bool left = depth() == 1 && has_remains(), counted = outer.keeps_records();
-  if (left) remains_captured(1);
-  if (counted) registry().captures.fetch_add(1);
-  if (left || counted) before_capture();
-  CUresult r = original();
-  if (r == CUDA_SUCCESS) {
-    if (counted && outer.keeps_records()) quietly([&] { capture_began(stream); });
+    Launching launching;
+    Outer outer;
+    const bool left = depth() == 1 && has_remains(), counted = outer.keeps_records();
+    if (left) remains_captured(1);
+    if (counted) registry().captures.fetch_add(1);
+    if (left || counted) before_capture();
+    CUresult r = original();
+    if (r == CUDA_SUCCESS) {
+        if (counted && outer.keeps_records()) quietly([&] { capture_began(stream); });
+        return r;
+    }
+    if (left) remains_captured(-1);
+    if (counted && outer.keeps_records()) registry().captures.fetch_sub(1);
     return r;
-  }
-  if (left) remains_captured(-1);
-  if (counted && outer.keeps_records()) registry().captures.fetch_sub(1);
-  return r;
 }
 
 CUresult hook_cuStreamBeginCapture(CUstream stream) {
-  return begin_capture(stream, [&] { return FORWARD(cuStreamBeginCapture)(stream); });
+    return begin_capture(stream, [&] { return FORWARD(cuStreamBeginCapture)(stream); });
 }
 
 CUresult hook_cuStreamBeginCapture_ptsz(CUstream stream) {
-  return begin_capture(own_stream(stream), [&] { return FORWARD(cuStreamBeginCapture_ptsz)(stream); });
+    return begin_capture(own_stream(stream), [&] { return FORWARD(cuStreamBeginCapture_ptsz)(stream); });
 }
 
 CUresult hook_cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
-  return begin_capture(stream, [&] { return FORWARD(cuStreamBeginCapture_v2)(stream, mode); });
+    return begin_capture(stream, [&] { return FORWARD(cuStreamBeginCapture_v2)(stream, mode); });
 }
 
 CUresult hook_cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode) {
-  return begin_capture(own_stream(stream), [&] { return FORWARD(cuStreamBeginCapture_v2_ptsz)(stream, mode); });
+    return begin_capture(own_stream(stream),
+                         [&] { return FORWARD(cuStreamBeginCapture_v2_ptsz)(stream, mode); });
 }
 
-CUresult hook_cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *from, const void *edges, size_t n,
-                                          CUstreamCaptureMode mode) {
-  return begin_capture(stream, [&] { return FORWARD(cuStreamBeginCaptureToGraph)(stream, graph, from, edges, n, mode); });
+CUresult hook_cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *from,
+                                          const void *edges, size_t n, CUstreamCaptureMode mode) {
+    return begin_capture(
+        stream, [&] { return FORWARD(cuStreamBeginCaptureToGraph)(stream, graph, from, edges, n, mode); });
 }
 
-CUresult hook_cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *from, const void *edges,
-                                               size_t n, CUstreamCaptureMode mode) {
-  return begin_capture(own_stream(stream), [&] { return FORWARD(cuStreamBeginCaptureToGraph_ptsz)(stream, graph, from, edges, n, mode); });
+CUresult hook_cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *from,
+                                               const void *edges, size_t n, CUstreamCaptureMode mode) {
+    return begin_capture(own_stream(stream), [&] {
+        return FORWARD(cuStreamBeginCaptureToGraph_ptsz)(stream, graph, from, edges, n, mode);
+    });
 }
 
 // A capture that was invalidated ends too, with an error; one that never began does not.
 CUresult end_capture(CUresult r, const Outer &outer, CUstream stream) {
-  if (r == CUDA_ERROR_STREAM_CAPTURE_UNMATCHED || r == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD ||
-      r == CUDA_ERROR_INVALID_VALUE || r == CUDA_ERROR_INVALID_HANDLE || r == CUDA_ERROR_ILLEGAL_STATE)
+    if (r == CUDA_ERROR_STREAM_CAPTURE_UNMATCHED || r == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD ||
+        r == CUDA_ERROR_INVALID_VALUE || r == CUDA_ERROR_INVALID_HANDLE || r == CUDA_ERROR_ILLEGAL_STATE)
+        return r;
+    if (depth() == 1 && has_remains()) remains_captured(-1);
+    if (!outer.keeps_records()) return r;
+    bool seen = true;
+    quietly([&] { seen = capture_ended(stream); });
+    if (!seen) return r;
+    int before = registry().captures.load();
+    while (before > 0 && !registry().captures.compare_exchange_weak(before, before - 1)) {
+    }
+    if (before == 1 && outer) quietly(retry_waiting);
     return r;
-  if (depth() == 1 && has_remains()) remains_captured(-1);
-  if (!outer.keeps_records()) return r;
-  bool seen = true;
-  quietly([&] { seen = capture_ended(stream); });
-  if (!seen) return r;
-  int before = registry().captures.load();
-  while (before > 0 && !registry().captures.compare_exchange_weak(before, before - 1)) {
-  }
-  if (before == 1 && outer) quietly(retry_waiting);
-  return r;
 }
 
 CUresult hook_cuStreamEndCapture(CUstream stream, CUgraph *graph) {
-  Outer outer;
-  CUresult r = FORWARD(cuStreamEndCapture)(stream, graph);
-  return end_capture(r, outer, stream);
+    Outer outer;
+    CUresult r = FORWARD(cuStreamEndCapture)(stream, graph);
+    return end_capture(r, outer, stream);
 }
 
 CUresult hook_cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
-  Outer outer;
-  CUresult r = FORWARD(cuStreamEndCapture_ptsz)(stream, graph);
-  return end_capture(r, outer, own_stream(stream));
+    Outer outer;
+    CUresult r = FORWARD(cuStreamEndCapture_ptsz)(stream, graph);
+    return end_capture(r, outer, own_stream(stream));
 }
 
 // --- libc ---
 
 // Programs install handlers of their own where there is the default action, as they see it.
 int hook_sigaction(int signal, const struct sigaction *act, struct sigaction *old) {
-  int r = ORIGINAL(sigaction)(signal, act, old);
-  if (r == 0 && old && is_ours(old->sa_handler)) {
-    memset(old, 0, sizeof *old);
-    old->sa_handler = SIG_DFL;
-  }
-  return r;
+    int r = ORIGINAL(sigaction)(signal, act, old);
+    if (r == 0 && old && is_ours(old->sa_handler)) {
+        memset(old, 0, sizeof *old);
+        old->sa_handler = SIG_DFL;
+    }
+    return r;
 }
 
 // The end of the process that runs no exit handlers.
 
 void hook__exit(int status) {
-  agent.finish(2000);
-  ORIGINAL(_exit)(status);
+    agent.finish(2000);
+    ORIGINAL(_exit)(status);
 }
 
 void hook__Exit(int status) {
-  agent.finish(2000);
-  ORIGINAL(_Exit)(status);
+    agent.finish(2000);
+    ORIGINAL(_Exit)(status);
 }
 
 }  // namespace
@@ -537,51 +565,55 @@ static void own_hooks() {
 }
 
 static bool ends_in(const std::string &name, const char *suffix) {
-  size_t n = strlen(suffix);
-  return name.size() > n && name.compare(name.size() - n, n, suffix) == 0;
+    size_t n = strlen(suffix);
+    return name.size() > n && name.compare(name.size() - n, n, suffix) == 0;
 }
 
 void find_hook_targets(void *library) {
-  own_hooks();
-  module_hooks();
-  graph_hooks();
-  log_hooks();
-  // A hook that was left in place is called meanwhile: what it calls is still to be the original.
-  static void *before[kHooks];
-  hooks_used = kHooks;
-  for (size_t i = 0; i < kHooks; ++i) {
-    Hook &h = hooks[i];
-    bool libc = i >= kHook_sigaction && i <= kHook__Exit;
-    h.target = dlsym(libc ? RTLD_DEFAULT : library, h.name);
-    h.optional = libc || i >= kNeeded;
-    if (h.target != before[i]) h.original = before[i] = h.target;
-  }
-  // A driver may hand out other addresses than it exports. Names without versions mean one function, whichever way they are asked for.
-  auto *get = driver.cuGetProcAddress_v2;
-  if (!get) return;
-  for (size_t i = 0; i < kHooks; ++i) {
-    Hook &h = hooks[i];
-    std::string name = h.name;
-    bool per_thread = ends_in(name, "_ptsz") || ends_in(name, "_ptds");
-    if (per_thread) name.resize(name.size() - 5);
-    if (!h.target || ends_in(name, "_v2") || ends_in(name, "_v3") || ends_in(name, "_v4") || name.compare(0, 2, "cu") != 0) continue;
-    if (dlsym(library, (name + "_v2").c_str())) continue;  // what is asked for without a version is another function
-    void *address = nullptr;
-    CUdriverProcAddressQueryResult found;
-    if (get(name.c_str(), &address, 13000, per_thread ? 2 : 1, &found) != CUDA_SUCCESS || !address) continue;
-    bool known = false;
-    for (size_t k = 0; k < hooks_used; ++k) known = known || hooks[k].target == address;
-    if (!known) hooks[hooks_used++] = {h.name, h.replacement, address, address, h.optional};
-  }
+    own_hooks();
+    module_hooks();
+    graph_hooks();
+    log_hooks();
+    // A hook that was left in place is called meanwhile: what it calls is still to be the original.
+    static void *before[kHooks];
+    hooks_used = kHooks;
+    for (size_t i = 0; i < kHooks; ++i) {
+        Hook &h = hooks[i];
+        bool libc = i >= kHook_sigaction && i <= kHook__Exit;
+        h.target = dlsym(libc ? RTLD_DEFAULT : library, h.name);
+        h.optional = libc || i >= kNeeded;
+        if (h.target != before[i]) h.original = before[i] = h.target;
+    }
+    // A driver may hand out other addresses than it exports. Names without versions mean one function, whichever way they are asked for.
+    auto *get = driver.cuGetProcAddress_v2;
+    if (!get) return;
+    for (size_t i = 0; i < kHooks; ++i) {
+        Hook &h = hooks[i];
+        std::string name = h.name;
+        bool per_thread = ends_in(name, "_ptsz") || ends_in(name, "_ptds");
+        if (per_thread) name.resize(name.size() - 5);
+        if (!h.target || ends_in(name, "_v2") || ends_in(name, "_v3") || ends_in(name, "_v4") ||
+            name.compare(0, 2, "cu") != 0)
+            continue;
+        if (dlsym(library, (name + "_v2").c_str()))
+            continue;  // what is asked for without a version is another function
+        void *address = nullptr;
+        CUdriverProcAddressQueryResult found;
+        if (get(name.c_str(), &address, 13000, per_thread ? 2 : 1, &found) != CUDA_SUCCESS || !address)
+            continue;
+        bool known = false;
+        for (size_t k = 0; k < hooks_used; ++k) known = known || hooks[k].target == address;
+        if (!known) hooks[hooks_used++] = {h.name, h.replacement, address, address, h.optional};
+    }
 }
 
 void choose_hooks(bool operations) {
-  if (operations) return;
-  for (size_t i = 0; i < hooks_used; ++i) {
-    Hook &h = hooks[i];
-    for (size_t k = kAlways; k < kHooks; ++k)
-      if (h.name == hooks[k].name) h.target = nullptr;
-  }
+    if (operations) return;
+    for (size_t i = 0; i < hooks_used; ++i) {
+        Hook &h = hooks[i];
+        for (size_t k = kAlways; k < kHooks; ++k)
+            if (h.name == hooks[k].name) h.target = nullptr;
+    }
 }
 
 }  // namespace gpubpf

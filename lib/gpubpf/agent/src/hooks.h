@@ -8,11 +8,11 @@
 namespace gpubpf {
 
 struct Hook {
-  const char *name;
-  void *replacement;
-  void *original;  // calls the unhooked function; written before the hook goes live
-  void *target;    // null: the library lacks it, nothing to hook
-  bool optional = false;  // without it less is seen, and no more than that
+    const char *name;
+    void *replacement;
+    void *original;         // calls the unhooked function; written before the hook goes live
+    void *target;           // null: the library lacks it, nothing to hook
+    bool optional = false;  // without it less is seen, and no more than that
 };
 
 enum HookIndex : size_t {
@@ -20,18 +20,18 @@ enum HookIndex : size_t {
 #include "hooks_module.def"
 #include "hooks.def"
 #include "hooks_graph.def"
-  kNeeded,
-  kBeforeHeld = kNeeded - 1,
+    kNeeded,
+    kBeforeHeld = kNeeded - 1,
 #include "hooks_held.def"
-  kAlways,
-  kBeforeLog = kAlways - 1,
+    kAlways,
+    kBeforeLog = kAlways - 1,
 #include "hooks_log.def"
 #undef GPUBPF_HOOK
-  kHooks
+    kHooks
 };
 
 extern Hook hooks[2 * kHooks];  // the second half: other addresses of the same functions
-size_t hook_count();  // of those to be put in place, the first ones
+size_t hook_count();            // of those to be put in place, the first ones
 
 // Fills in targets from the loaded libcuda (handle of dlopen); before the tool has said what it wants.
 void find_hook_targets(void *library);

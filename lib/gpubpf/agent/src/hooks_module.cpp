@@ -22,211 +22,219 @@ Context *current_context() { return registry().current(); }
 // --- modules and libraries ---
 
 void module_loaded(CUmodule handle, int image, uint64_t size, uint32_t linked) {
-  auto *m = new Module;
-  m->module = handle;
-  m->context = current_context();
-  {
-    std::lock_guard<std::mutex> hold(registry().lock);
-    registry().modules[handle] = m;
-  }
-  loaded(m, image, size, linked);
+    auto *m = new Module;
+    m->module = handle;
+    m->context = current_context();
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        registry().modules[handle] = m;
+    }
+    loaded(m, image, size, linked);
 }
 
 void library_loaded(CUlibrary handle, int image, uint64_t size, uint32_t linked) {
-  auto *m = new Module;
-  m->library = handle;
-  {
-    std::lock_guard<std::mutex> hold(registry().lock);
-    registry().libraries[handle] = m;
-  }
-  loaded(m, image, size, linked);
+    auto *m = new Module;
+    m->library = handle;
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        registry().libraries[handle] = m;
+    }
+    loaded(m, image, size, linked);
 }
 
 // What every loading function does: the driver loads first; then the tool sees the image, before the program goes on.
 template <class Handle, class Source, class Call>
-[[gnu::always_inline]] inline CUresult load(HookIndex index, const Handle *handle, int (*read)(Source, uint64_t &, uint32_t &), Source source,
-              void (*note)(Handle, int, uint64_t, uint32_t), const Call &original) {
-  Outer outer;
-  CUresult r;
-  if (outer && oplog.on()) {
-    Operation operation(Kind::Api, kNoStream, 0);
-    operation.called();
-    r = original();
-    operation.returned(r);
-    if (outer.keeps_records()) {
-      describe_call(operation.record, index, 0);
-      operation.log();
+[[gnu::always_inline]] inline CUresult load(HookIndex index, const Handle *handle,
+                                            int (*read)(Source, uint64_t &, uint32_t &), Source source,
+                                            void (*note)(Handle, int, uint64_t, uint32_t),
+                                            const Call &original) {
+    Outer outer;
+    CUresult r;
+    if (outer && oplog.on()) {
+        Operation operation(Kind::Api, kNoStream, 0);
+        operation.called();
+        r = original();
+        operation.returned(r);
+        if (outer.keeps_records()) {
+            describe_call(operation.record, index, 0);
+            operation.log();
+        }
+    } else {
+        r = original();
     }
-  } else {
-    r = original();
-  }
-  if (outer && r == CUDA_SUCCESS)
-    quietly([&] {
-      uint64_t size = 0;
-      uint32_t linked = 0;
-      int image = read(source, size, linked);
-      note(*handle, image, size, linked);
-    });
-  return r;
+    if (outer && r == CUDA_SUCCESS)
+        quietly([&] {
+            uint64_t size = 0;
+            uint32_t linked = 0;
+            int image = read(source, size, linked);
+            note(*handle, image, size, linked);
+        });
+    return r;
 }
 
 CUresult hook_cuModuleLoad(CUmodule *module, const char *path) {
-  return load(kHook_cuModuleLoad, module, image_of_file, path, module_loaded,
-              [&] { return FORWARD(cuModuleLoad)(module, path); });
+    return load(kHook_cuModuleLoad, module, image_of_file, path, module_loaded,
+                [&] { return FORWARD(cuModuleLoad)(module, path); });
 }
 
 CUresult hook_cuModuleLoadData(CUmodule *module, const void *data) {
-  return load(kHook_cuModuleLoadData, module, image_of, data, module_loaded,
-              [&] { return FORWARD(cuModuleLoadData)(module, data); });
+    return load(kHook_cuModuleLoadData, module, image_of, data, module_loaded,
+                [&] { return FORWARD(cuModuleLoadData)(module, data); });
 }
 
-CUresult hook_cuModuleLoadDataEx(CUmodule *module, const void *data, unsigned n, CUjit_option *options, void **values) {
-  return load(kHook_cuModuleLoadDataEx, module, image_of, data, module_loaded,
-              [&] { return FORWARD(cuModuleLoadDataEx)(module, data, n, options, values); });
+CUresult hook_cuModuleLoadDataEx(CUmodule *module, const void *data, unsigned n, CUjit_option *options,
+                                 void **values) {
+    return load(kHook_cuModuleLoadDataEx, module, image_of, data, module_loaded,
+                [&] { return FORWARD(cuModuleLoadDataEx)(module, data, n, options, values); });
 }
 
 CUresult hook_cuModuleLoadFatBinary(CUmodule *module, const void *data) {
-  return load(kHook_cuModuleLoadFatBinary, module, image_of, data, module_loaded,
-              [&] { return FORWARD(cuModuleLoadFatBinary)(module, data); });
+    return load(kHook_cuModuleLoadFatBinary, module, image_of, data, module_loaded,
+                [&] { return FORWARD(cuModuleLoadFatBinary)(module, data); });
 }
 
 Module *module_of(CUmodule handle) {
-  std::lock_guard<std::mutex> hold(registry().lock);
-  auto it = registry().modules.find(handle);
-  return it == registry().modules.end() ? nullptr : it->second;
+    std::lock_guard<std::mutex> hold(registry().lock);
+    auto it = registry().modules.find(handle);
+    return it == registry().modules.end() ? nullptr : it->second;
 }
 
 Module *library_of(CUlibrary handle) {
-  std::lock_guard<std::mutex> hold(registry().lock);
-  auto it = registry().libraries.find(handle);
-  return it == registry().libraries.end() ? nullptr : it->second;
+    std::lock_guard<std::mutex> hold(registry().lock);
+    auto it = registry().libraries.find(handle);
+    return it == registry().libraries.end() ? nullptr : it->second;
 }
 
 // Before the driver can give its handles to something else, and once nobody makes copies of its kernels any more.
 void unloading(Module *module, const char *call) {
-  if (!module) return;
-  {
-    std::lock_guard<std::mutex> hold(registry().lock);
-    registry().forget(module);
-  }
-  for (int i = 0; module->applying && i < 10000; ++i) usleep(1000);
-  variables_gone(module, call);
+    if (!module) return;
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        registry().forget(module);
+    }
+    for (int i = 0; module->applying && i < 10000; ++i) usleep(1000);
+    variables_gone(module, call);
 }
 
 CUresult hook_cuModuleUnload(CUmodule module) {
-  Outer outer;
-  if (outer.keeps_records())
-    quietly([&] {
-      Module *m = module_of(module);
-      if (m && m->module) unloading(m, "cuModuleUnload");
+    Outer outer;
+    if (outer.keeps_records())
+        quietly([&] {
+            Module *m = module_of(module);
+            if (m && m->module) unloading(m, "cuModuleUnload");
+        });
+    return FORWARD(cuModuleUnload)(module);
+}
+
+CUresult hook_cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit, void **jit_values,
+                                unsigned jits, CUlibraryOption *options, void **values, unsigned n) {
+    return load(kHook_cuLibraryLoadData, library, image_of, code, library_loaded, [&] {
+        return FORWARD(cuLibraryLoadData)(library, code, jit, jit_values, jits, options, values, n);
     });
-  return FORWARD(cuModuleUnload)(module);
 }
 
-CUresult hook_cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit, void **jit_values, unsigned jits,
-                                CUlibraryOption *options, void **values, unsigned n) {
-  return load(kHook_cuLibraryLoadData, library, image_of, code, library_loaded,
-              [&] { return FORWARD(cuLibraryLoadData)(library, code, jit, jit_values, jits, options, values, n); });
-}
-
-CUresult hook_cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit, void **jit_values, unsigned jits,
-                                    CUlibraryOption *options, void **values, unsigned n) {
-  return load(kHook_cuLibraryLoadFromFile, library, image_of_file, path, library_loaded,
-              [&] { return FORWARD(cuLibraryLoadFromFile)(library, path, jit, jit_values, jits, options, values, n); });
+CUresult hook_cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit,
+                                    void **jit_values, unsigned jits, CUlibraryOption *options, void **values,
+                                    unsigned n) {
+    return load(kHook_cuLibraryLoadFromFile, library, image_of_file, path, library_loaded, [&] {
+        return FORWARD(cuLibraryLoadFromFile)(library, path, jit, jit_values, jits, options, values, n);
+    });
 }
 
 CUresult hook_cuLibraryUnload(CUlibrary library) {
-  Outer outer;
-  if (outer.keeps_records())
-    quietly([&] {
-      unloading(library_of(library), "cuLibraryUnload");
-      for (Module *m : modules_of_library(library)) unloading(m, "cuLibraryUnload");
-    });
-  return FORWARD(cuLibraryUnload)(library);
+    Outer outer;
+    if (outer.keeps_records())
+        quietly([&] {
+            unloading(library_of(library), "cuLibraryUnload");
+            for (Module *m : modules_of_library(library)) unloading(m, "cuLibraryUnload");
+        });
+    return FORWARD(cuLibraryUnload)(library);
 }
 
 CUresult hook_cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
-  Outer outer;
-  CUresult r = FORWARD(cuModuleGetFunction)(function, module, name);
-  if (outer && r == CUDA_SUCCESS)
-    quietly([&] {
-      if (Module *m = module_of(module)) registry().record(m, m->context ? m->context : current_context(), *function, name);
-    });
-  return r;
+    Outer outer;
+    CUresult r = FORWARD(cuModuleGetFunction)(function, module, name);
+    if (outer && r == CUDA_SUCCESS)
+        quietly([&] {
+            if (Module *m = module_of(module))
+                registry().record(m, m->context ? m->context : current_context(), *function, name);
+        });
+    return r;
 }
 
 CUresult hook_cuModuleEnumerateFunctions(CUfunction *functions, unsigned n, CUmodule module) {
-  Outer outer;
-  CUresult r = FORWARD(cuModuleEnumerateFunctions)(functions, n, module);
-  if (outer && r == CUDA_SUCCESS && driver.cuFuncGetName)
-    quietly([&] {
-      Module *m = module_of(module);
-      for (unsigned i = 0; m && i < n; ++i) {
-        const char *name = nullptr;
-        if (functions[i] && driver.cuFuncGetName(&name, functions[i]) == CUDA_SUCCESS)
-          registry().record(m, m->context ? m->context : current_context(), functions[i], name);
-      }
-    });
-  return r;
+    Outer outer;
+    CUresult r = FORWARD(cuModuleEnumerateFunctions)(functions, n, module);
+    if (outer && r == CUDA_SUCCESS && driver.cuFuncGetName)
+        quietly([&] {
+            Module *m = module_of(module);
+            for (unsigned i = 0; m && i < n; ++i) {
+                const char *name = nullptr;
+                if (functions[i] && driver.cuFuncGetName(&name, functions[i]) == CUDA_SUCCESS)
+                    registry().record(m, m->context ? m->context : current_context(), functions[i], name);
+            }
+        });
+    return r;
 }
 
 CUresult hook_cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name) {
-  Outer outer;
-  CUresult r = FORWARD(cuLibraryGetKernel)(kernel, library, name);
-  if (outer && r == CUDA_SUCCESS)
-    quietly([&] {
-      if (Module *m = library_of(library)) registry().record(m, nullptr, *kernel, name);
-    });
-  return r;
+    Outer outer;
+    CUresult r = FORWARD(cuLibraryGetKernel)(kernel, library, name);
+    if (outer && r == CUDA_SUCCESS)
+        quietly([&] {
+            if (Module *m = library_of(library)) registry().record(m, nullptr, *kernel, name);
+        });
+    return r;
 }
 
 CUresult hook_cuLibraryEnumerateKernels(CUkernel *kernels, unsigned n, CUlibrary library) {
-  Outer outer;
-  CUresult r = FORWARD(cuLibraryEnumerateKernels)(kernels, n, library);
-  if (outer && r == CUDA_SUCCESS && driver.cuKernelGetName)
-    quietly([&] {
-      Module *m = library_of(library);
-      for (unsigned i = 0; m && i < n; ++i) {
-        const char *name = nullptr;
-        if (kernels[i] && driver.cuKernelGetName(&name, kernels[i]) == CUDA_SUCCESS)
-          registry().record(m, nullptr, kernels[i], name);
-      }
-    });
-  return r;
+    Outer outer;
+    CUresult r = FORWARD(cuLibraryEnumerateKernels)(kernels, n, library);
+    if (outer && r == CUDA_SUCCESS && driver.cuKernelGetName)
+        quietly([&] {
+            Module *m = library_of(library);
+            for (unsigned i = 0; m && i < n; ++i) {
+                const char *name = nullptr;
+                if (kernels[i] && driver.cuKernelGetName(&name, kernels[i]) == CUDA_SUCCESS)
+                    registry().record(m, nullptr, kernels[i], name);
+            }
+        });
+    return r;
 }
 
 CUresult hook_cuLibraryGetModule(CUmodule *module, CUlibrary library) {
-  Outer outer;
-  CUresult r = FORWARD(cuLibraryGetModule)(module, library);
-  if (outer && r == CUDA_SUCCESS)
-    quietly([&] {
-      if (Module *m = library_of(library)) {
-        std::lock_guard<std::mutex> hold(registry().lock);
-        if (registry().modules.emplace(*module, m).second) m->modules.push_back(*module);
-      }
-    });
-  return r;
+    Outer outer;
+    CUresult r = FORWARD(cuLibraryGetModule)(module, library);
+    if (outer && r == CUDA_SUCCESS)
+        quietly([&] {
+            if (Module *m = library_of(library)) {
+                std::lock_guard<std::mutex> hold(registry().lock);
+                if (registry().modules.emplace(*module, m).second) m->modules.push_back(*module);
+            }
+        });
+    return r;
 }
 
 CUresult hook_cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
-  Outer outer;
-  CUresult r = FORWARD(cuKernelGetFunction)(function, kernel);
-  if (outer && r == CUDA_SUCCESS)
-    quietly([&] {
-      if (const Function *f = registry().functions.find(kernel))
-        registry().record(f->kernel->module, current_context(), *function, f->kernel->name.c_str());
-    });
-  return r;
+    Outer outer;
+    CUresult r = FORWARD(cuKernelGetFunction)(function, kernel);
+    if (outer && r == CUDA_SUCCESS)
+        quietly([&] {
+            if (const Function *f = registry().functions.find(kernel))
+                registry().record(f->kernel->module, current_context(), *function, f->kernel->name.c_str());
+        });
+    return r;
 }
 
 // --- linking ---
 
 template <class Note>
 CUresult noted(const Outer &outer, CUresult r, const Note &note) {
-  if (outer && r == CUDA_SUCCESS) quietly(note);
-  return r;
+    if (outer && r == CUDA_SUCCESS) quietly(note);
+    return r;
 }
 
+// clang-format off
 #define LINKING(SUFFIX)                                                                                                              \
   CUresult hook_cuLinkCreate##SUFFIX(unsigned n, CUjit_option *options, void **values, CUlinkState *link) {                           \
     Outer outer;                                                                                                                     \
@@ -244,84 +252,87 @@ CUresult noted(const Outer &outer, CUresult r, const Note &note) {
     return noted(outer, FORWARD(cuLinkAddFile##SUFFIX)(link, type, path, n, options, values),                                        \
                  [&] { link_given_file(link, type, path); });                                                                        \
   }
+// clang-format on
 LINKING()
 LINKING(_v2)
 
 CUresult hook_cuLinkComplete(CUlinkState link, void **image, size_t *size) {
-  Outer outer;
-  return noted(outer, FORWARD(cuLinkComplete)(link, image, size), [&] { link_made(link, *image); });
+    Outer outer;
+    return noted(outer, FORWARD(cuLinkComplete)(link, image, size), [&] { link_made(link, *image); });
 }
 
 CUresult hook_cuLinkDestroy(CUlinkState link) {
-  Outer outer;
-  if (outer.keeps_records()) quietly([&] { link_ended(link); });
-  return FORWARD(cuLinkDestroy)(link);
+    Outer outer;
+    if (outer.keeps_records()) quietly([&] { link_ended(link); });
+    return FORWARD(cuLinkDestroy)(link);
 }
 
 // --- attributes, mirrored to the copies ---
 
 void mirror_attribute(const void *handle, CUfunction_attribute attribute, int value, const CUdevice *device) {
-  const Function *f = registry().functions.find(handle);
-  if (!f) return;
-  {
-    std::lock_guard<std::mutex> hold(registry().lock);
-    f->kernel->attributes[attribute] = value;
-  }
-  DriverScope scope;
-  for (Copy *c = f->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
-    if (!c->context->dead && (!f->context || f->context == c->context) && (!device || *device == c->context->device) &&
-        reinterpret_cast<CUresult (*)(CUfunction, CUfunction_attribute, int)>(hooks[kHook_cuFuncSetAttribute].original)(
-            c->function, attribute, value) != CUDA_SUCCESS)
-      c->withdrawn = true;
+    const Function *f = registry().functions.find(handle);
+    if (!f) return;
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        f->kernel->attributes[attribute] = value;
+    }
+    DriverScope scope;
+    for (Copy *c = f->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
+        if (!c->context->dead && (!f->context || f->context == c->context) &&
+            (!device || *device == c->context->device) &&
+            reinterpret_cast<CUresult (*)(CUfunction, CUfunction_attribute, int)>(
+                hooks[kHook_cuFuncSetAttribute].original)(c->function, attribute, value) != CUDA_SUCCESS)
+            c->withdrawn = true;
 }
 
 CUresult hook_cuFuncSetAttribute(CUfunction f, CUfunction_attribute attribute, int value) {
-  Outer outer;
-  CUresult r = FORWARD(cuFuncSetAttribute)(f, attribute, value);
-  if (outer && r == CUDA_SUCCESS) quietly([&] { mirror_attribute(f, attribute, value, nullptr); });
-  return r;
+    Outer outer;
+    CUresult r = FORWARD(cuFuncSetAttribute)(f, attribute, value);
+    if (outer && r == CUDA_SUCCESS) quietly([&] { mirror_attribute(f, attribute, value, nullptr); });
+    return r;
 }
 
-CUresult hook_cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device) {
-  Outer outer;
-  CUresult r = FORWARD(cuKernelSetAttribute)(attribute, value, kernel, device);
-  if (outer && r == CUDA_SUCCESS) quietly([&] { mirror_attribute(kernel, attribute, value, &device); });
-  return r;
+CUresult hook_cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel,
+                                   CUdevice device) {
+    Outer outer;
+    CUresult r = FORWARD(cuKernelSetAttribute)(attribute, value, kernel, device);
+    if (outer && r == CUDA_SUCCESS) quietly([&] { mirror_attribute(kernel, attribute, value, &device); });
+    return r;
 }
 
 // Preferences: what the driver does not take for the copy is no loss.
 CUresult hook_cuFuncSetCacheConfig(CUfunction f, CUfunc_cache config) {
-  Outer outer;
-  CUresult r = FORWARD(cuFuncSetCacheConfig)(f, config);
-  const Function *function = outer && r == CUDA_SUCCESS ? registry().functions.find(f) : nullptr;
-  if (!function) return r;
-  function->kernel->cache_config = config;
-  for (Copy *c = function->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
-    if (!c->context->dead) ORIGINAL(cuFuncSetCacheConfig)(c->function, config);
-  return r;
+    Outer outer;
+    CUresult r = FORWARD(cuFuncSetCacheConfig)(f, config);
+    const Function *function = outer && r == CUDA_SUCCESS ? registry().functions.find(f) : nullptr;
+    if (!function) return r;
+    function->kernel->cache_config = config;
+    for (Copy *c = function->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
+        if (!c->context->dead) ORIGINAL(cuFuncSetCacheConfig)(c->function, config);
+    return r;
 }
 
 CUresult hook_cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice device) {
-  Outer outer;
-  CUresult r = FORWARD(cuKernelSetCacheConfig)(kernel, config, device);
-  const Function *function = outer && r == CUDA_SUCCESS ? registry().functions.find(kernel) : nullptr;
-  if (!function) return r;
-  function->kernel->cache_config = config;
-  for (Copy *c = function->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
-    if (!c->context->dead && c->context->device == device && hooks[kHook_cuFuncSetCacheConfig].original)
-      ORIGINAL(cuFuncSetCacheConfig)(c->function, config);
-  return r;
+    Outer outer;
+    CUresult r = FORWARD(cuKernelSetCacheConfig)(kernel, config, device);
+    const Function *function = outer && r == CUDA_SUCCESS ? registry().functions.find(kernel) : nullptr;
+    if (!function) return r;
+    function->kernel->cache_config = config;
+    for (Copy *c = function->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
+        if (!c->context->dead && c->context->device == device && hooks[kHook_cuFuncSetCacheConfig].original)
+            ORIGINAL(cuFuncSetCacheConfig)(c->function, config);
+    return r;
 }
 
 CUresult hook_cuFuncSetSharedMemConfig(CUfunction f, CUsharedconfig config) {
-  Outer outer;
-  CUresult r = FORWARD(cuFuncSetSharedMemConfig)(f, config);
-  const Function *function = outer && r == CUDA_SUCCESS ? registry().functions.find(f) : nullptr;
-  if (!function) return r;
-  function->kernel->shared_config = config;
-  for (Copy *c = function->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
-    if (!c->context->dead) ORIGINAL(cuFuncSetSharedMemConfig)(c->function, config);
-  return r;
+    Outer outer;
+    CUresult r = FORWARD(cuFuncSetSharedMemConfig)(f, config);
+    const Function *function = outer && r == CUDA_SUCCESS ? registry().functions.find(f) : nullptr;
+    if (!function) return r;
+    function->kernel->shared_config = config;
+    for (Copy *c = function->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
+        if (!c->context->dead) ORIGINAL(cuFuncSetSharedMemConfig)(c->function, config);
+    return r;
 }
 
 }  // namespace

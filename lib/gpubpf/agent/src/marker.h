@@ -11,12 +11,12 @@
 namespace gpubpf {
 
 struct HostLaunch {  // `struct gpu_launch` of gpubpf.h
-  uint64_t launch, kernel, stream, call_ns, threads, gpu;
+    uint64_t launch, kernel, stream, call_ns, threads, gpu;
 };
 constexpr uint64_t kWholeGraph = UINT64_MAX;  // as `kernel`: a graph is launched, `launch` is its first id
 
 struct HostOperation {  // `struct gpu_operation`
-  uint64_t id, kind, stream, call_ns, bytes, destination, source, gpu;
+    uint64_t id, kind, stream, call_ns, bytes, destination, source, gpu;
 };
 
 // Whether there are host programs: what they are called with need not be found out otherwise.
@@ -33,13 +33,6 @@ void marker_told();  // the tool has said Welcome: what it wanted to attach is a
 // The host programs' part of the Welcome. u32 mode: 0 there is none, 1 they run in the kernel, 2 in this process. For 1, u32 the points
 // that have programs, a bit for each; for 2 how many, and for each u32 its point, its code, the bytes of its parameters, and its arguments
 // (u32 kind, u32 map, u64 value). Code is called with the address of an array of their values. False: malformed, or no memory.
-enum class HostPoint : uint32_t { Launch, Operation };
-enum class HostArgument : uint32_t {
-  Context = 0,  // value: number of a field of HostLaunch or HostOperation
-  MapBase = 1,  // map: number of one with a file shared with the tool
-  Param = 2,    // value: offset in the parameter bytes that come with the code
-  Helper = 3,   // value: number of a helper, as in bpf.h
-};
 bool take_host_program(Reader &reader);
 void forget_host_program();  // in a forked child
 void end_host_program();     // at the end of an attachment, when no thread is in a hook

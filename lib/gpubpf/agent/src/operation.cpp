@@ -17,23 +17,26 @@ namespace gpubpf {
 namespace {
 
 struct Key {
-  CUstream stream;
-  const Context *context;  // of a default stream
-  uint64_t thread;         // of a per-thread default stream
-  bool operator==(const Key &o) const { return stream == o.stream && context == o.context && thread == o.thread; }
+    CUstream stream;
+    const Context *context;  // of a default stream
+    uint64_t thread;         // of a per-thread default stream
+    bool operator==(const Key &o) const {
+        return stream == o.stream && context == o.context && thread == o.thread;
+    }
 };
 
 struct KeyHash {
-  size_t operator()(const Key &k) const {
-    return (reinterpret_cast<size_t>(k.stream) * 31 + reinterpret_cast<size_t>(k.context)) * 31 + k.thread;
-  }
+    size_t operator()(const Key &k) const {
+        return (reinterpret_cast<size_t>(k.stream) * 31 + reinterpret_cast<size_t>(k.context)) * 31 +
+               k.thread;
+    }
 };
 
 struct Queues {
-  std::mutex lock;  // guards below
-  std::unordered_map<Key, Queue, KeyHash> known;
-  std::unordered_set<CUstream> made;  // since the agent came, in a program that ran before
-  uint32_t count = 0;
+    std::mutex lock;  // guards below
+    std::unordered_map<Key, Queue, KeyHash> known;
+    std::unordered_set<CUstream> made;  // since the agent came, in a program that ran before
+    uint32_t count = 0;
 };
 
 Queues *all_queues = nullptr;
@@ -43,121 +46,119 @@ std::atomic<uint64_t> queue_epoch{1};  // what a thread remembers of an earlier 
 
 // Queues that the thread used last.
 struct Remembered {
-  uint64_t epoch;
-  Key key;
-  Queue queue;
+    uint64_t epoch;
+    Key key;
+    Queue queue;
 };
 struct OfThread {
-  Remembered last[4];
-  uint64_t number;  // unlike the kernel's, used once
+    Remembered last[4];
+    uint64_t number;  // unlike the kernel's, used once
 };
 
 uint64_t number_of(OfThread &thread) {
-  static std::atomic<uint64_t> last{0};
-  if (!thread.number) thread.number = ++last;
-  return thread.number;
+    static std::atomic<uint64_t> last{0};
+    if (!thread.number) thread.number = ++last;
+    return thread.number;
 }
 
-enum QueueKind : uint32_t { kLegacy, kPerThread, kBlocking, kNonBlocking };
-
 Queue new_queue(const Key &key) {
-  Queue queue;
-  uint32_t kind = kLegacy;
-  int priority = 0;
-  {
-    DriverScope scope;
-    unsigned flags = 0;
-    CUcontext context = nullptr;
-    if (key.context) {
-      queue.context = const_cast<Context *>(key.context);
-      kind = key.stream == CU_STREAM_PER_THREAD ? kPerThread : kLegacy;
-    } else {
-      if (driver.cuStreamGetCtx && driver.cuStreamGetCtx(key.stream, &context) == CUDA_SUCCESS)
-        queue.context = registry().context(context);
-      if (driver.cuStreamGetFlags && driver.cuStreamGetFlags(key.stream, &flags) == CUDA_SUCCESS)
-        kind = flags & CU_STREAM_NON_BLOCKING ? kNonBlocking : kBlocking;
-      else
-        return queue;  // no stream
+    Queue queue;
+    QueueKind kind = QueueKind::Legacy;
+    int priority = 0;
+    {
+        DriverScope scope;
+        unsigned flags = 0;
+        CUcontext context = nullptr;
+        if (key.context) {
+            queue.context = const_cast<Context *>(key.context);
+            kind = key.stream == CU_STREAM_PER_THREAD ? QueueKind::PerThread : QueueKind::Legacy;
+        } else {
+            if (driver.cuStreamGetCtx && driver.cuStreamGetCtx(key.stream, &context) == CUDA_SUCCESS)
+                queue.context = registry().context(context);
+            if (driver.cuStreamGetFlags && driver.cuStreamGetFlags(key.stream, &flags) == CUDA_SUCCESS)
+                kind = flags & CU_STREAM_NON_BLOCKING ? QueueKind::NonBlocking : QueueKind::Blocking;
+            else return queue;  // no stream
+        }
+        if (driver.cuStreamGetPriority && kind != QueueKind::Legacy)
+            driver.cuStreamGetPriority(key.stream, &priority);
     }
-    if (driver.cuStreamGetPriority && kind != kLegacy) driver.cuStreamGetPriority(key.stream, &priority);
-  }
-  Queues &all = queues();
-  bool before = agent.late;
-  {
-    std::lock_guard<std::mutex> hold(all.lock);
-    before = before && (key.context ? key.context->before : !all.made.count(key.stream));
-    auto put = all.known.emplace(key, queue);
-    if (!put.second) return put.first->second;
-    put.first->second.number = queue.number = ++all.count;
-  }
-  Record r;
-  r.kind = Kind::Queue;
-  if (before) r.flags |= kFromBefore;
-  r.id = other_id();
-  r.thread = thread_id();
-  r.call_ns = r.return_ns = now_ns();
-  r.stream = reinterpret_cast<uint64_t>(key.stream);
-  r.queue = queue.number;
-  r.context = queue.context ? queue.context->serial : 0;
-  r.narrow[0] = kind;
-  r.narrow[1] = static_cast<uint32_t>(priority);
-  oplog.put(r);
-  return queue;
+    Queues &all = queues();
+    bool before = agent.late;
+    {
+        std::lock_guard<std::mutex> hold(all.lock);
+        before = before && (key.context ? key.context->before : !all.made.count(key.stream));
+        auto put = all.known.emplace(key, queue);
+        if (!put.second) return put.first->second;
+        put.first->second.number = queue.number = ++all.count;
+    }
+    Record r;
+    r.kind = Kind::Queue;
+    if (before) r.flags |= kFromBefore;
+    r.id = other_id();
+    r.thread = thread_id();
+    r.call_ns = r.return_ns = now_ns();
+    r.stream = reinterpret_cast<uint64_t>(key.stream);
+    r.queue = queue.number;
+    r.context = queue.context ? queue.context->serial : 0;
+    r.queue_part = {static_cast<uint32_t>(kind), priority};
+    oplog.put(r);
+    return queue;
 }
 
 Queue find_queue(const Key &key, uint64_t epoch, Remembered &slot) {
-  Queue queue;
-  bool known = false;
-  {
-    std::lock_guard<std::mutex> hold(queues().lock);
-    auto it = queues().known.find(key);
-    if ((known = it != queues().known.end())) queue = it->second;
-  }
-  if (!known) queue = new_queue(key);
-  if (queue.number) slot = {epoch, key, queue};
-  return queue;
+    Queue queue;
+    bool known = false;
+    {
+        std::lock_guard<std::mutex> hold(queues().lock);
+        auto it = queues().known.find(key);
+        if ((known = it != queues().known.end())) queue = it->second;
+    }
+    if (!known) queue = new_queue(key);
+    if (queue.number) slot = {epoch, key, queue};
+    return queue;
 }
 
 }  // namespace
 
 Queue queue_of(Where where) {
-  Key key{where.handle(), nullptr, 0};
-  if (!key.stream) key.stream = CU_STREAM_LEGACY;
-  const bool is_default = key.stream == CU_STREAM_LEGACY || key.stream == CU_STREAM_PER_THREAD;
-  Queue queue;
-  OfThread none{};
-  OfThread &thread = remembered(Note::Queues, none);
-  if (is_default) {
-    key.context = registry().only.load(std::memory_order_acquire);
-    if (!key.context) quietly([&] { key.context = registry().current(); });
-    if (!key.context) return queue;
-    if (key.stream == CU_STREAM_PER_THREAD) key.thread = number_of(thread);
-  }
-  uint64_t epoch = queue_epoch.load(std::memory_order_acquire);
-  Remembered &slot = thread.last[(reinterpret_cast<uintptr_t>(key.stream) >> 4) % std::size(thread.last)];
-  if (slot.epoch == epoch && slot.key == key) return slot.queue;
-  quietly([&] { queue = find_queue(key, epoch, slot); });
-  return queue;
+    Key key{where.handle(), nullptr, 0};
+    if (!key.stream) key.stream = CU_STREAM_LEGACY;
+    const bool is_default = key.stream == CU_STREAM_LEGACY || key.stream == CU_STREAM_PER_THREAD;
+    Queue queue;
+    OfThread none{};
+    OfThread &thread = remembered(Note::Queues, none);
+    if (is_default) {
+        key.context = registry().only.load(std::memory_order_acquire);
+        if (!key.context) quietly([&] { key.context = registry().current(); });
+        if (!key.context) return queue;
+        if (key.stream == CU_STREAM_PER_THREAD) key.thread = number_of(thread);
+    }
+    uint64_t epoch = queue_epoch.load(std::memory_order_acquire);
+    Remembered &slot = thread.last[(reinterpret_cast<uintptr_t>(key.stream) >> 4) % std::size(thread.last)];
+    if (slot.epoch == epoch && slot.key == key) return slot.queue;
+    quietly([&] { queue = find_queue(key, epoch, slot); });
+    return queue;
 }
 
 void new_stream(CUstream stream) {
-  if (!agent.late) return;
-  std::lock_guard<std::mutex> hold(queues().lock);
-  queues().made.insert(stream);
+    if (!agent.late) return;
+    std::lock_guard<std::mutex> hold(queues().lock);
+    queues().made.insert(stream);
 }
 
 void forget_queue(CUstream stream) {
-  std::lock_guard<std::mutex> hold(queues().lock);
-  queues().known.erase({stream, nullptr, 0});
-  queues().made.erase(stream);
-  queue_epoch.fetch_add(1, std::memory_order_release);
+    std::lock_guard<std::mutex> hold(queues().lock);
+    queues().known.erase({stream, nullptr, 0});
+    queues().made.erase(stream);
+    queue_epoch.fetch_add(1, std::memory_order_release);
 }
 
 void forget_queues(const Context *context) {
-  std::lock_guard<std::mutex> hold(queues().lock);
-  auto &known = queues().known;
-  for (auto it = known.begin(); it != known.end();) it = it->second.context == context ? known.erase(it) : std::next(it);
-  queue_epoch.fetch_add(1, std::memory_order_release);
+    std::lock_guard<std::mutex> hold(queues().lock);
+    auto &known = queues().known;
+    for (auto it = known.begin(); it != known.end();)
+        it = it->second.context == context ? known.erase(it) : std::next(it);
+    queue_epoch.fetch_add(1, std::memory_order_release);
 }
 
 // --- events ---
@@ -165,8 +166,8 @@ void forget_queues(const Context *context) {
 namespace {
 
 struct Events {
-  std::mutex lock;
-  std::unordered_map<CUevent, uint64_t> recorded;
+    std::mutex lock;
+    std::unordered_map<CUevent, uint64_t> recorded;
 };
 constexpr size_t kEventShards = 16;
 
@@ -176,96 +177,102 @@ Events &events(CUevent event) { return all_events[(reinterpret_cast<uintptr_t>(e
 }  // namespace
 
 void event_recorded(CUevent event, uint64_t id) {
-  Events &e = events(event);
-  std::lock_guard<std::mutex> hold(e.lock);
-  e.recorded[event] = id;
+    Events &e = events(event);
+    std::lock_guard<std::mutex> hold(e.lock);
+    e.recorded[event] = id;
 }
 
 uint64_t recorded_by(CUevent event) {
-  Events &e = events(event);
-  std::lock_guard<std::mutex> hold(e.lock);
-  auto it = e.recorded.find(event);
-  return it == e.recorded.end() ? 0 : it->second;
+    Events &e = events(event);
+    std::lock_guard<std::mutex> hold(e.lock);
+    auto it = e.recorded.find(event);
+    return it == e.recorded.end() ? 0 : it->second;
 }
 
 void forget_event(CUevent event) {
-  Events &e = events(event);
-  std::lock_guard<std::mutex> hold(e.lock);
-  e.recorded.erase(event);
+    Events &e = events(event);
+    std::lock_guard<std::mutex> hold(e.lock);
+    e.recorded.erase(event);
 }
 
 void new_operations() {
-  all_queues = new Queues;
-  all_events = new Events[kEventShards];
-  queue_epoch.fetch_add(1, std::memory_order_release);
+    all_queues = new Queues;
+    all_events = new Events[kEventShards];
+    queue_epoch.fetch_add(1, std::memory_order_release);
 }
 
 void end_operations() {
-  queue_epoch.fetch_add(1, std::memory_order_release);
-  delete all_queues;
-  delete[] all_events;
-  all_queues = nullptr;
-  all_events = nullptr;
+    queue_epoch.fetch_add(1, std::memory_order_release);
+    delete all_queues;
+    delete[] all_events;
+    all_queues = nullptr;
+    all_events = nullptr;
 }
 
 // --- operations ---
 
 // With the name as the program's source has it.
 void describe_call(Record &r, uint32_t index, const char *name, uint64_t bytes) {
-  r.narrow[0] = index;
-  r.wide[1] = bytes;
-  constexpr size_t kRoom = 5 * sizeof r.wide[0];
-  size_t length = strnlen(name, kRoom - 1);
-  for (const char *suffix : {"_ptsz", "_ptds", "_v2"}) {
-    size_t n = strlen(suffix);
-    if (length > n && memcmp(name + length - n, suffix, n) == 0) length -= n;
-  }
-  memcpy(&r.wide[2], name, length);
+    r.api.function = index;
+    r.api.bytes = bytes;
+    constexpr size_t kRoom = sizeof r.api.name;
+    size_t length = strnlen(name, kRoom - 1);
+    for (const char *suffix : {"_ptsz", "_ptds", "_v2"}) {
+        size_t n = strlen(suffix);
+        if (length > n && memcmp(name + length - n, suffix, n) == 0) length -= n;
+    }
+    memcpy(r.api.name, name, length);
 }
 
 void describe_call(Record &r, size_t index, uint64_t bytes) {
-  describe_call(r, static_cast<uint32_t>(index), hooks[index].name, bytes);
+    describe_call(r, static_cast<uint32_t>(index), hooks[index].name, bytes);
 }
 
 void describe_memory(Record &r, uint64_t address, uint64_t epoch) {
-  r.wide[7] = address;
-  r.narrow[1] = static_cast<uint32_t>(epoch);
+    r.api.address = address;
+    r.api.epoch = static_cast<uint32_t>(epoch);
 }
 
 bool capturing(CUstream stream) {
-  if (registry().captures.load(std::memory_order_relaxed) == 0) return agent.late && captured_before(stream);
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (!driver.cuStreamIsCapturing) return true;
-  return driver.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+    if (registry().captures.load(std::memory_order_relaxed) == 0)
+        return agent.late && captured_before(stream);
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (!driver.cuStreamIsCapturing) return true;
+    return driver.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
+           status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-Operation::Operation(Kind kind, Where where, uint16_t flags) noexcept : queue(queue_of(where)), where_(where) {
-  if (!where.any && capturing(where.handle())) flags |= kCaptured;
-  record.id = kind == Kind::Kernel && !(flags & kCaptured) ? take_ids(1) : other_id();
-  record.kind = kind;
-  record.flags = flags;
-  record.thread = thread_id();
-  record.stream = reinterpret_cast<uint64_t>(where.given);
-  record.queue = queue.number;
-  record.context = queue.context ? queue.context->serial : 0;
+Operation::Operation(Kind kind, Where where, uint16_t flags) noexcept
+    : queue(queue_of(where)), where_(where) {
+    if (!where.any && capturing(where.handle())) flags |= kCaptured;
+    record.id = kind == Kind::Kernel && !(flags & kCaptured) ? take_ids(1) : other_id();
+    record.kind = kind;
+    record.flags = flags;
+    record.thread = thread_id();
+    record.stream = reinterpret_cast<uint64_t>(where.given);
+    record.queue = queue.number;
+    record.context = queue.context ? queue.context->serial : 0;
 }
 
 void Operation::announce() noexcept {
-  const bool copy = record.kind >= Kind::HtoD && record.kind <= Kind::HtoH, fill = record.kind == Kind::Memset;
-  announce(copy || fill ? record.wide[0] : 0, copy || fill ? record.wide[1] : 0, copy ? record.wide[2] : 0);
+    const bool copy = record.kind >= Kind::H2D && record.kind <= Kind::H2H,
+               fill = record.kind == Kind::Memset;
+    announce(copy || fill ? record.copy.bytes : 0, copy || fill ? record.copy.destination : 0,
+             copy ? record.copy.source : 0);
 }
 
 void Operation::announce(uint64_t bytes, uint64_t destination, uint64_t source) noexcept {
-  if (!operation_program() || record.flags & kCaptured) return;
-  run_operation_program({record.id, static_cast<uint64_t>(record.kind), record.stream, now_ns(), bytes, destination, source,
-                         queue.context ? static_cast<uint64_t>(queue.context->device) : 0});
+    if (!operation_program() || record.flags & kCaptured) return;
+    run_operation_program({record.id, static_cast<uint64_t>(record.kind), record.stream, now_ns(), bytes,
+                           destination, source,
+                           queue.context ? static_cast<uint64_t>(queue.context->device) : 0});
 }
 
 void Operation::time() noexcept {
-  if (!agent.config.stamps || !queue.context || record.flags & kCaptured) return;
-  recorded_ = cupti_records();
-  if (recorded_) begin_cupti(record);
-  else stamp_ = begin_stamp(*queue.context, where_.handle());
+    if (!agent.config.stamps || !queue.context || record.flags & kCaptured) return;
+    recorded_ = cupti_records();
+    if (recorded_) begin_cupti(record);
+    else stamp_ = begin_stamp(*queue.context, where_.handle());
 }
 
 void Operation::called() noexcept { record.call_ns = now_ns(); }
@@ -274,42 +281,40 @@ namespace {
 
 // What breaks a context for good, and comes back from whatever is called next (cuda.h, CUresult).
 bool breaks(CUresult result) {
-  switch (result) {
-    case CUDA_ERROR_ECC_UNCORRECTABLE:
-    case CUDA_ERROR_ILLEGAL_ADDRESS:
-    case CUDA_ERROR_LAUNCH_TIMEOUT:
-    case CUDA_ERROR_ASSERT:
-    case CUDA_ERROR_HARDWARE_STACK_ERROR:
-    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
-    case CUDA_ERROR_MISALIGNED_ADDRESS:
-    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
-    case CUDA_ERROR_INVALID_PC:
-    case CUDA_ERROR_LAUNCH_FAILED:
-    case CUDA_ERROR_TENSOR_MEMORY_LEAK:
-      return true;
-    default:
-      return false;
-  }
+    switch (result) {
+        case CUDA_ERROR_ECC_UNCORRECTABLE:
+        case CUDA_ERROR_ILLEGAL_ADDRESS:
+        case CUDA_ERROR_LAUNCH_TIMEOUT:
+        case CUDA_ERROR_ASSERT:
+        case CUDA_ERROR_HARDWARE_STACK_ERROR:
+        case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+        case CUDA_ERROR_MISALIGNED_ADDRESS:
+        case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+        case CUDA_ERROR_INVALID_PC:
+        case CUDA_ERROR_LAUNCH_FAILED:
+        case CUDA_ERROR_TENSOR_MEMORY_LEAK: return true;
+        default: return false;
+    }
 }
 
 }  // namespace
 
 void Operation::returned(CUresult result) noexcept {
-  if (recorded_) end_cupti();
-  const Thread *thread = own_record();
-  over_ = !thread || !thread->number;
-  if (over_) return;
-  record.return_ns = now_ns();
-  record.result = result;
-  if (result != CUDA_SUCCESS && breaks(result) && queue.context && !queue.context->broken.exchange(true)) {
-    Record r = record;
-    r.id = other_id();
-    r.kind = Kind::Fault;
-    for (uint64_t &w : r.wide) w = 0;
-    r.narrow[0] = static_cast<uint32_t>(result);
-    oplog.put(r);
-  }
-  if (stamp_) end_stamp(stamp_, where_.handle(), record, result);
+    if (recorded_) end_cupti();
+    const Thread *thread = own_record();
+    over_ = !thread || !thread->number;
+    if (over_) return;
+    record.return_ns = now_ns();
+    record.result = result;
+    if (result != CUDA_SUCCESS && breaks(result) && queue.context && !queue.context->broken.exchange(true)) {
+        Record r = record;
+        r.id = other_id();
+        r.kind = Kind::Fault;
+        clear_part(r);
+        r.fault.error = result;
+        oplog.put(r);
+    }
+    if (stamp_) end_stamp(stamp_, where_.handle(), record, result);
 }
 
 }  // namespace gpubpf

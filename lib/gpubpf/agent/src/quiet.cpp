@@ -32,72 +32,78 @@ constexpr milliseconds kSettle{100};
 // While a thread enters the driver to wait for a context, no capture begins: for so long, and at most.
 constexpr milliseconds kEntering{4};
 constexpr long kHeld = 200, kMostHeld = 20000;  // µs
-constexpr size_t kMostStreams = 4096;  // that are remembered not to be captured from before
+constexpr size_t kMostStreams = 4096;           // that are remembered not to be captured from before
 
 struct Key {
-  CUstream stream;
-  const Context *context;
-  uint64_t thread;  // of a per-thread default stream
-  bool operator==(const Key &o) const { return stream == o.stream && context == o.context && thread == o.thread; }
+    CUstream stream;
+    const Context *context;
+    uint64_t thread;  // of a per-thread default stream
+    bool operator==(const Key &o) const {
+        return stream == o.stream && context == o.context && thread == o.thread;
+    }
 };
 
 struct KeyHash {
-  size_t operator()(const Key &k) const {
-    return (reinterpret_cast<size_t>(k.stream) * 31 + reinterpret_cast<size_t>(k.context)) * 31 + k.thread;
-  }
+    size_t operator()(const Key &k) const {
+        return (reinterpret_cast<size_t>(k.stream) * 31 + reinterpret_cast<size_t>(k.context)) * 31 +
+               k.thread;
+    }
 };
 
 // A stream since it was first launched into while somebody watches.
 struct Busy {
-  std::mutex lock;          // guards below, also across the driver's calls: those who launch into the same stream wait there anyway
-  CUevent latest = nullptr;  // behind the last launch
-  bool ahead = false;        // it has not been seen to have happened
-  Clock::time_point put_latest{};
-  CUevent probe = nullptr;   // behind a launch, until it has happened
-  bool probing = false;
-  Clock::time_point put{};           // the probe
-  uint32_t passed = 0;               // probes
-  Clock::duration took{};            // the last one, until it was seen
-  bool lost = false;                 // no event could be put: nothing is known of it
+    std::mutex
+        lock;  // guards below, also across the driver's calls: those who launch into the same stream wait there anyway
+    CUevent latest = nullptr;  // behind the last launch
+    bool ahead = false;        // it has not been seen to have happened
+    Clock::time_point put_latest{};
+    CUevent probe = nullptr;  // behind a launch, until it has happened
+    bool probing = false;
+    Clock::time_point put{};  // the probe
+    uint32_t passed = 0;      // probes
+    Clock::duration took{};   // the last one, until it was seen
+    bool lost = false;        // no event could be put: nothing is known of it
 
-  void look() {
-    const Clock::time_point now = Clock::now();
-    if (probing && driver.cuEventQuery(probe) == CUDA_SUCCESS) {
-      probing = false;
-      took = now - put;
-      ++passed;
+    void look() {
+        const Clock::time_point now = Clock::now();
+        if (probing && driver.cuEventQuery(probe) == CUDA_SUCCESS) {
+            probing = false;
+            took = now - put;
+            ++passed;
+        }
+        if (ahead && driver.cuEventQuery(latest) == CUDA_SUCCESS) ahead = false;
     }
-    if (ahead && driver.cuEventQuery(latest) == CUDA_SUCCESS) ahead = false;
-  }
-  // It goes on, as far as it was seen, and what it is at takes no longer than what was before.
-  bool moves() const { return passed >= 2 && (!probing || expected(put)); }
-  // Nothing is launched any more: whether all that was is over as soon as was to be expected.
-  bool comes_to_its_end() const { return passed >= 2 && expected(put_latest); }
+    // It goes on, as far as it was seen, and what it is at takes no longer than what was before.
+    bool moves() const { return passed >= 2 && (!probing || expected(put)); }
+    // Nothing is launched any more: whether all that was is over as soon as was to be expected.
+    bool comes_to_its_end() const { return passed >= 2 && expected(put_latest); }
 
- private:
-  bool expected(Clock::time_point since) const { return Clock::now() - since < 2 * took + milliseconds(2); }
+  private:
+    bool expected(Clock::time_point since) const { return Clock::now() - since < 2 * took + milliseconds(2); }
 };
 
 struct Streams {
-  std::mutex lock;  // guards below; never held across a driver call
-  std::unordered_map<Key, std::shared_ptr<Busy>, KeyHash> busy;
-  std::unordered_map<const Context *, uint64_t> proofs;  // number of the proof that was asked for
-  std::unordered_set<CUstream> not_captured;  // or captured by a call that was seen
-  std::set<std::pair<CUstream, uint32_t>> origins;  // of captures whose begin was seen; with the thread of a per-thread default stream
-  std::unordered_set<CUstream> before;  // in captures from before, each counted in Registry::captures: rather too many than too few
-  std::atomic<Clock::rep> since{Clock::now().time_since_epoch().count()};  // the hooks are in
+    std::mutex lock;  // guards below; never held across a driver call
+    std::unordered_map<Key, std::shared_ptr<Busy>, KeyHash> busy;
+    std::unordered_map<const Context *, uint64_t> proofs;  // number of the proof that was asked for
+    std::unordered_set<CUstream> not_captured;             // or captured by a call that was seen
+    std::set<std::pair<CUstream, uint32_t>>
+        origins;  // of captures whose begin was seen; with the thread of a per-thread default stream
+    std::unordered_set<CUstream>
+        before;  // in captures from before, each counted in Registry::captures: rather too many than too few
+    std::atomic<Clock::rep> since{Clock::now().time_since_epoch().count()};  // the hooks are in
 };
 
 Streams *all = nullptr;
-std::atomic<Clock::rep> entering{0};  // until when
+std::atomic<Clock::rep> entering{0};    // until when
 std::atomic<uint64_t> stream_epoch{1};  // what a thread remembers of an earlier one may be wrong
 
 uint32_t thread_of(CUstream stream) { return stream == CU_STREAM_PER_THREAD ? thread_id() : 0; }
 
 void destroy(Busy &b) {
-  if (!driver.cuEventDestroy_v2) return;
-  if (b.latest) driver.cuEventDestroy_v2(b.latest);
-  if (b.probe) driver.cuEventDestroy_v2(b.probe);
+    if (!driver.cuEventDestroy_v2) return;
+    if (b.latest) driver.cuEventDestroy_v2(b.latest);
+    if (b.probe) driver.cuEventDestroy_v2(b.probe);
 }
 
 // --- what was launched before anybody watched ---
@@ -105,114 +111,120 @@ void destroy(Busy &b) {
 // A thread that waits for a context, and may do so for as long as the process runs: then it is the only one for that context, whatever
 // attachments come and go. It uses nothing that belongs to one.
 struct Waiter {
-  std::atomic<uint64_t> asked{0}, done{0}, refused{0};  // numbers of proofs; refused: something was being captured
-  std::atomic<bool> running{false};
+    std::atomic<uint64_t> asked{0}, done{0},
+        refused{0};  // numbers of proofs; refused: something was being captured
+    std::atomic<bool> running{false};
 };
 
 struct Waiters {
-  std::mutex lock;  // guards below
-  std::unordered_map<CUcontext, std::shared_ptr<Waiter>> known;
+    std::mutex lock;  // guards below
+    std::unordered_map<CUcontext, std::shared_ptr<Waiter>> known;
 };
 
 Lasting<Waiters> first_waiters;
 Waiters *waiters = &first_waiters.value;
 
 std::shared_ptr<Waiter> waiter_of(CUcontext context) {
-  std::lock_guard<std::mutex> hold(waiters->lock);
-  std::shared_ptr<Waiter> &known = waiters->known[context];
-  if (!known) known = std::make_shared<Waiter>();
-  return known;
+    std::lock_guard<std::mutex> hold(waiters->lock);
+    std::shared_ptr<Waiter> &known = waiters->known[context];
+    if (!known) known = std::make_shared<Waiter>();
+    return known;
 }
 
 // Or may be: a capture from before has yet to be met.
 bool captured_now() {
-  const bool settles = agent.late && Clock::now().time_since_epoch() < Clock::duration(all->since.load()) + kSettle;
-  if (settles || registry().captures.load()) return true;
-  // While a blocking stream is captured, the legacy stream says so, and harms nothing (CUDA driver API, cuStreamIsCapturing).
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return driver.cuStreamIsCapturing && (driver.cuStreamIsCapturing(CU_STREAM_LEGACY, &status) != CUDA_SUCCESS ||
-                                        status != CU_STREAM_CAPTURE_STATUS_NONE);
+    const bool settles =
+        agent.late && Clock::now().time_since_epoch() < Clock::duration(all->since.load()) + kSettle;
+    if (settles || registry().captures.load()) return true;
+    // While a blocking stream is captured, the legacy stream says so, and harms nothing (CUDA driver API, cuStreamIsCapturing).
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return driver.cuStreamIsCapturing &&
+           (driver.cuStreamIsCapturing(CU_STREAM_LEGACY, &status) != CUDA_SUCCESS ||
+            status != CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
 // All that was launched in the context before this call is over once `done` is the number that it gives.
 uint64_t ask(const std::shared_ptr<Waiter> &waiter, CUcontext context) {
-  if (waiter->running.exchange(true)) return 0;  // it waits for what was asked before
-  const uint64_t number = ++waiter->asked;
-  sigset_t every, before;
-  sigfillset(&every);
-  pthread_sigmask(SIG_SETMASK, &every, &before);
-  try {
-    std::thread([waiter, context, number, now = attachment.load()] {
-      prctl(PR_SET_NAME, "gpubpf-wait");
-      sched_param least{};
-      sched_setscheduler(0, SCHED_IDLE, &least);  // some drivers wait in a loop
-      ++depth();
-      if (driver.cudasim_untimed) driver.cudasim_untimed(1);
-      CUcontext popped;
-      bool over = driver.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
-      if (over) {
-        bool may = false;
-        {
-          Visit visit;
-          may = attachment.load() == now && may_enter(captured_now);
-        }
-        if (!may) waiter->refused = number;
-        over = may && driver.cuCtxSynchronize() == CUDA_SUCCESS;
-        driver.cuCtxPopCurrent_v2(&popped);
-      }
-      if (driver.cudasim_untimed) driver.cudasim_untimed(0);
-      if (over) waiter->done = number;  // before it says that it does not run
-      waiter->running = false;
-    }).detach();
-  } catch (...) {
-    waiter->running = false;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return waiter->running || waiter->done >= number ? number : 0;
+    if (waiter->running.exchange(true)) return 0;  // it waits for what was asked before
+    const uint64_t number = ++waiter->asked;
+    sigset_t every, before;
+    sigfillset(&every);
+    pthread_sigmask(SIG_SETMASK, &every, &before);
+    try {
+        std::thread([waiter, context, number, now = attachment.load()] {
+            prctl(PR_SET_NAME, "gpubpf-wait");
+            sched_param least{};
+            sched_setscheduler(0, SCHED_IDLE, &least);  // some drivers wait in a loop
+            ++depth();
+            if (driver.cudasim_untimed) driver.cudasim_untimed(1);
+            CUcontext popped;
+            bool over = driver.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
+            if (over) {
+                bool may = false;
+                {
+                    Visit visit;
+                    may = attachment.load() == now && may_enter(captured_now);
+                }
+                if (!may) waiter->refused = number;
+                over = may && driver.cuCtxSynchronize() == CUDA_SUCCESS;
+                driver.cuCtxPopCurrent_v2(&popped);
+            }
+            if (driver.cudasim_untimed) driver.cudasim_untimed(0);
+            if (over) waiter->done = number;  // before it says that it does not run
+            waiter->running = false;
+        }).detach();
+    } catch (...) {
+        waiter->running = false;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return waiter->running || waiter->done >= number ? number : 0;
 }
 
 constexpr uint64_t kFailed = UINT64_MAX;
 
 bool nothing_from_before(Context &context) {
-  std::shared_ptr<Waiter> waiter = waiter_of(context.handle);
-  uint64_t number;
-  {
+    std::shared_ptr<Waiter> waiter = waiter_of(context.handle);
+    uint64_t number;
+    {
+        std::lock_guard<std::mutex> hold(all->lock);
+        number = all->proofs[&context];
+    }
+    if (number == kFailed) return false;
+    const bool running = waiter->running;
+    if (number && waiter->done >= number) return true;
+    if (number && running) return false;
+    if (number && number != kFailed && waiter->refused >= number) number = 0;
+    number = number
+                 ? kFailed
+                 : ask(waiter, context.handle);  // it is over, and nothing was learnt: the context is broken
     std::lock_guard<std::mutex> hold(all->lock);
-    number = all->proofs[&context];
-  }
-  if (number == kFailed) return false;
-  const bool running = waiter->running;
-  if (number && waiter->done >= number) return true;
-  if (number && running) return false;
-  if (number && number != kFailed && waiter->refused >= number) number = 0;
-  number = number ? kFailed : ask(waiter, context.handle);  // it is over, and nothing was learnt: the context is broken
-  std::lock_guard<std::mutex> hold(all->lock);
-  all->proofs[&context] = number;
-  return false;
+    all->proofs[&context] = number;
+    return false;
 }
 
 std::vector<std::shared_ptr<Busy>> streams_of(const Context &context) {
-  std::vector<std::shared_ptr<Busy>> streams;
-  std::lock_guard<std::mutex> hold(all->lock);
-  for (auto &s : all->busy)
-    if (s.first.context == &context) streams.push_back(s.second);
-  return streams;
+    std::vector<std::shared_ptr<Busy>> streams;
+    std::lock_guard<std::mutex> hold(all->lock);
+    for (auto &s : all->busy)
+        if (s.first.context == &context) streams.push_back(s.second);
+    return streams;
 }
 
 // Quiet: nothing is known to run. Moving: what runs is seen to get on with it.
 enum class State { Quiet, Moving, Unknown };
 
 State state_of(Context &context, bool (Busy::*gets_on)() const) {
-  if (context.dead || context.broken || captured_now() || !nothing_from_before(context)) return State::Unknown;
-  State state = State::Quiet;
-  for (auto &s : streams_of(context)) {
-    std::unique_lock<std::mutex> hold(s->lock, std::try_to_lock);
-    if (!hold) return State::Unknown;
-    s->look();
-    if (s->lost || (s->ahead && !((*s).*gets_on)())) return State::Unknown;
-    if (s->ahead) state = State::Moving;
-  }
-  return state;
+    if (context.dead || context.broken || captured_now() || !nothing_from_before(context))
+        return State::Unknown;
+    State state = State::Quiet;
+    for (auto &s : streams_of(context)) {
+        std::unique_lock<std::mutex> hold(s->lock, std::try_to_lock);
+        if (!hold) return State::Unknown;
+        s->look();
+        if (s->lost || (s->ahead && !((*s).*gets_on)())) return State::Unknown;
+        if (s->ahead) state = State::Moving;
+    }
+    return state;
 }
 
 }  // namespace
@@ -220,39 +232,40 @@ State state_of(Context &context, bool (Busy::*gets_on)() const) {
 Watching::Watching() { ++watchers; }
 
 Watching::~Watching() {
-  if (--watchers) return;
-  std::unordered_map<Key, std::shared_ptr<Busy>, KeyHash> over;
-  {
-    std::lock_guard<std::mutex> hold(all->lock);
-    over.swap(all->busy);
-    all->proofs.clear();
-  }
-  quietly([&] {
-    for (auto &s : over) {
-      if (s.first.context->dead) continue;
-      std::lock_guard<std::mutex> hold(s.second->lock);
-      Current current(*s.first.context);
-      if (current.ok()) destroy(*s.second);
-      s.second->latest = s.second->probe = nullptr;
+    if (--watchers) return;
+    std::unordered_map<Key, std::shared_ptr<Busy>, KeyHash> over;
+    {
+        std::lock_guard<std::mutex> hold(all->lock);
+        over.swap(all->busy);
+        all->proofs.clear();
     }
-  });
+    quietly([&] {
+        for (auto &s : over) {
+            if (s.first.context->dead) continue;
+            std::lock_guard<std::mutex> hold(s.second->lock);
+            Current current(*s.first.context);
+            if (current.ok()) destroy(*s.second);
+            s.second->latest = s.second->probe = nullptr;
+        }
+    });
 }
 
 bool may_wait(Context &context, uint32_t patience_ms) {
-  bool quiet = false;
-  quietly([&] {
-    Watching watching;
-    Current current(context);
-    const Clock::time_point begin = Clock::now(), until = begin + milliseconds(patience_ms);
-    for (useconds_t pause = 50; current.ok(); pause = std::min<useconds_t>(pause * 2, 1000)) {
-      // Better a moment in which nothing runs at all.
-      const State state = state_of(context, &Busy::moves);
-      quiet = state == State::Quiet || (state == State::Moving && Clock::now() - begin >= milliseconds(patience_ms) / 2);
-      if (quiet || Clock::now() >= until) break;
-      usleep(pause);
-    }
-  });
-  return quiet;
+    bool quiet = false;
+    quietly([&] {
+        Watching watching;
+        Current current(context);
+        const Clock::time_point begin = Clock::now(), until = begin + milliseconds(patience_ms);
+        for (useconds_t pause = 50; current.ok(); pause = std::min<useconds_t>(pause * 2, 1000)) {
+            // Better a moment in which nothing runs at all.
+            const State state = state_of(context, &Busy::moves);
+            quiet = state == State::Quiet ||
+                    (state == State::Moving && Clock::now() - begin >= milliseconds(patience_ms) / 2);
+            if (quiet || Clock::now() >= until) break;
+            usleep(pause);
+        }
+    });
+    return quiet;
 }
 
 // --- launches held back ---
@@ -270,215 +283,226 @@ int64_t count(Clock::time_point at) { return at.time_since_epoch().count(); }
 
 // Who holds is known by the time until when. One that is past is nobody's any more: its holder may have ended.
 int64_t hold_launches() noexcept {
-  const Clock::time_point now = Clock::now();
-  int64_t before = launches_held.load();
-  const int64_t until = count(now + kToAsk);
-  return before < count(now) && launches_held.compare_exchange_strong(before, until) ? until : 0;
+    const Clock::time_point now = Clock::now();
+    int64_t before = launches_held.load();
+    const int64_t until = count(now + kToAsk);
+    return before < count(now) && launches_held.compare_exchange_strong(before, until) ? until : 0;
 }
 
 LaunchesHeld::LaunchesHeld() : until_(hold_launches()) {}
 
 LaunchesHeld::~LaunchesHeld() {
-  if (until_) launches_held.compare_exchange_strong(until_, 0);
+    if (until_) launches_held.compare_exchange_strong(until_, 0);
 }
 
 bool LaunchesHeld::extend(int64_t until) {
-  const int64_t before = until_;
-  int64_t now = before;
-  if (!before || !launches_held.compare_exchange_strong(now, until)) return false;
-  until_ = until;
-  return count(Clock::now()) < before;  // else some were not held in between
+    const int64_t before = until_;
+    int64_t now = before;
+    if (!before || !launches_held.compare_exchange_strong(now, until)) return false;
+    until_ = until;
+    return count(Clock::now()) < before;  // else some were not held in between
 }
 
-bool LaunchesHeld::none_under_way() const { return until_ && wait_until_none_launches(kUnderWay) && launches_held.load() == until_; }
+bool LaunchesHeld::none_under_way() const {
+    return until_ && wait_until_none_launches(kUnderWay) && launches_held.load() == until_;
+}
 
 bool LaunchesHeld::nothing_runs(Context &context) {
-  bool quiet = false;
-  quietly([&] {
-    Current current(context);
-    const Clock::time_point last = Clock::now() + kInAll - kToAsk;
-    while (current.ok() && !quiet) {
-      const State state = state_of(context, &Busy::comes_to_its_end);
-      quiet = state == State::Quiet && launches_held.load() == until_ && count(Clock::now()) < until_;
-      if (quiet || Clock::now() >= last) break;
-      // What goes on as expected would keep the driver, and so the program, for as long.
-      if (count(Clock::now() + milliseconds(2)) >= until_ && !(state == State::Moving && extend(count(Clock::now() + milliseconds(20))))) break;
-      usleep(200);
-    }
-  });
-  return quiet;
+    bool quiet = false;
+    quietly([&] {
+        Current current(context);
+        const Clock::time_point last = Clock::now() + kInAll - kToAsk;
+        while (current.ok() && !quiet) {
+            const State state = state_of(context, &Busy::comes_to_its_end);
+            quiet = state == State::Quiet && launches_held.load() == until_ && count(Clock::now()) < until_;
+            if (quiet || Clock::now() >= last) break;
+            // What goes on as expected would keep the driver, and so the program, for as long.
+            if (count(Clock::now() + milliseconds(2)) >= until_ &&
+                !(state == State::Moving && extend(count(Clock::now() + milliseconds(20)))))
+                break;
+            usleep(200);
+        }
+    });
+    return quiet;
 }
 
 void LaunchesHeld::begin_work() {
-  const Clock::time_point now = Clock::now();
-  work_until_ = extend(count(now + kInAll)) ? count(now + kToBegin) : 0;
+    const Clock::time_point now = Clock::now();
+    work_until_ = extend(count(now + kInAll)) ? count(now + kToBegin) : 0;
 }
 
 bool LaunchesHeld::more() const { return count(Clock::now()) < work_until_; }
 
 bool when_quiet(Context &context, uint32_t patience_ms, const std::function<void(LaunchesHeld &)> &work) {
-  Watching watching;
-  if (!may_wait(context, patience_ms)) return false;
-  LaunchesHeld held;
-  if (!held.none_under_way() || !held.nothing_runs(context)) return false;
-  held.begin_work();
-  work(held);
-  return true;
+    Watching watching;
+    if (!may_wait(context, patience_ms)) return false;
+    LaunchesHeld held;
+    if (!held.none_under_way() || !held.nothing_runs(context)) return false;
+    held.begin_work();
+    work(held);
+    return true;
 }
 
 void wait_while_held(Thread *thread) noexcept {
-  for (;;) {
-    const int64_t until = launches_held.load(std::memory_order_acquire);
-    if (!until || count(Clock::now()) >= until) return;
-    if (thread) thread->launching.store(false, std::memory_order_release);
-    const timespec pause{0, 100000};
-    syscall(SYS_nanosleep, &pause, nullptr);  // no place where the thread may be cancelled
-    if (thread) thread->launching.store(true, std::memory_order_relaxed);
-    std::atomic_signal_fence(std::memory_order_seq_cst);
-  }
+    for (;;) {
+        const int64_t until = launches_held.load(std::memory_order_acquire);
+        if (!until || count(Clock::now()) >= until) return;
+        if (thread) thread->launching.store(false, std::memory_order_release);
+        const timespec pause{0, 100000};
+        syscall(SYS_nanosleep, &pause, nullptr);  // no place where the thread may be cancelled
+        if (thread) thread->launching.store(true, std::memory_order_relaxed);
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+    }
 }
 
 void put_event_behind(Where where) noexcept {
-  quietly([&] {
-    if (!driver.cuEventCreate || !driver.cuEventRecord || !driver.cuEventQuery || capturing(where.handle())) return;
-    CUstream stream = where.handle() ? where.handle() : CU_STREAM_LEGACY;
-    DriverScope scope;
-    Context *context = context_of(where);
-    if (!context || context->dead) return;
-    std::shared_ptr<Busy> busy;
-    {
-      std::lock_guard<std::mutex> hold(all->lock);
-      std::shared_ptr<Busy> &known = all->busy[{stream, context, thread_of(stream)}];
-      if (!known) known = std::make_shared<Busy>();
-      busy = known;
-    }
-    std::lock_guard<std::mutex> hold(busy->lock);
-    auto put = [&](CUevent &event) {
-      return (event || driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) &&
-             driver.cuEventRecord(event, stream) == CUDA_SUCCESS;
-    };
-    busy->lost = !put(busy->latest);
-    busy->ahead = true;
-    busy->put_latest = Clock::now();
-    if (busy->probing || busy->lost || !put(busy->probe)) return;
-    busy->probing = true;
-    busy->put = Clock::now();
-  });
+    quietly([&] {
+        if (!driver.cuEventCreate || !driver.cuEventRecord || !driver.cuEventQuery ||
+            capturing(where.handle()))
+            return;
+        CUstream stream = where.handle() ? where.handle() : CU_STREAM_LEGACY;
+        DriverScope scope;
+        Context *context = context_of(where);
+        if (!context || context->dead) return;
+        std::shared_ptr<Busy> busy;
+        {
+            std::lock_guard<std::mutex> hold(all->lock);
+            std::shared_ptr<Busy> &known = all->busy[{stream, context, thread_of(stream)}];
+            if (!known) known = std::make_shared<Busy>();
+            busy = known;
+        }
+        std::lock_guard<std::mutex> hold(busy->lock);
+        auto put = [&](CUevent &event) {
+            return (event || driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) &&
+                   driver.cuEventRecord(event, stream) == CUDA_SUCCESS;
+        };
+        busy->lost = !put(busy->latest);
+        busy->ahead = true;
+        busy->put_latest = Clock::now();
+        if (busy->probing || busy->lost || !put(busy->probe)) return;
+        busy->probing = true;
+        busy->put = Clock::now();
+    });
 }
 
 void new_quiet() {
-  all = new Streams;
-  watchers = 0;
-  stream_epoch.fetch_add(1, std::memory_order_release);
+    all = new Streams;
+    watchers = 0;
+    stream_epoch.fetch_add(1, std::memory_order_release);
 }
 
 void settle() { all->since = Clock::now().time_since_epoch().count(); }
 
 void end_quiet() {
-  stream_epoch.fetch_add(1, std::memory_order_release);
-  delete all;
-  all = nullptr;
+    stream_epoch.fetch_add(1, std::memory_order_release);
+    delete all;
+    all = nullptr;
 }
 
 void forget_waiters() {
-  waiters = new Waiters;
-  launches_held = 0;
+    waiters = new Waiters;
+    launches_held = 0;
 }
 
 void forget_quiet(const Context *context) {
-  std::lock_guard<std::mutex> hold(all->lock);
-  for (auto it = all->busy.begin(); it != all->busy.end();) it = it->first.context == context ? all->busy.erase(it) : std::next(it);
-  all->proofs.erase(context);
+    std::lock_guard<std::mutex> hold(all->lock);
+    for (auto it = all->busy.begin(); it != all->busy.end();)
+        it = it->first.context == context ? all->busy.erase(it) : std::next(it);
+    all->proofs.erase(context);
 }
 
 // --- captures ---
 
 void before_capture() noexcept {
-  const timespec pause{0, 1000 * kHeld};
-  for (long i = 0; i < kMostHeld / kHeld && Clock::now().time_since_epoch().count() < entering.load(); ++i)
-    syscall(SYS_nanosleep, &pause, nullptr);  // no place where the thread may be cancelled
+    const timespec pause{0, 1000 * kHeld};
+    for (long i = 0; i < kMostHeld / kHeld && Clock::now().time_since_epoch().count() < entering.load(); ++i)
+        syscall(SYS_nanosleep, &pause, nullptr);  // no place where the thread may be cancelled
 }
 
 bool may_enter(bool (*captured)()) {
-  for (;;) {
-    const Clock::time_point now = Clock::now();
-    entering = (now + kEntering).time_since_epoch().count();
-    if (captured()) return false;
-    if (Clock::now() - now < kEntering / 4) return true;  // else it was kept from running meanwhile
-  }
+    for (;;) {
+        const Clock::time_point now = Clock::now();
+        entering = (now + kEntering).time_since_epoch().count();
+        if (captured()) return false;
+        if (Clock::now() - now < kEntering / 4) return true;  // else it was kept from running meanwhile
+    }
 }
 
 void capture_began(CUstream stream) {
-  std::lock_guard<std::mutex> hold(all->lock);
-  all->origins.emplace(stream, thread_of(stream));
+    std::lock_guard<std::mutex> hold(all->lock);
+    all->origins.emplace(stream, thread_of(stream));
 }
 
 bool capture_ended(CUstream stream) {
-  std::lock_guard<std::mutex> hold(all->lock);
-  if (all->origins.erase({stream, thread_of(stream)})) return true;
-  const bool counted = !all->before.empty();
-  if (counted) registry().captures.fetch_sub(static_cast<int>(all->before.size()) - 1);  // and one more by the caller
-  all->before.clear();
-  settle();
-  all->not_captured.clear();  // there may be another from before, which is found again
-  stream_epoch.fetch_add(1, std::memory_order_release);
-  return counted;
+    std::lock_guard<std::mutex> hold(all->lock);
+    if (all->origins.erase({stream, thread_of(stream)})) return true;
+    const bool counted = !all->before.empty();
+    if (counted)
+        registry().captures.fetch_sub(static_cast<int>(all->before.size()) -
+                                      1);  // and one more by the caller
+    all->before.clear();
+    settle();
+    all->not_captured.clear();  // there may be another from before, which is found again
+    stream_epoch.fetch_add(1, std::memory_order_release);
+    return counted;
 }
 
 namespace {
 
 // Streams of which a thread remembers that they are not captured.
 struct NotCaptured {
-  struct One {
-    uint64_t epoch;
-    CUstream stream;
-  } of[8];
-  One &at(CUstream stream) {
-    const auto s = reinterpret_cast<uintptr_t>(stream);
-    return of[(s >> 4 ^ s >> 7) % std::size(of)];
-  }
+    struct One {
+        uint64_t epoch;
+        CUstream stream;
+    } of[8];
+    One &at(CUstream stream) {
+        const auto s = reinterpret_cast<uintptr_t>(stream);
+        return of[(s >> 4 ^ s >> 7) % std::size(of)];
+    }
 };
 
 [[gnu::noinline]] bool ask_whether_captured(CUstream stream) {
-  NotCaptured none{};
-  NotCaptured::One &last = remembered(Note::Captures, none).at(stream);
-  const uint64_t epoch = stream_epoch.load(std::memory_order_acquire);
-  bool captured = false;
-  quietly([&] {
-    const bool own = stream == CU_STREAM_PER_THREAD;  // every thread's is another
-    {
-      std::lock_guard<std::mutex> hold(all->lock);
-      if (!own && all->not_captured.count(stream)) {
+    NotCaptured none{};
+    NotCaptured::One &last = remembered(Note::Captures, none).at(stream);
+    const uint64_t epoch = stream_epoch.load(std::memory_order_acquire);
+    bool captured = false;
+    quietly([&] {
+        const bool own = stream == CU_STREAM_PER_THREAD;  // every thread's is another
+        {
+            std::lock_guard<std::mutex> hold(all->lock);
+            if (!own && all->not_captured.count(stream)) {
+                last = {epoch, stream};
+                return;
+            }
+        }
+        Untimed scope;
+        CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+        if (!driver.cuStreamIsCapturing) return;
+        CUresult r = driver.cuStreamIsCapturing(stream, &status);
+        if (r != CUDA_SUCCESS && r != CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return;  // no stream
+        captured = status != CU_STREAM_CAPTURE_STATUS_NONE && r == CUDA_SUCCESS;
+        std::lock_guard<std::mutex> hold(all->lock);
+        if (captured || r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) {
+            if ((captured || all->before.empty()) && all->before.insert(stream).second)
+                registry().captures.fetch_add(1);
+            return;
+        }
         last = {epoch, stream};
-        return;
-      }
-    }
-    Untimed scope;
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (!driver.cuStreamIsCapturing) return;
-    CUresult r = driver.cuStreamIsCapturing(stream, &status);
-    if (r != CUDA_SUCCESS && r != CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return;  // no stream
-    captured = status != CU_STREAM_CAPTURE_STATUS_NONE && r == CUDA_SUCCESS;
-    std::lock_guard<std::mutex> hold(all->lock);
-    if (captured || r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) {
-      if ((captured || all->before.empty()) && all->before.insert(stream).second) registry().captures.fetch_add(1);
-      return;
-    }
-    last = {epoch, stream};
-    if (!own && all->not_captured.size() < kMostStreams) all->not_captured.insert(stream);
-  });
-  return captured;
+        if (!own && all->not_captured.size() < kMostStreams) all->not_captured.insert(stream);
+    });
+    return captured;
 }
 
 }  // namespace
 
 bool captured_before(CUstream stream) {
-  const Thread *t = own_record();
-  if (void *known = t ? t->remembered[static_cast<size_t>(Note::Captures)] : nullptr) {  // each launch comes here
-    const NotCaptured::One &last = static_cast<NotCaptured *>(known)->at(stream);
-    if (last.epoch == stream_epoch.load(std::memory_order_acquire) && last.stream == stream) return false;
-  }
-  return ask_whether_captured(stream);
+    const Thread *t = own_record();
+    if (void *known =
+            t ? t->remembered[static_cast<size_t>(Note::Captures)] : nullptr) {  // each launch comes here
+        const NotCaptured::One &last = static_cast<NotCaptured *>(known)->at(stream);
+        if (last.epoch == stream_epoch.load(std::memory_order_acquire) && last.stream == stream) return false;
+    }
+    return ask_whether_captured(stream);
 }
 
 }  // namespace gpubpf

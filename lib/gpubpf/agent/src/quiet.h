@@ -16,11 +16,11 @@ namespace gpubpf {
 
 // Launches are watched as long as there is one: what is learnt of streams lasts that long.
 class Watching {
- public:
-  Watching();
-  ~Watching();
-  Watching(const Watching &) = delete;
-  Watching &operator=(const Watching &) = delete;
+  public:
+    Watching();
+    ~Watching();
+    Watching(const Watching &) = delete;
+    Watching &operator=(const Watching &) = delete;
 };
 
 // Whether what may wait for the GPU would be done with that soon: waits up to `patience_ms` for such a moment. Not in a launch, nor with a
@@ -31,7 +31,7 @@ extern std::atomic<uint32_t> watchers;
 void put_event_behind(Where where) noexcept;
 // After a launch, in the thread that launched.
 inline void launched_in(Where where) noexcept {
-  if (__builtin_expect(watchers.load(std::memory_order_acquire) != 0, 0)) put_event_behind(where);
+    if (__builtin_expect(watchers.load(std::memory_order_acquire) != 0, 0)) put_event_behind(where);
 }
 
 // --- launches held back ---
@@ -40,24 +40,24 @@ inline void launched_in(Where where) noexcept {
 // is launched between the question whether anything runs and what it was asked for could be a kernel that does not end, and the driver would wait
 // for it with the lock that the program's next call needs. Works with and without an attachment, where launches come through hooks.
 class LaunchesHeld {
- public:
-  LaunchesHeld();
-  explicit LaunchesHeld(int64_t begun) : until_(begun) {}  // by hold_launches()
-  ~LaunchesHeld();
-  LaunchesHeld(const LaunchesHeld &) = delete;
-  LaunchesHeld &operator=(const LaunchesHeld &) = delete;
-  // Whether all launches that were begun before are put to the driver. False also where somebody else holds them.
-  bool none_under_way() const;
-  // Then, while they are held: whether nothing runs in a context. Waits for what was launched before as long as that goes on.
-  bool nothing_runs(Context &context);
-  // Nothing runs: what follows ends soon, and has more time.
-  void begin_work();
-  bool more() const;  // whether there is time to begin something
+  public:
+    LaunchesHeld();
+    explicit LaunchesHeld(int64_t begun) : until_(begun) {}  // by hold_launches()
+    ~LaunchesHeld();
+    LaunchesHeld(const LaunchesHeld &) = delete;
+    LaunchesHeld &operator=(const LaunchesHeld &) = delete;
+    // Whether all launches that were begun before are put to the driver. False also where somebody else holds them.
+    bool none_under_way() const;
+    // Then, while they are held: whether nothing runs in a context. Waits for what was launched before as long as that goes on.
+    bool nothing_runs(Context &context);
+    // Nothing runs: what follows ends soon, and has more time.
+    void begin_work();
+    bool more() const;  // whether there is time to begin something
 
- private:
-  bool extend(int64_t until);
-  int64_t until_;  // 0: not held
-  int64_t work_until_ = 0;
+  private:
+    bool extend(int64_t until);
+    int64_t until_;  // 0: not held
+    int64_t work_until_ = 0;
 };
 // Does `work` while nothing runs in the context and launches are held; waits up to `patience_ms` for such a moment. False: there was none.
 bool when_quiet(Context &context, uint32_t patience_ms, const std::function<void(LaunchesHeld &)> &work);
@@ -68,27 +68,28 @@ void wait_while_held(Thread *thread) noexcept;
 
 // The program puts something into a stream that may not end by itself. To be there before the hook's own part begins, and until it is put.
 class Launching {
- public:
-  [[gnu::always_inline]] Launching() noexcept {
-    if (is_nested()) return;
-    thread_ = own_record();
-    if (__builtin_expect(!thread_, 0)) thread_ = new_record_of_thread();
-    if (thread_) thread_->launching.store(true, std::memory_order_relaxed);
-    std::atomic_signal_fence(std::memory_order_seq_cst);  // who holds launches has all threads pass a barrier then
-    if (__builtin_expect(launches_held.load(std::memory_order_acquire) != 0, 0)) wait_while_held(thread_);
-  }
-  ~Launching() {
-    if (thread_) thread_->launching.store(false, std::memory_order_release);
-  }
-  Launching(const Launching &) = delete;
-  Launching &operator=(const Launching &) = delete;
+  public:
+    [[gnu::always_inline]] Launching() noexcept {
+        if (is_nested()) return;
+        thread_ = own_record();
+        if (__builtin_expect(!thread_, 0)) thread_ = new_record_of_thread();
+        if (thread_) thread_->launching.store(true, std::memory_order_relaxed);
+        std::atomic_signal_fence(
+            std::memory_order_seq_cst);  // who holds launches has all threads pass a barrier then
+        if (__builtin_expect(launches_held.load(std::memory_order_acquire) != 0, 0)) wait_while_held(thread_);
+    }
+    ~Launching() {
+        if (thread_) thread_->launching.store(false, std::memory_order_release);
+    }
+    Launching(const Launching &) = delete;
+    Launching &operator=(const Launching &) = delete;
 
- private:
-  Thread *thread_ = nullptr;
+  private:
+    Thread *thread_ = nullptr;
 };
 
-void new_quiet();                           // at the start of an attachment, and at its end: see new_operations()
-void settle();                              // the hooks are in: what is captured is met from now on
+void new_quiet();  // at the start of an attachment, and at its end: see new_operations()
+void settle();     // the hooks are in: what is captured is met from now on
 void end_quiet();
 void forget_quiet(const Context *context);  // before it is destroyed: its events go with it
 void forget_waiters();                      // in a forked child: its threads are its parent's

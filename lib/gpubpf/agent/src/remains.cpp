@@ -34,19 +34,20 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr uint32_t kAtOnce = 1000;        // ms that the end of an attachment waits for kernels of a context
-constexpr uint32_t kBusy = 20;            // ms for who else works in it, while launches are held
+constexpr uint32_t kAtOnce = 1000;  // ms that the end of an attachment waits for kernels of a context
+constexpr uint32_t kBusy = 20;      // ms for who else works in it, while launches are held
 constexpr milliseconds kLook{20}, kSeldom{500};  // between two looks at what is left
-constexpr milliseconds kProof{50};        // that launches are held to find out whether anything runs
+constexpr milliseconds kProof{50};               // that launches are held to find out whether anything runs
 constexpr milliseconds kLeastPause{1000}, kMostPause{8000};  // until that is tried again
-constexpr useconds_t kStep = 1000, kSteps = 2000;  // µs, and how many, that the end of a context or process waits for us
+constexpr useconds_t kStep = 1000,
+                     kSteps = 2000;  // µs, and how many, that the end of a context or process waits for us
 
 struct Left {
-  std::mutex lock;  // guards below; never held across a driver call
-  std::condition_variable changed;  // somebody has waited for a context, or something was taken out
-  std::vector<Remains> all;
-  std::multiset<CUcontext> inside;  // where threads of ours are
-  bool thread = false;  // there is one
+    std::mutex lock;                  // guards below; never held across a driver call
+    std::condition_variable changed;  // somebody has waited for a context, or something was taken out
+    std::vector<Remains> all;
+    std::multiset<CUcontext> inside;  // where threads of ours are
+    bool thread = false;              // there is one
 };
 Lasting<Left> first_left;
 Left *left = &first_left.value;
@@ -58,391 +59,411 @@ bool waits_for_kernels(const Remains &r) { return !r.graphs; }
 
 // With context.busy held: all that is to be freed.
 Remains gather(Context &context, uint64_t attachment) {
-  Remains r;
-  r.context = context.handle;
-  r.device = context.device;
-  r.attachment = attachment;
-  context.usable = false;
-  if (CUstream stream = std::exchange(context.stream, nullptr)) r.streams.push_back(stream);
-  for (const RingMemory &ring : context.rings)
-    if (!ring.mapped && ring.data) r.memory.push_back(ring.data);
-  context.rings.clear();
-  r.registered.swap(context.registered);
-  for (const Sidecar &s : context.sidecars)
-    if (s.handle) r.modules.push_back(s.handle);
-  gather_clock(context, r);
-  gather_stamps(context, r.events);
-  gather_graphs(context, r);
-  std::lock_guard<std::mutex> hold(context.memory);
-  for (const auto &pool : context.pools) r.memory.push_back(pool->base);
-  r.memory.insert(r.memory.end(), context.cell_memory.begin(), context.cell_memory.end());
-  context.cell_memory.clear();
-  context.cells.clear();
-  return r;
+    Remains r;
+    r.context = context.handle;
+    r.device = context.device;
+    r.attachment = attachment;
+    context.usable = false;
+    if (CUstream stream = std::exchange(context.stream, nullptr)) r.streams.push_back(stream);
+    for (const RingMemory &ring : context.rings)
+        if (!ring.mapped && ring.data) r.memory.push_back(ring.data);
+    context.rings.clear();
+    r.registered.swap(context.registered);
+    for (const Sidecar &s : context.sidecars)
+        if (s.handle) r.modules.push_back(s.handle);
+    gather_clock(context, r);
+    gather_stamps(context, r.events);
+    gather_graphs(context, r);
+    std::lock_guard<std::mutex> hold(context.memory);
+    for (const auto &pool : context.pools) r.memory.push_back(pool->base);
+    r.memory.insert(r.memory.end(), context.cell_memory.begin(), context.cell_memory.end());
+    context.cell_memory.clear();
+    context.cells.clear();
+    return r;
 }
 
 bool is_empty(const Remains &r) {
-  return r.memory.empty() && r.registered.empty() && r.modules.empty() && r.events.empty() && r.streams.empty();
+    return r.memory.empty() && r.registered.empty() && r.modules.empty() && r.events.empty() &&
+           r.streams.empty();
 }
 
 // Takes one thing out.
 Remains one_of(Remains &r) {
-  Remains one;
-  auto move = [](auto &from, auto &to) {
-    if (from.empty()) return false;
-    to.push_back(from.back());
-    from.pop_back();
-    return true;
-  };
-  (void)(move(r.memory, one.memory) || move(r.registered, one.registered) || move(r.events, one.events) || move(r.streams, one.streams) ||
-         move(r.modules, one.modules));
-  return one;
+    Remains one;
+    auto move = [](auto &from, auto &to) {
+        if (from.empty()) return false;
+        to.push_back(from.back());
+        from.pop_back();
+        return true;
+    };
+    (void)(move(r.memory, one.memory) || move(r.registered, one.registered) || move(r.events, one.events) ||
+           move(r.streams, one.streams) || move(r.modules, one.modules));
+    return one;
 }
 
 // Nothing of the context runs, and it is current.
 void free_all(const Remains &r) {
-  for (CUdeviceptr base : r.memory) driver.cuMemFree_v2(base);
-  for (const auto &host : r.registered)
-    if (driver.cuMemHostUnregister && driver.cuMemHostUnregister(host.first) == CUDA_SUCCESS) munmap(host.first, host.second);
-  for (CUevent event : r.events)
-    if (driver.cuEventDestroy_v2) driver.cuEventDestroy_v2(event);
-  for (CUstream stream : r.streams)
-    if (driver.cuStreamDestroy_v2) driver.cuStreamDestroy_v2(stream);
-  for (CUmodule module : r.modules)
-    if (driver.cuModuleUnload) driver.cuModuleUnload(module);
+    for (CUdeviceptr base : r.memory) driver.cuMemFree_v2(base);
+    for (const auto &host : r.registered)
+        if (driver.cuMemHostUnregister && driver.cuMemHostUnregister(host.first) == CUDA_SUCCESS)
+            munmap(host.first, host.second);
+    for (CUevent event : r.events)
+        if (driver.cuEventDestroy_v2) driver.cuEventDestroy_v2(event);
+    for (CUstream stream : r.streams)
+        if (driver.cuStreamDestroy_v2) driver.cuStreamDestroy_v2(stream);
+    for (CUmodule module : r.modules)
+        if (driver.cuModuleUnload) driver.cuModuleUnload(module);
 }
 
 // Takes out what is left in a context.
 void take(CUcontext context) {
-  std::lock_guard<std::mutex> hold(left->lock);
-  auto end = std::remove_if(left->all.begin(), left->all.end(), [&](const Remains &r) { return r.context == context; });
-  left->all.erase(end, left->all.end());
-  any = !left->all.empty();
-  left->changed.notify_all();
+    std::lock_guard<std::mutex> hold(left->lock);
+    auto end = std::remove_if(left->all.begin(), left->all.end(),
+                              [&](const Remains &r) { return r.context == context; });
+    left->all.erase(end, left->all.end());
+    any = !left->all.empty();
+    left->changed.notify_all();
 }
 
 // In a context, unless the program has ended it: then nothing is left there. It is not ended meanwhile, see remains_end_with().
 class InContext {
- public:
-  explicit InContext(CUcontext context) : context_(context), left_(left) {
-    {
-      std::lock_guard<std::mutex> hold(left_->lock);
-      if (abandoned || std::none_of(left_->all.begin(), left_->all.end(), [&](const Remains &r) { return r.context == context; })) return;
-      left_->inside.insert(context);
+  public:
+    explicit InContext(CUcontext context) : context_(context), left_(left) {
+        {
+            std::lock_guard<std::mutex> hold(left_->lock);
+            if (abandoned || std::none_of(left_->all.begin(), left_->all.end(),
+                                          [&](const Remains &r) { return r.context == context; }))
+                return;
+            left_->inside.insert(context);
+        }
+        entered_ = true;
+        pushed_ = driver.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
     }
-    entered_ = true;
-    pushed_ = driver.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
-  }
-  ~InContext() {
-    CUcontext popped;
-    if (pushed_) driver.cuCtxPopCurrent_v2(&popped);
-    if (!entered_) return;
-    std::lock_guard<std::mutex> hold(left_->lock);
-    left_->inside.erase(left_->inside.find(context_));
-  }
-  InContext(const InContext &) = delete;
-  InContext &operator=(const InContext &) = delete;
-  explicit operator bool() const { return pushed_; }
+    ~InContext() {
+        CUcontext popped;
+        if (pushed_) driver.cuCtxPopCurrent_v2(&popped);
+        if (!entered_) return;
+        std::lock_guard<std::mutex> hold(left_->lock);
+        left_->inside.erase(left_->inside.find(context_));
+    }
+    InContext(const InContext &) = delete;
+    InContext &operator=(const InContext &) = delete;
+    explicit operator bool() const { return pushed_; }
 
- private:
-  DriverScope scope_;
-  CUcontext context_;
-  Left *left_;
-  bool entered_ = false, pushed_ = false;
+  private:
+    DriverScope scope_;
+    CUcontext context_;
+    Left *left_;
+    bool entered_ = false, pushed_ = false;
 };
 
 // A thread that waits for a context, for as long as kernels run there.
 struct Waiting {
-  std::mutex lock;  // guards below
-  bool over = false, idle = false, broken = false;  // it came to its end; all that was launched before had ended; nothing works there any more
-  bool holds = false;    // launches are to be held at once when it did,
-  int64_t held = 0;      // and are, until then
-  pid_t thread = 0;
-  bool is_over() {
-    std::lock_guard<std::mutex> hold(lock);
-    return over;
-  }
+    std::mutex lock;  // guards below
+    bool
+        over = false,
+        idle = false,
+        broken =
+            false;  // it came to its end; all that was launched before had ended; nothing works there any more
+    bool holds = false;  // launches are to be held at once when it did,
+    int64_t held = 0;    // and are, until then
+    pid_t thread = 0;
+    bool is_over() {
+        std::lock_guard<std::mutex> hold(lock);
+        return over;
+    }
 };
 
 // Sure not to go on for long: at the priority of others, as they wait for it.
 std::shared_ptr<Waiting> wait_for_context(CUcontext context, bool soon) {
-  auto waiting = std::make_shared<Waiting>();
-  waiting->holds = !soon;
-  sigset_t everything, before;
-  sigfillset(&everything);
-  pthread_sigmask(SIG_SETMASK, &everything, &before);
-  try {
-    std::thread([waiting, context, soon] {
-      prctl(PR_SET_NAME, "gpubpf-wait");
-      sched_param least{};
-      if (!soon) sched_setscheduler(0, SCHED_IDLE, &least);  // some drivers wait in a loop
-      {
-        std::lock_guard<std::mutex> hold(waiting->lock);
-        waiting->thread = static_cast<pid_t>(syscall(SYS_gettid));
-      }
-      quietly([&] {
-        InContext in(context);
-        const bool may = in && may_enter([] { return captures.load() != 0; });
-        const CUresult r = may ? driver.cuCtxSynchronize() : CUDA_ERROR_NOT_READY;
-        std::lock_guard<std::mutex> hold(waiting->lock);
-        waiting->idle = r == CUDA_SUCCESS;
-        const bool captured = captures.load() || (r >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && r <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
-        waiting->broken = r != CUDA_SUCCESS && may && !captured;
-        if (waiting->idle && waiting->holds) waiting->held = hold_launches();
-      });
-      {
-        std::lock_guard<std::mutex> hold(waiting->lock);
+    auto waiting = std::make_shared<Waiting>();
+    waiting->holds = !soon;
+    sigset_t everything, before;
+    sigfillset(&everything);
+    pthread_sigmask(SIG_SETMASK, &everything, &before);
+    try {
+        std::thread([waiting, context, soon] {
+            prctl(PR_SET_NAME, "gpubpf-wait");
+            sched_param least{};
+            if (!soon) sched_setscheduler(0, SCHED_IDLE, &least);  // some drivers wait in a loop
+            {
+                std::lock_guard<std::mutex> hold(waiting->lock);
+                waiting->thread = static_cast<pid_t>(syscall(SYS_gettid));
+            }
+            quietly([&] {
+                InContext in(context);
+                const bool may = in && may_enter([] { return captures.load() != 0; });
+                const CUresult r = may ? driver.cuCtxSynchronize() : CUDA_ERROR_NOT_READY;
+                std::lock_guard<std::mutex> hold(waiting->lock);
+                waiting->idle = r == CUDA_SUCCESS;
+                const bool captured = captures.load() || (r >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
+                                                          r <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+                waiting->broken = r != CUDA_SUCCESS && may && !captured;
+                if (waiting->idle && waiting->holds) waiting->held = hold_launches();
+            });
+            {
+                std::lock_guard<std::mutex> hold(waiting->lock);
+                waiting->over = true;
+                waiting->thread = 0;
+            }
+            std::lock_guard<std::mutex> hold(left->lock);
+            left->changed.notify_all();
+        }).detach();
+    } catch (...) {
         waiting->over = true;
-        waiting->thread = 0;
-      }
-      std::lock_guard<std::mutex> hold(left->lock);
-      left->changed.notify_all();
-    }).detach();
-  } catch (...) {
-    waiting->over = true;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return waiting;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return waiting;
 }
 
 // What the freeing thread is at in a context.
 struct Turn {
-  std::shared_ptr<Waiting> waiting;  // null: nobody is there
-  Clock::time_point next{};          // not before
-  milliseconds pause = kLeastPause;
-  void later() {
-    next = Clock::now() + pause;
-    pause = std::min(2 * pause, kMostPause);
-  }
+    std::shared_ptr<Waiting> waiting;  // null: nobody is there
+    Clock::time_point next{};          // not before
+    milliseconds pause = kLeastPause;
+    void later() {
+        next = Clock::now() + pause;
+        pause = std::min(2 * pause, kMostPause);
+    }
 };
 
 // Launches are held: waits once more, for what was launched before they were, and frees. What does not end in time is left alone.
 void free_held(CUcontext context, Turn &turn, const std::vector<uint64_t> &attachments, int64_t begun) {
-  LaunchesHeld held(begun);
-  turn.later();
-  if (!held.none_under_way() || captures.load()) return;
-  for (uint64_t number : attachments)
-    if (copies_under_way(number)) return;
-  std::shared_ptr<Waiting> waiting = wait_for_context(context, true);
-  {
-    std::unique_lock<std::mutex> hold(left->lock);
-    left->changed.wait_for(hold, kProof, [&] { return waiting->is_over(); });
-  }
-  {
-    std::lock_guard<std::mutex> hold(waiting->lock);
-    if (!waiting->over) {  // it stays there, and tells when it may be tried again
-      sched_param least{};
-      if (waiting->thread) sched_setscheduler(waiting->thread, SCHED_IDLE, &least);
-      turn.waiting = waiting;
-      return;
-    }
-    if (!waiting->idle) return;
-  }
-  held.begin_work();
-  InContext in(context);
-  while (in && held.more() && !abandoned) {
-    Remains one;  // a thing at a time: the program may end the context, then there is nothing more
+    LaunchesHeld held(begun);
+    turn.later();
+    if (!held.none_under_way() || captures.load()) return;
+    for (uint64_t number : attachments)
+        if (copies_under_way(number)) return;
+    std::shared_ptr<Waiting> waiting = wait_for_context(context, true);
     {
-      std::lock_guard<std::mutex> hold(left->lock);
-      auto r = std::find_if(left->all.begin(), left->all.end(),
-                            [&](const Remains &l) { return l.context == context && waits_for_kernels(l); });
-      if (r == left->all.end()) break;
-      one = one_of(*r);
-      if (is_empty(*r)) left->all.erase(r);
-      any = !left->all.empty();
+        std::unique_lock<std::mutex> hold(left->lock);
+        left->changed.wait_for(hold, kProof, [&] { return waiting->is_over(); });
     }
-    free_all(one);
-  }
+    {
+        std::lock_guard<std::mutex> hold(waiting->lock);
+        if (!waiting->over) {  // it stays there, and tells when it may be tried again
+            sched_param least{};
+            if (waiting->thread) sched_setscheduler(waiting->thread, SCHED_IDLE, &least);
+            turn.waiting = waiting;
+            return;
+        }
+        if (!waiting->idle) return;
+    }
+    held.begin_work();
+    InContext in(context);
+    while (in && held.more() && !abandoned) {
+        Remains one;  // a thing at a time: the program may end the context, then there is nothing more
+        {
+            std::lock_guard<std::mutex> hold(left->lock);
+            auto r = std::find_if(left->all.begin(), left->all.end(), [&](const Remains &l) {
+                return l.context == context && waits_for_kernels(l);
+            });
+            if (r == left->all.end()) break;
+            one = one_of(*r);
+            if (is_empty(*r)) left->all.erase(r);
+            any = !left->all.empty();
+        }
+        free_all(one);
+    }
 }
 
 // A look at one context.
 void take_turn(CUcontext context, Turn &turn, const std::vector<uint64_t> &attachments) {
-  if (!turn.waiting) {
-    if (Clock::now() >= turn.next && !captures.load()) turn.waiting = wait_for_context(context, false);
-    return;
-  }
-  int64_t begun = 0;
-  bool broken = false;
-  {
-    std::lock_guard<std::mutex> hold(turn.waiting->lock);
-    if (!turn.waiting->over) {
-      if (Clock::now() >= turn.next) turn.waiting->holds = true;
-      return;
+    if (!turn.waiting) {
+        if (Clock::now() >= turn.next && !captures.load()) turn.waiting = wait_for_context(context, false);
+        return;
     }
-    begun = turn.waiting->held;
-    broken = turn.waiting->broken;
-  }
-  turn.waiting = nullptr;
-  if (broken) take(context);  // it goes as a whole
-  else if (begun) free_held(context, turn, attachments, begun);
+    int64_t begun = 0;
+    bool broken = false;
+    {
+        std::lock_guard<std::mutex> hold(turn.waiting->lock);
+        if (!turn.waiting->over) {
+            if (Clock::now() >= turn.next) turn.waiting->holds = true;
+            return;
+        }
+        begun = turn.waiting->held;
+        broken = turn.waiting->broken;
+    }
+    turn.waiting = nullptr;
+    if (broken) take(context);  // it goes as a whole
+    else if (begun) free_held(context, turn, attachments, begun);
 }
 
 void *free_later(void *) {
-  prctl(PR_SET_NAME, "gpubpf-free");
-  std::map<CUcontext, Turn> turns;
-  bool hooked = true;
-  for (size_t seen = 0;;) {
-    std::map<CUcontext, std::vector<uint64_t>> contexts;  // with the attachments that left something there
-    {
-      std::unique_lock<std::mutex> hold(left->lock);
-      bool all_wait = true;
-      for (const auto &t : turns) all_wait = all_wait && t.second.waiting;
-      auto changed = [&] {
-        return left->all.size() != seen || std::any_of(turns.begin(), turns.end(), [](const auto &t) {
-                 return t.second.waiting && t.second.waiting->is_over();
-               });
-      };
-      left->changed.wait_for(hold, all_wait ? kSeldom : kLook, changed);
-      if (left->all.empty() || abandoned) {
-        left->thread = false;
-        break;
-      }
-      seen = left->all.size();
-      for (const Remains &r : left->all)
-        if (waits_for_kernels(r)) contexts[r.context].push_back(r.attachment);
+    prctl(PR_SET_NAME, "gpubpf-free");
+    std::map<CUcontext, Turn> turns;
+    bool hooked = true;
+    for (size_t seen = 0;;) {
+        std::map<CUcontext, std::vector<uint64_t>>
+            contexts;  // with the attachments that left something there
+        {
+            std::unique_lock<std::mutex> hold(left->lock);
+            bool all_wait = true;
+            for (const auto &t : turns) all_wait = all_wait && t.second.waiting;
+            auto changed = [&] {
+                return left->all.size() != seen || std::any_of(turns.begin(), turns.end(), [](const auto &t) {
+                           return t.second.waiting && t.second.waiting->is_over();
+                       });
+            };
+            left->changed.wait_for(hold, all_wait ? kSeldom : kLook, changed);
+            if (left->all.empty() || abandoned) {
+                left->thread = false;
+                break;
+            }
+            seen = left->all.size();
+            for (const Remains &r : left->all)
+                if (waits_for_kernels(r)) contexts[r.context].push_back(r.attachment);
+        }
+        for (auto it = turns.begin(); it != turns.end();)
+            it = contexts.count(it->first) ? std::next(it) : turns.erase(it);
+        for (auto &c : contexts)
+            if (!abandoned) quietly([&] { take_turn(c.first, turns[c.first], c.second); });
+        if (contexts.empty() && hooked)
+            take_out_rest(serves_remains);  // what is launched is of no concern any more
+        hooked = !contexts.empty();
     }
-    for (auto it = turns.begin(); it != turns.end();) it = contexts.count(it->first) ? std::next(it) : turns.erase(it);
-    for (auto &c : contexts)
-      if (!abandoned) quietly([&] { take_turn(c.first, turns[c.first], c.second); });
-    if (contexts.empty() && hooked) take_out_rest(serves_remains);  // what is launched is of no concern any more
-    hooked = !contexts.empty();
-  }
-  if (!abandoned) take_out_rest(serves_remains);
-  return nullptr;
+    if (!abandoned) take_out_rest(serves_remains);
+    return nullptr;
 }
 
 // With left->lock held.
 void start_thread() {
-  if (left->thread || left->all.empty()) return;
-  sigset_t everything, before;
-  sigfillset(&everything);
-  pthread_sigmask(SIG_SETMASK, &everything, &before);
-  pthread_t thread;
-  left->thread = pthread_create(&thread, nullptr, free_later, nullptr) == 0;
-  if (left->thread) pthread_detach(thread);
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (left->thread || left->all.empty()) return;
+    sigset_t everything, before;
+    sigfillset(&everything);
+    pthread_sigmask(SIG_SETMASK, &everything, &before);
+    pthread_t thread;
+    left->thread = pthread_create(&thread, nullptr, free_later, nullptr) == 0;
+    if (left->thread) pthread_detach(thread);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 }  // namespace
 
 bool is_primary(CUcontext context, CUdevice device) {
-  using Retain = CUresult (*)(CUcontext *, CUdevice);
-  using Release = CUresult (*)(CUdevice);
-  auto retain = reinterpret_cast<Retain>(hooks[kHook_cuDevicePrimaryCtxRetain].original);
-  auto release = reinterpret_cast<Release>(hooks[kHook_cuDevicePrimaryCtxRelease_v2].original);
-  unsigned flags = 0;
-  int active = 0;
-  CUcontext primary = nullptr;
-  if (!retain || !release || !driver.cuDevicePrimaryCtxGetState ||
-      driver.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || !active || retain(&primary, device) != CUDA_SUCCESS)
-    return false;
-  release(device);
-  return primary == context;
+    using Retain = CUresult (*)(CUcontext *, CUdevice);
+    using Release = CUresult (*)(CUdevice);
+    auto retain = reinterpret_cast<Retain>(hooks[kHook_cuDevicePrimaryCtxRetain].original);
+    auto release = reinterpret_cast<Release>(hooks[kHook_cuDevicePrimaryCtxRelease_v2].original);
+    unsigned flags = 0;
+    int active = 0;
+    CUcontext primary = nullptr;
+    if (!retain || !release || !driver.cuDevicePrimaryCtxGetState ||
+        driver.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || !active ||
+        retain(&primary, device) != CUDA_SUCCESS)
+        return false;
+    release(device);
+    return primary == context;
 }
 
 void give_back(uint64_t attachment) {
-  std::vector<Context *> contexts;
-  {
-    std::lock_guard<std::mutex> hold(registry().lock);
-    for (const auto &c : registry().contexts) contexts.push_back(c.second);
-  }
-  graphs_back(kAtOnce);
-  std::vector<Remains> rest;
-  std::vector<Context *> of_rest;
-  for (Context *c : contexts) {
-    if (c->dead || !lock_within(c->busy, kAtOnce)) continue;
-    Remains r;
+    std::vector<Context *> contexts;
     {
-      std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
-      r = gather(*c, attachment);
+        std::lock_guard<std::mutex> hold(registry().lock);
+        for (const auto &c : registry().contexts) contexts.push_back(c.second);
     }
-    if (is_empty(r)) continue;
-    const bool launched = wait_until_each_was_out(kAtOnce) && !copies_under_way(attachment);
-    if (launched && waits_for_kernels(r) && !abandoned)
-      when_quiet(*c, kAtOnce, [&](LaunchesHeld &held) {
-        if (!lock_within(c->busy, kBusy)) return;
-        std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
-        Current current(*c);
-        while (!c->dead && current.ok() && !registry().captures.load() && !abandoned && !is_empty(r) && held.more()) free_all(one_of(r));
-      });
-    if (c->dead || is_empty(r)) continue;
-    rest.push_back(std::move(r));
-    of_rest.push_back(c);
-  }
-  if (rest.empty()) return;
-  for (Remains &r : rest) r.primary = is_primary(r.context, r.device);
-  captures = registry().captures.load();
-  {
+    graphs_back(kAtOnce);
+    std::vector<Remains> rest;
+    std::vector<Context *> of_rest;
+    for (Context *c : contexts) {
+        if (c->dead || !lock_within(c->busy, kAtOnce)) continue;
+        Remains r;
+        {
+            std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
+            r = gather(*c, attachment);
+        }
+        if (is_empty(r)) continue;
+        const bool launched = wait_until_each_was_out(kAtOnce) && !copies_under_way(attachment);
+        if (launched && waits_for_kernels(r) && !abandoned)
+            when_quiet(*c, kAtOnce, [&](LaunchesHeld &held) {
+                if (!lock_within(c->busy, kBusy)) return;
+                std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
+                Current current(*c);
+                while (!c->dead && current.ok() && !registry().captures.load() && !abandoned &&
+                       !is_empty(r) && held.more())
+                    free_all(one_of(r));
+            });
+        if (c->dead || is_empty(r)) continue;
+        rest.push_back(std::move(r));
+        of_rest.push_back(c);
+    }
+    if (rest.empty()) return;
+    for (Remains &r : rest) r.primary = is_primary(r.context, r.device);
+    captures = registry().captures.load();
+    {
+        std::lock_guard<std::mutex> hold(left->lock);
+        std::move(rest.begin(), rest.end(), std::back_inserter(left->all));
+        any = true;
+    }
+    for (Context *c : of_rest)  // one that went meanwhile did not know of it
+        if (c->dead) take(c->handle);
     std::lock_guard<std::mutex> hold(left->lock);
-    std::move(rest.begin(), rest.end(), std::back_inserter(left->all));
-    any = true;
-  }
-  for (Context *c : of_rest)  // one that went meanwhile did not know of it
-    if (c->dead) take(c->handle);
-  std::lock_guard<std::mutex> hold(left->lock);
-  start_thread();
+    start_thread();
 }
 
 bool has_remains() { return any.load(std::memory_order_acquire); }
 
 bool serves_remains(const char *name) {
-  if (!has_remains()) return false;
-  auto is_one_of = [&](std::initializer_list<const char *> beginnings) {
-    return std::any_of(beginnings.begin(), beginnings.end(), [&](const char *b) { return strncmp(name, b, strlen(b)) == 0; });
-  };
-  if (strcmp(name, "cuDevicePrimaryCtxRetain") == 0) return false;
-  if (is_one_of({"cuCtxDestroy", "cuDevicePrimaryCtxRe", "cuStreamBeginCapture", "cuStreamEndCapture"})) return true;
-  std::lock_guard<std::mutex> hold(left->lock);
-  return std::any_of(left->all.begin(), left->all.end(), waits_for_kernels) &&
-         is_one_of({"cuLaunch", "cuGraphLaunch", "cuStreamWaitValue", "cuStreamBatchMemOp", "cuStreamAddCallback", "cuWaitExternal"});
+    if (!has_remains()) return false;
+    auto is_one_of = [&](std::initializer_list<const char *> beginnings) {
+        return std::any_of(beginnings.begin(), beginnings.end(),
+                           [&](const char *b) { return strncmp(name, b, strlen(b)) == 0; });
+    };
+    if (strcmp(name, "cuDevicePrimaryCtxRetain") == 0) return false;
+    if (is_one_of({"cuCtxDestroy", "cuDevicePrimaryCtxRe", "cuStreamBeginCapture", "cuStreamEndCapture"}))
+        return true;
+    std::lock_guard<std::mutex> hold(left->lock);
+    return std::any_of(left->all.begin(), left->all.end(), waits_for_kernels) &&
+           is_one_of({"cuLaunch", "cuGraphLaunch", "cuStreamWaitValue", "cuStreamBatchMemOp",
+                      "cuStreamAddCallback", "cuWaitExternal"});
 }
 
 void remains_end_with(CUcontext context) {
-  if (!has_remains()) return;
-  quietly([&] {
-    take(context);
-    auto inside = [&] {
-      std::lock_guard<std::mutex> hold(left->lock);
-      return left->inside.count(context) != 0;
-    };
-    for (useconds_t i = 0; i < kSteps && inside(); ++i) usleep(kStep);
-  });
+    if (!has_remains()) return;
+    quietly([&] {
+        take(context);
+        auto inside = [&] {
+            std::lock_guard<std::mutex> hold(left->lock);
+            return left->inside.count(context) != 0;
+        };
+        for (useconds_t i = 0; i < kSteps && inside(); ++i) usleep(kStep);
+    });
 }
 
 void remains_end_with_device(CUdevice device) {
-  if (!has_remains() || !driver.cuDevicePrimaryCtxGetState) return;
-  unsigned flags = 0;
-  int active = 1;
-  if (driver.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || active) return;
-  quietly([&] {
-    std::vector<CUcontext> gone;
-    {
-      std::lock_guard<std::mutex> hold(left->lock);
-      for (const Remains &r : left->all)
-        if (r.primary && r.device == device) gone.push_back(r.context);
-    }
-    for (CUcontext c : gone) take(c);
-  });
+    if (!has_remains() || !driver.cuDevicePrimaryCtxGetState) return;
+    unsigned flags = 0;
+    int active = 1;
+    if (driver.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || active) return;
+    quietly([&] {
+        std::vector<CUcontext> gone;
+        {
+            std::lock_guard<std::mutex> hold(left->lock);
+            for (const Remains &r : left->all)
+                if (r.primary && r.device == device) gone.push_back(r.context);
+        }
+        for (CUcontext c : gone) take(c);
+    });
 }
 
 void remains_captured(int more) {
-  int before = captures.load();
-  while (before + more >= 0 && !captures.compare_exchange_weak(before, before + more)) {
-  }
+    int before = captures.load();
+    while (before + more >= 0 && !captures.compare_exchange_weak(before, before + more)) {
+    }
 }
 
 void forget_remains() {
-  left = new Left;
-  any = false;
+    left = new Left;
+    any = false;
 }
 
 void abandon_remains() {
-  abandoned = true;
-  auto inside = [] {
-    std::lock_guard<std::mutex> hold(left->lock);
-    return !left->inside.empty();
-  };
-  for (useconds_t i = 0; i < kSteps / 20 && inside(); ++i) usleep(kStep);
+    abandoned = true;
+    auto inside = [] {
+        std::lock_guard<std::mutex> hold(left->lock);
+        return !left->inside.empty();
+    };
+    for (useconds_t i = 0; i < kSteps / 20 && inside(); ++i) usleep(kStep);
 }
 
 }  // namespace gpubpf

@@ -14,16 +14,16 @@ struct Context;
 
 // Of one context. All that it holds may still be used by copies that run.
 struct Remains {
-  CUcontext context = nullptr;
-  CUdevice device = 0;
-  bool primary = false;     // the context is the device's primary one
-  uint64_t attachment = 0;  // that launched the copies
-  bool graphs = false;      // an executable graph holds copies: only the end of the context frees this
-  std::vector<CUdeviceptr> memory;
-  std::vector<std::pair<void *, uint64_t>> registered;  // host memory, mapped
-  std::vector<CUmodule> modules;
-  std::vector<CUevent> events;
-  std::vector<CUstream> streams;
+    CUcontext context = nullptr;
+    CUdevice device = 0;
+    bool primary = false;     // the context is the device's primary one
+    uint64_t attachment = 0;  // that launched the copies
+    bool graphs = false;      // an executable graph holds copies: only the end of the context frees this
+    std::vector<CUdeviceptr> memory;
+    std::vector<std::pair<void *, uint64_t>> registered;  // host memory, mapped
+    std::vector<CUmodule> modules;
+    std::vector<CUevent> events;
+    std::vector<CUstream> streams;
 };
 
 // The last that an attachment does in the driver, on a thread of the agent's: gives back what it has in all contexts. Where that would make

@@ -12,7 +12,9 @@ class Stamp;
 
 void new_stamps();  // at the start of an attachment, see new_operations()
 void end_stamps();  // waits for the thread that polls
-void gather_stamps(const Context &context, std::vector<CUevent> &events);  // all of the context's, with context.busy held: none is used any more
+void gather_stamps(
+    const Context &context,
+    std::vector<CUevent> &events);  // all of the context's, with context.busy held: none is used any more
 
 // Before the driver's call: records the first event. Null: there is none, and nothing happened. The stream is not being captured.
 Stamp *begin_stamp(Context &context, CUstream stream) noexcept;

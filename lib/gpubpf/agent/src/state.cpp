@@ -12,23 +12,23 @@ namespace gpubpf {
 Registry *the_registry = nullptr;
 
 void new_registry() {
-  the_registry = new Registry;
-  ++handles_changed;
-  ++contexts_changed;
+    the_registry = new Registry;
+    ++handles_changed;
+    ++contexts_changed;
 }
 
 std::atomic<uint64_t> handles_changed{1}, contexts_changed{1};
 
 void end_registry() {
-  delete the_registry;
-  the_registry = nullptr;
+    delete the_registry;
+    the_registry = nullptr;
 }
 
 namespace {
 
 struct KeptList {
-  std::mutex lock;
-  Kept *first = nullptr;
+    std::mutex lock;
+    Kept *first = nullptr;
 };
 Lasting<KeptList> first_kept;
 KeptList *kept = &first_kept.value;
@@ -36,165 +36,167 @@ KeptList *kept = &first_kept.value;
 }  // namespace
 
 Kept::Kept() {
-  std::lock_guard<std::mutex> hold(kept->lock);
-  after_ = kept->first;
-  if (after_) after_->before_ = this;
-  kept->first = this;
+    std::lock_guard<std::mutex> hold(kept->lock);
+    after_ = kept->first;
+    if (after_) after_->before_ = this;
+    kept->first = this;
 }
 
 Kept::~Kept() {
-  std::lock_guard<std::mutex> hold(kept->lock);
-  if (after_) after_->before_ = before_;
-  (before_ ? before_->after_ : kept->first) = after_;
+    std::lock_guard<std::mutex> hold(kept->lock);
+    if (after_) after_->before_ = before_;
+    (before_ ? before_->after_ : kept->first) = after_;
 }
 
 void free_kept() {
-  while (kept->first) delete kept->first;
+    while (kept->first) delete kept->first;
 }
 
 void forget_kept() { kept = new KeptList; }
 
 Context::~Context() {
-  for (const auto &r : registered) munmap(r.first, r.second);  // of one that is gone
+    for (const auto &r : registered) munmap(r.first, r.second);  // of one that is gone
 }
 
 Copy::~Copy() {
-  for (Occupancy *o = occupancy.load(); o;) delete std::exchange(o, o->next);
+    for (Occupancy *o = occupancy.load(); o;) delete std::exchange(o, o->next);
 }
 
 Module::~Module() {
-  if (image >= 0) close(image);
+    if (image >= 0) close(image);
 }
 
 FunctionTable::FunctionTable() : table_(new Table(1024)) {}
 
 void FunctionTable::put(Table *t, uintptr_t key, const Function *value) {
-  size_t i = hash(key) & t->mask;
-  for (uintptr_t k; (k = t->cells[i].key.load(std::memory_order_relaxed)) && k != key;) i = (i + 1) & t->mask;
-  t->cells[i].value.store(value, std::memory_order_release);
-  if (!t->cells[i].key.load(std::memory_order_relaxed)) {
-    t->cells[i].key.store(key, std::memory_order_release);
-    ++t->filled;
-  }
+    size_t i = hash(key) & t->mask;
+    for (uintptr_t k; (k = t->cells[i].key.load(std::memory_order_relaxed)) && k != key;)
+        i = (i + 1) & t->mask;
+    t->cells[i].value.store(value, std::memory_order_release);
+    if (!t->cells[i].key.load(std::memory_order_relaxed)) {
+        t->cells[i].key.store(key, std::memory_order_release);
+        ++t->filled;
+    }
 }
 
 void FunctionTable::set(const void *handle, const Function *value) {
-  if (!handle) return;
-  Table *t = table_.load(std::memory_order_relaxed);
-  if (!value && !find(handle)) return;
-  if (value && t->filled * 2 > t->mask) {
-    auto *larger = new Table((t->mask + 1) * 2);
-    for (size_t i = 0; i <= t->mask; ++i)
-      if (const Function *f = t->cells[i].value.load(std::memory_order_relaxed))
-        put(larger, t->cells[i].key.load(std::memory_order_relaxed), f);
-    table_.store(larger, std::memory_order_release);
-    t = larger;
-  }
-  put(t, reinterpret_cast<uintptr_t>(handle), value);
+    if (!handle) return;
+    Table *t = table_.load(std::memory_order_relaxed);
+    if (!value && !find(handle)) return;
+    if (value && t->filled * 2 > t->mask) {
+        auto *larger = new Table((t->mask + 1) * 2);
+        for (size_t i = 0; i <= t->mask; ++i)
+            if (const Function *f = t->cells[i].value.load(std::memory_order_relaxed))
+                put(larger, t->cells[i].key.load(std::memory_order_relaxed), f);
+        table_.store(larger, std::memory_order_release);
+        t = larger;
+    }
+    put(t, reinterpret_cast<uintptr_t>(handle), value);
 }
 
 Context *Registry::context(CUcontext handle, bool made) {
-  struct Remembered {
-    uint64_t when;
-    CUcontext handle;
-    Context *context;
-  } none{};
-  if (!handle) return nullptr;
-  Remembered &last = remembered(Note::Context, none);
-  const uint64_t now = contexts_changed.load(std::memory_order_acquire);
-  if (last.handle == handle && last.when == now) return last.context;
-  {
-    std::lock_guard<std::mutex> hold(lock);
-    auto it = contexts.find(handle);
-    if (it != contexts.end()) {
-      last = {now, handle, it->second};
-      return it->second;
+    struct Remembered {
+        uint64_t when;
+        CUcontext handle;
+        Context *context;
+    } none{};
+    if (!handle) return nullptr;
+    Remembered &last = remembered(Note::Context, none);
+    const uint64_t now = contexts_changed.load(std::memory_order_acquire);
+    if (last.handle == handle && last.when == now) return last.context;
+    {
+        std::lock_guard<std::mutex> hold(lock);
+        auto it = contexts.find(handle);
+        if (it != contexts.end()) {
+            last = {now, handle, it->second};
+            return it->second;
+        }
     }
-  }
-  DriverScope scope;
-  auto *c = new Context;
-  c->handle = handle;
-  CUcontext before = nullptr, popped;
-  driver.cuCtxGetCurrent(&before);
-  bool push = before != handle;
-  if (push && driver.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS) {
-    delete c;
-    return nullptr;
-  }
-  int major = 0, minor = 0, count = 1;
-  driver.cuCtxGetDevice(&c->device);
-  driver.cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, c->device);
-  driver.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, c->device);
-  driver.cuDeviceGetAttribute(&count, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, c->device);
-  if (push) driver.cuCtxPopCurrent_v2(&popped);
-  c->cc = static_cast<uint32_t>(major * 10 + minor);
-  c->multiprocessors = static_cast<uint32_t>(count);
-  {
-    std::lock_guard<std::mutex> hold(lock);
-    auto put = contexts.emplace(handle, c);
-    if (!put.second) {  // another thread was quicker
-      delete c;
-      return put.first->second;
+    DriverScope scope;
+    auto *c = new Context;
+    c->handle = handle;
+    CUcontext before = nullptr, popped;
+    driver.cuCtxGetCurrent(&before);
+    bool push = before != handle;
+    if (push && driver.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS) {
+        delete c;
+        return nullptr;
     }
-    c->serial = serials++;
-    c->before = agent.late && !made;
-    only.store(serials == 1 && !agent.late ? c : nullptr, std::memory_order_release);
-  }
-  if (!made) context_met(c);
-  return c;
+    int major = 0, minor = 0, count = 1;
+    driver.cuCtxGetDevice(&c->device);
+    driver.cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, c->device);
+    driver.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, c->device);
+    driver.cuDeviceGetAttribute(&count, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, c->device);
+    if (push) driver.cuCtxPopCurrent_v2(&popped);
+    c->cc = static_cast<uint32_t>(major * 10 + minor);
+    c->multiprocessors = static_cast<uint32_t>(count);
+    {
+        std::lock_guard<std::mutex> hold(lock);
+        auto put = contexts.emplace(handle, c);
+        if (!put.second) {  // another thread was quicker
+            delete c;
+            return put.first->second;
+        }
+        c->serial = serials++;
+        c->before = agent.late && !made;
+        only.store(serials == 1 && !agent.late ? c : nullptr, std::memory_order_release);
+    }
+    if (!made) context_met(c);
+    return c;
 }
 
 Context *Registry::current() {
-  CUcontext handle = nullptr;
-  if (driver.cuCtxGetCurrent(&handle) != CUDA_SUCCESS) return nullptr;
-  return context(handle);
+    CUcontext handle = nullptr;
+    if (driver.cuCtxGetCurrent(&handle) != CUDA_SUCCESS) return nullptr;
+    return context(handle);
 }
 
 Kernel *Registry::kernel(Module *module, const std::string &name) {
-  Kernel *&known_kernel = module->kernels[name];
-  if (known_kernel) return known_kernel;
-  auto k = std::make_unique<Kernel>();
-  k->name = name;
-  k->module = module;
-  auto known = slots.find(name);
-  if (known != slots.end()) {
-    k->slot_index = known->second;
-  } else {
-    uint32_t index = agent.control->used.load(std::memory_order_relaxed);
-    if (index + 1 < kSlots) {
-      agent.control->used.store(index + 1, std::memory_order_release);
-      slots.emplace(name, index);
-      Writer w;
-      agent.send(Message::Name, w.u32(index).text(name));
+    Kernel *&known_kernel = module->kernels[name];
+    if (known_kernel) return known_kernel;
+    auto k = std::make_unique<Kernel>();
+    k->name = name;
+    k->module = module;
+    auto known = slots.find(name);
+    if (known != slots.end()) {
+        k->slot_index = known->second;
     } else {
-      index = kSlots - 1;
+        uint32_t index = agent.control->used.load(std::memory_order_relaxed);
+        if (index + 1 < kSlots) {
+            agent.control->used.store(index + 1, std::memory_order_release);
+            slots.emplace(name, index);
+            Writer w;
+            agent.send(Message::Name, w.u32(index).text(name));
+        } else {
+            index = kSlots - 1;
+        }
+        k->slot_index = index;
     }
-    k->slot_index = index;
-  }
-  k->slot = &agent.control->slots[k->slot_index];
-  return known_kernel = k.release();
+    k->slot = &agent.control->slots[k->slot_index];
+    return known_kernel = k.release();
 }
 
 void Registry::record(Module *module, Context *context, const void *handle, const char *name) {
-  if (!handle || !name) return;
-  std::lock_guard<std::mutex> hold(lock);
-  if (module->gone) return;
-  Kernel *k = kernel(module, name);
-  const Function *known = functions.find(handle);
-  if (known && known->kernel == k && known->context == context) return;
-  module->handles.push_back(const_cast<void *>(handle));  // first: what is in the table must be forgotten one day
-  functions.set(handle, &(new KeptFunction(k, context))->is);
-  ++handles_changed;
+    if (!handle || !name) return;
+    std::lock_guard<std::mutex> hold(lock);
+    if (module->gone) return;
+    Kernel *k = kernel(module, name);
+    const Function *known = functions.find(handle);
+    if (known && known->kernel == k && known->context == context) return;
+    module->handles.push_back(
+        const_cast<void *>(handle));  // first: what is in the table must be forgotten one day
+    functions.set(handle, &(new KeptFunction(k, context))->is);
+    ++handles_changed;
 }
 
 void Registry::forget(Module *module) {
-  module->gone = true;
-  ++handles_changed;
-  for (void *handle : module->handles) functions.set(handle, nullptr);
-  module->handles.clear();
-  if (module->module) modules.erase(module->module);
-  if (module->library) libraries.erase(module->library);
-  for (CUmodule m : module->modules) modules.erase(m);
+    module->gone = true;
+    ++handles_changed;
+    for (void *handle : module->handles) functions.set(handle, nullptr);
+    module->handles.clear();
+    if (module->module) modules.erase(module->module);
+    if (module->library) libraries.erase(module->library);
+    for (CUmodule m : module->modules) modules.erase(m);
 }
 
 }  // namespace gpubpf

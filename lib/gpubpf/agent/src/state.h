@@ -19,86 +19,78 @@ namespace gpubpf {
 
 // --- what the tool said (Welcome, Sidecar) ---
 
-// What a map has values for. Site: for each site of a kernel, whatever its launches' shape, in a shard for each multiprocessor.
-enum class Unit : uint32_t { Context, Thread, Warp, Block, Instance, Site };
-enum class Place : uint32_t {
-  Gpu,
-  HostRing,  // control in GPU memory, records in a file that the tool maps
-  GpuRing,   // records in GPU memory, copied when they are read
-  Shared,    // in a file of the tool, which GPU and host program reach
-  Host,      // in a file of the tool, which only the host program reaches
-};
-
 struct MapSpec {
-  // Bytes: for each context `fixed`, or for each instance `fixed` and `per_unit` for every unit (Site: and shard). Rings: `fixed` of all records together,
-  // at most; `per_unit` the stride of one.
-  uint64_t fixed = 0, per_unit = 0;
-  Unit unit = Unit::Context;
-  Place place = Place::Gpu;
-  std::vector<uint8_t> initial;  // what it begins with; the rest is zero
+    // Bytes: for each context `fixed`, or for each instance `fixed` and `per_unit` for every unit (Site: and shard). Rings: `fixed` of all records together,
+    // at most; `per_unit` the stride of one.
+    uint64_t fixed = 0, per_unit = 0;
+    Unit unit = Unit::Context;
+    Place place = Place::Gpu;
+    std::vector<uint8_t> initial;  // what it begins with; the rest is zero
 
-  bool shared() const { return unit == Unit::Context; }  // by the whole context; all else is given out kernel by kernel
+    bool shared() const {
+        return unit == Unit::Context;
+    }  // by the whole context; all else is given out kernel by kernel
 };
 
 struct Config {
-  uint64_t map_memory = 0;
-  uint64_t first = 1, last = UINT64_MAX, sample = 1;
-  uint32_t image_wait_ms = 0;
-  bool memory_is_zero = false;
-  uint64_t log_records = 0;  // of the operation log, a power of two; 0: none
-  bool stamps = false;       // timing events around what no probe times
-  bool stacks = false;       // host stacks of launches
-  bool allocation_stacks = false;
-  bool graphs = false;       // kernels in graphs are instrumented
-  bool match_all = false;    // every kernel matches, also those whose name was never seen
-  uint64_t pump = 0;         // launches after which map memory is read without being asked; 0: never
-  std::vector<MapSpec> maps;
+    uint64_t map_memory = 0;
+    uint64_t first = 1, last = UINT64_MAX, sample = 1;
+    uint32_t image_wait_ms = 0;
+    bool memory_is_zero = false;
+    uint64_t log_records = 0;  // of the operation log, a power of two; 0: none
+    bool stamps = false;       // timing events around what no probe times
+    bool stacks = false;       // host stacks of launches
+    bool allocation_stacks = false;
+    bool graphs = false;     // kernels in graphs are instrumented
+    bool match_all = false;  // every kernel matches, also those whose name was never seen
+    uint64_t pump = 0;       // launches after which map memory is read without being asked; 0: never
+    std::vector<MapSpec> maps;
 };
 
-struct BlockField {  // a map's place in the launch block
-  uint32_t map, base_offset, capacity_offset;  // capacity_offset: kNoField for maps of the context
+struct BlockField {                              // a map's place in the launch block
+    uint32_t map, base_offset, capacity_offset;  // capacity_offset: kNoField for maps of the context
 };
-constexpr uint32_t kNoField = UINT32_MAX;
 
 struct Layout {  // of one instrumented kernel
-  std::string name;
-  std::vector<uint32_t> sizes;  // of the application's parameters, bytes
-  uint32_t block_offset = 0;  // of the launch block in the parameter buffer
-  uint32_t pid_tgid = kNoField;  // where in the block the launching thread goes
-  bool waits = true;             // its blocks may wait for each other
-  uint32_t sites = 0;
-  uint32_t kernel = kNoField, epoch = kNoField;  // where in the block the kernel's number and the allocation epoch go
-  std::vector<uint8_t> block;
-  std::vector<BlockField> fields;
+    std::string name;
+    std::vector<uint32_t> sizes;   // of the application's parameters, bytes
+    uint32_t block_offset = 0;     // of the launch block in the parameter buffer
+    uint32_t pid_tgid = kNoField;  // where in the block the launching thread goes
+    bool waits = true;             // its blocks may wait for each other
+    uint32_t sites = 0;
+    uint32_t kernel = kNoField,
+             epoch = kNoField;  // where in the block the kernel's number and the allocation epoch go
+    std::vector<uint8_t> block;
+    std::vector<BlockField> fields;
 };
 
 struct Variable {
-  std::string name;
-  uint32_t index = 0;
-  bool copied = false;
-  std::vector<std::string> kernels;  // that need it
+    std::string name;
+    uint32_t index = 0;
+    bool copied = false;
+    std::vector<std::string> kernels;  // that need it
 };
 
 struct Answer {
-  std::vector<char> image;  // zero-terminated; empty: nothing matches
-  std::vector<Layout> kernels;
-  std::vector<std::pair<std::string, std::string>> refusals;
-  std::vector<Variable> variables;
+    std::vector<char> image;  // zero-terminated; empty: nothing matches
+    std::vector<Layout> kernels;
+    std::vector<std::pair<std::string, std::string>> refusals;
+    std::vector<Variable> variables;
 };
 
 // --- the process ---
 
 // What lives as long as the attachment: deleted by free_kept(), if it was not before.
 class Kept {
- public:
-  Kept();
-  virtual ~Kept();
-  Kept(const Kept &) = delete;
-  Kept &operator=(const Kept &) = delete;
+  public:
+    Kept();
+    virtual ~Kept();
+    Kept(const Kept &) = delete;
+    Kept &operator=(const Kept &) = delete;
 
- private:
-  friend void free_kept();
-  Kept *before_ = nullptr, *after_ = nullptr;
+  private:
+    friend void free_kept();
+    Kept *before_ = nullptr, *after_ = nullptr;
 };
 void free_kept();
 void forget_kept();  // in a forked child: they are the parent's, and may be locked
@@ -108,25 +100,25 @@ struct Kernel;
 struct Module;
 
 struct Pool {
-  CUdeviceptr base = 0;
-  uint64_t size = 0;
-  std::atomic<uint64_t> used{0};
+    CUdeviceptr base = 0;
+    uint64_t size = 0;
+    std::atomic<uint64_t> used{0};
 };
 
-struct Sidecar {  // in one context, for as long as that lives
-  Module *module;  // whose kernels it copies; when that is gone, an equal one can take it over
-  CUmodule handle;
-  std::shared_ptr<const Answer> answer;
-  std::vector<Copy *> copies;  // by number of the kernel in the answer; null where it was refused
+struct Sidecar {     // in one context, for as long as that lives
+    Module *module;  // whose kernels it copies; when that is gone, an equal one can take it over
+    CUmodule handle;
+    std::shared_ptr<const Answer> answer;
+    std::vector<Copy *> copies;  // by number of the kernel in the answer; null where it was refused
 };
 
 struct RingMemory {  // a ring's records in one context
-  uint32_t map, shards;
-  uint64_t capacity, stride;  // records of a shard, bytes of a record
-  CUdeviceptr control, data;
-  uint64_t bytes;  // of `data`
-  void *mapped;    // of the file with them; null: in GPU memory
-  std::vector<uint64_t> consumed;  // by shard, of a ring in GPU memory: what the tool took last
+    uint32_t map, shards;
+    uint64_t capacity, stride;  // records of a shard, bytes of a record
+    CUdeviceptr control, data;
+    uint64_t bytes;                  // of `data`
+    void *mapped;                    // of the file with them; null: in GPU memory
+    std::vector<uint64_t> consumed;  // by shard, of a ring in GPU memory: what the tool took last
 };
 
 struct GpuClock;
@@ -134,170 +126,176 @@ struct GpuClock;
 struct Stamps;
 
 struct Context : Kept {
-  ~Context() override;
-  CUcontext handle = nullptr;
-  CUdevice device = 0;
-  uint32_t serial = 0, cc = 0, multiprocessors = 1;
-  std::atomic<bool> dead{false}, broken{false};  // broken: a kernel faulted, every call fails from then on
-  std::mutex busy;            // held while the agent works in the context: loading, draining, destroying
-  bool before = false;        // it was there before the agent, or may have been
-  bool followed = false;      // the stream exists; below: guarded by `busy`
-  bool prepared = false;      // maps exist
-  bool usable = false;
-  CUstream stream = nullptr;  // the agent's own, non-blocking
-  std::vector<CUdeviceptr> storage;  // by map: address of what is not by launch shape
-  std::vector<RingMemory> rings;
-  std::vector<std::pair<void *, uint64_t>> registered;  // host memory that the GPU reaches, to be unmapped with the context
-  std::atomic<GpuClock *> clock{nullptr};               // clock.cpp
-  std::vector<Sidecar> sidecars;
+    ~Context() override;
+    CUcontext handle = nullptr;
+    CUdevice device = 0;
+    uint32_t serial = 0, cc = 0, multiprocessors = 1;
+    std::atomic<bool> dead{false}, broken{false};  // broken: a kernel faulted, every call fails from then on
+    std::mutex busy;        // held while the agent works in the context: loading, draining, destroying
+    bool before = false;    // it was there before the agent, or may have been
+    bool followed = false;  // the stream exists; below: guarded by `busy`
+    bool prepared = false;  // maps exist
+    bool usable = false;
+    CUstream stream = nullptr;         // the agent's own, non-blocking
+    std::vector<CUdeviceptr> storage;  // by map: address of what is not by launch shape
+    std::vector<RingMemory> rings;
+    std::vector<std::pair<void *, uint64_t>>
+        registered;  // host memory that the GPU reaches, to be unmapped with the context
+    std::atomic<GpuClock *> clock{nullptr};  // clock.cpp
+    std::vector<Sidecar> sidecars;
 
-  std::atomic<Stamps *> stamps{nullptr};  // its timing events; made once
-  std::deque<CUdeviceptr> cells;          // of graphs, that are not in use; guarded by `memory`, as is:
-  std::vector<CUdeviceptr> cell_memory;
+    std::atomic<Stamps *> stamps{nullptr};  // its timing events; made once
+    std::deque<CUdeviceptr> cells;          // of graphs, that are not in use; guarded by `memory`, as is:
+    std::vector<CUdeviceptr> cell_memory;
 
-  std::mutex memory;  // guards below; held for bookkeeping only, never across a driver call
-  std::vector<std::unique_ptr<Pool>> pools;
-  std::vector<Copy *> copies;
-  uint64_t wanted = 0;  // bytes of the largest request that did not fit
-  std::atomic<uint32_t> generation{0};  // of pools
+    std::mutex memory;  // guards below; held for bookkeeping only, never across a driver call
+    std::vector<std::unique_ptr<Pool>> pools;
+    std::vector<Copy *> copies;
+    uint64_t wanted = 0;                  // bytes of the largest request that did not fit
+    std::atomic<uint32_t> generation{0};  // of pools
 };
 
-struct Array {  // an array's memory for one instance; `capacity` in its units, of a site array sites | (shards - 1) << 32
-  uint32_t map;
-  CUdeviceptr base;
-  uint64_t bytes, capacity;
+struct
+    Array {  // an array's memory for one instance; `capacity` in its units, of a site array sites | (shards - 1) << 32
+    uint32_t map;
+    CUdeviceptr base;
+    uint64_t bytes, capacity;
 };
 
 // A copy at one launch shape.
 struct Instance : Kept {
-  ~Instance() override { delete[] launch_block.load(); }
-  uint32_t grid[3], block[3];
-  std::atomic<uint64_t> launches{0};
-  std::atomic<const uint8_t *> launch_block{nullptr};  // filled in but for the launch id; null: no memory yet
-  uint32_t tried = UINT32_MAX;                         // generation of pools that was too small; none yet
-  std::vector<Array> arrays;                           // valid once launch_block is
-  Instance *next = nullptr;
+    ~Instance() override { delete[] launch_block.load(); }
+    uint32_t grid[3], block[3];
+    std::atomic<uint64_t> launches{0};
+    std::atomic<const uint8_t *> launch_block{
+        nullptr};                 // filled in but for the launch id; null: no memory yet
+    uint32_t tried = UINT32_MAX;  // generation of pools that was too small; none yet
+    std::vector<Array> arrays;    // valid once launch_block is
+    Instance *next = nullptr;
 
-  uint64_t threads() const {
-    return uint64_t(grid[0]) * grid[1] * grid[2] * block[0] * block[1] * block[2];
-  }
+    uint64_t threads() const {
+        return uint64_t(grid[0]) * grid[1] * grid[2] * block[0] * block[1] * block[2];
+    }
 };
 
 struct Occupancy {
-  uint32_t threads, shared, cluster[3];
-  uint64_t copy, original;  // blocks that are resident on the whole GPU
-  Occupancy *next;
+    uint32_t threads, shared, cluster[3];
+    uint64_t copy, original;  // blocks that are resident on the whole GPU
+    Occupancy *next;
 };
 
 // An instrumented kernel in one context.
 struct Copy : Kept {
-  ~Copy() override;
-  Kernel *kernel = nullptr;
-  Context *context = nullptr;
-  std::shared_ptr<const Answer> answer;  // keeps `layout`
-  const Layout *layout = nullptr;
-  CUfunction function = nullptr;
-  CUfunction original = nullptr;  // for occupancy; null where the driver does not give it
-  static constexpr size_t kBuckets = 1024;  // some programs launch thousands of shapes
-  std::atomic<Instance *> instances[kBuckets] = {};
-  std::vector<Array> sites;  // its site arrays; guarded by the context's `memory`
-  std::atomic<Occupancy *> occupancy{nullptr};
-  std::atomic<bool> withdrawn{false};  // the driver would not take an attribute that the original has
-  Copy *next = nullptr;
+    ~Copy() override;
+    Kernel *kernel = nullptr;
+    Context *context = nullptr;
+    std::shared_ptr<const Answer> answer;  // keeps `layout`
+    const Layout *layout = nullptr;
+    CUfunction function = nullptr;
+    CUfunction original = nullptr;            // for occupancy; null where the driver does not give it
+    static constexpr size_t kBuckets = 1024;  // some programs launch thousands of shapes
+    std::atomic<Instance *> instances[kBuckets] = {};
+    std::vector<Array> sites;  // its site arrays; guarded by the context's `memory`
+    std::atomic<Occupancy *> occupancy{nullptr};
+    std::atomic<bool> withdrawn{false};  // the driver would not take an attribute that the original has
+    Copy *next = nullptr;
 };
 
 struct Kernel : Kept {  // the application's, of one module or library
-  std::string name;
-  Module *module = nullptr;
-  Slot *slot = nullptr;
-  uint32_t slot_index = 0;
-  std::atomic<bool> refused{false};
-  std::atomic<Copy *> copies{nullptr};  // one for each context
-  std::map<int, int> attributes;        // set by the application; guarded by Registry::lock
-  int cache_config = -1, shared_config = -1;
+    std::string name;
+    Module *module = nullptr;
+    Slot *slot = nullptr;
+    uint32_t slot_index = 0;
+    std::atomic<bool> refused{false};
+    std::atomic<Copy *> copies{nullptr};  // one for each context
+    std::map<int, int> attributes;        // set by the application; guarded by Registry::lock
+    int cache_config = -1, shared_config = -1;
 };
 
 struct Module : Kept {
-  ~Module() override;
-  CUmodule module = nullptr;    // exactly one of the two
-  CUlibrary library = nullptr;
-  Context *context = nullptr;   // of a module
-  std::atomic<int> applying{0};  // threads that make copies of its kernels
-  bool gone = false;             // below guarded by Registry::lock
-  std::map<std::string, Kernel *> kernels;
-  std::vector<void *> handles;  // of functions and kernels, to be forgotten with it
-  std::vector<CUmodule> modules;  // a library's, per context
-  std::vector<std::pair<uint64_t, const Context *>> variables;  // that were logged, where they are
-  int image = -1;               // memory file, until answered
-  uint64_t image_size = 0;
-  uint32_t linked = 0;  // of so many inputs
-  bool found = false;  // it was there before the agent
-  uint32_t answer_cc = 0;
-  std::shared_ptr<const Answer> answer;
-  bool asked = false;
+    ~Module() override;
+    CUmodule module = nullptr;  // exactly one of the two
+    CUlibrary library = nullptr;
+    Context *context = nullptr;    // of a module
+    std::atomic<int> applying{0};  // threads that make copies of its kernels
+    bool gone = false;             // below guarded by Registry::lock
+    std::map<std::string, Kernel *> kernels;
+    std::vector<void *> handles;    // of functions and kernels, to be forgotten with it
+    std::vector<CUmodule> modules;  // a library's, per context
+    std::vector<std::pair<uint64_t, const Context *>> variables;  // that were logged, where they are
+    int image = -1;                                               // memory file, until answered
+    uint64_t image_size = 0;
+    uint32_t linked = 0;  // of so many inputs
+    bool found = false;   // it was there before the agent
+    uint32_t answer_cc = 0;
+    std::shared_ptr<const Answer> answer;
+    bool asked = false;
 };
 
 struct Function {  // what a CUfunction or CUkernel stands for
-  Kernel *kernel;
-  Context *context;  // null: a CUkernel, which belongs to none
+    Kernel *kernel;
+    Context *context;  // null: a CUkernel, which belongs to none
 };
 
 struct KeptFunction : Kept {
-  KeptFunction(Kernel *kernel, Context *context) : is{kernel, context} {}
-  const Function is;
+    KeptFunction(Kernel *kernel, Context *context) : is{kernel, context} {}
+    const Function is;
 };
 
 // handle → Function, read without locks. Old tables are kept: a reader may be in one.
 class FunctionTable {
- public:
-  const Function *find(const void *handle) const {
-    const Table *t = table_.load(std::memory_order_acquire);
-    auto key = reinterpret_cast<uintptr_t>(handle);
-    for (size_t i = hash(key) & t->mask;; i = (i + 1) & t->mask) {
-      uintptr_t k = t->cells[i].key.load(std::memory_order_acquire);
-      if (k == key) return t->cells[i].value.load(std::memory_order_acquire);
-      if (!k) return nullptr;
+  public:
+    const Function *find(const void *handle) const {
+        const Table *t = table_.load(std::memory_order_acquire);
+        auto key = reinterpret_cast<uintptr_t>(handle);
+        for (size_t i = hash(key) & t->mask;; i = (i + 1) & t->mask) {
+            uintptr_t k = t->cells[i].key.load(std::memory_order_acquire);
+            if (k == key) return t->cells[i].value.load(std::memory_order_acquire);
+            if (!k) return nullptr;
+        }
     }
-  }
-  FunctionTable();
-  void set(const void *handle, const Function *value);  // null: forgets; callers hold Registry::lock
+    FunctionTable();
+    void set(const void *handle, const Function *value);  // null: forgets; callers hold Registry::lock
 
- private:
-  struct Cell {
-    std::atomic<uintptr_t> key{0};
-    std::atomic<const Function *> value{nullptr};
-  };
-  struct Table : Kept {
-    explicit Table(size_t size) : mask(size - 1), cells(new Cell[size]) {}
-    size_t mask, filled = 0;
-    std::unique_ptr<Cell[]> cells;
-  };
-  static size_t hash(uintptr_t key) { return static_cast<size_t>((key >> 4) * 0x9E3779B97F4A7C15ull >> 20); }
-  static void put(Table *t, uintptr_t key, const Function *value);
-  std::atomic<Table *> table_;
+  private:
+    struct Cell {
+        std::atomic<uintptr_t> key{0};
+        std::atomic<const Function *> value{nullptr};
+    };
+    struct Table : Kept {
+        explicit Table(size_t size) : mask(size - 1), cells(new Cell[size]) {}
+        size_t mask, filled = 0;
+        std::unique_ptr<Cell[]> cells;
+    };
+    static size_t hash(uintptr_t key) {
+        return static_cast<size_t>((key >> 4) * 0x9E3779B97F4A7C15ull >> 20);
+    }
+    static void put(Table *t, uintptr_t key, const Function *value);
+    std::atomic<Table *> table_;
 };
 
 struct Registry {
-  std::mutex lock;  // guards the maps below; never held across a driver call or a wait
-  std::map<CUcontext, Context *> contexts;
-  std::map<CUdevice, CUcontext> primary;
-  std::map<CUdevice, uint32_t> retained;
-  std::map<CUmodule, Module *> modules;
-  std::map<CUlibrary, Module *> libraries;
-  std::map<std::string, uint32_t> slots;
-  std::vector<Module *> waiting;  // for a context, or for the end of a capture
-  uint32_t serials = 0;
-  std::atomic<Context *> only{nullptr};       // the one context of the process, when there was never another; null if that is not known
-  std::atomic<int> captures{0};               // streams being captured
+    std::mutex lock;  // guards the maps below; never held across a driver call or a wait
+    std::map<CUcontext, Context *> contexts;
+    std::map<CUdevice, CUcontext> primary;
+    std::map<CUdevice, uint32_t> retained;
+    std::map<CUmodule, Module *> modules;
+    std::map<CUlibrary, Module *> libraries;
+    std::map<std::string, uint32_t> slots;
+    std::vector<Module *> waiting;  // for a context, or for the end of a capture
+    uint32_t serials = 0;
+    std::atomic<Context *> only{
+        nullptr};  // the one context of the process, when there was never another; null if that is not known
+    std::atomic<int> captures{0};  // streams being captured
 
-  FunctionTable functions;
+    FunctionTable functions;
 
-  // Its record, made if new; null for null. `made`: by a call that was seen.
-  Context *context(CUcontext handle, bool made = false);
-  Context *current();
-  Kernel *kernel(Module *module, const std::string &name);  // with lock held
-  void record(Module *module, Context *context, const void *handle, const char *name);
-  void forget(Module *module);  // with lock held: its handles mean nothing from now on
+    // Its record, made if new; null for null. `made`: by a call that was seen.
+    Context *context(CUcontext handle, bool made = false);
+    Context *current();
+    Kernel *kernel(Module *module, const std::string &name);  // with lock held
+    void record(Module *module, Context *context, const void *handle, const char *name);
+    void forget(Module *module);  // with lock held: its handles mean nothing from now on
 };
 
 extern std::atomic<uint64_t> handles_changed;   // what a handle was not known to be it may be now

@@ -11,172 +11,173 @@
 namespace gpubpf {
 
 bool Reader::take(void *to, size_t size) {
-  if (size > left_) {
-    ok_ = false;
-    left_ = 0;
-    memset(to, 0, size);
-    return false;
-  }
-  memcpy(to, next_, size);
-  next_ += size;
-  left_ -= size;
-  return true;
+    if (size > left_) {
+        ok_ = false;
+        left_ = 0;
+        memset(to, 0, size);
+        return false;
+    }
+    memcpy(to, next_, size);
+    next_ += size;
+    left_ -= size;
+    return true;
 }
 
 uint32_t Reader::u32() {
-  uint32_t v;
-  take(&v, sizeof v);
-  return v;
+    uint32_t v;
+    take(&v, sizeof v);
+    return v;
 }
 
 uint64_t Reader::u64() {
-  uint64_t v;
-  take(&v, sizeof v);
-  return v;
+    uint64_t v;
+    take(&v, sizeof v);
+    return v;
 }
 
 uint32_t Reader::count(size_t least) {
-  uint32_t n = u32();
-  if (least && n > left_ / least) {
-    ok_ = false;
-    return 0;
-  }
-  return n;
+    uint32_t n = u32();
+    if (least && n > left_ / least) {
+        ok_ = false;
+        return 0;
+    }
+    return n;
 }
 
 std::string Reader::text() {
-  uint32_t n = count(1);
-  std::string s(n, '\0');
-  if (n) take(&s[0], n);
-  return s;
+    uint32_t n = count(1);
+    std::string s(n, '\0');
+    if (n) take(&s[0], n);
+    return s;
 }
 
 std::vector<uint8_t> Reader::blob() {
-  uint32_t n = count(1);
-  std::vector<uint8_t> b(n);
-  if (n) take(b.data(), n);
-  return b;
+    uint32_t n = count(1);
+    std::vector<uint8_t> b(n);
+    if (n) take(b.data(), n);
+    return b;
 }
 
 bool send_frame(int socket, Message type, const std::vector<uint8_t> &payload, int fd) {
-  uint32_t header[2] = {static_cast<uint32_t>(type), static_cast<uint32_t>(payload.size())};
-  iovec parts[2] = {{header, sizeof header}, {const_cast<uint8_t *>(payload.data()), payload.size()}};
-  msghdr message{};
-  message.msg_iov = parts;
-  message.msg_iovlen = 2;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  if (fd >= 0) {
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    cmsghdr *c = CMSG_FIRSTHDR(&message);
-    c->cmsg_level = SOL_SOCKET;
-    c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(sizeof(int));
-    memcpy(CMSG_DATA(c), &fd, sizeof fd);
-  }
-  while (message.msg_iovlen) {
-    ssize_t n = sendmsg(socket, &message, MSG_NOSIGNAL);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;  // the socket has a send timeout: a tool that reads nothing counts as gone
-    message.msg_control = nullptr;
-    message.msg_controllen = 0;
-    auto sent = static_cast<size_t>(n);
-    while (message.msg_iovlen && sent >= message.msg_iov->iov_len) {
-      sent -= message.msg_iov->iov_len;
-      ++message.msg_iov;
-      --message.msg_iovlen;
+    uint32_t header[2] = {static_cast<uint32_t>(type), static_cast<uint32_t>(payload.size())};
+    iovec parts[2] = {{header, sizeof header}, {const_cast<uint8_t *>(payload.data()), payload.size()}};
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = 2;
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    if (fd >= 0) {
+        message.msg_control = control;
+        message.msg_controllen = sizeof control;
+        cmsghdr *c = CMSG_FIRSTHDR(&message);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(c), &fd, sizeof fd);
     }
-    if (message.msg_iovlen) {
-      message.msg_iov->iov_base = static_cast<char *>(message.msg_iov->iov_base) + sent;
-      message.msg_iov->iov_len -= sent;
+    while (message.msg_iovlen) {
+        ssize_t n = sendmsg(socket, &message, MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;  // the socket has a send timeout: a tool that reads nothing counts as gone
+        message.msg_control = nullptr;
+        message.msg_controllen = 0;
+        auto sent = static_cast<size_t>(n);
+        while (message.msg_iovlen && sent >= message.msg_iov->iov_len) {
+            sent -= message.msg_iov->iov_len;
+            ++message.msg_iov;
+            --message.msg_iovlen;
+        }
+        if (message.msg_iovlen) {
+            message.msg_iov->iov_base = static_cast<char *>(message.msg_iov->iov_base) + sent;
+            message.msg_iov->iov_len -= sent;
+        }
     }
-  }
-  return true;
+    return true;
 }
 
 static bool receive_exactly(int socket, void *to, size_t size, int *fd) {
-  auto *p = static_cast<char *>(to);
-  while (size) {
-    iovec part{p, size};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-    if (fd) {
-      message.msg_control = control;
-      message.msg_controllen = sizeof control;
+    auto *p = static_cast<char *>(to);
+    while (size) {
+        iovec part{p, size};
+        msghdr message{};
+        message.msg_iov = &part;
+        message.msg_iovlen = 1;
+        alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+        if (fd) {
+            message.msg_control = control;
+            message.msg_controllen = sizeof control;
+        }
+        ssize_t n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        if (fd)
+            for (cmsghdr *c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c))
+                if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
+                    memcpy(fd, CMSG_DATA(c), sizeof *fd);
+        p += n;
+        size -= static_cast<size_t>(n);
     }
-    ssize_t n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    if (fd)
-      for (cmsghdr *c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c))
-        if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) memcpy(fd, CMSG_DATA(c), sizeof *fd);
-    p += n;
-    size -= static_cast<size_t>(n);
-  }
-  return true;
+    return true;
 }
 
 bool receive_frame(int socket, Frame &frame) {
-  uint32_t header[2];
-  frame.fd = -1;
-  if (!receive_exactly(socket, header, sizeof header, &frame.fd) || header[1] > kFrameLimit) return false;
-  frame.type = static_cast<Message>(header[0]);
-  frame.payload.resize(header[1]);
-  return header[1] == 0 || receive_exactly(socket, frame.payload.data(), header[1], nullptr);
+    uint32_t header[2];
+    frame.fd = -1;
+    if (!receive_exactly(socket, header, sizeof header, &frame.fd) || header[1] > kFrameLimit) return false;
+    frame.type = static_cast<Message>(header[0]);
+    frame.payload.resize(header[1]);
+    return header[1] == 0 || receive_exactly(socket, frame.payload.data(), header[1], nullptr);
 }
 
 int move_high(int fd) {
-  if (fd < 0) return fd;
-  int high = fcntl(fd, F_DUPFD_CLOEXEC, 200);
-  if (high < 0) return fd;
-  close(fd);
-  return high;
+    if (fd < 0) return fd;
+    int high = fcntl(fd, F_DUPFD_CLOEXEC, 200);
+    if (high < 0) return fd;
+    close(fd);
+    return high;
 }
 
 int memory_file(const char *name, uint64_t size) {
-  int fd = move_high(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (fd >= 0 && ftruncate(fd, static_cast<off_t>(size)) != 0) {
-    close(fd);
-    return -1;
-  }
-  return fd;
+    int fd = move_high(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (fd >= 0 && ftruncate(fd, static_cast<off_t>(size)) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
 }
 
 int sealed_file(const char *name, uint64_t size) {
-  int fd = memory_file(name, size);
-  if (fd >= 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    close(fd);
-    return -1;
-  }
-  return fd;
+    int fd = memory_file(name, size);
+    if (fd >= 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
 }
 
 bool write_all(int fd, const void *data, size_t size, uint64_t offset) {
-  const auto *p = static_cast<const char *>(data);
-  while (size) {
-    ssize_t n = pwrite(fd, p, size, static_cast<off_t>(offset));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    p += n;
-    offset += static_cast<uint64_t>(n);
-    size -= static_cast<size_t>(n);
-  }
-  return true;
+    const auto *p = static_cast<const char *>(data);
+    while (size) {
+        ssize_t n = pwrite(fd, p, size, static_cast<off_t>(offset));
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        p += n;
+        offset += static_cast<uint64_t>(n);
+        size -= static_cast<size_t>(n);
+    }
+    return true;
 }
 
 bool read_all(int fd, void *data, size_t size, uint64_t offset) {
-  auto *p = static_cast<char *>(data);
-  while (size) {
-    ssize_t n = pread(fd, p, size, static_cast<off_t>(offset));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    p += n;
-    offset += static_cast<uint64_t>(n);
-    size -= static_cast<size_t>(n);
-  }
-  return true;
+    auto *p = static_cast<char *>(data);
+    while (size) {
+        ssize_t n = pread(fd, p, size, static_cast<off_t>(offset));
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        p += n;
+        offset += static_cast<uint64_t>(n);
+        size -= static_cast<size_t>(n);
+    }
+    return true;
 }
 
 }  // namespace gpubpf
