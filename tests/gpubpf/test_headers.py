@@ -44,7 +44,7 @@ def sums(monkeypatch, tmp_path):
 
 
 def test_a_header_stands_in_place_of_its_line(sums):
-    made = headers.spread(TEXT)
+    made = headers.expand(TEXT)
     lines = made.text.split("\n")
     assert made.text == TEXT.replace("# include <gpubpf_sums.h> /* once */", SUMS).replace(
         "#include <gpubpf_sums.h>", SUMS
@@ -56,7 +56,7 @@ def test_a_header_stands_in_place_of_its_line(sums):
 
 def test_headers_include_headers(sums):
     (sums.parent / "gpubpf_outer.h").write_text("int outer;\n#include <gpubpf_sums.h>\n")
-    made = headers.spread("#include <gpubpf_outer.h>")
+    made = headers.expand("#include <gpubpf_outer.h>")
     assert made.text == f"int outer;\n{SUMS}\n"
     assert made.origins[:2] == (("gpubpf_outer.h", 1), ("gpubpf_sums.h", 1))
 

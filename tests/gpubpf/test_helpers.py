@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from gpubpf.ebpf import headers
-from gpubpf.ebpf.helpers import HELPERS, REAL_TIME, TAKE_CONTEXT, Helper, Kind, Pointer, StandIn, number_of
+from gpubpf.ebpf.helpers import (
+    HELPERS,
+    REAL_TIME,
+    TAKE_CONTEXT,
+    ArgumentKind,
+    Helper,
+    Pointer,
+    StandIn,
+    number_of,
+)
 from gpubpf.lower.ir import LOWERINGS
 from gpubpf.lower.nvptx import NVPTX
 from gpubpf.verify import calls
@@ -65,13 +74,13 @@ def test_every_helper_has_a_lowering_and_every_lowering_a_helper():
 
 
 def test_the_verifier_checks_every_kind_of_argument():
-    assert set(calls._CHECKS) == set(Kind)
+    assert set(calls._CHECKS) == set(ArgumentKind)
     for helper in DEVICE + NATIVE:
         kinds = set(helper.registers)
-        sized = {Kind.SIZE, Kind.RECORD_SIZE, Kind.SHORT_RECORD_SIZE} & kinds
-        assert not {Kind.BUFFER, Kind.RECORD} & kinds or sized, helper.name
+        sized = {ArgumentKind.SIZE, ArgumentKind.RECORD_SIZE, ArgumentKind.SHORT_RECORD_SIZE} & kinds
+        assert not {ArgumentKind.BUFFER, ArgumentKind.RECORD} & kinds or sized, helper.name
         for use in (helper.device, helper.native):
-            assert use is None or bool(use.maps) is (Kind.MAP in kinds), helper.name
+            assert use is None or bool(use.maps) is (ArgumentKind.MAP in kinds), helper.name
         for argument in helper.arguments:
             assert 0 <= argument.least <= argument.most
             assert (argument.most > 0) is (argument.kind in sized), helper.name
@@ -84,15 +93,15 @@ def test_the_kernels_verifier_knows_a_stand_in_for_each_helper_of_a_gpu():
         expected = StandIn.NUMBER
         if helper.in_kernel:
             expected = StandIn.ITSELF
-        elif Kind.RESULT in kinds:
+        elif ArgumentKind.RESULT in kinds:
             expected = StandIn.STORES
-        elif Kind.CELL in kinds:
+        elif ArgumentKind.CELL in kinds:
             expected = StandIn.UPDATE
-        elif Kind.TEXT in kinds:
+        elif ArgumentKind.TEXT in kinds:
             expected = StandIn.PRINTK
         assert helper.stand_in is expected, helper.name
         if expected is StandIn.NUMBER:
-            assert kinds <= {Kind.NUMBER}, helper.name
+            assert kinds <= {ArgumentKind.NUMBER}, helper.name
 
 
 def test_the_agent_has_the_functions_that_native_programs_call():

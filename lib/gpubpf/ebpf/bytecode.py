@@ -85,7 +85,7 @@ class Instruction:
 
 
 @dataclass(frozen=True)
-class Function:
+class BpfFunction:
     """A program: its instructions, subprograms appended as the kernel wants them.
 
     `point`: one of CONTEXTS, or `uprobe` (its context is struct pt_regs) or `host` (any other context, such as a tracepoint's): these
@@ -102,16 +102,16 @@ class Program:
     """A compiled C text, relocatable: maps are named, nothing refers to this process."""
 
     text: str
-    functions: Mapping[str, Function]
+    functions: Mapping[str, BpfFunction]
     maps: Mapping[str, MapDefinition]
     license: str = "GPL"
 
     @property
-    def device_functions(self) -> tuple[Function, ...]:
+    def device_functions(self) -> tuple[BpfFunction, ...]:
         return tuple(f for f in self.functions.values() if f.point in DEVICE_POINTS)
 
     @property
-    def host_functions(self) -> tuple[Function, ...]:
+    def host_functions(self) -> tuple[BpfFunction, ...]:
         return tuple(f for f in self.functions.values() if f.point not in DEVICE_POINTS)
 
     def quote(self, number: int) -> str:

@@ -28,7 +28,7 @@ from gpubpf.ebpf.bytecode import (
     JMP,
     LD_IMM64,
     PSEUDO_CALL,
-    Function,
+    BpfFunction,
     Program,
     decode,
     encode,
@@ -37,7 +37,7 @@ from gpubpf.ebpf.bytecode import (
     signed,
     without_comments,
 )
-from gpubpf.ebpf.headers import Source
+from gpubpf.ebpf.headers import ExpandedText
 from gpubpf.ebpf.helpers import HELPERS
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import CompileError
@@ -101,7 +101,7 @@ def from_json(value: Any, text: str) -> Program:
         code = list(decode(base64.b64decode(item["code"]), item["lines"]))
         for pc, map_name in item["maps"].items():
             code[int(pc)] = replace(code[int(pc)], map=map_name)
-        functions[name] = Function(name, item["point"], tuple(code))
+        functions[name] = BpfFunction(name, item["point"], tuple(code))
     definitions = {item["name"]: MapDefinition.from_json(item) for item in value["maps"]}
     return Program(text, functions, definitions, value["license"])
 
@@ -130,7 +130,7 @@ def _compile(text: str) -> Program:
         try:
             answer = json.loads(result.read())
         except ValueError:
-            raise CompileError(_diagnosis(headers.spread(text), said)) from None
+            raise CompileError(_diagnosis(headers.expand(text), said)) from None
     if "error" in answer:
         raise CompileError(answer["error"])
     return from_json(answer, text)
@@ -140,7 +140,7 @@ def _compile_here(text: str, talk: IO[bytes]) -> dict[str, Any]:
     """The program as JSON values, or `{"error": …}`; stdout and stderr go to `talk` already."""
     try:
         bcc = _import_bcc()
-        source = headers.spread(text)
+        source = headers.expand(text)
         spelled = spell_out_increments(source.text)
         flags = (ctypes.c_char_p * len(_FLAGS))(*(flag.encode() for flag in _FLAGS))
         with _kernel_source():
@@ -185,7 +185,7 @@ def capable() -> bool:
     return False
 
 
-def _diagnosis(source: Source, said: str) -> str:
+def _diagnosis(source: ExpandedText, said: str) -> str:
     """What clang and bcc said of a text, in one line."""
     lines = [line for line in said.splitlines() if not line.startswith(("clang -cc1", "#"))]
     if match := re.search(r"incomplete definition of type 'struct tracepoint__(\w+?)__(\w+)'", said):
@@ -239,8 +239,8 @@ def _collect(lib: Any, module: int, text: str, lines: Mapping[str, Sequence[int]
         by_fd[lib.bpf_table_fd_id(module, index)] = name
         definitions[name] = _definition(lib, module, index, name)
     attached = points(text)
-    others = dict.fromkeys(register_functions(headers.spread(text).text), "uprobe")
-    functions: dict[str, Function] = {}
+    others = dict.fromkeys(register_functions(headers.expand(text).text), "uprobe")
+    functions: dict[str, BpfFunction] = {}
     for index in range(lib.bpf_num_functions(module)):
         name = lib.bpf_function_name(module, index).decode()
         start, size = (
@@ -248,7 +248,7 @@ def _collect(lib: Any, module: int, text: str, lines: Mapping[str, Sequence[int]
             lib.bpf_function_size(module, name.encode()),
         )
         code = decode(ctypes.string_at(start, size), lines.get(name, ()), by_fd)
-        function = Function(name, attached.get(name) or others.get(name, "host"), code)
+        function = BpfFunction(name, attached.get(name) or others.get(name, "host"), code)
         if function.point != "host":
             _check_relocations(function)
         functions[name] = function
@@ -287,7 +287,7 @@ def _check_sides(program: Program) -> None:
                 )
 
 
-def _check_relocations(function: Function) -> None:
+def _check_relocations(function: BpfFunction) -> None:
     """bcc's loader resolves no reference to another function or to constant data: such code cannot be run."""
     for pc, i in enumerate(function.instructions):
         where = f"program {function.name}, C line {i.line}"
@@ -375,7 +375,7 @@ def _rewritten(text: str, said: str) -> tuple[list[str], dict[int, int]]:
     return rewritten, lines
 
 
-def _lines(source: Source, said: str) -> dict[str, list[int]]:
+def _lines(source: ExpandedText, said: str) -> dict[str, list[int]]:
     """C line of every instruction slot, by function; of what a header does, the line before it in the text. bcc prints each
     function's instructions under the lines, of the rewritten text, that they come from (DEBUG_SOURCE)."""
     head, *parts = re.split(r"^Disassembly of function (\S+)\n", said, flags=re.M)

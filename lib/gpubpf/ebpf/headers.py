@@ -17,7 +17,7 @@ _LINE = re.compile(r"\s*#\s*include\s*<(gpubpf_\w+\.h)>\s*")
 
 
 @dataclass(frozen=True)
-class Source:
+class ExpandedText:
     """C text with its headers in it. `origins`: where each line comes from, as (name of the header or "", line from 1)."""
 
     text: str
@@ -32,7 +32,7 @@ def content() -> bytes:
     return b"\0".join(path.read_bytes() for path in sorted(INCLUDE.glob("*.h")))
 
 
-def spread(text: str, name: str = "") -> Source:
+def expand(text: str, name: str = "") -> ExpandedText:
     """The text, of the header `name` or one that was given, with the headers that it includes. One that is not there stays."""
     lines: list[str] = []
     origins: list[tuple[str, int]] = []
@@ -40,10 +40,10 @@ def spread(text: str, name: str = "") -> Source:
     for number, (line, code) in enumerate(zip(text.split("\n"), plain, strict=True), 1):
         included = _LINE.fullmatch(code)
         if included is not None and (INCLUDE / included[1]).exists():
-            header = spread((INCLUDE / included[1]).read_text(), included[1])
+            header = expand((INCLUDE / included[1]).read_text(), included[1])
             lines += header.text.split("\n")
             origins += header.origins
         else:
             lines.append(line)
             origins.append((name, number))
-    return Source("\n".join(lines), tuple(origins))
+    return ExpandedText("\n".join(lines), tuple(origins))

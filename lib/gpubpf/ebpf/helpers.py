@@ -23,7 +23,7 @@ _FIRST_NOT_OF_KERNEL = 500
 _U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
 
 
-class Kind(Enum):
+class ArgumentKind(Enum):
     """What an argument must be."""
 
     CONTEXT = auto()  # the context that the program was given
@@ -45,10 +45,10 @@ class Kind(Enum):
     PRINTED = auto()  # a number, if the text has a conversion for it
 
 
-class Argument(NamedTuple):
+class HelperArgument(NamedTuple):
     """One argument, with its name in the C header. `least` and `most`: bounds of a size, in bytes."""
 
-    kind: Kind
+    kind: ArgumentKind
     name: str
     least: int = 0
     most: int = 0
@@ -94,7 +94,7 @@ class Helper:
 
     number: int
     name: str
-    arguments: tuple[Argument, ...] = ()
+    arguments: tuple[HelperArgument, ...] = ()
     result: tuple[int, int] | Pointer = (0, _U64)
     device: Use | None = None
     native: Use | None = None
@@ -106,14 +106,14 @@ class Helper:
         return self.number < _FIRST_NOT_OF_KERNEL
 
     @cached_property
-    def registers(self) -> Mapping[Kind, tuple[int, ...]]:
+    def registers(self) -> Mapping[ArgumentKind, tuple[int, ...]]:
         """The registers of the arguments of each kind, from 1."""
-        found: dict[Kind, tuple[int, ...]] = {}
+        found: dict[ArgumentKind, tuple[int, ...]] = {}
         for register, argument in enumerate(self.arguments, 1):
             found[argument.kind] = (*found.get(argument.kind, ()), register)
         return found
 
-    def register(self, kind: Kind) -> int:
+    def register(self, kind: ArgumentKind) -> int:
         """The register of the only argument of this kind."""
         (register,) = self.registers[kind]
         return register
@@ -121,21 +121,33 @@ class Helper:
 
 _STORAGE = ("array", "percpu_array", "hash", "shared_array", *SHAPED)
 _SHARED, _RING = ("shared_array",), ("ringbuf",)
-_CTX, _MAP, _KEY = Argument(Kind.CONTEXT, "ctx"), Argument(Kind.MAP, "map"), Argument(Kind.KEY, "key")
-_DATA, _RESERVED = Argument(Kind.RECORD, "data"), Argument(Kind.RESERVED, "data")
-_SIZE = Argument(Kind.RECORD_SIZE, "size", 1, MAX_RECORD)
-_FLAGS = Argument(Kind.NUMBER, "flags")
-_TEXT = Argument(Kind.TEXT, "text")
-_PRINTED = tuple(Argument(Kind.PRINTED, f"value{n}") for n in range(1, PRINT_ARGUMENTS + 1))
-_BUFFER = Argument(Kind.BUFFER, "buffer")
-_XYZ = tuple(Argument(Kind.RESULT, axis) for axis in "xyz")
-_VALUE = Argument(Kind.NUMBER, "value")
+_CTX = HelperArgument(ArgumentKind.CONTEXT, "ctx")
+_MAP = HelperArgument(ArgumentKind.MAP, "map")
+_KEY = HelperArgument(ArgumentKind.KEY, "key")
+_MAP_VALUE = HelperArgument(ArgumentKind.VALUE, "value")
+_UPDATE_FLAGS = HelperArgument(ArgumentKind.UPDATE_FLAGS, "flags")
+_NO_FLAGS = HelperArgument(ArgumentKind.NO_FLAGS, "flags")
+_FLAGS = HelperArgument(ArgumentKind.NUMBER, "flags")
+_DATA = HelperArgument(ArgumentKind.RECORD, "data")
+_RESERVED = HelperArgument(ArgumentKind.RESERVED, "data")
+_RECORD_SIZE = HelperArgument(ArgumentKind.RECORD_SIZE, "size", 1, MAX_RECORD)
+_SHORT_RECORD_SIZE = HelperArgument(ArgumentKind.SHORT_RECORD_SIZE, "size", 1, MAX_RECORD)
+_TEXT = HelperArgument(ArgumentKind.TEXT, "text")
+_PRINTED = tuple(HelperArgument(ArgumentKind.PRINTED, f"value{n}") for n in range(1, PRINT_ARGUMENTS + 1))
+_BUFFER = HelperArgument(ArgumentKind.BUFFER, "buffer")
+_XYZ = tuple(HelperArgument(ArgumentKind.RESULT, axis) for axis in "xyz")
+_CELL = HelperArgument(ArgumentKind.CELL, "cell")
+_VALUE = HelperArgument(ArgumentKind.NUMBER, "value")
 _ANY, _32_BITS = (0, _U64), (0, _U32)
 _FUNCTION = Use("function")  # a C function of the agent with the same arguments
 
 
-def _number(name: str) -> tuple[Argument, ...]:
-    return (Argument(Kind.NUMBER, name),)
+def _number(name: str) -> HelperArgument:
+    return HelperArgument(ArgumentKind.NUMBER, name)
+
+
+def _size(least: int, most: int) -> HelperArgument:
+    return HelperArgument(ArgumentKind.SIZE, "size", least, most)
 
 
 # fmt: off
@@ -143,14 +155,14 @@ _TABLE = (
     # Maps and output.
     Helper(1, "bpf_map_lookup_elem", (_MAP, _KEY), Pointer.VALUE,
            Use("lookup", maps=(*_STORAGE, "param")), Use("lookup", maps=(*_SHARED, "param"))),
-    Helper(2, "bpf_map_update_elem", (_MAP, _KEY, Argument(Kind.VALUE, "value"), Argument(Kind.UPDATE_FLAGS, "flags")), _ANY,
+    Helper(2, "bpf_map_update_elem", (_MAP, _KEY, _MAP_VALUE, _UPDATE_FLAGS), _ANY,
            Use("update", maps=_STORAGE), Use("update", maps=_SHARED)),
     Helper(3, "bpf_map_delete_elem", (_MAP, _KEY), _ANY, Use("delete", maps=("hash",))),
-    Helper(6, "bpf_trace_printk", (_TEXT, Argument(Kind.SIZE, "size", 1, STACK_SIZE), *_PRINTED), _ANY, Use("print")),
-    Helper(25, "bpf_perf_event_output", (_CTX, _MAP, _FLAGS, _DATA, _SIZE._replace(kind=Kind.SHORT_RECORD_SIZE)), _ANY,
+    Helper(6, "bpf_trace_printk", (_TEXT, _size(1, STACK_SIZE), *_PRINTED), _ANY, Use("print")),
+    Helper(25, "bpf_perf_event_output", (_CTX, _MAP, _FLAGS, _DATA, _SHORT_RECORD_SIZE), _ANY,
            Use("output", maps=_RING)),
-    Helper(130, "bpf_ringbuf_output", (_MAP, _DATA, _SIZE, _FLAGS), _ANY, Use("output", maps=_RING)),
-    Helper(131, "bpf_ringbuf_reserve", (_MAP, _SIZE, Argument(Kind.NO_FLAGS, "flags")), Pointer.RECORD,
+    Helper(130, "bpf_ringbuf_output", (_MAP, _DATA, _RECORD_SIZE, _FLAGS), _ANY, Use("output", maps=_RING)),
+    Helper(131, "bpf_ringbuf_reserve", (_MAP, _RECORD_SIZE, _NO_FLAGS), Pointer.RECORD,
            Use("reserve", maps=_RING)),
     Helper(132, "bpf_ringbuf_submit", (_RESERVED, _FLAGS), _ANY, Use("submit")),
     Helper(133, "bpf_ringbuf_discard", (_RESERVED, _FLAGS), _ANY, Use("discard")),
@@ -160,14 +172,14 @@ _TABLE = (
     Helper(8, "bpf_get_smp_processor_id", native=_FUNCTION),
     Helper(14, "bpf_get_current_pid_tgid", (), _ANY, Use("argument", "pid_tgid"), _FUNCTION),  # GPU: of the thread that launched
     Helper(15, "bpf_get_current_uid_gid", native=_FUNCTION),
-    Helper(16, "bpf_get_current_comm", (_BUFFER, Argument(Kind.SIZE, "size", 1, 64)), native=_FUNCTION),
+    Helper(16, "bpf_get_current_comm", (_BUFFER, _size(1, 64)), native=_FUNCTION),
     Helper(42, "bpf_get_numa_node_id", native=_FUNCTION),
     Helper(80, "bpf_get_current_cgroup_id", native=_FUNCTION),
     # -EINVAL: a process knows only its own PID namespace, and helper 14 tells its number there.
     Helper(120, "bpf_get_ns_current_pid_tgid",
-           (*_number("device"), *_number("inode"), Argument(Kind.BUFFER, "result"), Argument(Kind.SIZE, "size", 8, 8)),
+           (_number("device"), _number("inode"), _BUFFER, _size(8, 8)),
            native=Use("constant", "-22")),
-    Helper(123, "bpf_get_current_ancestor_cgroup_id", _number("level"), native=_FUNCTION),
+    Helper(123, "bpf_get_current_ancestor_cgroup_id", (_number("level"),), native=_FUNCTION),
     Helper(125, "bpf_ktime_get_boot_ns", native=_FUNCTION, real_time=True),
     Helper(160, "bpf_ktime_get_coarse_ns", native=_FUNCTION, real_time=True),
     # Only in the kernel, which checks their arguments: here for their names, and for which of them take its context.
@@ -175,7 +187,7 @@ _TABLE = (
     Helper(27, "bpf_get_stackid", (_CTX, _MAP, _FLAGS)),
     Helper(35, "bpf_get_current_task"),
     Helper(45, "bpf_probe_read_str"),
-    Helper(67, "bpf_get_stack", (_CTX, _BUFFER, Argument(Kind.SIZE, "size"), _FLAGS)),
+    Helper(67, "bpf_get_stack", (_CTX, _BUFFER, _size(0, 0), _FLAGS)),
     Helper(112, "bpf_probe_read_user"),
     Helper(113, "bpf_probe_read_kernel"),
     Helper(114, "bpf_probe_read_user_str"),
@@ -196,22 +208,22 @@ _TABLE = (
     Helper(604, "gpu_sm", (), _32_BITS, Use("special", "sm"), stand_in=StandIn.NUMBER),
     Helper(605, "gpu_clock", (), _ANY, Use("special", "clock"), stand_in=StandIn.NUMBER),
     Helper(606, "gpu_global_thread", (), _ANY, Use("thread"), stand_in=StandIn.NUMBER),
-    Helper(607, "gpu_max", (Argument(Kind.CELL, "cell"), _VALUE), _ANY, Use("maximum"), stand_in=StandIn.UPDATE),
+    Helper(607, "gpu_max", (_CELL, _VALUE), _ANY, Use("maximum"), stand_in=StandIn.UPDATE),
     Helper(608, "gpu_active", (), (1, _U32), Use("lanes", "active"), stand_in=StandIn.NUMBER),
     Helper(609, "gpu_log2", (_VALUE,), (0, 63), Use("logarithm"), stand_in=StandIn.NUMBER),
     Helper(610, "gpu_match", (_VALUE,), (1, _U32), Use("lanes", "match"), stand_in=StandIn.NUMBER),
-    Helper(611, "gpu_ballot", _number("predicate"), _32_BITS, Use("lanes", "ballot"), stand_in=StandIn.NUMBER),
-    Helper(612, "gpu_shuffle", (_VALUE, *_number("lane")), _ANY, Use("shuffle"), stand_in=StandIn.NUMBER),
+    Helper(611, "gpu_ballot", (_number("predicate"),), _32_BITS, Use("lanes", "ballot"), stand_in=StandIn.NUMBER),
+    Helper(612, "gpu_shuffle", (_VALUE, _number("lane")), _ANY, Use("shuffle"), stand_in=StandIn.NUMBER),
     Helper(613, "gpu_kernel", (), _ANY, Use("argument", "kernel"), stand_in=StandIn.NUMBER),
     Helper(614, "gpu_epoch", (), _ANY, Use("argument", "epoch"), stand_in=StandIn.NUMBER),
     Helper(615, "gpu_popcount", (_VALUE,), (0, 64), Use("popcount"), stand_in=StandIn.NUMBER),
     Helper(616, "gpu_lanes_below", (), (0, _U32 >> 1), Use("special", "lanes_below"), stand_in=StandIn.NUMBER),
-    Helper(617, "gpu_first", _number("lanes"), (0, 1), Use("first"), stand_in=StandIn.NUMBER),
+    Helper(617, "gpu_first", (_number("lanes"),), (0, 1), Use("first"), stand_in=StandIn.NUMBER),
 )
 # fmt: on
 HELPERS: Mapping[int, Helper] = {helper.number: helper for helper in _TABLE}
 REAL_TIME = frozenset(helper.number for helper in _TABLE if helper.real_time)
-TAKE_CONTEXT = frozenset(helper.number for helper in _TABLE if Kind.CONTEXT in helper.registers)
+TAKE_CONTEXT = frozenset(helper.number for helper in _TABLE if ArgumentKind.CONTEXT in helper.registers)
 
 
 def number_of(name: str) -> int:

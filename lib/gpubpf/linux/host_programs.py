@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.ebpf import maps
-from gpubpf.ebpf.bytecode import HOST_POINTS, Function, Program, encode
+from gpubpf.ebpf.bytecode import HOST_POINTS, Program, encode
+from gpubpf.ebpf.bytecode import BpfFunction as Function
 from gpubpf.ebpf.compile import capable
 from gpubpf.ebpf.helpers import REAL_TIME
 from gpubpf.ebpf.maps import MapDefinition, dtype, pad8

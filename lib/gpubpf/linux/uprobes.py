@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf.bytecode import Function, Instruction, Program
+from gpubpf.ebpf.bytecode import BpfFunction as Function
+from gpubpf.ebpf.bytecode import Instruction, Program
 from gpubpf.errors import Error, UsageError
 from gpubpf.linux import bpf_syscall, libraries
 from gpubpf.linux.libraries import Mapped, Mappings, Names

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, STACK_SIZE, Function, Instruction
+from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, STACK_SIZE, BpfFunction, Instruction
 from gpubpf.ebpf.helpers import TAKE_CONTEXT
 from gpubpf.errors import VerifyError
 
@@ -26,7 +26,7 @@ FIELDS: Mapping[str, tuple[int, ...]] = {
 _LONG = b.MEM | 0x18
 
 
-def copied(function: Function, where: tuple[int, ...]) -> Function:
+def copied(function: BpfFunction, where: tuple[int, ...]) -> BpfFunction:
     """The same program with the fields of its context copied, from the offsets `where` in what the context's address points to
     in truth, to the stack. Raises VerifyError where there is no room for that."""
     code = function.instructions

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import STACK_SIZE, Instruction, Program
-from gpubpf.ebpf.helpers import HELPERS, Kind
+from gpubpf.ebpf.helpers import HELPERS, ArgumentKind
 from gpubpf.ebpf.maps import BLOCKS, DISCARDED, PRINT_ARGUMENTS, PRINTS, SHAPED, MapDefinition, internal
 from gpubpf.lower import storage
 from gpubpf.lower.backend import Backend
 from gpubpf.lower.fragment import Argument
-from gpubpf.verify import Access, Call, Checked
+from gpubpf.verify import Checked, CheckedAccess, CheckedCall
 from gpubpf.verify.values import Chain, value_alignment
 
 ENTRY = "gpubpf_program"
@@ -27,7 +27,7 @@ AXES = ("x", "y", "z")
 
 
 @dataclass(frozen=True)
-class Module:
+class LoweredModule:
     """A lowered program: LLVM IR of the function ENTRY, its arguments in order, the texts it prints by number."""
 
     text: str
@@ -35,7 +35,7 @@ class Module:
     formats: Mapping[int, str]
 
 
-def lower(program: Program, checked: Checked, backend: Backend) -> Module:
+def lower(program: Program, checked: Checked, backend: Backend) -> LoweredModule:
     return _Lowering(program, checked, backend).run()
 
 
@@ -59,7 +59,7 @@ class _Lowering:
         self.chains: dict[Chain, int] = {chain: n for n, chain in enumerate(sorted(chains))}
         self.depth = 1 + max((len(chain) for chain in chains), default=0)
 
-    def run(self) -> Module:
+    def run(self) -> LoweredModule:
         first = self.elect() if self.checked.function.point in ("block_begin", "block_end") else None
         for chain in self.chains:
             for pc in sorted(pc for c, pc in self.checked.reached if c == chain):
@@ -93,7 +93,7 @@ class _Lowering:
                 "",
             ]
         )
-        return Module(text, tuple(self.arguments.values()), self.formats)
+        return LoweredModule(text, tuple(self.arguments.values()), self.formats)
 
     def elect(self) -> str:
         """In front of a program for blocks: who of a block runs it. The label of that."""
@@ -254,7 +254,7 @@ class _Lowering:
         pointer = self.value(f"inttoptr i64 {base} to {self.backend.pointer}")
         return self.value(f"getelementptr i8, {self.backend.pointer} {pointer}, i64 {offset}")
 
-    def source(self, register: int, call: Call) -> tuple[str, str]:
+    def source(self, register: int, call: CheckedCall) -> tuple[str, str]:
         """(pointer type, pointer) of what a helper's argument points to."""
         address = self.get(register)
         if call.pointers[register] == "stack":
@@ -366,10 +366,10 @@ class _Lowering:
             narrow = self.value(f"call i{i.imm} @llvm.bswap.i{i.imm}(i{i.imm} {narrow})")
         return self.wide(narrow, i.imm)
 
-    def access(self) -> Access:
+    def access(self) -> CheckedAccess:
         return self.checked.accesses[(self.chain, self.pc)]
 
-    def place(self, register: int, offset: int, access: Access, width: int) -> tuple[str, str, int]:
+    def place(self, register: int, offset: int, access: CheckedAccess, width: int) -> tuple[str, str, int]:
         """(pointer type, pointer, alignment) of an access to the stack or to memory."""
         base = self.get(register)
         if access.kind == "stack":
@@ -545,21 +545,21 @@ class _Lowering:
 
     # Helpers
 
-    def helper(self, call: Call) -> str:
+    def helper(self, call: CheckedCall) -> str:
         """The result of a helper, lowered as the table of helpers says."""
         helper = HELPERS[call.helper]
         use = helper.native if self.checked.function.point in b.HOST_POINTS else helper.device
         assert use is not None
         return LOWERINGS[use.lowering](self, call, use.operand)
 
-    def index(self, call: Call, operand: str) -> str:
-        for register, axis in zip(HELPERS[call.helper].registers[Kind.RESULT], AXES, strict=True):
+    def index(self, call: CheckedCall, operand: str) -> str:
+        for register, axis in zip(HELPERS[call.helper].registers[ArgumentKind.RESULT], AXES, strict=True):
             value = self.special(f"{operand}.{axis}")
             kind, pointer = self.source(register, call)
             self.emit(f"store i64 {value}, {kind} {pointer}, align {1 if kind == 'ptr' else 8}")
         return "0"
 
-    def lookup(self, call: Call, operand: str) -> str:
+    def lookup(self, call: CheckedCall, operand: str) -> str:
         definition = self.map(call.map)
         if definition.kind == "param":
             return str(1 << 62)  # never read as an address: every access names its parameter
@@ -567,7 +567,7 @@ class _Lowering:
             return self.hash_call("find", call, definition)
         return self.element(call, definition)
 
-    def element(self, call: Call, definition: MapDefinition) -> str:
+    def element(self, call: CheckedCall, definition: MapDefinition) -> str:
         """Address of an array element, or 0."""
         kind, pointer = self.source(2, call)
         key = self.value(f"load i32, {kind} {pointer}, align {1 if kind == 'ptr' else 4}")
@@ -615,7 +615,7 @@ class _Lowering:
         inside = self.value(f"icmp ult i32 {site}, {sites}")
         return self.value(f"select i1 {inside}, i32 {own}, i32 {last}")
 
-    def update(self, call: Call, operand: str) -> str:
+    def update(self, call: CheckedCall, operand: str) -> str:
         definition = self.map(call.map)
         if definition.kind == "hash":
             return self.hash_call(("update", "insert", "replace")[call.flags], call, definition)
@@ -636,10 +636,10 @@ class _Lowering:
         self.label(done)
         return self.value(f"select i1 {there}, i64 0, i64 -7")
 
-    def delete(self, call: Call, operand: str) -> str:
+    def delete(self, call: CheckedCall, operand: str) -> str:
         return self.hash_call("delete", call, self.map(call.map))
 
-    def hash_call(self, operation: str, call: Call, definition: MapDefinition) -> str:
+    def hash_call(self, operation: str, call: CheckedCall, definition: MapDefinition) -> str:
         words = []
         kind, pointer = self.source(2, call)
         for at, width in storage.chunks(definition.key_size):
@@ -686,15 +686,15 @@ class _Lowering:
         self.label(done)
         return self.value(f"select i1 {there}, i64 0, i64 -11")
 
-    def output(self, call: Call, operand: str) -> str:
-        source = self.source(HELPERS[call.helper].register(Kind.RECORD), call)
+    def output(self, call: CheckedCall, operand: str) -> str:
+        source = self.source(HELPERS[call.helper].register(ArgumentKind.RECORD), call)
 
         def fill(payload: str) -> None:
             self.copy((self.backend.pointer, payload), source, call.size, 8)
 
         return self.record(self.map(call.map), call.size, fill)
 
-    def reserve(self, call: Call, operand: str) -> str:
+    def reserve(self, call: CheckedCall, operand: str) -> str:
         header, mark = self.reserve_room(self.map(call.map))
         there = self.value(f"icmp ne i64 {header}, 0")
         write, done = self.fresh("write"), self.fresh("done")
@@ -708,7 +708,7 @@ class _Lowering:
         payload = self.value(f"add i64 {header}, 8")
         return self.value(f"select i1 {there}, i64 {payload}, i64 0")
 
-    def submit(self, call: Call, operand: str, state: int = 0) -> str:
+    def submit(self, call: CheckedCall, operand: str, state: int = 0) -> str:
         payload = self.get(1)
         header = self.value(f"add i64 {payload}, -8")
         pointer = self.memory(header, 4)
@@ -716,14 +716,14 @@ class _Lowering:
         self.commit(header, call.size | state, mark)
         return "0"
 
-    def discard(self, call: Call, operand: str) -> str:
+    def discard(self, call: CheckedCall, operand: str) -> str:
         return self.submit(call, operand, DISCARDED)
 
-    def print(self, call: Call, operand: str) -> str:
+    def print(self, call: CheckedCall, operand: str) -> str:
         number = format_number(call.text)
         self.formats[number] = call.text
         conversions = call.text.replace("%%", "").count("%")
-        printed = HELPERS[call.helper].registers.get(Kind.PRINTED, ())[:conversions]
+        printed = HELPERS[call.helper].registers.get(ArgumentKind.PRINTED, ())[:conversions]
         values = [self.get(register) for register in printed]
         values += ["0"] * (PRINT_ARGUMENTS - len(values))
 
@@ -735,37 +735,37 @@ class _Lowering:
         definition = self.map(PRINTS)
         return self.record(definition, definition.value_size, fill)
 
-    def agent_function(self, call: Call, operand: str) -> str:
+    def agent_function(self, call: CheckedCall, operand: str) -> str:
         """The result of a C function of the agent, which has the same number and arguments as the helper of the kernel."""
         arguments = []
         for register, argument in enumerate(HELPERS[call.helper].arguments, 1):
-            if argument.kind is Kind.BUFFER:
+            if argument.kind is ArgumentKind.BUFFER:
                 arguments.append(" ".join(self.source(register, call)))
             else:
-                value = str(call.size) if argument.kind is Kind.SIZE else self.get(register)
+                value = str(call.size) if argument.kind is ArgumentKind.SIZE else self.get(register)
                 arguments.append(f"i64 {value}")
         address = self.argument("helper", f"helper_{call.helper}", offset=call.helper)
         function = self.value(f"inttoptr i64 {address} to ptr")
         return self.value(f"call i64 {function}({', '.join(arguments)})")
 
-    def maximum(self, call: Call, operand: str) -> str:
+    def maximum(self, call: CheckedCall, operand: str) -> str:
         helper = HELPERS[call.helper]
-        pointer = self.memory(self.get(helper.register(Kind.CELL)))
-        value = self.get(helper.register(Kind.NUMBER))
+        pointer = self.memory(self.get(helper.register(ArgumentKind.CELL)))
+        value = self.get(helper.register(ArgumentKind.NUMBER))
         return self.value(
             f"atomicrmw umax {self.backend.pointer} {pointer}, i64 {value} {self.backend.scope} monotonic"
         )
 
-    def logarithm(self, call: Call, operand: str) -> str:
+    def logarithm(self, call: CheckedCall, operand: str) -> str:
         self.declared.add("declare i64 @llvm.ctlz.i64(i64, i1)")
         some = self.value(f"or i64 {self.get(1)}, 1")
         return self.value(f"xor i64 63, {self.value(f'call i64 @llvm.ctlz.i64(i64 {some}, i1 true)')}")
 
-    def popcount(self, call: Call, operand: str) -> str:
+    def popcount(self, call: CheckedCall, operand: str) -> str:
         self.declared.add("declare i64 @llvm.ctpop.i64(i64)")
         return self.value(f"call i64 @llvm.ctpop.i64(i64 {self.get(1)})")
 
-    def first(self, call: Call, operand: str) -> str:
+    def first(self, call: CheckedCall, operand: str) -> str:
         """Told from the lane's number: then ptxas knows that it is one lane, and does not add up over lanes before each atomic
         operation. It does not see that in a mask."""
         self.declared.add("declare i32 @llvm.cttz.i32(i32, i1)")
@@ -773,7 +773,7 @@ class _Lowering:
         lowest = self.value(f"freeze i32 {lowest}")  # an empty mask has none: any number is as good
         return self.wide(self.value(f"icmp eq i32 {self.special32('this_lane')}, {lowest}"), 1)
 
-    def warp(self, call: Call, operand: str) -> str:
+    def warp(self, call: CheckedCall, operand: str) -> str:
         row = self.value(f"mul i64 {self.special('tid.z')}, {self.special('ntid.y')}")
         row = self.value(f"add i64 {row}, {self.special('tid.y')}")
         row = self.value(f"mul i64 {row}, {self.special('ntid.x')}")
@@ -805,7 +805,7 @@ _CONDITIONS = {
 }
 
 # How helpers are lowered: by the names in the table of helpers, given the call and the operand there.
-LOWERINGS: Mapping[str, Callable[[_Lowering, Call, str], str]] = {
+LOWERINGS: Mapping[str, Callable[[_Lowering, CheckedCall, str], str]] = {
     "lookup": _Lowering.lookup,
     "update": _Lowering.update,
     "delete": _Lowering.delete,

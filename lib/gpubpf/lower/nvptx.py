@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpubpf.ebpf.bytecode import Function, Program
+from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.errors import VerifyError
 from gpubpf.lower.backend import Backend
 from gpubpf.lower.fragment import Fragment
-from gpubpf.lower.ir import AXES, ENTRY, KEEP_LOOP, Module
+from gpubpf.lower.ir import AXES, ENTRY, KEEP_LOOP, LoweredModule
 from gpubpf.verify import Checked
 
 _SREG = "llvm.nvvm.read.ptx.sreg."
@@ -123,7 +123,7 @@ def _kept_loops(body: list[str]) -> list[str]:
     return kept
 
 
-def fragment(function: Function, module: Module, ptx: str) -> Fragment:
+def fragment(function: BpfFunction, module: LoweredModule, ptx: str) -> Fragment:
     """Takes LLVM's function apart: its body becomes a block."""
     if "__local_depot" in ptx or ".local" in ptx:
         raise VerifyError(

@@ -38,7 +38,7 @@ class LoweredPrograms(Protocol):
 
     @property
     def points(self) -> Mapping[str, str]:
-        """The point that each function belongs to (see `bytecode.Function`)."""
+        """The point that each function belongs to (see `bytecode.BpfFunction`)."""
 
     def fragment(self, name: str) -> Fragment:
         """Return a device program as PTX. Raises VerifyError if it must not run."""

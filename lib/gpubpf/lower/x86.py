@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpubpf.ebpf.bytecode import CONTEXTS, Function, Program
+from gpubpf.ebpf.bytecode import CONTEXTS, BpfFunction, Program
 from gpubpf.errors import VerifyError
 from gpubpf.images.fatbin import elf_of_bytes
 from gpubpf.lower import context, ir
@@ -21,7 +21,7 @@ _FEATURES = "-mmx,-sse,-sse2,-x87,+soft-float"
 _ATTRIBUTES = '"no-jump-tables"="true" "no-builtins" noimplicitfloat nounwind'
 
 
-def lower(program: Program, function: Function) -> Native:
+def lower(program: Program, function: BpfFunction) -> Native:
     """The native code of a program on the host. Raises VerifyError where it has none: what only the kernel has is named."""
     checked = check(program, context.copied(function, context.FIELDS[function.point]))
     module = ir.lower(program, checked, X86)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from gpubpf.ebpf.bytecode import Function, Program
+from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.verify import kernel
 from gpubpf.verify.rules import check
-from gpubpf.verify.values import Access, Call, Checked
+from gpubpf.verify.values import Checked, CheckedAccess, CheckedCall
 
-__all__ = ["Access", "Call", "Checked", "check", "verify"]
+__all__ = ["Checked", "CheckedAccess", "CheckedCall", "check", "verify"]
 
 
-def verify(program: Program, function: Function) -> tuple[Checked, str | None]:
+def verify(program: Program, function: BpfFunction) -> tuple[Checked, str | None]:
     """Both gates for one device program. Raises VerifyError, whose message names the instruction and the C line.
 
     Our own goes first, since the kernel's needs to be told which loads read the context. Returns what was learnt, and the

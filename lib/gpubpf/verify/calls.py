@@ -7,23 +7,29 @@ from math import gcd
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import STACK_SIZE
-from gpubpf.ebpf.helpers import HELPERS, Argument, Helper, Kind, Pointer, Use
+from gpubpf.ebpf.helpers import HELPERS, ArgumentKind, Helper, HelperArgument, Pointer, Use
 from gpubpf.ebpf.maps import PRINT_ARGUMENTS, MapDefinition
 from gpubpf.errors import VerifyError
 from gpubpf.verify import ranges
 from gpubpf.verify.ranges import constant, within
-from gpubpf.verify.registers import Machine
-from gpubpf.verify.values import Call, State, Value, signed64, value_alignment
+from gpubpf.verify.registers import AbstractMachine
+from gpubpf.verify.values import CheckedCall, State, Value, signed64, value_alignment
 
 MAX_PARAM = 1024  # bytes of a GPU_PARAM: they travel with every launch
 # These are checked before the other arguments, which depend on them.
-_FIRST = (Kind.CONTEXT, Kind.MAP, Kind.SIZE, Kind.RECORD_SIZE, Kind.SHORT_RECORD_SIZE)
+_FIRST = (
+    ArgumentKind.CONTEXT,
+    ArgumentKind.MAP,
+    ArgumentKind.SIZE,
+    ArgumentKind.RECORD_SIZE,
+    ArgumentKind.SHORT_RECORD_SIZE,
+)
 
 
 class HelperCall:
     """One call of a helper: checks each argument, then writes the result and the effects to the state."""
 
-    def __init__(self, machine: Machine, state: State, number: int) -> None:
+    def __init__(self, machine: AbstractMachine, state: State, number: int) -> None:
         self.machine, self.state, self.number = machine, state, number
         self.pointers: dict[int, str] = {}
         self.map: MapDefinition | None = None
@@ -44,7 +50,7 @@ class HelperCall:
         state = self.state
         place = (state.chain, state.pc)
         name = self.map.name if self.map else ""
-        call = Call(self.number, name, self.pointers, self.size, self.flags, self.text)
+        call = CheckedCall(self.number, name, self.pointers, self.size, self.flags, self.text)
         if self.machine.calls.setdefault(place, call) != call:
             raise self.reject(
                 f"calls {self.name} with different maps, sizes or texts on different paths",
@@ -77,11 +83,11 @@ class HelperCall:
 
     # Arguments
 
-    def _context(self, register: int, argument: Argument) -> None:
+    def _context(self, register: int, argument: HelperArgument) -> None:
         if self._argument(register).kind != "context":
             raise self.reject(f"{self.name}: its argument {argument.name} is not the context", "pass ctx")
 
-    def _map(self, register: int, argument: Argument) -> None:
+    def _map(self, register: int, argument: HelperArgument) -> None:
         value, kinds = self._argument(register), self.use.maps
         if value.kind != "map":
             raise self.reject(f"{self.name} is given no map", "use the map's methods")
@@ -103,30 +109,30 @@ class HelperCall:
             )
         self.map = definition
 
-    def _number(self, register: int, argument: Argument) -> None:
+    def _number(self, register: int, argument: HelperArgument) -> None:
         what = f"{self.name}: its argument {argument.name} is an address"
         self.machine.number(self.state, self._argument(register), what)
 
-    def _no_flags(self, register: int, argument: Argument) -> None:
+    def _no_flags(self, register: int, argument: HelperArgument) -> None:
         if self._argument(register).range.constant != 0:
             raise self.reject(f"{self.name} with {argument.name}", "pass 0")
 
-    def _update_flags(self, register: int, argument: Argument) -> None:
+    def _update_flags(self, register: int, argument: HelperArgument) -> None:
         self.flags = self._constant(register, "flag")
         if self.flags not in (0, 1, 2):
             raise self.reject(
                 f"{self.name} with {argument.name} {self.flags}", "use BPF_ANY, BPF_NOEXIST or BPF_EXIST"
             )
 
-    def _key(self, register: int, argument: Argument) -> None:
+    def _key(self, register: int, argument: HelperArgument) -> None:
         assert self.map is not None
         self.key = self._memory(register, self.map.key_size, "key")
 
-    def _value(self, register: int, argument: Argument) -> None:
+    def _value(self, register: int, argument: HelperArgument) -> None:
         assert self.map is not None
         self._memory(register, self.map.value_size, "value")
 
-    def _size(self, register: int, argument: Argument) -> None:
+    def _size(self, register: int, argument: HelperArgument) -> None:
         self.size = self._constant(register, "size")
         if not argument.least <= self.size <= argument.most:
             bounds = (
@@ -134,7 +140,7 @@ class HelperCall:
             )
             raise self.reject(f"{self.name} of {self.size} bytes", f"pass a size of {bounds} bytes")
 
-    def _record_size(self, register: int, argument: Argument) -> None:
+    def _record_size(self, register: int, argument: HelperArgument) -> None:
         """All records of a ring buffer have one size, so that it has one stride."""
         assert self.map is not None
         size = self._constant(register, "size")
@@ -142,17 +148,17 @@ class HelperCall:
             bounds = f"{argument.least} to {argument.most}"
             raise self.reject(f"a record of {size} bytes ({bounds})", "make it smaller")
         whole = self.map.value_size
-        if size != whole and not (argument.kind is Kind.SHORT_RECORD_SIZE and size < whole):
+        if size != whole and not (argument.kind is ArgumentKind.SHORT_RECORD_SIZE and size < whole):
             raise self.reject(
                 f"a record of {size} bytes in ring buffer {self.map.name}, whose records have {whole}",
                 f"put one type of record into it, and name that type in GPU_RINGBUF({self.map.name}, type, pages)",
             )
         self.size = size
 
-    def _record(self, register: int, argument: Argument) -> None:
+    def _record(self, register: int, argument: HelperArgument) -> None:
         self._memory(register, self.size, "record")
 
-    def _reserved(self, register: int, argument: Argument) -> None:
+    def _reserved(self, register: int, argument: HelperArgument) -> None:
         value = self._argument(register)
         if (
             value.kind != "record"
@@ -174,7 +180,7 @@ class HelperCall:
             for at in [at for at, (v, _, _) in stack.items() if _is_record(v, value.id)]:
                 del stack[at]
 
-    def _buffer(self, register: int, argument: Argument) -> None:
+    def _buffer(self, register: int, argument: HelperArgument) -> None:
         value = self._argument(register)
         if value.kind == "stack" and value.range.constant is not None:
             begin = self.machine.stack_bounds(self.state.pc, value.range, self.size)
@@ -188,7 +194,7 @@ class HelperCall:
         else:
             raise self.reject(f"{self.name}: its argument {argument.name} is not a buffer", "pass an array")
 
-    def _written(self, register: int, argument: Argument) -> None:
+    def _written(self, register: int, argument: HelperArgument) -> None:
         value = self._argument(register)
         if value.kind not in ("stack", "value", "record") or value.nullable:
             raise self.reject(
@@ -208,7 +214,7 @@ class HelperCall:
         else:
             self._outside(register, value, 8, f"argument {argument.name}")
 
-    def _cell(self, register: int, argument: Argument) -> None:
+    def _cell(self, register: int, argument: HelperArgument) -> None:
         value = self._argument(register)
         kept = value.kind == "value" and self.machine.program.maps[str(value.object)].kind != "param"
         if not kept or value.nullable:
@@ -218,8 +224,8 @@ class HelperCall:
             )
         self._outside(register, value, 8, argument.name)
 
-    def _text(self, register: int, argument: Argument) -> None:
-        counted = Kind.SIZE in self.helper.registers
+    def _text(self, register: int, argument: HelperArgument) -> None:
+        counted = ArgumentKind.SIZE in self.helper.registers
         if not counted:  # the text ends at the first zero byte
             self.size = self._text_length(register)
         content = self._memory(register, self.size, "text")
@@ -227,13 +233,13 @@ class HelperCall:
             raise self.reject(f"{self.name} of a text that is not constant", "use a string literal")
         data = bytes(byte.range.constant or 0 for byte in content)
         self.text = data.split(b"\0", 1)[0].decode("utf-8", "replace")
-        if Kind.PRINTED not in self.helper.registers:
+        if ArgumentKind.PRINTED not in self.helper.registers:
             self.text = self.text.replace("%", "%%")
         elif self._conversions() > PRINT_ARGUMENTS:
             raise self.reject(f"{self.name} with more than three values", "print in two calls")
 
-    def _printed(self, register: int, argument: Argument) -> None:
-        if self.helper.registers[Kind.PRINTED].index(register) < self._conversions():
+    def _printed(self, register: int, argument: HelperArgument) -> None:
+        if self.helper.registers[ArgumentKind.PRINTED].index(register) < self._conversions():
             self._number(register, argument)
 
     # What they need
@@ -348,24 +354,24 @@ class HelperCall:
         raise self.reject(f"{self.name} of a text without an end", "end it with a zero byte")
 
 
-_CHECKS: Mapping[Kind, Callable[[HelperCall, int, Argument], None]] = {
-    Kind.CONTEXT: HelperCall._context,
-    Kind.MAP: HelperCall._map,
-    Kind.KEY: HelperCall._key,
-    Kind.VALUE: HelperCall._value,
-    Kind.UPDATE_FLAGS: HelperCall._update_flags,
-    Kind.NO_FLAGS: HelperCall._no_flags,
-    Kind.NUMBER: HelperCall._number,
-    Kind.SIZE: HelperCall._size,
-    Kind.RECORD: HelperCall._record,
-    Kind.RECORD_SIZE: HelperCall._record_size,
-    Kind.SHORT_RECORD_SIZE: HelperCall._record_size,
-    Kind.RESERVED: HelperCall._reserved,
-    Kind.BUFFER: HelperCall._buffer,
-    Kind.RESULT: HelperCall._written,
-    Kind.CELL: HelperCall._cell,
-    Kind.TEXT: HelperCall._text,
-    Kind.PRINTED: HelperCall._printed,
+_CHECKS: Mapping[ArgumentKind, Callable[[HelperCall, int, HelperArgument], None]] = {
+    ArgumentKind.CONTEXT: HelperCall._context,
+    ArgumentKind.MAP: HelperCall._map,
+    ArgumentKind.KEY: HelperCall._key,
+    ArgumentKind.VALUE: HelperCall._value,
+    ArgumentKind.UPDATE_FLAGS: HelperCall._update_flags,
+    ArgumentKind.NO_FLAGS: HelperCall._no_flags,
+    ArgumentKind.NUMBER: HelperCall._number,
+    ArgumentKind.SIZE: HelperCall._size,
+    ArgumentKind.RECORD: HelperCall._record,
+    ArgumentKind.RECORD_SIZE: HelperCall._record_size,
+    ArgumentKind.SHORT_RECORD_SIZE: HelperCall._record_size,
+    ArgumentKind.RESERVED: HelperCall._reserved,
+    ArgumentKind.BUFFER: HelperCall._buffer,
+    ArgumentKind.RESULT: HelperCall._written,
+    ArgumentKind.CELL: HelperCall._cell,
+    ArgumentKind.TEXT: HelperCall._text,
+    ArgumentKind.PRINTED: HelperCall._printed,
 }
 
 

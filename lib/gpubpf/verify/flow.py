@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import STACK_SIZE, Instruction
-from gpubpf.ebpf.helpers import HELPERS, Kind
+from gpubpf.ebpf.helpers import HELPERS, ArgumentKind
 
 
 def target_of(pc: int, i: Instruction) -> int:
@@ -204,7 +204,7 @@ def _needs(i: Instruction, after: int, ends_loop: bool) -> int:
         return after & ~bytes_ | (1 << i.src if i.cls == b.STX and after & bytes_ else 0)
     if i.opcode == b.JMP | b.CALL:
         helper = HELPERS.get(i.imm) if i.src == 0 else None
-        free = helper.registers.get(Kind.NUMBER, ()) if helper is not None else ()
+        free = helper.registers.get(ArgumentKind.NUMBER, ()) if helper is not None else ()
         return after & ~made | used & ~sum(1 << register for register in free)
     if i.cls in (b.JMP, b.JMP32):
         return after | used if ends_loop else after

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import CONTEXTS, Instruction, Program, encode
-from gpubpf.ebpf.helpers import HELPERS, Kind, StandIn, number_of
+from gpubpf.ebpf.helpers import HELPERS, ArgumentKind, StandIn, number_of
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
 from gpubpf.verify.values import Checked, place_of
@@ -100,7 +100,7 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
             i = replace(i, offset=i.offset + _CONTEXT_SHIFT)
         kind = _stand_in(i)
         if kind is StandIn.STORES:
-            written = HELPERS[i.imm].registers[Kind.RESULT]
+            written = HELPERS[i.imm].registers[ArgumentKind.RESULT]
             if unknown and inside_main:
                 put(pc, Instruction(b.LDX | b.MEM | 0x18, 0, 10, slot))
                 put(pc, *(Instruction(b.STX | b.MEM | 0x18, register, 0) for register in written))
@@ -108,7 +108,9 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
                 put(pc, *(Instruction(b.ST | b.MEM | 0x18, register) for register in written))
             put(pc, Instruction(b.JMP | b.CALL, imm=_PRANDOM))  # a call leaves nothing in r1 to r5
         elif kind is StandIn.UPDATE:
-            cell, number = (HELPERS[i.imm].register(argument) for argument in (Kind.CELL, Kind.NUMBER))
+            cell, number = (
+                HELPERS[i.imm].register(argument) for argument in (ArgumentKind.CELL, ArgumentKind.NUMBER)
+            )
             put(
                 pc,
                 Instruction(b.LDX | b.MEM | 0x18, 0, cell),

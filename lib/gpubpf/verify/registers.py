@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, Function, Instruction, Program
+from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, BpfFunction, Instruction, Program
 from gpubpf.errors import VerifyError
 from gpubpf.verify import ranges
 from gpubpf.verify.ranges import Range, constant, truncate, within
 from gpubpf.verify.values import (
     NUMBER,
-    Access,
-    Call,
-    Place,
+    CheckedAccess,
+    CheckedCall,
+    CodePlace,
     State,
     Value,
     place_of,
@@ -20,14 +20,14 @@ from gpubpf.verify.values import (
 )
 
 
-class Machine:
+class AbstractMachine:
     """A program under judgement. `accesses` and `calls`: what was learnt, by place; `stack_low`: the lowest stack offset that is
     written."""
 
-    def __init__(self, program: Program, function: Function) -> None:
+    def __init__(self, program: Program, function: BpfFunction) -> None:
         self.program, self.function = program, function
-        self.accesses: dict[Place, Access] = {}
-        self.calls: dict[Place, Call] = {}
+        self.accesses: dict[CodePlace, CheckedAccess] = {}
+        self.calls: dict[CodePlace, CheckedCall] = {}
         self.stack_low = 0
         self._ids = 0
 
@@ -77,17 +77,17 @@ class Machine:
                     "unroll the loop, or use a map",
                 )
             self.stack_bounds(pc, where, size, True)
-            access = Access("stack")
+            access = CheckedAccess("stack")
         else:
             access = self._value(pc, base, where, size, write)
         self._note_access(state, access)
         return where
 
-    def _note_access(self, state: State, access: Access) -> None:
+    def _note_access(self, state: State, access: CheckedAccess) -> None:
         place = (state.chain, state.pc)
         known = self.accesses.get(place)
         if known is not None and known.kind == access.kind == "memory":
-            access = Access("memory", alignment=min(known.alignment, access.alignment))
+            access = CheckedAccess("memory", alignment=min(known.alignment, access.alignment))
         elif known is not None and known != access:
             raise self.reject(
                 state.pc,
@@ -96,7 +96,7 @@ class Machine:
             )
         self.accesses[place] = access
 
-    def _context(self, pc: int, where: Range, size: int, write: bool) -> Access:
+    def _context(self, pc: int, where: Range, size: int, write: bool) -> CheckedAccess:
         if write:
             raise self.reject(pc, "writes to its context", "the context is read-only; copy the field first")
         at = where.constant
@@ -106,7 +106,7 @@ class Machine:
             if start <= signed64(at) and signed64(at) + size <= start + length:
                 if (at - start) % size:
                     raise self.reject(pc, "reads its context unaligned", "read whole fields")
-                return Access("context", name, at - start)
+                return CheckedAccess("context", name, at - start)
         raise self.reject(
             pc,
             f"reads byte {signed64(at)} of its context, beyond struct gpu_{self.function.point}",
@@ -127,7 +127,7 @@ class Machine:
             )
         return at
 
-    def _value(self, pc: int, base: Value, where: Range, size: int, write: bool) -> Access:
+    def _value(self, pc: int, base: Value, where: Range, size: int, write: bool) -> CheckedAccess:
         if base.kind == "record":
             limit, what, alignment, name = int(base.object or 0), "the reserved record", 8, ""
         else:
@@ -153,10 +153,10 @@ class Machine:
                 raise self.reject(
                     pc, f"reads parameter {name} at an offset that is not constant", "unroll the loop"
                 )
-            return Access("param", name, at)
+            return CheckedAccess("param", name, at)
         possible = where.bits | where.unknown
         known = possible & -possible if possible else alignment
-        return Access("memory", alignment=min(alignment, known))
+        return CheckedAccess("memory", alignment=min(alignment, known))
 
     def load(self, state: State, i: Instruction) -> None:
         size = b.WIDTH[i.opcode & 0x18]

@@ -10,13 +10,13 @@ from collections import deque
 from typing import NoReturn
 
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, Function, Instruction, Program
+from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, BpfFunction, Instruction, Program
 from gpubpf.errors import VerifyError
 from gpubpf.verify import flow, ranges
 from gpubpf.verify.calls import HelperCall
 from gpubpf.verify.ranges import ANY, Range, constant, truncate, within
-from gpubpf.verify.registers import Machine
-from gpubpf.verify.values import NUMBER, Checked, Checkpoint, Place, State, Value, title, value_covers
+from gpubpf.verify.registers import AbstractMachine
+from gpubpf.verify.values import NUMBER, Checked, Checkpoint, CodePlace, State, Value, title, value_covers
 
 MAX_STEPS = 65536  # instructions followed over all paths
 MAX_DEPTH = 8
@@ -24,17 +24,17 @@ MAX_INSTRUCTIONS = 4096
 _MANY = 12  # ways to one place, each followed to its end, from which on they are taken together
 
 
-def check(program: Program, function: Function) -> Checked:
+def check(program: Program, function: BpfFunction) -> Checked:
     """Follows every path of `function`. Raises VerifyError."""
     return _Checker(program, function).run()
 
 
-class _Checker(Machine):
-    def __init__(self, program: Program, function: Function) -> None:
+class _Checker(AbstractMachine):
+    def __init__(self, program: Program, function: BpfFunction) -> None:
         super().__init__(program, function)
         self.code = function.instructions
-        self.reached: set[Place] = set()
-        self.edges: set[tuple[Place, bool]] = set()
+        self.reached: set[CodePlace] = set()
+        self.edges: set[tuple[CodePlace, bool]] = set()
         self.steps = 0
 
     # The walk
@@ -47,7 +47,7 @@ class _Checker(Machine):
         first.registers[1] = Value("context", constant(0))
         first.registers[10] = Value("stack", constant(0), 0)
         pending = [first]
-        checkpoints: dict[Place, deque[Checkpoint]] = {}
+        checkpoints: dict[CodePlace, deque[Checkpoint]] = {}
         while pending:
             state = pending.pop()
             while True:
@@ -89,7 +89,7 @@ class _Checker(Machine):
                 return
             mark = mark.parent
 
-    def _known(self, checkpoints: dict[Place, deque[Checkpoint]], state: State) -> bool:
+    def _known(self, checkpoints: dict[CodePlace, deque[Checkpoint]], state: State) -> bool:
         """Whether this state, or a more general one, was followed to its end already. Else remembers it."""
         kept = checkpoints.setdefault((state.chain, state.pc), deque(maxlen=64))
         if sum(not checkpoint.open for checkpoint in kept) >= _MANY:

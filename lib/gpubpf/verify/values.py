@@ -8,14 +8,14 @@ from math import gcd
 from typing import NamedTuple
 
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf.bytecode import Function, Program
+from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.verify.ranges import ANY, Range
 
 Chain = tuple[
     int, ...
 ]  # the calls (instruction numbers) that lead into a subprogram; () is the program itself
-Place = tuple[Chain, int]
+CodePlace = tuple[Chain, int]
 
 
 class Value(NamedTuple):
@@ -34,7 +34,7 @@ class Value(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Access:
+class CheckedAccess:
     """The memory that an instruction reaches, on every path.
 
     kind `stack`, `memory` (global; `alignment` of the access), `context` (`name` its field, `offset` in it), `param` (`name` its map).
@@ -47,7 +47,7 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Call:
+class CheckedCall:
     """A call of a helper: the map it works on, what its address arguments point into (`stack` or `memory`, by register),
     the constant size in bytes, the flags of an update, and the constant text."""
 
@@ -64,11 +64,11 @@ class Checked:
     """A device program that passed, with what was learnt: by place, memory reached and calls made; the places that are
     reached at all; and for each conditional jump that is, where it may go."""
 
-    function: Function
-    accesses: Mapping[Place, Access]
-    calls: Mapping[Place, Call]
-    reached: frozenset[Place]
-    edges: frozenset[tuple[Place, bool]]
+    function: BpfFunction
+    accesses: Mapping[CodePlace, CheckedAccess]
+    calls: Mapping[CodePlace, CheckedCall]
+    reached: frozenset[CodePlace]
+    edges: frozenset[tuple[CodePlace, bool]]
     steps: int
     stack_low: int  # lowest stack offset that is written
 
@@ -112,7 +112,7 @@ class State:
         return other
 
 
-def place_of(program: Program, function: Function, pc: int) -> str:
+def place_of(program: Program, function: BpfFunction, pc: int) -> str:
     """Where an error is, for its message."""
     line = function.instructions[pc].line if 0 <= pc < len(function.instructions) else 0
     text = program.quote(line)
@@ -120,7 +120,7 @@ def place_of(program: Program, function: Function, pc: int) -> str:
     return f"{title(function)}, instruction {pc}, {where}"
 
 
-def title(function: Function) -> str:
+def title(function: BpfFunction) -> str:
     """What a message calls a program."""
     return f"{'device' if function.point in b.DEVICE_POINTS else 'host'} program {function.name}"
 
