@@ -72,7 +72,7 @@ def test_what_cannot_be_attached():
     for attach, match in [
         (lambda: b.attach_gpu_exit(fn_name="begins"), "attach_gpu_entry"),
         (lambda: b.attach_gpu_entry(fn_name="leaves"), "attach_gpu_exit"),
-        (lambda: b.attach_gpu_exit(fn_name="nothing"), "there is no program nothing; there is"),
+        (lambda: b.attach_gpu_exit(fn_name="nothing"), "there is no program nothing; use one of"),
         (lambda: b.attach_gpu_exit(fn_name="host"), "attach_uprobe"),
         (lambda: b.attach_gpu_exit(fn_name="leaves", accumulate="joules"), "work cannot be 'joules'"),
         (lambda: b.attach_launch("begins"), "struct gpu_entry; attach it with attach_gpu_entry"),
@@ -80,7 +80,7 @@ def test_what_cannot_be_attached():
         (lambda: b.attach_gpu_access(fn_name="begins"), "begins cannot be attached to access"),
         (
             lambda: b.attach_gpu_access(kinds="fetch"),
-            "a kind of memory access cannot be 'fetch'; it is one of load",
+            "a kind of memory access cannot be 'fetch'; use one of: load",
         ),
         (lambda: b.attach_gpu_access(kinds=()), "no kind of memory access is chosen"),
         (lambda: b.attach_gpu_access(spaces=("global", "param")), "a memory space cannot be 'param'"),
