@@ -144,7 +144,7 @@ BAD = {
     "waits for a flag": (f"{TABLE}\nwhile (!*(volatile u64 *)&t->cells[1]) /*!*/\n;", "another thread"),
     "too many turns": (
         'u64 s = 0;\nfor (u64 n = 0; n < 100000; n++) { /*!*/\ns += n;\nasm volatile("" : "+r"(s));\n}\nreturn s & 1;',
-        "too many",
+        "more than 65536 instructions",
     ),
     "text that is not constant": (
         "char text[8] = {};\ntext[0] = ctx->work;\ngpubpf_puts(text); /*!*/",
@@ -311,7 +311,7 @@ def test_addresses_are_not_numbers():
         ([mov(1, 10), alu(b.ADD, 1, 10), *END], "two addresses"),
         ([mov(1, 10), alu(b.NEG, 1), *END], "negates"),
         ([mov(1, 10), b.Instruction(b.ALU | b.END | 8, 1, imm=64), *END], "swaps"),
-        ([alu(b.MOV, 1, 10, wide=False), *END], "fewer bits"),
+        ([alu(b.MOV, 1, 10, wide=False), *END], "truncates an address"),
         ([jump(b.JGT, 10, 0, imm=5), *END], "compares an address"),
         ([store(10, -8, 10, 4), *END], "a part of an address"),
         ([store(10, -8, 10), load(1, 10, -8, 4), *END], "a part of an address"),
@@ -335,9 +335,9 @@ def test_calls_of_helpers():
         ([*load_map(1, "ring"), *key, call(1), *END], "does not work on map ring"),
         ([*load_map(1, "out"), *key, call(3), *END], "does not work on map out"),
         ([movi(1, 1), *key, call(1), *END], "given no map"),
-        ([*load_map(1, "hash"), movi(2, 5), call(1), *END], "no address"),
+        ([*load_map(1, "hash"), movi(2, 5), call(1), *END], "not the address of readable"),
         ([*load_map(1, "hash"), *key, mov(3, 2), movi(4, 9), call(2), *END], "flags 9"),
-        ([movi(1, 1), mov(2, 10), mov(3, 10), call(503), *END], "no address to write to"),
+        ([movi(1, 1), mov(2, 10), mov(3, 10), call(503), *END], "not the address of writable"),
         ([*load_map(1, "ring"), movi(2, 8), movi(3, 1), call(131), *END], "with flags"),
         (
             [storei(10, -8, 1), mov(1, 10), alu(b.ADD, 1, imm=-8), movi(2, 0), call(132), *END],
@@ -386,7 +386,7 @@ def test_address_of_a_dead_variable():
         alu(b.ADD, 0, imm=-8),
         leave(),
     ]
-    rejected(code, "variable of its own")
+    rejected(code, "local variable")
 
 
 def test_the_line_is_named():

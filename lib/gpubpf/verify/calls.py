@@ -1,4 +1,4 @@
-"""The second gate's judgement of one call of a helper, which goes by the table of helpers."""
+"""The second gate's checks of one call of a helper, as the table of helpers describes it."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class HelperCall:
         value = self._argument(register)
         if value.kind not in ("stack", "value", "record") or value.nullable:
             raise self.reject(
-                f"{self.name}: its argument {argument.name} is no address to write to",
+                f"{self.name}: its argument {argument.name} is not the address of writable memory",
                 "pass &variable of a u64",
             )
         if value.kind == "stack":
@@ -258,7 +258,7 @@ class HelperCall:
         return number
 
     def _memory(self, register: int, size: int, what: str) -> list[Value] | None:
-        """Checks that `size` bytes can be read; on the stack returns them, byte by byte."""
+        """Check that `size` bytes can be read. Return the bytes if they are on the stack, else None."""
         value = self._argument(register)
         if value.kind not in ("stack", "value", "record") or value.nullable:
             hint = (
@@ -266,7 +266,7 @@ class HelperCall:
                 if value.nullable
                 else "pass the address of a variable on the stack"
             )
-            raise self.reject(f"{self.name}: its {what} is no address of readable memory", hint)
+            raise self.reject(f"{self.name}: its {what} is not the address of readable memory", hint)
         if value.kind == "stack":
             at = value.range.constant
             if at is None:
@@ -298,7 +298,7 @@ class HelperCall:
 
     def _outside(self, register: int, value: Value, size: int, what: str, aligned: bool = True) -> None:
         if value.kind == "value" and self.machine.program.maps[str(value.object)].kind == "param":
-            raise self.reject(f"{self.name}: its {what} lies in a parameter", "copy it to the stack first")
+            raise self.reject(f"{self.name}: its {what} is in a parameter", "copy it to the stack first")
         limit = (
             int(value.object or 0)
             if value.kind == "record"
@@ -306,7 +306,7 @@ class HelperCall:
         )
         if value.range.slo < 0 or value.range.shi + size > limit:
             raise self.reject(
-                f"{self.name}: its {what} of {size} bytes reaches beyond the {limit} bytes there",
+                f"{self.name}: its {what} of {size} bytes reaches beyond the {limit} bytes of the object",
                 "pass the address of a large enough variable",
             )
         step = gcd(size, 8) if aligned else 1

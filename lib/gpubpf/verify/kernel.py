@@ -1,8 +1,8 @@
-"""The first gate: the kernel's own verifier, on a stand-in of the device program.
+"""The first gate: the kernel's own verifier, applied to a stand-in for the device program.
 
-The stand-in is a TRACEPOINT program, the type that accepts every context offset but 0 to 7: so the context is moved by 8, and its
-size is the second gate's to check. Helpers that the kernel does not know become known ones with the same argument types, or
-plain stores.
+The stand-in is a TRACEPOINT program, a type that accepts every context offset except 0 to 7. So its context is moved by 8 bytes,
+and the second gate checks the size of the context. Helpers that the kernel does not have are replaced by helpers that it has, or
+by loads and stores (`helpers.StandIn`).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _PERF_OUTPUT = number_of("bpf_perf_event_output")
 
 
 def check(program: Program, checked: Checked) -> str | None:
-    """Asks the kernel about a program that the second gate has followed (which tells where it reads its context).
+    """Let the kernel verify a program that passed the second gate, which knows where the program reads its context.
 
-    Returns the kernel's release, or None where it cannot be asked for want of CAP_BPF. Raises VerifyError.
+    Returns the kernel's release, or None if the kernel does not answer, such as without CAP_BPF. Raises VerifyError.
     """
     code, origin = stand_in(checked)
     with ExitStack() as stack:
@@ -53,7 +53,7 @@ def check(program: Program, checked: Checked) -> str | None:
 
 
 def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
-    """The stand-in's instructions, and for each the number of the one that it stands for."""
+    """Return the instructions of the stand-in, and for each the number of the instruction that it stands for."""
     code = checked.function.instructions
     fields = CONTEXTS[checked.function.point]
     context = {
@@ -62,12 +62,12 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
         if access.kind == "context"
     }
     lengths = {pc: call.size for (_, pc), call in checked.calls.items()}
-    # Below all that the program uses: an unknown number, and the context's address as it came.
+    # The slot below the program's stack holds an unknown number and the unchanged address of the context.
     slot = (checked.stack_low & ~7) - 16
     room = slot >= -b.STACK_SIZE
     moved = {
         pc for pc, at in context.items() if at != code[pc].offset
-    }  # the kernel wants the address as it came
+    }  # the kernel accepts only the unchanged address
     unknown = room and (bool(moved) or any(_stand_in(i) is StandIn.STORES for i in code))
     made: list[Instruction] = []
     origin: list[int] = []
@@ -106,7 +106,7 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
                 put(pc, *(Instruction(b.STX | b.MEM | 0x18, register, 0) for register in written))
             else:
                 put(pc, *(Instruction(b.ST | b.MEM | 0x18, register) for register in written))
-            put(pc, Instruction(b.JMP | b.CALL, imm=_PRANDOM))  # a call leaves nothing in r1 to r5
+            put(pc, Instruction(b.JMP | b.CALL, imm=_PRANDOM))  # a call clears r1 to r5
         elif kind is StandIn.UPDATE:
             cell, number = (
                 HELPERS[i.imm].register(argument) for argument in (ArgumentKind.CELL, ArgumentKind.NUMBER)
@@ -149,7 +149,7 @@ def _is_perf(checked: Checked, name: str) -> bool:
 
 @contextmanager
 def _map(definition: MapDefinition, perf: bool) -> Iterator[int]:
-    """A kernel map with the sizes that the verifier asks for, and no more memory than it must have."""
+    """Create a kernel map with the sizes that the verifier checks, in as little memory as possible."""
     key, value, entries = definition.key_size, definition.value_size, min(definition.max_entries, 1024)
     kind, flags = 2, 0
     if definition.kind == "hash":

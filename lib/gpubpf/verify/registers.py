@@ -1,4 +1,4 @@
-"""Registers and memory as the second gate knows them on one path: what an instruction or a helper may read and write."""
+"""Registers and memory as the second gate knows them on one path: which reads and writes it allows."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from gpubpf.verify.values import (
 
 
 class AbstractMachine:
-    """A program under judgement. `accesses` and `calls`: what was learnt, by place; `stack_low`: the lowest stack offset that is
-    written."""
+    """The registers and memory of a program that is being verified.
+
+    `accesses` and `calls` collect what was learnt, by place. `stack_low` is the lowest stack offset that the program writes.
+    """
 
     def __init__(self, program: Program, function: BpfFunction) -> None:
         self.program, self.function = program, function
@@ -51,13 +53,13 @@ class AbstractMachine:
         return self._ids
 
     def _reach(self, state: State, base: Value, offset: int, size: int, write: bool) -> Range:
-        """Checks one access through a register and notes it. Returns the offset range."""
+        """Check one access through a register and remember it. Return the range of its offset."""
         pc = state.pc
         if base.kind == "number":
             raise self.reject(
                 pc,
                 f"{'writes to' if write else 'reads from'} an address that is only a number",
-                "device programs reach their context, their stack and map values",
+                "access only the context, the stack and map values",
             )
         if base.nullable:
             raise self.reject(
@@ -65,7 +67,7 @@ class AbstractMachine:
             )
         where = ranges.operate(b.ADD, base.range, constant(offset), True, False)
         if base.kind == "map":
-            raise self.reject(pc, f"reaches into map {base.object} itself", "use its methods")
+            raise self.reject(pc, f"reads or writes the map {base.object} itself", "use its methods")
         if base.kind == "context":
             access = self._context(pc, where, size, write)
         elif base.kind == "stack":
@@ -73,7 +75,7 @@ class AbstractMachine:
             if at is None:
                 raise self.reject(
                     pc,
-                    "an array on the stack with an index that is not constant: a probe's stack is in registers",
+                    "indexes an array on the stack by a number that is not constant: the stack is kept in registers",
                     "unroll the loop, or use a map",
                 )
             self.stack_bounds(pc, where, size, True)
@@ -91,7 +93,7 @@ class AbstractMachine:
         elif known is not None and known != access:
             raise self.reject(
                 state.pc,
-                "reaches different memory on different paths",
+                "accesses different memory on different paths",
                 "write the access once in each branch",
             )
         self.accesses[place] = access
@@ -169,7 +171,7 @@ class AbstractMachine:
         else:
             value = Value("number", within(0, (1 << 8 * size) - 1))
         if i.opcode & 0xE0 == b.MEMSX:
-            self.number(state, value, "cuts an address to fewer bits")
+            self.number(state, value, "truncates an address")
             value = Value("number", ranges.extend(value.range, 8 * size))
         state.registers[i.dst] = value
 
