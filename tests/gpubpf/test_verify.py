@@ -317,7 +317,7 @@ def test_addresses_are_not_numbers():
         ([store(10, -8, 10), load(1, 10, -8, 4), *END], "a part of an address"),
         ([*value, mov(1, 10), atomic(0xE1, 9, 0, 1), *END], "atomic operation on an address"),
         ([store(10, -8, 10), movi(1, 1), atomic(0x00, 10, -8, 1), *END], "atomic operation on an address"),
-        ([*load_map(1, "out"), load(2, 1, 0), *END], "reaches into map"),
+        ([*load_map(1, "out"), load(2, 1, 0), *END], "reads or writes the map out"),
         ([*load_map(1, "out"), alu(b.ADD, 1, imm=8), *END], "address of a map"),
         ([*value, mov(1, 9), alu(b.ADD, 1, imm=0x7FFFFFFF), *END], "without bounds"),
         ([*value, atomic(0, 9, 4, 8), *END], "before it has a value|not aligned"),

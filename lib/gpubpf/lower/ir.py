@@ -1,8 +1,8 @@
 """eBPF → LLVM IR, for every back end. What differs between them is in a `Backend`, a table.
 
-Registers become 64-bit variables that LLVM promotes. A stack address is kept as a plain number, the offset in the one array
-that is the stack, so LLVM sees constants there and the array dissolves into registers. Addresses of map values are real ones.
-What memory an instruction reaches is known from verification (`Checked`).
+Registers become 64-bit variables, which LLVM promotes. A stack address is a plain number, the offset in one array for the whole
+stack: LLVM sees constants, and the array dissolves into registers. Addresses of map values are real addresses. Verification has
+found out which memory each instruction accesses (`Checked`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AXES = ("x", "y", "z")
 
 @dataclass(frozen=True)
 class LoweredModule:
-    """A lowered program: LLVM IR of the function ENTRY, its arguments in order, the texts it prints by number."""
+    """A lowered program: the LLVM IR of the function ENTRY, its arguments in order, and the texts that it prints, by number."""
 
     text: str
     arguments: tuple[Argument, ...]
@@ -40,7 +40,7 @@ def lower(program: Program, checked: Checked, backend: Backend) -> LoweredModule
 
 
 def format_number(text: str) -> int:
-    """The number that stands for a printed text in the print ring."""
+    """Return the number that stands for a printed text in the print ring buffer."""
     return zlib.crc32(text.encode())
 
 
@@ -50,7 +50,7 @@ class _Lowering:
         self.code = checked.function.instructions
         self.body: list[str] = []
         self.count = 0
-        self.turns = 0  # jumps back so far
+        self.loop_count = 0
         self.arguments: dict[str, Argument] = {}
         self.declared: set[str] = set()
         self.functions: dict[str, str] = {}  # internal functions for maps, by name
@@ -96,7 +96,7 @@ class _Lowering:
         return LoweredModule(text, tuple(self.arguments.values()), self.formats)
 
     def elect(self) -> str:
-        """In front of a program for blocks: who of a block runs it. The label of that."""
+        """Emit code in front of a program for blocks that elects the thread to run it. Return its label."""
         function = self.checked.function
         self.chain, self.pc = (), 0
         self.label("elect")
@@ -138,16 +138,16 @@ class _Lowering:
         self.emit(f"br label %{self.block(self.chain, pc)}{self.back(pc)}")
 
     def back(self, target: int) -> str:
-        """What a jump back carries: a loop stays one, since a probe is to be small. (The compiler of the C text has unrolled what
-        was to be.)"""
+        """Return the metadata of a jump back, which keeps LLVM from unrolling the loop: a probe should be small, and clang has
+        already unrolled what the C text asks for."""
         if target > self.pc:
             return ""
-        self.turns += 1
-        return f", !llvm.loop !{2 * self.turns}"
+        self.loop_count += 1
+        return f", !llvm.loop !{2 * self.loop_count}"
 
     def loops(self) -> list[str]:
-        return [f'!1 = !{{!"{KEEP_LOOP}"}}'] * bool(self.turns) + [
-            f"!{n} = distinct !{{!{n}, !1}}" for n in range(2, 2 * self.turns + 2, 2)
+        return [f'!1 = !{{!"{KEEP_LOOP}"}}'] * bool(self.loop_count) + [
+            f"!{n} = distinct !{{!{n}, !1}}" for n in range(2, 2 * self.loop_count + 2, 2)
         ]
 
     def argument(self, kind: str, name: str, type_: str = "b64", **more: str | int) -> str:
@@ -156,7 +156,7 @@ class _Lowering:
         return f"%{name}"
 
     def special(self, name: str) -> str:
-        """Something that only the target knows, as i64; `membar` gives nothing."""
+        """Return something that only the back end knows, as i64. `membar` has no result."""
         if self.backend.calls[name][1] == "void":
             self.emit(self.call(name))
             return "0"
@@ -175,12 +175,12 @@ class _Lowering:
         return f"call {kind} {symbol}({', '.join(arguments)})"
 
     def together(self, name: str, *arguments: str) -> str:
-        """What the lanes that run this together find out together: neither moved, nor made one with another, nor two of it."""
+        """Return the result of a collective operation of the active lanes. LLVM must not move, merge or duplicate it."""
         result = self.value(f"{self.call(name, *arguments)} convergent nomerge noduplicate")
         return result if self.backend.calls[name][1] == "i64" else self.wide(result)
 
     def function(self, name: str, text: str) -> str:
-        """An internal function, defined once; always inlined. `text` may begin with declarations."""
+        """Define an internal function, once; it is always inlined. `text` may have declarations. Return its name."""
         if name not in self.functions:
             lines = text.split("\n")
             self.declared.update(line for line in lines if line.startswith("declare "))
@@ -188,7 +188,7 @@ class _Lowering:
         return f"@{name}"
 
     def known_bases(self) -> list[str]:
-        """That no map is at 0: then the result of a lookup that cannot fail needs no test."""
+        """Tell LLVM that no map is at address 0, so that a lookup that cannot fail needs no test."""
         bases = [a.name for a in self.arguments.values() if a.kind == "map_base"]
         if bases:
             self.declared.add("declare void @llvm.assume(i1)")
@@ -202,7 +202,7 @@ class _Lowering:
         ] + self.known_sites()
 
     def known_sites(self) -> list[str]:
-        """That the place of a probe is one of its kernel's, so that the lookup of its own value needs no test."""
+        """Tell LLVM that the site of a probe is below the capacity, so that the lookup of its own value needs no test."""
         arrays = [
             a.name for a in self.arguments.values() if a.kind == "map_capacity" and a.map in self.program.maps
         ]
@@ -255,14 +255,14 @@ class _Lowering:
         return self.value(f"getelementptr i8, {self.backend.pointer} {pointer}, i64 {offset}")
 
     def source(self, register: int, call: CheckedCall) -> tuple[str, str]:
-        """(pointer type, pointer) of what a helper's argument points to."""
+        """Return (pointer type, pointer) of what a helper's argument points to."""
         address = self.get(register)
         if call.pointers[register] == "stack":
             return "ptr", self.stack(address)
         return self.backend.pointer, self.memory(address)
 
     def copy(self, to: tuple[str, str], source: tuple[str, str], size: int, alignment: int) -> None:
-        """`size` bytes; `alignment` is the target's."""
+        """Emit a copy of `size` bytes. `alignment`: of the destination."""
         for at, width in storage.chunks(size):
             kind = f"i{8 * width}"
             a = self.value(f"getelementptr i8, {source[0]} {source[1]}, i64 {at}")
@@ -327,8 +327,8 @@ class _Lowering:
         return self.wide(result, bits)
 
     def is_short_shift(self, i: Instruction) -> bool:
-        """Whether this is how a compiler without instructions of 32 bits shifts 32 of them to the right: the next one masks what
-        they leave."""
+        """Return whether this is a right shift of 32 bits as compilers without 32-bit instructions write it: a 64-bit shift, and a
+        mask in the next instruction."""
         following = self.code[self.pc + 1]
         return (
             "shift" in self.backend.calls
@@ -339,11 +339,11 @@ class _Lowering:
         )
 
     def short_shift(self, value: str, amount: int) -> str:
-        """The same in 32 bits, as LLVM would not do it; so what comes before has 32 bits, too."""
+        """Emit such a shift in 32 bits, so that the computation before it can have 32 bits too. LLVM does not do this itself."""
         return self.wide(self.value(self.call("shift", f"i32 {self.low(value)}", f"i32 {amount}")))
 
     def divide(self, quotient: bool, is_signed: bool, kind: str, left: str, right: str) -> str:
-        """x / 0 = 0 and x % 0 = x; the smallest number divided by -1 is itself, with remainder 0."""
+        """Emit a division as eBPF defines it: x / 0 = 0, x % 0 = x; the smallest number divided by -1 is itself, with remainder 0."""
         zero = self.value(f"icmp eq {kind} {right}, 0")
         divisor = self.value(f"select i1 {zero}, {kind} 1, {kind} {right}")
         if is_signed:
@@ -370,7 +370,7 @@ class _Lowering:
         return self.checked.accesses[(self.chain, self.pc)]
 
     def place(self, register: int, offset: int, access: CheckedAccess, width: int) -> tuple[str, str, int]:
-        """(pointer type, pointer, alignment) of an access to the stack or to memory."""
+        """Return (pointer type, pointer, alignment) of an access to the stack or to memory."""
         base = self.get(register)
         if access.kind == "stack":
             return "ptr", self.stack(self.value(f"add i64 {base}, {offset}")), 1
@@ -406,14 +406,14 @@ class _Lowering:
         self.put(i.dst, value)
 
     def context(self, field: str) -> str:
-        if field in _NARROW.get(self.checked.function.point, ()):  # then a comparison is one of 32 bits
+        if field in _NARROW.get(self.checked.function.point, ()):  # so that comparisons have 32 bits
             return self.wide(self.argument("context", field, "b32", field=field))
         if field != "launch":
             return self.argument("context", field, field=field)
         launch = self.argument("launch", "launch")
         if self.checked.function.point not in b.DEVICE_POINTS:
             return launch
-        # In a graph it is counted from a number in GPU memory, which is read here, after the clocks that come before.
+        # In a graph, the number counts from a word in GPU memory. It is read here, after clocks that the program reads earlier.
         cell = self.argument("replay", "replay")
         again, once = self.fresh("again"), self.fresh("once")
         self.emit("store i64 0, ptr %first")
@@ -449,7 +449,7 @@ class _Lowering:
             b.ATOMIC_XOR: "xor",
             b.ATOMIC_XCHG: "xchg",
         }
-        if space == "ptr" and self.access().kind == "stack":  # nobody else sees it
+        if space == "ptr" and self.access().kind == "stack":  # only this thread can access it
             old = self.value(f"load {kind}, ptr {pointer}, align 1")
             if operation == b.ATOMIC_CMPXCHG:
                 same = self.value(f"icmp eq {kind} {old}, {expected}")
@@ -521,7 +521,7 @@ class _Lowering:
     # Threads
 
     def number(self, unit: str, kind: str) -> str:
-        """Number of the thread, warp or block in its grid, as `kind` (i32 wraps: no instance has room for more)."""
+        """Return the number of the thread, warp or block in its grid, as `kind`. An i32 may wrap: no instance has room for more."""
 
         def get(name: str) -> str:
             return self.special(name) if kind == "i64" else self.special32(name)
@@ -546,7 +546,7 @@ class _Lowering:
     # Helpers
 
     def helper(self, call: CheckedCall) -> str:
-        """The result of a helper, lowered as the table of helpers says."""
+        """Emit a call of a helper, as the table of helpers says, and return its result."""
         helper = HELPERS[call.helper]
         use = helper.native if self.checked.function.point in b.HOST_POINTS else helper.device
         assert use is not None
@@ -562,13 +562,13 @@ class _Lowering:
     def lookup(self, call: CheckedCall, operand: str) -> str:
         definition = self.map(call.map)
         if definition.kind == "param":
-            return str(1 << 62)  # never read as an address: every access names its parameter
+            return str(1 << 62)  # never used as an address: every access names its parameter
         if definition.kind == "hash":
             return self.hash_call("find", call, definition)
         return self.element(call, definition)
 
     def element(self, call: CheckedCall, definition: MapDefinition) -> str:
-        """Address of an array element, or 0."""
+        """Return the address of an array element, or 0."""
         kind, pointer = self.source(2, call)
         key = self.value(f"load i32, {kind} {pointer}, align {1 if kind == 'ptr' else 4}")
         inside = self.value(f"icmp ult i32 {key}, {definition.max_entries}")
@@ -579,7 +579,7 @@ class _Lowering:
         capacity = self.argument("map_capacity", f"capacity_{definition.name}", map=definition.name)
         if definition.kind == "site_array":
             return self.at(base, self.of_site(key, capacity), definition.value_size)
-        # A unit beyond the capacity gets the element after the last: no second path, and memory stays safe.
+        # A unit beyond the capacity gets the element after the last one. This needs no branch, and stays inside of the map.
         unit = self.number(SHAPED[definition.kind], "i32")
         room = self.low(capacity)
         fits = self.value(f"icmp ult i32 {unit}, {room}")
@@ -595,7 +595,7 @@ class _Lowering:
         return self.value(f"select i1 {inside}, i64 {address}, i64 0")
 
     def at(self, base: str, index: str, size: int) -> str:
-        """The address of element `index`, an i32. No map is at 0, nor wraps."""
+        """Return the address of element `index`, an i32. No map is at address 0 or wraps around."""
         if "element" in self.backend.calls:
             address = self.value(self.call("element", f"i32 {index}", f"i32 {size}", f"i64 {base}"))
             self.declared.add("declare void @llvm.assume(i1)")
@@ -605,7 +605,7 @@ class _Lowering:
         return self.value(f"add nuw i64 {base}, {offset}")
 
     def of_site(self, site: str, capacity: str) -> str:
-        """Number of the value of a site on this multiprocessor; of what is no site, of the value after the last."""
+        """Return the index of a site's value on this multiprocessor, or for an unknown site the index after the last."""
         sites = self.low(capacity)
         mask = self.low(self.value(f"lshr i64 {capacity}, 32"))
         shard = self.value(f"and i32 {self.special32('sm')}, {mask}")
@@ -658,7 +658,7 @@ class _Lowering:
         return self.value(f"call i64 {self.function(name, text)}({', '.join(arguments)})")
 
     def reserve_room(self, definition: MapDefinition) -> tuple[str, str]:
-        """(address of a record's header or 0, its mark)"""
+        """Reserve a record and return (address of its header or 0, its mark)."""
         name = f"ring_{definition.name}"
         text = storage.ring_function(name, definition, self.backend)
         base, sm = self.base(definition.name), self.special32("sm")
@@ -669,7 +669,7 @@ class _Lowering:
         )
 
     def commit(self, header: str, size: int, mark: str) -> None:
-        """Mark and size in one store, ordered after the payload for the host too."""
+        """Store mark and size at once, after the payload also in the order that the host sees."""
         pointer = self.memory(header)
         word = self.value(f"or i64 {self.wide(mark)}, {size << 32}")
         self.emit(f"store atomic i64 {word}, {self.backend.pointer} {pointer} release, align 8")
@@ -700,7 +700,7 @@ class _Lowering:
         write, done = self.fresh("write"), self.fresh("done")
         self.emit(f"br i1 {there}, label %{write}, label %{done}")
         self.label(write)
-        # The mark waits in place of the size until the record is submitted.
+        # The size field keeps the mark until the record is submitted.
         pointer = self.memory(header, 4)
         self.emit(f"store i32 {mark}, {self.backend.pointer} {pointer}, align 4")
         self.emit(f"br label %{done}")
@@ -736,7 +736,7 @@ class _Lowering:
         return self.record(definition, definition.value_size, fill)
 
     def agent_function(self, call: CheckedCall, operand: str) -> str:
-        """The result of a C function of the agent, which has the same number and arguments as the helper of the kernel."""
+        """Call the C function of the agent that replaces a helper of the kernel, with the same arguments. Return its result."""
         arguments = []
         for register, argument in enumerate(HELPERS[call.helper].arguments, 1):
             if argument.kind is ArgumentKind.BUFFER:
@@ -766,11 +766,11 @@ class _Lowering:
         return self.value(f"call i64 @llvm.ctpop.i64(i64 {self.get(1)})")
 
     def first(self, call: CheckedCall, operand: str) -> str:
-        """Told from the lane's number: then ptxas knows that it is one lane, and does not add up over lanes before each atomic
-        operation. It does not see that in a mask."""
+        """Compare the lane's number, not a mask: then ptxas knows that only one lane goes on, and does not reduce over lanes before
+        each atomic operation."""
         self.declared.add("declare i32 @llvm.cttz.i32(i32, i1)")
         lowest = self.value(f"call i32 @llvm.cttz.i32(i32 {self.low(self.get(1))}, i1 true)")
-        lowest = self.value(f"freeze i32 {lowest}")  # an empty mask has none: any number is as good
+        lowest = self.value(f"freeze i32 {lowest}")  # an empty mask has no lowest lane: any number will do
         return self.wide(self.value(f"icmp eq i32 {self.special32('this_lane')}, {lowest}"), 1)
 
     def warp(self, call: CheckedCall, operand: str) -> str:
@@ -782,13 +782,13 @@ class _Lowering:
 
 
 def _aligned(alignment: int, at: int, width: int) -> int:
-    """The best known alignment of byte `at` of something aligned to `alignment`; at least 1."""
+    """Return the alignment of byte `at` of an object that is aligned to `alignment`."""
     while alignment > 1 and at % alignment:
         alignment //= 2
     return max(alignment, 1)
 
 
-# Context fields that 32 bits hold, by point.
+# Context fields that fit into 32 bits, by point.
 _NARROW = {"access": ("site", "width", "space", "kind", "active", "effect")}
 
 _CONDITIONS = {

@@ -1,4 +1,4 @@
-"""LLVM IR → x86-64 machine code → `Native`: a host program that a traced process runs itself."""
+"""LLVM IR → x86-64 machine code → `Native`: a host program that the traced process runs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ X86 = Backend(
     scope="",
     calls={},
 )
-# The registers of floating point are the application's; and nothing may lie outside of the code: no tables, no calls of memset.
+# Floating-point registers belong to the application. And all must be in the code: no tables, no calls of memset.
 _FEATURES = "-mmx,-sse,-sse2,-x87,+soft-float"
 _ATTRIBUTES = '"no-jump-tables"="true" "no-builtins" noimplicitfloat nounwind'
 
 
 def lower(program: Program, function: BpfFunction) -> Native:
-    """The native code of a program on the host. Raises VerifyError where it has none: what only the kernel has is named."""
+    """Return a host program as machine code. Raises VerifyError, which names what only the kernel has."""
     checked = check(program, context.copied(function, context.FIELDS[function.point]))
     module = ir.lower(program, checked, X86)
     values: dict[Given, int] = {}
@@ -96,7 +96,7 @@ def _machine_code(name: str, text: str) -> bytes:
             code = elf.contents(section)
         elif section.size and section.name.startswith((".rela.text", ".rodata", ".data", ".bss", ".text.")):
             raise VerifyError(
-                f"host program {name}: its native form is not one piece of code ({section.name}); split it into smaller"
-                " programs, or run as root"
+                f"host program {name}: its machine code needs the section {section.name}; split it into smaller programs,"
+                " or run as root"
             )
     return code
