@@ -501,7 +501,7 @@ def test_what_only_the_kernel_has(marker: tuple[int, Callable[..., None]]) -> No
 def test_a_program_that_needs_the_whole_stack() -> None:
     body = "u64 a[60] = {}; bpf_get_current_comm(a, sizeof(a)); if (a[59]) return 1;"
     program = gpubpf_bcc.compiled(text(body))
-    with pytest.raises(VerifyError, match="uses 480 bytes of the stack, and 56 of 512 are taken"):
+    with pytest.raises(VerifyError, match="uses 480 bytes of the stack, and its context takes 56 of the 512"):
         Host(program, (HostProbe("on_launch", "launch"),))
 
 
@@ -565,7 +565,7 @@ def test_random_programs_do_the_same_in_the_kernel_and_natively(
         for name in names
     }
     functions = {
-        name: b.Function(name, "launch", tuple(random_program(rng, f"out_{name}"))) for name in names
+        name: b.BpfFunction(name, "launch", tuple(random_program(rng, f"out_{name}"))) for name in names
     }
     program = Program("", functions, outs)
     with Host(program, [HostProbe(name, "launch") for name in names]) as running:

@@ -1,22 +1,22 @@
 /*
- * gpubpf_kernels.h: which kernel a handle is, as a program tells its GPU's runtime. calls/kernels.py says where these programs go, and
- * reads the ring. Of measured processes (gpubpf_calls.h):
+ * gpubpf_kernels.h: finds out the kernel's name for each handle that an application gives to its GPU's runtime. calls/kernels.py attaches
+ * these programs, and reads the ring buffer. They watch measured processes (gpubpf_calls.h):
  *
- *     kernel_told, kernel_given      at functions that register kernels, or find one by its name or by another handle; the cookie is
- *                                    one of KERNEL_*
+ *     kernel_told, kernel_given      at the entry and return of functions that register kernels, or find a kernel by its name or by
+ *                                    another handle; the cookie is one of KERNEL_*
  */
 #ifndef GPUBPF_KERNELS_H
 #define GPUBPF_KERNELS_H
 
 #include <gpubpf_calls.h>
 
-#define KERNEL_TEXT 224 /* bytes of a name in one record; a longer one takes several */
+#define KERNEL_TEXT 224 /* bytes of a name in one record; a longer name takes several records */
 #define KERNEL_PARTS 18
 
 enum {
-    KERNEL_REGISTERED = 1, /* (_, handle, _, name, …): nothing is said of how that went */
-    KERNEL_FOUND,          /* (&handle, _, name): 0 is success */
-    KERNEL_SAME,           /* (&handle, other handle): likewise */
+    KERNEL_REGISTERED = 1, /* (_, handle, _, name, …): the function returns no status */
+    KERNEL_FOUND,          /* (&handle, _, name): returns 0 on success */
+    KERNEL_SAME,           /* (&handle, other handle): returns 0 on success */
 };
 
 struct kernel_frame {
@@ -25,18 +25,18 @@ struct kernel_frame {
 };
 
 struct kernel_call {
-    u64 handle; /* or where it will be written */
+    u64 handle; /* or the address where the function will write it */
     u64 source; /* address of the name, or another handle */
 };
 
-/* A part of a name, from `part` * (KERNEL_TEXT - 1) on. The last one is not full. */
+/* A part of a name, beginning at byte `part` * (KERNEL_TEXT - 1). The last part of a name is not full. */
 struct kernel_name {
     u64 handle;
     u64 source;
     u32 tgid;
     u32 kind;
     u32 part;
-    u32 bytes; /* with the zero at the end; 0: it could not be read */
+    u32 bytes; /* including the zero at the end; 0: the name could not be read */
     char text[KERNEL_TEXT];
 };
 
@@ -55,7 +55,7 @@ int kernel_told(struct pt_regs *ctx)
     u64 kind = bpf_get_attach_cookie(ctx);
     u64 first = PT_REGS_PARM1(ctx), second = PT_REGS_PARM2(ctx), third = PT_REGS_PARM3(ctx), fourth = PT_REGS_PARM4(ctx);
 
-    /* Read here: the kernel lets no program choose a register by arithmetic. */
+    /* Read here: the kernel does not let a program choose a register by arithmetic. */
     asm volatile("" : "+r"(first), "+r"(second), "+r"(third), "+r"(fourth));
     if (!s || !call_measured(s, id >> 32))
         return 1;
@@ -68,7 +68,7 @@ int kernel_told(struct pt_regs *ctx)
 int kernel_given(struct pt_regs *ctx)
 {
     u64 id = bpf_get_current_pid_tgid(), kind = bpf_get_attach_cookie(ctx), handle, source;
-    struct kernel_frame frame = {.sp = PT_REGS_SP(ctx) - 8, .tid = (u32)id}; /* the return address is gone */
+    struct kernel_frame frame = {.sp = PT_REGS_SP(ctx) - 8, .tid = (u32)id}; /* the return address has been popped */
     struct kernel_call *call = kernel_calls.lookup(&frame);
     int zero = 0;
     struct call_settings *s = call_settings.lookup(&zero);
@@ -107,7 +107,7 @@ int kernel_given(struct pt_regs *ctx)
         record->kind = kind;
         record->part = part;
         record->bytes = bytes > 0 ? bytes : 0;
-        kernel_names.ringbuf_submit(record, 1 /* BPF_RB_NO_WAKEUP: the tool looks by itself */);
+        kernel_names.ringbuf_submit(record, 1 /* BPF_RB_NO_WAKEUP: the tool polls */);
         if (bytes < KERNEL_TEXT)
             return 0;
     }
