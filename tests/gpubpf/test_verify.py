@@ -13,7 +13,7 @@ from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
 from gpubpf.lower import nvptx
 from gpubpf.verify import kernel, ranges, verify
-from gpubpf.verify.flow import ways_out
+from gpubpf.verify.flow import loop_exits
 from gpubpf.verify.rules import MAX_INSTRUCTIONS, check
 from gpubpf_asm import (
     OUT,
@@ -583,8 +583,8 @@ def test_what_an_index_is_known_to_be_survives_the_stack():
     assert check(made, function).steps < 1000
 
 
-def test_the_ways_out_of_a_loop_in_a_loop_that_is_entered_in_its_middle():
+def test_the_loop_exits_of_a_loop_in_a_loop_that_is_entered_in_its_middle():
     """Compilers put an inner loop's test before its body and jump over it: no jump back to where the body begins tells the loop."""
     outer, test, body = 1, 2, 4
     after = [(outer,), (body,), (3, 6), (body,), (5,), (test,), (outer, 7), ()]
-    assert ways_out(after) == {test, 6}
+    assert loop_exits(after) == {test, 6}

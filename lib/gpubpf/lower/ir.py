@@ -174,7 +174,7 @@ class _Lowering:
             symbol = f"@{symbol}"
         return f"call {kind} {symbol}({', '.join(arguments)})"
 
-    def together(self, name: str, *arguments: str) -> str:
+    def collective(self, name: str, *arguments: str) -> str:
         """Return the result of a collective operation of the active lanes. LLVM must not move, merge or duplicate it."""
         result = self.value(f"{self.call(name, *arguments)} convergent nomerge noduplicate")
         return result if self.backend.calls[name][1] == "i64" else self.wide(result)
@@ -819,11 +819,11 @@ LOWERINGS: Mapping[str, Callable[[_Lowering, CheckedCall, str], str]] = {
     "argument": lambda lowering, call, operand: lowering.argument(operand, operand),
     "special": lambda lowering, call, operand: lowering.special(operand),
     "index": _Lowering.index,
-    "lanes": lambda lowering, call, operand: lowering.together(
+    "lanes": lambda lowering, call, operand: lowering.collective(
         operand,
         *(f"i64 {lowering.get(register)}" for register, _ in enumerate(HELPERS[call.helper].arguments, 1)),
     ),
-    "shuffle": lambda lowering, call, operand: lowering.together(
+    "shuffle": lambda lowering, call, operand: lowering.collective(
         "shuffle", f"i64 {lowering.get(1)}", f"i32 {lowering.low(lowering.get(2))}"
     ),
     "warp": _Lowering.warp,

@@ -15,7 +15,7 @@ from gpubpf.verify import Checked
 _SREG = "llvm.nvvm.read.ptx.sreg."
 
 
-def _together(code: str, constraints: str) -> str:
+def _with_active_mask(code: str, constraints: str) -> str:
     """Return inline assembly in which %together is the mask of active lanes. It is one piece, so the mask cannot change in between."""
     lines = ["{", ".reg .b32 %together;", "activemask.b32 %together;", *code.split("\n"), "}"]
     return 'asm sideeffect "' + "\\0A".join(lines) + f'", "{constraints}"'
@@ -45,16 +45,16 @@ NVPTX = Backend(
         "clock": ('asm sideeffect "mov.u64 $0, %clock64;", "=l,~{memory}"', "i64"),
         "globaltimer": ('asm sideeffect "mov.u64 $0, %globaltimer;", "=l,~{memory}"', "i64"),
         "active": ('asm sideeffect "activemask.b32 $0;", "=r"', "i32"),
-        "match": (_together("match.any.sync.b64 $0, $1, %together;", "=r,l"), "i32"),
+        "match": (_with_active_mask("match.any.sync.b64 $0, $1, %together;", "=r,l"), "i32"),
         "ballot": (
-            _together(
+            _with_active_mask(
                 ".reg .pred %holds;\nsetp.ne.b64 %holds, $1, 0;\nvote.sync.ballot.b32 $0, %holds, %together;",
                 "=r,l",
             ),
             "i32",
         ),
         "shuffle": (
-            _together(
+            _with_active_mask(
                 ".reg .b32 %low, %high;\nmov.b64 {%low, %high}, $1;\n"
                 "shfl.sync.idx.b32 %low, %low, $2, 31, %together;\n"
                 "shfl.sync.idx.b32 %high, %high, $2, 31, %together;\nmov.b64 $0, {%low, %high};",

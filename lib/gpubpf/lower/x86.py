@@ -29,26 +29,10 @@ def lower(program: Program, function: BpfFunction) -> Native:
     loads: list[str] = []
     passed: list[str] = []
     for argument in module.arguments:
-        given = _given(argument, function.point)
-        slot = values.setdefault(given, len(values))
-        name, kind = argument.name, "i64" if argument.type == "b64" else "i32"
-        loads += [
-            f"  %{name}.at = getelementptr i64, ptr %values, i64 {slot}",
-            f"  %{name}.value = load i64, ptr %{name}.at, align 8",
-        ]
-        result = f"%{name}.value"
-        if argument.kind == "param":
-            bits = 8 * argument.width
-            loads += [
-                f"  %{name}.base = inttoptr i64 {result} to ptr",
-                f"  %{name}.byte = getelementptr i8, ptr %{name}.base, i64 {argument.offset}",
-                f"  %{name}.part = load i{bits}, ptr %{name}.byte, align {argument.width}",
-            ]
-            result = f"%{name}.part"
-            if f"i{bits}" != kind:
-                loads.append(f"  %{name}.wide = zext i{bits} {result} to {kind}")
-                result = f"%{name}.wide"
-        passed.append(f"{kind} {result}")
+        slot = values.setdefault(_given(argument, function.point), len(values))
+        lines, result = _loaded(argument, slot)
+        loads += lines
+        passed.append(result)
     inner = f"define internal void @{ir.ENTRY}("
     text = module.text.replace(f"define void @{ir.ENTRY}(", inner).replace(") nounwind {", ") alwaysinline {")
     text += "\n".join(
@@ -62,6 +46,26 @@ def lower(program: Program, function: BpfFunction) -> Native:
         ]
     )
     return Native(function.name, _machine_code(function.name, text), tuple(values))
+
+
+def _loaded(argument: ir.Argument, slot: int) -> tuple[list[str], str]:
+    """Return the LLVM IR that reads an argument from slot `slot` of %values, and the typed value to pass."""
+    name, kind = argument.name, "i64" if argument.type == "b64" else "i32"
+    lines = [
+        f"  %{name}.at = getelementptr i64, ptr %values, i64 {slot}",
+        f"  %{name}.value = load i64, ptr %{name}.at, align 8",
+    ]
+    if argument.kind != "param":
+        return lines, f"{kind} %{name}.value"
+    part = f"i{8 * argument.width}"
+    lines += [
+        f"  %{name}.base = inttoptr i64 %{name}.value to ptr",
+        f"  %{name}.byte = getelementptr i8, ptr %{name}.base, i64 {argument.offset}",
+        f"  %{name}.part = load {part}, ptr %{name}.byte, align {argument.width}",
+    ]
+    if part == kind:
+        return lines, f"{kind} %{name}.part"
+    return [*lines, f"  %{name}.wide = zext {part} %{name}.part to {kind}"], f"{kind} %{name}.wide"
 
 
 def _given(argument: ir.Argument, point: str) -> Given:

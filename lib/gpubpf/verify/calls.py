@@ -190,11 +190,11 @@ class HelperCall:
                 )
             self.pointers[register] = "stack"
         elif value.kind == "value" and not value.nullable:
-            self._outside(register, value, self.size, argument.name, aligned=False)
+            self._check_bounds(register, value, self.size, argument.name, aligned=False)
         else:
             raise self.reject(f"{self.name}: its argument {argument.name} is not a buffer", "pass an array")
 
-    def _written(self, register: int, argument: HelperArgument) -> None:
+    def _result_address(self, register: int, argument: HelperArgument) -> None:
         value = self._argument(register)
         if value.kind not in ("stack", "value", "record") or value.nullable:
             raise self.reject(
@@ -212,7 +212,7 @@ class HelperCall:
             )
             self.pointers[register] = "stack"
         else:
-            self._outside(register, value, 8, f"argument {argument.name}")
+            self._check_bounds(register, value, 8, f"argument {argument.name}")
 
     def _cell(self, register: int, argument: HelperArgument) -> None:
         value = self._argument(register)
@@ -222,7 +222,7 @@ class HelperCall:
                 f"{self.name}: its argument {argument.name} is not in the value of a map",
                 "pass the result of lookup, tested against NULL",
             )
-        self._outside(register, value, 8, argument.name)
+        self._check_bounds(register, value, 8, argument.name)
 
     def _text(self, register: int, argument: HelperArgument) -> None:
         counted = ArgumentKind.SIZE in self.helper.registers
@@ -293,10 +293,10 @@ class HelperCall:
                 )
             self.pointers[register] = "stack"
             return result
-        self._outside(register, value, size, what)
+        self._check_bounds(register, value, size, what)
         return None
 
-    def _outside(self, register: int, value: Value, size: int, what: str, aligned: bool = True) -> None:
+    def _check_bounds(self, register: int, value: Value, size: int, what: str, aligned: bool = True) -> None:
         if value.kind == "value" and self.machine.program.maps[str(value.object)].kind == "param":
             raise self.reject(f"{self.name}: its {what} is in a parameter", "copy it to the stack first")
         limit = (
@@ -368,7 +368,7 @@ _CHECKS: Mapping[ArgumentKind, Callable[[HelperCall, int, HelperArgument], None]
     ArgumentKind.SHORT_RECORD_SIZE: HelperCall._record_size,
     ArgumentKind.RESERVED: HelperCall._reserved,
     ArgumentKind.BUFFER: HelperCall._buffer,
-    ArgumentKind.RESULT: HelperCall._written,
+    ArgumentKind.RESULT: HelperCall._result_address,
     ArgumentKind.CELL: HelperCall._cell,
     ArgumentKind.TEXT: HelperCall._text,
     ArgumentKind.PRINTED: HelperCall._printed,

@@ -35,7 +35,7 @@ def successors(code: Sequence[Instruction], pc: int) -> tuple[int, ...]:
     return (min(pc + 2, size) if i.opcode == b.LD_IMM64 else pc + 1,)
 
 
-def flow(code: Sequence[Instruction]) -> tuple[set[int], list[int], list[int]]:
+def liveness(code: Sequence[Instruction]) -> tuple[set[int], list[int], list[int]]:
     """Return the jump targets, and by instruction two masks of registers.
 
     The first mask has the registers that may still be read. The second has the registers, and bytes of the stack, whose value may
@@ -49,7 +49,7 @@ def flow(code: Sequence[Instruction]) -> tuple[set[int], list[int], list[int]]:
     for pc, places in enumerate(after):
         for place in places:
             before[place].append(pc)
-    ending = ways_out(after)  # jumps out of a loop
+    ending = loop_exits(after)  # jumps out of a loop
     for pc, places in enumerate(after):
         for head in places:
             if head <= pc:
@@ -141,7 +141,7 @@ def _uses(i: Instruction) -> tuple[int, int]:
     return source | 1 << i.dst, 0
 
 
-def ways_out(after: Sequence[tuple[int, ...]]) -> set[int]:
+def loop_exits(after: Sequence[tuple[int, ...]]) -> set[int]:
     """Return the jumps that leave a loop. Loops may be nested, and the compiler may have scattered their parts."""
     found: set[int] = set()
     reached = {0}
@@ -200,7 +200,7 @@ def stack_bytes(at: int, size: int) -> int:
 def _needs(i: Instruction, after: int, ends_loop: bool) -> int:
     """Return a mask of the registers, and of the stack bytes that the program addresses directly, that matter before an instruction.
 
-    `after`: the mask of those that matter after it (see `flow`).
+    `after`: the mask of those that matter after it (see `liveness`).
     """
     used, made = _uses(i)
     if i.cls in (b.ALU, b.ALU64):

@@ -41,7 +41,7 @@ class _Checker(AbstractMachine):
 
     def run(self) -> Checked:
         self._validate()
-        self.targets, self.live, self.matters = flow.flow(self.code)
+        self.targets, self.live, self.matters = flow.liveness(self.code)
         self.spills, self.spilled = flow.spills(self.code)
         first = State()
         first.registers[1] = Value("context", constant(0))
