@@ -23,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
 
+from gpubpf.attach import cuinit
 from gpubpf.ebpf import compile
 from gpubpf.ebpf.bytecode import HOST_POINTS, Program
 from gpubpf.errors import CompileError, Error, VerifyError
@@ -34,7 +35,12 @@ from gpubpf.memory import access_trace
 from gpubpf.verify import check, verify
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
-SOURCES = (*sorted(TOOLS.glob("*.py")), Path(off_cpu.__file__), Path(access_trace.__file__))
+SOURCES = (
+    *sorted(TOOLS.glob("*.py")),
+    Path(off_cpu.__file__),
+    Path(access_trace.__file__),
+    Path(cuinit.__file__),
+)
 
 
 def program_text(path: Path) -> str | None:

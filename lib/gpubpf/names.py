@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from gpubpf.process import libc
+
 _LONGEST = 1 << 16  # bytes of a mangled name
 _REFERENCE = re.compile(
     r"[ST][0-9A-Z]*_"
@@ -197,7 +199,7 @@ def _cxa_demangle() -> Callable[[bytes], bytes] | None:
     """`__cxa_demangle` (Itanium C++ ABI 3.4) of libstdc++, where it is. It raises ValueError for what is no C++ name."""
     try:
         function = ctypes.CDLL("libstdc++.so.6")["__cxa_demangle"]
-        free = ctypes.CDLL(None)["free"]
+        free = libc.library["free"]
     except (OSError, AttributeError):
         return None
     function.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
@@ -274,7 +276,7 @@ def serve() -> None:
     """The child's part: a mangled name a line on stdin, its demangled form a line on stdout."""
     from gpubpf.process import privileges
 
-    privileges.give_up()
+    privileges.drop_all()
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, in the middle of the C++ library

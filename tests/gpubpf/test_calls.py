@@ -74,11 +74,11 @@ def run(calls: Calls, *command: Any, **how: Any) -> int:
     return process.pid
 
 
-@pytest.fixture(params=uprobes.WAYS)
+@pytest.fixture(params=uprobes.METHODS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if uprobes.WAYS.index(request.param) < uprobes.WAYS.index(uprobes.way()):
+    if uprobes.METHODS.index(request.param) < uprobes.METHODS.index(uprobes.best_method()):
         pytest.skip(f"this kernel has no {request.param}")
-    monkeypatch.setattr(uprobes, "way", lambda: request.param)
+    monkeypatch.setattr(uprobes, "best_method", lambda: request.param)
     return str(request.param)
 
 

@@ -162,7 +162,7 @@ def test_refuses_to_watch_a_file_that_is_no_stub(tmp_path: Path) -> None:
         fcntl.fcntl(other, fcntl.F_ADD_SEALS, host_programs._SEALS)
         files = [os.open(ordinary, os.O_RDONLY), unsealed, other, os.open("/dev/null", os.O_RDONLY)]
         for file in files:
-            with pytest.raises(SessionError, match="no stub"):
+            with pytest.raises(SessionError, match="without the stub"):
                 process.attach(file)
         process.attach(other, 1)
         for file in files:
@@ -357,7 +357,7 @@ def test_without_capability_the_agent_gets_the_program() -> None:
     assert done.stdout.splitlines() == [
         "False 1 ['no CAP_BPF: the host program runs in the agent']",
         "0 []",
-        "no CAP_BPF: host programs at sched:sched_switch need CAP_BPF and CAP_PERFMON; run as root",
+        "no CAP_BPF: host programs at sched:sched_switch require CAP_BPF and CAP_PERFMON; run as root",
     ]
 
 

@@ -530,7 +530,7 @@ def test_without_the_right_to_ask(monkeypatch):
     def refuse(*_):
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(kernel, "_bpf", refuse)
+    monkeypatch.setattr(kernel, "bpf", refuse)
     made, function = program([*lookup("out"), *END])
     assert kernel.check(made, check(made, function)) is None
 

@@ -274,7 +274,7 @@ class _Process:
         return self.files[m.file]
 
     def _open(self, m: target.Mapping) -> _File | None:
-        place = libraries.Mapped(self.pid, m.start, m.end, m.offset, m.file[0], m.file[1], m.path)
+        place = libraries.MappedCode(self.pid, m.start, m.end, m.offset, m.file[0], m.file[1], m.path)
         with contextlib.suppress(*_MADE_UP):
             opened = libraries.open_mapped(place)
             try:

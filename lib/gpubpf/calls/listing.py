@@ -141,7 +141,7 @@ def _add_process(found: Listed, pid: int, wanted_names: Names, wanted: Sequence[
             f"pid {pid}: {error.strerror}; name a process that runs, as root where it is not yours"
         ) from None
     for m in mapped.values():
-        place = libraries.Mapped(pid, m.start, m.end, m.offset, m.file[0], m.file[1], m.path)
+        place = libraries.MappedCode(pid, m.start, m.end, m.offset, m.file[0], m.file[1], m.path)
         with contextlib.suppress(OSError):
             file = libraries.open_mapped(place)
             try:

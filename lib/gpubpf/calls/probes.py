@@ -12,7 +12,6 @@ calls.stop(); calls.sums() …; calls.close()
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from gpubpf.calls.api import Api, Function
 from gpubpf.ebpf.filters import host_filter_bytes
 from gpubpf.errors import Error
 from gpubpf.linux import bpf_syscall, btf, uprobes
+from gpubpf.process import libc
 from gpubpf.program import BPF
 from gpubpf.session.command import raise_file_limit
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gpubpf.linux.host_programs import Host
-    from gpubpf.linux.uprobes import Placed
+    from gpubpf.linux.uprobes import ProbedFile
     from gpubpf.process.privileges import Privileges
 
 PROGRAM = "#include <gpubpf_calls.h>\n"
 RING = 1 << 26  # bytes: 200,000 records
 _FIRST_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
-_MEMBARRIER, _GLOBAL = 324, 1
+_GLOBAL = 1
 _COUNTS = ("records", "sums", "calls", "processes", "nested", "abandoned")  # as CALL_LOST_RECORDS and so on
 _NEWTASK = {"pid": (8, 4), "clone_flags": (32, 8)}  # what a program relies on in the tracepoint's record
 
@@ -130,7 +130,7 @@ class Calls:
 
     def start(self) -> None:
         """Has the programs run. Where no library is found yet a note says so."""
-        if uprobes.way() == "event":  # which takes several files for each function
+        if uprobes.best_method() == "event":  # which takes several files for each function
             raise_file_limit()
         self._host = self.bpf.host(None, self._note)
 
@@ -143,14 +143,14 @@ class Calls:
     def limit(self, privileges: Privileges) -> None:
         """Has what waits for libraries go by these privileges, too."""
         if self.host.uprobes is not None:
-            self.host.uprobes.limit(privileges.settle)
+            self.host.uprobes.limit_privileges(privileges.apply)
 
     def stop(self) -> None:
         """Has the programs run no more. What they counted can still be read."""
         if not self._over:
             self._over = True
             self.host.detach()
-            self.host.settle()
+            self.host.wait_until_detached()
             _wait_for_programs()  # at raw tracepoints, where that is all
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class Calls:
         return dict(zip(order["key"].tolist(), names, strict=True))
 
     @property
-    def placed(self) -> Sequence[Placed]:
+    def placed(self) -> Sequence[ProbedFile]:
         """Of each library file: which functions are watched there."""
         put = self.host.uprobes
         return tuple(put.placed) if put is not None else ()
@@ -278,7 +278,8 @@ def attach_records(bpf: BPF, event: str, layout: Mapping[str, tuple[int, int]], 
 
 def _wait_for_programs() -> None:
     """Until those have ended that run now: they are in RCU read-side critical sections, and such a barrier waits for these."""
-    if ctypes.CDLL(None).syscall(ctypes.c_long(_MEMBARRIER), _GLOBAL, 0, 0) != 0:
-        time.sleep(
-            0.02
-        )  # where CPUs are kept free of ticks the kernel has none for us; programs take microseconds
+    try:
+        libc.system_call(libc.MEMBARRIER, _GLOBAL, 0, 0)
+    except OSError:
+        # where CPUs are kept free of ticks the kernel has none for us; programs take microseconds
+        time.sleep(0.02)

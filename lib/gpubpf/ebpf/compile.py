@@ -41,6 +41,7 @@ from gpubpf.ebpf.headers import ExpandedText
 from gpubpf.ebpf.helpers import HELPERS
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import CompileError
+from gpubpf.process import libc
 
 _KEY_KINDS = {f"gpubpf_{kind}": kind for kind in (*maps.DEVICE_KINDS, "shared_array")}
 _KINDS = {1: "hash", 2: "array", 4: "ringbuf", 6: "percpu_array", 27: "ringbuf"}
@@ -149,7 +150,7 @@ def _compile_here(text: str, talk: IO[bytes]) -> dict[str, Any]:
             module = bcc.lib.bpf_module_create_c_from_string(
                 spelled.encode(), _DEBUG, flags, len(flags), True, None
             )
-        ctypes.CDLL(None).fflush(None)
+        libc.library.fflush(None)
         talk.seek(0)
         said = talk.read().decode("utf-8", "replace")
         if not module:

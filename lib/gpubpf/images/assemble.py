@@ -204,7 +204,7 @@ class Ptxas:
 
     def run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> tuple[bytes, dict[str, Registers]]:
         """Without privileges: the text is a target's."""
-        return privileges.unprivileged(lambda: self._run(ptx, arch, options), (self.path,))
+        return privileges.run_unprivileged(lambda: self._run(ptx, arch, options), (self.path,))
 
     def _run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> tuple[bytes, dict[str, Registers]]:
         environment = {name: value for name, value in os.environ.items() if name not in _WITHOUT}

@@ -183,7 +183,7 @@ def sources_of_process(pid: int) -> list[Source]:
 
     known = target.status(pid)
     if not known:
-        raise Error(f"there is no process {pid}; ps shows those that run")
+        raise Error(f"there is no process {pid}; run ps to list the processes")
     files: dict[str, list[Image]] = {}
     try:
         for file, image in Mapped(pid).images():

@@ -299,7 +299,7 @@ class OffCpu:
             return None
         if self._host is None:
             return None
-        self._host.ending = self._end
+        self._host.on_detached = self._end
         self.known = True
         threading.Thread(target=self._poll, name="gpubpf-offcpu", daemon=True).start()
         return self._host

@@ -1,7 +1,7 @@
-"""A process that runs already: its memory, what is mapped into it, the functions of its libraries, and why it cannot be traced.
+"""A running process: its memory and mappings, the functions of its libraries, and the reasons why it cannot be traced.
 
-Libraries are read where they lie in the process, not as files: that holds for deleted files, containers and other users too.
-What is read there is untrusted.
+Libraries are read through the process, not by their paths. That also works for deleted files, in containers, and for other users.
+All data from the process is untrusted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol
 
 from gpubpf.errors import SessionError
 from gpubpf.process import target_files
-from gpubpf.process.ptrace import Gone, Refused
+from gpubpf.process.ptrace import ThreadEnded, TraceRefused
 from gpubpf.process.users import User
 
 _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) (\S+) (\d+)\s*(.*)")
@@ -72,7 +72,7 @@ class Symbol:
 
 
 def mappings(pid: int, of: re.Pattern[str] | None = None) -> tuple[Mapping, ...]:
-    """All, or those of the files whose paths match. Raises OSError."""
+    """Return all mappings of a process, or those of files whose paths match `of`. Raises OSError."""
     found = []
     for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
         if of is not None and not of.match(line, max(line.find("/"), 0)):
@@ -83,7 +83,7 @@ def mappings(pid: int, of: re.Pattern[str] | None = None) -> tuple[Mapping, ...]
 
 
 def libraries(mapped: Iterable[Mapping]) -> tuple[Library, ...]:
-    """The files that are mapped from their beginning, with all that is mapped of them; those of one file as often as they are."""
+    """Group the mappings of each file that is mapped from offset 0. A file that is mapped several times gives several libraries."""
     found: list[list[Mapping]] = []
     for m in mapped:
         if not m.file[1]:
@@ -95,8 +95,8 @@ def libraries(mapped: Iterable[Mapping]) -> tuple[Library, ...]:
     return tuple(Library(ms[0].start, tuple(ms)) for ms in found)
 
 
-def executes_another(pid: int) -> bool:
-    """Whether a process in which the agent was executes another program, without it."""
+def executed_another_program(pid: int) -> bool:
+    """Return whether a process that had the agent has executed another program, so that the agent is no longer mapped."""
     try:
         mapped = mappings(pid)
     except OSError:
@@ -105,7 +105,7 @@ def executes_another(pid: int) -> bool:
 
 
 class Memory:
-    """/proc/PID/mem. Raises OSError where nothing is mapped, and when the process is gone."""
+    """/proc/PID/mem. Raises OSError for addresses that are not mapped, and when the process has ended."""
 
     def __init__(self, pid: int) -> None:
         self.file = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
@@ -133,7 +133,7 @@ class Memory:
         return data
 
     def write(self, address: int, data: bytes) -> None:
-        """Also where the process itself may not write."""
+        """Write to memory, even if it is read-only for the process itself."""
         if os.pwrite(self.file, data, address) != len(data):
             raise OSError(errno.EFAULT, "not mapped")
 
@@ -312,19 +312,19 @@ def _symbol_count(memory: Readable, sysv: int, gnu: int) -> int:
     return 0
 
 
-# --- what it is, and what stands in the way ---
+# --- the process's state, and reasons why it cannot be traced ---
 
 
-class Traced(SessionError):
-    """Another process traces it: a debugger, or for some milliseconds a tool of ours."""
+class AlreadyTraced(SessionError):
+    """Another process traces it: a debugger, or for some milliseconds another tool of this project."""
 
 
-class Ended(SessionError):
-    """It has ended, or what it was has: it executes another program."""
+class ProcessEnded(SessionError):
+    """The process has ended, or has executed another program."""
 
 
 def status(pid: int) -> dict[str, str]:
-    """/proc/PID/status; empty where there is no such process."""
+    """Return the fields of /proc/PID/status; empty if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
@@ -332,78 +332,78 @@ def status(pid: int) -> dict[str, str]:
     return {name: rest.strip() for name, _, rest in (line.partition(":") for line in text.splitlines())}
 
 
-def check(pid: int) -> None:
-    """Raises SessionError for what can be known of a process before it is touched."""
+def check_traceable(pid: int) -> None:
+    """Raise SessionError if it is known, without touching the process, that it cannot be traced."""
     known = status(pid)
     if not known:
-        raise SessionError(f"there is no process {pid}; ps shows those that run")
+        raise SessionError(f"there is no process {pid}; run ps to list the processes")
     who = f"pid {pid} ({known.get('Name', '')})"
     leader = int(known.get("Tgid", pid))
     if leader != pid:
         raise SessionError(f"{pid} is a thread of process {leader}; use -p {leader}")
     if pid == os.getpid():
-        raise SessionError(f"pid {pid} is this tool; name the program that is to be measured")
+        raise SessionError(f"pid {pid} is this tool; name the program to measure")
     state = known.get("State", "?")[0]
     if state in "ZX" and int(known.get("Threads", 1)) > 1:
         raise SessionError(
-            f"{who} goes on without its first thread, by which it is reached; start it with the tool instead"
+            f"{who}: its main thread has exited, cannot attach; start the program with the tool instead"
         )
     if state in "ZX":
-        raise SessionError(f"{who} has ended, its parent has not taken note; name a process that runs")
+        raise SessionError(f"{who} has ended and is a zombie; name a running process")
     if _flags(pid) & _KERNEL_THREAD:
-        raise SessionError(f"{who} is a thread of the kernel; name a program")
+        raise SessionError(f"{who} is a kernel thread; name a program")
     if (tracer := int(known.get("TracerPid", 0))) != 0:
         name = status(tracer).get("Name", "?")
-        raise Traced(f"{who} is traced by {name} (pid {tracer}) already; end that first")
+        raise AlreadyTraced(f"{who} is already traced by {name} (pid {tracer}); end that first")
     if state == "T":
-        raise SessionError(f"{who} is stopped; let it go on first: kill -CONT {pid}")
+        raise SessionError(f"{who} is stopped; continue it first: kill -CONT {pid}")
     if known.get("Seccomp") == str(_STRICT_SECCOMP):
         raise SessionError(
-            f"{who} is under strict seccomp and may do nothing but compute; start it without that"
+            f"{who} is in strict seccomp mode, which allows almost no system call; start it without that mode"
         )
     if "shstk" in known.get("x86_Thread_features", ""):
         raise SessionError(
-            f"{who} runs with a shadow stack; start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"
+            f"{who} uses a shadow stack, cannot attach; start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"
         )
     with contextlib.suppress(OSError), open(f"/proc/{pid}/exe", "rb") as file:
         head = file.read(20)
         if head[:4] == b"\x7fELF" and (head[4] != 2 or head[18:20] != b"\x3e\0"):
             raise SessionError(
-                f"{who} is no 64-bit x86 program; CUDA has no others here, name another process"
+                f"{who} is not a 64-bit x86 program, which CUDA requires here; name another process"
             )
 
 
 @contextlib.contextmanager
 def refusals(pid: int) -> Iterator[None]:
-    """Tracing that fails in here is a SessionError, in the user's words."""
+    """Turn errors of tracing into SessionError with a message for the user."""
     try:
         yield
-    except Gone:
+    except ThreadEnded:
         raise refusal(pid, errno.ESRCH) from None
-    except Refused as error:
+    except TraceRefused as error:
         raise refusal(pid, error.errno) from None
     except OSError as error:
         raise refusal(pid, error.errno or errno.ESRCH) from None
 
 
 def refusal(pid: int, code: int) -> SessionError:
-    """Why the kernel does not let this process trace `pid`."""
+    """Return the error to raise when the kernel has refused to trace `pid` with error number `code`."""
     known = status(pid)
     if not known or code == errno.ESRCH or known.get("State", "Z")[0] in "ZX":
-        return Ended(f"pid {pid} ended while probes were put into it; nothing is left to be measured")
+        return ProcessEnded(f"pid {pid} ended during attach; name a running process")
     try:
-        check(pid)  # traced meanwhile, ended
+        check_traceable(pid)  # another tracer may have come, or the process has ended
     except SessionError as error:
         return error
     who = f"pid {pid} ({known.get('Name', '')})"
     if code == errno.EIO:
-        return SessionError(f"{who} is ending; nothing is left to be measured")
+        return SessionError(f"{who} is exiting; name another process")
     mine, theirs = os.geteuid(), {int(uid) for uid in known.get("Uid", "").split()}
     yama = _number("/proc/sys/kernel/yama/ptrace_scope")
     capable = int(status(os.getpid()).get("CapEff", "0"), 16) >> 19 & 1  # CAP_SYS_PTRACE
     if yama == 3:
         return SessionError(
-            f"{who} cannot be traced: the kernel forbids it to everybody (kernel.yama.ptrace_scope is 3);"
+            f"{who} cannot be traced: the kernel forbids all tracing (kernel.yama.ptrace_scope is 3);"
             " start the program with the tool instead"
         )
     if not capable and theirs != {mine}:
@@ -413,17 +413,19 @@ def refusal(pid: int, code: int) -> SessionError:
             f"{who} cannot be traced without root (kernel.yama.ptrace_scope is {yama}); use sudo"
         )
     if not capable:
-        return SessionError(f"{who} has privileges that you lack, or hides its memory; use sudo")
+        return SessionError(f"{who} has privileges that you lack, or is not dumpable; use sudo")
     if _other_namespace(pid):
         return SessionError(
-            f"{who} is in a user namespace that this one has no say in; run the tool on the host"
+            f"{who} is in a user namespace in which this tool has no privileges; run the tool on the host"
         )
     return SessionError(
-        f"{who} cannot be traced ({os.strerror(code)}); look at the security module's log, or start it with the tool"
+        f"{who} cannot be traced ({os.strerror(code)});"
+        " check the log of the security module, or start the program with the tool"
     )
 
 
 def user(pid: int) -> User:
+    """Return the effective user of a process, without name, home and shell."""
     known = status(pid)
     uid, gid = (int(known.get(name, "0 0").split()[1]) for name in ("Uid", "Gid"))
     groups = tuple(int(g) for g in known.get("Groups", "").split())

@@ -88,7 +88,7 @@ class Machine:
             self._since = time.clock_gettime(time.CLOCK_BOOTTIME)
             wait(self._look(True, late=False), RUNNING)
             if not any(placed) and not self._placed:
-                self._note("no CUDA driver is found here yet; processes that bring one are looked for")
+                self._note("found no CUDA driver yet; waiting for a process that loads one")
         except BaseException:
             self.close()
             raise
@@ -107,7 +107,7 @@ class Machine:
 
     def _alone(self) -> None:
         if not self._closing.is_set():
-            self._note("what held processes that come has ended; they are measured later than they begin")
+            self._note("the hold helper exited; new processes will be attached late")
 
     # --- who joins ---
 
@@ -264,7 +264,10 @@ class Holder:
             first = json.loads(self._connection.recv(holding.PACKET) or "{}")
         if "ready" not in first:
             self.close()
-            raise SessionError(first.get("failed") or "processes cannot be held; name them with -p")
+            raise SessionError(
+                first.get("failed")
+                or "cannot watch all processes: the hold helper did not start; name processes with -p"
+            )
         self._connection.settimeout(None)
         self._thread.start()
 
@@ -273,7 +276,7 @@ class Holder:
         for held in self._everyone():
             self._expire(held)
         until = time.monotonic() + LEAVE
-        while any(held.stands for held in self._everyone()) and time.monotonic() < until:
+        while any(held.is_held for held in self._everyone()) and time.monotonic() < until:
             time.sleep(0.005)
         for held in self._everyone():
             held.close()
@@ -299,7 +302,7 @@ class Holder:
             held = self._held.pop(pid, None)
         overtaken = bool(self._ask(done=pid))
         if held is not None:
-            held.let_go()
+            held.mark_released()
             held.close()
         return overtaken
 
@@ -333,8 +336,8 @@ class Holder:
                 break
             now = time.monotonic()
             for held in self._everyone():
-                late = now > held.since + HOLD or (now > held.since + STUCK and held.stuck())
-                if held.stands and late:
+                late = now > held.since + HOLD or (now > held.since + STUCK and held.is_deadlocked())
+                if held.is_held and late:
                     self._expire(held)
             if data:
                 self._take(json.loads(data))
@@ -363,4 +366,4 @@ class Holder:
         if held.expire() or time.monotonic() > held.since + HOLD + LEAVE:
             with contextlib.suppress(OSError):
                 self._connection.send(json.dumps({"release": held.pid}).encode())
-            held.let_go()
+            held.mark_released()

@@ -22,9 +22,9 @@ from gpubpf.ebpf.bytecode import CONTEXTS, Instruction, Program, encode
 from gpubpf.ebpf.helpers import HELPERS, ArgumentKind, StandIn, number_of
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
+from gpubpf.process.libc import bpf
 from gpubpf.verify.values import Checked, place_of
 
-_SYSCALL = {"x86_64": 321, "aarch64": 280}.get(platform.machine(), 321)
 _MAP_CREATE, _PROG_LOAD = 0, 5
 _TRACEPOINT = 5
 _CONTEXT_SHIFT = 8
@@ -156,21 +156,11 @@ def _map(definition: MapDefinition, perf: bool) -> Iterator[int]:
         kind, flags = 1, 1  # BPF_F_NO_PREALLOC
     elif definition.kind == "ringbuf":
         kind, key, value, entries = (4, 4, 4, 1) if perf else (27, 0, 0, 4096)
-    fd = _bpf(_MAP_CREATE, struct.pack("<5I", kind, key, value, max(entries, 1), flags))
+    fd = bpf(_MAP_CREATE, struct.pack("<5I", kind, key, value, max(entries, 1), flags))[0]
     try:
         yield fd
     finally:
         os.close(fd)
-
-
-def _bpf(command: int, attributes: bytes) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    buffer = ctypes.create_string_buffer(attributes.ljust(128, b"\0"), 128)
-    result = libc.syscall(ctypes.c_long(_SYSCALL), ctypes.c_int(command), buffer, ctypes.c_uint(128))
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return int(result)
 
 
 def _load(code: bytes, log: bytes | ctypes.Array[ctypes.c_char]) -> None:
@@ -186,7 +176,7 @@ def _load(code: bytes, log: bytes | ctypes.Array[ctypes.c_char]) -> None:
         len(log),
         ctypes.addressof(log) if isinstance(log, ctypes.Array) else 0,
     )
-    os.close(_bpf(_PROG_LOAD, attributes))
+    os.close(bpf(_PROG_LOAD, attributes)[0])
 
 
 def _log_of(code: bytes) -> str:
