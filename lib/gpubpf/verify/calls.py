@@ -60,7 +60,7 @@ class HelperCall:
         state.registers[1:6] = [None] * 5
 
     def _find(self) -> tuple[Helper, Use]:
-        """The helper, and how a program of this side uses it."""
+        """Return the helper, and how a program of this side uses it."""
         helper = HELPERS.get(self.number)
         name = helper.name if helper is not None else f"helper number {self.number}"
         if self.machine.function.point in b.HOST_POINTS:
@@ -242,7 +242,7 @@ class HelperCall:
         if self.helper.registers[ArgumentKind.PRINTED].index(register) < self._conversions():
             self._number(register, argument)
 
-    # What they need
+    # For several kinds of argument
 
     def _conversions(self) -> int:
         return self.text.replace("%%", "").count("%")
@@ -318,7 +318,7 @@ class HelperCall:
         self.pointers[register] = "memory"
 
     def _value_found(self) -> Value:
-        """The result of a lookup, which is not NULL where the key is surely one of the map's."""
+        """Return the result of a lookup, which cannot be NULL if the map certainly has the key."""
         definition, key = self.map, self.key
         assert definition is not None
         address = Value("value", constant(0), definition.name, self.machine.new_id(), True)
@@ -338,7 +338,7 @@ class HelperCall:
         return address
 
     def _text_length(self, register: int) -> int:
-        """The size in bytes of the constant text on the stack, with the zero byte at its end."""
+        """Return the size in bytes of the constant text on the stack, including the zero byte at its end."""
         value = self._argument(register)
         at = value.range.constant
         if value.kind != "stack" or at is None:
