@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
     from gpubpf.images.fatbin import Image
     from gpubpf.images.instrument import Attachment
-    from gpubpf.images.listing import Source
+    from gpubpf.images.listing import ImageFile
     from gpubpf.linux.host_programs import Host, HostProbe
     from gpubpf.linux.uprobes import Table
     from gpubpf.ptx.module import Module
@@ -408,7 +408,7 @@ class BPF:
 
         return tracing.target(args)
 
-    def observe(self, args: argparse.Namespace) -> tuple[list[Source], int]:
+    def observe(self, args: argparse.Namespace) -> tuple[list[ImageFile], int]:
         """Run COMMAND to its end. Return the modules that it loaded, with what it launched, and its exit status."""
         from gpubpf.session import tracing
 

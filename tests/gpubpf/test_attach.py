@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from gpubpf import agent
+from gpubpf import agent, elf
 from gpubpf.attach import borrow, loading, patching
 from gpubpf.errors import SessionError
 from gpubpf.process import fresh_thread, ptrace, target
@@ -568,7 +568,7 @@ def test_a_file_that_is_no_memory_is_not_written(built: Path, tmp_path: Path) ->
 def code_of(pid: int, name: str) -> int:
     with target.Memory(pid) as memory:
         library = next(x for x in target.libraries(target.mappings(pid)) if x.name == "libcode.so")
-        return target.symbols(memory, library.base)[name].address
+        return elf.exports(memory, library.base)[name].address
 
 
 ONE, TWO = b"\xb8\1\0\0\0", b"\xb8\2\0\0\0"

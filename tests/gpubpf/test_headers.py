@@ -1,13 +1,16 @@
 """Headers that hold parts of programs: bcc sees them as if they stood in the text, and lines are still those of the text."""
 
+import runpy
+
 import pytest
 
 from gpubpf.ebpf import headers
-from gpubpf.ebpf.compile import compile_text
+from gpubpf.ebpf.compile import compile_text, to_json
 from gpubpf.errors import CompileError
 from gpubpf.lower.programs import prebuilt_key
 from gpubpf.verify import verify
 from gpubpf_bcc import compiled
+from gpubpf_host import needs_bpf
 
 SUMS = """#ifndef GPUBPF_SUMS_H
 #define GPUBPF_SUMS_H
@@ -92,3 +95,17 @@ def test_the_example_in_the_header_is_a_program():
     made = compiled("#include <gpubpf_traffic.h>\n" + example)
     assert made.maps["global_cells"].value_dtype.names[0] == "requests"
     verify(made, made.functions["on_access"])
+
+
+@needs_bpf
+@pytest.mark.parametrize("tool", ["hipsnoop", "memtrace"])
+def test_the_self_contained_text_is_the_same_program(tool, repository):
+    """Lines apart, which are others where headers are in the text."""
+    text = runpy.run_path(str(repository / f"tools/{tool}.py"))["PROGRAM"]
+    whole = headers.self_contained(text)
+    assert "#include <gpubpf" not in whole and whole.count("struct gpu_entry {") == 1
+    made, expected = to_json(compile_text(whole)), to_json(compile_text(text))
+    for found in (made, expected):
+        for function in found["functions"].values():
+            del function["lines"]
+    assert made == expected

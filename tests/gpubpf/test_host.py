@@ -27,7 +27,7 @@ from gpubpf.ebpf.maps import MapDefinition, pad8
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
 from gpubpf.linux import bpf_syscall, host_programs
 from gpubpf.linux.host_programs import Host, HostProbe
-from gpubpf.show import cli
+from gpubpf.show import cli, option_values
 from gpubpf_host import ROOTLESS, Agent, native_of, needs_bpf, open_directory, stub
 
 TEXT = r"""
@@ -405,7 +405,7 @@ def cgroup() -> Iterator[Path]:
 def test_host_filters(marker: tuple[int, Callable[..., None]], cgroup: Path) -> None:
     program = gpubpf_bcc.compiled(FILTERED)
     comm = Path("/proc/self/comm").read_text().strip()
-    own, outer = cli.parse_cgroup(str(cgroup)), cli.parse_cgroup("/" + cgroup.parent.name)
+    own, outer = option_values.parse_cgroup(str(cgroup)), option_values.parse_cgroup("/" + cgroup.parent.name)
     tid = threading.get_native_id()
     cases = [
         ((None, None, None), 1),
@@ -456,7 +456,7 @@ def test_the_command_line_of_host_filters(tmp_path: Path, capsys: pytest.Capture
             cli.parse(made, wrong)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 5 and all(line.startswith("x: argument ") for line in said)
-    assert "is no cgroup of version 2" in said[3] and "there is no cgroup '/no/such'" in said[4]
+    assert "is not a cgroup v2" in said[3] and "there is no cgroup '/no/such'" in said[4]
 
 
 STACKS = r"""

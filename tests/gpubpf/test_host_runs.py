@@ -258,7 +258,7 @@ def test_what_threads_did_meanwhile(place: Path) -> None:
     assert ["offcpu_launch", 8, 0] in found["runs"]
     found, said = run(place, [], app, prefix=ROOTLESS, MEANWHILE="1")
     assert not found["known"] and found["told"] == [[]] * 8
-    unknown = "both: note: what launching threads did meanwhile is unknown: no CAP_BPF"
+    unknown = "both: note: off-CPU times of launching threads are unknown: no CAP_BPF"
     assert any(line.startswith(unknown) for line in said)
 
 

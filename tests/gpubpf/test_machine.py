@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import gpubpf_scenes as scenes
-from gpubpf import agent
+from gpubpf import agent, elf
 from gpubpf.attach import borrow, holding, loading
 from gpubpf.attach.borrow import ProcessCode
 from gpubpf.attach.cuinit import CALLED_CUINIT, ENDED, EXECUTED, WAIT_NS, CuInitProbes
@@ -158,8 +158,8 @@ def placed() -> Iterator[CuInitProbes]:
     watch = CuInitProbes(os.getpid(), -1)
     try:
         with open(device.LIBRARIES / "libcuda.so.1", "rb") as file:
-            elf = target.ElfFile(file.fileno())
-            entry = elf.offset(target.symbols(elf, 0)["cuInit"].address)
+            driver = elf.LoadedFile(file.fileno())
+            entry = driver.offset(elf.exports(driver)["cuInit"].address)
             watch.attach(f"/proc/self/fd/{file.fileno()}", entry)
         yield watch
     finally:

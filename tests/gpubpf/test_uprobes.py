@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import prebuild
+from gpubpf import elf
 from gpubpf.errors import UsageError
 from gpubpf.linux import bpf_syscall, libraries, uprobes
 from gpubpf.linux.host_programs import Host
@@ -383,11 +384,11 @@ def test_never_where_a_hook_is(built: Path, notes: list[str]) -> None:
         from gpubpf.process import target
 
         with open(library, "rb") as file, target.Memory(calls.pid) as memory:
-            elf = target.ElfFile(file.fileno())
-            symbols = target.symbols(elf, 0)
+            loaded = elf.LoadedFile(file.fileno())
+            symbols = elf.exports(loaded)
 
             def write(name: str, distance: int, code: bytes) -> None:
-                at = elf.offset(symbols[name].address) + distance - mapped.offset + mapped.start
+                at = loaded.offset(symbols[name].address) + distance - mapped.offset + mapped.start
                 memory.write(at, code)
 
             write("snoop_fails", 0, b"\xe9\0\0\0\0")

@@ -20,10 +20,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from gpubpf import elf
+from gpubpf.elf import AddressSpace, Symbol
 from gpubpf.errors import SessionError
 from gpubpf.process import fresh_thread, ptrace, seccomp, target
 from gpubpf.process.ptrace import Registers, ThreadEnded, TracedThread, TraceRefused
-from gpubpf.process.target import Library, Mapping, Memory, Symbol
+from gpubpf.process.target import Library, Mapping, Memory
 
 PATIENCE = 3.0  # seconds for finding a thread that can be borrowed
 CREATE_TIMEOUT = 1.0  # seconds for pthread_create, which takes less than a millisecond
@@ -247,7 +249,7 @@ class ProcessCode:
         with target.library_file(self._pid, library) as (identity, source, base):
             if identity is not None and identity in _library_code:
                 return _library_code[identity]
-            found = target.symbols(source, base)
+            found = elf.exports(source, base)
             unsafe = _ranges(found, _TAKE_LOCKS)
             if _LIBC.fullmatch(library.name):
                 unsafe.append(_malloc_of(found))
@@ -262,7 +264,7 @@ class ProcessCode:
             return known
 
     @staticmethod
-    def _a_syscall(source: target.Readable, base: int, library: Library) -> int:
+    def _a_syscall(source: AddressSpace, base: int, library: Library) -> int:
         for start, end in library.code:
             data = source.some(start - library.base + base, min(end - start, 4 << 20))
             if (at := data.find(b"\x0f\x05")) >= 0:

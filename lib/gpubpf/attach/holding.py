@@ -47,9 +47,8 @@ from gpubpf.process.ptrace import ThreadEnded, TraceRefused
 LIMIT = 5.0  # seconds for which a process is held at most
 BORROW = 0.2  # seconds for reaching a position where a thread can be borrowed
 AGAIN = 0.001  # seconds until a thread is stopped again
-ENTRY = (
-    16  # bytes after the entry of cuInit that still count as the entry: its first instruction may have run
-)
+# Bytes after the entry of cuInit that still count as the entry: its first instruction may have run.
+ENTRY = 16
 PACKET = 1 << 16
 FORGOTTEN = 4096  # processes whose end is remembered
 

@@ -54,6 +54,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from gpubpf import elf
 from gpubpf.attach import borrow
 from gpubpf.attach.borrow import COMMAND, DATA, DONE, FUNCTION, LAST, RESULT, SIZE, TEXTS, ProcessCode
 from gpubpf.errors import SessionError
@@ -375,7 +376,7 @@ def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
         name = f"{library.name}-{hashlib.sha256(data).hexdigest()[:16]}"
         for present in target.libraries(target.mappings(worker.pid, _MEMFD)):  # loaded by an earlier attach
             if present.path == f"/memfd:{name}" and (
-                symbol := target.symbols(worker.memory, present.base).get(entry)
+                symbol := elf.exports(worker.memory, present.base).get(entry)
             ):
                 return symbol.address, -1
         opened = worker.call("memfd_create", worker.text(name, 3), os.MFD_CLOEXEC)

@@ -13,6 +13,7 @@ from pathlib import Path
 from gpubpf.ebpf.bytecode import without_comments
 
 INCLUDE = Path(__file__).parent.parent / "include"
+_ANY_LINE = re.compile(r"\s*#\s*include\s*<(gpubpf\w*\.h)>\s*")
 _LINE = re.compile(r"\s*#\s*include\s*<(gpubpf_\w+\.h)>\s*")
 
 
@@ -30,6 +31,24 @@ class ExpandedText:
 def content() -> bytes:
     """Return the contents of all headers, which are part of the key of every compiled text."""
     return b"\0".join(path.read_bytes() for path in sorted(INCLUDE.glob("*.h")))
+
+
+def self_contained(text: str) -> str:
+    """Return the text with all headers of ours in place of the lines that include them, each header once."""
+    seen: set[str] = set()
+
+    def insert(text: str) -> list[str]:
+        lines: list[str] = []
+        for line, code in zip(text.split("\n"), without_comments(text).split("\n"), strict=True):
+            included = _ANY_LINE.fullmatch(code)
+            if included is None or not (INCLUDE / included[1]).exists():
+                lines.append(line)
+            elif included[1] not in seen:
+                seen.add(included[1])
+                lines += insert((INCLUDE / included[1]).read_text())
+        return lines
+
+    return "\n".join(insert(text))
 
 
 def expand(text: str, name: str = "") -> ExpandedText:

@@ -1,15 +1,15 @@
 /*
- * gpubpf_calls.h: counts and times the calls of threads to functions of a library, and records each call if asked to. docs/amd.md says
- * what is counted. calls/probes.py attaches the programs and reads the maps:
+ * gpubpf_calls.h: count and time the calls that threads make to functions of a library, and optionally record each call.
+ * docs/amd.md defines what is counted. calls/probes.py attaches the programs and reads the maps:
  *
- *     call_entry, call_return        at functions of the library: struct pt_regs; bpf_get_attach_cookie returns the function's number
- *     call_newtask                   at the raw tracepoint task_newtask: finds new processes to measure
- *     call_newtask_record            at the tracepoint task:task_newtask, instead of it, if the offsets in task_struct are unknown
- *     call_exec, call_exit           at the raw tracepoints sched_process_exec, sched_process_exit: find threads that end
- *     call_exit_thread               instead of call_exit, if the tracepoint does not say whether the process ends
+ *     call_entry, call_return        uprobe and uretprobe of a function; bpf_get_attach_cookie returns the function's number
+ *     call_newtask                   raw tracepoint task_newtask: trace the children of traced processes
+ *     call_newtask_record            tracepoint task:task_newtask: the same on kernels without BTF
+ *     call_exec, call_exit           raw tracepoints sched_process_exec and sched_process_exit: forget threads that end
+ *     call_exit_thread               in place of call_exit if the raw tracepoint does not say whether the process ends
  *
- * Times are CLOCK_BOOTTIME. Numbers of processes and threads are those in the tool's PID namespace, if they have one there. Keys of
- * call_threads and call_targets are the kernel's own numbers.
+ * Times are CLOCK_BOOTTIME. PIDs and TIDs are those of the tool's PID namespace if they exist there. The keys of call_threads and
+ * call_targets are the kernel's own numbers.
  */
 #ifndef GPUBPF_CALLS_H
 #define GPUBPF_CALLS_H
@@ -17,24 +17,24 @@
 #include <gpubpf.h>
 #include <uapi/linux/ptrace.h>
 
-#define CALL_GAP 0xffffffffu /* a function's number: the thread is in no call */
-#define CALL_NOWHERE 255     /* an argument's place: none */
-#define CALL_MEMORY 10       /* an argument's place: the first word of `memory`; 0 to 5 are registers, 6 to 9 words on the stack */
-#define CALL_WORDS 5         /* words to read from the address in an argument */
+#define CALL_GAP 0xffffffffu /* in place of a function's number: in no call */
+#define CALL_NOWHERE 255     /* place of an argument that the function does not have */
+#define CALL_MEMORY 10       /* place: the first word of `memory`; 0 to 5 are registers, 6 to 9 are words on the stack */
+#define CALL_WORDS 5         /* words to read from the memory that an argument points to */
 #define CALL_FUNCTIONS 2048
-#define CALL_STEPS 8         /* buckets of a histogram for a factor of two */
-#define CALL_SHIFT 6         /* the first bucket is for less than 1 << CALL_SHIFT ns */
-#define CALL_BUCKETS 288     /* the last bucket is for 70 minutes and more */
+#define CALL_STEPS 8         /* buckets of a histogram for each factor of two */
+#define CALL_SHIFT 6         /* the first bucket counts less than 1 << CALL_SHIFT ns */
+#define CALL_BUCKETS 288     /* the last bucket counts 70 minutes and more */
 
-/* How to read the arguments and the result of a function. */
+/* How to interpret a call. */
 struct call_layout {
-    u8 launch; /* it launches a kernel */
+    u8 launch; /* the function launches a kernel */
     u8 kernel; /* place of the kernel's handle */
-    u8 result; /* 0: an error unless 0; 1: an error unless 0 or settings.ready; 2: never an error */
-    u8 stack;  /* words of arguments on the stack */
-    u8 out;    /* place of the pointer to the call's output */
-    u8 memory[2];  /* places of pointers to more arguments */
-    u16 offset[2]; /* of these from the pointers, in bytes */
+    u8 result; /* 0: an error unless 0; 1: an error unless 0 or settings.ready; 2: not an error code */
+    u8 stack;  /* number of arguments on the stack */
+    u8 out;    /* place of the pointer to the handle or address that the call produces */
+    u8 memory[2];  /* places of pointers to further arguments */
+    u16 offset[2]; /* of these arguments in the memory, in bytes */
 };
 
 struct call_layouts {
@@ -42,39 +42,39 @@ struct call_layouts {
 };
 
 struct call_settings {
-    u64 slow_ns;      /* shorter calls are skipped */
-    u64 inode, device; /* the tool's PID namespace; 0: the initial one, which has the kernel's numbers */
-    u32 generation;   /* of sums: the tool reads those of the generation before */
-    u32 ready;
-    u32 pid;          /* offset of a thread's number in struct task_struct */
-    u8 events;        /* write a record for each call too */
-    u8 errors;        /* calls that succeeded are skipped */
-    u8 everybody;     /* measure all processes */
+    u64 slow_ns;      /* skip calls that took less */
+    u64 inode, device; /* the tool's PID namespace; 0: the initial one, whose numbers are the kernel's */
+    u32 generation;   /* of sums: the tool increments it, then reads the sums of the previous one */
+    u32 ready;        /* the result "not ready", see struct call_layout */
+    u32 pid;          /* offset of pid in struct task_struct */
+    u8 events;        /* record each call */
+    u8 errors;        /* skip calls that succeeded */
+    u8 everybody;     /* trace every process */
 };
 
-/* How a thread spent its time. gpubpf_context.h adds to these. The first four times are off the CPU. */
+/* What a thread spent its time on, added up by gpubpf_context.h. The first four are times off the CPU. */
 struct call_spent {
     u64 preempted_ns, blocked_ns, io_ns, fault_ns, reclaim_ns;
     u32 faults, switches;
 };
 
-struct call_thread { /* fields that each call needs are close together */
+struct call_thread { /* members that each call needs are adjacent */
     u32 tgid, tid;
     u32 function; /* the function that it is in, or CALL_GAP */
     u32 zero;
     u64 sp, entry_ns; /* of that call */
     u64 kernel;
-    u64 entry_off_ns;    /* its time off the CPU until then */
-    u64 launched_ns;     /* when its last launch returned; 0: there was none */
-    u64 launched_off_ns; /* its time off the CPU until then */
+    u64 entry_off_ns;    /* its time off the CPU up to entry_ns */
+    u64 launched_ns;     /* when its last launch returned; 0: it has not launched */
+    u64 launched_off_ns; /* its time off the CPU up to launched_ns */
     struct call_spent spent; /* since its first call */
-    u64 left_ns;             /* gpubpf_context.h: when it left the CPU, … */
+    u64 left_ns;             /* the members up to all_retransmits are gpubpf_context.h's: when it left the CPU */
     u32 left_state;
     s32 left_syscall;
-    u64 reclaim_ns; /* … and when it began to reclaim memory */
+    u64 reclaim_ns; /* when it began to reclaim memory */
     u32 retransmits, all_retransmits;
-    struct call_spent before; /* for a record: `spent` when the call began, and the arguments */
-    u64 out;                  /* address of the call's output */
+    struct call_spent before; /* from here on for the record of the call: `spent` at its entry, and its arguments */
+    u64 out;                  /* address of the handle or address that the call produces */
     u64 arguments[6], stack[4], memory[2 * CALL_WORDS];
 };
 
@@ -86,8 +86,8 @@ struct call_key {
 
 struct call_sum {
     u64 count, errors, ns, largest_ns, off_ns;
-    u64 gaps, gap_ns, gap_largest_ns, gap_off_ns; /* since the thread's last launch returned */
-    u64 error; /* result of the last call that failed */
+    u64 gaps, gap_ns, gap_largest_ns, gap_off_ns; /* since the return of the thread's previous launch */
+    u64 error; /* the last error */
     u32 latency[CALL_BUCKETS];
     u32 gap[CALL_BUCKETS];
 };
@@ -95,37 +95,37 @@ struct call_sum {
 struct call_event {
     u64 start_ns, end_ns;
     u64 result;
-    u64 out;    /* the call's output: a handle or an address */
+    u64 out;    /* the handle or address that the call produced */
     u64 kernel;
-    u64 gap_ns, gap_off_ns; /* of a launch: since the thread's last launch returned */
+    u64 gap_ns, gap_off_ns; /* of a launch: since the return of the thread's previous launch */
     struct call_spent spent;
     u64 cgroup;
     u64 arguments[6], stack[4], memory[2 * CALL_WORDS];
     u32 tgid, tid, function;
-    u8 failed, launch, after; /* `after`: the thread had made a launch before */
+    u8 failed, launch, after; /* `after`: the thread has launched before */
     u8 zero;
     char comm[16];
 };
 
 struct call_process {
     u64 first_ns, cgroup;
-    u64 ended_ns; /* 0: not known to have ended */
+    u64 ended_ns; /* 0: it has not ended, as far as is known */
     char comm[16];
 };
 
-/* Other counts: see calls/probes.py. */
+/* Counters: see CallCounts in calls/probes.py. */
 enum { CALL_LOST_RECORDS, CALL_LOST_SUMS, CALL_LOST_CALLS, CALL_LOST_PROCESSES, CALL_NESTED, CALL_ABANDONED, CALL_COUNTS };
 
 GPU_PARAM(call_settings, struct call_settings);
 GPU_PARAM(call_filter, struct gpu_host_filter);
 GPU_PARAM(call_layouts, struct call_layouts);
 BPF_ARRAY(call_counts, u64, CALL_COUNTS);
-BPF_ARRAY(call_no_thread, struct call_thread, 1); /* zeros, which are too long for the stack */
+BPF_ARRAY(call_no_thread, struct call_thread, 1); /* zeros, because the stack is too small for them */
 BPF_ARRAY(call_no_sum, struct call_sum, 1);
 BPF_TABLE("lru_hash", u32, struct call_thread, call_threads, 16384);
 BPF_TABLE("lru_hash", u32, struct call_process, call_processes, 16384); /* processes that have made calls */
 BPF_HASH(call_targets, u32, u8, 65536);
-BPF_HASH(call_wanted, u32, u8, 1024); /* targets by the tool's numbers, if these are not the kernel's */
+BPF_HASH(call_wanted, u32, u8, 1024); /* targets by their PID in the tool's PID namespace, if that is not the initial one */
 BPF_F_TABLE("hash", struct call_key, struct call_sum, call_sums, 32768, 1 /* BPF_F_NO_PREALLOC */);
 
 GPU_RINGBUF(call_events, struct call_event, 1); /* the tool sets the size */
@@ -143,7 +143,7 @@ static __always_inline u64 call_off_ns(const struct call_spent *s)
     return s->preempted_ns + s->blocked_ns + s->io_ns + s->fault_ns;
 }
 
-/* Whether the current process is measured. */
+/* Return whether the current process is traced. */
 static __always_inline int call_measured(const struct call_settings *s, u32 tgid)
 {
     struct bpf_pidns_info seen = {};
@@ -155,7 +155,7 @@ static __always_inline int call_measured(const struct call_settings *s, u32 tgid
     return call_wanted.lookup(&seen.tgid) != 0;
 }
 
-/* The numbers of the current thread in the tool's PID namespace; the kernel's if it has none there. */
+/* Get the PID and TID of the current thread in the tool's PID namespace, or the kernel's if they do not exist there. */
 static __always_inline void call_numbers(const struct call_settings *s, u64 id, struct bpf_pidns_info *seen)
 {
     seen->tgid = id >> 32;
@@ -249,10 +249,10 @@ int call_entry(struct pt_regs *ctx)
     if (!t)
         t = call_new_thread(s, id);
     if (!t)
-        return 0; /* call_return counts it as lost */
+        return 0; /* call_return runs, and counts the lost call */
     if (t->function != CALL_GAP) {
-        /* Nested, if the outer call has not returned yet: then its return address is the kernel's trampoline, which is at the beginning
-           of a page. If the outer call ends by a jump to this function, this call has the same return address. */
+        /* The thread is inside that call if the call is still to return: then its return address is the kernel's trampoline, at the
+           beginning of a page. That holds, too, if that call ends with a jump to this function. */
         if (sp <= t->sp) {
             word = call_word(t->sp);
             if (word && !(word & 4095)) {
@@ -297,7 +297,7 @@ static __always_inline void call_tally(u32 *buckets, u64 ns)
         exponent = bpf_log2l(ns) - 1;
         bucket = 1 + (exponent - CALL_SHIFT) * CALL_STEPS + (ns >> (exponent - 3) & (CALL_STEPS - 1));
     }
-    asm("" : "+r"(bucket)); /* otherwise the compiler compares a copy, and the verifier does not know the bound */
+    asm("" : "+r"(bucket)); /* otherwise the compiler compares a copy, and the verifier has no bounds for this one */
     if (bucket >= CALL_BUCKETS)
         bucket = CALL_BUCKETS - 1;
     __sync_fetch_and_add(&buckets[bucket], 1);
@@ -375,7 +375,7 @@ int call_return(struct pt_regs *ctx)
             call_count(CALL_LOST_CALLS);
         return 0;
     }
-    if (t->function != function || t->sp != PT_REGS_SP(ctx) - 8) /* the return address has been popped */
+    if (t->function != function || t->sp != PT_REGS_SP(ctx) - 8) /* -8: the return address has been popped */
         return 0;
     t->function = CALL_GAP;
     ns = end_ns - t->entry_ns;
@@ -440,7 +440,7 @@ struct call_exec_arguments {
 struct call_exit_arguments {
     u64 task, group_dead;
 };
-/* A tracepoint's record, as in /sys/kernel/tracing/events, which calls/probes.py checks. */
+/* The record of a tracepoint, as described in /sys/kernel/tracing/events. calls/probes.py checks the layout. */
 struct call_newtask_record {
     u64 common;
     u32 pid;
@@ -449,7 +449,7 @@ struct call_newtask_record {
     u64 flags;
 };
 
-/* The thread number in a struct task_struct. */
+/* Return the TID of a struct task_struct. */
 static __always_inline u32 call_pid(u64 task)
 {
     int zero = 0;
@@ -461,7 +461,7 @@ static __always_inline u32 call_pid(u64 task)
     return pid;
 }
 
-/* A new process is measured if its parent is. Any other is not, even if it has the number of an earlier measured process. */
+/* Trace a new process if its parent is traced. Otherwise do not, even if its PID was that of a traced process. */
 static __always_inline int call_new_process(u32 pid, u64 flags)
 {
     u8 one = 1;
@@ -513,7 +513,7 @@ static __always_inline void call_process_ends(u64 id)
         p->ended_ns = bpf_ktime_get_boot_ns();
 }
 
-/* A process executes another program. The thread that does so gets the number of the main thread. */
+/* A process executes another program. The thread that does gets the TID of the main thread. */
 int call_exec(struct call_exec_arguments *ctx)
 {
     u64 id = bpf_get_current_pid_tgid();

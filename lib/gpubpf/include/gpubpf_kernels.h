@@ -1,9 +1,9 @@
 /*
- * gpubpf_kernels.h: finds out the kernel's name for each handle that an application gives to its GPU's runtime. calls/kernels.py attaches
- * these programs, and reads the ring buffer. They watch measured processes (gpubpf_calls.h):
+ * gpubpf_kernels.h: record which kernel a handle stands for. calls/kernel_names.py attaches the programs and reads the ring. They
+ * run in traced processes (gpubpf_calls.h):
  *
- *     kernel_told, kernel_given      at the entry and return of functions that register kernels, or find a kernel by its name or by
- *                                    another handle; the cookie is one of KERNEL_*
+ *     kernel_told, kernel_given      uprobe and uretprobe of functions that register a kernel, or find one by a name or by another
+ *                                    handle; the cookie is one of KERNEL_*
  */
 #ifndef GPUBPF_KERNELS_H
 #define GPUBPF_KERNELS_H
@@ -14,9 +14,9 @@
 #define KERNEL_PARTS 18
 
 enum {
-    KERNEL_REGISTERED = 1, /* (_, handle, _, name, …): the function returns no status */
-    KERNEL_FOUND,          /* (&handle, _, name): returns 0 on success */
-    KERNEL_SAME,           /* (&handle, other handle): returns 0 on success */
+    KERNEL_REGISTERED = 1, /* (_, handle, _, name, …): the result is not an error code */
+    KERNEL_FOUND,          /* (&handle, _, name): 0 is success */
+    KERNEL_SAME,           /* (&handle, other handle): 0 is success */
 };
 
 struct kernel_frame {
@@ -29,7 +29,7 @@ struct kernel_call {
     u64 source; /* address of the name, or another handle */
 };
 
-/* A part of a name, beginning at byte `part` * (KERNEL_TEXT - 1). The last part of a name is not full. */
+/* A part of a name, which begins at `part` * (KERNEL_TEXT - 1). The last part is not full. */
 struct kernel_name {
     u64 handle;
     u64 source;
@@ -41,7 +41,7 @@ struct kernel_name {
 };
 
 BPF_TABLE("lru_hash", struct kernel_frame, struct kernel_call, kernel_calls, 8192);
-BPF_ARRAY(kernel_lost, u64, 1); /* records that found no room */
+BPF_ARRAY(kernel_lost, u64, 1); /* records that did not fit into the ring */
 
 GPU_RINGBUF(kernel_names, struct kernel_name, 4096);
 
@@ -55,7 +55,7 @@ int kernel_told(struct pt_regs *ctx)
     u64 kind = bpf_get_attach_cookie(ctx);
     u64 first = PT_REGS_PARM1(ctx), second = PT_REGS_PARM2(ctx), third = PT_REGS_PARM3(ctx), fourth = PT_REGS_PARM4(ctx);
 
-    /* Read here: the kernel does not let a program choose a register by arithmetic. */
+    /* Read all registers here: the verifier rejects a register that is chosen by arithmetic. */
     asm volatile("" : "+r"(first), "+r"(second), "+r"(third), "+r"(fourth));
     if (!s || !call_measured(s, id >> 32))
         return 1;
@@ -68,7 +68,7 @@ int kernel_told(struct pt_regs *ctx)
 int kernel_given(struct pt_regs *ctx)
 {
     u64 id = bpf_get_current_pid_tgid(), kind = bpf_get_attach_cookie(ctx), handle, source;
-    struct kernel_frame frame = {.sp = PT_REGS_SP(ctx) - 8, .tid = (u32)id}; /* the return address has been popped */
+    struct kernel_frame frame = {.sp = PT_REGS_SP(ctx) - 8, .tid = (u32)id}; /* -8: the return address has been popped */
     struct kernel_call *call = kernel_calls.lookup(&frame);
     int zero = 0;
     struct call_settings *s = call_settings.lookup(&zero);

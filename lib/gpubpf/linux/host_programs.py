@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from gpubpf.linux.uprobes import Table
     from gpubpf.lower.native import Native
 
-OPERATION_STUB = (
-    64  # offset of the stub for operations in the agent's file; the stub for launches is at offset 0
-)
+# Offset of the stub for operations in the agent's file; the stub for launches is at offset 0.
+OPERATION_STUB = 64
 STUB = bytes.fromhex("0f1f440000c3")  # nop5; ret: the kernel can replace this nop by a call
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 

@@ -22,12 +22,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpubpf import elf
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import BpfFunction, Instruction, Program
 from gpubpf.errors import Error, UsageError
 from gpubpf.linux import bpf_syscall, libraries
 from gpubpf.linux.libraries import MappedCode, Mappings, Names
-from gpubpf.process import target
 
 METHODS = ("session", "multi", "event")  # the best first
 _ATTACH = {"session": bpf_syscall.UPROBE_SESSION, "multi": bpf_syscall.UPROBE_MULTI, "event": 0}
@@ -36,9 +36,8 @@ _IP = 128  # of struct pt_regs, x86-64
 _NOTHING = bytes.fromhex("b700000000000000 9500000000000000")  # r0 = 0; exit
 _BREAKPOINTS = (0xCC, 0xE8)  # what the kernel writes for a uprobe: int3, or call in place of a nop
 _RELATIVE = (0xE8, 0xE9)  # call, jmp: a hook may begin with the same byte, so all five bytes are compared
-_PAUSE = (
-    0.002  # seconds between two reads, so that a machine that starts many programs wakes the tool less often
-)
+# Seconds between two reads of mappings: a machine that starts many programs wakes the tool less often.
+_PAUSE = 0.002
 
 
 @dataclass(frozen=True)
@@ -346,8 +345,8 @@ class Uprobes:
         if mark in self._keys:
             return
         self._keys.add(mark)
-        elf = target.ElfFile(file)
-        exported = target.symbols(elf, 0)
+        library = elf.LoadedFile(file)
+        exported = elf.exports(library)
         targets: list[tuple[str, int, int]] = []  # name, offset, cookie
         missing: list[str] = []
         refused: dict[str, str] = {}
@@ -357,7 +356,7 @@ class Uprobes:
                 missing.append(name)
                 continue
             try:
-                offset = elf.offset(symbol.address)
+                offset = library.offset(symbol.address)
             except OSError:
                 refused[name] = "outside of the file"
                 continue

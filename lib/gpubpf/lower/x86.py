@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpubpf import elf
 from gpubpf.ebpf.bytecode import CONTEXTS, BpfFunction, Program
 from gpubpf.errors import VerifyError
-from gpubpf.images.fatbin import elf_of_bytes
 from gpubpf.lower import context, ir
 from gpubpf.lower.backend import Backend
 from gpubpf.lower.native import Given, Native
@@ -93,11 +93,11 @@ def _machine_code(name: str, text: str) -> bytes:
     module.data_layout = str(machine.target_data)
     module.verify()
     nvptx.optimize(module, machine)
-    elf = elf_of_bytes(machine.emit_object(module))
+    made = elf.of_bytes(machine.emit_object(module))
     code = b""
-    for section in elf.sections:
+    for section in made.sections:
         if section.name == ".text":
-            code = elf.contents(section)
+            code = made.contents(section)
         elif section.size and section.name.startswith((".rela.text", ".rodata", ".data", ".bss", ".text.")):
             raise VerifyError(
                 f"host program {name}: its machine code needs the section {section.name}; split it into smaller programs,"

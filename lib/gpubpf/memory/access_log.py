@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from gpubpf.ebpf.bytecode import WRITES
-from gpubpf.session.kernel_shapes import COUNT, Place, Places, source_of
-from gpubpf.show import cli, table
-from gpubpf.show.owner_columns import Whose
+from gpubpf.session.kernel_shapes import COUNT, KernelShape, KernelShapes, site_names
+from gpubpf.show import table
+from gpubpf.show.owner_columns import OwnerColumns
+from gpubpf.show.results import Results
+from gpubpf.show.summary_text import summary_lines
 
 if TYPE_CHECKING:
     import argparse
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from gpubpf.session.launch_shape import Index
     from gpubpf.session.results import ProcessLog
     from gpubpf.session.session import Session
-    from gpubpf.show.cli import Output
+    from gpubpf.show.output import Output
 
     Array = np.ndarray[Any, Any]
 
@@ -49,7 +51,7 @@ class Accesses:
     width u32, bytes; thread i64, its number in the grid; sm u16; time i64 | None: ns of the GPU's clock.
     """
 
-    place: Place
+    place: KernelShape
     launch: Array
     site: Array
     kind: Array
@@ -64,7 +66,7 @@ class Accesses:
         return len(self.address)
 
     @classmethod
-    def of(cls, place: Place, process: int, records: Array) -> Accesses:
+    def of(cls, place: KernelShape, process: int, records: Array) -> Accesses:
         """From records of the ring (any structured array with its fields) of a process's number in the session."""
         word, how = records["launch"], records["how"]
         timed = "time" in (records.dtype.names or ())
@@ -118,7 +120,7 @@ class Where:
     @classmethod
     def of(cls, sites: Mapping[int, Any]) -> Where:
         count = min(max(sites, default=-1) + 1, NO_SITE)
-        source = source_of(sites)
+        source = site_names(sites)
         texts = [source(number) or "?" for number in range(count)]
         known = [sites.get(number) for number in range(count)]
         return cls(
@@ -132,7 +134,7 @@ class Where:
         )
 
     def codes(self, site: Array) -> Array:
-        """Places in `texts` of numbers of sites."""
+        """KernelShapes in `texts` of numbers of sites."""
         return np.minimum(site, len(self.texts) - 1)
 
 
@@ -156,11 +158,11 @@ class AccessLog:
         held: bool,
         sinks: Sequence[Sink],
         host_times: bool = False,
-        whose: Whose | None = None,
+        whose: OwnerColumns | None = None,
     ) -> None:
-        self._whose = Whose() if whose is None else whose
+        self._whose = OwnerColumns() if whose is None else whose
         self.ring = TIMED_RING if timed else RING
-        self.places = Places(numbered=True)
+        self.places = KernelShapes(numbered=True)
         self._held, self._sinks, self._host_times = held, sinks, host_times
         self._waiting: list[tuple[int, Array]] = []  # with the process's number
         self._where: dict[tuple[int, str], Where] = {}
@@ -208,7 +210,7 @@ class AccessLog:
                 for sink in self._sinks:
                     sink(part, where, times)
 
-    def _placed(self, process: int, records: Array) -> tuple[Array, list[tuple[Place, Array]]]:
+    def _placed(self, process: int, records: Array) -> tuple[Array, list[tuple[KernelShape, Array]]]:
         """Records whose launch is not known; the others by place, each in their order."""
         count = records["launch"] & np.uint64(COUNT)
         known = self.places.of_launch
@@ -216,7 +218,7 @@ class AccessLog:
             place = known.get((process, int(count[0])))
             return (records, []) if place is None else (records[:0], [(place, records)])
         numbers, codes = _distinct(count)
-        found: dict[Place, int] = {}
+        found: dict[KernelShape, int] = {}
         code_of = np.empty(len(numbers), np.uint16)
         for at, number in enumerate(numbers.tolist()):
             place = known.get((process, number))
@@ -233,7 +235,7 @@ class AccessLog:
         parts = [ordered[first:end] for first, end in itertools.pairwise(borders)]
         return parts[0], list(zip(found, parts[1:], strict=True))
 
-    def _where_of(self, session: Session, place: Place) -> Where:
+    def _where_of(self, session: Session, place: KernelShape) -> Where:
         key = place.pid, place.mangled
         if key not in self._where:
             where = Where.of(session.sites(place.mangled, place.pid))
@@ -263,16 +265,13 @@ class AccessLog:
     def show_end(self, session: Session, args: argparse.Namespace, out: Output) -> None:
         """The last lines, or the summary record."""
         summary, more = session.summary(), self.losses(session)
-        if args.json:
-            out.record(**({"type": "summary", "tool": args.tool} | summary | more))
-        elif not args.csv:
-            out.line(
-                f"{table.count(self.given, 'access')} of {table.count(more['launches'], 'launch')} recorded"
-            )
-            other = summary["lost"] - sum(more["records_lost"].values()) - more["records_incomplete"]
-            out.lines(cli.coverage(summary | {"lost": max(0, other)}))
-            for line in self.loss_lines(more):
-                out.lines(table.wrap(line))
+        other = summary["lost"] - sum(more["records_lost"].values()) - more["records_incomplete"]
+        lines = [
+            f"{table.count(self.given, 'access')} of {table.count(more['launches'], 'launch')} recorded",
+            *summary_lines(summary | {"lost": max(0, other)}),
+            *(part for line in self.loss_lines(more) for part in table.wrap(line)),
+        ]
+        Results(args, out).end(summary | more, lines)
 
     def losses(self, session: Session) -> dict[str, Any]:
         """For the summary record."""

@@ -13,14 +13,15 @@ from gpubpf.memory import access_text
 from gpubpf.memory.access_log import AccessLog
 from gpubpf.show import cli, picture
 from gpubpf.show.heatmap import AddressHeat, Band
-from gpubpf.show.owner_columns import Whose
+from gpubpf.show.option_values import SITE_RANGES
+from gpubpf.show.owner_columns import OwnerColumns
 
 if TYPE_CHECKING:
     import argparse
 
     from gpubpf.memory.access_log import Accesses, Sink, Where
     from gpubpf.program import BPF
-    from gpubpf.show.picture import Drawn
+    from gpubpf.show.picture import PanelSource
 
 PROGRAM = r"""
 #include <gpubpf.h>
@@ -121,7 +122,7 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
     if args.parquet:
         parquet.check(args.parquet)
     sinks: list[Sink] = []
-    whose = Whose()
+    whose = OwnerColumns()
     if args.each:
         form = "json" if args.json else "csv" if args.csv else "text"
         sinks.append(access_text.Printer(out, form, args.timestamps, whose))
@@ -176,9 +177,9 @@ def wanted(sites: Sequence[tuple[int, int]], addresses: tuple[int, int] | None, 
     """The fields of `struct wanted`, as `Map.set` takes them: ranges of sites (none: all), the addresses from first to last (None:
     all), one warp in so many."""
     ranges = list(sites) or [(0, 2**32 - 1)]
-    ranges += [ranges[-1]] * (cli.SITE_RANGES - len(ranges))
+    ranges += [ranges[-1]] * (SITE_RANGES - len(ranges))
     first, last = addresses or (0, 2**64 - 1)
-    site = np.zeros(cli.SITE_RANGES, [("lo", "<u4"), ("span", "<u4")])
+    site = np.zeros(SITE_RANGES, [("lo", "<u4"), ("span", "<u4")])
     site["lo"] = [low for low, _ in ranges]
     site["span"] = [high - low for low, high in ranges]
     return {"first": first, "last": last, "site": site, "warps": warps}
@@ -212,7 +213,7 @@ class Pictures:
         there = np.isin(accesses.space, [SPACES.index(space) for space in PICTURED])
         heat.add(accesses.address[there], written[there], accesses.time[there])
 
-    def drawn(self) -> list[Drawn]:
+    def drawn(self) -> list[PanelSource]:
         from gpubpf.images import symbols
 
         known: dict[int, list[Band]] = {}

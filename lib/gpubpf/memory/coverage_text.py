@@ -12,7 +12,7 @@ from gpubpf.memory.allocations import FROM_BEFORE
 from gpubpf.memory.coverage import Covered, Footprint, Report
 from gpubpf.memory.granularity import SECTOR
 from gpubpf.show import table
-from gpubpf.show.owner_columns import Whose
+from gpubpf.show.owner_columns import OwnerColumns
 
 if TYPE_CHECKING:
     from gpubpf.agent.protocol import StackFrame
@@ -108,10 +108,10 @@ class _Row:
 
 
 def allocation_lines(
-    report: Report, granule: int, verbose: bool, whose: Whose | None = None
+    report: Report, granule: int, verbose: bool, whose: OwnerColumns | None = None
 ) -> Iterator[str]:
     """For people: what was never touched first."""
-    whose = (whose or Whose()).see(row.allocation for row in report.rows)
+    whose = (whose or OwnerColumns()).see(row.allocation for row in report.rows)
     rows = _folded([row for row in report.rows if _shown(row)])
     if not rows and not report.elsewhere:
         return
@@ -154,7 +154,7 @@ def _rows_of_one(shown: Sequence[_Row]) -> list[str]:
     return table.lines(header, cells, left=("CALL", "WHERE"))
 
 
-def _rows(shown: Sequence[_Row], whose: Whose) -> list[str]:
+def _rows(shown: Sequence[_Row], whose: OwnerColumns) -> list[str]:
     """The table of several processes, whose columns leave less room."""
     made = []
     for row in shown:
@@ -215,12 +215,12 @@ def _roomier(report: Report, granule: int) -> int:
 
 
 def footprint_lines(
-    report: Report, kernels: Sequence[KernelTraffic], whose: Whose | None = None
+    report: Report, kernels: Sequence[KernelTraffic], whose: OwnerColumns | None = None
 ) -> Iterator[str]:
     """For people: how much of memory each kernel touches."""
     if not report.footprints:
         return
-    whose = (whose or Whose()).see(report.footprints)
+    whose = (whose or OwnerColumns()).see(report.footprints)
     requested = requested_sectors(kernels)
     labels = names.labels(one.mangled for one in report.footprints)
     rows = []

@@ -109,7 +109,7 @@ class SiteTraffic:
     @property
     def where(self) -> str:
         """``scale.cu:17``, without -lineinfo ``PTX line 40``"""
-        return kernel_shapes.name_of(self.site)
+        return kernel_shapes.site_name(self.site)
 
     def record(self, share: float) -> dict[str, Any]:
         """The fields of a JSON record."""

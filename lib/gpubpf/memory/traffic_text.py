@@ -13,7 +13,7 @@ from typing import Any
 from gpubpf import names
 from gpubpf.memory.traffic import LANES, SECTOR, SHIFTED, KernelTraffic, SiteTraffic
 from gpubpf.show import table
-from gpubpf.show.owner_columns import MOST_SECTIONS, Whose
+from gpubpf.show.owner_columns import MOST_SECTIONS, OwnerColumns
 from gpubpf.show.table import number, size
 
 MOST_ROWS = 24  # of a kernel; `verbose`: all
@@ -62,7 +62,7 @@ class Row:
         }
 
 
-def report(kernels: Sequence[KernelTraffic], whose: Whose, verbose: bool) -> Iterator[str]:
+def report(kernels: Sequence[KernelTraffic], whose: OwnerColumns, verbose: bool) -> Iterator[str]:
     """Of each kernel. Of several processes or GPUs first a table of all, then those that waste most one by one."""
     labels = names.labels(kernel.mangled for kernel in kernels)
     whose.see(kernels)
@@ -78,7 +78,7 @@ def report(kernels: Sequence[KernelTraffic], whose: Whose, verbose: bool) -> Ite
         yield from lines(kernel, kernel.demangled if verbose else labels[kernel.mangled], verbose, whose)
 
 
-def _overview(kernels: Sequence[KernelTraffic], labels: Mapping[str, str], whose: Whose) -> list[str]:
+def _overview(kernels: Sequence[KernelTraffic], labels: Mapping[str, str], whose: OwnerColumns) -> list[str]:
     rows = []
     for kernel in kernels:
         total = kernel.record()
@@ -93,9 +93,11 @@ def _overview(kernels: Sequence[KernelTraffic], labels: Mapping[str, str], whose
     return table.within(rows, left=("COMM", "KERNEL"), drop=("REQUESTS",))
 
 
-def lines(kernel: KernelTraffic, title: str, verbose: bool, whose: Whose | None = None) -> Iterator[str]:
+def lines(
+    kernel: KernelTraffic, title: str, verbose: bool, whose: OwnerColumns | None = None
+) -> Iterator[str]:
     """What is wasted; a row for each place, the worst first; what can be done about it."""
-    whose = whose or Whose()
+    whose = whose or OwnerColumns()
     rows = folded(kernel.sites)
     shown = rows if verbose else rows[:MOST_ROWS]
     yield f"{title if verbose else table.fit(title, 46)}: how it touches memory"

@@ -10,21 +10,19 @@ import contextlib
 import errno
 import os
 import re
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
+from gpubpf import elf
 from gpubpf.errors import SessionError
 from gpubpf.process import target_files
 from gpubpf.process.ptrace import ThreadEnded, TraceRefused
 from gpubpf.process.users import User
 
 _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) (\S+) (\d+)\s*(.*)")
-AGENT = re.compile(r".*libgpubpf-agent\.so[^/]*$")  # the name of what is mapped
-_SYMBOL_LIMIT, _TEXT_LIMIT = 1 << 18, 16 << 20
+AGENT = re.compile(r".*libgpubpf-agent\.so[^/]*$")  # path of the mapped file
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h
 _STRICT_SECCOMP = 1
 
@@ -47,7 +45,7 @@ class Mapping:
 
 @dataclass(frozen=True)
 class Library:
-    """An ELF file as it lies in the process."""
+    """An ELF file that is mapped into the process."""
 
     base: int
     mappings: tuple[Mapping, ...]
@@ -63,12 +61,6 @@ class Library:
     @property
     def code(self) -> tuple[tuple[int, int], ...]:
         return tuple((m.start, m.end) for m in self.mappings if m.code)
-
-
-@dataclass(frozen=True)
-class Symbol:
-    address: int
-    size: int
 
 
 def mappings(pid: int, of: re.Pattern[str] | None = None) -> tuple[Mapping, ...]:
@@ -120,7 +112,7 @@ class Memory:
         self.close()
 
     def some(self, address: int, size: int) -> bytes:
-        """What there is of it, from `address` on."""
+        """Return up to `size` bytes; fewer, or none, if not all of them are mapped."""
         try:
             return os.pread(self.file, size, address)
         except (OSError, OverflowError):
@@ -138,17 +130,9 @@ class Memory:
             raise OSError(errno.EFAULT, "not mapped")
 
 
-class Readable(Protocol):
-    """Addresses with what lies there: a process, or a file as it would be mapped at 0."""
-
-    def some(self, address: int, size: int) -> bytes: ...
-
-    def read(self, address: int, size: int) -> bytes: ...
-
-
 @dataclass(frozen=True)
 class Identity:
-    """A file as it is now: nobody can change what is in it, or put another one there, and leave these as they are."""
+    """Identifies a file with its contents: nobody can change or replace the file and keep all of these values."""
 
     device: int
     inode: int
@@ -156,63 +140,29 @@ class Identity:
     changed_ns: int
 
 
-class ElfFile:
-    """An ELF file as it would be mapped at address 0. Raises OSError where nothing would be."""
-
-    def __init__(self, file: int) -> None:
-        self._file = file
-        state = os.fstat(file)
-        self.identity = Identity(state.st_dev, state.st_ino, state.st_size, state.st_ctime_ns)
-        self.segments: tuple[tuple[int, int, int], ...] = ((0, 0, 4096),)  # offset, address, bytes
-        with contextlib.suppress(OSError, struct.error):
-            header = os.pread(file, 64, 0)
-            at, (size, count) = struct.unpack_from("<Q", header, 32)[0], struct.unpack_from("<HH", header, 54)
-            if header[:6] == b"\x7fELF\x02\x01" and size == 56 and count <= 256:
-                found = struct.iter_unpack("<IIQQQQQQ", os.pread(file, 56 * count, at))
-                self.segments = tuple((s[2], s[3], s[5]) for s in found if s[0] == 1)
-
-    def some(self, address: int, size: int) -> bytes:
-        """What there is of it, from `address` on."""
-        for offset, start, length in self.segments:
-            if start <= address < start + length:
-                with contextlib.suppress(OSError, OverflowError):
-                    return os.pread(self._file, min(size, start + length - address), offset + address - start)
-        return b""
-
-    def read(self, address: int, size: int) -> bytes:
-        data = self.some(address, size)
-        if len(data) != size:
-            raise OSError(errno.EFAULT, "not in the file")
-        return data
-
-    def offset(self, address: int) -> int:
-        """Where in the file it lies. Raises OSError."""
-        for offset, start, length in self.segments:
-            if start <= address < start + length and offset + address - start < self.identity.size:
-                return offset + address - start
-        raise OSError(errno.EFAULT, "not in the file")
-
-
 _local: dict[str, bool] = {}
 
 
-def _is_local(place: str) -> bool:
-    """Whether a device, as /proc/PID/maps has it, is of a file system that is mounted here, too, and that the kernel serves."""
-    if not _local.get(place):
+def _is_local(device: str) -> bool:
+    """Return whether a device, as in /proc/PID/maps, is a file system that is also mounted here and that the kernel itself serves."""
+    if not _local.get(device):
         with contextlib.suppress(OSError):
             for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
                 before, _, after = line.partition(" - ")
                 major, _, minor = before.split()[2].partition(":")
                 name = f"{int(major):02x}:{int(minor):02x}"
                 _local[name] = _local.get(name, True) and not after.startswith("fuse")
-    return _local.get(place, False)
+    return _local.get(device, False)
 
 
 @contextlib.contextmanager
-def library_file(pid: int, library: Library) -> Iterator[tuple[Identity | None, Readable, int]]:
-    """What to read a library from, and the address of its beginning there: its file, with its identity, where that can be opened.
-    What a process has made of it in its memory holds for this process alone. A file that somebody's program serves (FUSE) is not
-    opened: it need not answer."""
+def library_file(pid: int, library: Library) -> Iterator[tuple[Identity | None, elf.AddressSpace, int]]:
+    """Open a library for reading: yield its identity, what to read it from, and its base address there.
+
+    This is the library's file if it can be opened, at base 0. Otherwise it is the memory of the process, and the identity is None:
+    the process may have changed the library there, so what is read holds for this process only. A file in a FUSE file system is
+    not opened, because the program that serves it may never answer.
+    """
     first = library.mappings[0]
     ways = (
         partial(target_files.open_mapped, pid, first.start, first.end),
@@ -224,9 +174,10 @@ def library_file(pid: int, library: Library) -> Iterator[tuple[Identity | None, 
         except OSError:
             continue
         try:
-            elf = ElfFile(file)
-            if elf.identity.inode == first.file[1] and elf.segments:
-                yield elf.identity, elf, 0
+            state = os.fstat(file)
+            loaded = elf.LoadedFile(file)
+            if state.st_ino == first.file[1] and loaded.segments:
+                yield Identity(state.st_dev, state.st_ino, state.st_size, state.st_ctime_ns), loaded, 0
                 return
         finally:
             os.close(file)
@@ -234,82 +185,17 @@ def library_file(pid: int, library: Library) -> Iterator[tuple[Identity | None, 
         yield None, memory, library.base
 
 
-def symbols(memory: Readable, base: int) -> dict[str, Symbol]:
-    """The functions and variables that a library exports, each in its default version; none where it is no ELF file of this kind."""
-    found: dict[str, Symbol] = {}
-    with contextlib.suppress(OSError, struct.error, ValueError):
-        header = memory.read(base, 64)
-        if header[:6] != b"\x7fELF\x02\x01":
-            return {}
-        at, (size, count) = struct.unpack_from("<Q", header, 32)[0], struct.unpack_from("<HH", header, 54)
-        if size != 56 or count > 256:
-            return {}
-        segments = list(struct.iter_unpack("<IIQQQQQQ", memory.read(base + at, 56 * count)))
-        low = min((s[3] for s in segments if s[0] == 1), default=0)
-        bias = base - (low & ~0xFFF)
-        dynamic = next((s for s in segments if s[0] == 2), None)
-        if dynamic is None or dynamic[6] > 1 << 16:
-            return {}
-        tags: dict[int, int] = {}
-        for tag, value in struct.iter_unpack("<QQ", memory.read(bias + dynamic[3], dynamic[6] & ~15)):
-            if tag == 0:
-                break
-            tags.setdefault(tag, value)
-
-        def place(tag: int) -> int:  # the dynamic linker writes addresses over distances
-            value = tags.get(tag, 0)
-            return value if not value or value >= base else value + bias
-
-        total = _symbol_count(memory, place(4), place(0x6FFFFEF5))
-        text = memory.read(place(5), min(tags.get(10, 0), _TEXT_LIMIT))
-        table = memory.read(place(6), total * 24)
-        versions = memory.read(place(0x6FFFFFF0), total * 2) if 0x6FFFFFF0 in tags else b"\x01\0" * total
-        for i, (name, info, _, section, value, length) in enumerate(struct.iter_unpack("<IBBHQQ", table)):
-            if info & 15 not in (1, 2) or not section or not value:  # STT_OBJECT, STT_FUNC, defined here
-                continue
-            key = text[name : text.find(b"\0", name)].decode(errors="replace")
-            hidden = versions[2 * i + 1] & 0x80
-            if not hidden or key not in found:
-                found[key] = Symbol(bias + value, length)
-    return found
-
-
 _exported: dict[Identity, frozenset[str]] = {}
 
 
 def exports(pid: int, library: Library) -> frozenset[str]:
-    """Names of the functions that a library exports; what is known of its file is kept for other processes. Raises OSError."""
+    """Return the names of the functions that a library exports, cached for all processes that map the same file. Raises OSError."""
     with library_file(pid, library) as (identity, source, base):
         if identity is None:
-            return frozenset(symbols(source, base))
+            return frozenset(elf.exports(source, base))
         if identity not in _exported:
-            _exported[identity] = frozenset(symbols(source, base))
+            _exported[identity] = frozenset(elf.exports(source, base))
         return _exported[identity]
-
-
-def _symbol_count(memory: Readable, sysv: int, gnu: int) -> int:
-    """From either hash table: System V ABI, chapter 5; the other one is only described by its implementations."""
-    if sysv:
-        return min(struct.unpack("<II", memory.read(sysv, 8))[1], _SYMBOL_LIMIT)
-    if not gnu:
-        return 0
-    buckets, first, words, _ = struct.unpack("<IIII", memory.read(gnu, 16))
-    if buckets > _SYMBOL_LIMIT or words > _SYMBOL_LIMIT:
-        return 0
-    chains = gnu + 16 + 8 * words + 4 * buckets
-    heads = struct.unpack(f"<{buckets}I", memory.read(chains - 4 * buckets, 4 * buckets))
-    last = max(heads, default=0)
-    if last < first:
-        return first
-    while last < _SYMBOL_LIMIT:
-        chunk = memory.some(chains + 4 * (last - first), 4096)
-        for i, (word,) in enumerate(struct.iter_unpack("<I", chunk[: len(chunk) & ~3])):
-            if word & 1:
-                return last + i + 1
-        if len(chunk) < 4096:
-            break
-        last += 1024
-    return 0
 
 
 # --- the process's state, and reasons why it cannot be traced ---

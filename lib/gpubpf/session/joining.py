@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpubpf import agent
+from gpubpf import agent, elf
 from gpubpf.agent.definitions import AttachStatus
 from gpubpf.errors import SessionError
 from gpubpf.process import target
@@ -190,7 +190,7 @@ def _owner(pid: int) -> str:
     """The tool that measures the process, as its agent has been told. Untrusted, but what it says is for people only."""
     with contextlib.suppress(OSError), target.Memory(pid) as memory:
         for library in target.libraries(target.mappings(pid, target.AGENT)):
-            if symbol := target.symbols(memory, library.base).get("gpubpf_owner"):
+            if symbol := elf.exports(memory, library.base).get("gpubpf_owner"):
                 text = memory.some(symbol.address, OWNER).partition(b"\0")[0].decode(errors="replace")
                 return "".join(c if c.isprintable() else "?" for c in text) or "another tool"
     return "another tool"

@@ -30,6 +30,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
+from gpubpf import elf
 from gpubpf.attach import holding
 from gpubpf.attach.loading import Held
 from gpubpf.errors import SessionError
@@ -183,12 +184,12 @@ class Machine:
 def _cu_init(path: str) -> tuple[int, _File] | None:
     """Where cuInit is in a driver's file, and which that is; None: it is none."""
     with contextlib.suppress(OSError), open(target_files.open_regular(path), "rb") as opened:
-        elf = target.ElfFile(opened.fileno())
-        found = target.symbols(elf, 0).get("cuInit")
+        driver = elf.LoadedFile(opened.fileno())
+        found = elf.exports(driver).get("cuInit")
         state = os.fstat(opened.fileno())
         if found is not None:
             place = b"%02x:%02x" % (os.major(state.st_dev), os.minor(state.st_dev))
-            return elf.offset(found.address), (place, state.st_ino)
+            return driver.offset(found.address), (place, state.st_ino)
     return None
 
 
