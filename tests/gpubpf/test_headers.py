@@ -7,7 +7,7 @@ import pytest
 from gpubpf.ebpf import headers
 from gpubpf.ebpf.compile import compile_text, to_json
 from gpubpf.errors import CompileError
-from gpubpf.program import prebuilt_key
+from gpubpf.lower.programs import prebuilt_key
 from gpubpf.verify import verify
 from gpubpf_bcc import compiled
 from gpubpf_host import needs_bpf
@@ -47,7 +47,7 @@ def sums(monkeypatch, tmp_path):
 
 
 def test_a_header_stands_in_place_of_its_line(sums):
-    made = headers.spread(TEXT)
+    made = headers.expand(TEXT)
     lines = made.text.split("\n")
     assert made.text == TEXT.replace("# include <gpubpf_sums.h> /* once */", SUMS).replace(
         "#include <gpubpf_sums.h>", SUMS
@@ -59,7 +59,7 @@ def test_a_header_stands_in_place_of_its_line(sums):
 
 def test_headers_include_headers(sums):
     (sums.parent / "gpubpf_outer.h").write_text("int outer;\n#include <gpubpf_sums.h>\n")
-    made = headers.spread("#include <gpubpf_outer.h>")
+    made = headers.expand("#include <gpubpf_outer.h>")
     assert made.text == f"int outer;\n{SUMS}\n"
     assert made.origins[:2] == (("gpubpf_outer.h", 1), ("gpubpf_sums.h", 1))
 

@@ -22,11 +22,11 @@ import gpubpf_bcc
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import Program
+from gpubpf.ebpf.filters import host_filter_bytes
 from gpubpf.ebpf.maps import MapDefinition, pad8
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
 from gpubpf.linux import bpf_syscall, host_programs
 from gpubpf.linux.host_programs import Host, HostProbe
-from gpubpf.program import host_filter_bytes
 from gpubpf.show import cli, option_values
 from gpubpf_host import ROOTLESS, Agent, native_of, needs_bpf, open_directory, stub
 
@@ -259,7 +259,7 @@ def text(body: str, maps: str = "") -> str:
             text("u64 k = 1; counts.increment(k);", "BPF_HASH(counts);"),
             "map counts exists only in the kernel",
         ),
-        (text("bpf_get_current_task();"), "helper get_current_task exists only in the kernel; run as root"),
+        (text("bpf_get_current_task();"), "bpf_get_current_task exists only in the kernel; run as root"),
         (text("u64 x = bpf_jiffies64();"), "helper number 118 exists only in the kernel"),
     ],
 )
@@ -501,7 +501,7 @@ def test_what_only_the_kernel_has(marker: tuple[int, Callable[..., None]]) -> No
 def test_a_program_that_needs_the_whole_stack() -> None:
     body = "u64 a[60] = {}; bpf_get_current_comm(a, sizeof(a)); if (a[59]) return 1;"
     program = gpubpf_bcc.compiled(text(body))
-    with pytest.raises(VerifyError, match="uses 480 bytes of the stack, and 56 of 512 are taken"):
+    with pytest.raises(VerifyError, match="uses 480 bytes of the stack, and its context takes 56 of the 512"):
         Host(program, (HostProbe("on_launch", "launch"),))
 
 
@@ -565,7 +565,7 @@ def test_random_programs_do_the_same_in_the_kernel_and_natively(
         for name in names
     }
     functions = {
-        name: b.Function(name, "launch", tuple(random_program(rng, f"out_{name}"))) for name in names
+        name: b.BpfFunction(name, "launch", tuple(random_program(rng, f"out_{name}"))) for name in names
     }
     program = Program("", functions, outs)
     with Host(program, [HostProbe(name, "launch") for name in names]) as running:

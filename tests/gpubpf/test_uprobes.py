@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 
 import prebuild
-from gpubpf import elf, program
+from gpubpf import elf
 from gpubpf.errors import UsageError
 from gpubpf.linux import bpf_syscall, libraries, uprobes
 from gpubpf.linux.host_programs import Host
 from gpubpf.linux.libraries import MappedCode, Names
+from gpubpf.lower import programs
 from gpubpf.program import BPF
 from gpubpf_host import needs_bpf
 
@@ -434,7 +435,7 @@ def test_prebuilt_needs_no_bcc(
     from gpubpf.ebpf import compile
 
     (tmp_path / "snoop.json").write_text(json.dumps(prebuild.build(TEXT)))
-    monkeypatch.setattr(program, "PREBUILT", tmp_path)
+    monkeypatch.setattr(programs, "PREBUILT", tmp_path)
     monkeypatch.setattr(compile, "compile_text", lambda text: pytest.fail("compiled"))
     with Calls(built, built / "libsnoop.so.2.1") as calls, attached(notes) as host:
         watch(host, calls)

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 from gpubpf.calls import arrays
 from gpubpf.calls.api import Api, ApiFunction
 from gpubpf.calls.selection import selects_launches
+from gpubpf.ebpf.filters import host_filter_bytes
 from gpubpf.errors import Error
 from gpubpf.linux import btf, tracepoints, uprobes
 from gpubpf.process import libc
-from gpubpf.program import BPF, host_filter_bytes
+from gpubpf.program import BPF
 from gpubpf.session.command import raise_file_limit
 
 if TYPE_CHECKING:

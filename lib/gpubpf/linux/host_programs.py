@@ -19,13 +19,14 @@ import re
 import stat
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.ebpf import maps
-from gpubpf.ebpf.bytecode import HOST_POINTS, Function, Program, encode
+from gpubpf.ebpf.bytecode import HOST_POINTS, BpfFunction, Program, encode
 from gpubpf.ebpf.compile import capable
+from gpubpf.ebpf.helpers import REAL_TIME
 from gpubpf.ebpf.maps import MapDefinition, dtype, pad8
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
 from gpubpf.linux import bpf_syscall, uprobes
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 OPERATION_STUB = 64
 STUB = bytes.fromhex("0f1f440000c3")  # nop5; ret: the kernel can replace this nop by a call
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-_CLOCKS = (5, 125, 160, 208)  # helpers that return the real time
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Host:
         launches = [a.function for a in self._attachments if a.event in HOST_POINTS]
         tracepoints = [a for a in self._attachments if a.event not in HOST_POINTS]
         reason = ""
-        asks_time = [name for name in launches if _calls(self._program.functions[name], _CLOCKS)]
+        asks_time = [name for name in launches if _calls(self._program.functions[name], REAL_TIME)]
         if not (virtual and asks_time):
             try:
                 self._load(tracepoints)
@@ -457,7 +457,7 @@ def _attach(program: int, event: str) -> int:
 
 
 def load(
-    program: Program, function: Function, files: Mapping[str, int], attach: int = 0, raw: bool = False
+    program: Program, function: BpfFunction, files: Mapping[str, int], attach: int = 0, raw: bool = False
 ) -> int:
     """Load a host program into the kernel. Return its file descriptor.
 
@@ -478,7 +478,7 @@ def load(
         raise VerifyError(_rejection(program, function, error)) from None
 
 
-def try_load(program: Program, function: Function, raw: bool | None = None) -> None:
+def try_load(program: Program, function: BpfFunction, raw: bool | None = None) -> None:
     """Have the kernel verify a host program. `raw`: as for `load`; None: a program for a tracepoint may be of either kind.
 
     Raises VerifyError; PermissionError if this process may not load programs.
@@ -538,11 +538,11 @@ def _count(programs: Sequence[tuple[str, int]]) -> list[RunCount]:
     return found
 
 
-def _calls(function: Function, helpers: Sequence[int]) -> bool:
+def _calls(function: BpfFunction, helpers: Collection[int]) -> bool:
     return any(i.opcode == 0x85 and i.src == 0 and i.imm in helpers for i in function.instructions)
 
 
-def _rejection(program: Program, function: Function, error: bpf_syscall.Rejected) -> str:
+def _rejection(program: Program, function: BpfFunction, error: bpf_syscall.Rejected) -> str:
     """Return the verifier's last message, with the C line that it is about."""
     lines = [s for line in error.log.splitlines() if (s := line.strip()) and not s.startswith("processed ")]
     message = next(

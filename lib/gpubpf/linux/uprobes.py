@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from gpubpf import elf
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf.bytecode import Function, Instruction, Program
+from gpubpf.ebpf.bytecode import BpfFunction, Instruction, Program
 from gpubpf.errors import Error, UsageError
 from gpubpf.linux import bpf_syscall, libraries
 from gpubpf.linux.libraries import MappedCode, Mappings, Names
@@ -139,7 +139,7 @@ _ZERO_OR_ONE = (
 )
 
 
-def plain_program(function: Function, cookie: int | None = None) -> Function:
+def plain_program(function: BpfFunction, cookie: int | None = None) -> BpfFunction:
     """Return the program for one probe: it returns 0. `cookie`: replaces calls of bpf_get_attach_cookie by this number."""
     code = _replace_exits(function.instructions, _ZERO)
     if cookie is not None:
@@ -157,7 +157,7 @@ def plain_program(function: Function, cookie: int | None = None) -> Function:
     return replace(function, instructions=tuple(code))
 
 
-def session_program(at_entry: Function, at_return: Function) -> Function:
+def session_program(at_entry: BpfFunction, at_return: BpfFunction) -> BpfFunction:
     """Return one program that runs `at_entry` at a function's entry and `at_return` at its return: at the entry, the instruction
     pointer is the function's address."""
     first = _replace_exits(at_entry.instructions, _ZERO_OR_ONE)
@@ -169,7 +169,7 @@ def session_program(at_entry: Function, at_return: Function) -> Function:
         Instruction(b.JMP | b.JNE | 8, 0, 2, len(first)),
     ]
     code = (*head, *first, *_replace_exits(at_return.instructions, _ZERO))
-    return Function(f"{at_entry.name}.{at_return.name}", at_entry.point, code)
+    return BpfFunction(f"{at_entry.name}.{at_return.name}", at_entry.point, code)
 
 
 def best_method() -> str:
@@ -204,7 +204,7 @@ class Uprobes:
         self,
         program: Program,
         tables: Sequence[Table],
-        load: Callable[[Function, int], int],
+        load: Callable[[BpfFunction, int], int],
         note: Callable[[str], None],
         method: str | None = None,
     ) -> None:
@@ -430,7 +430,7 @@ class Uprobes:
             if name is not None
         ]
 
-    def _loaded_program(self, function: Function, attach: int, cookie: int | None) -> int:
+    def _loaded_program(self, function: BpfFunction, attach: int, cookie: int | None) -> int:
         key = function.name, cookie
         if key not in self._loaded:
             self._loaded[key] = self._load(function, attach)

@@ -25,6 +25,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from gpubpf.ebpf.bytecode import WORK as WORK
 from gpubpf.errors import PtxError
 
 from .module import (
@@ -48,8 +49,6 @@ from .module import (
     Vector,
 )
 from .module import Close as CloseScope
-
-WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
 
 # Functions that the driver itself links (CUDA C++ Programming Guide: formatted output, allocation, assertion).
 SYSTEM_FUNCTIONS = frozenset({"vprintf", "malloc", "free", "__assertfail", "__assert_fail"})

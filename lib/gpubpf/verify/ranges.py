@@ -1,4 +1,4 @@
-"""What is known of a 64-bit number: unsigned and signed bounds, and which bits are known."""
+"""What is known about a 64-bit number: unsigned and signed bounds, and known bits."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def constant(value: int) -> Range:
 
 
 def within(lo: int, hi: int) -> Range:
-    """Unsigned bounds."""
+    """Return the range between unsigned bounds, inclusive."""
     result = _settle(lo, hi, S_MIN, S_MAX, 0, U64)
     assert result is not None
     return result
 
 
 def _settle(lo: int, hi: int, slo: int, shi: int, bits: int, unknown: int) -> Range | None:
-    """Lets each kind of knowledge sharpen the others; None where they contradict: no such value."""
+    """Tighten bounds and bits by each other. Return None if they contradict, so that no such number exists."""
     for _ in range(2):
         lo, hi = max(lo, bits), min(hi, bits | unknown)
         slo = max(slo, signed(bits | unknown & SIGN))
@@ -106,7 +106,7 @@ def _settle(lo: int, hi: int, slo: int, shi: int, bits: int, unknown: int) -> Ra
 
 
 def _make(lo: int, hi: int, slo: int, shi: int, bits: int, unknown: int) -> Range:
-    """As `_settle` for facts that cannot contradict."""
+    """Like `_settle`, for facts that cannot contradict."""
     return _settle(lo, hi, slo, shi, bits & ~unknown & U64, unknown & U64) or ANY
 
 
@@ -220,7 +220,7 @@ _OPERATIONS: dict[int, Callable[[Range, Range], Range]] = {
 
 
 def truncate(a: Range, bits: int = 32) -> Range:
-    """The low `bits`, zero-extended."""
+    """Return the range of the low `bits`, zero-extended."""
     mask = (1 << bits) - 1
     if a.hi <= mask:
         return a
@@ -230,7 +230,7 @@ def truncate(a: Range, bits: int = 32) -> Range:
 
 
 def extend(a: Range, bits: int) -> Range:
-    """The low `bits`, sign-extended."""
+    """Return the range of the low `bits`, sign-extended."""
     low = truncate(a, bits)
     half = 1 << (bits - 1)
     if low.hi < half:
@@ -241,7 +241,7 @@ def extend(a: Range, bits: int) -> Range:
 
 
 def operate(op: int, a: Range, b: Range, wide: bool, is_signed: bool) -> Range:
-    """The result of an ALU operation (MOV, NEG and END are the caller's)."""
+    """Return the range of the result of an ALU operation. The caller handles MOV, NEG and END."""
     bits = 64 if wide else 32
     if not wide:
         a, b = truncate(a), truncate(b)
@@ -278,7 +278,7 @@ _SWAPPED = {JLT: JGT, JLE: JGE, JSLT: JSGT, JSLE: JSGE}
 
 
 def refine(op: int, a: Range, b: Range, taken: bool) -> tuple[Range, Range] | None:
-    """What is known of both after a jump on `a op b` was taken or not; None where that cannot happen."""
+    """Return the ranges of both operands after a jump on `a op b` was taken or not; None if that cannot happen."""
     if op == JSET:
         return _refine_set(a, b, taken)
     if not taken:
@@ -331,7 +331,7 @@ def _refine_set(a: Range, b: Range, taken: bool) -> tuple[Range, Range] | None:
 
 
 def refine32(op: int, a: Range, b: Range, taken: bool) -> tuple[Range, Range] | None:
-    """As `refine` for a comparison of the low 32 bits."""
+    """Like `refine`, for a comparison of the low 32 bits."""
     is_signed = op in (JSGT, JSGE, JSLT, JSLE)
     limit = U32 >> 1 if is_signed else U32
     if a.hi <= limit and b.hi <= limit:
