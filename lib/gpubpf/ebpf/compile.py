@@ -196,6 +196,11 @@ def _diagnosis(source: ExpandedText, said: str) -> str:
             f"there is no tracepoint {match[1]}:{match[2]} in /sys/kernel/tracing; correct its name, or mount tracefs:"
             " mount -t tracefs tracefs /sys/kernel/tracing"
         )
+    # Clang counts lines of the text that bcc rewrote. Clang 18 and newer report this like any other error.
+    for line in lines:
+        if match := re.match(r"(?:Error at line |.*main\.c:)(\d+)\b.*signed division", line):
+            header, number = source.origin(_rewritten(source.text, said)[1].get(int(match[1]), 0))
+            return f"{header or 'C'} line {number}: BPF has no signed division or remainder; divide unsigned numbers, or shift"
     for pattern in (
         r"(?:\S*/)?main\.c:(\d+):\d+: (?:fatal )?error: (.*)",
         r"error: \S*main\.c:(\d+):\d+: (.*)",
@@ -209,10 +214,6 @@ def _diagnosis(source: ExpandedText, said: str) -> str:
             return f"{Path(match[1]).name} line {match[2]}: {match[3]}; correct the C text"
     if any("kernel headers" in line or "kheaders" in line for line in lines):
         return "bcc cannot find the kernel headers; install the distribution's linux-headers package"
-    for line in lines:
-        if match := re.match(r"Error at line (\d+): .*signed division", line):
-            header, number = source.origin(_rewritten(source.text, said)[1].get(int(match[1]), 0))
-            return f"{header or 'C'} line {number}: BPF has no signed division or remainder; divide unsigned numbers, or shift"
     for line in lines:
         if match := re.match(r"could not open bpf map: (\w+), error: (.*)", line):
             remedy = (
