@@ -31,9 +31,9 @@ from gpubpf.process import fresh_thread, ptrace, target
 from gpubpf.session import device, machine
 from gpubpf.session.joining import ENDED as ENDED_EARLY
 from gpubpf.session.joining import TRACED
-from gpubpf.session.machine import REACHED_LATE, Machine
-from gpubpf.session.measurement import Measurement, Plan, Whom
-from gpubpf.session.session import Makers, Session
+from gpubpf.session.machine import REACHED_LATE, MachineWatcher
+from gpubpf.session.measurement import Measurement, Plan, Targets
+from gpubpf.session.session import Session, SidecarBuilder
 
 HERE = Path(__file__).with_name("attach")
 HEADERS = [
@@ -122,8 +122,8 @@ class Joined:
 
 
 @contextlib.contextmanager
-def watching(joined: Joined) -> Iterator[Machine]:
-    watched = Machine(joined.join, joined.miss, lambda text: None)
+def watching(joined: Joined) -> Iterator[MachineWatcher]:
+    watched = MachineWatcher(joined.join, joined.miss, lambda text: None)
     watched.start()
     try:
         yield watched
@@ -351,7 +351,7 @@ def join(pid, tid):
     print("holding", flush=True)
     time.sleep(60)
 machine.HOLD = 30.0
-machine.Machine(join, lambda *a: None, print).start()
+machine.MachineWatcher(join, lambda *a: None, print).start()
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -436,7 +436,7 @@ def test_one_that_was_measured_and_has_ended_is_not_met_again(
 ) -> None:
     """Whoever looked at its maps while it was there asks when it is gone: it is measured, not missed as well."""
     forgotten: list[int] = []
-    monkeypatch.setattr(Machine, "_forget", lambda self, pid: forgotten.append(pid))
+    monkeypatch.setattr(MachineWatcher, "_on_exec_or_exit", lambda self, pid: forgotten.append(pid))
     joined = Joined(built)
     with watching(joined) as watched:
         process = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -494,7 +494,9 @@ def test_who_is_let_go_as_hooks_are_put_in_is_measured_as_it_runs(
 
     monkeypatch.setattr(loading.Held, "enter", too_long)
     plan = Plan(device.Device("sim", {"CUDASIM_CLOCK": "real"}))
-    with Session(Whom(everyone=True), plan, Makers(lambda image, target: Sidecar())) as session:
+    with Session(
+        Targets(all_processes=True), plan, SidecarBuilder(lambda image, target: Sidecar())
+    ) as session:
         child = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         eventually(lambda: REACHED_LATE in session.summary()["processes"]["missed"])
         summary = session.summary()
@@ -504,9 +506,9 @@ def test_who_is_let_go_as_hooks_are_put_in_is_measured_as_it_runs(
 
 
 def test_programs_of_one_number_and_name_are_missed_one_by_one() -> None:
-    measured = Measurement(Whom(everyone=True), Plan(device.Device("sim")), print)
+    measured = Measurement(Targets(all_processes=True), Plan(device.Device("sim")), print)
     for _ in range(3):
-        measured.miss(7, "app", ENDED_EARLY)
+        measured.record_missed(7, "app", ENDED_EARLY)
     assert measured.missed == {ENDED_EARLY: [(7, "app")] * 3}
 
 

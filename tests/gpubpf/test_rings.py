@@ -127,9 +127,9 @@ def test_discarded_records_are_left_out(ring: Writer) -> None:
 def test_a_copy_of_a_ring_in_gpu_memory(ring: Writer) -> None:
     reader = RingReader(ring.place, EVENT, None)
     ring.fill(0, 0, 100)
-    assert len(reader.take(bytes(ring.area))) == 100 and reader.consumed == [100, 0]
+    assert len(reader.read_copy(bytes(ring.area))) == 100 and reader.consumed == [100, 0]
     ring.fill(0, 100, 50)
-    assert reader.take(bytes(ring.area))["number"].tolist() == list(range(100, 150))
+    assert reader.read_copy(bytes(ring.area))["number"].tolist() == list(range(100, 150))
     assert len(reader.read()) == 0
 
 

@@ -262,7 +262,7 @@ def test_many_processes_need_many_files_of_the_tool_only(target: Path, tmp_path:
 
 
 def test_processes_that_are_gone_take_no_files(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpubpf.session.workers.KEPT", 2)
+    monkeypatch.setattr("gpubpf.session.workers.RECENTLY_ENDED", 2)
     before = len(os.listdir("/proc/self/fd"))
     with fake_tool.session(["sh", "-c", f"for i in $(seq 20); do {target} plain 2; done"]) as session:
         for _ in session.intervals():
@@ -271,9 +271,9 @@ def test_processes_that_are_gone_take_no_files(target: Path, monkeypatch: pytest
         while len(os.listdir("/proc/self/fd")) > before + 15 and time.monotonic() < until:
             time.sleep(0.01)
         assert len(os.listdir("/proc/self/fd")) <= before + 15
-        while session._measured.active() and time.monotonic() < until:
+        while session._measurement.active() and time.monotonic() < until:
             time.sleep(0.01)
-        assert session._measured.active() == []
+        assert session._measurement.active() == []
     found = fake_tool.result(session)
     assert counted(found) == (40, 40, 40) and found["summary"]["lost"] == 0
     assert found["instances"] == [[[1, 1, 1], [5, 1, 1], 2, [2] * 5]] * 20
@@ -722,7 +722,7 @@ def test_the_agent_is_built() -> None:
 def test_watching_every_process_takes_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(SessionError, match=r"^watching every process takes root; use sudo, or name whom"):
-        tracing._whom(argparse.Namespace(tool="tool", pid=[], command=None))
+        tracing._targets(argparse.Namespace(tool="tool", pid=[], command=None))
 
 
 def test_what_files_hold_is_told_without_any_device(monkeypatch: pytest.MonkeyPatch) -> None:

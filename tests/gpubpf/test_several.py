@@ -25,7 +25,7 @@ from gpubpf.attach import loading
 from gpubpf.images.instrument import Sidecar
 from gpubpf.session import device, joining
 from gpubpf.session.machine import REACHED_LATE
-from gpubpf.session.session import Listener, Makers, Plan, Session, Whom
+from gpubpf.session.session import Listener, Plan, Session, SidecarBuilder, Targets
 
 HERE = Path(__file__).with_name("attach")
 TOOLS = Path(__file__).parents[2] / "tools"
@@ -268,7 +268,7 @@ def test_a_name_that_nothing_has(built: Path, start: Callable[..., Program]) -> 
 
 def session(*pids: int, listener: Listener | None = None) -> Session:
     plan = Plan(device.Device("sim", {"CUDASIM_CLOCK": "real"}))
-    return Session(Whom(pids=pids), plan, Makers(lambda image, target: Sidecar()), listener)
+    return Session(Targets(pids=pids), plan, SidecarBuilder(lambda image, target: Sidecar()), listener)
 
 
 def test_processes_join_at_any_time_from_any_thread(built: Path, start: Callable[..., Program]) -> None:

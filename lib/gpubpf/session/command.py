@@ -31,20 +31,22 @@ class NotStarted(SessionError):
         self.status = status
 
 
-def start_command(command: Sequence[str], measured: Measurement, socket_name: str) -> subprocess.Popen[bytes]:
+def start_command(
+    command: Sequence[str], measurement: Measurement, socket_name: str
+) -> subprocess.Popen[bytes]:
     """Starts it, with the agent for its processes that use CUDA. Raises SessionError, and `NotStarted` where it cannot be run."""
     environment = dict(os.environ)
-    environment.update(measured.device.environment)
+    environment.update(measurement.device.environment)
     environment["CUDA_INJECTION64_PATH"] = str(agent.LIBRARY)
     environment["GPUBPF_SOCKET"] = socket_name
     environment.pop("GPUBPF_CUPTI", None)
-    if measured.follow.cupti:
-        environment["GPUBPF_CUPTI"] = ":".join(measured.follow.cupti)
-    if measured.user and not users.can_read(measured.user, agent.LIBRARY.resolve()):
+    if measurement.follow.cupti:
+        environment["GPUBPF_CUPTI"] = ":".join(measurement.follow.cupti)
+    if measurement.user and not users.can_read(measurement.user, agent.LIBRARY.resolve()):
         raise SessionError(
-            f"{measured.user.name} cannot read {agent.LIBRARY}; install gpubpf where every user can, or use --user root"
+            f"{measurement.user.name} cannot read {agent.LIBRARY}; install gpubpf where every user can, or use --user root"
         )
-    return run(command, environment, measured.user)
+    return run(command, environment, measurement.user)
 
 
 def run(
@@ -111,7 +113,7 @@ class Signals:
         with contextlib.suppress(OSError):  # full, or closed
             os.write(self._writer, b"s")
 
-    def taken(self) -> None:
+    def clear(self) -> None:
         """What made `reader` readable was seen to."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.reader, 64)

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from gpubpf.session.server import Server
 
 ATTACH_WAIT = 30.0  # seconds for the agent to get into a process
-PATIENCE = 5.0  # seconds for the agent to leave the tool that measured last
-PASSING = 1.0  # for another tool that is on its way in or out
-PAUSE = 0.1
-ENDING = 0.1  # seconds that the end of a process takes
+PREVIOUS_TOOL_WAIT = 5.0  # seconds for the agent to leave the tool that measured last
+OTHER_TRACER_WAIT = 1.0  # for another tool that is on its way in or out
+RETRY_INTERVAL = 0.1
+EXIT_WAIT = 0.1  # seconds that the end of a process takes
 _DRIVER = re.compile(r".*/libcuda\.so[^/]*$")
-OWNER = 128  # bytes of who is said to measure a process
+OWNER_BYTES = 128  # bytes of who is said to measure a process
 DESCENDANTS = 4096  # that are looked at
 # What processes are missed for.
 ENDED, NO_DRIVER, TRACED, BUSY = "ended", "no CUDA driver", "traced by another", "not free in time"
@@ -50,8 +50,8 @@ class Missed(SessionError):
 class Joining:
     """Has the agent in processes, any number of them at the same time."""
 
-    def __init__(self, measured: Measurement, server: Server) -> None:
-        self._measured = measured
+    def __init__(self, measurement: Measurement, server: Server) -> None:
+        self._measurement = measurement
         self._server = server
         self._lock = threading.Lock()
         self._under_way: dict[int, Future[Missed | None]] = {}
@@ -72,7 +72,7 @@ class Joining:
             return going.result()
         try:
             missed: Missed | None = None
-            if not self._is_in(pid):
+            if not self._is_attached(pid):
                 self._join(pid, starting)
         except Missed as error:
             missed = error
@@ -85,9 +85,9 @@ class Joining:
         going.set_result(missed)
         return missed
 
-    def _is_in(self, pid: int) -> bool:
+    def _is_attached(self, pid: int) -> bool:
         """It is measured already, and has not become another program, whose news is on its way."""
-        known = any(p.pid == pid and not p.gone for p in self._measured.active())
+        known = any(p.pid == pid and not p.disconnected for p in self._measurement.active())
         return known and not target.executes_another(pid)
 
     def _join(self, pid: int, starting: int | None) -> None:
@@ -106,14 +106,14 @@ class Joining:
                     self._check_device(pid)
                     code = self._attach(pid, ended, starting)
                 except target.Traced:
-                    if time.monotonic() > began + PASSING:
+                    if time.monotonic() > began + OTHER_TRACER_WAIT:
                         raise
                 else:
                     if code == AttachStatus.FAILED and starting is not None:
                         starting = None  # let go before the hooks were in: they go in as it runs
-                    elif code != AttachStatus.ENDING or time.monotonic() > began + PATIENCE:
+                    elif code != AttachStatus.ENDING or time.monotonic() > began + PREVIOUS_TOOL_WAIT:
                         break
-                time.sleep(PAUSE)
+                time.sleep(RETRY_INTERVAL)
             if code:
                 raise _refused(pid, code)
         except SessionError as error:
@@ -121,12 +121,12 @@ class Joining:
                 raise Missed(
                     ENDED, f"pid {pid} ended while probes were put into it; nothing is left to be measured"
                 ) from None
-            raise error if isinstance(error, Missed) else Missed(_reason(pid), str(error)) from None
+            raise error if isinstance(error, Missed) else Missed(_attach_failure(pid), str(error)) from None
         finally:
             os.close(ended)
 
     def _check_device(self, pid: int) -> None:
-        found, chosen = device_of(pid), self._measured.device
+        found, chosen = device_of(pid), self._measurement.device
         if (found.kind, found.virtual) != (chosen.kind, chosen.virtual):
             raise Missed(
                 OTHER_DEVICE,
@@ -148,21 +148,21 @@ class Joining:
         finally:
             process.stood_ns += injection.stood_ns
             if code:
-                self._server.dismiss(process)
-        if code == AttachStatus.FAILED and process.trouble:
-            raise Missed(UNHOOKED, f"{process.who} {process.trouble}")
+                self._server.remove(process)
+        if code == AttachStatus.FAILED and process.hook_failure:
+            raise Missed(UNHOOKED, f"{process.label} {process.hook_failure}")
         return code
 
 
 def _refused(pid: int, code: int) -> Missed:
-    who = f"pid {pid} ({comm(pid)})"
+    label = f"pid {pid} ({comm(pid)})"
     if code == AttachStatus.NO_DRIVER:
         return _no_driver(pid)
     if code == AttachStatus.IN_USE:
-        return Missed(TRACED, f"{who} is measured by {_owner(pid)} already; end that first")
+        return Missed(TRACED, f"{label} is measured by {_owner(pid)} already; end that first")
     if code == AttachStatus.ENDING:
-        return Missed(BUSY, f"{who} is not done with the tool that measured it last; try again in a while")
-    return Missed(UNHOOKED, f"{who} could not be hooked; start it with the tool instead")
+        return Missed(BUSY, f"{label} is not done with the tool that measured it last; try again in a while")
+    return Missed(UNHOOKED, f"{label} could not be hooked; start it with the tool instead")
 
 
 def _no_driver(pid: int) -> Missed:
@@ -193,12 +193,12 @@ def _owner(pid: int) -> str:
     with contextlib.suppress(OSError), target.Memory(pid) as memory:
         for library in target.libraries(target.mappings(pid, target.AGENT)):
             if symbol := target.symbols(memory, library.base).get("gpubpf_owner"):
-                text = memory.some(symbol.address, OWNER).partition(b"\0")[0].decode(errors="replace")
+                text = memory.some(symbol.address, OWNER_BYTES).partition(b"\0")[0].decode(errors="replace")
                 return "".join(c if c.isprintable() else "?" for c in text) or "another tool"
     return "another tool"
 
 
-def unfollowed(pids: Iterable[int]) -> dict[int, str]:
+def untraced_descendants(pids: Iterable[int]) -> dict[int, str]:
     """Processes, by number with their names, that these have started and that have a CUDA driver of their own: not the copy that a
     fork left them, which no driver works in."""
     known, bases = set(pids), {base for pid in pids for base in _drivers(pid)}
@@ -228,7 +228,7 @@ def _drivers(pid: int) -> set[int]:
     return set()
 
 
-def _reason(pid: int) -> str:
+def _attach_failure(pid: int) -> str:
     """Of what could not be attached to."""
     return TRACED if int(target.status(pid).get("TracerPid", 0)) else FORBIDDEN
 
@@ -237,7 +237,7 @@ def has_ended(pidfd: int) -> bool:
     """Also of one that is about to: its memory goes some time before the news of its end."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(ENDING * 1000))
+    return bool(poll.poll(EXIT_WAIT * 1000))
 
 
 def comm(pid: int) -> str:
@@ -247,7 +247,7 @@ def comm(pid: int) -> str:
     return ""
 
 
-def nobody(errors: Sequence[SessionError]) -> SessionError:
+def all_failed(errors: Sequence[SessionError]) -> SessionError:
     """None of the processes that were asked for can be measured."""
     if len(errors) == 1:
         return errors[0]

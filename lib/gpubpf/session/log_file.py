@@ -14,7 +14,7 @@ VERSION = 1
 HEADER = 4096
 RECORD = definitions.RECORD_SIZE
 MOST_RECORDS = 1 << 28
-_RESERVED = 64  # where the header has how many records were begun
+_BEGUN_OFFSET = 64  # where the header has how many records were begun
 
 
 class LogFile:
@@ -31,7 +31,7 @@ class LogFile:
     @property
     def begun(self) -> int:
         """Records ever, modulo 2^64; as the process says."""
-        return int.from_bytes(self.map[_RESERVED : _RESERVED + 8], "little")
+        return int.from_bytes(self.map[_BEGUN_OFFSET : _BEGUN_OFFSET + 8], "little")
 
 
 def _map(file: int) -> tuple[mmap.mmap, int, bool]:

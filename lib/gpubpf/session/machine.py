@@ -1,6 +1,6 @@
 """Every process of the machine that uses the CUDA driver (docs/attach.md, "Several processes, every process").
 
-    machine = Machine(session.join, missed, note)
+    watcher = MachineWatcher(session.join, missed, note)
     machine.start()     # those that run have joined; those that come are seen
     machine.close()
 
@@ -36,29 +36,32 @@ from gpubpf.errors import SessionError
 from gpubpf.process import target, target_files
 from gpubpf.session import device
 from gpubpf.session.joining import TRACED
-from gpubpf.session.workers import Workers
+from gpubpf.session.workers import DaemonThreadPool
 
 HOLD = 3.0  # seconds for which a thread is held
 LEAVE = 1.0  # and then, where the agent has begun to put in its hooks
-STUCK = 0.2  # seconds until it is looked whether a thread waits for itself
-RUNNING = 5.0  # seconds for those that run to join, before it is said that everybody is watched
+STUCK_WAIT = 0.2  # seconds until it is looked whether a thread waits for itself
+FIRST_JOINS_WAIT = 5.0  # seconds for those that run to join, before it is said that everybody is watched
 TICK = 0.05  # seconds between two looks at those that are held
-FILE = 2.0  # seconds for a driver's file to be read
-START = 10.0  # seconds for the process that holds to start
-ANSWER = 5.0  # and to answer
+FILE_WAIT = 2.0  # seconds for a driver's file to be read
+START_WAIT = 10.0  # seconds for the process that holds to start
+ANSWER_WAIT = 5.0  # and to answer
 REACHED_LATE = "reached late"
 JOINS = 8  # processes that join at the same time
-OFTEN, SELDOM = 0.25, 60.0  # seconds between two looks at one process, when it is new and at last
-_PLACES = (
+MIN_SCAN_INTERVAL, MAX_SCAN_INTERVAL = (
+    0.25,
+    60.0,
+)  # seconds between two looks at one process, when it is new and at last
+_LIBRARY_FOLDERS = (
     *("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib", "/usr/local/nvidia/lib64"),
     *("/usr/local/cuda/compat", "/run/opengl-driver/lib", str(device.LIBRARIES)),
 )
 _CACHED = re.compile(rb"/[^\0]*/libcuda\.so[^\0/]*")
 _MAPPED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) \S+ [0-9a-f]+ (\S+) (\d+) +(/.*/libcuda\.so[^/\n]*)$", re.M)
-_File = tuple[bytes, int]  # a mapped file: device and inode
+_FileId = tuple[bytes, int]  # a mapped file: device and inode
 
 
-class Machine:
+class MachineWatcher:
     """Has processes join: `join(pid, tid)` measures one (`Session.join`); `tid` is the thread of it that is held, None: it just runs.
     It gives None, or why the process is missed, of which it takes note itself. `missed(pid, comm, reason)` takes note of what is
     known only here. `note`: called with notices for the user. All from several threads."""
@@ -71,23 +74,25 @@ class Machine:
     ) -> None:
         self._join, self._missed, self._note = join, missed, note
         self._closing = threading.Event()
-        self._placed: set[_File] = set()
-        self._looks: dict[int, tuple[float, float]] = {}  # at a process: when next, how long after the last
-        self._lost = 0
-        self._since = 0.0  # the first probes were placed, CLOCK_BOOTTIME
+        self._probed_files: set[_FileId] = set()
+        self._next_scan: dict[
+            int, tuple[float, float]
+        ] = {}  # at a process: when next, how long after the last
+        self._lost_before = 0
+        self._probes_since = 0.0  # the first probes were placed, CLOCK_BOOTTIME
 
     def start(self) -> None:
         """Returns when those that come are seen, and those that run have joined. Raises SessionError."""
         if platform.machine() != "x86_64":
             raise SessionError("processes that run are reached on x86-64 only; use TOOL -- COMMAND")
-        self._joins = Workers(JOINS)
-        self._scanner = threading.Thread(target=self._scan, name="gpubpf-scan", daemon=True)
-        self._holder = Holder(self._comes, self._forget, self._alone)
+        self._joins = DaemonThreadPool(JOINS)
+        self._scanner = threading.Thread(target=self._scan_loop, name="gpubpf-scan", daemon=True)
+        self._hold_helper = HoldHelper(self._on_arrival, self._on_exec_or_exit, self._on_helper_exit)
         try:
-            placed = [self._place(path) for path in _driver_files()]
-            self._since = time.clock_gettime(time.CLOCK_BOOTTIME)
-            wait(self._look(True, late=False), RUNNING)
-            if not any(placed) and not self._placed:
+            placed = [self._probe_driver(path) for path in _driver_files()]
+            self._probes_since = time.clock_gettime(time.CLOCK_BOOTTIME)
+            wait(self._scan_processes(True, late=False), FIRST_JOINS_WAIT)
+            if not any(placed) and not self._probed_files:
                 self._note("no CUDA driver is found here yet; processes that bring one are looked for")
         except BaseException:
             self.close()
@@ -99,88 +104,94 @@ class Machine:
         self._closing.set()
         if self._scanner.ident is not None:
             self._scanner.join(LEAVE)  # a file that it opens may be of a program that does not answer
-        self._holder.close()
+        self._hold_helper.close()
         self._joins.close()
 
-    def _forget(self, pid: int) -> None:
-        self._looks.pop(pid, None)
+    def _on_exec_or_exit(self, pid: int) -> None:
+        self._next_scan.pop(pid, None)
 
-    def _alone(self) -> None:
+    def _on_helper_exit(self) -> None:
         if not self._closing.is_set():
             self._note("what held processes that come has ended; they are measured later than they begin")
 
     # --- who joins ---
 
-    def _comes(self, pid: int, comm: str, held: Held | None, late: bool) -> None:
-        self._joins.submit(self._joined, pid, comm, held, late)
+    def _on_arrival(self, pid: int, comm: str, held: Held | None, late: bool) -> None:
+        self._joins.submit(self._join_process, pid, comm, held, late)
 
-    def _joined(self, pid: int, comm: str, held: Held | None, late: bool) -> None:
+    def _join_process(self, pid: int, comm: str, held: Held | None, late: bool) -> None:
         """`late`: it is measured only from some moment on that nobody knows."""
         if self._closing.is_set():
             return
         try:
-            if held is not None and _has_a_tool(pid):
+            if held is not None and _started_by_a_tool(pid):
                 self._missed(pid, comm, TRACED)
                 return
             reason = self._join(pid, held.tid if held is not None else None)
         finally:
-            overtaken = self._holder.done(pid)
+            overtaken = self._hold_helper.finish(pid)
         if reason is None and (late or overtaken or (held is not None and held.late)):
             self._missed(pid, comm, REACHED_LATE)
 
     # --- those that run ---
 
-    def _scan(self) -> None:
-        while not self._closing.wait(OFTEN):
-            lost, placed = self._holder.lost, set(self._placed)
-            self._look(lost != self._lost, late=True)
-            if new := self._placed - placed:  # who else uses it came before its probe, too
-                self._look(True, late=True, new=new)
-            self._lost = lost
+    def _scan_loop(self) -> None:
+        while not self._closing.wait(MIN_SCAN_INTERVAL):
+            lost, placed = self._hold_helper.lost, set(self._probed_files)
+            self._scan_processes(lost != self._lost_before, late=True)
+            if new := self._probed_files - placed:  # who else uses it came before its probe, too
+                self._scan_processes(True, late=True, new=new)
+            self._lost_before = lost
 
-    def _look(self, everything: bool, late: bool, new: Set[_File] | None = None) -> list[Future[None]]:
+    def _scan_processes(
+        self, everything: bool, late: bool, new: Set[_FileId] | None = None
+    ) -> list[Future[None]]:
         """At processes whose turn it is, or `everything`; has those join that use a driver (one that is `new`) and came to it
         before there was a probe."""
         now = time.monotonic()
         pids = {int(name) for name in os.listdir("/proc") if name.isdigit()} - {os.getpid()}
-        for pid in self._looks.keys() - pids:
-            self._looks.pop(pid, None)
+        for pid in self._next_scan.keys() - pids:
+            self._next_scan.pop(pid, None)
         joins = []
         for pid in pids:
-            due, pause = self._looks.get(pid, (0.0, OFTEN / 2))
+            due, pause = self._next_scan.get(pid, (0.0, MIN_SCAN_INTERVAL / 2))
             if due > now and not everything:
                 continue
-            pause = min(2 * pause, SELDOM)
-            self._looks[pid] = now + pause, pause
+            pause = min(2 * pause, MAX_SCAN_INTERVAL)
+            self._next_scan[pid] = now + pause, pause
             seen = time.monotonic_ns()
             files = _drivers(pid)
-            placed = [self._place(path, file) for file, path in files.items() if file not in self._placed]
+            placed = [
+                self._probe_driver(path, file)
+                for file, path in files.items()
+                if file not in self._probed_files
+            ]
             meant = any(placed) or (everything and any(new is None or file in new for file in files))
             # Who began later is met by the probes.
-            if meant and (late or _started(pid) <= self._since) and self._holder.ask(pid, seen):
+            if meant and (late or _started(pid) <= self._probes_since) and self._hold_helper.claim(pid, seen):
                 comm = target.status(pid).get("Name", "")
-                joins.append(self._joins.submit(self._joined, pid, comm, None, late))
+                joins.append(self._joins.submit(self._join_process, pid, comm, None, late))
         return joins
 
-    def _place(self, path: str, file: _File | None = None) -> bool:
+    def _probe_driver(self, path: str, file: _FileId | None = None) -> bool:
         """A probe on a driver, `file` as maps name it."""
         if file is not None:
-            self._placed.add(file)  # tried once
-        found: Future[tuple[int, _File] | None] = Future()
+            self._probed_files.add(file)  # tried once
+        found: Future[tuple[int, _FileId] | None] = Future()
         threading.Thread(
             target=lambda: found.set_result(_cu_init(path)), name="gpubpf-file", daemon=True
         ).start()
         try:
-            where = found.result(FILE)
+            probe = found.result(FILE_WAIT)
         except TimeoutError:  # its file system may be the process's own
             return False
-        if where is None or not self._holder.place(path, where[0]):
+        if probe is None or not self._hold_helper.add_probe(path, probe[0]):
             return False
-        self._placed.add(where[1])
+        self._probed_files.add(probe[1])
         return True
 
 
-def _cu_init(path: str) -> tuple[int, _File] | None:
+def _cu_init(path: str) -> tuple[int, _FileId] | None:
     """Where cuInit is in a driver's file, and which that is; None: it is none."""
     with contextlib.suppress(OSError), open(target_files.open_regular(path), "rb") as opened:
         elf = target.ElfFile(opened.fileno())
@@ -192,7 +203,7 @@ def _cu_init(path: str) -> tuple[int, _File] | None:
     return None
 
 
-def _has_a_tool(pid: int) -> bool:
+def _started_by_a_tool(pid: int) -> bool:
     """Whether it was started with one, which the driver loads inside cuInit."""
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -200,9 +211,9 @@ def _has_a_tool(pid: int) -> bool:
     return False
 
 
-def _drivers(pid: int) -> dict[_File, str]:
+def _drivers(pid: int) -> dict[_FileId, str]:
     """The drivers that a process maps, and by which paths they are reached from here."""
-    found: dict[_File, str] = {}
+    found: dict[_FileId, str] = {}
     with contextlib.suppress(OSError):
         for where, place, inode, _ in _MAPPED.findall(Path(f"/proc/{pid}/maps").read_bytes()):
             found.setdefault((place, int(inode)), f"/proc/{pid}/map_files/{where.decode()}")
@@ -214,7 +225,7 @@ def _driver_files() -> Iterable[str]:
     found: list[str] = []
     with contextlib.suppress(OSError):
         found += map(os.fsdecode, _CACHED.findall(Path("/etc/ld.so.cache").read_bytes()))
-    for place in _PLACES:
+    for place in _LIBRARY_FOLDERS:
         found += map(str, Path(place).glob("libcuda.so*"))
     return dict.fromkeys(os.path.realpath(path) for path in found)
 
@@ -227,20 +238,24 @@ def _started(pid: int) -> float:
     return 0.0
 
 
-class Holder:
+class HoldHelper:
     """The process that holds those who come (holding.py). `comes(pid, comm, held, late)`: one is in its first cuInit; held None:
     it could not be held there. `late`: it, or one of its threads, may have gone on. `forget(pid)`: it executes another program, or has
     ended. `alone`: nobody is held any more. All of them from a thread of its own. Raises SessionError."""
 
     def __init__(
         self,
-        comes: Callable[[int, str, Held | None, bool], None],
-        forget: Callable[[int], None],
-        alone: Callable[[], None],
+        on_arrival: Callable[[int, str, Held | None, bool], None],
+        on_exec_or_exit: Callable[[int], None],
+        on_helper_exit: Callable[[], None],
     ) -> None:
-        self._comes, self._forget, self._alone = comes, forget, alone
-        self._asking = threading.Lock()
-        self._asked = 0
+        self._on_arrival, self._on_exec_or_exit, self._on_helper_exit = (
+            on_arrival,
+            on_exec_or_exit,
+            on_helper_exit,
+        )
+        self._request_lock = threading.Lock()
+        self._last_id = 0
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._held: dict[int, Held] = {}
         self._lock = threading.Lock()  # guards _held
@@ -258,7 +273,7 @@ class Holder:
                 start_new_session=True,
             )
         self._thread = threading.Thread(target=self._run, name="gpubpf-holder", daemon=True)
-        self._connection.settimeout(START)
+        self._connection.settimeout(START_WAIT)
         first: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
             first = json.loads(self._connection.recv(holding.PACKET) or "{}")
@@ -270,12 +285,12 @@ class Holder:
 
     def close(self) -> None:
         """It lets all go, and ends."""
-        for held in self._everyone():
+        for held in self._all_held():
             self._expire(held)
         until = time.monotonic() + LEAVE
-        while any(held.stands for held in self._everyone()) and time.monotonic() < until:
+        while any(held.stands for held in self._all_held()) and time.monotonic() < until:
             time.sleep(0.005)
-        for held in self._everyone():
+        for held in self._all_held():
             held.close()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
@@ -285,19 +300,19 @@ class Holder:
         # The kernel takes probes out one after the other, which nobody needs to see.
         threading.Thread(target=self._process.wait, name="gpubpf-holder", daemon=True).start()
 
-    def place(self, path: str, offset: int) -> bool:
+    def add_probe(self, path: str, offset: int) -> bool:
         """A probe on cuInit, which is there in the file. False: it cannot be placed."""
-        return bool(self._ask(place=[path, offset]))
+        return bool(self._request(place=[path, offset]))
 
-    def ask(self, pid: int, seen: int) -> bool:
+    def claim(self, pid: int, seen: int) -> bool:
         """Whether a process that runs is to join: nobody else has it do so, or had, when it was `seen` (ns, time.monotonic_ns)."""
-        return bool(self._ask(ask=[pid, seen]))
+        return bool(self._request(ask=[pid, seen]))
 
-    def done(self, pid: int) -> bool:
+    def finish(self, pid: int) -> bool:
         """It has joined, or is missed: it goes on and is not held again. Whether it came to cuInit while it joined as it ran."""
         with self._lock:
             held = self._held.pop(pid, None)
-        overtaken = bool(self._ask(done=pid))
+        overtaken = bool(self._request(done=pid))
         if held is not None:
             held.let_go()
             held.close()
@@ -306,19 +321,19 @@ class Holder:
     @property
     def lost(self) -> int:
         """Processes that came and were not told of."""
-        return int(self._ask(lost=True) or 0)
+        return int(self._request(lost=True) or 0)
 
-    def _ask(self, **message: Any) -> Any:
+    def _request(self, **message: Any) -> Any:
         """None: nothing was heard."""
-        with self._asking, contextlib.suppress(OSError, queue.Empty):
-            self._asked += 1
-            self._connection.send(json.dumps({**message, "id": self._asked}).encode())
-            while answer := self._answers.get(timeout=ANSWER):
-                if answer["id"] == self._asked:
+        with self._request_lock, contextlib.suppress(OSError, queue.Empty):
+            self._last_id += 1
+            self._connection.send(json.dumps({**message, "id": self._last_id}).encode())
+            while answer := self._answers.get(timeout=ANSWER_WAIT):
+                if answer["id"] == self._last_id:
                     return answer["answer"]
         return None
 
-    def _everyone(self) -> list[Held]:
+    def _all_held(self) -> list[Held]:
         with self._lock:
             return list(self._held.values())
 
@@ -332,16 +347,16 @@ class Holder:
             if data == b"":
                 break
             now = time.monotonic()
-            for held in self._everyone():
-                late = now > held.since + HOLD or (now > held.since + STUCK and held.stuck())
+            for held in self._all_held():
+                late = now > held.since + HOLD or (now > held.since + STUCK_WAIT and held.stuck())
                 if held.stands and late:
                     self._expire(held)
             if data:
-                self._take(json.loads(data))
+                self._handle(json.loads(data))
         self._answers.put({})  # to who waits
-        self._alone()
+        self._on_helper_exit()
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         if "held" in message:
             pid = message["held"]
             held: Held | None = None
@@ -351,11 +366,11 @@ class Holder:
                     self._held[pid] = held
                 if time.monotonic() > held.since + HOLD:  # the one before it with its number took so long
                     self._expire(held)
-            self._comes(pid, message["comm"], held, message["late"])
+            self._on_arrival(pid, message["comm"], held, message["late"])
         elif "late" in message:
-            self._comes(message["late"], message["comm"], None, True)
+            self._on_arrival(message["late"], message["comm"], None, True)
         elif "forget" in message:
-            self._forget(message["forget"])
+            self._on_exec_or_exit(message["forget"])
         else:
             self._answers.put(message)
 

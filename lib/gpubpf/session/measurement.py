@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from gpubpf.ebpf.maps import MapDefinition
     from gpubpf.linux.host_programs import Host
     from gpubpf.session.device import Device
-    from gpubpf.session.traced_process import Process
+    from gpubpf.session.traced_process import TracedProcess
 
 MAP_MEMORY = 256 << 20
 IMAGE_WAIT = 120.0
-NOTICES, KINDS = 10, 64  # notices of one kind; kinds
+NOTICES_PER_KIND, NOTICE_KINDS = 10, 64  # notices of one kind; kinds
 PARAM, SHARED = "param", "shared_array"
 UNITS = {
     "thread": Unit.THREAD,
@@ -57,13 +57,13 @@ class Follow:
 
 
 @dataclass(frozen=True)
-class Whom:
+class Targets:
     """Whom a session measures: a command, run as `user` (`--user`; None: as `users.command_user` says), processes that run already,
     or everyone: all processes that use the driver and all that will."""
 
     command: Sequence[str] = ()
     pids: Sequence[int] = ()
-    everyone: bool = False
+    all_processes: bool = False
     user: str | None = None
 
 
@@ -91,7 +91,7 @@ class Plan:
     follow: Follow = field(default_factory=Follow)
     host: Host | None = None
     accesses: bool = False
-    alone: bool = False
+    owns_process: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,17 +111,19 @@ class Listener:
 class Measurement:
     """What is measured, and what is known of it. `lock` is held for `processes` and what their agents say."""
 
-    def __init__(self, whom: Whom, plan: Plan, note: Callable[[str], None]) -> None:
-        self.whom = whom
-        self.several = whom.everyone or len(set(whom.pids)) > 1  # processes that have nothing in common
-        self.user = users.command_user(whom.user)
+    def __init__(self, targets: Targets, plan: Plan, note: Callable[[str], None]) -> None:
+        self.targets = targets
+        self.several = (
+            targets.all_processes or len(set(targets.pids)) > 1
+        )  # processes that have nothing in common
+        self.user = users.command_user(targets.user)
         self.accesses = plan.accesses
         self.device = plan.device
         self.definitions = [d for d in plan.definitions if d.kind != PARAM]
         self.numbers = {d.name: number for number, d in enumerate(self.definitions)}
         self.params = dict(plan.params)
         self.matches = plan.matches or (lambda name: True)
-        self.note = few(note)
+        self.note = limit_notices(note)
         self.privileges = Privileges()
         self.follow = follow = plan.follow
         self.host = plan.host
@@ -141,44 +143,44 @@ class Measurement:
             host=self._host_programs(),
         )
         self.lock = threading.Condition()
-        self.processes: list[Process] = []
-        self._active: list[Process] = []
+        self.processes: list[TracedProcess] = []
+        self._active: list[TracedProcess] = []
         self.started_ns = self.ended_ns = 0
         self.stopped = False  # the measurement is over
-        self.hurry = False  # logs or rings fill quickly: they are to be read soon
+        self.drain_soon = False  # logs or rings fill quickly: they are to be read soon
         self.missed: dict[str, list[tuple[int, str]]] = {}  # by reason: (pid, comm) of processes not measured
-        self._said: set[str] = set()  # notices that are given once
+        self._noted: set[str] = set()  # notices that are given once
 
-    def everyone(self) -> list[Process]:
+    def all_processes(self) -> list[TracedProcess]:
         """The processes so far, to be gone through without the lock."""
         with self.lock:
             return list(self.processes)
 
-    def admit(self, process: Process) -> None:
+    def add(self, process: TracedProcess) -> None:
         """The lock is held."""
         self.processes.append(process)
         self._active.append(process)
 
-    def dismiss(self, process: Process) -> None:
+    def remove(self, process: TracedProcess) -> None:
         """It is none of the processes any more."""
         with self.lock:
             self.processes.remove(process)
             self._active = [p for p in self._active if p is not process]
 
-    def active(self) -> list[Process]:
+    def active(self) -> list[TracedProcess]:
         """Those of which something may come, or wait to be looked at: of thousands that ended few are."""
         with self.lock:
-            self._active = [p for p in self._active if not p.settled]
+            self._active = [p for p in self._active if not p.fully_read]
             return list(self._active)
 
-    def miss(self, pid: int, comm: str, reason: str) -> None:
+    def record_missed(self, pid: int, comm: str, reason: str) -> None:
         """A process is not measured, or not all of it. From any thread, once: another program may have its number and name."""
         with self.lock:
             self.missed.setdefault(reason, []).append((pid, comm))
 
     def note_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._noted:
+            self._noted.add(text)
             self.note(text)
 
     def ring_size(self, definition: MapDefinition) -> int:
@@ -235,21 +237,21 @@ def is_ring(definition: MapDefinition) -> bool:
     return definition.kind == "ringbuf"
 
 
-def few(note: Callable[[str], None]) -> Callable[[str], None]:
+def limit_notices(note: Callable[[str], None]) -> Callable[[str], None]:
     """`note` for notices of which processes could cause any number: of each kind, apart from numbers and the names of processes,
-    NOTICES are given, and one that says so."""
+    NOTICES_PER_KIND are given, and one that says so."""
     given: dict[str, int] = {}
     lock = threading.Lock()
 
     def limited(text: str) -> None:
         kind = re.sub(r"pid \d+ \(.*?\)|\d+", "", text, flags=re.DOTALL)[:48]
         with lock:
-            if kind not in given and len(given) >= KINDS:
+            if kind not in given and len(given) >= NOTICE_KINDS:
                 kind = ""
             count = given[kind] = given.get(kind, 0) + 1
-        if count <= NOTICES:
+        if count <= NOTICES_PER_KIND:
             note(text)
-        elif count == NOTICES + 1:
+        elif count == NOTICES_PER_KIND + 1:
             note("there are more of these notices than can be shown")
 
     return limited

@@ -136,7 +136,7 @@ class RingReader:
         are passed over."""
         return self._read(self._area, last) if self._area is not None else np.empty(0, self._kind)["payload"]
 
-    def take(self, copy: bytes | mmap.mmap, last: bool = False) -> Records:
+    def read_copy(self, copy: bytes | mmap.mmap, last: bool = False) -> Records:
         """As `read`, from a copy of a ring in GPU memory."""
         return self._read(copy, last)
 

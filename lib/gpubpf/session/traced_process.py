@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # Of one process; no program has so many, and the tool's memory and files are not theirs to use up.
 TEXT_LIMIT, PENDING_LIMIT, CONTEXT_LIMIT, RING_LIMIT = 64 << 20, 4096, 4096, 64
 READINGS, READING_BYTES = 32, 256 << 20  # that wait to be looked at
-KEPT_RECORDS = 1 << 22  # of all logs, ditto
+BUFFERED_RECORDS = 1 << 22  # of all logs, ditto
 GRACE = 0.3  # seconds after which nothing of a process that ended is still on its way into its files
 
 
@@ -53,25 +53,25 @@ class Ring:
     done: bool = False
 
 
-class Taken:
+class StoredSnapshot:
     """Maps of one context as they were read: in a file that the process handed over, or packed. Closed by whoever has it."""
 
     def __init__(self, snapshot: protocol.Snapshot, file: int) -> None:
         self.snapshot = snapshot
         self._file: int | None = file
-        self._packed: list[tuple[int, int, bytes]] = []  # offset, size, compressed; by offset
+        self._compressed: list[tuple[int, int, bytes]] = []  # offset, size, compressed; by offset
 
     def read(self, size: int, offset: int) -> bytes:
         """Fewer bytes where there are not so many; none of what no map holds."""
         if self._file is not None:
             return protocol.read_file(self._file, size, offset)
-        at = bisect_right(self._packed, offset, key=lambda part: part[0]) - 1
-        start, length, data = self._packed[at] if at >= 0 else (0, 0, b"")
+        at = bisect_right(self._compressed, offset, key=lambda part: part[0]) - 1
+        start, length, data = self._compressed[at] if at >= 0 else (0, 0, b"")
         if offset + size > start + length:
             return b""
         return zlib.decompress(data)[offset - start : offset - start + size]
 
-    def packed(self, specs: Sequence[protocol.MapSpec]) -> list[tuple[int, int, bytes]]:
+    def compressed(self, specs: Sequence[protocol.MapSpec]) -> list[tuple[int, int, bytes]]:
         """What its maps hold, for `keep`."""
         places = [(array.offset, array.size) for i in self.snapshot.instances for array in i.arrays]
         for number, (offset, size) in self.snapshot.shared.items():
@@ -79,10 +79,10 @@ class Taken:
                 places.append((offset, size))
         return [(offset, size, zlib.compress(self.read(size, offset), 1)) for offset, size in sorted(places)]
 
-    def keep(self, packed: list[tuple[int, int, bytes]]) -> None:
+    def replace_file(self, compressed: list[tuple[int, int, bytes]]) -> None:
         """Only that, and no file."""
         self.close()
-        self._packed = packed
+        self._compressed = compressed
 
     def close(self) -> None:
         if self._file is not None:
@@ -94,7 +94,7 @@ class Taken:
 
 
 @dataclass(eq=False)
-class Process:
+class TracedProcess:
     """A process with an agent."""
 
     socket: socket.socket
@@ -102,14 +102,14 @@ class Process:
     number: int  # from 1; a process id may come again
     comm: str = ""
     frames: protocol.Frames = field(default_factory=protocol.Frames)
-    outgoing: threading.Lock = field(default_factory=threading.Lock)
+    send_lock: threading.Lock = field(default_factory=threading.Lock)
     control: int | None = None
-    marked: bool = False  # it sent its marker
-    told: bool = False  # it said whether it is hooked
+    sent_marker: bool = False  # it sent its marker
+    reported_hooks: bool = False  # it said whether it is hooked
     hooked: bool = False
-    gone: bool = False
-    gone_at: float = 0.0
-    answered: int = 0  # sequence number of the last drain that is done
+    disconnected: bool = False
+    disconnected_at: float = 0.0
+    last_drain: int = 0  # sequence number of the last drain that is done
     names: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)  # by slot, from the agent
     refusals: dict[str, str] = field(default_factory=dict)  # by name, from the sidecars
@@ -122,40 +122,40 @@ class Process:
         default_factory=dict
     )  # by kernel: places by opcode that no program for accesses can see
     registers: list[Future[Mapping[str, tuple[int, int]]]] = field(default_factory=list)
-    snapshots: dict[int, Taken] = field(default_factory=dict)  # by context
-    readings: deque[Taken] = field(default_factory=deque)
-    skipped: int = 0  # readings that nobody looked at in time
+    snapshots: dict[int, StoredSnapshot] = field(default_factory=dict)  # by context
+    readings: deque[StoredSnapshot] = field(default_factory=deque)
+    skipped_readings: int = 0  # readings that nobody looked at in time
     contexts: dict[int, int] = field(default_factory=dict)  # number → GPU
     stacks: dict[int, tuple[protocol.StackFrame, ...]] = field(default_factory=dict)
     log: LogFile | None = None  # None again when nothing more can come
     log_lost: int = 0
-    kept: int = 0  # records out of the log, not looked at yet
+    buffered: int = 0  # records out of the log, not looked at yet
     virtual: bool = False  # its clock
     rings: dict[tuple[int, int], Ring] = field(default_factory=dict)  # by map and context
     host: HostProcess | None = None
     shared: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)  # at its end
-    pending: int = 0  # images without an answer
-    served: bool = False  # one was answered
+    pending_images: int = 0  # images without an answer
+    image_answered: bool = False  # one was answered
     attached: bool = False  # it ran before the tool did
     pidfd: int | None = None  # of one that was attached to
-    trouble: str = ""  # why hooks are not in one that was attached to; what to do
+    hook_failure: str = ""  # why hooks are not in one that was attached to; what to do
     stood_ns: int = 0  # for how long its threads were stopped
     drained_bytes: int = 0  # read from its maps, logs and rings
-    asked: bool = False  # it sent its hooks as a list, which it does once
+    sent_patches: bool = False  # it sent its hooks as a list, which it does once
     text: int = 0  # bytes of names, reasons and stacks
-    _reading: threading.Lock = field(default_factory=threading.Lock)
-    _logging: threading.Lock = field(default_factory=threading.Lock)
-    _reader: OpLog | None = None  # of the log, once somebody looks at it
-    _kept: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    _resource_lock: threading.Lock = field(default_factory=threading.Lock)
+    _log_lock: threading.Lock = field(default_factory=threading.Lock)
+    _log_reader: OpLog | None = None  # of the log, once somebody looks at it
+    _buffered: list[np.ndarray[Any, Any]] = field(default_factory=list)
     # of a process that is gone
-    _last: tuple[list[protocol.Counters], int] = field(default_factory=lambda: ([], 0))
-    _last_graphs: int = 0
-    _last_times: tuple[int, int] = (0, 0)
-    _last_before: int = 0
-    _last_hooks: protocol.HookCalls = field(default_factory=protocol.HookCalls)
+    _final_counters: tuple[list[protocol.Counters], int] = field(default_factory=lambda: ([], 0))
+    _final_graphs: int = 0
+    _final_times: tuple[int, int] = (0, 0)
+    _final_graphs_before: int = 0
+    _final_hook_calls: protocol.HookCalls = field(default_factory=protocol.HookCalls)
 
     @property
-    def who(self) -> str:
+    def label(self) -> str:
         """For messages."""
         return f"pid {self.pid} ({self.comm})"
 
@@ -183,44 +183,44 @@ class Process:
     # --- counters ---
 
     def counters(self) -> tuple[list[protocol.Counters], int]:
-        with self._reading:
-            return protocol.read_control(self.control) if self.control is not None else self._last
+        with self._resource_lock:
+            return protocol.read_control(self.control) if self.control is not None else self._final_counters
 
     def graph_launches(self) -> int:
-        with self._reading:
-            return protocol.graph_launches(self.control) if self.control is not None else self._last_graphs
+        with self._resource_lock:
+            return protocol.graph_launches(self.control) if self.control is not None else self._final_graphs
 
     def graph_launches_before(self) -> int:
         """See `protocol.graph_launches_before`."""
-        with self._reading:
+        with self._resource_lock:
             return (
                 protocol.graph_launches_before(self.control)
                 if self.control is not None
-                else self._last_before
+                else self._final_graphs_before
             )
 
     def hook_calls(self) -> protocol.HookCalls:
         """See `protocol.hook_calls`."""
-        with self._reading:
-            return protocol.hook_calls(self.control) if self.control is not None else self._last_hooks
+        with self._resource_lock:
+            return protocol.hook_calls(self.control) if self.control is not None else self._final_hook_calls
 
     def virtual_times(self) -> tuple[int, int]:
         """See `protocol.virtual_times`."""
-        with self._reading:
-            return protocol.virtual_times(self.control) if self.control is not None else self._last_times
+        with self._resource_lock:
+            return protocol.virtual_times(self.control) if self.control is not None else self._final_times
 
     # --- messages ---
 
-    def beat(self) -> None:
+    def send_working(self) -> None:
         """Says that its images are worked on. Never waits."""
-        if self.outgoing.acquire(blocking=False):
+        if self.send_lock.acquire(blocking=False):
             with contextlib.suppress(OSError):
                 os.write(self.socket.fileno(), protocol.working())
-            self.outgoing.release()
+            self.send_lock.release()
 
     def send(self, data: bytes, file: int | None = None) -> None:
         """From any thread. A process that does not read is given up."""
-        with self.outgoing:
+        with self.send_lock:
             try:
                 if file is None:
                     self.socket.sendall(data)
@@ -231,12 +231,12 @@ class Process:
                 with contextlib.suppress(OSError):
                     self.socket.shutdown(socket.SHUT_RDWR)
 
-    def said(self, size: int) -> None:
+    def count_text(self, size: int) -> None:
         self.text += size
         if self.text > TEXT_LIMIT:
             raise protocol.Malformed("more names than a program has")
 
-    def took(self, snapshot: protocol.Snapshot, file: int, keep: bool) -> None:
+    def add_snapshot(self, snapshot: protocol.Snapshot, file: int, keep: bool) -> None:
         """A snapshot came, which replaces the last one of its context. `keep`: it is also one of the `readings`."""
         for part in snapshot.rings:
             ring = self.rings.get((part.map, snapshot.context))
@@ -266,17 +266,17 @@ class Process:
             raise protocol.Malformed("memory that is not there")
         self.drained_bytes += min(held, snapshot.size)
         if keep:
-            self.readings.append(Taken(snapshot, os.dup(file)))
+            self.readings.append(StoredSnapshot(snapshot, os.dup(file)))
             while len(self.readings) > READINGS or (
                 len(self.readings) > 1 and sum(t.snapshot.size for t in self.readings) > READING_BYTES
             ):
                 self.readings.popleft().close()
-                self.skipped += 1
+                self.skipped_readings += 1
         if before:
             before.close()
-        self.snapshots[snapshot.context] = Taken(snapshot, file)
+        self.snapshots[snapshot.context] = StoredSnapshot(snapshot, file)
 
-    def made_log(self, file: int, records: int) -> None:
+    def add_log(self, file: int, records: int) -> None:
         """Takes `file` over."""
         if self.log is not None or self.log_lost:
             raise protocol.Malformed("a second log")
@@ -289,7 +289,7 @@ class Process:
         self.log, self.virtual = log, log.virtual
         os.close(file)
 
-    def made_ring(self, place: protocol.RingPlace, dtype: np.dtype[Any], most: int, file: int | None) -> None:
+    def add_ring(self, place: protocol.RingPlace, dtype: np.dtype[Any], most: int, file: int | None) -> None:
         """`most`: bytes of records that it was granted."""
         from gpubpf.session.rings import RingReader
 
@@ -313,15 +313,15 @@ class Process:
     # --- files, read by the tool's main thread ---
 
     @property
-    def over(self) -> bool:
+    def no_more_data(self) -> bool:
         """Nothing can come into its files any more."""
-        return self.gone and time.monotonic() - self.gone_at >= GRACE
+        return self.disconnected and time.monotonic() - self.disconnected_at >= GRACE
 
     @property
-    def settled(self) -> bool:
+    def fully_read(self) -> bool:
         """Nothing comes from it any more, and all that came was taken."""
         taken = self.log is None and not self.readings and all(ring.done for ring in self.rings.values())
-        return taken and self.over
+        return taken and self.no_more_data
 
     def read_log(self, last: bool) -> np.ndarray[Any, Any] | None:
         """The new records; None: there is no log, or nothing more to come from it."""
@@ -331,14 +331,14 @@ class Process:
 
         if self.log is None:
             return None
-        with self._logging:
-            kept, self._kept, self.kept = self._kept, [], 0
-            self._reader = self._reader or operation_log.OpLog(self.log)
-            records = self._reader.read(last)
+        with self._log_lock:
+            kept, self._buffered, self.buffered = self._buffered, [], 0
+            self._log_reader = self._log_reader or operation_log.OpLog(self.log)
+            records = self._log_reader.read(last)
             self.drained_bytes += records.nbytes
-            self.log_lost = self._reader.lost
+            self.log_lost = self._log_reader.lost
             if last:
-                self.log = self._reader = None
+                self.log = self._log_reader = None
         if not kept:
             return records
         raw = [
@@ -346,17 +346,17 @@ class Process:
         ]  # its fields lie over each other
         return np.concatenate(raw).view(operation_log.DTYPE)
 
-    def keep_log(self) -> None:
+    def buffer_log(self) -> None:
         """Takes what is in the log out of it, for `read_log`: a burst finds room while the tool is at work on the one before.
         Until the tool has looked for the first time, only when it fills: that loads NumPy, and there are probes to bring in."""
-        with self._logging:
-            if self.log is not None and (self._reader or self.log.begun > self.log.capacity // 4):
+        with self._log_lock:
+            if self.log is not None and (self._log_reader or self.log.begun > self.log.capacity // 4):
                 from gpubpf.session.operation_log import OpLog
 
-                self._reader = self._reader or OpLog(self.log)
-                self._kept.append(self._reader.read())
-                self.drained_bytes += self._kept[-1].nbytes
-                self.kept += len(self._kept[-1])
+                self._log_reader = self._log_reader or OpLog(self.log)
+                self._buffered.append(self._log_reader.read())
+                self.drained_bytes += self._buffered[-1].nbytes
+                self.buffered += len(self._buffered[-1])
 
     # --- the end ---
 
@@ -365,13 +365,13 @@ class Process:
         self.frames.close()
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)  # wakes who sends
-        with self.outgoing:
+        with self.send_lock:
             self.socket.close()
         last, graphs, times = self.counters(), self.graph_launches(), self.virtual_times()
         before, hooks = self.graph_launches_before(), self.hook_calls()
-        with self._reading:
-            self._last, self._last_graphs, self._last_times = last, graphs, times
-            self._last_before, self._last_hooks = before, hooks
+        with self._resource_lock:
+            self._final_counters, self._final_graphs, self._final_times = last, graphs, times
+            self._final_graphs_before, self._final_hook_calls = before, hooks
             if self.control is not None:
                 os.close(self.control)
                 self.control = None
@@ -379,18 +379,20 @@ class Process:
             os.close(self.pidfd)
             self.pidfd = None
         self.__dict__.pop("mapped", None)
-        self.gone, self.gone_at = True, time.monotonic()
+        self.disconnected, self.disconnected_at = True, time.monotonic()
 
-    def pack(self, specs: Sequence[protocol.MapSpec], lock: AbstractContextManager[Any]) -> None:
+    def compress_snapshots(
+        self, specs: Sequence[protocol.MapSpec], lock: AbstractContextManager[Any]
+    ) -> None:
         """What it left needs no files, and little memory. It is gone; whoever reads its snapshots holds `lock`."""
-        for taken in list(self.snapshots.values()):
-            packed = taken.packed(specs)
+        for stored in list(self.snapshots.values()):
+            compressed = stored.compressed(specs)
             with lock:
-                taken.keep(packed)
+                stored.replace_file(compressed)
 
-    def end_host(self) -> None:
+    def close_host(self) -> None:
         """Its host programs are taken down; what its shared arrays held stays known. Takes a while: a thread of its own does it."""
-        with self._reading:
+        with self._resource_lock:
             host, self.host = self.host, None
             if host is None:
                 return
@@ -400,5 +402,5 @@ class Process:
 
     def shared_array(self, name: str) -> np.ndarray[Any, Any] | None:
         """A copy of a shared array of its; None: it has none."""
-        with self._reading:
+        with self._resource_lock:
             return self.host.array(name) if self.host is not None else self.shared.get(name)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from gpubpf.errors import Error, SessionError
 from gpubpf.session import device, joining
 from gpubpf.session.device import Device
-from gpubpf.session.measurement import Follow, Listener, Plan, Whom
+from gpubpf.session.measurement import Follow, Listener, Plan, Targets
 from gpubpf.session.session import Session
-from gpubpf.session.workers import Makers
+from gpubpf.session.workers import SidecarBuilder
 from gpubpf.show import cli
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def trace(
         if args.json and out is not None:
             out.record(type="watching", ts_ns=ts_ns)
 
-    whom = _whom(args)
+    targets = _targets(args)
     chosen = _device(args)
     wanted = tuple(args.kernel)
     plan = Plan(
@@ -91,10 +91,10 @@ def trace(
         follow=_follow(args, follow or Follow(), chosen),
         host=host(note, chosen.virtual),
         accesses=accesses,
-        alone=getattr(args, "alone", False),
+        owns_process=getattr(args, "alone", False),
     )
     listener = Listener(note, lambda text: cli.complain(tool, text), attached, watching)
-    return Session(whom, plan, Makers(instrument, registers, lowered), listener, args.duration)
+    return Session(targets, plan, SidecarBuilder(instrument, registers, lowered), listener, args.duration)
 
 
 def _follow(args: argparse.Namespace, follow: Follow, chosen: Device) -> Follow:
@@ -160,9 +160,9 @@ def observe(args: argparse.Namespace) -> tuple[list[Source], int]:
         loaded.setdefault(comm, {})[hashlib.sha256(data).digest()] = data
 
     session = Session(
-        _whom(args),
+        _targets(args),
         Plan(_device(args)),
-        Makers(lambda data, target: instrument.Sidecar()),
+        SidecarBuilder(lambda data, target: instrument.Sidecar()),
         Listener(lambda text: cli.note(args.tool, text), loaded=keep),
         args.duration,
     )
@@ -185,14 +185,14 @@ def observe(args: argparse.Namespace) -> tuple[list[Source], int]:
     return sources, session.status
 
 
-def _whom(args: argparse.Namespace) -> Whom:
+def _targets(args: argparse.Namespace) -> Targets:
     if args.command or args.pid:
-        return Whom(args.command or (), args.pid, user=args.user)
+        return Targets(args.command or (), args.pid, user=args.user)
     if os.geteuid() != 0:
         raise SessionError(
             f"watching every process takes root; use sudo, or name whom to watch: {args.tool} -p PID, {args.tool} -- COMMAND"
         )
-    return Whom(everyone=True)
+    return Targets(all_processes=True)
 
 
 def _device_of_all(pids: Sequence[int]) -> Device:
@@ -205,7 +205,7 @@ def _device_of_all(pids: Sequence[int]) -> Device:
         except SessionError as error:
             errors.append(error)  # it is told when it is attached to
     if not found:
-        raise joining.nobody(errors)
+        raise joining.all_failed(errors)
     first, *rest = found
     for pid in rest:
         if found[pid] != found[first]:
