@@ -817,7 +817,7 @@ def test_numpy_is_loaded_when_probes_are_live(loads: Path, name: str) -> None:
 def test_who_is_beside_is_said() -> None:
     """Where all that is in the way are another tool's probes, to start the program anew would not help."""
     changed = [f"cu{name}: another tool has changed its first instructions" for name in "ABCD"]
-    assert server._hook_failure(changed).startswith("has another tool's probes at cuA, cuB, cuC; end it first")
+    assert server._hook_failure(changed).startswith("has another tool's probes at cuA, cuB, cuC; stop that tool first")
     said = server._hook_failure([*changed[:1], "cuE: the end of its library"])
     assert (
         said

@@ -444,8 +444,8 @@ def test_one_that_was_measured_and_has_ended_is_not_met_again(
         seen = time.monotonic_ns()
         process.communicate(b"\n", timeout=60)
         eventually(lambda: process.pid in forgotten)
-        assert not watched._holder.ask(process.pid, seen)
-        assert watched._holder.ask(process.pid, time.monotonic_ns())  # another one, of the same number
+        assert not watched._hold_helper.claim(process.pid, seen)
+        assert watched._hold_helper.claim(process.pid, time.monotonic_ns())  # another one, of the same number
     assert joined.held == [process.pid] and not joined.missed
 
 
@@ -520,19 +520,19 @@ def test_what_comes_to_a_number_that_is_joining_is_another_process(built: Path, 
     process = subprocess.Popen(["sh", "-c", line], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     with watching(joined) as watched:
-        assert watched._holder.ask(process.pid, time.monotonic_ns())
+        assert watched._hold_helper.claim(process.pid, time.monotonic_ns())
         process.stdin.write(b"\n")
         process.stdin.flush()
         if how == "ends":
             assert process.wait(10) == 0
         else:
             eventually(lambda: os.readlink(f"/proc/{process.pid}/exe").endswith("/comes"))
-        watched._holder.done(process.pid)
+        watched._hold_helper.finish(process.pid)
         if how == "executes":
             process.communicate(timeout=20)
             assert joined.held == [process.pid]
         else:
-            assert watched._holder.ask(process.pid, time.monotonic_ns())  # its next one
+            assert watched._hold_helper.claim(process.pid, time.monotonic_ns())  # its next one
     assert not joined.ran
 
 

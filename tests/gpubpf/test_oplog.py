@@ -77,7 +77,7 @@ def test_files_that_are_no_logs_are_refused() -> None:
     os.close(end)
     empty = os.memfd_create("empty", os.MFD_ALLOW_SEALING)
     for file in (file_of(8, seal=False), short, odd, old, pipe, empty):
-        with pytest.raises(SessionError, match="a log that is none"):
+        with pytest.raises(SessionError, match="an invalid log"):
             OpLog(LogFile(file))
 
 

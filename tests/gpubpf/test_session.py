@@ -302,7 +302,7 @@ def test_a_program_that_closes_every_file_does_not_wait_for_answers(target: Path
     found = measure([str(target), "closefirst", "5"], wanted=())
     assert time.monotonic() - start < 5
     assert found["status"] == 0
-    assert "closed all its files, ours too; what it launched then was not seen" in found["said"][0]
+    assert "closed all its file descriptors, the agent's too; its later launches were not seen" in found["said"][0]
 
 
 def test_programs_find_the_signal_handlers_that_they_set(
@@ -343,7 +343,7 @@ def test_death_of_the_program(target: Path, mode: str) -> None:
     found = measure([str(target), mode, "23"])
     assert found["status"] == 128 + (signal.SIGSEGV if mode == "crash" else signal.SIGKILL)
     assert found["summary"]["launches_instrumented"] == found["summary"]["lost"] == 23
-    assert "what up to 23 launches counted is lost" in found["said"][0]
+    assert "the counts of up to 23 launches are lost" in found["said"][0]
 
 
 @pytest.mark.parametrize("mode", ["threads", "reload", "destroy", "large"])
@@ -592,7 +592,7 @@ def test_claims_without_memory_behind_them_are_refused() -> None:
         socket.send_fds(peer, [protocol.frame(Message.SNAPSHOT, head + array + rest)], [file])
         os.close(file)
 
-    assert any("memory that is not there" in line for line in connect_and(act))
+    assert any("a snapshot larger than its file" in line for line in connect_and(act))
 
 
 @pytest.mark.parametrize(
@@ -601,16 +601,16 @@ def test_claims_without_memory_behind_them_are_refused() -> None:
         (
             Message.RING,
             struct.pack("<6IQQ", 0, 0, 0, 1, 4, 0, 4096, 48),
-            "a ring that nobody asked for",
+            "a ring that was not requested",
         ),
         (
             Message.RING,
             struct.pack("<6IQQ", 9, 0, 0, 1, 4, 0, 4096, 48),
-            "a ring that nobody asked for",
+            "a ring that was not requested",
         ),
-        (Message.LOG, struct.pack("<Q", 4096), "a message out of place"),
-        (Message.MARKER, struct.pack("<I", 1), "a message out of place"),  # before its greeting
-        (Message.STACK, struct.pack("<II", 1, 1 << 30), "a count beyond its message"),
+        (Message.LOG, struct.pack("<Q", 4096), "an unexpected message"),
+        (Message.MARKER, struct.pack("<I", 1), "an unexpected message"),  # before its greeting
+        (Message.STACK, struct.pack("<II", 1, 1 << 30), "a count larger than its message"),
     ],
 )
 def test_files_that_nobody_asked_for_are_refused(kind: int, payload: bytes, refusal: str) -> None:
@@ -640,7 +640,7 @@ def test_a_log_that_is_none_is_refused() -> None:
                     pass
         for _ in session.intervals():
             pass
-    assert len([line for line in said if "a log that is none" in line]) == 2
+    assert len([line for line in said if "an invalid log" in line]) == 2
 
 
 def test_a_process_that_does_not_wait_to_be_attached_to_is_no_secret() -> None:
@@ -653,13 +653,13 @@ def test_a_process_that_does_not_wait_to_be_attached_to_is_no_secret() -> None:
         peer.shutdown(socket.SHUT_RDWR)
 
     said = connect_and(act)
-    assert any("1 process ended or went on before the tool could attach" in line for line in said)
+    assert any("1 process ended or continued before the tool could attach" in line for line in said)
     assert "not reached in time" in said
 
 
 def test_more_gpus_than_there_are_are_refused() -> None:
     context = protocol.frame(Message.CONTEXT, struct.pack("<II", 1, 1 << 20))
-    assert any("a GPU that is none" in line for line in connect_and(lambda peer: peer.sendall(context)))
+    assert any("an invalid GPU number" in line for line in connect_and(lambda peer: peer.sendall(context)))
 
 
 def test_names_and_contexts_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -667,7 +667,7 @@ def test_names_and_contexts_without_end_are_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("gpubpf.session.traced_process.CONTEXT_LIMIT", 3)
     name = protocol.frame(Message.NAME, struct.pack("<II", 0, 500) + b"\x1b" * 500)
     said = connect_and(lambda peer: peer.sendall(name * 2))
-    assert any("more names than a program has" in line for line in said)
+    assert any("too many names" in line for line in said)
 
     def contexts(peer: socket.socket) -> None:
         with open(os.memfd_create("maps"), "wb") as file:
@@ -675,7 +675,7 @@ def test_names_and_contexts_without_end_are_refused(monkeypatch: pytest.MonkeyPa
                 socket.send_fds(peer, [snapshot_of(0, context)], [file.fileno()])
 
     before = len(os.listdir("/proc/self/fd"))
-    assert any("more contexts than can be kept" in line for line in connect_and(contexts))
+    assert any("memory of too many contexts" in line for line in connect_and(contexts))
     assert len(os.listdir("/proc/self/fd")) <= before + 3  # what it had said before is kept
 
 
@@ -721,7 +721,7 @@ def test_the_agent_is_built() -> None:
 
 def test_watching_every_process_takes_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(SessionError, match=r"^watching every process takes root; use sudo, or name whom"):
+    with pytest.raises(SessionError, match=r"^watching all processes requires root; use sudo, or name what to trace"):
         tracing._targets(argparse.Namespace(tool="tool", pid=[], command=None))
 
 

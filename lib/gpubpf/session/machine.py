@@ -1,14 +1,16 @@
-"""Every process of the machine that uses the CUDA driver (docs/attach.md, "Several processes, every process").
+"""Attach to every process of the machine that uses the CUDA driver (docs/attach.md, "Several processes, every process").
 
     watcher = MachineWatcher(session.join, missed, note)
-    machine.start()     # those that run have joined; those that come are seen
-    machine.close()
+    watcher.start()     # running processes are attached to; new ones will be
+    watcher.close()
 
-**Those that run** are found by what they map. **Those that come** stop at the entry of their first cuInit, held there by a process of
-its own (holding.py), until the agent is live in them.
+`Session` uses it when it traces all processes.
 
-Driver files are known from processes that run, from the loader's cache and from where they usually lie. One that no process had mapped
-before (a container's own copy) is found when /proc is looked through again: at each process often while it is new, then seldom.
+**Running processes** are found in /proc/PID/maps. **New processes** are stopped at the entry of their first cuInit. The hold helper, a
+process of its own (holding.py), holds them there until the agent's hooks are live.
+
+Driver files are found in the maps of running processes, in the loader's cache and in the usual folders. A file that no process had
+mapped before, such as a container's copy, is found by scanning /proc again: often for a new process, later less often.
 """
 
 from __future__ import annotations
@@ -38,33 +40,39 @@ from gpubpf.session import device
 from gpubpf.session.joining import TRACED
 from gpubpf.session.workers import DaemonThreadPool
 
-HOLD = 3.0  # seconds for which a thread is held
-LEAVE = 1.0  # and then, where the agent has begun to put in its hooks
-STUCK_WAIT = 0.2  # seconds until it is looked whether a thread waits for itself
-FIRST_JOINS_WAIT = 5.0  # seconds for those that run to join, before it is said that everybody is watched
-TICK = 0.05  # seconds between two looks at those that are held
-FILE_WAIT = 2.0  # seconds for a driver's file to be read
-START_WAIT = 10.0  # seconds for the process that holds to start
-ANSWER_WAIT = 5.0  # and to answer
-REACHED_LATE = "reached late"
-JOINS = 8  # processes that join at the same time
-MIN_SCAN_INTERVAL, MAX_SCAN_INTERVAL = (
-    0.25,
-    60.0,
-)  # seconds between two looks at one process, when it is new and at last
+# All in seconds.
+HOLD = 3.0  # the longest time for which a thread is held
+LEAVE = 1.0  # beyond HOLD, if the agent has begun to install its hooks
+STUCK_WAIT = 0.2  # before checking whether a held thread waits for a lock that it holds itself
+FIRST_JOINS_WAIT = 5.0  # for attaching to running processes, before the tool says that it watches all
+TICK = 0.05  # between two checks of held threads
+FILE_WAIT = 2.0  # for reading a driver file
+START_WAIT = 10.0  # for the hold helper to start
+ANSWER_WAIT = 5.0  # for the hold helper to answer
+MIN_SCAN_INTERVAL, MAX_SCAN_INTERVAL = 0.25, 60.0  # between two scans of one process; it doubles each time
+
+REACHED_LATE = "reached late"  # a reason in the JSON summary: launches before attaching are missing
+JOINS = 8  # processes that are attached to at the same time
 _LIBRARY_FOLDERS = (
     *("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib", "/usr/local/nvidia/lib64"),
     *("/usr/local/cuda/compat", "/run/opengl-driver/lib", str(device.LIBRARIES)),
 )
 _CACHED = re.compile(rb"/[^\0]*/libcuda\.so[^\0/]*")
 _MAPPED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) \S+ [0-9a-f]+ (\S+) (\d+) +(/.*/libcuda\.so[^/\n]*)$", re.M)
-_FileId = tuple[bytes, int]  # a mapped file: device and inode
+_FileId = tuple[bytes, int]  # a file as /proc/PID/maps identifies it: device, inode
 
 
 class MachineWatcher:
-    """Has processes join: `join(pid, tid)` measures one (`Session.join`); `tid` is the thread of it that is held, None: it just runs.
-    It gives None, or why the process is missed, of which it takes note itself. `missed(pid, comm, reason)` takes note of what is
-    known only here. `note`: called with notices for the user. All from several threads."""
+    """Finds all processes that use the CUDA driver, and has the session attach to them.
+
+    join(pid, tid): attach to a process, and return None or why that failed (`Session.join`, which also counts the failure). `tid`: its
+    held thread; None if the process runs freely.
+    missed(pid, comm, reason): count a process for a reason that only the watcher knows.
+    note: gets notices for the user.
+    All three are called from several threads. `start` and `close` belong to the session's main thread. A scanner thread looks for
+    processes, the thread of `HoldHelper` reports new ones, and a pool of JOINS threads attaches to them. They share
+    only `_next_scan`, with single dict operations.
+    """
 
     def __init__(
         self,
@@ -77,14 +85,14 @@ class MachineWatcher:
         self._probed_files: set[_FileId] = set()
         self._next_scan: dict[
             int, tuple[float, float]
-        ] = {}  # at a process: when next, how long after the last
-        self._lost_before = 0
-        self._probes_since = 0.0  # the first probes were placed, CLOCK_BOOTTIME
+        ] = {}  # pid → when (time.monotonic), interval in seconds
+        self._lost_before = 0  # `HoldHelper.lost` at the last scan
+        self._probes_since = 0.0  # when the first probes were in place, CLOCK_BOOTTIME
 
     def start(self) -> None:
-        """Returns when those that come are seen, and those that run have joined. Raises SessionError."""
+        """Return when new processes will be held, and running ones have been attached to. Raises SessionError."""
         if platform.machine() != "x86_64":
-            raise SessionError("processes that run are reached on x86-64 only; use TOOL -- COMMAND")
+            raise SessionError("attaching to running processes requires x86-64; use TOOL -- COMMAND")
         self._joins = DaemonThreadPool(JOINS)
         self._scanner = threading.Thread(target=self._scan_loop, name="gpubpf-scan", daemon=True)
         self._hold_helper = HoldHelper(self._on_arrival, self._on_exec_or_exit, self._on_helper_exit)
@@ -93,17 +101,19 @@ class MachineWatcher:
             self._probes_since = time.clock_gettime(time.CLOCK_BOOTTIME)
             wait(self._scan_processes(True, late=False), FIRST_JOINS_WAIT)
             if not any(placed) and not self._probed_files:
-                self._note("no CUDA driver is found here yet; processes that bring one are looked for")
+                self._note("no CUDA driver found yet; waiting for a process that loads one")
         except BaseException:
             self.close()
             raise
         self._scanner.start()
 
     def close(self) -> None:
-        """Lets all go, and sees none any more."""
+        """Release all held processes, and stop watching."""
         self._closing.set()
         if self._scanner.ident is not None:
-            self._scanner.join(LEAVE)  # a file that it opens may be of a program that does not answer
+            self._scanner.join(
+                LEAVE
+            )  # it may be blocked: a file may be on a FUSE file system that does not answer
         self._hold_helper.close()
         self._joins.close()
 
@@ -112,15 +122,15 @@ class MachineWatcher:
 
     def _on_helper_exit(self) -> None:
         if not self._closing.is_set():
-            self._note("what held processes that come has ended; they are measured later than they begin")
+            self._note("the hold helper exited; new processes will be attached late")
 
-    # --- who joins ---
+    # --- attaching ---
 
     def _on_arrival(self, pid: int, comm: str, held: Held | None, late: bool) -> None:
         self._joins.submit(self._join_process, pid, comm, held, late)
 
     def _join_process(self, pid: int, comm: str, held: Held | None, late: bool) -> None:
-        """`late`: it is measured only from some moment on that nobody knows."""
+        """Attach to a process. `late`: it may have launched kernels already, so it is counted as reached late."""
         if self._closing.is_set():
             return
         try:
@@ -133,21 +143,25 @@ class MachineWatcher:
         if reason is None and (late or overtaken or (held is not None and held.late)):
             self._missed(pid, comm, REACHED_LATE)
 
-    # --- those that run ---
+    # --- running processes ---
 
     def _scan_loop(self) -> None:
         while not self._closing.wait(MIN_SCAN_INTERVAL):
             lost, placed = self._hold_helper.lost, set(self._probed_files)
             self._scan_processes(lost != self._lost_before, late=True)
-            if new := self._probed_files - placed:  # who else uses it came before its probe, too
+            if (
+                new := self._probed_files - placed
+            ):  # other processes may use these files since before the probes
                 self._scan_processes(True, late=True, new=new)
             self._lost_before = lost
 
     def _scan_processes(
         self, everything: bool, late: bool, new: Set[_FileId] | None = None
     ) -> list[Future[None]]:
-        """At processes whose turn it is, or `everything`; has those join that use a driver (one that is `new`) and came to it
-        before there was a probe."""
+        """Scan processes that are due, or all (`everything`), for driver files; return the attachments that this started.
+
+        It attaches to a process that mapped a driver (with `new`: one of these files) before there was a probe on that driver.
+        `late`: count these processes as reached late."""
         now = time.monotonic()
         pids = {int(name) for name in os.listdir("/proc") if name.isdigit()} - {os.getpid()}
         for pid in self._next_scan.keys() - pids:
@@ -166,24 +180,28 @@ class MachineWatcher:
                 for file, path in files.items()
                 if file not in self._probed_files
             ]
-            meant = any(placed) or (everything and any(new is None or file in new for file in files))
-            # Who began later is met by the probes.
-            if meant and (late or _started(pid) <= self._probes_since) and self._hold_helper.claim(pid, seen):
+            relevant = any(placed) or (everything and any(new is None or file in new for file in files))
+            # At the first scan, a process that started after the probes were in place will be held by them.
+            if (
+                relevant
+                and (late or _started(pid) <= self._probes_since)
+                and self._hold_helper.claim(pid, seen)
+            ):
                 comm = target.status(pid).get("Name", "")
                 joins.append(self._joins.submit(self._join_process, pid, comm, None, late))
         return joins
 
     def _probe_driver(self, path: str, file: _FileId | None = None) -> bool:
-        """A probe on a driver, `file` as maps name it."""
+        """Put a probe on cuInit of a driver file, and return whether that worked. `file`: its id in /proc/PID/maps, if known."""
         if file is not None:
-            self._probed_files.add(file)  # tried once
+            self._probed_files.add(file)  # even if it fails: try each file once
         found: Future[tuple[int, _FileId] | None] = Future()
         threading.Thread(
             target=lambda: found.set_result(_cu_init(path)), name="gpubpf-file", daemon=True
         ).start()
         try:
             probe = found.result(FILE_WAIT)
-        except TimeoutError:  # its file system may be the process's own
+        except TimeoutError:  # the traced process itself may serve that file system (FUSE)
             return False
         if probe is None or not self._hold_helper.add_probe(path, probe[0]):
             return False
@@ -192,7 +210,7 @@ class MachineWatcher:
 
 
 def _cu_init(path: str) -> tuple[int, _FileId] | None:
-    """Where cuInit is in a driver's file, and which that is; None: it is none."""
+    """Return the file offset of cuInit in a driver file, and the file's id; None: it is not a driver, or cannot be read."""
     with contextlib.suppress(OSError), open(target_files.open_regular(path), "rb") as opened:
         elf = target.ElfFile(opened.fileno())
         found = target.symbols(elf, 0).get("cuInit")
@@ -204,7 +222,7 @@ def _cu_init(path: str) -> tuple[int, _FileId] | None:
 
 
 def _started_by_a_tool(pid: int) -> bool:
-    """Whether it was started with one, which the driver loads inside cuInit."""
+    """Return whether the process was started under a tool, whose library the driver loads inside cuInit."""
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         return any(variable.startswith(b"CUDA_INJECTION64_PATH=") for variable in variables)
@@ -212,7 +230,7 @@ def _started_by_a_tool(pid: int) -> bool:
 
 
 def _drivers(pid: int) -> dict[_FileId, str]:
-    """The drivers that a process maps, and by which paths they are reached from here."""
+    """Return the driver files that a process maps: id → a path that works in this process's mount namespace."""
     found: dict[_FileId, str] = {}
     with contextlib.suppress(OSError):
         for where, place, inode, _ in _MAPPED.findall(Path(f"/proc/{pid}/maps").read_bytes()):
@@ -221,7 +239,7 @@ def _drivers(pid: int) -> dict[_FileId, str]:
 
 
 def _driver_files() -> Iterable[str]:
-    """Those that lie where a loader finds them, each once."""
+    """Return the paths of driver files in the loader's cache and in the usual folders, without duplicates."""
     found: list[str] = []
     with contextlib.suppress(OSError):
         found += map(os.fsdecode, _CACHED.findall(Path("/etc/ld.so.cache").read_bytes()))
@@ -231,7 +249,7 @@ def _driver_files() -> Iterable[str]:
 
 
 def _started(pid: int) -> float:
-    """When it began, in seconds of CLOCK_BOOTTIME; 0: not known."""
+    """Return when a process started, in seconds of CLOCK_BOOTTIME; 0 if unknown."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         ticks = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
         return ticks / os.sysconf("SC_CLK_TCK")
@@ -239,9 +257,17 @@ def _started(pid: int) -> float:
 
 
 class HoldHelper:
-    """The process that holds those who come (holding.py). `comes(pid, comm, held, late)`: one is in its first cuInit; held None:
-    it could not be held there. `late`: it, or one of its threads, may have gone on. `forget(pid)`: it executes another program, or has
-    ended. `alone`: nobody is held any more. All of them from a thread of its own. Raises SessionError."""
+    """The hold helper: a process that holds new processes inside their first cuInit (holding.py), and the connection to it.
+
+    on_arrival(pid, comm, held, late): a process is in its first cuInit. held None: it could not be held. late: it, or one of its
+    threads, may have continued already.
+    on_exec_or_exit(pid): a process executed another program, or ended.
+    on_helper_exit(): the helper exited, so new processes are no longer held.
+
+    A thread of this class receives messages, calls these functions and releases threads whose hold has run out. Any thread may call
+    the methods: `_request_lock` lets one request at a time wait for its answer, `_lock` guards `_held`.
+    Raises SessionError if the helper does not start.
+    """
 
     def __init__(
         self,
@@ -279,12 +305,14 @@ class HoldHelper:
             first = json.loads(self._connection.recv(holding.PACKET) or "{}")
         if "ready" not in first:
             self.close()
-            raise SessionError(first.get("failed") or "processes cannot be held; name them with -p")
+            raise SessionError(
+                first.get("failed") or "the hold helper did not start; name running processes with -p"
+            )
         self._connection.settimeout(None)
         self._thread.start()
 
     def close(self) -> None:
-        """It lets all go, and ends."""
+        """Release all held threads, and let the helper exit."""
         for held in self._all_held():
             self._expire(held)
         until = time.monotonic() + LEAVE
@@ -297,19 +325,23 @@ class HoldHelper:
         if self._thread.ident is not None:
             self._thread.join()
         self._connection.close()
-        # The kernel takes probes out one after the other, which nobody needs to see.
+        # The kernel removes the helper's probes one by one, which takes a while; do not wait for that.
         threading.Thread(target=self._process.wait, name="gpubpf-holder", daemon=True).start()
 
     def add_probe(self, path: str, offset: int) -> bool:
-        """A probe on cuInit, which is there in the file. False: it cannot be placed."""
+        """Put a probe on cuInit, at this offset in the file. Return whether that worked."""
         return bool(self._request(place=[path, offset]))
 
     def claim(self, pid: int, seen: int) -> bool:
-        """Whether a process that runs is to join: nobody else has it do so, or had, when it was `seen` (ns, time.monotonic_ns)."""
+        """Return whether to attach to a running process.
+
+        False if that was under way, or done, when it was `seen` (time.monotonic_ns)."""
         return bool(self._request(ask=[pid, seen]))
 
     def finish(self, pid: int) -> bool:
-        """It has joined, or is missed: it goes on and is not held again. Whether it came to cuInit while it joined as it ran."""
+        """Release a process after attaching has succeeded or failed; it will not be held again.
+
+        Return whether it reached cuInit unheld, while the tool attached to it as a running process."""
         with self._lock:
             held = self._held.pop(pid, None)
         overtaken = bool(self._request(done=pid))
@@ -320,11 +352,11 @@ class HoldHelper:
 
     @property
     def lost(self) -> int:
-        """Processes that came and were not told of."""
+        """The number of new processes that the helper's probes saw but could not report."""
         return int(self._request(lost=True) or 0)
 
     def _request(self, **message: Any) -> Any:
-        """None: nothing was heard."""
+        """Send a request, and return the helper's answer; None if it did not answer."""
         with self._request_lock, contextlib.suppress(OSError, queue.Empty):
             self._last_id += 1
             self._connection.send(json.dumps({**message, "id": self._last_id}).encode())
@@ -353,18 +385,20 @@ class HoldHelper:
                     self._expire(held)
             if data:
                 self._handle(json.loads(data))
-        self._answers.put({})  # to who waits
+        self._answers.put({})  # wake a thread that waits in `_request`
         self._on_helper_exit()
 
     def _handle(self, message: dict[str, Any]) -> None:
         if "held" in message:
             pid = message["held"]
             held: Held | None = None
-            with contextlib.suppress(SessionError):  # it ended, which is found out again
+            with contextlib.suppress(SessionError):  # it has ended, which attaching will find out
                 held = Held(pid, message["tid"], message["base"], message["functions"], message["since"])
                 with self._lock:
                     self._held[pid] = held
-                if time.monotonic() > held.since + HOLD:  # the one before it with its number took so long
+                if (
+                    time.monotonic() > held.since + HOLD
+                ):  # an earlier process with this pid delayed the message
                     self._expire(held)
             self._on_arrival(pid, message["comm"], held, message["late"])
         elif "late" in message:
@@ -375,6 +409,7 @@ class HoldHelper:
             self._answers.put(message)
 
     def _expire(self, held: Held) -> None:
+        """End the hold of a thread. If the agent is installing its hooks, tell it to stop, and wait for up to LEAVE seconds."""
         if held.expire() or time.monotonic() > held.since + HOLD + LEAVE:
             with contextlib.suppress(OSError):
                 self._connection.send(json.dumps({"release": held.pid}).encode())

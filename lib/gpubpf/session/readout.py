@@ -1,4 +1,7 @@
-"""What tools get of a running measurement: what is in maps, operation logs and rings of all processes."""
+"""Read the maps, operation logs and rings of all traced processes.
+
+Each public function does the work of the method of `Session` with its name, and runs in the thread that runs `Session.intervals`.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ if TYPE_CHECKING:
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.traced_process import Ring, StoredSnapshot, TracedProcess
 
-REGISTERS_WAIT = 20.0  # seconds that results wait for ptxas to count registers
-FILLING_FAST = 0.2  # part of a log or ring's shard that was stored, at which it fills quickly
+REGISTERS_WAIT = 20.0  # seconds to wait for ptxas to count registers
+FILLING_FAST = 0.2  # a log or shard that was filled to this part since the last reading is read again soon
 
 
 def instances(measurement: Measurement, map_name: str) -> list[Instance]:
@@ -30,7 +33,7 @@ def instances(measurement: Measurement, map_name: str) -> list[Instance]:
     number = measurement.numbers[map_name]
     found: list[Instance] = []
     used = [(process, _registers(process)) for process in measurement.all_processes()]
-    with measurement.lock:  # or else a file may be closed for a newer one
+    with measurement.lock:  # otherwise a newer snapshot may close the file that is being read
         for process, registers in used:
             for stored in process.snapshots.values():
                 found += _instances_of(measurement, process, registers, stored, number)
@@ -44,7 +47,7 @@ def _instances_of(
     stored: StoredSnapshot,
     number: int,
 ) -> list[Instance]:
-    """What one context held of map `number`."""
+    """Return the instances of map `number` in one snapshot of a context."""
     definition, snapshot = measurement.definitions[number], stored.snapshot
     found = []
     for instance in snapshot.instances:
@@ -81,7 +84,7 @@ def _instances_of(
 def _size_is_valid(
     definition: MapDefinition, instance: protocol.InstancePart, array: protocol.ArrayPart
 ) -> bool:
-    """Whether an array has the room that its instance asks for, and the size that goes with it."""
+    """Return whether an array has as many units as its launch shape, and the size that follows from that."""
     if maps.SHAPED.get(definition.kind) == "site":
         try:
             protocol.sites_and_shards(array.capacity)
@@ -95,7 +98,7 @@ def _size_is_valid(
 
 
 def _units(definition: MapDefinition, instance: protocol.InstancePart) -> int:
-    """How many units the map has for an instance; 0: it is not by shape."""
+    """Return how many units (threads, warps, blocks) the map has for an instance; 0: it is not by shape."""
     blocks, threads = _volume(instance.grid), _volume(instance.block_dim)
     kind = maps.SHAPED.get(definition.kind)
     return {
@@ -111,10 +114,10 @@ def _volume(extents: tuple[int, int, int]) -> int:
 
 
 def _registers(process: TracedProcess) -> dict[str, tuple[int, int]]:
-    """Of its instrumented kernels, where it could be found out in time."""
+    """Return registers of its instrumented kernels (original, instrumented), as far as ptxas has counted them in time."""
     found: dict[str, tuple[int, int]] = {}
     for future in process.registers:
-        with contextlib.suppress(Exception):  # what ptxas says of it does not concern the measurement
+        with contextlib.suppress(Exception):  # an error of ptxas here does not affect the measurement
             found.update(future.result(REGISTERS_WAIT))
     return found
 
@@ -129,7 +132,9 @@ def readings(measurement: Measurement, *names: str) -> list[Reading]:
             process.readings.clear()
             skipped, process.skipped_readings = process.skipped_readings, 0
         if skipped:
-            measurement.note_once(f"{process.label}: maps were read faster than they could be looked at")
+            measurement.note_once(
+                f"{process.label}: some readings of its maps were dropped, because the tool was too slow"
+            )
         for one in stored:
             s = one.snapshot
             try:
@@ -219,6 +224,7 @@ def ring_counts(measurement: Measurement, map_name: str) -> list[RingCounts]:
 def _rings(
     measurement: Measurement, map_name: str, processes: list[TracedProcess]
 ) -> list[tuple[TracedProcess, int, Ring]]:
+    """Return the rings of a map: (process, context, ring)."""
     number = measurement.numbers[map_name]
     with measurement.lock:
         return [
@@ -232,7 +238,7 @@ def _rings(
 def _read_copy(
     measurement: Measurement, process: TracedProcess, ring: Ring, last: bool
 ) -> np.ndarray[Any, Any] | None:
-    """The new records of a ring in GPU memory; None: there is no copy that was not looked at."""
+    """Return the new records of a ring in GPU memory; None if no new copy of it has arrived."""
     with measurement.lock:
         copy, ring.copy = ring.copy, None
     if copy is None:

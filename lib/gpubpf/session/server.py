@@ -1,4 +1,7 @@
-"""The thread that speaks with the agents of all processes: lets them in, takes what they say. They are untrusted."""
+"""The server: one thread accepts the connections of all agents and handles their messages, which are untrusted.
+
+`Session` makes one `Server`. `Joining` passes it the connections of processes that were attached to while they ran.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +29,25 @@ if TYPE_CHECKING:
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.workers import BackgroundWork
 
-SEND_WAIT = 5.0  # seconds for an agent to take what it is sent
-WORKING_INTERVAL = 1.0  # seconds; an agent that waits and hears nothing for ten goes on without its answer
-LOG_INTERVAL = 0.01  # seconds between two looks into the logs
-MALFORMED_LIMIT = 10  # notices of that kind
+SEND_WAIT = 5.0  # seconds for an agent to receive a message
+WORKING_INTERVAL = 1.0  # seconds; an agent that waits for an answer gives up after ten without a message
+LOG_INTERVAL = 0.01  # seconds between two readings of the logs
+MALFORMED_LIMIT = 10  # notices about malformed messages
 _ALREADY_CHANGED = (
     ": another tool has changed its first instructions"  # an agent's words for a function that it cannot hook
 )
 
 
 class Server:
-    """Serves until `close`. `probed` is called when probes are live in a process: with its pid, comm and the time (ns, CLOCK_MONOTONIC
-    or virtual); `gone` when one has ended, or goes on without its agent."""
+    """Serves the agents of all processes until `close`.
+
+    `_serve` runs in a thread of its own, and alone reads from the connections. It holds `Measurement.lock` while it handles a message.
+    A second thread empties operation logs into memory, if there are any. `adopt`, `remove` and `wake` may be called from any thread.
+
+    on_hooked: called when probes are live in a process, with its pid, comm and the time (ns, CLOCK_MONOTONIC or virtual).
+    on_disconnected: called when an agent has disconnected, usually because its process ended.
+    Both are called from the server's thread, `on_hooked` with the lock held.
+    """
 
     def __init__(
         self,
@@ -53,7 +63,7 @@ class Server:
         self._closing = False
         self._numbers = itertools.count(1)
         self._newly_admitted: queue.SimpleQueue[TracedProcess] = queue.SimpleQueue()
-        self._malformed = 0  # connections that sent what no agent sends
+        self._malformed = 0  # connections that were closed because of a malformed message
         self.socket_name = f"@gpubpf-{secrets.token_hex(12)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("\0" + self.socket_name[1:])
@@ -70,7 +80,7 @@ class Server:
             self._log_thread.start()
 
     def close(self) -> None:
-        """Also of one that was never started."""
+        """Stop the threads and close all connections. Works for a server that was never started, too."""
         self._closing = True
         if self._thread.ident is None:
             self._listener.close()
@@ -83,6 +93,7 @@ class Server:
         os.close(self._wake_writer)
 
     def wake(self) -> None:
+        """Make the server's thread look for new processes and for `close`."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_writer, b"w")
 
@@ -105,7 +116,7 @@ class Server:
                         with contextlib.suppress(BlockingIOError):
                             os.read(self._wake_reader, 4096)
                     elif key.data.disconnected:
-                        pass  # both of its files told so
+                        pass  # its socket and its pidfd were both readable, and the other one ended it
                     elif key.fileobj == key.data.pidfd:
                         selector.unregister(key.fileobj)
                         with contextlib.suppress(
@@ -128,20 +139,20 @@ class Server:
                 process.close()
 
     def _take_new(self) -> Iterator[TracedProcess]:
-        """Those that are not served yet."""
+        """Yield the processes that were admitted since the last call."""
         with contextlib.suppress(queue.Empty):
             while True:
                 yield self._newly_admitted.get_nowait()
 
     def _disconnected(self, process: TracedProcess) -> None:
-        """Nothing more comes from it."""
+        """Close the files of a process whose agent has disconnected, and tell the others."""
         if process.control is not None and protocol.was_cut(process.control):
             self._measurement.note(
-                f"{process.label} closed all its files, ours too; what it launched then was not seen"
+                f"{process.label} closed all its file descriptors, the agent's too; its later launches were not seen"
             )
         elif self._measurement.targets.pids and process.hooked and target.executes_another(process.pid):
             self._measurement.note(
-                f"{process.label} executes another program now; what that launches is not measured"
+                f"{process.label} executed another program; that program's launches are not traced"
             )
         with self._measurement.lock:
             process.close()
@@ -166,7 +177,9 @@ class Server:
             connection, _ = self._listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                time.sleep(0.1)  # another may end; who is not let in waits some seconds, then goes on alone
+                time.sleep(
+                    0.1
+                )  # a file may become free; an agent waits some seconds, then continues untraced
             return
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, uid, _ = struct.unpack("3i", credentials)
@@ -176,7 +189,9 @@ class Server:
         self._admit(connection, pid)
 
     def adopt(self, connection: socket.socket, pid: int, pidfd: int) -> TracedProcess | None:
-        """Takes over the connection of a process that ran already, and its pidfd; None: the measurement is over. From any thread."""
+        """Serve a process that was attached to while it ran. Return None if the measurement has ended.
+
+        Takes ownership of `connection` and `pidfd`. From any thread."""
         process = self._admit(connection, pid, pidfd)
         if process is None:
             os.close(pidfd)
@@ -185,7 +200,7 @@ class Server:
         return process
 
     def remove(self, process: TracedProcess) -> None:
-        """One that was adopted and did not become live: it is none of the processes any more. From any thread."""
+        """Forget an adopted process to which attaching failed. From any thread."""
         self._measurement.remove(process)
         with contextlib.suppress(OSError):
             process.socket.shutdown(socket.SHUT_RDWR)  # `_serve` sees that, and closes its files
@@ -193,7 +208,7 @@ class Server:
     def _admit(self, connection: socket.socket, pid: int, pidfd: int | None = None) -> TracedProcess | None:
         connection.settimeout(SEND_WAIT)
         with self._measurement.lock:
-            if self._measurement.stopped:  # nothing is measured any more: the process goes on without us
+            if self._measurement.stopped:  # the process continues untraced
                 connection.close()
                 return None
             process = TracedProcess(connection, pid, next(self._numbers))
@@ -203,7 +218,7 @@ class Server:
         return process
 
     def _receive(self, process: TracedProcess) -> bool:
-        """Takes what there is; False when the process is gone, or sends what no agent sends."""
+        """Handle the messages that have arrived. Return False if the agent disconnected or sent a malformed message."""
         self._measurement.privileges.settle()
         try:
             data, files, _, _ = socket.recv_fds(process.socket, 1 << 20, 8)
@@ -231,7 +246,7 @@ class Server:
         return True
 
     def _handle(self, process: TracedProcess, kind: int, payload: bytes, file: int | None) -> None:
-        """What a process says. Takes `file` over, unless it raises."""
+        """Handle one message. The caller holds the lock. Takes ownership of `file`, unless it raises Malformed."""
         if kind in (Message.NAME, Message.REFUSED, Message.STACK):
             process.count_text(len(payload))
         if kind == Message.HELLO and file is not None and process.control is None:
@@ -240,19 +255,19 @@ class Server:
         elif kind == Message.IMAGE and file is not None:
             image = protocol.image(payload)
             if process.pending_images >= PENDING_LIMIT:
-                raise protocol.Malformed("more images at once than a program has")
+                raise protocol.Malformed("too many images at once")
             process.pending_images += 1
             self._background.make_sidecar(process, image, file)
         elif kind == Message.FOUND:
             process.count_text(len(payload))
             found = protocol.found(payload)
             if process.pending_images >= PENDING_LIMIT:
-                raise protocol.Malformed("more modules at once than a program has")
+                raise protocol.Malformed("too many modules at once")
             process.pending_images += 1
             self._background.make_found(process, found)
         elif kind == Message.NAME:
             slot, name = protocol.slot_and_text(payload)
-            process.names[slot] = sys.intern(name)  # others have the same
+            process.names[slot] = sys.intern(name)  # other processes have the same kernels
         elif kind == Message.REFUSED:
             slot, reason = protocol.slot_and_text(payload)
             process.refused[slot] = reason
@@ -284,16 +299,16 @@ class Server:
         elif kind == Message.DRAINED:
             process.last_drain, _ = protocol.drained(payload)
         else:
-            raise protocol.Malformed("a message out of place")
+            raise protocol.Malformed("an unexpected message")
 
     def _ring(self, process: TracedProcess, payload: bytes, file: int | None) -> None:
-        """It has made a ring. Takes `file` over, unless it raises."""
+        """Handle RING: the agent has made a ring. Takes ownership of `file`, unless it raises Malformed."""
         place = protocol.ring(payload)
         if (
             place.map >= len(self._measurement.definitions)
             or self._measurement.wanted.maps[place.map].place != place.place
         ):
-            raise protocol.Malformed("a ring that nobody asked for")
+            raise protocol.Malformed("a ring that was not requested")
         definition = self._measurement.definitions[place.map]
         granted, needed = (
             self._measurement.ring_size(definition),
@@ -303,22 +318,22 @@ class Server:
         if needed > granted and self._measurement.follow.ring_size:
             asked = f"{granted >> 20}M" if granted >= 1 << 20 else f"{granted >> 10}K"
             self._measurement.note_once(
-                f"ring {definition.name} takes {-(-needed >> 20)}M, not {asked}: each of {place.shards}"
+                f"ring {definition.name} uses {-(-needed >> 20)}M instead of {asked}: each of {place.shards}"
                 f" multiprocessors needs room for {place.capacity:,} records"
             )
 
     def _hooked(self, process: TracedProcess, payload: bytes) -> None:
-        """Its hooks are in, or it is known why they are not."""
+        """Handle HOOKED: the agent has installed its hooks, or says why it could not."""
         process.reported_hooks = True
         failed, left_out = (text.splitlines() for text in protocol.hooked(payload))
         if unlogged := [line for line in left_out if line.startswith("cu")]:
             self._measurement.note_once(
-                f"{len(unlogged)} functions of this driver cannot be hooked, their calls are not seen: {unlogged[0]}"
+                f"{len(unlogged)} functions of this driver cannot be hooked; their calls are not logged: {unlogged[0]}"
             )
         for line in left_out:
             if line.startswith("CUPTI: "):
                 self._measurement.note_once(
-                    f"CUPTI gives no times, {line.removeprefix('CUPTI: ')}; timing events do instead"
+                    f"CUPTI provides no timestamps: {line.removeprefix('CUPTI: ')}; using timing events instead"
                 )
         if failed and process.attached:
             process.hook_failure = process.hook_failure or _hook_failure(failed)
@@ -331,8 +346,8 @@ class Server:
 
 
 def _hook_failure(failed: Sequence[str]) -> str:
-    """Why a process that runs cannot be measurement, for who asked for it; of an agent's lines, each a function and a reason."""
+    """Return why a running process cannot be hooked, for its user. `failed`: lines of the agent, "function: reason"."""
     probed = [line.partition(":")[0] for line in failed if line.endswith(_ALREADY_CHANGED)]
     if len(probed) < len(failed):
         return f"cannot be hooked at {'; '.join(failed[:3])}; start it with the tool instead"
-    return f"has another tool's probes at {', '.join(probed[:3])}; end it first (cudasnoop, bpftrace, perf, gdb?)"
+    return f"has another tool's probes at {', '.join(probed[:3])}; stop that tool first (cudasnoop, bpftrace, perf, gdb?)"

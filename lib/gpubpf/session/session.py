@@ -1,4 +1,4 @@
-"""Start a measurement, serve the agents in its processes, collect what they measured.
+"""A session: attaches the agent to processes, serves the agents, and gives tools what they collected.
 
     with Session(Targets(["./app"]), Plan(device, maps), SidecarBuilder(instrument)) as session:
         for _ in session.intervals(None, None):
@@ -6,9 +6,9 @@
                 …
     sys.exit(session.status)
 
-Each process of a command that uses CUDA loads the agent inside its first `cuInit` (docs/architecture.md, "In the target"); into
-those that run already it is put (joining.py; docs/attach.md). One thread serves all agents (server.py); what takes long is done by
-others (workers.py). What they share is a `Measurement`; what tools get of it is in readout.py and summary.py.
+A process of a command loads the agent inside its first `cuInit` (docs/architecture.md, "In the target"). The session injects the
+agent into processes that run already (joining.py; docs/attach.md). One thread serves all agents (server.py); slow work has its own
+threads (workers.py). They share a `Measurement`. readout.py and summary.py read it for tools.
 """
 
 from __future__ import annotations
@@ -49,18 +49,26 @@ if TYPE_CHECKING:
         SharedArray,
     )
 
-DRAIN_WAIT = 2.0  # seconds that kernels get to end before the last reading
-LEAVING_WAIT = 0.4  # in its place, and in that of the next, when the tool is told to leave
+# All in seconds.
+DRAIN_WAIT = 2.0  # for running kernels to finish before the last reading
+ANSWER_WAIT = 5.0  # beyond DRAIN_WAIT, for an agent to answer
+LEAVING_WAIT = 0.4  # instead of each of these two after SIGTERM or SIGHUP
+FIRST_ANSWER_WAIT = 0.15  # enough for a program that launches to send its modules and get the sidecars
+TICK = 0.1  # between two readings of logs and rings
+FAST_TICK = 0.01  # the same, when they fill quickly
+
 JOINS = 8  # processes that are attached to at the same time
-ANSWER_WAIT = 5.0  # seconds, beyond that, for an agent to answer
-FIRST_ANSWER_WAIT = 0.15  # seconds in which a program that launches is met, and its modules are answered
-TICK = 0.1  # seconds between two looks at logs and rings
-FAST_TICK = 0.01  # where they fill quickly
 
 
 class Session:
-    """A measurement under way. A context manager: entering starts the command, or has processes join; leaving waits for the command
-    (but see SIGTERM). duration: seconds after which it ends, None: when all that is measured has ended."""
+    """A running measurement, as a context manager.
+
+    Entering it starts the command, or attaches to processes. Leaving it waits for the command to exit, except after SIGTERM or SIGHUP.
+    `intervals` and the methods that tools read results with belong to one thread, usually the main thread. `join` may be called from
+    any thread. `Measurement.lock` guards what the threads share.
+
+    duration: seconds after which the measurement ends; None: when the command or all traced processes have ended.
+    """
 
     def __init__(
         self,
@@ -81,15 +89,17 @@ class Session:
         self._warm_up = builder.warm_up
         self._duration = duration
         self._signals = Signals()
-        self._newly_hooked: list[tuple[int, str, int]] = []  # for `attached`, which the main thread calls
+        self._newly_hooked: list[
+            tuple[int, str, int]
+        ] = []  # arguments of `Listener.attached`, for the main thread
         self._tick: Callable[[], object] | None = None
         self._tick_interval = TICK
-        self._next_tick = 0.0  # when the next tick is due
+        self._next_tick = 0.0  # time.monotonic
         self._sequence = 0
         self._watcher: MachineWatcher | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._returncode: int | None = None
-        self._noted_descendants: set[int] = set()  # processes that the ones asked for have started
+        self._noted_descendants: set[int] = set()  # pids of untraced children that the user was told about
 
     # --- start and end ---
 
@@ -112,16 +122,16 @@ class Session:
         return self
 
     def _start(self) -> None:
-        """Raises SessionError."""
+        """Start the command, or attach to the processes. Raises SessionError."""
         if self._owns_process:
             fresh_thread.share_heaps()
         if self.targets.command:
             self._child = start_command(self.targets.command, self._measurement, self.socket_name)
             self._pidfd = os.pidfd_open(self._child.pid)
-        raise_file_limit()  # the command keeps the one that it was started with
+        raise_file_limit()  # after the command has started, so that it keeps its own limit
         self._server.start()
         if self.targets.pids:
-            # What is loaded meanwhile, and by targets, would keep the way into the processes waiting for Python's lock.
+            # Attach before the warm-up starts: its imports would make the attaching threads wait for Python's lock.
             self._join_all(tuple(dict.fromkeys(self.targets.pids)))
             self._background.sidecar_threads.submit(self._warm_up)
             self._measurement.privileges.keep(self._needed_capabilities(), self._owns_process)
@@ -143,8 +153,9 @@ class Session:
         self._measurement.privileges.keep(self._needed_capabilities(), self._owns_process)
 
     def _wait_for_first_answers(self) -> None:
-        """Waits, a moment at most, until processes that were joined have been answered what they asked for: the tool loads NumPy
-        then."""
+        """Wait, for FIRST_ANSWER_WAIT at most, until the processes have the sidecars that they asked for.
+
+        The tool imports NumPy next, which would delay these answers."""
         until = time.monotonic() + FIRST_ANSWER_WAIT
         with self._measurement.lock:
             while not all(
@@ -157,7 +168,7 @@ class Session:
                 self._measurement.lock.wait(left)
 
     def _needed_capabilities(self) -> frozenset[int]:
-        """The capabilities that the rest takes."""
+        """Return the capabilities that the rest of the session needs."""
         all_processes = self.targets.all_processes
         needed = privileges.MEASURING
         if all_processes or self._measurement.host is not None:
@@ -165,8 +176,10 @@ class Session:
         return needed | privileges.JOINING if all_processes else needed
 
     def join(self, pid: int, *, starting: int | None = None) -> str | None:
-        """Measures a process that runs already, from now on: None when probes are live in it, else the reason it is missed for,
-        which is counted. `starting`: the thread that is inside its first cuInit, held there. From any thread, at any time."""
+        """Attach to a running process. Return None when probes are live in it, else the reason why not.
+
+        The summary counts that reason. `starting`: the held thread, if the process is inside its first cuInit. From any thread, at any
+        time."""
         comm = joining.comm(pid)
         missed = self._joining.join(pid, starting)
         if missed and not self._measurement.stopped:
@@ -174,7 +187,7 @@ class Session:
         return missed.reason if missed else None
 
     def _join_all(self, pids: Sequence[int]) -> None:
-        """All at the same time. Raises SessionError where none of them can be measured."""
+        """Attach to all of these processes concurrently. Raises SessionError if none can be traced."""
         joins = DaemonThreadPool(JOINS)
         names = {pid: joining.comm(pid) for pid in pids}
         going = {pid: joins.submit(self._joining.join, pid, None) for pid in pids}
@@ -200,7 +213,9 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if kind is not None:
-            self._tick = None  # what failed would fail again, and the command is waited for all the same
+            self._tick = (
+                None  # it may have raised the error, and would again while the session waits for the command
+            )
         try:
             self._stop()
             while self._child and not self._signals.terminated and not self._wait(None):
@@ -217,7 +232,7 @@ class Session:
                 self._measurement.note("no kernel was launched")
 
     def _wait_for_last_messages(self) -> None:
-        """Waits until what processes sent before they ended has been read."""
+        """Wait, for LEAVING_WAIT at most, until the server has read what ended processes had sent."""
         deadline = time.monotonic() + LEAVING_WAIT
         with self._measurement.lock:
             while any(
@@ -240,7 +255,7 @@ class Session:
             os.close(self._pidfd)
 
     def _seen_names(self) -> list[str]:
-        """Kernels for the user, without arguments: those that were used, else all that were there."""
+        """Return short kernel names for a message: the launched kernels, or all loaded ones if none was launched."""
         from gpubpf import names
 
         used = [kernel.mangled for kernel in self.kernels()]
@@ -249,7 +264,7 @@ class Session:
 
     @property
     def status(self) -> int:
-        """The exit status that the tool ends with."""
+        """The exit status of the tool."""
         if self._signals.terminated:
             return 0
         code = self._returncode or 0
@@ -258,17 +273,17 @@ class Session:
 
     @property
     def stopped(self) -> bool:
-        """The measurement is over: what comes now is the last."""
+        """The measurement has ended; the results do not change any more."""
         return self._measurement.stopped
 
     @property
     def several(self) -> bool:
-        """Several processes were asked for, or all: each row of a result says whose it is."""
+        """Several processes, or all, are traced, so each row of a result names its process."""
         return self._measurement.several
 
     @property
     def nothing_matched(self) -> bool:
-        """Kernels were asked for by name, and none of those that were seen is meant."""
+        """The user named kernels, and no kernel that was seen matches."""
         return bool(self.wanted) and not any(k.matched for k in self.kernels())
 
     # --- time ---
@@ -280,11 +295,13 @@ class Session:
         tick: Callable[[], object] | None = None,
         every: float = TICK,
     ) -> Iterator[int]:
-        """Yields when it is time to show something: every `interval` seconds, `count` times, and at the end of the
-        measurement, which is that of the command, of the duration, or Ctrl-C. What `instances` gives is fresh then.
+        """Yield 1, 2, … whenever it is time to show results; `instances` is up to date then.
 
-        tick: called in between, about every `every` seconds, sooner where logs and rings fill quickly, and once before each
-        yield: the place to take what `logs`, `rings` and `readings` give.
+        That is every `interval` seconds, at most `count` times, and once at the end. The measurement ends with the command or the
+        traced processes, after the session's `duration`, after `count` intervals, or at Ctrl-C.
+
+        tick: called about every `every` seconds, sooner if logs and rings fill quickly, and once before each yield. Call `logs`,
+        `rings` and `readings` there.
         """
         start = time.monotonic()
         self._tick, self._tick_interval, self._next_tick = tick, every, start + every
@@ -313,8 +330,9 @@ class Session:
                 return
 
     def _wait(self, until: float | None) -> bool:
-        """Whether all that is measured has ended; False when `until` (time.monotonic) came first, or a signal that ends the
-        measurement."""
+        """Wait, calling the tick, until the command or all traced processes have ended, and return True.
+
+        Return False if `until` (time.monotonic) or a signal that ends the measurement comes first."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals.reader, selectors.EVENT_READ)
             if self._child and self._returncode is None:
@@ -324,7 +342,7 @@ class Session:
                 wait = max(0.0, min(due) - time.monotonic()) if due else None
                 if self._signals.reader in {key.fd for key, _ in selector.select(wait)}:
                     self._signals.clear()
-                    if not self._measurement.stopped:  # results end with the summary
+                    if not self._measurement.stopped:  # nothing may follow the summary
                         self._report_attached()
                 if self._ended():
                     break
@@ -337,7 +355,7 @@ class Session:
         return True
 
     def _ended(self) -> bool:
-        """Whether the command has ended, or each of the processes that were asked for."""
+        """Return whether the command, or each of the processes that the user named, has ended."""
         if self._child:
             self._returncode = self._child.poll()
             return self._returncode is not None
@@ -360,7 +378,7 @@ class Session:
             self._listener.attached(*self._newly_hooked.pop(0))
 
     def _note_untraced_descendants(self) -> None:
-        """Of processes that the ones asked for have started."""
+        """Tell the user about processes that the traced ones (`-p`) have started, and that use the GPU."""
         if not self.targets.pids:
             return
         measured = {p.pid for p in self._measurement.active()}
@@ -368,11 +386,11 @@ class Session:
         for pid in found.keys() - measured - self._noted_descendants:
             self._noted_descendants.add(pid)
             self._measurement.note(
-                f"pid {pid} ({found[pid]}) is of a program that is measured, and uses the GPU, too; add it to -p"
+                f"pid {pid} ({found[pid]}) was started by a traced process and uses the GPU, but is not traced; add it to -p"
             )
 
     def _stop(self) -> None:
-        """Ends the measurement: no launch is swapped from now on, and everything is read."""
+        """End the measurement: agents instrument no further launch, and everything is read a last time."""
         if self._measurement.stopped:
             return
         self._measurement.stopped = True
@@ -386,10 +404,11 @@ class Session:
             self._measurement.host.detach()
         self._measurement.ended_ns = time.monotonic_ns()
         self._report_attached()
-        self._run_tick()  # what came into logs and rings: then it is known what did not
+        self._run_tick()  # read logs and rings before what is missing from them is counted
         for process, launches in summary.unread_launches(self._measurement):
             self._measurement.note(
-                f"{process.label} ended before it could be read; {summary.describe_loss(self._measurement, process, launches)}"
+                f"{process.label} ended before its results could be read;"
+                f" {summary.describe_loss(self._measurement, process, launches)}"
             )
         if silent := [
             p
@@ -399,20 +418,22 @@ class Session:
             for process in silent:
                 self._measurement.record_missed(process.pid, process.comm, joining.UNREACHED)
             self._measurement.note(
-                f"{len(silent):,} process{'es' if len(silent) > 1 else ''} ended or went on before the tool could attach;"
-                " what they launched was not seen"
+                f"{len(silent):,} process{'es' if len(silent) > 1 else ''} ended or continued before the tool could attach;"
+                " their launches are missing"
             )
         if graphs := sum(
             process.graph_launches() - process.graph_launches_before()
             for process in self._measurement.all_processes()
         ):
             self._measurement.note(
-                f"{graphs:,} launch{'es' if graphs > 1 else ''} of CUDA graphs that hold conditions, or that kernels launch:"
-                " how often their kernels ran is not known"
+                f"{graphs:,} launch{'es' if graphs > 1 else ''} of CUDA graphs with conditional nodes, or from kernels:"
+                " how often the kernels of these graphs ran is unknown"
             )
 
     def _drain(self, wait: float, flags: int) -> None:
-        """Has every process send its maps, and waits for that within bounds. The dead have sent theirs: that is read, too."""
+        """Ask every live process for its maps, and wait for them; then tell the user how many did not answer.
+
+        wait: seconds that running kernels get to finish. flags: of `DrainFlag`. Ended processes sent their maps at their end."""
         self._sequence += 1
         sequence = self._sequence
         asked = [p for p in self._measurement.active() if not p.disconnected]
@@ -433,7 +454,7 @@ class Session:
                 return
             if time.monotonic() >= deadline:
                 self._measurement.note(
-                    f"{late} process(es) did not answer in time; what they counted since is not shown"
+                    f"{late} process(es) did not answer in time; their counts since the last reading are not shown"
                 )
                 return
             self._run_tick()
@@ -441,55 +462,59 @@ class Session:
     # --- what tools get ---
 
     def instances(self, map_name: str) -> list[Instance]:
-        """What the map held when it was read last: one instance for every process, GPU, kernel and launch shape.
+        """Return the last reading of a map: one instance for every process, GPU, kernel and launch shape.
 
-        Where a process had several (it reset the device, or loaded a module twice), their values are added up; kernels of one
+        If a process has several (it reset the device, or loaded a module twice), their values are added up. Kernels of the same
         name count as one.
         """
         return readout.instances(self._measurement, map_name)
 
     def readings(self, *names: str) -> list[Reading]:
-        """The maps as they were each time that they were read since the last call, in that order for each context: see `Follow.pump`.
-        Registers are not known. From the thread that runs `intervals`."""
+        """Return every reading of these maps since the last call, in order for each context; see `Follow.pump`.
+
+        They have no register counts. From the thread that runs `intervals`."""
         return readout.readings(self._measurement, *names)
 
     def logs(self) -> list[ProcessLog]:
-        """What came into the operation log of each process since the last call, see `Follow`. From `intervals`' thread."""
+        """Return the new records in each process's operation log since the last call; see `Follow`. From `intervals`' thread."""
         return readout.logs(self._measurement)
 
     def rings(self, map_name: str) -> list[RingRecords]:
-        """What came into a ring since the last call, by process and context. From the thread that runs `intervals`."""
+        """Return the new records of a ring since the last call, by process and context. From the thread that runs `intervals`."""
         return readout.rings(self._measurement, map_name)
 
     def ring_counts(self, map_name: str) -> list[RingCounts]:
-        """Reservations and losses of a ring, by process, context and shard, as last known."""
+        """Return the last known numbers of reserved, received and lost records of a ring, by process, context and shard."""
         return readout.ring_counts(self._measurement, map_name)
 
     def shared(self, map_name: str) -> list[SharedArray]:
-        """A shared array, of every process that had one."""
+        """Return a shared array as each process has it."""
         return readout.shared(self._measurement, map_name)
 
     def sites(self, mangled: str, pid: int | None = None) -> dict[int, Site]:
-        """The probed places of a kernel by number (`ctx->site`), with the source where the program has line numbers. Of one
-        process, or of all: left out is what they do not agree on (programs of different builds)."""
+        """Return the sites of a kernel by number (`ctx->site`), with source lines if the program has them.
+
+        pid: of this process; None: of all. Sites on which processes disagree, because they run different builds, are left out."""
         return readout.sites(self._measurement, mangled, pid)
 
     def kernels(self) -> list[KernelCount]:
-        """Every kernel that a process got hold of, most launches first."""
+        """Return the launch counts of every kernel that a process looked up, most launches first."""
         return summary.kernels(self._measurement)
 
     def launches_by_comm(self) -> dict[str, dict[str, int]]:
-        """By name of the process: launches by mangled name."""
+        """Return launches by process name (comm), then by mangled kernel name."""
         return summary.launches_by_comm(self._measurement)
 
     def pids(self) -> dict[str, int]:
-        """By name of the process: the first of that name."""
+        """Return, for each process name (comm), the pid of the first process that had it."""
         return {process.comm: process.pid for process in reversed(self._measurement.all_processes())}
 
     def unread(self) -> set[int]:
-        """Processes (by number) with instrumented launches whose counts have not come: at the end, those that never will."""
+        """Return the numbers of processes whose counts are incomplete: launches were instrumented, but their maps were not read.
+
+        After the end of the measurement, these counts are lost."""
         return {process.number for process, _ in summary.unread_launches(self._measurement)}
 
     def summary(self) -> dict[str, Any]:
-        """The fields of the summary record, but for `type` and `tool`."""
+        """Return the fields of the summary record, except `type` and `tool`."""
         return summary.summary(self._measurement)

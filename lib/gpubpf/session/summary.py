@@ -1,4 +1,7 @@
-"""What a measurement counted: launches by kernel, what ran the original and why, what is lost; the summary record."""
+"""Count launches, uninstrumented launches by reason, and losses; make the summary record.
+
+Each public function does the work of the method of `Session` with its name, or writes part of a notice of `Session`.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,10 @@ if TYPE_CHECKING:
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.traced_process import StoredSnapshot, TracedProcess
 
-# The reason of launches whose kernel is not known: its module was there before the agent was.
-UNKNOWN = "loaded before"
-REGISTERS_WAIT = 2.0  # seconds that the end waits for ptxas to count registers
+UNKNOWN = (
+    "loaded before"  # a reason: the kernel's name is unknown, because its module was loaded before the agent
+)
+REGISTERS_WAIT = 2.0  # seconds that the end of the measurement waits for ptxas to count registers
 
 
 def summary(measurement: Measurement) -> dict[str, Any]:
@@ -30,9 +34,7 @@ def summary(measurement: Measurement) -> dict[str, Any]:
     for kernel in counted:
         for reason, n in kernel.not_instrumented.items():
             reasons[reason] = reasons.get(reason, 0) + n
-    unnamed_matched = (
-        unnamed if measurement.wanted.match_all else 0
-    )  # no name was asked for, so these are meant too
+    unnamed_matched = unnamed if measurement.wanted.match_all else 0  # all kernels are traced, so these too
     if unnamed_matched:
         reasons[UNKNOWN] = unnamed_matched
     record: dict[str, Any] = {
@@ -46,7 +48,7 @@ def summary(measurement: Measurement) -> dict[str, Any]:
         "overhead": _overhead(measurement),
     }
     if unnamed and not unnamed_matched:
-        record["launches_unknown"] = unnamed  # seen, and of no kernel whose name is known
+        record["launches_unknown"] = unnamed  # by kernels without a known name
     if graphs := sum(process.graph_launches_before() for process in measurement.all_processes()):
         record["graphs_before"] = graphs
     live = sum(process.hooked for process in measurement.all_processes())
@@ -64,7 +66,9 @@ def summary(measurement: Measurement) -> dict[str, Any]:
 
 
 def _overhead(measurement: Measurement) -> dict[str, int | None]:
-    """What the tool itself cost. Of what takes no time on the virtual clock nothing is said that would not repeat."""
+    """Return the overhead of the tool.
+
+    On the virtual clock, hooks take no time. Numbers that would differ between two runs are None there."""
     processes = measurement.all_processes()
     registers = _extra_registers(measurement, processes)
     if any(process.virtual or process.virtual_times()[0] for process in processes):
@@ -81,21 +85,22 @@ def _overhead(measurement: Measurement) -> dict[str, int | None]:
 
 
 def _extra_registers(measurement: Measurement, processes: list[TracedProcess]) -> int | None:
-    """The most registers that a copy has more than its original, of kernels that were launched with one; None: not known."""
+    """Return the most registers that an instrumented copy needs beyond its original, of launched kernels; None: unknown."""
     until = time.monotonic() + (REGISTERS_WAIT if measurement.stopped else 0.0)
     more = []
     for process in processes:
         used = {name for slot, name in process.names.items() if name in process.matched}
         for future in process.registers:
-            with contextlib.suppress(Exception):  # what ptxas says of it does not concern the measurement
+            with contextlib.suppress(Exception):  # an error of ptxas here does not affect the measurement
                 counted = future.result(max(0.0, until - time.monotonic()))
                 more += [after - before for name, (before, after) in counted.items() if name in used]
     return max(more, default=None)
 
 
 def _not_probed(measurement: Measurement, launched: set[str]) -> dict[str, int]:
-    """Places by opcode, the most frequent first, in kernels that were launched instrumented. What a kernel of the same name has in
-    several processes counts once."""
+    """Return the accesses that cannot be probed, by opcode, most frequent first. `launched`: count only in these kernels.
+
+    A kernel that several processes have counts once."""
     by_kernel: dict[tuple[str, str], int] = {}
     with measurement.lock:
         for process in measurement.processes:
@@ -128,7 +133,9 @@ def kernels(measurement: Measurement) -> list[KernelCount]:
 
 
 def _reasons(process: TracedProcess, name: str, counters: protocol.Counters) -> dict[str, int]:
-    """Why launches of a matched kernel ran the original. What has no reason of its own came before the copy was ready."""
+    """Return why launches of a matched kernel ran the original: reason → launches.
+
+    Launches without a reason of their own came before the instrumented copy was ready."""
     slots = [slot for slot, known in process.names.items() if known == name]
     reasons: dict[str, int] = {}
     for reason, n in counters.reasons.items():
@@ -152,6 +159,7 @@ def launches_by_comm(measurement: Measurement) -> dict[str, dict[str, int]]:
 
 
 def _counted(measurement: Measurement) -> Iterator[tuple[TracedProcess, str, protocol.Counters]]:
+    """Yield each process, kernel name, and that kernel's counters in the process."""
     for process in measurement.all_processes():
         slots, _ = process.counters()
         for slot, counters in enumerate(slots):
@@ -161,7 +169,7 @@ def _counted(measurement: Measurement) -> Iterator[tuple[TracedProcess, str, pro
 
 
 def unread_launches(measurement: Measurement) -> Iterator[tuple[TracedProcess, int]]:
-    """Instrumented launches of each process whose counts never came, at most."""
+    """Yield processes whose counts are incomplete, and how many of their instrumented launches were not read, at most."""
     for process in measurement.all_processes():
         instrumented = sum(c.instrumented for c in process.counters()[0])
         received = sum(
@@ -172,19 +180,19 @@ def unread_launches(measurement: Measurement) -> Iterator[tuple[TracedProcess, i
 
 
 def describe_loss(measurement: Measurement, process: TracedProcess, launches: int) -> str:
-    """What of a process is lost of which so many launches were not read."""
+    """Return a phrase for a notice: what is lost of a process if so many of its launches were not read."""
     parts = []
     if any(not is_ring(d) and d.kind != SHARED for d in measurement.definitions):
-        parts.append(f"what up to {launches:,} launches counted is lost")
+        parts.append(f"the counts of up to {launches:,} launches are lost")
     for name, received, _, most in _unread(measurement, process):
         bounded = name in measurement.follow.per_thread
-        lost = f"at most {most:,} are lost" if bounded else "how many are lost is not known"
+        lost = f"at most {most:,} are lost" if bounded else "an unknown number is lost"
         parts.append(f"{received:,} records of {name} were received, {lost}")
     return "; ".join(parts) or f"up to {launches:,} launches were not read"
 
 
 def _lost(measurement: Measurement) -> int:
-    """Launches whose counts never came, records that a killed process wrote at most, and what found no room in maps."""
+    """Return the total loss: launches that were not read, records of killed processes (at most), and drops in full maps and logs."""
     lost = 0
     counted = any(not is_ring(d) and d.kind != SHARED for d in measurement.definitions)
     for process, launches in unread_launches(measurement):
@@ -206,7 +214,7 @@ def _lost(measurement: Measurement) -> int:
 
 
 def _unread(measurement: Measurement, process: TracedProcess) -> Iterator[tuple[str, int, int, int]]:
-    """For each ring: its name, the records that were received, those that are known to be lost, and how many are at most."""
+    """Yield for each ring: its name, received records, records known to be lost, and the most that can be lost."""
     threads = sum(c.threads for c in process.counters()[0])
     for number, definition in enumerate(measurement.definitions):
         if not is_ring(definition) or definition.name == maps.PRINTS:
@@ -219,6 +227,7 @@ def _unread(measurement: Measurement, process: TracedProcess) -> Iterator[tuple[
 
 
 def _lost_in_maps(measurement: Measurement, stored: StoredSnapshot) -> int:
+    """Return what the maps of a snapshot counted as lost because they were full."""
     lost, snapshot = 0, stored.snapshot
     places = [(a.map, a.offset, a.size) for i in snapshot.instances for a in i.arrays]
     places += [(number, *place) for number, place in snapshot.shared.items()]
@@ -226,7 +235,7 @@ def _lost_in_maps(measurement: Measurement, stored: StoredSnapshot) -> int:
         if number >= len(measurement.definitions):
             continue
         definition = measurement.definitions[number]
-        if definition.kind in maps.SHAPED:  # the last value says it
+        if definition.kind in maps.SHAPED:  # the last value counts the losses
             if size < definition.value_size:
                 continue
             offset, size = offset + size - definition.value_size, definition.value_size
@@ -239,7 +248,7 @@ def _lost_in_maps(measurement: Measurement, stored: StoredSnapshot) -> int:
 
 
 def _duration_ns(measurement: Measurement) -> int:
-    """Of the measurement; on the virtual clock from the first process's beginning to the last one's end."""
+    """Return the duration of the measurement; on the virtual clock from the start of the first process to the end of the last."""
     times = [process.virtual_times() for process in measurement.all_processes()]
     started, ended = [s for s, _ in times if s], [e for _, e in times if e]
     if started and ended:

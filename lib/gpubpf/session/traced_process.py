@@ -1,6 +1,6 @@
-"""One traced process, as its agent tells it: what it said, the files that it handed over, what is read from them.
+"""One traced process: the state that its agent reports, the files that it hands over, and what is read from them.
 
-Its agent is untrusted. `Server` serves it, and holds `Measurement.lock` for what changes here, but where a method says otherwise.
+`Server` fills it with what the agent sends, which is untrusted. readout.py and summary.py read it for tools.
 """
 
 from __future__ import annotations
@@ -36,33 +36,41 @@ if TYPE_CHECKING:
     from gpubpf.session.operation_log import OpLog
     from gpubpf.session.rings import RingReader
 
-# Of one process; no program has so many, and the tool's memory and files are not theirs to use up.
-TEXT_LIMIT, PENDING_LIMIT, CONTEXT_LIMIT, RING_LIMIT = 64 << 20, 4096, 4096, 64
-READINGS, READING_BYTES = 32, 256 << 20  # that wait to be looked at
-BUFFERED_RECORDS = 1 << 22  # of all logs, ditto
-GRACE = 0.3  # seconds after which nothing of a process that ended is still on its way into its files
+# Limits for one process, beyond what any program needs: a hostile agent must not use up the tool's memory or files.
+TEXT_LIMIT = 64 << 20  # bytes of names, reasons and stacks
+PENDING_LIMIT = 4096  # images and modules without an answer
+CONTEXT_LIMIT = 4096
+RING_LIMIT = 64
+READINGS, READING_BYTES = 32, 256 << 20  # readings that the tool has not taken yet; older ones are dropped
+
+BUFFERED_RECORDS = 1 << 22  # log records of all processes that the tool has not taken yet
+GRACE = 0.3  # seconds after a process has ended until all its writes have reached its files
 
 
 @dataclass
 class Ring:
-    """A ring of one context. `copy`: of one in GPU memory, the latest snapshot (file, offset) that was not looked at."""
+    """A ring of one context. copy: the latest unread snapshot (file, offset) of a ring in GPU memory."""
 
     reader: RingReader
-    closed: bool = False  # its context is gone
+    closed: bool = False  # its context was destroyed
     copy: tuple[int, int] | None = None
-    done: bool = False
+    done: bool = False  # read to the end
 
 
 class StoredSnapshot:
-    """Maps of one context as they were read: in a file that the process handed over, or packed. Closed by whoever has it."""
+    """One reading of a context's maps: `snapshot` says what is where, the bytes are in the process's file, or compressed in memory.
+
+    The owner closes it. Whoever reads a process's `snapshots` holds `Measurement.lock`, because a newer one replaces and closes it."""
 
     def __init__(self, snapshot: protocol.Snapshot, file: int) -> None:
         self.snapshot = snapshot
         self._file: int | None = file
-        self._compressed: list[tuple[int, int, bytes]] = []  # offset, size, compressed; by offset
+        self._compressed: list[
+            tuple[int, int, bytes]
+        ] = []  # offset, size, compressed bytes; sorted by offset
 
     def read(self, size: int, offset: int) -> bytes:
-        """Fewer bytes where there are not so many; none of what no map holds."""
+        """Return `size` bytes from `offset`; fewer at the end of the file. Once compressed, b"" outside the maps."""
         if self._file is not None:
             return protocol.read_file(self._file, size, offset)
         at = bisect_right(self._compressed, offset, key=lambda part: part[0]) - 1
@@ -72,7 +80,7 @@ class StoredSnapshot:
         return zlib.decompress(data)[offset - start : offset - start + size]
 
     def compressed(self, specs: Sequence[protocol.MapSpec]) -> list[tuple[int, int, bytes]]:
-        """What its maps hold, for `keep`."""
+        """Return the compressed contents of the maps, for `replace_file`. `specs`: the maps by number."""
         places = [(array.offset, array.size) for i in self.snapshot.instances for array in i.arrays]
         for number, (offset, size) in self.snapshot.shared.items():
             if number < len(specs) and specs[number].fixed == size:
@@ -80,7 +88,7 @@ class StoredSnapshot:
         return [(offset, size, zlib.compress(self.read(size, offset), 1)) for offset, size in sorted(places)]
 
     def replace_file(self, compressed: list[tuple[int, int, bytes]]) -> None:
-        """Only that, and no file."""
+        """Keep only these contents, and close the file."""
         self.close()
         self._compressed = compressed
 
@@ -90,64 +98,71 @@ class StoredSnapshot:
             self._file = None
 
     def __del__(self) -> None:
-        self.close()  # of a session that nobody knows any more
+        self.close()  # of a session that was dropped without being closed
 
 
 @dataclass(eq=False)
 class TracedProcess:
-    """A process with an agent."""
+    """A process that loaded the agent, until and after its end.
+
+    The server's thread and `BackgroundWork` fill it, and hold `Measurement.lock` meanwhile. The thread that runs `Session.intervals`
+    takes readings, logs and rings out of it. Three locks of its own guard the rest:
+    send_lock: writing to `socket`.
+    _resource_lock: `control` and the `_final_…` values, `host` and `shared`.
+    _log_lock: `log`, `_log_reader` and the buffered records.
+    """
 
     socket: socket.socket
     pid: int
-    number: int  # from 1; a process id may come again
+    number: int  # from 1, unique in the session; the kernel may reuse a pid
     comm: str = ""
     frames: protocol.Frames = field(default_factory=protocol.Frames)
     send_lock: threading.Lock = field(default_factory=threading.Lock)
-    control: int | None = None
-    sent_marker: bool = False  # it sent its marker
-    reported_hooks: bool = False  # it said whether it is hooked
-    hooked: bool = False
+    control: int | None = None  # file of the control block
+    sent_marker: bool = False  # MARKER has arrived
+    reported_hooks: bool = False  # HOOKED has arrived
+    hooked: bool = False  # and the hooks are live
     disconnected: bool = False
-    disconnected_at: float = 0.0
-    last_drain: int = 0  # sequence number of the last drain that is done
-    names: dict[int, str] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)  # by slot, from the agent
-    refusals: dict[str, str] = field(default_factory=dict)  # by name, from the sidecars
-    matched: set[str] = field(default_factory=set)
-    entries: set[str] = field(default_factory=set)  # kernels of its modules, whether it uses them or not
-    sites: dict[str, list[tuple[Site, ...]]] = field(
-        default_factory=dict
-    )  # of each module that has the kernel
-    unprobed: dict[str, dict[str, int]] = field(
-        default_factory=dict
-    )  # by kernel: places by opcode that no program for accesses can see
-    registers: list[Future[Mapping[str, tuple[int, int]]]] = field(default_factory=list)
-    snapshots: dict[int, StoredSnapshot] = field(default_factory=dict)  # by context
-    readings: deque[StoredSnapshot] = field(default_factory=deque)
-    skipped_readings: int = 0  # readings that nobody looked at in time
+    disconnected_at: float = 0.0  # time.monotonic
+    last_drain: int = 0  # sequence number of the last DRAIN that the agent has completed
+    names: dict[int, str] = field(default_factory=dict)  # slot → mangled kernel name
+    refused: dict[int, str] = field(default_factory=dict)  # slot → the agent's reason not to instrument
+    refusals: dict[str, str] = field(default_factory=dict)  # kernel → the sidecar's reason
+    matched: set[str] = field(default_factory=set)  # kernels that the user asked for
+    entries: set[str] = field(default_factory=set)  # all kernels of its modules, launched or not
+    # Kernel → its sites in each module that has it.
+    sites: dict[str, list[tuple[Site, ...]]] = field(default_factory=dict)
+    # Kernel → opcode → accesses that cannot be probed.
+    unprobed: dict[str, dict[str, int]] = field(default_factory=dict)
+    registers: list[Future[Mapping[str, tuple[int, int]]]] = field(
+        default_factory=list
+    )  # see `CountRegisters`
+    snapshots: dict[int, StoredSnapshot] = field(default_factory=dict)  # context → latest
+    readings: deque[StoredSnapshot] = field(default_factory=deque)  # that the tool has not taken yet
+    skipped_readings: int = 0  # dropped because the tool did not take them in time
     contexts: dict[int, int] = field(default_factory=dict)  # number → GPU
     stacks: dict[int, tuple[protocol.StackFrame, ...]] = field(default_factory=dict)
-    log: LogFile | None = None  # None again when nothing more can come
-    log_lost: int = 0
-    buffered: int = 0  # records out of the log, not looked at yet
-    virtual: bool = False  # its clock
-    rings: dict[tuple[int, int], Ring] = field(default_factory=dict)  # by map and context
+    log: LogFile | None = None  # None before LOG has arrived, and after the last reading
+    log_lost: int = 0  # operations that found no room in the log
+    buffered: int = 0  # records taken out of the log that the tool has not read yet
+    virtual: bool = False  # its clock is virtual
+    rings: dict[tuple[int, int], Ring] = field(default_factory=dict)  # (map, context) → ring
     host: HostProcess | None = None
-    shared: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)  # at its end
-    pending_images: int = 0  # images without an answer
-    image_answered: bool = False  # one was answered
-    attached: bool = False  # it ran before the tool did
-    pidfd: int | None = None  # of one that was attached to
-    hook_failure: str = ""  # why hooks are not in one that was attached to; what to do
-    stood_ns: int = 0  # for how long its threads were stopped
+    shared: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)  # shared arrays, copied at its end
+    pending_images: int = 0  # images and modules without an answer
+    image_answered: bool = False  # at least one was answered
+    attached: bool = False  # it ran before the tool attached to it
+    pidfd: int | None = None  # only if `attached`
+    hook_failure: str = ""  # if attaching failed: why, and what to do
+    stood_ns: int = 0  # how long its threads were stopped
     drained_bytes: int = 0  # read from its maps, logs and rings
-    sent_patches: bool = False  # it sent its hooks as a list, which it does once
-    text: int = 0  # bytes of names, reasons and stacks
+    sent_patches: bool = False  # PATCHES has arrived
+    text: int = 0  # bytes of names, reasons and stacks, for TEXT_LIMIT
     _resource_lock: threading.Lock = field(default_factory=threading.Lock)
     _log_lock: threading.Lock = field(default_factory=threading.Lock)
-    _log_reader: OpLog | None = None  # of the log, once somebody looks at it
+    _log_reader: OpLog | None = None  # made at the first reading
     _buffered: list[np.ndarray[Any, Any]] = field(default_factory=list)
-    # of a process that is gone
+    # The last values from the control block, after it was closed.
     _final_counters: tuple[list[protocol.Counters], int] = field(default_factory=lambda: ([], 0))
     _final_graphs: int = 0
     _final_times: tuple[int, int] = (0, 0)
@@ -156,22 +171,23 @@ class TracedProcess:
 
     @property
     def label(self) -> str:
-        """For messages."""
+        """The process in messages: "pid 123 (name)"."""
         return f"pid {self.pid} ({self.comm})"
 
     @property
     def gpus(self) -> frozenset[int]:
-        """Ordinals of those that it has contexts on."""
+        """The ordinals of the GPUs that it has contexts on."""
         return frozenset(self.contexts.values())
 
     @cached_property
     def mapped(self) -> Mapped:
-        """The device code in its files."""
+        """The device code in the files that it maps."""
         from gpubpf.images.mapped import Mapped
 
         return Mapped(self.pid)
 
     def add_sites(self, sidecar: Sidecar) -> None:
+        """Record the sites, and the accesses that cannot be probed, of a sidecar's kernels. The caller holds `Measurement.lock`."""
         for kernel in sidecar.kernels:
             places = self.unprobed.setdefault(kernel.name, {})
             for opcode, n in kernel.unprobed.items():
@@ -182,11 +198,15 @@ class TracedProcess:
 
     # --- counters ---
 
+    # From any thread.
+
     def counters(self) -> tuple[list[protocol.Counters], int]:
+        """See `protocol.read_control`."""
         with self._resource_lock:
             return protocol.read_control(self.control) if self.control is not None else self._final_counters
 
     def graph_launches(self) -> int:
+        """See `protocol.graph_launches`."""
         with self._resource_lock:
             return protocol.graph_launches(self.control) if self.control is not None else self._final_graphs
 
@@ -212,14 +232,14 @@ class TracedProcess:
     # --- messages ---
 
     def send_working(self) -> None:
-        """Says that its images are worked on. Never waits."""
+        """Tell the agent that the tool is working on its images, unless another thread is sending. Never waits."""
         if self.send_lock.acquire(blocking=False):
             with contextlib.suppress(OSError):
                 os.write(self.socket.fileno(), protocol.working())
             self.send_lock.release()
 
     def send(self, data: bytes, file: int | None = None) -> None:
-        """From any thread. A process that does not read is given up."""
+        """Send a message, from any thread. Disconnect an agent that does not receive it."""
         with self.send_lock:
             try:
                 if file is None:
@@ -232,12 +252,15 @@ class TracedProcess:
                     self.socket.shutdown(socket.SHUT_RDWR)
 
     def count_text(self, size: int) -> None:
+        """Count bytes of text that the agent makes the tool keep. Raises Malformed beyond TEXT_LIMIT."""
         self.text += size
         if self.text > TEXT_LIMIT:
-            raise protocol.Malformed("more names than a program has")
+            raise protocol.Malformed("too many names")
 
     def add_snapshot(self, snapshot: protocol.Snapshot, file: int, keep: bool) -> None:
-        """A snapshot came, which replaces the last one of its context. `keep`: it is also one of the `readings`."""
+        """Replace the last snapshot of a context. `keep`: also add it to `readings`.
+
+        Takes ownership of `file`, unless it raises Malformed."""
         for part in snapshot.rings:
             ring = self.rings.get((part.map, snapshot.context))
             if ring is None or ring.done:
@@ -256,14 +279,14 @@ class TracedProcess:
             return
         before = self.snapshots.get(snapshot.context)
         if before is None and len(self.snapshots) >= CONTEXT_LIMIT:
-            raise protocol.Malformed("memory of more contexts than can be kept")
+            raise protocol.Malformed("memory of too many contexts")
         if snapshot.flags & SnapshotFlag.FAILED and (before or snapshot.size):
-            os.close(file)  # an older one is better than none
+            os.close(file)  # keep the older one
             return
-        # Rings, and the context's maps (of which it is known how large they are) leave holes in it, other maps do not.
+        # Rings and the maps of the context leave holes in the file, and their sizes are known. Arrays of instances leave none.
         held = os.fstat(file).st_blocks * 512
         if sum(array.size for instance in snapshot.instances for array in instance.arrays) > held:
-            raise protocol.Malformed("memory that is not there")
+            raise protocol.Malformed("a snapshot larger than its file")
         self.drained_bytes += min(held, snapshot.size)
         if keep:
             self.readings.append(StoredSnapshot(snapshot, os.dup(file)))
@@ -277,54 +300,54 @@ class TracedProcess:
         self.snapshots[snapshot.context] = StoredSnapshot(snapshot, file)
 
     def add_log(self, file: int, records: int) -> None:
-        """Takes `file` over."""
+        """Open the operation log. Takes ownership of `file`, unless it raises Malformed."""
         if self.log is not None or self.log_lost:
             raise protocol.Malformed("a second log")
         try:
             log = LogFile(os.dup(file))
         except SessionError:
-            raise protocol.Malformed("a log that is none") from None
+            raise protocol.Malformed("an invalid log") from None
         if log.capacity != records:
-            raise protocol.Malformed("a log of another size")
+            raise protocol.Malformed("a log of the wrong size")
         self.log, self.virtual = log, log.virtual
         os.close(file)
 
     def add_ring(self, place: protocol.RingPlace, dtype: np.dtype[Any], most: int, file: int | None) -> None:
-        """`most`: bytes of records that it was granted."""
+        """Open a ring. Takes ownership of `file`, unless it raises Malformed. `most`: the bytes of records that the tool allowed."""
         from gpubpf.session.rings import RingReader
 
         size = place.shards * place.capacity * place.stride
         if size > most and place.capacity > protocol.LEAST_CAPACITY:
-            raise protocol.Malformed("a ring that is larger than it should be")
+            raise protocol.Malformed("a ring larger than requested")
         if (place.map, place.context) in self.rings or len(self.rings) >= RING_LIMIT:
-            raise protocol.Malformed("more rings than a program has")
+            raise protocol.Malformed("too many rings")
         if (file is None) != (place.place == Place.GPU_RING):
             raise protocol.Malformed("a ring without its memory")
         if file is not None and not protocol.sealed(file, place.size):
-            raise protocol.Malformed("a ring that cannot be read")
+            raise protocol.Malformed("a ring whose file is not sealed")
         try:
             reader = RingReader(place, dtype, file)
         except Error:
-            raise protocol.Malformed("a ring of another kind") from None
+            raise protocol.Malformed("a ring with records of the wrong size") from None
         self.rings[place.map, place.context] = Ring(reader)
         if file is not None:
             os.close(file)
 
-    # --- files, read by the tool's main thread ---
+    # --- data that the thread of `Session.intervals` reads ---
 
     @property
     def no_more_data(self) -> bool:
-        """Nothing can come into its files any more."""
+        """The process can write no more into its log and rings."""
         return self.disconnected and time.monotonic() - self.disconnected_at >= GRACE
 
     @property
     def fully_read(self) -> bool:
-        """Nothing comes from it any more, and all that came was taken."""
+        """The process can write no more, and the tool has read everything."""
         taken = self.log is None and not self.readings and all(ring.done for ring in self.rings.values())
         return taken and self.no_more_data
 
     def read_log(self, last: bool) -> np.ndarray[Any, Any] | None:
-        """The new records; None: there is no log, or nothing more to come from it."""
+        """Return the new records; None: there is no log, or it was read to its end. `last`: this is the last reading."""
         import numpy as np
 
         from gpubpf.session import operation_log
@@ -347,8 +370,10 @@ class TracedProcess:
         return np.concatenate(raw).view(operation_log.DTYPE)
 
     def buffer_log(self) -> None:
-        """Takes what is in the log out of it, for `read_log`: a burst finds room while the tool is at work on the one before.
-        Until the tool has looked for the first time, only when it fills: that loads NumPy, and there are probes to bring in."""
+        """Move records from the log into memory, so that a burst finds room while the tool is still working on the last one.
+
+        Called from the log thread of `Server`. Before the tool's first reading it moves them only if the log is a quarter full:
+        reading imports NumPy, which would delay attaching."""
         with self._log_lock:
             if self.log is not None and (self._log_reader or self.log.begun > self.log.capacity // 4):
                 from gpubpf.session.operation_log import OpLog
@@ -361,10 +386,10 @@ class TracedProcess:
     # --- the end ---
 
     def close(self) -> None:
-        """It is gone. There may be very many processes, so what can be closed is. Without the session's lock held."""
+        """Close the files of a process that has disconnected, and keep the last counters. There may be thousands of processes."""
         self.frames.close()
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # wakes who sends
+            self.socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that is sending
         with self.send_lock:
             self.socket.close()
         last, graphs, times = self.counters(), self.graph_launches(), self.virtual_times()
@@ -391,7 +416,7 @@ class TracedProcess:
                 stored.replace_file(compressed)
 
     def close_host(self) -> None:
-        """Its host programs are taken down; what its shared arrays held stays known. Takes a while: a thread of its own does it."""
+        """Detach the host programs, and keep a copy of the shared arrays. Slow, so it has threads of its own."""
         with self._resource_lock:
             host, self.host = self.host, None
             if host is None:
@@ -401,6 +426,6 @@ class TracedProcess:
         host.close()
 
     def shared_array(self, name: str) -> np.ndarray[Any, Any] | None:
-        """A copy of a shared array of its; None: it has none."""
+        """Return a copy of a shared array, from any thread; None if the process has none."""
         with self._resource_lock:
             return self.host.array(name) if self.host is not None else self.shared.get(name)

@@ -1,4 +1,7 @@
-"""What takes long in serving processes, done by threads so that one process's ptxas does not hold up another: making sidecars."""
+"""The slow work of serving processes, in threads of its own: making sidecars, welcoming, patching, cleaning up.
+
+The server calls `BackgroundWork`, so that ptxas for one process does not delay the messages of another.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +28,25 @@ if TYPE_CHECKING:
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.traced_process import TracedProcess
 
-RECENTLY_ENDED = 64  # processes that are gone and whose maps stay in the files that they handed over
-CACHED_SIDECARS, CACHED_SIDECAR_BYTES = (
-    32,
-    16 << 20,
-)  # that are kept for other processes: how many, the size of one
+RECENTLY_ENDED = 64  # ended processes whose maps stay in files; those of earlier ones are compressed
+CACHED_SIDECARS = 32
+CACHED_SIDECAR_BYTES = 16 << 20  # a larger sidecar is not cached
 
 T = TypeVar("T")
-# An image that a program loaded, and the device it was loaded on → its sidecar.
+# (image that a program loaded, device that it was loaded on) → sidecar.
 Instrument = Callable[[bytes, "Target"], "Sidecar"]
-# How many registers the kernels of a sidecar need: (as built, with the probe) by mangled name.
+# (sidecar, device) → registers of its kernels by mangled name: (as built, with the probe).
 CountRegisters = Callable[[Any, "Target"], Mapping[str, tuple[int, int]]]
 
 
 @dataclass(frozen=True)
 class SidecarBuilder:
-    """What makes sidecars. `instrument` is called from several threads, once for images that are the same; `registers` when
-    nobody waits for it; `warm_up` once, while the command starts."""
+    """The functions that make sidecars.
+
+    instrument: make the sidecar of an image. Called from several threads, once for equal images.
+    registers: count the registers of a sidecar's kernels. Called when no process waits for it.
+    warm_up: called once, while the command starts.
+    """
 
     instrument: Instrument
     registers: CountRegisters = lambda sidecar, target: {}
@@ -49,16 +54,18 @@ class SidecarBuilder:
 
 
 class DaemonThreadPool:
-    """Threads that a leaving tool does not wait for: what they make then, nobody needs. (ThreadPoolExecutor waits.)
-    `before` is called by each before it does what it is given."""
+    """A thread pool that does not delay the exit of the tool, unlike ThreadPoolExecutor: it drops unfinished work.
+
+    A worker thread calls `before_each` before each piece of work."""
 
     def __init__(self, count: int, before_each: Callable[[], None] = lambda: None) -> None:
         self._before_each = before_each
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._count = self._unstarted = count  # threads, those that are not started yet
+        self._count = self._unstarted = count  # threads
         self._closed = False
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Call `function` in one of the threads; in this thread after `close`."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -78,7 +85,7 @@ class DaemonThreadPool:
         return future
 
     def close(self) -> None:
-        """They end when they have done what they were given; nobody waits for it. What comes later, who brings it does."""
+        """Let the threads end after the work that they have. Does not wait for them."""
         self._closed = True
         for _ in range(self._count - self._unstarted):
             self._work.put(None)
@@ -89,7 +96,9 @@ class DaemonThreadPool:
 
 
 class BackgroundWork:
-    """Makes sidecars, and all else that serving a process takes long for. `loaded`: see `Listener`."""
+    """The slow work for all processes. The public methods return at once, and are called from the server's thread.
+
+    `_cache_lock` guards the cache of sidecars; `Measurement.lock` guards what changes in a process. `loaded`: see `Listener`."""
 
     def __init__(
         self, measurement: Measurement, builder: SidecarBuilder, loaded: Callable[[str, bytes], None]
@@ -100,13 +109,10 @@ class BackgroundWork:
         self._loaded = loaded
         settle = measurement.privileges.settle
         self.sidecar_threads = DaemonThreadPool(4, settle)
-        self._attach_threads = DaemonThreadPool(
-            4, settle
-        )  # a process that starts does not wait for another one's ptxas,
-        self._cleanup_threads = DaemonThreadPool(
-            2, settle
-        )  # nor for the kernel to take another one's probes down
-        self._ended: deque[TracedProcess] = deque()  # whose files are open still
+        # Separate pools, so that a starting process waits neither for another's ptxas nor for the removal of another's probes.
+        self._attach_threads = DaemonThreadPool(4, settle)
+        self._cleanup_threads = DaemonThreadPool(2, settle)
+        self._ended: deque[TracedProcess] = deque()  # whose snapshots are still in files
         self._cache: OrderedDict[tuple[bytes, Target], Future[Sidecar]] = OrderedDict()
         self._cache_lock = threading.Lock()
 
@@ -115,23 +121,23 @@ class BackgroundWork:
             workers.close()
 
     def make_sidecar(self, process: TracedProcess, image: protocol.Image, file: int) -> None:
-        """Answers with the sidecar of an image, in time. Takes `file` over."""
+        """Make the sidecar of an image that a process loads, and send it. Takes ownership of `file`, which has the image."""
         self.sidecar_threads.submit(self._make_sidecar, process, image, file)
 
     def make_found(self, process: TracedProcess, found: protocol.Found) -> None:
-        """Answers with the sidecar of a module that was there before its agent."""
+        """Make the sidecar of a module that was loaded before the agent, and send it."""
         self.sidecar_threads.submit(self._make_found, process, found)
 
     def welcome(self, process: TracedProcess, marker: int | None) -> None:
-        """Tells a process what it is asked to do. Takes `marker` over: where the host programs are attached."""
+        """Attach host programs and send WELCOME. Takes ownership of `marker`, the file that host programs are attached to."""
         self._attach_threads.submit(_welcome, self._measurement, process, marker)
 
     def patch(self, process: TracedProcess, file: int) -> None:
-        """Puts the hooks into a process that runs, and tells it so. Takes `file` over: the list of them."""
+        """Write the hooks into a running process, and tell its agent. Takes ownership of `file`, the list of patches."""
         self._attach_threads.submit(_patch, self._measurement, process, file)
 
     def end(self, process: TracedProcess) -> None:
-        """It is gone: its host programs are taken down, and of those that are gone for longer the files closed."""
+        """Detach the host programs of a process that disconnected. Beyond RECENTLY_ENDED of them, compress the oldest one's maps."""
         process.__dict__.pop("mapped", None)
         self._cleanup_threads.submit(process.close_host)
         self._ended.append(process)
@@ -140,7 +146,7 @@ class BackgroundWork:
             self._cleanup_threads.submit(self._ended.popleft().compress_snapshots, specs, lock)
 
     def _sidecar(self, data: bytes, target: Target) -> Sidecar:
-        """As `Instrument`; once for processes that have the same image at about the same time."""
+        """Return the sidecar of an image, from the cache if another process has recently loaded the same image."""
         key = (hashlib.sha256(data).digest(), target)
         with self._cache_lock:
             known = self._cache.get(key)
@@ -174,7 +180,7 @@ class BackgroundWork:
                 data = instrument.joined(data)
             self._loaded(process.comm, data)
             sidecar = self._sidecar(data, target)
-            if image.linked > 1:  # the PTX of all its inputs is not at hand
+            if image.linked > 1:  # some of its inputs had no PTX
                 why = {
                     name: fatbin.LINKED if reason == fatbin.SASS_ONLY else reason
                     for name, reason in sidecar.refusals.items()
@@ -203,7 +209,7 @@ class BackgroundWork:
         asked: protocol.Image | protocol.Found,
         make: Callable[[Target], Sidecar],
     ) -> None:
-        """Sends what `make` makes for a device; nothing where it fails."""
+        """Send the sidecar that `make` returns for the process's device; an empty one if it raises."""
         answer = protocol.sidecar(asked.request, 0, (), {}, ())
         sent: int | None = None
         sidecar: Sidecar | None = None
@@ -221,7 +227,7 @@ class BackgroundWork:
             answer, sent = _encode(self._measurement, asked.request, sidecar)
         except Error as error:
             self._measurement.note(f"{process.label}: a module is not instrumented: {error}")
-        except Exception as error:  # our mistake, or no memory
+        except Exception as error:  # a bug, or out of memory
             what = f"a module is not instrumented: internal error, {type(error).__name__}: {error}"
             self._measurement.note(f"{process.label}: {what}")
         finally:
@@ -238,6 +244,7 @@ class BackgroundWork:
 
 
 def _patch(measurement: Measurement, process: TracedProcess, file: int) -> None:
+    """See `BackgroundWork.patch`."""
     from gpubpf.attach import patching
 
     try:
@@ -247,12 +254,13 @@ def _patch(measurement: Measurement, process: TracedProcess, file: int) -> None:
     except Error as error:
         process.hook_failure = f"is not traced: {error}"
         with contextlib.suppress(OSError):
-            process.socket.shutdown(socket.SHUT_RDWR)  # it waits for the answer
+            process.socket.shutdown(socket.SHUT_RDWR)  # the agent waits for the answer
     finally:
         os.close(file)
 
 
 def _encode(measurement: Measurement, request: int, sidecar: Sidecar) -> tuple[bytes, int]:
+    """Return the SIDECAR message, and a new file with the sidecar's image, for the caller to close."""
     layouts = [
         protocol.KernelLayout(
             kernel.name,
@@ -287,7 +295,7 @@ def _block(measurement: Measurement, block: LaunchBlock) -> bytes:
 
 
 def _welcome(measurement: Measurement, process: TracedProcess, marker: int | None) -> None:
-    """Its host programs and shared arrays, then what it is asked to do."""
+    """See `BackgroundWork.welcome`."""
     wanted = measurement.wanted
     try:
         if measurement.host is not None:
@@ -302,7 +310,7 @@ def _welcome(measurement: Measurement, process: TracedProcess, marker: int | Non
             if process.disconnected:
                 process.close_host()
     except (Error, OSError) as error:
-        measurement.note(f"{process.label}: no host program runs at its launches: {error}")
+        measurement.note(f"{process.label}: host programs do not run at its launches: {error}")
         wanted = dataclasses.replace(wanted, host=())
     finally:
         if marker is not None:
