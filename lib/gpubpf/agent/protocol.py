@@ -61,7 +61,8 @@ class MapSpec:
     """The storage of a map, in bytes.
 
     A map of a context has `fixed` bytes. A map of an instance has `fixed` bytes, and `per_unit` for each unit (in a site array: for
-    each site in each shard). A ring has `fixed` bytes of records, `per_unit` bytes apart. initial: the first bytes; the rest is zero."""
+    each site in each shard). A ring has `fixed` bytes of records, `per_unit` bytes apart.
+    initial: the first bytes; the rest is zero."""
 
     fixed: int
     per_unit: int
@@ -662,9 +663,8 @@ def read_control(file: int) -> tuple[list[Counters], int]:
     used, unnamed = struct.unpack_from("<I4xQ", header)
     data = read_file(file, min(used, SLOTS) * 256, CONTROL_HEADER)
     slots = [_counters(data[at : at + 256]) for at in range(0, len(data) - 255, 256)]
-    others = _counters(
-        read_file(file, 256, CONTROL_HEADER + 256 * (SLOTS - 1))
-    )  # all names beyond the slots share the last one
+    # All names beyond the slots share the last one.
+    others = _counters(read_file(file, 256, CONTROL_HEADER + 256 * (SLOTS - 1)))
     if others.seen and used < SLOTS:
         slots += [Counters()] * (SLOTS - 1 - len(slots)) + [others]
     return slots, unnamed

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from gpubpf.session.measurement import Measurement
 
 
-_files: list[
-    tuple[int, int]
-] = []  # limits on open files before `raise_file_limit`; the first is the original
+# Limits on open files before `raise_file_limit`; the first is the original.
+_files: list[tuple[int, int]] = []
 
 
 class NotStarted(SessionError):

@@ -73,12 +73,12 @@ class Joining:
         From any thread. A second call for the same process waits for the first, and returns its result.
         `starting`: the thread that is held inside its first cuInit, if there is one."""
         with self._lock:
-            going = self._under_way.get(pid)
-            first = going is None
-            if going is None:
-                going = self._under_way[pid] = Future()
+            attempt = self._under_way.get(pid)
+            first = attempt is None
+            if attempt is None:
+                attempt = self._under_way[pid] = Future()
         if not first:
-            return going.result()
+            return attempt.result()
         try:
             missed: Missed | None = None
             if not self._is_attached(pid):
@@ -86,12 +86,12 @@ class Joining:
         except Missed as error:
             missed = error
         except BaseException as error:
-            going.set_exception(error)
+            attempt.set_exception(error)
             raise
         finally:
             with self._lock:
                 del self._under_way[pid]
-        going.set_result(missed)
+        attempt.set_result(missed)
         return missed
 
     def _is_attached(self, pid: int) -> bool:
@@ -126,9 +126,8 @@ class Joining:
             if code:
                 raise _refused(pid, code)
         except SessionError as error:
-            if isinstance(error, target.Ended) or has_ended(
-                ended
-            ):  # `Ended` also when it executed another program
+            # `Ended` also when it executed another program.
+            if isinstance(error, target.Ended) or has_ended(ended):
                 raise Missed(
                     ENDED, f"pid {pid} ended while the tool was attaching; there is nothing left to trace"
                 ) from None

@@ -83,9 +83,8 @@ class MachineWatcher:
         self._join, self._missed, self._note = join, missed, note
         self._closing = threading.Event()
         self._probed_files: set[_FileId] = set()
-        self._next_scan: dict[
-            int, tuple[float, float]
-        ] = {}  # pid → when (time.monotonic), interval in seconds
+        # Pid → when (time.monotonic), interval in seconds.
+        self._next_scan: dict[int, tuple[float, float]] = {}
         self._lost_before = 0  # `HoldHelper.lost` at the last scan
         self._probes_since = 0.0  # when the first probes were in place, CLOCK_BOOTTIME
 
@@ -111,9 +110,8 @@ class MachineWatcher:
         """Release all held processes, and stop watching."""
         self._closing.set()
         if self._scanner.ident is not None:
-            self._scanner.join(
-                LEAVE
-            )  # it may be blocked: a file may be on a FUSE file system that does not answer
+            # It may be blocked: a file may be on a FUSE file system that does not answer.
+            self._scanner.join(LEAVE)
         self._hold_helper.close()
         self._joins.close()
 
@@ -149,9 +147,8 @@ class MachineWatcher:
         while not self._closing.wait(MIN_SCAN_INTERVAL):
             lost, placed = self._hold_helper.lost, set(self._probed_files)
             self._scan_processes(lost != self._lost_before, late=True)
-            if (
-                new := self._probed_files - placed
-            ):  # other processes may use these files since before the probes
+            # Other processes may use these files since before the probes.
+            if new := self._probed_files - placed:
                 self._scan_processes(True, late=True, new=new)
             self._lost_before = lost
 
@@ -285,17 +282,17 @@ class HoldHelper:
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._held: dict[int, Held] = {}
         self._lock = threading.Lock()  # guards _held
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection, helper_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         library = str(Path(__file__).parents[2])
         start = f"import sys; sys.path.insert(0, {library!r}); from gpubpf.attach import holding; "
         start += "holding.main(*map(int, sys.argv[1:]))"
-        with theirs:
+        with helper_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", start, str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-I", "-S", "-c", start, str(helper_end.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(helper_end.fileno(),),
                 start_new_session=True,
             )
         self._thread = threading.Thread(target=self._run, name="gpubpf-holder", daemon=True)
@@ -396,9 +393,8 @@ class HoldHelper:
                 held = Held(pid, message["tid"], message["base"], message["functions"], message["since"])
                 with self._lock:
                     self._held[pid] = held
-                if (
-                    time.monotonic() > held.since + HOLD
-                ):  # an earlier process with this pid delayed the message
+                # An earlier process with this pid delayed the message.
+                if time.monotonic() > held.since + HOLD:
                     self._expire(held)
             self._on_arrival(pid, message["comm"], held, message["late"])
         elif "late" in message:

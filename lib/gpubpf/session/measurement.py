@@ -140,9 +140,8 @@ class Measurement:
 
     def __init__(self, targets: Targets, plan: Plan, note: Callable[[str], None]) -> None:
         self.targets = targets
-        self.several = (
-            targets.all_processes or len(set(targets.pids)) > 1
-        )  # processes that have nothing in common
+        # Several unrelated processes, unlike those of one command.
+        self.several = targets.all_processes or len(set(targets.pids)) > 1
         self.user = users.command_user(targets.user)
         self.accesses = plan.accesses
         self.device = plan.device

@@ -56,9 +56,8 @@ def _record_fields() -> Iterator[tuple[str, Any, int]]:
     size = definitions.RECORD_SIZE - definitions.PART_OFFSET
     for part in definitions.PARTS:
         fields = [_field(field, at) for field, at in part.offsets()]
-        if part.name in (
-            name for name, _, _ in header
-        ):  # the part of a queue: its fields are the record's own
+        # The part of a queue: its fields are the record's own.
+        if part.name in (name for name, _, _ in header):
             yield from ((name, kind, definitions.PART_OFFSET + at) for name, kind, at in fields)
         else:
             yield part.name, _dtype(fields, size), definitions.PART_OFFSET
@@ -94,9 +93,8 @@ class OpLog:
         at = self._next % self.capacity
         first = min(available, self.capacity - at)
         parts = (self._records[at : at + first], self._records[: available - first])
-        marks = np.concatenate(
-            [part[:, 0] for part in parts]
-        )  # read marks first, because the agent writes them last
+        # Read marks first, because the agent writes them last.
+        marks = np.concatenate([part[:, 0] for part in parts])
         complete = marks == np.arange(self._next + 1, self._next + 1 + available, dtype=np.uint64)
         if not ended:
             unfinished = np.flatnonzero(~complete)

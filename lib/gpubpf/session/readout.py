@@ -128,30 +128,30 @@ def readings(measurement: Measurement, *names: str) -> list[Reading]:
     found = []
     for process in measurement.active():
         with measurement.lock:
-            stored = list(process.readings)
+            waiting = list(process.readings)
             process.readings.clear()
             skipped, process.skipped_readings = process.skipped_readings, 0
         if skipped:
             measurement.note_once(
                 f"{process.label}: some readings of its maps were dropped, because the tool was too slow"
             )
-        for one in stored:
-            s = one.snapshot
+        for stored in waiting:
+            snapshot = stored.snapshot
             try:
                 parts = {
-                    measurement.definitions[n].name: _instances_of(measurement, process, {}, one, n)
+                    measurement.definitions[n].name: _instances_of(measurement, process, {}, stored, n)
                     for n in numbers
                 }
             finally:
-                one.close()
-            idle = not s.flags & SnapshotFlag.RUNNING
+                stored.close()
+            idle = not snapshot.flags & SnapshotFlag.RUNNING
             found.append(
                 Reading(
                     process.pid,
                     process.comm,
-                    s.gpu,
-                    s.context,
-                    s.taken_ns,
+                    snapshot.gpu,
+                    snapshot.context,
+                    snapshot.taken_ns,
                     idle,
                     parts,
                     process.names,

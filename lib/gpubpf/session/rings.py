@@ -40,11 +40,11 @@ class _Marks:
         count, step, capacity = 0, _FIRST, len(self._marks)
         while count < capacity:
             n = self._piece(count, step)
-            there = self._matching(count, n)
-            if there.all():
+            complete = self._matching(count, n)
+            if complete.all():
                 count, step = count + n, _CHUNK
             else:
-                return count + int(there.argmin())
+                return count + int(complete.argmin())
         return count
 
     def places(self, limit: int | None) -> np.ndarray[Any, Any]:

@@ -119,16 +119,15 @@ class Server:
                         pass  # its socket and its pidfd were both readable, and the other one ended it
                     elif key.fileobj == key.data.pidfd:
                         selector.unregister(key.fileobj)
-                        with contextlib.suppress(
-                            OSError
-                        ):  # children may have its socket still; what it has sent is read
+                        # Its children may still have the socket. What it has sent already is still read.
+                        with contextlib.suppress(OSError):
                             key.data.socket.shutdown(socket.SHUT_RD)
                     elif not self._receive(key.data):
                         selector.unregister(key.data.socket)
                         with contextlib.suppress(KeyError, ValueError):
                             selector.unregister(key.data.pidfd)
                         served.remove(key.data)
-                        self._disconnected(key.data)
+                        self._end_process(key.data)
                 for process in self._take_new():
                     served.add(process)
                     selector.register(process.socket, selectors.EVENT_READ, process)
@@ -144,7 +143,7 @@ class Server:
             while True:
                 yield self._newly_admitted.get_nowait()
 
-    def _disconnected(self, process: TracedProcess) -> None:
+    def _end_process(self, process: TracedProcess) -> None:
         """Close the files of a process whose agent has disconnected, and tell the others."""
         if process.control is not None and protocol.was_cut(process.control):
             self._measurement.note(
@@ -164,22 +163,21 @@ class Server:
         while not self._closing:
             time.sleep(LOG_INTERVAL)
             self._measurement.privileges.settle()
-            all_processes = self._measurement.active()
-            kept = sum(process.buffered for process in all_processes)
-            for process in all_processes:
-                if kept < BUFFERED_RECORDS:
+            active = self._measurement.active()
+            buffered = sum(process.buffered for process in active)
+            for process in active:
+                if buffered < BUFFERED_RECORDS:
                     before = process.buffered
                     process.buffer_log()
-                    kept += max(process.buffered - before, 0)
+                    buffered += max(process.buffered - before, 0)
 
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                time.sleep(
-                    0.1
-                )  # a file may become free; an agent waits some seconds, then continues untraced
+                # A file may become free; an agent waits some seconds, then continues untraced.
+                time.sleep(0.1)
             return
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, uid, _ = struct.unpack("3i", credentials)
@@ -316,9 +314,9 @@ class Server:
         )
         process.add_ring(place, definition.value_dtype, granted, file)
         if needed > granted and self._measurement.follow.ring_size:
-            asked = f"{granted >> 20}M" if granted >= 1 << 20 else f"{granted >> 10}K"
+            requested = f"{granted >> 20}M" if granted >= 1 << 20 else f"{granted >> 10}K"
             self._measurement.note_once(
-                f"ring {definition.name} uses {-(-needed >> 20)}M instead of {asked}: each of {place.shards}"
+                f"ring {definition.name} uses {-(-needed >> 20)}M instead of {requested}: each of {place.shards}"
                 f" multiprocessors needs room for {place.capacity:,} records"
             )
 

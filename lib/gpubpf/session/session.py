@@ -89,9 +89,8 @@ class Session:
         self._warm_up = builder.warm_up
         self._duration = duration
         self._signals = Signals()
-        self._newly_hooked: list[
-            tuple[int, str, int]
-        ] = []  # arguments of `Listener.attached`, for the main thread
+        # Arguments of `Listener.attached`, for the main thread.
+        self._newly_hooked: list[tuple[int, str, int]] = []
         self._tick: Callable[[], object] | None = None
         self._tick_interval = TICK
         self._next_tick = 0.0  # time.monotonic
@@ -188,18 +187,20 @@ class Session:
 
     def _join_all(self, pids: Sequence[int]) -> None:
         """Attach to all of these processes concurrently. Raises SessionError if none can be traced."""
-        joins = DaemonThreadPool(JOINS)
+        pool = DaemonThreadPool(JOINS)
         names = {pid: joining.comm(pid) for pid in pids}
-        going = {pid: joins.submit(self._joining.join, pid, None) for pid in pids}
-        for future in going.values():
+        attempts = {pid: pool.submit(self._joining.join, pid, None) for pid in pids}
+        for future in attempts.values():
             future.add_done_callback(lambda future: self._signals.wake())
-        while not all(future.done() for future in going.values()):
+        while not all(future.done() for future in attempts.values()):
             select.select([self._signals.reader], [], [])
             self._signals.clear()
             if self._signals.interrupted or self._signals.terminated:
                 break
-        joins.close()
-        missed = {pid: error for pid, future in going.items() if future.done() and (error := future.result())}
+        pool.close()
+        missed = {
+            pid: error for pid, future in attempts.items() if future.done() and (error := future.result())
+        }
         if len(missed) == len(pids):
             raise joining.all_failed(list(missed.values()))
         for pid, error in missed.items():
@@ -259,8 +260,10 @@ class Session:
         from gpubpf import names
 
         used = [kernel.mangled for kernel in self.kernels()]
-        there = used or sorted({name for process in self._measurement.processes for name in process.entries})
-        return [name.short for name in names.demangle_all(there)]
+        candidates = used or sorted(
+            {name for process in self._measurement.processes for name in process.entries}
+        )
+        return [name.short for name in names.demangle_all(candidates)]
 
     @property
     def status(self) -> int:
@@ -381,9 +384,9 @@ class Session:
         """Tell the user about processes that the traced ones (`-p`) have started, and that use the GPU."""
         if not self.targets.pids:
             return
-        measured = {p.pid for p in self._measurement.active()}
-        found = joining.untraced_descendants(measured | self._noted_descendants)
-        for pid in found.keys() - measured - self._noted_descendants:
+        traced = {p.pid for p in self._measurement.active()}
+        found = joining.untraced_descendants(traced | self._noted_descendants)
+        for pid in found.keys() - traced - self._noted_descendants:
             self._noted_descendants.add(pid)
             self._measurement.note(
                 f"pid {pid} ({found[pid]}) was started by a traced process and uses the GPU, but is not traced; add it to -p"
@@ -436,14 +439,14 @@ class Session:
         wait: seconds that running kernels get to finish. flags: of `DrainFlag`. Ended processes sent their maps at their end."""
         self._sequence += 1
         sequence = self._sequence
-        asked = [p for p in self._measurement.active() if not p.disconnected]
-        for process in asked:
+        waiting_for = [p for p in self._measurement.active() if not p.disconnected]
+        for process in waiting_for:
             process.send(protocol.drain(sequence, wait, flags))
         self._server.wake()
         deadline = time.monotonic() + wait + (LEAVING_WAIT if self._signals.terminated else ANSWER_WAIT)
 
         def unanswered() -> int:
-            return sum(not p.disconnected and p.last_drain < sequence for p in asked)
+            return sum(not p.disconnected and p.last_drain < sequence for p in waiting_for)
 
         while True:
             due = min(deadline, self._next_tick) if self._tick else deadline

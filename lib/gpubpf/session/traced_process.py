@@ -65,9 +65,8 @@ class StoredSnapshot:
     def __init__(self, snapshot: protocol.Snapshot, file: int) -> None:
         self.snapshot = snapshot
         self._file: int | None = file
-        self._compressed: list[
-            tuple[int, int, bytes]
-        ] = []  # offset, size, compressed bytes; sorted by offset
+        # Offset, size, compressed bytes; sorted by offset.
+        self._compressed: list[tuple[int, int, bytes]] = []
 
     def read(self, size: int, offset: int) -> bytes:
         """Return `size` bytes from `offset`; fewer at the end of the file. Once compressed, b"" outside the maps."""
@@ -134,9 +133,8 @@ class TracedProcess:
     sites: dict[str, list[tuple[Site, ...]]] = field(default_factory=dict)
     # Kernel → opcode → accesses that cannot be probed.
     unprobed: dict[str, dict[str, int]] = field(default_factory=dict)
-    registers: list[Future[Mapping[str, tuple[int, int]]]] = field(
-        default_factory=list
-    )  # see `CountRegisters`
+    # See `CountRegisters`.
+    registers: list[Future[Mapping[str, tuple[int, int]]]] = field(default_factory=list)
     snapshots: dict[int, StoredSnapshot] = field(default_factory=dict)  # context → latest
     readings: deque[StoredSnapshot] = field(default_factory=deque)  # that the tool has not taken yet
     skipped_readings: int = 0  # dropped because the tool did not take them in time
@@ -343,8 +341,8 @@ class TracedProcess:
     @property
     def fully_read(self) -> bool:
         """The process can write no more, and the tool has read everything."""
-        taken = self.log is None and not self.readings and all(ring.done for ring in self.rings.values())
-        return taken and self.no_more_data
+        taken_all = self.log is None and not self.readings and all(ring.done for ring in self.rings.values())
+        return taken_all and self.no_more_data
 
     def read_log(self, last: bool) -> np.ndarray[Any, Any] | None:
         """Return the new records; None: there is no log, or it was read to its end. `last`: this is the last reading."""
@@ -364,9 +362,8 @@ class TracedProcess:
                 self.log = self._log_reader = None
         if not kept:
             return records
-        raw = [
-            part.view(f"V{operation_log.RECORD}") for part in (*kept, records)
-        ]  # its fields lie over each other
+        # As plain bytes, because NumPy cannot concatenate overlapping fields.
+        raw = [part.view(f"V{operation_log.RECORD}") for part in (*kept, records)]
         return np.concatenate(raw).view(operation_log.DTYPE)
 
     def buffer_log(self) -> None:
@@ -409,7 +406,7 @@ class TracedProcess:
     def compress_snapshots(
         self, specs: Sequence[protocol.MapSpec], lock: AbstractContextManager[Any]
     ) -> None:
-        """What it left needs no files, and little memory. It is gone; whoever reads its snapshots holds `lock`."""
+        """Compress the last snapshots of a process that has disconnected, and close their files. `lock`: guards `snapshots`."""
         for stored in list(self.snapshots.values()):
             compressed = stored.compressed(specs)
             with lock:

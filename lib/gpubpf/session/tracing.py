@@ -144,8 +144,8 @@ def target(args: argparse.Namespace) -> Target:
         if args.pid:
             chosen = joining.device_of(args.pid[0])
             variables = Path(f"/proc/{args.pid[0]}/environ").read_bytes().split(b"\0")
-            theirs = dict(os.fsdecode(v).partition("=")[::2] for v in variables)
-            return Target(chosen.kind, device.compute_capability(chosen, theirs))
+            environment = dict(os.fsdecode(v).partition("=")[::2] for v in variables)
+            return Target(chosen.kind, device.compute_capability(chosen, environment))
     try:
         chosen = device.choose(args.device)
         return Target(chosen.kind, device.compute_capability(chosen))

@@ -206,17 +206,17 @@ class BackgroundWork:
     def _answer(
         self,
         process: TracedProcess,
-        asked: protocol.Image | protocol.Found,
+        module: protocol.Image | protocol.Found,
         make: Callable[[Target], Sidecar],
     ) -> None:
         """Send the sidecar that `make` returns for the process's device; an empty one if it raises."""
-        answer = protocol.sidecar(asked.request, 0, (), {}, ())
+        answer = protocol.sidecar(module.request, 0, (), {}, ())
         sent: int | None = None
         sidecar: Sidecar | None = None
         try:
             from gpubpf.images.assemble import Target
 
-            target = Target(self._measurement.device.kind, divmod(asked.compute_capability, 10))
+            target = Target(self._measurement.device.kind, divmod(module.compute_capability, 10))
             sidecar = make(target)
             with self._measurement.lock:
                 process.refusals.update(sidecar.refusals)
@@ -224,7 +224,7 @@ class BackgroundWork:
                 process.matched.update(kernel.name for kernel in sidecar.kernels)
                 process.entries.update(sidecar.entries)
                 process.add_sites(sidecar)
-            answer, sent = _encode(self._measurement, asked.request, sidecar)
+            answer, sent = _encode(self._measurement, module.request, sidecar)
         except Error as error:
             self._measurement.note(f"{process.label}: a module is not instrumented: {error}")
         except Exception as error:  # a bug, or out of memory
