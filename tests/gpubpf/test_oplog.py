@@ -1,4 +1,4 @@
-"""The operation log: what a program asked of the GPU, in known order with known times; and a reader that believes nothing."""
+"""The operation log: records of a program whose operations, order and times are known; and a reader that trusts nothing."""
 
 from __future__ import annotations
 

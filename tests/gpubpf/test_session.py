@@ -1,4 +1,4 @@
-"""Programs on the fake driver (agent/fakecuda.c) under a session: what is counted, and that the program does not notice."""
+"""Programs on the fake driver (agent/fakecuda.c) under a session: the counts are right, and the program behaves as without it."""
 
 from __future__ import annotations
 
@@ -302,7 +302,10 @@ def test_a_program_that_closes_every_file_does_not_wait_for_answers(target: Path
     found = measure([str(target), "closefirst", "5"], wanted=())
     assert time.monotonic() - start < 5
     assert found["status"] == 0
-    assert "closed all its file descriptors, the agent's too; its later launches were not seen" in found["said"][0]
+    assert (
+        "closed all its file descriptors, the agent's too; its later launches were not seen"
+        in found["said"][0]
+    )
 
 
 def test_programs_find_the_signal_handlers_that_they_set(
@@ -465,7 +468,7 @@ class Tool:
         assert self.process.stderr and self.process.stderr.readline() == "attached\n"
 
     def program_output(self) -> str:
-        """What the program printed, once it ended."""
+        """Wait for the program to end, and return what it printed."""
         deadline = time.monotonic() + 100
         while not self.output.exists():
             assert time.monotonic() < deadline
@@ -503,7 +506,7 @@ def test_sigterm_prints_and_leaves(target: Path, tmp_path: Path) -> None:
     time.sleep(0.2)
     tool.process.terminate()
     assert tool.process.wait(60) == 0
-    assert not tool.output.exists()  # the program goes on
+    assert not tool.output.exists()  # the program still runs
     found = tool.found()
     assert 0 < found["summary"]["launches_instrumented"] < 3000
     assert found["summary"]["lost"] == 0
@@ -541,11 +544,11 @@ def test_intervals(target: Path, tmp_path: Path) -> None:
     assert found["instances"][0][2] == 800
 
 
-# --- what is no agent ---
+# --- hostile and broken agents ---
 
 
 def connect_and(act: Callable[[socket.socket], None]) -> list[str]:
-    """What a session says while a process of its user does `act` with its socket."""
+    """Return the notices of a session while a process of the user does `act` with its socket."""
     said: list[str] = []
     with fake_tool.session(["sleep", "0.5"], note=said.append, wanted=()) as session:
         with socket.socket(socket.AF_UNIX) as peer:
@@ -721,7 +724,9 @@ def test_the_agent_is_built() -> None:
 
 def test_watching_every_process_takes_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(SessionError, match=r"^watching all processes requires root; use sudo, or name what to trace"):
+    with pytest.raises(
+        SessionError, match=r"^watching all processes requires root; use sudo, or name what to trace"
+    ):
         tracing._targets(argparse.Namespace(tool="tool", pid=[], command=None))
 
 

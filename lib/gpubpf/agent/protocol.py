@@ -84,7 +84,7 @@ class HostCode:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class AgentConfig:
     """What WELCOME asks an agent to do; see `Plan` and `Follow` in session/measurement.py.
 
     map_memory: bytes for each context. launches: the first and the last launch to instrument; None: no last one.
@@ -282,7 +282,7 @@ class StackFrame:
     symbol: str
 
 
-class Reader:
+class PayloadReader:
     """Decodes a payload from front to back. Raises Malformed if it is too short."""
 
     def __init__(self, data: bytes) -> None:
@@ -321,7 +321,7 @@ class Reader:
 
 def hello(payload: bytes) -> str:
     """Return the name of the process."""
-    r = Reader(payload)
+    r = PayloadReader(payload)
     if r.u32() != PROTOCOL_VERSION:
         raise Malformed("a greeting of another protocol version")
     return r.text()[:64]
@@ -331,13 +331,13 @@ def hooked(payload: bytes) -> tuple[str, str]:
     """Return two texts with a function in each line: functions whose hooks failed, and functions that are left unhooked.
 
     The first is empty if the hooks are live. Calls of the second are not logged."""
-    r = Reader(payload)
+    r = PayloadReader(payload)
     return r.text()[:4096], r.text()[:4096]
 
 
 def image(payload: bytes) -> Image:
     """Decode IMAGE."""
-    r = Reader(payload)
+    r = PayloadReader(payload)
     made = Image(r.u32(), r.u32(), r.u32(), r.u64(), r.u32())
     if made.size > IMAGE_LIMIT or not 10 <= made.compute_capability < 1000:
         raise Malformed("an image of an invalid size or compute capability")
@@ -346,7 +346,7 @@ def image(payload: bytes) -> Image:
 
 def found(payload: bytes) -> Found:
     """Decode FOUND."""
-    r = Reader(payload)
+    r = PayloadReader(payload)
     request, compute_capability, gpu, flags = r.u32(), r.u32(), r.u32(), r.u32()
     if not 10 <= compute_capability < 1000:
         raise Malformed("a module of an invalid compute capability")
@@ -363,7 +363,7 @@ def found(payload: bytes) -> Found:
 
 def slot_and_text(payload: bytes) -> tuple[int, str]:
     """Decode NAME (the kernel's name) or REFUSED (the reason): the slot, and the text."""
-    r = Reader(payload)
+    r = PayloadReader(payload)
     slot, text = r.u32(), r.text()
     if slot >= SLOTS or len(text) > 65536:
         raise Malformed("a kernel number out of range")
@@ -372,7 +372,7 @@ def slot_and_text(payload: bytes) -> tuple[int, str]:
 
 def snapshot(payload: bytes) -> Snapshot:
     """Decode SNAPSHOT. Checks that all maps lie in the file's `size` bytes, but not the file itself."""
-    r = Reader(payload)
+    r = PayloadReader(payload)
     sequence, context, gpu, flags, size, taken_ns = r.u32(), r.u32(), r.u32(), r.u32(), r.u64(), r.u64()
     if size > MEMORY_LIMIT:
         raise Malformed("map memory of an invalid size")
@@ -410,7 +410,7 @@ def snapshot(payload: bytes) -> Snapshot:
 
 def ring(payload: bytes) -> RingPlace:
     """Decode RING."""
-    r = Reader(payload)
+    r = PayloadReader(payload)
     number, context, gpu, place, shards, _ = (r.u32() for _ in range(6))
     made = RingPlace(number, context, gpu, Place.HOST_RING, shards, r.u64(), r.u64())
     if place == Place.GPU_RING:
@@ -428,7 +428,7 @@ def ring(payload: bytes) -> RingPlace:
 
 def log(payload: bytes) -> int:
     """Return the records that the log has room for."""
-    records = Reader(payload).u64()
+    records = PayloadReader(payload).u64()
     if not 0 < records <= LOG_RECORDS or records & (records - 1):
         raise Malformed("a log of an invalid size")
     return records
@@ -436,7 +436,7 @@ def log(payload: bytes) -> int:
 
 def context(payload: bytes) -> tuple[int, int]:
     """Return the number of a context, and the ordinal of its GPU."""
-    r = Reader(payload)
+    r = PayloadReader(payload)
     number, gpu = r.u32(), r.u32()
     if gpu >= GPUS:
         raise Malformed("an invalid GPU number")
@@ -445,7 +445,7 @@ def context(payload: bytes) -> tuple[int, int]:
 
 def stack(payload: bytes) -> tuple[int, tuple[StackFrame, ...]]:
     """Return the number of a host stack, and its frames, innermost first."""
-    r = Reader(payload)
+    r = PayloadReader(payload)
     number, count = r.u32(), r.count(24)
     if count > FRAMES_LIMIT:
         raise Malformed("a stack that is too deep")
@@ -454,7 +454,7 @@ def stack(payload: bytes) -> tuple[int, tuple[StackFrame, ...]]:
 
 def drained(payload: bytes) -> tuple[int, bool]:
     """Return the sequence number of the request, and whether every context was read."""
-    r = Reader(payload)
+    r = PayloadReader(payload)
     return r.u32(), r.u32() != 0
 
 
@@ -467,36 +467,36 @@ def frame(kind: int, payload: bytes) -> bytes:
     return struct.pack("<II", kind, len(payload)) + payload
 
 
-def welcome(wanted: Wanted, process: int) -> bytes:
+def welcome(config: AgentConfig, process: int) -> bytes:
     """Return the WELCOME frame. `process`: the number of the process, from 1; the ids of its launches begin with it."""
-    last = wanted.launches[1] if wanted.launches[1] is not None else (1 << 64) - 1
+    last = config.launches[1] if config.launches[1] is not None else (1 << 64) - 1
     flags = sum(
         bit
         for bit, on in (
-            (WelcomeFlag.MEMORY_IS_ZERO, wanted.memory_is_zero),
-            (WelcomeFlag.STAMPS, wanted.stamps),
-            (WelcomeFlag.STACKS, wanted.stacks),
-            (WelcomeFlag.GRAPHS, wanted.graphs),
-            (WelcomeFlag.MATCH_ALL, wanted.match_all),
-            (WelcomeFlag.ALLOCATION_STACKS, wanted.allocation_stacks),
+            (WelcomeFlag.MEMORY_IS_ZERO, config.memory_is_zero),
+            (WelcomeFlag.STAMPS, config.stamps),
+            (WelcomeFlag.STACKS, config.stacks),
+            (WelcomeFlag.GRAPHS, config.graphs),
+            (WelcomeFlag.MATCH_ALL, config.match_all),
+            (WelcomeFlag.ALLOCATION_STACKS, config.allocation_stacks),
         )
         if on
     )
     parts = [
-        struct.pack("<IQQQQ", PROTOCOL_VERSION, wanted.map_memory, wanted.launches[0], last, wanted.sample),
-        struct.pack("<IIQQQ", int(wanted.image_wait * 1000), flags, wanted.log_records, wanted.pump, process),
+        struct.pack("<IQQQQ", PROTOCOL_VERSION, config.map_memory, config.launches[0], last, config.sample),
+        struct.pack("<IIQQQ", int(config.image_wait * 1000), flags, config.log_records, config.pump, process),
         _bytes(f"{os.path.basename(sys.argv[0]).removesuffix('.py')}, pid {os.getpid()}".encode()[:100]),
-        struct.pack("<I", len(wanted.maps)),
+        struct.pack("<I", len(config.maps)),
     ]
-    for m in wanted.maps:
+    for m in config.maps:
         parts.append(struct.pack("<QQII", m.fixed, m.per_unit, m.unit, m.place) + _bytes(m.initial))
-    if not wanted.host:
+    if not config.host:
         parts.append(struct.pack("<I", 0))
-    elif isinstance(wanted.host, frozenset):
-        parts.append(struct.pack("<II", 1, sum(1 << HOST_POINTS.index(point) for point in wanted.host)))
+    elif isinstance(config.host, frozenset):
+        parts.append(struct.pack("<II", 1, sum(1 << HOST_POINTS.index(point) for point in config.host)))
     else:
-        parts.append(struct.pack("<II", 2, len(wanted.host)))
-        for program in wanted.host:
+        parts.append(struct.pack("<II", 2, len(config.host)))
+        for program in config.host:
             parts.append(struct.pack("<I", HOST_POINTS.index(program.point)))
             parts.append(_bytes(program.code) + _bytes(program.parameters))
             parts.append(struct.pack("<I", len(program.arguments)))

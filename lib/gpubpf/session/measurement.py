@@ -153,7 +153,7 @@ class Measurement:
         self.privileges = Privileges()
         self.follow = follow = plan.follow
         self.host = plan.host
-        self.wanted = protocol.Wanted(
+        self.agent_config = protocol.AgentConfig(
             [self._spec(d) for d in self.definitions],
             plan.map_memory,
             launches=plan.launches,

@@ -304,7 +304,7 @@ class Server:
         place = protocol.ring(payload)
         if (
             place.map >= len(self._measurement.definitions)
-            or self._measurement.wanted.maps[place.map].place != place.place
+            or self._measurement.agent_config.maps[place.map].place != place.place
         ):
             raise protocol.Malformed("a ring that was not requested")
         definition = self._measurement.definitions[place.map]

@@ -142,7 +142,7 @@ class BackgroundWork:
         self._cleanup_threads.submit(process.close_host)
         self._ended.append(process)
         if len(self._ended) > RECENTLY_ENDED:
-            specs, lock = self._measurement.wanted.maps, self._measurement.lock
+            specs, lock = self._measurement.agent_config.maps, self._measurement.lock
             self._cleanup_threads.submit(self._ended.popleft().compress_snapshots, specs, lock)
 
     def _sidecar(self, data: bytes, target: Target) -> Sidecar:
@@ -296,13 +296,13 @@ def _block(measurement: Measurement, block: LaunchBlock) -> bytes:
 
 def _welcome(measurement: Measurement, process: TracedProcess, marker: int | None) -> None:
     """See `BackgroundWork.welcome`."""
-    wanted = measurement.wanted
+    config = measurement.agent_config
     try:
         if measurement.host is not None:
             host = measurement.host.process()
             for name, file in host.files.items():
                 number = measurement.numbers[name]
-                process.send(protocol.shared(number, wanted.maps[number].fixed), file)
+                process.send(protocol.shared(number, config.maps[number].fixed), file)
             if marker is not None and measurement.host.in_kernel:
                 host.attach(marker)
             with measurement.lock:
@@ -311,8 +311,8 @@ def _welcome(measurement: Measurement, process: TracedProcess, marker: int | Non
                 process.close_host()
     except (Error, OSError) as error:
         measurement.note(f"{process.label}: host programs do not run at its launches: {error}")
-        wanted = dataclasses.replace(wanted, host=())
+        config = dataclasses.replace(config, host=())
     finally:
         if marker is not None:
             os.close(marker)
-        process.send(protocol.welcome(wanted, process.number))
+        process.send(protocol.welcome(config, process.number))

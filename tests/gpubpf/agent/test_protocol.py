@@ -1,4 +1,4 @@
-"""What a traced process sends is untrusted: anything but an agent's messages is refused, and nothing else happens."""
+"""Messages of a traced process are untrusted: any malformed message is refused, without other effects."""
 
 from __future__ import annotations
 
