@@ -422,7 +422,7 @@ class Session:
                 self._measurement.record_missed(process.pid, process.comm, joining.UNREACHED)
             self._measurement.note(
                 f"{len(silent):,} process{'es' if len(silent) > 1 else ''} ended or continued before the tool could attach;"
-                " their launches are missing"
+                f" {'their' if len(silent) > 1 else 'its'} launches are missing"
             )
         if graphs := sum(
             process.graph_launches() - process.graph_launches_before()
@@ -457,7 +457,8 @@ class Session:
                 return
             if time.monotonic() >= deadline:
                 self._measurement.note(
-                    f"{late} process(es) did not answer in time; their counts since the last reading are not shown"
+                    f"{late:,} process{'es' if late > 1 else ''} did not answer in time;"
+                    " counts since the last reading are not shown"
                 )
                 return
             self._run_tick()
