@@ -819,8 +819,10 @@ def test_numpy_is_loaded_when_probes_are_live(loads: Path, name: str) -> None:
 def test_who_is_beside_is_said() -> None:
     """Where all that is in the way are another tool's probes, to start the program anew would not help."""
     changed = [f"cu{name}: another tool has changed its first instructions" for name in "ABCD"]
-    assert server._unhooked(changed).startswith("has another tool's probes at cuA, cuB, cuC; end it first")
-    said = server._unhooked([*changed[:1], "cuE: the end of its library"])
+    assert server._hook_failure(changed).startswith(
+        "has another tool's probes at cuA, cuB, cuC; stop that tool first"
+    )
+    said = server._hook_failure([*changed[:1], "cuE: the end of its library"])
     assert (
         said
         == f"cannot be hooked at {changed[0]}; cuE: the end of its library; start it with the tool instead"

@@ -14,7 +14,7 @@ from gpubpf.agent.protocol import HookCalls
 from gpubpf.images.instrument import Sidecar
 from gpubpf.session import device
 from gpubpf.session.device import Device
-from gpubpf.session.session import Makers, Plan, Session, Whom
+from gpubpf.session.session import Plan, Session, SidecarBuilder, Targets
 
 HEADERS = [*sorted(Path("/usr/local").glob("cuda*/include"))]
 LOADS, PERIOD = 24, 64
@@ -82,7 +82,7 @@ def test_loads_that_wait_for_the_tool_count_once(tmp_path: Path) -> None:
             waited[0] += time.monotonic() - began
         return Sidecar()
 
-    with Session(Whom([str(app)]), Plan(Device("sim")), Makers(instrument)) as session:
+    with Session(Targets([str(app)]), Plan(Device("sim")), SidecarBuilder(instrument)) as session:
         for _ in session.intervals():
             pass
     assert session.status == 0

@@ -1,4 +1,4 @@
-"""Processes that do their worst to whoever measures them: tool and terminal survive, and say what happened in a line each."""
+"""Hostile traced processes: the tool and the terminal survive, and each problem is reported in one line."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def running(*command: object, delay: int = 200_000) -> Iterator[subprocess.Popen[str]]:
-    """It has said "ready". `delay`: µs between the agent's coming and the deed."""
+    """Start a target and wait until it prints "ready". `delay`: µs between the agent's start and the hostile act."""
     process = subprocess.Popen(
         [str(c) for c in command],
         stdin=subprocess.PIPE,
@@ -80,7 +80,7 @@ def running(*command: object, delay: int = 200_000) -> Iterator[subprocess.Popen
 
 
 def measure(pid: int, *arguments: str) -> tuple[subprocess.CompletedProcess[str], float]:
-    """The tool at it, and how long it took; what it says is fit for a terminal, in lines that begin with its name."""
+    """Run the tool on a process. Return its result and duration; check that its messages are printable and begin with its name."""
     began = time.monotonic()
     done = subprocess.run(
         [*TOOL, "-p", str(pid), *arguments], capture_output=True, text=True, timeout=100, check=False
@@ -94,7 +94,7 @@ def measure(pid: int, *arguments: str) -> tuple[subprocess.CompletedProcess[str]
 
 
 def ends(process: subprocess.Popen[str]) -> str:
-    """What the target says at its end, having checked all its results."""
+    """Return what the target prints at its end, after it has checked its results."""
     out, error = process.communicate("\n", timeout=100)
     assert process.returncode == 0, error
     return out.strip()
@@ -128,7 +128,7 @@ def test_an_agent_that_somebody_holds(hostile: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["unmap", "protect", "overwrite", "kill", "exit", "exec"])
 def test_it_ends_and_we_do_not(hostile: Path, kind: str) -> None:
-    """It takes the agent's memory away under its own feet, or ends by itself."""
+    """The target unmaps the agent's memory, or exits."""
     with running(hostile, kind) as process:
         done, took = measure(process.pid, "-d", "0.8")
         assert done.returncode in (0, 1), done.stderr
@@ -155,7 +155,7 @@ def test_strict_seccomp(hostile: Path) -> None:
 
 @pytest.mark.skipif(not ROOT, reason="needs root")
 def test_a_filter_that_kills(hostile: Path) -> None:
-    """Systemd's do, for what is not on their list. A process under one is left alone, and lives."""
+    """Systemd's filters kill for system calls that are not on their list. The tool does not attach to such a process."""
     with running(hostile, "deadly") as process:
         done, _ = measure(process.pid, "-d", "0.3")
         assert done.returncode == 1
@@ -194,7 +194,7 @@ def test_a_debugger_is_there(hostile: Path) -> None:
 
 
 def connected(frames: list[bytes]) -> list[str]:
-    """What a session says to a process of its user that sends these, each with a file, on a connection of its own."""
+    """Return the notices of a session that gets these frames from a process of the user, each with a file and on a new connection."""
     said: list[str] = []
     with fake_tool.session(["sleep", "60"], note=said.append, wanted=()) as session:
         assert session._child is not None
@@ -234,7 +234,7 @@ KINDS = sorted(
 
 
 def test_every_message_can_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each kind of message with numbers at random and at limits, counts that lie, strings without end, too short and too long."""
+    """Send each kind of message with random and extreme numbers, false counts, unterminated strings, too short and too long."""
     monkeypatch.setattr("gpubpf.session.session.ANSWER_WAIT", 0.1)
     monkeypatch.setattr("gpubpf.session.session.DRAIN_WAIT", 0.1)
     chance = random.Random(5)

@@ -31,9 +31,9 @@ from gpubpf.process import fresh_thread, ptrace, target
 from gpubpf.session import device, machine
 from gpubpf.session.joining import ENDED as ENDED_EARLY
 from gpubpf.session.joining import TRACED
-from gpubpf.session.machine import REACHED_LATE, Machine
-from gpubpf.session.measurement import Measurement, Plan, Whom
-from gpubpf.session.session import Makers, Session
+from gpubpf.session.machine import REACHED_LATE, MachineWatcher
+from gpubpf.session.measurement import Measurement, Plan, Targets
+from gpubpf.session.session import Session, SidecarBuilder
 
 HERE = Path(__file__).with_name("attach")
 HEADERS = [
@@ -122,8 +122,8 @@ class Joined:
 
 
 @contextlib.contextmanager
-def watching(joined: Joined) -> Iterator[Machine]:
-    watched = Machine(joined.join, joined.miss, lambda text: None)
+def watching(joined: Joined) -> Iterator[MachineWatcher]:
+    watched = MachineWatcher(joined.join, joined.miss, lambda text: None)
     watched.start()
     try:
         yield watched
@@ -356,7 +356,7 @@ def join(pid, tid):
     print("holding", flush=True)
     time.sleep(60)
 machine.HOLD = 30.0
-machine.Machine(join, lambda *a: None, print).start()
+machine.MachineWatcher(join, lambda *a: None, print).start()
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -441,7 +441,7 @@ def test_one_that_was_measured_and_has_ended_is_not_met_again(
 ) -> None:
     """Whoever looked at its maps while it was there asks when it is gone: it is measured, not missed as well."""
     forgotten: list[int] = []
-    monkeypatch.setattr(Machine, "_forget", lambda self, pid: forgotten.append(pid))
+    monkeypatch.setattr(MachineWatcher, "_on_exec_or_exit", lambda self, pid: forgotten.append(pid))
     joined = Joined(built)
     with watching(joined) as watched:
         process = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -449,8 +449,8 @@ def test_one_that_was_measured_and_has_ended_is_not_met_again(
         seen = time.monotonic_ns()
         process.communicate(b"\n", timeout=60)
         eventually(lambda: process.pid in forgotten)
-        assert not watched._holder.ask(process.pid, seen)
-        assert watched._holder.ask(process.pid, time.monotonic_ns())  # another one, of the same number
+        assert not watched._hold_helper.claim(process.pid, seen)
+        assert watched._hold_helper.claim(process.pid, time.monotonic_ns())  # another one, of the same number
     assert joined.held == [process.pid] and not joined.missed
 
 
@@ -499,7 +499,9 @@ def test_who_is_let_go_as_hooks_are_put_in_is_measured_as_it_runs(
 
     monkeypatch.setattr(loading.Held, "begin_agent", too_long)
     plan = Plan(device.Device("sim", {"CUDASIM_CLOCK": "real"}))
-    with Session(Whom(everyone=True), plan, Makers(lambda image, target: Sidecar())) as session:
+    with Session(
+        Targets(all_processes=True), plan, SidecarBuilder(lambda image, target: Sidecar())
+    ) as session:
         child = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         eventually(lambda: REACHED_LATE in session.summary()["processes"]["missed"])
         summary = session.summary()
@@ -509,9 +511,9 @@ def test_who_is_let_go_as_hooks_are_put_in_is_measured_as_it_runs(
 
 
 def test_programs_of_one_number_and_name_are_missed_one_by_one() -> None:
-    measured = Measurement(Whom(everyone=True), Plan(device.Device("sim")), print)
+    measured = Measurement(Targets(all_processes=True), Plan(device.Device("sim")), print)
     for _ in range(3):
-        measured.miss(7, "app", ENDED_EARLY)
+        measured.record_missed(7, "app", ENDED_EARLY)
     assert measured.missed == {ENDED_EARLY: [(7, "app")] * 3}
 
 
@@ -523,19 +525,19 @@ def test_what_comes_to_a_number_that_is_joining_is_another_process(built: Path, 
     process = subprocess.Popen(["sh", "-c", line], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     with watching(joined) as watched:
-        assert watched._holder.ask(process.pid, time.monotonic_ns())
+        assert watched._hold_helper.claim(process.pid, time.monotonic_ns())
         process.stdin.write(b"\n")
         process.stdin.flush()
         if how == "ends":
             assert process.wait(10) == 0
         else:
             eventually(lambda: os.readlink(f"/proc/{process.pid}/exe").endswith("/comes"))
-        watched._holder.done(process.pid)
+        watched._hold_helper.finish(process.pid)
         if how == "executes":
             process.communicate(timeout=20)
             assert joined.held == [process.pid]
         else:
-            assert watched._holder.ask(process.pid, time.monotonic_ns())  # its next one
+            assert watched._hold_helper.claim(process.pid, time.monotonic_ns())  # its next one
     assert not joined.ran
 
 

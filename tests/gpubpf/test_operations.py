@@ -17,7 +17,7 @@ from gpubpf.lower import x86
 from gpubpf.session import operation_log
 from gpubpf.session.device import LIBRARIES, choose
 from gpubpf.session.results import ProcessLog
-from gpubpf.session.session import Follow, Makers, Plan, Session, Whom
+from gpubpf.session.session import Follow, Plan, Session, SidecarBuilder, Targets
 from gpubpf_host import needs_bpf
 
 pytestmark = [needs_bpf, *gpubpf_cuda.needs_cuda]
@@ -173,9 +173,9 @@ def measure(
     with (
         host,
         Session(
-            Whom(command),
+            Targets(command),
             Plan(choose("sim"), list(program.maps.values()), host=host, follow=Follow(log_records=log)),
-            Makers(lambda image, target: Sidecar()),
+            SidecarBuilder(lambda image, target: Sidecar()),
         ) as session,
     ):
         assert host.in_kernel != native

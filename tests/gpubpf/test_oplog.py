@@ -1,4 +1,4 @@
-"""The operation log: what a program asked of the GPU, in known order with known times; and a reader that believes nothing."""
+"""The operation log: records of a program whose operations, order and times are known; and a reader that trusts nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpubpf.session import operation_log
 from gpubpf.session.device import choose
 from gpubpf.session.log_file import LogFile
 from gpubpf.session.operation_log import OpLog
-from gpubpf.session.session import Follow, Makers, Plan, Session, Whom
+from gpubpf.session.session import Follow, Plan, Session, SidecarBuilder, Targets
 
 
 def file_of(capacity: int, seal: bool = True) -> int:
@@ -77,7 +77,7 @@ def test_files_that_are_no_logs_are_refused() -> None:
     os.close(end)
     empty = os.memfd_create("empty", os.MFD_ALLOW_SEALING)
     for file in (file_of(8, seal=False), short, odd, old, pipe, empty):
-        with pytest.raises(SessionError, match="a log that is none"):
+        with pytest.raises(SessionError, match="an invalid log"):
             OpLog(LogFile(file))
 
 
@@ -165,9 +165,9 @@ def logged(command: list[str], monkeypatch: pytest.MonkeyPatch, **environment: s
         monkeypatch.setenv(name, value)
     found = []
     with Session(
-        Whom(command),
+        Targets(command),
         Plan(choose("sim"), follow=Follow(log_records=1 << 12, stamps=True, stacks=True)),
-        Makers(lambda image, target: Sidecar()),
+        SidecarBuilder(lambda image, target: Sidecar()),
     ) as session:
         for _ in session.intervals(0.05):
             found += session.logs()
@@ -258,13 +258,13 @@ def test_a_program_call_by_call(program: str, hostile: str, monkeypatch: pytest.
 @pytest.mark.parametrize("size", [64, 4096])
 def test_what_finds_no_room_is_counted(program: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four threads at once: every launch has a record, or is one of those that are lost."""
-    monkeypatch.setattr("gpubpf.session.server.KEPT_RECORDS", 0)  # nobody makes room meanwhile
+    monkeypatch.setattr("gpubpf.session.server.BUFFERED_RECORDS", 0)  # nobody makes room meanwhile
     kernels = lost = 0
     ids: set[int] = set()
     with Session(
-        Whom([program, "many"]),
+        Targets([program, "many"]),
         Plan(choose("sim"), follow=Follow(log_records=size)),
-        Makers(lambda image, target: Sidecar()),
+        SidecarBuilder(lambda image, target: Sidecar()),
     ) as session:
         for _ in session.intervals(0.2):
             pass
@@ -280,24 +280,26 @@ def test_what_finds_no_room_is_counted(program: str, size: int, monkeypatch: pyt
 
 def test_room_is_made_while_the_tool_is_busy(program: str) -> None:
     with Session(
-        Whom([program, "many"]),
+        Targets([program, "many"]),
         Plan(choose("sim"), follow=Follow(log_records=4096)),
-        Makers(lambda image, target: Sidecar()),
+        SidecarBuilder(lambda image, target: Sidecar()),
     ) as session:
         process = None
         for _ in range(500):
             time.sleep(0.01)  # the tool looks at nothing
-            process = next(iter(session._measured.everyone()), None)
-            if process is not None and process.kept >= 2000:
+            process = next(iter(session._measurement.all_processes()), None)
+            if process is not None and process.buffered >= 2000:
                 break
-        assert process is not None and process.kept >= 2000
+        assert process is not None and process.buffered >= 2000
         for _ in session.intervals():
             pass
 
 
 def test_without_a_log_launches_are_counted_alone(program: str) -> None:
     with Session(
-        Whom([program]), Plan(choose("sim"), follow=Follow()), Makers(lambda image, target: Sidecar())
+        Targets([program]),
+        Plan(choose("sim"), follow=Follow()),
+        SidecarBuilder(lambda image, target: Sidecar()),
     ) as session:
         for _ in session.intervals():
             pass

@@ -1,4 +1,4 @@
-"""The reader of rings: every committed record once, whatever a writer does, and quickly."""
+"""The ring reader returns every committed record once, whatever the writer does, and is fast."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CAPACITY = 4096
 
 
 class Writer:
-    """What a GPU does with a ring, but slowly and one record at a time."""
+    """Writes records into a ring as a GPU does, but slowly and one at a time."""
 
     def __init__(self, shards: int = 2, capacity: int = CAPACITY) -> None:
         self.place = RingPlace(0, 0, 0, Place.HOST_RING, shards, capacity, 8 + EVENT.itemsize)
@@ -127,9 +127,9 @@ def test_discarded_records_are_left_out(ring: Writer) -> None:
 def test_a_copy_of_a_ring_in_gpu_memory(ring: Writer) -> None:
     reader = RingReader(ring.place, EVENT, None)
     ring.fill(0, 0, 100)
-    assert len(reader.take(bytes(ring.area))) == 100 and reader.consumed == [100, 0]
+    assert len(reader.read_copy(bytes(ring.area))) == 100 and reader.consumed == [100, 0]
     ring.fill(0, 100, 50)
-    assert reader.take(bytes(ring.area))["number"].tolist() == list(range(100, 150))
+    assert reader.read_copy(bytes(ring.area))["number"].tolist() == list(range(100, 150))
     assert len(reader.read()) == 0
 
 

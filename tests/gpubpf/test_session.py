@@ -1,4 +1,4 @@
-"""Programs on the fake driver (agent/fakecuda.c) under a session: what is counted, and that the program does not notice."""
+"""Programs on the fake driver (agent/fakecuda.c) under a session: the counts are right, and the program behaves as without it."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def test_many_processes_need_many_files_of_the_tool_only(target: Path, tmp_path:
 
 
 def test_processes_that_are_gone_take_no_files(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpubpf.session.workers.KEPT", 2)
+    monkeypatch.setattr("gpubpf.session.workers.RECENTLY_ENDED", 2)
     before = len(os.listdir("/proc/self/fd"))
     with fake_tool.session(["sh", "-c", f"for i in $(seq 20); do {target} plain 2; done"]) as session:
         for _ in session.intervals():
@@ -271,9 +271,9 @@ def test_processes_that_are_gone_take_no_files(target: Path, monkeypatch: pytest
         while len(os.listdir("/proc/self/fd")) > before + 15 and time.monotonic() < until:
             time.sleep(0.01)
         assert len(os.listdir("/proc/self/fd")) <= before + 15
-        while session._measured.active() and time.monotonic() < until:
+        while session._measurement.active() and time.monotonic() < until:
             time.sleep(0.01)
-        assert session._measured.active() == []
+        assert session._measurement.active() == []
     found = fake_tool.result(session)
     assert counted(found) == (40, 40, 40) and found["summary"]["lost"] == 0
     assert found["instances"] == [[[1, 1, 1], [5, 1, 1], 2, [2] * 5]] * 20
@@ -302,7 +302,10 @@ def test_a_program_that_closes_every_file_does_not_wait_for_answers(target: Path
     found = measure([str(target), "closefirst", "5"], wanted=())
     assert time.monotonic() - start < 5
     assert found["status"] == 0
-    assert "closed all its files, ours too; what it launched then was not seen" in found["said"][0]
+    assert (
+        "closed all its file descriptors, the agent's too; its later launches were not seen"
+        in found["said"][0]
+    )
 
 
 def test_programs_find_the_signal_handlers_that_they_set(
@@ -343,7 +346,7 @@ def test_death_of_the_program(target: Path, mode: str) -> None:
     found = measure([str(target), mode, "23"])
     assert found["status"] == 128 + (signal.SIGSEGV if mode == "crash" else signal.SIGKILL)
     assert found["summary"]["launches_instrumented"] == found["summary"]["lost"] == 23
-    assert "what up to 23 launches counted is lost" in found["said"][0]
+    assert "the counts of up to 23 launches are lost" in found["said"][0]
 
 
 @pytest.mark.parametrize("mode", ["threads", "reload", "destroy", "large"])
@@ -465,7 +468,7 @@ class Tool:
         assert self.process.stderr and self.process.stderr.readline() == "attached\n"
 
     def program_output(self) -> str:
-        """What the program printed, once it ended."""
+        """Wait for the program to end, and return what it printed."""
         deadline = time.monotonic() + 100
         while not self.output.exists():
             assert time.monotonic() < deadline
@@ -503,7 +506,7 @@ def test_sigterm_prints_and_leaves(target: Path, tmp_path: Path) -> None:
     time.sleep(0.2)
     tool.process.terminate()
     assert tool.process.wait(60) == 0
-    assert not tool.output.exists()  # the program goes on
+    assert not tool.output.exists()  # the program still runs
     found = tool.found()
     assert 0 < found["summary"]["launches_instrumented"] < 3000
     assert found["summary"]["lost"] == 0
@@ -541,11 +544,11 @@ def test_intervals(target: Path, tmp_path: Path) -> None:
     assert found["instances"][0][2] == 800
 
 
-# --- what is no agent ---
+# --- hostile and broken agents ---
 
 
 def connect_and(act: Callable[[socket.socket], None]) -> list[str]:
-    """What a session says while a process of its user does `act` with its socket."""
+    """Return the notices of a session while a process of the user does `act` with its socket."""
     said: list[str] = []
     with fake_tool.session(["sleep", "0.5"], note=said.append, wanted=()) as session:
         with socket.socket(socket.AF_UNIX) as peer:
@@ -592,7 +595,7 @@ def test_claims_without_memory_behind_them_are_refused() -> None:
         socket.send_fds(peer, [protocol.frame(Message.SNAPSHOT, head + array + rest)], [file])
         os.close(file)
 
-    assert any("memory that is not there" in line for line in connect_and(act))
+    assert any("a snapshot larger than its file" in line for line in connect_and(act))
 
 
 @pytest.mark.parametrize(
@@ -601,16 +604,16 @@ def test_claims_without_memory_behind_them_are_refused() -> None:
         (
             Message.RING,
             struct.pack("<6IQQ", 0, 0, 0, 1, 4, 0, 4096, 48),
-            "a ring that nobody asked for",
+            "a ring that was not requested",
         ),
         (
             Message.RING,
             struct.pack("<6IQQ", 9, 0, 0, 1, 4, 0, 4096, 48),
-            "a ring that nobody asked for",
+            "a ring that was not requested",
         ),
-        (Message.LOG, struct.pack("<Q", 4096), "a message out of place"),
-        (Message.MARKER, struct.pack("<I", 1), "a message out of place"),  # before its greeting
-        (Message.STACK, struct.pack("<II", 1, 1 << 30), "a count beyond its message"),
+        (Message.LOG, struct.pack("<Q", 4096), "an unexpected message"),
+        (Message.MARKER, struct.pack("<I", 1), "an unexpected message"),  # before its greeting
+        (Message.STACK, struct.pack("<II", 1, 1 << 30), "a count larger than its message"),
     ],
 )
 def test_files_that_nobody_asked_for_are_refused(kind: int, payload: bytes, refusal: str) -> None:
@@ -640,7 +643,7 @@ def test_a_log_that_is_none_is_refused() -> None:
                     pass
         for _ in session.intervals():
             pass
-    assert len([line for line in said if "a log that is none" in line]) == 2
+    assert len([line for line in said if "an invalid log" in line]) == 2
 
 
 def test_a_process_that_does_not_wait_to_be_attached_to_is_no_secret() -> None:
@@ -653,13 +656,13 @@ def test_a_process_that_does_not_wait_to_be_attached_to_is_no_secret() -> None:
         peer.shutdown(socket.SHUT_RDWR)
 
     said = connect_and(act)
-    assert any("1 process ended or went on before the tool could attach" in line for line in said)
+    assert any("1 process ended or continued before the tool could attach" in line for line in said)
     assert "not reached in time" in said
 
 
 def test_more_gpus_than_there_are_are_refused() -> None:
     context = protocol.frame(Message.CONTEXT, struct.pack("<II", 1, 1 << 20))
-    assert any("a GPU that is none" in line for line in connect_and(lambda peer: peer.sendall(context)))
+    assert any("an invalid GPU number" in line for line in connect_and(lambda peer: peer.sendall(context)))
 
 
 def test_names_and_contexts_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -667,7 +670,7 @@ def test_names_and_contexts_without_end_are_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("gpubpf.session.traced_process.CONTEXT_LIMIT", 3)
     name = protocol.frame(Message.NAME, struct.pack("<II", 0, 500) + b"\x1b" * 500)
     said = connect_and(lambda peer: peer.sendall(name * 2))
-    assert any("more names than a program has" in line for line in said)
+    assert any("too many names" in line for line in said)
 
     def contexts(peer: socket.socket) -> None:
         with open(os.memfd_create("maps"), "wb") as file:
@@ -675,7 +678,7 @@ def test_names_and_contexts_without_end_are_refused(monkeypatch: pytest.MonkeyPa
                 socket.send_fds(peer, [snapshot_of(0, context)], [file.fileno()])
 
     before = len(os.listdir("/proc/self/fd"))
-    assert any("more contexts than can be kept" in line for line in connect_and(contexts))
+    assert any("memory of too many contexts" in line for line in connect_and(contexts))
     assert len(os.listdir("/proc/self/fd")) <= before + 3  # what it had said before is kept
 
 
@@ -721,8 +724,10 @@ def test_the_agent_is_built() -> None:
 
 def test_watching_every_process_takes_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(SessionError, match=r"^watching every process takes root; use sudo, or name whom"):
-        tracing._whom(argparse.Namespace(tool="tool", pid=[], command=None))
+    with pytest.raises(
+        SessionError, match=r"^watching all processes requires root; use sudo, or name what to trace"
+    ):
+        tracing._targets(argparse.Namespace(tool="tool", pid=[], command=None))
 
 
 def test_what_files_hold_is_told_without_any_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from gpubpf.attach import loading
 from gpubpf.images.instrument import Sidecar
 from gpubpf.session import device, joining
 from gpubpf.session.machine import REACHED_LATE
-from gpubpf.session.session import Listener, Makers, Plan, Session, Whom
+from gpubpf.session.session import Listener, Plan, Session, SidecarBuilder, Targets
 
 HERE = Path(__file__).with_name("attach")
 TOOLS = Path(__file__).parents[2] / "tools"
@@ -171,7 +171,7 @@ def test_nobody_to_be_measured_is_one_line(built: Path, start: Callable[..., Pro
     tool = Tool("-p", "999999,1000000")
     assert tool.ended(1) == []
     assert tool.said == [
-        "threadhist: none of the 2 processes can be measured: there is no process 999999; run ps to list the processes"
+        "threadhist: cannot trace any of the 2 processes: there is no process 999999; run ps to list the processes"
     ]
 
 
@@ -182,7 +182,7 @@ def test_clocks_that_have_nothing_in_common(built: Path, start: Callable[..., Pr
     assert tool.ended(1) == []
     assert tool.said == [
         f"threadhist: pid {real.pid} uses the embedded device and pid {virtual.pid} uses the embedded device on its virtual"
-        " clock, whose times and memory have nothing in common; measure them one by one"
+        " clock, which share neither clock nor memory; trace them one at a time"
     ]
 
 
@@ -221,7 +221,7 @@ def test_a_process_that_becomes_another_program(built: Path, start: Callable[...
     assert program.process.poll() is None
     assert summary["launches_instrumented"] == 3
     assert any(
-        "executes another program now; what that launches is not measured" in line for line in tool.said
+        "executed another program; that program's launches are not traced" in line for line in tool.said
     )
 
 
@@ -231,7 +231,7 @@ def test_children_that_are_not_followed_are_said(built: Path, start: Callable[..
     tool.wait_for("attached to")
     program.end()
     program.ready()  # the child
-    tool.wait_for("is of a program that is measured, and uses the GPU, too; add it to -p")
+    tool.wait_for("was started by a traced process and uses the GPU, but is not traced; add it to -p")
     tool.process.send_signal(signal.SIGINT)
     tool.ended()
     assert sum("add it to -p" in line for line in tool.said) == 1
@@ -244,7 +244,7 @@ def test_one_tool_at_a_time_then_the_next(built: Path, start: Callable[..., Prog
     second = Tool("-p", program.pid)
     assert second.ended(1) == []
     assert second.said == [
-        f"threadhist: pid {program.pid} (becomes) is measured by threadhist, pid {first.process.pid} already; end that first"
+        f"threadhist: pid {program.pid} (becomes) is already traced by threadhist, pid {first.process.pid}; stop that tool first"
     ]
     program.go()
     first.process.send_signal(signal.SIGTERM)
@@ -268,7 +268,7 @@ def test_a_name_that_nothing_has(built: Path, start: Callable[..., Program]) -> 
 
 def session(*pids: int, listener: Listener | None = None) -> Session:
     plan = Plan(device.Device("sim", {"CUDASIM_CLOCK": "real"}))
-    return Session(Whom(pids=pids), plan, Makers(lambda image, target: Sidecar()), listener)
+    return Session(Targets(pids=pids), plan, SidecarBuilder(lambda image, target: Sidecar()), listener)
 
 
 def test_processes_join_at_any_time_from_any_thread(built: Path, start: Callable[..., Program]) -> None:

@@ -42,11 +42,11 @@ def test_times_are_those_of_the_activity_records(library: Path) -> None:
 
 def test_a_library_that_is_none_leaves_it_to_timing_events(tmp_path: Path) -> None:
     found, said = copies(f"--cupti={tmp_path}/none.so")
-    assert "note: CUPTI gives no times, it cannot be loaded; timing events do instead" in said
+    assert "note: CUPTI provides no timestamps: it cannot be loaded; using timing events instead" in said
     assert len(found) == 3 and {copy["dur_ns"] for copy in found} != {5000}
 
 
 def test_the_embedded_device_has_none() -> None:
     found, said = copies("--cupti")
-    assert "note: CUPTI works on a GPU only" in said
+    assert "note: CUPTI requires a GPU" in said
     assert len(found) == 3

@@ -1,4 +1,4 @@
-"""The agent: a C++ library that the driver loads into each traced process, and this side of its protocol."""
+"""The agent, a C++ library that is loaded into each traced process, and the tool's side of its protocol."""
 
 from __future__ import annotations
 

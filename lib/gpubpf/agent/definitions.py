@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What the tool and the agent agree on: message numbers, flags, states and the layout of operation log records.
+"""The constants that the tool and the agent share: message numbers, flags, states and the layout of operation log records.
 
-This is the only place where they are written down. Python imports it; `make` turns it into the C++ header that the agent includes:
+This is the only place that defines them. Python imports it; `make` turns it into the C++ header that the agent includes:
 
     definitions.py > definitions.h
 
 `definitions.py --markdown` prints the table of log records in docs/timing.md, which a test compares.
 
-It needs nothing but the standard library, because it also runs before anything is installed.
+It imports only the standard library, because it also runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from enum import IntEnum, IntFlag
 
 PROTOCOL_VERSION = 5
 FRAME_LIMIT = 64 << 20  # bytes of a message
-SLOTS = 16384  # distinct kernel names of a process; the last slot takes the rest
-NO_FIELD = 0xFFFFFFFF  # "nowhere", where a message has an offset in the launch block
-NO_SLOT = 0xFFFFFFFF  # slot of a kernel whose name was never seen
+SLOTS = 16384  # distinct kernel names of a process; all further names share the last slot
+NO_FIELD = 0xFFFFFFFF  # an offset in the launch block: the field does not exist
+NO_SLOT = 0xFFFFFFFF  # slot of a kernel whose name is unknown
 NO_FUNCTION = 0xFFFFFFFF  # function of a call that is not in the agent's table
 NO_RECORD = 0xFFFFFFFFFFFFFFFF  # awaited record of an event that has completed or was never recorded
 
@@ -42,16 +42,16 @@ class Message(IntEnum):
     HOOKED = 7
     MARKER = 8  # + file with the host program's stub
     LOG = 9  # + operation log
-    RING = 10  # + data file, where that is in host memory
+    RING = 10  # + data file, if the ring is in host memory
     STACK = 11
     CONTEXT = 12
     PATCHES = 13  # + list of patches, for the tool to apply while the process is stopped
-    FOUND = 14  # a module that was loaded before the agent came; answered as an image is
+    FOUND = 14  # a module that was loaded before the agent; the tool answers with SIDECAR
     # From the tool to the agent.
     WELCOME = 16
     SIDECAR = 17  # + image
     DRAIN = 18
-    WORKING = 19  # the tool works on an image; sent every second
+    WORKING = 19  # the tool is working on an image; sent every second
     SHARED = 20  # + file of a shared map; before WELCOME
     CONSUMED = 21  # how far the tool has read a ring in GPU memory
     PATCHED = 22  # the patches are applied
@@ -69,14 +69,14 @@ class WelcomeFlag(IntFlag):
 
 
 class DrainFlag(IntFlag):
-    """STOP: swap no more launches. ONLY_RINGS: read nothing but rings in GPU memory."""
+    """STOP: instrument no more launches. ONLY_RINGS: read only rings in GPU memory."""
 
     STOP = 1
     ONLY_RINGS = 2
 
 
 class SnapshotFlag(IntFlag):
-    """CLOSED: the context is being destroyed. RUNNING: kernels had not ended. FAILED: memory could not be read.
+    """CLOSED: the context is being destroyed. RUNNING: kernels were still running. FAILED: memory could not be read.
     OF_RINGS: only rings were read."""
 
     CLOSED = 1
@@ -92,7 +92,7 @@ class FoundFlag(IntFlag):
 
 
 class Unit(IntEnum):
-    """What a map has values for. SITE: each site of a kernel, whatever the launch shape, in one shard per multiprocessor."""
+    """What a map has one value for. SITE: each site of a kernel, for all launch shapes together, in one shard per multiprocessor."""
 
     CONTEXT = 0
     THREAD = 1
@@ -103,8 +103,8 @@ class Unit(IntEnum):
 
 
 class Place(IntEnum):
-    """Where a map lies. HOST_RING: control block in GPU memory, records in a file that the tool maps. GPU_RING: all in GPU memory.
-    SHARED: in a file of the tool that the GPU can reach, too. HOST: in a file of the tool that only the host program can reach."""
+    """Where a map is stored. HOST_RING: control block in GPU memory, records in a file that the tool maps. GPU_RING: in GPU memory.
+    SHARED: in a file of the tool that the GPU can access, too. HOST: in a file of the tool that only the host program can access."""
 
     GPU = 0
     HOST_RING = 1
@@ -121,8 +121,8 @@ class HostPoint(IntEnum):
 
 
 class HostArgument(IntEnum):
-    """An argument of a host program's machine code. CONTEXT: number of a context field. MAP_BASE: number of a map in a shared file.
-    PARAM: offset in the parameter bytes. HELPER: number of a helper, as in bpf.h."""
+    """The kind of an argument of a host program's machine code, and what its value is. CONTEXT: number of a context field. MAP_BASE:
+    number of a map in a shared file. PARAM: offset in the parameter bytes. HELPER: number of a helper, as in bpf.h."""
 
     CONTEXT = 0
     MAP_BASE = 1
@@ -135,16 +135,16 @@ class AttachStatus(IntEnum):
 
     ATTACHED = 0
     NO_DRIVER = 1  # the process has not loaded libcuda.so.1
-    IN_USE = 2  # another tool measures the process
-    FAILED = 3  # the agent has told the tool why, where it could
-    ENDING = 4  # the previous attachment has not ended yet
+    IN_USE = 2  # another tool traces the process
+    FAILED = 3  # the agent has sent the reason, if it could
+    ENDING = 4  # the agent has not finished detaching from the previous tool
 
 
 # --- counters of launches ---------------------------------------------------------------------------------------
 
 
 class Reason(IntEnum):
-    """Why a launch ran the original kernel. REFUSED: for the reason that came with the sidecar or in a REFUSED message."""
+    """Why a launch ran the original kernel. REFUSED: the sidecar or a REFUSED message gives the reason."""
 
     SAMPLED_OUT = 0
     FILTERED = 1
@@ -156,15 +156,15 @@ class Reason(IntEnum):
     LEGACY_LAUNCH = 7  # cuLaunch, cuLaunchGrid
 
 
-REASONS = 16  # counters of a kernel name that are reserved for reasons
+REASONS = 16  # counters that each kernel name reserves for reasons
 
 
 class Outcome(IntEnum):
-    """What became of a launch, in its log record; between the first two: 1 + Reason."""
+    """The result of instrumenting a launch, in its log record; values between the first two are 1 + Reason."""
 
     INSTRUMENTED = 0
-    NOT_READY = 254  # the copy of the kernel is not ready yet
-    NOT_MATCHED = 255  # or the tool has not answered yet
+    NOT_READY = 254  # the instrumented copy was not ready yet
+    NOT_MATCHED = 255  # the user did not ask for the kernel, or the tool has not answered yet
 
 
 # --- the operation log ------------------------------------------------------------------------------------------
@@ -193,9 +193,9 @@ class Kind(IntEnum):
 
 
 class RecordFlag(IntFlag):
-    """GRAPH_NODE: part of a replay; the times of the call are those of the graph launch. SYNCHRONOUS: the call itself waits.
-    CAPTURED: the operation went into a graph and never ran as such. HOST_CLOCK: a span with CUPTI's times, on the log's clock.
-    FROM_BEFORE: the stream, or the allocation, existed before the agent came; such a stream may hold work nobody saw."""
+    """GRAPH_NODE: part of a graph replay; the call's times are those of the graph launch. SYNCHRONOUS: the call itself waits.
+    CAPTURED: the operation was captured into a graph and did not run by itself. HOST_CLOCK: a span with CUPTI's times, on the log's
+    clock. FROM_BEFORE: the stream or allocation existed before the agent; such a stream may hold work that was not seen."""
 
     GRAPH_NODE = 1
     SYNCHRONOUS = 2

@@ -1,8 +1,10 @@
-"""What tool and agent say to each other. `src/wire.h` and `src/control.h` are the other side.
+"""The messages between tool and agent, encoded and decoded. `src/wire.h` and `src/control.h` are the agent's side.
 
-A frame is ``{u32 type, u32 length}`` and `length` bytes, little-endian; a file descriptor may come with its first byte. What an
-agent sends is untrusted: it runs in the traced process. Every length, count and offset is checked, and files that it hands over
-are read with `pread`, never mapped (their owner could shrink them), but for those that `sealed` says cannot shrink.
+A frame is ``{u32 type, u32 length}`` and `length` bytes, little-endian; a file descriptor may come with its first byte. The agent runs
+in the traced process, so what it sends is untrusted. The functions check every length, count and offset, and raise `Malformed`. They
+read the agent's files with `pread`. Map only files that `sealed` accepts, because the owner of any other could shrink it.
+
+session/server.py decodes messages; session/workers.py and session/session.py encode them; the rest of session/ uses the types.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ IMAGE_LIMIT = 1 << 29
 MEMORY_LIMIT = 1 << 40
 SITES_LIMIT = 1 << 22  # of a kernel
 SHARDS = 256  # of a ring or a site array, at most
-LEAST_CAPACITY = 4096  # records of a shard
-RING_BYTES = 1 << 36
-LOG_RECORDS = 1 << 28
+LEAST_CAPACITY = 4096  # records of a shard, at least
+RING_BYTES = 1 << 36  # at most
+LOG_RECORDS = 1 << 28  # at most
 FRAMES_LIMIT = 256  # of a host stack
-GPUS = 256  # of a machine
+GPUS = 256  # of a machine, at most
 
 # The control block (src/control.h).
 CONTROL_HEADER = 128
@@ -48,7 +50,7 @@ REASONS = tuple(reason.name.lower().replace("_", " ") for reason in Reason)
 
 
 class Malformed(SessionError):
-    """A process sent what no agent sends."""
+    """A process sent a message that no agent sends. `what`: the object of "a traced process sent …"."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"a traced process sent {what}; it is no longer traced")
@@ -56,9 +58,11 @@ class Malformed(SessionError):
 
 @dataclass(frozen=True)
 class MapSpec:
-    """A map's storage, in bytes: `fixed` for each context, or for each instance `fixed` and `per_unit` for every unit (of a site
-    array: for every site in every shard).
-    `initial` is what it begins with; the rest is zero. Of a ring: `fixed` bytes of records, `per_unit` the stride of one."""
+    """The storage of a map, in bytes.
+
+    A map of a context has `fixed` bytes. A map of an instance has `fixed` bytes, and `per_unit` for each unit (in a site array: for
+    each site in each shard). A ring has `fixed` bytes of records, `per_unit` bytes apart.
+    initial: the first bytes; the rest is zero."""
 
     fixed: int
     per_unit: int
@@ -69,8 +73,9 @@ class MapSpec:
 
 @dataclass(frozen=True)
 class HostCode:
-    """A host program that runs in the traced process at `point`, one of HOST_POINTS: `arguments` are (kind, map number, value), as in
-    src/marker.h."""
+    """A host program that runs in the traced process at `point`, one of HOST_POINTS.
+
+    arguments: (kind, map number, value), as in src/marker.h."""
 
     point: str
     code: bytes
@@ -79,11 +84,13 @@ class HostCode:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a process is asked to do. Waits in seconds, `map_memory` in bytes, `launches` the first and the last that are
-    instrumented. `log_records`: of the operation log, a power of two, 0 for none. `pump`: launches after which maps are read
-    without being asked, 0 for never. `host`: programs that run there; or the points, of HOST_POINTS, at which programs run in the
-    kernel."""
+class AgentConfig:
+    """What WELCOME asks an agent to do; see `Plan` and `Follow` in session/measurement.py.
+
+    map_memory: bytes for each context. launches: the first and the last launch to instrument; None: no last one.
+    image_wait: seconds that a module load waits for the sidecar. log_records: size of the operation log, a power of two; 0: no log.
+    pump: send a snapshot after so many launches, without being asked; 0: never.
+    host: host programs that the agent runs; or the HOST_POINTS at which programs run in the Linux kernel."""
 
     maps: Sequence[MapSpec]
     map_memory: int
@@ -103,7 +110,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class BlockField:
-    """Where the address (and for arrays by launch shape or site the capacity) of map number `map` goes in the launch block."""
+    """Where the launch block has the address of map number `map`, and the capacity of an array by launch shape or site."""
 
     map: int
     base_offset: int
@@ -112,8 +119,10 @@ class BlockField:
 
 @dataclass(frozen=True)
 class KernelLayout:
-    """How an instrumented kernel is launched: the application's `parameters`, then `block` at `block_offset`. `pid_tgid`, `kernel`,
-    `epoch`: where in the block the launching thread, the kernel's number and the allocation epoch go; None: nowhere."""
+    """The parameters of an instrumented kernel: the application's `parameters`, then `block` at `block_offset`.
+
+    pid_tgid, kernel, epoch: offsets in the block of the launching thread, the kernel's number and the allocation epoch; None: not
+    there."""
 
     name: str
     parameters: Sequence[int]  # bytes of each
@@ -129,7 +138,7 @@ class KernelLayout:
 
 @dataclass(frozen=True)
 class VariableSlot:
-    """Slot `index` of the table of variables; `kernels` are those that need it (none named: all)."""
+    """Slot `index` of the table of variables. kernels: those that need it; empty: all."""
 
     name: str
     index: int
@@ -139,8 +148,10 @@ class VariableSlot:
 
 @dataclass(frozen=True)
 class Image:
-    """A module that was loaded. `linked`: how many inputs cuLink made it of, 0 where it did not; the image is the PTX among them,
-    where there was some, with a zero between two texts."""
+    """A module that the process loads.
+
+    linked: the number of cuLink's inputs, 0 if it was not linked. The image of a linked module is the PTX among the inputs, if any,
+    with a zero byte between two texts."""
 
     request: int
     compute_capability: int  # major * 10 + minor
@@ -151,8 +162,11 @@ class Image:
 
 @dataclass(frozen=True)
 class FoundKernel:
-    """A kernel of a module that was there before, as the driver describes it. parameters: (offset, size) of each, in bytes; None: not
-    told. Of the numbers -1: not told. ptx_version, binary_version: major * 10 + minor, of what it was compiled from, and for."""
+    """A kernel of a module that was loaded before the agent, as the driver describes it. -1: the driver does not say.
+
+    parameters: (offset, size) of each, in bytes; None: unknown.
+    ptx_version, binary_version: the virtual architecture that it was compiled from, and the compute capability that it was compiled
+    for, as major * 10 + minor."""
 
     name: str
     parameters: tuple[tuple[int, int], ...] | None
@@ -167,8 +181,9 @@ class FoundKernel:
 
 @dataclass(frozen=True)
 class Found:
-    """A module that was loaded before its agent came, of which a kernel was launched. names: of its kernels, mangled; `whole`: of all
-    of them. kernels: those that were launched. It is answered with a sidecar, as an image is."""
+    """A module that was loaded before the agent, and has launched a kernel. The tool answers with a sidecar, as for `Image`.
+
+    names: mangled names of its kernels. whole: `names` has all of them. kernels: those that were launched."""
 
     request: int
     compute_capability: int  # major * 10 + minor
@@ -180,7 +195,9 @@ class Found:
 
 @dataclass(frozen=True)
 class ArrayPart:
-    """An instance's part of the memory file: map number, offset, size, capacity in units; of a site array `sites_and_shards`."""
+    """An array of an instance in the snapshot's file: map number, offset, size, capacity in units.
+
+    The capacity of a site array is as `sites_and_shards` takes it."""
 
     map: int
     offset: int
@@ -190,7 +207,7 @@ class ArrayPart:
 
 @dataclass(frozen=True)
 class InstancePart:
-    """What one launch shape of a kernel has; extents of 0: what all its shapes have together."""
+    """The arrays of a kernel and launch shape. Extents of 0: the arrays that all shapes of the kernel share."""
 
     slot: int
     grid: tuple[int, int, int]
@@ -200,12 +217,13 @@ class InstancePart:
 
     @property
     def by_shape(self) -> bool:
+        """It belongs to one launch shape."""
         return self.grid[0] != 0
 
 
 @dataclass(frozen=True)
 class RingPart:
-    """A ring in a snapshot: offset of its control block, and offset and size of its records where they lie in GPU memory."""
+    """A ring in a snapshot: the offset of its control block and, for a ring in GPU memory, offset and size of its data."""
 
     map: int
     control: int
@@ -215,8 +233,10 @@ class RingPart:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The maps of one context: `memory` holds what `instances`, `shared` (by map number: offset, size) and `rings` point into.
-    `taken_ns`: when its copying began, on the host's clock."""
+    """The maps of one context. The file that comes with it has `size` bytes; `instances`, `shared` and `rings` have offsets in it.
+
+    shared: maps that all instances share: map number → (offset, size). taken_ns: when copying began, on the host's clock.
+    flags: of SnapshotFlag."""
 
     sequence: int
     context: int
@@ -243,17 +263,18 @@ class RingPlace:
 
     @property
     def first(self) -> int:
-        """Where in the data its records begin: after `RING_SHARD` bytes for each shard."""
+        """The offset of the first record, after `RING_SHARD` bytes for each shard."""
         return -(-RING_SHARD * self.shards // RING_PAGE) * RING_PAGE
 
     @property
     def size(self) -> int:
+        """Bytes of the ring's data."""
         return self.first + -(-self.shards * self.capacity * self.stride // RING_PAGE) * RING_PAGE
 
 
 @dataclass(frozen=True)
 class StackFrame:
-    """A return address: `offset` in the file (or 0 and "" where it is in none), `symbol` what the process itself knows."""
+    """A return address. offset, file: where it is; 0 and "" outside files. symbol: the name that the process itself found."""
 
     address: int
     offset: int
@@ -261,8 +282,8 @@ class StackFrame:
     symbol: str
 
 
-class Reader:
-    """Takes a payload apart; `Malformed` when it is too short."""
+class PayloadReader:
+    """Decodes a payload from front to back. Raises Malformed if it is too short."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -284,10 +305,10 @@ class Reader:
         return int.from_bytes(self._take(8), "little")
 
     def count(self, least: int) -> int:
-        """A number of items that take at least `least` bytes each."""
+        """Return a number of items. Raises Malformed if the payload is too short for so many of `least` bytes each."""
         n = self.u32()
         if n * least > len(self._data) - self._at:
-            raise Malformed("a count beyond its message")
+            raise Malformed("a count larger than its message")
         return n
 
     def text(self) -> str:
@@ -299,33 +320,36 @@ class Reader:
 
 
 def hello(payload: bytes) -> str:
-    """The name of the process."""
-    r = Reader(payload)
+    """Return the name of the process."""
+    r = PayloadReader(payload)
     if r.u32() != PROTOCOL_VERSION:
-        raise Malformed("another version's greeting")
+        raise Malformed("a greeting of another protocol version")
     return r.text()[:64]
 
 
 def hooked(payload: bytes) -> tuple[str, str]:
-    """What could not be hooked, one function in each line: nothing when the hooks are live; and what goes without (its calls are
-    not logged)."""
-    r = Reader(payload)
+    """Return two texts with a function in each line: functions whose hooks failed, and functions that are left unhooked.
+
+    The first is empty if the hooks are live. Calls of the second are not logged."""
+    r = PayloadReader(payload)
     return r.text()[:4096], r.text()[:4096]
 
 
 def image(payload: bytes) -> Image:
-    r = Reader(payload)
+    """Decode IMAGE."""
+    r = PayloadReader(payload)
     made = Image(r.u32(), r.u32(), r.u32(), r.u64(), r.u32())
     if made.size > IMAGE_LIMIT or not 10 <= made.compute_capability < 1000:
-        raise Malformed("an image of no sensible size or kind")
+        raise Malformed("an image of an invalid size or compute capability")
     return made
 
 
 def found(payload: bytes) -> Found:
-    r = Reader(payload)
+    """Decode FOUND."""
+    r = PayloadReader(payload)
     request, compute_capability, gpu, flags = r.u32(), r.u32(), r.u32(), r.u32()
     if not 10 <= compute_capability < 1000:
-        raise Malformed("a module of no sensible kind")
+        raise Malformed("a module of an invalid compute capability")
     names = tuple(r.text() for _ in range(r.count(4)))
     kernels = []
     for _ in range(r.count(40)):
@@ -333,23 +357,25 @@ def found(payload: bytes) -> Found:
         parameters = tuple((r.u32(), r.u32()) for _ in range(r.count(8)))
         kernels.append(FoundKernel(name, parameters if told else None, *(r.i32() for _ in range(7))))
     if not kernels:
-        raise Malformed("a module of which nothing is known")
+        raise Malformed("a module without kernels")
     return Found(request, compute_capability, gpu, bool(flags & FoundFlag.ALL_NAMES), names, tuple(kernels))
 
 
 def slot_and_text(payload: bytes) -> tuple[int, str]:
-    r = Reader(payload)
+    """Decode NAME (the kernel's name) or REFUSED (the reason): the slot, and the text."""
+    r = PayloadReader(payload)
     slot, text = r.u32(), r.text()
     if slot >= SLOTS or len(text) > 65536:
-        raise Malformed("a kernel out of range")
+        raise Malformed("a kernel number out of range")
     return slot, text
 
 
 def snapshot(payload: bytes) -> Snapshot:
-    r = Reader(payload)
+    """Decode SNAPSHOT. Checks that all maps lie in the file's `size` bytes, but not the file itself."""
+    r = PayloadReader(payload)
     sequence, context, gpu, flags, size, taken_ns = r.u32(), r.u32(), r.u32(), r.u32(), r.u64(), r.u64()
     if size > MEMORY_LIMIT:
-        raise Malformed("memory of no sensible size")
+        raise Malformed("map memory of an invalid size")
 
     left = size
 
@@ -357,14 +383,14 @@ def snapshot(payload: bytes) -> Snapshot:
         nonlocal left
         left -= length
         if offset > size or length > size - offset or left < 0:
-            raise Malformed("a map beyond its memory")
+            raise Malformed("a map outside its memory")
 
     instances = []
     for _ in range(r.count(40)):
         slot, grid, block_dim, launches = r.u32(), r.triple(), r.triple(), r.u64()
         arrays = tuple(ArrayPart(r.u32(), r.u64(), r.u64(), r.u64()) for _ in range(r.count(28)))
         if slot >= SLOTS:
-            raise Malformed("a kernel out of range")
+            raise Malformed("a kernel number out of range")
         for array in arrays:
             within(array.offset, array.size)
         instances.append(InstancePart(slot, grid, block_dim, launches, arrays))
@@ -383,7 +409,8 @@ def snapshot(payload: bytes) -> Snapshot:
 
 
 def ring(payload: bytes) -> RingPlace:
-    r = Reader(payload)
+    """Decode RING."""
+    r = PayloadReader(payload)
     number, context, gpu, place, shards, _ = (r.u32() for _ in range(6))
     made = RingPlace(number, context, gpu, Place.HOST_RING, shards, r.u64(), r.u64())
     if place == Place.GPU_RING:
@@ -395,30 +422,30 @@ def ring(payload: bytes) -> RingPlace:
         or capacity & (capacity - 1)
         or made.size > RING_BYTES
     ):
-        raise Malformed("a ring of no sensible size")
+        raise Malformed("a ring of an invalid size")
     return made
 
 
 def log(payload: bytes) -> int:
-    """The records that the log has room for."""
-    records = Reader(payload).u64()
+    """Return the records that the log has room for."""
+    records = PayloadReader(payload).u64()
     if not 0 < records <= LOG_RECORDS or records & (records - 1):
-        raise Malformed("a log of no sensible size")
+        raise Malformed("a log of an invalid size")
     return records
 
 
 def context(payload: bytes) -> tuple[int, int]:
-    """The number of a context, and of its GPU."""
-    r = Reader(payload)
+    """Return the number of a context, and the ordinal of its GPU."""
+    r = PayloadReader(payload)
     number, gpu = r.u32(), r.u32()
     if gpu >= GPUS:
-        raise Malformed("a GPU that is none")
+        raise Malformed("an invalid GPU number")
     return number, gpu
 
 
 def stack(payload: bytes) -> tuple[int, tuple[StackFrame, ...]]:
-    """The number of a host stack, and its frames, innermost first."""
-    r = Reader(payload)
+    """Return the number of a host stack, and its frames, innermost first."""
+    r = PayloadReader(payload)
     number, count = r.u32(), r.count(24)
     if count > FRAMES_LIMIT:
         raise Malformed("a stack that is too deep")
@@ -426,8 +453,8 @@ def stack(payload: bytes) -> tuple[int, tuple[StackFrame, ...]]:
 
 
 def drained(payload: bytes) -> tuple[int, bool]:
-    """The sequence number of the request, and whether every context was read."""
-    r = Reader(payload)
+    """Return the sequence number of the request, and whether every context was read."""
+    r = PayloadReader(payload)
     return r.u32(), r.u32() != 0
 
 
@@ -436,39 +463,40 @@ def _bytes(data: bytes) -> bytes:
 
 
 def frame(kind: int, payload: bytes) -> bytes:
+    """Return a frame: header and payload."""
     return struct.pack("<II", kind, len(payload)) + payload
 
 
-def welcome(wanted: Wanted, process: int) -> bytes:
-    """`process`: its number, from 1, that no other has; ids of what it launches begin with it."""
-    last = wanted.launches[1] if wanted.launches[1] is not None else (1 << 64) - 1
+def welcome(config: AgentConfig, process: int) -> bytes:
+    """Return the WELCOME frame. `process`: the number of the process, from 1; the ids of its launches begin with it."""
+    last = config.launches[1] if config.launches[1] is not None else (1 << 64) - 1
     flags = sum(
         bit
         for bit, on in (
-            (WelcomeFlag.MEMORY_IS_ZERO, wanted.memory_is_zero),
-            (WelcomeFlag.STAMPS, wanted.stamps),
-            (WelcomeFlag.STACKS, wanted.stacks),
-            (WelcomeFlag.GRAPHS, wanted.graphs),
-            (WelcomeFlag.MATCH_ALL, wanted.match_all),
-            (WelcomeFlag.ALLOCATION_STACKS, wanted.allocation_stacks),
+            (WelcomeFlag.MEMORY_IS_ZERO, config.memory_is_zero),
+            (WelcomeFlag.STAMPS, config.stamps),
+            (WelcomeFlag.STACKS, config.stacks),
+            (WelcomeFlag.GRAPHS, config.graphs),
+            (WelcomeFlag.MATCH_ALL, config.match_all),
+            (WelcomeFlag.ALLOCATION_STACKS, config.allocation_stacks),
         )
         if on
     )
     parts = [
-        struct.pack("<IQQQQ", PROTOCOL_VERSION, wanted.map_memory, wanted.launches[0], last, wanted.sample),
-        struct.pack("<IIQQQ", int(wanted.image_wait * 1000), flags, wanted.log_records, wanted.pump, process),
+        struct.pack("<IQQQQ", PROTOCOL_VERSION, config.map_memory, config.launches[0], last, config.sample),
+        struct.pack("<IIQQQ", int(config.image_wait * 1000), flags, config.log_records, config.pump, process),
         _bytes(f"{os.path.basename(sys.argv[0]).removesuffix('.py')}, pid {os.getpid()}".encode()[:100]),
-        struct.pack("<I", len(wanted.maps)),
+        struct.pack("<I", len(config.maps)),
     ]
-    for m in wanted.maps:
+    for m in config.maps:
         parts.append(struct.pack("<QQII", m.fixed, m.per_unit, m.unit, m.place) + _bytes(m.initial))
-    if not wanted.host:
+    if not config.host:
         parts.append(struct.pack("<I", 0))
-    elif isinstance(wanted.host, frozenset):
-        parts.append(struct.pack("<II", 1, sum(1 << HOST_POINTS.index(point) for point in wanted.host)))
+    elif isinstance(config.host, frozenset):
+        parts.append(struct.pack("<II", 1, sum(1 << HOST_POINTS.index(point) for point in config.host)))
     else:
-        parts.append(struct.pack("<II", 2, len(wanted.host)))
-        for program in wanted.host:
+        parts.append(struct.pack("<II", 2, len(config.host)))
+        for program in config.host:
             parts.append(struct.pack("<I", HOST_POINTS.index(program.point)))
             parts.append(_bytes(program.code) + _bytes(program.parameters))
             parts.append(struct.pack("<I", len(program.arguments)))
@@ -477,29 +505,29 @@ def welcome(wanted: Wanted, process: int) -> bytes:
 
 
 def shared(number: int, size: int) -> bytes:
-    """With the file of map `number`, before the Welcome."""
+    """Return the frame that goes with the file of shared map `number`. Send it before WELCOME."""
     return frame(Message.SHARED, struct.pack("<IQ", number, size))
 
 
 def consumed(number: int, context: int, positions: Sequence[int]) -> bytes:
-    """Up to where each shard of a ring in GPU memory was read."""
+    """Return the frame that says up to which position each shard of a ring in GPU memory was read."""
     return frame(
         Message.CONSUMED, struct.pack(f"<III{len(positions)}Q", number, context, len(positions), *positions)
     )
 
 
 def drain(sequence: int, wait: float, flags: int) -> bytes:
-    """`wait`: seconds that kernels get to end before memory is read; 0: it is read as it is."""
+    """Return the frame that asks for snapshots. `wait`: seconds that running kernels get to finish first. `flags`: of DrainFlag."""
     return frame(Message.DRAIN, struct.pack("<III", sequence, int(wait * 1000), flags))
 
 
 def working() -> bytes:
-    """To a process that waits for a sidecar: it is being made."""
+    """Return the frame that tells an agent that its sidecar is being made."""
     return frame(Message.WORKING, b"")
 
 
 def patched() -> bytes:
-    """To a process that ran already: its hooks are in."""
+    """Return the frame that tells an agent that the tool has applied its patches."""
     return frame(Message.PATCHED, b"")
 
 
@@ -510,7 +538,7 @@ def sidecar(
     refusals: Mapping[str, str],
     variables: Sequence[VariableSlot],
 ) -> bytes:
-    """The answer to an image; the sidecar's own image comes as a file. Nothing in it: no kernel matches."""
+    """Return the answer to an image; the sidecar's own image goes with it as a file. Empty if no kernel matches."""
     kernels = tuple(kernels)
     parts = [struct.pack("<IQI", request, image_size, len(kernels))]
     for k in kernels:
@@ -542,15 +570,15 @@ def sidecar(
 
 
 def sites_and_shards(capacity: int) -> tuple[int, int]:
-    """The capacity of a site array taken apart. Raises Malformed where it is none."""
+    """Split the capacity of a site array into sites and shards. Raises Malformed if it is invalid."""
     sites, shards = capacity & 0xFFFFFFFF, (capacity >> 32) + 1
     if sites > SITES_LIMIT or shards > SHARDS or shards & (shards - 1):
-        raise Malformed("sites of no sensible number")
+        raise Malformed("an invalid number of sites")
     return sites, shards
 
 
-def _brings_file(kind: int, payload: bytes) -> bool:
-    if kind == Message.MARKER:  # a process without memory for one says so
+def _needs_file(kind: int, payload: bytes) -> bool:
+    if kind == Message.MARKER:  # a process that could not make the file says so
         return payload[:4] == struct.pack("<I", 1)
     if kind == Message.RING:
         return payload[12:16] == struct.pack("<I", Place.HOST_RING)
@@ -558,15 +586,14 @@ def _brings_file(kind: int, payload: bytes) -> bool:
 
 
 class Frames:
-    """Splits a stream into frames. File descriptors are handed out in the order in which they came, one to each frame that has
-    one (`_brings_file`)."""
+    """Splits a byte stream into frames, and gives each frame that needs a file (`_needs_file`) the next file descriptor received."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._files: list[int] = []
 
     def feed(self, data: bytes, files: Sequence[int]) -> list[tuple[int, bytes, int | None]]:
-        """The frames that are complete now: (type, payload, file). Files become the caller's, to close."""
+        """Return the frames that are now complete: (type, payload, file). The caller closes the files."""
         self._files += files
         self._buffer += data
         frames: list[tuple[int, bytes, int | None]] = []
@@ -579,22 +606,23 @@ class Frames:
             if len(self._buffer) - at - 8 < length:
                 break
             payload = bytes(self._buffer[at + 8 : at + 8 + length])
-            file = self._files.pop(0) if self._files and _brings_file(kind, payload) else None
+            file = self._files.pop(0) if self._files and _needs_file(kind, payload) else None
             frames.append((kind, payload, file))
             at += 8 + length
         del self._buffer[:at]
         if len(self._files) > 16:
-            raise Malformed("files that belong to nothing")
+            raise Malformed("unexpected file descriptors")
         return frames
 
     def close(self) -> None:
+        """Close the files that belong to incomplete frames."""
         for file in self._files:
             os.close(file)
         self._files.clear()
 
 
 def sealed(file: int, size: int) -> bool:
-    """Whether the file has `size` bytes and cannot lose them, so that mapping it is safe."""
+    """Return whether the file has at least `size` bytes and cannot shrink, so that mapping it is safe."""
     try:
         return (
             bool(fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
@@ -605,7 +633,7 @@ def sealed(file: int, size: int) -> bool:
 
 
 def read_file(file: int, size: int, offset: int = 0) -> bytes:
-    """`size` bytes of a file that a process handed over; fewer where it is shorter."""
+    """Return `size` bytes of a file from a traced process; fewer if the file is shorter."""
     parts = []
     while size > 0:
         part = os.pread(file, min(size, 1 << 28), offset)
@@ -619,44 +647,44 @@ def read_file(file: int, size: int, offset: int = 0) -> bytes:
 
 @dataclass(frozen=True)
 class Counters:
-    """Launches of one kernel name, as the control block has them."""
+    """Launches of one kernel name, from the control block."""
 
     seen: int = 0
     instrumented: int = 0
-    threads: int = 0  # of the launches that were instrumented
-    reasons: Mapping[str, int] = field(default_factory=dict)  # of REASONS; those that are 0 left out
+    threads: int = 0  # of the instrumented launches
+    reasons: Mapping[str, int] = field(default_factory=dict)  # by one of REASONS, without zeros
 
 
 def read_control(file: int) -> tuple[list[Counters], int]:
-    """Counters by slot, and launches of functions whose name was never seen."""
+    """Return the counters by slot, and the launches of kernels whose name is unknown."""
     header = read_file(file, CONTROL_HEADER)
     if len(header) < CONTROL_HEADER:
         return [], 0
     used, unnamed = struct.unpack_from("<I4xQ", header)
     data = read_file(file, min(used, SLOTS) * 256, CONTROL_HEADER)
     slots = [_counters(data[at : at + 256]) for at in range(0, len(data) - 255, 256)]
-    others = _counters(
-        read_file(file, 256, CONTROL_HEADER + 256 * (SLOTS - 1))
-    )  # names that found no slot of their own share it
+    # All names beyond the slots share the last one.
+    others = _counters(read_file(file, 256, CONTROL_HEADER + 256 * (SLOTS - 1)))
     if others.seen and used < SLOTS:
         slots += [Counters()] * (SLOTS - 1 - len(slots)) + [others]
     return slots, unnamed
 
 
 def graph_launches(file: int) -> int:
-    """How often the process launched a CUDA graph of which it is not known how often its kernels ran."""
+    """Return the launches of CUDA graphs for which it is unknown how often their kernels ran."""
     return int.from_bytes(read_file(file, 8, 16), "little")
 
 
 def graph_launches_before(file: int) -> int:
-    """Those among them whose graph was made executable before the tool came: nobody knows what is in it."""
+    """Return those of `graph_launches` whose graph was instantiated before the agent was loaded, so its nodes are unknown."""
     return int.from_bytes(read_file(file, 8, 40), "little")
 
 
 class HookCalls(NamedTuple):
-    """Calls of a process that came through hooks, and times that they were in the agent, in ns. `timed`: one in 64, among them `long`
-    ones of more than 50 µs; `short_ns` and `long_ns` of these two kinds. `rare_ns`: of what is rare and is timed always, and is in
-    none of them."""
+    """Hooked calls of a process, and the time that the agent took in them, in ns.
+
+    One call in 64 is timed. timed: the number of timed calls; long: those of more than 50 µs. short_ns, long_ns: the time of the other
+    timed calls, of the long ones. rare_ns: the time of rare work, which is always timed and is not in the other numbers."""
 
     calls: int = 0
     timed: int = 0
@@ -667,9 +695,10 @@ class HookCalls(NamedTuple):
 
     @property
     def ns(self) -> int | None:
-        """An estimate for all calls; None: nothing was timed. A thread that waits or does not run in the middle of a timed call makes
-        that one long, and its time says nothing of the 63 others. So it counts once, unless long ones are usual in this program: three
-        or more, and more than one in 20."""
+        """An estimate of the time of all calls; None: no call was timed.
+
+        A timed call is long if its thread waited or was preempted, and then says nothing about the 63 others. So it counts once,
+        unless long calls are usual in this program: three or more, and more than one in 20."""
         if not self.timed:
             return self.rare_ns or (None if self.calls else 0)
         if self.long >= 3 and 20 * self.long > self.timed:
@@ -679,6 +708,7 @@ class HookCalls(NamedTuple):
 
 
 def hook_calls(file: int) -> HookCalls:
+    """Return the counts and times of hooked calls from a control block."""
     data = read_file(file, 56, 48)
     if len(data) < 56:
         return HookCalls()
@@ -687,8 +717,9 @@ def hook_calls(file: int) -> HookCalls:
 
 
 def virtual_times(file: int) -> tuple[int, int]:
-    """When the process was attached to, and when it said that it ends, in ns on the embedded device's virtual clock; 0: not (yet), or
-    its clock is real."""
+    """Return when the agent attached and when the process announced its end, in ns on the embedded device's virtual clock.
+
+    0: that has not happened yet, or the clock is real."""
     data = read_file(file, 16, 24)
     return (
         (0, 0) if len(data) < 16 else (int.from_bytes(data[:8], "little"), int.from_bytes(data[8:], "little"))
@@ -696,7 +727,7 @@ def virtual_times(file: int) -> tuple[int, int]:
 
 
 def was_cut(file: int) -> bool:
-    """Whether the process closed its agent's files, and with them the way to the tool."""
+    """Return whether the process closed the agent's file descriptors, and with them the connection to the tool."""
     return read_file(file, 4, 4) not in (b"", bytes(4))
 
 

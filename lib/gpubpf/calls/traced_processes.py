@@ -117,7 +117,7 @@ class TracedProcesses:
                 continue
             calls.trace(pid)
         if missed and not self._files:
-            raise joining.nobody(missed)
+            raise joining.all_failed(missed)
         for one in missed:
             self._note(str(one))
 
@@ -171,7 +171,7 @@ class TracedProcesses:
                 ready = selector.select(max(0.0, min(times) - time.monotonic()) if times else None)
                 for key, _ in ready:
                     if key.data is None:
-                        self._signals.taken()
+                        self._signals.clear()
                     elif self._child is None:
                         selector.unregister(key.fileobj)
                         os.close(self._files.pop(key.data))

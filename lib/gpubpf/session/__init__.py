@@ -1,1 +1,1 @@
-"""One measurement: the processes it covers, what their agents say, what tools read of it."""
+"""A session: traces processes through their agents, and gives tools the maps, logs, rings and counts that they collect."""

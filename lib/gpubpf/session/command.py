@@ -1,4 +1,7 @@
-"""The command that is measured: how it is started; what the tool's own process sets up: files, signals that end the measurement."""
+"""Start a command to trace, and set up the tool's own process: its file limit, and the signals that end a measurement.
+
+`Session` and calls/ use it.
+"""
 
 from __future__ import annotations
 
@@ -20,37 +23,44 @@ if TYPE_CHECKING:
     from gpubpf.session.measurement import Measurement
 
 
-_files: list[tuple[int, int]] = []  # limits on open files, before they were raised
+# Limits on open files before `raise_file_limit`; the first is the original.
+_files: list[tuple[int, int]] = []
 
 
 class NotStarted(SessionError):
-    """The command could not be run at all."""
+    """The command could not be started. `status`: the exit status for that, 126 or 127, as in a shell."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
 
 
-def start_command(command: Sequence[str], measured: Measurement, socket_name: str) -> subprocess.Popen[bytes]:
-    """Starts it, with the agent for its processes that use CUDA. Raises SessionError, and `NotStarted` where it cannot be run."""
+def start_command(
+    command: Sequence[str], measurement: Measurement, socket_name: str
+) -> subprocess.Popen[bytes]:
+    """Start a command whose processes load the agent in their first cuInit.
+
+    Raises SessionError, and `NotStarted` if the command cannot be started."""
     environment = dict(os.environ)
-    environment.update(measured.device.environment)
+    environment.update(measurement.device.environment)
     environment["CUDA_INJECTION64_PATH"] = str(agent.LIBRARY)
     environment["GPUBPF_SOCKET"] = socket_name
     environment.pop("GPUBPF_CUPTI", None)
-    if measured.follow.cupti:
-        environment["GPUBPF_CUPTI"] = ":".join(measured.follow.cupti)
-    if measured.user and not users.can_read(measured.user, agent.LIBRARY.resolve()):
+    if measurement.follow.cupti:
+        environment["GPUBPF_CUPTI"] = ":".join(measurement.follow.cupti)
+    if measurement.user and not users.can_read(measurement.user, agent.LIBRARY.resolve()):
         raise SessionError(
-            f"{measured.user.name} cannot read {agent.LIBRARY}; install gpubpf where every user can, or use --user root"
+            f"{measurement.user.name} cannot read {agent.LIBRARY}; install gpubpf where every user can read it, or use --user root"
         )
-    return run(command, environment, measured.user)
+    return run(command, environment, measurement.user)
 
 
 def run(
     command: Sequence[str], environment: Mapping[str, str], user: users.User | None
 ) -> subprocess.Popen[bytes]:
-    """Starts it with this environment, as `user` (None: as who runs the tool). Raises `NotStarted` where it cannot be run."""
+    """Start a command with this environment, as `user` (None: the user who runs the tool).
+
+    Raises `NotStarted` if it cannot be started."""
     environment = dict(environment)
     as_user: dict[str, Any] = {}
     if user:
@@ -62,17 +72,17 @@ def run(
     if _files:
         as_user["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, _files[0])
     try:
-        # Files that the caller's shell opened for the command stay open; ours are not inheritable.
+        # Keep files open that the user's shell opened for the command; the tool's own are not inheritable.
         return subprocess.Popen(command, env=environment, close_fds=False, **as_user)
     except OSError as error:
         if isinstance(error, FileNotFoundError) or not command[0]:
             raise NotStarted(127, f"{command[0] or repr('')}: not found; check the name and PATH") from None
-        text = f"{command[0]}: {error.strerror}; check that it is a program that may be run"
+        text = f"{command[0]}: {error.strerror}; check that it is an executable program"
         raise NotStarted(126, text) from None
 
 
 def raise_file_limit() -> None:
-    """Each process that is measured takes files of the tool's. A command that is started later has the limit from before."""
+    """Raise the tool's limit on open files, because each traced process needs some. Commands that start later get the old limit."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
@@ -80,11 +90,13 @@ def raise_file_limit() -> None:
 
 
 class Signals:
-    """SIGINT, SIGTERM and SIGHUP, caught in the main thread; `reader` is readable after one, and after `wake`."""
+    """Catches SIGINT, SIGTERM and SIGHUP, if the main thread calls `catch`.
+
+    The file `reader` becomes readable after a signal and after `wake`, which any thread may call. `clear` empties it."""
 
     def __init__(self) -> None:
-        self.interrupted = False  # SIGINT: the measurement is over
-        self.terminated = False  # any other: leave at once
+        self.interrupted = False  # SIGINT: end the measurement, wait for the command
+        self.terminated = False  # SIGTERM, SIGHUP: leave at once
         self._handlers: dict[int, Any] = {}
         self.reader = self._writer = -1
 
@@ -96,7 +108,7 @@ class Signals:
             return
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             before = signal.getsignal(number)
-            if before is not signal.SIG_IGN:  # as under nohup: stays as it is
+            if before is not signal.SIG_IGN:  # a signal that is ignored, as under nohup, stays ignored
                 self._handlers[number] = before
                 signal.signal(number, self._on_signal)
 
@@ -111,8 +123,8 @@ class Signals:
         with contextlib.suppress(OSError):  # full, or closed
             os.write(self._writer, b"s")
 
-    def taken(self) -> None:
-        """What made `reader` readable was seen to."""
+    def clear(self) -> None:
+        """Empty `reader`. Call it before looking at what woke the thread."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.reader, 64)
 
@@ -121,6 +133,6 @@ class Signals:
             signal.signal(number, handler)
         self._handlers.clear()
         reader, writer = self.reader, self._writer
-        self.reader = self._writer = -1  # what still runs wakes nobody
+        self.reader = self._writer = -1  # threads may still call `wake`
         os.close(reader)
         os.close(writer)

@@ -1,4 +1,7 @@
-"""How a process that runs already comes into the measurement, and why one does not."""
+"""Attach to running processes, and name the reason if that fails.
+
+`Session.join` and `Session` call `Joining`; tracing.py and calls/watch.py use the functions that describe processes.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +28,24 @@ if TYPE_CHECKING:
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.server import Server
 
-ATTACH_WAIT = 30.0  # seconds for the agent to get into a process
-PATIENCE = 5.0  # seconds for the agent to leave the tool that measured last
-PASSING = 1.0  # for another tool that is on its way in or out
-PAUSE = 0.1
-ENDING = 0.1  # seconds that the end of a process takes
+# All in seconds.
+ATTACH_WAIT = 30.0  # for the agent to install its hooks
+PREVIOUS_TOOL_WAIT = 5.0  # for the agent to detach from the previous tool
+OTHER_TRACER_WAIT = 1.0  # for another tracer that is just attaching or detaching
+RETRY_INTERVAL = 0.1
+EXIT_WAIT = 0.1  # between the first failure in an exiting process and the readiness of its pidfd
+
 _DRIVER = re.compile(r".*/libcuda\.so[^/]*$")
-OWNER = 128  # bytes of who is said to measure a process
-DESCENDANTS = 4096  # that are looked at
-# What processes are missed for.
+OWNER_BYTES = 128  # size of `gpubpf_owner` in the agent
+DESCENDANTS = 4096  # processes that are searched for untraced children, at most
+# Why a process is not traced; keys of `missed` in the JSON summary.
 ENDED, NO_DRIVER, TRACED, BUSY = "ended", "no CUDA driver", "traced by another", "not free in time"
 UNHOOKED, FORBIDDEN, TOO_LATE = "cannot be hooked", "cannot be traced", "measurement over"
 OTHER_DEVICE, UNREACHED = "another device", "not reached in time"
 
 
 class Missed(SessionError):
-    """A process is not measured: `reason` in a word or two, the text for who asked for this very one."""
+    """A process cannot be traced. `reason`: one of the words above; the text tells the user about this process."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -48,57 +53,61 @@ class Missed(SessionError):
 
 
 class Joining:
-    """Has the agent in processes, any number of them at the same time."""
+    """Attaches to running processes. Any thread may call `join`; `_lock` guards `_under_way`."""
 
-    def __init__(self, measured: Measurement, server: Server) -> None:
-        self._measured = measured
+    def __init__(self, measurement: Measurement, server: Server) -> None:
+        self._measurement = measurement
         self._server = server
         self._lock = threading.Lock()
         self._under_way: dict[int, Future[Missed | None]] = {}
 
     @property
     def under_way(self) -> bool:
+        """Some process is being attached to."""
         with self._lock:
             return bool(self._under_way)
 
     def join(self, pid: int, starting: int | None = None) -> Missed | None:
-        """None when probes are live in the process, else why they are not. From any thread; two at once are told the same."""
+        """Return None when probes are live in the process, else why they are not.
+
+        From any thread. A second call for the same process waits for the first, and returns its result.
+        `starting`: the thread that is held inside its first cuInit, if there is one."""
         with self._lock:
-            going = self._under_way.get(pid)
-            first = going is None
-            if going is None:
-                going = self._under_way[pid] = Future()
+            attempt = self._under_way.get(pid)
+            first = attempt is None
+            if attempt is None:
+                attempt = self._under_way[pid] = Future()
         if not first:
-            return going.result()
+            return attempt.result()
         try:
             missed: Missed | None = None
-            if not self._is_in(pid):
+            if not self._is_attached(pid):
                 self._join(pid, starting)
         except Missed as error:
             missed = error
         except BaseException as error:
-            going.set_exception(error)
+            attempt.set_exception(error)
             raise
         finally:
             with self._lock:
                 del self._under_way[pid]
-        going.set_result(missed)
+        attempt.set_result(missed)
         return missed
 
-    def _is_in(self, pid: int) -> bool:
-        """It is measured already, and has not become another program, whose news is on its way."""
-        known = any(p.pid == pid and not p.gone for p in self._measured.active())
+    def _is_attached(self, pid: int) -> bool:
+        """Return whether the process is traced already. It is not if it has just executed another program."""
+        known = any(p.pid == pid and not p.disconnected for p in self._measurement.active())
         return known and not target.executed_another_program(pid)
 
     def _join(self, pid: int, starting: int | None) -> None:
         try:
             ended = os.pidfd_open(pid)
-        except OSError:  # none, or a thread
+        except OSError:  # no such process, or the id of a thread
             try:
                 target.check_traceable(pid)
             except SessionError as error:
                 raise Missed(FORBIDDEN if target.status(pid) else ENDED, str(error)) from None
-            raise Missed(ENDED, f"pid {pid} ended; nothing is left to be measured") from None
+            raise Missed(ENDED, f"pid {pid} has ended; there is nothing left to trace") from None
         try:
             began = time.monotonic()
             while True:
@@ -106,61 +115,64 @@ class Joining:
                     self._check_device(pid)
                     code = self._attach(pid, ended, starting)
                 except target.AlreadyTraced:
-                    if time.monotonic() > began + PASSING:
+                    if time.monotonic() > began + OTHER_TRACER_WAIT:
                         raise
                 else:
                     if code == AttachStatus.FAILED and starting is not None:
-                        starting = None  # let go before the hooks were in: they go in as it runs
-                    elif code != AttachStatus.ENDING or time.monotonic() > began + PATIENCE:
+                        starting = None  # its hold ran out before the hooks were in; attach while it runs
+                    elif code != AttachStatus.ENDING or time.monotonic() > began + PREVIOUS_TOOL_WAIT:
                         break
-                time.sleep(PAUSE)
+                time.sleep(RETRY_INTERVAL)
             if code:
                 raise _refused(pid, code)
         except SessionError as error:
-            if isinstance(error, target.ProcessEnded) or has_ended(ended):  # or it has become another program
-                raise Missed(ENDED, f"pid {pid} ended during attach; name a running process") from None
-            raise error if isinstance(error, Missed) else Missed(_reason(pid), str(error)) from None
+            # `ProcessEnded` also when it executed another program.
+            if isinstance(error, target.ProcessEnded) or has_ended(ended):
+                raise Missed(
+                    ENDED, f"pid {pid} ended while the tool was attaching; there is nothing left to trace"
+                ) from None
+            raise error if isinstance(error, Missed) else Missed(_attach_failure(pid), str(error)) from None
         finally:
             os.close(ended)
 
     def _check_device(self, pid: int) -> None:
-        found, chosen = device_of(pid), self._measured.device
+        found, chosen = device_of(pid), self._measurement.device
         if (found.kind, found.virtual) != (chosen.kind, chosen.virtual):
             raise Missed(
                 OTHER_DEVICE,
-                f"pid {pid} ({comm(pid)}) uses {found.name}, not {chosen.name}; measure it by itself",
+                f"pid {pid} ({comm(pid)}) uses {found.name}, not {chosen.name}; trace it separately",
             )
 
     def _attach(self, pid: int, ended: int, starting: int | None) -> int:
-        """What the agent says to it. Raises SessionError."""
+        """Inject the agent and return its `AttachStatus`. Raises SessionError."""
         from gpubpf.attach import loading
 
         injection = loading.inject(pid, agent.LIBRARY, "gpubpf_attach", connect=True, starting=starting)
         assert injection.socket is not None
         process = self._server.adopt(injection.socket, pid, os.dup(ended))
         if process is None:
-            raise Missed(TOO_LATE, f"pid {pid} comes when the measurement is over; measure again")
+            raise Missed(TOO_LATE, f"pid {pid} appeared after the measurement had ended; run the tool again")
         code = -1
         try:
             code = injection.wait(ATTACH_WAIT)
         finally:
             process.stood_ns += injection.stood_ns
             if code:
-                self._server.dismiss(process)
-        if code == AttachStatus.FAILED and process.trouble:
-            raise Missed(UNHOOKED, f"{process.who} {process.trouble}")
+                self._server.remove(process)
+        if code == AttachStatus.FAILED and process.hook_failure:
+            raise Missed(UNHOOKED, f"{process.label} {process.hook_failure}")
         return code
 
 
 def _refused(pid: int, code: int) -> Missed:
-    who = f"pid {pid} ({comm(pid)})"
+    label = f"pid {pid} ({comm(pid)})"
     if code == AttachStatus.NO_DRIVER:
         return _no_driver(pid)
     if code == AttachStatus.IN_USE:
-        return Missed(TRACED, f"{who} is measured by {_owner(pid)} already; end that first")
+        return Missed(TRACED, f"{label} is already traced by {_owner(pid)}; stop that tool first")
     if code == AttachStatus.ENDING:
-        return Missed(BUSY, f"{who} is not done with the tool that measured it last; try again in a while")
-    return Missed(UNHOOKED, f"{who} could not be hooked; start it with the tool instead")
+        return Missed(BUSY, f"{label} is still detaching from the previous tool; try again in a few seconds")
+    return Missed(UNHOOKED, f"{label} cannot be hooked; start it with the tool instead")
 
 
 def _no_driver(pid: int) -> Missed:
@@ -171,7 +183,7 @@ def _no_driver(pid: int) -> Missed:
 
 
 def device_of(pid: int) -> Device:
-    """The device that a process which runs uses, by the driver that it has loaded. Raises SessionError."""
+    """Return the device that a running process uses, according to the driver that it has loaded. Raises SessionError."""
     target.check_traceable(pid)
     try:
         drivers = target.libraries(target.mappings(pid, _DRIVER))
@@ -187,18 +199,19 @@ def device_of(pid: int) -> Device:
 
 
 def _owner(pid: int) -> str:
-    """The tool that measures the process, as its agent has been told. Untrusted, but what it says is for people only."""
+    """Return the name of the tool that traces the process, as its agent knows it. Untrusted text, so only for messages."""
     with contextlib.suppress(OSError), target.Memory(pid) as memory:
         for library in target.libraries(target.mappings(pid, target.AGENT)):
             if symbol := elf.exports(memory, library.base).get("gpubpf_owner"):
-                text = memory.some(symbol.address, OWNER).partition(b"\0")[0].decode(errors="replace")
+                text = memory.some(symbol.address, OWNER_BYTES).partition(b"\0")[0].decode(errors="replace")
                 return "".join(c if c.isprintable() else "?" for c in text) or "another tool"
     return "another tool"
 
 
-def unfollowed(pids: Iterable[int]) -> dict[int, str]:
-    """Processes, by number with their names, that these have started and that have a CUDA driver of their own: not the copy that a
-    fork left them, which no driver works in."""
+def untraced_descendants(pids: Iterable[int]) -> dict[int, str]:
+    """Return the descendants of these processes that loaded a CUDA driver themselves: pid → comm.
+
+    The driver that a child has from `fork` does not count; it does not work there."""
     known, bases = set(pids), {base for pid in pids for base in _drivers(pid)}
     found: dict[int, str] = {}
     queue = deque(known)
@@ -226,27 +239,27 @@ def _drivers(pid: int) -> set[int]:
     return set()
 
 
-def _reason(pid: int) -> str:
-    """Of what could not be attached to."""
+def _attach_failure(pid: int) -> str:
+    """Return the reason for a process that ptrace or /proc refused."""
     return TRACED if int(target.status(pid).get("TracerPid", 0)) else FORBIDDEN
 
 
 def has_ended(pidfd: int) -> bool:
-    """Also of one that is about to: its memory goes some time before the news of its end."""
+    """Return whether a process has ended, or ends within EXIT_WAIT: its memory disappears before its pidfd is readable."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(ENDING * 1000))
+    return bool(poll.poll(EXIT_WAIT * 1000))
 
 
 def comm(pid: int) -> str:
-    """Its name; "" where it has none any more."""
+    """Return the name of a process; "" if it has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
     return ""
 
 
-def nobody(errors: Sequence[SessionError]) -> SessionError:
-    """None of the processes that were asked for can be measured."""
+def all_failed(errors: Sequence[SessionError]) -> SessionError:
+    """Return the error for a session that could not attach to any of its processes. `errors`: one for each process."""
     if len(errors) == 1:
         return errors[0]
-    return SessionError(f"none of the {len(errors)} processes can be measured: {errors[0]}")
+    return SessionError(f"cannot trace any of the {len(errors)} processes: {errors[0]}")

@@ -1,5 +1,7 @@
-"""The file of an operation log, as far as it can be told without NumPy: what reads records (oplog.py) loads that, which takes longer
-than the way to the first probe. The file is the agent's, and lies in memory that the traced process can write to."""
+"""Check and map the file of an operation log, without NumPy, whose import takes longer than attaching does.
+
+operation_log.py reads the records. The traced process can write to the file, so its contents are untrusted.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ VERSION = 1
 HEADER = 4096
 RECORD = definitions.RECORD_SIZE
 MOST_RECORDS = 1 << 28
-_RESERVED = 64  # where the header has how many records were begun
+_BEGUN_OFFSET = 64  # in the header: how many records were begun
 
 
 class LogFile:
-    """Maps `file`, which becomes its own. `SessionError`: it is no log.
+    """Maps the file of an operation log, and takes ownership of it. Raises SessionError if it is not a valid log.
 
-    `virtual`: its times are those of the embedded device's virtual clock. `capacity`: records that it has room for."""
+    virtual: its times are from the embedded device's virtual clock. capacity: records that it has room for."""
 
     def __init__(self, file: int) -> None:
         try:
@@ -30,12 +32,12 @@ class LogFile:
 
     @property
     def begun(self) -> int:
-        """Records ever, modulo 2^64; as the process says."""
-        return int.from_bytes(self.map[_RESERVED : _RESERVED + 8], "little")
+        """Records that were ever begun, modulo 2^64, according to the process."""
+        return int.from_bytes(self.map[_BEGUN_OFFSET : _BEGUN_OFFSET + 8], "little")
 
 
 def _map(file: int) -> tuple[mmap.mmap, int, bool]:
-    wrong = SessionError("a traced process sent a log that is none; it is no longer traced")
+    wrong = SessionError("a traced process sent an invalid log; it is no longer traced")
     try:
         size = os.fstat(file).st_size
         seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)

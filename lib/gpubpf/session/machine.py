@@ -1,14 +1,16 @@
-"""Every process of the machine that uses the CUDA driver (docs/attach.md, "Several processes, every process").
+"""Attach to every process of the machine that uses the CUDA driver (docs/attach.md, "Several processes, every process").
 
-    machine = Machine(session.join, missed, note)
-    machine.start()     # those that run have joined; those that come are seen
-    machine.close()
+    watcher = MachineWatcher(session.join, missed, note)
+    watcher.start()     # running processes are attached to; new ones will be
+    watcher.close()
 
-**Those that run** are found by what they map. **Those that come** stop at the entry of their first cuInit, held there by a process of
-its own (holding.py), until the agent is live in them.
+`Session` uses it when it traces all processes.
 
-Driver files are known from processes that run, from the loader's cache and from where they usually lie. One that no process had mapped
-before (a container's own copy) is found when /proc is looked through again: at each process often while it is new, then seldom.
+**Running processes** are found in /proc/PID/maps. **New processes** are stopped at the entry of their first cuInit. The hold helper, a
+process of its own (holding.py), holds them there until the agent's hooks are live.
+
+Driver files are found in the maps of running processes, in the loader's cache and in the usual folders. A file that no process had
+mapped before, such as a container's copy, is found by scanning /proc again: often for a new process, later less often.
 """
 
 from __future__ import annotations
@@ -37,32 +39,41 @@ from gpubpf.errors import SessionError
 from gpubpf.process import target, target_files
 from gpubpf.session import device
 from gpubpf.session.joining import TRACED
-from gpubpf.session.workers import Workers
+from gpubpf.session.workers import DaemonThreadPool
 
-HOLD = 3.0  # seconds for which a thread is held
-LEAVE = 1.0  # and then, where the agent has begun to put in its hooks
-STUCK = 0.2  # seconds until it is looked whether a thread waits for itself
-RUNNING = 5.0  # seconds for those that run to join, before it is said that everybody is watched
-TICK = 0.05  # seconds between two looks at those that are held
-FILE = 2.0  # seconds for a driver's file to be read
-START = 10.0  # seconds for the process that holds to start
-ANSWER = 5.0  # and to answer
-REACHED_LATE = "reached late"
-JOINS = 8  # processes that join at the same time
-OFTEN, SELDOM = 0.25, 60.0  # seconds between two looks at one process, when it is new and at last
-_PLACES = (
+# All in seconds.
+HOLD = 3.0  # the longest time for which a thread is held
+LEAVE = 1.0  # beyond HOLD, if the agent has begun to install its hooks
+STUCK_WAIT = 0.2  # before checking whether a held thread waits for a lock that it holds itself
+FIRST_JOINS_WAIT = 5.0  # for attaching to running processes, before the tool says that it watches all
+TICK = 0.05  # between two checks of held threads
+FILE_WAIT = 2.0  # for reading a driver file
+START_WAIT = 10.0  # for the hold helper to start
+ANSWER_WAIT = 5.0  # for the hold helper to answer
+MIN_SCAN_INTERVAL, MAX_SCAN_INTERVAL = 0.25, 60.0  # between two scans of one process; it doubles each time
+
+REACHED_LATE = "reached late"  # a reason in the JSON summary: launches before attaching are missing
+JOINS = 8  # processes that are attached to at the same time
+_LIBRARY_FOLDERS = (
     *("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib", "/usr/local/nvidia/lib64"),
     *("/usr/local/cuda/compat", "/run/opengl-driver/lib", str(device.LIBRARIES)),
 )
 _CACHED = re.compile(rb"/[^\0]*/libcuda\.so[^\0/]*")
 _MAPPED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) \S+ [0-9a-f]+ (\S+) (\d+) +(/.*/libcuda\.so[^/\n]*)$", re.M)
-_File = tuple[bytes, int]  # a mapped file: device and inode
+_FileId = tuple[bytes, int]  # a file as /proc/PID/maps identifies it: device, inode
 
 
-class Machine:
-    """Has processes join: `join(pid, tid)` measures one (`Session.join`); `tid` is the thread of it that is held, None: it just runs.
-    It gives None, or why the process is missed, of which it takes note itself. `missed(pid, comm, reason)` takes note of what is
-    known only here. `note`: called with notices for the user. All from several threads."""
+class MachineWatcher:
+    """Finds all processes that use the CUDA driver, and has the session attach to them.
+
+    join(pid, tid): attach to a process, and return None or why that failed (`Session.join`, which also counts the failure). `tid`: its
+    held thread; None if the process runs freely.
+    missed(pid, comm, reason): count a process for a reason that only the watcher knows.
+    note: gets notices for the user.
+    All three are called from several threads. `start` and `close` belong to the session's main thread. A scanner thread looks for
+    processes, the thread of `HoldHelper` reports new ones, and a pool of JOINS threads attaches to them. They share
+    only `_next_scan`, with single dict operations.
+    """
 
     def __init__(
         self,
@@ -72,117 +83,132 @@ class Machine:
     ) -> None:
         self._join, self._missed, self._note = join, missed, note
         self._closing = threading.Event()
-        self._placed: set[_File] = set()
-        self._looks: dict[int, tuple[float, float]] = {}  # at a process: when next, how long after the last
-        self._lost = 0
-        self._since = 0.0  # the first probes were placed, CLOCK_BOOTTIME
+        self._probed_files: set[_FileId] = set()
+        # Pid → when (time.monotonic), interval in seconds.
+        self._next_scan: dict[int, tuple[float, float]] = {}
+        self._lost_before = 0  # `HoldHelper.lost` at the last scan
+        self._probes_since = 0.0  # when the first probes were in place, CLOCK_BOOTTIME
 
     def start(self) -> None:
-        """Returns when those that come are seen, and those that run have joined. Raises SessionError."""
+        """Return when new processes will be held, and running ones have been attached to. Raises SessionError."""
         if platform.machine() != "x86_64":
-            raise SessionError("processes that run are reached on x86-64 only; use TOOL -- COMMAND")
-        self._joins = Workers(JOINS)
-        self._scanner = threading.Thread(target=self._scan, name="gpubpf-scan", daemon=True)
-        self._holder = Holder(self._comes, self._forget, self._alone)
+            raise SessionError("attaching to running processes requires x86-64; use TOOL -- COMMAND")
+        self._joins = DaemonThreadPool(JOINS)
+        self._scanner = threading.Thread(target=self._scan_loop, name="gpubpf-scan", daemon=True)
+        self._hold_helper = HoldHelper(self._on_arrival, self._on_exec_or_exit, self._on_helper_exit)
         try:
-            placed = [self._place(path) for path in _driver_files()]
-            self._since = time.clock_gettime(time.CLOCK_BOOTTIME)
-            wait(self._look(True, late=False), RUNNING)
-            if not any(placed) and not self._placed:
-                self._note("found no CUDA driver yet; waiting for a process that loads one")
+            placed = [self._probe_driver(path) for path in _driver_files()]
+            self._probes_since = time.clock_gettime(time.CLOCK_BOOTTIME)
+            wait(self._scan_processes(True, late=False), FIRST_JOINS_WAIT)
+            if not any(placed) and not self._probed_files:
+                self._note("no CUDA driver found yet; waiting for a process that loads one")
         except BaseException:
             self.close()
             raise
         self._scanner.start()
 
     def close(self) -> None:
-        """Lets all go, and sees none any more."""
+        """Release all held processes, and stop watching."""
         self._closing.set()
         if self._scanner.ident is not None:
-            self._scanner.join(LEAVE)  # a file that it opens may be of a program that does not answer
-        self._holder.close()
+            # It may be blocked: a file may be on a FUSE file system that does not answer.
+            self._scanner.join(LEAVE)
+        self._hold_helper.close()
         self._joins.close()
 
-    def _forget(self, pid: int) -> None:
-        self._looks.pop(pid, None)
+    def _on_exec_or_exit(self, pid: int) -> None:
+        self._next_scan.pop(pid, None)
 
-    def _alone(self) -> None:
+    def _on_helper_exit(self) -> None:
         if not self._closing.is_set():
             self._note("the hold helper exited; new processes will be attached late")
 
-    # --- who joins ---
+    # --- attaching ---
 
-    def _comes(self, pid: int, comm: str, held: Held | None, late: bool) -> None:
-        self._joins.submit(self._joined, pid, comm, held, late)
+    def _on_arrival(self, pid: int, comm: str, held: Held | None, late: bool) -> None:
+        self._joins.submit(self._join_process, pid, comm, held, late)
 
-    def _joined(self, pid: int, comm: str, held: Held | None, late: bool) -> None:
-        """`late`: it is measured only from some moment on that nobody knows."""
+    def _join_process(self, pid: int, comm: str, held: Held | None, late: bool) -> None:
+        """Attach to a process. `late`: it may have launched kernels already, so it is counted as reached late."""
         if self._closing.is_set():
             return
         try:
-            if held is not None and _has_a_tool(pid):
+            if held is not None and _started_by_a_tool(pid):
                 self._missed(pid, comm, TRACED)
                 return
             reason = self._join(pid, held.tid if held is not None else None)
         finally:
-            overtaken = self._holder.done(pid)
+            overtaken = self._hold_helper.finish(pid)
         if reason is None and (late or overtaken or (held is not None and held.late)):
             self._missed(pid, comm, REACHED_LATE)
 
-    # --- those that run ---
+    # --- running processes ---
 
-    def _scan(self) -> None:
-        while not self._closing.wait(OFTEN):
-            lost, placed = self._holder.lost, set(self._placed)
-            self._look(lost != self._lost, late=True)
-            if new := self._placed - placed:  # who else uses it came before its probe, too
-                self._look(True, late=True, new=new)
-            self._lost = lost
+    def _scan_loop(self) -> None:
+        while not self._closing.wait(MIN_SCAN_INTERVAL):
+            lost, placed = self._hold_helper.lost, set(self._probed_files)
+            self._scan_processes(lost != self._lost_before, late=True)
+            # Other processes may use these files since before the probes.
+            if new := self._probed_files - placed:
+                self._scan_processes(True, late=True, new=new)
+            self._lost_before = lost
 
-    def _look(self, everything: bool, late: bool, new: Set[_File] | None = None) -> list[Future[None]]:
-        """At processes whose turn it is, or `everything`; has those join that use a driver (one that is `new`) and came to it
-        before there was a probe."""
+    def _scan_processes(
+        self, everything: bool, late: bool, new: Set[_FileId] | None = None
+    ) -> list[Future[None]]:
+        """Scan processes that are due, or all (`everything`), for driver files; return the attachments that this started.
+
+        It attaches to a process that mapped a driver (with `new`: one of these files) before there was a probe on that driver.
+        `late`: count these processes as reached late."""
         now = time.monotonic()
         pids = {int(name) for name in os.listdir("/proc") if name.isdigit()} - {os.getpid()}
-        for pid in self._looks.keys() - pids:
-            self._looks.pop(pid, None)
+        for pid in self._next_scan.keys() - pids:
+            self._next_scan.pop(pid, None)
         joins = []
         for pid in pids:
-            due, pause = self._looks.get(pid, (0.0, OFTEN / 2))
+            due, pause = self._next_scan.get(pid, (0.0, MIN_SCAN_INTERVAL / 2))
             if due > now and not everything:
                 continue
-            pause = min(2 * pause, SELDOM)
-            self._looks[pid] = now + pause, pause
+            pause = min(2 * pause, MAX_SCAN_INTERVAL)
+            self._next_scan[pid] = now + pause, pause
             seen = time.monotonic_ns()
             files = _drivers(pid)
-            placed = [self._place(path, file) for file, path in files.items() if file not in self._placed]
-            meant = any(placed) or (everything and any(new is None or file in new for file in files))
-            # Who began later is met by the probes.
-            if meant and (late or _started(pid) <= self._since) and self._holder.ask(pid, seen):
+            placed = [
+                self._probe_driver(path, file)
+                for file, path in files.items()
+                if file not in self._probed_files
+            ]
+            relevant = any(placed) or (everything and any(new is None or file in new for file in files))
+            # At the first scan, a process that started after the probes were in place will be held by them.
+            if (
+                relevant
+                and (late or _started(pid) <= self._probes_since)
+                and self._hold_helper.claim(pid, seen)
+            ):
                 comm = target.status(pid).get("Name", "")
-                joins.append(self._joins.submit(self._joined, pid, comm, None, late))
+                joins.append(self._joins.submit(self._join_process, pid, comm, None, late))
         return joins
 
-    def _place(self, path: str, file: _File | None = None) -> bool:
-        """A probe on a driver, `file` as maps name it."""
+    def _probe_driver(self, path: str, file: _FileId | None = None) -> bool:
+        """Put a probe on cuInit of a driver file, and return whether that worked. `file`: its id in /proc/PID/maps, if known."""
         if file is not None:
-            self._placed.add(file)  # tried once
-        found: Future[tuple[int, _File] | None] = Future()
+            self._probed_files.add(file)  # even if it fails: try each file once
+        found: Future[tuple[int, _FileId] | None] = Future()
         threading.Thread(
             target=lambda: found.set_result(_cu_init(path)), name="gpubpf-file", daemon=True
         ).start()
         try:
-            where = found.result(FILE)
-        except TimeoutError:  # its file system may be the process's own
+            probe = found.result(FILE_WAIT)
+        except TimeoutError:  # the traced process itself may serve that file system (FUSE)
             return False
-        if where is None or not self._holder.place(path, where[0]):
+        if probe is None or not self._hold_helper.add_probe(path, probe[0]):
             return False
-        self._placed.add(where[1])
+        self._probed_files.add(probe[1])
         return True
 
 
-def _cu_init(path: str) -> tuple[int, _File] | None:
-    """Where cuInit is in a driver's file, and which that is; None: it is none."""
+def _cu_init(path: str) -> tuple[int, _FileId] | None:
+    """Return the file offset of cuInit in a driver file, and the file's id; None: it is not a driver, or cannot be read."""
     with contextlib.suppress(OSError), open(target_files.open_regular(path), "rb") as opened:
         driver = elf.LoadedFile(opened.fileno())
         found = elf.exports(driver).get("cuInit")
@@ -193,17 +219,17 @@ def _cu_init(path: str) -> tuple[int, _File] | None:
     return None
 
 
-def _has_a_tool(pid: int) -> bool:
-    """Whether it was started with one, which the driver loads inside cuInit."""
+def _started_by_a_tool(pid: int) -> bool:
+    """Return whether the process was started under a tool, whose library the driver loads inside cuInit."""
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         return any(variable.startswith(b"CUDA_INJECTION64_PATH=") for variable in variables)
     return False
 
 
-def _drivers(pid: int) -> dict[_File, str]:
-    """The drivers that a process maps, and by which paths they are reached from here."""
-    found: dict[_File, str] = {}
+def _drivers(pid: int) -> dict[_FileId, str]:
+    """Return the driver files that a process maps: id → a path that works in this process's mount namespace."""
+    found: dict[_FileId, str] = {}
     with contextlib.suppress(OSError):
         for where, place, inode, _ in _MAPPED.findall(Path(f"/proc/{pid}/maps").read_bytes()):
             found.setdefault((place, int(inode)), f"/proc/{pid}/map_files/{where.decode()}")
@@ -211,97 +237,112 @@ def _drivers(pid: int) -> dict[_File, str]:
 
 
 def _driver_files() -> Iterable[str]:
-    """Those that lie where a loader finds them, each once."""
+    """Return the paths of driver files in the loader's cache and in the usual folders, without duplicates."""
     found: list[str] = []
     with contextlib.suppress(OSError):
         found += map(os.fsdecode, _CACHED.findall(Path("/etc/ld.so.cache").read_bytes()))
-    for place in _PLACES:
+    for place in _LIBRARY_FOLDERS:
         found += map(str, Path(place).glob("libcuda.so*"))
     return dict.fromkeys(os.path.realpath(path) for path in found)
 
 
 def _started(pid: int) -> float:
-    """When it began, in seconds of CLOCK_BOOTTIME; 0: not known."""
+    """Return when a process started, in seconds of CLOCK_BOOTTIME; 0 if unknown."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         ticks = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
         return ticks / os.sysconf("SC_CLK_TCK")
     return 0.0
 
 
-class Holder:
-    """The process that holds those who come (holding.py). `comes(pid, comm, held, late)`: one is in its first cuInit; held None:
-    it could not be held there. `late`: it, or one of its threads, may have gone on. `forget(pid)`: it executes another program, or has
-    ended. `alone`: nobody is held any more. All of them from a thread of its own. Raises SessionError."""
+class HoldHelper:
+    """The hold helper: a process that holds new processes inside their first cuInit (holding.py), and the connection to it.
+
+    on_arrival(pid, comm, held, late): a process is in its first cuInit. held None: it could not be held. late: it, or one of its
+    threads, may have continued already.
+    on_exec_or_exit(pid): a process executed another program, or ended.
+    on_helper_exit(): the helper exited, so new processes are no longer held.
+
+    A thread of this class receives messages, calls these functions and releases threads whose hold has run out. Any thread may call
+    the methods: `_request_lock` lets one request at a time wait for its answer, `_lock` guards `_held`.
+    Raises SessionError if the helper does not start.
+    """
 
     def __init__(
         self,
-        comes: Callable[[int, str, Held | None, bool], None],
-        forget: Callable[[int], None],
-        alone: Callable[[], None],
+        on_arrival: Callable[[int, str, Held | None, bool], None],
+        on_exec_or_exit: Callable[[int], None],
+        on_helper_exit: Callable[[], None],
     ) -> None:
-        self._comes, self._forget, self._alone = comes, forget, alone
-        self._asking = threading.Lock()
-        self._asked = 0
+        self._on_arrival, self._on_exec_or_exit, self._on_helper_exit = (
+            on_arrival,
+            on_exec_or_exit,
+            on_helper_exit,
+        )
+        self._request_lock = threading.Lock()
+        self._last_id = 0
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._held: dict[int, Held] = {}
         self._lock = threading.Lock()  # guards _held
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection, helper_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         library = str(Path(__file__).parents[2])
         start = f"import sys; sys.path.insert(0, {library!r}); from gpubpf.attach import holding; "
         start += "holding.main(*map(int, sys.argv[1:]))"
-        with theirs:
+        with helper_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", start, str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-I", "-S", "-c", start, str(helper_end.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(helper_end.fileno(),),
                 start_new_session=True,
             )
         self._thread = threading.Thread(target=self._run, name="gpubpf-holder", daemon=True)
-        self._connection.settimeout(START)
+        self._connection.settimeout(START_WAIT)
         first: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
             first = json.loads(self._connection.recv(holding.PACKET) or "{}")
         if "ready" not in first:
             self.close()
             raise SessionError(
-                first.get("failed")
-                or "cannot watch all processes: the hold helper did not start; name processes with -p"
+                first.get("failed") or "the hold helper did not start; name running processes with -p"
             )
         self._connection.settimeout(None)
         self._thread.start()
 
     def close(self) -> None:
-        """It lets all go, and ends."""
-        for held in self._everyone():
+        """Release all held threads, and let the helper exit."""
+        for held in self._all_held():
             self._expire(held)
         until = time.monotonic() + LEAVE
-        while any(held.is_held for held in self._everyone()) and time.monotonic() < until:
+        while any(held.is_held for held in self._all_held()) and time.monotonic() < until:
             time.sleep(0.005)
-        for held in self._everyone():
+        for held in self._all_held():
             held.close()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         if self._thread.ident is not None:
             self._thread.join()
         self._connection.close()
-        # The kernel takes probes out one after the other, which nobody needs to see.
+        # The kernel removes the helper's probes one by one, which takes a while; do not wait for that.
         threading.Thread(target=self._process.wait, name="gpubpf-holder", daemon=True).start()
 
-    def place(self, path: str, offset: int) -> bool:
-        """A probe on cuInit, which is there in the file. False: it cannot be placed."""
-        return bool(self._ask(place=[path, offset]))
+    def add_probe(self, path: str, offset: int) -> bool:
+        """Put a probe on cuInit, at this offset in the file. Return whether that worked."""
+        return bool(self._request(place=[path, offset]))
 
-    def ask(self, pid: int, seen: int) -> bool:
-        """Whether a process that runs is to join: nobody else has it do so, or had, when it was `seen` (ns, time.monotonic_ns)."""
-        return bool(self._ask(ask=[pid, seen]))
+    def claim(self, pid: int, seen: int) -> bool:
+        """Return whether to attach to a running process.
 
-    def done(self, pid: int) -> bool:
-        """It has joined, or is missed: it goes on and is not held again. Whether it came to cuInit while it joined as it ran."""
+        False if that was under way, or done, when it was `seen` (time.monotonic_ns)."""
+        return bool(self._request(ask=[pid, seen]))
+
+    def finish(self, pid: int) -> bool:
+        """Release a process after attaching has succeeded or failed; it will not be held again.
+
+        Return whether it reached cuInit unheld, while the tool attached to it as a running process."""
         with self._lock:
             held = self._held.pop(pid, None)
-        overtaken = bool(self._ask(done=pid))
+        overtaken = bool(self._request(done=pid))
         if held is not None:
             held.mark_released()
             held.close()
@@ -309,20 +350,20 @@ class Holder:
 
     @property
     def lost(self) -> int:
-        """Processes that came and were not told of."""
-        return int(self._ask(lost=True) or 0)
+        """The number of new processes that the helper's probes saw but could not report."""
+        return int(self._request(lost=True) or 0)
 
-    def _ask(self, **message: Any) -> Any:
-        """None: nothing was heard."""
-        with self._asking, contextlib.suppress(OSError, queue.Empty):
-            self._asked += 1
-            self._connection.send(json.dumps({**message, "id": self._asked}).encode())
-            while answer := self._answers.get(timeout=ANSWER):
-                if answer["id"] == self._asked:
+    def _request(self, **message: Any) -> Any:
+        """Send a request, and return the helper's answer; None if it did not answer."""
+        with self._request_lock, contextlib.suppress(OSError, queue.Empty):
+            self._last_id += 1
+            self._connection.send(json.dumps({**message, "id": self._last_id}).encode())
+            while answer := self._answers.get(timeout=ANSWER_WAIT):
+                if answer["id"] == self._last_id:
                     return answer["answer"]
         return None
 
-    def _everyone(self) -> list[Held]:
+    def _all_held(self) -> list[Held]:
         with self._lock:
             return list(self._held.values())
 
@@ -336,34 +377,36 @@ class Holder:
             if data == b"":
                 break
             now = time.monotonic()
-            for held in self._everyone():
-                late = now > held.since + HOLD or (now > held.since + STUCK and held.is_deadlocked())
+            for held in self._all_held():
+                late = now > held.since + HOLD or (now > held.since + STUCK_WAIT and held.is_deadlocked())
                 if held.is_held and late:
                     self._expire(held)
             if data:
-                self._take(json.loads(data))
-        self._answers.put({})  # to who waits
-        self._alone()
+                self._handle(json.loads(data))
+        self._answers.put({})  # wake a thread that waits in `_request`
+        self._on_helper_exit()
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         if "held" in message:
             pid = message["held"]
             held: Held | None = None
-            with contextlib.suppress(SessionError):  # it ended, which is found out again
+            with contextlib.suppress(SessionError):  # it has ended, which attaching will find out
                 held = Held(pid, message["tid"], message["base"], message["functions"], message["since"])
                 with self._lock:
                     self._held[pid] = held
-                if time.monotonic() > held.since + HOLD:  # the one before it with its number took so long
+                # An earlier process with this pid delayed the message.
+                if time.monotonic() > held.since + HOLD:
                     self._expire(held)
-            self._comes(pid, message["comm"], held, message["late"])
+            self._on_arrival(pid, message["comm"], held, message["late"])
         elif "late" in message:
-            self._comes(message["late"], message["comm"], None, True)
+            self._on_arrival(message["late"], message["comm"], None, True)
         elif "forget" in message:
-            self._forget(message["forget"])
+            self._on_exec_or_exit(message["forget"])
         else:
             self._answers.put(message)
 
     def _expire(self, held: Held) -> None:
+        """End the hold of a thread. If the agent is installing its hooks, tell it to stop, and wait for up to LEAVE seconds."""
         if held.expire() or time.monotonic() > held.since + HOLD + LEAVE:
             with contextlib.suppress(OSError):
                 self._connection.send(json.dumps({"release": held.pid}).encode())

@@ -1,4 +1,7 @@
-"""What the parts of a session share: what is measured, and the processes that it is measured in."""
+"""The state that the parts of a session share: what to measure, and the traced processes.
+
+Tools describe a session with `Targets`, `Plan`, `Follow` and `Listener`. `Session` makes one `Measurement` of them.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,12 @@ if TYPE_CHECKING:
     from gpubpf.ebpf.maps import MapDefinition
     from gpubpf.linux.host_programs import Host
     from gpubpf.session.device import Device
-    from gpubpf.session.traced_process import Process
+    from gpubpf.session.traced_process import TracedProcess
 
 MAP_MEMORY = 256 << 20
 IMAGE_WAIT = 120.0
-NOTICES, KINDS = 10, 64  # notices of one kind; kinds
+NOTICES_PER_KIND = 10
+NOTICE_KINDS = 64  # further kinds share one limit
 PARAM, SHARED = "param", "shared_array"
 UNITS = {
     "thread": Unit.THREAD,
@@ -35,13 +39,17 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Follow:
-    """What a tool wants of the processes beside its maps (docs/timing.md).
+    """What a tool collects from each traced process, beside its maps (docs/timing.md).
 
-    log_records: of the operation log of each process, a power of two; 0: no log. stamps: timing events around what no probe times;
-    cupti: where CUPTI may be, whose activity records do it in their place. stacks: the host stack of each launch; allocation_stacks:
-    of each call that allocates. graphs: kernels in graphs are instrumented. pump: launches of a process after which its maps are read,
-    for `readings`; 0: never by itself. ring_size: bytes of each ring and GPU, None: what the C text asks for; rings lie in host
-    memory, or else in the GPU's. per_thread: records that a thread puts into the ring named, at most.
+    log_records: size of the operation log in records, a power of two; 0: no log.
+    stamps: record timing events around operations that no probe times.
+    cupti: paths where the CUPTI library may be; its activity records then replace the timing events.
+    stacks, allocation_stacks: record the host stack of each launch, of each call that allocates.
+    graphs: instrument kernels in CUDA graphs.
+    pump: read the maps of a process after so many of its launches, for `Session.readings`; 0: only when asked.
+    ring_size: bytes of each ring on each GPU; None: the size in the C text.
+    ring_in_gpu: keep rings in GPU memory; otherwise they are in host memory.
+    per_thread: for each ring, the most records that one thread writes into it.
     """
 
     log_records: int = 0
@@ -57,13 +65,16 @@ class Follow:
 
 
 @dataclass(frozen=True)
-class Whom:
-    """Whom a session measures: a command, run as `user` (`--user`; None: as `users.command_user` says), processes that run already,
-    or everyone: all processes that use the driver and all that will."""
+class Targets:
+    """Which processes a session traces: one of a command, some running processes, or all processes.
+
+    user: run the command as this user (`--user`); None: as `users.command_user` says.
+    all_processes: trace every process that uses the CUDA driver, now or later.
+    """
 
     command: Sequence[str] = ()
     pids: Sequence[int] = ()
-    everyone: bool = False
+    all_processes: bool = False
     user: str | None = None
 
 
@@ -71,12 +82,16 @@ class Whom:
 class Plan:
     """What a session measures.
 
-    device: where it runs. definitions: the maps, in any order; `params` gives the bytes of those of kind "param".
-    matches: whether a mangled name was asked for (None: every kernel is); `wanted` is how the user put it, for messages.
-    launches, sample: as `--launch` and `--sample`. map_memory: bytes for each context. image_wait: seconds that a process waits in a
-    module load for the sidecar. host: host programs and shared arrays, already loaded; the session takes them down at its end.
-    accesses: programs run at memory accesses, so the summary says which of them they cannot see. alone: the process is there for this
-    session only, so it gives up privileges that the session does not need any more.
+    device: the device that the traced processes use.
+    definitions: the maps, in any order; `params` has the bytes of those of kind "param".
+    matches: return whether a mangled kernel name is to be traced; None: all kernels are.
+    wanted: the kernel patterns as the user typed them, for messages.
+    launches, sample: as `--launch` and `--sample`.
+    map_memory: bytes for each context.
+    image_wait: seconds that a module load in a traced process waits for the sidecar.
+    host: loaded host programs and shared arrays; the session detaches them at its end.
+    accesses: programs run at memory accesses, so the summary counts the accesses that cannot be probed.
+    owns_process: this Python process runs nothing but the session, so the session may drop privileges that it no longer needs.
     """
 
     device: Device
@@ -91,15 +106,22 @@ class Plan:
     follow: Follow = field(default_factory=Follow)
     host: Host | None = None
     accesses: bool = False
-    alone: bool = False
+    owns_process: bool = False
 
 
 @dataclass(frozen=True)
 class Listener:
-    """Who hears of what happens. From the thread that runs `intervals`: `attached`, with pid, comm and time (ns, CLOCK_MONOTONIC or
-    virtual) when probes are live in a process; `watching`, with the time when all that use the driver are watched; `complain`, with
-    the error that "no kernel matches" is. From any: `note`, with notices for the user; `loaded`, with the name of a process and each
-    image that it loads."""
+    """Callbacks of a session.
+
+    Called from the thread that runs `Session.intervals`:
+    attached: probes are live in a process; gets pid, comm and time (ns, CLOCK_MONOTONIC or virtual).
+    watching: all processes that use the driver are watched; gets the time.
+    complain: no kernel matched; gets the error message.
+
+    Called from any thread:
+    note: gets a notice for the user.
+    loaded: a process loaded an image; gets its comm and the image.
+    """
 
     note: Callable[[str], None] = lambda text: None
     complain: Callable[[str], None] = lambda text: None
@@ -109,23 +131,29 @@ class Listener:
 
 
 class Measurement:
-    """What is measured, and what is known of it. `lock` is held for `processes` and what their agents say."""
+    """The state of one session: its plan, its traced processes, and those that could not be traced.
 
-    def __init__(self, whom: Whom, plan: Plan, note: Callable[[str], None]) -> None:
-        self.whom = whom
-        self.several = whom.everyone or len(set(whom.pids)) > 1  # processes that have nothing in common
-        self.user = users.command_user(whom.user)
+    `lock` guards `processes`, `missed` and what agents change in a `TracedProcess`. It is a condition: the server notifies it after
+    each message and each disconnect. Other attributes do not change after `__init__`, except `stopped`, `started_ns`, `ended_ns` and
+    `drain_soon`, which only the thread that runs `Session.intervals` sets.
+    """
+
+    def __init__(self, targets: Targets, plan: Plan, note: Callable[[str], None]) -> None:
+        self.targets = targets
+        # Several unrelated processes, unlike those of one command.
+        self.several = targets.all_processes or len(set(targets.pids)) > 1
+        self.user = users.command_user(targets.user)
         self.accesses = plan.accesses
         self.device = plan.device
         self.definitions = [d for d in plan.definitions if d.kind != PARAM]
         self.numbers = {d.name: number for number, d in enumerate(self.definitions)}
         self.params = dict(plan.params)
         self.matches = plan.matches or (lambda name: True)
-        self.note = few(note)
+        self.note = limit_notices(note)
         self.privileges = Privileges()
         self.follow = follow = plan.follow
         self.host = plan.host
-        self.wanted = protocol.Wanted(
+        self.agent_config = protocol.AgentConfig(
             [self._spec(d) for d in self.definitions],
             plan.map_memory,
             launches=plan.launches,
@@ -141,48 +169,51 @@ class Measurement:
             host=self._host_programs(),
         )
         self.lock = threading.Condition()
-        self.processes: list[Process] = []
-        self._active: list[Process] = []
+        self.processes: list[TracedProcess] = []
+        self._active: list[TracedProcess] = []
         self.started_ns = self.ended_ns = 0
-        self.stopped = False  # the measurement is over
-        self.hurry = False  # logs or rings fill quickly: they are to be read soon
-        self.missed: dict[str, list[tuple[int, str]]] = {}  # by reason: (pid, comm) of processes not measured
-        self._said: set[str] = set()  # notices that are given once
+        self.stopped = False  # the measurement has ended
+        self.drain_soon = False  # logs or rings fill quickly, so read them again soon
+        self.missed: dict[str, list[tuple[int, str]]] = {}  # reason → (pid, comm) of untraced processes
+        self._noted: set[str] = set()  # texts that `note_once` has shown
 
-    def everyone(self) -> list[Process]:
-        """The processes so far, to be gone through without the lock."""
+    def all_processes(self) -> list[TracedProcess]:
+        """Return a copy of the list of processes, to iterate over without the lock."""
         with self.lock:
             return list(self.processes)
 
-    def admit(self, process: Process) -> None:
-        """The lock is held."""
+    def add(self, process: TracedProcess) -> None:
+        """Add a process. The caller holds `lock`."""
         self.processes.append(process)
         self._active.append(process)
 
-    def dismiss(self, process: Process) -> None:
-        """It is none of the processes any more."""
+    def remove(self, process: TracedProcess) -> None:
+        """Remove a process. From any thread, without `lock`."""
         with self.lock:
             self.processes.remove(process)
             self._active = [p for p in self._active if p is not process]
 
-    def active(self) -> list[Process]:
-        """Those of which something may come, or wait to be looked at: of thousands that ended few are."""
+    def active(self) -> list[TracedProcess]:
+        """Return the processes that may still send data or have unread data. Of thousands that ended, few are left."""
         with self.lock:
-            self._active = [p for p in self._active if not p.settled]
+            self._active = [p for p in self._active if not p.fully_read]
             return list(self._active)
 
-    def miss(self, pid: int, comm: str, reason: str) -> None:
-        """A process is not measured, or not all of it. From any thread, once: another program may have its number and name."""
+    def record_missed(self, pid: int, comm: str, reason: str) -> None:
+        """Count a process as not, or not fully, traced. From any thread.
+
+        Call it once for each process: equal pid and comm are counted again, because a later process may have both."""
         with self.lock:
             self.missed.setdefault(reason, []).append((pid, comm))
 
     def note_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+        """Give a notice, unless the same text was given before."""
+        if text not in self._noted:
+            self._noted.add(text)
             self.note(text)
 
     def ring_size(self, definition: MapDefinition) -> int:
-        """Bytes of records that a ring is granted for each GPU."""
+        """Return the bytes of records that a ring gets on each GPU."""
         if definition.name == maps.PRINTS:
             return definition.capacity
         return self.follow.ring_size or definition.capacity
@@ -203,7 +234,7 @@ class Measurement:
         return protocol.MapSpec(fixed, per_unit, maps.header(definition), unit)
 
     def _host_programs(self) -> Sequence[protocol.HostCode] | frozenset[str]:
-        """What runs in the processes, or where programs run in the kernel."""
+        """Return the host programs that agents run, or the points at which programs run in the Linux kernel."""
         host = self.host
         if host is None or not host.natives:
             return host.points if host is not None else ()
@@ -235,21 +266,22 @@ def is_ring(definition: MapDefinition) -> bool:
     return definition.kind == "ringbuf"
 
 
-def few(note: Callable[[str], None]) -> Callable[[str], None]:
-    """`note` for notices of which processes could cause any number: of each kind, apart from numbers and the names of processes,
-    NOTICES are given, and one that says so."""
+def limit_notices(note: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a `note` that passes on at most NOTICES_PER_KIND notices of a kind, then one that says so.
+
+    Traced processes could cause any number. Two notices are of one kind if they differ only in numbers and process names."""
     given: dict[str, int] = {}
     lock = threading.Lock()
 
     def limited(text: str) -> None:
         kind = re.sub(r"pid \d+ \(.*?\)|\d+", "", text, flags=re.DOTALL)[:48]
         with lock:
-            if kind not in given and len(given) >= KINDS:
+            if kind not in given and len(given) >= NOTICE_KINDS:
                 kind = ""
             count = given[kind] = given.get(kind, 0) + 1
-        if count <= NOTICES:
+        if count <= NOTICES_PER_KIND:
             note(text)
-        elif count == NOTICES + 1:
-            note("there are more of these notices than can be shown")
+        elif count == NOTICES_PER_KIND + 1:
+            note("more notices of this kind follow and are not shown")
 
     return limited

@@ -1,12 +1,12 @@
-"""The operation log of a process: what it asked of the GPU, call by call (docs/timing.md, "The operation log").
+"""Read the operation log of a process: each GPU operation that it requested (docs/timing.md, "The operation log").
 
     log = OpLog(LogFile(file))
     for record in log.read():            # a structured array: new records, in the order of their positions
         …
     copies = records[records["kind"] == H2D]["copy"]["bytes"]
 
-The file is the agent's. It lies in memory that the traced process can write to, so nothing in it is believed: what comes back is
-copied first, then checked; every number in a record may be anything.
+The traced process can write to the file, so its contents are untrusted. Records are copied before they are checked, and any number in
+a record may have any value.
 """
 
 from __future__ import annotations
@@ -56,21 +56,20 @@ def _record_fields() -> Iterator[tuple[str, Any, int]]:
     size = definitions.RECORD_SIZE - definitions.PART_OFFSET
     for part in definitions.PARTS:
         fields = [_field(field, at) for field, at in part.offsets()]
-        if part.name in (
-            name for name, _, _ in header
-        ):  # the part of a queue: its fields are the record's own
+        # The part of a queue: its fields are the record's own.
+        if part.name in (name for name, _, _ in header):
             yield from ((name, kind, definitions.PART_OFFSET + at) for name, kind, at in fields)
         else:
             yield part.name, _dtype(fields, size), definitions.PART_OFFSET
 
 
-# A record: the fields that all kinds have, and one structure for each kind's last 64 bytes, such as `records["copy"]["bytes"]`.
+# A record: the fields of all kinds, and for each kind a structure of the last 64 bytes, such as `records["copy"]["bytes"]`.
 DTYPE = _dtype(_record_fields(), definitions.RECORD_SIZE)
 Records = npt.NDArray[np.void]
 
 
 class OpLog:
-    """Reads a log."""
+    """Reads the records of a log. One thread at a time may use it; see `TracedProcess.read_log`."""
 
     def __init__(self, file: LogFile) -> None:
         self.capacity = file.capacity
@@ -78,23 +77,24 @@ class OpLog:
         self._records = np.frombuffer(file.map, dtype="<u8", offset=HEADER).reshape(
             self.capacity, RECORD // 8
         )
-        self._next = 0  # position; the file's own is for the agent, and may say anything
+        self._next = 0  # position of the next record; the one in the header is untrusted
 
     @property
     def lost(self) -> int:
-        """Operations that found no room."""
+        """Operations that were not logged because the log was full."""
         return int(self._header[16])
 
     def read(self, ended: bool = False) -> Records:
-        """The records that came since, complete ones only, as an array of `DTYPE`; then the agent may use their room.
+        """Return the new complete records as an array of `DTYPE`, and let the agent reuse their room.
 
-        `ended`: the process is gone. Then what it never completed is passed over, and nothing else will come."""
+        ended: the process has ended, so records that it did not complete are skipped, and nothing will follow."""
         reserved = int(self._header[8])
         available = min((reserved - self._next) % (1 << 64), self.capacity)
         at = self._next % self.capacity
         first = min(available, self.capacity - at)
         parts = (self._records[at : at + first], self._records[: available - first])
-        marks = np.concatenate([part[:, 0] for part in parts])  # before the rest: a mark is written last
+        # Read marks first, because the agent writes them last.
+        marks = np.concatenate([part[:, 0] for part in parts])
         complete = marks == np.arange(self._next + 1, self._next + 1 + available, dtype=np.uint64)
         if not ended:
             unfinished = np.flatnonzero(~complete)

@@ -1,4 +1,7 @@
-"""What tools get of a running measurement: what is in maps, operation logs and rings of all processes."""
+"""Read the maps, operation logs and rings of all traced processes.
+
+Each public function does the work of the method of `Session` with its name, and runs in the thread that runs `Session.intervals`.
+"""
 
 from __future__ import annotations
 
@@ -19,40 +22,40 @@ if TYPE_CHECKING:
     from gpubpf.ebpf.maps import MapDefinition
     from gpubpf.ptx.inject import Site
     from gpubpf.session.measurement import Measurement
-    from gpubpf.session.traced_process import Process, Ring, Taken
+    from gpubpf.session.traced_process import Ring, StoredSnapshot, TracedProcess
 
-REGISTERS_WAIT = 20.0  # seconds that results wait for ptxas to count registers
-FULL = 0.2  # part of a log or ring's shard that was taken, at which it fills quickly
+REGISTERS_WAIT = 20.0  # seconds to wait for ptxas to count registers
+FILLING_FAST = 0.2  # a log or shard that was filled to this part since the last reading is read again soon
 
 
-def instances(measured: Measurement, map_name: str) -> list[Instance]:
+def instances(measurement: Measurement, map_name: str) -> list[Instance]:
     """See `Session.instances`."""
-    number = measured.numbers[map_name]
+    number = measurement.numbers[map_name]
     found: list[Instance] = []
-    used = [(process, _registers(process)) for process in measured.everyone()]
-    with measured.lock:  # or else a file may be closed for a newer one
+    used = [(process, _registers(process)) for process in measurement.all_processes()]
+    with measurement.lock:  # otherwise a newer snapshot may close the file that is being read
         for process, registers in used:
-            for taken in process.snapshots.values():
-                found += _instances_of(measured, process, registers, taken, number)
+            for stored in process.snapshots.values():
+                found += _instances_of(measurement, process, registers, stored, number)
     return merged(found)
 
 
 def _instances_of(
-    measured: Measurement,
-    process: Process,
+    measurement: Measurement,
+    process: TracedProcess,
     registers: Mapping[str, tuple[int, int]],
-    taken: Taken,
+    stored: StoredSnapshot,
     number: int,
 ) -> list[Instance]:
-    """What one context held of map `number`."""
-    definition, snapshot = measured.definitions[number], taken.snapshot
+    """Return the instances of map `number` in one snapshot of a context."""
+    definition, snapshot = measurement.definitions[number], stored.snapshot
     found = []
     for instance in snapshot.instances:
         name = process.names.get(instance.slot, "")
         for array in instance.arrays:
-            if array.map != number or not _sensible(definition, instance, array):
+            if array.map != number or not _size_is_valid(definition, instance, array):
                 continue
-            raw = taken.read(array.size, array.offset)
+            raw = stored.read(array.size, array.offset)
             if len(raw) != array.size:
                 continue
             before, after = registers.get(name, (None, None))
@@ -66,7 +69,7 @@ def _instances_of(
     if number in snapshot.shared:
         offset, size = snapshot.shared[number]
         whole = size == maps.storage_size(definition)
-        raw = taken.read(size, offset) if whole else b""
+        raw = stored.read(size, offset) if whole else b""
         launches = sum(i.launches for i in snapshot.instances if i.by_shape)
         if whole and len(raw) == size:
             found.append(
@@ -78,8 +81,10 @@ def _instances_of(
     return found
 
 
-def _sensible(definition: MapDefinition, instance: protocol.InstancePart, array: protocol.ArrayPart) -> bool:
-    """Whether an array has the room that its instance asks for, and the size that goes with it."""
+def _size_is_valid(
+    definition: MapDefinition, instance: protocol.InstancePart, array: protocol.ArrayPart
+) -> bool:
+    """Return whether an array has as many units as its launch shape, and the size that follows from that."""
     if maps.SHAPED.get(definition.kind) == "site":
         try:
             protocol.sites_and_shards(array.capacity)
@@ -93,7 +98,7 @@ def _sensible(definition: MapDefinition, instance: protocol.InstancePart, array:
 
 
 def _units(definition: MapDefinition, instance: protocol.InstancePart) -> int:
-    """How many units the map has for an instance; 0: it is not by shape."""
+    """Return how many units (threads, warps, blocks) the map has for an instance; 0: it is not by shape."""
     blocks, threads = _volume(instance.grid), _volume(instance.block_dim)
     kind = maps.SHAPED.get(definition.kind)
     return {
@@ -108,43 +113,45 @@ def _volume(extents: tuple[int, int, int]) -> int:
     return extents[0] * extents[1] * extents[2]
 
 
-def _registers(process: Process) -> dict[str, tuple[int, int]]:
-    """Of its instrumented kernels, where it could be found out in time."""
+def _registers(process: TracedProcess) -> dict[str, tuple[int, int]]:
+    """Return registers of its instrumented kernels (original, instrumented), as far as ptxas has counted them in time."""
     found: dict[str, tuple[int, int]] = {}
     for future in process.registers:
-        with contextlib.suppress(Exception):  # what ptxas says of it does not concern the measurement
+        with contextlib.suppress(Exception):  # an error of ptxas here does not affect the measurement
             found.update(future.result(REGISTERS_WAIT))
     return found
 
 
-def readings(measured: Measurement, *names: str) -> list[Reading]:
+def readings(measurement: Measurement, *names: str) -> list[Reading]:
     """See `Session.readings`."""
-    numbers = [measured.numbers[name] for name in names]
+    numbers = [measurement.numbers[name] for name in names]
     found = []
-    for process in measured.active():
-        with measured.lock:
-            taken = list(process.readings)
+    for process in measurement.active():
+        with measurement.lock:
+            waiting = list(process.readings)
             process.readings.clear()
-            skipped, process.skipped = process.skipped, 0
+            skipped, process.skipped_readings = process.skipped_readings, 0
         if skipped:
-            measured.note_once(f"{process.who}: maps were read faster than they could be looked at")
-        for one in taken:
-            s = one.snapshot
+            measurement.note_once(
+                f"{process.label}: some readings of its maps were dropped, because the tool was too slow"
+            )
+        for stored in waiting:
+            snapshot = stored.snapshot
             try:
                 parts = {
-                    measured.definitions[n].name: _instances_of(measured, process, {}, one, n)
+                    measurement.definitions[n].name: _instances_of(measurement, process, {}, stored, n)
                     for n in numbers
                 }
             finally:
-                one.close()
-            idle = not s.flags & SnapshotFlag.RUNNING
+                stored.close()
+            idle = not snapshot.flags & SnapshotFlag.RUNNING
             found.append(
                 Reading(
                     process.pid,
                     process.comm,
-                    s.gpu,
-                    s.context,
-                    s.taken_ns,
+                    snapshot.gpu,
+                    snapshot.context,
+                    snapshot.taken_ns,
                     idle,
                     parts,
                     process.names,
@@ -154,15 +161,15 @@ def readings(measured: Measurement, *names: str) -> list[Reading]:
     return found
 
 
-def logs(measured: Measurement) -> list[ProcessLog]:
+def logs(measurement: Measurement) -> list[ProcessLog]:
     """See `Session.logs`."""
     found = []
-    for process in measured.active():
-        last = process.over or (process.gone and measured.stopped)
+    for process in measurement.active():
+        last = process.no_more_data or (process.disconnected and measurement.stopped)
         records = process.read_log(last)
         if records is None:
             continue
-        measured.hurry |= len(records) > FULL * measured.follow.log_records
+        measurement.drain_soon |= len(records) > FILLING_FAST * measurement.follow.log_records
         found.append(
             ProcessLog(
                 process.pid, process.comm, records, process.log_lost, process.virtual,
@@ -172,27 +179,27 @@ def logs(measured: Measurement) -> list[ProcessLog]:
     return found
 
 
-def rings(measured: Measurement, map_name: str) -> list[RingRecords]:
+def rings(measurement: Measurement, map_name: str) -> list[RingRecords]:
     """See `Session.rings`."""
     found = []
-    for process, context, ring in _rings(measured, map_name, measured.active()):
+    for process, context, ring in _rings(measurement, map_name, measurement.active()):
         if ring.done:
             continue
-        last = ring.closed or process.over or (process.gone and measured.stopped)
+        last = ring.closed or process.no_more_data or (process.disconnected and measurement.stopped)
         place = ring.reader.place
         if place.place == Place.HOST_RING:
             records = ring.reader.read(last)
         else:
-            copied = _take_copy(measured, process, ring, last)
-            if copied is None and not last and not process.gone and not measured.stopped:
+            copied = _read_copy(measurement, process, ring, last)
+            if copied is None and not last and not process.disconnected and not measurement.stopped:
                 process.send(protocol.drain(0, 0.0, DrainFlag.ONLY_RINGS))
             if copied is None:
                 ring.done = last
                 continue
             records = copied
-            if not process.gone:
+            if not process.disconnected:
                 process.send(protocol.consumed(place.map, context, ring.reader.consumed))
-        measured.hurry |= ring.reader.full > FULL
+        measurement.drain_soon |= ring.reader.full > FILLING_FAST
         process.drained_bytes += records.nbytes
         if last:
             ring.done = True
@@ -206,17 +213,20 @@ def rings(measured: Measurement, map_name: str) -> list[RingRecords]:
     return found
 
 
-def ring_counts(measured: Measurement, map_name: str) -> list[RingCounts]:
+def ring_counts(measurement: Measurement, map_name: str) -> list[RingCounts]:
     """See `Session.ring_counts`."""
     return [
         RingCounts(process.pid, process.comm, ring.reader.place.gpu, tuple(ring.reader.counts()))
-        for process, _, ring in _rings(measured, map_name, measured.everyone())
+        for process, _, ring in _rings(measurement, map_name, measurement.all_processes())
     ]
 
 
-def _rings(measured: Measurement, map_name: str, processes: list[Process]) -> list[tuple[Process, int, Ring]]:
-    number = measured.numbers[map_name]
-    with measured.lock:
+def _rings(
+    measurement: Measurement, map_name: str, processes: list[TracedProcess]
+) -> list[tuple[TracedProcess, int, Ring]]:
+    """Return the rings of a map: (process, context, ring)."""
+    number = measurement.numbers[map_name]
+    with measurement.lock:
         return [
             (process, context, ring)
             for process in processes
@@ -225,11 +235,11 @@ def _rings(measured: Measurement, map_name: str, processes: list[Process]) -> li
         ]
 
 
-def _take_copy(
-    measured: Measurement, process: Process, ring: Ring, last: bool
+def _read_copy(
+    measurement: Measurement, process: TracedProcess, ring: Ring, last: bool
 ) -> np.ndarray[Any, Any] | None:
-    """The new records of a ring in GPU memory; None: there is no copy that was not looked at."""
-    with measured.lock:
+    """Return the new records of a ring in GPU memory; None if no new copy of it has arrived."""
+    with measurement.lock:
         copy, ring.copy = ring.copy, None
     if copy is None:
         return None
@@ -239,23 +249,23 @@ def _take_copy(
         if offset % mmap.PAGESIZE or not protocol.sealed(file, offset + size):
             return None
         with mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ, offset=offset) as area:
-            return ring.reader.take(area, last)
+            return ring.reader.read_copy(area, last)
     finally:
         os.close(file)
 
 
-def shared(measured: Measurement, map_name: str) -> list[SharedArray]:
+def shared(measurement: Measurement, map_name: str) -> list[SharedArray]:
     """See `Session.shared`."""
-    arrays = [(process, process.shared_array(map_name)) for process in measured.everyone()]
+    arrays = [(process, process.shared_array(map_name)) for process in measurement.all_processes()]
     return [SharedArray(p.pid, p.comm, array, p.number) for p, array in arrays if array is not None]
 
 
-def sites(measured: Measurement, mangled: str, pid: int | None = None) -> dict[int, Site]:
+def sites(measurement: Measurement, mangled: str, pid: int | None = None) -> dict[int, Site]:
     """See `Session.sites`."""
-    with measured.lock:
+    with measurement.lock:
         tables = {
             id(table): table
-            for process in measured.processes
+            for process in measurement.processes
             if pid in (None, process.pid)
             for table in process.sites.get(mangled, ())
         }

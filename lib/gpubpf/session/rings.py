@@ -1,7 +1,7 @@
-"""Rings of device programs (docs/timing.md): the tool reads records while the GPU writes them.
+"""Read the rings of device programs (docs/timing.md) while the GPU writes them.
 
-A record is there when its mark, which depends on its position, is. Who writes is untrusted, so nothing is believed that would make
-the reader wait, allocate without bound or fail; records are only data.
+A record is complete when its mark has the value that belongs to its position. The writer is untrusted: no value in a ring can make
+the reader wait, fail or allocate without bound. traced_process.py makes a `RingReader`, readout.py reads it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     Records = np.ndarray[Any, Any]
 
-# Records that are looked at in one go, at first and later: what lies in the processor's cache.
+# Marks that are compared at a time, first and later; few enough for the processor's cache.
 _FIRST, _CHUNK = 256, 16384
 
 
 class _Marks:
-    """The marks of a ring of `capacity` records, and where the next record is read."""
+    """The marks of one shard. `position`: of the next record to read."""
 
     def __init__(self, marks: np.ndarray[Any, Any]) -> None:
         self._marks = marks
@@ -36,19 +36,19 @@ class _Marks:
         self.position = 0
 
     def committed(self) -> int:
-        """How many records from `position` on are there without a gap."""
+        """Return how many complete records follow from `position` on without a gap."""
         count, step, capacity = 0, _FIRST, len(self._marks)
         while count < capacity:
             n = self._piece(count, step)
-            there = self._matching(count, n)
-            if there.all():
+            complete = self._matching(count, n)
+            if complete.all():
                 count, step = count + n, _CHUNK
             else:
-                return count + int(there.argmin())
+                return count + int(complete.argmin())
         return count
 
     def places(self, limit: int | None) -> np.ndarray[Any, Any]:
-        """Of all records that are there, gaps or none, their places from `position` on, at most `limit`."""
+        """Return the distances from `position` of all complete records, gaps or not. `limit`: how far to look."""
         count, found = 0, []
         most = min(len(self._marks), limit if limit is not None else len(self._marks))
         while count < most:
@@ -58,11 +58,12 @@ class _Marks:
         return np.concatenate(found) if found else np.empty(0, np.intp)
 
     def _piece(self, count: int, step: int) -> int:
-        """Not over the end of the ring, where the next ones begin anew."""
+        """Return how many of `step` marks lie before the end of the shard, where positions wrap around."""
         capacity = len(self._marks)
         return min(step, capacity - count, capacity - ((self.position + count) & self._mask))
 
     def _matching(self, count: int, n: int) -> np.ndarray[Any, Any]:
+        """Return for `n` records, `count` behind `position`, whether each is complete."""
         position = self.position + count
         at = position & self._mask
         bits = 8 * self._marks.dtype.itemsize
@@ -72,7 +73,7 @@ class _Marks:
 
 
 def _copy(to: Records, ring: Records, position: int) -> None:
-    """`len(to)` records from `position` on, over the ring's end where that comes before."""
+    """Copy `len(to)` records from `position` on, around the end of the ring."""
     at = position & (len(ring) - 1)
     first = min(len(to), len(ring) - at)
     to[:first] = ring[at : at + first]
@@ -81,8 +82,11 @@ def _copy(to: Records, ring: Records, position: int) -> None:
 
 @dataclass(frozen=True)
 class ShardCount:
-    """Records of one shard: `reserved` places, of which `received` came, `lost` that found none, as last known (a process that was
-    killed did not say). `incomplete`: reserved, and will never come; 0 while the process lives."""
+    """Records of one shard, as last known; a killed process reports no last state.
+
+    reserved: records that got room. received: those that the tool has read. lost: records that found no room.
+    incomplete: records that got room but will never be complete; 0 while the process lives.
+    """
 
     shard: int
     reserved: int
@@ -92,9 +96,11 @@ class ShardCount:
 
 
 class RingReader:
-    """A ring of one context. `dtype` is that of a record's payload; the file of a ring in host memory (sealed) stays the caller's.
+    """Reads a ring of one context.
 
-    A ring in GPU memory is read from copies of it, `take`.
+    dtype: of a record's payload.
+    file: of a ring in host memory; it is sealed, and stays the caller's. None: the ring is in GPU memory; `read_copy` reads it.
+    Raises Error if records have another size. One thread at a time may use it.
     """
 
     def __init__(self, place: RingPlace, dtype: np.dtype[Any], file: int | None) -> None:
@@ -116,28 +122,29 @@ class RingReader:
         self._received = [0] * place.shards
         self._control = np.zeros((place.shards, 2), np.uint64)  # reserved, lost
         self._known = self._ended = False
-        self.full = 0.0  # the part of the fullest shard that the last reading found taken
+        self.full = 0.0  # how full the fullest shard was at the last reading, from 0 to 1
         if file is not None:
             self._area = mmap.mmap(file, place.size)
             self._heads = np.frombuffer(self._area, "<u8", 8 * place.shards).reshape(place.shards, 8)[:, 0]
 
     @property
     def consumed(self) -> Sequence[int]:
-        """By shard: up to where it was read."""
+        """For each shard, the position up to which it was read."""
         return self._positions
 
     def control(self, raw: bytes) -> None:
-        """The control block, as a snapshot has it."""
+        """Update reserved and lost records from the control block in a snapshot."""
         numbers = np.frombuffer(raw, "<u8", 8 * (1 + self.place.shards)).reshape(-1, 8)[1:, :2]
         self._control, self._known = np.maximum(self._control, numbers), True
 
     def read(self, last: bool = False) -> Records:
-        """The records that came since the last time, by shard, in the order of reservation. `last`: nobody writes any more, so gaps
-        are passed over."""
+        """Return the payloads of new records, by shard, in the order in which they were reserved.
+
+        last: nothing writes any more, so records behind a gap are returned, too."""
         return self._read(self._area, last) if self._area is not None else np.empty(0, self._kind)["payload"]
 
-    def take(self, copy: bytes | mmap.mmap, last: bool = False) -> Records:
-        """As `read`, from a copy of a ring in GPU memory."""
+    def read_copy(self, copy: bytes | mmap.mmap, last: bool = False) -> Records:
+        """Do the same as `read`, with a copy of a ring in GPU memory."""
         return self._read(copy, last)
 
     def _read(self, data: bytes | mmap.mmap, last: bool) -> Records:
@@ -184,6 +191,7 @@ class RingReader:
         return records[~discarded]["payload"] if discarded.any() else records["payload"]
 
     def counts(self) -> list[ShardCount]:
+        """Return the counts of all shards."""
         made = []
         for shard, (reserved, lost) in enumerate(self._control.tolist()):
             received = self._received[shard]
@@ -200,5 +208,5 @@ class RingReader:
 
 def _close(area: mmap.mmap | None) -> None:
     if area is not None:
-        with contextlib.suppress(BufferError):  # an array of the caller's is still in it: it goes with that
+        with contextlib.suppress(BufferError):  # an array of the caller still uses it, and will free it
             area.close()

@@ -1,4 +1,7 @@
-"""The thread that speaks with the agents of all processes: lets them in, takes what they say. They are untrusted."""
+"""The server: one thread accepts the connections of all agents and handles their messages, which are untrusted.
+
+`Session` makes one `Server`. `Joining` passes it the connections of processes that were attached to while they ran.
+"""
 
 from __future__ import annotations
 
@@ -20,40 +23,47 @@ from typing import TYPE_CHECKING
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import Message
 from gpubpf.process import target
-from gpubpf.session.traced_process import KEPT_RECORDS, PENDING_LIMIT, Process
+from gpubpf.session.traced_process import BUFFERED_RECORDS, PENDING_LIMIT, TracedProcess
 
 if TYPE_CHECKING:
     from gpubpf.session.measurement import Measurement
-    from gpubpf.session.workers import Workshop
+    from gpubpf.session.workers import BackgroundWork
 
-SEND_WAIT = 5.0  # seconds for an agent to take what it is sent
-BEAT = 1.0  # seconds; an agent that waits and hears nothing for ten goes on without its answer
-KEEP = 0.01  # seconds between two looks into the logs
-REFUSED_LIMIT = 10  # notices of that kind
-_CHANGED = (
+SEND_WAIT = 5.0  # seconds for an agent to receive a message
+WORKING_INTERVAL = 1.0  # seconds; an agent that waits for an answer gives up after ten without a message
+LOG_INTERVAL = 0.01  # seconds between two readings of the logs
+MALFORMED_LIMIT = 10  # notices about malformed messages
+_ALREADY_CHANGED = (
     ": another tool has changed its first instructions"  # an agent's words for a function that it cannot hook
 )
 
 
 class Server:
-    """Serves until `close`. `probed` is called when probes are live in a process: with its pid, comm and the time (ns, CLOCK_MONOTONIC
-    or virtual); `gone` when one has ended, or goes on without its agent."""
+    """Serves the agents of all processes until `close`.
+
+    `_serve` runs in a thread of its own, and alone reads from the connections. It holds `Measurement.lock` while it handles a message.
+    A second thread empties operation logs into memory, if there are any. `adopt`, `remove` and `wake` may be called from any thread.
+
+    on_hooked: called when probes are live in a process, with its pid, comm and the time (ns, CLOCK_MONOTONIC or virtual).
+    on_disconnected: called when an agent has disconnected, usually because its process ended.
+    Both are called from the server's thread, `on_hooked` with the lock held.
+    """
 
     def __init__(
         self,
-        measured: Measurement,
-        workshop: Workshop,
-        probed: Callable[[int, str, int], None],
-        gone: Callable[[], None],
+        measurement: Measurement,
+        background: BackgroundWork,
+        on_hooked: Callable[[int, str, int], None],
+        on_disconnected: Callable[[], None],
     ) -> None:
-        self._measured = measured
-        self._workshop = workshop
-        self._probed = probed
-        self._gone = gone
+        self._measurement = measurement
+        self._background = background
+        self._on_hooked = on_hooked
+        self._on_disconnected = on_disconnected
         self._closing = False
         self._numbers = itertools.count(1)
-        self._new: queue.SimpleQueue[Process] = queue.SimpleQueue()
-        self._refused = 0  # connections that sent what no agent sends
+        self._newly_admitted: queue.SimpleQueue[TracedProcess] = queue.SimpleQueue()
+        self._malformed = 0  # connections that were closed because of a malformed message
         self.socket_name = f"@gpubpf-{secrets.token_hex(12)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("\0" + self.socket_name[1:])
@@ -62,121 +72,126 @@ class Server:
         os.set_blocking(self._wake_writer, False)
         os.set_blocking(self._wake_reader, False)
         self._thread = threading.Thread(target=self._serve, name="gpubpf-server", daemon=True)
-        self._keeper = threading.Thread(target=self._keep_logs, name="gpubpf-logs", daemon=True)
+        self._log_thread = threading.Thread(target=self._buffer_logs, name="gpubpf-logs", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
-        if self._measured.follow.log_records:
-            self._keeper.start()
+        if self._measurement.follow.log_records:
+            self._log_thread.start()
 
     def close(self) -> None:
-        """Also of one that was never started."""
+        """Stop the threads and close all connections. Works for a server that was never started, too."""
         self._closing = True
         if self._thread.ident is None:
             self._listener.close()
         else:
             self.wake()
             self._thread.join(5)
-            if self._keeper.ident is not None:
-                self._keeper.join(5)
+            if self._log_thread.ident is not None:
+                self._log_thread.join(5)
         os.close(self._wake_reader)
         os.close(self._wake_writer)
 
     def wake(self) -> None:
+        """Make the server's thread look for new processes and for `close`."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_writer, b"w")
 
     def _serve(self) -> None:
-        beaten = 0.0
-        served: set[Process] = set()
+        last_working = 0.0
+        served: set[TracedProcess] = set()
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._wake_reader, selectors.EVENT_READ)
             while not self._closing:
-                waiting = [p for p in served if p.pending]
-                if waiting and time.monotonic() >= beaten + BEAT:
-                    beaten = time.monotonic()
+                waiting = [p for p in served if p.pending_images]
+                if waiting and time.monotonic() >= last_working + WORKING_INTERVAL:
+                    last_working = time.monotonic()
                     for process in waiting:
-                        process.beat()
-                for key, _ in selector.select(BEAT if waiting else None):
+                        process.send_working()
+                for key, _ in selector.select(WORKING_INTERVAL if waiting else None):
                     if key.fileobj is self._listener:
                         self._accept()
                     elif key.data is None:
                         with contextlib.suppress(BlockingIOError):
                             os.read(self._wake_reader, 4096)
-                    elif key.data.gone:
-                        pass  # both of its files told so
+                    elif key.data.disconnected:
+                        pass  # its socket and its pidfd were both readable, and the other one ended it
                     elif key.fileobj == key.data.pidfd:
                         selector.unregister(key.fileobj)
-                        with contextlib.suppress(
-                            OSError
-                        ):  # children may have its socket still; what it has sent is read
+                        # Its children may still have the socket. What it has sent already is still read.
+                        with contextlib.suppress(OSError):
                             key.data.socket.shutdown(socket.SHUT_RD)
                     elif not self._receive(key.data):
                         selector.unregister(key.data.socket)
                         with contextlib.suppress(KeyError, ValueError):
                             selector.unregister(key.data.pidfd)
                         served.remove(key.data)
-                        self._end(key.data)
-                for process in self._admitted():
+                        self._end_process(key.data)
+                for process in self._take_new():
                     served.add(process)
                     selector.register(process.socket, selectors.EVENT_READ, process)
                     if process.pidfd is not None:
                         selector.register(process.pidfd, selectors.EVENT_READ, process)
             self._listener.close()
-            for process in (*served, *self._admitted()):
+            for process in (*served, *self._take_new()):
                 process.close()
 
-    def _admitted(self) -> Iterator[Process]:
-        """Those that are not served yet."""
+    def _take_new(self) -> Iterator[TracedProcess]:
+        """Yield the processes that were admitted since the last call."""
         with contextlib.suppress(queue.Empty):
             while True:
-                yield self._new.get_nowait()
+                yield self._newly_admitted.get_nowait()
 
-    def _end(self, process: Process) -> None:
-        """Nothing more comes from it."""
+    def _end_process(self, process: TracedProcess) -> None:
+        """Close the files of a process whose agent has disconnected, and tell the others."""
         if process.control is not None and protocol.was_cut(process.control):
-            self._measured.note(
-                f"{process.who} closed all its files, ours too; what it launched then was not seen"
+            self._measurement.note(
+                f"{process.label} closed all its file descriptors, the agent's too; its later launches were not seen"
             )
-        elif self._measured.whom.pids and process.hooked and target.executed_another_program(process.pid):
-            self._measured.note(
-                f"{process.who} executes another program now; what that launches is not measured"
+        elif (
+            self._measurement.targets.pids and process.hooked and target.executed_another_program(process.pid)
+        ):
+            self._measurement.note(
+                f"{process.label} executed another program; that program's launches are not traced"
             )
-        with self._measured.lock:
+        with self._measurement.lock:
             process.close()
-            self._measured.lock.notify_all()
-        self._workshop.end(process)
-        self._gone()
+            self._measurement.lock.notify_all()
+        self._background.end(process)
+        self._on_disconnected()
 
-    def _keep_logs(self) -> None:
+    def _buffer_logs(self) -> None:
         while not self._closing:
-            time.sleep(KEEP)
-            self._measured.privileges.apply()
-            everyone = self._measured.active()
-            kept = sum(process.kept for process in everyone)
-            for process in everyone:
-                if kept < KEPT_RECORDS:
-                    before = process.kept
-                    process.keep_log()
-                    kept += max(process.kept - before, 0)
+            time.sleep(LOG_INTERVAL)
+            self._measurement.privileges.apply()
+            active = self._measurement.active()
+            buffered = sum(process.buffered for process in active)
+            for process in active:
+                if buffered < BUFFERED_RECORDS:
+                    before = process.buffered
+                    process.buffer_log()
+                    buffered += max(process.buffered - before, 0)
 
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                time.sleep(0.1)  # another may end; who is not let in waits some seconds, then goes on alone
+                # A file may become free; an agent waits some seconds, then continues untraced.
+                time.sleep(0.1)
             return
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, uid, _ = struct.unpack("3i", credentials)
-        if uid not in (self._measured.user.uid if self._measured.user else os.geteuid(), 0) or pid <= 0:
+        if uid not in (self._measurement.user.uid if self._measurement.user else os.geteuid(), 0) or pid <= 0:
             connection.close()
             return
         self._admit(connection, pid)
 
-    def adopt(self, connection: socket.socket, pid: int, pidfd: int) -> Process | None:
-        """Takes over the connection of a process that ran already, and its pidfd; None: the measurement is over. From any thread."""
+    def adopt(self, connection: socket.socket, pid: int, pidfd: int) -> TracedProcess | None:
+        """Serve a process that was attached to while it ran. Return None if the measurement has ended.
+
+        Takes ownership of `connection` and `pidfd`. From any thread."""
         process = self._admit(connection, pid, pidfd)
         if process is None:
             os.close(pidfd)
@@ -184,27 +199,27 @@ class Server:
         self.wake()
         return process
 
-    def dismiss(self, process: Process) -> None:
-        """One that was adopted and did not become live: it is none of the processes any more. From any thread."""
-        self._measured.dismiss(process)
+    def remove(self, process: TracedProcess) -> None:
+        """Forget an adopted process to which attaching failed. From any thread."""
+        self._measurement.remove(process)
         with contextlib.suppress(OSError):
             process.socket.shutdown(socket.SHUT_RDWR)  # `_serve` sees that, and closes its files
 
-    def _admit(self, connection: socket.socket, pid: int, pidfd: int | None = None) -> Process | None:
+    def _admit(self, connection: socket.socket, pid: int, pidfd: int | None = None) -> TracedProcess | None:
         connection.settimeout(SEND_WAIT)
-        with self._measured.lock:
-            if self._measured.stopped:  # nothing is measured any more: the process goes on without us
+        with self._measurement.lock:
+            if self._measurement.stopped:  # the process continues untraced
                 connection.close()
                 return None
-            process = Process(connection, pid, next(self._numbers))
+            process = TracedProcess(connection, pid, next(self._numbers))
             process.attached, process.pidfd = pidfd is not None, pidfd
-            self._measured.admit(process)
-        self._new.put(process)
+            self._measurement.add(process)
+        self._newly_admitted.put(process)
         return process
 
-    def _receive(self, process: Process) -> bool:
-        """Takes what there is; False when the process is gone, or sends what no agent sends."""
-        self._measured.privileges.apply()
+    def _receive(self, process: TracedProcess) -> bool:
+        """Handle the messages that have arrived. Return False if the agent disconnected or sent a malformed message."""
+        self._measurement.privileges.apply()
         try:
             data, files, _, _ = socket.recv_fds(process.socket, 1 << 20, 8)
             if not data:
@@ -213,9 +228,9 @@ class Server:
             done = 0
             try:
                 for kind, payload, file in frames:
-                    with self._measured.lock:
+                    with self._measurement.lock:
                         self._handle(process, kind, payload, file)
-                        self._measured.lock.notify_all()
+                        self._measurement.lock.notify_all()
                     done += 1
             finally:
                 for _, _, file in frames[done:]:
@@ -224,46 +239,46 @@ class Server:
         except OSError:
             return False
         except protocol.Malformed as error:
-            self._refused += 1
-            if self._refused <= REFUSED_LIMIT:
-                self._measured.note(f"pid {process.pid}: {error}")
+            self._malformed += 1
+            if self._malformed <= MALFORMED_LIMIT:
+                self._measurement.note(f"pid {process.pid}: {error}")
             return False
         return True
 
-    def _handle(self, process: Process, kind: int, payload: bytes, file: int | None) -> None:
-        """What a process says. Takes `file` over, unless it raises."""
+    def _handle(self, process: TracedProcess, kind: int, payload: bytes, file: int | None) -> None:
+        """Handle one message. The caller holds the lock. Takes ownership of `file`, unless it raises Malformed."""
         if kind in (Message.NAME, Message.REFUSED, Message.STACK):
-            process.said(len(payload))
+            process.count_text(len(payload))
         if kind == Message.HELLO and file is not None and process.control is None:
             process.comm = protocol.hello(payload)
             process.control = file
         elif kind == Message.IMAGE and file is not None:
             image = protocol.image(payload)
-            if process.pending >= PENDING_LIMIT:
-                raise protocol.Malformed("more images at once than a program has")
-            process.pending += 1
-            self._workshop.make_sidecar(process, image, file)
+            if process.pending_images >= PENDING_LIMIT:
+                raise protocol.Malformed("too many images at once")
+            process.pending_images += 1
+            self._background.make_sidecar(process, image, file)
         elif kind == Message.FOUND:
-            process.said(len(payload))
+            process.count_text(len(payload))
             found = protocol.found(payload)
-            if process.pending >= PENDING_LIMIT:
-                raise protocol.Malformed("more modules at once than a program has")
-            process.pending += 1
-            self._workshop.make_found(process, found)
+            if process.pending_images >= PENDING_LIMIT:
+                raise protocol.Malformed("too many modules at once")
+            process.pending_images += 1
+            self._background.make_found(process, found)
         elif kind == Message.NAME:
             slot, name = protocol.slot_and_text(payload)
-            process.names[slot] = sys.intern(name)  # others have the same
+            process.names[slot] = sys.intern(name)  # other processes have the same kernels
         elif kind == Message.REFUSED:
             slot, reason = protocol.slot_and_text(payload)
             process.refused[slot] = reason
         elif kind == Message.SNAPSHOT and file is not None:
-            process.took(protocol.snapshot(payload), file, bool(self._measured.follow.pump))
-        elif kind == Message.MARKER and process.control is not None and not process.marked:
-            process.marked = True
-            self._workshop.welcome(process, file)
+            process.add_snapshot(protocol.snapshot(payload), file, bool(self._measurement.follow.pump))
+        elif kind == Message.MARKER and process.control is not None and not process.sent_marker:
+            process.sent_marker = True
+            self._background.welcome(process, file)
         elif kind == Message.CONTEXT:
             number, gpu = protocol.context(payload)
-            process.said(4096)
+            process.count_text(4096)
             process.contexts[number] = gpu
         elif kind == Message.STACK:
             number, frames = protocol.stack(payload)
@@ -271,68 +286,68 @@ class Server:
         elif (
             kind == Message.LOG
             and file is not None
-            and protocol.log(payload) == self._measured.follow.log_records
+            and protocol.log(payload) == self._measurement.follow.log_records
         ):
-            process.made_log(file, self._measured.follow.log_records)
+            process.add_log(file, self._measurement.follow.log_records)
         elif kind == Message.RING:
             self._ring(process, payload, file)
-        elif kind == Message.PATCHES and file is not None and process.attached and not process.asked:
-            process.asked = True
-            self._workshop.patch(process, file)
+        elif kind == Message.PATCHES and file is not None and process.attached and not process.sent_patches:
+            process.sent_patches = True
+            self._background.patch(process, file)
         elif kind == Message.HOOKED and not process.hooked:
             self._hooked(process, payload)
         elif kind == Message.DRAINED:
-            process.answered, _ = protocol.drained(payload)
+            process.last_drain, _ = protocol.drained(payload)
         else:
-            raise protocol.Malformed("a message out of place")
+            raise protocol.Malformed("an unexpected message")
 
-    def _ring(self, process: Process, payload: bytes, file: int | None) -> None:
-        """It has made a ring. Takes `file` over, unless it raises."""
+    def _ring(self, process: TracedProcess, payload: bytes, file: int | None) -> None:
+        """Handle RING: the agent has made a ring. Takes ownership of `file`, unless it raises Malformed."""
         place = protocol.ring(payload)
         if (
-            place.map >= len(self._measured.definitions)
-            or self._measured.wanted.maps[place.map].place != place.place
+            place.map >= len(self._measurement.definitions)
+            or self._measurement.agent_config.maps[place.map].place != place.place
         ):
-            raise protocol.Malformed("a ring that nobody asked for")
-        definition = self._measured.definitions[place.map]
-        granted, taken = (
-            self._measured.ring_size(definition),
+            raise protocol.Malformed("a ring that was not requested")
+        definition = self._measurement.definitions[place.map]
+        granted, needed = (
+            self._measurement.ring_size(definition),
             place.capacity * place.shards * place.stride,
         )
-        process.made_ring(place, definition.value_dtype, granted, file)
-        if taken > granted and self._measured.follow.ring_size:
-            asked = f"{granted >> 20}M" if granted >= 1 << 20 else f"{granted >> 10}K"
-            self._measured.note_once(
-                f"ring {definition.name} takes {-(-taken >> 20)}M, not {asked}: each of {place.shards}"
+        process.add_ring(place, definition.value_dtype, granted, file)
+        if needed > granted and self._measurement.follow.ring_size:
+            requested = f"{granted >> 20}M" if granted >= 1 << 20 else f"{granted >> 10}K"
+            self._measurement.note_once(
+                f"ring {definition.name} uses {-(-needed >> 20)}M instead of {requested}: each of {place.shards}"
                 f" multiprocessors needs room for {place.capacity:,} records"
             )
 
-    def _hooked(self, process: Process, payload: bytes) -> None:
-        """Its hooks are in, or it is known why they are not."""
-        process.told = True
+    def _hooked(self, process: TracedProcess, payload: bytes) -> None:
+        """Handle HOOKED: the agent has installed its hooks, or says why it could not."""
+        process.reported_hooks = True
         failed, left_out = (text.splitlines() for text in protocol.hooked(payload))
         if unlogged := [line for line in left_out if line.startswith("cu")]:
-            self._measured.note_once(
-                f"{len(unlogged)} functions of this driver cannot be hooked, their calls are not seen: {unlogged[0]}"
+            self._measurement.note_once(
+                f"{len(unlogged)} functions of this driver cannot be hooked; their calls are not logged: {unlogged[0]}"
             )
         for line in left_out:
             if line.startswith("CUPTI: "):
-                self._measured.note_once(
-                    f"CUPTI gives no times, {line.removeprefix('CUPTI: ')}; timing events do instead"
+                self._measurement.note_once(
+                    f"CUPTI provides no timestamps: {line.removeprefix('CUPTI: ')}; using timing events instead"
                 )
         if failed and process.attached:
-            process.trouble = process.trouble or _unhooked(failed)
+            process.hook_failure = process.hook_failure or _hook_failure(failed)
         elif failed:
-            self._measured.note(f"{process.who} is not traced: cannot hook {'; '.join(failed[:3])}")
+            self._measurement.note(f"{process.label} is not traced: cannot hook {'; '.join(failed[:3])}")
         else:
             process.hooked = True
             when = process.virtual_times()[0] or time.monotonic_ns()
-            self._probed(process.pid, process.comm, when)
+            self._on_hooked(process.pid, process.comm, when)
 
 
-def _unhooked(failed: Sequence[str]) -> str:
-    """Why a process that runs cannot be measured, for who asked for it; of an agent's lines, each a function and a reason."""
-    probed = [line.partition(":")[0] for line in failed if line.endswith(_CHANGED)]
+def _hook_failure(failed: Sequence[str]) -> str:
+    """Return why a running process cannot be hooked, for its user. `failed`: lines of the agent, "function: reason"."""
+    probed = [line.partition(":")[0] for line in failed if line.endswith(_ALREADY_CHANGED)]
     if len(probed) < len(failed):
         return f"cannot be hooked at {'; '.join(failed[:3])}; start it with the tool instead"
-    return f"has another tool's probes at {', '.join(probed[:3])}; end it first (cudasnoop, bpftrace, perf, gdb?)"
+    return f"has another tool's probes at {', '.join(probed[:3])}; stop that tool first (cudasnoop, bpftrace, perf, gdb?)"

@@ -1,14 +1,14 @@
-"""Start a measurement, serve the agents in its processes, collect what they measured.
+"""A session: attaches the agent to processes, serves the agents, and gives tools what they collected.
 
-    with Session(Whom(["./app"]), Plan(device, maps), Makers(instrument)) as session:
+    with Session(Targets(["./app"]), Plan(device, maps), SidecarBuilder(instrument)) as session:
         for _ in session.intervals(None, None):
             for instance in session.instances("tallies"):
                 …
     sys.exit(session.status)
 
-Each process of a command that uses CUDA loads the agent inside its first `cuInit` (docs/architecture.md, "In the traced process").
-Into a process that runs already, joining.py loads it (docs/attach.md). One thread serves all agents (server.py); what takes long is
-done by others (workers.py). What they share is a `Measurement`; what tools get of it is in readout.py and summary.py.
+A process of a command loads the agent inside its first `cuInit` (docs/architecture.md, "In the traced process"). The session
+injects the agent into processes that run already (joining.py; docs/attach.md). One thread serves all agents (server.py);
+slow work has its own threads (workers.py). They share a `Measurement`. readout.py and summary.py read it for tools.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from gpubpf.process import libc, privileges
 from gpubpf.session import joining, readout, summary
 from gpubpf.session.command import Signals, raise_file_limit, start_command
 from gpubpf.session.joining import Joining
-from gpubpf.session.measurement import Follow, Listener, Measurement, Plan, Whom
+from gpubpf.session.measurement import Follow, Listener, Measurement, Plan, Targets
 from gpubpf.session.server import Server
-from gpubpf.session.workers import Makers, Workers, Workshop
+from gpubpf.session.workers import BackgroundWork, DaemonThreadPool, SidecarBuilder
 
-__all__ = ["Follow", "Listener", "Makers", "Plan", "Session", "Whom"]
+__all__ = ["Follow", "Listener", "Plan", "Session", "SidecarBuilder", "Targets"]
 
 if TYPE_CHECKING:
     from gpubpf.ptx.inject import Site
-    from gpubpf.session.machine import Machine
+    from gpubpf.session.machine import MachineWatcher
     from gpubpf.session.results import (
         Instance,
         KernelCount,
@@ -49,59 +49,68 @@ if TYPE_CHECKING:
         SharedArray,
     )
 
-DRAIN_WAIT = 2.0  # seconds that kernels get to end before the last reading
-LEAVING_WAIT = 0.4  # in its place, and in that of the next, when the tool is told to leave
+# All in seconds.
+DRAIN_WAIT = 2.0  # for running kernels to finish before the last reading
+ANSWER_WAIT = 5.0  # beyond DRAIN_WAIT, for an agent to answer
+LEAVING_WAIT = 0.4  # instead of each of these two after SIGTERM or SIGHUP
+FIRST_ANSWER_WAIT = 0.15  # enough for a program that launches to send its modules and get the sidecars
+TICK = 0.1  # between two readings of logs and rings
+FAST_TICK = 0.01  # the same, when they fill quickly
+
 JOINS = 8  # processes that are attached to at the same time
-ANSWER_WAIT = 5.0  # seconds, beyond that, for an agent to answer
-ANSWERED = 0.15  # seconds in which a program that launches is met, and its modules are answered
-TICK = 0.1  # seconds between two looks at logs and rings
-HURRY = 0.01  # where they fill quickly
 
 
 class Session:
-    """A measurement under way. A context manager: entering starts the command, or has processes join; leaving waits for the command
-    (but see SIGTERM). duration: seconds after which it ends, None: when all that is measured has ended."""
+    """A running measurement, as a context manager.
+
+    Entering it starts the command, or attaches to processes. Leaving it waits for the command to exit, except after SIGTERM or SIGHUP.
+    `intervals` and the methods that tools read results with belong to one thread, usually the main thread. `join` may be called from
+    any thread. `Measurement.lock` guards what the threads share.
+
+    duration: seconds after which the measurement ends; None: when the command or all traced processes have ended.
+    """
 
     def __init__(
         self,
-        whom: Whom,
+        targets: Targets,
         plan: Plan,
-        makers: Makers,
+        builder: SidecarBuilder,
         listener: Listener | None = None,
         duration: float | None = None,
     ) -> None:
-        self.whom = whom
+        self.targets = targets
         self.device = plan.device
         self.wanted = tuple(plan.wanted)
         self.follow = plan.follow
-        self._alone = plan.alone
+        self._owns_process = plan.owns_process
         self._listener = listener or Listener()
-        self._measured = Measurement(whom, plan, self._listener.note)
-        self._workshop = Workshop(self._measured, makers, self._listener.loaded)
-        self._warm_up = makers.warm_up
+        self._measurement = Measurement(targets, plan, self._listener.note)
+        self._background = BackgroundWork(self._measurement, builder, self._listener.loaded)
+        self._warm_up = builder.warm_up
         self._duration = duration
         self._signals = Signals()
-        self._probed: list[tuple[int, str, int]] = []  # for `attached`, which the main thread calls
+        # Arguments of `Listener.attached`, for the main thread.
+        self._newly_hooked: list[tuple[int, str, int]] = []
         self._tick: Callable[[], object] | None = None
-        self._every = TICK
-        self._ticked = 0.0  # when the next tick is due
+        self._tick_interval = TICK
+        self._next_tick = 0.0  # time.monotonic
         self._sequence = 0
-        self._machine: Machine | None = None
+        self._watcher: MachineWatcher | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._returncode: int | None = None
-        self._unfollowed: set[int] = set()  # processes that the ones asked for have started
+        self._noted_descendants: set[int] = set()  # pids of untraced children that the user was told about
 
     # --- start and end ---
 
     def __enter__(self) -> Session:
-        if self.whom.command and "CUDA_INJECTION64_PATH" in os.environ:
+        if self.targets.command and "CUDA_INJECTION64_PATH" in os.environ:
             raise SessionError("CUDA_INJECTION64_PATH is set, so another tool traces this command; unset it")
         if not agent.LIBRARY.exists():
             raise SessionError(f"{agent.LIBRARY} is not built; run script/setup")
-        self._server = Server(self._measured, self._workshop, self._on_probed, self._signals.wake)
-        self._joining = Joining(self._measured, self._server)
+        self._server = Server(self._measurement, self._background, self._on_hooked, self._signals.wake)
+        self._joining = Joining(self._measurement, self._server)
         self.socket_name = self._server.socket_name
-        self._measured.started_ns = time.monotonic_ns()
+        self._measurement.started_ns = time.monotonic_ns()
         try:
             self._signals.catch()
             self._start()
@@ -112,94 +121,107 @@ class Session:
         return self
 
     def _start(self) -> None:
-        """Raises SessionError."""
-        if self._alone:
+        """Start the command, or attach to the processes. Raises SessionError."""
+        if self._owns_process:
             libc.limit_malloc_arenas()
-        if self.whom.command:
-            self._child = start_command(self.whom.command, self._measured, self.socket_name)
+        if self.targets.command:
+            self._child = start_command(self.targets.command, self._measurement, self.socket_name)
             self._pidfd = os.pidfd_open(self._child.pid)
-        raise_file_limit()  # the command keeps the one that it was started with
+        raise_file_limit()  # after the command has started, so that it keeps its own limit
         self._server.start()
-        if self.whom.pids:
-            # What is loaded meanwhile, and by whom, would keep the way into the processes waiting for Python's lock.
-            self._join_all(tuple(dict.fromkeys(self.whom.pids)))
-            self._workshop.makers.submit(self._warm_up)
-            self._measured.privileges.keep(self._needed(), self._alone)
-            self._let_answer()
+        if self.targets.pids:
+            # Attach before the warm-up starts: its imports would make the attaching threads wait for Python's lock.
+            self._join_all(tuple(dict.fromkeys(self.targets.pids)))
+            self._background.sidecar_threads.submit(self._warm_up)
+            self._measurement.privileges.keep(self._needed_capabilities(), self._owns_process)
+            self._wait_for_first_answers()
             return
-        self._workshop.makers.submit(self._warm_up)
-        if self.whom.everyone:
-            from gpubpf.session.machine import Machine
+        self._background.sidecar_threads.submit(self._warm_up)
+        if self.targets.all_processes:
+            from gpubpf.session.machine import MachineWatcher
 
-            machine = Machine(
-                lambda pid, held: self.join(pid, starting=held), self._measured.miss, self._measured.note
+            watcher = MachineWatcher(
+                lambda pid, held: self.join(pid, starting=held),
+                self._measurement.record_missed,
+                self._measurement.note,
             )
-            machine.start()
-            self._machine = machine
-            self._tell_attached()
+            watcher.start()
+            self._watcher = watcher
+            self._report_attached()
             self._listener.watching(time.monotonic_ns())
-        self._measured.privileges.keep(self._needed(), self._alone)
+        self._measurement.privileges.keep(self._needed_capabilities(), self._owns_process)
 
-    def _let_answer(self) -> None:
-        """Waits, a moment at most, until processes that were joined have been answered what they asked for: the tool loads NumPy
-        then."""
-        until = time.monotonic() + ANSWERED
-        with self._measured.lock:
-            while not all(p.served and not p.pending for p in self._measured.active() if not p.gone):
+    def _wait_for_first_answers(self) -> None:
+        """Wait, for FIRST_ANSWER_WAIT at most, until the processes have the sidecars that they asked for.
+
+        The tool imports NumPy next, which would delay these answers."""
+        until = time.monotonic() + FIRST_ANSWER_WAIT
+        with self._measurement.lock:
+            while not all(
+                p.image_answered and not p.pending_images
+                for p in self._measurement.active()
+                if not p.disconnected
+            ):
                 if (left := until - time.monotonic()) <= 0 or self._signals.terminated:
                     break
-                self._measured.lock.wait(left)
+                self._measurement.lock.wait(left)
 
-    def _needed(self) -> frozenset[int]:
-        """The capabilities that the rest takes."""
-        everyone = self.whom.everyone
+    def _needed_capabilities(self) -> frozenset[int]:
+        """Return the capabilities that the rest of the session needs."""
+        all_processes = self.targets.all_processes
         needed = privileges.MEASURING
-        if everyone or self._measured.host is not None:
+        if all_processes or self._measurement.host is not None:
             needed |= privileges.PROGRAMS
-        return needed | privileges.JOINING if everyone else needed
+        return needed | privileges.JOINING if all_processes else needed
 
     def join(self, pid: int, *, starting: int | None = None) -> str | None:
-        """Measures a process that runs already, from now on: None when probes are live in it, else the reason it is missed for,
-        which is counted. `starting`: the thread that is inside its first cuInit, held there. From any thread, at any time."""
+        """Attach to a running process. Return None when probes are live in it, else the reason why not.
+
+        The summary counts that reason. `starting`: the held thread, if the process is inside its first cuInit. From any thread, at any
+        time."""
         comm = joining.comm(pid)
         missed = self._joining.join(pid, starting)
-        if missed and not self._measured.stopped:
-            self._measured.miss(pid, comm, missed.reason)
+        if missed and not self._measurement.stopped:
+            self._measurement.record_missed(pid, comm, missed.reason)
         return missed.reason if missed else None
 
     def _join_all(self, pids: Sequence[int]) -> None:
-        """All at the same time. Raises SessionError where none of them can be measured."""
-        joins = Workers(JOINS)
+        """Attach to all of these processes concurrently. Raises SessionError if none can be traced."""
+        pool = DaemonThreadPool(JOINS)
         names = {pid: joining.comm(pid) for pid in pids}
-        going = {pid: joins.submit(self._joining.join, pid, None) for pid in pids}
-        for future in going.values():
+        attempts = {pid: pool.submit(self._joining.join, pid, None) for pid in pids}
+        for future in attempts.values():
             future.add_done_callback(lambda future: self._signals.wake())
-        while not all(future.done() for future in going.values()):
+        while not all(future.done() for future in attempts.values()):
             select.select([self._signals.reader], [], [])
-            self._signals.taken()
+            self._signals.clear()
             if self._signals.interrupted or self._signals.terminated:
                 break
-        joins.close()
-        missed = {pid: error for pid, future in going.items() if future.done() and (error := future.result())}
+        pool.close()
+        missed = {
+            pid: error for pid, future in attempts.items() if future.done() and (error := future.result())
+        }
         if len(missed) == len(pids):
-            raise joining.nobody(list(missed.values()))
+            raise joining.all_failed(list(missed.values()))
         for pid, error in missed.items():
-            self._measured.miss(pid, names[pid], error.reason)
-            self._measured.note(str(error))
-        self._tell_attached()
+            self._measurement.record_missed(pid, names[pid], error.reason)
+            self._measurement.note(str(error))
+        self._report_attached()
 
-    def _on_probed(self, pid: int, comm: str, ts_ns: int) -> None:
-        self._probed.append((pid, comm, ts_ns))
+    def _on_hooked(self, pid: int, comm: str, ts_ns: int) -> None:
+        self._newly_hooked.append((pid, comm, ts_ns))
         self._signals.wake()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if kind is not None:
-            self._tick = None  # what failed would fail again, and the command is waited for all the same
+            self._tick = (
+                None  # it may have raised the error, and would again while the session waits for the command
+            )
         try:
             self._stop()
             while self._child and not self._signals.terminated and not self._wait(None):
                 pass
-            self._settle()
+            self._wait_for_last_messages()
         finally:
             self._close()
         if kind is None and not self._signals.terminated:
@@ -208,39 +230,44 @@ class Session:
 
                 self._listener.complain(no_match(self.wanted, self._seen_names()))
             elif not self.wanted and not self.summary()["launches_seen"]:
-                self._measured.note("no kernel was launched")
+                self._measurement.note("no kernel was launched")
 
-    def _settle(self) -> None:
-        """Waits until what processes sent before they ended has been read."""
+    def _wait_for_last_messages(self) -> None:
+        """Wait, for LEAVING_WAIT at most, until the server has read what ended processes had sent."""
         deadline = time.monotonic() + LEAVING_WAIT
-        with self._measured.lock:
-            while any(not p.gone and not Path(f"/proc/{p.pid}").exists() for p in self._measured.processes):
+        with self._measurement.lock:
+            while any(
+                not p.disconnected and not Path(f"/proc/{p.pid}").exists()
+                for p in self._measurement.processes
+            ):
                 if (left := deadline - time.monotonic()) <= 0:
                     break
-                self._measured.lock.wait(left)
+                self._measurement.lock.wait(left)
 
     def _close(self) -> None:
         self._server.close()
-        for process in self._measured.processes:
-            process.end_host()
-        if self._measured.host is not None:
-            self._measured.host.detach()
-        self._workshop.close()
+        for process in self._measurement.processes:
+            process.close_host()
+        if self._measurement.host is not None:
+            self._measurement.host.detach()
+        self._background.close()
         self._signals.close()
         if self._child:
             os.close(self._pidfd)
 
     def _seen_names(self) -> list[str]:
-        """Kernels for the user, without arguments: those that were used, else all that were there."""
+        """Return short kernel names for a message: the launched kernels, or all loaded ones if none was launched."""
         from gpubpf import names
 
         used = [kernel.mangled for kernel in self.kernels()]
-        there = used or sorted({name for process in self._measured.processes for name in process.entries})
-        return [name.short for name in names.demangle_all(there)]
+        candidates = used or sorted(
+            {name for process in self._measurement.processes for name in process.entries}
+        )
+        return [name.short for name in names.demangle_all(candidates)]
 
     @property
     def status(self) -> int:
-        """The exit status that the tool ends with."""
+        """The exit status of the tool."""
         if self._signals.terminated:
             return 0
         code = self._returncode or 0
@@ -249,17 +276,17 @@ class Session:
 
     @property
     def stopped(self) -> bool:
-        """The measurement is over: what comes now is the last."""
-        return self._measured.stopped
+        """The measurement has ended; the results do not change any more."""
+        return self._measurement.stopped
 
     @property
     def several(self) -> bool:
-        """Several processes were asked for, or all: each row of a result says whose it is."""
-        return self._measured.several
+        """Several processes, or all, are traced, so each row of a result names its process."""
+        return self._measurement.several
 
     @property
     def nothing_matched(self) -> bool:
-        """Kernels were asked for by name, and none of those that were seen is meant."""
+        """The user named kernels, and no kernel that was seen matches."""
         return bool(self.wanted) and not any(k.matched for k in self.kernels())
 
     # --- time ---
@@ -271,14 +298,16 @@ class Session:
         tick: Callable[[], object] | None = None,
         every: float = TICK,
     ) -> Iterator[int]:
-        """Yields when it is time to show something: every `interval` seconds, `count` times, and at the end of the
-        measurement, which is that of the command, of the duration, or Ctrl-C. What `instances` gives is fresh then.
+        """Yield 1, 2, … whenever it is time to show results; `instances` is up to date then.
 
-        tick: called in between, about every `every` seconds, sooner where logs and rings fill quickly, and once before each
-        yield: the place to take what `logs`, `rings` and `readings` give.
+        That is every `interval` seconds, at most `count` times, and once at the end. The measurement ends with the command or the
+        traced processes, after the session's `duration`, after `count` intervals, or at Ctrl-C.
+
+        tick: called about every `every` seconds, sooner if logs and rings fill quickly, and once before each yield. Call `logs`,
+        `rings` and `readings` there.
         """
         start = time.monotonic()
-        self._tick, self._every, self._ticked = tick, every, start + every
+        self._tick, self._tick_interval, self._next_tick = tick, every, start + every
         end = start + self._duration if self._duration is not None else None
         done = 0
         while True:
@@ -294,7 +323,7 @@ class Session:
             if over:
                 self._stop()
             else:
-                self._tell_unfollowed()
+                self._note_untraced_descendants()
                 self._drain(0.0, 0)
             self._run_tick()
             if over:
@@ -304,121 +333,132 @@ class Session:
                 return
 
     def _wait(self, until: float | None) -> bool:
-        """Whether all that is measured has ended; False when `until` (time.monotonic) came first, or a signal that ends the
-        measurement."""
+        """Wait, calling the tick, until the command or all traced processes have ended, and return True.
+
+        Return False if `until` (time.monotonic) or a signal that ends the measurement comes first."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals.reader, selectors.EVENT_READ)
             if self._child and self._returncode is None:
                 selector.register(self._pidfd, selectors.EVENT_READ)
             while not self._ended():
-                due = [t for t in (until, self._ticked if self._tick else None) if t is not None]
+                due = [t for t in (until, self._next_tick if self._tick else None) if t is not None]
                 wait = max(0.0, min(due) - time.monotonic()) if due else None
                 if self._signals.reader in {key.fd for key, _ in selector.select(wait)}:
-                    self._signals.taken()
-                    if not self._measured.stopped:  # results end with the summary
-                        self._tell_attached()
+                    self._signals.clear()
+                    if not self._measurement.stopped:  # nothing may follow the summary
+                        self._report_attached()
                 if self._ended():
                     break
-                if self._signals.terminated or (self._signals.interrupted and not self._measured.stopped):
+                if self._signals.terminated or (self._signals.interrupted and not self._measurement.stopped):
                     return False
                 if until is not None and time.monotonic() >= until:
                     return False
-                if self._tick and time.monotonic() >= self._ticked:
+                if self._tick and time.monotonic() >= self._next_tick:
                     self._run_tick()
         return True
 
     def _ended(self) -> bool:
-        """Whether the command has ended, or each of the processes that were asked for."""
+        """Return whether the command, or each of the processes that the user named, has ended."""
         if self._child:
             self._returncode = self._child.poll()
             return self._returncode is not None
         return not (
-            self.whom.everyone or self._joining.under_way or any(not p.gone for p in self._measured.active())
+            self.targets.all_processes
+            or self._joining.under_way
+            or any(not p.disconnected for p in self._measurement.active())
         )
 
     def _run_tick(self) -> None:
         if self._tick is not None:
-            self._measured.hurry = False
+            self._measurement.drain_soon = False
             self._tick()
-            self._ticked = time.monotonic() + (
-                min(HURRY, self._every) if self._measured.hurry else self._every
+            self._next_tick = time.monotonic() + (
+                min(FAST_TICK, self._tick_interval) if self._measurement.drain_soon else self._tick_interval
             )
 
-    def _tell_attached(self) -> None:
-        while self._probed:
-            self._listener.attached(*self._probed.pop(0))
+    def _report_attached(self) -> None:
+        while self._newly_hooked:
+            self._listener.attached(*self._newly_hooked.pop(0))
 
-    def _tell_unfollowed(self) -> None:
-        """Of processes that the ones asked for have started."""
-        if not self.whom.pids:
+    def _note_untraced_descendants(self) -> None:
+        """Tell the user about processes that the traced ones (`-p`) have started, and that use the GPU."""
+        if not self.targets.pids:
             return
-        measured = {p.pid for p in self._measured.active()}
-        found = joining.unfollowed(measured | self._unfollowed)
-        for pid in found.keys() - measured - self._unfollowed:
-            self._unfollowed.add(pid)
-            self._measured.note(
-                f"pid {pid} ({found[pid]}) is of a program that is measured, and uses the GPU, too; add it to -p"
+        traced = {p.pid for p in self._measurement.active()}
+        found = joining.untraced_descendants(traced | self._noted_descendants)
+        for pid in found.keys() - traced - self._noted_descendants:
+            self._noted_descendants.add(pid)
+            self._measurement.note(
+                f"pid {pid} ({found[pid]}) was started by a traced process and uses the GPU, but is not traced; add it to -p"
             )
 
     def _stop(self) -> None:
-        """Ends the measurement: no launch is swapped from now on, and everything is read."""
-        if self._measured.stopped:
+        """End the measurement: agents instrument no further launch, and everything is read a last time."""
+        if self._measurement.stopped:
             return
-        self._measured.stopped = True
-        if self._machine is not None:
-            self._machine.close()
-        self._tell_unfollowed()
+        self._measurement.stopped = True
+        if self._watcher is not None:
+            self._watcher.close()
+        self._note_untraced_descendants()
         self._drain(LEAVING_WAIT if self._signals.terminated else DRAIN_WAIT, DrainFlag.STOP)
         if self._returncode is not None:
-            self._settle()
-        if self._measured.host is not None:
-            self._measured.host.detach()
-        self._measured.ended_ns = time.monotonic_ns()
-        self._tell_attached()
-        self._run_tick()  # what came into logs and rings: then it is known what did not
-        for process, launches in summary.missing(self._measured):
-            self._measured.note(
-                f"{process.who} ended before it could be read; {summary.loss(self._measured, process, launches)}"
+            self._wait_for_last_messages()
+        if self._measurement.host is not None:
+            self._measurement.host.detach()
+        self._measurement.ended_ns = time.monotonic_ns()
+        self._report_attached()
+        self._run_tick()  # read logs and rings before what is missing from them is counted
+        for process, launches in summary.unread_launches(self._measurement):
+            self._measurement.note(
+                f"{process.label} ended before its results could be read;"
+                f" {summary.describe_loss(self._measurement, process, launches)}"
             )
-        if silent := [p for p in self._measured.everyone() if p.marked and p.gone and not p.told]:
+        if silent := [
+            p
+            for p in self._measurement.all_processes()
+            if p.sent_marker and p.disconnected and not p.reported_hooks
+        ]:
             for process in silent:
-                self._measured.miss(process.pid, process.comm, joining.UNREACHED)
-            self._measured.note(
-                f"{len(silent):,} process{'es' if len(silent) > 1 else ''} ended or went on before the tool could attach;"
-                " what they launched was not seen"
+                self._measurement.record_missed(process.pid, process.comm, joining.UNREACHED)
+            self._measurement.note(
+                f"{len(silent):,} process{'es' if len(silent) > 1 else ''} ended or continued before the tool could attach;"
+                f" {'their' if len(silent) > 1 else 'its'} launches are missing"
             )
         if graphs := sum(
             process.graph_launches() - process.graph_launches_before()
-            for process in self._measured.everyone()
+            for process in self._measurement.all_processes()
         ):
-            self._measured.note(
-                f"{graphs:,} launch{'es' if graphs > 1 else ''} of CUDA graphs that hold conditions, or that kernels launch:"
-                " how often their kernels ran is not known"
+            self._measurement.note(
+                f"{graphs:,} launch{'es' if graphs > 1 else ''} of CUDA graphs with conditional nodes, or from kernels:"
+                " how often the kernels of these graphs ran is unknown"
             )
 
     def _drain(self, wait: float, flags: int) -> None:
-        """Has every process send its maps, and waits for that within bounds. The dead have sent theirs: that is read, too."""
+        """Ask every live process for its maps, and wait for them; then tell the user how many did not answer.
+
+        wait: seconds that running kernels get to finish. flags: of `DrainFlag`. Ended processes sent their maps at their end."""
         self._sequence += 1
         sequence = self._sequence
-        asked = [p for p in self._measured.active() if not p.gone]
-        for process in asked:
+        waiting_for = [p for p in self._measurement.active() if not p.disconnected]
+        for process in waiting_for:
             process.send(protocol.drain(sequence, wait, flags))
         self._server.wake()
         deadline = time.monotonic() + wait + (LEAVING_WAIT if self._signals.terminated else ANSWER_WAIT)
 
         def unanswered() -> int:
-            return sum(not p.gone and p.answered < sequence for p in asked)
+            return sum(not p.disconnected and p.last_drain < sequence for p in waiting_for)
 
         while True:
-            due = min(deadline, self._ticked) if self._tick else deadline
-            with self._measured.lock:
-                self._measured.lock.wait_for(lambda: not unanswered(), max(0.0, due - time.monotonic()))
+            due = min(deadline, self._next_tick) if self._tick else deadline
+            with self._measurement.lock:
+                self._measurement.lock.wait_for(lambda: not unanswered(), max(0.0, due - time.monotonic()))
                 late = unanswered()
             if not late:
                 return
             if time.monotonic() >= deadline:
-                self._measured.note(
-                    f"{late} process(es) did not answer in time; what they counted since is not shown"
+                self._measurement.note(
+                    f"{late:,} process{'es' if late > 1 else ''} did not answer in time;"
+                    " counts since the last reading are not shown"
                 )
                 return
             self._run_tick()
@@ -426,55 +466,59 @@ class Session:
     # --- what tools get ---
 
     def instances(self, map_name: str) -> list[Instance]:
-        """What the map held when it was read last: one instance for every process, GPU, kernel and launch shape.
+        """Return the last reading of a map: one instance for every process, GPU, kernel and launch shape.
 
-        Where a process had several (it reset the device, or loaded a module twice), their values are added up; kernels of one
+        If a process has several (it reset the device, or loaded a module twice), their values are added up. Kernels of the same
         name count as one.
         """
-        return readout.instances(self._measured, map_name)
+        return readout.instances(self._measurement, map_name)
 
     def readings(self, *names: str) -> list[Reading]:
-        """The maps as they were each time that they were read since the last call, in that order for each context: see `Follow.pump`.
-        Registers are not known. From the thread that runs `intervals`."""
-        return readout.readings(self._measured, *names)
+        """Return every reading of these maps since the last call, in order for each context; see `Follow.pump`.
+
+        They have no register counts. From the thread that runs `intervals`."""
+        return readout.readings(self._measurement, *names)
 
     def logs(self) -> list[ProcessLog]:
-        """What came into the operation log of each process since the last call, see `Follow`. From `intervals`' thread."""
-        return readout.logs(self._measured)
+        """Return the new records in each process's operation log since the last call; see `Follow`. From `intervals`' thread."""
+        return readout.logs(self._measurement)
 
     def rings(self, map_name: str) -> list[RingRecords]:
-        """What came into a ring since the last call, by process and context. From the thread that runs `intervals`."""
-        return readout.rings(self._measured, map_name)
+        """Return the new records of a ring since the last call, by process and context. From the thread that runs `intervals`."""
+        return readout.rings(self._measurement, map_name)
 
     def ring_counts(self, map_name: str) -> list[RingCounts]:
-        """Reservations and losses of a ring, by process, context and shard, as last known."""
-        return readout.ring_counts(self._measured, map_name)
+        """Return the last known numbers of reserved, received and lost records of a ring, by process, context and shard."""
+        return readout.ring_counts(self._measurement, map_name)
 
     def shared(self, map_name: str) -> list[SharedArray]:
-        """A shared array, of every process that had one."""
-        return readout.shared(self._measured, map_name)
+        """Return a shared array as each process has it."""
+        return readout.shared(self._measurement, map_name)
 
     def sites(self, mangled: str, pid: int | None = None) -> dict[int, Site]:
-        """The probed places of a kernel by number (`ctx->site`), with the source where the program has line numbers. Of one
-        process, or of all: left out is what they do not agree on (programs of different builds)."""
-        return readout.sites(self._measured, mangled, pid)
+        """Return the sites of a kernel by number (`ctx->site`), with source lines if the program has them.
+
+        pid: of this process; None: of all. Sites on which processes disagree, because they run different builds, are left out."""
+        return readout.sites(self._measurement, mangled, pid)
 
     def kernels(self) -> list[KernelCount]:
-        """Every kernel that a process got hold of, most launches first."""
-        return summary.kernels(self._measured)
+        """Return the launch counts of every kernel that a process looked up, most launches first."""
+        return summary.kernels(self._measurement)
 
     def launches_by_comm(self) -> dict[str, dict[str, int]]:
-        """By name of the process: launches by mangled name."""
-        return summary.launches_by_comm(self._measured)
+        """Return launches by process name (comm), then by mangled kernel name."""
+        return summary.launches_by_comm(self._measurement)
 
     def pids(self) -> dict[str, int]:
-        """By name of the process: the first of that name."""
-        return {process.comm: process.pid for process in reversed(self._measured.everyone())}
+        """Return, for each process name (comm), the pid of the first process that had it."""
+        return {process.comm: process.pid for process in reversed(self._measurement.all_processes())}
 
     def unread(self) -> set[int]:
-        """Processes (by number) with instrumented launches whose counts have not come: at the end, those that never will."""
-        return {process.number for process, _ in summary.missing(self._measured)}
+        """Return the numbers of processes whose counts are incomplete: launches were instrumented, but their maps were not read.
+
+        After the end of the measurement, these counts are lost."""
+        return {process.number for process, _ in summary.unread_launches(self._measurement)}
 
     def summary(self) -> dict[str, Any]:
-        """The fields of the summary record, but for `type` and `tool`."""
-        return summary.summary(self._measured)
+        """Return the fields of the summary record, except `type` and `tool`."""
+        return summary.summary(self._measurement)

@@ -1,4 +1,7 @@
-"""What a measurement counted: launches by kernel, what ran the original and why, what is lost; the summary record."""
+"""Count launches, uninstrumented launches by reason, and losses; make the summary record.
+
+Each public function does the work of the method of `Session` with its name, or writes part of a notice of `Session`.
+"""
 
 from __future__ import annotations
 
@@ -15,56 +18,61 @@ from gpubpf.session.results import KernelCount
 
 if TYPE_CHECKING:
     from gpubpf.session.measurement import Measurement
-    from gpubpf.session.traced_process import Process, Taken
+    from gpubpf.session.traced_process import StoredSnapshot, TracedProcess
 
-# The reason of launches whose kernel is not known: its module was there before the agent was.
-UNKNOWN = "loaded before"
-REGISTERS_WAIT = 2.0  # seconds that the end waits for ptxas to count registers
+UNKNOWN = (
+    "loaded before"  # a reason: the kernel's name is unknown, because its module was loaded before the agent
+)
+REGISTERS_WAIT = 2.0  # seconds that the end of the measurement waits for ptxas to count registers
 
 
-def summary(measured: Measurement) -> dict[str, Any]:
+def summary(measurement: Measurement) -> dict[str, Any]:
     """See `Session.summary`."""
-    counted = kernels(measured)
-    unnamed = sum(process.counters()[1] for process in list(measured.processes))
+    counted = kernels(measurement)
+    unnamed = sum(process.counters()[1] for process in list(measurement.processes))
     reasons: dict[str, int] = {}
     for kernel in counted:
         for reason, n in kernel.not_instrumented.items():
             reasons[reason] = reasons.get(reason, 0) + n
-    anyone = unnamed if measured.wanted.match_all else 0  # no name was asked for, so these are meant too
-    if anyone:
-        reasons[UNKNOWN] = anyone
+    unnamed_matched = (
+        unnamed if measurement.agent_config.match_all else 0
+    )  # all kernels are traced, so these too
+    if unnamed_matched:
+        reasons[UNKNOWN] = unnamed_matched
     record: dict[str, Any] = {
-        "device": measured.device.kind,
+        "device": measurement.device.kind,
         "launches_seen": sum(k.launches for k in counted) + unnamed,
-        "launches_matched": sum(k.launches for k in counted if k.matched) + anyone,
+        "launches_matched": sum(k.launches for k in counted if k.matched) + unnamed_matched,
         "launches_instrumented": sum(k.instrumented for k in counted if k.matched),
         "not_instrumented": dict(sorted(reasons.items(), key=lambda item: -item[1])),
-        "lost": _lost(measured),
-        "duration_ns": _duration_ns(measured),
-        "overhead": _overhead(measured),
+        "lost": _lost(measurement),
+        "duration_ns": _duration_ns(measurement),
+        "overhead": _overhead(measurement),
     }
-    if unnamed and not anyone:
-        record["launches_unknown"] = unnamed  # seen, and of no kernel whose name is known
-    if graphs := sum(process.graph_launches_before() for process in measured.everyone()):
+    if unnamed and not unnamed_matched:
+        record["launches_unknown"] = unnamed  # by kernels without a known name
+    if graphs := sum(process.graph_launches_before() for process in measurement.all_processes()):
         record["graphs_before"] = graphs
-    live = sum(process.hooked for process in measured.everyone())
-    if measured.several or live > 1 or measured.missed:
-        with measured.lock:
-            missed = {reason: len(found) for reason, found in measured.missed.items() if found}
+    live = sum(process.hooked for process in measurement.all_processes())
+    if measurement.several or live > 1 or measurement.missed:
+        with measurement.lock:
+            missed = {reason: len(found) for reason, found in measurement.missed.items() if found}
         record["processes"] = {"measured": live, "missed": missed}
-    if measured.accesses:
-        record["not_probed"] = _not_probed(measured, {k.mangled for k in counted if k.instrumented})
-    if measured.host is not None and measured.host.in_kernel:
+    if measurement.accesses:
+        record["not_probed"] = _not_probed(measurement, {k.mangled for k in counted if k.instrumented})
+    if measurement.host is not None and measurement.host.in_kernel:
         record["host_programs"] = {
-            r.function: {"runs": r.runs, "mean_ns": round(r.mean_ns)} for r in measured.host.runs()
+            r.function: {"runs": r.runs, "mean_ns": round(r.mean_ns)} for r in measurement.host.runs()
         }
     return record
 
 
-def _overhead(measured: Measurement) -> dict[str, int | None]:
-    """What the tool itself cost. Of what takes no time on the virtual clock nothing is said that would not repeat."""
-    processes = measured.everyone()
-    registers = _more_registers(measured, processes)
+def _overhead(measurement: Measurement) -> dict[str, int | None]:
+    """Return the overhead of the tool.
+
+    On the virtual clock, hooks take no time. Numbers that would differ between two runs are None there."""
+    processes = measurement.all_processes()
+    registers = _extra_registers(measurement, processes)
     if any(process.virtual or process.virtual_times()[0] for process in processes):
         return {"hooks": None, "hooks_ns": 0, "stood_ns": 0, "registers": registers, "drained_bytes": None}
     columns = zip(*(process.hook_calls() for process in processes), strict=True)
@@ -78,25 +86,26 @@ def _overhead(measured: Measurement) -> dict[str, int | None]:
     }
 
 
-def _more_registers(measured: Measurement, processes: list[Process]) -> int | None:
-    """The most registers that a copy has more than its original, of kernels that were launched with one; None: not known."""
-    until = time.monotonic() + (REGISTERS_WAIT if measured.stopped else 0.0)
+def _extra_registers(measurement: Measurement, processes: list[TracedProcess]) -> int | None:
+    """Return the most registers that an instrumented copy needs beyond its original, of launched kernels; None: unknown."""
+    until = time.monotonic() + (REGISTERS_WAIT if measurement.stopped else 0.0)
     more = []
     for process in processes:
         used = {name for slot, name in process.names.items() if name in process.matched}
         for future in process.registers:
-            with contextlib.suppress(Exception):  # what ptxas says of it does not concern the measurement
+            with contextlib.suppress(Exception):  # an error of ptxas here does not affect the measurement
                 counted = future.result(max(0.0, until - time.monotonic()))
                 more += [after - before for name, (before, after) in counted.items() if name in used]
     return max(more, default=None)
 
 
-def _not_probed(measured: Measurement, launched: set[str]) -> dict[str, int]:
-    """Places by opcode, the most frequent first, in kernels that were launched instrumented. What a kernel of the same name has in
-    several processes counts once."""
+def _not_probed(measurement: Measurement, launched: set[str]) -> dict[str, int]:
+    """Return the accesses that cannot be probed, by opcode, most frequent first. `launched`: count only in these kernels.
+
+    A kernel that several processes have counts once."""
     by_kernel: dict[tuple[str, str], int] = {}
-    with measured.lock:
-        for process in measured.processes:
+    with measurement.lock:
+        for process in measurement.processes:
             for name in process.unprobed.keys() & launched:
                 for opcode, n in process.unprobed[name].items():
                     by_kernel[name, opcode] = max(by_kernel.get((name, opcode), 0), n)
@@ -106,11 +115,11 @@ def _not_probed(measured: Measurement, launched: set[str]) -> dict[str, int]:
     return dict(sorted(places.items(), key=lambda item: (-item[1], item[0])))
 
 
-def kernels(measured: Measurement) -> list[KernelCount]:
+def kernels(measurement: Measurement) -> list[KernelCount]:
     """See `Session.kernels`."""
     counted: dict[str, tuple[int, bool, int, dict[str, int]]] = {}
-    for process, name, counters in _counted(measured):
-        matched = name in process.matched or measured.matches(name)
+    for process, name, counters in _counted(measurement):
+        matched = name in process.matched or measurement.matches(name)
         launches, was_matched, instrumented, reasons = counted.get(name, (0, False, 0, {}))
         if matched:
             for reason, n in _reasons(process, name, counters).items():
@@ -125,14 +134,16 @@ def kernels(measured: Measurement) -> list[KernelCount]:
     return sorted(made, key=lambda k: (-k.launches, k.mangled))
 
 
-def _reasons(process: Process, name: str, counters: protocol.Counters) -> dict[str, int]:
-    """Why launches of a matched kernel ran the original. What has no reason of its own came before the copy was ready."""
+def _reasons(process: TracedProcess, name: str, counters: protocol.Counters) -> dict[str, int]:
+    """Return why launches of a matched kernel ran the original: reason → launches.
+
+    Launches without a reason of their own came before the instrumented copy was ready."""
     slots = [slot for slot, known in process.names.items() if known == name]
     reasons: dict[str, int] = {}
     for reason, n in counters.reasons.items():
         if reason == protocol.REASONS[Reason.REFUSED]:
-            told = [process.refused[slot] for slot in slots if slot in process.refused]
-            reason = told[0] if told else process.refusals.get(name, reason)
+            refused = [process.refused[slot] for slot in slots if slot in process.refused]
+            reason = refused[0] if refused else process.refusals.get(name, reason)
         reasons[reason] = reasons.get(reason, 0) + n
     rest = counters.seen - counters.instrumented - sum(counters.reasons.values())
     if rest > 0:
@@ -140,17 +151,18 @@ def _reasons(process: Process, name: str, counters: protocol.Counters) -> dict[s
     return reasons
 
 
-def launches_by_comm(measured: Measurement) -> dict[str, dict[str, int]]:
+def launches_by_comm(measurement: Measurement) -> dict[str, dict[str, int]]:
     """See `Session.launches_by_comm`."""
     counted: dict[str, dict[str, int]] = {}
-    for process, name, counters in _counted(measured):
+    for process, name, counters in _counted(measurement):
         of_process = counted.setdefault(process.comm, {})
         of_process[name] = of_process.get(name, 0) + counters.seen
     return counted
 
 
-def _counted(measured: Measurement) -> Iterator[tuple[Process, str, protocol.Counters]]:
-    for process in measured.everyone():
+def _counted(measurement: Measurement) -> Iterator[tuple[TracedProcess, str, protocol.Counters]]:
+    """Yield each process, kernel name, and that kernel's counters in the process."""
+    for process in measurement.all_processes():
         slots, _ = process.counters()
         for slot, counters in enumerate(slots):
             name = process.names.get(slot, "" if slot < SLOTS - 1 else "(others)")
@@ -158,9 +170,9 @@ def _counted(measured: Measurement) -> Iterator[tuple[Process, str, protocol.Cou
                 yield process, name, counters
 
 
-def missing(measured: Measurement) -> Iterator[tuple[Process, int]]:
-    """Instrumented launches of each process whose counts never came, at most."""
-    for process in measured.everyone():
+def unread_launches(measurement: Measurement) -> Iterator[tuple[TracedProcess, int]]:
+    """Yield processes whose counts are incomplete, and how many of their instrumented launches were not read, at most."""
+    for process in measurement.all_processes():
         instrumented = sum(c.instrumented for c in process.counters()[0])
         received = sum(
             i.launches for t in process.snapshots.values() for i in t.snapshot.instances if i.by_shape
@@ -169,73 +181,78 @@ def missing(measured: Measurement) -> Iterator[tuple[Process, int]]:
             yield process, instrumented - received
 
 
-def loss(measured: Measurement, process: Process, launches: int) -> str:
-    """What of a process is lost of which so many launches were not read."""
+def describe_loss(measurement: Measurement, process: TracedProcess, launches: int) -> str:
+    """Return a phrase for a notice: what is lost of a process if so many of its launches were not read."""
     parts = []
-    if any(not is_ring(d) and d.kind != SHARED for d in measured.definitions):
-        parts.append(f"what up to {launches:,} launches counted is lost")
-    for name, received, _, most in _unread(measured, process):
-        bounded = name in measured.follow.per_thread
-        lost = f"at most {most:,} are lost" if bounded else "how many are lost is not known"
+    if any(not is_ring(d) and d.kind != SHARED for d in measurement.definitions):
+        parts.append(f"the counts of up to {launches:,} launches are lost")
+    for name, received, _, most in _unread(measurement, process):
+        bounded = name in measurement.follow.per_thread
+        lost = f"at most {most:,} are lost" if bounded else "an unknown number is lost"
         parts.append(f"{received:,} records of {name} were received, {lost}")
     return "; ".join(parts) or f"up to {launches:,} launches were not read"
 
 
-def _lost(measured: Measurement) -> int:
-    """Launches whose counts never came, records that a killed process wrote at most, and what found no room in maps."""
+def _lost(measurement: Measurement) -> int:
+    """Return the total loss: launches that were not read, records of killed processes (at most), and drops in full maps and logs."""
     lost = 0
-    counted = any(not is_ring(d) and d.kind != SHARED for d in measured.definitions)
-    for process, launches in missing(measured):
+    counted = any(not is_ring(d) and d.kind != SHARED for d in measurement.definitions)
+    for process, launches in unread_launches(measurement):
         bounds = [
             most - known
-            for name, _, known, most in _unread(measured, process)
-            if name in measured.follow.per_thread
+            for name, _, known, most in _unread(measurement, process)
+            if name in measurement.follow.per_thread
         ]
         lost += sum(bounds) + (launches if counted or not bounds else 0)
-    with measured.lock:
-        lost += sum(_lost_in(measured, taken) for p in measured.processes for taken in p.snapshots.values())
-        rings = [ring.reader for p in measured.processes for ring in p.rings.values()]
-        lost += sum(p.log_lost for p in measured.processes)
+    with measurement.lock:
+        lost += sum(
+            _lost_in_maps(measurement, stored)
+            for p in measurement.processes
+            for stored in p.snapshots.values()
+        )
+        rings = [ring.reader for p in measurement.processes for ring in p.rings.values()]
+        lost += sum(p.log_lost for p in measurement.processes)
     return lost + sum(shard.lost + shard.incomplete for reader in rings for shard in reader.counts())
 
 
-def _unread(measured: Measurement, process: Process) -> Iterator[tuple[str, int, int, int]]:
-    """For each ring: its name, the records that were received, those that are known to be lost, and how many are at most."""
+def _unread(measurement: Measurement, process: TracedProcess) -> Iterator[tuple[str, int, int, int]]:
+    """Yield for each ring: its name, received records, records known to be lost, and the most that can be lost."""
     threads = sum(c.threads for c in process.counters()[0])
-    for number, definition in enumerate(measured.definitions):
+    for number, definition in enumerate(measurement.definitions):
         if not is_ring(definition) or definition.name == maps.PRINTS:
             continue
         rings = [ring.reader for (of, _), ring in process.rings.items() if of == number]
         shards = [shard for reader in rings for shard in reader.counts()]
         received, known = sum(s.received for s in shards), sum(s.lost + s.incomplete for s in shards)
-        most = threads * measured.follow.per_thread.get(definition.name, 1) - received
+        most = threads * measurement.follow.per_thread.get(definition.name, 1) - received
         yield definition.name, received, known, max(known, most)
 
 
-def _lost_in(measured: Measurement, taken: Taken) -> int:
-    lost, snapshot = 0, taken.snapshot
+def _lost_in_maps(measurement: Measurement, stored: StoredSnapshot) -> int:
+    """Return what the maps of a snapshot counted as lost because they were full."""
+    lost, snapshot = 0, stored.snapshot
     places = [(a.map, a.offset, a.size) for i in snapshot.instances for a in i.arrays]
     places += [(number, *place) for number, place in snapshot.shared.items()]
     for number, offset, size in places:
-        if number >= len(measured.definitions):
+        if number >= len(measurement.definitions):
             continue
-        definition = measured.definitions[number]
-        if definition.kind in maps.SHAPED:  # the last value says it
+        definition = measurement.definitions[number]
+        if definition.kind in maps.SHAPED:  # the last value counts the losses
             if size < definition.value_size:
                 continue
             offset, size = offset + size - definition.value_size, definition.value_size
         elif size > maps.HEADER:
             size = maps.HEADER
-        raw = taken.read(size, offset)
+        raw = stored.read(size, offset)
         if len(raw) == size:
             lost += maps.lost(definition, raw)
     return lost
 
 
-def _duration_ns(measured: Measurement) -> int:
-    """Of the measurement; on the virtual clock from the first process's beginning to the last one's end."""
-    times = [process.virtual_times() for process in measured.everyone()]
+def _duration_ns(measurement: Measurement) -> int:
+    """Return the duration of the measurement; on the virtual clock from the start of the first process to the end of the last."""
+    times = [process.virtual_times() for process in measurement.all_processes()]
     started, ended = [s for s, _ in times if s], [e for _, e in times if e]
     if started and ended:
         return max(0, max(ended) - min(started))
-    return (measured.ended_ns or time.monotonic_ns()) - measured.started_ns
+    return (measurement.ended_ns or time.monotonic_ns()) - measurement.started_ns

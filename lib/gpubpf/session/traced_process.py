@@ -1,6 +1,6 @@
-"""One traced process, as its agent tells it: what it said, the files that it handed over, what is read from them.
+"""One traced process: the state that its agent reports, the files that it hands over, and what is read from them.
 
-Its agent is untrusted. `Server` serves it, and holds `Measurement.lock` for what changes here, but where a method says otherwise.
+`Server` fills it with what the agent sends, which is untrusted. readout.py and summary.py read it for tools.
 """
 
 from __future__ import annotations
@@ -36,53 +36,60 @@ if TYPE_CHECKING:
     from gpubpf.session.operation_log import OpLog
     from gpubpf.session.rings import RingReader
 
-# Of one process; no program has so many, and the tool's memory and files are not theirs to use up.
-TEXT_LIMIT, PENDING_LIMIT, CONTEXT_LIMIT, RING_LIMIT = 64 << 20, 4096, 4096, 64
-READINGS, READING_BYTES = 32, 256 << 20  # that wait to be looked at
-KEPT_RECORDS = 1 << 22  # of all logs, ditto
-GRACE = 0.3  # seconds after which nothing of a process that ended is still on its way into its files
+# Limits for one process, beyond what any program needs: a hostile agent must not use up the tool's memory or files.
+TEXT_LIMIT = 64 << 20  # bytes of names, reasons and stacks
+PENDING_LIMIT = 4096  # images and modules without an answer
+CONTEXT_LIMIT = 4096
+RING_LIMIT = 64
+READINGS, READING_BYTES = 32, 256 << 20  # readings that the tool has not taken yet; older ones are dropped
+
+BUFFERED_RECORDS = 1 << 22  # log records of all processes that the tool has not taken yet
+GRACE = 0.3  # seconds after a process has ended until all its writes have reached its files
 
 
 @dataclass
 class Ring:
-    """A ring of one context. `copy`: of one in GPU memory, the latest snapshot (file, offset) that was not looked at."""
+    """A ring of one context. copy: the latest unread snapshot (file, offset) of a ring in GPU memory."""
 
     reader: RingReader
-    closed: bool = False  # its context is gone
+    closed: bool = False  # its context was destroyed
     copy: tuple[int, int] | None = None
-    done: bool = False
+    done: bool = False  # read to the end
 
 
-class Taken:
-    """Maps of one context as they were read: in a file that the process handed over, or packed. Closed by whoever has it."""
+class StoredSnapshot:
+    """One reading of a context's maps: `snapshot` says what is where, the bytes are in the process's file, or compressed in memory.
+
+    The owner closes it. Whoever reads a process's `snapshots` holds `Measurement.lock`, because a newer one replaces and closes it."""
 
     def __init__(self, snapshot: protocol.Snapshot, file: int) -> None:
         self.snapshot = snapshot
         self._file: int | None = file
-        self._packed: list[tuple[int, int, bytes]] = []  # offset, size, compressed; by offset
+        # Offset, size, compressed bytes; sorted by offset.
+        self._compressed: list[tuple[int, int, bytes]] = []
 
     def read(self, size: int, offset: int) -> bytes:
-        """Fewer bytes where there are not so many; none of what no map holds."""
+        """Return `size` bytes from `offset`; fewer at the end of the file. Once compressed, b"" outside the maps."""
         if self._file is not None:
             return protocol.read_file(self._file, size, offset)
-        at = bisect_right(self._packed, offset, key=lambda part: part[0]) - 1
-        start, length, data = self._packed[at] if at >= 0 else (0, 0, b"")
+        at = bisect_right(self._compressed, offset, key=lambda part: part[0]) - 1
+        start, length, data = self._compressed[at] if at >= 0 else (0, 0, b"")
         if offset + size > start + length:
             return b""
         return zlib.decompress(data)[offset - start : offset - start + size]
 
-    def packed(self, specs: Sequence[protocol.MapSpec]) -> list[tuple[int, int, bytes]]:
-        """What its maps hold, for `keep`."""
+    def compressed(self, specs: Sequence[protocol.MapSpec]) -> list[tuple[int, int, bytes]]:
+        """Return the compressed contents of the maps, for `replace_file`. `specs`: the maps by number."""
         places = [(array.offset, array.size) for i in self.snapshot.instances for array in i.arrays]
         for number, (offset, size) in self.snapshot.shared.items():
             if number < len(specs) and specs[number].fixed == size:
                 places.append((offset, size))
         return [(offset, size, zlib.compress(self.read(size, offset), 1)) for offset, size in sorted(places)]
 
-    def keep(self, packed: list[tuple[int, int, bytes]]) -> None:
-        """Only that, and no file."""
+    def replace_file(self, compressed: list[tuple[int, int, bytes]]) -> None:
+        """Keep only these contents, and close the file."""
         self.close()
-        self._packed = packed
+        self._compressed = compressed
 
     def close(self) -> None:
         if self._file is not None:
@@ -90,88 +97,95 @@ class Taken:
             self._file = None
 
     def __del__(self) -> None:
-        self.close()  # of a session that nobody knows any more
+        self.close()  # of a session that was dropped without being closed
 
 
 @dataclass(eq=False)
-class Process:
-    """A process with an agent."""
+class TracedProcess:
+    """A process that loaded the agent, until and after its end.
+
+    The server's thread and `BackgroundWork` fill it, and hold `Measurement.lock` meanwhile. The thread that runs `Session.intervals`
+    takes readings, logs and rings out of it. Three locks of its own guard the rest:
+    send_lock: writing to `socket`.
+    _resource_lock: `control` and the `_final_…` values, `host` and `shared`.
+    _log_lock: `log`, `_log_reader` and the buffered records.
+    """
 
     socket: socket.socket
     pid: int
-    number: int  # from 1; a process id may come again
+    number: int  # from 1, unique in the session; the kernel may reuse a pid
     comm: str = ""
     frames: protocol.Frames = field(default_factory=protocol.Frames)
-    outgoing: threading.Lock = field(default_factory=threading.Lock)
-    control: int | None = None
-    marked: bool = False  # it sent its marker
-    told: bool = False  # it said whether it is hooked
-    hooked: bool = False
-    gone: bool = False
-    gone_at: float = 0.0
-    answered: int = 0  # sequence number of the last drain that is done
-    names: dict[int, str] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)  # by slot, from the agent
-    refusals: dict[str, str] = field(default_factory=dict)  # by name, from the sidecars
-    matched: set[str] = field(default_factory=set)
-    entries: set[str] = field(default_factory=set)  # kernels of its modules, whether it uses them or not
-    sites: dict[str, list[tuple[Site, ...]]] = field(
-        default_factory=dict
-    )  # of each module that has the kernel
-    unprobed: dict[str, dict[str, int]] = field(
-        default_factory=dict
-    )  # by kernel: places by opcode that no program for accesses can see
+    send_lock: threading.Lock = field(default_factory=threading.Lock)
+    control: int | None = None  # file of the control block
+    sent_marker: bool = False  # MARKER has arrived
+    reported_hooks: bool = False  # HOOKED has arrived
+    hooked: bool = False  # and the hooks are live
+    disconnected: bool = False
+    disconnected_at: float = 0.0  # time.monotonic
+    last_drain: int = 0  # sequence number of the last DRAIN that the agent has completed
+    names: dict[int, str] = field(default_factory=dict)  # slot → mangled kernel name
+    refused: dict[int, str] = field(default_factory=dict)  # slot → the agent's reason not to instrument
+    refusals: dict[str, str] = field(default_factory=dict)  # kernel → the sidecar's reason
+    matched: set[str] = field(default_factory=set)  # kernels that the user asked for
+    entries: set[str] = field(default_factory=set)  # all kernels of its modules, launched or not
+    # Kernel → its sites in each module that has it.
+    sites: dict[str, list[tuple[Site, ...]]] = field(default_factory=dict)
+    # Kernel → opcode → accesses that cannot be probed.
+    unprobed: dict[str, dict[str, int]] = field(default_factory=dict)
+    # See `CountRegisters`.
     registers: list[Future[Mapping[str, tuple[int, int]]]] = field(default_factory=list)
-    snapshots: dict[int, Taken] = field(default_factory=dict)  # by context
-    readings: deque[Taken] = field(default_factory=deque)
-    skipped: int = 0  # readings that nobody looked at in time
+    snapshots: dict[int, StoredSnapshot] = field(default_factory=dict)  # context → latest
+    readings: deque[StoredSnapshot] = field(default_factory=deque)  # that the tool has not taken yet
+    skipped_readings: int = 0  # dropped because the tool did not take them in time
     contexts: dict[int, int] = field(default_factory=dict)  # number → GPU
     stacks: dict[int, tuple[protocol.StackFrame, ...]] = field(default_factory=dict)
-    log: LogFile | None = None  # None again when nothing more can come
-    log_lost: int = 0
-    kept: int = 0  # records out of the log, not looked at yet
-    virtual: bool = False  # its clock
-    rings: dict[tuple[int, int], Ring] = field(default_factory=dict)  # by map and context
+    log: LogFile | None = None  # None before LOG has arrived, and after the last reading
+    log_lost: int = 0  # operations that found no room in the log
+    buffered: int = 0  # records taken out of the log that the tool has not read yet
+    virtual: bool = False  # its clock is virtual
+    rings: dict[tuple[int, int], Ring] = field(default_factory=dict)  # (map, context) → ring
     host: HostProcess | None = None
-    shared: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)  # at its end
-    pending: int = 0  # images without an answer
-    served: bool = False  # one was answered
-    attached: bool = False  # it ran before the tool did
-    pidfd: int | None = None  # of one that was attached to
-    trouble: str = ""  # why hooks are not in one that was attached to; what to do
-    stood_ns: int = 0  # for how long its threads were stopped
+    shared: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)  # shared arrays, copied at its end
+    pending_images: int = 0  # images and modules without an answer
+    image_answered: bool = False  # at least one was answered
+    attached: bool = False  # it ran before the tool attached to it
+    pidfd: int | None = None  # only if `attached`
+    hook_failure: str = ""  # if attaching failed: why, and what to do
+    stood_ns: int = 0  # how long its threads were stopped
     drained_bytes: int = 0  # read from its maps, logs and rings
-    asked: bool = False  # it sent its hooks as a list, which it does once
-    text: int = 0  # bytes of names, reasons and stacks
-    _reading: threading.Lock = field(default_factory=threading.Lock)
-    _logging: threading.Lock = field(default_factory=threading.Lock)
-    _reader: OpLog | None = None  # of the log, once somebody looks at it
-    _kept: list[np.ndarray[Any, Any]] = field(default_factory=list)
-    # of a process that is gone
-    _last: tuple[list[protocol.Counters], int] = field(default_factory=lambda: ([], 0))
-    _last_graphs: int = 0
-    _last_times: tuple[int, int] = (0, 0)
-    _last_before: int = 0
-    _last_hooks: protocol.HookCalls = field(default_factory=protocol.HookCalls)
+    sent_patches: bool = False  # PATCHES has arrived
+    text: int = 0  # bytes of names, reasons and stacks, for TEXT_LIMIT
+    _resource_lock: threading.Lock = field(default_factory=threading.Lock)
+    _log_lock: threading.Lock = field(default_factory=threading.Lock)
+    _log_reader: OpLog | None = None  # made at the first reading
+    _buffered: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    # The last values from the control block, after it was closed.
+    _final_counters: tuple[list[protocol.Counters], int] = field(default_factory=lambda: ([], 0))
+    _final_graphs: int = 0
+    _final_times: tuple[int, int] = (0, 0)
+    _final_graphs_before: int = 0
+    _final_hook_calls: protocol.HookCalls = field(default_factory=protocol.HookCalls)
 
     @property
-    def who(self) -> str:
-        """For messages."""
+    def label(self) -> str:
+        """The process in messages: "pid 123 (name)"."""
         return f"pid {self.pid} ({self.comm})"
 
     @property
     def gpus(self) -> frozenset[int]:
-        """Ordinals of those that it has contexts on."""
+        """The ordinals of the GPUs that it has contexts on."""
         return frozenset(self.contexts.values())
 
     @cached_property
     def mapped(self) -> MappedImages:
-        """The device code in its files."""
+        """The device code in the files that it maps."""
         from gpubpf.images.mapped import MappedImages
 
         return MappedImages(self.pid)
 
     def add_sites(self, sidecar: Sidecar) -> None:
+        """Record the sites, and the accesses that cannot be probed, of a sidecar's kernels. The caller holds `Measurement.lock`."""
         for kernel in sidecar.kernels:
             places = self.unprobed.setdefault(kernel.name, {})
             for opcode, n in kernel.unprobed.items():
@@ -182,45 +196,49 @@ class Process:
 
     # --- counters ---
 
+    # From any thread.
+
     def counters(self) -> tuple[list[protocol.Counters], int]:
-        with self._reading:
-            return protocol.read_control(self.control) if self.control is not None else self._last
+        """See `protocol.read_control`."""
+        with self._resource_lock:
+            return protocol.read_control(self.control) if self.control is not None else self._final_counters
 
     def graph_launches(self) -> int:
-        with self._reading:
-            return protocol.graph_launches(self.control) if self.control is not None else self._last_graphs
+        """See `protocol.graph_launches`."""
+        with self._resource_lock:
+            return protocol.graph_launches(self.control) if self.control is not None else self._final_graphs
 
     def graph_launches_before(self) -> int:
         """See `protocol.graph_launches_before`."""
-        with self._reading:
+        with self._resource_lock:
             return (
                 protocol.graph_launches_before(self.control)
                 if self.control is not None
-                else self._last_before
+                else self._final_graphs_before
             )
 
     def hook_calls(self) -> protocol.HookCalls:
         """See `protocol.hook_calls`."""
-        with self._reading:
-            return protocol.hook_calls(self.control) if self.control is not None else self._last_hooks
+        with self._resource_lock:
+            return protocol.hook_calls(self.control) if self.control is not None else self._final_hook_calls
 
     def virtual_times(self) -> tuple[int, int]:
         """See `protocol.virtual_times`."""
-        with self._reading:
-            return protocol.virtual_times(self.control) if self.control is not None else self._last_times
+        with self._resource_lock:
+            return protocol.virtual_times(self.control) if self.control is not None else self._final_times
 
     # --- messages ---
 
-    def beat(self) -> None:
-        """Says that its images are worked on. Never waits."""
-        if self.outgoing.acquire(blocking=False):
+    def send_working(self) -> None:
+        """Tell the agent that the tool is working on its images, unless another thread is sending. Never waits."""
+        if self.send_lock.acquire(blocking=False):
             with contextlib.suppress(OSError):
                 os.write(self.socket.fileno(), protocol.working())
-            self.outgoing.release()
+            self.send_lock.release()
 
     def send(self, data: bytes, file: int | None = None) -> None:
-        """From any thread. A process that does not read is given up."""
-        with self.outgoing:
+        """Send a message, from any thread. Disconnect an agent that does not receive it."""
+        with self.send_lock:
             try:
                 if file is None:
                     self.socket.sendall(data)
@@ -231,13 +249,16 @@ class Process:
                 with contextlib.suppress(OSError):
                     self.socket.shutdown(socket.SHUT_RDWR)
 
-    def said(self, size: int) -> None:
+    def count_text(self, size: int) -> None:
+        """Count bytes of text that the agent makes the tool keep. Raises Malformed beyond TEXT_LIMIT."""
         self.text += size
         if self.text > TEXT_LIMIT:
-            raise protocol.Malformed("more names than a program has")
+            raise protocol.Malformed("too many names")
 
-    def took(self, snapshot: protocol.Snapshot, file: int, keep: bool) -> None:
-        """A snapshot came, which replaces the last one of its context. `keep`: it is also one of the `readings`."""
+    def add_snapshot(self, snapshot: protocol.Snapshot, file: int, keep: bool) -> None:
+        """Replace the last snapshot of a context. `keep`: also add it to `readings`.
+
+        Takes ownership of `file`, unless it raises Malformed."""
         for part in snapshot.rings:
             ring = self.rings.get((part.map, snapshot.context))
             if ring is None or ring.done:
@@ -256,122 +277,123 @@ class Process:
             return
         before = self.snapshots.get(snapshot.context)
         if before is None and len(self.snapshots) >= CONTEXT_LIMIT:
-            raise protocol.Malformed("memory of more contexts than can be kept")
+            raise protocol.Malformed("memory of too many contexts")
         if snapshot.flags & SnapshotFlag.FAILED and (before or snapshot.size):
-            os.close(file)  # an older one is better than none
+            os.close(file)  # keep the older one
             return
-        # Rings, and the context's maps (of which it is known how large they are) leave holes in it, other maps do not.
+        # Rings and the maps of the context leave holes in the file, and their sizes are known. Arrays of instances leave none.
         held = os.fstat(file).st_blocks * 512
         if sum(array.size for instance in snapshot.instances for array in instance.arrays) > held:
-            raise protocol.Malformed("memory that is not there")
+            raise protocol.Malformed("a snapshot larger than its file")
         self.drained_bytes += min(held, snapshot.size)
         if keep:
-            self.readings.append(Taken(snapshot, os.dup(file)))
+            self.readings.append(StoredSnapshot(snapshot, os.dup(file)))
             while len(self.readings) > READINGS or (
                 len(self.readings) > 1 and sum(t.snapshot.size for t in self.readings) > READING_BYTES
             ):
                 self.readings.popleft().close()
-                self.skipped += 1
+                self.skipped_readings += 1
         if before:
             before.close()
-        self.snapshots[snapshot.context] = Taken(snapshot, file)
+        self.snapshots[snapshot.context] = StoredSnapshot(snapshot, file)
 
-    def made_log(self, file: int, records: int) -> None:
-        """Takes `file` over."""
+    def add_log(self, file: int, records: int) -> None:
+        """Open the operation log. Takes ownership of `file`, unless it raises Malformed."""
         if self.log is not None or self.log_lost:
             raise protocol.Malformed("a second log")
         try:
             log = LogFile(os.dup(file))
         except SessionError:
-            raise protocol.Malformed("a log that is none") from None
+            raise protocol.Malformed("an invalid log") from None
         if log.capacity != records:
-            raise protocol.Malformed("a log of another size")
+            raise protocol.Malformed("a log of the wrong size")
         self.log, self.virtual = log, log.virtual
         os.close(file)
 
-    def made_ring(self, place: protocol.RingPlace, dtype: np.dtype[Any], most: int, file: int | None) -> None:
-        """`most`: bytes of records that it was granted."""
+    def add_ring(self, place: protocol.RingPlace, dtype: np.dtype[Any], most: int, file: int | None) -> None:
+        """Open a ring. Takes ownership of `file`, unless it raises Malformed. `most`: the bytes of records that the tool allowed."""
         from gpubpf.session.rings import RingReader
 
         size = place.shards * place.capacity * place.stride
         if size > most and place.capacity > protocol.LEAST_CAPACITY:
-            raise protocol.Malformed("a ring that is larger than it should be")
+            raise protocol.Malformed("a ring larger than requested")
         if (place.map, place.context) in self.rings or len(self.rings) >= RING_LIMIT:
-            raise protocol.Malformed("more rings than a program has")
+            raise protocol.Malformed("too many rings")
         if (file is None) != (place.place == Place.GPU_RING):
             raise protocol.Malformed("a ring without its memory")
         if file is not None and not protocol.sealed(file, place.size):
-            raise protocol.Malformed("a ring that cannot be read")
+            raise protocol.Malformed("a ring whose file is not sealed")
         try:
             reader = RingReader(place, dtype, file)
         except Error:
-            raise protocol.Malformed("a ring of another kind") from None
+            raise protocol.Malformed("a ring with records of the wrong size") from None
         self.rings[place.map, place.context] = Ring(reader)
         if file is not None:
             os.close(file)
 
-    # --- files, read by the tool's main thread ---
+    # --- data that the thread of `Session.intervals` reads ---
 
     @property
-    def over(self) -> bool:
-        """Nothing can come into its files any more."""
-        return self.gone and time.monotonic() - self.gone_at >= GRACE
+    def no_more_data(self) -> bool:
+        """The process can write no more into its log and rings."""
+        return self.disconnected and time.monotonic() - self.disconnected_at >= GRACE
 
     @property
-    def settled(self) -> bool:
-        """Nothing comes from it any more, and all that came was taken."""
-        taken = self.log is None and not self.readings and all(ring.done for ring in self.rings.values())
-        return taken and self.over
+    def fully_read(self) -> bool:
+        """The process can write no more, and the tool has read everything."""
+        taken_all = self.log is None and not self.readings and all(ring.done for ring in self.rings.values())
+        return taken_all and self.no_more_data
 
     def read_log(self, last: bool) -> np.ndarray[Any, Any] | None:
-        """The new records; None: there is no log, or nothing more to come from it."""
+        """Return the new records; None: there is no log, or it was read to its end. `last`: this is the last reading."""
         import numpy as np
 
         from gpubpf.session import operation_log
 
         if self.log is None:
             return None
-        with self._logging:
-            kept, self._kept, self.kept = self._kept, [], 0
-            self._reader = self._reader or operation_log.OpLog(self.log)
-            records = self._reader.read(last)
+        with self._log_lock:
+            kept, self._buffered, self.buffered = self._buffered, [], 0
+            self._log_reader = self._log_reader or operation_log.OpLog(self.log)
+            records = self._log_reader.read(last)
             self.drained_bytes += records.nbytes
-            self.log_lost = self._reader.lost
+            self.log_lost = self._log_reader.lost
             if last:
-                self.log = self._reader = None
+                self.log = self._log_reader = None
         if not kept:
             return records
-        raw = [
-            part.view(f"V{operation_log.RECORD}") for part in (*kept, records)
-        ]  # its fields lie over each other
+        # As plain bytes, because NumPy cannot concatenate overlapping fields.
+        raw = [part.view(f"V{operation_log.RECORD}") for part in (*kept, records)]
         return np.concatenate(raw).view(operation_log.DTYPE)
 
-    def keep_log(self) -> None:
-        """Takes what is in the log out of it, for `read_log`: a burst finds room while the tool is at work on the one before.
-        Until the tool has looked for the first time, only when it fills: that loads NumPy, and there are probes to bring in."""
-        with self._logging:
-            if self.log is not None and (self._reader or self.log.begun > self.log.capacity // 4):
+    def buffer_log(self) -> None:
+        """Move records from the log into memory, so that a burst finds room while the tool is still working on the last one.
+
+        Called from the log thread of `Server`. Before the tool's first reading it moves them only if the log is a quarter full:
+        reading imports NumPy, which would delay attaching."""
+        with self._log_lock:
+            if self.log is not None and (self._log_reader or self.log.begun > self.log.capacity // 4):
                 from gpubpf.session.operation_log import OpLog
 
-                self._reader = self._reader or OpLog(self.log)
-                self._kept.append(self._reader.read())
-                self.drained_bytes += self._kept[-1].nbytes
-                self.kept += len(self._kept[-1])
+                self._log_reader = self._log_reader or OpLog(self.log)
+                self._buffered.append(self._log_reader.read())
+                self.drained_bytes += self._buffered[-1].nbytes
+                self.buffered += len(self._buffered[-1])
 
     # --- the end ---
 
     def close(self) -> None:
-        """It is gone. There may be very many processes, so what can be closed is. Without the session's lock held."""
+        """Close the files of a process that has disconnected, and keep the last counters. There may be thousands of processes."""
         self.frames.close()
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # wakes who sends
-        with self.outgoing:
+            self.socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that is sending
+        with self.send_lock:
             self.socket.close()
         last, graphs, times = self.counters(), self.graph_launches(), self.virtual_times()
         before, hooks = self.graph_launches_before(), self.hook_calls()
-        with self._reading:
-            self._last, self._last_graphs, self._last_times = last, graphs, times
-            self._last_before, self._last_hooks = before, hooks
+        with self._resource_lock:
+            self._final_counters, self._final_graphs, self._final_times = last, graphs, times
+            self._final_graphs_before, self._final_hook_calls = before, hooks
             if self.control is not None:
                 os.close(self.control)
                 self.control = None
@@ -379,18 +401,20 @@ class Process:
             os.close(self.pidfd)
             self.pidfd = None
         self.__dict__.pop("mapped", None)
-        self.gone, self.gone_at = True, time.monotonic()
+        self.disconnected, self.disconnected_at = True, time.monotonic()
 
-    def pack(self, specs: Sequence[protocol.MapSpec], lock: AbstractContextManager[Any]) -> None:
-        """What it left needs no files, and little memory. It is gone; whoever reads its snapshots holds `lock`."""
-        for taken in list(self.snapshots.values()):
-            packed = taken.packed(specs)
+    def compress_snapshots(
+        self, specs: Sequence[protocol.MapSpec], lock: AbstractContextManager[Any]
+    ) -> None:
+        """Compress the last snapshots of a process that has disconnected, and close their files. `lock`: guards `snapshots`."""
+        for stored in list(self.snapshots.values()):
+            compressed = stored.compressed(specs)
             with lock:
-                taken.keep(packed)
+                stored.replace_file(compressed)
 
-    def end_host(self) -> None:
-        """Its host programs are taken down; what its shared arrays held stays known. Takes a while: a thread of its own does it."""
-        with self._reading:
+    def close_host(self) -> None:
+        """Detach the host programs, and keep a copy of the shared arrays. Slow, so it has threads of its own."""
+        with self._resource_lock:
             host, self.host = self.host, None
             if host is None:
                 return
@@ -399,6 +423,6 @@ class Process:
         host.close()
 
     def shared_array(self, name: str) -> np.ndarray[Any, Any] | None:
-        """A copy of a shared array of its; None: it has none."""
-        with self._reading:
+        """Return a copy of a shared array, from any thread; None if the process has none."""
+        with self._resource_lock:
             return self.host.array(name) if self.host is not None else self.shared.get(name)

@@ -1,4 +1,7 @@
-"""A tool's command line (`cli`) → a session: which device, which command, what of it is told to the user."""
+"""Make a session from the arguments of a tool's command line (`gpubpf.show.cli`).
+
+Tools call `trace`; `observe`, `target` and `virtual` serve listings and checks that come before a session.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from gpubpf.errors import Error, SessionError
 from gpubpf.session import device, joining
 from gpubpf.session.device import Device
-from gpubpf.session.measurement import Follow, Listener, Plan, Whom
+from gpubpf.session.measurement import Follow, Listener, Plan, Targets
 from gpubpf.session.session import Session
-from gpubpf.session.workers import Makers
+from gpubpf.session.workers import SidecarBuilder
 from gpubpf.show import notices
 
 if TYPE_CHECKING:
@@ -40,10 +43,15 @@ def trace(
     host: Callable[[Callable[[str], None], bool], Host | None] = lambda note, virtual: None,
     accesses: bool = False,
 ) -> Session:
-    """The measurement that a tool's command line asks for. `attachments` makes the lowered programs, `definitions` are the maps
-    that they use, `params` the bytes of those that travel by value. With `--json`, `out` gets "attached" records. `follow`: what is
-    wanted beside maps, where `--graphs`, `--ring-size` and `--ring` say nothing else. `host` makes the host side, given what notices
-    go to, and whether the clock is virtual. `accesses`: see `Plan`."""
+    """Return the session that a tool's command line asks for. Raises SessionError.
+
+    attachments: make the lowered programs; called once.
+    definitions: the maps that they use. params: the bytes of maps of kind "param".
+    out: gets "attached" and "watching" records with `--json`.
+    follow: what to collect beside maps; `--graphs`, `--ring-size`, `--ring` and `--cupti` override it.
+    host: make the host programs, given a function for notices and whether the clock is virtual.
+    accesses: see `Plan`.
+    """
     lowered = functools.cache(attachments)
 
     def attached(pid: int, comm: str, ts_ns: int) -> None:
@@ -76,7 +84,7 @@ def trace(
         if args.json and out is not None:
             out.record(type="watching", ts_ns=ts_ns)
 
-    whom = _whom(args)
+    targets = _targets(args)
     chosen = _device(args)
     wanted = tuple(args.kernel)
     plan = Plan(
@@ -91,14 +99,14 @@ def trace(
         follow=_follow(args, follow or Follow(), chosen),
         host=host(note, chosen.virtual),
         accesses=accesses,
-        alone=getattr(args, "alone", False),
+        owns_process=getattr(args, "alone", False),
     )
     listener = Listener(note, lambda text: notices.complain(tool, text), attached, watching)
-    return Session(whom, plan, Makers(instrument, registers, lowered), listener, args.duration)
+    return Session(targets, plan, SidecarBuilder(instrument, registers, lowered), listener, args.duration)
 
 
 def _follow(args: argparse.Namespace, follow: Follow, chosen: Device) -> Follow:
-    """With what the command line says. Graphs are instrumented by default where no real driver has to play along."""
+    """Return `follow` with the options of the command line. By default graphs are instrumented on the embedded device only."""
     graphs = getattr(args, "graphs", None)
     size, place = getattr(args, "ring_size", None), getattr(args, "ring", None)
     return dataclasses.replace(
@@ -111,12 +119,12 @@ def _follow(args: argparse.Namespace, follow: Follow, chosen: Device) -> Follow:
 
 
 def _cupti(args: argparse.Namespace, chosen: Device) -> Sequence[str]:
-    """The libraries that `--cupti` means."""
+    """Return the CUPTI libraries that `--cupti` asks for."""
     named = getattr(args, "cupti", None)
     if named:
         return (named,)
     if named is not None and chosen.kind == "sim":
-        notices.note(args.tool, "CUPTI works on a GPU only; timing events do instead")
+        notices.note(args.tool, "CUPTI requires a GPU; using timing events instead")
     return device.cupti_libraries() if named is not None and chosen.kind == "gpu" else ()
 
 
@@ -129,36 +137,37 @@ def device_of(args: argparse.Namespace) -> Device:
 
 
 def virtual(args: argparse.Namespace) -> bool:
-    """Return whether the measurement will run on the virtual clock of the embedded device."""
+    """Return whether the session will use the embedded device's virtual clock."""
     try:
         return device_of(args).virtual
     except SessionError:
-        return False  # starting the session raises the same error
+        return False  # `trace` will raise the same error
 
 
 def target(args: argparse.Namespace) -> Target:
-    """The device that `--device` means, for what needs no command."""
+    """Return the device that `--device` or `-p` means, for listings, which need no session. Raises SessionError."""
     from gpubpf.images.assemble import Target
 
-    with contextlib.suppress(SessionError, OSError):  # one that has not loaded the driver may use any
+    with contextlib.suppress(SessionError, OSError):  # a process without a driver may use any device
         if args.pid:
             chosen = joining.device_of(args.pid[0])
             variables = Path(f"/proc/{args.pid[0]}/environ").read_bytes().split(b"\0")
-            theirs = dict(os.fsdecode(v).partition("=")[::2] for v in variables)
-            return Target(chosen.kind, device.compute_capability(chosen, theirs))
+            environment = dict(os.fsdecode(v).partition("=")[::2] for v in variables)
+            return Target(chosen.kind, device.compute_capability(chosen, environment))
     try:
         chosen = device.choose(args.device)
         return Target(chosen.kind, device.compute_capability(chosen))
     except SessionError:
         if args.device == "gpu" or not (args.files or args.pid):
             raise
-        # Nothing runs: what files hold can be told without a device, as for the embedded one.
+        # Nothing will run, so files can be listed as for the embedded device.
         return Target("sim", device.compute_capability(Device("sim")))
 
 
 def observe(args: argparse.Namespace) -> tuple[list[ImageFile], int]:
-    """Runs the command to its end, its kernels as they are: the modules that its processes loaded (one source for each name of a
-    process) with the launches of their kernels, and the exit status."""
+    """Run the command without instrumenting kernels. Return what its processes loaded, and the exit status of the tool.
+
+    There is one source for each process name (comm): the images that were loaded, and launches by kernel. Raises SessionError."""
     from gpubpf.images import fatbin, instrument
     from gpubpf.images.listing import ImageFile
 
@@ -168,9 +177,9 @@ def observe(args: argparse.Namespace) -> tuple[list[ImageFile], int]:
         loaded.setdefault(comm, {})[hashlib.sha256(data).digest()] = data
 
     session = Session(
-        _whom(args),
+        _targets(args),
         Plan(_device(args)),
-        Makers(lambda data, target: instrument.Sidecar()),
+        SidecarBuilder(lambda data, target: instrument.Sidecar()),
         Listener(lambda text: notices.note(args.tool, text), loaded=keep),
         args.duration,
     )
@@ -193,33 +202,36 @@ def observe(args: argparse.Namespace) -> tuple[list[ImageFile], int]:
     return sources, session.status
 
 
-def _whom(args: argparse.Namespace) -> Whom:
+def _targets(args: argparse.Namespace) -> Targets:
+    """Return what the command line asks to trace. Raises SessionError if that is all processes and the user is not root."""
     if args.command or args.pid:
-        return Whom(args.command or (), args.pid, user=args.user)
+        return Targets(args.command or (), args.pid, user=args.user)
     if os.geteuid() != 0:
         raise SessionError(
-            f"watching every process takes root; use sudo, or name whom to watch: {args.tool} -p PID, {args.tool} -- COMMAND"
+            f"watching all processes requires root; use sudo, or name what to trace: {args.tool} -p PID, {args.tool} -- COMMAND"
         )
-    return Whom(everyone=True)
+    return Targets(all_processes=True)
 
 
 def _device_of_all(pids: Sequence[int]) -> Device:
-    """The device that these processes use: those of them that can be measured. Raises SessionError."""
+    """Return the device that these processes share, apart from those that cannot be traced.
+
+    Raises SessionError if they use different devices, or if none can be traced."""
     found: dict[int, Device] = {}
     errors: list[SessionError] = []
     for pid in pids:
         try:
             found[pid] = joining.device_of(pid)
         except SessionError as error:
-            errors.append(error)  # it is told when it is attached to
+            errors.append(error)  # the session will report it when it attaches
     if not found:
-        raise joining.nobody(errors)
+        raise joining.all_failed(errors)
     first, *rest = found
     for pid in rest:
         if found[pid] != found[first]:
             what = [f"pid {p} uses {found[p].name}" for p in (first, pid)]
             raise SessionError(
-                f"{' and '.join(what)}, whose times and memory have nothing in common; measure them one by one"
+                f"{' and '.join(what)}, which share neither clock nor memory; trace them one at a time"
             )
     return found[first]
 

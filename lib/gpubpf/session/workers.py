@@ -1,4 +1,7 @@
-"""What takes long in serving processes, done by threads so that one process's ptxas does not hold up another: making sidecars."""
+"""The slow work of serving processes, in threads of its own: making sidecars, welcoming, patching, cleaning up.
+
+The server calls `BackgroundWork`, so that ptxas for one process does not delay the messages of another.
+"""
 
 from __future__ import annotations
 
@@ -23,44 +26,51 @@ if TYPE_CHECKING:
     from gpubpf.images.instrument import Sidecar
     from gpubpf.ptx.inject import LaunchBlock
     from gpubpf.session.measurement import Measurement
-    from gpubpf.session.traced_process import Process
+    from gpubpf.session.traced_process import TracedProcess
 
-KEPT = 64  # processes that are gone and whose maps stay in the files that they handed over
-SIDECARS, SIDECAR_BYTES = 32, 16 << 20  # that are kept for other processes: how many, the size of one
+RECENTLY_ENDED = 64  # ended processes whose maps stay in files; those of earlier ones are compressed
+CACHED_SIDECARS = 32
+CACHED_SIDECAR_BYTES = 16 << 20  # a larger sidecar is not cached
 
 T = TypeVar("T")
-# An image that a program loaded, and the device it was loaded on → its sidecar.
+# (image that a program loaded, device that it was loaded on) → sidecar.
 Instrument = Callable[[bytes, "Target"], "Sidecar"]
-# How many registers the kernels of a sidecar need: (as built, with the probe) by mangled name.
+# (sidecar, device) → registers of its kernels by mangled name: (as built, with the probe).
 CountRegisters = Callable[[Any, "Target"], Mapping[str, tuple[int, int]]]
 
 
 @dataclass(frozen=True)
-class Makers:
-    """What makes sidecars. `instrument` is called from several threads, once for images that are the same; `registers` when
-    nobody waits for it; `warm_up` once, while the command starts."""
+class SidecarBuilder:
+    """The functions that make sidecars.
+
+    instrument: make the sidecar of an image. Called from several threads, once for equal images.
+    registers: count the registers of a sidecar's kernels. Called when no process waits for it.
+    warm_up: called once, while the command starts.
+    """
 
     instrument: Instrument
     registers: CountRegisters = lambda sidecar, target: {}
     warm_up: Callable[[], object] = lambda: None
 
 
-class Workers:
-    """Threads that a leaving tool does not wait for: what they make then, nobody needs. (ThreadPoolExecutor waits.)
-    `before` is called by each before it does what it is given."""
+class DaemonThreadPool:
+    """A thread pool that does not delay the exit of the tool, unlike ThreadPoolExecutor: it drops unfinished work.
 
-    def __init__(self, count: int, before: Callable[[], None] = lambda: None) -> None:
-        self._before = before
+    A worker thread calls `before_each` before each piece of work."""
+
+    def __init__(self, count: int, before_each: Callable[[], None] = lambda: None) -> None:
+        self._before_each = before_each
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._count = self._left = count  # threads, those that are not started yet
+        self._count = self._unstarted = count  # threads
         self._closed = False
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Call `function` in one of the threads; in this thread after `close`."""
         future: Future[T] = Future()
 
         def run() -> None:
             try:
-                self._before()
+                self._before_each()
                 future.set_result(function(*arguments))
             except BaseException as error:
                 future.set_exception(error)
@@ -68,16 +78,16 @@ class Workers:
         if self._closed:
             run()
             return future
-        if self._left:
-            self._left -= 1
+        if self._unstarted:
+            self._unstarted -= 1
             threading.Thread(target=self._serve, name="gpubpf-worker", daemon=True).start()
         self._work.put(run)
         return future
 
     def close(self) -> None:
-        """They end when they have done what they were given; nobody waits for it. What comes later, who brings it does."""
+        """Let the threads end after the work that they have. Does not wait for them."""
         self._closed = True
-        for _ in range(self._count - self._left):
+        for _ in range(self._count - self._unstarted):
             self._work.put(None)
 
     def _serve(self) -> None:
@@ -85,78 +95,83 @@ class Workers:
             work()
 
 
-class Workshop:
-    """Makes sidecars, and all else that serving a process takes long for. `loaded`: see `Listener`."""
+class BackgroundWork:
+    """The slow work for all processes. The public methods return at once, and are called from the server's thread.
 
-    def __init__(self, measured: Measurement, makers: Makers, loaded: Callable[[str, bytes], None]) -> None:
-        self._measured = measured
-        self._instrument = makers.instrument
-        self._count_registers = makers.registers
+    `_cache_lock` guards the cache of sidecars; `Measurement.lock` guards what changes in a process. `loaded`: see `Listener`."""
+
+    def __init__(
+        self, measurement: Measurement, builder: SidecarBuilder, loaded: Callable[[str, bytes], None]
+    ) -> None:
+        self._measurement = measurement
+        self._instrument = builder.instrument
+        self._count_registers = builder.registers
         self._loaded = loaded
-        settle = measured.privileges.apply
-        self.makers = Workers(4, settle)
-        self._welcomers = Workers(4, settle)  # a process that starts does not wait for another one's ptxas,
-        self._enders = Workers(2, settle)  # nor for the kernel to take another one's probes down
-        self._ended: deque[Process] = deque()  # whose files are open still
-        self._known: OrderedDict[tuple[bytes, Target], Future[Sidecar]] = OrderedDict()
-        self._knowing = threading.Lock()
+        settle = measurement.privileges.apply
+        self.sidecar_threads = DaemonThreadPool(4, settle)
+        # Separate pools, so that a starting process waits neither for another's ptxas nor for the removal of another's probes.
+        self._attach_threads = DaemonThreadPool(4, settle)
+        self._cleanup_threads = DaemonThreadPool(2, settle)
+        self._ended: deque[TracedProcess] = deque()  # whose snapshots are still in files
+        self._cache: OrderedDict[tuple[bytes, Target], Future[Sidecar]] = OrderedDict()
+        self._cache_lock = threading.Lock()
 
     def close(self) -> None:
-        for workers in (self.makers, self._welcomers, self._enders):
+        for workers in (self.sidecar_threads, self._attach_threads, self._cleanup_threads):
             workers.close()
 
-    def make_sidecar(self, process: Process, image: protocol.Image, file: int) -> None:
-        """Answers with the sidecar of an image, in time. Takes `file` over."""
-        self.makers.submit(self._make_sidecar, process, image, file)
+    def make_sidecar(self, process: TracedProcess, image: protocol.Image, file: int) -> None:
+        """Make the sidecar of an image that a process loads, and send it. Takes ownership of `file`, which has the image."""
+        self.sidecar_threads.submit(self._make_sidecar, process, image, file)
 
-    def make_found(self, process: Process, found: protocol.Found) -> None:
-        """Answers with the sidecar of a module that was there before its agent."""
-        self.makers.submit(self._make_found, process, found)
+    def make_found(self, process: TracedProcess, found: protocol.Found) -> None:
+        """Make the sidecar of a module that was loaded before the agent, and send it."""
+        self.sidecar_threads.submit(self._make_found, process, found)
 
-    def welcome(self, process: Process, marker: int | None) -> None:
-        """Tells a process what it is asked to do. Takes `marker` over: where the host programs are attached."""
-        self._welcomers.submit(_welcome, self._measured, process, marker)
+    def welcome(self, process: TracedProcess, marker: int | None) -> None:
+        """Attach host programs and send WELCOME. Takes ownership of `marker`, the file that host programs are attached to."""
+        self._attach_threads.submit(_welcome, self._measurement, process, marker)
 
-    def patch(self, process: Process, file: int) -> None:
-        """Puts the hooks into a process that runs, and tells it so. Takes `file` over: the list of them."""
-        self._welcomers.submit(_patch, self._measured, process, file)
+    def patch(self, process: TracedProcess, file: int) -> None:
+        """Write the hooks into a running process, and tell its agent. Takes ownership of `file`, the list of patches."""
+        self._attach_threads.submit(_patch, self._measurement, process, file)
 
-    def end(self, process: Process) -> None:
-        """It is gone: its host programs are taken down, and of those that are gone for longer the files closed."""
+    def end(self, process: TracedProcess) -> None:
+        """Detach the host programs of a process that disconnected. Beyond RECENTLY_ENDED of them, compress the oldest one's maps."""
         process.__dict__.pop("mapped", None)
-        self._enders.submit(process.end_host)
+        self._cleanup_threads.submit(process.close_host)
         self._ended.append(process)
-        if len(self._ended) > KEPT:
-            specs, lock = self._measured.wanted.maps, self._measured.lock
-            self._enders.submit(self._ended.popleft().pack, specs, lock)
+        if len(self._ended) > RECENTLY_ENDED:
+            specs, lock = self._measurement.agent_config.maps, self._measurement.lock
+            self._cleanup_threads.submit(self._ended.popleft().compress_snapshots, specs, lock)
 
     def _sidecar(self, data: bytes, target: Target) -> Sidecar:
-        """As `Instrument`; once for processes that have the same image at about the same time."""
+        """Return the sidecar of an image, from the cache if another process has recently loaded the same image."""
         key = (hashlib.sha256(data).digest(), target)
-        with self._knowing:
-            known = self._known.get(key)
-            future = known or self._known.setdefault(key, Future())
-            self._known.move_to_end(key)
-            while len(self._known) > SIDECARS:
-                self._known.popitem(last=False)
+        with self._cache_lock:
+            known = self._cache.get(key)
+            future = known or self._cache.setdefault(key, Future())
+            self._cache.move_to_end(key)
+            while len(self._cache) > CACHED_SIDECARS:
+                self._cache.popitem(last=False)
         if known is not None:
             return known.result()
         try:
             sidecar = self._instrument(data, target)
         except BaseException as error:
             future.set_exception(error)
-            self._forget(key)
+            self._drop_cached(key)
             raise
         future.set_result(sidecar)
-        if len(sidecar.image) > SIDECAR_BYTES:
-            self._forget(key)
+        if len(sidecar.image) > CACHED_SIDECAR_BYTES:
+            self._drop_cached(key)
         return sidecar
 
-    def _forget(self, key: tuple[bytes, Target]) -> None:
-        with self._knowing:
-            self._known.pop(key, None)
+    def _drop_cached(self, key: tuple[bytes, Target]) -> None:
+        with self._cache_lock:
+            self._cache.pop(key, None)
 
-    def _make_sidecar(self, process: Process, image: protocol.Image, file: int) -> None:
+    def _make_sidecar(self, process: TracedProcess, image: protocol.Image, file: int) -> None:
         from gpubpf.images import fatbin, instrument
 
         def make(target: Target) -> Sidecar:
@@ -165,7 +180,7 @@ class Workshop:
                 data = instrument.joined(data)
             self._loaded(process.comm, data)
             sidecar = self._sidecar(data, target)
-            if image.linked > 1:  # the PTX of all its inputs is not at hand
+            if image.linked > 1:  # some of its inputs had no PTX
                 why = {
                     name: fatbin.LINKED if reason == fatbin.SASS_ONLY else reason
                     for name, reason in sidecar.refusals.items()
@@ -178,54 +193,58 @@ class Workshop:
         finally:
             os.close(file)
 
-    def _make_found(self, process: Process, found: protocol.Found) -> None:
+    def _make_found(self, process: TracedProcess, found: protocol.Found) -> None:
         def make(target: Target) -> Sidecar:
             data, reasons = process.mapped.find(found, target)
             sidecar = self._sidecar(data or b"", target)
-            refusals = {name: reason for name, reason in reasons.items() if self._measured.matches(name)}
+            refusals = {name: reason for name, reason in reasons.items() if self._measurement.matches(name)}
             entries = tuple(dict.fromkeys((*sidecar.entries, *reasons)))
             return dataclasses.replace(sidecar, refusals={**refusals, **sidecar.refusals}, entries=entries)
 
         self._answer(process, found, make)
 
     def _answer(
-        self, process: Process, asked: protocol.Image | protocol.Found, make: Callable[[Target], Sidecar]
+        self,
+        process: TracedProcess,
+        module: protocol.Image | protocol.Found,
+        make: Callable[[Target], Sidecar],
     ) -> None:
-        """Sends what `make` makes for a device; nothing where it fails."""
-        answer = protocol.sidecar(asked.request, 0, (), {}, ())
+        """Send the sidecar that `make` returns for the process's device; an empty one if it raises."""
+        answer = protocol.sidecar(module.request, 0, (), {}, ())
         sent: int | None = None
         sidecar: Sidecar | None = None
         try:
             from gpubpf.images.assemble import Target
 
-            target = Target(self._measured.device.kind, divmod(asked.compute_capability, 10))
+            target = Target(self._measurement.device.kind, divmod(module.compute_capability, 10))
             sidecar = make(target)
-            with self._measured.lock:
+            with self._measurement.lock:
                 process.refusals.update(sidecar.refusals)
                 process.matched.update(sidecar.refusals)
                 process.matched.update(kernel.name for kernel in sidecar.kernels)
                 process.entries.update(sidecar.entries)
                 process.add_sites(sidecar)
-            answer, sent = _encode(self._measured, asked.request, sidecar)
+            answer, sent = _encode(self._measurement, module.request, sidecar)
         except Error as error:
-            self._measured.note(f"{process.who}: a module is not instrumented: {error}")
-        except Exception as error:  # our mistake, or no memory
+            self._measurement.note(f"{process.label}: a module is not instrumented: {error}")
+        except Exception as error:  # a bug, or out of memory
             what = f"a module is not instrumented: internal error, {type(error).__name__}: {error}"
-            self._measured.note(f"{process.who}: {what}")
+            self._measurement.note(f"{process.label}: {what}")
         finally:
             process.send(answer, sent)
-            with self._measured.lock:
-                process.pending -= 1
-                process.served = True
-                self._measured.lock.notify_all()
+            with self._measurement.lock:
+                process.pending_images -= 1
+                process.image_answered = True
+                self._measurement.lock.notify_all()
             if sent is not None:
                 os.close(sent)
         if sidecar is not None and sidecar.kernels:
-            with self._measured.lock:
-                process.registers.append(self.makers.submit(self._count_registers, sidecar, target))
+            with self._measurement.lock:
+                process.registers.append(self.sidecar_threads.submit(self._count_registers, sidecar, target))
 
 
-def _patch(measured: Measurement, process: Process, file: int) -> None:
+def _patch(measurement: Measurement, process: TracedProcess, file: int) -> None:
+    """See `BackgroundWork.patch`."""
     from gpubpf.attach import patching
 
     try:
@@ -233,22 +252,23 @@ def _patch(measured: Measurement, process: Process, file: int) -> None:
         process.stood_ns += int(patching.apply(process.pid, patches) * 1e9)
         process.send(protocol.patched())
     except Error as error:
-        process.trouble = f"is not traced: {error}"
+        process.hook_failure = f"is not traced: {error}"
         with contextlib.suppress(OSError):
-            process.socket.shutdown(socket.SHUT_RDWR)  # it waits for the answer
+            process.socket.shutdown(socket.SHUT_RDWR)  # the agent waits for the answer
     finally:
         os.close(file)
 
 
-def _encode(measured: Measurement, request: int, sidecar: Sidecar) -> tuple[bytes, int]:
+def _encode(measurement: Measurement, request: int, sidecar: Sidecar) -> tuple[bytes, int]:
+    """Return the SIDECAR message, and a new file with the sidecar's image, for the caller to close."""
     layouts = [
         protocol.KernelLayout(
             kernel.name,
             tuple(size for _, size in kernel.parameters),
             kernel.block_offset,
-            _block(measured, kernel.block),
+            _block(measurement, kernel.block),
             tuple(
-                protocol.BlockField(measured.numbers[name], offset, kernel.block.capacities.get(name))
+                protocol.BlockField(measurement.numbers[name], offset, kernel.block.capacities.get(name))
                 for name, offset in kernel.block.bases.items()
             ),
             kernel.block.pid_tgid,
@@ -267,32 +287,32 @@ def _encode(measured: Measurement, request: int, sidecar: Sidecar) -> tuple[byte
     return protocol.sidecar(request, size, layouts, sidecar.refusals, variables), file
 
 
-def _block(measured: Measurement, block: LaunchBlock) -> bytes:
+def _block(measurement: Measurement, block: LaunchBlock) -> bytes:
     data = bytearray(block.size)
     for name, (offset, size) in block.params.items():
-        data[offset : offset + size] = measured.params.get(name, b"").ljust(size, b"\0")[:size]
+        data[offset : offset + size] = measurement.params.get(name, b"").ljust(size, b"\0")[:size]
     return bytes(data)
 
 
-def _welcome(measured: Measurement, process: Process, marker: int | None) -> None:
-    """Its host programs and shared arrays, then what it is asked to do."""
-    wanted = measured.wanted
+def _welcome(measurement: Measurement, process: TracedProcess, marker: int | None) -> None:
+    """See `BackgroundWork.welcome`."""
+    config = measurement.agent_config
     try:
-        if measured.host is not None:
-            host = measured.host.process()
+        if measurement.host is not None:
+            host = measurement.host.process()
             for name, file in host.files.items():
-                number = measured.numbers[name]
-                process.send(protocol.shared(number, wanted.maps[number].fixed), file)
-            if marker is not None and measured.host.in_kernel:
+                number = measurement.numbers[name]
+                process.send(protocol.shared(number, config.maps[number].fixed), file)
+            if marker is not None and measurement.host.in_kernel:
                 host.attach(marker)
-            with measured.lock:
+            with measurement.lock:
                 process.host = host
-            if process.gone:
-                process.end_host()
+            if process.disconnected:
+                process.close_host()
     except (Error, OSError) as error:
-        measured.note(f"{process.who}: no host program runs at its launches: {error}")
-        wanted = dataclasses.replace(wanted, host=())
+        measurement.note(f"{process.label}: host programs do not run at its launches: {error}")
+        config = dataclasses.replace(config, host=())
     finally:
         if marker is not None:
             os.close(marker)
-        process.send(protocol.welcome(wanted, process.number))
+        process.send(protocol.welcome(config, process.number))

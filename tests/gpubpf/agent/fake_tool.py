@@ -20,7 +20,7 @@ from gpubpf.images.assemble import Target
 from gpubpf.images.instrument import Sidecar, SidecarKernel
 from gpubpf.ptx.inject import LaunchBlock
 from gpubpf.session.device import Device
-from gpubpf.session.session import Listener, Makers, Plan, Session, Whom
+from gpubpf.session.session import Listener, Plan, Session, SidecarBuilder, Targets
 
 DEFINITION = MapDefinition("tallies", "thread_array", 4, 8, 1, None, "<u8")
 
@@ -42,7 +42,7 @@ def instrument(image: bytes, target: Target) -> Sidecar:
 
 
 def session(command: list[str], pids: Sequence[int] = (), **options: Any) -> Session:
-    """Options: the fields of Plan, Makers and Listener, and `user`, `duration`."""
+    """Options: the fields of Plan, SidecarBuilder and Listener, and `user`, `duration`."""
     options = {
         "device": Device("sim"),
         "map_memory": 1 << 20,
@@ -58,9 +58,9 @@ def session(command: list[str], pids: Sequence[int] = (), **options: Any) -> Ses
         names = [field.name for field in dataclasses.fields(kind) if field.name in options]
         return kind(**{name: options.pop(name) for name in names})
 
-    whom = Whom(command, pids, user=options.pop("user", None))
-    plan, makers, listener = made(Plan), made(Makers), made(Listener)
-    return Session(whom, plan, makers, listener, **options)
+    targets = Targets(command, pids, user=options.pop("user", None))
+    plan, builder, listener = made(Plan), made(SidecarBuilder), made(Listener)
+    return Session(targets, plan, builder, listener, **options)
 
 
 def result(measured: Session) -> dict[str, Any]:

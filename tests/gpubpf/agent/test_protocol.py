@@ -1,4 +1,4 @@
-"""What a traced process sends is untrusted: anything but an agent's messages is refused, and nothing else happens."""
+"""Messages of a traced process are untrusted: any malformed message is refused, without other effects."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def test_snapshot() -> None:
 
 def test_parts_beyond_the_memory_are_refused() -> None:
     smaller = SNAPSHOT[:16] + struct.pack("<Q", 700) + SNAPSHOT[24:]
-    with pytest.raises(Malformed, match="a map beyond its memory"):
+    with pytest.raises(Malformed, match="a map outside its memory"):
         protocol.snapshot(smaller)
     wrapped = SNAPSHOT.replace(struct.pack("<QQ", 256, 520), struct.pack("<QQ", 2**64 - 8, 520))
-    with pytest.raises(Malformed, match="a map beyond its memory"):
+    with pytest.raises(Malformed, match="a map outside its memory"):
         protocol.snapshot(wrapped)
 
 
@@ -91,7 +91,7 @@ def test_rings() -> None:
         (16, 2048, 48),
         (16, 1 << 40, 48),
     ]:
-        with pytest.raises(Malformed, match="a ring of no sensible size"):
+        with pytest.raises(Malformed, match="a ring of an invalid size"):
             protocol.ring(struct.pack("<6IQQ", 4, 1, 0, Place.HOST_RING, shards, 0, capacity, stride))
 
 
@@ -99,7 +99,7 @@ def test_capacities_of_site_arrays() -> None:
     assert protocol.sites_and_shards(70 | 255 << 32) == (70, 256)
     assert protocol.sites_and_shards(0) == (0, 1)
     for capacity in ((1 << 22) + 1, 5 | 2 << 32, 5 | 511 << 32, (1 << 64) - 1):
-        with pytest.raises(Malformed, match="sites of no sensible number"):
+        with pytest.raises(Malformed, match="an invalid number of sites"):
             protocol.sites_and_shards(capacity)
 
 
@@ -146,7 +146,7 @@ def test_files_go_with_their_frames_and_too_many_are_refused() -> None:
     )
     found = frames.feed(stream, [first, second])
     assert [file for _, _, file in found] == [first, None, None, None, second]
-    with pytest.raises(Malformed, match="files that belong to nothing"):
+    with pytest.raises(Malformed, match="unexpected file descriptors"):
         frames.feed(b"", [os.memfd_create("x") for _ in range(17)])
     frames.close()
     os.close(first)

@@ -119,7 +119,7 @@ def main() -> None:
             struct.pack_into("<Q", hidden, block.bases["ring"], block_at)
             device.launch(module, "ways", BLOCKS, THREADS, 0, [bytes(hidden)])
         reader = RingReader(place, RING.value_dtype, None)
-        records = reader.take(device.read(data, place.size))
+        records = reader.read_copy(device.read(data, place.size))
         reader.control(device.read(block_at, len(before)))
         counts = reader.counts()
         assert all(shard.received == shard.reserved for shard in counts)
