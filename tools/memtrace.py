@@ -169,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
             tick = (lambda: covered.take(session)) if covered else None
             whose = Whose(session.several)
             for _ in session.intervals(args.interval, args.count, tick=tick):
-                report(traffic.read(session, anew=bool(args.interval)), whose, args, out)
+                report(traffic.read(session, since_last=bool(args.interval)), whose, args, out)
                 if covered:
                     report_coverage(covered, session, whose, args, out)
                 if out.closed:
@@ -221,7 +221,7 @@ def report_coverage(
     if args.csv:
         return
     found = covered.report(session)
-    kernels = Traffic().read(session, anew=False) if args.footprint else []
+    kernels = Traffic().read(session, since_last=False) if args.footprint else []
     if args.json:
         out.records(coverage_text.records(found, kernels, args.granule, args.allocations))
         return
