@@ -211,7 +211,7 @@ class AccessLog:
 
     def _deliver(self, session: Session, process: int, records: Array) -> None:
         """Pass records of one process to the sinks. Records whose launch is unknown wait."""
-        rest, placed = self._group_by_place(process, records)
+        rest, placed = self._group_by_shape(process, records)
         if len(rest):
             self._waiting.append((process, rest))
         for place, some in placed:
@@ -229,8 +229,8 @@ class AccessLog:
                 for sink in self._sinks:
                     sink(part, where, times)
 
-    def _group_by_place(self, process: int, records: Array) -> tuple[Array, list[tuple[Place, Array]]]:
-        """Return the records whose launch is unknown, and the others by place. Each group keeps the order of the records."""
+    def _group_by_shape(self, process: int, records: Array) -> tuple[Array, list[tuple[Place, Array]]]:
+        """Return the records whose launch is unknown, and the others by kernel and launch shape. Groups keep the order of the records."""
         count = records["launch"] & np.uint64(COUNT)
         known = self.places.of_launch
         if len(count) and count[0] == count[-1] and (count == count[0]).all():

@@ -52,17 +52,15 @@ FREEING = (
 )
 _CONTEXT_DESTROY = "cuCtxDestroy"
 _CALLS = np.array([name.encode() for name in (*ALLOCATING, *FREEING, _CONTEXT_DESTROY)])
-_LAST_EPOCH = (1 << 32) - 1
+_LAST_EPOCH = (1 << 32) - 1  # the last epoch of an allocation that has not ended
 _ADDRESS_LIMIT = 1 << 62  # all addresses are below
 LIMIT = 1 << 20  # allocations that are kept
-_MOST_OVERLAPS = (
-    64  # live allocations checked against a new one; also live allocations kept for one base address
-)
+_MOST_OVERLAPS = 64  # live allocations that are checked against a new one, and that are kept for one address
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """Memory [base, base + bytes). Launches of the epochs first_epoch to last_epoch mean this allocation by its addresses.
+    """Memory [base, base + bytes). In launches of the epochs first_epoch to last_epoch, these addresses belong to it.
 
     process       number of the process in the session
     gpu           ordinal of the GPU of the context that allocated it
@@ -107,13 +105,13 @@ class Allocations:
 
     def __init__(self) -> None:
         self._processes: dict[int, _LiveAllocations] = {}
-        self._rows: list[_LoggedAllocation] = []
-        self._finished: dict[int, Allocation] = {}  # freed ones, by index in _rows
+        self._logged: list[_LoggedAllocation] = []
+        self._freed: dict[int, Allocation] = {}  # by index in _logged
         self.dropped = 0
         self.incomplete: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._logged)
 
     def add(self, log: ProcessLog) -> None:
         """Take the new records of a process's log."""
@@ -135,27 +133,25 @@ class Allocations:
             if call == _CONTEXT_DESTROY:
                 process.end_context(context, epoch, at)
             elif call in FREEING:
-                if (
-                    not flags & operation_log.CAPTURED
-                ):  # a captured call becomes a graph node and frees nothing
+                if not flags & operation_log.CAPTURED:  # a captured call is a graph node, and frees nothing
                     process.end(address, size if call == "cuMemUnmap" else 0, epoch, at)
             elif 0 < address < _ADDRESS_LIMIT and 0 < size <= _ADDRESS_LIMIT - address:
-                if len(self._rows) >= LIMIT:
+                if len(self._logged) >= LIMIT:
                     self.dropped += 1
                     continue
                 row = _LoggedAllocation(process, address, address + size, call, context, stack, epoch, at)
                 process.begin(row)
-                self._rows.append(row)
+                self._logged.append(row)
 
     def all(self) -> list[Allocation]:
         """Return all allocations so far, in the order in which they were logged."""
         found = []
-        for number, row in enumerate(self._rows):
-            made = self._finished.get(number)
+        for number, row in enumerate(self._logged):
+            made = self._freed.get(number)
             if made is None:
-                made = row.finish()
+                made = row.as_allocation()
                 if made.freed:
-                    self._finished[number] = made
+                    self._freed[number] = made
             found.append(made)
         return found
 
@@ -175,8 +171,8 @@ class _LoggedAllocation:
     last: int = _LAST_EPOCH
     freed_ns: int | None = None
 
-    def finish(self) -> Allocation:
-        """Return it as an `Allocation`, with its stack and the name of a variable."""
+    def as_allocation(self) -> Allocation:
+        """Return the `Allocation` as known so far, with its stack and the name of a variable."""
         log = self.process.log
         stack: tuple[StackFrame, ...] = log.stacks.get(self.stack, ())
         call, kind = self.call, ALLOCATING[self.call]
@@ -225,8 +221,8 @@ class _LiveAllocations:
         if size:
             first, last = (bisect.bisect_left(self._bases, edge) for edge in (base, base + size))
             bases = self._bases[first:last]
-        for one in bases:
-            rows = [row for row in self._by_base.get(one, ()) if row.first <= epoch]
+        for begin in bases:
+            rows = [row for row in self._by_base.get(begin, ()) if row.first <= epoch]
             for row in rows if size else rows[-1:]:
                 self._free(row, epoch, at)
 

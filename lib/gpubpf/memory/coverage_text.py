@@ -119,7 +119,7 @@ class _CallSite:
 def allocation_lines(
     report: CoverageReport, granule: int, verbose: bool, whose: Whose | None = None
 ) -> Iterator[str]:
-    """Yield the table of allocations for people, the most untouched bytes first, and what it shows."""
+    """Yield the table of allocations for people, the most untouched bytes first, and the findings."""
     whose = (whose or Whose()).see(row.allocation for row in report.allocations)
     rows = _by_call_site([row for row in report.allocations if _is_shown(row)])
     if not rows and not report.unallocated:
@@ -182,7 +182,7 @@ def _several_process_table(shown: Sequence[_CallSite], whose: Whose) -> list[str
 
 
 def _findings(report: CoverageReport, granule: int) -> Iterator[str]:
-    """Yield what is certain: what is unknown and why, then allocations that kernels did not use."""
+    """Yield what the table lacks and why, then the allocations that kernels certainly did not use."""
     if report.full:
         yield from table.wrap(
             "?: unknown, because the table of touched memory was full;"

@@ -64,7 +64,10 @@ class SiteGroup:
 
 
 def report(kernels: Sequence[KernelTraffic], whose: Whose, verbose: bool) -> Iterator[str]:
-    """Yield the whole report: for several processes or GPUs a table of all kernels, then each kernel that wastes the most."""
+    """Yield the whole report: a table of all kernels if there are several processes or GPUs, then a section for each kernel.
+
+    Without `verbose`, several processes get sections only for the kernels that waste the most.
+    """
     labels = names.labels(kernel.mangled for kernel in kernels)
     whose.see(kernels)
     shown = kernels if verbose or not whose.processes else kernels[:MOST_SECTIONS]
@@ -80,6 +83,7 @@ def report(kernels: Sequence[KernelTraffic], whose: Whose, verbose: bool) -> Ite
 
 
 def _overview(kernels: Sequence[KernelTraffic], labels: Mapping[str, str], whose: Whose) -> list[str]:
+    """Return the table of all kernels, a row for each."""
     rows = []
     for kernel in kernels:
         total = kernel.record()
@@ -115,6 +119,7 @@ def lines(kernel: KernelTraffic, title: str, verbose: bool, whose: Whose | None 
 
 
 def _table(rows: Sequence[dict[str, str]], verbose: bool, whose: Mapping[str, str]) -> list[str]:
+    """Return the table of one kernel, without columns that say nothing. `whose`: cells for process and GPU."""
     empty = [
         name
         for name, cell in (("BANKS", ""), ("LANES", str(LANES)))
@@ -136,6 +141,7 @@ def group_sites(sites: Iterable[SiteTraffic]) -> list[SiteGroup]:
 
 
 def _counts(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> str:
+    """Return a kernel's number of launches, requests and places, in words."""
     requests = table.count(sum(site.requests for site in kernel.sites), "request")
     launches = f"{table.count(kernel.launches, 'launch')}, " if kernel.launches else ""
     return f"{launches}{requests} at {table.count(len(rows), 'place')}"
@@ -173,10 +179,8 @@ def advice(sites: Sequence[SiteTraffic]) -> str | None:
     begin = f"{first.where} {_DOES[first.site.kind]}"
     if first.site.kind == "atomic" and first.pattern == "broadcast" and first.contention == LANES:
         return f"{begin} one address from all lanes: reduce within the warp, then update from one lane"
-    apart = first.pattern not in (
-        "broadcast",
-        "mixed",
-    )  # lanes have different addresses, in every request of several lanes
+    # Whether lanes have different addresses in every request of several lanes.
+    apart = first.pattern not in ("broadcast", "mixed")
     if first.space == "const":
         return f"{first.where} {_CONSTANTS}" if apart else None
     if not any(site.wasted for site in sites):
@@ -200,6 +204,7 @@ def advice(sites: Sequence[SiteTraffic]) -> str | None:
 
 
 def _bank_advice(one: SiteTraffic, begin: str) -> str | None:
+    """Return the advice for bank conflicts; None when they do not come from one stride."""
     if one.stride is None or not one.pattern.startswith("stride") or one.ways_max < 2:
         return None
     words = abs(one.stride) * one.width // 4
