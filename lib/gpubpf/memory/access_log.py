@@ -230,7 +230,7 @@ class AccessLog:
                     sink(part, where, times)
 
     def _group_by_shape(self, process: int, records: Array) -> tuple[Array, list[tuple[Place, Array]]]:
-        """Return the records whose launch is unknown, and the others by kernel and launch shape. Groups keep the order of the records."""
+        """Return the records whose launch is unknown, and the others by kernel and launch shape, all in their order."""
         count = records["launch"] & np.uint64(COUNT)
         known = self.places.of_launch
         if len(count) and count[0] == count[-1] and (count == count[0]).all():
