@@ -32,9 +32,7 @@ class Printer:
         self._whose = Whose() if whose is None else whose
         self._began = False
         self._header = ""
-        self._labels: dict[
-            Place, tuple[str, list[bytes]]
-        ] = {}  # kernel name; index of each thread in its block
+        self._labels: dict[Place, tuple[str, list[bytes]]] = {}  # kernel name; index of each thread
 
     def __call__(self, accesses: Accesses, where: SiteLabels, times: Array | None) -> None:
         if not len(accesses) or self._out.closed:
