@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: make builds the C++ parts."""
+"""What pyproject.toml cannot say: make builds the C++ parts, script/manpages.py the man pages."""
 
 import os
 import subprocess
@@ -10,10 +10,12 @@ from setuptools.command.build_py import build_py
 from setuptools.dist import Distribution
 
 CPP_PARTS = ("lib/cudasim", "lib/gpubpf/agent", "lib/gpubpf/calls/rocprofiler")
+PAGES = [path.name.removesuffix(".in") for path in Path("man").glob("*.8.in")]
+BUILT_PAGES = "build/man"
 
 
 class BuildWithMake(build_py):
-    """Build the libraries where package data is collected from; make decides what is out of date."""
+    """Build the libraries where package data is collected from (make decides what is out of date), and the man pages."""
 
     def run(self) -> None:
         variables = [f"PYTHON={sys.executable}"]  # which is there at run time, too, unless the wheel moves
@@ -21,6 +23,8 @@ class BuildWithMake(build_py):
             variables.append(f"CUDA_INCLUDE={cuda_include}")
         for part in CPP_PARTS:
             subprocess.run(["make", "--silent", "-C", part, *variables], check=True)
+        if PAGES:
+            subprocess.run([sys.executable, "script/manpages.py", "-o", BUILT_PAGES], check=True)
         super().run()
 
 
@@ -37,6 +41,10 @@ setup(
     packages=find_namespace_packages(
         "lib", exclude=["*.__pycache__", "*.build", "*.sanitize*", "*.egg-info*"]
     ),
+    data_files=[
+        ("share/man/man8", [f"{BUILT_PAGES}/{page}" for page in PAGES]),
+        ("share/bash-completion/completions", [str(path) for path in Path("completions").glob("*")]),
+    ],
     cmdclass={"build_py": BuildWithMake},
     distclass=BinaryDistribution,
 )

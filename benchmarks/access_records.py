@@ -16,9 +16,9 @@ import numpy as np
 
 from gpubpf.memory import access_log, access_text, parquet
 from gpubpf.memory.access_log import AccessLog
-from gpubpf.session.kernel_shapes import Place
+from gpubpf.session.kernel_shapes import KernelShape
 
-PLACES = [Place(7, "app", 0, name, (4096, 1, 1), (256, 1, 1)) for name in ("_Z4copyPfS_", "_Z5scalePf")]
+PLACES = [KernelShape(7, "app", 0, name, (4096, 1, 1), (256, 1, 1)) for name in ("_Z4copyPfS_", "_Z5scalePf")]
 RECORD = np.dtype([("address", "<u8"), ("launch", "<u8"), ("thread", "<u4"), ("site", "<u2"), ("how", "<u2")])
 STORED = np.dtype([("mark", "<u4"), ("size", "<u4"), ("payload", RECORD)])  # as a ring has them
 PART = 1 << 18  # records that a reading of a ring gives at once

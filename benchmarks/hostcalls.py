@@ -29,7 +29,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / part) for part in ("lib", "tests")]
 
-from gpubpf.calls import context, probes, records, show  # noqa: E402
+from gpubpf.calls import call_lines, context, probes, records  # noqa: E402
 from gpubpf.calls.api import Api  # noqa: E402
 from gpubpf.linux.host_programs import Host  # noqa: E402
 from gpubpf.program import BPF  # noqa: E402
@@ -42,10 +42,10 @@ int on_call(struct pt_regs *ctx) { return 0; }
 int on_return(struct pt_regs *ctx) { return 0; }
 """
 RATE = 10_000  # launches a second
-LINES: dict[str, Callable[[records.Group], Iterable[str]]] = {
-    "-e": lambda group: show.call_lines(group, show.Columns(0, False)),
-    "-e --json": show.call_records,
-    "-e --csv": show.call_rows,
+LINES: dict[str, Callable[[records.CallGroup], Iterable[str]]] = {
+    "-e": lambda group: call_lines.text_lines(group, call_lines.CallColumns(0, False)),
+    "-e --json": call_lines.json_lines,
+    "-e --csv": call_lines.csv_lines,
 }
 
 
@@ -94,11 +94,11 @@ def calls(
     library: Path, pid: int, off_cpu: bool = False, why: bool = False, each: bool = False
 ) -> Iterator[Any]:
     api = Api("test", (str(library),), FUNCTIONS, {})
-    made = probes.Calls(api, api.choose(), probes.Options(events=each), print, context.PROGRAM)
+    made = probes.CallProbes(api, api.choose(), probes.CallOptions(events=each), print, context.PROGRAM)
     if off_cpu or why:
-        context.Context(made, print, why=why, spans=why)
+        context.ContextProbes(made, print, why=why, spans=why)
     made.start()
-    made.targets(pid)
+    made.trace(pid)
     try:
         yield made
     finally:
@@ -189,10 +189,10 @@ def tool_cpu(built: Path, library: Path, how: str, seconds: float, rate: int = 1
                 found = made.events()
                 seen += len(found)
                 if lines := LINES.get(how):
-                    for text in records.texts(found, api, lambda pid, handle: None, lines):
+                    for text in records.format_calls(found, api, lambda pid, handle: None, lines):
                         out.write(text)
                 elif how == "--timeline":
-                    records.calls(found, api, lambda pid, handle: None)
+                    records.call_records(found, api, lambda pid, handle: None)
             took, cpu = time.perf_counter() - start, time.process_time() - cpu
             if how == "summary":
                 made.stop()

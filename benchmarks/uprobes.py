@@ -54,15 +54,15 @@ def main() -> None:
     flags = f"-O1 -shared -fPIC -Wl,--version-script={SOURCES}/library.map"
     subprocess.run(f"gcc {flags} {SOURCES}/library.c -o {library}".split(), check=True)
     subprocess.run(f"gcc -O1 -pthread {SOURCES}/calls.c -o {place}/calls -ldl".split(), check=True)
-    best = uprobes.way()
-    ways = uprobes.WAYS[uprobes.WAYS.index(best) :]
+    best = uprobes.best_method()
+    ways = uprobes.METHODS[uprobes.METHODS.index(best) :]
     lowest: dict[str, float] = {}
     with tested.Calls(place, library, 1, calls) as process:
         for _ in range(ROUNDS):
             lowest["no probe"] = min(lowest.get("no probe", 1e9), process.go())
             lowest["no probe, push"] = min(lowest.get("no probe, push", 1e9), process.go("p"))
             for way in ways:
-                uprobes.way = lambda chosen=way: chosen
+                uprobes.best_method = lambda chosen=way: chosen
                 for text, what in ((EMPTY, "empty"), (tested.TEXT, "record")):
                     for returns in (False, True):
                         if text is tested.TEXT and not returns:
@@ -73,7 +73,7 @@ def main() -> None:
                             name = f"{way}: {what}, entry{' + return' if returns else ''}"
                             lowest[name] = min(lowest.get(name, 1e9), process.go())
                             lowest[name + ", push"] = min(lowest.get(name + ", push", 1e9), process.go("p"))
-            uprobes.way = lambda: best
+            uprobes.best_method = lambda: best
             with host(tested.TEXT, True) as made:  # a process that is none of those meant
                 name = f"{best}: record, another process"
                 lowest[name] = min(lowest.get(name, 1e9), process.go())

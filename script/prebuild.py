@@ -2,7 +2,7 @@
 """Compile, verify and lower the shipped tools' programs into package data.
 
     script/prebuild.py [TOOL.py …]       write lib/gpubpf/ebpf/prebuilt/TOOL.json
-    script/prebuild.py --check           only say whether they are current; exit status 1 if not
+    script/prebuild.py --check           write nothing; exit status 1 if a file is not current
 
 Needs bcc and CAP_BPF. A tool is a Python file with a string PROGRAM.
 """
@@ -23,22 +23,28 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
 
+from gpubpf.attach import cuinit
 from gpubpf.ebpf import compile
 from gpubpf.ebpf.bytecode import HOST_POINTS, Program
 from gpubpf.errors import CompileError, Error, VerifyError
 from gpubpf.launches import off_cpu
 from gpubpf.linux.host_programs import try_load
 from gpubpf.lower import nvptx, x86
+from gpubpf.lower.programs import PREBUILT, prebuilt_key
 from gpubpf.memory import access_trace
-from gpubpf.program import PREBUILT, prebuilt_key
 from gpubpf.verify import check, verify
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
-SOURCES = (*sorted(TOOLS.glob("*.py")), Path(off_cpu.__file__), Path(access_trace.__file__))
+SOURCES = (
+    *sorted(TOOLS.glob("*.py")),
+    Path(off_cpu.__file__),
+    Path(access_trace.__file__),
+    Path(cuinit.__file__),
+)
 
 
 def program_text(path: Path) -> str | None:
-    """The string PROGRAM of a tool, without running it; None where it has none."""
+    """Return the string PROGRAM of a tool, without running the tool; None if it has none."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and any(
             isinstance(t, ast.Name) and t.id == "PROGRAM" for t in node.targets
@@ -49,7 +55,7 @@ def program_text(path: Path) -> str | None:
 
 
 def build(text: str) -> dict[str, Any]:
-    """The prebuilt form of a C text. Raises CompileError, VerifyError; also when the kernel's verifier could not be asked."""
+    """Return the prebuilt form of a C text. Raises CompileError or VerifyError, also if the kernel's verifier cannot be used."""
     program = compile.compile_text(text)
     kernels = {}
     for function in program.device_functions:
@@ -73,12 +79,12 @@ def build(text: str) -> dict[str, Any]:
 
 
 def fragments(program: Program) -> dict[str, Any]:
-    """What its device programs become, as JSON values."""
+    """Return the lowered device programs of a text as JSON values."""
     return {f.name: nvptx.lower(program, check(program, f)).to_json() for f in program.device_functions}
 
 
 def natives(program: Program) -> dict[str, Any]:
-    """The native forms of its programs for launches and operations as JSON values, or why one has none."""
+    """Return the native forms of a text's programs for launches and operations as JSON values, or the reason why one has none."""
     found: dict[str, Any] = {}
     for function in program.host_functions:
         if function.point in HOST_POINTS:
@@ -90,7 +96,7 @@ def natives(program: Program) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of what decides how the result looks; another version's may look different and be as good."""
+    """Return the versions of bcc and llvmlite, which decide what a result looks like. Other versions give other results, as good."""
     found = {"llvmlite": metadata.version("llvmlite"), "bcc": ""}
     with contextlib.suppress(ImportError, AttributeError):
         found["bcc"] = importlib.import_module("bcc").__version__
@@ -98,8 +104,10 @@ def versions() -> dict[str, str]:
 
 
 def current(path: Path, text: str) -> bool:
-    """Whether a prebuilt file is of this text and what would be made of it today, as far as the tools here can tell: its
-    bytecode is compared where this bcc made it and may be used, its fragments where this LLVM did."""
+    """Return whether a prebuilt file is for this text and has what would be made of it today.
+
+    The bytecode is compared only if the same version of bcc made it and can be used, the fragments only if the same LLVM did.
+    """
     try:
         kept = json.loads(path.read_bytes())
         program = compile.from_json(kept["program"], text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf.bytecode import Function, Instruction, Program
+from gpubpf.ebpf.bytecode import BpfFunction, Instruction, Program
 from gpubpf.ebpf.maps import MapDefinition
 
 U64 = (1 << 64) - 1
@@ -90,8 +90,8 @@ OUT = MapDefinition("out", "array", 4, 256, 1)
 
 def program(
     code: Iterable[Instruction], maps: Iterable[MapDefinition] = (OUT,), point: str = "exit", text: str = ""
-) -> tuple[Program, Function]:
-    function = Function("probe", point, tuple(code))
+) -> tuple[Program, BpfFunction]:
+    function = BpfFunction("probe", point, tuple(code))
     return Program(text, {"probe": function}, {m.name: m for m in maps}), function
 
 
@@ -250,12 +250,15 @@ class Native:
     `specials`: values of thread index and the like. Call it with the arguments by name.
     """
 
-    def __init__(self, made: Program, function: Function, specials: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, made: Program, function: BpfFunction, specials: Mapping[str, int] | None = None
+    ) -> None:
         import ctypes
 
         import llvmlite.binding as llvm
 
         from gpubpf.lower import ir, nvptx
+        from gpubpf.lower.backend import Backend
         from gpubpf.verify.rules import check
 
         llvm.initialize_native_target()
@@ -263,8 +266,7 @@ class Native:
         self.checked = check(made, function)
         triple = llvm.get_process_triple()
         table = {name: (f"test_{name}", kind) for name, kind in SPECIALS.items()}
-        target = ir.Target(triple, "", "ptr", "", table)
-        self.module = ir.lower(made, self.checked, target)
+        self.module = ir.lower(made, self.checked, Backend(triple, "ptr", "", table))
         text = self.module.text
         for name, (symbol, kind) in table.items():
             value = f"ret {kind} {(specials or {}).get(name, 1)}" if kind != "void" else "ret void"

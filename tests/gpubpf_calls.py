@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpubpf.calls.api import Function
+from gpubpf.calls.api import ApiFunction
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,7 +15,7 @@ HERE = Path(__file__).with_name("gpubpf") / "calls"
 LAUNCH = "kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1"
 BY = "kernel=1 grid=0@0 block=0@12 shared=0@24 stream=0@32"
 FUNCTIONS = tuple(
-    Function(f"calls{name}", f"calls_{name}", *rest)
+    ApiFunction(f"calls{name}", f"calls_{name}", *rest)
     for name, *rest in (
         ("quick", "other"),
         ("launch", "launch", LAUNCH),

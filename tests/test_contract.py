@@ -4,6 +4,7 @@ import importlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -13,6 +14,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+import manpages
+from gpubpf.ebpf import headers
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TOOLS = sorted(path.stem for path in (REPOSITORY / "tools").glob("*.py"))
@@ -39,8 +43,12 @@ def tool_module(name):
 
 def man_page(name):
     """The page as text, without groff's marks."""
-    text = (REPOSITORY / "man" / "man8" / f"{name}.8").read_text()
-    return re.sub(r"\\f[BRIP]", "", text).replace("\\-", "-").replace("\\(aq", "'").replace("\\ ", " ")
+    return (
+        re.sub(r"\\f[BRIP]", "", manpages.page(name))
+        .replace("\\-", "-")
+        .replace("\\(aq", "'")
+        .replace("\\ ", " ")
+    )
 
 
 def section(name, title):
@@ -63,7 +71,7 @@ def test_tools_commands_pages_examples_and_completions_are_one_set():
         tool: f"gpubpf.tools.{tool}:main" for tool in TOOLS
     }
     both = {*TOOLS, "cudasim"}
-    assert {path.stem for path in (REPOSITORY / "man" / "man8").iterdir()} == both
+    assert set(manpages.names()) == both
     assert {path.name for path in (REPOSITORY / "completions").iterdir()} == both
     assert {path.stem for path in (REPOSITORY / "tools").glob("*.txt")} == {
         f"{tool}_example" for tool in TOOLS
@@ -148,6 +156,30 @@ def test_the_man_page_has_its_sections_and_no_mistakes(tool):
     assert '\n.SH "EXIT STATUS"\n' in page and '\n.SH "SEE ALSO"\n' in page
 
 
+@pytest.mark.parametrize("name", manpages.names())
+def test_groff_formats_the_man_page_without_warnings(name):
+    if shutil.which("groff") is None:
+        pytest.skip("needs groff")
+    page = manpages.page(name)
+    done = subprocess.run(["groff", "-man", "-ww", "-Tutf8"], input=page, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\n\n" not in page  # an empty line would show
+
+
+def test_every_fragment_of_man_pages_is_used():
+    sources = [*manpages.SOURCES.glob("*.8.in"), *manpages.SOURCES.glob("fragments/*")]
+    included = set(re.findall(r"^\.so (.*)$", "".join(path.read_text() for path in sources), re.MULTILINE))
+    assert included == {path.name for path in manpages.SOURCES.glob("fragments/*")}
+
+
+def test_a_man_page_shows_from_the_checkout():
+    if shutil.which("man") is None:
+        pytest.skip("needs man")
+    command = [sys.executable, REPOSITORY / "script" / "manpages.py", "cudasim"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "CUDASIM(8)" in done.stdout
+
+
 @pytest.mark.parametrize("tool", TOOLS)
 def test_version(tool):
     from gpubpf import __version__
@@ -171,7 +203,8 @@ def test_bad_command_lines_are_one_line_and_status_two(tool, arguments):
 def test_ebpf_prints_the_program(tool):
     done = run(tool, "--ebpf")
     assert done.returncode == 0
-    assert done.stdout.strip() == tool_module(tool).PROGRAM.strip()
+    text = tool_module(tool).PROGRAM
+    assert done.stdout.strip() in (text.strip(), headers.self_contained(text).strip())
 
 
 @pytest.mark.parametrize("tool", TOOLS)

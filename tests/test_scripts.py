@@ -55,11 +55,14 @@ def test_the_package_has_the_libraries_even_when_nothing_is_built_yet(tmp_path):
     shutil.copytree(REPOSITORY / "lib", tmp_path / "lib", ignore=built)
     for part in ("cudasim", "gpubpf/agent", "gpubpf/calls/rocprofiler"):
         shutil.rmtree(tmp_path / "lib" / part / "lib", ignore_errors=True)
+    for directory in ("man", "completions"):
+        shutil.copytree(REPOSITORY / directory, tmp_path / directory)
     for file in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(REPOSITORY / file, tmp_path)
     program = (
         "import setuptools\nfrom distutils.core import run_setup\n"
-        "print(*run_setup('setup.py', stop_after='config').packages)"
+        "made = run_setup('setup.py', stop_after='config')\n"
+        "print(*made.packages, *(file for _, files in made.data_files for file in files))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     wanted = {
@@ -68,6 +71,8 @@ def test_the_package_has_the_libraries_even_when_nothing_is_built_yet(tmp_path):
         "gpubpf.calls.rocprofiler.lib",
         "cudasim.src",
         "gpubpf.ebpf.prebuilt",
+        "build/man/threadhist.8",
+        "completions/threadhist",
     }
     assert wanted <= set(done.stdout.split())
 

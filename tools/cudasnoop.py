@@ -4,44 +4,69 @@
 
 USAGE: cudasnoop [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]
 
-hipsnoop with CUDA's functions: programs in the Linux kernel run where a process enters a function of NVIDIA's driver or runtime
-library and where it returns. Others see what its threads did meanwhile. Nothing is put into the process.
+This is hipsnoop for CUDA. eBPF programs in the Linux kernel run when a thread enters or leaves a function of
+NVIDIA's driver or runtime library. Other programs, at tracepoints, measure why the thread was off the CPU
+meanwhile. Nothing is injected into the process.
 """
 
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-if __package__ in (None, ""):  # run as tools/cudasnoop.py: the library is beside
+if __package__ in (None, ""):  # run as tools/cudasnoop.py: the library is in ../lib
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
 
 from gpubpf.show import cli
 
+if TYPE_CHECKING:
+    import argparse
+
 TOOL = "cudasnoop"
 WHAT = "CUDA calls and kernels, and why a call, or a gap between launches, was long."
 EXAMPLES = """examples:
-    cudasnoop -- ./app                       which calls ./app makes, how long they take
-    cudasnoop -p 4711 1                      a program that runs already, each second
+    cudasnoop -- ./app                       which calls ./app makes, and how long they take
+    cudasnoop -p 4711 1                      a running process, every second
     cudasnoop -e -- ./app                    a line for each call
-    cudasnoop -e --api '*Memcpy*' -- ./app   copies only
-    cudasnoop --errors -e                    calls that fail, of every process (as root)
-    cudasnoop --slow 500 -- ./app            calls of more than 500 us, and what happened inside
+    cudasnoop -e --api '*Memcpy*' -- ./app   only copies
+    cudasnoop --errors -e                    failed calls of every process (requires root)
+    cudasnoop --slow 500 -- ./app            calls longer than 500 us, and why
     cudasnoop --why -d 10 -p 4711            what calls and gaps between launches wait for
-    cudasnoop --kernel 'gemm*' -- ./app      launches of these kernels
+    cudasnoop --kernel 'gemm*' -- ./app      only launches of these kernels
     cudasnoop --trace t.json -- ./app        a trace for ui.perfetto.dev
     cudasnoop --json -e -o f -- ./app        each call, as JSON Lines
 """
 PROGRAM = r"""
 #include <gpubpf.h>
-#include <gpubpf_calls.h>                        /* at each call's entry and return: what it was, how long it took */
-#include <gpubpf_context.h>                      /* at tracepoints: what the thread did meanwhile */
-#include <gpubpf_kernels.h>                      /* where programs say what their kernels are called */
+
+/*
+ * call_entry, call_return     uprobe and uretprobe of every chosen function: count the call, measure its latency, and
+ *                             with -e, --slow, --timeline or --trace record its arguments and its result
+ * call_newtask                task_newtask: trace the processes that a traced process starts
+ * call_exec, call_exit        sched_process_exec, sched_process_exit: forget threads that end
+ */
+#include <gpubpf_calls.h>
+
+/*
+ * context_switch_time         sched_switch: how long threads that make calls are off the CPU
+ * context_switch              with --why or --slow in its place: also why, and in which system call
+ * context_reclaim, context_reclaimed, context_fault, context_retransmit
+ *                             with --why or --slow, at mm_vmscan_*_reclaim_*, page_fault_user and tcp_retransmit_skb:
+ *                             memory pressure, page faults and TCP retransmits
+ */
+#include <gpubpf_context.h>
+
+/*
+ * kernel_told, kernel_given   uprobe and uretprobe of functions that register or find kernels: the name behind a handle
+ */
+#include <gpubpf_kernels.h>
 """
 
 
 def build_parser() -> cli.Parser:
-    """Options: the shared ones; which calls, and what to show of them."""
+    """Return the parser: the options that all tools share, which calls to trace, and what to show."""
     parser = cli.parser(TOOL, WHAT, EXAMPLES)
     cli.add_targets(parser)
     cli.add_calls(parser)
@@ -52,16 +77,63 @@ def build_parser() -> cli.Parser:
     return parser
 
 
+def measure(args: argparse.Namespace, out: cli.Output) -> int:
+    """Attach the programs, trace the processes, and print. Return the exit status."""
+    from gpubpf.calls import command_libraries, cuda
+    from gpubpf.calls.context import ContextProbes
+    from gpubpf.calls.kernel_names import KernelNames
+    from gpubpf.calls.probes import CallOptions, CallProbes
+    from gpubpf.calls.report import CallReport, ReportInputs, drop_views_without_csv
+    from gpubpf.calls.traced_processes import TracedProcesses, check_privileges
+    from gpubpf.process import users
+
+    def note(text: str) -> None:
+        cli.note(TOOL, text)
+
+    check_privileges(args)
+    drop_views_without_csv(args, note)
+    with ExitStack() as stack:
+        options = CallOptions.from_arguments(args)
+        processes = TracedProcesses(args, {}, note)
+
+        # Attach to the libraries that the command is likely to load, and to others as soon as a process maps them.
+        api = cuda.API
+        if args.command:
+            user = users.command_user(args.user)
+            api = command_libraries.with_command_libraries(api, args.command, user)
+        functions = api.choose(args.api)
+        calls = stack.enter_context(closing(CallProbes(api, functions, options, note, PROGRAM)))  # call_*
+        context = ContextProbes(calls, note, why=args.why, spans=bool(args.slow))  # context_*
+        kernels = KernelNames(api, calls.bpf)  # kernel_*
+        calls.start()
+
+        # Start the command, or find the processes. Read the maps every 0.1 s, and print a report each interval.
+        inputs = ReportInputs(api, calls, context, kernels, processes)
+        report = CallReport(inputs, args, out)
+        with processes.follow(calls):
+            report.begin()
+            for _ in processes.intervals(report.tick, calls.stop):
+                report.show()
+                if out.closed:
+                    break
+            report.end()
+        return processes.status or report.status
+
+
 def main(argv: list[str] | None = None) -> int:
     with cli.errors(TOOL):
         args = cli.parse(build_parser(), argv)
         out = cli.open_results(args)
         if args.ebpf:
-            out.write(PROGRAM.lstrip())
-            return 0
-        from gpubpf.calls import cuda, tool
+            from gpubpf.ebpf import headers
 
-        return tool.run(cuda.API, PROGRAM, args, out)
+            out.write(headers.self_contained(PROGRAM).lstrip())
+            return 0
+        if args.list:
+            from gpubpf.calls import cuda, listing
+
+            return listing.show(cuda.API, PROGRAM, args, out)
+        return measure(args, out)
 
 
 if __name__ == "__main__":

@@ -4,18 +4,17 @@
 
 USAGE: kernelretsnoop [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]
 
-Every thread reads its multiprocessor's clock as it leaves the kernel; what that says of lanes, warps and blocks is added up on the
-GPU, or with -e written down thread by thread. The program that is watched needs no change and no rebuild.
+Every thread reads the clock of its multiprocessor when it leaves the kernel. The GPU adds these times up by lane, warp and block, or
+with -e records each of them. The traced program needs no change and no rebuild.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if __package__ in (None, ""):  # run as tools/kernelretsnoop.py: the library is beside
+if __package__ in (None, ""):  # run as tools/kernelretsnoop.py: the library is in ../lib
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
 
 from gpubpf.show import cli
@@ -23,10 +22,12 @@ from gpubpf.show import cli
 if TYPE_CHECKING:
     import argparse
 
-    from gpubpf.exits.exit_log import ExitLog, Place
-    from gpubpf.exits.lateness import Report
+    from gpubpf.exits.exit_log import ExitLog
+    from gpubpf.exits.exits_text import SiteNames
+    from gpubpf.exits.lateness import ExitReport
+    from gpubpf.session.kernel_shapes import KernelShape
     from gpubpf.session.session import Session
-    from gpubpf.show.owner_columns import Whose
+    from gpubpf.show.owner_columns import OwnerColumns
 
 TOOL = "kernelretsnoop"
 EXAMPLES = """examples:
@@ -41,15 +42,15 @@ EXAMPLES = """examples:
 PROGRAM = r"""
 #include <gpubpf.h>
 
-#define LAUNCHES 8      /* the last of one kernel and shape are told apart */
-#define BINS 1024       /* of a histogram: 32 for each power of two */
-#define BITS 36         /* of a clock: number of the launch << BITS | cycles, so that the largest is of the latest launch */
+#define LAUNCHES 8      /* the latest launches of a kernel and shape, which are kept apart */
+#define BINS 1024       /* of a histogram; each power of two has 32 */
+#define BITS 36         /* of a clock; a cell is launch number << BITS | cycles, so that the largest is of the latest launch */
 #define CLOCK ((1ull << BITS) - 1)
 
-struct warp { u64 first, late; };                /* ~(first exit); last one after that */
-struct round { u64 left, clock, time_sm; };      /* how many threads have left; readings of clock and timer */
+struct warp { u64 first, late; };                /* ~(first exit); time from there to the last exit */
+struct round { u64 left, clock, time_sm; };      /* number of exits; readings of clock and timer */
 struct block { u32 exits[32]; struct round rounds[LAUNCHES]; };  /* exits by lane */
-struct late { u64 sum, worst, lost; u32 bins[BINS]; };  /* cycles; worst: cycles << 24 | site; lost: exits, launches met */
+struct late { u64 sum, worst, lost; u32 bins[BINS]; };  /* sum: cycles; worst: cycles << 24 | site; lost: when launches overlap */
 struct record { u64 clock, time, launch; u32 thread; u16 sm, site; };
 GPU_WARP_ARRAY(warps, struct warp, LAUNCHES);
 GPU_BLOCK_ARRAY(blocks, struct block, 1);
@@ -78,17 +79,17 @@ static inline int leave(u64 number, u64 site, u64 now, int chosen) {
         return 0;
     if (chosen)
         __sync_fetch_and_add(&block->exits[lane], 1);
-    u32 before = leaving & ((1u << lane) - 1);   /* the lowest lane speaks for all who leave together */
+    u32 before = leaving & ((1u << lane) - 1);   /* the lowest lane acts for all that exit together */
     if (before && leaving == ~0u)
-        return 0;                                /* all 32: nobody is late */
+        return 0;                                /* all 32 lanes exit together: none is late */
     u64 was = gpu_max(&warp->first, earlier), late = (was - earlier) & CLOCK;
-    if (was > (launch | CLOCK)) {                /* a later launch has the place: better none than wrong numbers */
+    if (was > (launch | CLOCK)) {                /* a later launch uses the cell: the lateness is unknown */
         struct late *unknown = lateness.lookup(&lane);
         if (unknown && chosen && leaving != ~0u)
             __sync_fetch_and_add(&unknown->lost, 1);
         return 0;
     }
-    if (was >= launch && late && late < CLOCK - (1 << 24)) {  /* beyond: who comes first is not who left first */
+    if (was >= launch && late && late < CLOCK - (1 << 24)) {  /* larger: negative, an earlier exit arrived later */
         gpu_max(&warp->late, launch | late);
         if (chosen)
             count(lane, late, site);
@@ -118,7 +119,7 @@ int on_chosen_exit(struct gpu_exit *ctx) {       /* with --block or --thread */
     return leave(ctx->launch, ctx->site, now, chosen && gpu_selected(chosen));
 }
 
-int on_record(struct gpu_exit *ctx) {            /* with -e, --heatmap; on the virtual clock, where each lane has its own */
+int on_record(struct gpu_exit *ctx) {            /* with -e, --heatmap, and on the virtual clock, where each lane has its own */
     u64 now = gpu_clock(), time = bpf_get_globaltimer();
     int key = 0;
     struct gpu_filter *chosen = filter.lookup(&key);
@@ -141,14 +142,14 @@ int on_record(struct gpu_exit *ctx) {            /* with -e, --heatmap; on the v
 
 
 def build_parser() -> cli.Parser:
-    """Options: the shared ones, and what to show of exits."""
+    """Return the parser: the shared options, and what to show of exits."""
     parser = cli.parser(
         TOOL, "When the threads of a GPU kernel leave it, and who keeps the others waiting.", EXAMPLES
     )
     cli.add_targets(parser)
     shown = parser.add_argument_group("what to show")
-    shown.add_argument("-e", dest="each", action="store_true", help="a line for each thread that leaves")
-    shown.add_argument("--heatmap", metavar="FILE", help="a picture (.svg or .png): exits by block and time")
+    shown.add_argument("-e", dest="each", action="store_true", help="print a line for each thread that exits")
+    shown.add_argument("--heatmap", metavar="FILE", help="draw exits by block and time (.svg or .png)")
     cli.add_kernels(parser)
     cli.add_threads(parser)
     cli.add_device(parser)
@@ -159,6 +160,7 @@ def build_parser() -> cli.Parser:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the tool; return its exit status."""
     with cli.errors(TOOL):
         args = cli.parse(build_parser(), argv)
         out = cli.open_results(args)
@@ -168,12 +170,12 @@ def main(argv: list[str] | None = None) -> int:
         from gpubpf.program import BPF
         from gpubpf.session import tracing
         from gpubpf.session.session import Follow
-        from gpubpf.show.owner_columns import Whose
+        from gpubpf.show.owner_columns import OwnerColumns
 
         if args.heatmap:
             from gpubpf.show import picture
 
-            picture.write(args.heatmap, [])  # better an error now than at the end
+            picture.write(args.heatmap, [])  # reports a file that cannot be written now, not at the end
         virtual = tracing.virtual(args)
         recorded = bool(args.each or args.heatmap or virtual)
         b = BPF(text=PROGRAM)
@@ -186,92 +188,71 @@ def main(argv: list[str] | None = None) -> int:
         pump, size = 0 if recorded else 256, (1 << 28) if virtual else None
         follow = Follow(log_records=1 << 17, pump=pump, ring_size=size, per_thread={"departures": 1})
         with b.trace(args, follow) as session:
-            from gpubpf.exits import exit_log  # loads NumPy, which is no part of the way to the first probe
+            from gpubpf.exits import exit_log  # imports NumPy, which would delay the first probe
 
-            whose = Whose(session.several)
-            each = exit_log.Printer(out, args.json, args.csv, whose) if args.each else None
-            log = exit_log.ExitLog(recorded, args.block, args.thread, bool(args.heatmap), each, whose)
+            results, owners = cli.Results(args, out), OwnerColumns(session.several)
+            printer = exit_log.Printer(out, results.form, owners) if args.each else None
+            log = exit_log.ExitLog(recorded, args.block, args.thread, bool(args.heatmap), printer, owners)
             for _ in session.intervals(args.interval, args.count, tick=lambda: log.take(session)):
                 if not args.each:
-                    report(session, log, whose, args, out)
+                    report(session, log, owners, args, results)
                 if out.closed:
                     break
-            show_end(session, log, args, out)
+            if args.heatmap:
+                picture.write(args.heatmap, log.pictures())
+            results.end(*log.summary(session))
     return session.status
 
 
-def report(session: Session, log: ExitLog, whose: Whose, args: argparse.Namespace, out: cli.Output) -> None:
-    """What left since the last report, in the form asked for."""
-    from gpubpf.exits import exit_log, exits_text
+def report(
+    session: Session, log: ExitLog, owners: OwnerColumns, args: argparse.Namespace, results: cli.Results
+) -> None:
+    """Print the exits since the last report."""
+    from gpubpf.exits import exits_text
+    from gpubpf.session.kernel_shapes import site_names
 
-    found = list(log.reports(anew=bool(args.interval)))
-    if args.json or args.csv:
-        for place, one in found:
-            (show_json if args.json else show_csv)(session, place, one, args, out)
-        return
-    if args.timestamps:
-        out.line(time.strftime("%H:%M:%S"))
+    def sites(kernel: KernelShape) -> SiteNames:
+        return site_names(session.sites(kernel.mangled, kernel.pid))
 
-    def source(place: Place) -> exits_text.Source:
-        return exit_log.source_of(session.sites(place.mangled, place.pid))
-
-    out.lines(exits_text.lines(found, log.title, source, whose, args.verbose))
+    results.begin()
+    reports = list(log.reports(anew=bool(args.interval)))
+    if results.json or results.csv:
+        for kernel, exits in reports:
+            (show_json if results.json else show_csv)(kernel, exits, sites(kernel), results)
+    else:
+        results.out.lines(exits_text.lines(reports, log.title, sites, owners, args.verbose))
 
 
 # --- for programs ---
 
 
-def show_json(
-    session: Session, place: Place, found: Report, args: argparse.Namespace, out: cli.Output
-) -> None:
-    """A record for each lane, then one for the kernel and launch shape."""
+def show_json(kernel: KernelShape, exits: ExitReport, sites: SiteNames, results: cli.Results) -> None:
+    """Write a record for each lane, then one for the kernel and launch shape."""
     from gpubpf import names
-    from gpubpf.exits import exit_log, lateness
+    from gpubpf.exits import lateness
 
-    source = exit_log.source_of(session.sites(place.mangled, place.pid))
-    shared = place.record()
-    out.records({"type": "lane", **shared, **lateness.lane_record(lane, source)} for lane in found.lanes)
-    name = {"demangled": names.demangle(place.mangled).full, "mangled": place.mangled}
-    stamp = {"ts_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC)} if args.timestamps else {}
-    out.record(**({"type": "kernel", **shared, **name} | lateness.kernel_record(found) | stamp))
-
-
-def show_csv(
-    session: Session, place: Place, found: Report, args: argparse.Namespace, out: cli.Output
-) -> None:
-    """The table of lanes."""
-    from gpubpf.exits import exit_log, lateness
-
-    source = exit_log.source_of(session.sites(place.mangled, place.pid))
-    now = (time.clock_gettime_ns(time.CLOCK_MONOTONIC),) if args.timestamps else ()
-    if not out.began:
-        first = "ts_ns,pid,comm,gpu,kernel" if now else "pid,comm,gpu,kernel"
-        shape = "grid_x,grid_y,grid_z,block_dim_x,block_dim_y,block_dim_z"
-        out.write(
-            f"{first},{shape},lane,exits,late_mean_ns,late_p50_ns,late_p99_ns,late_max_ns,site,source\n"
-        )
-    for lane in found.lanes:
-        record = lateness.lane_record(lane, source)
-        late = tuple(record.pop("late_ns").values())
-        where = ("" if record["site"] is None else record["site"], record["source"] or "")
-        cells = (*now, *place.record().values(), lane.number, lane.exits, late, where)
-        out.write(cli.csv_cells(cells) + "\n")
+    common = kernel.record()
+    lanes = (lateness.lane_record(lane, sites) for lane in exits.lanes)
+    results.out.records({"type": "lane", **common, **lane} for lane in lanes)
+    name = {"demangled": names.demangle(kernel.mangled).full, "mangled": kernel.mangled}
+    results.out.record(
+        **({"type": "kernel", **common, **name} | lateness.kernel_record(exits) | results.stamp)
+    )
 
 
-def show_end(session: Session, log: ExitLog, args: argparse.Namespace, out: cli.Output) -> None:
-    """The picture; how much of what ran was seen, and why not all."""
-    from gpubpf.show import picture, table
+def show_csv(kernel: KernelShape, exits: ExitReport, sites: SiteNames, results: cli.Results) -> None:
+    """Write a row for each lane."""
+    from gpubpf.exits import lateness
 
-    if args.heatmap:
-        picture.write(args.heatmap, log.pictures())
-    summary, more = session.summary(), log.losses(session)
-    if args.json:
-        out.record(**({"type": "summary", "tool": TOOL} | summary | more))
-    elif not args.csv:
-        other = summary["lost"] - sum(more.get("records_lost", {}).values())
-        out.lines(cli.coverage(summary | {"lost": max(0, other)}))
-        for line in log.loss_lines(more):
-            out.lines(table.wrap(line))
+    times = (f"late_{name}_ns" for name in ("mean", "p50", "p99", "max"))
+    columns = ("pid", "comm", "gpu", "kernel", *cli.SHAPE_COLUMNS, "lane", "exits", *times, "site", "source")
+    rows = []
+    for lane in exits.lanes:
+        record = lateness.lane_record(lane, sites)
+        late = tuple(record["late_ns"].values())
+        cells = (*kernel.record().values(), lane.number, lane.exits, late, record["site"], record["source"])
+        rows.append(cells)
+    results.table(columns, rows)
 
 
 if __name__ == "__main__":

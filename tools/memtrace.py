@@ -1,21 +1,20 @@
 #!/usr/bin/env python3
 # PYTHON_ARGCOMPLETE_OK
-"""memtrace   How each instruction of a GPU kernel touches memory, and what of it is wasted.
+"""memtrace   How each instruction of a GPU kernel accesses memory, and how much of the traffic is wasted.
 
 USAGE: memtrace [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]
 
-Each warp works out on the GPU what a load, store or atomic of its lanes comes to, and adds it to the numbers of that place in the
-kernel. The program that is watched needs no change and no rebuild.
+For each load, store or atomic, each warp works out on the GPU what its lanes access, and adds that to the counts of the instruction.
+The traced program needs no change and no rebuild.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if __package__ in (None, ""):  # run as tools/memtrace.py: the library is beside
+if __package__ in (None, ""):  # run as tools/memtrace.py: the library is in ../lib
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
 
 from gpubpf.show import cli
@@ -28,31 +27,31 @@ if TYPE_CHECKING:
     from gpubpf.memory.traffic import KernelTraffic
     from gpubpf.program import BPF
     from gpubpf.session.session import Session
-    from gpubpf.show.owner_columns import Whose
+    from gpubpf.show.owner_columns import OwnerColumns
 
 TOOL = "memtrace"
 EXAMPLES = """examples:
-    memtrace -- ./app                           what is wasted where, every kernel of ./app
+    memtrace -- ./app                           wasted traffic by instruction, every kernel of ./app
     memtrace --kernel 'ns::*' -- ./app          these kernels only
-    memtrace --launch 1 -v -- ./app             the first launch of each kernel; places that waste nothing, too
-    memtrace --json -o sites.jsonl -- ./app     every place, as JSON Lines
+    memtrace --launch 1 -v -- ./app             the first launch of each kernel; also instructions that waste nothing
+    memtrace --json -o sites.jsonl -- ./app     every instruction, as JSON Lines
     memtrace --footprint -- ./app               how much memory each kernel touches, and how often
-    memtrace -e --site 3 --warps 64 -- ./app    each access at place 3, by one warp in 64
-    memtrace --parquet app.parquet -- ./app     every access, into a file for pandas, DuckDB, ...
+    memtrace -e --site 3 --warps 64 -- ./app    each access of instruction 3, by one warp in 64
+    memtrace --parquet app.parquet -- ./app     every access, in a file for pandas, DuckDB, ...
     memtrace --heatmap app.svg -- ./app         a picture: addresses by time
     memtrace 1 10 -- python3 train.py           print each second, ten times
 """
 PROGRAM = r"""
 #include <gpubpf.h>
-#include <gpubpf_traffic.h>                      /* what a warp's request comes to */
+#include <gpubpf_traffic.h>                      /* sectors, patterns and bank conflicts of a request */
 #include <gpubpf_coverage.h>                     /* which bytes were touched */
 
-GPU_SITE_ARRAY(global_cells, struct gpu_traffic);  /* constants, too */
+GPU_SITE_ARRAY(global_cells, struct gpu_traffic);  /* global and constant memory */
 GPU_SITE_ARRAY(local_cells, struct gpu_traffic);
 GPU_SITE_ARRAY(shared_cells, struct gpu_shared_traffic);
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
-/* A request of these lanes, as if the others had a false predicate. Copies vary in width. */
+/* Add a request of these lanes, as if the others had a false predicate. The width of copies varies. */
 static inline int in_global(u32 lanes, struct gpu_access *ctx, int varies) {
     int site = ctx->site;
     struct gpu_request request = {ctx->address, ctx->width, lanes, varies};
@@ -60,7 +59,7 @@ static inline int in_global(u32 lanes, struct gpu_access *ctx, int varies) {
     return cell ? gpu_add_request(cell, &request) : 0;
 }
 
-/* The same, and which bytes it touches; and by which kernel. */
+/* The same, with the bytes that it touches, and with by_kernel also the kernel that touches them. */
 static inline int in_covered(u32 lanes, struct gpu_access *ctx, int varies, int by_kernel) {
     int site = ctx->site;
     u64 effect = ctx->effect, space = ctx->space;
@@ -92,7 +91,7 @@ int on_owned_copied(struct gpu_access *ctx) { return in_covered(ctx->active, ctx
 int on_local(struct gpu_access *ctx) { return in_local(ctx->active, ctx); }
 int on_shared(struct gpu_access *ctx) { return in_shared(ctx->active, ctx); }
 
-/* With --block or --thread: the lanes that are chosen; of the others 0. */
+/* With --block or --thread: the chosen lanes; 0 in lanes that are not chosen. */
 static inline u32 chosen(void) {
     int key = 0;
     struct gpu_filter *wanted = filter.lookup(&key);
@@ -112,7 +111,7 @@ int on_chosen_owned_copied(struct gpu_access *ctx) { return CHOSEN(in_covered, 1
 int on_chosen_local(struct gpu_access *ctx) { return CHOSEN(in_local); }
 int on_chosen_shared(struct gpu_access *ctx) { return CHOSEN(in_shared); }
 
-/* What is copied in bulk, in any of these cases. */
+/* Bulk copies, in all of these cases. */
 int on_bulk(struct gpu_access *ctx) {
     if (ctx->width > 32 && chosen())
         gpu_cover_bulk(ctx->address, ctx->width, ctx->effect);
@@ -122,9 +121,11 @@ int on_bulk(struct gpu_access *ctx) {
 
 
 def build_parser() -> cli.Parser:
-    """Options: the shared ones, and what to show of accesses."""
+    """Return the parser: the shared options, and what to show of accesses."""
     parser = cli.parser(
-        TOOL, "How each instruction of a GPU kernel touches memory, and what of it is wasted.", EXAMPLES
+        TOOL,
+        "How each instruction of a GPU kernel accesses memory, and how much of the traffic is wasted.",
+        EXAMPLES,
     )
     cli.add_targets(parser)
     cli.add_kernels(parser)
@@ -139,6 +140,7 @@ def build_parser() -> cli.Parser:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the tool; return its exit status."""
     with cli.errors(TOOL):
         args = cli.parse(build_parser(), argv)
         out = cli.open_results(args)
@@ -150,7 +152,7 @@ def main(argv: list[str] | None = None) -> int:
             out.write(PROGRAM.lstrip())
             return 0
         from gpubpf.program import BPF
-        from gpubpf.show.owner_columns import Whose
+        from gpubpf.show.owner_columns import OwnerColumns
 
         b = BPF(text=PROGRAM)
         attach(b, args)
@@ -160,26 +162,23 @@ def main(argv: list[str] | None = None) -> int:
             return listing.show(b, args, out)
         grain = grain_of(b, args)
         with b.trace(args, grain.follow if grain else None) as session:
-            from gpubpf.memory.traffic import (
-                Traffic,  # loads NumPy, which is no part of the way to the first probe
-            )
+            from gpubpf.memory.traffic import Traffic  # imports NumPy, which would delay the first probe
 
-            traffic = Traffic()
-            covered = coverage_of(grain, args)
+            traffic, covered = Traffic(), coverage_of(grain, args)
             tick = (lambda: covered.take(session)) if covered else None
-            whose = Whose(session.several)
+            results, owners = cli.Results(args, out), OwnerColumns(session.several)
             for _ in session.intervals(args.interval, args.count, tick=tick):
-                report(traffic.read(session, since_last=bool(args.interval)), whose, args, out)
-                if covered:
-                    report_coverage(covered, session, whose, args, out)
+                report(traffic.read(session, since_last=bool(args.interval)), owners, args, results)
+                if covered and not results.csv:
+                    report_coverage(covered, session, owners, args, results)
                 if out.closed:
                     break
-            show_end(session, args, out)
+            results.end(session.summary())
     return session.status
 
 
 def attach(b: BPF, args: argparse.Namespace) -> None:
-    """The programs that add up: for each space one of its own, so that none carries what it does not need."""
+    """Attach the programs that add up: one for each memory space, so that none carries code that it does not need."""
     which = "chosen_" if cli.chooses_threads(args) else ""
     covers = "owned_" if args.footprint else "covered_" if args.allocations else ""
     own = ("load", "store", "atomic")
@@ -192,18 +191,18 @@ def attach(b: BPF, args: argparse.Namespace) -> None:
 
 
 def grain_of(b: BPF, args: argparse.Namespace) -> Grain | None:
-    """How finely touched bytes are kept, which the programs are told; None: they are not asked for."""
+    """Return how finely to track touched bytes, and tell the programs; None when they are not to be tracked."""
     if not (args.allocations or args.footprint):
         return None
     from gpubpf.memory.granularity import Grain
 
-    made = Grain(args.granule, args.footprint)
-    b["grain"].set(made.parameter)
-    return made
+    grain = Grain(args.granule, args.footprint)
+    b["grain"].set(grain.parameter)
+    return grain
 
 
 def coverage_of(grain: Grain | None, args: argparse.Namespace) -> Coverage | None:
-    """What collects which bytes are touched, where that is asked for."""
+    """Return what collects the touched bytes; None when they are not tracked."""
     if grain is None:
         return None
     from gpubpf.memory.coverage import Coverage
@@ -211,75 +210,64 @@ def coverage_of(grain: Grain | None, args: argparse.Namespace) -> Coverage | Non
     return Coverage(grain, cli.chooses_threads(args))
 
 
-def report_coverage(
-    covered: Coverage, session: Session, whose: Whose, args: argparse.Namespace, out: cli.Output
+def report(
+    kernels: list[KernelTraffic], owners: OwnerColumns, args: argparse.Namespace, results: cli.Results
 ) -> None:
-    """Which bytes of allocations were touched so far, and how much of memory each kernel touches."""
+    """Print what was counted since the last report."""
+    results.begin()
+    if results.json or results.csv:
+        for kernel in kernels:
+            (show_json if results.json else show_csv)(kernel, results)
+        return
+    from gpubpf.memory import traffic_text
+
+    results.out.lines(traffic_text.report(kernels, owners, args.verbose))
+
+
+def report_coverage(
+    covered: Coverage,
+    session: Session,
+    owners: OwnerColumns,
+    args: argparse.Namespace,
+    results: cli.Results,
+) -> None:
+    """Print which bytes of allocations have been touched so far, and how much memory each kernel touches."""
     from gpubpf.memory import coverage_text
     from gpubpf.memory.traffic import Traffic
 
-    if args.csv:
-        return
     found = covered.report(session)
     kernels = Traffic().read(session, since_last=False) if args.footprint else []
-    if args.json:
-        out.records(coverage_text.records(found, kernels, args.granule, args.allocations))
+    if results.json:
+        results.out.records(coverage_text.records(found, kernels, args.granule, args.allocations))
         return
     if args.allocations:
-        out.lines(coverage_text.allocation_lines(found, args.granule, args.verbose, whose))
-    out.lines(coverage_text.footprint_lines(found, kernels, whose))
-
-
-def report(kernels: list[KernelTraffic], whose: Whose, args: argparse.Namespace, out: cli.Output) -> None:
-    """What was counted since the last report, in the form asked for."""
-    if args.json or args.csv:
-        for kernel in kernels:
-            (show_json if args.json else show_csv)(kernel, args, out)
-        return
-    if args.timestamps:
-        out.line(time.strftime("%H:%M:%S"))
-    from gpubpf.memory import traffic_text
-
-    out.lines(traffic_text.report(kernels, whose, args.verbose))
+        results.out.lines(coverage_text.allocation_lines(found, args.granule, args.verbose, owners))
+    results.out.lines(coverage_text.footprint_lines(found, kernels, owners))
 
 
 # --- for programs ---
 
 
-def show_json(kernel: KernelTraffic, args: argparse.Namespace, out: cli.Output) -> None:
-    """A record for each place, then one for the kernel."""
+def show_json(kernel: KernelTraffic, results: cli.Results) -> None:
+    """Write a record for each instruction that accesses memory, then one for the kernel."""
     from gpubpf.memory import traffic_text
 
     place = kernel.place()
-    out.records(
+    results.out.records(
         {"type": "site", **place, **site.record(kernel.share([site])), "advice": traffic_text.advice([site])}
         for site in kernel.sites
     )
-    stamp = {"ts_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC)} if args.timestamps else {}
-    out.record(**({"type": "kernel", **place} | kernel.record() | stamp))
+    results.out.record(**({"type": "kernel", **place} | kernel.record() | results.stamp))
 
 
-def show_csv(kernel: KernelTraffic, args: argparse.Namespace, out: cli.Output) -> None:
-    """A line for each place."""
-    now = (time.clock_gettime_ns(time.CLOCK_MONOTONIC),) if args.timestamps else ()
+def show_csv(kernel: KernelTraffic, results: cli.Results) -> None:
+    """Write a row for each instruction that accesses memory."""
     for site in kernel.sites:
         record = kernel.place() | site.record(kernel.share([site]))
         del record["patterns"]
-        banks = record.pop("bank_ways") or {"mean": "", "max": ""}
+        banks = record.pop("bank_ways") or {"mean": None, "max": None}
         record |= {"bank_ways_mean": banks["mean"], "bank_ways_max": banks["max"]}
-        if not out.began:
-            out.write(",".join([*(["ts_ns"] if now else []), *record]) + "\n")
-        cells = ("" if value is None else value for value in record.values())
-        out.write(cli.csv_cells((*now, *cells)) + "\n")
-
-
-def show_end(session: Session, args: argparse.Namespace, out: cli.Output) -> None:
-    """How much of what ran was seen, and why not all."""
-    summary = session.summary()
-    if args.json:
-        out.record(**({"type": "summary", "tool": TOOL} | summary))
-    elif not args.csv:
-        out.lines(cli.coverage(summary))
+        results.table(list(record), [list(record.values())])
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Tables that the driver and the runtime need and the CUDA headers hold.
+"""Generate tables for the driver and the runtime from the CUDA headers.
 
     generate.py errors INCLUDE            error names and numbers      → C++ (errors.inc)
     generate.py entries INCLUDE           cuGetProcAddress's table     → C++ (entries.inc)
     generate.py stubs cu|cuda INCLUDE OBJECT…
-                                          entry points that the headers declare and no object defines: they exist,
-                                          so that programs link and load, and return "not supported" → C
+                                          entry points that the headers declare and no object defines → C. They return
+                                          "not supported", and exist so that programs link and load.
 
-Run by the Makefile; writes to standard output. Reads `cuda.h`, `cudaTypedefs.h`, `driver_types.h` and
-`cuda_runtime_api.h`, whichever version of the toolkit they come from.
+The Makefile runs it; it writes to standard output. It reads `cuda.h`, `cudaTypedefs.h`, `driver_types.h` and
+`cuda_runtime_api.h` of any version of the toolkit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOT_SUPPORTED = 801  # CUDA_ERROR_NOT_SUPPORTED and cudaErrorNotSupported
 
 
 def read(include: Path, name: str) -> str:
-    """A header without comments, its line continuations joined."""
+    """Return a header without comments, with continued lines joined."""
     text = (include / name).read_text(encoding="utf-8", errors="replace")
     text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
     text = re.sub(r"//[^\n]*", "", text)
@@ -29,7 +29,7 @@ def read(include: Path, name: str) -> str:
 
 
 def enumerators(text: str, prefix: str) -> list[tuple[str, int]]:
-    """(name, number) of the enumerators that begin with `prefix`, in order of number, one per number."""
+    """Return (name, number) of the enumerators that begin with `prefix`, by number, one name for each number."""
     found: dict[int, str] = {}
     for name, number in re.findall(rf"\b({prefix}\w+)\s*=\s*(\d+)\s*[,}}\n]", text):
         found.setdefault(int(number), name)
@@ -37,7 +37,7 @@ def enumerators(text: str, prefix: str) -> list[tuple[str, int]]:
 
 
 def errors(include: Path) -> str:
-    """`X(number, "name")` lines of both enumerations."""
+    """Return `X(number, "name")` lines for the error enumerations of driver and runtime."""
     driver_text, runtime_text = read(include, "cuda.h"), read(include, "driver_types.h")
     result = re.search(r"typedef enum cudaError_enum \{(.*?)\} CUresult;", driver_text, re.S)
     error = re.search(r"enum __device_builtin__ cudaError\s*\{(.*?)\};", runtime_text, re.S)
@@ -51,7 +51,7 @@ def errors(include: Path) -> str:
 
 
 def driver_names(include: Path) -> tuple[set[str], dict[str, str], dict[str, str]]:
-    """Exported names of the driver; base name → newest symbol; symbol → its per-thread variant."""
+    """Return the driver's exported names; the newest symbol of each base name; the per-thread variant of each symbol."""
     text = read(include, "cuda.h")
     declared = set(re.findall(r"CUresult\s+CUDAAPI\s+(cu\w+)\s*\(", text))
     newest: dict[str, str] = {}
@@ -67,7 +67,7 @@ def driver_names(include: Path) -> tuple[set[str], dict[str, str], dict[str, str
 
 
 def entries(include: Path) -> str:
-    """`X("name", version, symbol, per-thread symbol or symbol)` lines, and declarations of the symbols."""
+    """Return lines `X("name", version, symbol, per-thread symbol or symbol)`, and declarations of the symbols."""
     names, newest, per_thread = driver_names(include)
     typedefs = read(include, "cudaTypedefs.h")
     versions: dict[str, set[int]] = {}
@@ -99,7 +99,7 @@ def entries(include: Path) -> str:
 
 
 def runtime_names(include: Path) -> set[str]:
-    """Exported names of the runtime, per-thread variants included."""
+    """Return the runtime's exported names, including per-thread variants."""
     text = read(include, "cuda_runtime_api.h")
     names = set(re.findall(r"CUDARTAPI(?:_CDECL)?\s+(cuda[A-Z]\w+)\s*\(", text))
     for wrapper, symbol in re.findall(r"__CUDART_API_PT(DS|SZ)\((cuda\w+)\)", text):
@@ -108,7 +108,7 @@ def runtime_names(include: Path) -> set[str]:
 
 
 def defined(objects: list[str]) -> set[str]:
-    """Global symbols that the object files define."""
+    """Return the global symbols that the object files define."""
     output = subprocess.run(
         ["nm", "-g", "--defined-only", "-P", *objects], check=True, capture_output=True, text=True
     ).stdout
@@ -116,7 +116,7 @@ def defined(objects: list[str]) -> set[str]:
 
 
 def stubs(library: str, include: Path, objects: list[str]) -> str:
-    """C definitions of what is declared and not defined."""
+    """Return C definitions of the entry points that the headers declare and no object defines."""
     names = driver_names(include)[0] if library == "cu" else runtime_names(include)
     lines = ["/* Made by generate.py: declared by the CUDA headers, not offered by this device. */"]
     lines += [f"int {name}(void) {{ return {NOT_SUPPORTED}; }}" for name in sorted(names - defined(objects))]
@@ -124,7 +124,7 @@ def stubs(library: str, include: Path, objects: list[str]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """The command line of the module's docstring."""
+    """Run a command line as in the module's docstring; return the exit status."""
     match arguments:
         case ["errors", include]:
             sys.stdout.write(errors(Path(include)))

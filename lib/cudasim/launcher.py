@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -12,34 +13,46 @@ from pathlib import Path
 from typing import NoReturn
 
 from gpubpf.errors import Error
-from gpubpf.show import cli
 
 LIBRARIES = Path(__file__).resolve().parent / "lib"
 CLOCKS = ("real", "virtual")
 EPILOG = """\
 examples:
   cudasim -- ./vectoradd            run ./vectoradd where there is no GPU
-  CUDASIM_HOSTILE=1 cudasim -- ./a  as strict as drivers are, and stricter
+  CUDASIM_HOSTILE=1 cudasim -- ./a  at least as strict as any driver
   CUDASIM_DEVICES=2 cudasim -- ./a  with two devices
 
-The program must hold PTX and use the shared CUDA runtime (nvcc -cudart shared)
-or the driver. Results are exact; times mean nothing, except on the virtual
-clock (--clock virtual): there 1 ns is one PTX instruction of a thread, 10 bytes
-copied or 100 bytes set, a launch call takes 1,000 ns, and every run repeats.
+The program must contain PTX and use the shared CUDA runtime (nvcc -cudart
+shared) or the driver. Results are exact. Times mean nothing, except on the
+virtual clock (--clock virtual): there 1 ns is one PTX instruction of a thread,
+10 bytes copied or 100 bytes set, a launch call takes 1,000 ns, and all runs
+show the same times.
 """
 
 
 class LauncherError(Error):
-    """The program cannot be run; `status` is the exit status."""
+    """The program cannot be run. `status` is the exit status of `cudasim`."""
 
     def __init__(self, text: str, status: int = 1) -> None:
         super().__init__(text)
         self.status = status
 
 
-def build_parser() -> cli.Parser:
-    """The command line up to ``--``."""
-    parser = cli.Parser(
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Report a usage error in one line, with exit status 2."""
+        raise LauncherError(f"{message}; see cudasim --help", 2)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Exit after --help. Raises OSError if the help text cannot be written."""
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        super().exit(status, message)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser for the options before ``--``."""
+    parser = _Parser(
         prog="cudasim",
         usage="cudasim [--clock real|virtual] -- COMMAND [ARG...]",
         description="Run a program on the embedded CUDA device: a GPU in software.",
@@ -50,14 +63,17 @@ def build_parser() -> cli.Parser:
     parser.add_argument(
         "--clock",
         choices=CLOCKS,
-        help="what clocks and events show: real time (default), or a virtual one that repeats exactly",
+        help="clock that programs and events read: real (default), or virtual, which repeats exactly",
     )
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     return parser
 
 
 def environment(current: Mapping[str, str], clock: str | None = None) -> dict[str, str]:
-    """`current` with what a program needs to find the embedded device; raises LauncherError if it is not built."""
+    """Return `current` with the variables that make a program use the embedded device.
+
+    Raises LauncherError if the device is not built, or if the clock is unknown.
+    """
     if not (LIBRARIES / "libcuda.so.1").exists():
         raise LauncherError("the embedded device is not built; run script/setup")
     clock = clock or current.get("CUDASIM_CLOCK") or "real"
@@ -70,7 +86,10 @@ def environment(current: Mapping[str, str], clock: str | None = None) -> dict[st
 
 
 def execute(command: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
-    """Become the command; its exit status is the shell's to see. Raises LauncherError (127 not found, 126 no program)."""
+    """Replace this process by the command, so that the caller sees the command's exit status.
+
+    Raises LauncherError with status 127 for a command that is not found, 126 for one that cannot be executed.
+    """
     name = command[0] or repr("")
     try:
         if not command[0]:
@@ -82,19 +101,61 @@ def execute(command: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
         raise LauncherError(f"{name}: not found; check the name and PATH", 127) from None
     except OSError as error:
         raise LauncherError(
-            f"{name}: {error.strerror}; check that it is a program that may be run", 126
+            f"{name}: {error.strerror}; check that it is an executable program", 126
         ) from None
 
 
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the command line into the words before and after the first ``--``."""
+    at = words.index("--") if "--" in words else len(words)
+    return list(words[:at]), list(words[at + 1 :])
+
+
+def _complain(text: str) -> None:
+    """Write one line to standard error, with control characters escaped. Nothing happens if that is closed."""
+    line = "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
+    )
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"cudasim: {line}\n")
+            sys.stderr.flush()
+
+
+def _discard_output() -> None:
+    """Drop what standard output still buffers: Python would try to write it again at exit."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse, set the environment, become the command."""
-    with cli.errors("cudasim"):
+    """Run the command of the command line on the embedded device; return the exit status if it cannot be run."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        with contextlib.suppress(ValueError):  # raised outside of the main thread
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the process without a traceback
+    try:
         parser = build_parser()
-        own, command = cli.split_command(sys.argv[1:] if argv is None else argv)
-        arguments = cli.parse_own(parser, own)
+        own, command = _split(sys.argv[1:] if argv is None else argv)
+        if "_ARGCOMPLETE" in os.environ:  # a shell completes the options
+            import argcomplete
+
+            argcomplete.autocomplete(parser)
+        arguments = parser.parse_intermixed_args(own)
         if arguments.words or not command:
-            parser.error("the command goes behind '--': cudasim -- COMMAND")
+            parser.error("give the command after '--': cudasim -- COMMAND")
         execute(command, environment(os.environ, arguments.clock))
+    except Error as error:
+        _complain(str(error))
+        return error.status
+    except BrokenPipeError:
+        _discard_output()
+        return 0
+    except OSError as error:
+        _discard_output()
+        _complain(f"cannot write: {error.strerror}; check the space left")
+        return 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""One small content-addressed cache for every stage: bytes under (stage, SHA-256 of what made them).
+"""A small content-addressed cache for all stages: bytes by stage and SHA-256 of the stage's inputs.
 
-It lives in a directory that only its user can enter: ``$XDG_CACHE_HOME/gpubpf``, ``~/.cache/gpubpf``, or
-``/tmp/gpubpf-UID``, the first that can be used. Nothing in it is ever needed: where no directory can be used,
+It is in a directory that only its user can enter: the first usable one of ``$XDG_CACHE_HOME/gpubpf``,
+``~/.cache/gpubpf`` and ``/tmp/gpubpf-UID``. The cache is optional: without a usable directory,
 every `get` is a miss and every `put` does nothing.
 
     key = cache.key("sm_90", options, ptx)
@@ -17,7 +17,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +28,7 @@ _TEMPORARY = ".part-"  # prefix of files that are still being written
 
 
 def key(*parts: str | bytes) -> str:
-    """The key of what these parts determine, in hexadecimal; ("ab", "c") has another than ("a", "bc")."""
+    """Return the key for these inputs, in hexadecimal. The keys of ("ab", "c") and ("a", "bc") differ."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
@@ -37,18 +37,25 @@ def key(*parts: str | bytes) -> str:
     return digest.hexdigest()
 
 
+def key_of_files(files: Iterable[Path]) -> str:
+    """Return a key of the contents of these files: of the source code that makes a result, as one part of the result's key.
+
+    Raises OSError.
+    """
+    return key(*(file.read_bytes() for file in files))
+
+
 @dataclass
 class Cache:
-    """A cache in `directory`, private to this user (see `open_directory`); None: one that keeps nothing."""
+    """A cache in `directory`, which is private to this user (see `open_directory`). With None it keeps nothing."""
 
     directory: Path | None
     limit: int = LIMIT
-    _unswept: int | None = field(
-        default=None, repr=False
-    )  # bytes put since the last sweep; None: never swept
+    # Bytes put since the last sweep; None: never swept.
+    _unswept: int | None = field(default=None, repr=False)
 
     def get(self, stage: str, key: str) -> bytes | None:
-        """The bytes put under (stage, key), or None."""
+        """Return the bytes that were put under (stage, key); None if there are none."""
         if (path := self.path(stage, key)) is None:
             return None
         try:
@@ -57,14 +64,14 @@ class Cache:
             return None
         with open(descriptor, "rb") as file:
             with contextlib.suppress(OSError):
-                os.utime(descriptor)  # used now: the sweep takes the longest unused first
+                os.utime(descriptor)  # mark as used: the sweep removes the longest unused first
             try:
                 return file.read()
             except OSError:
                 return None
 
     def put(self, stage: str, key: str, data: bytes) -> Path | None:
-        """Keeps `data`; no reader sees half of it. Returns its path, or None where it could not be kept."""
+        """Keep `data`. Readers see all of it or nothing. Return its path, or None if it could not be kept."""
         if (path := self.path(stage, key)) is None or len(data) > self.limit:
             return None
         temporary = ""
@@ -83,9 +90,9 @@ class Cache:
         return path
 
     def path(self, stage: str, key: str) -> Path | None:
-        """Where (stage, key) is or would be kept, for users that need a file, such as a library to load.
+        """Return the path of (stage, key), which may not exist yet, for callers that need a file, such as a library to load.
 
-        None without a directory. Raises ValueError for a stage or key that is not one: a bug of the caller.
+        Return None without a directory. Raises ValueError for a malformed stage or key, which is a bug of the caller.
         """
         if not _STAGE.match(stage) or not _KEY.match(key):
             raise ValueError(f"not a cache stage and key: {stage!r}, {key!r}")
@@ -99,7 +106,7 @@ class Cache:
         self.sweep()
 
     def sweep(self) -> None:
-        """Removes what was unused for longest until the rest fits the limit."""
+        """Remove the files that were unused for longest until the rest fits the limit."""
         entries = sorted(self._entries())
         excess = sum(size for _, size, _ in entries) - self.limit
         for _, size, name in entries:
@@ -110,7 +117,7 @@ class Cache:
                 excess -= size
 
     def _entries(self) -> Iterator[tuple[float, int, str]]:
-        """(time of last use, size, path) of every file."""
+        """Yield the time of last use, the size in bytes and the path of every file."""
         if self.directory is None:
             return
         with contextlib.suppress(OSError), os.scandir(self.directory) as stages:
@@ -125,14 +132,14 @@ class Cache:
 
 
 def default() -> Cache:
-    """The cache of this user, as the environment says."""
+    """Return the cache of this user, in the directory that the environment determines."""
     home = os.environ.get("HOME", "")
     return _default(os.environ.get("XDG_CACHE_HOME", ""), home, tempfile.gettempdir(), os.geteuid())
 
 
 @functools.lru_cache(maxsize=8)
 def _default(xdg_cache_home: str, home: str, temporary: str, user: int) -> Cache:
-    # A relative XDG_CACHE_HOME is to be ignored (XDG Base Directory Specification).
+    # The XDG Base Directory Specification says to ignore a relative XDG_CACHE_HOME.
     candidates = [Path(xdg_cache_home) / "gpubpf"] if os.path.isabs(xdg_cache_home) else []
     if os.path.isabs(home):
         candidates.append(Path(home) / ".cache" / "gpubpf")
@@ -144,10 +151,10 @@ def _default(xdg_cache_home: str, home: str, temporary: str, user: int) -> Cache
 
 
 def open_directory(directory: Path, user: int) -> bool:
-    """Makes `directory` where it is missing, and says whether only `user` can change what is in it.
+    """Create `directory` if it is missing, and return whether only `user` can change its content.
 
-    Under sudo, HOME may be somebody else's: nothing is made in a directory of another user, and nobody's
-    symlink is followed.
+    Under sudo, HOME may belong to another user. So nothing is created in another user's directory, and
+    symbolic links are not followed.
     """
     try:
         parent = directory.parent

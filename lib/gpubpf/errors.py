@@ -1,29 +1,29 @@
-"""Errors a user can act on: one line each, ``WHAT; WHAT TO DO``, never a traceback."""
+"""Errors that a user can act on. Each message is one line: ``WHAT FAILED; WHAT TO DO``."""
 
 from __future__ import annotations
 
 
 class Error(Exception):
-    """Base of everything the library raises for a cause outside it. `str()` is one line for the user.
+    """Base of all errors that have a cause outside of the library. `str()` is one line for the user.
 
-    `status` is the exit status a tool ends with: 1 for what a user can fix, 2 for usage.
+    `status` is the exit status of a tool that ends with this error: 2 for wrong usage, else 1.
     """
 
     status = 1
 
 
 class UsageError(Error):
-    """The command line asks for something that makes no sense."""
+    """The command line is wrong."""
 
     status = 2
 
 
 class CompileError(Error):
-    """The C text does not compile, or bcc is not usable here."""
+    """The C text does not compile, or bcc is not usable on this machine."""
 
 
 class VerifyError(Error):
-    """A device program was rejected; the message names the instruction and the C line."""
+    """A device program was rejected. The message names the instruction and the C line."""
 
 
 class PtxError(Error):

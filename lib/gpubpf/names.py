@@ -1,7 +1,7 @@
-"""Kernel names: demangled, shortened as users write them, and matched against ``--kernel``.
+"""Demangle kernel names, shorten them as users write them, and match them against ``--kernel``.
 
-Names come from targets. A mangled C++ name of 300 bytes can stand for gigabytes, since parts of it may refer to other
-parts twice; names that could are left to a child process with limits. Escaping for terminals is cli.py's.
+Names come from traced processes. A mangled C++ name of 300 bytes can stand for gigabytes, since its parts may refer to
+other parts twice. Such names are demangled in a child process with limits. cli.py escapes names for terminals.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from gpubpf.process import libc
+
 _LONGEST = 1 << 16  # bytes of a mangled name
-_REFERENCE = re.compile(
-    r"[ST][0-9A-Z]*_"
-)  # <substitution>, <template-param> (Itanium C++ ABI 5.1.10, 5.1.11)
-_FEW_REFERENCES = 24  # a name can double with two of them: at most some thousand times its length
-_MEMORY, _SECONDS = 1 << 30, 2  # what the child may use, the time for each name
-_LONGEST_FULL = 1 << 20
-_MOST_FAILURES = 8  # a program with more names of that kind means harm
+# <substitution>, <template-param> (Itanium C++ ABI 5.1.10, 5.1.11)
+_REFERENCE = re.compile(r"[ST][0-9A-Z]*_")
+_FEW_REFERENCES = (
+    24  # two references can double a name, so these make at most a few thousand times its length
+)
+_MEMORY, _SECONDS = 1 << 30, 2  # limits of the child: bytes, seconds for each name
+_LONGEST_FULL = 1 << 20  # bytes of a demangled name
+_MOST_FAILURES = 8  # a program with more names that exceed the limits is malicious
 
 # Longest first, as a compiler reads them (C++ standard, [over.oper]).
 _OPERATORS = (
@@ -42,6 +45,8 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 @dataclass(frozen=True)
 class Name:
+    """A kernel's name in three forms."""
+
     mangled: str
     full: str  # demangled: "void ns::scale<float>(float*, float, int)"
     short: str  # without return type, template arguments and parameter list: "ns::scale"
@@ -49,7 +54,7 @@ class Name:
 
 @functools.lru_cache(maxsize=65536)
 def demangle(mangled: str) -> Name:
-    """The name of a kernel; what is not a mangled C++ name (extern "C", Triton, numba, Rust) stands for itself."""
+    """Return the name of a kernel. All forms of a name that is not mangled C++ (extern "C", Triton, numba, Rust) are equal."""
     full = mangled
     if mangled.startswith("_Z") and len(mangled) <= _LONGEST:
         full = _helper().demangle(mangled) if _may_explode(mangled) else _cxxfilt(mangled)
@@ -57,24 +62,24 @@ def demangle(mangled: str) -> Name:
 
 
 def demangle_all(mangled: Iterable[str]) -> list[Name]:
-    """The names of many kernels, in order."""
+    """Return the names of many kernels, in order."""
     return [demangle(name) for name in mangled]
 
 
 def labels(mangled: Iterable[str]) -> dict[str, str]:
-    """What to call kernels that are shown together: by their short names, in full where several have the same."""
+    """Return labels for kernels that are shown together, by mangled name: short names, or full names for equal short ones."""
     found = {name.mangled: name for name in demangle_all(mangled)}
     shorts = Counter(name.short for name in found.values())
     return {key: name.short if shorts[name.short] == 1 else name.full for key, name in found.items()}
 
 
 def matches(patterns: Iterable[str], mangled: str) -> bool:
-    """Whether a kernel is one of those that ``--kernel`` names: a glob of its short name, or its mangled name."""
+    """Return whether a pattern of ``--kernel`` matches: a glob of the kernel's short name, or its exact mangled name."""
     return any(pattern == mangled or fnmatchcase(demangle(mangled).short, pattern) for pattern in patterns)
 
 
 def shorten(full: str) -> str:
-    """A demangled name without return type, template arguments and parameter list."""
+    """Return a demangled name without return type, template arguments and parameter list."""
     name = ""
     position = 0
     while position < len(full):
@@ -94,14 +99,17 @@ def shorten(full: str) -> str:
         elif character == "[":  # [abi:cxx11], [clone .isra.0]
             position = _after_brackets(full, position)
         elif character == "(" and name in ("decltype", ""):
-            if full[position + 1 : position + 2] in ("*", "&"):  # returns a pointer: int (*name(…))(…)
+            if full[position + 1 : position + 2] in (
+                "*",
+                "&",
+            ):  # the function returns a pointer: int (*name(…))(…)
                 position += 2
-            else:  # a decltype: all of it is the return type
+            else:  # all of a decltype is the return type
                 position = _after_brackets(full, position)
                 name = ""
         elif character == "(":
             return name
-        elif character == " ":  # what came before was (a part of) the return type
+        elif character == " ":  # the text before was a part of the return type
             rest = full[position + 1 :].lstrip()
             if not rest or rest.startswith("["):
                 return name
@@ -115,14 +123,14 @@ def shorten(full: str) -> str:
 
 
 def _is_operator(full: str, position: int, name: str) -> bool:
-    """Whether "operator" at `position` is the keyword and not a part of an identifier."""
+    """Return whether "operator" at `position` is the keyword and not a part of an identifier."""
     before = name[-1:]
     after = full[position + 8 : position + 9]
     return not (before.isalnum() or before in ("_", "$")) and not (after.isalnum() or after in ("_", "$"))
 
 
 def _operator(full: str, position: int) -> tuple[str, int]:
-    """The name of the operator function at `position`, and where what follows it begins."""
+    """Return the name of the operator function at `position`, and the position after it."""
     position += len("operator")
     spaced = full[position : position + 1] == " "
     start = position + spaced
@@ -130,7 +138,7 @@ def _operator(full: str, position: int) -> tuple[str, int]:
         word = symbol[0].isalpha()
         if full.startswith(symbol, start) and word == spaced:
             return f"operator{' ' if word else ''}{symbol}", _skip_space(full, start + len(symbol))
-    # A literal operator or a conversion: up to its parameter list, the target type without template arguments.
+    # A literal operator or a conversion ends at its parameter list. Template arguments of the target type are left out.
     text = ""
     while start < len(full) and full[start] != "(":
         if full[start] == "<":
@@ -142,12 +150,12 @@ def _operator(full: str, position: int) -> tuple[str, int]:
 
 
 def _skip_space(full: str, position: int) -> int:
-    """After an operator's symbol, template arguments follow a space: operator<< <int>."""
+    """Return the position after a space before template arguments, which operators have: operator<< <int>."""
     return position + full.startswith(" <", position)
 
 
 def _after_arguments(full: str, position: int) -> int:
-    """Where the template arguments that begin at `position` end. In parentheses, < and > may be comparisons."""
+    """Return the end of the template arguments that begin at `position`. In parentheses, < and > may be comparisons."""
     depth = 0
     while position < len(full):
         character = full[position]
@@ -165,7 +173,7 @@ def _after_arguments(full: str, position: int) -> int:
 
 
 def _after_brackets(full: str, position: int) -> int:
-    """Where the bracket that opens at `position` is closed; other kinds of bracket inside it balance by themselves."""
+    """Return the position after the bracket that closes the one at `position`. Other kinds of brackets inside are balanced."""
     opening = full[position]
     depth = 0
     while position < len(full):
@@ -181,11 +189,11 @@ def _may_explode(mangled: str) -> bool:
 
 
 def _cxxfilt(mangled: str) -> str:
-    """In this process; what cannot be demangled stands for itself."""
+    """Demangle a name in this process. Return it unchanged if that fails."""
     try:
         if (demangler := _cxa_demangle()) is not None:
             return demangler(mangled.encode()).decode()
-        import cxxfilt  # finds other C++ libraries, by starting programs: 20 ms
+        import cxxfilt  # slow, 20 ms: it starts programs to find the C++ library
 
         return str(cxxfilt.demangle(mangled))
     except Exception:  # no C++ library, not a C++ name, not UTF-8
@@ -194,10 +202,10 @@ def _cxxfilt(mangled: str) -> str:
 
 @functools.cache
 def _cxa_demangle() -> Callable[[bytes], bytes] | None:
-    """`__cxa_demangle` (Itanium C++ ABI 3.4) of libstdc++, where it is. It raises ValueError for what is no C++ name."""
+    """Return `__cxa_demangle` (Itanium C++ ABI 3.4) of libstdc++; None without that library. It raises ValueError for other names."""
     try:
         function = ctypes.CDLL("libstdc++.so.6")["__cxa_demangle"]
-        free = ctypes.CDLL(None)["free"]
+        free = libc.library["free"]
     except (OSError, AttributeError):
         return None
     function.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
@@ -216,9 +224,9 @@ def _cxa_demangle() -> Callable[[bytes], bytes] | None:
 
 
 class _Helper:
-    """A child process that demangles one name at a time, with limits; one that exceeds them stands for itself.
+    """A child process with limits that demangles one name at a time. A name that exceeds them is returned unchanged.
 
-    Started when it is first needed. It ends with its parent, whose pipe it reads.
+    The child is started for the first such name. It ends when its parent closes the pipe.
     """
 
     def __init__(self) -> None:
@@ -227,7 +235,7 @@ class _Helper:
         self._failures = 0
 
     def demangle(self, mangled: str) -> str:
-        """May be called from any thread."""
+        """Demangle a name. May be called from any thread."""
         with self._lock:
             if "\n" in mangled or self._failures >= _MOST_FAILURES:
                 return mangled
@@ -241,7 +249,7 @@ class _Helper:
                 answer = pipes[1].readline()
             except OSError:
                 answer = b""
-            if not answer.endswith(b"\n"):  # it was too much
+            if not answer.endswith(b"\n"):  # it exceeded the limits
                 self._stop()
                 self._failures += 1
                 return mangled
@@ -249,13 +257,13 @@ class _Helper:
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            # -P: nothing comes from the working directory, which may be anybody's.
+            # -P: import nothing from the working directory, which anybody may write to.
             [sys.executable, "-P", "-c", "from gpubpf import names; names.serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
-            start_new_session=True,  # Ctrl-C is for the tool
+            start_new_session=True,  # Ctrl-C is meant for the tool
         )
 
     def _stop(self) -> None:
@@ -271,13 +279,13 @@ def _helper() -> _Helper:
 
 
 def serve() -> None:
-    """The child's part: a mangled name a line on stdin, its demangled form a line on stdout."""
+    """Run the child: read a mangled name per line from stdin, write the demangled name per line to stdout."""
     from gpubpf.process import privileges
 
-    privileges.give_up()
+    privileges.drop_all()
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, in the middle of the C++ library
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process even inside the C++ library
     for line in sys.stdin.buffer:
         mangled = line[:-1].decode("utf-8", "replace")
         signal.alarm(_SECONDS)

@@ -1,43 +1,38 @@
-"""`BPF`, the object that tools use: C text, where its programs go, its maps, and the measurement."""
+"""`BPF`, the object that tools use: it holds a C text, attaches its programs, reads its maps, and measures."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpubpf import cache
-from gpubpf.ebpf import headers, maps
-from gpubpf.ebpf.bytecode import HOST_POINTS, KINDS, SPACES, Program
+from gpubpf.ebpf import filters, maps
+from gpubpf.ebpf.bytecode import HOST_POINTS, KINDS, SPACES, WORK, Program
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import UsageError
+from gpubpf.lower import programs
 from gpubpf.lower.fragment import Fragment
 
 if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
     from gpubpf.images.fatbin import Image
     from gpubpf.images.instrument import Attachment
-    from gpubpf.images.listing import Source
+    from gpubpf.images.listing import ImageFile
     from gpubpf.linux.host_programs import Host, HostProbe
     from gpubpf.linux.uprobes import Table
-    from gpubpf.lower.native import Native
     from gpubpf.ptx.module import Module
     from gpubpf.session.results import Instance
     from gpubpf.session.session import Follow, Session
 
-WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
-PREBUILT = Path(__file__).parent / "ebpf" / "prebuilt"
-
 
 @dataclass(frozen=True)
 class Probe:
-    """A device program and where it goes. `kernels`: `--kernel` patterns, none for every kernel. `kinds` and `spaces` are those of
-    memory accesses that it is for, `functions` patterns for device functions, none for all."""
+    """A device program and where it is attached.
+
+    `kernels` and `functions` are patterns for kernels and device functions; empty: all of them. `kinds` and `spaces` select
+    memory accesses.
+    """
 
     function: str
     point: str  # one of DEVICE_POINTS
@@ -49,7 +44,7 @@ class Probe:
 
 
 class Companion(Protocol):
-    """What has a host side of its own that comes and goes with a measurement."""
+    """Something with host programs of its own, which are attached and detached with the measurement's."""
 
     def host(
         self, args: argparse.Namespace | None, note: Callable[[str], None], virtual: bool = False
@@ -57,36 +52,35 @@ class Companion(Protocol):
 
 
 class Map:
-    """A map of a program: its definition, what it holds, and for a parameter its value."""
+    """A map of a program: its definition and contents, and the value of a parameter."""
 
     def __init__(self, owner: BPF, definition: MapDefinition) -> None:
         self._owner, self.definition = owner, definition
 
     def set(self, value: Any) -> None:
-        """Gives a parameter (GPU_PARAM) its value, which every launch from then on carries: bytes of the structure, a
-        mapping of its fields, or anything NumPy makes its type of. Raises UsageError for other kinds of map."""
+        """Set the value of a parameter (GPU_PARAM) for all later launches.
+
+        `value` is the bytes of the structure, a mapping of its fields, or anything that NumPy makes its type of. Raises
+        UsageError for other kinds of map.
+        """
         definition = self.definition
         if definition.kind != "param":
-            raise UsageError(f"map {definition.name} is no parameter; only a GPU_PARAM is set by the tool")
-        if not isinstance(value, (bytes, bytearray)):
-            import numpy as np
-
-            if isinstance(value, Mapping):
-                cell = np.zeros((), definition.value_dtype)
-                for field, content in value.items():
-                    cell[field] = content
-            else:
-                cell = np.array(value, definition.value_dtype)
-            value = cell.tobytes()
+            raise UsageError(
+                f"map {definition.name} is no parameter; declare it with GPU_PARAM to set it from the tool"
+            )
+        value = maps.encode(definition, value)
         if len(value) != definition.value_size:
             raise UsageError(
                 f"parameter {definition.name} has {definition.value_size} bytes, not {len(value)}"
             )
-        self._owner.values[definition.name] = bytes(value)
+        self._owner.values[definition.name] = value
 
     def instances(self) -> list[Instance]:
-        """What the map held when the measurement read it last: for every process, and for a thread array also every kernel
-        and launch shape. `array` of each is the NumPy array that `maps.decode` describes. Empty before the first reading."""
+        """Return what the last reading found: an instance for each process; for thread, warp, block, kernel and site arrays,
+        also for each kernel and launch shape.
+
+        The `array` of an instance is the NumPy array that `maps.decode` describes. The list is empty before the first reading.
+        """
         session = self._owner.session
         return session.instances(self.definition.name) if session is not None else []
 
@@ -99,7 +93,8 @@ class BPF:
         with b.trace(args) as session:
             …
 
-    Raises CompileError; attaching raises VerifyError. Prebuilt programs need neither bcc nor privileges.
+    Raises CompileError. Attaching a device program raises VerifyError if it must not run. Prebuilt programs need neither bcc nor
+    privileges.
     """
 
     def __init__(self, text: str) -> None:
@@ -109,82 +104,75 @@ class BPF:
         self.tables: list[Table] = []
         self.companions: list[Companion] = []
         self.values: dict[str, bytes] = {}  # of parameters
-        self.entries: dict[
-            str, int
-        ] = {}  # of maps of host programs, in place of the text's; a ring buffer's in bytes
-        self.statistics = True  # the kernel counts runs of host programs, 50 ns each
-        self._prebuilt = find_prebuilt(text)
-        self._fragments: dict[str, Fragment] = {}
+        # Overrides the size of maps of host programs, in entries; of a ring buffer in bytes.
+        self.entries: dict[str, int] = {}
+        self.statistics = True  # the kernel counts the runs of host programs, which takes 50 ns each
         self.session: Session | None = None  # the last measurement
-        self.host_side: Host | None = None  # of it
-        if self._prebuilt is None:
-            _ = self.program
+        self.host_side: Host | None = None  # of the last measurement
+        self._programs = programs.load(text)
+        self._fragments: dict[str, Fragment] = {}
 
-    @cached_property
+    @property
     def program(self) -> Program:
-        from gpubpf.ebpf import compile
+        """The compiled text."""
+        return self._programs.program
 
-        if self._prebuilt is not None:
-            return compile.from_json(self._prebuilt["program"], self.text)
-        return compile.compile_text(self.text)
-
-    @cached_property
+    @property
     def maps(self) -> Mapping[str, MapDefinition]:
         """The definitions of all maps of the text."""
-        if self._prebuilt is not None:
-            items = self._prebuilt["program"]["maps"]
-            return {item["name"]: MapDefinition.from_json(item) for item in items}
-        return self.program.maps
+        return self._programs.maps
 
     def __getitem__(self, name: str) -> Map:
         if name not in self.maps:
-            raise UsageError(f"the program has no map {name}; it has {', '.join(self.maps) or 'none'}")
+            raise UsageError(f"the program has no map {name}; use one of: {', '.join(self.maps) or 'none'}")
         return Map(self, self.maps[name])
 
     def attach_gpu_entry(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
-        """Runs `fn_name`, whose context is `struct gpu_entry`, in each thread of matching kernels as it begins."""
+        """Run `fn_name`, whose context is `struct gpu_entry`, in each thread of matching kernels when it starts."""
         self._attach(Probe(fn_name, "entry", _patterns(kernel)))
 
     def attach_gpu_exit(
         self, kernel: str | Iterable[str] = (), fn_name: str = "", accumulate: str | None = None
     ) -> None:
-        """Runs `fn_name`, whose context is `struct gpu_exit`, in each thread as it leaves the kernel.
+        """Run `fn_name`, whose context is `struct gpu_exit`, in each thread when it leaves the kernel.
 
-        accumulate: what its `work` counts, one of WORK; None: it is 0.
+        accumulate: what the context's `work` counts, one of WORK. Without it, `work` is 0.
         """
         if accumulate is not None and accumulate not in WORK:
-            raise UsageError(f"work cannot be {accumulate!r}; it is one of {', '.join(WORK)}")
+            raise UsageError(f"work cannot be {accumulate!r}; use one of: {', '.join(WORK)}")
         self._attach(Probe(fn_name, "exit", _patterns(kernel), accumulate))
 
     def attach_gpu_function_entry(
         self, kernel: str | Iterable[str] = (), fn_name: str = "", function: str | Iterable[str] = ()
     ) -> None:
-        """Runs `fn_name`, whose context is `struct gpu_function_entry`, in each thread that calls a device function whose
-        demangled name matches `function` (a glob or several; none: every function that is really called)."""
+        """Run `fn_name`, whose context is `struct gpu_function_entry`, in each thread that calls a matching device function.
+
+        function: one or more globs for demangled names; empty: every function that the compiler did not inline.
+        """
         self._attach(Probe(fn_name, "function_entry", _patterns(kernel), functions=_patterns(function)))
 
     def attach_gpu_function_exit(
         self, kernel: str | Iterable[str] = (), fn_name: str = "", function: str | Iterable[str] = ()
     ) -> None:
-        """Runs `fn_name`, whose context is `struct gpu_function_exit`, in each thread that returns from a device function."""
+        """Run `fn_name`, whose context is `struct gpu_function_exit`, in each thread that returns from a device function."""
         self._attach(Probe(fn_name, "function_exit", _patterns(kernel), functions=_patterns(function)))
 
     def attach_gpu_block_begin(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
-        """Runs `fn_name`, whose context is `struct gpu_block_begin`, once for each thread block: in the first thread that
-        enters the kernel."""
+        """Run `fn_name`, whose context is `struct gpu_block_begin`, once per thread block: in the first thread that enters the
+        kernel."""
         self._attach(Probe(fn_name, "block_begin", _patterns(kernel)))
 
     def attach_gpu_block_end(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
-        """Runs `fn_name`, whose context is `struct gpu_block_end`, once for each thread block: in the last thread that leaves
-        the kernel."""
+        """Run `fn_name`, whose context is `struct gpu_block_end`, once per thread block: in the last thread that leaves the
+        kernel."""
         self._attach(Probe(fn_name, "block_end", _patterns(kernel)))
 
     def attach_gpu_barrier_arrive(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
-        """Runs `fn_name`, whose context is `struct gpu_barrier_arrive`, in each thread before it arrives at a barrier."""
+        """Run `fn_name`, whose context is `struct gpu_barrier_arrive`, in each thread before it arrives at a barrier."""
         self._attach(Probe(fn_name, "barrier_arrive", _patterns(kernel)))
 
     def attach_gpu_barrier_leave(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
-        """Runs `fn_name`, whose context is `struct gpu_barrier_leave`, in each thread when a barrier let it go."""
+        """Run `fn_name`, whose context is `struct gpu_barrier_leave`, in each thread after it has waited at a barrier."""
         self._attach(Probe(fn_name, "barrier_leave", _patterns(kernel)))
 
     def attach_gpu_access(
@@ -194,37 +182,47 @@ class BPF:
         kinds: str | Iterable[str] = KINDS,
         spaces: str | Iterable[str] = SPACES,
     ) -> None:
-        """Runs `fn_name`, whose context is `struct gpu_access`, in each thread before it accesses memory, where the access is of
-        these kinds (of KINDS) and in these spaces (of SPACES)."""
+        """Run `fn_name`, whose context is `struct gpu_access`, in each thread before a memory access.
+
+        kinds, spaces: the accesses to probe, from KINDS and SPACES.
+        """
         self._attach(
             Probe(
                 fn_name,
                 "access",
                 _patterns(kernel),
-                kinds=_of(KINDS, kinds, "a kind of memory access"),
-                spaces=_of(SPACES, spaces, "a memory space"),
+                kinds=_selected(KINDS, kinds, "a kind of memory access"),
+                spaces=_selected(SPACES, spaces, "a memory space"),
             )
         )
 
     def attach_operation(self, fn_name: str) -> None:
-        """Runs `fn_name`, whose context is `struct gpu_operation`, on the host at each copy, memset, event or stream operation,
-        synchronization and allocation, as `attach_launch` does at launches."""
+        """Run `fn_name`, whose context is `struct gpu_operation`, on the host before each copy, memset, event or stream
+        operation, synchronization and allocation. It runs where `attach_launch` says."""
         self._attach_host(fn_name, "operation", "operation")
 
     def attach_launch(self, fn_name: str) -> None:
-        """Runs `fn_name`, whose context is `struct gpu_launch`, on the host at each launch of a matching kernel, before the
-        driver's call, in the thread that launches: in the Linux kernel, or where that may not be, in the traced process."""
+        """Run `fn_name`, whose context is `struct gpu_launch`, on the host before each launch of a matching kernel, in the thread
+        that launches.
+
+        It runs in the Linux kernel if the tool may load programs there, otherwise in the traced process.
+        """
         self._attach_host(fn_name, "launch", "launch")
 
     def attach_tracepoint(self, tp: str, fn_name: str) -> None:
-        """Runs `fn_name` in the Linux kernel at the tracepoint `tp`, CATEGORY:NAME, of the whole machine. Its context is the
-        tracepoint's record, as /sys/kernel/tracing/events/CATEGORY/NAME/format describes it."""
+        """Run `fn_name` in the Linux kernel at the tracepoint `tp`, CATEGORY:NAME, for the whole machine.
+
+        Its context is the tracepoint's record: see /sys/kernel/tracing/events/CATEGORY/NAME/format.
+        """
         self._attach_host(fn_name, "host", tp)
 
     def attach_raw_tracepoint(self, tp: str, fn_name: str) -> None:
-        """The same, but its context are the arguments of the tracepoint NAME, each a u64: `struct { u64 … } *`, as in TP_PROTO of the
-        kernel's include/trace/events. It takes less time, and runs also where a process on the CPU reads or writes maps, maybe
-        preempted meanwhile: there the kernel leaves out programs of the other kind."""
+        """Run `fn_name` in the Linux kernel at the tracepoint NAME, with the tracepoint's arguments as its context.
+
+        The context is a structure of u64, in the order of TP_PROTO in the kernel's include/trace/events. This takes less time than
+        `attach_tracepoint`. It also runs while a process on the same CPU reads or writes maps, even if that process is preempted:
+        at such times the kernel skips programs of `attach_tracepoint`.
+        """
         self._attach_host(fn_name, "host", tp)
 
     def attach_uprobe(
@@ -235,15 +233,18 @@ class BPF:
         ret: bool = False,
         optional: bool = False,
     ) -> None:
-        """Runs `fn_name`, whose context is `struct pt_regs`, in the Linux kernel wherever a process of the machine enters one of these
-        functions of a library, or with `ret` returns from it. `library`: a file name without or with a glob for the version
-        (libcuda.so, libamdhip64.so.[567]), a path, or several. `functions`: names without symbol version;
-        bpf_get_attach_cookie(ctx) gives the place in the list, or what a mapping says. Entry and return programs for the same
-        functions are attached as one where the kernel can. `optional`: no library need have all functions; nothing is said of those
-        that one has not, or has by two names."""
+        """Run `fn_name`, whose context is `struct pt_regs`, in the Linux kernel when any process enters one of these functions of a
+        library, or with `ret` returns from it.
+
+        library: a file name without version or with a glob for the version (libcuda.so, libamdhip64.so.[567]), a path, or several.
+        functions: names without symbol version. bpf_get_attach_cookie(ctx) returns the function's index in this list, or its
+        number in this mapping. The kernel attaches entry and return programs for the same functions as one, if it can.
+        optional: a library need not have all of the functions, and there is no notice for those that it lacks or has under two
+        names.
+        """
         from gpubpf.linux import uprobes
 
-        found = self._function_points().get(fn_name)
+        found = self._programs.points.get(fn_name)
         if found != "uprobe":
             raise UsageError(f"{fn_name} cannot be attached to functions: {self._belongs(fn_name)}")
         self.tables.append(uprobes.table(fn_name, library, functions, ret, optional))
@@ -251,75 +252,45 @@ class BPF:
     def _attach_host(self, name: str, point: str, event: str) -> None:
         from gpubpf.linux.host_programs import HostProbe
 
-        found = self._function_points().get(name)
+        found = self._programs.points.get(name)
         if found != point:
             raise UsageError(f"{name} cannot be attached to {event}: {self._belongs(name)}")
         self.host_programs.append(HostProbe(name, event))
 
     def _attach(self, probe: Probe) -> None:
-        self._fragment(probe)  # a program that may not run is rejected here
+        self._fragment(probe)  # raises VerifyError if the program must not run
         self.probes.append(probe)
 
     def _fragment(self, probe: Probe) -> Fragment:
         name = probe.function
-        if self._function_points().get(name) != probe.point:
+        if self._programs.points.get(name) != probe.point:
             raise UsageError(f"{name} cannot be attached to {probe.point}: {self._belongs(name)}")
         if name not in self._fragments:
-            self._fragments[name] = self._lowered(name)
+            self._fragments[name] = self._programs.fragment(name)
         return self._fragments[name]
 
     def _belongs(self, name: str) -> str:
-        """Which call attaches a program, for who took another."""
-        points = self._function_points()
+        """Return which call attaches a program, for an error message about another call."""
+        points = self._programs.points
         if name not in points:
-            return f"there is no program {name}; there is {', '.join(points) or 'none'}"
+            return f"there is no program {name}; use one of: {', '.join(points) or 'none'}"
         point = points[name]
         if point == "host":
-            return "it takes a context of the Linux kernel's; attach it with attach_tracepoint"
+            return "it takes a context of the Linux kernel; attach it with attach_tracepoint"
         if point == "uprobe":
             return "it takes a struct pt_regs; attach it with attach_uprobe"
         call = f"attach_{point}" if point in HOST_POINTS else f"attach_gpu_{point}"
         return f"it takes a struct gpu_{point}; attach it with {call}"
 
-    def _function_points(self) -> dict[str, str]:
-        if self._prebuilt is not None:
-            functions = self._prebuilt["program"]["functions"]
-            return {name: f["point"] for name, f in functions.items()}
-        return {function.name: function.point for function in self.program.functions.values()}
-
-    def _lowered(self, name: str) -> Fragment:
-        if self._prebuilt is not None:
-            return Fragment.from_json(self._prebuilt["fragments"][name])
-        from gpubpf.ebpf import compile
-
-        key = cache.key(compile.program_key(self.text), name)
-        store = cache.default()
-        if (kept := store.get("fragment", key)) is not None:
-            try:
-                return Fragment.from_json(json.loads(kept))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                pass  # damaged: made again
-        fragment, _ = verified(self.program, name)
-        store.put("fragment", key, json.dumps(fragment.to_json()).encode())
-        return fragment
-
-    def _native(self, name: str) -> Native:
-        """The native form of a launch program. Raises VerifyError where it has none."""
-        from gpubpf.lower.native import Native
-
-        if self._prebuilt is not None:
-            return Native.from_prebuilt(self._prebuilt["natives"][name])
-        from gpubpf.lower import x86
-
-        return x86.lower(self.program, self.program.functions[name])
-
-    # What the measurement needs
+    # For the measurement
 
     def host(
         self, args: argparse.Namespace | None, note: Callable[[str], None], virtual: bool = False
     ) -> Host | None:
-        """The host side of the measurement: host programs, attached but to processes, and shared arrays. None where there is
-        nothing of it. See `host.Host`, which says what it raises."""
+        """Return the host side of the measurement: its host programs and shared arrays. None if there are none.
+
+        The programs are attached to no process yet. Raises what `host_programs.Host` raises.
+        """
         companions = [host for other in self.companions if (host := other.host(args, note, virtual))]
         shared = [definition for definition in self.definitions() if definition.kind == "shared_array"]
         if not (shared or self.host_programs or self.tables or companions):
@@ -336,7 +307,7 @@ class BPF:
             functions=self.tables,
             shared=shared,
             params=self.params(args),
-            native=self._native,
+            native=self._programs.native,
             virtual=virtual,
             companions=companions,
             statistics=self.statistics,
@@ -344,7 +315,7 @@ class BPF:
         )
 
     def attachments(self) -> list[Attachment]:
-        """The probes, lowered, for `instrument`."""
+        """Return the probes with their lowered programs, for `images.instrument`."""
         from gpubpf.images.instrument import Attachment
 
         return [
@@ -361,8 +332,8 @@ class BPF:
         ]
 
     def definitions(self) -> list[MapDefinition]:
-        """The maps that the attached device programs use, also those that the library adds, and all shared arrays of attached
-        programs."""
+        """Return the maps that attached device programs use, the maps that the library adds to them, and the shared arrays of all
+        attached programs."""
         used = {argument.map for probe in self.probes for argument in self._fragment(probe).arguments}
         used |= {name for name in self._host_maps() if self.maps[name].kind == "shared_array"}
         result = [definition for name, definition in self.maps.items() if name in used]
@@ -376,30 +347,37 @@ class BPF:
         return {i.map for function in functions for i in function.instructions if i.map is not None}
 
     def formats(self) -> dict[int, str]:
-        """The texts that attached programs print, by number (see `maps.prints`)."""
+        """Return the texts that attached programs print, by number (see `maps.prints`)."""
         return {n: t for probe in self.probes for n, t in self._fragment(probe).formats.items()}
 
     def params(self, args: argparse.Namespace | None = None) -> dict[str, bytes]:
-        """The bytes of every parameter: as `set`; else of a `struct gpu_filter` `--block` and `--thread` of the command line
-        (every thread without one), of a `struct gpu_host_filter` `--cgroup`, `--comm` and `-t`, of others zeros."""
+        """Return the bytes of every parameter.
+
+        A parameter that was not set takes its value from the command line: a `struct gpu_filter` from `--block` and `--thread`, a
+        `struct gpu_host_filter` from `--cgroup`, `--comm` and `-t`. Other parameters are zero. Without `args`, filters select
+        every thread.
+        """
         result = {}
         for name, definition in self.maps.items():
             if definition.kind != "param":
                 continue
             if name in self.values:
                 result[name] = self.values[name]
-            elif _is_filter(definition):
-                every = [(0, 2**32 - 1)] * 3
-                result[name] = filter_bytes(args.block, args.thread) if args else filter_bytes(every, every)
-            elif _is_host_filter(definition):
-                result[name] = host_filter_bytes(args.cgroup, args.comm, args.tid) if args else bytes(48)
+            elif filters.is_filter(definition):
+                every = filters.EVERY_INDEX
+                block, thread = (args.block, args.thread) if args else (every, every)
+                result[name] = filters.filter_bytes(block, thread)
+            elif filters.is_host_filter(definition) and args:
+                result[name] = filters.host_filter_bytes(args.cgroup, args.comm, args.tid)
             else:
                 result[name] = bytes(definition.value_size)
         return result
 
     def trace(self, args: argparse.Namespace, follow: Follow | None = None) -> Session:
-        """The measurement that the command line asks for, a context manager. `args`: see `cli`. `follow`: what is wanted beside
-        maps, such as the operation log."""
+        """Return the measurement that the command line asks for, a context manager.
+
+        args: the parsed options (see `show.cli`). follow: what to collect besides maps, such as the operation log.
+        """
         from gpubpf.session import tracing
 
         def host(note: Callable[[str], None], virtual: bool) -> Host | None:
@@ -422,28 +400,28 @@ class BPF:
         )
         return self.session
 
-    # What --list and --ptx need (listing.Pipeline)
+    # For --list and --ptx (listing.Pipeline)
 
     def target(self, args: argparse.Namespace) -> Target:
-        """The device that would be used."""
+        """Return the device that a measurement would use."""
         from gpubpf.session import tracing
 
         return tracing.target(args)
 
-    def observe(self, args: argparse.Namespace) -> tuple[list[Source], int]:
-        """Runs COMMAND to its end: the modules that it loaded, what it launched, and its exit status."""
+    def observe(self, args: argparse.Namespace) -> tuple[list[ImageFile], int]:
+        """Run COMMAND to its end. Return the modules that it loaded, with what it launched, and its exit status."""
         from gpubpf.session import tracing
 
         return tracing.observe(args)
 
     def refusals(self, parsed: Module, kernels: Sequence[str]) -> Mapping[str, str]:
-        """Which of the kernels of a module cannot carry these programs, and why."""
+        """Return the kernels of a module that cannot be instrumented with these programs, each with the reason."""
         from gpubpf.ptx import inject
 
         return inject.inject(parsed, dict.fromkeys(kernels, self._placements())).refusals
 
     def instrumented_ptx(self, image: Image, kernels: Sequence[str]) -> tuple[str, Mapping[str, str]]:
-        """The PTX in which `kernels` carry these programs, and the reasons of those that do not."""
+        """Return the PTX with these programs injected into `kernels`, and for each kernel without them the reason."""
         from gpubpf.ptx import inject, module
 
         placements = dict.fromkeys(kernels, self._placements())
@@ -459,77 +437,14 @@ class BPF:
         ]
 
 
-def verified(program: Program, name: str) -> tuple[Fragment, str | None]:
-    """Verifies and lowers one device program; the release of the kernel that agreed, None where it was not asked."""
-    from gpubpf.lower import nvptx
-    from gpubpf.verify import verify
-
-    checked, release = verify(program, program.functions[name])
-    return nvptx.lower(program, checked), release
-
-
-def find_prebuilt(text: str) -> dict[str, Any] | None:
-    """The prebuilt program of exactly this C text and today's headers, or None."""
-    try:
-        candidates = sorted(PREBUILT.glob("*.json"))
-    except OSError:
-        return None
-    key = prebuilt_key(text)
-    for path in candidates:
-        try:
-            data = path.read_bytes()
-            if key.encode() not in data[:256]:  # it is what a file begins with; the rest may be long
-                continue
-            found = json.loads(data)
-        except (OSError, ValueError):
-            continue
-        if isinstance(found, dict) and found.get("key") == key:
-            return found
-    return None
-
-
-def prebuilt_key(text: str) -> str:
-    """What a prebuilt program was made from. Tests see to it that what makes it has not changed since."""
-    return cache.key("prebuilt", text, headers.content())
-
-
-def filter_bytes(block: Sequence[tuple[int, int]], thread: Sequence[tuple[int, int]]) -> bytes:
-    """A `struct gpu_filter` from inclusive index ranges of x, y, z, each within 0 to 2^32 - 1."""
-    return b"".join(
-        lo.to_bytes(4, "little") + (hi - lo).to_bytes(4, "little") for lo, hi in (*block, *thread)
-    )
-
-
-def host_filter_bytes(cgroup: int | None, comm: str | None, tid: int | None) -> bytes:
-    """A `struct gpu_host_filter`."""
-    name = (comm or "").encode()[:15].ljust(16, b"\0")
-    place = os.stat("/proc/self/ns/pid")
-    numbers = (tid or 0, place.st_dev, place.st_ino)
-    return (cgroup or 0).to_bytes(8, "little") + name + b"".join(n.to_bytes(8, "little") for n in numbers)
-
-
-def _is_filter(definition: MapDefinition) -> bool:
-    return _fields(definition) == ["block", "thread"] and definition.value_size == 48
-
-
-def _is_host_filter(definition: MapDefinition) -> bool:
-    fields = ["cgroup", "comm", "tid", "device", "inode"]
-    return _fields(definition) == fields and definition.value_size == 48
-
-
-def _fields(definition: MapDefinition) -> list[str]:
-    kind = definition.value_type
-    return [field[0] for field in kind["fields"]] if isinstance(kind, dict) else []
-
-
-def _of(known: tuple[str, ...], chosen: str | Iterable[str], what: str) -> tuple[str, ...]:
-    """Those of the `known` words that are chosen, each once, in their order."""
+def _selected(known: tuple[str, ...], chosen: str | Iterable[str], what: str) -> tuple[str, ...]:
+    """Return the chosen ones of the `known` words, in the order of `known`. Raises UsageError for none and for others."""
     words = (chosen,) if isinstance(chosen, str) else tuple(chosen)
     for word in words:
         if word not in known:
-            raise UsageError(f"{what} cannot be {word!r}; it is one of {', '.join(known)}")
+            raise UsageError(f"{what} cannot be {word!r}; use one of: {', '.join(known)}")
     if not words:
-        raise UsageError(f"no {what.split(' ', 1)[1]} is chosen; name some of {', '.join(known)}")
+        raise UsageError(f"no {what.split(' ', 1)[1]} is chosen; name some of: {', '.join(known)}")
     return tuple(word for word in known if word in words)
 
 

@@ -196,8 +196,8 @@ def test_compiled_kernels_take_the_time_of_the_original(options: tuple[str, ...]
 @pytest.mark.parametrize("form", ["inline", "functions"])
 def test_programs_at_every_point_take_no_time(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if form == "functions":
-        monkeypatch.setattr("gpubpf.ptx.inject.MAX_INLINE", 0)
-        monkeypatch.setattr("gpubpf.ptx.inject.MIN_FUNCTION", 0)
+        monkeypatch.setattr("gpubpf.ptx.plan.MAX_INLINE", 0)
+        monkeypatch.setattr("gpubpf.ptx.plan.MIN_FUNCTION", 0)
     wanted = ("vectorAdd", "histogram", "leavesFromFunction", "gridSync")
     kernels = [name for name in CORPUS if any(part in name for part in wanted)]
     pair = Pair(corpus(kernels), kernels, EVERYWHERE)

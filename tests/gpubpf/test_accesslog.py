@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import dataclasses
 import errno
@@ -17,14 +18,15 @@ import pytest
 
 import access_records
 from gpubpf.ebpf.bytecode import KINDS, SPACES
+from gpubpf.errors import Error
 from gpubpf.memory import access_log, access_trace, parquet
 from gpubpf.memory.access_log import Accesses, AccessLog, SiteLabels
 from gpubpf.memory.access_text import Printer
 from gpubpf.ptx.inject import Site
 from gpubpf.session import operation_log
-from gpubpf.session.kernel_shapes import Place
+from gpubpf.session.kernel_shapes import KernelShape
 from gpubpf.session.results import ProcessLog, RingRecords
-from gpubpf.show import cli
+from gpubpf.show import cli, option_values
 
 PID, PROCESS = 77, 3
 FIELDS = [("address", "<u8"), ("launch", "<u8"), ("thread", "<u4"), ("site", "<u2"), ("how", "<u2")]
@@ -93,7 +95,7 @@ def test_a_record_is_taken_apart() -> None:
     made["launch"][1] = 5 | 0xABCDEF << 40
     found.take(session(ring(made)), [log(5)])
     ((accesses, times),) = kept.parts
-    assert times is None and accesses.place == Place(PID, "app", 0, "_Z5scalePf", (3, 2, 1), (8, 8, 1))
+    assert times is None and accesses.place == KernelShape(PID, "app", 0, "_Z5scalePf", (3, 2, 1), (8, 8, 1))
     assert accesses.launch.tolist() == [5 | PROCESS << 40] * 2
     assert accesses.width.tolist() == [4, 0xABCDEF] and accesses.sm.tolist() == [5, 131]
     assert [KINDS[kind] for kind in accesses.kind] == ["store", "atomic"]
@@ -327,9 +329,9 @@ def test_a_parquet_file_is_whole_whatever_happens(tmp_path: Path) -> None:
 
 
 def test_where_parquet_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(cli.Error, match=r"cannot write .*no/a\.parquet: No such file.*; choose another file"):
+    with pytest.raises(Error, match=r"cannot write .*no/a\.parquet: No such file.*; choose another file"):
         parquet.check(str(tmp_path / "no" / "a.parquet"))
-    with pytest.raises(cli.Error, match="cannot write /dev/full: No space left on device"):
+    with pytest.raises(Error, match="cannot write /dev/full: No space left on device"):
         parquet.Writer("/dev/full")
     parquet.check("/dev/full")  # a device is not tried
 
@@ -339,12 +341,12 @@ def test_where_parquet_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     file = parquet.Writer(str(tmp_path / "a.parquet"), rows=1 << 12)
     monkeypatch.setattr(file._file, "write_table", full)
     found = AccessLog(False, False, [file])
-    with pytest.raises(cli.Error, match=r"a\.parquet: No space left on device"), file:
+    with pytest.raises(Error, match=r"a\.parquet: No space left on device"), file:
         for _ in range(50):  # another thread writes
             found.take(session(ring(some(5, np.arange(1 << 12) % 384))), [log(5)])
     with (
         monkeypatch.context() as patch,
-        pytest.raises(cli.Error, match=r"--parquet needs .*pip install pyarrow"),
+        pytest.raises(Error, match=r"--parquet needs .*pip install pyarrow"),
     ):
         patch.setitem(__import__("sys").modules, "pyarrow", None)
         parquet.check(str(tmp_path / "a.parquet"))
@@ -362,15 +364,18 @@ def test_decoding_and_writing_are_quick() -> None:
 
 
 def test_which_sites_and_addresses() -> None:
-    assert cli.parse_sites("3") == ((3, 3),)
-    assert cli.parse_sites("9,1:3,4,20:21") == ((1, 4), (9, 9), (20, 21))
-    with pytest.raises(cli.argparse.ArgumentTypeError, match="more than 8 ranges"):
-        cli.parse_sites(",".join(str(2 * n) for n in range(9)))
-    assert cli.parse_addresses("0x7f00:0x7fff") == (0x7F00, 0x7FFF) and cli.parse_addresses("16") == (16, 16)
-    assert cli.parse_addresses("0x10:") == (16, 2**64 - 1)
+    assert option_values.parse_sites("3") == ((3, 3),)
+    assert option_values.parse_sites("9,1:3,4,20:21") == ((1, 4), (9, 9), (20, 21))
+    with pytest.raises(argparse.ArgumentTypeError, match="more than 8 ranges"):
+        option_values.parse_sites(",".join(str(2 * n) for n in range(9)))
+    assert option_values.parse_addresses("0x7f00:0x7fff") == (
+        0x7F00,
+        0x7FFF,
+    ) and option_values.parse_addresses("16") == (16, 16)
+    assert option_values.parse_addresses("0x10:") == (16, 2**64 - 1)
     for wrong in ("x", "5:4", "-1", "0x1:0x2:0x3", f"0:{2**64}"):
-        with pytest.raises(cli.argparse.ArgumentTypeError):
-            cli.parse_addresses(wrong)
+        with pytest.raises(argparse.ArgumentTypeError):
+            option_values.parse_addresses(wrong)
 
 
 def test_what_the_device_is_told() -> None:

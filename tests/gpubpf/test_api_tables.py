@@ -1,4 +1,4 @@
-"""The tables of functions: whole, of sense, and right about calls that programs really make."""
+"""The tables of functions are complete and consistent, and they decode real calls correctly."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import gpubpf_cuda
 import gpubpf_hip
 from cudasim import launcher
 from gpubpf.calls import arrays, cuda, hip
-from gpubpf.calls.api import GROUPS, RESULTS, Api, Function, Place
-from gpubpf.calls.probes import Calls, Options
+from gpubpf.calls.api import GROUPS, KERNEL_NAMING, RESULTS, Api, ApiFunction, ArgumentPlace, parse_functions
+from gpubpf.calls.probes import CallOptions, CallProbes
 from gpubpf.errors import UsageError
 from gpubpf.linux import bpf_syscall
 from gpubpf.session.device import LIBRARIES
@@ -36,7 +36,8 @@ def test_a_table_makes_sense(api: Api) -> None:
     assert len(set(symbols)) == len(symbols)
     for function in api.functions:
         assert function.group in GROUPS and function.result in RESULTS
-        arrays.layout(function)  # can be read in the kernel
+        assert function.kernel_name in ("", *KERNEL_NAMING)
+        arrays.layout(function)  # raises ValueError if the program cannot read it
         if function.group == "launch" and ("grid" in function.places or "block" in function.places):
             assert {"kernel", "grid", "block", "shared", "stream"} <= set(function.places)
         if "count" in function.places:
@@ -77,19 +78,30 @@ def test_results(api: Api, name: str, value: int, failed: bool, text: str) -> No
 
 
 def test_places() -> None:
-    function = Function("f", "f", "copy", "grid=1:packed block=s0:items shared=2@24 count=#4")
+    function = ApiFunction("f", "f", "copy", "grid=1:packed block=s0:items shared=2@24 count=#4")
     assert function.places == {
-        "grid": Place(1, packed=True),
-        "block": Place(6, items=True),
-        "shared": Place(2, offset=24),
-        "count": Place(number=4),
+        "grid": ArgumentPlace(1, packed=True),
+        "block": ArgumentPlace(6, items=True),
+        "shared": ArgumentPlace(2, offset=24),
+        "count": ArgumentPlace(number=4),
     }
 
 
 @pytest.mark.parametrize("layout", ["kernel=6", "kernel", "what=1", "kernel=1:round", "bytes=#x"])
 def test_layouts_that_say_nothing(layout: str) -> None:
     with pytest.raises(ValueError, match=r"no|from the seventh"):
-        _ = Function("f", "f", "other", layout).places
+        _ = ApiFunction("f", "f", "other", layout).places
+
+
+def test_a_row_says_all_about_a_function() -> None:
+    text = "\nmodule:\n  find kernel_name=by_name out=0 name=2 symbol=_Z4findv\nstream:\n  ready returns=query stream=0\n"
+    assert parse_functions(text) == (
+        ApiFunction("find", "_Z4findv", "module", "out=0 name=2", "status", "by_name"),
+        ApiFunction("ready", "ready", "stream", "stream=0", "query"),
+    )
+    for wrong in ("\nnothing:\n", "\nmodule:\n  f returns=void\n", "\nmodule:\n  f kernel_name=guessed\n"):
+        with pytest.raises(ValueError, match=r"not a group|unknown value"):
+            parse_functions(wrong)
 
 
 def exported(path: Path) -> set[str]:
@@ -100,7 +112,7 @@ def exported(path: Path) -> set[str]:
 
 @needs_hip
 def test_the_table_has_all_functions_of_the_real_library() -> None:
-    internal = {"hipEnableActivityCallback", "hipInitActivityCallback"}  # of profilers
+    internal = {"hipEnableActivityCallback", "hipInitActivityCallback"}  # for profilers
     found = {n for n in exported(gpubpf_hip.real()) if not n.startswith(("amd_dbgapi", "_Z"))}
     assert found - {f.symbol for f in hip.API.functions} - internal == set()
 
@@ -112,7 +124,7 @@ def test_the_table_has_all_functions_of_the_embedded_device() -> None:
     absent = {n for n in found - table if not n.startswith("cudasim")}
     assert {
         n for n in absent if f"{n}_v2" not in table
-    } == set()  # of CUDA 3 and before, with addresses of 32 bits
+    } == set()  # functions of CUDA 3 and before, with 32-bit addresses
 
 
 # --- calls ---
@@ -121,12 +133,12 @@ def test_the_table_has_all_functions_of_the_embedded_device() -> None:
 def seen(
     api: Api, libraries: list[Path], command: list[str], environment: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """All calls that a program makes of these libraries, with all that their layouts tell."""
+    """Return all calls that a program makes to these libraries, with the fields of their layouts."""
     api = replace(api, libraries=tuple(str(p) for p in libraries))
-    calls = Calls(api, api.choose(("*",)), Options(events=True), lambda text: None)
+    calls = CallProbes(api, api.choose(("*",)), CallOptions(events=True), lambda text: None)
     calls.start()
     try:
-        calls.targets(os.getpid())
+        calls.trace(os.getpid())
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         calls.forget(os.getpid())
         assert process.wait(200) == 0
@@ -156,7 +168,7 @@ def described(api: Api, event: Any) -> dict[str, Any]:
 
 
 GRID, BLOCK = (10, 2, 3), (64, 4, 1)
-EXPECTED: dict[str, dict[str, Any]] = {  # what hip/program.c passes; handles are checked apart
+EXPECTED: dict[str, dict[str, Any]] = {  # what hip/program.c passes; handles are checked separately
     "hipInit": {},
     "hipGetDeviceCount": {},
     "hipDeviceSynchronize": {},
@@ -206,7 +218,7 @@ def plain(call: Mapping[str, Any]) -> dict[str, Any]:
 @needs_bpf
 @needs_uprobes
 def test_each_call_of_the_real_library_is_seen_once_with_its_arguments(tmp_path: Path) -> None:
-    """There is no GPU, so they all fail: 100 where devices are counted, 101 elsewhere."""
+    """Without a GPU all calls fail: with 100 if they count devices, otherwise with 101."""
     library = gpubpf_hip.real()
     made = gpubpf_hip.program(tmp_path, library)
     told = gpubpf_hip.run([str(made), *EXPECTED])
@@ -214,7 +226,7 @@ def test_each_call_of_the_real_library_is_seen_once_with_its_arguments(tmp_path:
     found = [call for call in found if not call["api"].startswith("__")]
     assert {call["api"]: plain(call) for call in found} == EXPECTED
     assert [call["api"] for call in found] == list(EXPECTED)
-    if told["hipInit"].result:  # as here
+    if told["hipInit"].result:  # no GPU
         assert {call["api"]: call["result"] for call in found} == {
             name: 100 if name == "hipGetDeviceCount" else 101 for name in EXPECTED
         }
@@ -260,7 +272,9 @@ for _ in range(10):
 @needs_uprobes
 @pytest.mark.skipif(importlib.util.find_spec("hip") is None, reason="needs hip-python")
 def test_calls_from_python(tmp_path: Path) -> None:
-    (tmp_path / "libamdhip64.so").symlink_to(gpubpf_hip.real())  # its name where headers are installed, too
+    (tmp_path / "libamdhip64.so").symlink_to(
+        gpubpf_hip.real()
+    )  # the name that the development package installs
     command = [sys.executable, "-c", PYTHON_PROGRAM]
     found = seen(hip.API, [gpubpf_hip.real()], command, os.environ | {"LD_LIBRARY_PATH": str(tmp_path)})
     assert [(call["api"], plain(call)) for call in found] == [

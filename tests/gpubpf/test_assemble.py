@@ -161,7 +161,7 @@ def no_assembler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_assembler(monkeypatch: pytest.MonkeyPatch) -> None:
     no_assembler(monkeypatch)
     assert assemble.registers(PTX, TARGET) is None
-    with pytest.raises(AssembleError, match="there is no ptxas; install"):
+    with pytest.raises(AssembleError, match="ptxas is missing; install"):
         assemble.assemble(PTX, TARGET)
     assert assemble.assemble(PTX, assemble.Target("sim")).cubin
 
@@ -223,4 +223,4 @@ ptxas info    : Used 31 registers, used 1 barriers, 448 bytes cumulative stack s
 ptxas info    : Function properties for _Z3fibi
     24 bytes stack frame, 20 bytes spill stores, 20 bytes spill loads
 """
-    assert assemble.parse_verbose(talk) == {"rec": assemble.Registers(31, 12, 16, 448, 128, 368)}
+    assert assemble.parse_verbose(talk) == {"rec": assemble.KernelResources(31, 12, 16, 448, 128, 368)}

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from gpubpf import agent
+from gpubpf import agent, elf
 from gpubpf.attach import borrow, loading, patching
 from gpubpf.errors import SessionError
 from gpubpf.process import fresh_thread, ptrace, target
@@ -91,7 +91,7 @@ def put(pid: int, library: Path, text: str = "abc") -> int:
 
 
 def stop(pid: int) -> None:
-    with contextlib.suppress(ptrace.NotStanding), ptrace.stopped(pid):
+    with contextlib.suppress(ptrace.NotStopped), ptrace.stopped(pid):
         pass
 
 
@@ -155,7 +155,7 @@ def test_a_program_that_checks_itself_notices_nothing(built: Path) -> None:
                 with injection.socket as connection:
                     assert connection.recv(16) == b"hello"
             if i % 4 == 0:
-                fresh_thread.on_own(lambda: stop(process.pid), "stop")
+                fresh_thread.run(lambda: stop(process.pid), "stop")
             if i == 40:
                 before = places(process.pid)
         after = places(process.pid)
@@ -228,7 +228,7 @@ def test_an_entry_that_takes_long_is_left_to_itself(built: Path) -> None:
     with running(built / "kinds", "pause") as process:
         time.sleep(0.1)
         injection = loading.inject(process.pid, built / "library.so", "entry", "slow")
-        with pytest.raises(SessionError, match="does not finish entry within 0 s"):
+        with pytest.raises(SessionError, match="did not finish entry within 0 s"):
             injection.wait(0.05)
         assert put(process.pid, built / "library.so") == 3
 
@@ -263,9 +263,9 @@ def test_it_ends_meanwhile(built: Path) -> None:
                     raise
             killer.join()
     assert said <= {
-        "pid N ended while probes were put into it",
-        "pid N (kinds) has ended, its parent has not taken note",
-        "pid N (kinds) is ending",
+        "pid N ended during attach",
+        "pid N (kinds) has ended and is a zombie",
+        "pid N (kinds) is exiting",
     }, said
     assert said
 
@@ -278,13 +278,13 @@ from pathlib import Path
 from gpubpf.attach import loading
 from gpubpf.process import ptrace
 calls, stop = 0, int(sys.argv[2])
-before = ptrace.Thread.to_syscall
+before = ptrace.TracedThread.to_syscall
 def to_syscall(self):
     global calls
     before(self)
     calls += 1
     if calls == stop: os.kill(os.getpid(), 9)
-ptrace.Thread.to_syscall = to_syscall
+ptrace.TracedThread.to_syscall = to_syscall
 loading.inject(int(sys.argv[1]), Path({str(built / "library.so")!r}), "entry", "abc").wait()
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(loading.__file__).parents[2])}
@@ -323,7 +323,7 @@ def test_this_process() -> None:
 
 
 def test_a_kernel_thread() -> None:
-    assert "is a thread of the kernel" in refused(2)
+    assert "is a kernel thread" in refused(2)
 
 
 def test_a_thread_of_a_process(built: Path) -> None:
@@ -336,14 +336,14 @@ def test_a_thread_of_a_process(built: Path) -> None:
 def test_a_zombie() -> None:
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert "has ended, its parent has not taken note" in refused(child.pid)
+    assert "has ended and is a zombie" in refused(child.pid)
     child.wait()
 
 
 def test_a_process_whose_first_thread_has_ended(built: Path) -> None:
     with running(built / "kinds", "leaderless") as process:
         until(lambda: state(process.pid) == "Z")
-        assert "goes on without its first thread" in refused(process.pid)
+        assert "its main thread has exited" in refused(process.pid)
 
 
 def test_a_stopped_process(built: Path) -> None:
@@ -355,8 +355,10 @@ def test_a_stopped_process(built: Path) -> None:
 
 def test_a_traced_process(built: Path) -> None:
     with running(built / "kinds", "pause") as process:
-        thread = ptrace.Thread(process.pid, process.pid)
-        assert f"is traced by {Path('/proc/self/comm').read_text().strip()} (pid" in refused(process.pid)
+        thread = ptrace.TracedThread(process.pid, process.pid)
+        assert f"is already traced by {Path('/proc/self/comm').read_text().strip()} (pid" in refused(
+            process.pid
+        )
         thread.interrupt()
         assert thread.wait(time.monotonic() + 60)
         thread.release()
@@ -385,7 +387,7 @@ def test_a_32_bit_program(tmp_path: Path) -> None:
         pytest.skip("this kernel runs no 32-bit programs")
     time.sleep(0.1)
     try:
-        assert "is no 64-bit x86 program" in refused(child.pid)
+        assert "is not a 64-bit x86 program" in refused(child.pid)
     finally:
         child.kill()
         child.wait()
@@ -434,7 +436,7 @@ def test_an_ordinary_user_and_its_own_process(built: Path) -> None:
             put(process.pid, built / "library.so")
 
     assert re.fullmatch(
-        r"pid \d+ \(kinds\) has privileges that you lack, or hides its memory; use sudo", as_nobody(hidden)
+        r"pid \d+ \(kinds\) has privileges that you lack, or is not dumpable; use sudo", as_nobody(hidden)
     )
 
 
@@ -446,7 +448,7 @@ def test_an_ordinary_user_and_its_own_process(built: Path) -> None:
         (2, r"cannot be traced without root \(kernel\.yama\.ptrace_scope is 2\); use sudo"),
         (
             3,
-            r"cannot be traced: the kernel forbids it to everybody \(kernel\.yama\.ptrace_scope is 3\); start .*",
+            r"cannot be traced: the kernel forbids all tracing \(kernel\.yama\.ptrace_scope is 3\); start .*",
         ),
     ],
 )
@@ -492,7 +494,7 @@ def test_from_inside_a_user_namespace(built: Path) -> None:
     if text == "no namespaces":
         pytest.skip("no namespaces here")
     assert re.fullmatch(
-        r"pid \d+ \(kinds\) is in a user namespace that this one has no say in; run the tool on the host",
+        r"pid \d+ \(kinds\) is in a user namespace in which this tool has no privileges; run the tool on the host",
         text,
     ), text
 
@@ -552,7 +554,7 @@ def test_a_file_that_is_no_memory_is_not_written(built: Path, tmp_path: Path) ->
     with open(precious, "rb") as file:
         process = subprocess.Popen([built / "kinds", "pause"], stdin=file, stdout=subprocess.PIPE)
         try:
-            with pytest.raises(SessionError, match="something else for a file in memory"):
+            with pytest.raises(SessionError, match="a file that is not a memfd"):
                 loading._fill(process.pid, 0, b"something else")
         finally:
             process.kill()
@@ -566,7 +568,7 @@ def test_a_file_that_is_no_memory_is_not_written(built: Path, tmp_path: Path) ->
 def code_of(pid: int, name: str) -> int:
     with target.Memory(pid) as memory:
         library = next(x for x in target.libraries(target.mappings(pid)) if x.name == "libcode.so")
-        return target.symbols(memory, library.base)[name].address
+        return elf.exports(memory, library.base)[name].address
 
 
 ONE, TWO = b"\xb8\1\0\0\0", b"\xb8\2\0\0\0"
@@ -608,7 +610,7 @@ def test_code_in_which_a_thread_is_does_not_change(
                 patching.Patch(code_of(process.pid, "answer"), ONE, TWO),
             ]
             monkeypatch.setattr(patching, "PATIENCE", 0.3)
-            with pytest.raises(SessionError, match="no moment at which its code can be changed; try again"):
+            with pytest.raises(SessionError, match="its threads keep using the code to change; try again"):
                 patching.apply(process.pid, patches)
             assert memory.read(at, 7) == old
             assert memory.read(patches[1].address, 5) == ONE
@@ -643,7 +645,7 @@ def test_code_changes_once_another_tracer_has_passed(built: Path, monkeypatch: p
         try:
             assert there.wait(60)
             monkeypatch.setattr(patching, "PASSING", 0.0)
-            with pytest.raises(target.Traced, match="is traced by"):
+            with pytest.raises(target.AlreadyTraced, match="is already traced by"):
                 patching.apply(process.pid, [patch])
             monkeypatch.setattr(patching, "PASSING", 60.0)
             monkeypatch.setattr(patching, "PATIENCE", 60.0)
@@ -661,15 +663,15 @@ def test_threads_that_were_not_let_go_are_free_for_the_next_attempt(
 ) -> None:
     """One that sleeps in the kernel for long can only be left to the end of the thread that traces it."""
     releases: list[int] = []
-    release, used = ptrace._release, patching._Changing.used
+    release, used = ptrace._release, patching._ChangedCode.used
 
-    def first_not(traced: dict[int, ptrace.Thread]) -> None:
+    def first_not(traced: dict[int, ptrace.TracedThread]) -> None:
         releases.append(len(traced))
         if len(releases) > 1:
             release(traced)
 
     monkeypatch.setattr(ptrace, "_release", first_not)
-    monkeypatch.setattr(patching._Changing, "used", lambda *a: not releases or used(*a))
+    monkeypatch.setattr(patching._ChangedCode, "used", lambda *a: not releases or used(*a))
     with running(built / "patched", 3) as process:
         patching.apply(process.pid, [patching.Patch(code_of(process.pid, "answer"), ONE, TWO)])
         # The second one again where a thread is in that code just then.
@@ -681,16 +683,16 @@ def test_threads_that_were_not_let_go_are_free_for_the_next_attempt(
 def test_only_code_that_is_what_it_should_be_changes(built: Path) -> None:
     with running(built / "patched", 0) as process:
         at = code_of(process.pid, "answer")
-        with pytest.raises(SessionError, match=r"another tool has changed libcode\.so"):
+        with pytest.raises(SessionError, match=r"another tool has already patched libcode\.so"):
             patching.apply(process.pid, [patching.Patch(at, TWO, ONE)])
-        with pytest.raises(SessionError, match="is not what it was said to be"):
+        with pytest.raises(SessionError, match="is not what its agent reported"):
             changed(process.pid, patching.Patch(at, TWO, ONE))
         stack = next(m for m in target.mappings(process.pid) if m.path == "[stack]")
-        with pytest.raises(SessionError, match="where none of a file is"):
+        with pytest.raises(SessionError, match="a patch outside the code of a mapped file"):
             patching.apply(process.pid, [patching.Patch(stack.start, ONE, TWO)])
         with target.Memory(process.pid) as memory:
             memory.write(at, b"\xcc")  # somebody's breakpoint
-            with pytest.raises(SessionError, match="another tool has changed"):
+            with pytest.raises(SessionError, match="another tool has already patched"):
                 patching.apply(process.pid, [patching.Patch(at, b"\xcc" + ONE[1:], TWO)])
             memory.write(at, ONE[:1])
         process.communicate("\n\n", timeout=60)

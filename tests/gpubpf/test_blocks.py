@@ -12,13 +12,14 @@ import llvmlite.binding as llvm
 import pytest
 
 from gpubpf.lower import storage
+from gpubpf.lower.x86 import X86
 
 SLOTS = 16
 
 
 def parsed(last, probes=SLOTS, slots=SLOTS):
     """The basic blocks of the function, each a list of lines, by label."""
-    text = storage.block_function("f", last, "ptr", "", False, slots, probes)
+    text = storage.block_function("f", last, X86, slots, probes)
     blocks, label = {}, ""
     for line in text.split("\n")[1:-1]:
         if line.endswith(":"):
@@ -213,7 +214,7 @@ def test_threads_of_a_processor(last, tmp_path):
         pytest.skip("no g++")
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    text = storage.block_function("elect", last, "ptr", "", False, 64)
+    text = storage.block_function("elect", last, X86, 64)
     module = llvm.parse_assembly(text.replace("internal", "zeroext").replace("alwaysinline", ""))
     target = llvm.Target.from_triple(llvm.get_process_triple())
     machine = target.create_target_machine(opt=2, reloc="pic", codemodel="small")

@@ -59,7 +59,7 @@ def test_members_of_a_structure() -> None:
     ],
 )
 def test_what_is_not_there_is_said(structure: str, name: str, data: bytes) -> None:
-    with pytest.raises(Error, match=f"does not tell where {structure}.{name} is; "):
+    with pytest.raises(Error, match=f"type information has no {structure}.{name}; "):
         btf.member(structure, name, data)
 
 

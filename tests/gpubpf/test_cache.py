@@ -43,6 +43,16 @@ def test_keys_separate_their_parts() -> None:
     assert cache.key("\udcff")  # a file name that is not UTF-8
 
 
+def test_keys_of_files_follow_their_contents(tmp_path: Path) -> None:
+    files = [tmp_path / "a", tmp_path / "b"]
+    files[0].write_text("one")
+    files[1].write_text("two")
+    first = cache.key_of_files(files)
+    assert cache.key_of_files(files) == first != cache.key_of_files(files[:1])
+    files[1].write_text("three")
+    assert cache.key_of_files(files) != first
+
+
 @pytest.mark.parametrize(
     "stage, key",
     [("../x", KEY), ("ptx", "../../etc/passwd"), ("", KEY), ("ptx", KEY[:-1]), ("ptx", KEY + "\n")],

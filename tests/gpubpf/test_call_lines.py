@@ -1,4 +1,4 @@
-"""Calls as records, and as lines of JSON, CSV and text: all of them say the same, in the order of calls."""
+"""Calls as records and as lines of JSON, CSV and text: all have the same content, in the order of the calls."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from gpubpf import names
-from gpubpf.calls import records, show
-from gpubpf.calls.api import Api, Function
-from gpubpf.calls.sums import Kernel
+from gpubpf.calls import call_lines, records
+from gpubpf.calls.api import Api, ApiFunction
+from gpubpf.calls.statistics import KernelName
 from gpubpf.show import cli
 
 FUNCTIONS = (
-    Function("hipLaunchKernel", "hipLaunchKernel", "launch", "kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1"),
-    Function("hipMemcpyAsync", "hipMemcpyAsync", "copy", "bytes=2 copy=3 stream=4"),
-    Function("hipMalloc", "hipMalloc", "memory", "bytes=1 out=0"),
-    Function("hipApiName", "hipApiName", "other", "", "other"),
+    ApiFunction("hipLaunchKernel", "hipLaunchKernel", "launch", "kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1"),
+    ApiFunction("hipMemcpyAsync", "hipMemcpyAsync", "copy", "bytes=2 copy=3 stream=4"),
+    ApiFunction("hipMalloc", "hipMalloc", "memory", "bytes=1 out=0"),
+    ApiFunction("hipApiName", "hipApiName", "other", "", "other"),
 )  # fmt: skip
 API = Api("hipsnoop", ("libamdhip64.so",), FUNCTIONS, {"hip": {1: "hipErrorInvalidValue", -3: "odd"}})
 SPENT = [(name, "<u8") for name in ("preempted_ns", "blocked_ns", "io_ns", "fault_ns", "reclaim_ns")]
@@ -31,16 +31,16 @@ EVENT = np.dtype(
         *((name, "u1") for name in ("failed", "launch", "after", "zero")), ("comm", "i1", 16),
     ]
 )  # fmt: skip
-KERNELS: list[Kernel] = [names.demangle("_Z5saxpyPfS_"), 'say "%s", twice', "a\x1b[1mb", None]
+KERNELS: list[KernelName] = [names.demangle("_Z5saxpyPfS_"), 'say "%s", twice', "a\x1b[1mb", None]
 COMMS = [b"app", b'a,"b"', b"100%d", b"\xff\x1b[1m", b"a\0rest"]
 
 
-def name_of(pid: int, handle: int) -> Kernel:
+def name_of(pid: int, handle: int) -> KernelName:
     return KERNELS[handle % len(KERNELS)]
 
 
 def some(count: int) -> Any:
-    """Of every kind, with odd numbers among usual ones."""
+    """Return events of every kind, with common and uncommon values."""
     random = np.random.default_rng(count)
     made = np.zeros(count, EVENT)
     chance = random.random((len(EVENT.names or ()), count))
@@ -67,15 +67,15 @@ def some(count: int) -> Any:
 
 
 def lines(array: Any, make: Any) -> list[str]:
-    text = "".join(records.texts(array, API, name_of, make))
+    text = "".join(records.format_calls(array, API, name_of, make))
     assert text.endswith("\n") and text.count("\n") == len(array)
     return text[:-1].split("\n")
 
 
 def test_lines_of_json_are_the_records() -> None:
     array = some(3000)
-    told = records.calls(array, API, name_of)
-    assert lines(array, show.call_records) == [json.dumps(r, separators=(",", ":")) for r in told]
+    told = records.call_records(array, API, name_of)
+    assert lines(array, call_lines.json_lines) == [json.dumps(r, separators=(",", ":")) for r in told]
     assert [r["ts_ns"] for r in told] == array["start_ns"].tolist()
     assert {r.get("error") for r in told} == {None, "hipErrorInvalidValue", "2", "odd"}
     assert {r["comm"] for r in told} == {"app", 'a,"b"', "100%d", "\ufffd\x1b[1m", "a"}
@@ -83,7 +83,7 @@ def test_lines_of_json_are_the_records() -> None:
 
 def test_a_record_has_what_applies() -> None:
     array = some(3000)
-    for one, record in zip(array, records.calls(array, API, name_of), strict=True):
+    for one, record in zip(array, records.call_records(array, API, name_of), strict=True):
         spent = {key: int(one["spent"][field]) for key, field in records.SPENT.items() if one["spent"][field]}
         assert record.get("spent_ns", {}) == spent
         assert record.get("gap_ns") == (int(one["gap_ns"]) if one["after"] else None)
@@ -109,17 +109,19 @@ def test_a_record_has_what_applies() -> None:
 def test_lines_of_csv_have_the_same() -> None:
     array = some(3000)
     for record, cells in zip(
-        records.calls(array, API, name_of), csv.reader(lines(array, show.call_rows)), strict=True
+        records.call_records(array, API, name_of), csv.reader(lines(array, call_lines.csv_lines)), strict=True
     ):
-        wanted = (record.get(key, "") for key in show.CSV_CALLS)
+        wanted = (record.get(key, "") for key in call_lines.CSV_CALLS)
         texts = ("x".join(map(str, value)) if isinstance(value, list) else str(value) for value in wanted)
         assert cells == [cli.printable(text) for text in texts]
 
 
 def test_lines_for_people() -> None:
     array = some(3000)
-    told = records.calls(array, API, name_of)
-    shown = lines(array, lambda group: show.call_lines(group, show.Columns(10**12, True, whole=True)))
+    told = records.call_records(array, API, name_of)
+    shown = lines(
+        array, lambda group: call_lines.text_lines(group, call_lines.CallColumns(10**12, True, whole=True))
+    )
     assert all(line.isprintable() for line in shown)
     for record, line in zip(told, shown, strict=True):
         assert line.startswith(f"{(record['ts_ns'] - 10**12) / 1e9:>10.6f} {record['pid']:>7} ")
@@ -128,14 +130,16 @@ def test_lines_for_people() -> None:
     one["start_ns"], one["end_ns"], one["tid"], one["function"] = 10**12, 10**12 + 7270, 9, [0, 1]
     one["kernel"][0], one["stack"][0] = 4, (64, 0, 0, 0)
     one["arguments"] = [[4, 10 + (2 << 32), 1, 64 + (1 << 32), 1, 0], [0, 0, 4096, 1, 0, 0]]
-    assert lines(one, lambda group: show.call_lines(group, show.Columns(10**12, False))) == [
+    assert lines(one, lambda group: call_lines.text_lines(group, call_lines.CallColumns(10**12, False))) == [
         "  0.000000       9    7.27       -  hipLaunchKernel saxpy<<<10x2, 64, 64>>>",
         "  0.000000       9    7.27       -  hipMemcpyAsync 4,096 B h2d",
     ]
 
 
 def test_names_are_cut_where_a_line_would_be_too_long_for_a_terminal() -> None:
-    function = Function("hipLaunchCooperativeKernel", "f", "launch", "kernel=0 grid=1:packed block=3:packed")
+    function = ApiFunction(
+        "hipLaunchCooperativeKernel", "f", "launch", "kernel=0 grid=1:packed block=3:packed"
+    )
     api = Api("hipsnoop", ("libamdhip64.so",), (*FUNCTIONS, function), {})
     names_ = ["saxpy", "ns::" + "quite_long_" * 9 + "kernel"]
     one = np.zeros(3, EVENT)
@@ -144,11 +148,11 @@ def test_names_are_cut_where_a_line_would_be_too_long_for_a_terminal() -> None:
     one["arguments"] = (0, 100 + (1 << 32), 1, 256 + (1 << 32), 1, 0)
 
     def shown(**columns: Any) -> list[str]:
-        made = records.texts(
+        made = records.format_calls(
             one,
             api,
             lambda pid, handle: names_[handle - 1],
-            lambda group: show.call_lines(group, show.Columns(0, **columns)),
+            lambda group: call_lines.text_lines(group, call_lines.CallColumns(0, **columns)),
         )
         return "".join(made).splitlines()
 
@@ -161,7 +165,7 @@ def test_names_are_cut_where_a_line_would_be_too_long_for_a_terminal() -> None:
     whole = shown(several=True, whole=True)
     assert all(names_[1] in line and "hipLaunchCooperativeKernel" in line for line in whole[2:])
     assert together and len(together[2]) == 80
-    names_[1] = "0x55e7ecd9d3b0"  # an address; and with no names to cut the rest is told in full
+    names_[1] = "0x55e7ecd9d3b0"  # an address; without a name to cut, the line stays long
     one["arguments"][1] = (0, 2**32 - 1 + (2**32 - 1 << 32), 1, 2**32 - 1 + (2**32 - 1 << 32), 1, 0)
     assert all(names_[1] in line for line in shown(several=True)[1:])
     assert "-  hipLaunchKernel 0x55e7ecd9d3b0<<<4294967295x4294967295, " in shown(several=False)[1]

@@ -1,4 +1,4 @@
-"""Calls that are added up by the tool itself, and which GPUs there are."""
+"""Sums that the tool makes of events, and the list of GPUs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gpubpf.calls import arrays
-from gpubpf.calls.inventory import Inventory
-from gpubpf.calls.sums import merged, of_events
+from gpubpf.calls.hip_devices import HipDevices
+from gpubpf.calls.statistics import merge_sums, sums_of_events
 
 EVENT = np.dtype(
     [
@@ -39,9 +39,9 @@ def test_calls_that_come_in_parts_add_up_to_the_same() -> None:
     events["gap_ns"] = random.integers(0, 1 << 30, len(events))
     events["spent"]["blocked_ns"] = events["end_ns"] // 2
     events["result"] = events["failed"] * random.integers(1, 900, len(events))
-    whole, parts = of_events(events, SUM), np.empty(0, SUM)
+    whole, parts = sums_of_events(events, SUM), np.empty(0, SUM)
     for start in range(0, len(events), 70):
-        parts = merged([parts, of_events(events[start : start + 70], SUM)])
+        parts = merge_sums([parts, sums_of_events(events[start : start + 70], SUM)])
     assert whole["count"].sum() == 1000 and (whole == parts).all()
 
 
@@ -62,7 +62,7 @@ def test_devices_are_asked_for_without_what_lies_in_the_working_directory(
     monkeypatch.syspath_prepend(str(there))
     monkeypatch.delitem(sys.modules, "hip", raising=False)
     monkeypatch.chdir(here)
-    inventory = Inventory()
+    inventory = HipDevices()
     found = inventory.devices(10)
     inventory.close()
     assert not (here / "taken").exists()

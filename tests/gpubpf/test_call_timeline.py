@@ -75,7 +75,7 @@ def test_lines_are_a_story_for_each_stream_and_thread():
 
 def test_a_trace_has_threads_streams_and_arrows(tmp_path):
     trace = Trace(str(tmp_path / "t.json"))
-    tracer = timeline.Tracer(trace)
+    tracer = timeline.CallTrace(trace)
     tracer.add(CALLS[:2])
     tracer.add(CALLS[2:], DISPATCHES)
     trace.close()
@@ -85,7 +85,7 @@ def test_a_trace_has_threads_streams_and_arrows(tmp_path):
     slices = {(e["name"], e["ts"]): e for e in events if e["ph"] == "X"}
     assert slices["hipLaunchKernel add", 5.0]["tid"] == 8 and slices["add", 8.0]["dur"] == 4.0
     assert slices["hipDeviceSynchronize", 9.0]["args"] == {"off_cpu_us": 6.0}
-    # Two kernels of one queue at the same time stand in rows of their own.
+    # Two kernels that run in one queue at the same time get rows of their own.
     assert slices["fill", 11.0]["tid"] != slices["fill", 14.0]["tid"]
     (begin,) = [e for e in events if e["ph"] == "s"]
     (end,) = [e for e in events if e["ph"] == "f"]

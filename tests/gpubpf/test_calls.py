@@ -1,9 +1,10 @@
-"""Calls to functions of a library: each once, whatever becomes of it; of which processes and threads; what is lost."""
+"""Every call to a library is counted exactly once, for the traced processes and threads only, or counted as lost."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,9 +17,11 @@ import numpy as np
 import pytest
 
 import gpubpf_calls
-from gpubpf.calls import arrays
-from gpubpf.calls.api import Api, Function
-from gpubpf.calls.probes import Calls, Counts, Options
+from gpubpf.calls import arrays, context, delays, kernel_names, rocprofiler
+from gpubpf.calls.api import Api, ApiFunction
+from gpubpf.calls.probes import CallCounts, CallOptions, CallProbes
+from gpubpf.calls.rocprofiler import dispatches
+from gpubpf.ebpf import headers
 from gpubpf.linux import bpf_syscall, uprobes
 from gpubpf_calls import FUNCTIONS, NUMBER, by_function
 from gpubpf_host import needs_bpf
@@ -31,7 +34,7 @@ pytestmark = [needs_bpf, pytest.mark.skipif(not bpf_syscall._UPROBE_TYPE.exists(
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program, linked with the library."""
+    """Build the program and the library that it links to."""
     return gpubpf_calls.build(tmp_path_factory.mktemp("calls"))
 
 
@@ -42,9 +45,9 @@ def counting(
     chosen: Any = None,
     library: Path | None = None,
     **options: Any,
-) -> Iterator[Calls]:
+) -> Iterator[CallProbes]:
     api = Api("test", (str(library or built.with_name("libgpucalls.so.1")),), FUNCTIONS, {})
-    calls = Calls(api, chosen or api.choose(), Options(**options), lambda text: None)
+    calls = CallProbes(api, chosen or api.choose(), CallOptions(**options), lambda text: None)
     calls.bpf.entries.update(entries or {})
     calls.start()
     try:
@@ -53,17 +56,17 @@ def counting(
         calls.close()
 
 
-def watched(calls: Calls, *command: Any, **how: Any) -> subprocess.Popen[str]:
-    """Started, with its calls counted from the first one on."""
-    calls.targets(os.getpid())
+def watched(calls: CallProbes, *command: Any, **how: Any) -> subprocess.Popen[str]:
+    """Start a command whose calls are counted from the first one on."""
+    calls.trace(os.getpid())
     try:
         return subprocess.Popen([str(part) for part in command], text=True, **how)
     finally:
         calls.forget(os.getpid())
 
 
-def run(calls: Calls, *command: Any, **how: Any) -> int:
-    """Runs it to its end, then none is counted any more. Its process id."""
+def run(calls: CallProbes, *command: Any, **how: Any) -> int:
+    """Run a command to its end with its calls counted. Return its PID."""
     process = watched(calls, *command, **how)
     try:
         assert process.wait(200) == 0
@@ -74,12 +77,30 @@ def run(calls: Calls, *command: Any, **how: Any) -> int:
     return process.pid
 
 
-@pytest.fixture(params=uprobes.WAYS)
+@pytest.fixture(params=uprobes.METHODS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if uprobes.WAYS.index(request.param) < uprobes.WAYS.index(uprobes.way()):
+    if uprobes.METHODS.index(request.param) < uprobes.METHODS.index(uprobes.best_method()):
         pytest.skip(f"this kernel has no {request.param}")
-    monkeypatch.setattr(uprobes, "way", lambda: request.param)
+    monkeypatch.setattr(uprobes, "best_method", lambda: request.param)
     return str(request.param)
+
+
+def test_constants_are_those_of_the_headers() -> None:
+    found = {}
+    for path in (*headers.INCLUDE.glob("gpubpf_*.h"), Path(rocprofiler.__file__).with_name("ring.h")):
+        for name, value in re.findall(r"^#define (\w+) \(?(-?\w+(?: << \d+)?)[)\s]", path.read_text(), re.M):
+            number = re.fullmatch(r"(-?(?:0x)?[0-9a-f]+?)u?l*(?: << (\d+))?", value)
+            if number is not None:
+                found[name] = int(number[1], 0) << int(number[2] or 0)
+    expected = {
+        "CALL_GAP": arrays.GAP, "CALL_NOWHERE": arrays.NOWHERE, "CALL_MEMORY": arrays.MEMORY, "CALL_WORDS": arrays.WORDS,
+        "CALL_STEPS": arrays.STEPS, "CALL_SHIFT": arrays.SHIFT, "CALL_BUCKETS": arrays.BUCKETS,
+        "CONTEXT_OUTSIDE": delays.OUTSIDE, "CONTEXT_UNKNOWN": delays.UNKNOWN, "CONTEXT_BETWEEN": delays.BETWEEN,
+        "CONTEXT_NOBODY": context._NOBODY, "KERNEL_TEXT": kernel_names._STRIDE + 1, "KERNEL_PARTS": kernel_names._PARTS,
+        "RING_SLOTS": dispatches.SLOTS, "RING_HEADER": dispatches.HEADER, "RING_GPUS": dispatches.GPUS,
+        "RING_MAGIC": dispatches.MAGIC,
+    }  # fmt: skip
+    assert {name: found.get(name) for name in expected} == expected
 
 
 # --- what a call is ---
@@ -139,7 +160,7 @@ def test_arguments_and_results(built: Path, way: str) -> None:
                                      "text": 1}  # fmt: skip
         assert by_function(sums, "errors") == {**dict.fromkeys(by_function(sums), 0), "quick": 1, "query": 1}
         assert sorted(sums["kernel"].tolist()) == [0, 0, 0, 0, 0x4000, 0x6000, 0x7000][-len(sums) :]
-        assert calls.counts == Counts() and calls.lost == 0 and calls.seen == {pid: "program"}
+        assert calls.counts == CallCounts() and calls.lost == 0 and calls.seen == {pid: "program"}
         assert calls.absent == ("callsabsent",)
         assert [p.functions for p in calls.placed] == [tuple(f.symbol for f in FUNCTIONS[:-1])]
 
@@ -148,7 +169,7 @@ def test_calls_inside_of_calls_are_not_counted(built: Path, way: str) -> None:
     with counting(built, events=True) as calls:
         run(calls, built, "nested")
         assert by_function(calls.sums()) == {"outer": 1, "ends_in_quick": 1, "back": 1}
-        assert calls.counts == Counts(nested=6)
+        assert calls.counts == CallCounts(nested=6)
         assert (calls.events()["result"] & 0xFFFFFFFF).tolist() == [0, 3, 0]
 
 
@@ -156,16 +177,18 @@ def test_calls_that_are_jumped_out_of(built: Path, way: str) -> None:
     with counting(built) as calls:
         run(calls, built, "jump", 3)
         assert by_function(calls.sums()) == {"quick": 2}
-        assert calls.counts == Counts(abandoned=3)
+        assert calls.counts == CallCounts(abandoned=3)
 
 
 def test_threads_and_processes_that_end_inside(built: Path) -> None:
     with counting(built) as calls:
         run(calls, built, "thread-ends", 5)
-        assert calls.counts == Counts(abandoned=5) and not len(calls.sums()) and not len(calls.under_way())
+        assert (
+            calls.counts == CallCounts(abandoned=5) and not len(calls.sums()) and not len(calls.under_way())
+        )
     with counting(built) as calls:
         run(calls, built, "ends")
-        assert calls.counts == Counts(abandoned=1) and not len(calls.under_way())
+        assert calls.counts == CallCounts(abandoned=1) and not len(calls.under_way())
 
 
 def test_what_is_under_way(built: Path) -> None:
@@ -239,14 +262,14 @@ def test_layouts() -> None:
     for wrong in ("stream=s4", "bytes=0@0 count=0@48", "bytes=0@0 count=1@0 stream=2@0", "kernel=0@8 bytes=0@0",
                   "grid=s2"):  # fmt: skip
         with pytest.raises(ValueError, match="arguments"):
-            arrays.layout(Function("f", "f", "launch", wrong))
+            arrays.layout(ApiFunction("f", "f", "launch", wrong))
 
 
 # --- exact ---
 
 
 def test_exact_at_eight_threads(built: Path) -> None:
-    """Sums are read meanwhile: each call is in one of them."""
+    """Sums are read while threads make calls. Each call is in exactly one of them."""
     threads, each = 8, 100_000
     with counting(built) as calls:
         process = watched(calls, built, "failing", threads, each)
@@ -263,7 +286,7 @@ def test_exact_at_eight_threads(built: Path) -> None:
             sums["latency"].sum() == threads * each and (sums["latency"].sum(axis=1) == sums["count"]).all()
         )
         assert (sums["largest_ns"] * sums["count"] >= sums["ns"]).all() and calls.lost == 0
-        assert len(found) > 2 and calls.counts == Counts()
+        assert len(found) > 2 and calls.counts == CallCounts()
 
 
 def test_records_are_exact_or_lost_is(built: Path) -> None:
@@ -300,7 +323,7 @@ def test_full_sums(built: Path) -> None:
 
 
 def test_more_threads_than_are_remembered(built: Path) -> None:
-    """All inside of a call at once: what was forgotten is counted as it returns."""
+    """All are in a call at once. A call whose entry was evicted is counted as lost when it returns."""
     threads = 2000
     with counting(built, {"call_threads": 256}) as calls:
         run(calls, built, "inside", threads)
@@ -312,7 +335,7 @@ def test_two_thousand_threads(built: Path) -> None:
     threads = 2000
     with counting(built) as calls:
         run(calls, built, "inside", threads)
-        assert by_function(calls.sums()) == {"back": threads} and calls.counts == Counts()
+        assert by_function(calls.sums()) == {"back": threads} and calls.counts == CallCounts()
         assert not len(calls.host.items("call_threads"))
 
 
@@ -324,17 +347,17 @@ def test_forks_and_what_they_execute(built: Path) -> None:
         pid = run(calls, built, "forks", 20)
         sums = calls.sums()
         assert by_function(sums) == {"quick": 20 * 3} and len(set(sums["tgid"].tolist())) == 40
-        assert pid not in sums["tgid"] and calls.counts == Counts()
-        assert not len(calls.host.items("call_targets"))  # each ended
+        assert pid not in sums["tgid"] and calls.counts == CallCounts()
+        assert not len(calls.host.items("call_targets"))  # all of them have ended
 
 
 def test_a_thread_that_executes_another_program(built: Path) -> None:
-    """It gets the number of the process's first thread, which ends."""
+    """It gets the TID of the main thread, which ends."""
     with counting(built) as calls:
         pid = run(calls, built, "executes")
         sums = calls.sums()
         assert by_function(sums) == {"quick": 2 + 6} and set(sums["tgid"].tolist()) == {pid}
-        assert calls.counts == Counts() and not len(calls.host.items("call_threads"))
+        assert calls.counts == CallCounts() and not len(calls.host.items("call_threads"))
 
 
 def test_processes_before_and_after_and_no_other(built: Path) -> None:
@@ -360,7 +383,7 @@ def test_processes_before_and_after_and_no_other(built: Path) -> None:
         pids: list[int] = []
         before, other = server(), server()
         with counting(built) as calls:
-            calls.targets(pids[0])
+            calls.trace(pids[0])
             for call in (before, other, before):
                 call()
             sums = calls.sums()
@@ -383,7 +406,7 @@ def test_processes_before_and_after_and_no_other(built: Path) -> None:
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_another_process_namespace(built: Path, inside: bool) -> None:
-    """The program is in one of its own; or the tool and the program are in one together, and know each other by its numbers."""
+    """The program has a PID namespace of its own, or shares one with the tool, which then uses its numbers."""
     unshare = ("unshare", "-pf", "--mount-proc", "--kill-child")
     if subprocess.run([*unshare, "true"], capture_output=True).returncode:
         pytest.skip("no process name spaces here")
@@ -407,7 +430,7 @@ def inside_a_namespace(program: str) -> None:
     with counting(built) as calls:
         run(calls, built, "forks", 2)
         assert by_function(calls.sums()) == {"quick": 6}
-    with counting(built) as calls:  # two processes, one after the other, with the same number
+    with counting(built) as calls:  # two processes with the same PID, one after the other
         for name in ("first", "second"):
             shutil.copy(built, built.with_name(name))
             Path("/proc/sys/kernel/ns_last_pid").write_text("5000")
@@ -416,7 +439,7 @@ def inside_a_namespace(program: str) -> None:
 
 
 def test_a_library_that_comes_later(built: Path, tmp_path: Path) -> None:
-    """In a file that nobody had before."""
+    """The library is a file that no process had mapped before."""
     shutil.copy(built, tmp_path / "program")
     library = tmp_path / "libgpucalls.so.1"
     with counting(built, library=library) as calls:
@@ -456,7 +479,7 @@ def test_only_what_was_slow(built: Path) -> None:
 def test_only_threads_of_a_name(built: Path) -> None:
     with counting(built, comm="othername") as calls:
         run(calls, built, "named")
-        assert by_function(calls.sums()) == {"quick": 2} and calls.counts == Counts()
+        assert by_function(calls.sums()) == {"quick": 2} and calls.counts == CallCounts()
 
 
 def test_only_one_thread(built: Path, way: str) -> None:
@@ -473,7 +496,7 @@ def test_only_one_thread(built: Path, way: str) -> None:
                 process.stdin.write("\n")
                 process.stdout.readline()
                 calls.stop()
-                assert sum(by_function(calls.sums()).values()) == seen and calls.counts == Counts()
+                assert sum(by_function(calls.sums()).values()) == seen and calls.counts == CallCounts()
 
 
 def test_chosen_functions(built: Path) -> None:
@@ -483,7 +506,7 @@ def test_chosen_functions(built: Path) -> None:
 
 
 def test_a_command_has_its_own_limit_of_files() -> None:
-    """Where the tool needed more before it started the command."""
+    """The tool raised its own limit before it started the command."""
     code = """if True:
         import os, resource
         from gpubpf.session import command

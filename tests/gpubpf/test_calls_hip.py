@@ -1,4 +1,4 @@
-"""Calls to AMD's own library, without a GPU: each once, with its arguments and what it gave."""
+"""Calls to AMD's own library without a GPU: each is recorded once, with its arguments and its result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from gpubpf.calls import arrays
 from gpubpf.calls.hip import API
-from gpubpf.calls.probes import Calls, Counts, Options
+from gpubpf.calls.probes import CallCounts, CallOptions, CallProbes
 from gpubpf.linux import libraries
 from gpubpf.linux.libraries import Names
 from gpubpf_host import needs_bpf
@@ -27,10 +27,10 @@ def test_each_call_of_a_program(tmp_path: Path) -> None:
     warn = "-O1 -Wall -Wextra -Werror"
     subprocess.run(f"gcc {warn} -pthread {HERE}/hip.c -o {tmp_path}/hip {FOUND[0]}".split(), check=True)
     said: list[str] = []
-    calls = Calls(API, API.choose(["*", "trivial"]), Options(events=True), said.append)
+    calls = CallProbes(API, API.choose(["*", "trivial"]), CallOptions(events=True), said.append)
     try:
         calls.start()
-        calls.targets(os.getpid())
+        calls.trace(os.getpid())
         program = subprocess.Popen(
             [tmp_path / "hip", str(threads), str(launches)], stdout=subprocess.PIPE, text=True
         )
@@ -52,7 +52,9 @@ def test_each_call_of_a_program(tmp_path: Path) -> None:
     }
     assert int(results[3]) == by_name["hipLaunchKernel"]["errors"] == threads * launches
     assert by_name["hipLaunchKernel"]["kernel"] == int(handle, 16)
-    assert len(events) + counts.records == sums["count"].sum() and counts == Counts(records=counts.records)
+    assert len(events) + counts.records == sums["count"].sum() and counts == CallCounts(
+        records=counts.records
+    )
     assert said == []
 
     given = {"hipGetDeviceCount": 0, "hipMalloc": 1, "hipMemcpy": 2, "hipDeviceSynchronize": 4}

@@ -10,9 +10,9 @@ import time
 import pytest
 
 from gpubpf.errors import Error, UsageError
-from gpubpf.show import cli
+from gpubpf.show import cli, option_values
 
-ALL = cli.EVERYTHING
+ALL = option_values.EVERYTHING
 
 
 def full_parser():
@@ -48,39 +48,39 @@ def refused(capsys, *argv):
         ("7", (7, 7)),
         ("2:5", (2, 5)),
         (":5", (0, 5)),
-        ("3:", (3, cli.LARGEST_INDEX)),
+        ("3:", (3, option_values.LARGEST_INDEX)),
         ("*", ALL),
         ("0", (0, 0)),
     ],
 )
 def test_ranges_include_both_ends(text, meaning):
-    assert cli.parse_range(text) == meaning
+    assert option_values.parse_range(text) == meaning
 
 
 @pytest.mark.parametrize("text", ["", "x", "5:2", "-1", "1:2:3", "4294967296", "١"])
 def test_what_is_no_range_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError):
-        cli.parse_range(text)
+        option_values.parse_range(text)
 
 
 def test_dimensions_left_out_mean_everything():
-    assert cli.parse_ranges("3") == ((3, 3), ALL, ALL)
-    assert cli.parse_ranges("*,0:1") == (ALL, (0, 1), ALL)
+    assert option_values.parse_ranges("3") == ((3, 3), ALL, ALL)
+    assert option_values.parse_ranges("*,0:1") == (ALL, (0, 1), ALL)
     with pytest.raises(argparse.ArgumentTypeError):
-        cli.parse_ranges("1,2,3,4")
+        option_values.parse_ranges("1,2,3,4")
 
 
 @pytest.mark.parametrize(
     ("text", "meaning"), [("3:5", (3, 5)), ("3:", (3, None)), (":5", (1, 5)), ("4", (4, 4)), (":", (1, None))]
 )
 def test_launches_count_from_one(text, meaning):
-    assert cli.parse_launches(text) == meaning
+    assert option_values.parse_launches(text) == meaning
 
 
 @pytest.mark.parametrize("text", ["0:3", "5:3", "a", ""])
 def test_what_is_no_range_of_launches_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError):
-        cli.parse_launches(text)
+        option_values.parse_launches(text)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_what_is_no_range_of_launches_is_refused(text):
     [("256M", 2**28), ("1G", 2**30), ("4096", 4096), ("64k", 65536), ("2MiB", 2**21), ("3MB", 3 * 2**20)],
 )
 def test_sizes(text, size):
-    assert cli.parse_size(text) == size
+    assert option_values.parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "M", "-1", "0", "1.5G", "4X", "9999999999T"])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError):
-        cli.parse_size(text)
+        option_values.parse_size(text)
 
 
 def test_everything_behind_the_dashes_is_the_commands():
@@ -122,10 +122,10 @@ def test_list_takes_files():
 
 
 def test_command_lines_that_make_no_sense_are_one_line_and_status_two(capsys):
-    assert "behind '--'" in refused(capsys, "./app")
+    assert "after '--'" in refused(capsys, "./app")
     assert "exclude" in refused(capsys, "-p", "1", "--", "./app")
     assert "COMMAND" in refused(capsys, "--")
-    assert "one of them" in refused(capsys, "--list", "a.out", "-p", "1")
+    assert "one of FILEs" in refused(capsys, "--list", "a.out", "-p", "1")
     assert "need" in refused(capsys, "--list")
     assert "too many" in refused(capsys, "1", "2", "3")
     assert "--sampel" in refused(capsys, "--sampel", "3")
@@ -285,35 +285,53 @@ def summary(**changed):
 
 
 def test_every_report_ends_with_what_was_not_seen():
-    assert cli.coverage(summary()) == ["counted 25 of 25 launches of the kernels asked for (30 seen in all)"]
-    lines = cli.coverage(
+    assert cli.summary_lines(summary()) == ["counted 25 of 25 matching launches (30 in total)"]
+    lines = cli.summary_lines(
         summary(launches_instrumented=20, not_instrumented={"capture": 1, "map too small": 4}, lost=7)
     )
-    assert lines[0].startswith("counted 20 of 25 launches")
+    assert lines[0].startswith("counted 20 of 25 matching launches")
     assert lines[1:3] == ["  not counted: 4 (map too small)", "  not counted: 1 (capture)"]
-    assert lines[3] == "lost: 7 for which maps had no room, or whose kernel or process failed"
+    assert lines[3] == "lost: 7 (a map was full, or the kernel or its process failed)"
     unseen = {"tex": 2, "cp.async.bulk.tensor": 1}
-    assert cli.coverage(summary(not_probed=unseen))[1:] == [
-        "not probed: tex (2 places), cp.async.bulk.tensor (1 place)"
+    assert cli.summary_lines(summary(not_probed=unseen))[1:] == [
+        "not probed: tex (2 instructions), cp.async.bulk.tensor (1 instruction)"
     ]
-    assert cli.coverage(summary(not_probed={})) == cli.coverage(summary())
-    assert cli.coverage(summary(launches_unknown=5))[1].startswith(
-        "5 of the launches seen are of kernels loaded before"
+    assert cli.summary_lines(summary(not_probed={})) == cli.summary_lines(summary())
+    assert cli.summary_lines(summary(launches_unknown=5))[1].startswith(
+        "unknown kernels: 5 launches of kernels loaded before"
     )
-    told = cli.coverage(
+    told = cli.summary_lines(
         summary(graphs_before=3, processes={"measured": 2, "missed": {"ended": 1, "no CUDA driver": 7}})
     )
     assert told[1:] == [
-        "3 launches of graphs made before the tool came: what is in them is neither known",
-        "  nor counted",
+        "graphs created before attaching: 3 launches; their kernels are unknown and not",
+        "  counted",
         "processes measured: 2; missed: 7 (no CUDA driver), 1 (ended)",
     ]
-    assert cli.coverage(summary(processes={"measured": 2, "missed": {}}))[1] == "processes measured: 2"
-    assert cli.coverage(summary(launches_seen=0)) == ["counted nothing: no launches seen"]
-    assert (
-        "none of the launches seen (30)"
-        in cli.coverage(summary(launches_matched=0, launches_instrumented=0))[0]
-    )
+    assert cli.summary_lines(summary(processes={"measured": 2, "missed": {}}))[1] == "processes measured: 2"
+    assert cli.summary_lines(summary(launches_seen=0)) == ["counted nothing: no kernel was launched"]
+    nothing = summary(launches_matched=0, launches_instrumented=0)
+    assert cli.summary_lines(nothing)[0] == "counted nothing: no matching launches (30 in total)"
+
+
+def overhead(**changed):
+    costs = {"hooks": 26, "hooks_ns": 232_000_000, "registers": 6, "drained_bytes": 4096, "stood_ns": 0}
+    return cli.summary_lines(summary(overhead=costs | changed))[1:]
+
+
+def test_the_overhead_is_one_line():
+    assert overhead() == [
+        "overhead: about 26 hooked calls, 232 ms; up to 6 extra registers per kernel;",
+        "  4.00 KB read",
+    ]
+    assert overhead(hooks=1, hooks_ns=None, registers=1, drained_bytes=0, stood_ns=2_000_000) == [
+        "overhead: about 1 hooked call; up to 1 extra register per kernel; threads",
+        "  stopped for 2.00 ms",
+    ]
+    assert overhead(hooks=None, hooks_ns=0, registers=0, drained_bytes=None) == [
+        "overhead: no time on the virtual clock; no extra registers per kernel"
+    ]
+    assert overhead(hooks=0, registers=None, drained_bytes=0) == ["overhead: no hooked calls"]
 
 
 def test_a_signal_while_results_are_written_loses_none_of_them():

@@ -1,4 +1,4 @@
-"""Clocks with injected offset, drift, jitter and coarse ticks: the true error is within the bound that is printed."""
+"""Clocks with injected offset, drift, jitter and coarse ticks: the true error is within the reported bound."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CASES = 1000
 
 
 class World:
-    """A host clock and a GPU clock that run apart, both known."""
+    """A host clock and a GPU clock with known, different rates."""
 
     def __init__(self, seed: int) -> None:
         self.random = random = np.random.default_rng(seed)
@@ -23,12 +23,12 @@ class World:
         self.offset = int(random.integers(0, 2**60))
         self.start = int(random.integers(0, 2**50))
         self.seconds = float(random.choice([0.05, 1.0, 6.0]))
-        # Temperature: the rate itself wanders, slowly.
+        # The rate changes slowly, as with temperature.
         self.swing, self.period = random.uniform(0, 0.05e-6), random.uniform(2, 20)
         self.noise = float(random.choice([200, 2000, 20000]))
 
     def gpu(self, host: np.ndarray) -> np.ndarray:
-        """The true GPU time, in ns with fractions lost, at ns of the host since the start."""
+        """Return the true GPU time (ns, rounded down) at a host time (ns since the start)."""
         wave = self.period * 1e9 / (2 * np.pi)
         return host * self.rate + self.swing * wave * (1 - np.cos(host / wave))
 
@@ -67,7 +67,7 @@ def test_the_true_error_is_within_the_bound_in_all_cases() -> None:
         wrong, times = world.errors(clock, hosts)
         assert times.known.all(), seed
         assert (wrong <= times.error + 1).all(), (seed, wrong.max(), times.error.max())
-        # A single bracket at its best is half as wide as the narrowest, and a tick more as the reading itself is as coarse.
+        # The best error of a single bracket is half of its width, plus a tick for the resolution of the reading.
         best = clock.narrowest / 2 + world.tick
         useful += bool(np.median(times.error) <= best + 1000 * world.seconds)
         assert not clock.steps, seed
@@ -99,7 +99,7 @@ def test_a_step_begins_a_segment_and_is_said() -> None:
     times = clock.host([5 * 10**8, 95 * 10**7, 15 * 10**8])
     assert times.known.tolist() == [True, False, True]
     assert abs(times.at[0] - 5 * 10**8) <= 1000 and abs(times.at[2] - 115 * 10**8) <= 1000
-    # A GPU clock that was set back shows the same time twice: which of the two is meant cannot be known.
+    # A GPU clock that was set back shows the same time twice, and nobody can know which of the two a reading is.
     back = [
         Bracket(b.before, b.gpu - (5 * 10**8 if n >= 10 else 0), b.after, 1) for n, b in enumerate(brackets)
     ]
@@ -152,7 +152,7 @@ def test_the_tick_is_estimated_from_what_was_read(readings: list[int], tick: int
 
 
 def exits(seed: int, changes: bool) -> tuple[np.ndarray, ...]:
-    """Records of some multiprocessors: sm, cycles, timer; the tick, and the true times."""
+    """Return records of some multiprocessors: sm, cycles and timer; the tick; the true times."""
     random = np.random.default_rng(seed)
     tick = int(random.choice([32, 1000, 1024]))
     parts = []

@@ -290,7 +290,7 @@ BAD = {
     "a map of threads on the host": (
         "GPU_THREAD_ARRAY(own, u64, 1);\n"
         "int g(struct gpu_launch *ctx) { int k = 0; u64 *v = own.lookup(&k); return v ? *v : 0; }",
-        "map own is in GPU memory, where host program g does not reach",
+        "map own is in GPU memory, which host program g cannot access",
     ),
     "what lanes find out on the host": (
         "GPU_SHARED_ARRAY(own, u64, 1);\nint g(struct gpu_operation *ctx) {\nint k = 0; u64 *v = own.lookup(&k);\n"
@@ -300,7 +300,7 @@ BAD = {
     "an array by site on the host": (
         "GPU_SITE_ARRAY(own, u64);\n"
         "int g(struct gpu_launch *ctx) { int k = 0; u64 *v = own.lookup(&k); return v ? *v : 0; }",
-        "map own is in GPU memory, where host program g does not reach",
+        "map own is in GPU memory, which host program g cannot access",
     ),
     "a tracepoint that is not there": (
         "TRACEPOINT_PROBE(sched, sched_swatch) { return args->prev_pid; }",
@@ -319,7 +319,7 @@ BAD = {
     "an unknown type": ("GPU_HASH(h, struct nothing, u64, 4);", "C line 3: "),
     "a map of no entries": (
         "GPU_ARRAY(none, u64, 0);",
-        "the kernel makes no map none: Invalid argument; correct its sizes",
+        "the kernel cannot create map none: Invalid argument; correct its sizes",
     ),
     "a static program": ("static int f(struct gpu_exit *ctx) { return 0; }", "f is static or inline"),
     "a function elsewhere": ("int g(int);\nint f(struct gpu_exit *ctx) { return g(1); }", "C line 4: "),
@@ -363,7 +363,7 @@ def test_maps_that_the_kernel_does_not_make():
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, before[1]))
     try:
         with pytest.raises(
-            CompileError, match=r"^the kernel makes no map \w+: Too many open files; raise its limits"
+            CompileError, match=r"^the kernel cannot create map \w+: Too many open files; raise the limits"
         ):
             compile._compile(text)
     finally:

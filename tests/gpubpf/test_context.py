@@ -1,4 +1,4 @@
-"""Why calls, and the gaps between launches, take long: programs that wait for a known reason, which is named, and no other."""
+"""The reasons of delays in calls and gaps: a program waits for a known reason, and only this reason is reported."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ import numpy as np
 import pytest
 
 import gpubpf_scenes as scenes
-from gpubpf.calls import arrays, context, why
-from gpubpf.calls.api import Api, Function
-from gpubpf.calls.context import Context
-from gpubpf.calls.probes import Calls, Options
+from gpubpf.calls import arrays, context, delays
+from gpubpf.calls.api import Api, ApiFunction
+from gpubpf.calls.context import ContextProbes
+from gpubpf.calls.probes import CallOptions, CallProbes
 from gpubpf.errors import Error, VerifyError
 from gpubpf.linux import bpf_syscall, btf
 from gpubpf_host import needs_bpf
 
 MS = 1_000_000
 LAUNCH, WORK = 0, 1
-ALWAYS = {why.PREEMPTED, why.FAULTS}  # what a machine with other work does to any program
+ALWAYS = {delays.PREEMPTED, delays.FAULTS}  # what happens to any program on a busy machine
 
 pytestmark = [needs_bpf, pytest.mark.skipif(not bpf_syscall._UPROBE_TYPE.exists(), reason="needs uprobes")]
 
@@ -54,23 +54,23 @@ def small_group() -> Iterator[Path]:
 
 @dataclass
 class Seen:
-    """What a scene took, in ns, and what is known of it."""
+    """What a scene took in ns, and what was measured."""
 
     took: int
     cpu: int
-    delay: int  # it could have run, and did not
+    delay: int  # time in which it was runnable but did not run
     waits: int  # how often
     rows: np.ndarray[Any, Any]  # of the call, or the gap
     all_rows: np.ndarray[Any, Any]
     spent: dict[str, int]  # of the call
     off_ns: int  # of the call, or the gap before the last launch
     whole: int  # its length, which is that of the scene and what lies around it
-    explained: list[why.Cause]
+    explained: list[delays.Cause]
     notes: list[str]
 
     @property
     def reasons(self) -> set[int]:
-        layout = (self.rows["reason"] == why.BLOCKED) & np.isin(
+        layout = (self.rows["reason"] == delays.BLOCKED) & np.isin(
             self.rows["syscall"], list(scenes.LAYOUT.values())
         )
         return set(self.rows["reason"][~layout].tolist())
@@ -89,15 +89,15 @@ class Seen:
 
     @property
     def texts(self) -> set[str]:
-        return {cause.text for cause in why.causes(self.rows)}
+        return {cause.text for cause in delays.causes(self.rows)}
 
 
 class UntoldError(Exception):
-    """Some switches of the thread were not told of, which the tool says."""
+    """The kernel did not report some switches of the thread, and the tool says so."""
 
 
 def told(test: Callable[..., None]) -> Callable[..., None]:
-    """Of a scene that the kernel tells all of. Some kernels leave out a switch from the idle task now and then."""
+    """Repeat a test until the kernel reports every switch. Some kernels sometimes skip a switch from the idle task."""
 
     @functools.wraps(test)
     def again(*arguments: Any, **named: Any) -> None:
@@ -110,7 +110,7 @@ def told(test: Callable[..., None]) -> Callable[..., None]:
 
 
 class Watched:
-    """The program in its own words: at the start it is ready, and nothing has happened yet."""
+    """A scene that is ready to start, and whose calls are traced."""
 
     def __init__(
         self,
@@ -125,19 +125,23 @@ class Watched:
             "scenes",
             (f"{built}/libscenes.so",),
             (
-                Function("scene_launch", "scene_launch", "launch"),
-                Function("scene_work", "scene_work", "other"),
+                ApiFunction("scene_launch", "scene_launch", "launch"),
+                ApiFunction("scene_work", "scene_work", "other"),
             ),
             {},
         )
         self.notes: list[str] = []
         self.where = where
-        self.calls = Calls(
-            api, api.choose(), Options(events=True, statistics=True), self.notes.append, text=context.PROGRAM
+        self.calls = CallProbes(
+            api,
+            api.choose(),
+            CallOptions(events=True, statistics=True),
+            self.notes.append,
+            text=context.PROGRAM,
         )
-        self.context = Context(self.calls, self.notes.append, why=whys, spans=whys)
+        self.context = ContextProbes(self.calls, self.notes.append, why=whys, spans=whys)
         self.calls.start()
-        self.calls.targets(os.getpid())
+        self.calls.trace(os.getpid())
         try:
             self.process = subprocess.Popen(
                 [*before, str(built / "scenes"), where, what, argument],
@@ -149,7 +153,7 @@ class Watched:
         finally:
             self.calls.forget(os.getpid())
         line = self._line()
-        if line == "up\n":  # what comes before the program
+        if line == "up\n":  # from the command before the program
             self._say()
             line = self._line()
         assert line == "ready\n"
@@ -164,7 +168,7 @@ class Watched:
         self.process.stdin.write("\n")
 
     def _waits(self) -> None:
-        """For what is said to it next: what a thread does while sums are read may be in the next ones."""
+        """Wait until the program reads its next command, as delays during the reading of sums would be in the next ones."""
         until = time.monotonic() + 60
         while not Path(f"/proc/{self.process.pid}/syscall").read_text().startswith("0 0x0 "):
             assert time.monotonic() < until, "it does something else"
@@ -186,7 +190,7 @@ class Watched:
             over.set()
             thread.join()
         self._waits()
-        (rows, between), spans, events = self.context.why(), self.context.spans(), self.calls.events()
+        (rows, between), spans, events = self.context.delays(), self.context.spans(), self.calls.events()
         self._say()
         assert self.process.wait() == 0
         assert self.calls.lost == 0
@@ -209,7 +213,7 @@ class Watched:
             assert events["function"].tolist() == [LAUNCH, LAUNCH, LAUNCH]
         function = WORK if self.where == "call" else arrays.GAP
         mine = rows[rows["function"] == function]
-        if self.where == "call":  # which is between two launches
+        if self.where == "call":  # the call is between two launches
             assert mine.tolist() == between[between["function"] == WORK].tolist()
         return Seen(
             took,
@@ -221,7 +225,7 @@ class Watched:
             dict(zip(event.dtype["spent"].names, event["spent"].tolist(), strict=True)),
             off,
             end - start,
-            why.explain(spans, pid, int(event["tid"]), start, end),
+            delays.explain(spans, pid, int(event["tid"]), start, end),
             self.notes,
         )
 
@@ -240,8 +244,10 @@ def watch(built: Path, where: str, what: str, argument: str = "-", before: Seque
 
 
 def read(built: Path, where: str, what: str, file: str, enough: int) -> Seen:
-    """A scene that waits for a disk, `enough` times. In a virtual machine the host may take the CPU until the disk has answered, and
-    nobody in it waits; each run has to be right."""
+    """Run a scene until it waits for the disk at least `enough` times. Every run has to be right.
+
+    In a virtual machine the host may take the CPU until the disk has answered, so that the scene does not wait.
+    """
     for _ in range(10):
         seen = watch(built, where, what, file)
         others = seen.reasons - ALWAYS
@@ -260,13 +266,13 @@ WHERES = pytest.mark.parametrize("where", ["call", "gap"])
 @told
 def test_what_sleeps_is_blocked_in_its_system_call(built: Path, where: str, what: str, call: str) -> None:
     seen = watch(built, where, what, "40")
-    assert seen.reasons - ALWAYS == {why.BLOCKED}
+    assert seen.reasons - ALWAYS == {delays.BLOCKED}
     assert f"blocked in {call}" in seen.texts
-    assert 40 * MS <= seen.ns(why.BLOCKED) <= seen.took
+    assert 40 * MS <= seen.ns(delays.BLOCKED) <= seen.took
     assert seen.explained[0].text == f"blocked in {call}"
     assert 40 * MS <= seen.explained[0].ns <= seen.off_ns <= seen.whole
     if where == "call":
-        assert seen.spent["blocked_ns"] == seen.ns(why.BLOCKED) and seen.spent["io_ns"] == 0
+        assert seen.spent["blocked_ns"] == seen.ns(delays.BLOCKED) and seen.spent["io_ns"] == 0
 
 
 @WHERES
@@ -274,12 +280,12 @@ def test_what_sleeps_is_blocked_in_its_system_call(built: Path, where: str, what
 def test_what_reads_a_disk_waits_for_it(built: Path, where: str, file: str) -> None:
     scenes.needs_disk(file)
     seen = read(built, where, "disk", file, 8)
-    assert seen.telling - ALWAYS == {why.BLOCK_IO}
+    assert seen.telling - ALWAYS == {delays.BLOCK_IO}
     assert "block I/O in pread64" in seen.texts
-    assert seen.count(why.BLOCK_IO) >= 8
+    assert seen.count(delays.BLOCK_IO) >= 8
     assert "block I/O in pread64" in {cause.text for cause in seen.explained}
     if where == "call":
-        assert seen.spent["io_ns"] == seen.ns(why.BLOCK_IO)
+        assert seen.spent["io_ns"] == seen.ns(delays.BLOCK_IO)
 
 
 @WHERES
@@ -287,9 +293,9 @@ def test_what_reads_a_disk_waits_for_it(built: Path, where: str, file: str) -> N
 def test_a_mapped_file_is_read_in_page_faults(built: Path, where: str, file: str) -> None:
     scenes.needs_disk(file)
     seen = read(built, where, "mapped", file, 128)
-    assert seen.telling - ALWAYS == {why.BLOCK_IO}
+    assert seen.telling - ALWAYS == {delays.BLOCK_IO}
     assert "block I/O in a page fault" in seen.texts
-    assert seen.count(why.FAULTS) >= 16 * 256 / 16  # of every 16th page
+    assert seen.count(delays.FAULTS) >= 16 * 256 / 16  # it touches every 16th page
     assert "block I/O in a page fault" in {cause.text for cause in seen.explained}
 
 
@@ -298,8 +304,8 @@ def test_a_mapped_file_is_read_in_page_faults(built: Path, where: str, file: str
 def test_memory_that_is_used_first_is_page_faults(built: Path, where: str) -> None:
     seen = watch(built, where, "memory", "16")
     assert seen.reasons <= ALWAYS
-    assert 4096 <= seen.count(why.FAULTS) <= 4096 + 100
-    assert seen.ns(why.FAULTS) == 0
+    assert 4096 <= seen.count(delays.FAULTS) <= 4096 + 100
+    assert seen.ns(delays.FAULTS) == 0
 
 
 @WHERES
@@ -316,7 +322,7 @@ def test_what_others_take_the_cpu_from_is_preempted(built: Path, where: str, bus
     # Times of less than 5 us are not among those; the gap begins and ends with calls of its own.
     taken = sum(cause.ns for cause in seen.explained)
     assert seen.delay * 0.8 - MS <= taken <= seen.whole - seen.cpu + MS
-    assert taken <= seen.ns(why.PREEMPTED) and {cause.text for cause in seen.explained} <= {"preempted"}
+    assert taken <= seen.ns(delays.PREEMPTED) and {cause.text for cause in seen.explained} <= {"preempted"}
     if busy:
         assert taken >= 20 * MS
 
@@ -331,12 +337,12 @@ def test_memory_that_has_to_be_made_free_first_is_memory_pressure(
     if not short:
         assert seen.reasons <= ALWAYS
         return
-    assert seen.reasons - ALWAYS == {why.MEMORY}
+    assert seen.reasons - ALWAYS == {delays.MEMORY}
     assert "memory pressure in a page fault" in seen.texts
-    assert 0 < seen.ns(why.MEMORY) <= seen.took
+    assert 0 < seen.ns(delays.MEMORY) <= seen.took
     assert "memory pressure in a page fault" in {cause.text for cause in seen.explained}
     if where == "call":
-        assert seen.spent["reclaim_ns"] == seen.ns(why.MEMORY)
+        assert seen.spent["reclaim_ns"] == seen.ns(delays.MEMORY)
 
 
 def _mend(watched: Watched, wire: scenes.Wire, own: bool) -> None:
@@ -372,11 +378,11 @@ def test_what_waits_for_what_was_lost_is_next_to_retransmits(built: Path, where:
         seen = watched.go()
         mended.join()
         assert other.stdout is not None and other.stdout.readline() == "b'1'\n"
-    again = seen.all_rows[seen.all_rows["reason"] == why.RETRANSMITS]
-    if what == "sleep":  # that was the other process
-        assert not len(again) and seen.reasons - ALWAYS == {why.BLOCKED}
+    again = seen.all_rows[seen.all_rows["reason"] == delays.RETRANSMITS]
+    if what == "sleep":  # the other process retransmitted
+        assert not len(again) and seen.reasons - ALWAYS == {delays.BLOCKED}
         return
-    assert seen.reasons - ALWAYS == {why.BLOCKED, why.RETRANSMITS}
+    assert seen.reasons - ALWAYS == {delays.BLOCKED, delays.RETRANSMITS}
     assert "blocked in recvfrom" in seen.texts
     whole, waited = again[again["tid"] == 0], again[again["tid"] != 0]
     assert len(whole) == len(waited) == 1
@@ -403,13 +409,15 @@ def test_without_reasons_only_the_time_off_the_cpu_is_known(built: Path) -> None
 def test_rows_of_threads_that_ended_make_room(built: Path) -> None:
     with Watched(built, "call", "sleep", "20") as watched:
         seen = watched.go()
-        assert seen.ns(why.BLOCKED) >= 10 * MS
+        assert seen.ns(delays.BLOCKED) >= 10 * MS
         assert len(watched.calls.host.items("call_why"))
-        last, _ = watched.context.why()  # what came as it ended
-        assert "blocked in clock_nanosleep" not in {cause.text for cause in why.causes(last)}  # that was told
+        last, _ = watched.context.delays()  # the rows of its end
+        assert "blocked in clock_nanosleep" not in {
+            cause.text for cause in delays.causes(last)
+        }  # it was in the previous rows
         assert len(watched.calls.host.items("call_why"))
         for _ in range(2):
-            assert not any(map(len, watched.context.why()))
+            assert not any(map(len, watched.context.delays()))
             assert not len(watched.calls.host.items("call_why"))
 
 
@@ -428,19 +436,19 @@ def test_what_a_kernel_does_not_have_is_said_and_the_rest_goes_on(
     monkeypatch.setattr(btf, "_FILE", tmp_path / "none")
     seen = watch(built, "call", "sleep", "20")
     assert [note.split(":")[0].split(",")[0] for note in seen.notes] == [
-        "waits for block devices are not told from others",
-        "waits for memory are not told from others",
+        "waits for block I/O count as other waits",
+        "waits for memory pressure count as other waits",
         "time spent on memory pressure",
         "page faults",
         "TCP retransmits",
     ]
-    assert seen.ns(why.BLOCKED) >= 20 * MS and seen.reasons <= {why.BLOCKED, why.PREEMPTED}
+    assert seen.ns(delays.BLOCKED) >= 20 * MS and seen.reasons <= {delays.BLOCKED, delays.PREEMPTED}
 
 
 @WHERES
 @told
 def test_a_switch_in_the_middle_of_somebodys_look_at_a_map_is_seen(built: Path, where: str) -> None:
-    # At tracepoints with records it is not where the kernel preempts itself, which kernels for servers do not.
+    # At ordinary tracepoints a preemptible kernel would miss it; kernels for servers are not preemptible.
     cpu = min(os.sched_getaffinity(0))
     with (
         scenes.map_reader(cpu),
@@ -448,7 +456,7 @@ def test_a_switch_in_the_middle_of_somebodys_look_at_a_map_is_seen(built: Path, 
     ):
         seen = watched.go()
         assert not watched.calls.missed
-    assert seen.ns(why.BLOCKED) >= 40 * MS and "blocked in clock_nanosleep" in seen.texts
+    assert seen.ns(delays.BLOCKED) >= 40 * MS and "blocked in clock_nanosleep" in seen.texts
 
 
 @told
@@ -461,7 +469,7 @@ def test_where_raw_tracepoints_do_not_tell_enough_records_do(
         seen = watched.go()
         programs = watched.calls.host.missed()
     assert {"context_switch_record", "call_exit_thread"} <= set(programs)
-    assert "blocked in clock_nanosleep" in seen.texts and seen.ns(why.BLOCKED) >= 20 * MS
+    assert "blocked in clock_nanosleep" in seen.texts and seen.ns(delays.BLOCKED) >= 20 * MS
 
 
 @told
@@ -473,8 +481,8 @@ def test_what_an_old_kernel_cannot_tell_is_said(
 
     monkeypatch.setattr(context, "try_load", try_load)
     seen = watch(built, "call", "sleep", "20")
-    assert seen.notes == ["in which system call a thread was blocked is not known before Linux 5.15"]
+    assert seen.notes == ["the system call that blocked a thread is unknown before Linux 5.15"]
     assert seen.texts - {"preempted", "page faults"} == {"blocked"}
-    assert seen.ns(why.BLOCKED) >= 20 * MS
+    assert seen.ns(delays.BLOCKED) >= 20 * MS
     seen = watch(built, "call", "memory", "6", scenes.filled(small_group, built))
     assert seen.texts - {"preempted", "page faults"} == {"memory pressure"}

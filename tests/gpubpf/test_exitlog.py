@@ -1,4 +1,4 @@
-"""Logs, rings and readings as a session gives them → reports and lines, from made-up ones; what is missing is counted."""
+"""Reports and lines from made-up logs, rings and readings of a session; what is missing is counted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from gpubpf.exits import exit_log
-from gpubpf.exits.exit_log import ExitLog, Place
+from gpubpf.exits.exit_log import ExitLog
 from gpubpf.ptx.inject import Site
 from gpubpf.session import kernel_shapes, operation_log
+from gpubpf.session.kernel_shapes import KernelShape, site_names
 from gpubpf.session.results import ProcessLog, RingRecords
 from gpubpf.show import cli
 
@@ -25,7 +26,7 @@ PID = 77
 
 
 def log(*launches: int, virtual: bool = True, brackets: int = 0, fault: bool = False) -> ProcessLog:
-    """Launches of `_Z5scalePf` with 2 blocks of 64 threads, clock brackets 5 us wide whose GPU is 1 ms behind the host."""
+    """Return launches of `_Z5scalePf` with 2 blocks of 64 threads, and clock brackets 5 us wide; the GPU is 1 ms behind the host."""
     made = np.zeros(len(launches) + brackets + fault, operation_log.DTYPE)
     for at, number in enumerate(launches):
         made[at]["id"], made[at]["kind"] = number, operation_log.KERNEL
@@ -67,14 +68,14 @@ def test_records_may_come_before_their_launch_and_in_parts() -> None:
     found.take(session([log(5)], []))
     ((place, report),) = found.reports(anew=True)
     assert (place.grid, place.block_dim, place.mangled) == ((2, 1, 1), (64, 1, 1), "_Z5scalePf")
-    assert (report.launches, report.exits, report.whole, report.lanes[31].late.max) == (1, 128, 1, 40)
+    assert (report.launches, report.exits, report.complete, report.lanes[31].late.max) == (1, 128, 1, 40)
     found.take(session([log(6)], [ring(6, thread, thread * 0)]))
     ((_, report),) = found.reports(anew=True)
     assert (report.launches, report.lanes[31].late.max) == (1, 0)
 
 
 def test_names_and_gpus_may_come_later_than_the_log() -> None:
-    """They travel by another way. What was launched is not taken for another kernel's, or another GPU's, meanwhile."""
+    """Names and GPUs come separately from the log. Until then no launch is attributed to a wrong kernel or GPU."""
     found, thread = ExitLog(True, EVERY, EVERY), np.arange(128)
     early = dataclasses.replace(log(5), names={}, gpus={})
     found.take(session([early], [ring(5, thread, thread)]))
@@ -82,7 +83,7 @@ def test_names_and_gpus_may_come_later_than_the_log() -> None:
     nothing = dataclasses.replace(early, records=early.records[:0], names={0: "_Z5scalePf"}, gpus={0: 1})
     found.take(session([nothing], []))
     ((place, report),) = found.reports(anew=False)
-    assert (place.mangled, place.gpu, report.exits, report.whole) == ("_Z5scalePf", 1, 128, 1)
+    assert (place.mangled, place.gpu, report.exits, report.complete) == ("_Z5scalePf", 1, 128, 1)
 
 
 def test_kernels_that_share_a_name_are_told_apart() -> None:
@@ -97,7 +98,7 @@ def test_kernels_that_share_a_name_are_told_apart() -> None:
 
 
 def test_what_cannot_be_told_is_counted() -> None:
-    """A launch that the log lost, numbers of threads that are not there, a launch that never ended."""
+    """A launch that the log dropped, thread numbers that do not exist, and a launch that never ended."""
     found = ExitLog(True, EVERY, EVERY)
     thread = np.arange(128)
     rings = [
@@ -108,21 +109,21 @@ def test_what_cannot_be_told_is_counted() -> None:
     assert not list(found.reports(anew=False))
     found.take(session([], [], stopped=True))
     ((_, report),) = found.reports(anew=False)
-    assert report.exits == 96 and report.whole == 0  # three whole warps
+    assert report.exits == 96 and report.complete == 0  # three complete warps
     losses = found.losses(session([], []))
     assert losses["records_unknown"] == 128 and losses["faults"] == [PID]
     assert [line.split(":")[0] for line in found.loss_lines(losses)] == [
         f"pid {PID}",
-        "records left out, because launch or time is not known",
+        "records skipped because their launch or time is unknown",
     ]
 
 
 @pytest.mark.parametrize("heats", [False, True])
 def test_garbage_in_records_does_no_harm(heats: bool, tmp_path: Any) -> None:
-    """What comes from a target is untrusted."""
+    """Data from the traced process is untrusted."""
     random = np.random.default_rng(5)
     out = cli.Output(str(tmp_path / "out"))
-    found = ExitLog(True, EVERY, EVERY, heats, exit_log.Printer(out, heats, False))
+    found = ExitLog(True, EVERY, EVERY, heats, exit_log.Printer(out, "json" if heats else "text"))
     for turn in range(30):
         junk = np.frombuffer(random.bytes(RECORD.itemsize * 200), RECORD).copy()
         junk["launch"] = random.integers(4, 7, 200)
@@ -133,7 +134,7 @@ def test_garbage_in_records_does_no_harm(heats: bool, tmp_path: Any) -> None:
         list(found.reports(anew=False))
     found.take(session([], [], stopped=True))
     list(found.reports(anew=True))
-    assert found.homeless > 0 and (tmp_path / "out").read_text().count("scale") > 100
+    assert found.unknown > 0 and (tmp_path / "out").read_text().count("scale") > 100
 
 
 def test_launches_that_never_become_whole_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,16 +162,16 @@ def test_times_that_are_not_known_are_left_out() -> None:
     told: list[Any] = []
     found = ExitLog(True, EVERY, EVERY, each=lambda *one: told.append(one))
     found.take(session([log(5, virtual=False)], [ring(5, np.arange(128), np.arange(128))]))
-    assert len(told[0][1]) == 0 and found.homeless == 128
+    assert len(told[0][1]) == 0 and found.unknown == 128
 
 
 @pytest.mark.parametrize("form", ["json", "csv", "text"])
 def test_lines_of_every_exit(form: str, tmp_path: Any) -> None:
-    place = Place(PID, 'a "b"', 0, "_Z5scalePf", (2, 3, 1), (8, 8, 1))
+    place = KernelShape(PID, 'a "b"', 0, "_Z5scalePf", (2, 3, 1), (8, 8, 1))
     records = ring(5 + (PID << 40), np.array([0, 65, 383]), np.array([7, 8, 90])).records
     records["site"], records["sm"] = [0, 12, 3], [131, 0, 5]
     out = cli.Output(str(tmp_path / "out"))
-    write = exit_log.Printer(out, form == "json", form == "csv")
+    write = exit_log.Printer(out, form)
     for part in (records[:2], records[2:]):
         write(place, part, part["time"].astype(np.int64) + 10**15)
     lines = (tmp_path / "out").read_text().splitlines()
@@ -193,14 +194,14 @@ def test_lines_of_every_exit(form: str, tmp_path: Any) -> None:
         assert len({len(line) for line in lines[1:]}) == 1 and len(lines[0]) <= 80
 
 
-def test_names_of_ways_out() -> None:
+def test_names_of_exits() -> None:
     sites = {1: Site(1, "k", 40), 2: Site(2, "k", 50, "/home/me/scale.cu", 17)}
-    source = exit_log.source_of(sites)
+    source = site_names(sites)
     assert (source(1), source(2), source(3)) == ("PTX line 40", "scale.cu:17", None)
 
 
 def test_what_a_log_makes_up_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_shapes, "MOST_PLACES", 3)
+    monkeypatch.setattr(kernel_shapes, "MOST_SHAPES", 3)
     monkeypatch.setattr(kernel_shapes, "MOST_UNNAMED", 10)
     found = ExitLog(True, EVERY, EVERY, heats=True)
     huge, shapes, nameless = log(5), log(*range(10, 20)), log(*range(30, 50))
@@ -210,7 +211,7 @@ def test_what_a_log_makes_up_takes_no_memory(monkeypatch: pytest.MonkeyPatch) ->
     exits = [ring(n, np.arange(64), np.arange(64)) for n in (5, *range(10, 20))]
     found.take(session([huge, shapes, nameless], exits, stopped=True))
     assert [place.grid[0] for place, _ in found.reports(anew=False)] == [1, 2, 3]
-    assert found.homeless == 64 * 8 and not found.places._unnamed
+    assert found.unknown == 64 * 8 and not found.shapes._unnamed
     many = log(1, brackets=2 * kernel_shapes.READINGS)
     found.take(session([many], []))
-    assert all(len(brackets) <= kernel_shapes.READINGS for brackets in found.places._brackets.values())
+    assert all(len(brackets) <= kernel_shapes.READINGS for brackets in found.shapes._brackets.values())

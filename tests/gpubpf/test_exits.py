@@ -1,4 +1,4 @@
-"""Lateness of lanes, spreads of warps and blocks, on exits whose answer is known: as records, and as the maps would hold them."""
+"""Lateness of lanes, spreads of warps and blocks: exits with known answers, as records and as contents of the maps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from gpubpf.exits import lateness as exits
-from gpubpf.exits.lateness import BINS, CLOCK_BITS, CLOCK_MASK, Clock, Exits, Lateness, Report, Spread, Tally
+from gpubpf.exits.lateness import (
+    BINS,
+    CLOCK_BITS,
+    CLOCK_MASK,
+    BinnedValues,
+    CycleLength,
+    Distribution,
+    ExitReport,
+    Exits,
+    LaneLateness,
+)
 from gpubpf.session.launch_shape import Shape
 
 RECORD = np.dtype(
@@ -26,7 +36,7 @@ SMS = 3
 
 
 def records(shape: Shape, time: Any, site: Any = 0, launch: int = 7, chosen: Any = None) -> Any:
-    """Of a launch in which each thread leaves at `time`, in an order that is mixed up."""
+    """Return the records of a launch in which each thread exits at its `time`, in random order."""
     order = np.random.default_rng(1).permutation(shape.threads)
     made = np.zeros(shape.threads, RECORD)
     made["thread"] = order
@@ -38,7 +48,7 @@ def records(shape: Shape, time: Any, site: Any = 0, launch: int = 7, chosen: Any
 
 
 def run_device(shape: Shape, launches: list[tuple[int, Any]], site: int = 0) -> tuple[Any, Any, Any]:
-    """The maps `warps`, `blocks`, `lateness` after launches (number, time of each thread), thread by thread as the C text says."""
+    """Return the maps `warps`, `blocks`, `lateness` after launches (number, time of each thread), as the C text fills them."""
     warps = np.zeros((8, shape.blocks * shape.warps), WARP)
     blocks = np.zeros((1, shape.blocks), BLOCK)
     lateness = np.zeros((32, 1), LATE)
@@ -66,25 +76,25 @@ def run_device(shape: Shape, launches: list[tuple[int, Any]], site: int = 0) -> 
     return warps, blocks, lateness
 
 
-def both(shape: Shape, time: Any, site: int = 0) -> Report:
-    """What the records and the maps of one launch say, which has to be the same."""
+def both(shape: Shape, time: Any, site: int = 0) -> ExitReport:
+    """Return the report of one launch, which must be the same from records and from maps."""
     time = np.broadcast_to(time, shape.threads)
     one, other = Exits(shape), Exits(shape)
-    assert one.take_records(records(shape, time, site), Clock())
+    assert one.take_records(records(shape, time, site), CycleLength())
     warps, blocks, lateness = run_device(shape, [(7, time)], site)
-    other.take_maps(warps, blocks, Clock())
-    recorded = Report.of(one, 1, Clock())
-    added = Report.of(other, 1, Clock(), Lateness.of_maps(lateness, blocks))
+    other.take_maps(warps, blocks, CycleLength())
+    recorded = ExitReport.of(one, 1, CycleLength())
+    added = ExitReport.of(other, 1, CycleLength(), LaneLateness.of_maps(lateness, blocks))
     assert recorded == added
     return recorded
 
 
-def said(found: Report) -> str:
+def said(found: ExitReport) -> str:
     return "\n".join(exits.findings(found, {4: "scale.cu:17"}.get))
 
 
 def test_bins_are_as_fine_as_they_say() -> None:
-    """On both sides of each power of two, up to the largest value; the device's arithmetic, slowly."""
+    """Both sides of each power of two, up to the largest value, against the arithmetic of the device program."""
     values = sorted({v for e in range(37) for v in (2**e - 1, 2**e, 2**e + 1, 3 * 2**e // 2)} | {5 * 10**9})
     values = [value for value in values if value < 2**36]
     found = exits.bins_of(np.array(values))
@@ -99,10 +109,10 @@ def test_bins_are_as_fine_as_they_say() -> None:
 def test_percentiles_of_bins_are_those_of_the_values(scale: float) -> None:
     values = np.random.default_rng(2).lognormal(8, 2, 5000).astype(np.int64)
     values[:2000] = 0
-    tally = Tally()
+    tally = BinnedValues()
     tally.add(values[:300])
     tally.add(values[300:])
-    found, true = tally.spread(scale), Spread.of(values * scale)
+    found, true = tally.distribution(scale), Distribution.of(values * scale)
     assert found.count == true.count == 5000
     for name in ("mean", "p50", "p99", "max"):
         assert getattr(found, name) == pytest.approx(getattr(true, name), rel=0.016)
@@ -112,10 +122,10 @@ def test_lane_31_is_late() -> None:
     shape = Shape((4, 1, 1), (256, 1, 1))
     found = both(shape, 752 * (np.arange(shape.threads) % 32 == 31), 4)
     for lane in found.lanes:
-        assert lane.late == Spread(32, *[752 if lane.number == 31 else 0] * 4)
+        assert lane.late == Distribution(32, *[752 if lane.number == 31 else 0] * 4)
     assert found.lanes[31].site == 4 and found.lanes[0].site is None
-    assert found.warp == Spread(32, 752, 752, 752, 752) and found.block.max == found.grid.max == 0
-    assert said(found) == "lane 31 leaves 752 ns after the rest of its warp, at scale.cu:17"
+    assert found.warp == Distribution(32, 752, 752, 752, 752) and found.block.max == found.grid.max == 0
+    assert said(found) == "lane 31 exits 752 ns after the rest of its warp, at scale.cu:17"
     rows = exits.lane_rows(found, {4: "scale.cu:17"}.get)
     assert [(label, lane.late.max, way) for label, lane, way in rows] == [
         ("0-30", 0, ""),
@@ -125,24 +135,24 @@ def test_lane_31_is_late() -> None:
 
 def test_all_lanes_together() -> None:
     found = both(Shape((3, 1, 1), (64, 1, 1)), 5)
-    assert said(found) == "the lanes of a warp leave together"
-    assert found.exits == 192 and found.whole == 1
+    assert said(found) == "the lanes of a warp exit together"
+    assert found.exits == 192 and found.complete == 1
 
 
 def test_every_fourth_lane() -> None:
     found = both(Shape((1, 1, 1), (64, 1, 1)), 100 * (np.arange(64) % 4 == 3))
-    assert said(found).startswith("every 4th lane (3 to 31) leaves 100 ns after the rest of its warp")
+    assert said(found).startswith("every 4th lane (3 to 31) exits 100 ns after the rest of its warp")
 
 
 def test_most_lanes_are_late() -> None:
     found = both(Shape((1, 1, 1), (64, 1, 1)), 100 * (np.arange(64) % 32 > 1))
-    assert said(found).startswith("lanes 0 and 1 leave 100 ns before the rest of their warp")
+    assert said(found).startswith("lanes 0 and 1 exit 100 ns before the rest of their warp")
 
 
 def test_lanes_that_leave_one_after_the_other() -> None:
     found = both(Shape((1, 1, 1), (64, 1, 1)), 10 * (np.arange(64) % 32))
     assert said(found).startswith(
-        "the lanes of a warp leave one after the other, 310 ns from the first to the last (mean); lane 31 is 310 ns behind"
+        "the lanes of a warp exit one after the other, 310 ns from first to last (mean); lane 31 is the latest, 310 ns"
     )
 
 
@@ -150,15 +160,17 @@ def test_a_few_lanes_that_are_late_each_in_its_own_time() -> None:
     late = np.zeros(32, int)
     late[[3, 7, 29]] = 3005, 6008, 1510
     found = both(Shape((1, 1, 1), (64, 1, 1)), np.tile(late + np.arange(32) % 8, 2))
-    assert said(found).startswith("3 lanes (3, 7, 29) leave 1.51 us to 6.01 us after the rest of their warp")
+    assert said(found).startswith("3 lanes (3, 7, 29) exit 1.51 us to 6.01 us after the rest of their warp")
 
 
 def test_what_was_not_read_whole_is_no_zero() -> None:
     shape = Shape((2, 1, 1), (64, 1, 1))
     _, blocks, lateness = run_device(shape, [(7, np.zeros(128, int))])
-    found = Report.of(Exits(shape), 1, Clock(), Lateness.of_maps(lateness, blocks))
+    found = ExitReport.of(Exits(shape), 1, CycleLength(), LaneLateness.of_maps(lateness, blocks))
     assert found.exits == 128 and not exits.spreads(found)
-    assert exits.caveats(found) == ["read whole, so that first and last are known: no launch yet"]
+    assert exits.caveats(found) == [
+        "times from first to last count only launches that were read completely: 0 of 1"
+    ]
 
 
 def test_partial_warps_and_single_threads() -> None:
@@ -173,8 +185,8 @@ def test_partial_warps_and_single_threads() -> None:
 def test_one_slow_warp() -> None:
     shape = Shape((8, 1, 1), (128, 1, 1))
     found = both(shape, 1000 * (np.arange(shape.threads) % 128 // 32 == 2))
-    assert found.block == Spread(8, 1000, 1000, 1000, 1000)
-    assert "warp 2 is the last in 100 % of the blocks" in said(found)
+    assert found.block == Distribution(8, 1000, 1000, 1000, 1000)
+    assert "warp 2 is last in 100 % of the blocks" in said(found)
 
 
 def test_one_slow_block() -> None:
@@ -187,7 +199,7 @@ def test_the_tail_begins_when_blocks_are_fewer_than_multiprocessors() -> None:
     found.add_launch(np.arange(6), np.array([0, 10, 20, 30, 70, 90]), np.array([0, 1, 2, 0, 1, 2]))
     # From 30, when two of six blocks were left for three multiprocessors.
     assert (found.grid.total, found.tail.total, found.alone[5]) == (90, 60, 20)
-    report = Report.of(found, 1, Clock())
+    report = ExitReport.of(found, 1, CycleLength())
     assert exits.sm_rows(report) == [(0, 60), (1, 20), (2, 0)]
     alone = Exits(Shape((1, 1, 1), (32, 1, 1)))
     alone.add_launch(np.array([0]), np.array([5]), np.array([3]))
@@ -195,13 +207,13 @@ def test_the_tail_begins_when_blocks_are_fewer_than_multiprocessors() -> None:
 
 
 def test_incomplete_warps_and_launches_do_not_count() -> None:
-    """The last of 128 threads never left: its warp, block and launch are left out."""
+    """The last of 128 threads never exits: its warp, block and launch do not count."""
     shape = Shape((2, 1, 1), (64, 1, 1))
     made = records(shape, 5 * (np.arange(128) == 100))
     found = Exits(shape)
-    assert not found.take_records(made[made["thread"] != 127], Clock())
-    assert found.lateness.exits.sum() == 96 and found.block.count == 1 and not found.whole
-    assert said(Report.of(Exits(shape), 1, Clock())) == "no thread has left it"
+    assert not found.take_records(made[made["thread"] != 127], CycleLength())
+    assert found.lateness.exits.sum() == 96 and found.block.count == 1 and not found.complete
+    assert said(ExitReport.of(Exits(shape), 1, CycleLength())) == "no thread has exited"
 
 
 def test_chosen_threads_only() -> None:
@@ -210,27 +222,27 @@ def test_chosen_threads_only() -> None:
     blocks, threads = np.array([False, True]), np.arange(64) < 10
     found = Exits(shape)
     made = records(shape, 7 * (np.arange(128) == 67), chosen=np.outer(blocks, threads).ravel())
-    assert found.take_records(made, Clock(), blocks, threads)
-    report = Report.of(found, 1, Clock())
+    assert found.take_records(made, CycleLength(), blocks, threads)
+    report = ExitReport.of(found, 1, CycleLength())
     assert [lane.number for lane in report.lanes] == list(range(10))
-    assert report.lanes[3].late == Spread(1, 7, 7, 7, 7)
+    assert report.lanes[3].late == Distribution(1, 7, 7, 7, 7)
 
 
 def test_only_whole_launches_are_taken_from_the_maps_and_each_once() -> None:
     shape = Shape((2, 1, 1), (64, 1, 1))
     late = 50 * (np.arange(128) == 100)
-    launches = [(number, late * number) for number in (3, 4, 12)]  # 12 comes where 4 was
+    launches = [(number, late * number) for number in (3, 4, 12)]  # 12 reuses the cells of 4
     warps, blocks, lateness = run_device(shape, launches)
     found = Exits(shape)
-    found.take_maps(warps, blocks, Clock())
+    found.take_maps(warps, blocks, CycleLength())
     assert found.seen == {3, 12} and found.warp.largest == 600
-    found.take_maps(warps, blocks, Clock())
-    assert found.whole == 2
-    blocks["rounds"]["left"][0, 1, 3] -= np.uint64(1)  # a thread is still there
+    found.take_maps(warps, blocks, CycleLength())
+    assert found.complete == 2
+    blocks["rounds"]["left"][0, 1, 3] -= np.uint64(1)  # a thread is still running
     another = Exits(shape)
-    another.take_maps(warps, blocks, Clock())
+    another.take_maps(warps, blocks, CycleLength())
     assert another.seen == {12}
-    assert Lateness.of_maps(lateness, blocks).sums[4] == 50 * (3 + 4 + 12)
+    assert LaneLateness.of_maps(lateness, blocks).sums[4] == 50 * (3 + 4 + 12)
 
 
 def test_timers_may_wrap_between_blocks() -> None:
@@ -239,12 +251,12 @@ def test_timers_may_wrap_between_blocks() -> None:
     warps, blocks, _ = run_device(shape, [(3, 100 * (np.arange(128) // 64))])
     blocks["rounds"]["time_sm"][0, :, 3] = [((1 << 48) - 10) << 16, (90 << 16) | 1]
     found = Exits(shape)
-    found.take_maps(warps, blocks, Clock())
+    found.take_maps(warps, blocks, CycleLength())
     assert found.grid.total == 100
 
 
 def test_garbage_in_the_maps_does_no_harm() -> None:
-    """What comes from a target is untrusted."""
+    """Data from the traced process is untrusted."""
     shape = Shape((3, 1, 1), (70, 1, 1))
     random = np.random.default_rng(4)
     for _ in range(20):
@@ -256,36 +268,36 @@ def test_garbage_in_the_maps_does_no_harm() -> None:
         )
         blocks["rounds"]["left"] = (5 << CLOCK_BITS) + 70
         found = Exits(shape)
-        found.take_maps(warps, blocks, Clock(0.5, 0.1))
-        late = Lateness.of_maps(np.frombuffer(raw[2], LATE), blocks)
-        said(Report.of(found, 1, Clock(0.5, 0.1), late.since(Lateness.nothing())))
+        found.take_maps(warps, blocks, CycleLength(0.5, 0.1))
+        late = LaneLateness.of_maps(np.frombuffer(raw[2], LATE), blocks)
+        said(ExitReport.of(found, 1, CycleLength(0.5, 0.1), late.since(LaneLateness.none())))
         junk = np.frombuffer(random.bytes(RECORD.itemsize * 50), RECORD).copy()
         junk["thread"] %= shape.threads
-        found.take_records(junk, Clock())
+        found.take_records(junk, CycleLength())
         junk = np.resize(junk, shape.threads)
         junk["thread"] = np.arange(shape.threads)
-        assert found.take_records(junk, Clock()) and not found.take_records(junk[:0], Clock())
-        said(Report.of(found, 1, Clock()))
+        assert found.take_records(junk, CycleLength()) and not found.take_records(junk[:0], CycleLength())
+        said(ExitReport.of(found, 1, CycleLength()))
 
 
 def test_the_rate_of_the_clocks() -> None:
-    """1.98 GHz, read now and then by a timer that ticks 32 ns."""
+    """A clock of 1.98 GHz, and a timer with a resolution of 32 ns."""
     true = np.sort(np.random.default_rng(3).integers(0, 2_000_000, 200))
     cycles = np.rint(true * 1.98).astype(np.int64)
-    clock = Clock.measured(np.zeros(200, np.int64), cycles, true // 32 * 32)
+    clock = CycleLength.measured(np.zeros(200, np.int64), cycles, true // 32 * 32)
     assert clock is not None and abs(clock.ns * 1.98 - 1) <= clock.error < 1e-3
-    assert Clock.measured(np.zeros(2, np.int64), cycles[:2], true[:2]) is None
+    assert CycleLength.measured(np.zeros(2, np.int64), cycles[:2], true[:2]) is None
 
 
 def test_exits_that_met_a_later_launch_are_not_counted_as_on_time() -> None:
-    """Of lane 31 it is known of one exit in eight how late it was: that is its lateness, and the rest is lost."""
+    """The lateness of lane 31 is known for one exit in eight; the other seven count as lost."""
     shape = Shape((2, 1, 1), (128, 1, 1))
     _, blocks, lateness = run_device(shape, [(7, 1000 * (np.arange(256) % 32 == 31))])
     lateness["sum"][31], lateness["lost"][31] = 1000, 7
     lateness["bins"][31] //= 8
-    found = Report.of(Exits(shape), 1, Clock(), Lateness.of_maps(lateness, blocks))
+    found = ExitReport.of(Exits(shape), 1, CycleLength(), LaneLateness.of_maps(lateness, blocks))
     assert (found.exits, found.lost, found.lanes[31].exits, found.lanes[30].exits) == (256, 7, 8, 8)
-    assert found.lanes[31].late == Spread(1, 1000.0, 1000.0, 1000.0, 1000.0)
+    assert found.lanes[31].late == Distribution(1, 1000.0, 1000.0, 1000.0, 1000.0)
     record = exits.lane_record(found.lanes[31], lambda site: None)
     assert (record["exits"], record["late_ns"]["p50"]) == (8, 1000)
 
@@ -297,9 +309,9 @@ def test_an_interval_is_the_difference() -> None:
     for count in (1, 2, 3):
         launches = [(1, 500 * (thread == 5)), (2, 20 * (thread == 6)), (3, 20 * (thread == 6))][:count]
         _, blocks, lateness = run_device(shape, launches)
-        states.append(Lateness.of_maps(lateness, blocks))
+        states.append(LaneLateness.of_maps(lateness, blocks))
     for before, after in ((states[0], states[1]), (states[1], states[2])):
-        report = Report.of(Exits(shape), 1, Clock(), after.since(before))
+        report = ExitReport.of(Exits(shape), 1, CycleLength(), after.since(before))
         assert report.lanes[6].late.max == 20 and report.lanes[5].late.max == 0 and report.exits == 64
 
 
@@ -320,5 +332,5 @@ def test_durations_have_three_digits(ns: float, text: str) -> None:
 
 def test_clocks_that_a_process_made_up_are_no_harm() -> None:
     sm, times = np.repeat(np.arange(3), 100), np.tile(np.append(np.arange(99), (1 << 63) - 1), 3)
-    measured = Clock.measured(sm, times, times)
+    measured = CycleLength.measured(sm, times, times)
     assert measured and measured.ns == 1

@@ -1,13 +1,16 @@
 """Headers that hold parts of programs: bcc sees them as if they stood in the text, and lines are still those of the text."""
 
+import runpy
+
 import pytest
 
 from gpubpf.ebpf import headers
-from gpubpf.ebpf.compile import compile_text
+from gpubpf.ebpf.compile import compile_text, to_json
 from gpubpf.errors import CompileError
-from gpubpf.program import prebuilt_key
+from gpubpf.lower.programs import prebuilt_key
 from gpubpf.verify import verify
 from gpubpf_bcc import compiled
+from gpubpf_host import needs_bpf
 
 SUMS = """#ifndef GPUBPF_SUMS_H
 #define GPUBPF_SUMS_H
@@ -44,7 +47,7 @@ def sums(monkeypatch, tmp_path):
 
 
 def test_a_header_stands_in_place_of_its_line(sums):
-    made = headers.spread(TEXT)
+    made = headers.expand(TEXT)
     lines = made.text.split("\n")
     assert made.text == TEXT.replace("# include <gpubpf_sums.h> /* once */", SUMS).replace(
         "#include <gpubpf_sums.h>", SUMS
@@ -56,7 +59,7 @@ def test_a_header_stands_in_place_of_its_line(sums):
 
 def test_headers_include_headers(sums):
     (sums.parent / "gpubpf_outer.h").write_text("int outer;\n#include <gpubpf_sums.h>\n")
-    made = headers.spread("#include <gpubpf_outer.h>")
+    made = headers.expand("#include <gpubpf_outer.h>")
     assert made.text == f"int outer;\n{SUMS}\n"
     assert made.origins[:2] == (("gpubpf_outer.h", 1), ("gpubpf_sums.h", 1))
 
@@ -92,3 +95,17 @@ def test_the_example_in_the_header_is_a_program():
     made = compiled("#include <gpubpf_traffic.h>\n" + example)
     assert made.maps["global_cells"].value_dtype.names[0] == "requests"
     verify(made, made.functions["on_access"])
+
+
+@needs_bpf
+@pytest.mark.parametrize("tool", ["hipsnoop", "memtrace"])
+def test_the_self_contained_text_is_the_same_program(tool, repository):
+    """Lines apart, which are others where headers are in the text."""
+    text = runpy.run_path(str(repository / f"tools/{tool}.py"))["PROGRAM"]
+    whole = headers.self_contained(text)
+    assert "#include <gpubpf" not in whole and whole.count("struct gpu_entry {") == 1
+    made, expected = to_json(compile_text(whole)), to_json(compile_text(text))
+    for found in (made, expected):
+        for function in found["functions"].values():
+            del function["lines"]
+    assert made == expected

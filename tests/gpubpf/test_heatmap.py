@@ -1,4 +1,4 @@
-"""Pictures of exits: what is counted where, and files that others can read."""
+"""Pictures of exits and accesses: counts by place and time, and files that other programs can read."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 from gpubpf.errors import Error
 from gpubpf.show import heatmap, picture
-from gpubpf.show.heatmap import AddressHeat, Band, Heat
+from gpubpf.show.heatmap import AddressHeat, Band, BlockHeat
 
 
 def chunks(data: bytes) -> dict[bytes, bytes]:
-    """Of a PNG file; checks signature and sums."""
+    """Return the pixels of a PNG file; checks signature and checksums."""
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     found, at = {}, 8
     while at < len(data):
@@ -30,7 +30,7 @@ def chunks(data: bytes) -> dict[bytes, bytes]:
 
 
 def test_exits_are_counted_by_block_and_time() -> None:
-    heat = Heat("k", 1000)
+    heat = BlockHeat("k", 1000)
     heat.add(np.array([0, 3, 4, 999]), np.array([0, 0, 1, 511]))
     assert heat.counts.shape == (250, 512) and heat.counts[0, 0] == 2
     assert heat.counts[1, 1] == heat.counts[249, 511] == 1
@@ -40,7 +40,7 @@ def test_exits_are_counted_by_block_and_time() -> None:
 
 
 def test_the_picture_is_dark_where_threads_leave() -> None:
-    heat = Heat("k", 2)
+    heat = BlockHeat("k", 2)
     heat.add(np.array([0, 1]), np.array([0, 9]))
     image = heatmap.pixels(heat)
     assert image.shape == (64, 512, 3)
@@ -49,7 +49,7 @@ def test_the_picture_is_dark_where_threads_leave() -> None:
 
 
 def test_a_png_is_one(tmp_path: Path) -> None:
-    heat = Heat("scale(float*)", 3)
+    heat = BlockHeat("scale(float*)", 3)
     heat.add(np.arange(3), np.arange(3) * 100)
     picture.write(str(tmp_path / "a.PNG"), [heat, heat])
     found = chunks((tmp_path / "a.PNG").read_bytes())
@@ -59,7 +59,7 @@ def test_a_png_is_one(tmp_path: Path) -> None:
 
 
 def test_an_svg_is_one(tmp_path: Path) -> None:
-    heat = Heat("scale<float>(char const&)", 1)
+    heat = BlockHeat("scale<float>(char const&)", 1)
     heat.add(np.array([0]), np.array([0]))
     picture.write(str(tmp_path / "a.svg"), [heat])
     document = xml.dom.minidom.parseString((tmp_path / "a.svg").read_bytes())
@@ -72,7 +72,7 @@ def test_an_svg_is_one(tmp_path: Path) -> None:
 def test_nothing_to_show_and_nowhere_to_write(tmp_path: Path) -> None:
     picture.write(str(tmp_path / "empty.png"), [])
     picture.write(str(tmp_path / "empty.svg"), [])
-    with pytest.raises(Error, match="no such picture"):
+    with pytest.raises(Error, match="unknown picture format"):
         picture.write("a.gif", [])
     with pytest.raises(Error, match="cannot write"):
         picture.write(str(tmp_path / "no" / "a.svg"), [])
@@ -90,7 +90,7 @@ KNOWN = [Band(0x7F0000000000, 1 << 20, "cuMemAlloc"), Band(0x7F0010000000, 4096,
 
 
 def reads(heat: AddressHeat, address: int, count: int, time: int, written: bool = False) -> None:
-    """`count` words in a row, all at one time."""
+    """Add reads of `count` consecutive words at one time."""
     addresses = address + 4 * np.arange(count, dtype=np.uint64)
     heat.add(addresses.astype(np.uint64), np.full(count, written), np.full(count, time, np.int64))
 
@@ -109,7 +109,7 @@ def test_time_grows_at_both_ends() -> None:
     heat = AddressHeat("app")
     reads(heat, 0, 1, 1_000_000)
     reads(heat, 0, 1, 1_005_000)  # columns of 16 ns
-    reads(heat, 0, 1, 999_990)  # of a multiprocessor whose records come late
+    reads(heat, 0, 1, 999_990)  # from a multiprocessor whose records come late
     reads(heat, 0, 1, 900_000)
     assert heat.width == 256 and heat.total == 4
     columns = np.flatnonzero(heat.counts[0, :, 0])
@@ -123,7 +123,7 @@ def test_time_grows_at_both_ends() -> None:
 
 def test_times_that_no_gpu_says_are_no_crash() -> None:
     random, heat = np.random.default_rng(1), AddressHeat("app")
-    for first in (0, 1 << 63, (1 << 63) - 1, 1_800_000_000 * 10**9):  # of which the last is a date
+    for first in (0, 1 << 63, (1 << 63) - 1, 1_800_000_000 * 10**9):  # the last is a date
         heat = AddressHeat("app")
         for _ in range(20):
             time = random.integers(0, 2**64, 100, np.uint64)
@@ -158,17 +158,17 @@ def test_gaps_between_allocations_are_left_out() -> None:
     reads(heat, 0x7F0000000000 + (1 << 19), 64, 0)
     reads(heat, 0x7F0010000000, 8, 5, written=True)
     reads(heat, 0x100000000, 8, 9)
-    reads(heat, 0x100001000, 8, 9)  # near: the same place
+    reads(heat, 0x100001000, 8, 9)  # near: the same region
     bands = heat.bands(KNOWN)
     assert [(band.base, band.size, band.name) for band, _ in bands] == [
-        (0x100000000, 0x1020, "no known allocation"),
+        (0x100000000, 0x1020, "unknown allocation"),
         (0x7F0000000000, 1 << 20, "cuMemAlloc"),
         (0x7F0010000000, 4096, "variable table"),
     ]
     panel = heat.drawn(KNOWN).panel()
     rows = [row for row, _ in panel.beside]
     assert [text for _, text in panel.beside] == [
-        "0x100000000 4.0 KiB no known allocation",
+        "0x100000000 4.0 KiB unknown allocation",
         "0x7f0000000000 1.0 MiB cuMemAlloc",
         "0x7f0010000000 4.0 KiB variable table",
     ]
@@ -187,7 +187,7 @@ def test_many_places_and_large_pages() -> None:
         reads(heat, band.base, 8 * (n + 1), 0)
     panel = heat.drawn(known).panel()
     assert len(panel.beside) == heatmap.BANDS and "call 40" in panel.beside[-1][1]
-    assert "and 24 more places with" in panel.axes and len(panel.image) <= picture.ROWS
+    assert "and so are 24 regions with" in panel.axes and len(panel.image) <= picture.ROWS
     while heat.shift < 28:
         heat._coarsen()
     assert [band.name for band, _ in heat.bands(known)][:2] == ["call 1 and 14 more", "call 16 and 15 more"]
@@ -210,7 +210,7 @@ def test_pictures_of_memory_can_be_read(tmp_path: Path) -> None:
     picture.write(str(tmp_path / "empty.svg"), [heat.drawn(())])
     reads(heat, 0x7F0000000000, 100, 0)
     for name in ("a.svg", "a.png"):
-        picture.write(str(tmp_path / name), [heat.drawn(KNOWN), Heat("k", 3)])
+        picture.write(str(tmp_path / name), [heat.drawn(KNOWN), BlockHeat("k", 3)])
     document = xml.dom.minidom.parseString((tmp_path / "a.svg").read_bytes())
     texts = [node.firstChild.data for node in document.getElementsByTagName("text")]
     assert "app ?<&" in texts and "0x7f0000000000 1.0 MiB cuMemAlloc" in texts

@@ -22,12 +22,12 @@ import gpubpf_bcc
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import Program
+from gpubpf.ebpf.filters import host_filter_bytes
 from gpubpf.ebpf.maps import MapDefinition, pad8
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
 from gpubpf.linux import bpf_syscall, host_programs
 from gpubpf.linux.host_programs import Host, HostProbe
-from gpubpf.program import host_filter_bytes
-from gpubpf.show import cli
+from gpubpf.show import cli, option_values
 from gpubpf_host import ROOTLESS, Agent, native_of, needs_bpf, open_directory, stub
 
 TEXT = r"""
@@ -162,7 +162,7 @@ def test_refuses_to_watch_a_file_that_is_no_stub(tmp_path: Path) -> None:
         fcntl.fcntl(other, fcntl.F_ADD_SEALS, host_programs._SEALS)
         files = [os.open(ordinary, os.O_RDONLY), unsealed, other, os.open("/dev/null", os.O_RDONLY)]
         for file in files:
-            with pytest.raises(SessionError, match="no stub"):
+            with pytest.raises(SessionError, match="without the stub"):
                 process.attach(file)
         process.attach(other, 1)
         for file in files:
@@ -259,7 +259,7 @@ def text(body: str, maps: str = "") -> str:
             text("u64 k = 1; counts.increment(k);", "BPF_HASH(counts);"),
             "map counts exists only in the kernel",
         ),
-        (text("bpf_get_current_task();"), "helper get_current_task exists only in the kernel; run as root"),
+        (text("bpf_get_current_task();"), "bpf_get_current_task exists only in the kernel; run as root"),
         (text("u64 x = bpf_jiffies64();"), "helper number 118 exists only in the kernel"),
     ],
 )
@@ -357,7 +357,7 @@ def test_without_capability_the_agent_gets_the_program() -> None:
     assert done.stdout.splitlines() == [
         "False 1 ['no CAP_BPF: the host program runs in the agent']",
         "0 []",
-        "no CAP_BPF: host programs at sched:sched_switch need CAP_BPF and CAP_PERFMON; run as root",
+        "no CAP_BPF: host programs at sched:sched_switch require CAP_BPF and CAP_PERFMON; run as root",
     ]
 
 
@@ -405,7 +405,7 @@ def cgroup() -> Iterator[Path]:
 def test_host_filters(marker: tuple[int, Callable[..., None]], cgroup: Path) -> None:
     program = gpubpf_bcc.compiled(FILTERED)
     comm = Path("/proc/self/comm").read_text().strip()
-    own, outer = cli.parse_cgroup(str(cgroup)), cli.parse_cgroup("/" + cgroup.parent.name)
+    own, outer = option_values.parse_cgroup(str(cgroup)), option_values.parse_cgroup("/" + cgroup.parent.name)
     tid = threading.get_native_id()
     cases = [
         ((None, None, None), 1),
@@ -456,7 +456,7 @@ def test_the_command_line_of_host_filters(tmp_path: Path, capsys: pytest.Capture
             cli.parse(made, wrong)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 5 and all(line.startswith("x: argument ") for line in said)
-    assert "is no cgroup of version 2" in said[3] and "there is no cgroup '/no/such'" in said[4]
+    assert "is not a cgroup v2" in said[3] and "there is no cgroup '/no/such'" in said[4]
 
 
 STACKS = r"""
@@ -501,7 +501,7 @@ def test_what_only_the_kernel_has(marker: tuple[int, Callable[..., None]]) -> No
 def test_a_program_that_needs_the_whole_stack() -> None:
     body = "u64 a[60] = {}; bpf_get_current_comm(a, sizeof(a)); if (a[59]) return 1;"
     program = gpubpf_bcc.compiled(text(body))
-    with pytest.raises(VerifyError, match="uses 480 bytes of the stack, and 56 of 512 are taken"):
+    with pytest.raises(VerifyError, match="uses 480 bytes of the stack, and its context takes 56 of the 512"):
         Host(program, (HostProbe("on_launch", "launch"),))
 
 
@@ -565,7 +565,7 @@ def test_random_programs_do_the_same_in_the_kernel_and_natively(
         for name in names
     }
     functions = {
-        name: b.Function(name, "launch", tuple(random_program(rng, f"out_{name}"))) for name in names
+        name: b.BpfFunction(name, "launch", tuple(random_program(rng, f"out_{name}"))) for name in names
     }
     program = Program("", functions, outs)
     with Host(program, [HostProbe(name, "launch") for name in names]) as running:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import gpubpf_cuda
-from gpubpf.program import PREBUILT
+from gpubpf.lower.programs import PREBUILT
 from gpubpf_host import ROOTLESS, needs_bpf, needs_open_checkout, open_directory
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -30,12 +30,12 @@ pytestmark = [
 TOOL = r'''
 import json, os, sys
 from pathlib import Path
-from gpubpf import program
+from gpubpf.lower import programs
 from gpubpf.show import cli
 from gpubpf.launches.off_cpu import OffCpu
 from gpubpf.program import BPF
 
-program.PREBUILT = Path(__file__).parent
+programs.PREBUILT = Path(__file__).parent
 
 PROGRAM = r"""
 #include <gpubpf.h>
@@ -258,7 +258,7 @@ def test_what_threads_did_meanwhile(place: Path) -> None:
     assert ["offcpu_launch", 8, 0] in found["runs"]
     found, said = run(place, [], app, prefix=ROOTLESS, MEANWHILE="1")
     assert not found["known"] and found["told"] == [[]] * 8
-    unknown = "both: note: what launching threads did meanwhile is unknown: no CAP_BPF"
+    unknown = "both: note: off-CPU times of launching threads are unknown: no CAP_BPF"
     assert any(line.startswith(unknown) for line in said)
 
 

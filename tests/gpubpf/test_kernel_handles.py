@@ -1,4 +1,4 @@
-"""Which kernel a launch was given: by symbols, by registrations, by the code that registers; before and after the tool came."""
+"""The names of kernels: from symbols, from registrations, and from code that registers, before and after the tool attaches."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ import gpubpf_hip
 from cudasim import launcher
 from gpubpf.calls import cuda, hip
 from gpubpf.calls.api import Api
-from gpubpf.calls.kernels import FOUND, REGISTERED, SAME, Kernels, _File
-from gpubpf.calls.probes import Calls, Options
+from gpubpf.calls.kernel_names import BY_HANDLE, BY_NAME, REGISTERED, KernelNames, _File
+from gpubpf.calls.probes import CallOptions, CallProbes
 from gpubpf.errors import ImageError
 from gpubpf.linux import bpf_syscall
 from gpubpf.session.device import LIBRARIES
@@ -41,10 +41,10 @@ needs_uprobes = pytest.mark.skipif(not bpf_syscall._UPROBE_TYPE.exists(), reason
 
 @dataclass
 class Seen:
-    """What a tool knows: kernels by function, of each process."""
+    """What a tool knows: the names of launched kernels by process and function."""
 
-    calls: Calls
-    kernels: Kernels
+    calls: CallProbes
+    kernels: KernelNames
 
     def names(self) -> dict[int, dict[str, set[str | None]]]:
         self.kernels.read(self.calls.host)
@@ -60,10 +60,10 @@ class Seen:
 
 @contextlib.contextmanager
 def watching(api: Api, *paths: Path) -> Iterator[Seen]:
-    """The calls of libraries that are known before anybody maps them."""
+    """Trace calls to libraries that are known before a process maps them."""
     api = replace(api, libraries=tuple(str(p) for p in paths))
-    calls = Calls(api, api.choose(), Options(), lambda text: None, TEXT)
-    kernels = Kernels(api, calls.bpf)
+    calls = CallProbes(api, api.choose(), CallOptions(), lambda text: None, TEXT)
+    kernels = KernelNames(api, calls.bpf)
     calls.start()
     try:
         yield Seen(calls, kernels)
@@ -72,8 +72,8 @@ def watching(api: Api, *paths: Path) -> Iterator[Seen]:
 
 
 def started(seen: Seen, command: list[str], **how: Any) -> subprocess.Popen[str]:
-    """A process whose calls are seen from the first one on, and its children's."""
-    seen.calls.targets(os.getpid())
+    """Start a process that is traced from its first call on, with its children."""
+    seen.calls.trace(os.getpid())
     try:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **how)
     finally:
@@ -81,9 +81,9 @@ def started(seen: Seen, command: list[str], **how: Any) -> subprocess.Popen[str]
 
 
 def attached(seen: Seen, process: subprocess.Popen[str]) -> None:
-    """To one that says when it is ready."""
+    """Trace a running process from the moment that it is ready."""
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    seen.calls.targets(process.pid)
+    seen.calls.trace(process.pid)
     seen.kernels.look(process.pid)
 
 
@@ -136,7 +136,7 @@ def test_a_program_that_registered_before_is_named(
     with watching(hip.API, library) as seen:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         attached(seen, process)
-        process.communicate("\n", timeout=60)  # what it maps is gone when names are asked for
+        process.communicate("\n", timeout=60)  # it has ended when names are asked for
         assert seen.names() == {process.pid: OURS}
 
 
@@ -158,7 +158,7 @@ def test_a_program_whose_file_is_gone(place: Path, made: Path, library: Path) ->
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root, unshare")
 @pytest.mark.parametrize("before", [False, True])
 def test_a_program_in_name_spaces_of_its_own(place: Path, made: Path, library: Path, before: bool) -> None:
-    """Another mount name space, in which its path leads elsewhere here; another PID name space."""
+    """In its mount namespace the path is another file than in the tool's. It has its own PID namespace, too."""
     if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
         pytest.skip("no mount namespaces here, as in a chroot")
     (place / "mounted").mkdir(exist_ok=True)
@@ -170,7 +170,7 @@ def test_a_program_in_name_spaces_of_its_own(place: Path, made: Path, library: P
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
             (child,) = map(int, children.split())
-            seen.calls.targets(child)
+            seen.calls.trace(child)
             seen.kernels.look(child)
         else:
             process = started(seen, command)
@@ -213,11 +213,11 @@ def test_a_process_that_becomes_another_program(made: Path, library: Path) -> No
 
 
 def test_what_another_program_of_the_process_told_is_forgotten() -> None:
-    kernels = Kernels(hip.API)
+    kernels = KernelNames(hip.API)
     process = subprocess.Popen(["sh", "-c", "read go; exec sleep 60"], stdin=subprocess.PIPE)
     try:
         kernels.look(process.pid)
-        kernels.read(Told((process.pid, FOUND, 0x70, 0, b"first")))  # type: ignore[arg-type]
+        kernels.read(Told((process.pid, BY_NAME, 0x70, 0, b"first")))  # type: ignore[arg-type]
         assert kernels.name(process.pid, 0x70) is not None
         assert process.stdin is not None
         before = os.stat(f"/proc/{process.pid}/exe")
@@ -234,7 +234,7 @@ def test_what_another_program_of_the_process_told_is_forgotten() -> None:
 
 
 def test_a_handle_that_nobody_told_of_has_no_name() -> None:
-    kernels = Kernels(hip.API)
+    kernels = KernelNames(hip.API)
     kernels.look(os.getpid())
     assert kernels.name(os.getpid(), 0xDEAD0000) is None
     assert kernels.name(os.getpid(), (1 << 64) - 1) is None
@@ -243,10 +243,10 @@ def test_a_handle_that_nobody_told_of_has_no_name() -> None:
 
 def test_a_process_that_maps_a_file_whose_tables_are_made_up(tmp_path: Path) -> None:
     data = bytearray(Path("/bin/true").read_bytes())
-    data[0x28:0x30] = (1 << 44).to_bytes(8, "little")  # where sections are described
+    data[0x28:0x30] = (1 << 44).to_bytes(8, "little")  # offset of the section headers
     made_up = tmp_path / "made_up"
     made_up.write_bytes(data)
-    kernels = Kernels(hip.API)
+    kernels = KernelNames(hip.API)
     with (
         made_up.open("rb") as file,
         mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_EXEC, flags=mmap.MAP_PRIVATE) as area,
@@ -256,11 +256,11 @@ def test_a_process_that_maps_a_file_whose_tables_are_made_up(tmp_path: Path) -> 
         assert kernels.name(os.getpid(), start + 8) is None
 
 
-# --- what programs tell, by record ---
+# --- records of the programs ---
 
 
 class Told:
-    """A host that gives records."""
+    """A stand-in for a host that returns records."""
 
     kind = np.dtype(
         [
@@ -273,12 +273,12 @@ class Told:
         """Process, kind, handle, source, name."""
         made = []
         for pid, kind, handle, source, name in rows:
-            parts = [name[i : i + 223] for i in range(0, len(name) + 1, 223)] if kind != SAME else [b""]
+            parts = [name[i : i + 223] for i in range(0, len(name) + 1, 223)] if kind != BY_HANDLE else [b""]
             for number, part in enumerate(parts[:18]):
                 row = np.zeros((), self.kind)
                 for key, value in (("handle", handle), ("source", source), ("tgid", pid), ("kind", kind)):
                     row[key] = value
-                row["part"], row["bytes"] = number, 0 if kind == SAME else len(part) + 1
+                row["part"], row["bytes"] = number, 0 if kind == BY_HANDLE else len(part) + 1
                 row["text"][: len(part)] = list(np.frombuffer(part, "S1"))
                 made.append(row)
         self.rows = np.array(made, self.kind)
@@ -294,9 +294,9 @@ GONE = 1 << 30  # no process has this number
 
 @pytest.mark.parametrize("size", [1, 222, 223, 224, 446, 3000])
 def test_names_of_any_length(size: int) -> None:
-    kernels = Kernels(hip.API)
+    kernels = KernelNames(hip.API)
     name = b"k" * size
-    kernels.read(Told((GONE, FOUND, 0x70, 0, name), (GONE, FOUND, 0x80, 0, b"other")))  # type: ignore[arg-type]
+    kernels.read(Told((GONE, BY_NAME, 0x70, 0, name), (GONE, BY_NAME, 0x80, 0, b"other")))  # type: ignore[arg-type]
     found = kernels.name(GONE, 0x70)
     assert found is not None and found.full == name.decode()
     other = kernels.name(GONE, 0x80)
@@ -304,27 +304,31 @@ def test_names_of_any_length(size: int) -> None:
 
 
 def test_a_name_that_is_longer_than_records_can_say_is_read_where_it_lies() -> None:
-    kernels = Kernels(hip.API)
+    kernels = KernelNames(hip.API)
     name = b"k" * 6000
     held = ctypes.create_string_buffer(name)
-    kernels.read(Told((os.getpid(), FOUND, 0x70, ctypes.addressof(held), name)))  # type: ignore[arg-type]
+    kernels.read(Told((os.getpid(), BY_NAME, 0x70, ctypes.addressof(held), name)))  # type: ignore[arg-type]
     found = kernels.name(os.getpid(), 0x70)
     assert found is not None and found.full == name.decode()
-    kernels.read(Told((GONE, FOUND, 0x80, ctypes.addressof(held), name)))  # type: ignore[arg-type]
+    kernels.read(Told((GONE, BY_NAME, 0x80, ctypes.addressof(held), name)))  # type: ignore[arg-type]
     assert kernels.name(GONE, 0x80) is None
 
 
 def test_a_handle_that_is_used_again_is_what_it_was_given_last() -> None:
-    kernels = Kernels(hip.API)
-    kernels.read(Told((GONE, FOUND, 0x70, 0, b"first")))  # type: ignore[arg-type]
-    kernels.read(Told((GONE, FOUND, 0x70, 0, b"second")))  # type: ignore[arg-type]
+    kernels = KernelNames(hip.API)
+    kernels.read(Told((GONE, BY_NAME, 0x70, 0, b"first")))  # type: ignore[arg-type]
+    kernels.read(Told((GONE, BY_NAME, 0x70, 0, b"second")))  # type: ignore[arg-type]
     found = kernels.name(GONE, 0x70)
     assert found is not None and found.full == "second"
 
 
 def test_handles_that_go_in_a_circle_have_no_name() -> None:
-    kernels = Kernels(cuda.API)
-    told = Told((GONE, SAME, 0x70, 0x80, b""), (GONE, SAME, 0x80, 0x70, b""), (GONE, SAME, 0x90, 0x90, b""))
+    kernels = KernelNames(cuda.API)
+    told = Told(
+        (GONE, BY_HANDLE, 0x70, 0x80, b""),
+        (GONE, BY_HANDLE, 0x80, 0x70, b""),
+        (GONE, BY_HANDLE, 0x90, 0x90, b""),
+    )
     kernels.read(told)  # type: ignore[arg-type]
     assert [kernels.name(GONE, h) for h in (0x70, 0x80, 0x90)] == [None] * 3
 
@@ -333,7 +337,7 @@ def test_handles_that_go_in_a_circle_have_no_name() -> None:
     "name", [b"_ZL6hiddenPi.intern.91a9f1f0af28ab7e", b"__nv_static_25__36cc2ce6_4_v_cu_1cad6548__Z6hiddenPi"]
 )
 def test_static_kernels_of_programs_that_are_linked_on_the_device(name: bytes) -> None:
-    kernels = Kernels(hip.API)
+    kernels = KernelNames(hip.API)
     kernels.read(Told((GONE, REGISTERED, 0x70, 0, name)))  # type: ignore[arg-type]
     found = kernels.name(GONE, 0x70)
     assert found is not None and found.full == "hidden(int*)"
@@ -493,7 +497,7 @@ def test_kernels_that_cudas_driver_gives(place: Path) -> None:
         }
 
 
-# Where nvcc 13 keeps what a runtime gave for a kernel: add(float*, int), and a static hidden(int*).
+# The variables in which nvcc 13 keeps handles of kernels: add(float*, int), and a static hidden(int*).
 VARIABLES = r"""
 #include <stdio.h>
 static const char code[8] __attribute__((section(".nv_fatbin"), used));
@@ -511,24 +515,24 @@ def test_handles_in_variables_of_the_program(place: Path) -> None:
         [str(place / "variables")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    kernels = Kernels(cuda.API)
+    kernels = KernelNames(cuda.API)
     kernels.look(process.pid)
     found = [kernels.name(process.pid, handle) for handle in (0x700000001000, 0x700000002000, 0x700000003000)]
     process.communicate("\n", timeout=60)
     assert [name and name.full for name in found] == ["add(float*, int)", "hidden(int*)", None]
 
 
-# --- files that mean harm ---
+# --- malicious files ---
 
 
 def test_files_that_lie(place: Path, made: Path) -> None:
-    """Whatever a file says of itself, there is an answer, and soon."""
+    """A malformed file yields some result, quickly."""
     data = bytearray(made.read_bytes())
     cases = [bytes(data[: len(data) // 2]), b"\x7fELF" + bytes(4096)]
     code = b"\x41\xb8\xff\xff\xff\xff" * 100_000
     at = data.find(b"\x41\xb8\xff\xff\xff\xff")
     cases.append(bytes(data[:at]) + code + bytes(data[at + len(code) :]))
-    for offset in (32, 40, 54, 58, 60, 62):  # where headers are, how many
+    for offset in (32, 40, 54, 58, 60, 62):  # offsets and numbers of headers
         changed = bytearray(data)
         changed[offset : offset + 2] = b"\xff\xff"
         cases.append(bytes(changed))

@@ -1,4 +1,4 @@
-"""Launches from a made-up operation log and made-up readings of the GPU's arrays; what is said of them."""
+"""Launches from a made-up operation log and made-up readings of the GPU's arrays; their records and text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import gpubpf_traces
 from gpubpf.launches import dependencies, latency, latency_text
 from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.device_times import MASK
-from gpubpf.launches.launches import DEVICE, STAMP, Found, Launches, Process
-from gpubpf.launches.sums import Losses, Sums, Tally, kernel_record
+from gpubpf.launches.launches import DEVICE, STAMP, Launches, LoggedProcess, OperationColumns
+from gpubpf.launches.sums import LaunchLosses, LaunchSums, ValueCounts, kernel_record
 from gpubpf.session import operation_log
 from gpubpf.session.clock import UNKNOWN
 from gpubpf.show import perfetto
-from gpubpf.show.owner_columns import Owner, Whose
+from gpubpf.show.owner_columns import Owner, OwnerColumns
 
 PID = 7
 SLOTS = 64
@@ -28,7 +28,7 @@ FIRST = PID << 40
 
 
 class Device:
-    """Arrays as the device programs of launchlate write them."""
+    """The arrays of launchlate's device programs."""
 
     def __init__(self) -> None:
         self.starts, self.ends = np.zeros(SLOTS, np.uint64), np.zeros(SLOTS * SHARDS, np.uint64)
@@ -42,7 +42,7 @@ class Device:
 
 
 class Log:
-    """Records in the order in which they are put."""
+    """A log of records in the order in which they are added."""
 
     def __init__(self) -> None:
         self.records: list[Any] = []
@@ -61,7 +61,7 @@ class Log:
         return int(fields["id"])
 
     def gave(self) -> None:
-        """What it holds was read."""
+        """Drop the records: they have been read."""
         self.records = []
 
     def kernel(self, call: int, ret: int, slot: int = 0, reason: int = 0, **fields: Any) -> int:
@@ -73,24 +73,24 @@ class Log:
         return np.array(self.records, operation_log.DTYPE)
 
 
-def process(virtual: bool = True) -> Process:
+def process(virtual: bool = True) -> LoggedProcess:
     names = {0: "_Z5firstPi", 1: "_Z6secondPi"}
-    return Process(PID, "app", virtual, names, number=PID)
+    return LoggedProcess(PID, "app", virtual, names, number=PID)
 
 
 def found(
     log: Log, device: Device, virtual: bool = True, idle: bool = True, taken: int = 10**12, readings: int = 1
-) -> Found:
+) -> OperationColumns:
     launches = Launches(SLOTS)
     launches.log(process(virtual), log.array())
     for _ in range(readings):
         launches.reading(process(virtual), device.starts, device.ends, taken, idle)
-    return launches.found()
+    return launches.columns()
 
 
-def summed(view: latency.View, *by: str) -> Sums:
-    sums = Sums(by)
-    sums.add(view, np.flatnonzero(view.found.wanted))
+def summed(view: latency.LaunchView, *by: str) -> LaunchSums:
+    sums = LaunchSums(by)
+    sums.add(view, np.flatnonzero(view.columns.wanted))
     return sums
 
 
@@ -113,9 +113,9 @@ def test_two_kernels_on_one_clock() -> None:
 def test_an_end_is_believed_only_when_the_launch_was_over() -> None:
     log, device = two_kernels()
     seen = found(log, device, idle=False, taken=1_055_000)
-    # A reading without a time on the virtual clock: both may have been running.
+    # A reading has no time on the virtual clock: both kernels may have been running.
     assert seen.running.tolist() == [True, True] and seen.ops.end.tolist() == [NONE, NONE]
-    # A second one: the first kernel was over when the second was seen at work; of that nothing says so yet.
+    # After a second reading: the first kernel was over when the second was seen running; the second may still run.
     assert found(log, device, idle=False, readings=2).ops.end.tolist() == [1_050_000, NONE]
 
 
@@ -150,7 +150,7 @@ def test_a_slot_that_was_used_again_before_it_was_read_is_lost_and_one_that_was_
     device.ran(newest, 10000, 11000)
     launches.log(app, again.array())
     launches.reading(app, device.starts, device.ends, 20000, True)
-    seen = launches.found()
+    seen = launches.columns()
     assert seen.lost.tolist() == [False, True, False] and seen.ops.start.tolist() == [2000, NONE, 10000]
     assert seen.waits.latency.tolist() == [1000, NONE, 1000]
 
@@ -164,11 +164,11 @@ def test_a_place_used_again_between_the_copies_of_its_start_and_of_its_end() -> 
     ends, later = device.ends.copy(), int(log.records[1]["id"]) + SLOTS
     ends[later % SLOTS * SHARDS + (later + 1) % SHARDS] = np.uint64((later // SLOTS & 0xFFFF) << 48 | 99)
     launches.reading(app, device.starts, ends, 6000, False)
-    assert launches.found().ops.end.tolist() == [1_050_000, NONE]
-    alone = Launches(SLOTS)  # some of the ends are left, but which was the last?
+    assert launches.columns().ops.end.tolist() == [1_050_000, NONE]
+    alone = Launches(SLOTS)  # some of the ends remain, but not necessarily the last
     alone.log(app, log.array())
     alone.reading(app, device.starts, ends, 6000, True)
-    assert alone.found().ops.end.tolist() == [NONE, 1_060_000]
+    assert alone.columns().ops.end.tolist() == [NONE, 1_060_000]
 
 
 def test_the_gpus_clock_is_brought_onto_the_hosts() -> None:
@@ -219,13 +219,13 @@ def test_a_log_may_hold_anything() -> None:
     cells = random.integers(0, 2**63, SLOTS * SHARDS).astype(np.uint64)
     launches.reading(process(), cells[:SLOTS], cells, 5, True)
     launches.reading(process(), cells[:3], cells, 5, True)
-    view = latency.View(launches.found())
-    chosen = np.flatnonzero(view.found.wanted)
+    view = latency.LaunchView(launches.columns())
+    chosen = np.flatnonzero(view.columns.wanted)
     for group in summed(view, "queue").groups:
         kernel_record(group, True)
     list(latency_text.timeline_lines(view, np.arange(len(view.ops))))
     [json.dumps(view.operation(at)) for at in range(len(view.ops))]
-    latency.rows_for_a_graph(view, chosen)
+    latency.graph_candidates(view, chosen)
 
 
 @pytest.mark.parametrize("of", ["context", "queue", "slot", "exec"])
@@ -242,17 +242,17 @@ def test_a_log_of_very_many_things_takes_no_time_without_end(of: str) -> None:
     launches = Launches(SLOTS)
     launches.log(process(), records)
     began = time.process_time()
-    view = latency.View(launches.found())
+    view = latency.LaunchView(launches.columns())
     summed(view)
     list(latency_text.timeline_lines(view, everything))
-    assert time.process_time() - began < 10  # it grew with the square: 30 s
+    assert time.process_time() - began < 10  # 30 s when the time grew with the square
 
 
-# --- what is said of them ---
+# --- records and text ---
 
 
 def test_the_table_fits_a_terminal_and_says_what_was_waited_for() -> None:
-    view = latency.View(found(*two_kernels()))
+    view = latency.LaunchView(found(*two_kernels()))
     sums = summed(view)
     assert [group.title for group in sums.groups] == ["second", "first"]
     lines = latency_text.kernel_table(sums, False)
@@ -271,15 +271,15 @@ def test_the_table_fits_a_terminal_and_says_what_was_waited_for() -> None:
 def test_of_several_processes_rows_and_lines_say_whose_they_are() -> None:
     launches = Launches(SLOTS)
     for pid, gpu in ((7, 0), (4194304, 1), (4194303, 0)):
-        one = Process(pid, "a" * 15, True, {0: "first", 1: "second" * 9}, {0: gpu}, number=pid % 1000)
+        one = LoggedProcess(pid, "a" * 15, True, {0: "first", 1: "second" * 9}, {0: gpu}, number=pid % 1000)
         log, device = two_kernels()
         records = log.array()
         records["id"] += np.uint64((one.number << 40) - FIRST)
         launches.log(one, records)
         launches.reading(one, device.starts, device.ends, 10**12, True)
-    view = latency.View(launches.found())
+    view = latency.LaunchView(launches.columns())
     sums, everything = summed(view, "queue"), np.flatnonzero(view.ops.kind == dependencies.Kind.KERNEL)
-    whose = Whose().see(view.owners(everything))
+    whose = OwnerColumns().see(view.owners(everything))
     assert whose.processes and whose.gpus
     rows = latency_text.kernel_table(sums, True, whose)
     assert rows[1].split()[:5] == ["PID", "COMM", "GPU", "KERNEL", "STREAM"]
@@ -293,9 +293,9 @@ def test_of_several_processes_rows_and_lines_say_whose_they_are() -> None:
     ]
     assert max(map(len, (latency_text.launch_header(whose), *rows, *lines, *said))) <= 80
     assert {line.split()[1] for line in lines} == {"7", "4194304", "4194303"}
-    gpus = Whose().see([view.owner(at) for at in everything.tolist() if view.owner(at).pid == 7])
+    gpus = OwnerColumns().see([view.owner(at) for at in everything.tolist() if view.owner(at).pid == 7])
     assert not gpus.several and "PID" not in latency_text.launch_header(gpus)
-    for only in (gpus, Whose(True), Whose().see([Owner(7, "a", 0), Owner(7, "a", 1)])):
+    for only in (gpus, OwnerColumns(True), OwnerColumns().see([Owner(7, "a", 0), Owner(7, "a", 1)])):
         line = latency_text.launch_line(view, int(everything[1]), only)
         assert len(latency_text.launch_header(only)) == len(line) <= 80
 
@@ -303,21 +303,21 @@ def test_of_several_processes_rows_and_lines_say_whose_they_are() -> None:
 def test_what_waits_for_work_from_before_the_attachment_is_said_to_be_unknown() -> None:
     log, device = two_kernels()
 
-    def seen(before: bool, forgotten: bool = False) -> latency.View:
+    def seen(before: bool, forgotten: bool = False) -> latency.LaunchView:
         records = log.array()
         records["flags"][0] = operation_log.FROM_BEFORE if before else 0
         launches = Launches(SLOTS)
         launches.log(process(), records)
         if forgotten:
-            launches._seen(process(), records[1:2])
+            launches._note_work(process(), records[1:2])
         launches.reading(process(), device.starts, device.ends, 10**12, True)
-        return latency.View(launches.found())
+        return latency.LaunchView(launches.columns())
 
     view = seen(before=True)
     first, second = np.flatnonzero(view.ops.kind == dependencies.Kind.KERNEL).tolist()
     assert view.launch(first)["wait_ns"] is None and view.launch(first)["overhead_ns"] is None
     assert view.launch(second)["wait_ns"] == 47_000
-    losses = Losses()
+    losses = LaunchLosses()
     losses.add(view, np.array([first, second]))
     assert losses.fields(0)["launches_behind_unseen"] == 1
     assert "1 launch may have waited for work from before" in latency_text.loss_lines(losses.fields(0))[0]
@@ -326,7 +326,7 @@ def test_what_waits_for_work_from_before_the_attachment_is_said_to_be_unknown() 
 
 
 def test_records_have_the_promised_fields() -> None:
-    view = latency.View(found(*two_kernels()))
+    view = latency.LaunchView(found(*two_kernels()))
     launch = view.launch(1)
     promised = """type launch kernel tid stream graph call_ns return_ns start_ns end_ns latency_ns api_ns wait_ns overhead_ns
         exec_ns waited_for method pid comm gpu"""
@@ -348,14 +348,14 @@ def test_what_is_less_than_its_error_is_not_shown_as_if_it_were_known() -> None:
 
 
 def test_percentiles_are_values_that_occurred() -> None:
-    assert Tally(np.arange(1, 101)).distribution() == {"mean": 50, "p50": 50, "p99": 99, "max": 100}
-    assert Tally(np.array([NONE, 7])).distribution() == {"mean": 7, "p50": 7, "p99": 7, "max": 7}
-    assert Tally(np.array([NONE])).distribution() is None
+    assert ValueCounts(np.arange(1, 101)).distribution() == {"mean": 50, "p50": 50, "p99": 99, "max": 100}
+    assert ValueCounts(np.array([NONE, 7])).distribution() == {"mean": 7, "p50": 7, "p99": 7, "max": 7}
+    assert ValueCounts(np.array([NONE])).distribution() is None
 
 
 def test_of_many_values_percentiles_are_right_to_a_percent() -> None:
     values = np.random.default_rng(3).lognormal(10, 3, 200_000).astype(np.int64) - 5000
-    tally = Tally()
+    tally = ValueCounts()
     for part in np.split(values, 8):
         tally.add(part)
     found, ordered = tally.distribution(), np.sort(values)
@@ -367,16 +367,16 @@ def test_of_many_values_percentiles_are_right_to_a_percent() -> None:
     assert len(tally._values) < 16_000
 
 
-def in_parts() -> tuple[Sums, Losses, Launches]:
-    """4,000 launches in two streams, looked at now and then; a kernel before them goes on until the end."""
+def in_parts() -> tuple[LaunchSums, LaunchLosses, Launches]:
+    """4,000 launches in two streams, read in parts; a kernel before them runs until the end."""
     log, device, launches = Log(), Device(), Launches(SLOTS)
-    sums, losses = Sums(("queue",)), Losses()
+    sums, losses = LaunchSums(("queue",)), LaunchLosses()
     app = process()
 
     def look(last: bool) -> None:
-        view = latency.View(launches.found())
-        new = launches.fresh(view.found, last)
-        sums.add(view, new[view.found.wanted[new]])
+        view = latency.LaunchView(launches.columns())
+        new = launches.fresh(view.columns, last)
+        sums.add(view, new[view.columns.wanted[new]])
         losses.add(view, new)
         launches.forget()
 
@@ -398,7 +398,7 @@ def in_parts() -> tuple[Sums, Losses, Launches]:
 
 
 def test_launches_that_are_forgotten_stay_in_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In parts or at once: the same launches, the same sums; and nothing grows."""
+    """Reading in parts or at once yields the same launches and sums, and bounded memory."""
     at_once, lost, _ = in_parts()
     monkeypatch.setattr("gpubpf.launches.launches.KEPT", 64)
     monkeypatch.setattr("gpubpf.launches.launches.FULL", 256)
@@ -423,8 +423,8 @@ def test_many_short_launches_in_a_row_would_gain_from_a_graph(pause: int, said: 
     if said:  # the launch path is the bottleneck, not the host
         for record in log.records:
             record["return_ns"] = record["call_ns"] + 354_000
-    view = latency.View(found(log, device))
-    rows = latency.rows_for_a_graph(view, np.flatnonzero(view.found.wanted))
+    view = latency.LaunchView(found(log, device))
+    rows = latency.graph_candidates(view, np.flatnonzero(view.columns.wanted))
     text = " ".join(latency_text.graph_hint(summed(view)))
     assert bool(rows) == said and ("14 launches in a row" in text) == said
     if said:
@@ -432,17 +432,17 @@ def test_many_short_launches_in_a_row_would_gain_from_a_graph(pause: int, said: 
 
 
 class Blocked:
-    """A thread that was blocked all the time."""
+    """A host thread that was blocked all the time."""
 
     def explain(self, tid: int, start_ns: int, end_ns: int) -> list[tuple[str, int]]:
         return [("off-CPU, blocked in futex", end_ns - start_ns)]
 
 
 def test_slow_launches_are_told_one_by_one_and_by_thread() -> None:
-    view = latency.View(found(*two_kernels()), Blocked())
-    chosen = np.flatnonzero(view.found.wanted)
+    view = latency.LaunchView(found(*two_kernels()), Blocked())
+    chosen = np.flatnonzero(view.columns.wanted)
     slow = latency.slower(view, chosen, 10_000)
-    text = "\n".join(latency_text.slow_stories(view, slow, chosen, 10, Whose()))
+    text = "\n".join(latency_text.slow_stories(view, slow, chosen, 10, OwnerColumns()))
     assert text.startswith("1 of 2 launches took more than 10 us to start")
     assert "T+2.0 us  second: 48.00 us" in text and "47.00 us behind first" in text
     assert "meanwhile the thread: off-CPU, blocked in futex 48.00 us" in text
@@ -453,15 +453,15 @@ def test_slow_launches_are_told_one_by_one_and_by_thread() -> None:
 
 def test_long_names_fit_a_terminal() -> None:
     log, device = two_kernels()
-    app = Process(PID, "app", True, {0: f"_Z200{'a' * 200}Pi", 1: f"_Z200{'b' * 200}Pi"}, number=PID)
+    app = LoggedProcess(PID, "app", True, {0: f"_Z200{'a' * 200}Pi", 1: f"_Z200{'b' * 200}Pi"}, number=PID)
     launches = Launches(SLOTS)
     launches.log(app, log.array())
     launches.reading(app, device.starts, device.ends, 10**12, True)
-    view = latency.View(launches.found())
+    view = latency.LaunchView(launches.columns())
     both = np.arange(2)
     sums = summed(view)
     text = [
-        *latency_text.slow_stories(view, both, both, 1, Whose()),
+        *latency_text.slow_stories(view, both, both, 1, OwnerColumns()),
         *latency_text.timeline_lines(view, both),
     ]
     text += [*latency_text.wait_lines(sums), *latency_text.kernel_table(summed(view, "queue"), True)]
@@ -487,7 +487,7 @@ def test_a_timeline_tells_each_streams_story() -> None:
     log.put(
         operation_log.SYNC, {"sync": {"what": operation_log.CONTEXT}}, call_ns=1_070_000, return_ns=1_071_000
     )
-    view = latency.View(found(log, device))
+    view = latency.LaunchView(found(log, device))
     lines = list(latency_text.timeline_lines(view, np.arange(len(view.ops))))
     assert max(map(len, lines)) <= 80
     assert [line.split()[:3] for line in lines[2:5]] == [
@@ -502,14 +502,14 @@ def test_slices_of_a_trace_lie_behind_inside_or_beside_each_other(tmp_path: Path
     assert trace.place(1, 1, 0, 100) == (0, 0)
     assert trace.place(1, 1, 10, 50) == (0, 10)  # inside
     assert trace.place(1, 1, 20, 60) == (1, 20)  # at the same time
-    assert trace.place(1, 1, 95, 120, (5, 0)) == (0, 100)  # behind, for all that is known
+    assert trace.place(1, 1, 95, 120, (5, 0)) == (0, 100)  # moved behind the other, within its error
     assert trace.place(1, 1, 110, 130, (5, 0)) == (1, 110)
     assert trace.place(1, 2, 110, 130) == (0, 110)  # another stream
 
 
 def test_a_trace_that_viewers_understand(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    view = latency.View(found(*two_kernels()))
+    view = latency.LaunchView(found(*two_kernels()))
     trace = perfetto.Trace(str(path))
     latency.write_trace(view, trace, np.arange(len(view.ops)))
     trace.close()

@@ -48,11 +48,11 @@ def ptx_image(
 
 
 def reasons(*images: fatbin.Image, target: Target = GPU) -> dict[str, str | None]:
-    return {k.name.short: k.reason for k in listing.listed([listing.Source("app", images)], target)}
+    return {k.name.short: k.reason for k in listing.listed([listing.ImageFile("app", images)], target)}
 
 
 def test_what_can_be_instrumented() -> None:
-    (kernel,) = listing.listed([listing.Source("app", (ptx_image(), ptx_image("sm_120")))], GPU)
+    (kernel,) = listing.listed([listing.ImageFile("app", (ptx_image(), ptx_image("sm_120")))], GPU)
     assert kernel.record() == {
         "type": "listed",
         "pid": None,
@@ -88,7 +88,7 @@ def test_ptx_that_cannot_be_read_still_names_its_kernels() -> None:
 
 
 def test_launches_and_kernels_that_nobody_saw_loaded() -> None:
-    source = listing.Source(
+    source = listing.ImageFile(
         "app",
         (ptx_image(), ptx_image(name="idle", module=1), ptx_image("sm_120", "newer", module=2)),
         {"_Z5scalePfi": 23, "jit": 2, "newer": 1},
@@ -103,7 +103,9 @@ def test_launches_and_kernels_that_nobody_saw_loaded() -> None:
 
 
 def test_matching() -> None:
-    kernels = listing.listed([listing.Source("app", (ptx_image(), ptx_image(name="other", module=1)))], GPU)
+    kernels = listing.listed(
+        [listing.ImageFile("app", (ptx_image(), ptx_image(name="other", module=1)))], GPU
+    )
     assert [k.name.short for k in listing.matching(kernels, [])] == ["other", "scale"]
     assert [k.name.short for k in listing.matching(kernels, ["sc*"])] == ["scale"]
     with pytest.raises(Error) as caught:
@@ -112,10 +114,10 @@ def test_matching() -> None:
 
 
 def test_the_table() -> None:
-    first = listing.Source(
+    first = listing.ImageFile(
         "app", (ptx_image(), ptx_image(name="_Z5scalePdi", module=1)), {"_Z5scalePfi": 1234}
     )
-    lines = listing.rows(listing.listed([first, listing.Source("lib", (ptx_image("sm_120"),), {})], GPU))
+    lines = listing.rows(listing.listed([first, listing.ImageFile("lib", (ptx_image("sm_120"),), {})], GPU))
     assert lines[0].split() == ["KERNEL", "PTX", "SASS", "LAUNCHES", "INSTRUMENT"]
     assert [line.split()[0] for line in lines] == [
         "KERNEL",
@@ -131,7 +133,7 @@ def test_the_table() -> None:
 class Pipeline:
     """A tool whose device program does nothing, at the kernels' exits."""
 
-    def __init__(self, observed: list[listing.Source] | None = None, status: int = 0) -> None:
+    def __init__(self, observed: list[listing.ImageFile] | None = None, status: int = 0) -> None:
         self.observed, self.status = observed or [], status
 
     def target(self, args: argparse.Namespace) -> Target:
@@ -145,7 +147,7 @@ class Pipeline:
         done = inject.inject(module.parse(image.text), dict.fromkeys(kernels, placements))
         return done.text, done.refusals
 
-    def observe(self, args: argparse.Namespace) -> tuple[list[listing.Source], int]:
+    def observe(self, args: argparse.Namespace) -> tuple[list[listing.ImageFile], int]:
         return self.observed, self.status
 
 
@@ -165,7 +167,7 @@ def run(tmp_path: Path, pipeline: Pipeline, **options) -> tuple[int, str]:
 
 
 def test_list_of_a_command(tmp_path: Path) -> None:
-    pipeline = Pipeline([listing.Source("app", (ptx_image(),), {"_Z5scalePfi": 3})], status=7)
+    pipeline = Pipeline([listing.ImageFile("app", (ptx_image(),), {"_Z5scalePfi": 3})], status=7)
     status, text = run(tmp_path, pipeline, command=["app"], json=True)
     assert status == 7 and json.loads(text)["launches"] == 3
     status, _ = run(tmp_path, pipeline, command=["app"], kernel=["nothing"])

@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 
 import gpubpf_scenes as scenes
-from gpubpf import agent
+from gpubpf import agent, elf
 from gpubpf.attach import borrow, holding, loading
-from gpubpf.attach.borrow import Code
-from gpubpf.attach.cuinit import CAME, ENDED, EXECUTED, WAIT_NS, Watch
+from gpubpf.attach.borrow import ProcessCode
+from gpubpf.attach.cuinit import CALLED_CUINIT, ENDED, EXECUTED, WAIT_NS, CuInitProbes
 from gpubpf.errors import Error, SessionError
 from gpubpf.images.instrument import Sidecar
 from gpubpf.linux import bpf_syscall
@@ -153,14 +153,14 @@ def eventually(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 @contextlib.contextmanager
-def placed() -> Iterator[Watch]:
+def placed() -> Iterator[CuInitProbes]:
     """A watch on the embedded device's driver."""
-    watch = Watch(os.getpid(), -1)
+    watch = CuInitProbes(os.getpid(), -1)
     try:
         with open(device.LIBRARIES / "libcuda.so.1", "rb") as file:
-            elf = target.ElfFile(file.fileno())
-            entry = elf.offset(target.symbols(elf, 0)["cuInit"].address)
-            watch.place(f"/proc/self/fd/{file.fileno()}", entry)
+            driver = elf.LoadedFile(file.fileno())
+            entry = driver.offset(elf.exports(driver)["cuInit"].address)
+            watch.attach(f"/proc/self/fd/{file.fileno()}", entry)
         yield watch
     finally:
         watch.close()
@@ -176,11 +176,16 @@ def test_nobody_waits_long_for_a_tool_that_does_not_answer(built: Path) -> None:
         out, _ = child.communicate(timeout=60)
         assert child.returncode == 0
         # Twice, as two programs. It waits for WAIT_NS, but where its processor has other things to do.
-        assert [(CAME, child.pid), (EXECUTED, child.pid), (CAME, child.pid), (ENDED, child.pid)] == came()
+        assert [
+            (CALLED_CUINIT, child.pid),
+            (EXECUTED, child.pid),
+            (CALLED_CUINIT, child.pid),
+            (ENDED, child.pid),
+        ] == came()
         assert WAIT_NS / 1e6 * 0.3 < min(float(line.split()[0]) for line in out.splitlines()) < 1000
         waits = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert waits.stdout is not None and waits.stdout.readline()
-        assert came() == [(CAME, waits.pid)]
+        assert came() == [(CALLED_CUINIT, waits.pid)]
         waits.communicate(b"\n", timeout=60)
         assert came() == [(ENDED, waits.pid)] and watch.lost == 0
 
@@ -201,7 +206,7 @@ def test_all_is_seen_in_the_middle_of_somebodys_look_at_a_map(
         )
         child.communicate(timeout=60)
         seen = [e.kind for e in watch.events() if e.pid == child.pid]
-    assert seen == [CAME, EXECUTED, CAME, ENDED]
+    assert seen == [CALLED_CUINIT, EXECUTED, CALLED_CUINIT, ENDED]
 
 
 def test_who_comes_is_held_until_it_has_joined(built: Path) -> None:
@@ -285,7 +290,7 @@ def test_who_can_make_no_thread_goes_on(built: Path) -> None:
         eventually(lambda: reasons)
         out, _ = child.communicate(b"\n", timeout=60)
         assert child.returncode == 0 and len(out.split()) == 2
-    assert len(reasons) == 1 and reasons[0] is not None and "can make no thread" in reasons[0]
+    assert len(reasons) == 1 and reasons[0] is not None and "cannot create a thread" in reasons[0]
     assert not joined.held and not joined.ran
 
 
@@ -383,12 +388,12 @@ def test_who_was_parked_finds_its_own_way_back(built: Path, monkeypatch: pytest.
 
     def park(tid: int) -> int:
         with target.Memory(process.pid) as memory:
-            code = Code(process.pid, memory, target.mappings(process.pid))
-            thread = ptrace.Thread(process.pid, tid)
+            code = ProcessCode(process.pid, memory, target.mappings(process.pid))
+            thread = ptrace.TracedThread(process.pid, tid)
             thread.interrupt()
             if not thread.wait(time.monotonic() + 1):
                 return 0
-            base = borrow.park(thread, memory, code, code.functions(process.pid), False)
+            base = borrow.make_worker_and_wait(thread, memory, code, code.functions(process.pid), False)
             if not base:
                 thread.release()
             return base
@@ -396,8 +401,8 @@ def test_who_was_parked_finds_its_own_way_back(built: Path, monkeypatch: pytest.
     parked = 0
     for _ in range(60):
         for tid in ptrace.threads_of(process.pid):
-            with contextlib.suppress(ptrace.Gone, ptrace.Refused):
-                parked += fresh_thread.on_own(lambda tid=tid: park(tid), "park") != 0
+            with contextlib.suppress(ptrace.ThreadEnded, ptrace.TraceRefused):
+                parked += fresh_thread.run(lambda tid=tid: park(tid), "park") != 0
         time.sleep(0.05)
         if parked >= 40:
             break
@@ -485,14 +490,14 @@ def test_who_is_let_go_as_hooks_are_put_in_is_measured_as_it_runs(
     """The agent leaves what it had begun, as threads run now; it comes again, and is late."""
     monkeypatch.setattr(machine, "HOLD", 0.3)
     monkeypatch.setattr(machine, "LEAVE", 0.1)
-    enter = loading.Held.enter
+    enter = loading.Held.begin_agent
 
     def too_long(self: loading.Held, connection: socket.socket | None) -> bool:
         entered = enter(self, connection)
         self.expire()
         return entered
 
-    monkeypatch.setattr(loading.Held, "enter", too_long)
+    monkeypatch.setattr(loading.Held, "begin_agent", too_long)
     plan = Plan(device.Device("sim", {"CUDASIM_CLOCK": "real"}))
     with Session(Whom(everyone=True), plan, Makers(lambda image, target: Sidecar())) as session:
         child = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)

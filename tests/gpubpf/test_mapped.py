@@ -20,7 +20,7 @@ from gpubpf import cache
 from gpubpf.agent.protocol import Found, FoundKernel
 from gpubpf.images import fatbin, mapped
 from gpubpf.images.assemble import Target
-from gpubpf.images.mapped import AMBIGUOUS, NOT_FOUND, Mapped
+from gpubpf.images.mapped import AMBIGUOUS, NOT_FOUND, MappedImages
 from gpubpf.process import target, target_files
 from gpubpf.ptx import module
 from gpubpf.ptx.values import parameter_layout
@@ -139,7 +139,7 @@ def _told(entry: module.Function, sm: int) -> FoundKernel:
 def found_in(
     process: subprocess.Popen[str], found: Found, of: Target
 ) -> tuple[fatbin.Image | None, set[str]]:
-    data, reasons = Mapped(process.pid).find(found, of)
+    data, reasons = MappedImages(process.pid).find(found, of)
     if data is None:
         return None, set(reasons.values())
     (image,) = fatbin.images_of_bytes(data)
@@ -304,7 +304,7 @@ def test_libraries_come_later(at: Path, build: Callable[..., Path]) -> None:
     )
     told = loaded(second, SIM, "update")
     with holding(sys.executable, "-c", program) as process:
-        seen = Mapped(process.pid)
+        seen = MappedImages(process.pid)
         assert seen.find(told, SIM)[0] is None
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write("\n")
@@ -345,7 +345,7 @@ def test_the_file_is_what_is_mapped(
             mine.chmod(0)
         assert found_in(process, loaded(library, GPU, "bounded"), GPU)[0] is not None
         assert found_in(process, loaded(other, SIM, "update"), SIM) == (None, {NOT_FOUND})
-        (file,) = {file for file, _ in Mapped(process.pid).images()}
+        (file,) = {file for file, _ in MappedImages(process.pid).images()}
         assert file.removesuffix(" (deleted)") == str(mine)
 
 
@@ -370,7 +370,7 @@ def test_a_container(
         (child,) = (
             int(n) for n in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         )
-        mapped = Mapped(child)
+        mapped = MappedImages(child)
         assert mapped.find(loaded(library, SIM, "update"), SIM)[0] is not None
         assert mapped.find(loaded(outside, SIM, "update"), SIM)[0] is None
         with pytest.raises(FileNotFoundError):
@@ -393,7 +393,7 @@ def test_a_file_written_again(at: Path, build: Callable[..., Path]) -> None:
     mine = at / "rewritten"
     shutil.copy(first, mine)
     with holding(at / "hold", mine) as process:
-        mapped = Mapped(process.pid)
+        mapped = MappedImages(process.pid)
         assert mapped.find(loaded(first, SIM, "update"), SIM)[0] is not None
         time.sleep(0.01)  # the clock of file systems ticks
         mine.write_bytes(second.read_bytes())
@@ -404,7 +404,7 @@ def test_a_file_written_again(at: Path, build: Callable[..., Path]) -> None:
 def test_a_process_that_ended(at: Path, build: Callable[..., Path]) -> None:
     library = clash(build)
     with holding(at / "hold", library) as process:
-        mapped = Mapped(process.pid)
+        mapped = MappedImages(process.pid)
     assert mapped.find(loaded(library, SIM, "update"), SIM) == (None, {"update": NOT_FOUND})
 
 
@@ -461,13 +461,13 @@ def test_files_that_do_not_answer(
     """Their file system may be a program of the process's own."""
     library = clash(build)
     silent = threading.Event()
-    monkeypatch.setattr(mapped, "PATIENCE", 0.3)
+    monkeypatch.setattr(mapped, "TIMEOUT", 0.3)
     monkeypatch.setattr(
         target_files, "open_mapped", lambda *_: os.open(os.devnull, os.O_RDONLY) if silent.wait() else -1
     )
     told = loaded(library, SIM, "update")
     with holding(at / "hold", library) as process:
-        seen = Mapped(process.pid)
+        seen = MappedImages(process.pid)
         start = time.monotonic()
         assert [seen.find(told, SIM) for _ in range(20)] == [(None, {"update": NOT_FOUND})] * 20
         assert time.monotonic() - start < 5  # 20 times 0.3 s in a row would be 6 s
@@ -509,7 +509,7 @@ def test_mappings_are_only_read(at: Path, build: Callable[..., Path]) -> None:
     """No file stays open."""
     library = build("app", *BOTH)
     with holding(at / "hold", library) as process:
-        seen = Mapped(process.pid)
+        seen = MappedImages(process.pid)
         before = len(os.listdir("/proc/self/fd"))
         seen.find(loaded(library, GPU, "bounded"), GPU)
         assert len(list(seen.images())) == 5

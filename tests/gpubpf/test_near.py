@@ -1,4 +1,4 @@
-"""Where a command's loader, its Python or its script will find a library."""
+"""The libraries that a command's loader, its Python or its script will find."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def library(tmp_path: Path) -> Path:
 
 
 def found(command: list[str], **environment: str) -> list[str]:
-    return command_libraries.libraries(command, {"PATH": os.environ["PATH"], **environment}, NAMES)
+    return command_libraries.find(command, {"PATH": os.environ["PATH"], **environment}, NAMES)
 
 
 def program(tmp_path: Path, *options: str) -> str:
@@ -70,7 +70,7 @@ def test_in_packages_of_a_python_and_of_its_user(tmp_path: Path, monkeypatch: py
     assert found([str(python)], HOME=str(tmp_path / "home")) == [str(ours / LIBRARY), str(users / LIBRARY)]
     monkeypatch.setenv("HOME", "/nowhere")
     user = User("user", 1000, 1000, (), str(tmp_path / "home"), "/bin/sh")
-    assert command_libraries.also(hip.API, [str(python)], user).libraries == (
+    assert command_libraries.with_command_libraries(hip.API, [str(python)], user).libraries == (
         *hip.API.libraries,
         str(ours / LIBRARY),
         str(users / LIBRARY),

@@ -1,4 +1,4 @@
-"""What launching threads did meanwhile: by known answers, and of threads that sleep."""
+"""Off-CPU times of launching threads: with known answers, and with threads that sleep."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_names_of_system_calls() -> None:
 
 @pytest.fixture(params=["raw", "records"])
 def point(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where switches are seen: kernels before Linux 5.18 do not tell enough at raw tracepoints. Others need no tracefs."""
+    """Use the raw tracepoint, which needs no tracefs, or the ordinary one, as before Linux 5.18."""
 
     def none(name: str) -> None:
         raise Error(f"this kernel has no tracepoint {name}; check its name")
@@ -246,7 +246,7 @@ def test_on_the_virtual_clock_it_is_unknown() -> None:
     assert tool.host(None, said.append, virtual=True) is None
     assert not meanwhile.known and meanwhile.activity() == Activity()
     assert said == [
-        "what launching threads did meanwhile is unknown: the clock is virtual, and they run on the real one"
+        "off-CPU times of launching threads are unknown: they are on the real clock, and the measurement is on the virtual clock"
     ]
 
 
@@ -265,5 +265,5 @@ def test_without_capability_it_is_unknown() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/")
     assert done.stderr == ""
     first, second = done.stdout.splitlines()
-    assert first.startswith("what launching threads did meanwhile is unknown: ")
+    assert first.startswith("off-CPU times of launching threads are unknown: ")
     assert second == "None False []"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf import agent
+from gpubpf import agent, elf
 from gpubpf.ebpf import bytecode
 from gpubpf.ebpf.bytecode import (
     ADD,
@@ -115,7 +115,7 @@ class Uprobes:
             library = next(
                 x for x in target.libraries(target.mappings(os.getpid())) if x.mappings[0].file[1] == inode
             )
-            symbols = target.symbols(memory, library.base)
+            symbols = elf.exports(memory, library.base)
             self.count = bpf_syscall.create_map(bpf_syscall.ARRAY, 4, 8, 1)
             self.program = bpf_syscall.load_program(bpf_syscall.KPROBE, _program(self.count), name="other")
             self.events = []
@@ -227,8 +227,8 @@ def changed_bytes(pid: int) -> list[tuple[int, int, int]]:
     """Of the driver's code: (offset in the file, there, in memory), but for cuInit, where who watches the machine has a breakpoint."""
     changed = []
     with open(DRIVER, "rb") as file:
-        elf = target.ElfFile(file.fileno())
-        init = elf.offset(target.symbols(elf, 0)["cuInit"].address)
+        driver = elf.LoadedFile(file.fileno())
+        init = driver.offset(elf.exports(driver)["cuInit"].address)
     with target.Memory(pid) as memory:
         for m in target.mappings(pid):
             if m.code and re.search(r"/libcuda\.so", m.path):

@@ -37,7 +37,7 @@ def test_what_reads_a_targets_text_has_no_privileges() -> None:
         with tempfile.TemporaryDirectory() as directory:
             return mine(), childs(), os.stat(directory).st_uid
 
-    thread, child, owner = privileges.unprivileged(work, ("/bin/cat",))
+    thread, child, owner = privileges.run_unprivileged(work, ("/bin/cat",))
     for found in (thread, child):
         assert int(found["CapEff"][0], 16) == int(found["CapPrm"][0], 16) == 0
         assert found["NoNewPrivs"] == ["1"]
@@ -54,14 +54,16 @@ def test_what_others_cannot_reach_runs_as_root_without_capabilities(tmp_path: Pa
     tool = tmp_path / "private"
     tool.write_text("#!/bin/sh\ncat /proc/self/status\n")
     tool.chmod(0o700)
-    found = status(privileges.unprivileged(lambda: subprocess.check_output(tool, text=True), (str(tool),)))
+    found = status(
+        privileges.run_unprivileged(lambda: subprocess.check_output(tool, text=True), (str(tool),))
+    )
     assert found["Uid"] == ["0"] * 4
     assert int(found["CapEff"][0], 16) == int(found["CapPrm"][0], 16) == 0
 
 
 def test_errors_come_through() -> None:
     with pytest.raises(KeyError, match="7"):
-        privileges.unprivileged(lambda: {}[7])
+        privileges.run_unprivileged(lambda: {}[7])
 
 
 @needs_root
@@ -72,11 +74,11 @@ def test_threads_give_up_by_themselves() -> None:
     turn = threading.Barrier(2)
 
     def other() -> None:
-        made.settle()
+        made.apply()
         found.append(privileges.effective())
         turn.wait()
         turn.wait()
-        made.settle()
+        made.apply()
         found.append(privileges.effective())
 
     def main() -> None:

@@ -11,10 +11,11 @@ import time
 import pytest
 
 import prebuild
-from gpubpf import program
 from gpubpf.ebpf import compile, maps
 from gpubpf.errors import CompileError, UsageError, VerifyError
-from gpubpf.program import BPF, PREBUILT, Probe
+from gpubpf.lower import programs
+from gpubpf.lower.programs import PREBUILT
+from gpubpf.program import BPF, Probe
 from gpubpf_bcc import compiled
 
 TOOLS = prebuild.SOURCES
@@ -71,7 +72,7 @@ def test_what_cannot_be_attached():
     for attach, match in [
         (lambda: b.attach_gpu_exit(fn_name="begins"), "attach_gpu_entry"),
         (lambda: b.attach_gpu_entry(fn_name="leaves"), "attach_gpu_exit"),
-        (lambda: b.attach_gpu_exit(fn_name="nothing"), "there is no program nothing; there is"),
+        (lambda: b.attach_gpu_exit(fn_name="nothing"), "there is no program nothing; use one of"),
         (lambda: b.attach_gpu_exit(fn_name="host"), "attach_uprobe"),
         (lambda: b.attach_gpu_exit(fn_name="leaves", accumulate="joules"), "work cannot be 'joules'"),
         (lambda: b.attach_launch("begins"), "struct gpu_entry; attach it with attach_gpu_entry"),
@@ -79,7 +80,7 @@ def test_what_cannot_be_attached():
         (lambda: b.attach_gpu_access(fn_name="begins"), "begins cannot be attached to access"),
         (
             lambda: b.attach_gpu_access(kinds="fetch"),
-            "a kind of memory access cannot be 'fetch'; it is one of load",
+            "a kind of memory access cannot be 'fetch'; use one of: load",
         ),
         (lambda: b.attach_gpu_access(kinds=()), "no kind of memory access is chosen"),
         (lambda: b.attach_gpu_access(spaces=("global", "param")), "a memory space cannot be 'param'"),
@@ -155,17 +156,17 @@ print(took)
 
 
 def test_a_changed_text_is_not_the_prebuilt_one():
-    assert program.find_prebuilt(THREADHIST) is not None
-    assert program.find_prebuilt(THREADHIST + " ") is None
+    assert programs.find_prebuilt(THREADHIST) is not None
+    assert programs.find_prebuilt(THREADHIST + " ") is None
 
 
 def test_damaged_prebuilt_files_are_passed_over(monkeypatch, tmp_path):
     for number, content in enumerate((b"", b"[1]", b"\xff", json.dumps({"key": "0"}).encode())):
         (tmp_path / f"{number}.json").write_bytes(content)
-    monkeypatch.setattr(program, "PREBUILT", tmp_path)
-    assert program.find_prebuilt(THREADHIST) is None
-    monkeypatch.setattr(program, "PREBUILT", tmp_path / "missing")
-    assert program.find_prebuilt(THREADHIST) is None
+    monkeypatch.setattr(programs, "PREBUILT", tmp_path)
+    assert programs.find_prebuilt(THREADHIST) is None
+    monkeypatch.setattr(programs, "PREBUILT", tmp_path / "missing")
+    assert programs.find_prebuilt(THREADHIST) is None
 
 
 def test_custom_text_without_the_right_to_compile(monkeypatch, tmp_path):
@@ -202,7 +203,7 @@ def test_fragments_are_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = BPF(text=TEXT)
     first.attach_gpu_entry(fn_name="begins")
-    monkeypatch.setattr(program, "verified", lambda *_: pytest.fail("lowered again"))
+    monkeypatch.setattr(programs, "verified", lambda *_: pytest.fail("lowered again"))
     start = time.perf_counter()
     again = BPF(text=TEXT)
     again.attach_gpu_entry(fn_name="begins")

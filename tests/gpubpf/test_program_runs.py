@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import gpubpf_cuda
-from gpubpf.program import verified
+from gpubpf.lower.programs import verified
 from gpubpf_bcc import compiled
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""Times of dispatches, against stand-ins for ROCm's libraries: nothing here has seen an AMD GPU."""
+"""Kernel dispatches, with stand-ins for ROCm's libraries. Not tested on an AMD GPU."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 import gpubpf_rocm
-from gpubpf.calls import rocprofiler
-from gpubpf.calls.api import Api, Function
+from gpubpf.calls import kernel_times, rocprofiler
+from gpubpf.calls.api import Api, ApiFunction
 from gpubpf.calls.rocprofiler import dispatches as reader
-from gpubpf.calls.rocprofiler import launched
 from gpubpf.calls.rocprofiler.dispatches import Dispatches
 
 ADD, SCALE = "_Z9vectorAddPKfS0_Pfi", "_Z5scalePff"
@@ -31,7 +30,7 @@ def rocm(tmp_path_factory):
 
 
 class Run:
-    """What a program did while its dispatches were read."""
+    """Run a program and read its dispatches."""
 
     def __init__(self, rocm, *command, **environment):
         program = [str(rocm / "program"), *map(str, command)]
@@ -65,7 +64,7 @@ class Run:
         )
 
     def found(self):
-        """Process, thread, kernel, start, end of each."""
+        """The process, thread, kernel, start and end of each dispatch."""
         at = [self.processes[number] for number in self.dispatches["process"]]
         kernels = [
             process.names[int(kernel)] for process, kernel in zip(at, self.dispatches["kernel"], strict=True)
@@ -99,7 +98,7 @@ def test_many_threads_and_ends_that_are_told_of_by_several(rocm):
 def test_a_process_that_ends_in_any_way(rocm, mode, status):
     run = Run(rocm, mode, 20, STANDIN_KERNEL_US=3000)
     assert run.status == status and run.reason is None and run.lost == 0
-    # What had ended is known; of what had not it is known that there was something.
+    # Dispatches that had ended are known; the others are counted as unended.
     assert set(run.found()) <= set(run.expected)
     assert len(run.dispatches) + run.unended == len(run.expected)
     assert (run.unended > 0) == (mode != "exits")
@@ -111,7 +110,7 @@ def test_forked_and_executed_processes(rocm):
     pids = {process.pid for process in run.processes}
     assert (
         len(pids) == 2 and run.pid in pids
-    )  # one before, one after; what was forked from a process with an agent has none
+    )  # one before the fork, one after; a child of a process with an agent has no agent
     assert run.found() == [line for line in run.expected if line[0] in pids]
     run = Run(rocm, "exec", 5)
     assert [process.pid for process in run.processes] == [run.pid, run.pid]
@@ -128,13 +127,13 @@ def test_the_program_goes_on_with_limits_and_closed_files(rocm):
 
 def test_why_there_are_none(rocm, tmp_path):
     cases = (
-        ({"STANDIN_SDK_VERSION": 20000}, "rocprofiler-sdk 2.0.0 is in the program"),
-        ({"STANDIN_SDK_STATUS": 17}, "refused (status 17)"),
+        ({"STANDIN_SDK_VERSION": 20000}, "rocprofiler-sdk 2.0.0 in the program"),
+        ({"STANDIN_SDK_STATUS": 17}, "error status 17"),
     )
     for environment, text in cases:
         run = Run(rocm, "plain", **environment)
         assert (run.status, run.stderr) == (0, "") and text in run.reason and len(run.dispatches) == 0
-    # The sdk cannot be loaded: librocprofiler-register would end the program if it were asked for it.
+    # The SDK cannot be loaded. librocprofiler-register itself would end the program.
     broken = tmp_path / "rocm"
     (broken / "lib").mkdir(parents=True)
     for name in ("librocprofiler-register.so.0", "libamdhip64.so.7"):
@@ -145,9 +144,9 @@ def test_why_there_are_none(rocm, tmp_path):
         broken, "plain", LD_PRELOAD=f"{broken}/lib/librocprofiler-register.so.0:{broken}/lib/libamdhip64.so.7"
     )
     assert (run.status, run.stderr) == (0, "") and "could not be loaded" in run.reason
-    # No program of ROCm's.
+    # A program that does not use ROCm.
     with closing(Dispatches(["true"], {"ROCM_PATH": str(rocm)}, 0)) as dispatches:
-        assert dispatches.environment and "no process told of any" in dispatches.reason
+        assert dispatches.environment and "no process reported any" in dispatches.reason
 
 
 def test_nothing_is_set_where_it_cannot_work(monkeypatch, rocm, tmp_path):
@@ -155,7 +154,7 @@ def test_nothing_is_set_where_it_cannot_work(monkeypatch, rocm, tmp_path):
     monkeypatch.setattr(rocprofiler, "_CACHE", tmp_path / "none")
     found = {"ROCM_PATH": str(rocm)}
     for command, environment, text in (
-        ([], found, "only where the tool started it"),
+        ([], found, "only on a COMMAND"),
         (["true"], found | {"ROCP_TOOL_LIBRARIES": "other.so"}, "for another profiler"),
         (["true"], {}, "not installed"),
     ):
@@ -232,7 +231,7 @@ def test_what_comes_from_a_process_is_not_trusted(rocm, tmp_path):
         junk = np.random.default_rng(1).integers(0, 255, reader.HEADER + 4096, np.uint8).tobytes()
         os.pwrite(sealed, junk, 0)
         assert say(good, sealed) == 0 and len(dispatches.processes) == 1
-        # Numbers that are right, and nonsense behind them.
+        # Valid counters, followed by random bytes.
         os.pwrite(sealed, struct.pack("<5Q2I", reader.MAGIC, 3, 3, 4096, 0, 0, 9), 0)
         slots = np.frombuffer(junk[: 3 * reader._SLOT.itemsize], reader._SLOT).copy()
         slots["number"] = [1, 2, 3]
@@ -241,7 +240,7 @@ def test_what_comes_from_a_process_is_not_trusted(rocm, tmp_path):
         os.pwrite(sealed, junk[:4096], reader.HEADER + reader.SLOTS * reader._SLOT.itemsize)
         taken = dispatches.take()
         assert taken["start_ns"].tolist() == [5, 7] and set(taken["gpu"].tolist()) <= {-1, *range(64)}
-        # A slot that is never written to its end is waited for, and then lost.
+        # The reader waits for a slot that is never completed, then counts it as lost.
         os.pwrite(sealed, bytes(8192), reader.HEADER + slots.nbytes)
         os.pwrite(sealed, struct.pack("<5Q2I", reader.MAGIC, 5, 5, 0, 0, 0, 0), 0)
         for _ in range(reader.PATIENCE):
@@ -256,7 +255,7 @@ def test_what_comes_from_a_process_is_not_trusted(rocm, tmp_path):
 
 
 def events(*calls):
-    """Records as the kernel's programs write them, as far as they are looked at. Each call: thread, begin, end, function, block."""
+    """Return events with the fields that matter here. Each call: thread, start, end, function, block."""
     made = np.zeros(len(calls), records_dtype())
     for at, (tid, begin, end, function, block) in zip(made, calls, strict=True):
         at["tgid"], at["tid"], at["start_ns"], at["end_ns"], at["function"] = 7, tid, begin, end, function
@@ -288,7 +287,7 @@ def ended(*dispatches):
 
 @pytest.fixture
 def joining():
-    function = Function(
+    function = ApiFunction(
         "hipLaunchKernel",
         "hipLaunchKernel",
         "launch",
@@ -299,21 +298,21 @@ def joining():
         (),
         (
             function,
-            Function("hipGraphLaunch", "hipGraphLaunch", "graph"),
-            Function("hipFree", "hipFree", "sync"),
+            ApiFunction("hipGraphLaunch", "hipGraphLaunch", "graph"),
+            ApiFunction("hipFree", "hipFree", "sync"),
         ),
         {},
     )
     processes = Dispatches([], {}, 0)
-    processes.processes.append(reader.Process(7, 7, "app", -1, -1, names={5: SCALE}))
-    return launched.Launched(api, processes)
+    processes.processes.append(reader.AgentProcess(7, 7, "app", -1, -1, names={5: SCALE}))
+    return kernel_times.DispatchJoiner(api, processes)
 
 
 def test_a_dispatch_is_of_the_call_around_it(joining):
     joining.calls(
         events((8, 100, 200, 0, 64), (8, 300, 400, 0, 64), (9, 100, 400, 1, 0), (8, 210, 290, 2, 0))
     )
-    # In the first and the last moment of a call; two in a graph's launch; between calls; in a call that runs nothing.
+    # At the start and at the end of a call; two in a graph launch; between calls; in a call that runs no kernel.
     found = joining.dispatches(
         ended((8, 100, 64), (8, 200, 64), (9, 150, 32), (9, 390, 64), (8, 205, 64), (8, 250, 64)), last=True
     )
@@ -334,10 +333,10 @@ def test_a_call_that_still_goes_on_is_waited_for(joining):
     found = joining.dispatches(ended())
     assert found.known.tolist() == [True]
     assert len(joining.dispatches(ended((8, 1000, 64))).known) == 0
-    for _ in range(launched.PATIENCE - 1):
+    for _ in range(kernel_times.PATIENCE - 1):
         assert len(joining.dispatches(ended()).known) == 0
     assert joining.dispatches(ended()).known.tolist() == [False]
-    # Of one that nobody said when it was enqueued no call will ever be known.
+    # The call of a dispatch without a time of enqueuing stays unknown.
     assert joining.dispatches(ended((8, 0, 64))).known.tolist() == [False]
 
 
@@ -351,11 +350,11 @@ def test_of_a_thread_that_nobody_can_number(joining):
 
 
 def test_calls_are_remembered_in_parts(joining, monkeypatch):
-    monkeypatch.setattr(launched, "CHUNK", 4)
-    monkeypatch.setattr(launched, "MOST_CALLS", 40)
+    monkeypatch.setattr(kernel_times, "CHUNK", 4)
+    monkeypatch.setattr(kernel_times, "MOST_CALLS", 40)
     for i in range(100):
         joining.calls(events((8, 100 * i, 100 * i + 10, 0, 64), (9, 100 * i, 100 * i + 90, 1, 0)))
-    joining.calls(events((10, 0, 10_000, 1, 0)))  # which returned last
+    joining.calls(events((10, 0, 10_000, 1, 0)))  # this call returned last
     some = ended(*((8, 100 * i + 5, 64) for i in range(100)), (9, 9_980, 32), (10, 50, 32))
     found = joining.dispatches(some, last=True)
     forgotten = int(np.argmax(found.known))

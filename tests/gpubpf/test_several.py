@@ -152,7 +152,7 @@ def test_it_ends_when_all_have_and_what_cannot_join_is_counted(
     finally:
         idle.kill()
         idle.wait()
-    assert f"threadhist: note: there is no process {gone.pid}; ps shows those that run" in tool.said
+    assert f"threadhist: note: there is no process {gone.pid}; run ps to list the processes" in tool.said
     assert any("has not loaded the CUDA driver" in line for line in tool.said)
     for program, times in ((first, 1), (second, 2)):
         for _ in range(times):
@@ -171,7 +171,7 @@ def test_nobody_to_be_measured_is_one_line(built: Path, start: Callable[..., Pro
     tool = Tool("-p", "999999,1000000")
     assert tool.ended(1) == []
     assert tool.said == [
-        "threadhist: none of the 2 processes can be measured: there is no process 999999; ps shows those that run"
+        "threadhist: none of the 2 processes can be measured: there is no process 999999; run ps to list the processes"
     ]
 
 
@@ -331,7 +331,7 @@ def test_one_that_becomes_another_program_while_it_joins_has_ended(
     """Its number is another's, whom nobody forbids to be traced."""
     first = start(built / "becomes", "end")
     other = start(built / "becomes", "exec", shutil.which("sleep"), 1000)
-    loaded = loading._loaded
+    loaded = loading._load
 
     def becomes(*arguments: Any) -> tuple[int, int]:
         other.end()
@@ -341,7 +341,7 @@ def test_one_that_becomes_another_program_while_it_joins_has_ended(
         return loaded(*arguments)
 
     with session(first.pid) as measured:
-        monkeypatch.setattr(loading, "_loaded", becomes)
+        monkeypatch.setattr(loading, "_load", becomes)
         assert measured.join(other.pid) == joining.ENDED
 
 

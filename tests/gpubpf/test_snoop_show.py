@@ -1,4 +1,4 @@
-"""What hipsnoop and cudasnoop print of what was counted."""
+"""The text that hipsnoop and cudasnoop print."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from gpubpf.calls import show, why
-from gpubpf.calls.sums import Row, Times
-from gpubpf.show.owner_columns import Whose
+from gpubpf.calls import delay_text, delays, statistics_text, summary_text
+from gpubpf.calls.statistics import CallStatistics, Durations
+from gpubpf.show.owner_columns import OwnerColumns
 
 
 @pytest.mark.parametrize("several", [False, True])
 def test_names_with_escapes_and_long_ones_keep_tables_straight(several: bool) -> None:
     names = ("plain", "\033[31m\a\nred", "k" * 500, "ü\ttab")
-    rows = [Row(7, "a\033[0m\b", name, times=Times(3, 3000, 2000)) for name in names]
-    lines = list(show.kernel_table(rows, Whose(several)))[1:]
+    rows = [CallStatistics(7, "a\033[0m\b", name, times=Durations(3, 3000, 2000)) for name in names]
+    lines = list(statistics_text.kernel_table(rows, OwnerColumns(several)))[1:]
     assert "\\x1b[31m\\x07\\nred" in lines[2] and "\033" not in "".join(lines)
     assert len(set(map(len, lines))) == 1 and len(lines[0]) <= 80
 
@@ -30,7 +30,7 @@ def summary(**changed: Any) -> dict[str, Any]:
     ("changed", "expected"),
     [
         ({}, ["counted nothing: no calls seen"]),
-        ({"processes": 1}, ["counted nothing: no call of 1 process was meant"]),
+        ({"processes": 1}, ["counted nothing: no call of 1 process matched"]),
         ({"processes": 1, "abandoned": 1}, ["counted nothing; 1 call did not return"]),
         ({"calls": 1, "processes": 2}, ["counted 1 call of 2 processes; none lost"]),
         (
@@ -41,8 +41,8 @@ def summary(**changed: Any) -> dict[str, Any]:
             {"calls": 9, "lost": 4, "lost_by": {"records": 3, "sums": 1, "calls": 0, "missed": 0}},
             [
                 "counted 9 calls of 0 processes",
-                "lost: 3 calls came too fast to be told of each",
-                "lost: 1 call, for which there was no room",
+                "lost: the records of 3 calls, because the ring was full",
+                "lost: 1 call, because a map was full",
             ],
         ),
         (
@@ -54,8 +54,8 @@ def summary(**changed: Any) -> dict[str, Any]:
             },
             [
                 "counted 9 calls of 0 processes",
-                "lost: what the kernel was too busy to have programs see: 2 runs of",
-                "  call_entry.call_return, 1 run of context_switch",
+                "lost: runs that the kernel skipped, because the CPU was already in an eBPF",
+                "  program: 2 runs of call_entry.call_return, 1 run of context_switch",
             ],
         ),
         (
@@ -65,32 +65,35 @@ def summary(**changed: Any) -> dict[str, Any]:
             },
             [
                 "counted 9 calls of 0 processes",
-                "not counted: calls of /y/lib.so by a (pid 7) in the first ms, until it had",
-                "  probes",
+                "not counted: the first milliseconds of calls to /y/lib.so by a (pid 7), before",
+                "  it had probes",
             ],
         ),
     ],
 )
 def test_what_was_counted_and_lost(changed: dict[str, Any], expected: list[str]) -> None:
-    assert list(show.coverage(summary(**changed))) == expected
+    assert list(summary_text.coverage_lines(summary(**changed))) == expected
 
 
 @pytest.mark.parametrize(
     ("cause", "expected"),
     [
-        (why.Cause(why.FAULTS, "page faults", 1, 0, 0), "1 page fault"),
-        (why.Cause(why.FAULTS, "in hipFree page faults", 1200, 0, 0), "in hipFree 1,200 page faults"),
-        (why.Cause(why.BLOCKED, "blocked in futex", 2, 686_000, 9), "blocked in futex 686 us (2 times)"),
+        (delays.Cause(delays.FAULTS, "page faults", 1, 0, 0), "1 page fault"),
+        (delays.Cause(delays.FAULTS, "in hipFree page faults", 1200, 0, 0), "in hipFree 1,200 page faults"),
+        (
+            delays.Cause(delays.BLOCKED, "blocked in futex", 2, 686_000, 9),
+            "blocked in futex 686 us (2 times)",
+        ),
     ],
 )
-def test_a_cause_in_a_sentence(cause: why.Cause, expected: str) -> None:
-    assert show.cause_text(cause) == expected
+def test_a_cause_in_a_sentence(cause: delays.Cause, expected: str) -> None:
+    assert delay_text.cause_text(cause) == expected
 
 
 def test_a_slow_call_has_one_unit() -> None:
     record = {"ts_ns": 2_000_000, "lat_ns": 10_500_000_000, "comm": "app", "pid": 7, "tid": 8}
-    first, second, _ = show.story(record, "hipFree", (), 1_000_000, False)
+    first, second, _ = delay_text.slow_call_lines(record, "hipFree", (), 1_000_000, False)
     assert first == "T+0.001000 s  hipFree: 10.5 s" and second == "  thread 8 of app: 10.5 s on the CPU"
     text = "hipMemcpyAsync 1,048,576 B h2d, stream 0x55e7ecd9d390 = hipErrorInvalidValue"
-    lines = list(show.story(record, text, (), 1_000_000, False))
+    lines = list(delay_text.slow_call_lines(record, text, (), 1_000_000, False))
     assert lines[:2] == [f"T+0.001000 s  {text.rpartition(' ')[0]}", "  hipErrorInvalidValue: 10.5 s"]

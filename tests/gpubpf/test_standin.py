@@ -1,4 +1,4 @@
-"""The stand-in for libamdhip64 does what other tests take for known: results, times, counts, versions of symbols."""
+"""The stand-in for libamdhip64 has the results, times, counts and symbol versions that other tests rely on."""
 
 from __future__ import annotations
 

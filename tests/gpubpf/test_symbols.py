@@ -54,8 +54,8 @@ def test_functions_of_a_library(library: Path) -> None:
     }
     for mangled, name in expected.items():
         at = places[mangled]
-        assert symbols.lookup(str(library), at) == symbols.Symbol(name, 0)
-        assert symbols.lookup(str(library), at + 2) == symbols.Symbol(name, 2)
+        assert symbols.lookup(str(library), at) == symbols.FunctionOffset(name, 0)
+        assert symbols.lookup(str(library), at + 2) == symbols.FunctionOffset(name, 2)
     assert symbols.describe(str(library), places["plain"] + 1) == "plain+0x1 (libx.so)"
     assert symbols.lookup(str(library), 1) is None
     assert symbols.describe(str(library), 1) == "libx.so+0x1"
@@ -65,7 +65,7 @@ def test_without_the_full_table_exported_functions_are_known(library: Path, tmp_
     places = offsets(library)
     bare = tmp_path / "libx.so"
     subprocess.run(["strip", "-o", bare, library], check=True)
-    assert symbols.lookup(str(bare), places["plain"]) == symbols.Symbol("plain", 0)
+    assert symbols.lookup(str(bare), places["plain"]) == symbols.FunctionOffset("plain", 0)
     assert symbols.lookup(str(bare), places["_ZL6hiddeni"]) is None
 
 
@@ -77,7 +77,9 @@ def test_an_address_in_this_process(library: Path) -> None:
         words = line.split()
         low, high = (int(part, 16) for part in words[0].split("-"))
         if low <= address < high:
-            assert symbols.lookup(words[5], address - low + int(words[2], 16)) == symbols.Symbol("seen", 0)
+            assert symbols.lookup(words[5], address - low + int(words[2], 16)) == symbols.FunctionOffset(
+                "seen", 0
+            )
             return
     raise AssertionError("the library is not mapped")
 

@@ -1,4 +1,4 @@
-"""Who waited for whom, on operations whose times are made up."""
+"""What operations waited for, with made-up times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpubpf.launches.dependencies import NEVER, NONE, Kind, Operations, Queue, Sync, over_by, waits
+from gpubpf.launches.dependencies import NEVER, NONE, Kind, Operations, Queue, Sync, ended_by, waits
 
 TIMES = {"call": 0, "ret": 0, "start": NONE, "end": NONE}
 REST = {"queue": 0, "context": 0, "waits": 0, "link": 0, "what": 0, "graph": -1, "replay": -1, "node": -1}
@@ -19,7 +19,7 @@ def operations(
     queues: tuple[Queue, ...] = (Queue.NON_BLOCKING,) * 4,
     edges: dict[int, list[tuple[int, int]]] | None = None,
 ) -> Operations:
-    """Each row: kind, and what is not the default; ids count from 1."""
+    """Return operations. A row has the kind and other fields that differ from the defaults; ids count from 1."""
     full = [{"id": n + 1, **TIMES, **REST, **row} for n, row in enumerate(rows)]
     columns = {name: np.array([row[name] for row in full], np.int64) for name in full[0]}
     columns["waits"] = columns["waits"].astype(bool)
@@ -48,11 +48,11 @@ def test_streams_do_not_wait_for_each_other_unless_the_legacy_one_is_between() -
     rows = [kernel(0, 10, 1000, queue=0), kernel(20, 30, 50, queue=1), kernel(40, 1000, 1100, queue=2)]
     found = waits(operations(rows, (Queue.BLOCKING, Queue.BLOCKING, Queue.LEGACY)))
     assert found.waited_for.tolist() == [-1, -1, 0] and found.wait.tolist() == [0, 0, 950]
-    rows.append(kernel(60, 1100, 1200, queue=1))  # and they for it
+    rows.append(kernel(60, 1100, 1200, queue=1))  # and they wait for it
     assert waits(operations(rows, (Queue.BLOCKING, Queue.PER_THREAD, Queue.LEGACY))).waited_for[3] == 2
     free = waits(operations(rows, (Queue.NON_BLOCKING, Queue.NON_BLOCKING, Queue.LEGACY)))
     assert free.waited_for.tolist() == [-1, -1, -1, -1]
-    other = [*rows[:2], {**rows[2], "context": 1}]  # another context's legacy stream is another
+    other = [*rows[:2], {**rows[2], "context": 1}]  # each context has its own legacy stream
     assert waits(operations(other, (Queue.BLOCKING, Queue.BLOCKING, Queue.LEGACY))).waited_for[2] == -1
 
 
@@ -79,7 +79,7 @@ def test_what_waits_for_work_from_before_the_attachment_is_not_known() -> None:
 
     assert met(rows, 0) == [(NONE, True), (970, False), (0, False)]
     assert met(rows) == [(0, False), (970, False), (0, False)]
-    for what in (Sync.STREAM, Sync.CONTEXT):  # the host has waited: nothing from before is left
+    for what in (Sync.STREAM, Sync.CONTEXT):  # the host has waited: no unseen work is left
         sync = {"kind": Kind.SYNC, "what": what, "queue": 0, "call": 0, "ret": 5}
         assert met([sync, *(row | {"call": 10, "ret": 20} for row in rows)], 0)[1] == (0, False)
     sync = {"kind": Kind.SYNC, "what": Sync.STREAM, "queue": 1, "call": 0, "ret": 5}  # another stream
@@ -89,7 +89,7 @@ def test_what_waits_for_work_from_before_the_attachment_is_not_known() -> None:
         {"kind": Kind.SYNC, "what": Sync.EVENT, "link": 1, "call": 0, "ret": 5},
     ]
     assert met([*mark, kernel(10, 900, 1000, queue=0)], 0)[2] == (0, False)
-    # A new stream that orders itself with the legacy one waits for what that may hold.
+    # A new stream that synchronizes with the legacy one waits for unseen work in that.
     both = [kernel(0, 900, 1000, queue=2), kernel(20, 950, 1100, queue=0), kernel(30, 1000, 1200, queue=2)]
     kinds = (Queue.LEGACY, Queue.NON_BLOCKING, Queue.BLOCKING)
     assert met(both, 0, kinds=kinds) == [(NONE, True), (NONE, True), (960, False)]
@@ -100,7 +100,7 @@ def test_an_event_ties_streams_together() -> None:
     rows = [
         kernel(0, 10, 500, queue=0),
         {"kind": Kind.RECORD, "queue": 0},
-        kernel(20, 500, 900, queue=0),  # behind the record: not waited for
+        kernel(20, 500, 900, queue=0),  # after the record: not waited for
         {"kind": Kind.WAIT, "queue": 1, "link": 2},
         kernel(40, 505, 600, queue=1),
         {"kind": Kind.WAIT, "queue": 2, "link": 77},  # recorded before the log began
@@ -134,24 +134,24 @@ def test_unknown_stays_unknown_until_something_bounds_it() -> None:
         rows = [kernel(0, NONE, NONE), {"kind": Kind.RECORD}, {"kind": Kind.SYNC, "ret": 500} | sync]
         ops = operations([*rows, kernel(600, 700, 800)])
         assert waits(ops).wait.tolist() == [0, NONE, NONE, 0]
-        assert over_by(ops)[0] == 500
+        assert ended_by(ops)[0] == 500
 
 
 def test_a_wait_for_an_event_says_nothing_of_the_stream_that_it_stands_in() -> None:
     rows = [kernel(0, NONE, NONE), {"kind": Kind.RECORD, "queue": 1}]
     sync = {"kind": Kind.SYNC, "ret": 500, "what": Sync.EVENT, "link": 2, "waits": 1}
-    assert over_by(operations([*rows, sync])).tolist()[:2] == [NEVER, 500]
+    assert ended_by(operations([*rows, sync])).tolist()[:2] == [NEVER, 500]
 
 
 def test_when_operations_were_over() -> None:
     rows = [kernel(0, 10, 20), kernel(5, 20, 30), kernel(7, 8, 9, queue=1), {"kind": Kind.SYNC, "ret": 50}]
-    assert over_by(operations(rows)).tolist() == [20, 50, NEVER, NEVER]
+    assert ended_by(operations(rows)).tolist() == [20, 50, NEVER, NEVER]
 
 
 def replay(
     number: int, at: int, kernels: list[tuple[int, int, int]], queue: int = 0, **more: Any
 ) -> list[dict[str, Any]]:
-    """A graph launch whose call takes 10 ns, and its kernels: (node, start, end)."""
+    """Return a graph launch whose call takes 10 ns, and its kernels: (node, start, end)."""
     common = {"call": at, "ret": at + 10, "queue": queue, "graph": 0, "replay": number}
     return [
         *(common | {"kind": Kind.KERNEL, "node": n, "start": start, "end": end} for n, start, end in kernels),
@@ -169,7 +169,7 @@ def test_the_kernels_of_a_graph_wait_for_their_predecessors_and_for_the_replay_b
     assert found.wait.tolist() == [0, 10, 10, 40, 0, 35, 45, 45, 75, 35, 70]
     assert found.latency.tolist()[4::5] == [10, 45] and found.exec.tolist()[4::5] == [50, 50]  # the graphs
     assert found.overhead.tolist()[:4] == [0, 0, 0, 0]
-    # With copies in it the graph's end is not known by its kernels.
+    # The kernels of a graph with copies do not tell when it ends.
     rows = [*replay(1, 0, [(0, 10, 20)], what=1), kernel(12, 40, 50)]
     assert waits(operations(rows)).wait.tolist() == [0, 0, NONE]
 

@@ -14,8 +14,8 @@ import gpubpf_hold
 from gpubpf.agent.protocol import Found, FoundKernel
 from gpubpf.images import fatbin
 from gpubpf.images.assemble import Target
-from gpubpf.images.mapped import AMBIGUOUS, NOT_FOUND, Mapped
-from gpubpf.images.triton import Cache
+from gpubpf.images.mapped import AMBIGUOUS, NOT_FOUND, MappedImages
+from gpubpf.images.triton import TritonCache
 from gpubpf_hold import holding
 
 pytestmark = pytest.mark.skipif(
@@ -82,10 +82,10 @@ def test_where_it_lies(hold: Path, tmp_path: Path, where: str) -> None:
         file.parent.mkdir()
         file.write_bytes(b"\x7fELF")
     with holding(hold, *files, env=environment) as process:
-        image = Cache(process.pid).ptx_of(cubin)
+        image = TritonCache(process.pid).ptx_of(cubin)
         assert image is not None and image.text == text("add_kernel").rstrip("\0")
-        assert Cache(process.pid).ptx_of(cubin + bytes(8)) is not None  # the agent rounds sizes up
-        assert Cache(process.pid).ptx_of(cubin[:-100] + bytes(100)) is None
+        assert TritonCache(process.pid).ptx_of(cubin + bytes(8)) is not None  # the agent rounds sizes up
+        assert TritonCache(process.pid).ptx_of(cubin[:-100] + bytes(100)) is None
 
 
 def test_an_image_gets_its_ptx(hold: Path, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_an_image_gets_its_ptx(hold: Path, tmp_path: Path) -> None:
     lined = add(tmp_path, "DEF", "lined", text("lined"), "-lineinfo")
     other = add(tmp_path / "elsewhere", "GHI", "other", text("other"))
     with holding(hold, env={"TRITON_CACHE_DIR": str(tmp_path), "HOME": "/nowhere"}) as process:
-        mapped = Mapped(process.pid)
+        mapped = MappedImages(process.pid)
         (image,) = fatbin.images_of_bytes(mapped.with_ptx(cubin))
         assert image.kind == "ptx" and image.arch == "sm_90a" and "add_kernel" in image.text
         (image,) = fatbin.images_of_bytes(mapped.with_ptx(lined))
@@ -110,7 +110,7 @@ def test_which_configuration(hold: Path, tmp_path: Path) -> None:
     many = add(tmp_path, "B", "tuned", text("tuned", 128, 40))
     wide = add(tmp_path, "C", "tuned", text("tuned", 256, 4))
     with holding(hold, env={"TRITON_CACHE_DIR": str(tmp_path), "HOME": "/nowhere"}) as process:
-        mapped = Mapped(process.pid)
+        mapped = MappedImages(process.pid)
 
         def found(cubin: bytes, **more: int) -> str:
             data, reasons = mapped.find(told(cubin, **more), GPU)
@@ -157,7 +157,7 @@ def test_nobody_reads_with_the_rights_of_root(
         with holding(
             top / "hold", env={"TRITON_CACHE_DIR": str(top / "cache")}, preexec_fn=as_nobody
         ) as process:
-            assert (Cache(process.pid).ptx_of(cubin) is not None) == (kind == "theirs")
+            assert (TritonCache(process.pid).ptx_of(cubin) is not None) == (kind == "theirs")
     assert os.access("/root", os.R_OK)  # root is root again
 
 
@@ -169,7 +169,7 @@ def test_a_large_cache_is_listed_once(hold: Path, tmp_path: Path, monkeypatch: p
     listed: list[object] = []
     original: Callable[..., list[str]] = os.listdir
     with holding(hold, env={"TRITON_CACHE_DIR": str(tmp_path), "HOME": "/nowhere"}) as process:
-        cache = Cache(process.pid)
+        cache = TritonCache(process.pid)
         assert cache.ptx_of(cubin) is not None
         monkeypatch.setattr(os, "listdir", lambda place: listed.append(place) or original(place))
         assert cache.ptx_of(cubin[:-1] + b"x") is None

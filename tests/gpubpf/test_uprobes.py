@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 
 import prebuild
-from gpubpf import program
+from gpubpf import elf
 from gpubpf.errors import UsageError
 from gpubpf.linux import bpf_syscall, libraries, uprobes
 from gpubpf.linux.host_programs import Host
-from gpubpf.linux.libraries import Mapped, Names
+from gpubpf.linux.libraries import MappedCode, Names
+from gpubpf.lower import programs
 from gpubpf.program import BPF
 from gpubpf_host import needs_bpf
 
@@ -128,11 +129,11 @@ class Calls:
         self.process.communicate()
 
 
-@pytest.fixture(params=uprobes.WAYS)
+@pytest.fixture(params=uprobes.METHODS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if uprobes.WAYS.index(request.param) < uprobes.WAYS.index(uprobes.way()):
+    if uprobes.METHODS.index(request.param) < uprobes.METHODS.index(uprobes.best_method()):
         pytest.skip(f"this kernel has no {request.param}")
-    monkeypatch.setattr(uprobes, "way", lambda: request.param)
+    monkeypatch.setattr(uprobes, "best_method", lambda: request.param)
     return str(request.param)
 
 
@@ -192,12 +193,12 @@ def test_arguments_results_nesting(built: Path, way: str, notes: list[str]) -> N
         slept = int(events[5]["end_ns"] - events[5]["start_ns"])
         assert 20_000_000 <= slept < took
         assert set(events["pid"].tolist()) == {calls.pid}
-        assert host.uprobes is not None and host.uprobes.way == way
+        assert host.uprobes is not None and host.uprobes.method == way
         (placed,) = host.uprobes.placed
         assert (
             placed.functions == FUNCTIONS[:6] and placed.missing == ("snoop_absent",) and not placed.refused
         )
-    assert notes == ["libsnoop.so.2.1 has no snoop_absent; such calls are not seen"]
+    assert notes == ["libsnoop.so.2.1 has no snoop_absent; such calls are not traced"]
 
 
 def test_entries_alone(built: Path, way: str, notes: list[str]) -> None:
@@ -231,7 +232,7 @@ def test_a_library_that_is_loaded_late(built: Path, tmp_path: Path, notes: list[
     )  # as wheels have it
     with Calls(built, library, late=True) as calls, attached(notes) as host:
         assert host.uprobes is not None and not host.uprobes.placed
-        assert notes[0].startswith("no libsnoop.so is found here yet")
+        assert notes[0].startswith("found no libsnoop.so yet")
         watch(host, calls)
         calls.go("w")
         assert counts(host)[:2] in (
@@ -248,10 +249,10 @@ def test_a_library_of_a_process_that_has_ended(built: Path, notes: list[str]) ->
     ended.wait()
     with attached(notes) as host:
         assert host.uprobes is not None
-        gone = Mapped(ended.pid, 0x1000, 0x2000, 0, "00:99", 12345, "/own/libsnoop.so")
-        host.uprobes._met(gone.place, gone.inode, [gone])
+        gone = MappedCode(ended.pid, 0x1000, 0x2000, 0, "00:99", 12345, "/own/libsnoop.so")
+        host.uprobes._probe_mapped(gone.device, gone.inode, [gone])
         assert not host.uprobes.placed
-    told = f"/own/libsnoop.so was mapped by process {ended.pid}, which ended before there could be probes; its calls are not seen"
+    told = f"process {ended.pid} mapped /own/libsnoop.so, but ended before probes were attached; its calls are not traced"
     assert told in notes
 
 
@@ -263,7 +264,7 @@ def test_a_library_that_is_loaded_as_the_probes_go(
     with attached(notes) as host:
         probes, read = host.uprobes, libraries.Mappings.read
         assert probes is not None
-        monkeypatch.setattr(libraries.Mappings, "read", lambda *args: read(*args) if probes._over else [])
+        monkeypatch.setattr(libraries.Mappings, "read", lambda *args: read(*args) if probes._stopped else [])
         with Calls(built, library, late=True) as calls:
             calls.go("w")
         host.detach()
@@ -367,7 +368,7 @@ def test_default_versions_and_aliases(built: Path, notes: list[str]) -> None:
         assert host.uprobes is not None
         (placed,) = host.uprobes.placed
         assert placed.functions == ("snoop_first",)  # its default version: the other name has the same code
-        assert dict(placed.refused) == {"snoop_other": "it is snoop_first by another name"}
+        assert dict(placed.refused) == {"snoop_other": "it is an alias of snoop_first"}
         with Calls(built, built / "libsnoop.so.2.1") as calls:
             watch(host, calls)
             calls.go()
@@ -383,11 +384,11 @@ def test_never_where_a_hook_is(built: Path, notes: list[str]) -> None:
         from gpubpf.process import target
 
         with open(library, "rb") as file, target.Memory(calls.pid) as memory:
-            elf = target.ElfFile(file.fileno())
-            symbols = target.symbols(elf, 0)
+            loaded = elf.LoadedFile(file.fileno())
+            symbols = elf.exports(loaded)
 
             def write(name: str, distance: int, code: bytes) -> None:
-                at = elf.offset(symbols[name].address) + distance - mapped.offset + mapped.start
+                at = loaded.offset(symbols[name].address) + distance - mapped.offset + mapped.start
                 memory.write(at, code)
 
             write("snoop_fails", 0, b"\xe9\0\0\0\0")
@@ -434,7 +435,7 @@ def test_prebuilt_needs_no_bcc(
     from gpubpf.ebpf import compile
 
     (tmp_path / "snoop.json").write_text(json.dumps(prebuild.build(TEXT)))
-    monkeypatch.setattr(program, "PREBUILT", tmp_path)
+    monkeypatch.setattr(programs, "PREBUILT", tmp_path)
     monkeypatch.setattr(compile, "compile_text", lambda text: pytest.fail("compiled"))
     with Calls(built, built / "libsnoop.so.2.1") as calls, attached(notes) as host:
         watch(host, calls)
@@ -464,7 +465,7 @@ def test_names(pattern: str, path: str, matches: bool) -> None:
 def test_what_makes_no_sense_is_said() -> None:
     b = BPF(text=TEXT)
     for arguments, said in (
-        (("libsnoop", FUNCTIONS, "on_call"), "no library"),
+        (("libsnoop", FUNCTIONS, "on_call"), "does not name a library"),
         (("libsnoop.so", (), "on_call"), "no function"),
         (("libsnoop.so", ("a", "a"), "on_call"), "twice"),
         (("libsnoop.so", FUNCTIONS, "on_nothing"), "no program on_nothing"),

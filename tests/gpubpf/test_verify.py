@@ -9,12 +9,11 @@ from dataclasses import replace
 import pytest
 
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf import ranges
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
 from gpubpf.lower import nvptx
-from gpubpf.verify import kernel, verify
-from gpubpf.verify.flow import ways_out
+from gpubpf.verify import kernel, ranges, verify
+from gpubpf.verify.flow import loop_exits
 from gpubpf.verify.rules import MAX_INSTRUCTIONS, check
 from gpubpf_asm import (
     OUT,
@@ -81,13 +80,13 @@ BAD = {
     ),
     "a maximum on the stack": (
         "u64 cell = ctx->work;\ngpu_max(&cell, 5); /*!*/\nreturn cell & 1;",
-        "no value of a map",
+        "not in the value of a map",
     ),
     "a maximum beyond a value": (
         f"{LOOKUP}\ngpu_max((u64 *)mine + 2, 5); /*!*/",
         "reaches beyond the 16 bytes",
     ),
-    "a maximum in a parameter": (f"{PARAM}\ngpu_max(&t->cells[1], 5); /*!*/", "no value of a map"),
+    "a maximum in a parameter": (f"{PARAM}\ngpu_max(&t->cells[1], 5); /*!*/", "not in the value of a map"),
     "parameter written": (f"{PARAM}\nt->cells[0] = 1; /*!*/", "read-only"),
     "parameter at a variable offset": (f"{PARAM}\nreturn t->cells[ctx->work & 7] & 1; /*!*/", "not constant"),
     "parameter with another key": (
@@ -145,7 +144,7 @@ BAD = {
     "waits for a flag": (f"{TABLE}\nwhile (!*(volatile u64 *)&t->cells[1]) /*!*/\n;", "another thread"),
     "too many turns": (
         'u64 s = 0;\nfor (u64 n = 0; n < 100000; n++) { /*!*/\ns += n;\nasm volatile("" : "+r"(s));\n}\nreturn s & 1;',
-        "too many",
+        "more than 65536 instructions",
     ),
     "text that is not constant": (
         "char text[8] = {};\ntext[0] = ctx->work;\ngpubpf_puts(text); /*!*/",
@@ -312,13 +311,13 @@ def test_addresses_are_not_numbers():
         ([mov(1, 10), alu(b.ADD, 1, 10), *END], "two addresses"),
         ([mov(1, 10), alu(b.NEG, 1), *END], "negates"),
         ([mov(1, 10), b.Instruction(b.ALU | b.END | 8, 1, imm=64), *END], "swaps"),
-        ([alu(b.MOV, 1, 10, wide=False), *END], "fewer bits"),
+        ([alu(b.MOV, 1, 10, wide=False), *END], "truncates an address"),
         ([jump(b.JGT, 10, 0, imm=5), *END], "compares an address"),
         ([store(10, -8, 10, 4), *END], "a part of an address"),
         ([store(10, -8, 10), load(1, 10, -8, 4), *END], "a part of an address"),
         ([*value, mov(1, 10), atomic(0xE1, 9, 0, 1), *END], "atomic operation on an address"),
         ([store(10, -8, 10), movi(1, 1), atomic(0x00, 10, -8, 1), *END], "atomic operation on an address"),
-        ([*load_map(1, "out"), load(2, 1, 0), *END], "reaches into map"),
+        ([*load_map(1, "out"), load(2, 1, 0), *END], "reads or writes the map out"),
         ([*load_map(1, "out"), alu(b.ADD, 1, imm=8), *END], "address of a map"),
         ([*value, mov(1, 9), alu(b.ADD, 1, imm=0x7FFFFFFF), *END], "without bounds"),
         ([*value, atomic(0, 9, 4, 8), *END], "before it has a value|not aligned"),
@@ -336,13 +335,13 @@ def test_calls_of_helpers():
         ([*load_map(1, "ring"), *key, call(1), *END], "does not work on map ring"),
         ([*load_map(1, "out"), *key, call(3), *END], "does not work on map out"),
         ([movi(1, 1), *key, call(1), *END], "given no map"),
-        ([*load_map(1, "hash"), movi(2, 5), call(1), *END], "no address"),
+        ([*load_map(1, "hash"), movi(2, 5), call(1), *END], "not the address of readable"),
         ([*load_map(1, "hash"), *key, mov(3, 2), movi(4, 9), call(2), *END], "flags 9"),
-        ([movi(1, 1), mov(2, 10), mov(3, 10), call(503), *END], "no address to write to"),
+        ([movi(1, 1), mov(2, 10), mov(3, 10), call(503), *END], "not the address of writable"),
         ([*load_map(1, "ring"), movi(2, 8), movi(3, 1), call(131), *END], "with flags"),
         (
             [storei(10, -8, 1), mov(1, 10), alu(b.ADD, 1, imm=-8), movi(2, 0), call(132), *END],
-            "no reserved record",
+            "not a reserved record",
         ),
         (
             [*load_map(1, "hash"), store(10, -8, 10), mov(2, 10), alu(b.ADD, 2, imm=-8), call(1), *END],
@@ -387,7 +386,7 @@ def test_address_of_a_dead_variable():
         alu(b.ADD, 0, imm=-8),
         leave(),
     ]
-    rejected(code, "variable of its own")
+    rejected(code, "local variable")
 
 
 def test_the_line_is_named():
@@ -531,7 +530,7 @@ def test_without_the_right_to_ask(monkeypatch):
     def refuse(*_):
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(kernel, "_bpf", refuse)
+    monkeypatch.setattr(kernel, "bpf", refuse)
     made, function = program([*lookup("out"), *END])
     assert kernel.check(made, check(made, function)) is None
 
@@ -584,8 +583,8 @@ def test_what_an_index_is_known_to_be_survives_the_stack():
     assert check(made, function).steps < 1000
 
 
-def test_the_ways_out_of_a_loop_in_a_loop_that_is_entered_in_its_middle():
+def test_the_loop_exits_of_a_loop_in_a_loop_that_is_entered_in_its_middle():
     """Compilers put an inner loop's test before its body and jump over it: no jump back to where the body begins tells the loop."""
     outer, test, body = 1, 2, 4
     after = [(outer,), (body,), (3, 6), (body,), (5,), (test,), (outer, 7), ()]
-    assert ways_out(after) == {test, 6}
+    assert loop_exits(after) == {test, 6}

@@ -1,4 +1,4 @@
-"""What lanes find out together, arrays by site, and who is first and last of a block: exact, on the embedded device."""
+"""Warp-level helpers, arrays by site, and the first and last thread of a block: exact on the embedded device."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ BLOCKS = {FIRST: (6, 24, 72), FLAT: (2, 1, 64), CUBE: (8, 1, 60)}  # blocks, lau
 
 
 def test_one_thread_of_each_block(found):
-    """Also where four streams run the same kernel at once, and when threads leave in three places."""
+    """Also when four streams run the same kernel at once, and when threads exit in three places."""
     maps, _ = found
     begun, ended, left = (by_grid(maps[name]) for name in ("begun", "ended", "left"))
     assert set(begun) == set(BLOCKS)
@@ -182,7 +182,7 @@ def test_one_thread_of_each_block(found):
         assert begun[place].tolist() == [[launches] * blocks]
         assert ended[place][0].tolist() == [launches] * blocks
         assert left[place].tolist() == [[launches * threads] * blocks]
-        if launches == 1:  # the last saw what all others did
+        if launches == 1:  # the last thread saw the work of all others
             assert ended[place][1].tolist() == [threads] * blocks
 
 
@@ -217,7 +217,7 @@ def test_what_lanes_find_out(found):
                 assert shuffle == (start + (lane ^ 1)) << 33 | lane ^ 1
             assert (epoch, below, count) == (0, (1 << lane) - 1, same.bit_count() + 1)
             assert (active, apart) == (everyone, alike)
-            # what is behind a branch is no place to ask all lanes; that the branch itself is kept is what matters
+            # code behind a branch cannot ask all lanes; what matters is that the branch itself remains
             assert joined >> 32 == thread % 2 and joined & 1 << lane
             numbers.setdefault(place[1], set()).add(kernel)
     assert all(len(kernels) == 1 for kernels in numbers.values())
@@ -225,7 +225,7 @@ def test_what_lanes_find_out(found):
 
 
 def test_arrays_by_site(found):
-    """Shards together, each thread is counted at the place where it leaves, and nowhere else."""
+    """Over all shards, each thread is counted at its own exit and nowhere else."""
     maps, sites = found
     total = {}
     for mangled, _, array, _ in maps["sites"]:

@@ -1,4 +1,4 @@
-"""cudasnoop on the embedded device's driver and runtime, as it would be on NVIDIA's."""
+"""cudasnoop on the embedded device's driver and runtime."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measured(tmp_path: Path, program: Path, *options: str) -> tuple[str, list[dict[str, Any]]]:
-    """What the program printed, and the records."""
+    """Return what the program printed, and the records."""
     out = tmp_path / "out"
     words = [*TOOL, *options, "--json", "-o", str(out), "--", *DEVICE, str(program)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=dict(os.environ), check=True)

@@ -1,4 +1,4 @@
-"""hipsnoop with times of dispatches, against stand-ins for ROCm's libraries: nothing here has seen an AMD GPU."""
+"""hipsnoop with GPU timestamps, with stand-ins for ROCm's libraries. Not tested on an AMD GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rocm(tmp_path_factory):
 
 
 def hipsnoop(rocm, *words, results=None, **environment):
-    """The tool on the program; its words before `--` are options."""
+    """Run hipsnoop on the program. The words before `--` are options of hipsnoop."""
     at = words.index("--")
     given = os.environ | {"ROCM_PATH": str(rocm), "STANDIN_LOG": str(rocm / "log")} | environment
     (rocm / "log").unlink(missing_ok=True)
@@ -38,7 +38,7 @@ def hipsnoop(rocm, *words, results=None, **environment):
 
 
 def records(rocm, *words, **environment):
-    """What it says in JSON, by type, and what the GPU did: (thread, kernel, start, end)."""
+    """Return the JSON records by type, and what the GPU did: (thread, kernel, start, end)."""
     path = rocm / "results"
     done = hipsnoop(rocm, "--json", *words, results=path, **environment)
     assert done.returncode == 0, done.stderr
@@ -124,7 +124,7 @@ def test_without_it_one_line_says_why(rocm, tmp_path):
     path = tmp_path / "results"
     done = hipsnoop(rocm, "--", "plain", results=path, ROCM_PATH="", STANDIN_SDK_VERSION="1")
     assert done.returncode == 0
-    (line,) = [line for line in path.read_text().split("\n") if line.startswith("no times of the GPU")]
+    (line,) = [line for line in path.read_text().split("\n") if line.startswith("no GPU timestamps")]
     assert "rocprofiler-sdk" in line and "EXEC" not in path.read_text()
     found, _ = records(rocm, "--", "plain", STANDIN_SDK_VERSION="90000")
     summary = found["summary"][0]

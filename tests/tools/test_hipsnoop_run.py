@@ -1,4 +1,4 @@
-"""hipsnoop from its command line to its results: on a library whose calls take known times, and on AMD's own, without a GPU."""
+"""hipsnoop end to end: on a library whose calls take known times, and on AMD's own library without a GPU."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import gpubpf_hip
+from gpubpf import elf
 from gpubpf.process import target
 from gpubpf_hip import needs_hip
 from gpubpf_host import needs_bpf
@@ -30,7 +31,7 @@ pytestmark = needs_bpf
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Makes calls of the stand-in; see hip/program.c."""
+    """Build a program that calls the stand-in; see hip/program.c."""
     directory = tmp_path_factory.mktemp("hipsnoop")
     return gpubpf_hip.program(directory, gpubpf_hip.standin(directory))
 
@@ -95,7 +96,7 @@ def test_each_call_is_a_record_with_its_arguments(program: Path, tmp_path: Path)
     made += ("hipModuleLaunchKernel", "hipStreamCreate", "hipMemcpyAsync", "hipGetDevice")
     found = measured(tmp_path, "-e", command=(program, *made), standin="hipMemcpy=result:1")["call"]
     calls = {record["api"]: record for record in found}
-    assert [record["api"] for record in found] == [*made[:-1]]  # the last does next to nothing: no probe
+    assert [record["api"] for record in found] == [*made[:-1]]  # the last one is trivial, so it has no probe
     assert [record["ts_ns"] for record in found] == sorted(record["ts_ns"] for record in found)
     launch = calls["hipLaunchKernel"]
     shape = {"grid": [10, 2, 3], "block_dim": [64, 4, 1], "shared_bytes": 64, "stream": "0x0"}
@@ -138,7 +139,7 @@ def test_slow_calls_are_told_with_what_happened_inside(program: Path, tmp_path: 
         most = max(record["why"], key=lambda cause: cause["ns"] or 0)
         assert most["what"] == "blocked in clock_nanosleep" and most["ns"] > 10 * MS
     text = run(*options, command=(program, "-n", 3, *made), standin=standin).stdout
-    assert "which threads make the slow calls" in text and "blocked in clock_nanosleep" in text
+    assert "threads that make the slow calls" in text and "blocked in clock_nanosleep" in text
 
 
 def test_why_tells_functions_and_gaps_apart(program: Path, tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_filters(program: Path, tmp_path: Path, options: tuple[str, ...], expect
     standin = "hipMemcpy=result:1 hipDeviceSynchronize=sleep:20000"
     found = measured(tmp_path, "-e", *options, command=(program, "-n", 4, *made), standin=standin)
     counts = Counter(record["api"] for record in found.get("call", []))
-    if "--slow" in options:  # another may have been kept from the CPU
+    if "--slow" in options:  # other calls may have been slow by preemption
         counts = Counter({name: n for name, n in counts.items() if name in expected})
     assert counts == expected
     assert found["summary"][0]["calls"] >= sum(expected.values())
@@ -231,7 +232,7 @@ def test_results_that_cannot_be_written(program: Path) -> None:
         tool.stdout.readline()
         tool.stdout.close()
         assert all("Traceback" not in line for line in tool.stderr)
-        assert tool.wait(100) in (0, 141)  # the program's own: it writes to the same pipe
+        assert tool.wait(100) in (0, 141)  # the program's status: it writes to the same pipe
 
 
 def test_a_measurement_ends_whose_results_nobody_reads(program: Path) -> None:
@@ -245,7 +246,7 @@ def test_a_measurement_ends_whose_results_nobody_reads(program: Path) -> None:
                 go(started)
                 tool.stdout.readline()
                 tool.stdout.close()
-                assert tool.wait(30) == 0  # the program goes on
+                assert tool.wait(30) == 0  # the program continues
                 assert started.poll() is None
             finally:
                 tool.kill()
@@ -270,14 +271,14 @@ def test_a_trace_that_cannot_be_written_costs_no_table(program: Path, tmp_path: 
 
 def test_csv_says_what_it_leaves_out(program: Path) -> None:
     done = run("--csv", "--why", "--timeline", command=(program, "hipMalloc"))
-    note = "hipsnoop: note: CSV is of one table, without --why and --timeline; use --json for that"
+    note = "hipsnoop: note: CSV holds only one table, without --why and --timeline; use --json for these"
     assert note in done.stderr.splitlines()
     assert [line.split(",")[0] for line in done.stdout.splitlines()[1:]] and "hipMalloc" in done.stdout
     assert "CSV" not in run("--csv", command=(program, "hipMalloc")).stderr
 
 
 def start(program: Path, *arguments: object) -> subprocess.Popen[str]:
-    """A program that has loaded the library, and waits to be told to go on."""
+    """Start a program that has loaded the library and waits for `go`."""
     words = [str(program), "-w", *map(str, arguments)]
     started = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None and started.stdout.readline() == "ready\n"
@@ -292,7 +293,7 @@ def eventually(condition: Callable[[], object]) -> None:
 
 
 def attach(*arguments: object, times: int = 1) -> subprocess.Popen[str]:
-    """hipsnoop, once it says that it is attached, so many times."""
+    """Start hipsnoop, and wait until it has said `times` times that it is attached."""
     words = [*TOOL, *map(str, arguments)]
     tool = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert tool.stderr is not None
@@ -327,13 +328,13 @@ def test_processes_that_run_already(program: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs privileges to give up")
 def test_privileges_are_given_up_once_it_watches(program: Path) -> None:
-    """By the thread that waits for libraries, too. NumPy has threads of its own, which run nothing of ours."""
+    """The thread that waits for libraries drops them, too. Threads of NumPy do not run our code."""
     started = start(program, "-n", 1, "hipFree")
     try:
         tool = attach("-p", started.pid)
 
         def without() -> dict[int, int]:
-            """The threads that have given them up, and what they have."""
+            """Return the threads that have dropped privileges, with their capabilities."""
             found = {}
             for thread in Path(f"/proc/{tool.pid}/task").iterdir():
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
@@ -383,12 +384,12 @@ def test_duration_and_intervals_with_a_command_that_goes_on(program: Path, tmp_p
 
 
 def probed(pid: int, *functions: str) -> bool:
-    """Whether a process has the kernel's breakpoints at functions of the library."""
+    """Return whether a process has the kernel's breakpoints at functions of the library."""
     code = [m for m in target.mappings(pid) if m.code and "/libamdhip64.so" in m.path]
     with target.Memory(pid) as memory, open(code[0].path, "rb") as file:
-        elf = target.ElfFile(file.fileno())
-        symbols = target.symbols(elf, 0)
-        offsets = [elf.offset(symbols[name].address) for name in functions]
+        library = elf.LoadedFile(file.fileno())
+        symbols = elf.exports(library)
+        offsets = [library.offset(symbols[name].address) for name in functions]
         return all(
             memory.read(m.start + at - m.offset, 1) == b"\xcc"
             for at in offsets
@@ -403,9 +404,7 @@ def test_the_whole_machine(program: Path, tmp_path: Path) -> None:
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as tool:
         assert tool.stderr is not None
         assert any("watching every process" in line for line in tool.stderr)
-        first = start(
-            program, "hipFree"
-        )  # short ones may end before a library is found that nobody had before
+        first = start(program, "hipFree")  # short processes may end before a new library is found
         eventually(lambda: probed(first.pid, "hipFree", "hipLaunchKernel"))
         pids = []
         for _ in range(3):
@@ -426,7 +425,7 @@ def test_the_whole_machine(program: Path, tmp_path: Path) -> None:
 
 @pytest.mark.own_processes
 def test_a_library_that_only_short_processes_bring(tmp_path: Path) -> None:
-    """The first ones end before it has probes; it gets them nevertheless."""
+    """The first processes end before the library has probes. Later ones are counted."""
     program = gpubpf_hip.program(tmp_path, gpubpf_hip.standin(tmp_path))
     words = [*TOOL, "--json", "-o", str(tmp_path / "out"), "-d", "60"]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as tool:
@@ -529,5 +528,5 @@ def test_who_may_watch(program: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert (
         done.stderr
-        == "hipsnoop: watching calls of a library takes root, or CAP_BPF and CAP_PERFMON; use sudo\n"
+        == "hipsnoop: tracing calls of a library requires root, or CAP_BPF and CAP_PERFMON; use sudo\n"
     )

@@ -1,4 +1,4 @@
-"""hipsnoop names why a call, or a gap between launches, was long: what a user sees, of calls that wait for known reasons."""
+"""hipsnoop reports why a call or a gap took long: what users see for calls that wait for known reasons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpubpf_host import needs_bpf
 
 TOOL = Path(__file__).resolve().parents[2] / "tools/hipsnoop.py"
 MS = 1_000_000
-ALWAYS = {"preempted", "page_faults"}  # what a machine with other work does to any program
+ALWAYS = {"preempted", "page_faults"}  # what happens to any program on a busy machine
 
 pytestmark = [needs_bpf, pytest.mark.skipif(not bpf_syscall._UPROBE_TYPE.exists(), reason="needs uprobes")]
 WHERES = pytest.mark.parametrize("where", ["call", "gap"])
@@ -39,7 +39,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Watched:
-    """The tool, and the program under it, which ends by itself."""
+    """hipsnoop with a program that ends by itself."""
 
     def __init__(
         self, built: Path, place: Path, where: str, what: str, argument: str, before: Sequence[str] = ()
@@ -62,7 +62,7 @@ class Watched:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def end(self) -> list[dict[str, Any]]:
-        """The reasons for the call, or for gaps."""
+        """Return the records that explain the call or the gaps."""
         assert self.process.wait(60) == 0
         records = [json.loads(line) for line in self.out.read_text().splitlines()]
         api = "hipMemcpy" if self.where == "call" else None
@@ -95,7 +95,7 @@ def test_a_call_that_waits_for_a_disk(built: Path, tmp_path: Path, where: str) -
     rows = watched.end()
     most = sum(r["ns"] for r in rows if r["reason"] == "block_io" and r["syscall"] == "pread64")
     others = [r["ns"] for r in rows if r["reason"] not in {*ALWAYS, "block_io"}]
-    assert most > 0 and sum(others) * 10 <= most  # a file system waits for this and that now and then
+    assert most > 0 and sum(others) * 10 <= most  # a file system sometimes waits for other things
     for call in watched.slow:
         assert "block I/O in pread64" in {cause["what"] for cause in call["why"]}
 

@@ -1,4 +1,4 @@
-"""What kernelretsnoop's probes cost a kernel, as ptxas makes them: registers, instructions, and nothing in front of the clock."""
+"""The cost of kernelretsnoop's probes after ptxas: registers, instructions, and nothing before the read of the clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpubpf.ptx.module import parse
 from gpubpf_sass import assembled, registers, sass
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
-# Two ways out: lane 31 leaves a loop, the others leave before it.
+# Two exits: lane 31 exits after a loop, the others before it.
 KERNEL = """.version 8.3
 .target {arch}
 .address_size 64
@@ -27,7 +27,7 @@ turn:
 out:
     ret;
 }"""
-MOST = {"on_exit": 190, "on_chosen_exit": 215, "on_record": 180}  # instructions for each way out
+MOST = {"on_exit": 190, "on_chosen_exit": 215, "on_record": 180}  # instructions for each exit
 
 
 def program() -> BPF:
@@ -40,7 +40,7 @@ def program() -> BPF:
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90"])
 @pytest.mark.parametrize("function", MOST)
 def test_probes_are_small_and_read_the_clock_first(function: str, arch: str, tmp_path: Path) -> None:
-    """Up to 32 registers cost no occupancy, since 2,048 threads of a multiprocessor have 65,536."""
+    """Up to 32 registers cost no occupancy: 2,048 threads of a multiprocessor share 65,536."""
     b = program()
     b.attach_gpu_exit(fn_name=function)
     plain = KERNEL.replace("{arch}", arch)

@@ -1,5 +1,5 @@
-"""kernelretsnoop from its command line to its exit status, on a program that is no example. Answers are exact on the virtual clock;
-on the real one they are what the program waits for, at least."""
+"""kernelretsnoop from its command line to its exit status, on a program with known answers. They are exact on the virtual clock, and
+lower bounds on the real one."""
 
 import json
 import os
@@ -20,7 +20,7 @@ WAIT = 2000  # cycles
 
 pytestmark = gpubpf_cuda.needs_cuda
 
-# app WHAT...: runs these; each kernel waits WAIT cycles, or a multiple, in some threads.
+# app KERNEL...: runs these kernels; some threads of each wait WAIT cycles, or a multiple.
 PROGRAM = r"""
 #include <cooperative_groups.h>
 #include <cstdio>
@@ -127,7 +127,7 @@ def records(path):
 
 
 def lanes(found):
-    """kernel → lane → record"""
+    """Return the lane records by kernel and lane."""
     result = defaultdict(dict)
     for record in found:
         if record["type"] == "lane":
@@ -140,7 +140,7 @@ def kernels(found):
 
 
 def near(turns):
-    """So many times WAIT, and at most 2 % more."""
+    """Return `turns` times WAIT, with up to 2 % more."""
     return pytest.approx(1.01 * turns * WAIT, rel=0.01)
 
 
@@ -155,7 +155,7 @@ def test_every_way_out_of_every_shape(app, tmp_path):
     def late(kernel):
         return {n: r["late_ns"]["p50"] for n, r in by_lane[kernel].items()}
 
-    # 100 threads: three warps and four lanes more, which all leave first.
+    # 100 threads: three warps, and four more lanes, which all exit first.
     ways = by_lane["ways::out"]
     assert [ways[n]["exits"] for n in (0, 3, 4, 31)] == [8, 8, 6, 6]
     assert late("ways::out")[0] == 0 and late("ways::out")[9] == near(3)
@@ -204,7 +204,7 @@ def test_records_are_exact_and_say_the_same(app, tmp_path):
 
 
 def test_added_up_on_the_gpu(app, tmp_path):
-    """The real clock: everything is counted, in eight streams and graphs too, and nobody is late by less than it waits."""
+    """On the real clock all exits are counted, also in eight streams and in graphs, and no lane is late by less than it waits."""
     out = tmp_path / "out"
     done = run("--json", "-o", out, "--", app, "even", "streams", "graph", "after", virtual=False)
     assert done.returncode == 7
@@ -233,7 +233,7 @@ def test_chosen_threads(app, tmp_path, form):
     assert done.returncode == 7
     text = out.read_text()
     if form == "text":
-        assert "1 launch, 2 exits" in text and "the lanes of a warp leave together" in text
+        assert "1 launch, 2 exits" in text and "the lanes of a warp exit together" in text
         assert "30-31      1        0.0    0    0    0" in text
         assert max(map(len, text.splitlines())) <= 80
     else:
@@ -242,7 +242,7 @@ def test_chosen_threads(app, tmp_path, form):
 
 
 def test_a_trap_ends_the_count_but_not_the_report(app, tmp_path):
-    """What left before is there: the first block's 64 threads at least; the launch is marked as failed."""
+    """Exits before the failure are counted; the summary marks the process as failed."""
     out = tmp_path / "out"
     done = run("--json", "-o", out, "--", app, "single", "trap")
     assert "trap 719" in done.stdout and done.returncode == 7
@@ -252,7 +252,9 @@ def test_a_trap_ends_the_count_but_not_the_report(app, tmp_path):
     assert summary["faults"] == [found[0]["pid"]] and summary["records_unknown"] == 0
     assert 5 <= summary["records"] <= 5 + 128 - 32
     done = run("-o", out, "--", app, "trap", virtual=False)
-    assert done.returncode == 7 and "a kernel failed, and what was not read before is lost" in out.read_text()
+    assert (
+        done.returncode == 7 and "a kernel failed; counts that had not been read are lost" in out.read_text()
+    )
 
 
 def test_a_killed_program_loses_nothing_that_was_written(app, tmp_path):

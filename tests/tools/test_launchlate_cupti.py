@@ -1,4 +1,4 @@
-"""launchlate --cupti: what no probe times has the times of CUPTI's activity records. Against a stand-in of the library."""
+"""launchlate --cupti: operations without a probe have the times of CUPTI's activity records. Uses a stand-in for the library."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def library() -> Path:
 
 
 def copies(*options: str) -> tuple[list[dict[str, Any]], str]:
-    """What the timeline says of the copies of a program."""
+    """Return the copies of a program in the timeline."""
     command = [sys.executable, ROOT / "tools" / "launchlate.py", "--timeline", "--json", "--device", "sim"]
     program = ROOT / "examples" / "vectoradd"
     subprocess.run(["make", "-s", "-C", program.parent, program.name], check=True)

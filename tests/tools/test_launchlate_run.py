@@ -1,4 +1,4 @@
-"""launchlate from its command line to its results, on programs whose times are known: on the virtual clock to the nanosecond."""
+"""launchlate from its command line to its results, on programs with known times; on the virtual clock exact to the nanosecond."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ int main(int, char **argv) {
 
 @pytest.fixture(scope="module")
 def app():
-    # Not pytest's directory, which another user may not enter.
+    # Not in pytest's directory, which another user cannot enter.
     with tempfile.TemporaryDirectory(prefix="launchlate-") as directory:
         Path(directory).chmod(0o777)
         yield str(gpubpf_cuda.build(PROGRAM, Path(directory) / "app"))
@@ -196,7 +196,7 @@ def app():
 def trace(
     command: list[str], *options: str, clock: str = "virtual", tool: tuple[str, ...] = (), **environment: str
 ) -> tuple[subprocess.CompletedProcess, list[dict[str, Any]]]:
-    """The tool's records of the command; its own output goes to standard error's place."""
+    """Run the tool on a command. Returns the finished process, with the output of the command, and the tool's records."""
     results = Path(command[0]).parent / f"results-{next(_numbers)}"
     more = os.environ | {"CUDASIM_CLOCK": clock, "CUDASIM_HOSTILE": "1"} | environment
     line = [*tool, *TOOL, "--json", "-o", str(results), *options, "--", *command]
@@ -242,7 +242,7 @@ def test_each_launch_is_paired_with_its_own_execution(app):
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_whatever_a_launch_waits_for_is_found(app, seed):
-    """On the virtual clock a kernel starts as soon as its call has returned and what it waits for is over: nothing else is left."""
+    """On the virtual clock a kernel starts when its call has returned and its predecessor has ended: there is no overhead."""
     _, records = trace([app, "random", str(seed)], "-v")
     launches = of(records, "launch")
     assert len(launches) > 80 and records[-1]["launches_unknown"] == 0
@@ -377,3 +377,13 @@ def test_on_the_real_clock_the_bounds_hold(app):
     assert two["start_ns"] >= one["end_ns"] - error and one["start_ns"] >= one["call_ns"] - error
     assert abs(two["wait_ns"] - max(0, one["end_ns"] - two["return_ns"])) <= error
     assert error < 10**7
+
+
+def test_the_process_decides_the_device_not_the_option():
+    """--device is for a COMMAND: with -p the error is about the process, whether or not there is a GPU."""
+    with subprocess.Popen(["sleep", "60"]) as sleeping:
+        tool = [*TOOL[:2], "--device", "gpu", "-p", str(sleeping.pid)]
+        done = subprocess.run(tool, capture_output=True, text=True, timeout=60)
+        sleeping.kill()
+    assert done.returncode == 1
+    assert f"pid {sleeping.pid}" in done.stderr and "no GPU" not in done.stderr

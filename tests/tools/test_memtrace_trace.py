@@ -354,13 +354,13 @@ def test_a_picture(app: str, tmp_path: Path) -> None:
     text = path.read_text()
     for address, size in ((in_, "4.0 KiB"), (wide, "6.0 KiB"), (bins, "1.0 KiB"), (flat, "4.0 KiB")):
         assert f"{address:#x} {size} cuMemAlloc main (app)" in text
-    assert "no known allocation" not in text and "writes: 1 to" in text
+    assert "unknown allocation" not in text and "writes: 1 to" in text
 
 
 def test_what_cannot_be_written(app: str, tmp_path: Path) -> None:
     for option, name, said in (
         ("--parquet", "no/a.parquet", "cannot write"),
-        ("--heatmap", "a.gif", "no such picture"),
+        ("--heatmap", "a.gif", "unknown picture format"),
         ("--heatmap", "no/a.svg", "cannot write"),
     ):
         done = run(option, tmp_path / name, "--", app, "other")
@@ -372,16 +372,16 @@ def test_what_cannot_be_written(app: str, tmp_path: Path) -> None:
 def test_filters_of_nothing() -> None:
     done = run("--site", "3", "--", "true")
     assert done.returncode == 2 and done.stderr == (
-        "memtrace: --site, --address and --warps choose of every access; add -e, --parquet or --heatmap\n"
+        "memtrace: --site, --address and --warps filter single accesses; add -e, --parquet or --heatmap\n"
     )
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["-e", "--footprint"], "--footprint is added up"),
-        (["--parquet", ""], "--parquet has an empty name"),
-        (["--heatmap", ""], "--heatmap has an empty name"),
+        (["-e", "--footprint"], "--footprint cannot be combined"),
+        (["--parquet", ""], "--parquet has an empty file name"),
+        (["--heatmap", ""], "--heatmap has an empty file name"),
         (["-e", "--warps", "4294967296"], "argument --warps: '4294967296' is larger than 4294967295"),
     ],
 )

@@ -136,8 +136,8 @@ def test_rows_say_whose_they_are(tool: str, app: str) -> None:
     # No table without these columns.
     others = re.compile(r"(LANE|THREAD|BLOCK|WHERE|KERNEL|BYTES|FROM FIRST TO LAST) ")
     assert not [line for line in lines if others.match(line.lstrip())]
-    assert "counted 16 of 16 launches" in done.stdout and "processes measured: 2\n" in done.stdout
-    assert len(re.findall("^the tool's own part: ", done.stdout, re.MULTILINE)) == 1
+    assert "counted 16 of 16 matching launches" in done.stdout and "processes measured: 2\n" in done.stdout
+    assert len(re.findall("^overhead: ", done.stdout, re.MULTILINE)) == 1
 
 
 @pytest.mark.parametrize("tool", TOOLS)

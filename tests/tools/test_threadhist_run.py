@@ -1,4 +1,4 @@
-"""threadhist from its command line to its exit status, on a program that is no example."""
+"""threadhist from its command line to its exit status, on a program with known answers."""
 
 import json
 import os
@@ -126,7 +126,7 @@ def test_programs_that_cannot_be_run(tmp_path):
 
 
 def test_after_the_duration_the_program_goes_on(app):
-    """Nobody waits for what is known: the program ends when the result has been read."""
+    """The program ends without a delay after the result has been read."""
     script = '"$0" 30 50 0; read line; exec "$0" 1 0 6'
     command = [*TOOL, "-d", "4", "--work", "stores", "--", "sh", "-c", script, app]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as tool:
@@ -213,7 +213,7 @@ int main() {
     built = gpubpf_cuda.build(source, tmp_path / "graph")
     done = subprocess.run([*TOOL, "-o", tmp_path / "out", "--", built], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "3\n")
-    assert "of 3 launches of the kernels asked for (3 seen in all)" in (tmp_path / "out").read_text()
+    assert "of 3 matching launches (3 in total)" in (tmp_path / "out").read_text()
 
 
 def test_a_kernel_that_the_device_cannot_run_fails_as_without_the_tool(tmp_path):

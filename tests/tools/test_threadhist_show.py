@@ -10,15 +10,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import manpages
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tools"))
 
 import threadhist  # noqa: E402
 from gpubpf.show import cli  # noqa: E402
-from gpubpf.show.owner_columns import Whose  # noqa: E402
-from gpubpf.threads.thread_counts import Tallies  # noqa: E402
+from gpubpf.show.option_values import EVERYTHING  # noqa: E402
+from gpubpf.show.owner_columns import OwnerColumns  # noqa: E402
+from gpubpf.threads.thread_counts import Reader  # noqa: E402
 
-FIELDS = (REPOSITORY / "man/man8/threadhist.8").read_text().split(".SH FIELDS")[1].split(".SH EXAMPLES")[0]
+FIELDS = manpages.page("threadhist").split(".SH FIELDS")[1].split(".SH EXAMPLES")[0]
 SUMMARY = {
     "type": "summary",
     "tool": "threadhist",
@@ -62,9 +65,10 @@ def show(tmp_path):
         args = cli.parse(threadhist.build_parser(), argv)
         session = SimpleNamespace(instances=lambda name: instances, summary=lambda: dict(SUMMARY))
         out = cli.Output(str(tmp_path / "out"))
-        found = (before or Tallies(args.block, args.thread, bool(args.interval))).read(session)
-        threadhist.report(found, Whose(several), args, out)
-        threadhist.show_summary(session, args, out)
+        found = (before or Reader(args.block, args.thread, bool(args.interval))).read(session)
+        results = cli.Results(args, out)
+        threadhist.report(found, OwnerColumns(several), args, results)
+        results.end(session.summary())
         text = (tmp_path / "out").read_text()
         return [json.loads(line) for line in text.splitlines()] if args.json else text
 
@@ -208,7 +212,7 @@ def test_groups_have_records_of_their_own(show, by, first):
 
 
 def test_an_interval_shows_what_is_new(show):
-    before = Tallies(*2 * ((cli.EVERYTHING,) * 3,), anew=True)
+    before = Reader(*2 * ((EVERYTHING,) * 3,), anew=True)
     made = instance(FIVE)
     assert show("1", "--json", instances=[made], before=before)[-2]["work"] == sum(FIVE)
     assert [record["type"] for record in show("1", "--json", instances=[made], before=before)] == ["summary"]

@@ -453,7 +453,6 @@ int max_threads(const Function &function);
 int occupancy(const Function &function, int block, size_t dynamic_shared);
 CUresult describe_copy(const CUDA_MEMCPY3D &described, Copy &copy);
 CUresult check_range(uint64_t address, size_t bytes);
-uint64_t execute_graph(Context &context, const Graph &graph, uint64_t start);
 CUresult launch_graph(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                       const std::shared_ptr<GraphExec> &exec);
 CUresult check_memory_operations(const std::vector<CUstreamBatchMemOpParams> &operations);
@@ -463,8 +462,7 @@ bool belongs_to_graph(uint64_t address);
 CUresult free_operation(uint64_t address, Operation &operation);
 std::shared_ptr<GraphNode> add_node(const std::shared_ptr<Graph> &graph, Operation operation,
                                     const std::vector<std::shared_ptr<GraphNode>> &after);
-void release_context(const std::shared_ptr<Context> &context);  // frees what it holds
-void forget_context(const Context *context);                    // libraries drop their modules for it
+void forget_context(const Context *context);  // libraries drop their modules for it
 std::shared_ptr<MemoryPool> default_pool(int device);
 
 }  // namespace cudasim::driver

@@ -86,33 +86,6 @@ CUresult launch_graph(const std::shared_ptr<Context> &context, const std::shared
     return CUDA_SUCCESS;
 }
 
-uint64_t execute_graph(Context &context, const Graph &graph, uint64_t start) {
-    std::vector<uint64_t> ends(graph.nodes.size(), start);
-    auto run = [&](size_t index) {
-        const GraphNode &node = *graph.nodes[index];
-        uint64_t begin = start;
-        for (const NodePointer &before : node.after) begin = std::max(begin, ends[before->position]);
-        ends[index] = node.enabled ? execute(context, node.operation, begin) : begin;
-    };
-    if (graph.lanes.empty()) {
-        for (size_t i = 0; i < graph.nodes.size(); i++) run(i);
-    } else {
-        std::vector<Fence> fences(graph.nodes.size());
-        for (const NodePointer &node : graph.nodes) {
-            std::vector<Fence> after;
-            for (const NodePointer &before : node->after)
-                if (before->lane != node->lane) after.push_back(fences[before->position]);
-            auto work = [&run, index = node->position](uint64_t) {
-                run(index);
-                return uint64_t{0};
-            };
-            fences[node->position] = graph.lanes[node->lane]->submit(std::move(after), std::move(work));
-        }
-        for (const Fence &fence : fences) fence.wait();
-    }
-    return ends.empty() ? start : *std::max_element(ends.begin(), ends.end());
-}
-
 CUresult update_graph(Graph &exec, const Graph &graph, CUgraphExecUpdateResultInfo *result) {
     CUgraphExecUpdateResultInfo ignored;
     CUgraphExecUpdateResultInfo &found = result != nullptr ? *result : ignored;

@@ -250,53 +250,6 @@ CUresult check_memory_operations(const std::vector<CUstreamBatchMemOpParams> &op
     return CUDA_SUCCESS;
 }
 
-namespace {
-
-struct GraphMemory {
-    std::mutex mutex;
-    std::set<uint64_t> addresses;
-};
-
-GraphMemory &graph_memory() {
-    static GraphMemory *const made = new GraphMemory();
-    return *made;
-}
-
-}  // namespace
-
-bool belongs_to_graph(uint64_t address) {
-    std::lock_guard lock(graph_memory().mutex);
-    return graph_memory().addresses.count(address) != 0;
-}
-
-CUresult allocate_for_graph(const std::shared_ptr<Context> &context, size_t bytes, Operation &operation) {
-    if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-    uint64_t address =
-        Memory::instance().allocate(bytes, MemoryKind::device, context->device, context->handle);
-    if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
-    std::lock_guard lock(graph_memory().mutex);
-    graph_memory().addresses.insert(address);
-    operation.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
-    operation.allocation.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-    operation.allocation.poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, {context->device}};
-    operation.allocation.bytesize = bytes;
-    operation.allocation.dptr = address;
-    uint64_t id = Memory::instance().find(address)->id;
-    operation.keep = std::shared_ptr<void>(nullptr, [address, id](void *) {
-        std::lock_guard forget(graph_memory().mutex);
-        graph_memory().addresses.erase(address);
-        Memory::instance().release(address, id);
-    });
-    return CUDA_SUCCESS;
-}
-
-CUresult free_operation(uint64_t address, Operation &operation) {
-    if (!belongs_to_graph(address)) return CUDA_ERROR_INVALID_VALUE;
-    operation.type = CU_GRAPH_NODE_TYPE_MEM_FREE;
-    operation.allocation.dptr = address;
-    return CUDA_SUCCESS;
-}
-
 }  // namespace cudasim::driver
 
 using namespace cudasim;

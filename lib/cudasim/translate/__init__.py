@@ -1,11 +1,11 @@
-"""PTX → C → shared object for the embedded device.
+"""Translate PTX to C and compile it to a shared object, for the embedded device.
 
 scope.py       names in a function
 values.py      operands as C expressions
 arithmetic.py  one lane's arithmetic; memory.py its memory accesses
                copies.py asynchronous copies; matrix.py matrices that a warp moves
 function.py    basic blocks, calls, barriers, collectives
-outline.py     probes that stand in many places
+outline.py     probes that occur at many places
 program.py     the module: variables, call graph, descriptions
 compiler.py    the C compiler
 """
@@ -20,8 +20,8 @@ from .program import Program
 
 
 def translate(ptx: str | bytes, virtual: bool = False) -> str:
-    """The C text for a PTX module, in one file; `virtual`: for the virtual clock.
+    """Return the C text for a PTX module, in one file. `virtual`: for the virtual clock.
 
-    Raises gpubpf.errors.PtxError naming the instruction and the PTX line.
+    Raises gpubpf.errors.PtxError, which names the instruction and the PTX line.
     """
     return Program(parse(ptx), virtual).c_texts(sys.maxsize)[0]

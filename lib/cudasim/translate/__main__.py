@@ -1,14 +1,16 @@
-"""`python -m cudasim.translate [--virtual] IN.ptx OUT`: OUT is a shared object, or C text if it ends in `.c`. `--virtual`: for the
+"""Translate, compile and link PTX for the embedded device, from the command line.
+
+`python -m cudasim.translate [--virtual] IN.ptx OUT`: OUT is a shared object, or C text if it ends in `.c`. `--virtual`: for the
 virtual clock.
 
-Large modules are put off: OUT describes the module alone, and the C text of its code lies beside it in OUT.0.c, OUT.1.c, …
-(OUT without its suffix), which `python -m cudasim.translate IN.c OUT …` compiles, several at once.
+Large modules are compiled in parts: OUT describes the module only. The C text of its code is beside it in OUT.0.c, OUT.1.c, …
+(OUT without its suffix). `python -m cudasim.translate IN.c OUT …` compiles these, several at once.
 
-`python -m cudasim.translate --link|--check OUT NAME IN.ptx [NAME IN.ptx …]`: OUT is one PTX text that joins several; with
-`--check` what no text defines may stay undefined.
+`python -m cudasim.translate --link|--check OUT NAME IN.ptx [NAME IN.ptx …]`: OUT is one PTX text, linked from several. With
+`--check`, names may remain undefined.
 
-Exit status 0; 2 for PTX that cannot be translated, 3 for a compiler that failed, 4 for texts that do not fit together, with one
-line on standard error.
+The exit status is 0 for success, 1 for wrong usage, 2 for PTX that cannot be translated, 3 for a compiler that failed, 4 for texts
+that do not fit together. A failure prints one line on standard error.
 """
 
 from __future__ import annotations

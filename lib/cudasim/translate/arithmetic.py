@@ -1,6 +1,6 @@
-"""Arithmetic, logic, comparison and conversion instructions → C (PTX ISA 9.7.1–9.7.6, 9.7.8, 9.7.9).
+"""Translate arithmetic, logic, comparison and conversion instructions to C (PTX ISA 9.7.1–9.7.6, 9.7.8, 9.7.9).
 
-Each function takes the operand renderer and an instruction, and gives C statements for one lane.
+Each function takes the operand renderer and an instruction, and returns C statements for one lane.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def emits(*opcodes: str) -> Callable[[Emit], Emit]:
 
 
 def rounding(i: Instruction) -> str | None:
-    """A rounding mode other than to nearest, as C; None for the default."""
+    """Return a rounding mode as C; None for the default, to nearest."""
     for m in i.modifiers:
         if m in ROUNDING and m != "rn":
             return ROUNDING[m]
@@ -47,7 +47,7 @@ def width_bits(type_name: str) -> int:
 
 
 def float_result(v: Values, i: Instruction, expression: str, type_name: str) -> str:
-    """Applies .ftz, .sat and .relu to a result."""
+    """Apply .ftz, .sat and .relu to a result."""
     if type_name == "f32":
         if "ftz" in i.modifiers:
             expression = f"ftz({expression})"
@@ -79,7 +79,7 @@ def float_source(v: Values, i: Instruction, operand: Operand, type_name: str) ->
 def halves(
     v: Values, i: Instruction, type_name: str, function: Callable[[list[str]], str], sources: int
 ) -> str:
-    """A packed instruction: `function` on the low and on the high halves."""
+    """Translate a packed instruction: `function` on the low and on the high halves."""
     element = PACKED[type_name]
     texts = [v.src(o, type_name) for o in i.operands[1 : 1 + sources]]
     names = [f"x{k}" for k in range(sources)]
@@ -93,7 +93,7 @@ def halves(
 
 
 def float_operation(v: Values, i: Instruction, operation: str, type_name: str, sources: int) -> str:
-    """add, sub, mul, fma of any float type."""
+    """Translate add, sub, mul or fma of any floating-point type."""
     if type_name in ("f16x2", "bf16x2"):
         element = PACKED[type_name]
         h = "h" if element == "f16" else "b"
@@ -454,7 +454,7 @@ def lop3(v: Values, i: Instruction) -> str:
 
 @emits("vabsdiff2", "vabsdiff4")
 def absolute_differences(v: Values, i: Instruction) -> str:
-    """The forms that CUDA's SIMD intrinsics use: unsigned, every part, in place or added up."""
+    """Translate the forms that CUDA's SIMD intrinsics use: unsigned, all parts, with or without their sum."""
     if i.modifiers[:3] != ("u32",) * 3 or i.modifiers[3:] not in ((), ("add",)):
         raise v.unsupported()
     a, b, c = (v.src(o, "b32") for o in i.operands[1:4])
@@ -540,7 +540,7 @@ _COMPARISONS = set(_RELATION) | set(_UNSIGNED) | {"equ", "neu", "ltu", "leu", "g
 
 
 def compare(v: Values, i: Instruction, operator: str, a: str, b: str, t: str) -> str:
-    """0 or 1. Ordered comparisons are false for NaN, those ending in u true (PTX ISA 9.7.6)."""
+    """Return a comparison, 0 or 1. For NaN, ordered comparisons are false, and those that end in u are true (PTX ISA 9.7.6)."""
     if is_float(t):
         if t in ("f16", "bf16"):
             up = "f16_to_f32" if t == "f16" else "bf16_to_f32"
@@ -579,7 +579,7 @@ def comparison_operator(v: Values, i: Instruction) -> str:
 
 
 def combine(v: Values, i: Instruction, test: str, c: str | None) -> str:
-    """`test` joined with the predicate operand by the instruction's boolean operator."""
+    """Combine `test` with the predicate operand by the instruction's boolean operator."""
     if c is None:
         return test
     for m in ("and", "or", "xor"):
@@ -694,7 +694,7 @@ _WINDOWS = {"global": "", "const": "", "param": "", "shared": "w->shared_window"
 
 @emits("mapa")
 def mapa(v: Values, i: Instruction) -> str:
-    """An address in the shared memory of a block of the cluster: of this one, for a cluster is one block here."""
+    """Translate an address to the shared memory of a block in the cluster: this block, since a cluster has one block here."""
     t = i.modifiers[-1]
     return v.dst(i.operands[0], t, v.src(i.operands[1], t))
 
@@ -786,7 +786,7 @@ def _int_to_float(v: Values, i: Instruction, text: str, stype: str, dtype: str) 
         if mode is None:
             return f"u64_((f64)({value}))"
         return f"u64_(api->convert64(CS_F_FROM_{'S' if signed else 'U'}64, {mode}, (s64)({value})))"
-    # an f64 would round a 64-bit integer a second time, but nothing that large is near a halfway point of these
+    # an f64 rounds a 64-bit integer a second time, but no integer that large is near a halfway point of these types
     sticky = (
         f"u64_((f64)({value}))"
         if w < 64
@@ -808,7 +808,7 @@ def _float_to_float(v: Values, i: Instruction, text: str, stype: str, dtype: str
     mode = next((c for k, c in INTEGER_ROUNDING.items() if k in i.modifiers), None)
     if dtype == "tf32":
         return f"f32_to_tf32({text}, {int('rna' in i.modifiers)})"
-    if mode is not None:  # to an integral value
+    if mode is not None:  # round to an integral value
         if stype == "f32":
             text = f"u32_((f32)round_i(f32_({text}), {mode}))"
         elif stype == "f64":
@@ -840,7 +840,7 @@ def _float_to_float(v: Values, i: Instruction, text: str, stype: str, dtype: str
 
 
 def _cvt_fp8(v: Values, i: Instruction, dtype: str, stype: str) -> str:
-    """Two 8-bit floats at once: cvt.rn.satfinite{.relu}.FP8.{f32,f16x2}, cvt.rn{.relu}.f16x2.FP8 (FP8: e4m3x2, e5m2x2)."""
+    """Translate cvt of two 8-bit floats: cvt.rn.satfinite{.relu}.FP8.{f32,f16x2}, cvt.rn{.relu}.f16x2.FP8 (FP8: e4m3x2, e5m2x2)."""
     relu = "relu" in i.modifiers
     if dtype == "f16x2" and stype != dtype:
         halves = [f"fp8_to_f16(x_ >> {8 * k} & 255, {int(stype == 'e5m2x2')})" for k in (0, 1)]
@@ -859,7 +859,7 @@ def _cvt_fp8(v: Values, i: Instruction, dtype: str, stype: str) -> str:
 
 
 def _cvt_pack(v: Values, i: Instruction) -> str:
-    """cvt.pack.sat.{u16,s16}.s32 d, a, b and cvt.pack.sat.{u8,s8,u4,s4,u2,s2}.s32.b32 d, a, b, c."""
+    """Translate cvt.pack.sat.{u16,s16}.s32 d, a, b and cvt.pack.sat.{u8,s8,u4,s4,u2,s2}.s32.b32 d, a, b, c."""
     kind = i.modifiers[2]
     w = int(kind[1:])
     low = -(1 << (w - 1)) if kind[0] == "s" else 0

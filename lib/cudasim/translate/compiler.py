@@ -1,4 +1,4 @@
-"""C text → shared object: which compiler, which flags."""
+"""Compile C text to a shared object: choose the compiler and its flags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from gpubpf.errors import Error
 
 SOURCES = Path(__file__).resolve().parent.parent / "src"
-# Semantics of PTX, not of C: no fused multiply-add of its own making, wrapping integers, any aliasing.
+# The semantics of PTX differ from C's: the compiler must not fuse multiply and add, integers wrap, and pointers may alias.
 SEMANTICS = [
     "-std=gnu11",
     "-ffp-contract=off",
@@ -22,19 +22,19 @@ SEMANTICS = [
     "-fno-math-errno",
     "-fno-trapping-math",
 ]
-# Lines of C up to which each level is used. A function is one dense graph of blocks, which optimizers take long for:
-# 7,000 lines take 0.6 s at -O0, 1.3 s at -Og, 3.2 s at -O1. What -O0 gives runs some five times slower.
+# The number of lines of C up to which each level is used. A function is one dense graph of blocks, which optimizers take long for:
+# 7,000 lines take 0.6 s at -O0, 1.3 s at -Og, 3.2 s at -O1. Code compiled at -O0 runs about five times slower.
 LEVELS = ((1_500, "-O2"), (5_000, "-O1"), (120_000, "-Og"))
-# How the C of a module with probes begins: what a tool runs is compiled each time that its probes are others, so -O2 is not worth it.
+# How the C of a module with probes begins. It is compiled again whenever a tool's probes change, so -O2 is not worth its time.
 PROBED = "/* with probes */\n"
 
 
 class CompilerError(Error):
-    """No C compiler, or it rejected the translation."""
+    """There is no C compiler, or it failed."""
 
 
 def command() -> list[str]:
-    """The C compiler. Raises CompilerError if there is none."""
+    """Return the command of the C compiler. Raises CompilerError if there is none."""
     chosen = os.environ.get("CUDASIM_CC_COMPILER")
     if chosen:
         return chosen.split()
@@ -51,7 +51,7 @@ def command() -> list[str]:
 
 @functools.cache
 def machine_flags() -> tuple[str, ...]:
-    """Instruction sets that matter, if this CPU has them: fma() is a library call without."""
+    """Return flags for instruction sets that this CPU has and that matter. Without FMA, fma() is a library call."""
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
@@ -66,7 +66,7 @@ def machine_flags() -> tuple[str, ...]:
 
 
 def compile_c(text: str, output: str) -> None:
-    """Compiles `text` to the shared object `output`, which appears only when it is complete.
+    """Compile `text` to the shared object `output`, which appears only when it is complete.
 
     Raises CompilerError.
     """

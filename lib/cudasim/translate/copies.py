@@ -1,4 +1,4 @@
-"""Asynchronous copies and mbarriers → C (PTX ISA 9.7.9.25, 9.7.13.15). A copy is made at once: all its waits find it complete."""
+"""Translate asynchronous copies and mbarriers to C (PTX ISA 9.7.9.25, 9.7.13.15). Copies are done at once, so no wait blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REDUCTIONS = {"add", "and", "or", "xor", "min", "max", "inc", "dec"}
 def cp(v: Values, i: Instruction) -> str:
     m = i.modifiers
     if m[:3] == ("async", "mbarrier", "arrive"):
-        # the copies are complete, so this arrives at once; without .noinc it also adds the arrival that is expected
+        # the copies are complete, so this arrives at once; without .noinc it also increments the expected arrivals
         v.code.alone = True
         space = "shared" if space_of(i) == "shared" else "generic"
         pointer = v.pointer(space, v.address(i.operands[0]), 8, "a")
@@ -37,7 +37,7 @@ def cp(v: Values, i: Instruction) -> str:
 
 
 def _few(v: Values, i: Instruction) -> str:
-    """cp.async: 4, 8 or 16 bytes."""
+    """Translate cp.async of 4, 8 or 16 bytes."""
     size = i.operands[2]
     if not isinstance(size, Immediate):
         raise v.unsupported("a size that is not constant")
@@ -60,7 +60,7 @@ def _few(v: Values, i: Instruction) -> str:
 
 
 def _bulk(v: Values, i: Instruction) -> str:
-    """cp.async.bulk, cp.reduce.async.bulk: multiples of 16 bytes. The cluster is one block."""
+    """Translate cp.async.bulk and cp.reduce.async.bulk of multiples of 16 bytes. A cluster has one block."""
     m = list(i.modifiers)
     to, of = (x.split("::")[0] for x in m if x.split("::")[0] in ("global", "shared"))
     v.code.alone = True

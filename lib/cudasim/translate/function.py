@@ -1,8 +1,8 @@
-"""One PTX function → basic blocks → a C function that runs them for the lanes of a warp.
+"""Translate one PTX function to a C function that runs its basic blocks for the lanes of a warp.
 
 Straight-line code becomes loops over the active lanes (segments). Registers that live only inside a segment are C
-locals; those that live longer are arrays in the warp's frame. Whatever can stop a warp (barriers, collectives, calls,
-branches) ends a block, so a warp can always be resumed at the start of one.
+locals; those that live longer are arrays in the warp's frame. Everything that can stop a warp (barriers, collectives,
+calls, branches) ends a block, so a warp is always resumed at the start of a block.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .arithmetic import TABLE
 from .scope import Names, Register, Scope, Storage
 from .values import Code, Unsupported, Values, c_type, size_of
 
-SLOT = 16  # bytes: arguments of calls lie at multiples of this
+SLOT = 16  # bytes: alignment of call arguments
 SYSTEM_CALLS = {"vprintf", "malloc", "free", "__assertfail"}
 SPIN_COST = (
-    16  # a loop with atomics or ordered loads may wait for another thread: it uses its quantum up faster
+    16  # a loop with atomics or ordered loads may wait for another thread, so it uses up its quantum faster
 )
 
-CHECKED_AT_ONCE = 6  # shared accesses in a segment from which on it is worth its while
+CHECKED_AT_ONCE = 6  # fewest shared accesses in a segment that are checked together
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|\d+")
 _ARGUMENT = re.compile(r"R->(r_p_\w+)\[l\]")
 _SHARED = re.compile(r"at_shared/\*(\w+)\+(\d+)\*/\(w, [^,]*, (\d+), \d+, \d+\)")
@@ -43,18 +43,18 @@ class Block:
     negated: bool = False
     head: Code | None = None  # evaluates the operands of the terminator, one lane at a time
     detail: str = ""  # collective or barrier operation; name of the callee; index of a branch table
-    members: str = ""  # of a collective: the mask, if it is constant
+    members: str = ""  # of a collective: the mask if it is constant
     line: int = 0
     spins: bool = False
     reached: int = 0  # virtual clock: instructions of the application, the terminator's included
-    turn: bool = False  # … its first one communicates: it waits until no thread is earlier
+    turn: bool = False  # … whether its first instruction communicates: it waits until no thread is earlier
     number: int = 0
     live_in: frozenset[Register] = frozenset()
     live_out: frozenset[Register] = frozenset()
 
 
 def slots(sizes: list[int]) -> list[int]:
-    """Offsets of arguments in the argument area, and its size at the end."""
+    """Return the offsets of arguments in the argument area, followed by its size, in bytes."""
     offsets = [0]
     for size in sizes:
         offsets.append(offsets[-1] + max(SLOT, (size + SLOT - 1) // SLOT * SLOT))
@@ -62,7 +62,7 @@ def slots(sizes: list[int]) -> list[int]:
 
 
 def kernel_parameters(function: Function) -> list[tuple[int, int, int]]:
-    """(offset, size, align) of each parameter of a kernel, in bytes."""
+    """Return (offset, size, alignment) of each parameter of a kernel, in bytes."""
     found: list[tuple[int, int, int]] = []
     at = 0
     for p in function.parameters:
@@ -73,7 +73,7 @@ def kernel_parameters(function: Function) -> list[tuple[int, int, int]]:
 
 
 class FunctionCode:
-    """The translation of one function; `render` needs what the module decides (numbers of blocks, frame offsets)."""
+    """The translation of one function. `render` needs the decisions of the module: numbers of blocks, frame offsets."""
 
     def __init__(
         self,
@@ -92,11 +92,13 @@ class FunctionCode:
         self.values = Values(self.names, indices, virtual)
         self.kernel = function.kind == "entry"
         self.blocks: list[Block] = []
-        self.observes = False  # virtual clock: threads do what depends on the order in which they communicate
+        self.observes = False  # virtual clock: results depend on the order in which threads communicate
         self.callees: set[str] = set()
         self.indirect = False
         self.args_size = 0
-        self.arguments: list[tuple[Storage | Register, int, int]] = []  # of a .func: where to, slot, size
+        self.arguments: list[
+            tuple[Storage | Register, int, int]
+        ] = []  # results of a .func: destination, slot, size
         self.results: list[tuple[Storage | Register, int, int]] = []
         self.recursive = False
         self._labels: dict[int, Block] = {}
@@ -125,7 +127,7 @@ class FunctionCode:
 
     @property
     def injected(self) -> bool:
-        """Whether nothing of it is the application's."""
+        """Return whether the injector added the whole function."""
         instructions = sum(isinstance(statement, Instruction) for statement, _ in self.names.statements)
         return not self.kernel and len(self.names.injected) == instructions
 
@@ -142,7 +144,7 @@ class FunctionCode:
             out.append((where, offset, p.size))
 
     def _find_address_taken(self) -> None:
-        """Parameters whose address is used by mov live in local memory (PTX ISA 9.7.9.4)."""
+        """Put parameters whose address mov takes into local memory (PTX ISA 9.7.9.4)."""
         byname = {p.name for p in self.function.parameters}
         for statement, scope in self.names.statements:
             if isinstance(statement, Instruction) and statement.opcode == "mov":
@@ -164,7 +166,7 @@ class FunctionCode:
     # -- blocks
 
     def _start(self, block: Block | None = None) -> Block:
-        """Begins the next block; the current one falls through to it if it has no end yet."""
+        """Begin the next block. The current block falls through to it if it has no end yet."""
         block = block or Block()
         if not self._current.targets and self._current.kind == "goto":
             self._current.targets = [block]
@@ -209,7 +211,9 @@ class FunctionCode:
             self._current.reached += v.cost
             control = _CONTROL.get(statement.opcode)
             if control is not None and not (self.virtual and control == "_sleep"):
-                v.elapsed = v.cost = 0  # the operands of what ends a block are read when its time has passed
+                v.elapsed = v.cost = (
+                    0  # the operands of a terminator are read after the block's time has passed
+                )
                 self._checked(getattr(self, control), statement, scope)
                 continue
             if statement.opcode == "call":
@@ -233,9 +237,9 @@ class FunctionCode:
             block.number = number
 
     def _repeated(self) -> set[int]:
-        """Positions of statements that a branch may lead back to."""
+        """Return the positions of statements that a backward branch may repeat."""
         labels: dict[int, int] = {}
-        end: dict[int, int] = {}  # by position of a label: the last branch back to it
+        end: dict[int, int] = {}  # position of a label → position of the last branch back to it
         for position, (statement, scope) in enumerate(self.names.statements):
             if isinstance(statement, Label):
                 labels[scope.labels[statement.name]] = position
@@ -261,7 +265,7 @@ class FunctionCode:
         return found
 
     def _mentions(self) -> Counter[str]:
-        """How often each name stands in an operand, or guards an instruction."""
+        """Count how often each name occurs in operands and as a predicate."""
         found: Counter[str] = Counter()
         for statement, _ in self.names.statements:
             if isinstance(statement, Instruction):
@@ -269,7 +273,7 @@ class FunctionCode:
         return found
 
     def _omitted(self, position: int) -> None:
-        """Instructions that the application reaches ahead of a statement, and this copy of it does not."""
+        """Return how many instructions the original reaches before a statement that this copy leaves out."""
         count = self.names.omitted.get(position)
         if count:
             if self._current.kind != "goto" or self._current.targets:
@@ -277,7 +281,7 @@ class FunctionCode:
             self._current.reached += count
 
     def _checked(self, emit: Callable[..., Any], *arguments: object) -> Any:
-        """Operands of an unknown number or kind make the instruction an unknown one."""
+        """Report operands of unexpected number or kind as an unsupported instruction."""
         try:
             return emit(*arguments)
         except PtxError:
@@ -306,9 +310,9 @@ class FunctionCode:
         self._current.codes.append(code)
 
     def _guard(self, statement: Instruction, scope: Scope) -> Block | None:
-        """For a predicated control instruction: the block that lanes go to which do not execute it.
+        """Return the block to which lanes go that do not execute a predicated control instruction.
 
-        The instruction gets a block of its own, which is begun here.
+        The instruction gets its own block, which begins here.
         """
         if statement.predicate is None:
             return None
@@ -420,7 +424,7 @@ class FunctionCode:
             block = self._end("indirect", resume)
         else:
             assert target is not None
-            self.callees.add(target.name)  # not callee.name, which may be an alias
+            self.callees.add(target.name)  # callee.name may be an alias
             block = self._end("call", resume)
             block.detail = target.name
         head.text = " ".join(parts)
@@ -451,7 +455,7 @@ class FunctionCode:
 
     @staticmethod
     def _group(operands: list[Operand]) -> tuple[Operand, ...]:
-        """Takes `(a, b)` from the front, if it is there."""
+        """Take `(a, b)` from the front of the operands, if there is one."""
         if not operands or not isinstance(operands[0], Group):
             return ()
         group = operands.pop(0)
@@ -539,13 +543,13 @@ class FunctionCode:
             self._current.codes.append(v.code)
 
     def _warp(self, i: Instruction, scope: Scope) -> None:
-        """shfl, vote, match, redux, elect: PTX ISA 9.7.9.6, 9.7.13."""
+        """Translate shfl, vote, match, redux and elect (PTX ISA 9.7.9.6, 9.7.13)."""
         after = self._guard(i, scope)
         v = self.values
         m = i.modifiers
         operands = i.operands
         sync = "sync" in m
-        if i.opcode == "activemask":  # in a function, lanes are together that came from one place
+        if i.opcode == "activemask":  # in a function, lanes are together if they were called from one place
             together = "mask" if self.kernel else "cs_together(R->ret, mask, l)"
             v.code.text = v.dst(operands[0], "b32", together)
             self._current.codes.append(v.code)
@@ -605,7 +609,7 @@ class FunctionCode:
         return [(destination, t, value)]
 
     def _matrix(self, i: Instruction, scope: Scope) -> None:
-        """ldmatrix, stmatrix, movmatrix: lanes say where rows are, or what is in them; when all have, each takes or gives its part."""
+        """Translate ldmatrix, stmatrix and movmatrix: lanes offer addresses or contents of rows, then load or store."""
         after = self._guard(i, scope)
         v = self.values
         head = v.code
@@ -621,7 +625,7 @@ class FunctionCode:
         self._resume(after)
 
     def _barrier(self, i: Instruction, scope: Scope) -> None:
-        """bar, barrier: PTX ISA 9.7.13.1–3."""
+        """Translate bar and barrier (PTX ISA 9.7.13.1–3)."""
         after = self._guard(i, scope)
         v = self.values
         m = [x for x in i.modifiers if x not in ("cta", "aligned")]
@@ -630,7 +634,7 @@ class FunctionCode:
             self._collective(i, scope, operation, None, "", "", v.src(i.operands[0], "b32"), [])
             self._resume(after)
             return
-        if m[0] == "cluster":  # a cluster is one block here
+        if m[0] == "cluster":  # a cluster has one block here
             if m[1] == "arrive":
                 self._resume(after)
                 return
@@ -711,15 +715,15 @@ class FunctionCode:
 
     @property
     def registers(self) -> int:
-        """An estimate of 32-bit registers per thread: the most that are live between blocks, and some."""
+        """Estimate the 32-bit registers per thread: the most that are live between blocks, plus a few."""
         free = self._made_again()
         kept = ({r for r in b.live_in if r.width} - free for b in self.blocks)
         most = max(sum(max(1, (r.width + 3) // 4) for r in live) for live in kept)
         return min(255, (most + 10 + 7) // 8 * 8)
 
     def _made_again(self) -> set[Register]:
-        """Registers that a compiler does not keep, since it can read them again where they are used: kernel parameters, special
-        registers, constants, and copies of those."""
+        """Return registers that a compiler need not keep, because it can compute them again at their use: kernel parameters,
+        special registers, constants, and copies of these."""
         codes = [code for block in self.blocks for code in block.codes]
         found = set().union(*(code.defs for code in codes if code.again))
         size = -1
@@ -733,15 +737,17 @@ class FunctionCode:
     # -- rendering
 
     def _head_joins(self, block: Block) -> bool:
-        """Whether the operands of the terminator can be read in the lane loop that ends the block: if they are read in any case, and
-        at the same time."""
+        """Return whether the last lane loop of a block can read the terminator's operands.
+
+        It can if every lane reads them, and at the same time.
+        """
         head = block.head
         if head is None or not head.text or (block.members and block.detail == "CS_OP_SYNC"):
             return False
         return not self.virtual or not (head.memory or head.before or "w->time" in head.text)
 
     def segments(self, block: Block) -> list[list[Code]]:
-        """The block's straight-line code, cut where all lanes must have done one part before the next."""
+        """Split the block's straight-line code where all lanes must finish one part before the next begins."""
         found: list[list[Code]] = []
         wrote = read = closed = False
         joins = [block.head] if block.head is not None and self._head_joins(block) else []
@@ -759,7 +765,7 @@ class FunctionCode:
         return found
 
     def render(self, base: int, entries: dict[str, int], local_base: int, args: int) -> str:
-        """The C function; @FRAME@ stands for its frame's offset. `entries`: first block of each function."""
+        """Return the C function, with @FRAME@ for the offset of its frame. `entries`: the first block of each function."""
         self._fields: dict[str, int] = {}
         codes = [c for b in self.blocks for c in (*b.codes, b.head) if c is not None]
         self._mentioned = Counter(name for code in codes for name in _ARGUMENT.findall(code.text))
@@ -781,7 +787,7 @@ class FunctionCode:
         )
 
     def frame_struct(self) -> tuple[str, list[tuple[int, int]], int]:
-        """The struct of what lives across segments, its fields for saving as (offset, width), and its size in bytes."""
+        """Return the struct of values that live across segments, its fields to save as (offset, width), and its size in bytes."""
         fields: list[tuple[str, int, int]] = []  # declaration, bytes per lane (0: a bit), alignment
         if not self.kernel:
             fields.append(("u32 ret[32]", 4, 4))
@@ -808,7 +814,7 @@ class FunctionCode:
         return f'{text}_Static_assert(sizeof({name}) == {total}, "frame");\n', table, total
 
     def _room(self, parameter: str) -> int:
-        """Bytes of a lane's part of a parameter in the frame."""
+        """Return the bytes that a lane's part of a parameter takes in the frame."""
         return max(SLOT, (self.names.frame[parameter].size + SLOT - 1) // SLOT * SLOT)
 
     @property
@@ -834,7 +840,7 @@ class FunctionCode:
                 inner.append(f"{c_type(r.width)} {r.name} = {value};")
             else:
                 inner.append(f"{c_type(r.width)} {r.name};")
-        # Arguments that are written and passed on right here need no place in the frame.
+        # Arguments that are written and passed on at once need no place in the frame.
         mentioned = Counter(name for code in codes for name in _ARGUMENT.findall(code.text))
         passing = {
             n for n, count in mentioned.items() if count == self._mentioned[n] and n not in self._formal
@@ -853,10 +859,10 @@ class FunctionCode:
 
     @staticmethod
     def _statements(codes: list[Code], constant: set[Register]) -> list[str]:
-        """The statements of a segment; twice where many shared accesses can be checked at once.
+        """Return the statements of a segment, in two copies if many shared accesses can be checked together.
 
-        An unrolled loop reads [%r1], [%r1+4], …: if the whole span lies in shared memory, none of them needs a check of
-        its own. If not, the second copy finds the access at fault.
+        An unrolled loop reads [%r1], [%r1+4], and so on. If the whole span is in shared memory, the accesses need no checks of
+        their own. If not, the second copy finds the faulty access.
         """
         texts = [c.text for c in codes if c.text]
         spans: dict[Register, tuple[int, int]] = {}
@@ -919,8 +925,9 @@ class FunctionCode:
         return text.replace("@TARGETS@", ", ".join(str(base + t.number) for t in block.targets))
 
     def _pass_time(self, block: Block) -> list[str]:
-        """For a loop of one block that does nothing but look at the clock: the turns ahead of the last one, or up to where the warp
-        yields, at once for all lanes, where they are all alike."""
+        """Skip the equal iterations of a loop of one block that only reads the clock, for all lanes at once.
+
+        The iterations up to the last one, or up to the point where the warp yields, are skipped."""
         if not (self.virtual and block.kind == "branch" and block.targets[0] is block and block.reached):
             return []
         need: set[Register] = set()
@@ -930,7 +937,7 @@ class FunctionCode:
             defined |= code.defs
         alone = any(c.memory or c.before or c.alone or c.writes_shared or c.reads_shared for c in block.codes)
         if alone or need & defined or block.predicate not in defined or block.turn:
-            return []  # a turn depends on the one before it, or on other threads
+            return []  # an iteration depends on the one before it, or on other threads
         assert block.predicate is not None
         alike = ["w->time[l] == w->time[first_]"]
         load = []
@@ -986,7 +993,7 @@ class FunctionCode:
 
     @property
     def _no_time(self) -> str:
-        """Behind TICK: what a fault's time is, beside the lane's."""
+        """Return C for after TICK: it resets the time that a fault adds to the lane's."""
         return " w->elapsed = 0;" if self.virtual else ""
 
     def _jump(self, block: Block, target: Block, base: int) -> str:
@@ -994,7 +1001,9 @@ class FunctionCode:
         loop = self.blocks[target.number : block.number + 1]
         if not loop:
             return f"JUMP({to});"
-        if self.virtual:  # where a warp yields does not depend on what was injected: TICK counts, and a probe's loop is short
+        if (
+            self.virtual
+        ):  # added code does not change where a warp yields: TICK counts, and a probe's loop is short
             return f"BACK({to}, 0);" if any(b.reached for b in loop) else f"JUMP({to});"
         cost = 1 + sum(len(b.codes) for b in loop) // 64
         if any(b.spins for b in loop):
@@ -1042,7 +1051,7 @@ class FunctionCode:
         if block.kind == "collective":
             jump = self._jump(block, block.targets[0], base)
             call = f"w->line = {block.line};{self._no_time} if (!api->collective(w, mask, {block.detail}, {resume})) goto pick;"
-            if block.members:  # nobody has to be waited for: no need to ask
+            if block.members:  # no thread can be earlier, so do not check
                 here = f"{block.members} & ~w->exited & ~mask"
                 if block.detail == "CS_OP_SYNC":
                     return f"if ({here}) {{ {head} {call} }} {jump}"
@@ -1053,7 +1062,7 @@ class FunctionCode:
         return f"{head} w->line = {block.line};{self._no_time} api->barrier(w, mask, {block.detail}, {resume}); goto pick;"
 
     def _conditional(self, block: Block, base: int) -> str:
-        """Lanes that go to the lower of the two targets run first; the others wait at theirs."""
+        """Translate a conditional branch. Lanes that go to the lower target run first; the others wait at theirs."""
         assert block.predicate is not None
         taken, fall = block.targets
         test = f"{'~' if block.negated else ''}R->{block.predicate.name} & mask"

@@ -1,7 +1,7 @@
-"""ldmatrix, stmatrix, movmatrix → C (PTX ISA 9.7.14.5.15–17).
+"""Translate ldmatrix, stmatrix and movmatrix to C (PTX ISA 9.7.14.5.15–17).
 
-A lane offers the host address of a row (or, for movmatrix, its part of the matrix) in `w->ca`. Lane l then has to do with row or
-column l / 4, and elements from (l % 4) on.
+Each lane offers the host address of a row (or, for movmatrix, its part of the matrix) in `w->ca`. Lane l then works on row or column
+l / 4, from element l % 4 on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .memory import space_of
 from .values import Values
 
 _ROW = "(u8 *)w->ca[{}]"
-_MINE, _FIRST = "(l >> 2)", "(l & 3)"  # the row or column of lane l; the number of its first elements
+_MINE, _FIRST = "(l >> 2)", "(l & 3)"  # the row or column of lane l; its first element
 
 
 def _count(v: Values, i: Instruction) -> int:
@@ -23,7 +23,7 @@ def _count(v: Values, i: Instruction) -> int:
 
 
 def offer(v: Values, i: Instruction) -> str:
-    """What each lane has for the others."""
+    """Return C in which each lane offers what the other lanes need."""
     if i.opcode == "movmatrix":
         return f"w->ca[l] = {v.src(i.operands[1], 'b32')};"
     loads = i.opcode == "ldmatrix"
@@ -34,7 +34,7 @@ def offer(v: Values, i: Instruction) -> str:
 
 
 def exchange(v: Values, i: Instruction) -> str:
-    """What each lane takes or gives, when all have offered."""
+    """Return C in which each lane loads or stores, after all lanes have offered."""
     m = i.modifiers
     if i.opcode == "movmatrix":
         halves = [
@@ -60,7 +60,7 @@ def _registers(v: Values, operand: Operand, count: int) -> tuple[Operand, ...]:
 
 
 def _loaded(v: Values, i: Instruction, k: int) -> str:
-    """Register k of a lane: elements of one row, or with .trans of one column."""
+    """Return the value of a lane's register k: elements of one row, or of one column with .trans."""
     m = i.modifiers
     bits = next(
         (b for name, b in (("b6x16_p32", 6), ("b4x16_p64", 4), ("b8", 8), ("b16", 16)) if name in m), 0
@@ -73,7 +73,7 @@ def _loaded(v: Values, i: Instruction, k: int) -> str:
         or (shape == "m16n16" and "trans" not in m)
     ):
         raise v.unsupported()
-    part, each = (2, 16) if bits == 16 else (4, 8)  # elements in a register, bits of each there
+    part, each = (2, 16) if bits == 16 else (4, 8)  # elements in a register, bits of each in the register
     terms = []
     for e in range(part):
         place = f"{_FIRST} * {part} + {e}"

@@ -1,4 +1,4 @@
-"""Loads, stores, atomics and fences → C (PTX ISA 9.7.9, 9.7.13)."""
+"""Translate loads, stores, atomics and fences to C (PTX ISA 9.7.9, 9.7.13)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def space_of(i: Instruction) -> str:
 
 
 def strong(i: Instruction) -> bool:
-    """Ordered, or meant to be seen by other threads: not to be moved, done by all lanes before what follows."""
+    """Return whether other threads may see an access or its order: it must not move, and all lanes do it before any continues."""
     return not _STRONG.isdisjoint(i.modifiers)
 
 
 def communicates(i: Instruction) -> bool:
-    """Whether other threads are meant to see this, or it to see what they did: on the virtual clock it waits for its turn."""
+    """Return whether an instruction communicates with other threads. On the virtual clock, such an instruction waits for its turn."""
     if i.opcode in ("ld", "st", "cp") and not any(m.startswith("mbarrier") for m in i.modifiers):
         return i.modifiers[:1] == ("reduce",) if i.opcode == "cp" else strong(i)
     if i.opcode in ("st", "cp"):
@@ -36,12 +36,12 @@ def communicates(i: Instruction) -> bool:
 
 
 def observes(i: Instruction, used: bool, again: bool) -> bool:
-    """Whether the order in which threads communicate can show in what they do.
+    """Return whether the order in which threads communicate can change their results.
 
-    `used`: something reads the result; `again`: it may be reached more than once, as a load that waits for a value is.
+    `used`: the result is read. `again`: the instruction may be executed more than once, as a load that waits for a value is.
     """
     if i.opcode in ("atom", "red"):
-        return used or i.modifiers[-1] in FLOATS  # sums of floats depend on the order
+        return used or i.modifiers[-1] in FLOATS  # floating-point sums depend on the order
     if i.opcode == "cp" and i.modifiers[0] == "reduce" and i.modifiers[-1] in FLOATS:
         return True
     return (
@@ -56,7 +56,7 @@ def _called(i: Instruction) -> str:
 
 
 def type_of(v: Values, i: Instruction) -> str:
-    """The last type among the modifiers: `.v4.f32.add` and `.f16.max.noftz` are written, too."""
+    """Return the last type in the modifiers: `.v4.f32.add` and `.f16.max.noftz` are allowed, too."""
     for m in reversed(i.modifiers):
         if m.rstrip("0123456789x") in ("b", "u", "s", "f", "bf"):
             size_of(m)
@@ -73,7 +73,7 @@ def _vector(i: Instruction) -> int:
 
 
 def _parameter(v: Values, operand: Operand, space: str) -> str | None:
-    """`[param+4]` by name, as a pointer; None when the address is not a parameter's name."""
+    """Return a pointer for `[param+4]`; None if the address does not name a parameter."""
     if space not in ("param",) or not isinstance(operand, Address) or operand.base is None:
         return None
     if v.names.register(v.scope, operand.base) is not None:
@@ -94,7 +94,7 @@ def _parameter(v: Values, operand: Operand, space: str) -> str | None:
 
 
 def _pointer(v: Values, i: Instruction, operand: Operand, size: int, how: str) -> tuple[str, str]:
-    """The pointer to `size` bytes that a load or store goes through, and the statement that has to stand in front of it."""
+    """Return the pointer to `size` bytes for a load or store, and the statement that must precede the access."""
     space = space_of(i)
     v.code.memory = True
     v.code.alone = strong(i)
@@ -152,7 +152,7 @@ def st(v: Values, i: Instruction) -> str:
 
 
 def store_async(v: Values, i: Instruction) -> str:
-    """st.async to shared memory: done at once, and the mbarrier told so."""
+    """Translate st.async to shared memory. It is done at once, and completed on the mbarrier."""
     t = i.modifiers[-1]
     width = size_of(t)
     space = space_of(i)
@@ -166,7 +166,7 @@ def store_async(v: Values, i: Instruction) -> str:
 
 
 def store_bulk(v: Values, i: Instruction) -> str:
-    """st.bulk: zeros."""
+    """Translate st.bulk, which stores zeros."""
     space = space_of(i)
     v.code.alone = True
     address = v.address(i.operands[0])
@@ -176,19 +176,19 @@ def store_bulk(v: Values, i: Instruction) -> str:
 
 
 def whole(space: str, address: str, size: str, unit: int) -> str:
-    """A fault where a bulk copy is not one of whole units."""
+    """Return a check that faults if the size of a bulk copy is not a multiple of the unit."""
     base = "shared_window_ + " if space == "shared" else ""
     return f"if ({size} & {unit - 1}) api->fault(w, CS_FAULT_MISALIGNED, {base}{address}, (u32){size}, 'w');"
 
 
 def element(v: Values, space: str, address: str, width: int, access: str) -> str:
-    """A host pointer to the bytes at `k_` behind an address that is in a C variable."""
+    """Return a host pointer to the bytes `k_` after an address in a C variable."""
     v.forget_base()
     return v.pointer(space, f"{address} + k_", width, access)
 
 
 def completed(v: Values, space: str, operand: Operand, size: str) -> str:
-    """Tells an mbarrier that bytes have come."""
+    """Return C that tells an mbarrier that bytes have arrived."""
     pointer = v.pointer(space, v.address(operand), 8, "a")
     return f"mbar_complete((u64 *){pointer}, {size});"
 
@@ -197,7 +197,7 @@ _FETCH = {"add": "ATOM_ADD", "and": "ATOM_AND", "or": "ATOM_OR", "xor": "ATOM_XO
 
 
 def _update(v: Values, operation: str, t: str, value: str) -> str:
-    """The new value from `old` and `value` of operations without an instruction of their own."""
+    """Return the new value from `old` and `value`, for operations that have no instruction of their own."""
     width = size_of(t) * 8
     signed = f"s{width}" if t.startswith("s") else f"u{width}"
     if operation in ("min", "max"):
@@ -270,7 +270,7 @@ def atom(v: Values, i: Instruction) -> str:
 
 
 def atomically(v: Values, operation: str, t: str, where: str, swapped: str = "") -> str:
-    """What was at `where`, which gets what `operation` makes of it and of `v_`; for cas, `swapped` where it is `v_`."""
+    """Return the old value at `where`, and store `operation` of it and `v_`. For cas, store `swapped` if it equals `v_`."""
     width = size_of(t)
     kind = c_type(width)
     if operation == "cas":
@@ -302,14 +302,14 @@ def nothing(v: Values, i: Instruction) -> str:
 
 @emits("nanosleep")
 def nanosleep(v: Values, i: Instruction) -> str:
-    """On the virtual clock, where it is the time that passes; on the real one it ends a block (function.py)."""
+    """Translate nanosleep on the virtual clock, which it advances. On the real clock it ends a block (function.py)."""
     v.code.alone = True
     return "" if v.injected else f"w->budget = 0; w->time[l] += {v.src(i.operands[0], 'u32')};"
 
 
 @emits("alloca")
 def alloca(v: Values, i: Instruction) -> str:
-    """From the end of the lane's local memory downwards, until the function returns (PTX ISA 9.7.15)."""
+    """Allocate downwards from the end of the lane's local memory, until the function returns (PTX ISA 9.7.15)."""
     v.stack = True
     v.code.memory = True
     t = i.modifiers[-1]

@@ -1,8 +1,8 @@
-"""Probes that stand in many places, made into functions: a kernel with a hundred of them is then as quick to compile as with one.
+"""Turn probes that occur at many places into functions: a kernel with a hundred probes then compiles as fast as with one.
 
-The injector puts the same text, a scope that ends where it began, in front of each of many instructions. Such a scope becomes a
-function whose parameters are the registers that it reads from outside, and a call in each place. Calls of what was injected take no
-virtual time either, since they stand between the same marks (docs/timing.md).
+The injector puts the same scope, with the same text, before many instructions. Each such scope becomes a call of one function,
+whose parameters are the registers that the scope reads from outside. Like the probes, the calls take no virtual time, since they
+are between the same marks (docs/timing.md).
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from gpubpf.ptx.module import (
     Variable,
 )
 
-PREFIX = "cudasim$outlined"  # of the functions' names
-LEAST = 8  # statements of a scope that is worth it
+PREFIX = "cudasim$outlined"  # of the new functions' names
+LEAST = 8  # fewest statements of a scope that becomes a function
 _BEGIN, _END = Directive("gpubpf", "//gpubpf{"), Directive("gpubpf", "//gpubpf}")
 _STAYS = {"ret", "exit", "trap", "brx", "call", "alloca", "stacksave", "stackrestore"}
 
 
 class _Names:
-    """Registers of nested scopes by name: their types."""
+    """The types of the registers of nested scopes, by name."""
 
     def __init__(self, parent: _Names | None = None) -> None:
         self.parent = parent
         self.types: dict[str, str] = {}
         self.ranges: dict[str, tuple[int, str]] = {}
-        self.others: set[str] = set()  # variables that are no registers
+        self.others: set[str] = set()  # variables other than registers
 
     def declare(self, variable: Variable) -> None:
         if variable.space != "reg" or variable.vector > 1:
@@ -51,7 +51,7 @@ class _Names:
             self.types[variable.name] = variable.type
 
     def find(self, name: str) -> str | None:
-        """The type of a register, `other` for another variable of the function, None for what is not declared in it."""
+        """Return the type of a register, `other` for another variable of the function, None for a name not declared in it."""
         at: _Names | None = self
         while at is not None:
             if name in at.types:
@@ -69,7 +69,7 @@ class _Names:
 
 @dataclasses.dataclass(slots=True)
 class _Scope:
-    begin: int  # the statement that opens it
+    begin: int  # the index of the statement that opens the scope
     outside: _Names
     end: int = 0
     text: str = ""
@@ -77,7 +77,7 @@ class _Scope:
 
 
 def outline(module: Module) -> Module:
-    """The module with repeated probes as functions. Raises PtxError where a body cannot be read."""
+    """Return the module with repeated probes turned into functions. Raises PtxError if a body cannot be read."""
     found: dict[str, list[_Scope]] = {}
     for function in module.functions.values():
         if function.mentions("//gpubpf{"):
@@ -107,9 +107,9 @@ def _all(scopes: list[_Scope]) -> Iterator[_Scope]:
 
 
 def _scopes(function: Function) -> list[_Scope]:
-    """The outermost scopes between marks, with those inside of them."""
+    """Return the outermost scopes between marks, with their inner scopes."""
     outermost: list[_Scope] = []
-    open_scopes: list[_Scope | None] = []  # None: of the application
+    open_scopes: list[_Scope | None] = []  # None: a scope of the application
     known = _Names()
     for variable in (*function.parameters, *function.returns):
         known.declare(variable)
@@ -145,7 +145,7 @@ def _scopes(function: Function) -> list[_Scope]:
 def _calls(
     function: Function, scopes: list[_Scope], often: Counter[str], made: dict[str, Function | None]
 ) -> Iterator[tuple[int, tuple[int, Instruction]]]:
-    """By the first statement of a scope: its last one, and the call that takes its place."""
+    """Return by the first statement of each repeated scope: its last statement, and the call that replaces it."""
     body = function.body or ()
     for scope in scopes:
         if scope.text and often[scope.text] > 1 and scope.end:
@@ -176,7 +176,7 @@ def _with(function: Function, calls: dict[int, tuple[int, Instruction]]) -> tupl
 
 
 def _made(body: tuple[Statement, ...], scope: _Scope, name: str) -> Function | None:
-    """A function of what is in a scope; None where it is not closed in itself."""
+    """Return a function with the statements of a scope; None if the scope depends on its place."""
     inside = _Names()
     nested = [inside]
     parameters: dict[str, Variable] = {}
@@ -200,7 +200,7 @@ def _made(body: tuple[Statement, ...], scope: _Scope, name: str) -> Function | N
                 if statement.opcode in _STAYS:
                     return None
                 if statement.opcode in ("vote", "shfl") and "sync" not in statement.modifiers:
-                    return None  # of the lanes that happen to be together
+                    return None  # depends on which lanes are active together
                 written = set(names(o for o in statement.operands[:1] if not isinstance(o, Address)))
                 used = list(names(statement.operands))
                 if statement.predicate is not None:
@@ -212,7 +212,7 @@ def _made(body: tuple[Statement, ...], scope: _Scope, name: str) -> Function | N
                     if kind is None:
                         if statement.opcode == "bra":
                             return None
-                        continue  # a special register, or the module's
+                        continue  # a special register, or a name of the module
                     if kind in ("other", "pred") or used_name in written:
                         return None
                     parameters[used_name] = Variable("reg", kind, used_name)

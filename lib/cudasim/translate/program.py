@@ -1,4 +1,4 @@
-"""A PTX module → one C file: functions, frames, kernels, variables, described by a `cs_image`."""
+"""Translate a PTX module to C: functions, frames, kernels and variables, described by a `cs_image`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from .outline import outline
 from .scope import Storage
 from .values import RESERVED_SHARED, Unsupported, immediate_bits
 
-# Lines of C from which on functions are compiled apart, when a kernel that needs them is launched; and how many lines
-# are gathered for one run of the compiler, which takes 0.1 s for none.
+# A module with more lines of C is compiled in parts, each when a kernel that needs it is launched; and how many lines a part has. The
+# compiler takes 0.1 s even for an empty file.
 SPLIT_LINES, PART_LINES = 3_000, 800
-# Bytes: of an initialised variable; of shared memory, local memory and parameters, beyond what any device has.
+# Limits in bytes: of an initialised variable; of shared memory, local memory and parameters. No device has as much.
 MOST_INITIAL = 1 << 28
 MOST_SHARED, MOST_LOCAL, MOST_PARAMETERS = 1 << 24, 512 << 10, 1 << 15
 
@@ -51,7 +51,7 @@ def _align(value: int, alignment: int) -> int:
 class Program:
     """The translation of a module. `c_texts()` is the result.
 
-    With `virtual`, threads keep a clock of their own: 1 ns for each instruction of the application that they reach.
+    With `virtual`, each thread has its own clock: 1 ns for each instruction of the application that it reaches.
     """
 
     def __init__(self, module: Module, virtual: bool = False) -> None:
@@ -73,7 +73,7 @@ class Program:
             if function.defined:
                 self.indices.setdefault(name, self.indices[function.name])
         self.codes: dict[str, FunctionCode] = {}
-        self.refused: dict[str, str] = {}  # functions that cannot be translated: why
+        self.refused: dict[str, str] = {}  # functions that cannot be translated: the reason
         self.taken: set[str] = set()
         self.initial: list[tuple[bytes, list[Relocation]]] = [self._initial(v) for v in self.variables]
         self._translate(defined)
@@ -94,7 +94,7 @@ class Program:
     def _variable(self, variable: Variable, key: str) -> None:
         if variable.space in ("global", "const"):
             if variable.type in ("texref", "surfref", "samplerref"):
-                return  # naming it is an error, declaring it is not
+                return  # using it is an error, declaring it is not
             self.scope[key] = Storage("global", key, len(self.variables), variable.size, variable.alignment)
             self.variables.append(variable)
         elif variable.space == "shared":
@@ -127,7 +127,7 @@ class Program:
         dimensions: list[int | None],
         at: int,
     ) -> None:
-        """Writes `value` at byte `at`; nested braces go one dimension down."""
+        """Write `value` at byte `at`. Nested braces initialise the next dimension."""
         if isinstance(value, tuple):
             step = width
             for length in dimensions[1:]:
@@ -164,13 +164,15 @@ class Program:
         elif value.name in self.functions and self.functions[value.name].defined:
             self.taken.add(self.functions[value.name].name)
             relocations.append(Relocation(at, width, True, self.indices[value.name], addend, mask, shift))
-        elif value.name not in self.functions:  # one that is declared alone stays 0: a call of it is a fault
+        elif (
+            value.name not in self.functions
+        ):  # a function that is only declared stays 0: calling it is a fault
             raise PtxError(f"PTX line {variable.line}: {value.name} in an initialiser is not defined")
 
     # -- functions
 
     def _translate(self, defined: list[Function]) -> None:
-        """Kernels, and every function they can reach."""
+        """Translate kernels and every function that they can reach."""
         names = {self.indices[f.name]: f.name for f in defined}
         todo = [f.name for f in defined if f.kind == "entry"]
         todo += sorted(self.taken)
@@ -197,7 +199,7 @@ class Program:
                 self.taken.add(names[index])
                 todo.append(names[index])
         bad = set(self.refused)
-        while bad:  # and whoever calls them
+        while bad:  # and their callers
             bad = {n for n, code in self.codes.items() if not self._callees(code).isdisjoint(self.refused)}
             for name in bad:
                 callees = self._callees(self.codes[name])
@@ -211,7 +213,7 @@ class Program:
         return code.callees | {n for n in self.taken if self.functions[n].kind == "func"}
 
     def _order(self) -> None:
-        """Strongly connected components of the call graph, callees first (Tarjan, without recursion)."""
+        """Return the strongly connected components of the call graph, callees first (Tarjan's algorithm, without recursion)."""
         number: dict[str, int] = {}
         low: dict[str, int] = {}
         stack: list[str] = []
@@ -254,7 +256,7 @@ class Program:
                 self.codes[name].recursive = cyclic
 
     def _layout(self) -> None:
-        """Numbers of blocks; where the local memory of each function begins in the lane's."""
+        """Number the blocks, and place the local memory of each function in the lane's local memory."""
         self.base: dict[str, int] = {}
         at = 0
         for component in self.components:
@@ -297,7 +299,7 @@ class Program:
     # -- text
 
     def c_texts(self, split: int = SPLIT_LINES, part: int = PART_LINES) -> list[str]:
-        """One C file; or, beyond `split` lines, one that describes the module and others with parts of the code."""
+        """Return one C text, or for more than `split` lines one that describes the module and others with parts of the code."""
         self.kernels = [f.name for f in self.module.functions.values() if f.defined and f.kind == "entry"]
         self.reached = {n: sorted(self.reach(n)) for n in self.kernels if n in self.codes}
         bodies: dict[str, str] = {}
@@ -309,8 +311,8 @@ class Program:
             bodies[name] = struct + body
         self.frame_offset: dict[str, int] = {}
         self.frame_end: dict[str, int] = {}
-        # Frames hold an array over the lanes for each register, so those of two functions must not share memory: some
-        # lanes of a warp may be in one function while others are in the other. A warp runs one kernel, though.
+        # A frame holds an array over the lanes for each register. Lanes of a warp may be in different functions at a time, so their
+        # frames must not share memory. Frames of kernels may, since a warp runs only one kernel.
         at = max((frame[n] for n in self.reached), default=0)
         for name in bodies:
             begin = 0 if name in self.reached else at
@@ -318,7 +320,7 @@ class Program:
             self.frame_offset[name] = begin
             self.frame_end[name] = begin + frame[name]
             at = max(at, self.frame_end[name])
-        # functions that the same kernels reach are compiled together; probes apart, at a level of their own
+        # functions that the same kernels reach are compiled together; probes separately, at their own level
         reaching: dict[str, list[str]] = {n: [] for n in bodies}
         for kernel, reached in self.reached.items():
             for name in reached:
@@ -454,9 +456,9 @@ class Program:
         return "\n".join(lines)
 
     def _shared_layout(self, reach: list[str], reserved: int) -> tuple[int, list[int]]:
-        """Static size, and the offset of every shared variable of the module (0 where it is not used).
+        """Return the static size of shared memory, and the offset of each shared variable of the module (0 if unused).
 
-        They begin after `reserved` bytes, which do not count.
+        The variables begin after `reserved` bytes, which the size does not include.
         """
         used = {x for n in reach for x in self.codes[n].values.shared_variables}
         offsets = [0] * len(self.shared)
@@ -497,6 +499,6 @@ def _dimensions(function: Function, name: str) -> str:
 
 
 def _bytes(data: bytes) -> str:
-    """A C initialiser: a string literal, which compiles quickly. Octal escapes cannot run into what follows."""
+    """Return bytes as a string literal, which compiles quickly. Octal escapes cannot swallow the next character."""
     parts = [data[k : k + 1000] for k in range(0, len(data), 1000)]
     return "\n".join('"' + "".join(f"\\{b:03o}" for b in part) + '"' for part in parts)

@@ -14,7 +14,7 @@ _BAD = re.compile(r"[^A-Za-z0-9_]")
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """One register: `name` is unique in the function and a C identifier; `width` in bytes, 0 for a predicate."""
+    """One register. `name`: a C identifier, unique in the function. `width`: bytes, 0 for a predicate."""
 
     name: str
     width: int
@@ -22,7 +22,7 @@ class Register:
 
 @dataclass(slots=True)
 class Storage:
-    """A variable that a function can name.
+    """A variable that a function can use.
 
     kind: global (index into the image's variables), shared (index into its shared variables), local (offset in the
     lane's local memory), kernel (offset in the kernel's parameters), frame (a `.param` of a function or call: a field
@@ -51,7 +51,7 @@ def c_name(name: str, suffix: str = "") -> str:
 
 
 class Names:
-    """All names of one function; statements are resolved against the scope they stand in."""
+    """All names of one function. Names are looked up from the scope of a statement."""
 
     def __init__(self, function: Function, module_scope: dict[str, Storage]) -> None:
         self.function = function
@@ -61,8 +61,8 @@ class Names:
         self.labels = 0
         self.frame: dict[str, Storage] = {}
         self.statements: list[tuple[Instruction | Label, Scope]] = []
-        # By position in `statements`: instructions that are not the application's; how many of the application's a thread
-        # reaches ahead of it that are not there (docs/timing.md).
+        # By position in `statements`: instructions that the injector added; and the number of instructions of the application that a
+        # thread would reach before this one, and that the injector left out (docs/timing.md).
         self.injected: set[int] = set()
         self.omitted: dict[int, int] = {}
         self._numbers = 0
@@ -160,15 +160,15 @@ class Names:
             if (found := at.tables.get(name)) is not None:
                 return found
             at = at.parent
-        raise PtxError(f"PTX line {line}: {name} is no list of branch targets")
+        raise PtxError(f"PTX line {line}: {name} is not a list of branch targets")
 
     # -- flattening
 
     def flatten(self, body: tuple[Statement, ...]) -> None:
-        """Statements with their scopes; declarations are taken in, labels numbered."""
+        """Collect statements with their scopes, declare variables, and number labels. Raises PtxError."""
         scope = self.root
         pending: Label | None = None
-        depth = 0  # of marks around what the injector added
+        depth = 0  # of marks around added statements
         for statement in body:
             if isinstance(statement, Open):
                 scope = Scope(scope)

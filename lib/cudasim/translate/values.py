@@ -1,4 +1,4 @@
-"""Operands as C expressions. Every value is a bit pattern in an unsigned integer; predicates are 0 or 1."""
+"""Translate operands to C expressions. Every value is a bit pattern in an unsigned integer; predicates are 0 or 1."""
 
 from __future__ import annotations
 
@@ -54,31 +54,31 @@ CLOCKS = {
     "%globaltimer_lo": "(u32)now",
     "%globaltimer_hi": "(u32)(now >> 32)",
 }
-RESERVED_SHARED = 1024  # bytes at the beginning of a block's shared memory, where a kernel asks for them
+RESERVED_SHARED = 1024  # bytes at the beginning of a block's shared memory, if a kernel uses them
 
 
 class Unsupported(PtxError):
-    """An instruction that the embedded device does not know."""
+    """The embedded device does not support an instruction."""
 
 
 @dataclass(slots=True)
 class Code:
-    """One translated instruction of the straight-line part of a block."""
+    """One translated instruction of a block's straight-line part."""
 
     text: str = ""
     uses: set[Register] = field(default_factory=set)
     defs: set[Register] = field(default_factory=set)
-    before: str = ""  # once for the warp, ahead of the lane loop
-    alone: bool = False  # its own lane loop: all lanes do this before any does what follows
+    before: str = ""  # executed once for the warp, before the lane loop
+    alone: bool = False  # needs its own lane loop: all lanes execute this before any lane continues
     writes_shared: bool = False
     reads_shared: bool = False
     memory: bool = False
-    again: bool = False  # it could as well be done where its result is used
+    again: bool = False  # may be moved to where its result is used
     shared: list[tuple[Register, int, int]] = field(default_factory=list)  # accesses: register, offset, bytes
 
 
 def size_of(type_name: str) -> int:
-    """Bytes; 0 for a predicate. Raises ValueError for what is no type."""
+    """Return the bytes of a type; 0 for a predicate. Raises ValueError for an unknown type."""
     if type_name in ("u16x2", "s16x2"):
         return 4
     try:
@@ -113,7 +113,7 @@ def single_bits(value: float) -> int:
 
 
 def immediate_bits(operand: Immediate, type_name: str) -> int:
-    """The bit pattern of a literal where `type_name` is expected (PTX ISA 4.5)."""
+    """Return the bit pattern of a literal as a `type_name` (PTX ISA 4.5)."""
     text = operand.text.lstrip("+-")
     if text[:2] in ("0f", "0F", "0d", "0D"):
         width, bits = (4 if text[1] in "fF" else 8), int(text[2:], 16)
@@ -146,15 +146,15 @@ def immediate_bits(operand: Immediate, type_name: str) -> int:
 
 
 class Values:
-    """Turns operands of one instruction into C; records what it reads and writes in `code`."""
+    """Translates the operands of one instruction to C, and records in `code` what it reads and writes."""
 
     def __init__(self, names: Names, functions: dict[str, int], virtual: bool = False) -> None:
         self.names = names
         self.functions = functions
         self.virtual = virtual  # on the virtual clock
-        self.elapsed = 0  # … instructions of the block ahead of this one
-        self.injected = False  # … this one is not the application's
-        self.cost = 1  # … its own ns; 0 where the block's have been added already
+        self.elapsed = 0  # … instructions of the block before this one
+        self.injected = False  # … whether this one was added by the injector
+        self.cost = 1  # … its own ns; 0 if the block's time has been added already
         self.code = Code()
         self.scope: Scope = names.root
         self.instruction = Instruction("")
@@ -162,8 +162,8 @@ class Values:
         self.variables: set[int] = set()
         self.shared_variables: set[int] = set()
         self.reserved_shared = False
-        self.stack = False  # it allocates local memory as it runs
-        self._based: tuple[Register, int] | None = None  # of the address made last: [register + offset]
+        self.stack = False  # whether it allocates local memory at run time
+        self._based: tuple[Register, int] | None = None  # of the last address: [register + offset]
         self.local_parameters: dict[str, int] = {}  # parameters of a function that live in local memory
 
     def begin(self, instruction: Instruction, scope: Scope) -> None:
@@ -192,7 +192,7 @@ class Values:
     # -- sources
 
     def src(self, operand: Operand, type_name: str) -> str:
-        """The value as an unsigned integer of the width of `type_name`."""
+        """Return a source operand as an unsigned integer with the width of `type_name`."""
         width = size_of(type_name)
         if isinstance(operand, Immediate):
             if type_name == "pred":
@@ -221,7 +221,7 @@ class Values:
         return f"(s{width * 8}){self.src(operand, type_name)}"
 
     def integer(self, operand: Operand, type_name: str) -> str:
-        """As a C integer with the signedness of the type."""
+        """Return a source operand as a C integer with the signedness of the type."""
         return self.signed(operand, type_name) if type_name in SIGNED else self.src(operand, type_name)
 
     def special(self, name: str) -> str | None:
@@ -247,11 +247,11 @@ class Values:
         return None
 
     def now(self) -> str:
-        """The lane's virtual time, ahead of this instruction."""
+        """Return the lane's virtual time before this instruction."""
         return f"(w->time[l] + {self.elapsed})" if self.elapsed else "w->time[l]"
 
     def address_of(self, name: str, offset: int = 0) -> str:
-        """The address of a variable or function in its own state space."""
+        """Return the address of a variable or function in its state space."""
         plus = f" + {offset}" if offset > 0 else f" - {-offset}" if offset < 0 else ""
         storage = self.names.storage(self.scope, name)
         if storage is None:
@@ -274,7 +274,7 @@ class Values:
     # -- destinations
 
     def define(self, operand: Operand) -> Register | None:
-        """The register written; None for the sink `_`."""
+        """Return the register that is written; None for the sink `_`."""
         if not isinstance(operand, Name):
             raise self.unsupported(f"destination {operand}")
         if operand.name == "_":
@@ -282,7 +282,7 @@ class Values:
         return self.register(operand.name)
 
     def dst(self, operand: Operand, type_name: str, expression: str) -> str:
-        """An assignment; a register wider than the type is sign- or zero-extended (PTX ISA 9.4.1)."""
+        """Return an assignment. A register wider than the type is sign- or zero-extended (PTX ISA 9.4.1)."""
         found = self.define(operand)
         if found is None:
             return f"(void)({expression});"
@@ -297,7 +297,7 @@ class Values:
     # -- addresses
 
     def address(self, operand: Operand) -> str:
-        """`[%rd1+8]` as u64 in its own space; 32-bit registers wrap."""
+        """Return an address such as `[%rd1+8]` as u64 in its space. 32-bit registers wrap."""
         self._based = None
         if not isinstance(operand, Address):
             raise self.unsupported(f"address {operand}")
@@ -319,11 +319,11 @@ class Values:
         )
 
     def forget_base(self) -> None:
-        """The next pointer is not at the register and offset of the address made last."""
+        """Forget the last address: the next pointer is not at its register and offset."""
         self._based = None
 
     def pointer(self, space: str, address: str, size: int, access: str) -> str:
-        """A host pointer, after the checks."""
+        """Return a host pointer, after checks."""
         self.code.memory = True
         code = ord(access)
         if space == "shared":
@@ -333,7 +333,7 @@ class Values:
                 self.code.writes_shared = True
             mark = ""
             if self._based is not None and self._based[1] >= 0:
-                # what rendering may replace by an unchecked access, see function.py
+                # rendering may replace this by an unchecked access, see function.py
                 register, offset = self._based
                 self.code.shared.append((register, offset, size))
                 mark = f"/*{register.name}+{offset}*/"
@@ -345,7 +345,7 @@ class Values:
         return f"at_global(w, {address}, {size}, {code})"
 
     def line(self, space: str = "generic") -> str:
-        """Records the line for faults, where the access itself does not hand it over; the time as well."""
+        """Record the line and the time for faults, if the access itself does not pass them."""
         if self.virtual:
             return f"w->line = {self.instruction.line}; w->elapsed = {self.elapsed + self.cost};"
         return "" if space in ("shared", "local") else f"w->line = {self.instruction.line};"

@@ -12,6 +12,7 @@ It needs nothing but the standard library, because it also runs before anything 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -282,7 +283,7 @@ PARTS = (
     Part(
         "kernel",
         (Kind.KERNEL,),
-        "a launch, or with flag GRAPH_NODE one kernel node's part of a replay",
+        "a launch; with flag GRAPH_NODE, one kernel node's part of a replay, whose call times are those of the graph launch",
         (*_LAUNCH, Field("u64", "replay")),
     ),
     Part(
@@ -348,7 +349,7 @@ PARTS = (
         "device times of an operation, from timing events or, with flag HOST_CLOCK, from CUPTI",
         (
             Field("u64", "of", about="id of the operation"),
-            Field("u64", "start", about="ns; 0: unknown"),
+            Field("u64", "start", about="ns on the agent's event clock; 0: unknown"),
             Field("u64", "end"),
             Field("u32", "error_ns"),
         ),
@@ -378,7 +379,7 @@ PARTS = (
         "in that graph, kernel node `after` runs after `before`",
         (
             Field("u64", "exec"),
-            Field("u32", "before", about="index of a kernel node; other nodes may lie between"),
+            Field("u32", "before", about="index of a kernel node; the path may lead through other nodes"),
             Field("u32", "after"),
         ),
     ),
@@ -489,19 +490,26 @@ def _member(part: Part) -> str:
 
 
 def markdown() -> str:
-    """Return the table of log records as it stands in the documentation."""
-    rows = ["| kind | what it is | fields, from byte 64 |", "|---|---|---|"]
+    """Return the tables of log records as they stand in the documentation."""
+    rows = ["| kind | what it records | fields, each with its offset |", "|---|---|---|"]
     for part in PARTS:
         kinds = ", ".join(f"{kind.value} {kind.name.lower()}" for kind in part.kinds)
-        fields = "; ".join(
-            f"{field.type} `{field.name}`"
-            + (f"[{field.count}]" if field.count > 1 else "")
-            + (f" at {PART_OFFSET + at}")
-            + (f" ({field.about})" if field.about else "")
-            for field, at in part.offsets()
+        rows.append(
+            f"| {kinds} | {part.about} | {'; '.join(_described(f, at) for f, at in part.offsets())} |"
         )
-        rows.append(f"| {kinds} | {part.about} | {fields} |")
+    rows += ["", "| flag | meaning |", "|---|---|"]
+    meanings = dict(_MEANING.findall(" ".join((RecordFlag.__doc__ or "").split())))
+    rows += [f"| {flag.value} {flag.name} | {meanings[flag.name or '']} |" for flag in RecordFlag]
     return "\n".join(rows) + "\n"
+
+
+_MEANING = re.compile(r"([A-Z_]{3,}): (.*?)\.(?= [A-Z_]{3,}:|$)")
+
+
+def _described(field: Field, at: int) -> str:
+    count = f"[{field.count}]" if field.count > 1 else ""
+    about = f" ({field.about})" if field.about else ""
+    return f"{field.type} {field.name}{count} at {PART_OFFSET + at}{about}"
 
 
 if __name__ == "__main__":

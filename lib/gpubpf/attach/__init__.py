@@ -1,1 +1,1 @@
-"""The agent in a process that runs already, and in each process that begins to use CUDA."""
+"""Load the agent into a running process, and into each process that begins to use CUDA."""

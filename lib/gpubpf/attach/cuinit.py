@@ -1,413 +1,349 @@
-"""Who begins to use the CUDA driver: eBPF programs on the `cuInit` of driver files (`Watch`).
+"""Report every process that begins to use the CUDA driver: eBPF programs at `cuInit` in driver files (`CuInitProbes`).
 
-A uprobe is on a file, so that it is met in every process that maps it, of whatever name space. The first time that a process comes by,
-its thread is told of through a ring buffer, and waits right there, in the program, until the tool has stopped it (`go`): so it stands
-at the entry of cuInit, where it holds no lock, and has run nothing of the driver. A wait is `WAIT_NS` at most: should the tool
-be slow, or gone, the thread goes on. A process that the tool is done with (`done`) passes with one look into a hash; one that executes
-another program, or ends, is told of and forgotten: by programs at raw tracepoints, since at those with
-records the kernel leaves programs out at times, and who is not forgotten would not be told of again, nor who gets its number.
+A uprobe is attached to a file, so it fires in every process that maps the file, in any namespace. When a process calls cuInit for
+the first time, the program reports the thread through a ring buffer. Then the thread waits right there, in the program, until the
+hold helper has stopped it (`release_thread`). So it is stopped at the entry of cuInit, where it holds no lock, and has run no
+instruction of the driver. It waits for WAIT_NS at most: if the helper is slow, or has exited, the thread continues.
 
-The programs are assembled here, so that nothing is compiled at start. They wait in a loop that the verifier follows to its end,
-called anew by tail calls: that takes no newer kernel than the ring buffer does (Linux 5.8).
+For a process that the tool has finished with (`ignore_process`), the program does one hash lookup. When such a process executes
+another program, or ends, that is reported, and the process is forgotten. The programs for this are at raw tracepoints. At
+tracepoints with records, the kernel sometimes skips programs. A process that is not forgotten would not be reported again, nor
+would the next process with its ID.
+
+The programs wait in a loop that the verifier follows to its end, and restart themselves by tail calls. That needs no newer kernel
+than the ring buffer does (Linux 5.8). script/prebuild.py compiles them, so that the hold helper needs neither bcc nor clang.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 
-from gpubpf.ebpf import bytecode
-from gpubpf.ebpf.bytecode import (  # fmt: skip
-    ADD,
-    ALU64,
-    ATOMIC,
-    ATOMIC_ADD,
-    CALL,
-    EXIT,
-    JA,
-    JEQ,
-    JGT,
-    JMP,
-    JNE,
-    LD_IMM64,
-    LDX,
-    LSH,
-    MEM,
-    MOV,
-    OR,
-    PSEUDO_MAP,
-    RSH,
-    ST,
-    STX,
-    SUB,
-    Instruction,
-)
+from gpubpf.ebpf import bytecode, compile
+from gpubpf.ebpf.bytecode import Program
 from gpubpf.linux import bpf_syscall
-from gpubpf.linux.bpf_syscall import ARRAY, HASH, KPROBE, LRU_HASH, PROG_ARRAY, RAW_TRACEPOINT, RINGBUF, Ring
+from gpubpf.linux.bpf_syscall import KPROBE, RAW_TRACEPOINT, Ring
 
-WAIT_NS = 4_000_000  # a thread waits for the tool at the entry of cuInit
-_RING = 1 << 18  # bytes; 4000 events
-_PROCESSES = 1 << 16  # that are remembered
-_TURNS = 2500  # of the waiting loop, which is called anew 33 times at most: the verifier follows 8192 jumps
+PROGRAM = r"""
+#include <uapi/linux/ptrace.h>
 
-CAME, EXECUTED, ENDED = range(3)
-_COMING, _DONE = 1, 2
-_EVENT = struct.Struct("<QIIQQ16sI4xQ")
-_W, _DW = 0x00, 0x18  # of 4, of 8 bytes
-_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
-_IP, _SP = 128, 152  # in struct pt_regs
-_lookup, _update, _delete, _ktime, _this_cpu, _tail_call, _pid_tgid, _comm = 1, 2, 3, 5, 8, 12, 14, 16
-_read_user, _ns_pid_tgid, _reserve, _submit = 112, 120, 131, 132
+#define TRACKED 1 /* states of a process: its exec and its end are reported */
+#define IGNORED 2 /* ... and its calls of cuInit are not */
+/*
+ * Turns of the wait loop in one run of gpubpf_wait, which calls itself up to 33 times. The verifier follows every turn, and at most
+ * 8192 branches.
+ */
+#define TURNS 2500
+
+enum kind { CALLED_CUINIT, EXECUTED, ENDED };
+
+struct settings {
+    u64 device, inode; /* the tool's PID namespace; inode 0: the initial one, whose IDs are the kernel's */
+    u64 wait_ns;
+    u32 tool;          /* process that is never reported */
+    u32 cpu;           /* the hold helper's; ~0: none */
+};
+struct waiting {
+    u64 sp, since_ns;
+    u64 released; /* the thread need not wait any longer */
+};
+struct event {
+    u64 ts;
+    u32 tid, pid;
+    u64 sp, return_address;
+    char comm[16];
+    u32 kind, zero;
+    u64 entry;
+};
+
+BPF_ARRAY(settings, struct settings, 1);
+BPF_TABLE("lru_hash", u32, u32, processes, 65536); /* state by process ID */
+BPF_HASH(threads, u32, struct waiting, 4096);      /* by thread ID */
+BPF_RINGBUF_OUTPUT(events, 64);                    /* pages: 4000 events */
+BPF_ARRAY(lost, u64, 1);
+BPF_PROG_ARRAY(wait_program, 1);
+
+/* The IDs of the current thread as the tool sees them. -1: its PID namespace has none for it. */
+static __always_inline int current_ids(struct settings *s, u32 *pid, u32 *tid)
+{
+    struct bpf_pidns_info ids = {};
+    u64 both;
+
+    if (s->inode) {
+        if (bpf_get_ns_current_pid_tgid(s->device, s->inode, &ids, sizeof(ids)))
+            return -1;
+        *pid = ids.tgid;
+        *tid = ids.pid;
+    } else {
+        both = bpf_get_current_pid_tgid();
+        *pid = both >> 32;
+        *tid = both;
+    }
+    return 0;
+}
+
+static __always_inline void count_lost(void)
+{
+    int zero = 0;
+    u64 *n = lost.lookup(&zero);
+
+    if (n)
+        __sync_fetch_and_add(n, 1);
+}
+
+static __always_inline int report(u32 kind, u64 ts, u32 pid, u32 tid, u64 sp, u64 return_address, u64 entry)
+{
+    struct event *e = events.ringbuf_reserve(sizeof(struct event));
+
+    if (!e) {
+        count_lost();
+        return -1;
+    }
+    e->ts = ts;
+    e->tid = tid;
+    e->pid = pid;
+    e->sp = sp;
+    e->return_address = return_address;
+    e->kind = kind;
+    e->zero = 0;
+    e->entry = entry;
+    bpf_get_current_comm(e->comm, sizeof(e->comm));
+    events.ringbuf_submit(e, BPF_RB_FORCE_WAKEUP);
+    return 0;
+}
+
+/* At the entry of cuInit. */
+int gpubpf_cuinit(struct pt_regs *ctx)
+{
+    u64 return_address = 0;
+    u32 pid, tid, tracked = TRACKED, *state;
+    struct waiting *before, w = {};
+    int zero = 0;
+    struct settings *s = settings.lookup(&zero);
+
+    if (!s)
+        return 0;
+    if (current_ids(s, &pid, &tid)) {
+        count_lost(); /* the tool looks through /proc then */
+        return 0;
+    }
+    if (pid == s->tool)
+        return 0;
+    state = processes.lookup(&pid);
+    if (!state)
+        processes.update(&pid, &tracked);
+    else if (*state == IGNORED)
+        return 0;
+    w.sp = PT_REGS_SP(ctx);
+    before = threads.lookup(&tid);
+    if (before && before->sp == w.sp)
+        return 0; /* another probe on the same file, or a thread that is not held: reported once */
+    w.since_ns = bpf_ktime_get_ns();
+    threads.update(&tid, &w);
+    bpf_probe_read_user(&return_address, sizeof(return_address), (void *)w.sp);
+    if (report(CALLED_CUINIT, w.since_ns, pid, tid, w.sp, return_address, PT_REGS_IP(ctx)))
+        return 0;
+    if (bpf_get_smp_processor_id() == s->cpu)
+        return 0; /* the hold helper preempts this thread, so it cannot go on anyway */
+    wait_program.call(ctx, 0);
+    return 0;
+}
+
+/* Runs until the tool releases the thread, or its time is up. */
+int gpubpf_wait(struct pt_regs *ctx)
+{
+    struct waiting *w;
+    u32 pid, tid;
+    int zero = 0;
+    u64 turn;
+    struct settings *s = settings.lookup(&zero);
+
+    if (!s || current_ids(s, &pid, &tid))
+        return 0;
+    w = threads.lookup(&tid);
+    if (!w || bpf_ktime_get_ns() - w->since_ns > s->wait_ns)
+        return 0;
+#pragma clang loop unroll(disable)
+    for (turn = 0; turn < TURNS; turn++) {
+        if (*(volatile u64 *)&w->released)
+            return 0;
+        bpf_ktime_get_ns(); /* takes at least 20 ns */
+        bpf_ktime_get_ns();
+    }
+    wait_program.call(ctx, 0);
+    return 0;
+}
+
+static __always_inline int forget(u32 kind)
+{
+    u32 pid, tid;
+    int zero = 0;
+    struct settings *s = settings.lookup(&zero);
+
+    if (!s || current_ids(s, &pid, &tid))
+        return 0;
+    if (kind == ENDED)
+        threads.delete(&tid);
+    if (!processes.lookup(&pid))
+        return 0;
+    if (kind == ENDED && tid != pid)
+        return 0; /* the process counts as ended with its main thread: nobody can reach the others then */
+    processes.delete(&pid);
+    report(kind, bpf_ktime_get_ns(), pid, tid, 0, 0, 0);
+    return 0;
+}
+
+/* At sched_process_exec. */
+int gpubpf_exec(void *ctx)
+{
+    return forget(EXECUTED);
+}
+
+/* At sched_process_exit, of a thread. */
+int gpubpf_exit(void *ctx)
+{
+    return forget(ENDED);
+}
+"""
+
+WAIT_NS = 4_000_000  # how long a thread waits for the hold helper at the entry of cuInit, at most
+CALLED_CUINIT, EXECUTED, ENDED = range(3)  # enum kind
+_TRACKED, _IGNORED = 1, 2
+_PREBUILT = Path(compile.__file__).with_name("prebuilt") / "cuinit.json"
+_SETTINGS = struct.Struct("<QQQII")  # struct settings
+_WAITING = struct.Struct("<QQQ")  # struct waiting
+_EVENT = struct.Struct("<QIIQQ16sI4xQ")  # struct event
+_ID = struct.Struct("<I")
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, the inode of /proc/self/ns/pid
 
 
 @dataclass(frozen=True)
 class Event:
-    """What happened at `ts` (ns, CLOCK_MONOTONIC). Of one that came: `entry` is cuInit, at `sp` lies its return address, `back`."""
+    """What happened at `ts` (ns, CLOCK_MONOTONIC).
+
+    Of a call of cuInit: `entry` is the function's address, and `return_address` lies at `sp`; they are 0 for other kinds.
+    """
 
     kind: int
     ts: int
     pid: int
     tid: int
     sp: int
-    back: int
+    return_address: int
     entry: int
     comm: str
 
 
-class _Assembly:
-    """Instructions with names for where jumps go."""
+class CuInitProbes:
+    """The programs, loaded into the kernel.
 
-    def __init__(self) -> None:
-        self._code: list[Instruction | tuple[int, int, int, int, str]] = []
-        self._labels: dict[str, int] = {}
+    `tool`: ID of a process that is never reported. `cpu`: the CPU on which the reader of the events runs, at a higher priority than
+    ordinary threads; -1: none. A thread that calls cuInit on this CPU need not wait, since it cannot continue before the reader has
+    run. Raises OSError if the kernel refuses, or if this process lacks a privilege.
+    """
 
-    def op(self, opcode: int, dst: int = 0, src: int = 0, offset: int = 0, imm: int = 0) -> None:
-        self._code.append(Instruction(opcode, dst, src, offset, imm))
-
-    def move(self, dst: int, src: int) -> None:
-        self.op(ALU64 | MOV | 8, dst, src)
-
-    def set(self, dst: int, value: int) -> None:
-        self.op(ALU64 | MOV, dst, imm=value)
-
-    def constant(self, dst: int, value: int) -> None:
-        self._code += [Instruction(LD_IMM64, dst, imm=value), Instruction(0)]
-
-    def map(self, dst: int, name: str) -> None:
-        self._code += [Instruction(LD_IMM64, dst, PSEUDO_MAP, map=name), Instruction(0)]
-
-    def stack(self, dst: int, offset: int) -> None:
-        self.move(dst, 10)
-        self.op(ALU64 | ADD, dst, imm=offset)
-
-    def call(self, helper: int) -> None:
-        self.op(JMP | CALL, imm=helper)
-
-    def jump(self, operation: int, label: str, dst: int = 0, imm: int = 0) -> None:
-        self._code.append((JMP | operation, dst, 0, imm, label))
-
-    def jump_to(self, operation: int, label: str, dst: int, src: int) -> None:
-        self._code.append((JMP | operation | 8, dst, src, 0, label))
-
-    def label(self, name: str) -> None:
-        self._labels[name] = len(self._code)
-
-    def leave(self) -> None:
-        self.set(0, 0)
-        self.op(JMP | EXIT)
-
-    def bytes(self, files: dict[str, int]) -> bytes:
-        code = []
-        for i, item in enumerate(self._code):
-            if isinstance(item, tuple):
-                opcode, dst, src, imm, label = item
-                item = Instruction(opcode, dst, src, self._labels[label] - i - 1, imm)
-            code.append(item)
-        return bytecode.encode(code, files)
-
-
-def _who(a: _Assembly, unseen: str = "leave") -> None:
-    """r7: process and thread, as this tool sees them. [r10-4]: process, [r10-8]: thread. `unseen`: where to go with one of whose name
-    space the kernel tells nothing, as the tool is in none of the machine's first."""
-    space = os.stat("/proc/self/ns/pid")
-    if space.st_ino == _FIRST_PID_NAMESPACE:
-        a.call(_pid_tgid)
-        a.move(7, 0)
-    else:
-        a.op(ST | MEM | _DW, 10, offset=-16)
-        a.constant(1, space.st_dev)
-        a.constant(2, space.st_ino)
-        a.stack(3, -16)
-        a.set(4, 8)
-        a.call(_ns_pid_tgid)
-        a.jump(JNE, unseen, 0)
-        a.op(LDX | MEM | _W, 7, 10, offset=-12)  # struct bpf_pidns_info: pid, tgid
-        a.op(ALU64 | LSH, 7, imm=32)
-        a.op(LDX | MEM | _W, 1, 10, offset=-16)
-        a.op(ALU64 | OR | 8, 7, 1)
-    a.op(STX | MEM | _W, 10, 7, offset=-8)
-    a.move(8, 7)
-    a.op(ALU64 | RSH, 8, imm=32)
-    a.op(STX | MEM | _W, 10, 8, offset=-4)
-
-
-def _tell(a: _Assembly, kind: int) -> None:
-    """Sends an event; r6: when, r9: `sp`, [r10-32]: `back`, [r10-72]: `entry`."""
-    a.map(1, "ring")
-    a.set(2, _EVENT.size)
-    a.set(3, 0)
-    a.call(_reserve)
-    a.jump(JEQ, "lost", 0)
-    a.op(STX | MEM | _DW, 0, 6, offset=0)
-    a.op(STX | MEM | _W, 0, 8, offset=12)
-    a.op(STX | MEM | _W, 0, 7, offset=8)
-    a.op(STX | MEM | _DW, 0, 9, offset=16)
-    a.op(LDX | MEM | _DW, 1, 10, offset=-32)
-    a.op(STX | MEM | _DW, 0, 1, offset=24)
-    a.op(ST | MEM | _W, 0, offset=48, imm=kind)
-    a.op(ST | MEM | _W, 0, offset=52)
-    a.op(LDX | MEM | _DW, 1, 10, offset=-72)
-    a.op(STX | MEM | _DW, 0, 1, offset=56)
-    a.move(6, 0)
-    a.move(1, 0)
-    a.op(ALU64 | ADD, 1, imm=32)
-    a.set(2, 16)
-    a.call(_comm)
-    a.move(1, 6)
-    a.set(2, 2)  # BPF_RB_FORCE_WAKEUP
-    a.call(_submit)
-
-
-def _lost(a: _Assembly) -> None:
-    a.label("lost")
-    a.op(ST | MEM | _W, 10, offset=-16)
-    a.map(1, "lost")
-    a.stack(2, -16)
-    a.call(_lookup)
-    a.jump(JEQ, "leave", 0)
-    a.set(1, 1)
-    a.op(STX | ATOMIC | _DW, 0, 1, imm=ATOMIC_ADD)
-
-
-def _coming(own: int, cpu: int) -> _Assembly:
-    """At the entry of cuInit."""
-    a = _Assembly()
-    a.op(STX | MEM | _DW, 10, 1, offset=-40)
-    a.op(LDX | MEM | _DW, 9, 1, offset=_SP)
-    a.op(LDX | MEM | _DW, 2, 1, offset=_IP)
-    a.op(STX | MEM | _DW, 10, 2, offset=-72)
-    _who(a, "lost")  # /proc is looked through then
-    a.jump(JEQ, "leave", 8, own)
-    a.map(1, "processes")
-    a.stack(2, -4)
-    a.call(_lookup)
-    a.jump(JEQ, "new", 0)
-    a.op(LDX | MEM | _W, 1, 0)
-    a.jump(JEQ, "leave", 1, _DONE)
-    a.jump(JA, "thread")
-    a.label("new")
-    a.op(ST | MEM | _W, 10, offset=-16, imm=_COMING)
-    a.map(1, "processes")
-    a.stack(2, -4)
-    a.stack(3, -16)
-    a.set(4, 0)
-    a.call(_update)
-    a.label("thread")
-    a.map(1, "threads")
-    a.stack(2, -8)
-    a.call(_lookup)
-    a.jump(JEQ, "tell", 0)  # another probe on the same file, or a thread that nobody held: told once
-    a.op(LDX | MEM | _DW, 1, 0)
-    a.jump_to(JEQ, "leave", 1, 9)
-    a.label("tell")
-    a.call(_ktime)
-    a.move(6, 0)
-    a.op(STX | MEM | _DW, 10, 9, offset=-64)  # the thread's: where, since when, whether it is to go on
-    a.op(STX | MEM | _DW, 10, 6, offset=-56)
-    a.op(ST | MEM | _DW, 10, offset=-48)
-    a.map(1, "threads")
-    a.stack(2, -8)
-    a.stack(3, -64)
-    a.set(4, 0)
-    a.call(_update)
-    a.op(ST | MEM | _DW, 10, offset=-32)
-    a.stack(1, -32)
-    a.set(2, 8)
-    a.move(3, 9)
-    a.call(_read_user)
-    _tell(a, CAME)
-    a.call(_this_cpu)
-    a.jump(JEQ, "leave", 0, cpu)
-    a.op(LDX | MEM | _DW, 1, 10, offset=-40)
-    a.map(2, "programs")
-    a.set(3, 0)
-    a.call(_tail_call)
-    a.jump(JA, "leave")
-    _lost(a)
-    a.label("leave")
-    a.leave()
-    return a
-
-
-def _waiting() -> _Assembly:
-    """Until the tool says so, or for as long as may be."""
-    a = _Assembly()
-    a.move(6, 1)
-    _who(a)
-    a.map(1, "threads")
-    a.stack(2, -8)
-    a.call(_lookup)
-    a.jump(JEQ, "leave", 0)
-    a.move(8, 0)
-    a.call(_ktime)
-    a.op(LDX | MEM | _DW, 9, 8, offset=8)
-    a.op(ALU64 | SUB | 8, 0, 9)
-    a.jump(JGT, "leave", 0, WAIT_NS)
-    a.set(7, _TURNS)
-    a.label("turn")
-    a.op(LDX | MEM | _DW, 1, 8, offset=16)
-    a.jump(JNE, "leave", 1)
-    a.call(_ktime)  # takes time, 20 ns or more
-    a.call(_ktime)
-    a.op(ALU64 | SUB, 7, imm=1)
-    a.jump(JNE, "turn", 7)
-    a.move(1, 6)
-    a.map(2, "programs")
-    a.set(3, 0)
-    a.call(_tail_call)
-    a.label("leave")
-    a.leave()
-    return a
-
-
-def _forgetting(kind: int) -> _Assembly:
-    """Where a program is executed, or a thread ends."""
-    a = _Assembly()
-    _who(a)
-    if kind == ENDED:
-        a.map(1, "threads")
-        a.stack(2, -8)
-        a.call(_delete)
-    a.map(1, "processes")
-    a.stack(2, -4)
-    a.call(_lookup)
-    a.jump(JEQ, "leave", 0)
-    if kind == ENDED:  # of its first thread: what others do then, nobody can reach
-        a.op(LDX | MEM | _W, 1, 10, offset=-8)
-        a.jump_to(JNE, "leave", 1, 8)
-    a.map(1, "processes")
-    a.stack(2, -4)
-    a.call(_delete)
-    a.call(_ktime)
-    a.move(6, 0)
-    a.set(9, 0)
-    a.op(ST | MEM | _DW, 10, offset=-32)
-    a.op(ST | MEM | _DW, 10, offset=-72)
-    _tell(a, kind)
-    a.jump(JA, "leave")
-    _lost(a)
-    a.label("leave")
-    a.leave()
-    return a
-
-
-class Watch:
-    """The programs, loaded. `without`: a process that is not told of. `cpu`: where who reads the events runs, before all others: a
-    thread that comes there need not wait, as it cannot go on. Raises OSError where the kernel, or the lack of a privilege, forbids
-    it."""
-
-    def __init__(self, without: int, cpu: int) -> None:
+    def __init__(self, tool: int, cpu: int) -> None:
         self._files = contextlib.ExitStack()
-        self._placed: list[int] = []
+        self._uprobes: list[int] = []
+        program = _prebuilt_program()
         with contextlib.ExitStack() as stack:
             self._maps = {
-                name: self._keep(
-                    stack, bpf_syscall.create_map(kind, key, value, entries, name=f"gpubpf_{name}")
+                name: self._close_with(
+                    stack, bpf_syscall.create_map(*map_.kernel_attributes, name=f"gpubpf_{name}")
                 )
-                for name, kind, key, value, entries in (
-                    ("processes", LRU_HASH, 4, 4, _PROCESSES),
-                    ("threads", HASH, 4, 24, 1 << 12),
-                    ("ring", RINGBUF, 0, 0, _RING),
-                    ("lost", ARRAY, 4, 8, 1),
-                    ("programs", PROG_ARRAY, 4, 4, 1),
-                )
+                for name, map_ in program.maps.items()
             }
-            waiting = self._load(stack, KPROBE, _waiting(), "gpubpf_wait")
-            bpf_syscall.update(self._maps["programs"], bytes(4), struct.pack("<I", waiting))
-            self._program = self._load(stack, KPROBE, _coming(without, cpu), "gpubpf_cuinit")
-            for kind, name in (EXECUTED, "exec"), (ENDED, "exit"):
-                program = self._load(stack, RAW_TRACEPOINT, _forgetting(kind), f"gpubpf_{name}")
-                self._keep(stack, bpf_syscall.attach_raw_tracepoint(program, f"sched_process_{name}"))
-            self._ring = Ring(self._maps["ring"], _RING)
+            bpf_syscall.update(self._maps["settings"], bytes(4), _settings(tool, cpu))
+            wait_program = self._load(stack, program, KPROBE, "gpubpf_wait")
+            bpf_syscall.update(self._maps["wait_program"], bytes(4), struct.pack("<I", wait_program))
+            self._cuinit_program = self._load(stack, program, KPROBE, "gpubpf_cuinit")
+            for event in "exec", "exit":
+                file = self._load(stack, program, RAW_TRACEPOINT, f"gpubpf_{event}")
+                self._close_with(stack, bpf_syscall.attach_raw_tracepoint(file, f"sched_process_{event}"))
+            self._ring = Ring(self._maps["events"], program.maps["events"].capacity)
             stack.callback(self._ring.close)
             self._files = stack.pop_all()
 
     @staticmethod
-    def _keep(stack: contextlib.ExitStack, file: int) -> int:
+    def _close_with(stack: contextlib.ExitStack, file: int) -> int:
         stack.callback(os.close, file)
         return file
 
-    def _load(self, stack: contextlib.ExitStack, kind: int, code: _Assembly, name: str) -> int:
-        return self._keep(stack, bpf_syscall.load_program(kind, code.bytes(self._maps), name=name))
+    def _load(self, stack: contextlib.ExitStack, program: Program, kind: int, name: str) -> int:
+        code = bytecode.encode(program.functions[name].instructions, self._maps)
+        return self._close_with(stack, bpf_syscall.load_program(kind, code, program.license, name))
 
     def close(self) -> None:
-        """Takes everything out; threads that wait go on."""
-        bpf_syscall.close_all(self._placed)
+        """Detach and unload all programs. Threads that wait continue."""
+        bpf_syscall.close_all(self._uprobes)
         self._files.close()
 
     @property
     def file(self) -> int:
-        """Becomes readable when there are events."""
-        return self._maps["ring"]
+        """A file descriptor that is readable while there are events."""
+        return self._maps["events"]
 
-    def place(self, path: str, offset: int) -> None:
-        """On the function at `offset` in the file. Raises OSError."""
-        self._placed.append(bpf_syscall.attach_uprobe(self._program, path, offset))
+    def attach(self, path: str, offset: int) -> None:
+        """Attach to the function at `offset` in a driver file. Raises OSError."""
+        self._uprobes.append(bpf_syscall.attach_uprobe(self._cuinit_program, path, offset))
 
     def events(self) -> list[Event]:
-        """Those that were not read yet, in order."""
+        """Return the events that have not been read yet, in order."""
         found = []
         for record in self._ring.records():
             if len(record) == _EVENT.size:
-                ts, tid, pid, sp, back, comm, kind, entry = _EVENT.unpack(record)
+                ts, tid, pid, sp, return_address, comm, kind, entry = _EVENT.unpack(record)
                 name = comm.partition(b"\0")[0].decode(errors="replace")
-                found.append(Event(kind, ts, pid, tid, sp, back, entry, name))
+                found.append(Event(kind, ts, pid, tid, sp, return_address, entry, name))
         return found
 
-    def go(self, tid: int) -> None:
-        """The thread does not wait (any more)."""
+    def release_thread(self, tid: int) -> None:
+        """Let a thread leave the program: it does not wait any longer."""
         with contextlib.suppress(FileNotFoundError):  # it ended
-            bpf_syscall.update(
-                self._maps["threads"], struct.pack("<I", tid), struct.pack("<QQQ", 0, 0, 1), existing=True
-            )
+            bpf_syscall.update(self._maps["threads"], _ID.pack(tid), _WAITING.pack(0, 0, 1), existing=True)
 
-    def forget(self, tid: int) -> None:
-        """The next cuInit of this thread is told of, if its process is not `done`."""
+    def forget_thread(self, tid: int) -> None:
+        """Report the next cuInit of this thread again, unless its process is ignored."""
         with contextlib.suppress(FileNotFoundError):
-            bpf_syscall.delete(self._maps["threads"], struct.pack("<I", tid))
+            bpf_syscall.delete(self._maps["threads"], _ID.pack(tid))
 
-    def follow(self, pid: int) -> None:
-        """It is told when the process executes another program, or ends, as of one that came."""
-        self._remember(pid, _COMING)
+    def track_process(self, pid: int) -> None:
+        """Report when the process executes another program or ends, as for a process that called cuInit."""
+        self._set_state(pid, _TRACKED)
 
-    def done(self, pid: int) -> None:
-        """The process is not told of any more, until it executes another program, or ends, which is."""
-        self._remember(pid, _DONE)
+    def ignore_process(self, pid: int) -> None:
+        """Report no cuInit of the process until it executes another program or ends, which is reported."""
+        self._set_state(pid, _IGNORED)
 
-    def _remember(self, pid: int, state: int) -> None:
-        bpf_syscall.update(self._maps["processes"], struct.pack("<I", pid), struct.pack("<I", state))
+    def _set_state(self, pid: int, state: int) -> None:
+        bpf_syscall.update(self._maps["processes"], _ID.pack(pid), struct.pack("<I", state))
 
-    def leave(self, pid: int) -> None:
-        """The process that this number was `done` for executed another program, or has ended: who has it now is told of."""
-        key = struct.pack("<I", pid)
-        if bpf_syscall.lookup(self._maps["processes"], key, 4) == struct.pack("<I", _DONE):
+    def stop_ignoring(self, pid: int) -> None:
+        """Report cuInit of this process ID again: the ignored process executed another program, or has ended."""
+        key = _ID.pack(pid)
+        if bpf_syscall.lookup(self._maps["processes"], key, 4) == struct.pack("<I", _IGNORED):
             with contextlib.suppress(FileNotFoundError):
                 bpf_syscall.delete(self._maps["processes"], key)
 
     @property
     def lost(self) -> int:
-        """How many came that could not be told of."""
+        """How many calls of cuInit, and ends of processes, could not be reported."""
         value = bpf_syscall.lookup(self._maps["lost"], bytes(4), 8)
         return int.from_bytes(value or b"", "little")
+
+
+def _prebuilt_program() -> Program:
+    """Return the compiled PROGRAM. Tests check that it is current."""
+    return compile.from_json(json.loads(_PREBUILT.read_bytes())["program"], PROGRAM)
+
+
+def _settings(tool: int, cpu: int) -> bytes:
+    namespace = os.stat("/proc/self/ns/pid")
+    device, inode = namespace.st_dev, namespace.st_ino
+    if inode == _INITIAL_PID_NAMESPACE:
+        inode = 0
+    return _SETTINGS.pack(device, inode, WAIT_NS, tool, cpu & 0xFFFFFFFF)

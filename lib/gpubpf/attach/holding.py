@@ -1,16 +1,26 @@
-"""A process of its own that holds those who begin to use the CUDA driver (machine.py starts it).
+"""The hold helper: a separate process that holds processes in their first cuInit until the tool has attached (machine.py starts it).
 
-It watches the `cuInit` of driver files (cuinit.py). A process that comes for the first time is stopped there by ptrace, which no
-shell and no parent sees; the thread makes another one for the tool, and waits, untraced, for the word to go on (borrow.py, `park`): it
-would not wait for ever, nor is it lost when the tool is. Others of its threads that come meanwhile stand until then.
+It has a probe at `cuInit` in driver files (cuinit.py). When a process calls cuInit for the first time, the helper stops the thread
+with ptrace; no shell and no parent process notices. The thread creates a worker thread for the tool, and waits, no longer traced,
+until it is released (borrow.py, `make_worker_and_wait`). This wait has a time limit, and ends even if the tool is killed. Other
+threads of the process that call cuInit meanwhile stay stopped until then.
 
-It is one thread that runs before ordinary ones, and does nothing else: the tool has other things to do, and Python lets only one
-of its threads run at a time; who is stopped must not wait for that. When the tool is gone, it lets all go, and ends.
+The helper is a single thread with real-time priority, and does nothing else. The tool itself has other work, and Python runs only one
+of its threads at a time; a stopped process must not wait for that. When the tool exits, the helper releases all processes and exits.
 
-Messages are JSON objects, one in each packet. To it: `place` (a path, an offset), `release` (a process goes on), `done` (it is not
-held again, and goes on; did it come while it joined as it ran?), `ask` (a process that runs, and when it was looked at in ns: is it
-to join?), `lost`; what has an `id` is answered with that. From it, beside `answer`: `held`, `late` (it could not be held),
-`forget` (it executes another program, or has ended).
+Messages are JSON objects, one per packet. To the helper:
+
+    place       path and offset: attach a probe there
+    release     the process continues
+    done        the process continues, and is not held again. Answer: whether it called cuInit while it was attached to as it ran
+    ask         a running process, and when it was seen (ns). Answer: whether to attach to it
+    lost        Answer: how many events were lost
+
+A message with an `id` is answered by one with the same `id`, and `answer`. Other messages from the helper:
+
+    held        a process is held
+    late        a process called cuInit, but could not be held
+    forget      a process has executed another program, or has ended
 """
 
 from __future__ import annotations
@@ -28,20 +38,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpubpf.attach import borrow
-from gpubpf.attach.borrow import Code
-from gpubpf.attach.cuinit import CAME, Event, Watch
+from gpubpf.attach.borrow import ProcessCode
+from gpubpf.attach.cuinit import CALLED_CUINIT, CuInitProbes, Event
 from gpubpf.errors import SessionError
 from gpubpf.process import ptrace, target
-from gpubpf.process.ptrace import Gone, Refused
+from gpubpf.process.ptrace import ThreadEnded, TraceRefused
 
 LIMIT = 5.0  # seconds for which a process is held at most
-BORROW = 0.2  # seconds for finding a place where it can be borrowed
-AGAIN = 0.001  # seconds until it is stopped again
-ENTRY = 16  # bytes behind the entry of cuInit that its first instruction may lead to
+BORROW = 0.2  # seconds for reaching a position where a thread can be borrowed
+AGAIN = 0.001  # seconds until a thread is stopped again
+# Bytes after the entry of cuInit that still count as the entry: its first instruction may have run.
+ENTRY = 16
 PACKET = 1 << 16
-FORGOTTEN = 4096  # processes of which it is remembered when they ended
+FORGOTTEN = 4096  # processes whose end is remembered
 
-_ANOTHER: dict[str, Any] = {}
+_ANOTHER: dict[str, Any] = {}  # in _HoldHelper._pending: the process has executed another program or ended
 _EXITING = 4  # PF_EXITING
 _C_LIBRARY = re.compile(
     r".*/(ld-musl.*|libc\.musl.*|libc(\.so\.6|-2\.\d+\.so)|lib(pthread|dl)(\.so\.\d|-2\.\d+\.so))"
@@ -50,17 +61,20 @@ _C_LIBRARY = re.compile(
 
 @dataclass
 class _Thread:
-    """One that is inside cuInit, as far as is known. `traced` None: it is stopped again at `again`."""
+    """A thread that is inside cuInit, as far as is known. `traced` None: it is stopped again at the time `again`."""
 
     event: Event
-    traced: ptrace.Thread | None = None
+    traced: ptrace.TracedThread | None = None
     again: float = 0.0
 
 
 @dataclass
 class _Arrival:
-    """A process that is in its first cuInit. `base`: of the memory in which one of its threads waits, and of which the tool knows.
-    `late`: another one could not be held."""
+    """A process in its first cuInit.
+
+    `base`: address of the worker's memory, once a thread has created the worker, waits, and the tool has been told; else 0.
+    `late`: one of its threads could not be held.
+    """
 
     pid: int
     comm: str
@@ -70,44 +84,47 @@ class _Arrival:
     late: bool = False
 
 
-class _Holding:
-    def __init__(self, connection: socket.socket, watch: Watch) -> None:
-        self._connection, self._watch = connection, watch
+class _HoldHelper:
+    def __init__(self, connection: socket.socket, probes: CuInitProbes) -> None:
+        self._connection, self._probes = connection, probes
         self._arrivals: dict[int, _Arrival] = {}
-        self._leaving: list[ptrace.Thread] = []  # they are let go as soon as they stand
-        # Of processes that the tool knows: since when it is done with them, in ns; None: not yet.
+        self._leaving: list[ptrace.TracedThread] = []  # threads to detach from as soon as they stop
+        # When the tool was done with a process that it knows, in ns; None: it is not done yet.
         self._known: dict[int, int | None] = {}
-        # Of those that it is not done with, what came after: `_ANOTHER` where it executed another program, or ended and its number is
-        # another's; then what is to be said of that one, when the tool is done with the one before.
-        self._next: dict[int, list[dict[str, Any]]] = {}
-        # When those that were known executed another program, or ended; the last ones, the oldest first.
+        # What happened to a process before the tool was done with it: `_ANOTHER` if it executed another program, or ended and its
+        # ID was reused; after that, the message about the new program or process. It is sent when the tool is done with the
+        # previous one.
+        self._pending: dict[int, list[dict[str, Any]]] = {}
+        # When known processes executed another program or ended, in ns; only the most recent ones, the oldest first.
         self._forgotten: dict[int, int] = {}
-        self._overtaken: set[int] = set()  # they came to cuInit while they joined as they ran
+        # Processes that called cuInit while the tool attached to them as they ran.
+        self._overtaken: set[int] = set()
 
     def run(self) -> None:
         while True:
-            self._pause(self._due(), self._connection)
+            self._pause(self._poll_interval(), self._connection)
             while (message := self._received()) is not None:
                 if not message:
-                    time.sleep(0.02)  # agents that were putting in their hooks notice it, too
+                    # Agents that are installing their hooks also have to notice that the tool has exited.
+                    time.sleep(0.02)
                     for pid in list(self._arrivals):
                         self._release(pid)
                     return
-                self._obey(message)
-            self._leaving = [thread for thread in self._leaving if not self._left(thread)]
+                self._handle(message)
+            self._leaving = [thread for thread in self._leaving if not self._detached(thread)]
             for arrival in list(self._arrivals.values()):
                 if self._arrivals.get(arrival.pid) is arrival:
                     self._advance(arrival, time.monotonic())
-                self._read()  # who comes waits for an answer
+                self._read_events()  # a thread that calls cuInit waits for this
 
     def _pause(self, seconds: float | None, *others: socket.socket) -> None:
-        """Sleeps for so long at most; who comes meanwhile is stopped."""
-        files: list[Any] = [self._watch.file, *others]
+        """Sleep until there is an event, or for at most `seconds`; stop the threads that call cuInit meanwhile."""
+        files: list[Any] = [self._probes.file, *others]
         select.select(files, [], [], seconds)
-        self._read()
+        self._read_events()
 
-    def _due(self) -> float | None:
-        """When to look at what tells nobody."""
+    def _poll_interval(self) -> float | None:
+        """Return after how many seconds to check what causes no event: stops, and time limits; None: nothing to check."""
         if self._leaving or any(
             thread.traced is None or thread.traced.status is None
             for arrival in self._arrivals.values()
@@ -116,10 +133,10 @@ class _Holding:
             return 50e-6
         return 0.05 if self._arrivals else None
 
-    # --- the tool ---
+    # --- messages of the tool ---
 
     def _received(self) -> dict[str, Any] | None:
-        """None: there is no message; an empty one: the tool is gone."""
+        """Return the next message; None: there is none; empty: the tool has exited."""
         try:
             data = self._connection.recv(PACKET, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -129,50 +146,48 @@ class _Holding:
         return dict(json.loads(data)) if data else {}
 
     def _send(self, **message: Any) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # gone, which is noticed; or it does not read, and is not waited for
+        with contextlib.suppress(OSError):  # the tool has exited, or does not read; the helper does not wait
             self._connection.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
 
-    def _obey(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         answer: Any = None
         if "place" in message:
-            answer = self._place(*message["place"])
+            answer = self._attach(*message["place"])
         elif "ask" in message:
             pid, seen = message["ask"]
             answer = pid not in self._known and seen > self._forgotten.get(pid, 0)
             if answer:
                 self._known[pid] = None
-                self._watch.follow(pid)
-                if not _runs(pid):  # its end is told no more
-                    self._over(pid, time.monotonic_ns())
+                self._probes.track_process(pid)
+                if not _runs(pid):  # its end may have been before the probes tracked it
+                    self._ended(pid, time.monotonic_ns())
         elif "done" in message:
             answer = self._done(message["done"])
         elif "release" in message:
             self._release(message["release"])
         elif "lost" in message:
-            answer = self._watch.lost
+            answer = self._probes.lost
         if "id" in message:
             self._send(id=message["id"], answer=answer)
 
-    def _place(self, path: str, offset: int) -> bool:
+    def _attach(self, path: str, offset: int) -> bool:
         try:
-            self._watch.place(path, offset)
+            self._probes.attach(path, offset)
         except OSError:
             return False
         return True
 
     def _done(self, pid: int) -> bool:
-        """Whether it came while it joined as it ran."""
+        """The tool is done with a process. Return whether it called cuInit while the tool attached to it as it ran."""
         overtaken = pid in self._overtaken
         self._overtaken.discard(pid)
-        self._read()
-        if pid not in self._next:
-            self._watch.done(pid)
+        self._read_events()
+        if pid not in self._pending:
+            self._probes.ignore_process(pid)
             self._known[pid] = time.monotonic_ns()
             self._release(pid)
             return overtaken
-        after = self._next.pop(pid)
+        after = self._pending.pop(pid)
         while after and after[0] is _ANOTHER:
             del after[0]
         if after:
@@ -180,25 +195,25 @@ class _Holding:
         elif pid not in self._arrivals:
             del self._known[pid]
         if after:
-            self._next[pid] = after
+            self._pending[pid] = after
         return overtaken
 
-    def _tell(self, pid: int, **message: Any) -> None:
-        """Of a process that came: when the tool is done with the one before of that number."""
-        if pid in self._next:
-            self._next[pid].append(message)
+    def _report(self, pid: int, **message: Any) -> None:
+        """Send a message about a process that called cuInit; if the tool is not done with the previous process of this ID, keep it."""
+        if pid in self._pending:
+            self._pending[pid].append(message)
         else:
             self._send(**message)
 
-    # --- who comes ---
+    # --- processes that call cuInit ---
 
-    def _over(self, pid: int, ts: int) -> None:
-        """It executed another program, or ended, at `ts`."""
-        self._release(pid, gone=True)
-        self._watch.leave(pid)  # it happened as it was `done`
+    def _ended(self, pid: int, ts: int) -> None:
+        """A process executed another program, or ended, at `ts`."""
+        self._release(pid, unmapped=True)
+        self._probes.stop_ignoring(pid)  # if the tool was done with it just then
         if pid in self._known:
             if self._known[pid] is None:
-                self._next.setdefault(pid, []).append(_ANOTHER)
+                self._pending.setdefault(pid, []).append(_ANOTHER)
             else:
                 del self._known[pid]
             self._forgotten.pop(pid, None)
@@ -207,39 +222,39 @@ class _Holding:
                 del self._forgotten[next(iter(self._forgotten))]
         self._send(forget=pid)
 
-    def _read(self) -> None:
-        for event in self._watch.events():
-            if event.kind != CAME:
-                self._over(event.pid, event.ts)
+    def _read_events(self) -> None:
+        for event in self._probes.events():
+            if event.kind != CALLED_CUINIT:
+                self._ended(event.pid, event.ts)
             elif (arrival := self._arrivals.get(event.pid)) is not None or self._is_new(event):
                 if arrival is None:
                     arrival = self._arrivals[event.pid] = _Arrival(event.pid, event.comm)
-                    self._watch.follow(event.pid)
+                    self._probes.track_process(event.pid)
                 self._stop(arrival, arrival.threads.setdefault(event.tid, _Thread(event)))
             else:
-                self._watch.go(event.tid)
-                self._watch.forget(event.tid)
+                self._probes.release_thread(event.tid)
+                self._probes.forget_thread(event.tid)
 
     def _is_new(self, event: Event) -> bool:
-        if self._next.get(event.pid, [{}])[-1] is _ANOTHER:
+        if self._pending.get(event.pid, [{}])[-1] is _ANOTHER:
             return True
         done = self._known.get(event.pid, 0)
         if done is None:
             self._overtaken.add(event.pid)
             return False
-        if event.ts < done:  # of another of its threads, when it was held
+        if event.ts < done:  # another of its threads, while the process was held
             return False
         self._known[event.pid] = None
         return True
 
     def _stop(self, arrival: _Arrival, thread: _Thread) -> None:
         try:
-            traced = ptrace.Thread(arrival.pid, thread.event.tid)
+            traced = ptrace.TracedThread(arrival.pid, thread.event.tid)
             traced.interrupt()
             thread.traced = traced
-        except (Gone, Refused):  # why, is found out by who has it join
+        except (ThreadEnded, TraceRefused):  # the tool finds out why when it attaches
             self._lose(arrival, thread)
-        self._watch.go(thread.event.tid)
+        self._probes.release_thread(thread.event.tid)
 
     def _advance(self, arrival: _Arrival, now: float) -> None:
         try:
@@ -251,49 +266,51 @@ class _Holding:
                     elif thread.traced.status is not None:
                         thread.traced.check()
                     elif thread.traced.poll():
-                        self._stands(arrival, thread, thread.traced)
-                except Gone:
+                        self._handle_stop(arrival, thread, thread.traced)
+                except ThreadEnded:
                     self._lose(arrival, thread)
             limit = LIMIT if arrival.base else BORROW
             over = now > arrival.since + limit or not (arrival.threads or arrival.base)
-        except (SessionError, Refused):  # likewise
+        except (SessionError, TraceRefused):  # the tool finds out why when it attaches
             over = True
-        if over and self._arrivals.get(arrival.pid) is arrival:  # events were read meanwhile
+        if over and self._arrivals.get(arrival.pid) is arrival:  # reading events may have replaced it
             self._release(arrival.pid)
 
     def _lose(self, arrival: _Arrival, thread: _Thread) -> None:
-        """It ended, which it may have done long after cuInit, or somebody else traces it."""
+        """A thread cannot be held: it has ended, possibly long after cuInit, or another process traces it."""
         if arrival.threads.pop(thread.event.tid, None) is not None:
             arrival.late = True
             if arrival.base:
                 self._overtaken.add(arrival.pid)
 
-    def _stands(self, arrival: _Arrival, thread: _Thread, traced: ptrace.Thread) -> None:
-        """What is to be done with a thread that has just stopped. Raises Gone, Refused, SessionError."""
+    def _handle_stop(self, arrival: _Arrival, thread: _Thread, traced: ptrace.TracedThread) -> None:
+        """Handle a thread that has just stopped. Raises ThreadEnded, TraceRefused, SessionError."""
         event = thread.event
         registers = traced.registers()
         with target.refusals(arrival.pid), target.Memory(arrival.pid) as memory:
             inside = (
-                memory.some(event.sp, 8) == event.back.to_bytes(8, "little") and registers.rsp <= event.sp
+                memory.some(event.sp, 8) == event.return_address.to_bytes(8, "little")
+                and registers.rsp <= event.sp
             )
-            if not inside and arrival.base:  # the others stand on; the tool hears of it when it is done
+            if not inside and arrival.base:
+                # This thread has left cuInit. The others remain held; the tool learns of it from the answer to `done`.
                 self._overtaken.add(arrival.pid)
                 del arrival.threads[event.tid]
-                self._watch.forget(event.tid)
+                self._probes.forget_thread(event.tid)
                 traced.release()
             elif not inside:
                 self._release(arrival.pid)
             elif not arrival.base:
                 at_entry = event.entry <= registers.rip < event.entry + ENTRY
                 mapped = target.mappings(arrival.pid, _C_LIBRARY if at_entry else None)
-                code = Code(arrival.pid, memory, mapped)
+                code = ProcessCode(arrival.pid, memory, mapped)
                 functions = code.functions(arrival.pid)
                 traced.pause = self._pause
-                arrival.base = borrow.park(traced, memory, code, functions, at_entry)
+                arrival.base = borrow.make_worker_and_wait(traced, memory, code, functions, at_entry)
                 if arrival.base:
                     del arrival.threads[event.tid]
-                    self._watch.forget(event.tid)
-                    self._tell(
+                    self._probes.forget_thread(event.tid)
+                    self._report(
                         arrival.pid, held=arrival.pid, tid=event.tid, comm=arrival.comm, late=arrival.late,
                         since=arrival.since, base=arrival.base, functions=functions,
                     )  # fmt: skip
@@ -301,37 +318,37 @@ class _Holding:
                     traced.release()
                     thread.traced, thread.again = None, time.monotonic() + AGAIN
 
-    def _release(self, pid: int, gone: bool = False) -> None:
-        """All its threads go on. `gone`: its memory is no more."""
+    def _release(self, pid: int, unmapped: bool = False) -> None:
+        """Let all threads of a process continue. `unmapped`: the worker's memory no longer exists."""
         arrival = self._arrivals.pop(pid, None)
         if arrival is None:
             return
         for tid, thread in arrival.threads.items():
-            if thread.traced is not None and not self._left(thread.traced):
+            if thread.traced is not None and not self._detached(thread.traced):
                 self._leaving.append(thread.traced)
-            self._watch.forget(tid)
-        if arrival.base and not gone:
+            self._probes.forget_thread(tid)
+        if arrival.base and not unmapped:
             with contextlib.suppress(OSError), target.Memory(pid) as memory:
-                memory.write(arrival.base + borrow.DATA + borrow.GO, b"\1")
+                memory.write(arrival.base + borrow.DATA + borrow.RELEASED, b"\1")
         late = {"late": pid, "comm": arrival.comm}
         if not arrival.base:
-            self._tell(pid, **late)
-        elif "held" in self._next.get(pid, [_ANOTHER])[-1]:  # the tool does not know of it yet
-            self._next[pid][-1] = late
+            self._report(pid, **late)
+        elif "held" in self._pending.get(pid, [_ANOTHER])[-1]:  # the tool has not been told yet
+            self._pending[pid][-1] = late
 
     @staticmethod
-    def _left(thread: ptrace.Thread) -> bool:
-        """Whether it has been let go, or is seen to have ended, which nobody else sees before."""
+    def _detached(thread: ptrace.TracedThread) -> bool:
+        """Detach from a thread if it is stopped. Return whether it is detached, or has ended."""
         try:
             if thread.status is not None:
                 thread.check()
             return thread.poll() and thread.release()
-        except Gone:
+        except ThreadEnded:
             return True
 
 
 def _runs(pid: int) -> bool:
-    """Whether its end is still to come."""
+    """Return whether a process has not begun to exit."""
     with (
         contextlib.suppress(OSError, IndexError, ValueError),
         open(f"/proc/{pid}/stat", errors="replace") as file,
@@ -340,8 +357,8 @@ def _runs(pid: int) -> bool:
     return False
 
 
-def _before_all() -> int:
-    """The processor on which this thread now runs, and before ordinary ones; -1: it may not, and runs anywhere."""
+def _set_realtime_priority() -> int:
+    """Give this thread real-time priority on one CPU. Return that CPU; -1: not allowed, the thread runs anywhere."""
     cpu = max(os.sched_getaffinity(0))
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
@@ -352,17 +369,19 @@ def _before_all() -> int:
 
 
 def main(file: int, tool: int) -> None:
-    """`file`: the connection. `tool`: its process, which is not held."""
+    """Run the hold helper. `file`: descriptor of the connection. `tool`: process ID of the tool, which is never held."""
     for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT:
-        signal.signal(number, signal.SIG_IGN)  # it ends with the tool
+        signal.signal(number, signal.SIG_IGN)  # it exits when the tool does
     with contextlib.suppress(OSError, ValueError):  # kernels before 5.11 count maps as locked memory
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     connection = socket.socket(fileno=file)
     try:
-        watch = Watch(tool, _before_all())
+        probes = CuInitProbes(tool, _set_realtime_priority())
     except OSError as error:
-        text = f"the kernel lets nobody watch here ({error.strerror}); use sudo, on the host, or name processes with -p"
+        text = (
+            f"cannot watch all processes ({error.strerror}); use sudo on the host, or name processes with -p"
+        )
         connection.send(json.dumps({"failed": text}).encode())
         return
     connection.send(json.dumps({"ready": True}).encode())
-    _Holding(connection, watch).run()
+    _HoldHelper(connection, probes).run()

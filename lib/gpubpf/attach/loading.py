@@ -1,36 +1,38 @@
-"""The way into a process that runs already: a library loaded into it. (patching.py changes its code.)
+"""Load a library into a running process. (patching.py changes the code of a running process.)
 
-**Loading** (`inject`). `dlopen` may wait for the dynamic linker's lock, run constructors, take seconds. On a thread of the program it
-could wait for a lock that this very thread holds, for ever; a thread made by a bare clone() has no memory of its own for the C
-library (errno, malloc's caches). So a thread of the program is borrowed for one short call, `pthread_create`, and everything
-else happens on the thread that this makes, which the C library knows, which blocks all signals and which nobody waits for.
+**Loading** (`inject`). `dlopen` may wait for the dynamic linker's lock, run constructors, and take seconds. On a thread of the program
+it could wait forever for a lock that this thread itself holds. A thread created by a bare clone() has no thread-local memory for the C
+library (errno, malloc's caches). So the tool borrows a thread of the program for one short call, `pthread_create`. Everything else
+runs on the new thread, the worker. The C library knows it, it blocks all signals, and nobody waits for it.
 
-The borrowed thread must not be inside malloc or the dynamic linker, whose locks `pthread_create` takes. It is one that
+The borrowed thread must not be inside malloc or the dynamic linker, because `pthread_create` takes their locks. So one of these is
+true of it:
 
-- sleeps in a call that waits for something outside (`borrow.waits`): no lock of these is held across such a call. A futex counts only
-  as conditions and semaphores use it (FUTEX_WAIT_BITSET): one that waits for a lock may hold another.
-- or else is in code that belongs to none of them, outside the C library or right behind a system call, with nothing of theirs on its
-  stack (`borrow.Code`);
+- It sleeps in a system call that waits for an external event (`borrow.waits_for_event`). None of these locks is held across such a
+  call. A futex counts only as condition variables and semaphores use it (FUTEX_WAIT_BITSET): a thread that waits for a lock may hold
+  another one.
+- It runs other code, outside the C library or directly after a system call, and has no return address into malloc or the dynamic
+  linker on its stack (`borrow.ProcessCode`).
 
-and in either case is in no signal handler, which could have interrupted anything: no return address on its stack leads to a
-`rt_sigreturn`. Words on a stack may be left over from calls long past; then another thread is tried, or the same one later, for
-`borrow.PATIENCE` seconds at most. All other threads run on meanwhile, so a lock that one of them holds is given back.
+In both cases it must not be in a signal handler, which could have interrupted anything: no return address on its stack leads to
+`rt_sigreturn`. The stack may contain stale words of past calls. Then the tool tries another thread, or the same one later, for at most
+`borrow.PATIENCE` seconds. All other threads run meanwhile, so a lock that one of them holds is released.
 
-The borrowed thread runs on a stack of ours, with all signals blocked and with a fresh floating-point environment. At its end the
-stub calls `rt_sigreturn` with everything the thread had: should the tool be killed, the thread finds its own way back. Otherwise it
-is caught at that call, and gets its registers, vector state and mask back where it was stopped first: in front of the kernel's own
-decision about the interrupted call, as if it had never left. A `pthread_create` that waits for a lock for more than
-`borrow.BORROWED` seconds is given up in the same way.
+The borrowed thread runs on a separate stack, with all signals blocked and a fresh floating-point environment. At its end the stub
+calls `rt_sigreturn` with the thread's saved state, so the thread returns to its code even if the tool has been killed. Otherwise
+the tool stops it at that call, and restores its registers, vector state and signal mask where it was first stopped. There the
+kernel has not yet decided whether to restart the interrupted system call, so the thread continues as if nothing had happened. If
+`pthread_create` waits for a lock for more than `borrow.CREATE_TIMEOUT` seconds, the tool gives up in the same way.
 
-The new thread does the calls that the tool leaves for it in memory (`_Worker`), then frees that memory and ends.
+The worker makes the calls that the tool writes into its memory (`_Worker`), then frees that memory and ends.
 
-**A process that starts** (holding.py). A thread that stands at the entry of its first cuInit holds no lock, and is borrowed there;
-then it stands until the agent has put in its hooks, which it does itself, as no thread can be in the driver (`starting`). Should
-that take too long, it is let go (`Held.expire`), and the agent, if it has not begun, is told that threads run.
+**A starting process** (holding.py). A thread at the entry of its first cuInit holds no lock, and is borrowed there. It then waits
+until the agent has installed its hooks. The agent installs them itself, since no thread can be inside the driver (`starting`). If
+that takes too long, the thread is released (`Held.expire`). If the agent has not begun by then, it is told that threads run.
 
-**Containers.** Functions are found in the process's memory. A library that is not the same file there, or that its user cannot read,
-goes in as a memfd; where asked for, so does the agent's connection, a socket pair made inside and fetched by pidfd_getfd(2), which no
-network namespace can part.
+**Containers.** Functions are found in the memory of the process. If the process does not see the same library file, or its user cannot
+read it, the library is passed as a memfd. On request, so is the agent's connection: a socket pair that is created in the process and
+fetched with pidfd_getfd(2), which works across network namespaces.
 
 x86-64 with glibc only.
 """
@@ -52,25 +54,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from gpubpf import elf
 from gpubpf.attach import borrow
-from gpubpf.attach.borrow import COMMAND, DATA, DONE, FUNCTION, LAST, RESULT, SIZE, TEXTS, Code
+from gpubpf.attach.borrow import COMMAND, DATA, DONE, FUNCTION, LAST, RESULT, SIZE, TEXTS, ProcessCode
 from gpubpf.errors import SessionError
-from gpubpf.process import ptrace, target, users
+from gpubpf.process import libc, ptrace, target, users
 from gpubpf.process.target import Memory
 
-ANSWER = 10.0  # seconds for one call on the new thread
-_PIDFD_OPEN, _PIDFD_GETFD = 434, 438
+ANSWER = 10.0  # seconds for one call on the worker
 _FUTEX = 202
-_STACK = 1 << 16  # bytes of the new thread's stack that are looked through
+_STACK = 1 << 16  # bytes of the worker's stack that are searched
 _MEMFD = re.compile("/memfd:")
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
 
 
 class Injection:
-    """A library in the process; its entry runs, or has run. `socket`: our end of the connection, where one was asked for.
-    `stood_ns`: for how long the tool has had threads of the process stand for it, once `wait` has returned."""
+    """A library in the process, whose entry function runs or has returned.
+
+    `socket`: the tool's end of the connection, if one was requested. `stood_ns`: for how long threads of the process were stopped,
+    in ns; final once `wait` has returned.
+    """
 
     def __init__(
         self, worker: _Worker, entry: str, connection: socket.socket | None, held: Held | None, stood_ns: int
@@ -80,7 +82,8 @@ class Injection:
         self.stood_ns = stood_ns
 
     def wait(self, timeout: float = ANSWER) -> int:
-        """What the entry returned, a C int. Raises SessionError where it does not in `timeout` seconds: it is left to itself."""
+        """Return what the entry function returned, a C int. Raises SessionError if it does not return within `timeout` seconds; it
+        keeps running then."""
         try:
             result, _ = self._worker.result(self._entry, timeout)
         except BaseException:
@@ -94,8 +97,8 @@ class Injection:
 
 
 class Held:
-    """A thread that came to its first cuInit, and has made another one, which works at `base`; it waits there itself until it may go
-    on (holding.py). `inject` finds it by its number, once. `since`: when it was stopped, time.monotonic."""
+    """A thread that is held in its first cuInit (holding.py). It has created the worker, whose memory is at `base`, and waits there
+    until it is released. `inject` finds it by its thread ID, once. `since`: when it was stopped, time.monotonic."""
 
     _all: ClassVar[dict[int, Held]] = {}
 
@@ -104,7 +107,7 @@ class Held:
         with target.refusals(pid):
             self.worker = _Worker(pid, Memory(pid), base, functions)
         self.worker.parked, self.worker.made = True, False
-        self._stood = 0.0  # until it was let go
+        self._stood = 0.0  # seconds until it was released; 0: it is still held
         self._entered = self._expired = False
         self._connection: socket.socket | None = None
         self._lock = threading.Lock()
@@ -112,49 +115,52 @@ class Held:
 
     @classmethod
     def take(cls, pid: int, tid: int) -> Held:
+        """Return a held thread, and remove it from those that can be taken. Raises SessionError."""
         held = cls._all.pop(tid, None)
         if held is None or held.pid != pid:
-            raise SessionError(f"thread {tid} of pid {pid} is not held any more; attach to it as it runs")
+            raise SessionError(f"thread {tid} of pid {pid} is no longer held; attach to the running process")
         return held
 
     @property
     def stood_ns(self) -> int:
-        """For how long it has stood until now."""
+        """For how long it has been held until now, in ns."""
         return int((self._stood or time.monotonic() - self.since) * 1e9)
 
     @property
     def late(self) -> bool:
-        """It was let go before the agent had come to an end."""
+        """Whether it was released before the agent had finished."""
         return self._expired
 
-    def made(self) -> None:
-        """Returns when it has made the thread. Raises SessionError."""
-        until = time.monotonic() + borrow.BORROWED
-        while (code := self._said()) == borrow.PENDING and time.monotonic() < until:
+    def wait_for_worker(self) -> None:
+        """Wait until the thread has created the worker. Raises SessionError."""
+        until = time.monotonic() + borrow.CREATE_TIMEOUT
+        while (code := self._create_result()) == borrow.PENDING and time.monotonic() < until:
             time.sleep(100e-6)
         if code is None:
             raise target.refusal(self.pid, errno.ESRCH)
         if code:
-            raise borrow.refused(self.pid, code)
+            raise borrow.create_error(self.pid, code)
         self.worker.made = True
 
-    def _said(self) -> int | None:
-        """What pthread_create returned, or borrow.PENDING; None: the process is gone."""
-        said = self.worker.memory.some(self.worker.base + DATA + borrow.CREATED, 4)
-        return int.from_bytes(said, "little") if len(said) == 4 else None
+    def _create_result(self) -> int | None:
+        """Return what pthread_create returned, or borrow.PENDING; None: the process has ended."""
+        result = self.worker.memory.some(self.worker.base + DATA + borrow.CREATED, 4)
+        return int.from_bytes(result, "little") if len(result) == 4 else None
 
     @property
-    def stands(self) -> bool:
+    def is_held(self) -> bool:
+        """Whether it has not been released yet."""
         return not self._stood
 
-    def enter(self, connection: socket.socket | None) -> bool:
-        """Whether the agent, which is about to be called, may count on that the thread stands until it has answered."""
+    def begin_agent(self, connection: socket.socket | None) -> bool:
+        """Call this before the agent's entry function. Return whether the thread will be held until the agent has answered."""
         with self._lock:
             self._entered, self._connection = not self._expired, connection
             return self._entered
 
     def expire(self) -> bool:
-        """It has stood long enough. Whether it may be let go: else the agent, which is putting in its hooks, is told to leave that."""
+        """The time is up. Return whether the thread can be released now; otherwise the agent is installing its hooks, and is told to
+        abort."""
         with self._lock:
             self._expired = True
             if self._entered and self._connection is not None:
@@ -162,33 +168,33 @@ class Held:
                     self._connection.shutdown(socket.SHUT_RDWR)
             return not self._entered
 
-    def stuck(self) -> bool:
-        """The new thread waits for a lock that this one holds."""
+    def is_deadlocked(self) -> bool:
+        """Return whether the worker waits for a lock that this thread holds."""
         if self._entered or self._expired:
             return False
-        with contextlib.suppress(OSError, ptrace.Gone):
+        with contextlib.suppress(OSError, ptrace.ThreadEnded):
             number = int(target.status(self.tid).get("NSpid", str(self.tid)).split()[-1])
             stub = range(self.worker.base, self.worker.base + len(borrow.STUB))
             for tid in ptrace.threads_of(self.pid):
-                sleep = ptrace.asleep(self.pid, tid)
-                if tid == self.tid or sleep is None or sleep.number != _FUTEX:
+                call = ptrace.blocked_call(self.pid, tid)
+                if tid == self.tid or call is None or call.number != _FUTEX:
                     continue
-                words = memoryview(self.worker.memory.some(sleep.rsp & ~7, _STACK)).cast("Q")
-                if any(
-                    word in stub for word in words
-                ):  # struct pthread_mutex_t: the lock, a count, who owns it
-                    owner = self.worker.memory.read(sleep.arguments[0] + 8, 4)
+                words = memoryview(self.worker.memory.some(call.rsp & ~7, _STACK)).cast("Q")
+                if any(word in stub for word in words):  # it is the worker
+                    # struct pthread_mutex_t: lock, count, owner.
+                    owner = self.worker.memory.read(call.arguments[0] + 8, 4)
                     return int.from_bytes(owner, "little") == number
         return False
 
-    def let_go(self) -> None:
-        """It has been."""
+    def mark_released(self) -> None:
+        """Note that the thread has been released."""
         self._stood = self._stood or time.monotonic() - self.since
 
     def close(self) -> None:
-        """Nobody else is going to use it. A thread of the same number may be held by now, of what the process has become."""
+        """Discard it if nobody has taken it. By now a thread with the same ID may be held, of the program that the process executes
+        now: that one is kept."""
         if self._all.get(self.tid) is self and self._all.pop(self.tid, None) is self:
-            self.worker.made = self._said() == 0
+            self.worker.made = self._create_result() == 0
             self.worker.close()
 
 
@@ -200,32 +206,32 @@ def inject(
     connect: bool = False,
     starting: int | None = None,
 ) -> Injection:
-    """Loads `library` into the process and calls its function `entry`, of type int (const char *), on a thread of its own.
+    """Load `library` into the process, and call its function `entry`, of type int (const char *), on a new thread.
 
-    `connect`: the argument is `fd:N`, a connected stream socket of the process; the other end is the result's. `argument` has
-    less than 1024 bytes. `starting`: a thread of it that is `Held`; the argument ends in ` starting` if it still is then.
-    Raises SessionError, the process being as it was.
+    `argument` has less than 1024 bytes. `connect`: pass `fd:N` instead, a connected stream socket in the process; the result has the
+    other end. `starting`: ID of a thread of the process that is `Held`; if it is still held, ` starting` is appended to the argument.
+    Raises SessionError; the process is unchanged then.
     """
     if not os.access(library, os.R_OK):
-        raise SessionError(f"{library} cannot be read; run script/setup")
+        raise SessionError(f"cannot read {library}; run script/setup")
     held = Held.take(pid, starting) if starting is not None else None
     stood_ns = 0
     if held is not None:
         worker = held.worker
     else:
-        target.check(pid)
-        worker, stood_ns = _made(pid)
+        target.check_traceable(pid)
+        worker, stood_ns = _make_worker(pid)
     connection = None
     try:
         if held is not None:
-            held.made()
-        function, opened = _loaded(worker, library, entry)
+            held.wait_for_worker()
+        function, opened = _load(worker, library, entry)
         if connect:
             connection, number = worker.connection()
             argument = f"fd:{number}"
         if opened >= 0:
             worker.call("close", opened)
-        if held is not None and held.enter(connection):
+        if held is not None and held.begin_agent(connection):
             argument += " starting"
         worker.start(function, worker.text(argument, 0))
     except BaseException as error:
@@ -233,17 +239,18 @@ def inject(
             connection.close()
         worker.close()
         if isinstance(error, OSError):
-            # No address: its memory is another program's.
+            # EFAULT: the memory is another program's by now.
             gone = error.errno == errno.EFAULT or ptrace.is_dead(pid, pid)
             raise target.refusal(pid, errno.ESRCH if gone else error.errno or 0) from None
         raise
     return Injection(worker, entry, connection, held, stood_ns)
 
 
-def _made(pid: int) -> tuple[_Worker, int]:
+def _make_worker(pid: int) -> tuple[_Worker, int]:
+    """Return a new worker, and for how long threads were stopped, in ns."""
     with target.refusals(pid), contextlib.ExitStack() as stack:
         memory = stack.enter_context(Memory(pid))
-        code = Code(pid, memory, target.mappings(pid))
+        code = ProcessCode(pid, memory, target.mappings(pid))
         functions = code.functions(pid)
         base, stood_ns = borrow.make_worker(pid, memory, code, functions)
         stack.pop_all()
@@ -252,17 +259,18 @@ def _made(pid: int) -> tuple[_Worker, int]:
 
 @dataclass
 class _Worker:
-    """The new thread: it does one call after the other."""
+    """The new thread in the process, which makes one call after the other."""
 
     pid: int
     memory: Memory
     base: int
     functions: dict[str, int]
-    made: bool = True  # as far as is known
-    parked: bool = False  # its maker may be in the code yet, for as long as it likes
+    made: bool = True  # the thread exists, as far as is known
+    parked: bool = False  # the borrowed thread may still run code in `base`
     _commands: int = field(default=0, init=False)
 
     def start(self, function: int, *arguments: int, last: bool = False) -> None:
+        """Have the thread call a function, with at most four arguments. `last`: the thread ends afterwards. Raises SessionError."""
         data = self.base + DATA
         self._commands += 1
         try:
@@ -277,7 +285,7 @@ class _Worker:
             raise target.refusal(self.pid, errno.ESRCH) from None
 
     def result(self, name: str, timeout: float = ANSWER) -> tuple[int, int]:
-        """Of the last call, with errno. Raises SessionError."""
+        """Return the result of the last call, and errno. Raises SessionError."""
         until = time.monotonic() + timeout
         pause = 50e-6
         while True:
@@ -289,31 +297,32 @@ class _Worker:
                 raise target.refusal(self.pid, errno.ESRCH) from None
             if time.monotonic() > until:
                 raise SessionError(
-                    f"pid {self.pid} does not finish {name} within {timeout:.0f} s; look with gdb what it waits for"
+                    f"pid {self.pid} did not finish {name} within {timeout:.0f} s; use gdb to see what it waits for"
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, 0.002)
 
     def call(self, name: str, *arguments: int) -> int:
+        """Call one of `functions`, and return its result. Raises SessionError."""
         self.start(self.functions[name], *arguments)
         result, code = self.result(name)
         if result == -1 and name in ("memfd_create", "socketpair"):
             raise SessionError(
-                f"pid {self.pid} gets no {name} from the kernel ({os.strerror(code)}); raise its limits, then try again"
+                f"{name} failed in pid {self.pid} ({os.strerror(code)}); raise its limits, then try again"
             )
         return result
 
     def text(self, text: str, slot: int) -> int:
-        """Address of a C string; there are eight places for such."""
+        """Write a C string into the worker's memory. Return its address. `slot`: one of eight, 1024 bytes each."""
         data = os.fsencode(text)
         if len(data) >= 1024 and slot != 4:
-            raise SessionError(f"{text[:20]}… is too long; give a shorter name")
+            raise SessionError(f"{text[:20]}… is too long; use a shorter name")
         at = self.base + TEXTS + 1024 * slot
         self.memory.write(at, data[:4095] + b"\0")
         return at
 
     def connection(self) -> tuple[socket.socket, int]:
-        """A socket pair of the process: one end, fetched, and the other's number there."""
+        """Create a socket pair in the process. Return one end, fetched, and the other end's descriptor number in the process."""
         pair = self.text("        ", 1)
         self.call("socketpair", socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC, 0, pair)
         theirs, ours = struct.unpack("<ii", self.memory.read(pair, 8))
@@ -322,7 +331,7 @@ class _Worker:
         except OSError as error:
             self.call("close", theirs)
             raise SessionError(
-                f"a file of pid {self.pid} cannot be fetched ({error.strerror}); it takes Linux 5.6"
+                f"cannot fetch a file descriptor of pid {self.pid} ({error.strerror}); use Linux 5.6 or later"
             ) from None
         finally:
             self.call("close", ours)
@@ -330,12 +339,10 @@ class _Worker:
             return socket.socket(fileno=fetched), theirs
         except OSError:
             os.close(fetched)
-            raise SessionError(
-                f"pid {self.pid} gives something else for a socket; it is not traced"
-            ) from None
+            raise SessionError(f"pid {self.pid} returned a non-socket; not attaching") from None
 
     def close(self) -> None:
-        """The thread frees its memory, but for where its maker may be, and ends."""
+        """Have the thread free its memory and end. Code and data stay mapped if the borrowed thread may still use them."""
         if self.made:
             kept = borrow.TEXTS if self.parked else 0
             with contextlib.suppress(SessionError):
@@ -343,33 +350,33 @@ class _Worker:
         self.abandon()
 
     def abandon(self) -> None:
-        """It ends when it has waited long enough; what it works in stays."""
+        """Leave the thread alone: it ends when no command arrives for about 20 s. Its memory stays mapped."""
         self.memory.close()
 
 
 def _fetch(pid: int, file: int) -> int:
-    process = _libc.syscall(_PIDFD_OPEN, pid, 0)
-    if process < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    """Return a duplicate of a process's file descriptor, as pidfd_getfd(2) does. Raises OSError."""
+    process = libc.system_call(libc.PIDFD_OPEN, pid, 0)
     try:
-        fetched = _libc.syscall(_PIDFD_GETFD, process, file, 0)
-        if fetched < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        fetched = libc.system_call(libc.PIDFD_GETFD, process, file, 0)
     finally:
         os.close(process)
     os.set_inheritable(fetched, False)
-    return int(fetched)
+    return fetched
 
 
-def _loaded(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
-    """Address of `entry` in the process, and the number of a file that can be closed there now, or -1. Raises SessionError."""
+def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
+    """Load a library. Return the address of `entry` in the process, and a descriptor that can be closed there now, or -1.
+
+    Raises SessionError.
+    """
     path, opened = str(library), -1
     if not _is_visible(worker.pid, library):
         data = library.read_bytes()
         name = f"{library.name}-{hashlib.sha256(data).hexdigest()[:16]}"
-        for present in target.libraries(target.mappings(worker.pid, _MEMFD)):  # from the time before
+        for present in target.libraries(target.mappings(worker.pid, _MEMFD)):  # loaded by an earlier attach
             if present.path == f"/memfd:{name}" and (
-                symbol := target.symbols(worker.memory, present.base).get(entry)
+                symbol := elf.exports(worker.memory, present.base).get(entry)
             ):
                 return symbol.address, -1
         opened = worker.call("memfd_create", worker.text(name, 3), os.MFD_CLOEXEC)
@@ -382,32 +389,35 @@ def _loaded(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
         if opened >= 0:
             worker.call("close", opened)
         text = "".join(c if c.isprintable() else "?" for c in said)[:300]
-        # Of what the dynamic linker keeps for all libraries that come late, those of the process leave none.
-        advice = "restart the program" if "static TLS" in text else "see whether that can be helped"
+        # The dynamic linker reserves some static TLS for libraries that are loaded late. This process's libraries have used it up.
+        advice = "restart the program" if "static TLS" in text else "fix the cause, then try again"
         raise SessionError(f"pid {worker.pid} cannot load {library.name}: {text}; {advice}")
     return function, opened
 
 
 def _fill(pid: int, number: int, data: bytes) -> None:
-    """Writes into the memory file that the process says it made. It could name any of its files: this one is written with the rights
-    that the process has itself, not opened anew with the tool's."""
+    """Write `data` into the memfd that the process claims to have created.
+
+    The process could name any of its files. So the descriptor is duplicated, with the access that the process itself has, and not
+    opened again with the tool's permissions.
+    """
     try:
         file = _fetch(pid, number)
     except OSError as error:
         raise target.refusal(pid, error.errno or 0) from None
     try:
-        fcntl.fcntl(file, fcntl.F_GET_SEALS)  # fails for what is no memory
+        fcntl.fcntl(file, fcntl.F_GET_SEALS)  # fails if it is not a memfd
         view = memoryview(data)
         while view:
             view = view[os.write(file, view) :]
     except OSError:
-        raise SessionError(f"pid {pid} gives something else for a file in memory; it is not traced") from None
+        raise SessionError(f"pid {pid} returned a file that is not a memfd; not attaching") from None
     finally:
         os.close(file)
 
 
 def _is_visible(pid: int, library: Path) -> bool:
-    """Whether the process finds the same file under the same name, and may load it."""
+    """Return whether the process sees the same file at the same path, and may load it."""
     there = Path(f"/proc/{pid}/root{library}")
     try:
         ours, theirs = library.stat(), there.stat()

@@ -1,9 +1,8 @@
-"""Code of a running process changed while it stands still, all at once or not at all.
+"""Patch the code of a running process while all its threads are stopped: all patches or none.
 
-All threads stand while the bytes change (`ptrace.stopped`); none may be inside bytes that change, by its
-instruction pointer or by what is on its stack (a call, a signal's frame). Else all run on, and it is tried again a little later. Bytes
-must be what they are said to be, lie in code mapped privately from a file, and be as the file has them: another tracer's breakpoint is
-left alone.
+No thread may be inside the bytes that change (`ptrace.stopped`): neither its instruction pointer, nor a return address or signal frame
+on its stack, may point there. Otherwise all threads continue, and the tool tries again a little later. The bytes must be as the agent
+says, lie in code that is mapped privately from a file, and be the same as in the file. So another tracer's breakpoint is left alone.
 """
 
 from __future__ import annotations
@@ -22,22 +21,20 @@ from itertools import pairwise
 
 from gpubpf.errors import SessionError
 from gpubpf.process import fresh_thread, ptrace, target, target_files
-from gpubpf.process.ptrace import NotStanding, Refused
+from gpubpf.process.ptrace import NotStopped, TraceRefused
 from gpubpf.process.target import Mapping, Memory
 
-PATIENCE = 3.0  # seconds for finding a moment at which code may be changed
-PASSING = 1.0  # for another tool that looks at its threads just now
-RECORD = struct.Struct("<Q8s8sQ")  # of a list: address, old bytes, new bytes, how many of them count
+PATIENCE = 3.0  # seconds for finding a moment at which the code can be changed
+PASSING = 1.0  # seconds to wait for another tool that briefly traces the threads
+RECORD = struct.Struct("<Q8s8sQ")  # of a list of patches: address, old bytes, new bytes, how many bytes count
 PATCH_LIMIT = 4096
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-_SCANNED = (
-    128 << 10
-)  # bytes of each thread's stack that are looked through for what leads into code that changes
+_SCANNED = 128 << 10  # bytes of each thread's stack that are searched for addresses in code that changes
 
 
 @dataclass(frozen=True)
 class Patch:
-    """Bytes of code to be changed, at most eight."""
+    """A change of at most eight bytes of code."""
 
     address: int
     old: bytes
@@ -45,7 +42,8 @@ class Patch:
 
 
 def read_patches(file: int) -> tuple[Patch, ...]:
-    """The list in a memory file that a process made, sealed so that it stays as it is read. Raises SessionError for anything else."""
+    """Read the list of patches from a memfd that a process created, and sealed so that it cannot change. Raises SessionError for
+    anything else."""
     try:
         if fcntl.fcntl(file, fcntl.F_GET_SEALS) & SEALS != SEALS:
             raise ValueError
@@ -59,15 +57,18 @@ def read_patches(file: int) -> tuple[Patch, ...]:
                 raise ValueError
             found.append(Patch(address, old[:length], new[:length]))
     except (OSError, ValueError):
-        raise SessionError("a traced process sent a list of patches that is none; it is not traced") from None
+        raise SessionError("a traced process sent an invalid list of patches; not attaching") from None
     found.sort(key=lambda p: p.address)
     if any(a.address + len(a.old) > b.address for a, b in pairwise(found)):
-        raise SessionError("a traced process sent patches that overlap; it is not traced")
+        raise SessionError("a traced process sent overlapping patches; not attaching")
     return tuple(found)
 
 
 def apply(pid: int, patches: Sequence[Patch]) -> float:
-    """Writes them all, or none, while the process stands still: for how many seconds it did, altogether. Raises SessionError."""
+    """Write all patches, or none, while all threads are stopped. Return for how many seconds they were stopped, in all attempts.
+
+    Raises SessionError.
+    """
     with target.refusals(pid):
         mapped = target.mappings(pid)
         for patch in patches:
@@ -80,15 +81,15 @@ def _check_patch(pid: int, mapped: Sequence[Mapping], patch: Patch) -> None:
     at = next((m for m in mapped if m.start <= patch.address < m.end), None)
     end = patch.address + len(patch.old)
     if at is None or end > at.end or not at.code or not at.permissions.endswith("p") or not at.file[1]:
-        raise SessionError(f"pid {pid} wants code patched where none of a file is; it is not traced")
+        raise SessionError(f"pid {pid} sent a patch outside the code of a mapped file; not attaching")
     if (held := _in_file(pid, at, patch)) is not None and held != patch.old:
         raise SessionError(
-            f"another tool has changed {os.path.basename(at.path)} in pid {pid} already (gdb, frida, perf?); end it first"
+            f"another tool has already patched {os.path.basename(at.path)} in pid {pid} (gdb, frida, perf?); end it first"
         )
 
 
 def _in_file(pid: int, at: Mapping, patch: Patch) -> bytes | None:
-    """The bytes in the file that is mapped; None: it cannot be read."""
+    """Return the original bytes from the mapped file; None: it cannot be read."""
     for opened in (
         partial(target_files.open_mapped, pid, at.start, at.end),
         partial(target_files.open_path, pid, at.path),
@@ -102,39 +103,39 @@ def _in_file(pid: int, at: Mapping, patch: Patch) -> bytes | None:
 def _apply(pid: int, memory: Memory, mapped: Sequence[Mapping], patches: Sequence[Patch]) -> float:
     first = time.monotonic()
     total = 0.0
-    changing = _Changing(mapped, patches)
+    changed = _ChangedCode(mapped, patches)
 
     def attempt() -> tuple[bool, float]:
         done = False
         began = time.perf_counter()
         try:
-            with ptrace.stopped(pid) as standing:
-                began = standing.since
-                if not changing.used(memory, standing.places.values()):
+            with ptrace.stopped(pid) as process:
+                began = process.since
+                if not changed.used(memory, process.positions.values()):
                     _write(pid, memory, patches)
                     done = True
-        except NotStanding:
+        except NotStopped:
             pass
-        except Refused:
+        except TraceRefused:
             if time.monotonic() > first + PASSING:
                 raise
         return done, time.perf_counter() - began
 
     while True:
-        done, took = fresh_thread.on_own(attempt, "gpubpf-attach")  # a new one each time: see ptrace.stopped
+        done, took = fresh_thread.run(attempt, "gpubpf-attach")  # a new thread each time: see ptrace.stopped
         total += took
         if done:
             return total
         if time.monotonic() > first + PATIENCE:
             raise SessionError(
-                f"pid {pid} finds no moment at which its code can be changed; try again, or start it with the tool"
+                f"cannot patch pid {pid}: its threads keep using the code to change; try again, or start it with the tool"
             )
         time.sleep(random.uniform(0.001, 0.02))
 
 
 def _write(pid: int, memory: Memory, patches: Sequence[Patch]) -> None:
     if any(memory.read(p.address, len(p.old)) != p.old for p in patches):
-        raise SessionError(f"the code of pid {pid} is not what it was said to be; it is not traced")
+        raise SessionError(f"the code of pid {pid} is not what its agent reported; not attaching")
     done = []
     try:
         for patch in patches:
@@ -146,18 +147,19 @@ def _write(pid: int, memory: Memory, patches: Sequence[Patch]) -> None:
         raise
 
 
-class _Changing:
-    """Whether a thread is inside code that is to change: its instruction pointer, or what its stack says it returns to."""
+class _ChangedCode:
+    """The code that the patches change."""
 
     def __init__(self, mapped: Sequence[Mapping], patches: Sequence[Patch]) -> None:
-        # A system call that ends inside may begin anew two bytes before.
+        # A thread that has just made a system call may restart it, two bytes before its instruction pointer.
         self._inside = {a for p in patches for a in range(p.address + 1, p.address + len(p.new) + 2)}
-        self._starts = [m.start for m in mapped]  # a page beyond a thread's stack takes long to read
+        self._starts = [m.start for m in mapped]  # reading beyond a thread's stack takes long
         self._ends = [m.end for m in mapped]
         self._beginnings = {(a >> 16).to_bytes(6, "little") for a in self._inside}
 
-    def used(self, memory: Memory, places: Iterable[tuple[int, int]]) -> bool:
-        for rip, rsp in places:
+    def used(self, memory: Memory, positions: Iterable[tuple[int, int]]) -> bool:
+        """Return whether a thread at one of these positions (rip, rsp) is inside this code, or will return to it."""
+        for rip, rsp in positions:
             if rip in self._inside:
                 return True
             low = rsp - 128 & ~7

@@ -1,18 +1,27 @@
-"""Tables of functions that a GPU's runtime exports: where their arguments lie, and what their results mean (docs/amd.md).
+"""The tables of functions that a GPU runtime library exports: where their arguments are, and what their
+results mean.
 
-A layout is a string of `field=place`, parted by spaces:
+A function is one row of text: its name, then `key=value` pairs in any order, separated by spaces:
 
-    kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1
+    hipLaunchKernel kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1
+    hipStreamQuery returns=query stream=0
 
-A place is `0` to `5` for rdi, rsi, rdx, rcx, r8, r9 (System V ABI, 3.2.3), `s0` and so on for the 8-byte words on the stack above the
-return address, `#4` for the number 4, or `2@24` for what lies 24 bytes into the memory that an argument points to.
+The keys `symbol`, `returns` and `kernel_name` describe the function (`ApiFunction`). Every other key is a
+field of FIELDS, and its value says where that field is:
+
+    0 to 5          a register: rdi, rsi, rdx, rcx, r8, r9 (System V ABI, 3.2.3)
+    s0, s1, …       an 8-byte word on the stack, counted from the one above the return address
+    2@24            the value 24 bytes into the memory that an argument points to
+    #4              the number 4
+
+The suffixes `:packed` and `:items` are explained at `ArgumentPlace`.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,20 +42,23 @@ GROUPS = (
 )
 FIELDS = ("kernel", "grid", "block", "shared", "stream", "bytes", "copy", "count", "out", "name")
 RESULTS = ("status", "query", "other")
-REGISTERS = 6  # arguments in them; the next is the first word on the stack
+KERNEL_NAMING = ("registered", "by_name", "by_handle")
+REGISTERS = 6  # arguments in registers; the seventh is the first word on the stack
 _PLACE = re.compile(
     r"(?:#(?P<number>\d+)|(?P<stack>s?)(?P<index>\d+)(?:@(?P<offset>\d+))?)(?P<kinds>(?::\w+)*)\Z"
 )
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a field of a call lies.
+class ArgumentPlace:
+    """Where a field of a call is.
 
-    `argument`: 0 to 5 are registers, 6 and on the words on the stack. `offset`: of a value in the memory that the argument points to.
-    `number`: the value itself, without a place. Of `grid` and `block`: three 32-bit values, one after the other in memory; in three
-    arguments; or `packed`, a `dim3` by value: x | y << 32 in one argument, z in the next. `items`: a grid in threads, not in blocks.
-    Other fields are 64 bits, but `shared` and `copy`, of which the lower 32 count.
+    `argument`: 0 to 5 for registers, 6 and up for words on the stack. `offset`: the value is this many bytes
+    into the memory that the argument points to. `number`: the value itself; the call has no such argument.
+
+    `grid` and `block` are three 32-bit values: consecutive in memory, or in three arguments. If `packed`,
+    they are a `dim3` passed by value: x | y << 32 in one argument, z in the next. `items`: the grid is given
+    in threads, not in blocks. Other fields have 64 bits, except `shared` and `copy`, which are the lower 32.
     """
 
     argument: int = 0
@@ -57,41 +69,52 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Function:
-    """One function. `symbol`: as libraries export it, without version; `name`: as users write it; `group`: of GROUPS; `result`:
-    of RESULTS. Several may have one name, where versions of a library export it under different symbols."""
+class ApiFunction:
+    """One function of a runtime library.
+
+    `symbol`: the symbol that libraries export, without its version. `name`: the name that users write;
+    several functions share it if versions of a library export the function under different symbols. `group`:
+    one of GROUPS. `layout`: the places of its arguments.
+
+    `result`: one of RESULTS. A `status` is an error unless it is 0. A `query` may also return "not ready",
+    which is no error. `other` is not an error code.
+
+    `kernel_name`: one of KERNEL_NAMING if a call says which kernel a handle stands for: it registers the
+    handle with a name, finds it by a name, or gets it for another handle. Otherwise empty.
+    """
 
     name: str
     symbol: str
     group: str
     layout: str = ""
     result: str = "status"
+    kernel_name: str = ""
 
     @cached_property
-    def places(self) -> Mapping[str, Place]:
-        """By field. Raises ValueError."""
+    def places(self) -> Mapping[str, ArgumentPlace]:
+        """The place of each field. Raise ValueError if the layout is invalid."""
         found = {}
         for part in self.layout.split():
             field, _, text = part.partition("=")
             if field not in FIELDS:
-                raise ValueError(f"{field!r} is no field")
-            found[field] = _place(text)
+                raise ValueError(f"{field!r} is not a field")
+            found[field] = _parse_place(text)
         return found
 
 
-def _place(text: str) -> Place:
+def _parse_place(text: str) -> ArgumentPlace:
     match = _PLACE.match(text)
     if match is None:
-        raise ValueError(f"{text!r} is no place")
+        raise ValueError(f"{text!r} is not a place")
     kinds = match["kinds"].split(":")[1:]
     if not set(kinds) <= {"packed", "items"}:
-        raise ValueError(f"{text!r} is no place")
+        raise ValueError(f"{text!r} is not a place")
     if match["number"] is not None:
-        return Place(number=int(match["number"]))
+        return ArgumentPlace(number=int(match["number"]))
     index = int(match["index"])
     if not match["stack"] and index >= REGISTERS:
         raise ValueError(f"{text!r}: arguments from the seventh on are on the stack")
-    return Place(
+    return ArgumentPlace(
         index + REGISTERS if match["stack"] else index,
         None if match["offset"] is None else int(match["offset"]),
         packed="packed" in kinds,
@@ -101,39 +124,44 @@ def _place(text: str) -> Place:
 
 @dataclass(frozen=True)
 class Api:
-    """A GPU vendor's host API. The place of a function in `functions` is its number.
+    """The host API of a GPU vendor. A function's number is its index in `functions`.
 
-    `libraries`: names as `attach_uprobe` takes them. `errors`: by the beginning of functions' names, number → name.
-    `ok`: results of a `query` that are no errors; of a `status` 0 alone is none.
+    `libraries`: names or paths, as `BPF.attach_uprobe` takes them. `errors`: names of error codes by number,
+    for the functions whose names begin with the key; the longest key that matches counts. `not_ready`: what a
+    `query` returns if its work has not finished.
     """
 
-    tool: str
+    name: str
     libraries: tuple[str, ...]
-    functions: tuple[Function, ...]
+    functions: tuple[ApiFunction, ...]
     errors: Mapping[str, Mapping[int, str]]
-    ok: tuple[int, ...] = (0, 600)
+    not_ready: int = 600  # hipErrorNotReady, cudaErrorNotReady, CUDA_ERROR_NOT_READY
 
-    def choose(self, globs: Iterable[str] = ()) -> tuple[tuple[int, Function], ...]:
-        """Those whose names match, or whose group is named, with their numbers; without globs all but trivial ones. Raises
-        UsageError."""
+    def choose(self, globs: Iterable[str] = ()) -> tuple[tuple[int, ApiFunction], ...]:
+        """Return the functions whose name or group matches a glob, with their numbers.
+
+        Without globs, return all functions except trivial ones. Raise UsageError if a glob matches nothing.
+        """
         wanted = tuple(globs)
         if not wanted:
             return tuple((i, f) for i, f in enumerate(self.functions) if f.group != "trivial")
         for glob in wanted:
-            if not any(_is(f, glob) for f in self.functions):
+            if not any(_matches(f, glob) for f in self.functions):
                 raise UsageError(
                     f"no function is named {glob!r}; give a glob such as '*Launch*', or one of {', '.join(GROUPS)}"
                 )
-        return tuple((i, f) for i, f in enumerate(self.functions) if any(_is(f, glob) for glob in wanted))
+        return tuple(
+            (i, f) for i, f in enumerate(self.functions) if any(_matches(f, glob) for glob in wanted)
+        )
 
-    def failed(self, function: Function, value: int) -> bool:
-        """Whether a function's result says that it failed."""
+    def failed(self, function: ApiFunction, value: int) -> bool:
+        """Return whether this result of the function is an error."""
         if function.result == "other":
             return False
-        return value not in self.ok if function.result == "query" else value != 0
+        return value != 0 and (function.result != "query" or value != self.not_ready)
 
-    def error(self, function: Function, value: int) -> str:
-        """The name of a result, such as hipErrorNoDevice; the number where it has none."""
+    def error(self, function: ApiFunction, value: int) -> str:
+        """Return the name of a result, such as hipErrorNoDevice, or the number if it has no name."""
         if function.result == "other":
             return f"{value:#x}"
         prefixes = [p for p in self.errors if function.name.removeprefix("__").startswith(p)]
@@ -141,15 +169,9 @@ class Api:
         return names.get(value, str(value))
 
 
-def table(
-    text: str,
-    symbols: Mapping[str, str] | None = None,
-    queries: Collection[str] = (),
-    other: Collection[str] = (),
-) -> tuple[Function, ...]:
-    """Functions from a text: a line `GROUP:`, then one of name and layout for each. `symbols`: of those whose names are others;
-    `queries`, `other`: those of other results than `status`. Raises ValueError."""
-    made: list[Function] = []
+def parse_functions(text: str) -> tuple[ApiFunction, ...]:
+    """Parse rows as shown above. A line `GROUP:` begins each group. Raise ValueError if a row is invalid."""
+    functions: list[ApiFunction] = []
     group = ""
     for line in text.split("\n"):
         if not line:
@@ -157,18 +179,29 @@ def table(
         if line.endswith(":"):
             group = line[:-1]
             if group not in GROUPS:
-                raise ValueError(f"{group!r} is no group")
+                raise ValueError(f"{group!r} is not a group")
             continue
-        name, _, layout = line.strip().partition(" ")
-        result = "query" if name in queries else "other" if name in other else "status"
-        made.append(Function(name, (symbols or {}).get(name, name), group, layout, result))
-    return tuple(made)
+        name, *parts = line.split()
+        own = {"symbol": name, "returns": "status", "kernel_name": ""}
+        layout = []
+        for part in parts:
+            key, _, value = part.partition("=")
+            if key in own:
+                own[key] = value
+            else:
+                layout.append(part)
+        if own["returns"] not in RESULTS or own["kernel_name"] not in ("", *KERNEL_NAMING):
+            raise ValueError(f"{line.strip()!r} has an unknown value of returns or kernel_name")
+        functions.append(
+            ApiFunction(name, own["symbol"], group, " ".join(layout), own["returns"], own["kernel_name"])
+        )
+    return tuple(functions)
 
 
-def numbered(text: str) -> dict[int, str]:
-    """From lines of a number and a name."""
+def parse_names(text: str) -> dict[int, str]:
+    """Parse lines of a number and a name."""
     return {int(number): name for number, name in (line.split() for line in text.split("\n") if line)}
 
 
-def _is(function: Function, glob: str) -> bool:
+def _matches(function: ApiFunction, glob: str) -> bool:
     return function.group == glob or fnmatch.fnmatchcase(function.name, glob)

@@ -1,13 +1,16 @@
-"""What programs count and record of calls, as NumPy arrays; include/gpubpf_calls.h has the same in C.
+"""The sums and events that the eBPF programs write, as NumPy arrays. include/gpubpf_calls.h defines the same
+structures in C.
 
-Sums (`sum_dtype`): `tgid`, `function` (its number), `kernel` (its handle, or 0), `count`, `errors`, `error` (the last one's number),
-`ns`, `largest_ns`, `off_ns`; of a launch `gaps`, `gap_ns`, `gap_largest_ns`, `gap_off_ns`, from the return of the thread's launch
-before; `latency` and `gap`: histograms, see `percentile`.
+Sums (`sum_dtype`) have the fields `tgid`, `function` (its number), `kernel` (its handle, or 0), `count`,
+`errors`, `error` (the code of the last error), `ns`, `largest_ns` and `off_ns`. For launches they also have
+`gaps`, `gap_ns`, `gap_largest_ns` and `gap_off_ns`: the time since the previous launch of the same thread
+returned. `latency` and `gap` are histograms; see `percentile`.
 
-Events: `start_ns`, `end_ns` (CLOCK_BOOTTIME), `result`, `out` (the handle or address that it gave), `kernel`, `gap_ns`, `gap_off_ns`,
-`spent` (struct call_spent: see `off_ns`), `cgroup`, `arguments` (6 registers), `stack` (4 words), `memory` (2 windows of 5 words),
-`tgid`, `tid`, `function`, `failed`, `launch`, `after` (there was a launch before it: `gap_ns` says something), `comm`. What its
-arguments mean: `values`, `shapes`.
+Events have the fields `start_ns`, `end_ns` (CLOCK_BOOTTIME), `result`, `out` (the handle or address that the
+call produced), `kernel`, `gap_ns`, `gap_off_ns`, `spent` (struct call_spent; see `off_ns`), `cgroup`,
+`arguments` (6 registers), `stack` (4 words), `memory` (2 windows of 5 words), `tgid`, `tid`, `function`,
+`failed`, `launch`, `after` (the thread launched before, so `gap_ns` is valid) and `comm`. `values` and
+`shapes` decode the arguments.
 """
 
 from __future__ import annotations
@@ -16,17 +19,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpubpf.calls.api import REGISTERS, Function, Place
+from gpubpf.calls.api import REGISTERS, ApiFunction, ArgumentPlace
 
 if TYPE_CHECKING:
     import numpy as np
 
-GAP = 0xFFFFFFFF  # as a function's number: between a thread's launches
-STEPS, SHIFT, BUCKETS = (
-    8,
-    6,
-    288,
-)  # of histograms: buckets for a factor of two; the first is below 1 << SHIFT ns
+GAP = 0xFFFFFFFF  # in place of a function's number: the gap between two launches of a thread
+# Of histograms: STEPS buckets for each factor of two; the first bucket is below 1 << SHIFT ns.
+STEPS, SHIFT, BUCKETS = 8, 6, 288
 STACK, WINDOWS, WORDS = 4, 2, 5
 NOWHERE, MEMORY = 255, REGISTERS + STACK
 _SHAPES = ("grid", "block")
@@ -34,8 +34,12 @@ _SHAPES = ("grid", "block")
 
 @dataclass(frozen=True)
 class Layout:
-    """How the kernel reads a function's arguments (struct call_layout). Places: 0 to 5 registers, 6 to 9 words on the stack,
-    MEMORY the first window, NOWHERE. `stack`: words there; `windows`: the argument that points to one, and its offset there."""
+    """How the eBPF program reads a function's arguments: struct call_layout.
+
+    A place is 0 to 5 for registers, 6 to 9 for words on the stack, MEMORY for the first window, or NOWHERE.
+    `stack`: how many words on the stack to read. `windows`: for each window the argument that points to it,
+    and the offset in bytes.
+    """
 
     launch: bool
     kernel: int
@@ -45,13 +49,16 @@ class Layout:
     windows: tuple[tuple[int, int], ...]
 
     def bytes(self) -> bytes:
+        """Return the struct call_layout."""
         windows = (*self.windows, *((NOWHERE, 0),) * WINDOWS)[:WINDOWS]
         head = (self.launch, self.kernel, self.result, self.stack, self.out, *(place for place, _ in windows))
         return bytes(head).ljust(8, b"\0") + b"".join(offset.to_bytes(2, "little") for _, offset in windows)
 
 
-def layout(function: Function) -> Layout:
-    """Raises ValueError for one whose arguments are too many to be read."""
+def layout(function: ApiFunction) -> Layout:
+    """Return how to read a function's arguments. Raise ValueError if there are too many, or they are too far
+    apart.
+    """
     places = function.places
     kernel, out = places.get("kernel"), places.get("out")
     windows: dict[int, int] = {}
@@ -84,8 +91,10 @@ def layout(function: Function) -> Layout:
     )
 
 
-def layouts(functions: Iterable[tuple[int, Function]], size: int) -> bytes:
-    """Of functions with their numbers, as struct call_layouts."""
+def layouts(functions: Iterable[tuple[int, ApiFunction]], size: int) -> bytes:
+    """Return the layouts of numbered functions as struct call_layouts, `size` bytes. Raise ValueError if they
+    do not fit.
+    """
     made = bytearray(size)
     for number, function in functions:
         one = layout(function).bytes()
@@ -95,15 +104,15 @@ def layouts(functions: Iterable[tuple[int, Function]], size: int) -> bytes:
     return bytes(made)
 
 
-def _arguments(field: str, place: Place) -> int:
-    """How many arguments it takes."""
+def _arguments(field: str, place: ArgumentPlace) -> int:
+    """Return how many arguments hold the field."""
     if field not in _SHAPES or place.offset is not None:
         return 1
     return 2 if place.packed else 3
 
 
 def sum_dtype(key: np.dtype[Any], value: np.dtype[Any]) -> np.dtype[Any]:
-    """One record of what the kernel has as key and value."""
+    """Return the dtype that combines the key and the value of the map call_sums."""
     import numpy as np
 
     fields = [(name, key[name]) for name in ("tgid", "function", "kernel")]
@@ -111,16 +120,16 @@ def sum_dtype(key: np.dtype[Any], value: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _arguments_of(events: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Shape (events, 10)."""
+    """Return the arguments in registers and on the stack: shape (events, 10)."""
     import numpy as np
 
     return np.concatenate([events["arguments"], events["stack"]], axis=1)
 
 
 def _pointed(
-    function: Function, place: Place, events: np.ndarray[Any, Any], kind: str
+    function: ApiFunction, place: ArgumentPlace, events: np.ndarray[Any, Any], kind: str
 ) -> np.ndarray[Any, Any]:
-    """Values of a type in memory, from a place on: shape (events, as many as there are in the window)."""
+    """Return the values of a type from a place in memory on: shape (events, as many as the window holds)."""
     import numpy as np
 
     windows = layout(function).windows
@@ -136,8 +145,12 @@ def _pointed(
     return np.ascontiguousarray(data[:, start : start + count * size]).view(kind)
 
 
-def values(function: Function, events: np.ndarray[Any, Any], field: str) -> np.ndarray[Any, Any] | None:
-    """A field of calls of one function, shape (events,), 64 bits; None where it has none. Not `grid` and `block`."""
+def values(function: ApiFunction, events: np.ndarray[Any, Any], field: str) -> np.ndarray[Any, Any] | None:
+    """Return a field of calls of one function: shape (events,), 64 bits; None if the function has no such
+    field.
+
+    For `grid` and `block` use `shapes`.
+    """
     import numpy as np
 
     place = function.places.get(field)
@@ -154,8 +167,12 @@ def values(function: Function, events: np.ndarray[Any, Any], field: str) -> np.n
     return found & np.uint64(0xFFFFFFFF) if field in ("shared", "copy") else found
 
 
-def shapes(function: Function, events: np.ndarray[Any, Any], field: str) -> np.ndarray[Any, Any] | None:
-    """`grid` or `block` of launches of one function, shape (events, 3); None where it has none. One in threads is in blocks then."""
+def shapes(function: ApiFunction, events: np.ndarray[Any, Any], field: str) -> np.ndarray[Any, Any] | None:
+    """Return `grid` or `block` of launches of one function: shape (events, 3); None if the function has no
+    such field.
+
+    A grid is always in blocks, even if the call gives it in threads.
+    """
     import numpy as np
 
     place = function.places.get(field)
@@ -179,12 +196,12 @@ def shapes(function: Function, events: np.ndarray[Any, Any], field: str) -> np.n
 
 
 def off_ns(spent: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Time off the CPU, of an array of struct call_spent."""
+    """Return the time off the CPU, given an array of struct call_spent."""
     return spent["preempted_ns"] + spent["blocked_ns"] + spent["io_ns"] + spent["fault_ns"]
 
 
 def bounds() -> np.ndarray[Any, Any]:
-    """Where the buckets of a histogram begin, and the last one ends: shape (BUCKETS + 1,), ns."""
+    """Return where each bucket of a histogram begins, and where the last one ends: shape (BUCKETS + 1,), ns."""
     import numpy as np
 
     number = np.arange(BUCKETS, dtype="f8") - 1
@@ -194,8 +211,10 @@ def bounds() -> np.ndarray[Any, Any]:
 
 
 def percentile(hist: np.ndarray[Any, Any], q: float, largest: int | None = None) -> int:
-    """The value below which a part `q` (0 to 1) of what a histogram counts lies, in ns: right to 6 %. `largest`: the largest value,
-    which it does not exceed. 0 where nothing was counted."""
+    """Return the quantile `q` (0 to 1) of a histogram in ns, within 6 %; 0 if the histogram is empty.
+
+    `largest`: the largest value that was counted; the result does not exceed it.
+    """
     import numpy as np
 
     total = int(hist.sum(dtype="u8"))

@@ -1,5 +1,7 @@
-"""Libraries that a command is likely to load, so that they have probes before its first instruction. One that it gets from elsewhere
-has them some milliseconds after it is mapped."""
+"""Find the libraries that a command is likely to load, so that they have probes before its first instruction.
+
+A library from elsewhere gets its probes some milliseconds after the command has mapped it.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,13 @@ import fnmatch
 import os
 import re
 import shutil
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpubpf import elf
+from gpubpf.errors import ImageError
 from gpubpf.linux.libraries import Names
 from gpubpf.session import device
 
@@ -21,27 +24,27 @@ if TYPE_CHECKING:
     from gpubpf.calls.api import Api
     from gpubpf.process.users import User
 
-# Python packages that bring a GPU's libraries, and how deep these lie in them: nvidia/cuda_runtime/lib.
+# Python packages that contain GPU libraries, and how deep the libraries are in them: nvidia/cuda_runtime/lib.
 _PACKAGES = ("nvidia*", "torch*", "*rocm*", "hip*", "amd*", "cu*", "jax*", "tensorflow*", "*.libs")
 _DEPTH, _FOLDERS = 3, 2048
-_HEADER = struct.Struct("<16xHHIQQQIHHHHHH")  # Elf64_Ehdr (gABI), behind its first 16 bytes
-_SEGMENT = struct.Struct("<IIQQQQQQ")  # Elf64_Phdr
-_LOAD, _DYNAMIC = 1, 2  # PT_*
-_STRTAB, _RPATH, _RUNPATH = 5, 15, 29  # DT_*
-_LONGEST = 1 << 16  # bytes of dynamic entries, of a path, of a script
+_LONGEST = 1 << 16  # bytes of a script
 _TOKEN = re.compile(r"[^\s;&|<>(){}'\"`=:$]+")
 _MOST_WORDS = 64
 
 
-def also(api: Api, command: Sequence[str], user: User | None) -> Api:
-    """The API, with the libraries that the command is likely to load when this user starts it (None: who runs the tool)."""
+def with_command_libraries(api: Api, command: Sequence[str], user: User | None) -> Api:
+    """Return the API with the libraries that the command is likely to load. `user` runs it; None: the user of
+    the tool.
+    """
     environment = {**os.environ, "HOME": user.home} if user else os.environ
-    known = libraries(command, environment, Names(*api.libraries))
-    return replace(api, libraries=(*api.libraries, *known))
+    found = find(command, environment, Names(*api.libraries))
+    return replace(api, libraries=(*api.libraries, *found))
 
 
-def libraries(command: Sequence[str], environment: Mapping[str, str], names: Names) -> list[str]:
-    """Paths of such libraries where the command's loader or its Python will look, each once."""
+def find(command: Sequence[str], environment: Mapping[str, str], names: Names) -> list[str]:
+    """Return the paths of libraries with these names where the command's loader or its Python looks, each
+    path once.
+    """
     found: dict[str, None] = {}
     for folder in dict.fromkeys(_folders(command, environment)):
         with contextlib.suppress(OSError):
@@ -63,14 +66,16 @@ def _folders(command: Sequence[str], environment: Mapping[str, str]) -> Iterator
         if (program := shutil.which(word, path=environment.get("PATH"))) is None:
             continue
         yield os.path.dirname(os.path.realpath(program))
-        with contextlib.suppress(OSError, struct.error, ValueError):
+        with contextlib.suppress(OSError, ValueError):
             yield from search_path(program)
         if os.path.basename(program).startswith(("python", "pypy")):
             yield from _python(program, environment)
 
 
 def _words(command: Sequence[str]) -> Iterator[str]:
-    """Those that may be programs or folders: also of `LD_LIBRARY_PATH=…`, and of a text for a shell, `sh -c '…'`."""
+    """Yield the words that may be programs or folders, including those in `LD_LIBRARY_PATH=…` and in `sh -c
+    '…'`.
+    """
     for part in command:
         yield part
         if _TOKEN.fullmatch(part) is None:
@@ -78,12 +83,14 @@ def _words(command: Sequence[str]) -> Iterator[str]:
 
 
 def _script(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Of a script: the words of its first line, and the paths in it."""
+    """Return the words of a script's first line and the paths in the script; nothing if the command is no
+    script.
+    """
     program = shutil.which(command[0], path=environment.get("PATH")) if command else None
     if program is None:
         return []
     with contextlib.suppress(OSError):
-        with open(program, "rb", opener=_at_once) as file:
+        with open(program, "rb", opener=_open_nonblocking) as file:
             data = file.read(_LONGEST) or b""
         if data.startswith(b"#!"):
             line, _, rest = os.fsdecode(data[2:]).partition("\n")
@@ -92,41 +99,25 @@ def _script(command: Sequence[str], environment: Mapping[str, str]) -> list[str]
     return []
 
 
-def _at_once(path: str, flags: int) -> int:
-    """Opens without waiting, as for a FIFO's writer."""
+def _open_nonblocking(path: str, flags: int) -> int:
+    """Open a file without waiting, such as for the writer of a FIFO."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def search_path(program: str) -> list[str]:
-    """Where an ELF file says that its libraries are (DT_RPATH, DT_RUNPATH). Raises OSError, struct.error, ValueError."""
-    with open(program, "rb", buffering=0, opener=_at_once) as file:
-        if file.read(5) != b"\x7fELF\x02":
-            return []
-        start, size, count = (_HEADER.unpack(os.pread(file.fileno(), _HEADER.size, 0))[i] for i in (4, 8, 9))
-        segments = [
-            _SEGMENT.unpack(os.pread(file.fileno(), _SEGMENT.size, start + i * size))
-            for i in range(min(count, 256))
-        ]
-        entries = []
-        for kind, _, offset, _, _, length, *_ in segments:
-            if kind == _DYNAMIC:
-                data = os.pread(file.fileno(), min(length, _LONGEST) & ~15, offset)
-                entries = list(struct.iter_unpack("<qQ", data))
-        texts = dict(entries).get(_STRTAB, 0)
-        place = next(
-            (o + texts - a for k, _, o, a, _, n, *_ in segments if k == _LOAD and a <= texts < a + n), None
-        )
-        found: list[str] = []
-        for tag, value in entries:
-            if tag in (_RPATH, _RUNPATH) and place is not None:
-                text = os.pread(file.fileno(), _LONGEST, place + value).partition(b"\0")[0]
-                found += os.fsdecode(text).split(":")
+    """Return the directories in which an ELF file looks for its libraries (DT_RPATH, DT_RUNPATH); none for another file.
+
+    Raises OSError.
+    """
+    found: list[str] = []
+    with contextlib.suppress(ImageError), open(program, "rb", buffering=0, opener=_open_nonblocking) as file:
+        found = elf.of_file(file.fileno()).search_path().split(":")
     origin = os.path.dirname(os.path.realpath(program))
     return [part.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for part in found if part]
 
 
 def _python(program: str, environment: Mapping[str, str]) -> Iterator[str]:
-    """Folders of packages that bring a GPU's libraries."""
+    """Yield the folders of Python packages that contain GPU libraries."""
     prefixes = dict.fromkeys((Path(program).parent.parent, Path(os.path.realpath(program)).parent.parent))
     places = [site for prefix in prefixes for site in sorted(prefix.glob("lib/python3*/*-packages"))]
     places += sorted(Path(environment.get("HOME", "/")).glob(".local/lib/python3*/site-packages"))

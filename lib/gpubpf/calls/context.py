@@ -1,14 +1,15 @@
-"""Programs at tracepoints that tell what threads did beside running, and why (docs/amd.md, include/gpubpf_context.h).
+"""Attach eBPF programs to tracepoints that tell when threads were off the CPU, and why
+(include/gpubpf_context.h, docs/amd.md).
 
-    calls = Calls(api, chosen, options, note, text=context.PROGRAM)
-    context = Context(calls, note, why=True)
+    calls = CallProbes(api, chosen, options, note, text=context.PROGRAM)
+    context = ContextProbes(calls, note, why=True)
     calls.start()
     …
-    context.tick()                      # every 0.1 s or so
-    context.why(), context.spans()      # since the last call
+    context.tick()                      # about every 0.1 s
+    context.delays(), context.spans()      # what came since they were last read
 
-Without `why` there is one program, which tells how long threads were off the CPU. What this kernel does not have is said once, and not
-known; everything else is.
+Without `why` and `spans` there is one program, which measures how long threads were off the CPU. If this
+kernel lacks a tracepoint or a member of a structure, a notice says what is unknown, and the rest is measured.
 """
 
 from __future__ import annotations
@@ -20,57 +21,58 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from gpubpf.calls import why as reasons
+from gpubpf.calls import delays
 from gpubpf.calls.arrays import GAP
-from gpubpf.calls.probes import attach_records, raw_arguments
 from gpubpf.errors import Error, VerifyError
-from gpubpf.linux import btf
+from gpubpf.linux import btf, tracepoints
 from gpubpf.linux.host_programs import HostProbe, try_load
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from gpubpf.calls.probes import Calls
+    from gpubpf.calls.probes import CallProbes
 
 PROGRAM = "#include <gpubpf_calls.h>\n#include <gpubpf_context.h>\n"
-SPAN_NS = 5000  # shorter ones are not worth a record
-_SWITCH = "sched_switch"
-_SWITCH_ARGUMENTS = 4  # the state that a thread is left in is the last; there since Linux 5.18
-_SWITCH_RECORD = {"prev_pid": (24, 4), "prev_state": (32, 8), "next_pid": (56, 4)}
+SPAN_NS = 5000  # shorter delays are not recorded one by one
 _RECLAIM = "mm_vmscan_{}_reclaim_{}"
 _FAULT, _RETRANSMIT = "page_fault_user", "tcp_retransmit_skb"
-_ENDS = ("sched_process_exit", "sched_process_exec")  # of what a thread was
-_NOBODY = 0xFFFFFFFF  # as a socket's owner
+_ENDS = ("sched_process_exit", "sched_process_exec")
+_NOBODY = 0xFFFFFFFF  # CONTEXT_NOBODY: owner of a socket that is not of a traced process
 _MOST_FILES = 16_384
-_LOOK = 2.0  # seconds between two looks at which process has which socket
+_SOCKET_PERIOD = 2.0  # seconds between two looks at which process has which socket
 _LOST_SUMS, _LOST_SPANS, _SENT_AGAIN = range(3)
 
 
-class Context:
-    """Adds its programs to those of `calls`, which have not been started. `why`: the reasons; `spans`: these, and each time off the
-    CPU is a record. Raises Error where not even the time off the CPU can be known."""
+class ContextProbes:
+    """Programs at tracepoints, added to those of `calls`, which must not have been started.
+
+    `why`: find the reasons of delays. `spans`: find the reasons, and record each delay. Raise Error if this
+    kernel cannot even tell the time off the CPU.
+    """
 
     def __init__(
-        self, calls: Calls, note: Callable[[str], None], why: bool = False, spans: bool = False
+        self, calls: CallProbes, note: Callable[[str], None], why: bool = False, spans: bool = False
     ) -> None:
         self._calls, self._note = calls, note
         self._reasons = why or spans
         self._settings = {"span_ns": SPAN_NS if spans else 0}
         self._before: np.ndarray[Any, Any] | None = None
-        self._gone: set[tuple[int, int]] = set()  # threads that had ended at the last reading
+        self._ended: set[tuple[int, int]] = set()  # threads that had ended when rows were last read
         self._spans: list[np.ndarray[Any, Any]] = []
-        self._owners: dict[int, int] = {}  # processes by socket
-        self._nobodys: list[int] = []  # sockets of others
+        self._owners: dict[int, int] = {}  # process by inode of a socket
+        self._foreign: list[int] = []  # sockets of processes that are not traced
         self._next_look = 0.0  # time.monotonic
-        self._sockets = False  # whether it is known that they send something again
-        raw = calls.pid is not None and raw_arguments(_SWITCH, _SWITCH_ARGUMENTS)
+        self._sockets = False  # whether there is a program for TCP retransmits
+        raw = calls.pid_offset is not None and tracepoints.has_arguments(
+            tracepoints.SWITCH, tracepoints.SWITCH_ARGUMENTS
+        )
         if not self._reasons:
             self._attach_switch("context_switch_time", raw)
             return
         self._old = self._is_old()
         self._attach_switch("context_switch", raw and not self._old, self._old)
         self._find_bits()
-        # Before the program that forgets the thread: the kernel runs them in this order.
+        # Before the program that forgets the thread: the kernel runs programs in the order in which they were attached.
         for event in _ENDS:
             calls.bpf.host_programs.insert(0, HostProbe("context_exit", event))
         self._optional("time spent on memory pressure", self._reclaim)
@@ -82,36 +84,38 @@ class Context:
 
     def _attach_switch(self, function: str, raw: bool, old: str = "") -> None:
         if raw:
-            self._attach(_SWITCH, function)
-        else:
-            attach_records(self._calls.bpf, f"sched:{_SWITCH}", _SWITCH_RECORD, function + (old or "_record"))
+            self._attach(tracepoints.SWITCH, function)
+            return
+        event = f"sched:{tracepoints.SWITCH}"
+        tracepoints.check_record(event, tracepoints.SWITCH_RECORD)
+        self._calls.bpf.attach_tracepoint(event, function + (old or "_record"))
 
     def _attach(self, event: str, function: str) -> None:
-        raw_arguments(event, 1)  # or there is no such tracepoint
+        tracepoints.has_arguments(event, 1)  # raises Error if there is no such tracepoint
         self._calls.bpf.attach_raw_tracepoint(event, function)
 
     def _optional(self, what: str, attach: Callable[[], None]) -> None:
         try:
             attach()
         except Error as error:
-            self._note(f"{what}: unknown, as {str(error).split(';')[0]}")
+            self._note(f"{what}: unknown, because {str(error).split(';')[0]}")
 
     def _is_old(self) -> str:
-        """How the names of programs end that this kernel takes."""
+        """Return the suffix of the programs to load: "_old" if the kernel lacks bpf_task_pt_regs."""
         program = self._calls.bpf.program
         try:
             try_load(program, program.functions["context_switch"], raw=True)
         except VerifyError:
-            self._note("in which system call a thread was blocked is not known before Linux 5.15")
+            self._note("the system call that blocked a thread is unknown before Linux 5.15")
             return "_old"
         return ""
 
     def _find_bits(self) -> None:
-        for name, what in (("iowait", "waits for block devices"), ("memstall", "waits for memory")):
+        for name, what in (("iowait", "block I/O"), ("memstall", "memory pressure")):
             try:
                 bit = btf.member("task_struct", f"in_{name}")
             except Error as error:
-                self._note(f"{what} are not told from others, as {str(error).split(';')[0]}")
+                self._note(f"waits for {what} count as other waits, because {str(error).split(';')[0]}")
                 continue
             self._settings |= {
                 name: bit.offset,
@@ -127,37 +131,42 @@ class Context:
         self._attach(_FAULT, "context_fault")
 
     def _retransmit(self) -> None:
-        # A socket's inode lies behind it: struct socket_alloc.
+        # The inode of a socket follows it in memory: struct socket_alloc.
         inode = btf.member("socket_alloc", "vfs_inode").offset - btf.member("socket_alloc", "socket").offset
         inode += btf.member("inode", "i_ino").offset
         self._settings |= {"socket": btf.member("sock", "sk_socket").offset, "inode": inode}
         self._attach(_RETRANSMIT, "context_retransmit")
         self._sockets = True
 
-    # --- what they counted ---
+    # --- what the programs counted ---
 
     def tick(self) -> None:
-        """Takes records, and finds out whose sockets sent something again. To be called often: of a socket that was made a moment ago
-        the kernel counts what it sends again from then on, and no thread is known to have waited for what was before."""
+        """Read spans, and find the processes whose sockets retransmitted.
+
+        Call this often. The programs count retransmits of a new socket for its process only after this has
+        found the process; until then no thread is known to have waited for them.
+        """
         import numpy as np
 
         if not self._reasons:
             return
         found = self._calls.host.records("context_spans")
-        again = found["reason"] == reasons.RETRANSMITS
+        again = found["reason"] == delays.RETRANSMITS
         new = set(found["inode"][again & (found["tgid"] == 0)].tolist()) - set(self._owners)
         if self._sockets and (new or time.monotonic() >= self._next_look):
-            self._look(new)
+            self._find_owners(new)
         if not self._settings["span_ns"] or not len(found):
             return
         which = np.flatnonzero(again & (found["tgid"] == 0))
         found["tgid"][which] = [self._owners.get(inode, 0) for inode in found["inode"][which].tolist()]
         self._spans.append(found[~again | (found["tgid"] != 0)])
 
-    def _look(self, asked: set[int]) -> None:
-        """Whose sockets there are. `asked`: those that sent something again."""
+    def _find_owners(self, new: set[int]) -> None:
+        """Find the process of each socket. `new`: inodes of sockets that retransmitted and whose process is
+        unknown.
+        """
         host = self._calls.host
-        for inode in self._nobodys:
+        for inode in self._foreign:
             host.delete("context_sockets", _socket(inode))
         owners: dict[int, int] = {}
         for tgid in self._calls.seen:
@@ -170,19 +179,21 @@ class Context:
             self._add("context_retransmits", owners[inode], count)
             self._add("context_counts", _SENT_AGAIN, count)
         self._owners = owners
-        self._nobodys = sorted(asked - set(owners))
-        for inode in self._nobodys:
+        self._foreign = sorted(new - set(owners))
+        for inode in self._foreign:
             host.update("context_sockets", _socket(inode), _owned(_NOBODY, 0))
-        self._next_look = time.monotonic() + _LOOK
+        self._next_look = time.monotonic() + _SOCKET_PERIOD
 
     def _add(self, name: str, key: int, count: int) -> None:
-        """To a counter that the kernel counts up, too: what it adds at this moment may be lost, of what nobody is told exactly."""
+        """Add to a counter that programs also increment. An increment at the same moment may be lost; no
+        exact count is shown.
+        """
         at = key.to_bytes(4, "little")
         value = int.from_bytes(self._calls.host.lookup(name, at) or bytes(8), "little") + count
         self._calls.host.update(name, at, value.to_bytes(8, "little"))
 
     def spans(self) -> np.ndarray[Any, Any]:
-        """Records since the last time: see why.py."""
+        """Return the spans since the last time: see delays.py."""
         import numpy as np
 
         self.tick()
@@ -191,98 +202,106 @@ class Context:
             np.concatenate(parts) if parts else np.empty(0, self._calls.bpf.maps["context_spans"].value_dtype)
         )
 
-    def why(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Rows since the last time, of times that go on up to now; of these what was between launches: see `why.parted`."""
+    def delays(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Return the rows since the last time, and the rows between launches: see `delays.split_gaps`.
+
+        A delay that has not ended counts up to now.
+        """
         import numpy as np
 
         self.tick()
         now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         host = self._calls.host
         items = host.items("call_why")
-        items = items[items["key"]["tgid"] != 0]  # else of a thread that was preempted as it became known
-        rows = np.empty(len(items), reasons.ROW)
+        items = items[items["key"]["tgid"] != 0]  # 0: the thread was preempted while its entry was made
+        rows = np.empty(len(items), delays.ROW)
         for name in rows.dtype.names or ():
-            rows[name] = items["key" if name in reasons.KEY else "value"][name]
-        rows = reasons.together([rows, *self._open(now), self._sent_again()])
+            rows[name] = items["key" if name in delays.KEY else "value"][name]
+        rows = delays.merge_rows([rows, *self._open(now), self._retransmits()])
         before = self._before if self._before is not None else rows[:0]
-        new = reasons.since(rows, before)
-        ended = self._forget(items["key"])
-        self._before = rows[np.array([who not in ended for who in _who(rows)], bool)]
-        return reasons.parted(new)
+        new = delays.rows_since(rows, before)
+        forgotten = self._forget(items["key"])
+        self._before = rows[np.array([thread not in forgotten for thread in _threads(rows)], bool)]
+        return delays.split_gaps(new)
 
     def _forget(self, keys: np.ndarray[Any, Any]) -> set[tuple[int, int]]:
-        """Makes room where threads have ended, and were not there at the reading before either, so that nothing comes to their rows
-        any more. Which threads these are."""
+        """Delete the rows of threads that had already ended at the previous reading, and return these
+        threads.
+
+        No program adds to such rows any more.
+        """
         host = self._calls.host
-        there = set(_who(host.items("call_threads")["value"]))
-        gone = set(_who(keys)) - there
-        ended = gone & self._gone
-        for key, who in zip(keys, _who(keys), strict=True):
-            if who in ended:
+        alive = set(_threads(host.items("call_threads")["value"]))
+        ended = set(_threads(keys)) - alive
+        forgotten = ended & self._ended
+        for key, thread in zip(keys, _threads(keys), strict=True):
+            if thread in forgotten:
                 host.delete("call_why", key.tobytes())
-        self._gone = gone
-        return ended
+        self._ended = ended
+        return forgotten
 
     def _open(self, now: int) -> Iterable[np.ndarray[Any, Any]]:
-        """What is in no sum yet: calls that a thread is blocked in, and gaps that ended a moment ago."""
+        """Yield rows for what is in no sum yet: calls in which a thread is blocked, and gaps that have just
+        ended.
+        """
         import numpy as np
 
         threads = self._calls.host.items("call_threads")["value"]
         away = threads[(threads["left_ns"] > 0) & (threads["left_ns"] < now) & (threads["function"] != GAP)]
-        rows = np.zeros(len(away), reasons.ROW)
+        rows = np.zeros(len(away), delays.ROW)
         for name in ("tgid", "tid", "function"):
             rows[name] = away[name]
         rows["reason"], rows["syscall"], rows["count"] = away["left_state"] & 0xFF, away["left_syscall"], 1
         rows["ns"] = rows["largest_ns"] = now - away["left_ns"]
         yield rows
-        launched = dict(zip(_who(threads), threads["launched_ns"].tolist(), strict=True))
+        launched = dict(zip(_threads(threads), threads["launched_ns"].tolist(), strict=True))
         gaps = self._calls.host.items("context_gaps")["value"]
-        since = zip(_who(gaps), gaps["launched_ns"].tolist(), strict=True)
-        gaps = gaps[np.array([launched.get(who, at) != at for who, at in since], bool)]
+        begun = zip(_threads(gaps), gaps["launched_ns"].tolist(), strict=True)
+        gaps = gaps[np.array([launched.get(thread, at) != at for thread, at in begun], bool)]
         parts = gaps["parts"].reshape(-1)
-        rows = np.zeros(len(parts), reasons.ROW)
+        rows = np.zeros(len(parts), delays.ROW)
         for name in ("tgid", "tid"):
             rows[name] = np.repeat(gaps[name], gaps["parts"].shape[1])
         for name in ("reason", "syscall", "count", "ns", "largest_ns"):
             rows[name] = parts[name]
         inside = parts["function"] != GAP
-        rows["function"] = np.where(inside, parts["function"] | np.uint64(reasons.BETWEEN), GAP)
+        rows["function"] = np.where(inside, parts["function"] | np.uint64(delays.BETWEEN), GAP)
         yield rows[rows["count"] > 0]
 
-    def _sent_again(self) -> np.ndarray[Any, Any]:
-        """Of processes as a whole."""
+    def _retransmits(self) -> np.ndarray[Any, Any]:
+        """Return rows of the retransmits of whole processes."""
         import numpy as np
 
         items = self._calls.host.items("context_retransmits")
         items = items[items["value"] > 0]
-        rows = np.zeros(len(items), reasons.ROW)
+        rows = np.zeros(len(items), delays.ROW)
         rows["tgid"], rows["count"] = items["key"], items["value"]
-        rows["function"], rows["reason"], rows["syscall"] = GAP, reasons.RETRANSMITS, reasons.OUTSIDE
+        rows["function"], rows["reason"], rows["syscall"] = GAP, delays.RETRANSMITS, delays.OUTSIDE
         return rows
 
     @property
     def lost(self) -> int:
-        """Times that found no room, in sums or as records, or whose end the kernel did not tell of."""
+        """Delays that did not fit into a map or the ring, or whose end the kernel did not report."""
         found = self._calls.host.items("context_counts")["value"]
         return int(found[_LOST_SUMS] + found[_LOST_SPANS])
 
 
-def _who(array: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
+def _threads(array: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
     return list(zip(array["tgid"].tolist(), array["tid"].tolist(), strict=True))
 
 
 def _socket(inode: int) -> bytes:
-    """As the key of context_sockets."""
+    """Return the key of context_sockets."""
     return inode.to_bytes(8, "little")
 
 
 def _owned(tgid: int, count: int) -> bytes:
-    """As struct context_socket."""
+    """Return a struct context_socket."""
     return tgid.to_bytes(4, "little") + count.to_bytes(4, "little")
 
 
 def _sockets(pid: int) -> set[int]:
-    """Inodes of the sockets that a process has open, of as many files as are looked at."""
+    """Return the inodes of the sockets that a process has open, among its first _MOST_FILES files."""
     found = set()
     with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
         for entry in itertools.islice(entries, _MOST_FILES):

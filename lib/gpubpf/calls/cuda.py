@@ -1,9 +1,13 @@
-"""CUDA's functions, as libcuda (the driver) and libcudart (the runtime) export them. Source: the headers of CUDA 13.0 (cuda.h,
-cuda_runtime_api.h, crt/host_runtime.h, with the older versions of functions that they still declare). Layouts follow from the
-prototypes by the System V ABI.
+"""The functions of CUDA that libcuda (the driver) and libcudart (the runtime) export.
 
-A program that is linked with a static runtime calls the driver only, as far as the kernel can see. Functions of the driver that a
-runtime calls for the program are nested calls.
+Source: the headers of CUDA 13.0 (cuda.h, cuda_runtime_api.h, crt/host_runtime.h), with the older versions of
+functions that they still declare. The layouts follow from the prototypes by the System V ABI.
+
+A program that is linked with the static runtime calls only the driver, as far as the kernel can see. If the
+runtime calls a driver function for the program, that is a nested call.
+
+A suffix in brackets stands for a second row: `cuLaunchKernel[_ptsz]` is cuLaunchKernel and
+cuLaunchKernel_ptsz, which uses a default stream of its own for each thread.
 """
 
 from __future__ import annotations
@@ -11,31 +15,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from gpubpf.calls.api import Api, numbered, table
+from gpubpf.calls.api import Api, parse_functions, parse_names
 
-_VERSION = re.compile(r"_v\d+(?=_pt|$)")  # what headers add by macros
-_STREAMS = ("", "_ptsz")  # with a default stream for each thread
-# A row of the table that is two: the plain name's and the one with a default stream for each thread.
-_TWICE = re.compile(r"^ +(\w+)\[(_pt\w\w)\](.*)", re.M)
-_QUERIES = tuple(
-    f"{name}{version}{stream}"
-    for name in (
-        "cuStreamQuery",
-        "cuEventQuery",
-        "cuEventElapsedTime",
-        "cudaStreamQuery",
-        "cudaEventQuery",
-        "cudaEventElapsedTime",
-    )
-    for version in ("", "_v2")
-    for stream in _STREAMS
-)
-_OTHER = tuple(
-    """__cudaInitModule __cudaPushCallConfiguration __cudaRegisterFatBinary __cudaRegisterFatBinaryEnd __cudaRegisterFunction
-    __cudaRegisterHostVar __cudaRegisterManagedVar __cudaRegisterVar __cudaUnregisterFatBinary cudaCreateChannelDesc
-    cudaGetErrorName cudaGetErrorString""".split()
-)
-_TABLE = """
+_VERSION = re.compile(r"_v\d+(?=_pt|$)")  # which the headers add with macros
+_PER_THREAD_STREAM = re.compile(r"^ +(\w+)\[(_pt\w\w)\](.*)", re.M)
+_FUNCTIONS = """
 launch:
   cuLaunchKernel[_ptsz] kernel=0 grid=1 block=4 shared=s1 stream=s2
   cuLaunchKernelEx[_ptsz] kernel=1 grid=0@0 block=0@12 shared=0@24 stream=0@32
@@ -246,7 +230,7 @@ stream:
   cuStreamCreate out=0
   cuStreamCreateWithPriority out=0
   cuStreamAddCallback[_ptsz] stream=0
-  cuStreamQuery[_ptsz] stream=0
+  cuStreamQuery[_ptsz] returns=query stream=0
   cuStreamDestroy_v2 stream=0
   cuStreamWaitValue32_v2[_ptsz] stream=0
   cuStreamWaitValue64_v2[_ptsz] stream=0
@@ -265,26 +249,26 @@ stream:
   cudaStreamCreateWithPriority out=0
   cudaStreamDestroy stream=0
   cudaStreamAddCallback[_ptsz] stream=0
-  cudaStreamQuery[_ptsz] stream=0
+  cudaStreamQuery[_ptsz] returns=query stream=0
   cudaLaunchHostFunc[_ptsz] stream=0
 
 event:
   cuEventCreate out=0
   cuEventRecord[_ptsz] stream=1
   cuEventRecordWithFlags[_ptsz] stream=1
-  cuEventQuery
+  cuEventQuery returns=query
   cuEventDestroy_v2
-  cuEventElapsedTime_v2
+  cuEventElapsedTime_v2 returns=query
   cuEventDestroy
-  cuEventElapsedTime
+  cuEventElapsedTime returns=query
   cudaEventCreate out=0
   cudaEventCreateWithFlags out=0
   cudaEventRecord[_ptsz] stream=1
   cudaEventRecordWithFlags[_ptsz] stream=1
-  cudaEventQuery
+  cudaEventQuery returns=query
   cudaEventDestroy
-  cudaEventElapsedTime
-  cudaEventElapsedTime_v2
+  cudaEventElapsedTime returns=query
+  cudaEventElapsedTime_v2 returns=query
 
 graph:
   cuStreamBeginCapture_v2[_ptsz] stream=0
@@ -425,7 +409,7 @@ module:
   cuModuleLoadDataEx out=0
   cuModuleLoadFatBinary out=0
   cuModuleUnload
-  cuModuleGetFunction out=0 name=2
+  cuModuleGetFunction kernel_name=by_name out=0 name=2
   cuModuleGetGlobal_v2 out=0 name=3
   cuLinkCreate_v2 out=3
   cuLinkAddData_v2 name=4
@@ -437,8 +421,8 @@ module:
   cuLibraryLoadData out=0
   cuLibraryLoadFromFile out=0 name=1
   cuLibraryUnload
-  cuLibraryGetKernel out=0 name=2
-  cuKernelGetFunction out=0
+  cuLibraryGetKernel kernel_name=by_name out=0 name=2
+  cuKernelGetFunction kernel_name=by_handle out=0
   cuLibraryGetGlobal out=0 name=3
   cuLibraryGetManaged out=0 name=3
   cuLibraryGetUnifiedFunction
@@ -458,13 +442,13 @@ module:
   cudaLibraryLoadData out=0
   cudaLibraryLoadFromFile out=0 name=1
   cudaLibraryUnload
-  cudaLibraryGetKernel out=0 name=2
+  cudaLibraryGetKernel kernel_name=by_name out=0 name=2
   cudaLibraryGetGlobal out=0 name=3
   cudaLibraryGetManaged out=0 name=3
   cudaLibraryGetUnifiedFunction
   cudaKernelSetAttributeForDevice
-  cudaGetFuncBySymbol out=0
-  cudaGetKernel out=0
+  cudaGetFuncBySymbol kernel_name=by_handle out=0
+  cudaGetKernel kernel_name=by_handle out=0
   cuOccupancyMaxActiveBlocksPerMultiprocessor
   cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags
   cuOccupancyMaxPotentialBlockSize
@@ -792,8 +776,8 @@ trivial:
   cudaDeviceGetSharedMemConfig
   cudaGetLastError
   cudaPeekAtLastError
-  cudaGetErrorName
-  cudaGetErrorString
+  cudaGetErrorName returns=other
+  cudaGetErrorString returns=other
   cudaGetDeviceCount
   cudaDeviceGetAttribute
   cudaDeviceGetHostAtomicCapabilities
@@ -877,18 +861,18 @@ trivial:
   cudaLibraryGetKernelCount
   cudaLibraryEnumerateKernels
   cudaGetExportTable
-  __cudaGetKernel out=0
-  __cudaInitModule
+  __cudaGetKernel kernel_name=by_handle out=0
+  __cudaInitModule returns=other
   __cudaPopCallConfiguration
-  __cudaPushCallConfiguration grid=0:packed block=2:packed shared=4 stream=5
-  __cudaRegisterFatBinary
-  __cudaRegisterFatBinaryEnd
-  __cudaRegisterFunction name=3
-  __cudaRegisterHostVar
-  __cudaRegisterManagedVar
-  __cudaRegisterVar
-  __cudaUnregisterFatBinary
-  cudaCreateChannelDesc
+  __cudaPushCallConfiguration returns=other grid=0:packed block=2:packed shared=4 stream=5
+  __cudaRegisterFatBinary returns=other
+  __cudaRegisterFatBinaryEnd returns=other
+  __cudaRegisterFunction kernel_name=registered returns=other name=3
+  __cudaRegisterHostVar returns=other
+  __cudaRegisterManagedVar returns=other
+  __cudaRegisterVar returns=other
+  __cudaUnregisterFatBinary returns=other
+  cudaCreateChannelDesc returns=other
   cudaGetDeviceProperties_v2
   cudaStreamGetCaptureInfo_v2 stream=0
   cudaStreamGetCaptureInfo_v3 stream=0
@@ -1133,11 +1117,11 @@ _RUNTIME_ERRORS = """
 10000 cudaErrorApiFailureBase
 """
 API = Api(
-    tool="cudasnoop",
+    name="CUDA",
     libraries=("libcuda.so", "libcudart.so"),
     functions=tuple(
-        replace(f, name=_VERSION.sub("", f.name))
-        for f in table(_TWICE.sub(r"\1\3\n\1\2\3", _TABLE), queries=_QUERIES, other=_OTHER)
+        replace(function, name=_VERSION.sub("", function.name))
+        for function in parse_functions(_PER_THREAD_STREAM.sub(r"\1\3\n\1\2\3", _FUNCTIONS))
     ),
-    errors={"cu": numbered(_DRIVER_ERRORS), "cuda": numbered(_RUNTIME_ERRORS)},
+    errors={"cu": parse_names(_DRIVER_ERRORS), "cuda": parse_names(_RUNTIME_ERRORS)},
 )

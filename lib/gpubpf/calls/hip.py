@@ -1,26 +1,18 @@
-"""HIP's functions, as libamdhip64 exports them: .so.5 (ROCm 5), .so.6 and .so.7. Sources: the headers of HIP 5.2 and 6.3
-(hip_runtime_api.h, hip_ext.h, hiprtc.h), for what came later the documentation of HIP 7 and of hip-python 10. A library has not all.
+"""The functions of HIP that libamdhip64 exports: .so.5 (ROCm 5), .so.6 and .so.7.
 
-Layouts follow from the prototypes by the System V ABI. Of Debian's library each was compared with live calls (docs/amd.md); of
-functions without a header here only what the same function of CUDA's has, or the documentation says without doubt.
+Sources: the headers of HIP 5.2 and 6.3 (hip_runtime_api.h, hip_ext.h, hiprtc.h); for later functions the
+documentation of HIP 7 and of hip-python 10. No single library exports all of them.
+
+The layouts follow from the prototypes by the System V ABI. For every function of Debian's library the layout
+was compared with live calls (docs/amd.md). A function without a header here has only the fields that the
+corresponding CUDA function has, or that its documentation states clearly.
 """
 
 from __future__ import annotations
 
-from gpubpf.calls.api import Api, numbered, table
+from gpubpf.calls.api import Api, parse_functions, parse_names
 
-_SYMBOLS = {  # C++ functions
-    "hipExtModuleLaunchKernel": "_Z24hipExtModuleLaunchKernelP18ihipModuleSymbol_tjjjjjjmP12ihipStream_tPPvS4_P11ihipEvent_tS6_j",
-    "hipHccModuleLaunchKernel": "_Z24hipHccModuleLaunchKernelP18ihipModuleSymbol_tjjjjjjmP12ihipStream_tPPvS4_P11ihipEvent_tS6_",
-    "hipLaunchKernelGGLImpl": "_ZN8hip_impl22hipLaunchKernelGGLImplEmRK4dim3S2_jP12ihipStream_tPPv",
-}
-_QUERIES = ("hipStreamQuery", "hipStreamQuery_spt", "hipEventQuery", "hipEventElapsedTime")
-_OTHER = tuple(
-    """__hipGetPCH __hipRegisterFatBinary __hipRegisterFunction __hipRegisterManagedVar __hipRegisterSurface __hipRegisterTexture
-    __hipRegisterVar __hipUnregisterFatBinary hipApiName hipCreateChannelDesc hipGetCmdName hipGetErrorName hipGetErrorString
-    hipGetStreamDeviceId hipKernelNameRef hipKernelNameRefByPtr hipLaunchKernelGGLImpl hiprtcGetErrorString""".split()
-)
-_TABLE = """
+_FUNCTIONS = """
 launch:
   hipLaunchCooperativeKernel_spt kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1
   hipLaunchKernel_spt kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1
@@ -34,9 +26,12 @@ launch:
   hipGraphLaunch stream=1
   hipModuleLaunchCooperativeKernel kernel=0 grid=1 block=4 shared=s1 stream=s2
   hipModuleLaunchCooperativeKernelMultiDevice
-  hipExtModuleLaunchKernel kernel=0 grid=1:items block=4 shared=s1 stream=s2
-  hipHccModuleLaunchKernel kernel=0 grid=1:items block=4 shared=s1 stream=s2
-  hipLaunchKernelGGLImpl kernel=0 grid=1@0 block=2@0 shared=3 stream=4
+  hipExtModuleLaunchKernel kernel=0 grid=1:items block=4 shared=s1 stream=s2 \
+symbol=_Z24hipExtModuleLaunchKernelP18ihipModuleSymbol_tjjjjjjmP12ihipStream_tPPvS4_P11ihipEvent_tS6_j
+  hipHccModuleLaunchKernel kernel=0 grid=1:items block=4 shared=s1 stream=s2 \
+symbol=_Z24hipHccModuleLaunchKernelP18ihipModuleSymbol_tjjjjjjmP12ihipStream_tPPvS4_P11ihipEvent_tS6_
+  hipLaunchKernelGGLImpl returns=other kernel=0 grid=1@0 block=2@0 shared=3 stream=4 \
+symbol=_ZN8hip_impl22hipLaunchKernelGGLImplEmRK4dim3S2_jP12ihipStream_tPPv
   hipLaunchKernelExC kernel=1 grid=0@0 block=0@12 shared=0@24 stream=0@32
   hipDrvLaunchKernelEx kernel=1 grid=0@0 block=0@12 shared=0@24 stream=0@32
   hipGraphLaunch_spt stream=1
@@ -200,12 +195,12 @@ sync:
   hipExecutionCtxWaitEvent
 
 stream:
-  hipStreamQuery_spt stream=0
+  hipStreamQuery_spt returns=query stream=0
   hipStreamCreate out=0
   hipStreamCreateWithFlags out=0
   hipStreamCreateWithPriority out=0
   hipStreamDestroy stream=0
-  hipStreamQuery stream=0
+  hipStreamQuery returns=query stream=0
   hipExtStreamCreateWithCUMask out=0
   hipStreamAddCallback stream=0
   hipStreamWaitValue32 stream=0
@@ -223,8 +218,8 @@ event:
   hipEventCreate out=0
   hipEventRecord stream=1
   hipEventDestroy
-  hipEventElapsedTime
-  hipEventQuery
+  hipEventElapsedTime returns=query
+  hipEventQuery returns=query
   hipEventRecord_spt stream=1
   hipEventRecordWithFlags stream=1
 
@@ -316,7 +311,7 @@ module:
   hipGetSymbolAddress out=0
   hipModuleLoad out=0 name=1
   hipModuleUnload
-  hipModuleGetFunction out=0 name=2
+  hipModuleGetFunction kernel_name=by_name out=0 name=2
   hipModuleGetTexRef out=0 name=2
   hipModuleLoadData out=0
   hipModuleLoadDataEx out=0
@@ -327,7 +322,7 @@ module:
   hipOccupancyMaxActiveBlocksPerMultiprocessor
   hipOccupancyMaxActiveBlocksPerMultiprocessorWithFlags
   hipOccupancyMaxPotentialBlockSize
-  hipGetFuncBySymbol out=0
+  hipGetFuncBySymbol kernel_name=by_handle out=0
   hiprtcCreateProgram out=0 name=2
   hiprtcCompileProgram
   hiprtcDestroyProgram
@@ -349,13 +344,13 @@ module:
   hipLibraryLoadData out=0
   hipLibraryLoadFromFile out=0 name=1
   hipLibraryUnload
-  hipLibraryGetKernel out=0 name=2
+  hipLibraryGetKernel kernel_name=by_name out=0 name=2
   hipLibraryGetKernelCount
   hipLibraryEnumerateKernels
   hipKernelGetLibrary
   hipKernelGetName
   hipKernelGetParamInfo
-  hipKernelGetFunction out=0
+  hipKernelGetFunction kernel_name=by_handle out=0
   hipKernelGetAttribute
   hipKernelSetAttribute
   hipModuleGetFunctionCount
@@ -452,7 +447,7 @@ other:
   hipUnbindTexture
 
 trivial:
-  __hipGetPCH
+  __hipGetPCH returns=other
   hipStreamGetPriority_spt stream=0
   hipStreamGetFlags_spt stream=0
   hipDriverGetVersion
@@ -478,8 +473,8 @@ trivial:
   hipExtGetLinkTypeAndHopCount
   hipGetLastError
   hipPeekAtLastError
-  hipGetErrorName
-  hipGetErrorString
+  hipGetErrorName returns=other
+  hipGetErrorString returns=other
   hipDeviceGetStreamPriorityRange
   hipStreamGetFlags stream=0
   hipStreamGetPriority stream=0
@@ -514,10 +509,10 @@ trivial:
   hipTexObjectGetResourceViewDesc
   hipTexObjectGetTextureDesc
   hipMipmappedArrayGetLevel
-  hipApiName
-  hipKernelNameRef
-  hipKernelNameRefByPtr stream=1
-  hipGetStreamDeviceId stream=0
+  hipApiName returns=other
+  hipKernelNameRef returns=other
+  hipKernelNameRefByPtr returns=other stream=1
+  hipGetStreamDeviceId returns=other stream=0
   hipStreamGetCaptureInfo stream=0
   hipStreamGetCaptureInfo_v2 stream=0
   hipStreamIsCapturing stream=0
@@ -565,9 +560,9 @@ trivial:
   hipCtxPopCurrent
   hipCtxPushCurrent
   hipCtxSetCurrent
-  hipGetCmdName
+  hipGetCmdName returns=other
   hipGetTextureAlignmentOffset
-  hipCreateChannelDesc
+  hipCreateChannelDesc returns=other
   hipTexRefGetAddress
   hipTexRefGetAddressMode
   hipTexRefGetFilterMode
@@ -577,14 +572,14 @@ trivial:
   hipTexRefGetMipmapFilterMode
   hipTexRefGetMipmapLevelBias
   hipTexRefGetMipmapLevelClamp
-  __hipRegisterFatBinary
-  __hipRegisterFunction name=3
-  __hipRegisterManagedVar
-  __hipRegisterSurface
-  __hipRegisterTexture
-  __hipRegisterVar
-  __hipUnregisterFatBinary
-  hiprtcGetErrorString
+  __hipRegisterFatBinary returns=other
+  __hipRegisterFunction kernel_name=registered returns=other name=3
+  __hipRegisterManagedVar returns=other
+  __hipRegisterSurface returns=other
+  __hipRegisterTexture returns=other
+  __hipRegisterVar returns=other
+  __hipUnregisterFatBinary returns=other
+  hiprtcGetErrorString returns=other
   hiprtcVersion
   hiprtcGetCodeSize
   hiprtcGetProgramLogSize
@@ -717,8 +712,8 @@ _HIPRTC_ERRORS = """
 11 HIPRTC_ERROR_INTERNAL_ERROR
 """
 API = Api(
-    tool="hipsnoop",
+    name="HIP",
     libraries=("libamdhip64.so", "libhiprtc.so"),
-    functions=table(_TABLE, symbols=_SYMBOLS, queries=_QUERIES, other=_OTHER),
-    errors={"hip": numbered(_ERRORS), "hiprtc": numbered(_HIPRTC_ERRORS)},
+    functions=parse_functions(_FUNCTIONS),
+    errors={"hip": parse_names(_ERRORS), "hiprtc": parse_names(_HIPRTC_ERRORS)},
 )

@@ -1,11 +1,13 @@
-"""What the kernel's driver of AMD GPUs tells of its own accord: queues evicted, memory that moves, faults, resets, throttling.
+"""Read the events of AMD's kernel driver (amdkfd): evicted queues, migrated memory, faults, resets,
+throttling.
 
-    driver = kfd.open_devices(note)         # None where there is no such GPU
-    for happened in driver.take(): …        # what has ended since the last time
+    driver = kfd.open_devices(note)         # None without an AMD GPU
+    for event in driver.take(): …           # those that ended since the last time
 
-/dev/kfd gives for each GPU a file of events, one line of text each, in the order in which they happened (the kernel's
-include/uapi/linux/kfd_ioctl.h: struct kfd_ioctl_smi_events_args, enum kfd_smi_event, KFD_EVENT_FMT_…). Events that find no room
-in the file's 1 KB are lost, and the driver does not say so. Read as documented; not verified with a GPU.
+/dev/kfd provides a file of events for each GPU, with a line of text for each event in the order in which they
+happened (the kernel's include/uapi/linux/kfd_ioctl.h: struct kfd_ioctl_smi_events_args, enum kfd_smi_event,
+KFD_EVENT_FMT_…). The file buffers 1 KB. The driver drops further events without saying so. This follows the
+documentation; it has not been tested with a GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpubpf.calls.why import DRIVER, Cause
+from gpubpf.calls.delays import DRIVER, Cause
 from gpubpf.process.privileges import SYS_ADMIN, effective
 
 _DEVICE = Path("/dev/kfd")
@@ -55,16 +57,19 @@ _TRIGGERS = {
     EVICTED: ("SVM", "USERPTR", "TTM", "SUSPEND", "CRIU checkpoint", "CRIU restore"),
     UNMAPPED: ("MMU notifier", "MMU notifier, migration", "unmapped by the CPU"),
 }
-_MOST = 4096  # bytes of a line that has not ended, and beginnings whose end has not come
-# After the event's number. Those with a time: ns, process, and then `@address(size)`, or what the event has.
+_MOST = 4096  # bytes of an incomplete line; also the number of events that have begun but not ended
+# What follows the event's number. Events with a time have ns, the process, and then `@address(size)` or other details.
 _TIMED = re.compile(r"(\d+) -(\d+) (?:@([0-9a-f]+)\(([0-9a-f]+)\) ?)?(.*)")
 _VMFAULT = re.compile(r"([0-9a-f]+):")
 
 
 @dataclass(frozen=True)
-class Happened:
-    """Times are CLOCK_BOOTTIME; what takes no time, or whose end is not told, has the same twice. `pid`: 0 for all. `gpu`: its place
-    among the machine's."""
+class DriverEvent:
+    """Something that the driver did.
+
+    Times are CLOCK_BOOTTIME. Both are equal if the event takes no time, or if the driver does not report its
+    end. `pid`: 0 if it concerns all processes. `gpu`: index among the machine's GPUs.
+    """
 
     start_ns: int
     end_ns: int
@@ -78,73 +83,73 @@ class Happened:
 
 
 @dataclass(frozen=True)
-class _Event:
+class _Line:
     number: int
     ns: int
     pid: int
     address: str
     why: str
-    again: bool  # a restore that failed, and is tried again
+    again: bool  # a restore that failed and will be retried
 
 
-class Driver:
-    """`files`: of events, by GPU. They are closed with it."""
+class DriverEvents:
+    """Read events from `files`, which are open files by GPU. `close` closes them."""
 
     def __init__(self, files: Mapping[int, int]) -> None:
         self._files = dict(files)
         self._rest = dict.fromkeys(files, b"")
-        self._open: dict[
-            tuple[int, int, int, str], _Event
-        ] = {}  # by GPU, beginning's number, process, address
+        # Events that have begun, by GPU, number, process, address.
+        self._open: dict[tuple[int, int, int, str], _Line] = {}
 
-    def take(self) -> list[Happened]:
-        """What ended since the last time."""
-        found: list[Happened] = []
+    def take(self) -> list[DriverEvent]:
+        """Return the events that ended since the last time."""
+        found: list[DriverEvent] = []
         for gpu in self._files:
             for line in self._lines(gpu):
-                event = _parsed(line)
-                if event is not None and (happened := self._happened(gpu, event)) is not None:
-                    found.append(happened)
+                event = _parse(line)
+                if event is not None and (ended := self._end(gpu, event)) is not None:
+                    found.append(ended)
         return found
 
-    def under_way(self) -> list[Happened]:
-        """What has begun, and not ended yet."""
+    def under_way(self) -> list[DriverEvent]:
+        """Return the events that have begun but not ended, with the current time as their end."""
         now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        return [self._told(gpu, event, max(now, event.ns)) for (gpu, *_), event in self._open.items()]
+        return [self._event(gpu, event, max(now, event.ns)) for (gpu, *_), event in self._open.items()]
 
     def close(self) -> None:
+        """Close the event files."""
         for file in self._files.values():
             os.close(file)
         self._files.clear()
 
     def _lines(self, gpu: int) -> list[str]:
-        """Whole ones: some kernels give eight bytes at a time."""
+        """Return the complete lines that have come. Some kernels return eight bytes at a time."""
         data = self._rest[gpu]
-        with contextlib.suppress(OSError):  # EAGAIN: there is no more
+        with contextlib.suppress(OSError):  # EAGAIN: nothing more to read
             while part := os.read(self._files[gpu], 1024):
                 data += part
         *lines, rest = data.split(b"\n")
         self._rest[gpu] = rest[-_MOST:]
         return [line.replace(b"\0", b"").decode("ascii", "replace") for line in lines]
 
-    def _happened(self, gpu: int, event: _Event) -> Happened | None:
+    def _end(self, gpu: int, event: _Line) -> DriverEvent | None:
         begun = _PAIRS.get(event.number)
         if begun is not None:
             start = None if event.again else self._open.pop((gpu, begun, event.pid, event.address), None)
-            return self._told(gpu, start, event.ns) if start is not None else None
+            return self._event(gpu, start, event.ns) if start is not None else None
         if event.number in _PAIRS.values():
             if len(self._open) < _MOST:
                 self._open.setdefault((gpu, event.number, event.pid, event.address), event)
             return None
-        return self._told(gpu, event, event.ns)
+        return self._event(gpu, event, event.ns)
 
-    def _told(self, gpu: int, event: _Event, end_ns: int) -> Happened:
+    def _event(self, gpu: int, event: _Line, end_ns: int) -> DriverEvent:
         what = _WHAT[event.number] + (f" ({event.why})" if event.why else "")
-        return Happened(event.ns, max(event.ns, end_ns), event.pid, gpu, what)
+        return DriverEvent(event.ns, max(event.ns, end_ns), event.pid, gpu, what)
 
 
-def _parsed(line: str) -> _Event | None:
-    """None for a line that is not understood, such as a later kernel's."""
+def _parse(line: str) -> _Line | None:
+    """Parse a line. Return None for an unknown event, such as one of a newer kernel."""
     head, _, rest = line.partition(" ")
     try:
         number = int(head, 16)
@@ -152,10 +157,10 @@ def _parsed(line: str) -> _Event | None:
         return None
     now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     if number in (THROTTLE, BEFORE_RESET, AFTER_RESET):
-        return _Event(number, now, 0, "", "", False)
+        return _Line(number, now, 0, "", "", False)
     if number == VMFAULT:
         match = _VMFAULT.match(rest)
-        return _Event(number, now, int(match[1], 16), "", "", False) if match else None
+        return _Line(number, now, int(match[1], 16), "", "", False) if match else None
     match = (
         _TIMED.fullmatch(rest)
         if number in (MIGRATE, MIGRATED, FAULT, FAULTED, EVICTED, RESTORED, UNMAPPED)
@@ -164,31 +169,35 @@ def _parsed(line: str) -> _Event | None:
     if match is None:
         return None
     words = match[5].split()
-    # The trigger is the last, but at the end of a migration, where it does not count.
+    # The trigger is the last word, except at the end of a migration, which needs none.
     names, trigger = _TRIGGERS.get(number, ()), words[-1] if words else ""
     why = names[int(trigger)] if trigger.isdecimal() and int(trigger) < len(names) else ""
-    return _Event(
+    return _Line(
         number, int(match[1]), int(match[2]), match[3] or "", why, trigger == "R" and number == RESTORED
     )
 
 
-def during(found: Iterable[Happened], pid: int, start_ns: int, end_ns: int) -> list[Cause]:
-    """What of it was a process's, or all processes', in a time: cut to it."""
+def causes_during(events: Iterable[DriverEvent], pid: int, start_ns: int, end_ns: int) -> list[Cause]:
+    """Return the events of a process, or of all processes, as causes. An event counts with its part between
+    the two times.
+    """
     total: dict[str, list[int]] = {}
-    for h in found:
-        if h.pid in (0, pid) and h.start_ns <= end_ns and h.end_ns >= start_ns:
-            ns = min(h.end_ns, end_ns) - max(h.start_ns, start_ns)
-            total.setdefault(h.what, []).append(ns)
+    for event in events:
+        if event.pid in (0, pid) and event.start_ns <= end_ns and event.end_ns >= start_ns:
+            ns = min(event.end_ns, end_ns) - max(event.start_ns, start_ns)
+            total.setdefault(event.what, []).append(ns)
     return [Cause(DRIVER, what, len(times), sum(times), max(times)) for what, times in total.items()]
 
 
-def open_devices(note: Callable[[str], None]) -> Driver | None:
-    """None where there is no such GPU, or it cannot be asked, which a note says."""
+def open_devices(note: Callable[[str], None]) -> DriverEvents | None:
+    """Open the event files of all AMD GPUs. Return None without an AMD GPU, or if opening fails; then a
+    notice says why.
+    """
     ids = _gpu_ids()
     if not ids or not _DEVICE.exists():
         return None
     if SYS_ADMIN not in effective():
-        note("what AMD's driver does to queues and memory is told to root only")
+        note("cannot read events of AMD's driver (queues, memory); run as root")
         return None
     files: dict[int, int] = {}
     try:
@@ -207,13 +216,13 @@ def open_devices(note: Callable[[str], None]) -> Driver | None:
     except OSError as error:
         for file in files.values():
             os.close(file)
-        note(f"AMD's driver does not tell what it does to queues and memory ({error.strerror})")
+        note(f"cannot read events of AMD's driver (queues, memory): {error.strerror}")
         return None
-    return Driver(files)
+    return DriverEvents(files)
 
 
 def _gpu_ids() -> list[int]:
-    """Of the nodes that are GPUs, in order: the others have 0."""
+    """Return the IDs of the topology nodes that are GPUs, in order. The ID of other nodes is 0."""
     found = []
     with contextlib.suppress(OSError):
         for node in sorted((n for n in _NODES.iterdir() if n.name.isdecimal()), key=lambda n: int(n.name)):

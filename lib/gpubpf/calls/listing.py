@@ -1,4 +1,6 @@
-"""``--list``: which libraries there are, which of their functions can have probes, which kernels are registered or were launched."""
+"""``--list``: the libraries, which of their functions can have probes, and the kernels that are registered or
+were launched.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpubpf import names
-from gpubpf.calls import command_libraries, kernels
-from gpubpf.calls.kernels import Kernels
-from gpubpf.calls.probes import Calls, Options
-from gpubpf.calls.sums import kernels as launched
-from gpubpf.calls.watch import Watch
+from gpubpf import elf, names
+from gpubpf.calls import command_libraries, kernel_names
+from gpubpf.calls.kernel_names import KernelNames
+from gpubpf.calls.probes import CallOptions, CallProbes
+from gpubpf.calls.statistics import by_kernel
+from gpubpf.calls.traced_processes import TracedProcesses, check_privileges
 from gpubpf.errors import Error, ImageError
 from gpubpf.linux import libraries
 from gpubpf.linux.libraries import Names
@@ -23,14 +25,14 @@ from gpubpf.session import joining
 from gpubpf.show import cli, table
 
 if TYPE_CHECKING:
-    from gpubpf.calls.api import Api, Function
+    from gpubpf.calls.api import Api, ApiFunction
 
 NOT_EXPORTED = "the library does not export it"
 
 
 @dataclass(frozen=True)
-class Library:
-    """A file, and of each function why it can have no probe, None where it can."""
+class ListedLibrary:
+    """A library file. `functions`: by name why the function cannot have a probe, or None if it can."""
 
     path: str
     functions: Mapping[str, str | None]
@@ -39,19 +41,32 @@ class Library:
 
 
 @dataclass
-class Listed:
-    """What was found. `kernels`: of each file those that its code registers, or of each process (by its name) those that it launched,
-    and how often."""
+class ListedKernel:
+    """A kernel that the code of `file` registers. If a command launched it, `file` is the name of the process
+    that did.
+    """
 
-    libraries: list[Library] = field(default_factory=list)
-    kernels: list[tuple[names.Name, str, int | None, int | None, str | None]] = field(default_factory=list)
+    name: names.Name
+    file: str
+    launches: int | None = None
+    pid: int | None = None
+    comm: str | None = None
+
+
+@dataclass
+class Listed:
+    """What was found."""
+
+    libraries: list[ListedLibrary] = field(default_factory=list)
+    kernels: list[ListedKernel] = field(default_factory=list)
 
 
 def show(api: Api, text: str, args: argparse.Namespace, out: cli.Output) -> int:
-    """Prints what the command line asks for. The exit status."""
+    """Print what --list asks for, and return the exit status. `text`: the programs, for a command."""
     status, found = 0, Listed()
     wanted = [function for _, function in api.choose(args.api)]
     if args.command:
+        check_privileges(args)
         status, found = _of_command(api, text, args)
     elif args.pid:
         for pid in args.pid:
@@ -60,8 +75,8 @@ def show(api: Api, text: str, args: argparse.Namespace, out: cli.Output) -> int:
         for path in args.files:
             _add_file(found, path, Names(*api.libraries), wanted)
     if args.kernel:
-        seen = [kernel[0].short for kernel in found.kernels]
-        found.kernels = [k for k in found.kernels if names.matches(args.kernel, k[0].mangled)]
+        seen = [kernel.name.short for kernel in found.kernels]
+        found.kernels = [k for k in found.kernels if names.matches(args.kernel, k.name.mangled)]
         if not found.kernels:
             from gpubpf.images.listing import no_match
 
@@ -82,30 +97,32 @@ def show(api: Api, text: str, args: argparse.Namespace, out: cli.Output) -> int:
 
 
 def _of_file(
-    path: str, file: int, wanted: Sequence[Function], pid: int | None = None, comm: str | None = None
-) -> Library:
-    exported = target.symbols(target.ElfFile(file), 0)
+    path: str, file: int, wanted: Sequence[ApiFunction], pid: int | None = None, comm: str | None = None
+) -> ListedLibrary:
+    exported = elf.exports(elf.LoadedFile(file))
     reasons = {f.name: None if f.symbol in exported else NOT_EXPORTED for f in wanted}
-    return Library(path, reasons, pid, comm)
+    return ListedLibrary(path, reasons, pid, comm)
 
 
 def _add_kernels(
     found: Listed, path: str, file: int, pid: int | None = None, comm: str | None = None
 ) -> None:
     with contextlib.suppress(OSError, ImageError, ValueError):
-        for name in names.demangle_all(kernels.registered(file)):
-            found.kernels.append((name, path, None, pid, comm))
+        for name in names.demangle_all(kernel_names.registered(file)):
+            found.kernels.append(ListedKernel(name, path, None, pid, comm))
 
 
-def _add_file(found: Listed, path: str, wanted_names: Names, wanted: Sequence[Function]) -> None:
-    """A library itself, or a program and the libraries that are near it. Raises Error."""
+def _add_file(found: Listed, path: str, wanted_names: Names, wanted: Sequence[ApiFunction]) -> None:
+    """Add a library, or a program and the libraries that it is likely to load. Raise Error if the file is
+    neither.
+    """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise Error(f"{cli.printable(path)}: {error.strerror}; name a program or a library") from None
     try:
         if os.pread(file, 4, 0) != b"\x7fELF":
-            raise Error(f"{cli.printable(path)} is no program or library (ELF); name one")
+            raise Error(f"{cli.printable(path)} is not a program or library (ELF); name one")
         if wanted_names.match(path):
             found.libraries.append(_of_file(path, file, wanted))
             return
@@ -116,32 +133,30 @@ def _add_file(found: Listed, path: str, wanted_names: Names, wanted: Sequence[Fu
         os.close(file)
     known = {library.path for library in found.libraries}
     for place in (
-        *command_libraries.libraries([path], os.environ, wanted_names),
+        *command_libraries.find([path], os.environ, wanted_names),
         *libraries.files(wanted_names),
     ):
         if place not in known:
             known.add(place)
             with contextlib.suppress(OSError):
-                near_file = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+                library_file = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
                 try:
-                    found.libraries.append(_of_file(place, near_file, wanted))
+                    found.libraries.append(_of_file(place, library_file, wanted))
                 finally:
-                    os.close(near_file)
+                    os.close(library_file)
 
 
-def _add_process(found: Listed, pid: int, wanted_names: Names, wanted: Sequence[Function]) -> None:
-    """What a process maps. Raises Error."""
+def _add_process(found: Listed, pid: int, wanted_names: Names, wanted: Sequence[ApiFunction]) -> None:
+    """Add the files that a process maps. Raise Error if its mappings cannot be read."""
     comm = joining.comm(pid)
     try:
         mapped = {m.file: m for m in target.mappings(pid) if m.code and m.file[1]}
     except (FileNotFoundError, ProcessLookupError):
         raise Error(f"pid {pid} does not run; look at ps") from None
     except OSError as error:
-        raise Error(
-            f"pid {pid}: {error.strerror}; name a process that runs, as root where it is not yours"
-        ) from None
+        raise Error(f"pid {pid}: {error.strerror}; name a process of yours, or run as root") from None
     for m in mapped.values():
-        place = libraries.Mapped(pid, m.start, m.end, m.offset, m.file[0], m.file[1], m.path)
+        place = libraries.MappedCode(pid, m.start, m.end, m.offset, m.file[0], m.file[1], m.path)
         with contextlib.suppress(OSError):
             file = libraries.open_mapped(place)
             try:
@@ -154,44 +169,45 @@ def _add_process(found: Listed, pid: int, wanted_names: Names, wanted: Sequence[
 
 
 def _of_command(api: Api, text: str, args: argparse.Namespace) -> tuple[int, Listed]:
-    """Runs it to its end."""
+    """Run the command to its end. Return its exit status, and its libraries and the kernels that it launched."""
 
     def note(said: str) -> None:
         cli.note(args.tool, said)
 
     found = Listed()
     chosen = api.choose(args.api)
-    api = command_libraries.also(api, args.command, users.command_user(args.user))
-    calls = Calls(api, chosen, Options(), note, text)
-    named = Kernels(api, calls.bpf)
-    watch = Watch(args, {}, note)
+    api = command_libraries.with_command_libraries(api, args.command, users.command_user(args.user))
+    calls = CallProbes(api, chosen, CallOptions(), note, text)
+    kernels = KernelNames(api, calls.bpf)
+    processes = TracedProcesses(args, {}, note)
     seen: set[int] = set()
 
     def tick() -> float:
         for pid in set(calls.seen) - seen:
             seen.add(pid)
-            named.look(pid)
-        named.read(calls.host)
+            kernels.look(pid)
+        kernels.read(calls.host)
         return 0.02
 
     try:
         calls.start()
-        with watch.follow(calls):
-            for _ in watch.intervals(tick, calls.stop):
+        with processes.follow(calls):
+            for _ in processes.intervals(tick, calls.stop):
                 pass
         comms = calls.seen
-        for row in launched(calls.sums(), lambda pid: comms.get(pid, ""), named.name, api):
+        for row in by_kernel(calls.sums(), lambda pid: comms.get(pid, ""), kernels.name, api):
             name = row.kernel or names.Name(row.name, row.name, row.name)
-            found.kernels.append((name, row.comm, row.times.count, row.pid, row.comm))
-        told: dict[str, dict[str, str | None]] = {}  # by file, which programs of several kinds may be on
+            found.kernels.append(ListedKernel(name, row.comm, row.times.count, row.pid, row.comm))
+        # By file; there may be several kinds of programs on a file.
+        refusals: dict[str, dict[str, str | None]] = {}
         for placed in calls.placed:
-            told.setdefault(placed.path, {}).update({**dict.fromkeys(placed.functions), **placed.refused})
-        for path, known in told.items():
+            refusals.setdefault(placed.path, {}).update({**dict.fromkeys(placed.functions), **placed.refused})
+        for path, known in refusals.items():
             reasons = {f.name: known.get(f.symbol, NOT_EXPORTED) for _, f in chosen}
-            found.libraries.append(Library(path, reasons))
+            found.libraries.append(ListedLibrary(path, reasons))
     finally:
         calls.close()
-    return watch.status, found
+    return processes.status, found
 
 
 def _records(found: Listed) -> Iterator[dict[str, Any]]:
@@ -201,15 +217,16 @@ def _records(found: Listed) -> Iterator[dict[str, Any]]:
                 "type": "listed", "pid": library.pid, "comm": library.comm, "file": library.path, "api": function,
                 "instrumentable": reason is None, "reason": reason,
             }  # fmt: skip
-    for name, file, launches, pid, comm in found.kernels:
+    for kernel in found.kernels:
         yield {
-            "type": "listed", "pid": pid, "comm": comm, "file": file, "kernel": name.short, "demangled": name.full,
-            "mangled": name.mangled, "instrumentable": True, "reason": None, "launches": launches,
+            "type": "listed", "pid": kernel.pid, "comm": kernel.comm, "file": kernel.file, "kernel": kernel.name.short,
+            "demangled": kernel.name.full, "mangled": kernel.name.mangled, "instrumentable": True, "reason": None,
+            "launches": kernel.launches,
         }  # fmt: skip
 
 
 def _lines(found: Listed, verbose: bool) -> Iterator[str]:
-    """Libraries with how many of the functions can have probes, then kernels."""
+    """Yield the libraries with how many of the functions can have probes, then the kernels."""
     for library in found.libraries:
         probed = sum(reason is None for reason in library.functions.values())
         who = f" ({library.comm}, pid {library.pid})" if library.pid else ""
@@ -221,14 +238,14 @@ def _lines(found: Listed, verbose: bool) -> Iterator[str]:
                 f"  {line}" for line in table.lines(("FUNCTION", "PROBE"), each, ("FUNCTION", "PROBE"))
             )
     if not found.libraries:
-        yield "no such library"
+        yield "no library found"
     if found.kernels:
         yield ""
-        counted = any(launches is not None for _, _, launches, _, _ in found.kernels)
+        counted = any(kernel.launches is not None for kernel in found.kernels)
         rows = [
-            {"KERNEL": name.full if verbose else name.short}
-            | ({"LAUNCHES": f"{launches or 0:,}"} if counted else {})
-            | {"PROGRAM" if counted else "FILE": file}
-            for name, file, launches, _, _ in found.kernels
+            {"KERNEL": kernel.name.full if verbose else kernel.name.short}
+            | ({"LAUNCHES": f"{kernel.launches or 0:,}"} if counted else {})
+            | {"PROGRAM" if counted else "FILE": kernel.file}
+            for kernel in found.kernels
         ]
         yield from table.within(rows, left=("KERNEL", "FILE", "PROGRAM"), cut=("FILE", "KERNEL"))

@@ -1,51 +1,57 @@
-"""The programs at a library's functions, and what they counted and recorded (docs/amd.md, include/gpubpf_calls.h).
+"""Attach eBPF programs to the functions of a library, and read what they count and record
+(include/gpubpf_calls.h, docs/amd.md).
 
-calls = Calls(api, api.choose(), Options(), note)
-calls.bpf …                         # programs of others, which come and go with these
-calls.start()
-calls.targets(pid)                  # this process, and all that it starts from then on
-…
-calls.sums(), calls.events()        # since the last call
-calls.stop(); calls.sums() …; calls.close()
+calls = CallProbes(api, api.choose(), CallOptions(), note) calls.bpf …                         # add further
+programs, which run for the same time calls.start() calls.trace(pid)                  # count calls of this
+process, and of all that it starts from now on … calls.sums(), calls.events()        # what came since they
+were last read calls.stop(); calls.sums() …; calls.close()
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import ctypes
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.calls import arrays
-from gpubpf.calls.api import Api, Function
+from gpubpf.calls.api import Api, ApiFunction
+from gpubpf.calls.selection import selects_launches
+from gpubpf.ebpf.filters import host_filter_bytes
 from gpubpf.errors import Error
-from gpubpf.linux import bpf_syscall, btf, uprobes
-from gpubpf.program import BPF, host_filter_bytes
+from gpubpf.linux import btf, tracepoints, uprobes
+from gpubpf.process import libc
+from gpubpf.program import BPF
 from gpubpf.session.command import raise_file_limit
 
 if TYPE_CHECKING:
     import numpy as np
 
     from gpubpf.linux.host_programs import Host
-    from gpubpf.linux.uprobes import Placed
+    from gpubpf.linux.uprobes import ProbedFile
     from gpubpf.process.privileges import Privileges
 
 PROGRAM = "#include <gpubpf_calls.h>\n"
-RING = 1 << 26  # bytes: 200,000 records
-_FIRST_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
-_MEMBARRIER, _GLOBAL = 324, 1
-_COUNTS = ("records", "sums", "calls", "processes", "nested", "abandoned")  # as CALL_LOST_RECORDS and so on
-_NEWTASK = {"pid": (8, 4), "clone_flags": (32, 8)}  # what a program relies on in the tracepoint's record
+RING = 1 << 26  # bytes; room for 200,000 records
+_INITIAL_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
+_GLOBAL = 1
+# In the order of CALL_LOST_RECORDS …
+_COUNTS = ("records", "sums", "calls", "processes", "nested", "abandoned")
+_NEWTASK: tracepoints.RecordLayout = {"pid": (8, 4), "clone_flags": (32, 8)}
 
 
 @dataclass(frozen=True)
-class Options:
-    """What is counted. `events`: each call is a record, too; `everybody`: of all processes; `slow_ns`, `errors`: only calls that took
-    as long, that failed; `cgroup` (its id), `comm`, `tid`: only of such threads.
-    `statistics`: the kernel counts how often programs run, and how long, which takes 100 ns of a call."""
+class CallOptions:
+    """Which calls the programs count.
+
+    `events`: record each call, too. `everybody`: count calls of every process. `slow_ns`, `errors`: count
+    only calls that took at least this long, or that failed. `cgroup` (its id), `comm`, `tid`: count only
+    calls of such threads. `statistics`: have the kernel count how often and how long programs run, which
+    costs 100 ns per call.
+    """
 
     events: bool = False
     everybody: bool = False
@@ -56,12 +62,33 @@ class Options:
     tid: int | None = None
     statistics: bool = False
 
+    @classmethod
+    def from_arguments(cls, args: argparse.Namespace, events: bool = False) -> CallOptions:
+        """Return the options that the command line asks for. `events`: record each call in any case."""
+        views = args.each or args.slow or args.timeline or args.trace
+        return cls(
+            events=bool(events or views or selects_launches(args)),
+            everybody=not args.command and not args.pid,
+            slow_ns=1000 * (args.slow or 0),
+            errors=args.errors,
+            cgroup=args.cgroup,
+            comm=args.comm,
+            tid=args.tid,
+            statistics=args.verbose,
+        )
+
 
 @dataclass(frozen=True)
-class Counts:
-    """What is counted beside. Lost: `records` that found no room in the ring; `sums`: calls that are in no sum; `calls` whose
-    beginning was forgotten, as too many threads were inside of some; `processes` that are not followed. Not lost: `nested`, in calls
-    of the same thread, so part of one that the program made; `abandoned`, which never returned (longjmp, a thread's end)."""
+class CallCounts:
+    """What the programs count beside the sums.
+
+    Lost: `records` that did not fit into the ring; `sums`, calls that are in no sum; `calls`, whose entry was
+    evicted because too many threads were in a call; `processes` that are not followed because the map of
+    targets is full.
+
+    Not lost: `nested`, calls inside a call of the same thread, so part of a call that the program made;
+    `abandoned`, calls that never returned (longjmp, end of the thread).
+    """
 
     records: int = 0
     sums: int = 0
@@ -71,15 +98,18 @@ class Counts:
     abandoned: int = 0
 
 
-class Calls:
-    """Raises Error where programs cannot run in the kernel, VerifyError for those that may not. `chosen`: functions with their numbers
-    in `api.functions`. `note`: called with notices for the user."""
+class CallProbes:
+    """Programs at the entry and the return of functions.
+
+    `chosen`: functions with their numbers in `api.functions`. `note` is called with notices for the user.
+    Raise Error if the kernel cannot run the programs, and VerifyError if it rejects them.
+    """
 
     def __init__(
         self,
         api: Api,
-        chosen: Sequence[tuple[int, Function]],
-        options: Options,
+        chosen: Sequence[tuple[int, ApiFunction]],
+        options: CallOptions,
         note: Callable[[str], None],
         text: str = PROGRAM,
     ) -> None:
@@ -87,19 +117,17 @@ class Calls:
         self._note = note
         self._host: Host | None = None
         self._over = False
-        place = os.stat("/proc/self/ns/pid")
-        first = place.st_ino == _FIRST_NAMESPACE
-        self._numbers_differ = not first
-        self.pid: int | None = None  # where the kernel has a thread's number; None: it does not tell
-        with contextlib.suppress(Error):
-            self.pid = btf.member("task_struct", "pid").offset
+        namespace = os.stat("/proc/self/ns/pid")
+        initial = namespace.st_ino == _INITIAL_NAMESPACE
+        self._numbers_differ = not initial
+        self.pid_offset = _pid_offset()
         self._settings = {
-            "pid": self.pid or 0,
+            "pid": self.pid_offset or 0,
             "slow_ns": options.slow_ns,
-            "inode": 0 if first else place.st_ino,
-            "device": 0 if first else place.st_dev,
+            "inode": 0 if initial else namespace.st_ino,
+            "device": 0 if initial else namespace.st_dev,
             "generation": 1,
-            "ready": max(api.ok),
+            "ready": api.not_ready,
             "events": options.events,
             "errors": options.errors,
             "everybody": options.everybody,
@@ -110,65 +138,74 @@ class Calls:
         self.bpf["call_settings"].set(self._settings)
         self.bpf["call_layouts"].set(arrays.layouts(self.chosen, self.bpf.maps["call_layouts"].value_size))
         self.bpf["call_filter"].set(host_filter_bytes(options.cgroup, options.comm, options.tid))
+        self._attach()
+
+    def _attach(self) -> None:
+        """Say where each program runs; `start` attaches them."""
         numbers = {function.symbol: number for number, function in self.chosen}
         for name, returns in (("call_entry", False), ("call_return", True)):
-            self.bpf.attach_uprobe(api.libraries, numbers, fn_name=name, ret=returns, optional=True)
+            self.bpf.attach_uprobe(self.api.libraries, numbers, fn_name=name, ret=returns, optional=True)
         self.bpf.attach_raw_tracepoint("sched_process_exec", "call_exec")
         self.bpf.attach_raw_tracepoint(
             "sched_process_exit",
-            "call_exit" if raw_arguments("sched_process_exit", 2) else "call_exit_thread",
+            "call_exit" if tracepoints.has_arguments("sched_process_exit", 2) else "call_exit_thread",
         )
-        if options.everybody:
+        if self.options.everybody:
             return
-        if self.pid is not None:
+        if self.pid_offset is not None:
             self.bpf.attach_raw_tracepoint("task_newtask", "call_newtask")
         else:
-            attach_records(self.bpf, "task:task_newtask", _NEWTASK, "call_newtask_record")
+            tracepoints.check_record("task:task_newtask", _NEWTASK)
+            self.bpf.attach_tracepoint("task:task_newtask", "call_newtask_record")
 
     # --- start and end ---
 
     def start(self) -> None:
-        """Has the programs run. Where no library is found yet a note says so."""
-        if uprobes.way() == "event":  # which takes several files for each function
+        """Load and attach the programs. If no library is found yet, a notice says so."""
+        if uprobes.best_method() == "event":  # needs several open files for each function
             raise_file_limit()
         self._host = self.bpf.host(None, self._note)
 
     @property
     def host(self) -> Host:
-        """The maps that all programs share, from `start` to `close`."""
+        """The loaded programs and their maps, from `start` to `close`."""
         assert self._host is not None
         return self._host
 
     def limit(self, privileges: Privileges) -> None:
-        """Has what waits for libraries go by these privileges, too."""
+        """Restrict the thread that attaches to new libraries to these privileges, too."""
         if self.host.uprobes is not None:
-            self.host.uprobes.limit(privileges.settle)
+            self.host.uprobes.limit_privileges(privileges.apply)
 
     def stop(self) -> None:
-        """Has the programs run no more. What they counted can still be read."""
+        """Detach the programs. What they counted can still be read."""
         if not self._over:
             self._over = True
             self.host.detach()
-            self.host.settle()
-            _wait_for_programs()  # at raw tracepoints, where that is all
+            self.host.wait_until_detached()
+            _wait_for_programs()  # nothing else waits for programs at raw tracepoints
 
     def close(self) -> None:
+        """Unload the programs and their maps."""
         if self._host is not None:
             self._host.close()
             self._host = None
 
-    # --- whose calls ---
+    # --- traced processes ---
 
-    def targets(self, pid: int) -> None:
-        """Calls of this process are counted, and of all that it starts from now on."""
+    def trace(self, pid: int) -> None:
+        """Count calls of this process, and of all processes that it starts from now on."""
         self.host.update(self._chosen_pids, pid.to_bytes(4, "little"), b"\1")
 
     def forget(self, pid: int) -> None:
-        """Calls of this process are not, of what it started before they are."""
+        """Stop counting calls of this process. Calls of processes that it has started still count."""
         self.host.delete(self._chosen_pids, pid.to_bytes(4, "little"))
 
     def ended(self, pid: int) -> None:
-        """A process that was chosen is no more, and another may get its number. Numbers of the kernel's own it looks after itself."""
+        """Forget a chosen process that has ended, as another may get its PID.
+
+        The programs do so themselves if the tool is in the initial PID namespace.
+        """
         if self._numbers_differ:
             self.forget(pid)
 
@@ -178,7 +215,7 @@ class Calls:
 
     @property
     def seen(self) -> dict[int, str]:
-        """Processes that have made calls, with the name that each had then."""
+        """The processes that have made calls, in order of their first call, with their names at that time."""
         found = self.host.items("call_processes")
         order = found[found["value"]["first_ns"].argsort()]
         names = (
@@ -187,22 +224,27 @@ class Calls:
         return dict(zip(order["key"].tolist(), names, strict=True))
 
     @property
-    def placed(self) -> Sequence[Placed]:
-        """Of each library file: which functions are watched there."""
+    def placed(self) -> Sequence[ProbedFile]:
+        """The library files that have probes, with the functions that have one."""
         put = self.host.uprobes
         return tuple(put.placed) if put is not None else ()
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Names of chosen functions that no library found so far exports. None while there is no library."""
+        """The names of chosen functions that no library found so far exports; empty while there is no
+        library.
+        """
         exported = {name for p in self.placed for name in (*p.functions, *p.refused)}
         return tuple(f.name for _, f in self.chosen if f.symbol not in exported) if self.placed else ()
 
     # --- what was counted ---
 
     def sums(self) -> np.ndarray[Any, Any]:
-        """By process, function and kernel, what ended since the last time: see arrays.py. While programs run, takes as long as
-        an RCU grace period, some 10 ms."""
+        """Return sums of the calls that ended since the last time, by process, function and kernel: see
+        arrays.py.
+
+        While the programs run, this takes an RCU grace period: about 10 ms.
+        """
         import numpy as np
 
         ended = None
@@ -225,59 +267,63 @@ class Calls:
         return made
 
     def events(self) -> np.ndarray[Any, Any]:
-        """The records since the last time, in the order in which calls returned: see arrays.py."""
+        """Return the calls that ended since the last time, in the order in which they returned: see
+        arrays.py.
+        """
         return self.host.records("call_events")
 
     def under_way(self) -> np.ndarray[Any, Any]:
-        """Of threads that are inside of a call: `tgid`, `tid`, `function`, `kernel`, `entry_ns`, …, see struct call_thread."""
+        """Return the threads that are in a call, as struct call_thread: `tgid`, `tid`, `function`, `kernel`,
+        `entry_ns`, …
+        """
         threads = self.host.items("call_threads")["value"]
         return threads[threads["function"] != arrays.GAP]
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> CallCounts:
+        """What the programs count beside the sums."""
         found = self.host.items("call_counts")["value"].tolist()
-        return Counts(**dict(zip(_COUNTS, found, strict=True)))
+        return CallCounts(**dict(zip(_COUNTS, found, strict=True)))
 
     @property
     def missed(self) -> dict[str, int]:
-        """How often programs did not run where something happened, as the CPU was inside another one; by name, of those of which that
-        is so. Of call_entry or call_return it is a call that is not known."""
+        """How many runs each program missed because the CPU was already in an eBPF program; programs without
+        misses are left out.
+
+        A run that call_entry or call_return missed is a call that was not counted.
+        """
         return {name: count for name, count in self.host.missed().items() if count}
 
     @property
     def lost_by(self) -> dict[str, int]:
-        """Calls that are not shown, or not with all that was asked for, by reason: those of `Counts`, and `missed`: those of which a
-        program did not see the entry or the return, at most that many."""
+        """Calls that are missing from the results, or incomplete there, by reason.
+
+        The reasons are those of `CallCounts`, and `missed`: an upper bound on calls whose entry or return no
+        program saw.
+        """
         counts, missed = self.counts, self.missed
         unseen = sum(missed[name] for name in missed if name.startswith(("call_entry", "call_return")))
         return {"records": counts.records, "sums": counts.sums, "calls": counts.calls, "missed": unseen}
 
     @property
     def lost(self) -> int:
-        """All of `lost_by`."""
+        """The sum of `lost_by`."""
         return sum(self.lost_by.values())
 
 
-def raw_arguments(name: str, count: int) -> bool:
-    """Whether a raw tracepoint has as many; True where this process may not ask, and will hear that it may not attach."""
-    try:
-        return bpf_syscall.raw_arguments(name, count)
-    except PermissionError:
-        return True
-
-
-def attach_records(bpf: BPF, event: str, layout: Mapping[str, tuple[int, int]], function: str) -> None:
-    """Has a program run at a tracepoint with records. `layout`: what it relies on there, offset and size by field. Raises Error where
-    that is not so."""
-    fields = bpf_syscall.tracepoint(event).fields
-    if any(fields.get(key) != at for key, at in layout.items()):
-        raise Error(f"this kernel's tracepoint {event} has another layout; use a kernel from Linux 5.8 on")
-    bpf.attach_tracepoint(event, function)
+def _pid_offset() -> int | None:
+    """Return the offset of `pid` in struct task_struct, or None if the kernel has no BTF."""
+    with contextlib.suppress(Error):
+        return btf.member("task_struct", "pid").offset
+    return None
 
 
 def _wait_for_programs() -> None:
-    """Until those have ended that run now: they are in RCU read-side critical sections, and such a barrier waits for these."""
-    if ctypes.CDLL(None).syscall(ctypes.c_long(_MEMBARRIER), _GLOBAL, 0, 0) != 0:
-        time.sleep(
-            0.02
-        )  # where CPUs are kept free of ticks the kernel has none for us; programs take microseconds
+    """Wait until every program that runs now has ended.
+
+    Programs run in RCU read-side critical sections, and MEMBARRIER_CMD_GLOBAL waits for these.
+    """
+    try:
+        libc.system_call(libc.MEMBARRIER, _GLOBAL, 0, 0)
+    except OSError:
+        time.sleep(0.02)  # with nohz_full CPUs the kernel has no such barrier; programs take microseconds

@@ -1,7 +1,8 @@
-"""Each call as a record: what it was given and gave, how long it took, what its thread did meanwhile.
+"""Events as records of type "call": arguments, result, latency, and what the thread did meanwhile.
 
-There may be very many: `groups` has those together of which the same is known, with a column for each field of their records, so that
-lines are made by C code (show.py); `calls` makes a dictionary of each.
+There may be very many calls. `group_calls` therefore groups calls that have the same fields, with a column
+for each field, so that C code can format the lines (call_lines.py). `call_records` makes a dictionary of each
+call.
 """
 
 from __future__ import annotations
@@ -14,21 +15,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from gpubpf.calls import arrays
-from gpubpf.calls.sums import Kernel
+from gpubpf.calls.statistics import KernelName
 from gpubpf.names import Name
 
 if TYPE_CHECKING:
-    from gpubpf.calls.api import Api, Function
+    from gpubpf.calls.api import Api, ApiFunction
 
-    NameOf: TypeAlias = Callable[[int, int], Kernel]
+    NameOf: TypeAlias = Callable[[int, int], KernelName]  # of a process and a handle
 
-CHUNK = 1 << 13  # calls that are made lines together
-COPIES = (
-    "h2h",
-    "h2d",
-    "d2h",
-    "d2d",
-)  # hipMemcpyKind, cudaMemcpyKind; another number leaves it to the addresses
+CHUNK = 1 << 13  # calls that are formatted together
+# By hipMemcpyKind, cudaMemcpyKind; the other kinds leave the direction to the runtime.
+COPIES = ("h2h", "h2d", "d2h", "d2d")
 SPENT = {
     "preempted": "preempted_ns",
     "blocked": "blocked_ns",
@@ -41,44 +38,49 @@ SHAPES = ("grid", "block_dim")
 
 
 @dataclass(frozen=True)
-class Group:
-    """Calls of one function. `places`: where they are among the events. `fields`: of the record "call", in order, but for its type; of
-    each a value for each call: a number, also of HEX, or a text; one text for all of `api`; three lists of SHAPES, x, y, z; of
-    `spent_ns` a list by reason."""
+class CallGroup:
+    """Calls of one function that have the same fields.
 
-    places: Sequence[int]
+    `positions`: their positions among the events. `fields`: the fields of the record "call" in order, without
+    `type`, each with a sequence of values: numbers (also for HEX) or strings. Exceptions: `api` is one
+    string; each of SHAPES has three sequences, x, y and z; `spent_ns` has a sequence for each reason.
+    """
+
+    positions: Sequence[int]
     fields: Mapping[str, Any]
 
 
-def in_order(parts: Iterable[tuple[Sequence[int], Iterable[Any]]]) -> list[Any]:
-    """What was made of groups, with their places, in the order of the events."""
-    places: list[int] = []
-    made: list[Any] = []
-    for there, some in parts:
-        places += there
-        made += some
-    return [made[place] for place in np.argsort(places).tolist()]
+def in_call_order(parts: Iterable[tuple[Sequence[int], Iterable[Any]]]) -> list[Any]:
+    """Return the items of several groups in the order of the events. A part is the positions of a group, and
+    its items.
+    """
+    positions: list[int] = []
+    items: list[Any] = []
+    for some_positions, some_items in parts:
+        positions += some_positions
+        items += some_items
+    return [items[index] for index in np.argsort(positions).tolist()]
 
 
-def texts(
-    events: Any, api: Api, name_of: NameOf, lines_of: Callable[[Group], Iterable[str]]
+def format_calls(
+    events: Any, api: Api, name_of: NameOf, lines_of: Callable[[CallGroup], Iterable[str]]
 ) -> Iterator[str]:
-    """What `lines_of` makes of all, CHUNK calls in a text."""
+    """Format all events with `lines_of`, and yield the lines of up to CHUNK calls at a time as one string."""
     for at in range(0, len(events), CHUNK):
-        some = groups(events[at : at + CHUNK], api, name_of)
-        yield "".join(in_order((group.places, lines_of(group)) for group in some))
+        groups = group_calls(events[at : at + CHUNK], api, name_of)
+        yield "".join(in_call_order((group.positions, lines_of(group)) for group in groups))
 
 
-def calls(events: Any, api: Api, name_of: NameOf) -> list[dict[str, Any]]:
-    """The record "call" of each of `Calls.events`, in their order."""
-    return in_order((group.places, _records(group)) for group in groups(events, api, name_of))
+def call_records(events: Any, api: Api, name_of: NameOf) -> list[dict[str, Any]]:
+    """Return the record "call" of each event of `CallProbes.events`, in the same order."""
+    return in_call_order((group.positions, _records(group)) for group in group_calls(events, api, name_of))
 
 
-def _records(group: Group) -> Iterator[dict[str, Any]]:
+def _records(group: CallGroup) -> Iterator[dict[str, Any]]:
     columns: list[Iterable[Any]] = []
     for name, values in group.fields.items():
         if name == "api":
-            columns.append(repeat(values, len(group.places)))
+            columns.append(repeat(values, len(group.positions)))
         elif name in HEX:
             columns.append(map("%#x".__mod__, values))
         elif name in SHAPES:
@@ -92,21 +94,22 @@ def _records(group: Group) -> Iterator[dict[str, Any]]:
         yield {"type": "call"} | dict(zip(group.fields, record, strict=True))
 
 
-def each(make: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
-    """`make` of each value, called once for those that are equal."""
+def map_distinct(make: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
+    """Apply `make` to each value, but call it only once for equal values."""
     known = {value: make(value) for value in set(values)}
     return [known[value] for value in values]
 
 
-def groups(events: Any, api: Api, name_of: NameOf) -> Iterator[Group]:
-    """Of `Calls.events`, by function and by which fields there are."""
+def group_calls(events: Any, api: Api, name_of: NameOf) -> Iterator[CallGroup]:
+    """Group the events of `CallProbes.events` by function, and by the fields that their records have."""
     for number in np.unique(events["function"]).tolist():
-        places = np.flatnonzero(events["function"] == number)
-        yield from _groups(api, api.functions[number], events[places], places, name_of)
+        positions = np.flatnonzero(events["function"] == number)
+        yield from _group_by_fields(api, api.functions[number], events[positions], positions, name_of)
 
 
-def _groups(api: Api, function: Function, events: Any, places: Any, name_of: NameOf) -> Iterator[Group]:
-    """Of one function."""
+def _group_by_fields(
+    api: Api, function: ApiFunction, events: Any, positions: Any, name_of: NameOf
+) -> Iterator[CallGroup]:
     columns, applies = _columns(function, events)
     kinds = np.zeros(len(events), np.int64)
     for bit, there in enumerate(applies.values()):
@@ -119,12 +122,16 @@ def _groups(api: Api, function: Function, events: Any, places: Any, name_of: Nam
             for name, column in columns.items()
             if name not in applies or name in known
         }
-        yield Group(places[some].tolist(), _fields(api, function, found, name_of))
+        yield CallGroup(positions[some].tolist(), _fields(api, function, found, name_of))
 
 
-def _columns(function: Function, events: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arrays by field of the record, or by a name of SPENT; and of those that not all calls have, which do. Texts are still numbers
-    here. Groups do not differ in whether a stream or shared memory is 0 either, as lines for people leave that out."""
+def _columns(function: ApiFunction, events: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arrays of the fields, and for fields that only some calls have, which calls have them.
+
+    The keys are fields of the record and names of SPENT. Fields that become strings are still numbers here.
+    The second dictionary also has entries for a stream or shared memory of 0, so that such calls form groups
+    of their own: text output leaves these fields out.
+    """
     spent, kernel = events["spent"], events["kernel"]
     comm = np.ascontiguousarray(events["comm"]).view("S16").reshape(len(events))
     gap = events["gap_ns"].astype(np.int64)
@@ -158,9 +165,9 @@ def _columns(function: Function, events: Any) -> tuple[dict[str, Any], dict[str,
 
 
 def _fields(
-    api: Api, function: Function, columns: Mapping[str, list[Any]], name_of: NameOf
+    api: Api, function: ApiFunction, columns: Mapping[str, list[Any]], name_of: NameOf
 ) -> dict[str, Any]:
-    """Of a group, as `Group` has them."""
+    """Return the fields of a `CallGroup`."""
 
     def named(whose: tuple[int, int]) -> str:
         name = name_of(*whose)
@@ -169,16 +176,16 @@ def _fields(
     fields: dict[str, Any] = {}
     for name, values in columns.items():
         if name == "comm":
-            fields[name] = each(lambda c: c.partition(b"\0")[0].decode("utf-8", "replace"), values)
+            fields[name] = map_distinct(lambda c: c.partition(b"\0")[0].decode("utf-8", "replace"), values)
         elif name == "cgroup_id":
             fields |= {name: values, "api": function.name}
         elif name == "error":
-            fields[name] = each(lambda value: api.error(function, value), values)
+            fields[name] = map_distinct(lambda value: api.error(function, value), values)
         elif name == "kernel":
-            fields[name] = each(named, list(zip(columns["pid"], values, strict=True)))
+            fields[name] = map_distinct(named, list(zip(columns["pid"], values, strict=True)))
             fields["fn_addr"] = values
         elif name == "copy":
-            fields[name] = each(COPIES.__getitem__, values)
+            fields[name] = map_distinct(COPIES.__getitem__, values)
         elif name in SPENT:
             fields.setdefault("spent_ns", {})[name] = values
         else:

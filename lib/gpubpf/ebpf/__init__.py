@@ -1,1 +1,1 @@
-"""eBPF programs as values: bytecode, maps, headers, helpers; C text compiled to them."""
+"""eBPF programs as values: bytecode, maps, headers and helpers, and the compiler from C text."""

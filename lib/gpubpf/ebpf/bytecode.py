@@ -1,4 +1,4 @@
-"""eBPF instructions and programs as values. Numbers are those of the kernel's Documentation/bpf/standardization."""
+"""eBPF instructions and programs as values. The numbers are from the kernel's Documentation/bpf/standardization."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def _fields(*names: str) -> Mapping[str, tuple[int, int]]:
     return {name: (8 * number, 8) for number, name in enumerate(names)}
 
 
-# What a program can be attached to, by its context's type: fields as (offset, size) by name (docs/attach-points.md).
+# The points that a program can be attached to, by the type of its context: fields as (offset, size) in bytes
+# (docs/attach-points.md).
 CONTEXTS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "entry": _fields("launch", "site"),
     "exit": _fields("launch", "site", "work"),
@@ -54,19 +55,21 @@ CONTEXTS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "launch": _fields("launch", "kernel", "stream", "call_ns", "threads", "gpu"),
     "operation": _fields("id", "kind", "stream", "call_ns", "bytes", "destination", "source", "gpu"),
 }
-HOST_POINTS = ("launch", "operation")  # in the thread that calls the driver
+HOST_POINTS = ("launch", "operation")  # these run on the host, in the thread that calls the driver
 DEVICE_POINTS = tuple(point for point in CONTEXTS if point not in HOST_POINTS)  # these run on the GPU
-# Memory accesses, as gpubpf.h's enum gpu_kind and gpu_space have them in order, and enum gpu_effect.
+# Memory accesses: in the order of enum gpu_kind and gpu_space in gpubpf.h, and the bits of enum gpu_effect.
 KINDS = ("load", "store", "atomic", "async")
 SPACES = ("global", "shared", "local", "const")
 READS, WRITES = 1, 2
+# What `work` of an exit program can count (ptx/flow.py has the exact definitions).
+WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction slot. An ld_imm64 holds its whole 64-bit value in `imm`; the slot after it has opcode 0.
+    """One instruction slot. An ld_imm64 has its whole 64-bit value in `imm`; the slot after it has opcode 0.
 
-    `line` is the line in the C text that was given (from 1; 0: not known). `map` names the map that an ld_imm64 loads.
+    `line` is the line in the C text, from 1; 0 if unknown. `map` names the map whose address an ld_imm64 loads.
     """
 
     opcode: int
@@ -83,11 +86,11 @@ class Instruction:
 
 
 @dataclass(frozen=True)
-class Function:
-    """A program: its instructions, subprograms appended as the kernel wants them.
+class BpfFunction:
+    """One program of a C text: its instructions, followed by those of its subprograms, as the kernel wants them.
 
-    `point`: one of CONTEXTS, or `uprobe` (its context is struct pt_regs) or `host` (any other context, such as a tracepoint's): these
-    can only run in the kernel.
+    `point`: one of CONTEXTS, `uprobe` (the context is struct pt_regs) or `host` (any other context, such as a tracepoint's record).
+    The last two can only run in the kernel.
     """
 
     name: str
@@ -97,23 +100,23 @@ class Function:
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled C text, relocatable: maps are named, nothing refers to this process."""
+    """A compiled C text. It is relocatable: instructions name maps, and nothing refers to this process."""
 
     text: str
-    functions: Mapping[str, Function]
+    functions: Mapping[str, BpfFunction]
     maps: Mapping[str, MapDefinition]
     license: str = "GPL"
 
     @property
-    def device_functions(self) -> tuple[Function, ...]:
+    def device_functions(self) -> tuple[BpfFunction, ...]:
         return tuple(f for f in self.functions.values() if f.point in DEVICE_POINTS)
 
     @property
-    def host_functions(self) -> tuple[Function, ...]:
+    def host_functions(self) -> tuple[BpfFunction, ...]:
         return tuple(f for f in self.functions.values() if f.point not in DEVICE_POINTS)
 
     def quote(self, number: int) -> str:
-        """C line `number` for a message: stripped, and shortened if it is long; empty where there is none."""
+        """Return C line `number` for a message: stripped, at most 72 characters; empty if the text has no such line."""
         lines = self.text.split("\n")
         text = lines[number - 1].strip() if 0 < number <= len(lines) else ""
         return text if len(text) <= 72 else text[:71] + "…"
@@ -122,9 +125,9 @@ class Program:
 def decode(
     code: bytes, lines: Iterable[int] = (), maps: Mapping[int, str] | None = None
 ) -> tuple[Instruction, ...]:
-    """Raw bytecode to instructions. `lines` are C lines by slot, `maps` names by file descriptor.
+    """Return bytecode as instructions. `lines`: the C line of each slot. `maps`: names of maps by file descriptor.
 
-    Raises ValueError when `code` is not a whole number of instructions or ends inside an ld_imm64.
+    Raises ValueError if `code` is not a whole number of instructions or ends inside an ld_imm64.
     """
     if len(code) % 8:
         raise ValueError("bytecode is not a multiple of 8 bytes")
@@ -153,7 +156,7 @@ def decode(
 
 
 def encode(instructions: Iterable[Instruction], fds: Mapping[str, int]) -> bytes:
-    """Instructions back to the kernel's form; `fds` gives each map's file descriptor."""
+    """Return instructions as the kernel's bytecode. `fds`: the file descriptor of each map."""
     out = bytearray()
     high = 0
     for i in instructions:
@@ -170,7 +173,7 @@ def encode(instructions: Iterable[Instruction], fds: Mapping[str, int]) -> bytes
 
 
 def signed(value: int, bits: int = 64) -> int:
-    """The two's complement value of the low `bits` of `value`."""
+    """Return the low `bits` of `value` as a signed number."""
     value &= (1 << bits) - 1
     return value - (1 << bits) if value >> (bits - 1) else value
 
@@ -181,7 +184,7 @@ _REGISTERS = re.compile(r"(\w+)\s*\(\s*(?:const\s+)?struct\s+pt_regs\s*\*")
 
 
 def without_comments(text: str) -> str:
-    """`text` with comments and the contents of string literals blanked; every line and column stays."""
+    """Return `text` with spaces in place of comments and string literals; lines and columns stay."""
 
     def blank(match: re.Match[str]) -> str:
         return re.sub(r"[^\n]", " ", match.group())
@@ -190,10 +193,10 @@ def without_comments(text: str) -> str:
 
 
 def points(text: str) -> dict[str, str]:
-    """Functions whose first parameter is a context of ours, with their point: `{"on_exit": "exit"}`."""
+    """Return the functions whose first parameter is one of CONTEXTS, with their points: `{"on_exit": "exit"}`."""
     return dict(_CONTEXT.findall(without_comments(text)))
 
 
 def register_functions(text: str) -> frozenset[str]:
-    """Functions whose first parameter is a struct pt_regs: programs at functions of libraries, and what those call."""
+    """Return the functions whose first parameter is a struct pt_regs: programs for attach_uprobe, and functions they call."""
     return frozenset(_REGISTERS.findall(without_comments(text)))

@@ -1,4 +1,4 @@
-"""C text → `Program`. The only place that imports bcc, and only when neither a prebuilt nor a cached program serves."""
+"""C text → `Program`. Only this module imports bcc, and only if neither a prebuilt nor a cached program exists."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gpubpf.ebpf.bytecode import (
     JMP,
     LD_IMM64,
     PSEUDO_CALL,
-    Function,
+    BpfFunction,
     Program,
     decode,
     encode,
@@ -37,37 +37,38 @@ from gpubpf.ebpf.bytecode import (
     signed,
     without_comments,
 )
-from gpubpf.ebpf.headers import Source
+from gpubpf.ebpf.headers import ExpandedText
 from gpubpf.ebpf.helpers import HELPERS
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import CompileError
+from gpubpf.process import libc
 
 _KEY_KINDS = {f"gpubpf_{kind}": kind for kind in (*maps.DEVICE_KINDS, "shared_array")}
 _KINDS = {1: "hash", 2: "array", 4: "ringbuf", 6: "percpu_array", 27: "ringbuf"}
-_PERF_OUTPUT = 4  # BPF_PERF_OUTPUT: on a GPU a ring buffer, of this size
+_PERF_OUTPUT = 4  # BPF_PERF_OUTPUT: on a GPU a ring buffer of _PERF_BYTES
 _PERF_BYTES = 1 << 18
-_GPU_HELPERS = 500  # from here on, numbers that the kernel does not have
 _CAPABILITIES = 1 << 39 | 1 << 21  # CAP_BPF, CAP_SYS_ADMIN
 _DEBUG = 0x4 | 0x8  # DEBUG_PREPROCESSOR, DEBUG_SOURCE
-# All calls are convergent: what lanes find out together depends on which of them come to the call, so it stays where it is.
+# All calls are convergent: the result of a collective helper depends on the lanes that call it, so clang must not move the call.
 _FLAGS = (f"-I{headers.INCLUDE}", "-Xclang", "-fconvergent-functions")
 
 
 @functools.cache
 def _version() -> str:
-    """Changes whenever the code of the stages up to fragments does."""
+    """Return a key of the code of the stages ebpf, verify and lower, whose results the cache keeps."""
     here = Path(__file__).parent.parent
-    files = [path for stage in ("ebpf", "verify", "lower") for path in sorted((here / stage).glob("*.py"))]
+    patterns = ("ebpf/*.py", "verify/*.py", "lower/*.py", "lower/templates/*.ll")
+    files = [path for pattern in patterns for path in sorted(here.glob(pattern))]
     return cache.key(*(file.read_bytes() for file in files))
 
 
 def program_key(text: str) -> str:
-    """What identifies a compiled C text in the cache: the text, the headers it may include, and the code of the stages."""
+    """Return the key of a C text in the cache: it covers the text, the headers it may include, and the code of the stages."""
     return cache.key(_version(), text, headers.content())
 
 
 def compile_text(text: str) -> Program:
-    """The program of a C text, from the cache if it was compiled before. Raises CompileError, one line for the user."""
+    """Return the program of a C text, from the cache if it was compiled before. Raises CompileError."""
     key = program_key(text)
     store = cache.default()
     if (kept := store.get("program", key)) is not None:
@@ -79,7 +80,7 @@ def compile_text(text: str) -> Program:
 
 
 def to_json(program: Program) -> dict[str, Any]:
-    """A program as JSON values, without its text."""
+    """Return a program as JSON values, without its text."""
     names = dict.fromkeys(program.maps, 0)
     functions = {}
     for function in program.functions.values():
@@ -95,19 +96,19 @@ def to_json(program: Program) -> dict[str, Any]:
 
 
 def from_json(value: Any, text: str) -> Program:
-    """The inverse of `to_json`. Raises ValueError, KeyError, TypeError or AttributeError for anything else."""
+    """Return the program that `to_json` described. Raises ValueError, KeyError, TypeError or AttributeError if it is malformed."""
     functions = {}
     for name, item in value["functions"].items():
         code = list(decode(base64.b64decode(item["code"]), item["lines"]))
         for pc, map_name in item["maps"].items():
             code[int(pc)] = replace(code[int(pc)], map=map_name)
-        functions[name] = Function(name, item["point"], tuple(code))
+        functions[name] = BpfFunction(name, item["point"], tuple(code))
     definitions = {item["name"]: MapDefinition.from_json(item) for item in value["maps"]}
     return Program(text, functions, definitions, value["license"])
 
 
 def _compile(text: str) -> Program:
-    """Compiles in a child process: clang ends the process over C that it cannot express as BPF, and prints as it likes."""
+    """Compile in a child process, because clang exits on C that it cannot express as BPF, and prints to stdout and stderr."""
     with tempfile.TemporaryFile() as talk, tempfile.TemporaryFile() as result:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -123,31 +124,33 @@ def _compile(text: str) -> Program:
                 os._exit(0)
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-            raise CompileError("the compiler was killed, perhaps for want of memory; try again")
+            raise CompileError(
+                "the compiler was killed, perhaps because memory ran out; free memory and try again"
+            )
         result.seek(0)
         talk.seek(0)
         said = talk.read().decode("utf-8", "replace")
         try:
             answer = json.loads(result.read())
         except ValueError:
-            raise CompileError(_diagnosis(headers.spread(text), said)) from None
+            raise CompileError(_diagnosis(headers.expand(text), said)) from None
     if "error" in answer:
         raise CompileError(answer["error"])
     return from_json(answer, text)
 
 
 def _compile_here(text: str, talk: IO[bytes]) -> dict[str, Any]:
-    """The program as JSON values, or `{"error": …}`; stdout and stderr go to `talk` already."""
+    """Return the program as JSON values, or `{"error": …}`. stdout and stderr of this process already go to `talk`."""
     try:
         bcc = _import_bcc()
-        source = headers.spread(text)
+        source = headers.expand(text)
         spelled = spell_out_increments(source.text)
         flags = (ctypes.c_char_p * len(_FLAGS))(*(flag.encode() for flag in _FLAGS))
         with _kernel_source():
             module = bcc.lib.bpf_module_create_c_from_string(
                 spelled.encode(), _DEBUG, flags, len(flags), True, None
             )
-        ctypes.CDLL(None).fflush(None)
+        libc.library.fflush(None)
         talk.seek(0)
         said = talk.read().decode("utf-8", "replace")
         if not module:
@@ -185,12 +188,12 @@ def capable() -> bool:
     return False
 
 
-def _diagnosis(source: Source, said: str) -> str:
-    """What clang and bcc said of a text, in one line."""
+def _diagnosis(source: ExpandedText, said: str) -> str:
+    """Return the cause of a failed compilation in one line, from the output of clang and bcc."""
     lines = [line for line in said.splitlines() if not line.startswith(("clang -cc1", "#"))]
     if match := re.search(r"incomplete definition of type 'struct tracepoint__(\w+?)__(\w+)'", said):
         return (
-            f"there is no tracepoint {match[1]}:{match[2]} in /sys/kernel/tracing; correct its name, or mount it there:"
+            f"there is no tracepoint {match[1]}:{match[2]} in /sys/kernel/tracing; correct its name, or mount tracefs:"
             " mount -t tracefs tracefs /sys/kernel/tracing"
         )
     for pattern in (
@@ -205,23 +208,23 @@ def _diagnosis(source: Source, said: str) -> str:
         if match := re.match(r"(\S+):(\d+):\d+: (?:fatal )?error: (.*)", line):
             return f"{Path(match[1]).name} line {match[2]}: {match[3]}; correct the C text"
     if any("kernel headers" in line or "kheaders" in line for line in lines):
-        return "bcc finds no kernel headers; install the distribution's linux-headers package"
+        return "bcc cannot find the kernel headers; install the distribution's linux-headers package"
     for line in lines:
         if match := re.match(r"Error at line (\d+): .*signed division", line):
             header, number = source.origin(_rewritten(source.text, said)[1].get(int(match[1]), 0))
             return f"{header or 'C'} line {number}: BPF has no signed division or remainder; divide unsigned numbers, or shift"
     for line in lines:
         if match := re.match(r"could not open bpf map: (\w+), error: (.*)", line):
-            mend = (
+            remedy = (
                 "correct its sizes"
                 if match[2] == os.strerror(errno.EINVAL)
-                else "raise its limits, or try again"
+                else "raise the limits of this process (ulimit), or try again"
             )
-            return f"the kernel makes no map {match[1]}: {match[2]}; {mend}"
+            return f"the kernel cannot create map {match[1]}: {match[2]}; {remedy}"
     words = ("error", "could not", "cannot", "unable", "unsupported", "invalid")
-    code = set(source.text.split("\n"))  # which bcc prints, too
-    telling = [line for line in lines if line not in code and any(word in line.lower() for word in words)]
-    return f"bcc: {telling[0].strip() if telling else 'compilation failed'}; correct the C text"
+    code = set(source.text.split("\n"))  # bcc prints this too
+    causes = [line for line in lines if line not in code and any(word in line.lower() for word in words)]
+    return f"bcc: {causes[0].strip() if causes else 'compilation failed'}; correct the C text"
 
 
 def _collect(lib: Any, module: int, text: str, lines: Mapping[str, Sequence[int]]) -> Program:
@@ -239,8 +242,8 @@ def _collect(lib: Any, module: int, text: str, lines: Mapping[str, Sequence[int]
         by_fd[lib.bpf_table_fd_id(module, index)] = name
         definitions[name] = _definition(lib, module, index, name)
     attached = points(text)
-    others = dict.fromkeys(register_functions(headers.spread(text).text), "uprobe")
-    functions: dict[str, Function] = {}
+    others = dict.fromkeys(register_functions(headers.expand(text).text), "uprobe")
+    functions: dict[str, BpfFunction] = {}
     for index in range(lib.bpf_num_functions(module)):
         name = lib.bpf_function_name(module, index).decode()
         start, size = (
@@ -248,27 +251,30 @@ def _collect(lib: Any, module: int, text: str, lines: Mapping[str, Sequence[int]
             lib.bpf_function_size(module, name.encode()),
         )
         code = decode(ctypes.string_at(start, size), lines.get(name, ()), by_fd)
-        function = Function(name, attached.get(name) or others.get(name, "host"), code)
+        function = BpfFunction(name, attached.get(name) or others.get(name, "host"), code)
         if function.point != "host":
             _check_relocations(function)
         functions[name] = function
     for name in attached:
         if name not in functions:
-            raise CompileError(f"program {name} is static or inline; declare it without")
+            raise CompileError(f"program {name} is static or inline; remove that from its declaration")
     program = Program(text, functions, definitions, lib.bpf_module_license(module).decode())
     _check_sides(program)
     return program
 
 
 def _check_sides(program: Program) -> None:
-    """A map lies in GPU memory or in the kernel, so programs of one side use it; a shared array lies in host memory,
-    and parameters are copied to both."""
+    """Raise CompileError if programs of both sides use a map, or if a host program uses what exists only on a GPU.
+
+    A map is either in GPU memory or in the kernel. Shared arrays are in host memory, and parameters are copied to both sides.
+    """
     on_device = {i.map: f.name for f in program.device_functions for i in f.instructions}
     for function in program.host_functions:
         for i in function.instructions:
-            if i.opcode == JMP | CALL and i.src == 0 and i.imm in HELPERS and i.imm >= _GPU_HELPERS:
+            helper = HELPERS.get(i.imm) if i.opcode == JMP | CALL and i.src == 0 else None
+            if helper is not None and not helper.in_kernel:
                 raise CompileError(
-                    f"C line {i.line}: {HELPERS[i.imm][0]} exists only on a GPU, and {function.name} runs on the host;"
+                    f"C line {i.line}: {helper.name} exists only on a GPU, and {function.name} runs on the host;"
                     " see docs/device-programs.md for what it may call"
                 )
             definition = program.maps.get(i.map or "")
@@ -281,13 +287,13 @@ def _check_sides(program: Program) -> None:
                 )
             if definition.kind in maps.DEVICE_KINDS:
                 raise CompileError(
-                    f"C line {i.line}: map {definition.name} is in GPU memory, where host program {function.name} does"
-                    " not reach; declare it with GPU_SHARED_ARRAY"
+                    f"C line {i.line}: map {definition.name} is in GPU memory, which host program {function.name} cannot"
+                    " access; declare it with GPU_SHARED_ARRAY"
                 )
 
 
-def _check_relocations(function: Function) -> None:
-    """bcc's loader resolves no reference to another function or to constant data: such code cannot be run."""
+def _check_relocations(function: BpfFunction) -> None:
+    """Raise CompileError if the code refers to another function or to constant data: bcc's loader does not resolve these."""
     for pc, i in enumerate(function.instructions):
         where = f"program {function.name}, C line {i.line}"
         if i.opcode == 0x85 and i.src == PSEUDO_CALL:
@@ -298,10 +304,10 @@ def _check_relocations(function: Function) -> None:
             raise CompileError(
                 f"{where}, instruction {pc}: refers to a variable; use a map or an array on the stack"
             )
-        # clang loads a number this way only if it has more than 32 bits: anything else is a reference left open.
+        # clang loads a number this way only if it needs more than 32 bits: anything else is an unresolved reference.
         if i.opcode == LD_IMM64 and i.map is None and signed(i.imm) == signed(i.imm, 32):
             raise CompileError(
-                f"{where}: refers to a variable or constant of the program; use a map, or an array on the stack,"
+                f"{where}: refers to a global variable or constant; use a map, or an array on the stack,"
                 " and print with gpu_puts"
             )
 
@@ -324,7 +330,7 @@ def _definition(lib: Any, module: int, index: int, name: str) -> MapDefinition:
     entries = lib.bpf_table_max_entries_id(module, index)
     if (
         kind == "ringbuf"
-    ):  # the kernel's have no type: the records' is the one declared, or what the program puts in
+    ):  # the kernel's ring buffers have no type: it is declared, or taken from the records that the program sends
         if value_type == "<u4":
             value_type = _event_type(lib, module, name) or value_type
         value_size = maps.type_size(value_type)
@@ -343,7 +349,7 @@ def _definition(lib: Any, module: int, index: int, name: str) -> MapDefinition:
 
 
 def _event_type(lib: Any, module: int, name: str) -> Any:
-    """The structure that a program submits to BPF_PERF_OUTPUT or BPF_RINGBUF_OUTPUT, as bcc noted it; None without one."""
+    """Return the type of the records that a program sends to BPF_PERF_OUTPUT or BPF_RINGBUF_OUTPUT, as bcc noted it, or None."""
     members: list[list[Any]] = []
     for number in range(lib.bpf_perf_event_fields(module, name.encode())):
         field, _, kind = lib.bpf_perf_event_field(module, name.encode(), number).decode().partition("#")
@@ -357,7 +363,7 @@ def _event_type(lib: Any, module: int, name: str) -> Any:
 
 
 def _rewritten(text: str, said: str) -> tuple[list[str], dict[int, int]]:
-    """The C text as bcc rewrote it (it prints that: DEBUG_PREPROCESSOR), and the line of `text` for each of its lines."""
+    """Return the C text as bcc rewrote it (printed because of DEBUG_PREPROCESSOR), and for each of its lines the line of `text`."""
     rewritten = said.split("\n")
     # Some versions print the compiler's command line first; line 1 of the text is the guard that bcc puts before it.
     for number, line in enumerate(rewritten):
@@ -374,9 +380,11 @@ def _rewritten(text: str, said: str) -> tuple[list[str], dict[int, int]]:
     return rewritten, lines
 
 
-def _lines(source: Source, said: str) -> dict[str, list[int]]:
-    """C line of every instruction slot, by function; of what a header does, the line before it in the text. bcc prints each
-    function's instructions under the lines, of the rewritten text, that they come from (DEBUG_SOURCE)."""
+def _lines(source: ExpandedText, said: str) -> dict[str, list[int]]:
+    """Return the C line of every instruction slot, by function. Instructions of a header have the last line of the text before.
+
+    bcc prints the instructions of each function below the lines of the rewritten text (DEBUG_SOURCE).
+    """
     head, *parts = re.split(r"^Disassembly of function (\S+)\n", said, flags=re.M)
     rewritten, to_original = _rewritten(source.text, head)
     result: dict[str, list[int]] = {}
@@ -403,9 +411,9 @@ _INCREMENT = re.compile(r"\b(\w+)\s*\.\s*(?:atomic_)?increment\s*\(")
 
 
 def spell_out_increments(text: str) -> str:
-    """`map.increment(key, n)` with an atomic addition that also counts when several threads insert the key at once.
+    """Replace `map.increment(key, n)` by an atomic addition that counts also if several threads insert the key at the same time.
 
-    bcc's own reads, adds and writes back, which loses counts where threads run at once. Line numbers stay.
+    bcc's own code reads, adds and writes back, which loses counts when threads run in parallel. Line numbers stay.
     """
     blanked = without_comments(text)
     out: list[str] = []
@@ -424,7 +432,7 @@ def spell_out_increments(text: str) -> str:
         key = text[match.end() : comma if comma >= 0 else end - 1]
         amount = text[comma + 1 : end - 1] if comma >= 0 else "1"
         out.append(text[at : match.start()])
-        # The key's text may hold a nested increment only in theory; it is copied as it is.
+        # The key is copied as it is: it has no nested increment in practice.
         out.append(
             f"({{ typeof({name}.key) _gpubpf_key = ({key}); typeof({name}.leaf) _gpubpf_zero = 0;"
             f" typeof({name}.leaf) *_gpubpf_leaf = {name}.lookup_or_try_init(&_gpubpf_key, &_gpubpf_zero);"
@@ -437,7 +445,7 @@ def spell_out_increments(text: str) -> str:
 
 @contextlib.contextmanager
 def _kernel_source() -> Iterator[None]:
-    """Where bcc would find no kernel headers, points it to those that are installed, for another kernel though."""
+    """If bcc would not find kernel headers, point it to installed headers of another kernel release."""
     release = platform.release()
     if (
         "BCC_KERNEL_SOURCE" in os.environ
@@ -450,9 +458,7 @@ def _kernel_source() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         tree = _headers(stack)
         if tree is None:
-            raise CompileError(
-                "bcc needs kernel headers and there are none in /usr/src; install linux-headers-amd64"
-            )
+            raise CompileError("bcc needs kernel headers, and /usr/src has none; install linux-headers-amd64")
         os.environ["BCC_KERNEL_SOURCE"] = str(tree)
         try:
             yield
@@ -461,7 +467,7 @@ def _kernel_source() -> Iterator[None]:
 
 
 def _headers(stack: contextlib.ExitStack) -> Path | None:
-    """A complete tree among the header packages, or one of symlinks to both halves of Debian's (-common and the rest)."""
+    """Return a complete tree of kernel headers: a package's, or symbolic links to both halves of Debian's (-common and the rest)."""
     found = sorted(Path("/usr/src").glob("linux-headers-*"), reverse=True)
     for tree in found:
         if (tree / "include/linux/kconfig.h").exists() and (tree / "include/generated/autoconf.h").exists():
@@ -485,7 +491,7 @@ def _headers(stack: contextlib.ExitStack) -> Path | None:
                             (merged / part / entry.name).symlink_to(entry)
         except OSError as error:
             raise CompileError(
-                f"the kernel headers cannot be put together in {merged}: {error.strerror}"
+                f"cannot link the kernel headers in {merged}: {error.strerror}; free the space or correct its permissions"
             ) from None
         return merged
     return None

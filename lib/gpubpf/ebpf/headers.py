@@ -1,7 +1,7 @@
-"""The headers that C text includes: gpubpf.h, and those beside it that hold parts of programs.
+"""The headers of the library that C text includes: gpubpf.h, and headers with parts of programs.
 
-bcc finds what is done with maps only in the text that it is given, not in what that includes. So a header of ours other than
-gpubpf.h is put in place of the line that includes it.
+bcc rewrites map methods only in the text itself, not in included files. So the library replaces the line that includes one of its
+headers, other than gpubpf.h, by the header's text.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from pathlib import Path
 from gpubpf.ebpf.bytecode import without_comments
 
 INCLUDE = Path(__file__).parent.parent / "include"
+_ANY_LINE = re.compile(r"\s*#\s*include\s*<(gpubpf\w*\.h)>\s*")
 _LINE = re.compile(r"\s*#\s*include\s*<(gpubpf_\w+\.h)>\s*")
 
 
 @dataclass(frozen=True)
-class Source:
-    """C text with its headers in it. `origins`: where each line comes from, as (name of the header or "", line from 1)."""
+class ExpandedText:
+    """C text with its headers in place. `origins`: the origin of each line, as (name of the header or "", line from 1)."""
 
     text: str
     origins: tuple[tuple[str, int], ...]
@@ -28,22 +29,43 @@ class Source:
 
 
 def content() -> bytes:
-    """What is in all of them: what is made of a C text depends on it."""
+    """Return the contents of all headers, which are part of the key of every compiled text."""
     return b"\0".join(path.read_bytes() for path in sorted(INCLUDE.glob("*.h")))
 
 
-def spread(text: str, name: str = "") -> Source:
-    """The text, of the header `name` or one that was given, with the headers that it includes. One that is not there stays."""
+def self_contained(text: str) -> str:
+    """Return the text with all headers of ours in place of the lines that include them, each header once."""
+    seen: set[str] = set()
+
+    def insert(text: str) -> list[str]:
+        lines: list[str] = []
+        for line, code in zip(text.split("\n"), without_comments(text).split("\n"), strict=True):
+            included = _ANY_LINE.fullmatch(code)
+            if included is None or not (INCLUDE / included[1]).exists():
+                lines.append(line)
+            elif included[1] not in seen:
+                seen.add(included[1])
+                lines += insert((INCLUDE / included[1]).read_text())
+        return lines
+
+    return "\n".join(insert(text))
+
+
+def expand(text: str, name: str = "") -> ExpandedText:
+    """Return `text` with the headers that it includes in place. `name`: the header that the text is from, if any.
+
+    An include of an unknown header stays as it is.
+    """
     lines: list[str] = []
     origins: list[tuple[str, int]] = []
     plain = without_comments(text).split("\n")
     for number, (line, code) in enumerate(zip(text.split("\n"), plain, strict=True), 1):
         included = _LINE.fullmatch(code)
         if included is not None and (INCLUDE / included[1]).exists():
-            header = spread((INCLUDE / included[1]).read_text(), included[1])
+            header = expand((INCLUDE / included[1]).read_text(), included[1])
             lines += header.text.split("\n")
             origins += header.origins
         else:
             lines.append(line)
             origins.append((name, number))
-    return Source("\n".join(lines), tuple(origins))
+    return ExpandedText("\n".join(lines), tuple(origins))

@@ -1,113 +1,231 @@
-"""The helpers that programs may call, by number: on a GPU, and on the host where it is not the kernel that runs them."""
+"""The table of helpers: what the library knows about each function that an eBPF program calls by number.
+
+The verifier, its stand-in for the kernel, and the lowering take these facts from here. A test compares the table with the C
+header, the agent, and the documentation.
+
+Numbers below 500 are the Linux kernel's (enum bpf_func_id in include/uapi/linux/bpf.h), 501 to 506 bpftime's, from 601 on ours.
+Programs run on one of three sides: on the GPU; on the host in the traced process ("native"); on the host in the Linux kernel,
+whose verifier knows its helpers itself.
+"""
 
 from __future__ import annotations
 
-from gpubpf.ebpf import ranges
-from gpubpf.ebpf.maps import SHAPED
-from gpubpf.ebpf.ranges import within
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cached_property
+from typing import NamedTuple
 
-# Helpers: name, and the maps that the first argument may be (empty: takes no map).
+from gpubpf.ebpf.bytecode import STACK_SIZE
+from gpubpf.ebpf.maps import MAX_RECORD, PRINT_ARGUMENTS, SHAPED
+
+_FIRST_NOT_OF_KERNEL = 500
+_U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
+
+
+class ArgumentKind(Enum):
+    """What an argument must be."""
+
+    CONTEXT = auto()  # the context that the program was given
+    MAP = auto()
+    KEY = auto()  # address of a readable key of the map
+    VALUE = auto()  # address of a readable value of the map
+    UPDATE_FLAGS = auto()  # constant: BPF_ANY, BPF_NOEXIST or BPF_EXIST
+    NO_FLAGS = auto()  # constant 0
+    NUMBER = auto()  # anything but an address
+    SIZE = auto()  # constant, in bytes: how long the argument of kind BUFFER or TEXT is
+    RECORD = auto()  # address of a readable record for the ring buffer
+    RECORD_SIZE = auto()  # constant, in bytes: the size of the ring buffer's records
+    SHORT_RECORD_SIZE = auto()  # constant, in bytes: at most the size of the ring buffer's records
+    RESERVED = auto()  # address of a record that was reserved; the call ends the reservation
+    BUFFER = auto()  # address of memory that the helper fills
+    RESULT = auto()  # address of a u64 that the helper writes, below 2^32
+    CELL = auto()  # address of a u64 in the value of a map, which the helper changes atomically
+    TEXT = auto()  # address of a constant text on the stack
+    PRINTED = auto()  # a number, if the text has a conversion for it
+
+
+class HelperArgument(NamedTuple):
+    """One argument, with its name in the C header. `least` and `most`: bounds of a size, in bytes."""
+
+    kind: ArgumentKind
+    name: str
+    least: int = 0
+    most: int = 0
+
+
+class Pointer(Enum):
+    """A result that is an address, or NULL."""
+
+    VALUE = auto()  # of a value of the map
+    RECORD = auto()  # of a record in the ring buffer
+
+
+class StandIn(Enum):
+    """What takes the helper's place in the program that the kernel's verifier judges."""
+
+    ITSELF = auto()  # the kernel has this helper
+    NUMBER = auto()  # a helper without arguments that returns an unknown number
+    STORES = auto()  # stores of unknown numbers through the arguments of kind RESULT
+    UPDATE = auto()  # a load and a store through the argument of kind CELL
+    PRINTK = auto()  # bpf_trace_printk, with the length of the text
+
+
+@dataclass(frozen=True)
+class Use:
+    """How programs of one side use a helper.
+
+    `lowering` names a function of `lower/ir.py` (see LOWERINGS there), `operand` what it is given; `maps` are the kinds of map
+    that the helper works on.
+    """
+
+    lowering: str
+    operand: str = ""
+    maps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Helper:
+    """A helper. `name` is what programs call in C. `device` and `native`: its use on that side, None where it does not exist.
+
+    `result`: the least and the greatest number that it returns, as a u64, or the kind of address.
+    `real_time`: it tells the real time, also where the measurement's clock is virtual.
+    """
+
+    number: int
+    name: str
+    arguments: tuple[HelperArgument, ...] = ()
+    result: tuple[int, int] | Pointer = (0, _U64)
+    device: Use | None = None
+    native: Use | None = None
+    stand_in: StandIn = StandIn.ITSELF
+    real_time: bool = False
+
+    @property
+    def in_kernel(self) -> bool:
+        return self.number < _FIRST_NOT_OF_KERNEL
+
+    @cached_property
+    def registers(self) -> Mapping[ArgumentKind, tuple[int, ...]]:
+        """The registers of the arguments of each kind, from 1."""
+        found: dict[ArgumentKind, tuple[int, ...]] = {}
+        for register, argument in enumerate(self.arguments, 1):
+            found[argument.kind] = (*found.get(argument.kind, ()), register)
+        return found
+
+    def register(self, kind: ArgumentKind) -> int:
+        """The register of the only argument of this kind."""
+        (register,) = self.registers[kind]
+        return register
+
+
 _STORAGE = ("array", "percpu_array", "hash", "shared_array", *SHAPED)
-HELPERS: dict[int, tuple[str, tuple[str, ...]]] = {
-    1: ("map_lookup_elem", (*_STORAGE, "param")),
-    2: ("map_update_elem", _STORAGE),
-    3: ("map_delete_elem", ("hash",)),
-    6: ("trace_printk", ()),
-    14: ("get_current_pid_tgid", ()),
-    25: ("perf_event_output", ("ringbuf",)),
-    130: ("ringbuf_output", ("ringbuf",)),
-    131: ("ringbuf_reserve", ("ringbuf",)),
-    132: ("ringbuf_submit", ()),
-    133: ("ringbuf_discard", ()),
-    501: ("puts", ()),
-    502: ("get_globaltimer", ()),
-    503: ("get_block_idx", ()),
-    504: ("get_block_dim", ()),
-    505: ("get_thread_idx", ()),
-    506: ("gpu_membar", ()),
-    601: ("gpu_grid_dim", ()),
-    602: ("gpu_lane", ()),
-    603: ("gpu_warp", ()),
-    604: ("gpu_sm", ()),
-    605: ("gpu_clock", ()),
-    606: ("gpu_global_thread", ()),
-    607: ("gpu_max", ()),
-    608: ("gpu_active", ()),
-    609: ("gpu_log2", ()),
-    610: ("gpu_match", ()),
-    611: ("gpu_ballot", ()),
-    612: ("gpu_shuffle", ()),
-    613: ("gpu_kernel", ()),
-    614: ("gpu_epoch", ()),
-    615: ("gpu_popcount", ()),
-    616: ("gpu_lanes_below", ()),
-    617: ("gpu_first", ()),
-}
-# What a host program for launches may call where it runs in the traced process, and not in the kernel.
-_NATIVE = ("shared_array",)
-NATIVE_HELPERS: dict[int, tuple[str, tuple[str, ...]]] = {
-    1: ("map_lookup_elem", (*_NATIVE, "param")),
-    2: ("map_update_elem", _NATIVE),
-    5: ("ktime_get_ns", ()),
-    7: ("get_prandom_u32", ()),
-    8: ("get_smp_processor_id", ()),
-    14: ("get_current_pid_tgid", ()),
-    15: ("get_current_uid_gid", ()),
-    16: ("get_current_comm", ()),
-    42: ("get_numa_node_id", ()),
-    80: ("get_current_cgroup_id", ()),
-    120: ("get_ns_current_pid_tgid", ()),
-    123: ("get_current_ancestor_cgroup_id", ()),
-    125: ("ktime_get_boot_ns", ()),
-    160: ("ktime_get_coarse_ns", ()),
-}
-# Names for messages (enum bpf_func_id).
-KERNEL_ONLY = {
-    3: "map_delete_elem",
-    4: "probe_read",
-    6: "trace_printk",
-    25: "perf_event_output",
-    27: "get_stackid",
-    35: "get_current_task",
-    45: "probe_read_str",
-    67: "get_stack",
-    112: "probe_read_user",
-    113: "probe_read_kernel",
-    114: "probe_read_user_str",
-    115: "probe_read_kernel_str",
-    130: "ringbuf_output",
-    131: "ringbuf_reserve",
-    158: "get_current_task_btf",
-}
-OUT_POINTERS = (503, 504, 505, 601)
-# Registers of arguments that may be any number.
-ANY_NUMBER = {
-    607: 1 << 2,
-    609: 1 << 1,
-    610: 1 << 1,
-    611: 1 << 1,
-    612: 1 << 1 | 1 << 2,
-    615: 1 << 1,
-    617: 1 << 1,
-}
-NUMBERS = {609: 1, 610: 1, 611: 1, 612: 2, 615: 1, 617: 1}  # helpers that take numbers only, and how many
-_NONE = (14, 502, 506, 602, 603, 604, 605, 606, 608, 613, 614, 616)  # that take nothing
-COUNTS = {
-    **NUMBERS,
-    **dict.fromkeys(_NONE, 0),
-    1: 2,
-    3: 2,
-    607: 2,
-}  # how many they take, where it is less than five
-RESULTS = {
-    602: within(0, 31),
-    603: within(0, 1023),
-    604: within(0, ranges.U32),
-    608: within(1, ranges.U32),
-    609: within(0, 63),
-    610: within(1, ranges.U32),
-    611: within(0, ranges.U32),
-    615: within(0, 64),
-    616: within(0, ranges.U32 >> 1),
-    617: within(0, 1),
-}
+_SHARED, _RING = ("shared_array",), ("ringbuf",)
+_CTX = HelperArgument(ArgumentKind.CONTEXT, "ctx")
+_MAP = HelperArgument(ArgumentKind.MAP, "map")
+_KEY = HelperArgument(ArgumentKind.KEY, "key")
+_MAP_VALUE = HelperArgument(ArgumentKind.VALUE, "value")
+_UPDATE_FLAGS = HelperArgument(ArgumentKind.UPDATE_FLAGS, "flags")
+_NO_FLAGS = HelperArgument(ArgumentKind.NO_FLAGS, "flags")
+_FLAGS = HelperArgument(ArgumentKind.NUMBER, "flags")
+_DATA = HelperArgument(ArgumentKind.RECORD, "data")
+_RESERVED = HelperArgument(ArgumentKind.RESERVED, "data")
+_RECORD_SIZE = HelperArgument(ArgumentKind.RECORD_SIZE, "size", 1, MAX_RECORD)
+_SHORT_RECORD_SIZE = HelperArgument(ArgumentKind.SHORT_RECORD_SIZE, "size", 1, MAX_RECORD)
+_TEXT = HelperArgument(ArgumentKind.TEXT, "text")
+_PRINTED = tuple(HelperArgument(ArgumentKind.PRINTED, f"value{n}") for n in range(1, PRINT_ARGUMENTS + 1))
+_BUFFER = HelperArgument(ArgumentKind.BUFFER, "buffer")
+_XYZ = tuple(HelperArgument(ArgumentKind.RESULT, axis) for axis in "xyz")
+_CELL = HelperArgument(ArgumentKind.CELL, "cell")
+_VALUE = HelperArgument(ArgumentKind.NUMBER, "value")
+_ANY, _32_BITS = (0, _U64), (0, _U32)
+_FUNCTION = Use("function")  # a C function of the agent with the same arguments
+
+
+def _number(name: str) -> HelperArgument:
+    return HelperArgument(ArgumentKind.NUMBER, name)
+
+
+def _size(least: int, most: int) -> HelperArgument:
+    return HelperArgument(ArgumentKind.SIZE, "size", least, most)
+
+
+# fmt: off
+_TABLE = (
+    # Maps and output.
+    Helper(1, "bpf_map_lookup_elem", (_MAP, _KEY), Pointer.VALUE,
+           Use("lookup", maps=(*_STORAGE, "param")), Use("lookup", maps=(*_SHARED, "param"))),
+    Helper(2, "bpf_map_update_elem", (_MAP, _KEY, _MAP_VALUE, _UPDATE_FLAGS), _ANY,
+           Use("update", maps=_STORAGE), Use("update", maps=_SHARED)),
+    Helper(3, "bpf_map_delete_elem", (_MAP, _KEY), _ANY, Use("delete", maps=("hash",))),
+    Helper(6, "bpf_trace_printk", (_TEXT, _size(1, STACK_SIZE), *_PRINTED), _ANY, Use("print")),
+    Helper(25, "bpf_perf_event_output", (_CTX, _MAP, _FLAGS, _DATA, _SHORT_RECORD_SIZE), _ANY,
+           Use("output", maps=_RING)),
+    Helper(130, "bpf_ringbuf_output", (_MAP, _DATA, _RECORD_SIZE, _FLAGS), _ANY, Use("output", maps=_RING)),
+    Helper(131, "bpf_ringbuf_reserve", (_MAP, _RECORD_SIZE, _NO_FLAGS), Pointer.RECORD,
+           Use("reserve", maps=_RING)),
+    Helper(132, "bpf_ringbuf_submit", (_RESERVED, _FLAGS), _ANY, Use("submit")),
+    Helper(133, "bpf_ringbuf_discard", (_RESERVED, _FLAGS), _ANY, Use("discard")),
+    # Who runs, and when.
+    Helper(5, "bpf_ktime_get_ns", native=_FUNCTION, real_time=True),
+    Helper(7, "bpf_get_prandom_u32", native=_FUNCTION),
+    Helper(8, "bpf_get_smp_processor_id", native=_FUNCTION),
+    Helper(14, "bpf_get_current_pid_tgid", (), _ANY, Use("argument", "pid_tgid"), _FUNCTION),  # GPU: of the thread that launched
+    Helper(15, "bpf_get_current_uid_gid", native=_FUNCTION),
+    Helper(16, "bpf_get_current_comm", (_BUFFER, _size(1, 64)), native=_FUNCTION),
+    Helper(42, "bpf_get_numa_node_id", native=_FUNCTION),
+    Helper(80, "bpf_get_current_cgroup_id", native=_FUNCTION),
+    # -EINVAL: a process knows only its own PID namespace, and helper 14 tells its number there.
+    Helper(120, "bpf_get_ns_current_pid_tgid",
+           (_number("device"), _number("inode"), _BUFFER, _size(8, 8)),
+           native=Use("constant", "-22")),
+    Helper(123, "bpf_get_current_ancestor_cgroup_id", (_number("level"),), native=_FUNCTION),
+    Helper(125, "bpf_ktime_get_boot_ns", native=_FUNCTION, real_time=True),
+    Helper(160, "bpf_ktime_get_coarse_ns", native=_FUNCTION, real_time=True),
+    # Only in the kernel, which checks their arguments: here for their names, and for which of them take its context.
+    Helper(4, "bpf_probe_read"),
+    Helper(27, "bpf_get_stackid", (_CTX, _MAP, _FLAGS)),
+    Helper(35, "bpf_get_current_task"),
+    Helper(45, "bpf_probe_read_str"),
+    Helper(67, "bpf_get_stack", (_CTX, _BUFFER, _size(0, 0), _FLAGS)),
+    Helper(112, "bpf_probe_read_user"),
+    Helper(113, "bpf_probe_read_kernel"),
+    Helper(114, "bpf_probe_read_user_str"),
+    Helper(115, "bpf_probe_read_kernel_str"),
+    Helper(158, "bpf_get_current_task_btf"),
+    Helper(208, "bpf_ktime_get_tai_ns", real_time=True),
+    # bpftime's.
+    Helper(501, "gpu_puts", (_TEXT,), _ANY, Use("print"), stand_in=StandIn.PRINTK),
+    Helper(502, "bpf_get_globaltimer", (), _ANY, Use("special", "globaltimer"), stand_in=StandIn.NUMBER),
+    Helper(503, "bpf_get_block_idx", _XYZ, _ANY, Use("index", "ctaid"), stand_in=StandIn.STORES),
+    Helper(504, "bpf_get_block_dim", _XYZ, _ANY, Use("index", "ntid"), stand_in=StandIn.STORES),
+    Helper(505, "bpf_get_thread_idx", _XYZ, _ANY, Use("index", "tid"), stand_in=StandIn.STORES),
+    Helper(506, "bpf_gpu_membar", (), _ANY, Use("special", "membar"), stand_in=StandIn.NUMBER),
+    # Ours.
+    Helper(601, "gpu_grid_dim", _XYZ, _ANY, Use("index", "nctaid"), stand_in=StandIn.STORES),
+    Helper(602, "gpu_lane", (), (0, 31), Use("special", "lane"), stand_in=StandIn.NUMBER),
+    Helper(603, "gpu_warp", (), (0, 1023), Use("warp"), stand_in=StandIn.NUMBER),
+    Helper(604, "gpu_sm", (), _32_BITS, Use("special", "sm"), stand_in=StandIn.NUMBER),
+    Helper(605, "gpu_clock", (), _ANY, Use("special", "clock"), stand_in=StandIn.NUMBER),
+    Helper(606, "gpu_global_thread", (), _ANY, Use("thread"), stand_in=StandIn.NUMBER),
+    Helper(607, "gpu_max", (_CELL, _VALUE), _ANY, Use("maximum"), stand_in=StandIn.UPDATE),
+    Helper(608, "gpu_active", (), (1, _U32), Use("lanes", "active"), stand_in=StandIn.NUMBER),
+    Helper(609, "gpu_log2", (_VALUE,), (0, 63), Use("logarithm"), stand_in=StandIn.NUMBER),
+    Helper(610, "gpu_match", (_VALUE,), (1, _U32), Use("lanes", "match"), stand_in=StandIn.NUMBER),
+    Helper(611, "gpu_ballot", (_number("predicate"),), _32_BITS, Use("lanes", "ballot"), stand_in=StandIn.NUMBER),
+    Helper(612, "gpu_shuffle", (_VALUE, _number("lane")), _ANY, Use("shuffle"), stand_in=StandIn.NUMBER),
+    Helper(613, "gpu_kernel", (), _ANY, Use("argument", "kernel"), stand_in=StandIn.NUMBER),
+    Helper(614, "gpu_epoch", (), _ANY, Use("argument", "epoch"), stand_in=StandIn.NUMBER),
+    Helper(615, "gpu_popcount", (_VALUE,), (0, 64), Use("popcount"), stand_in=StandIn.NUMBER),
+    Helper(616, "gpu_lanes_below", (), (0, _U32 >> 1), Use("special", "lanes_below"), stand_in=StandIn.NUMBER),
+    Helper(617, "gpu_first", (_number("lanes"),), (0, 1), Use("first"), stand_in=StandIn.NUMBER),
+)
+# fmt: on
+HELPERS: Mapping[int, Helper] = {helper.number: helper for helper in _TABLE}
+REAL_TIME = frozenset(helper.number for helper in _TABLE if helper.real_time)
+TAKE_CONTEXT = frozenset(helper.number for helper in _TABLE if ArgumentKind.CONTEXT in helper.registers)
+
+
+def number_of(name: str) -> int:
+    """The number of the helper that C text calls `name`."""
+    return next(helper.number for helper in _TABLE if helper.name == name)

@@ -1,15 +1,16 @@
-"""Maps: their definitions, and how each lies in GPU memory. Lowering, agent and decoder all go by this file.
+"""Maps: their definitions, and their layout in GPU memory, which the lowering, the agent and the decoder share.
 
 All numbers are little-endian; storage begins at an address that is a multiple of 256.
 
     thread_array, warp_array, block_array, kernel_array
-                  value[entries][units] and one value more: entry by entry, one value for each unit, which is a thread, a warp, a
+                  value[entries][units] and one more value: for each entry, one value for each unit, which is a thread, a warp, a
                   block, or the whole grid. The number of a thread is (block number) * (threads of a block) + (thread in the
-                  block), x fastest; of a warp likewise, with (threads of a block + 31) / 32 warps in each. Units beyond the
-                  capacity share the last value, which nobody reads; that it changed shows that something was lost.
-    site_array    value[shards][sites] and one value more: shard by shard, one value for each site of a kernel. The shard is the
-                  number of the multiprocessor modulo the number of shards, a power of two. What is beyond shares the last value.
-    array         value[entries]. percpu_array and histogram are the same: one cell for the context, so update it atomically.
+                  block), x fastest. Warps are numbered likewise, with (threads of a block + 31) / 32 warps in each block. Units
+                  beyond the capacity share the last value, which is not read: if it changed, something was lost.
+    site_array    value[shards][sites] and one more value: for each shard, one value for each site of a kernel. The shard is the
+                  number of the multiprocessor modulo the number of shards, a power of two. Sites beyond the capacity share the
+                  last value.
+    array         value[entries]. percpu_array and histogram have the same layout: all threads share a cell, so update it atomically.
     shared_array  value[entries], each padded to 8 bytes, in host memory.
     hash          64-byte header: u64 entries used, u64 lost, u64 slots (a power of two), zeros.
                   Then u64 state[slots], key[slots] (padded to 8 bytes each), value[slots] (padded to 8 bytes each).
@@ -17,14 +18,14 @@ All numbers are little-endian; storage begins at an address that is a multiple o
     ringbuf       control and data in two places; `rings.py` reads them.
                   Control, in GPU memory: u64 shards, u64 capacity (records of a shard, a power of two), u64 address of the data as
                   the GPU sees it, zeros up to 64; then for each shard 64 bytes: u64 reserved, u64 lost, u64 consumed as last seen.
-                  Data: for each shard 64 bytes: u64 consumed, written by who reads; rounded up to 4096; then the records of each
-                  shard. A record is {u32 mark, u32 size}, then size bytes, padded to 8. Its place is position modulo capacity; its
+                  Data: for each shard 64 bytes: u64 consumed, written by the reader; rounded up to 4096; then the records of each
+                  shard. A record is {u32 mark, u32 size}, then size bytes, padded to 8. Its slot is position modulo capacity. Its
                   mark, (position + 1) modulo 2^32, is written last and commits it. Bit 31 of size: discarded.
     param         bytes by value in the launch block, not in memory.
 
-A program at block begin or end has a map of its own, an array that nobody declares: {u64 lost, u64 0}, then 16 bytes for each
-of BLOCK_SLOTS slots: a u64, 48 bits that tell the block, or 0, << 16 | marks (see `block_function` in lower/storage.py), and how
-many of the block's threads came, a u64.
+A program at block begin or end has an array of its own, which the library adds: {u64 lost, u64 0}, then BLOCK_SLOTS slots of 16
+bytes. A slot is u64 (48 bits that identify the block, or 0) << 16 | marks (see lower/templates/block.ll), then u64 number of the
+block's threads that came.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from gpubpf.errors import Error
 if TYPE_CHECKING:
     import numpy as np
 
-# One instance for each kernel and launch shape (of sites: for each kernel), with `max_entries` values for each of these.
+# Kinds of map with one instance for each kernel and launch shape (site_array: for each kernel), and the unit that has
+# `max_entries` values in it.
 SHAPED = {
     "thread_array": "thread",
     "warp_array": "warp",
@@ -47,7 +49,7 @@ SHAPED = {
     "kernel_array": "instance",
     "site_array": "site",
 }
-DEVICE_KINDS = (*SHAPED, "param")  # a host program has none of them but copies of parameters
+DEVICE_KINDS = (*SHAPED, "param")  # host programs can use none of these, except copies of parameters
 MMAPABLE = 1 << 10  # BPF_F_MMAPABLE
 _KERNEL_ARRAY, _KERNEL_PERF, _KERNEL_RINGBUF = 2, 4, 27  # enum bpf_map_type
 HEADER = 64
@@ -57,14 +59,14 @@ DISCARDED = 1 << 31  # in a record's size
 RING_SHARD = 64  # bytes that a shard has in the control block, and in front of the data
 RING_PAGE = 4096
 RING_MARGIN = 2048  # records that threads of a multiprocessor can have between looking for room and taking it
-MAX_PROBES = 128  # slots of a hash that a lookup looks at before it gives up
+MAX_PROBES = 128  # slots of a hash that a lookup reads before it gives up
 PRINTS = "gpubpf_prints"  # the ring buffer that holds what programs print
 PRINT_BYTES = 1 << 20
 PRINT_ARGUMENTS = 3
-BLOCKS = "gpubpf_blocks_"  # and the program's name: the map in which it finds who is first or last of a block
-BLOCK_SLOTS = 1 << 14  # for blocks under way: a GPU has 32 for each multiprocessor
-BLOCK_PROBES = 64  # slots in which a block may be
-MAX_THREADS = (1 << 32) - 1  # of an instance: thread numbers are 32 bits on the device
+BLOCKS = "gpubpf_blocks_"  # prefix to a program's name: its map to find the first or last thread of a block
+BLOCK_SLOTS = 1 << 14  # for resident blocks: a GPU has at most 32 for each multiprocessor
+BLOCK_PROBES = 64  # slots that a block can be in
+MAX_THREADS = (1 << 32) - 1  # of an instance: thread numbers have 32 bits on the GPU
 
 # C types as bcc spells them, to NumPy's.
 _SCALARS = {
@@ -95,11 +97,11 @@ _SCALARS = {
 
 @dataclass(frozen=True)
 class MapDefinition:
-    """A map of a C text. Sizes in bytes; `max_entries` is entries, for a ring buffer bytes.
+    """A map of a C text. Sizes are in bytes, `max_entries` is in entries, or in bytes for a ring buffer.
 
-    `key_type` and `value_type` are JSON-able descriptions of dtypes (see `dtype`).
-    `flags` are those of the C text; bit 31 marks a map that the library added. `kernel_type`: the kernel's number of the kind
-    that bcc takes it for (enum bpf_map_type); of a kind that GPU memory has no counterpart of, `kind` is "type N".
+    `key_type` and `value_type` describe dtypes as JSON values (see `dtype`). `flags` are from the C text; bit 31 marks a map that
+    the library added. `kernel_type` is the kind that bcc takes the map for (enum bpf_map_type). `kind` is "type N" if GPU memory
+    has no map of this kind.
     """
 
     name: str
@@ -122,8 +124,11 @@ class MapDefinition:
 
     @property
     def kernel_attributes(self) -> tuple[int, int, int, int, int]:
-        """(type, key size, value size, entries, flags) for bpf(BPF_MAP_CREATE) of a map that host programs use. Entries 0: one
-        for each possible CPU. `value_size` of this definition is that of a record where the kernel's map has none."""
+        """Return (type, key size, value size, entries, flags) for bpf(BPF_MAP_CREATE) of a map that host programs use.
+
+        0 entries mean one for each possible CPU. The kernel's ring buffers have no value size, while `value_size` of this
+        definition is the size of a record.
+        """
         if self.kernel_type == _KERNEL_RINGBUF:
             return _KERNEL_RINGBUF, 0, 0, self.capacity, self.flags
         if self.kernel_type == _KERNEL_PERF:
@@ -134,17 +139,17 @@ class MapDefinition:
 
     @property
     def stride(self) -> int:
-        """Bytes from one value of an array to the next."""
+        """The distance in bytes from one value of an array to the next."""
         return pad8(self.value_size) if self.kind == "shared_array" else self.value_size
 
     @property
     def slots(self) -> int:
-        """Slots of a hash: at most half of them are used."""
+        """The number of slots of a hash, at least twice its entries."""
         return 1 << (2 * max(self.max_entries, 8) - 1).bit_length()
 
     @property
     def capacity(self) -> int:
-        """Bytes of a ring buffer, as the C text asks for them."""
+        """The size of a ring buffer in bytes: what the C text asks for, rounded up to a power of two."""
         return 1 << (max(self.max_entries, 4096) - 1).bit_length()
 
     def to_json(self) -> dict[str, Any]:
@@ -173,7 +178,7 @@ def pad8(size: int) -> int:
 
 
 def prints_definition() -> MapDefinition:
-    """The ring buffer of `trace_printk` and `puts`: format (CRC-32 of its text), then three arguments."""
+    """Return the ring buffer of `bpf_trace_printk` and `gpu_puts`. A record is the CRC-32 of the text, then three arguments."""
     fields = [["format", "<u8", 0], ["arguments", ["<u8", [PRINT_ARGUMENTS]], 8]]
     size = 8 + 8 * PRINT_ARGUMENTS
     return MapDefinition(
@@ -182,27 +187,27 @@ def prints_definition() -> MapDefinition:
 
 
 def blocks_definition(name: str) -> MapDefinition:
-    """The map BLOCKS + a program's name."""
+    """Return the map BLOCKS + a program's name."""
     fields = {"fields": [["block", "<u8", 0], ["threads", "<u8", 8]], "size": 16}
     return MapDefinition(name, "array", 4, 16, 1 + BLOCK_SLOTS, "<i4", fields, 1 << 31)
 
 
 def internal(name: str) -> MapDefinition | None:
-    """The definition of a map that the library adds, by its name; None for other names."""
+    """Return the definition of a map that the library adds; None for other names."""
     if name == PRINTS:
         return prints_definition()
     return blocks_definition(name) if name.startswith(BLOCKS) else None
 
 
 def type_of(description: Any) -> Any:
-    """bcc's description of a C type (`bpf_table_leaf_desc`) as ours: a dtype string, `[type, shape]`, or a structure
-    `{"fields": [[name, type, offset], …], "size": bytes}`. None for what has no counterpart, such as bit fields."""
+    """Translate bcc's description of a C type (`bpf_table_leaf_desc`) to a dtype string, `[type, shape]`, or a structure
+    `{"fields": [[name, type, offset], …], "size": bytes}`. Return None for types without an equivalent, such as bit fields."""
     described = _describe(description)
     return described[0] if described else None
 
 
 def type_size(kind: Any) -> int:
-    """Bytes of a type that `type_of` gave; 0 for None."""
+    """Return the size in bytes of a type from `type_of`; 0 for None."""
     if isinstance(kind, str):
         return int(kind[2:])
     if isinstance(kind, list):
@@ -214,7 +219,7 @@ def type_size(kind: Any) -> int:
 
 
 def _describe(description: Any) -> tuple[Any, int, int] | None:
-    """(type, size, alignment)"""
+    """Return (type, size, alignment)."""
     if isinstance(description, str):
         name = _SCALARS.get(description)
         if name is None:
@@ -262,7 +267,7 @@ def _describe(description: Any) -> tuple[Any, int, int] | None:
 
 
 def dtype(kind: Any, size: int) -> np.dtype[Any]:
-    """The NumPy dtype of a type description; raw bytes (`V`) where it is unknown or disagrees with `size`."""
+    """Return the NumPy dtype of a type from `type_of`; raw bytes (`V`) if it is unknown or its size is not `size`."""
     import numpy as np
 
     def convert(kind: Any) -> np.dtype[Any]:
@@ -283,17 +288,16 @@ def dtype(kind: Any, size: int) -> np.dtype[Any]:
 
 
 def storage_size(defn: MapDefinition, units: int = 0) -> int:
-    """Bytes of memory that `defn` takes; of a ring buffer: what it asks for. 0 for `param`.
+    """Return the size of a map's storage in bytes; of a ring buffer without its control block, of `param` 0.
 
-    `units`: for how many threads, warps or blocks the instance of such an array has room (1 for a kernel array; of a site array
-    sites | shards - 1 << 32)."""
+    units: the number of threads, warps or blocks that an instance of such an array has room for; 1 for a kernel array,
+    sites | shards - 1 << 32 for a site array. Raises ValueError for a number out of range or an unknown kind.
+    """
     if defn.kind == "site_array":
         units = (units & 0xFFFFFFFF) * ((units >> 32) + 1)
     if defn.kind in SHAPED:
         if not 0 <= units <= MAX_THREADS:
-            raise ValueError(
-                f"an array by launch shape has room for at most {MAX_THREADS} units, not {units}"
-            )
+            raise ValueError(f"an instance has room for at most {MAX_THREADS} units, not {units}")
         return (defn.max_entries * units + 1) * defn.value_size
     if defn.kind in ("array", "percpu_array", "shared_array"):
         return defn.max_entries * defn.stride
@@ -307,32 +311,48 @@ def storage_size(defn: MapDefinition, units: int = 0) -> int:
 
 
 def header(defn: MapDefinition) -> bytes:
-    """What `initial` begins with; all other bytes of it are zero. So `header` is copied over memory that was set to zero."""
+    """Return the first bytes of a map's initial storage. The rest of it is zero, so copy this to memory that is set to zero."""
     if defn.kind == "hash":
         return b"".join(v.to_bytes(8, "little") for v in (0, 0, defn.slots))
     return b""
 
 
 def initial(defn: MapDefinition, units: int = 0) -> bytes:
-    """The bytes that storage begins with. For `param`: zeros, `value_size` of them."""
+    """Return the initial contents of a map's storage. For `param`: `value_size` zeros."""
     size = defn.value_size if defn.kind == "param" else storage_size(defn, units)
     return header(defn).ljust(size, b"\0")
 
 
+def encode(defn: MapDefinition, value: Any) -> bytes:
+    """Return a value of the map as bytes: from bytes, from a mapping of its fields, or from anything NumPy makes its type of."""
+    if isinstance(value, (bytes, bytearray)):
+        return bytes(value)
+    import numpy as np
+
+    if not isinstance(value, Mapping):
+        return np.array(value, defn.value_dtype).tobytes()
+    cell = np.zeros((), defn.value_dtype)
+    for field, content in value.items():
+        cell[field] = content
+    return cell.tobytes()
+
+
 def decode(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int = 0) -> np.ndarray[Any, Any]:
-    """Storage as an array of `value_dtype`, without a copy where the layout allows that.
+    """Return the contents of a map as an array of `value_dtype`, without a copy if the layout allows that.
 
     thread_array, warp_array, block_array, kernel_array: shape (max_entries, units). site_array: (shards, sites). array,
     shared_array: (max_entries,).
     hash: (entries,) with fields `key` and `value`. Ring buffers: see `rings.py`.
-    Raises Error when `raw` is shorter than the map.
+    Raises Error if `raw` is shorter than the map.
     """
     import numpy as np
 
     if defn.kind == "param":
         return np.frombuffer(raw, defn.value_dtype, 1)
     if len(raw) < storage_size(defn, units):
-        raise Error(f"map {defn.name}: {len(raw)} bytes were read of {storage_size(defn, units)}")
+        raise Error(
+            f"map {defn.name}: only {len(raw)} of {storage_size(defn, units)} bytes were read; measure again"
+        )
     if defn.kind == "site_array":
         sites, shards = units & 0xFFFFFFFF, (units >> 32) + 1
         return np.frombuffer(raw, defn.value_dtype, sites * shards).reshape(shards, sites)
@@ -346,7 +366,7 @@ def decode(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int 
         return np.frombuffer(raw, defn.value_dtype, defn.max_entries)
     if defn.kind == "hash":
         return _decode_hash(defn, raw)
-    raise Error(f"map {defn.name} of kind {defn.kind} is no array or hash")
+    raise Error(f"map {defn.name} of kind {defn.kind} is not an array or hash; read it as a ring buffer")
 
 
 def _decode_hash(defn: MapDefinition, raw: bytes | bytearray | memoryview) -> np.ndarray[Any, Any]:
@@ -368,13 +388,15 @@ def _decode_hash(defn: MapDefinition, raw: bytes | bytearray | memoryview) -> np
 
 
 def record_stride(defn: MapDefinition) -> int:
-    """Bytes from one record of a ring buffer to the next."""
+    """Return the distance in bytes from one record of a ring buffer to the next."""
     return RECORD_HEADER + pad8(defn.value_size)
 
 
 def lost(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int = 0) -> int:
-    """Updates of a hash that found no room; of a map BLOCKS groups of threads that did not. For an array by launch shape 1 if any
-    unit was beyond its capacity (their number is not known), else 0."""
+    """Return how many updates of a hash, or groups of threads in a map BLOCKS, found no slot.
+
+    For an array by thread, warp, block, kernel or site: 1 if any unit was beyond the capacity (how many is unknown), else 0.
+    """
     if defn.kind in SHAPED:
         end = storage_size(defn, units)
         return int(any(raw[end - defn.value_size : end]))
@@ -384,7 +406,7 @@ def lost(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int = 
 
 
 def prints(formats: Mapping[int, str], records: np.ndarray[Any, Any]) -> Iterator[str]:
-    """What device programs printed, decoded: `formats` are those of the fragments, `records` those of the map PRINTS."""
+    """Yield the lines that device programs printed. `formats` are the fragments' texts, `records` those of the map PRINTS."""
     for record in records:
         text = formats.get(int(record["format"]))
         if text is not None:
@@ -392,7 +414,7 @@ def prints(formats: Mapping[int, str], records: np.ndarray[Any, Any]) -> Iterato
 
 
 def format_print(text: str, arguments: list[int]) -> str:
-    """C's printf for the conversions that bpf_trace_printk takes: d i u x X p c, with l, ll, width, 0 and -; and %%."""
+    """Format as C's printf does. Conversions: d i u x X p c, with l, ll, width, 0 and -; and %%."""
     import re
 
     rest = iter(arguments)

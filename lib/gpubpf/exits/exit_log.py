@@ -1,9 +1,9 @@
-"""What kernelretsnoop's device programs leave behind, as it comes: readings of maps, or records in rings → `Exits` of each kernel and
-launch shape, records as text, pictures.
+"""Collects what kernelretsnoop's device programs write: maps that are read now and then, or records in ring buffers. They become the
+`Exits` of each kernel and launch shape, lines of records, and pictures.
 
     log = ExitLog(…)
     for _ in session.intervals(…, tick=lambda: log.take(session)):
-        for place, report in log.reports(session):
+        for kernel, report in log.reports(anew):
             …
 """
 
@@ -16,34 +16,39 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpubpf import names
-from gpubpf.exits.lateness import Clock, Exits, Lateness, Report
+from gpubpf.exits.lateness import CycleLength, ExitReport, Exits, LaneLateness
 from gpubpf.session import operation_log
 from gpubpf.session.clock import SmClock, estimated_tick
-from gpubpf.session.kernel_shapes import COUNT, READINGS, Place, Places, source_of
+from gpubpf.session.kernel_shapes import COUNT, READINGS, KernelShape, KernelShapes
 from gpubpf.session.launch_shape import WARP, Index, Ranges
-from gpubpf.show import bulk_text, cli, table
-from gpubpf.show.heatmap import Heat
-from gpubpf.show.owner_columns import Whose
+from gpubpf.show import bulk_text, table
+from gpubpf.show.heatmap import BlockHeat
+from gpubpf.show.output import csv_cells
+from gpubpf.show.owner_columns import OwnerColumns
+from gpubpf.show.summary_text import summary_lines
+from gpubpf.show.table import printable
 
 if TYPE_CHECKING:
     from gpubpf.session.results import ProcessLog, Reading, RingRecords
     from gpubpf.session.session import Session
-    from gpubpf.show.cli import Output
+    from gpubpf.show.output import Output
 
-RING = "departures"  # where on_record writes
-COARSE = 256  # ns; a timer that ticks so slowly is refined by the multiprocessors' clocks
-CHUNK = 1 << 16  # records in one go
-MOST_PENDING = 4096  # launches that are not whole
+RING = "departures"  # the ring buffer that on_record writes to
+COARSE = 256  # ns; a timer with a resolution this low is refined by the clocks of the multiprocessors
+CHUNK = 1 << 16  # records that are printed at once
+MOST_PENDING = 4096  # launches that are not complete yet
 MOST_HEATS = 64
-FAR = 1 << 60  # ns: farther apart is nothing that a GPU said
-
-__all__ = ["ExitLog", "Place", "Printer", "source_of"]
+MOST_SHARDS = 6  # shards of a ring that a line names
+FAR = 1 << 60  # ns; no two times of a GPU are this far apart
 
 
 class ExitLog:
-    """Collects what a session gives. `recorded`: exits come as records of the ring, not added up in maps. `block`, `thread`: the
-    ranges of --block and --thread. `heats`: whether pictures are wanted. `each`: called with what came, where every exit is wanted:
-    the place, records, their times (ns of the host) and which of these are known. `whose`: is told of all places before `each` is."""
+    """Collects the exits of a session.
+
+    recorded: exits come as records in the ring buffer, not as sums in maps. block, thread: the ranges of --block and --thread.
+    heats: pictures are wanted. each: called with every batch of records: the kernel, the records, their times (ns on the host).
+    owners: told of every kernel before `each` is called.
+    """
 
     def __init__(
         self,
@@ -51,28 +56,28 @@ class ExitLog:
         block: Ranges,
         thread: Ranges,
         heats: bool = False,
-        each: Callable[[Place, Any, Any], object] | None = None,
-        whose: Whose | None = None,
+        each: Callable[[KernelShape, Any, Any], object] | None = None,
+        owners: OwnerColumns | None = None,
     ) -> None:
-        self._whose = Whose() if whose is None else whose
+        self._owners = OwnerColumns() if owners is None else owners
         self._recorded, self._ranges, self._each = recorded, (block, thread), each
         self._wants_heats = heats
-        self._exits: dict[Place, Exits] = {}
-        self.places = Places(recorded)
-        self._reported: dict[Place, int] = {}
+        self._exits: dict[KernelShape, Exits] = {}
+        self.shapes = KernelShapes(recorded)
+        self._reported: dict[KernelShape, int] = {}
         self._latest: dict[tuple[int, int], Reading] = {}
-        self._before: dict[Place, Lateness] = {}
-        self._pending: dict[tuple[int, int], list[Any]] = {}  # records of launches that are not whole yet
-        self._readings: dict[tuple[int, int], Any] = {}  # of clocks: [multiprocessor, cycles, ns]
-        self._rates: dict[tuple[int, int], Clock] = {}  # what they say
-        self.heats: dict[Place, Heat] = {}
-        self.homeless = 0  # records of launches that nothing is known of
+        self._before: dict[KernelShape, LaneLateness] = {}
+        self._pending: dict[tuple[int, int], list[Any]] = {}  # records of launches that are not complete yet
+        self._readings: dict[tuple[int, int], Any] = {}  # of clocks: rows are multiprocessor, cycles, ns
+        self._rates: dict[tuple[int, int], CycleLength] = {}  # the cycle lengths computed from the readings
+        self.heats: dict[KernelShape, BlockHeat] = {}
+        self.unknown = 0  # records whose launch or time is unknown
 
     def take(self, session: Session) -> None:
-        """What came since the last time."""
+        """Take what is new since the last call."""
         for log in session.logs():
             self._take_log(log)
-        self._whose.see(self.places.launches)
+        self._owners.see(self.shapes.launches)
         if not self._recorded:
             for reading in session.readings("lateness", "blocks", "warps"):
                 self._take_reading(reading)
@@ -84,20 +89,20 @@ class ExitLog:
         else:
             self._fold(session.stopped)
 
-    # --- the log: which kernel a launch is of, and the clocks ---
+    # --- the log: the kernel of each launch, and the clocks ---
 
     def _take_log(self, log: ProcessLog) -> None:
-        records = self.places.take(log)
+        records = self.shapes.take(log)
         for record in records[records["kind"] == operation_log.CLOCK]:
             clock, gpu = record["clock"], log.gpus.get(int(record["context"]), 0)
             self._ticked(log.pid, gpu, [[clock[name].astype(np.int64)] for name in ("sm", "clock64", "gpu")])
 
-    def _host_times(self, place: Place, records: Any) -> tuple[Any, Any]:
-        """Host times of records, ns, and which of them are known."""
+    def _host_times(self, kernel: KernelShape, records: Any) -> tuple[Any, Any]:
+        """Return the host times of records in ns, and a mask of those that are known."""
         time = records["time"].astype(np.int64)
-        if place.pid in self.places.virtual:
+        if kernel.pid in self.shapes.virtual:
             return time, np.ones(len(time), bool)
-        clock = self.places.clock(place.pid, place.gpu)
+        clock = self.shapes.clock(kernel.pid, kernel.gpu)
         if (clock.tick or estimated_tick(time)) >= COARSE:
             columns = records["sm"].astype(np.int64), records["clock"].astype(np.int64), time
             time = SmClock(*columns, tick=clock.tick).gpu(*columns).at
@@ -109,8 +114,8 @@ class ExitLog:
     def _take_reading(self, reading: Reading) -> None:
         self._latest[reading.pid, reading.context] = reading
         for warps, blocks in zip(reading.instances["warps"], reading.instances["blocks"], strict=False):
-            place = _place(blocks)
-            if place != _place(warps) or not place.shape.threads:
+            kernel = _kernel_of(blocks)
+            if kernel != _kernel_of(warps) or not kernel.shape.threads:
                 continue
             rounds = blocks.array.reshape(-1)["rounds"].reshape(-1)
             rounds = rounds[rounds["time_sm"] != 0]
@@ -119,49 +124,49 @@ class ExitLog:
                 rounds["clock"].astype(np.int64),
                 (rounds["time_sm"] >> np.uint64(16)).astype(np.int64),
             )
-            self._ticked(place.pid, place.gpu, columns)
-            chosen = _mask(place.grid, self._ranges[0])
-            tick = float(self.places.ticks.get((place.pid, place.gpu), 0))
-            self._of(place).take_maps(warps.array, blocks.array, self._rate(place), chosen, tick)
+            self._ticked(kernel.pid, kernel.gpu, columns)
+            chosen = _mask(kernel.grid, self._ranges[0])
+            tick = float(self.shapes.ticks.get((kernel.pid, kernel.gpu), 0))
+            self._of(kernel).take_maps(warps.array, blocks.array, self._rate(kernel), chosen, tick)
 
-    def _lateness(self) -> tuple[dict[Place, Lateness], dict[Place, int]]:
-        """All that the maps have added up, and the launches of each place."""
-        found: dict[Place, Lateness] = {}
-        launches: dict[Place, int] = {}
+    def _lateness(self) -> tuple[dict[KernelShape, LaneLateness], dict[KernelShape, int]]:
+        """Return the sums in the maps, and the number of launches, for each kernel."""
+        found: dict[KernelShape, LaneLateness] = {}
+        launches: dict[KernelShape, int] = {}
         for reading in self._latest.values():
             for late, blocks in zip(reading.instances["lateness"], reading.instances["blocks"], strict=False):
-                place = _place(late)
-                if place != _place(blocks):
+                kernel = _kernel_of(late)
+                if kernel != _kernel_of(blocks):
                     continue
-                here = Lateness.of_maps(late.array, blocks.array)
-                found[place] = found[place].plus(here) if place in found else here
-                launches[place] = launches.get(place, 0) + late.launches
+                here = LaneLateness.of_maps(late.array, blocks.array)
+                found[kernel] = found[kernel].plus(here) if kernel in found else here
+                launches[kernel] = launches.get(kernel, 0) + late.launches
         return found, launches
 
     def _ticked(self, pid: int, gpu: int, columns: Any) -> None:
-        """Readings of multiprocessors' clocks and the timer: their numbers, cycles, ns."""
+        """Add readings of clocks: multiprocessor numbers, their cycles, and the GPU's timer in ns."""
         new = np.array(columns).astype(np.int64)
         kept = self._readings.get((pid, gpu))
         both = new if kept is None else np.concatenate([kept, new], axis=1)
-        # The oldest and the newest tell most.
+        # The readings that are farthest apart give the most exact rate.
         half = READINGS // 2
         self._readings[pid, gpu] = (
             both if both.shape[1] <= READINGS else np.concatenate([both[:, :half], both[:, -half:]], axis=1)
         )
         self._rates.pop((pid, gpu), None)
 
-    def _rate(self, place: Place) -> Clock:
-        """How long a cycle is; where nothing tells, 1 ns with an error of as much."""
-        key = place.pid, place.gpu
-        if place.pid in self.places.virtual:
-            return Clock()
+    def _rate(self, kernel: KernelShape) -> CycleLength:
+        """Return the length of a cycle. Without readings it is 1 ns with an error of 100 %."""
+        key = kernel.pid, kernel.gpu
+        if kernel.pid in self.shapes.virtual:
+            return CycleLength()
         if key not in self._rates:
-            found = Clock.measured(*self._readings[key]) if key in self._readings else None
-            self._rates[key] = found or Clock(1.0, 1.0)
+            found = CycleLength.measured(*self._readings[key]) if key in self._readings else None
+            self._rates[key] = found or CycleLength(1.0, 1.0)
         return self._rates[key]
 
-    def _of(self, place: Place) -> Exits:
-        return self._exits.setdefault(place, Exits(place.shape))
+    def _of(self, kernel: KernelShape) -> Exits:
+        return self._exits.setdefault(kernel, Exits(kernel.shape))
 
     # --- records ---
 
@@ -174,38 +179,38 @@ class ExitLog:
             self._pending.setdefault((ring.process, int(some["launch"][0]) & COUNT), []).append(some)
 
     def _tell(self, final: bool) -> None:
-        """Gives `each` the records of launches that the log has."""
+        """Pass the records of launches that are in the log to `each`."""
         assert self._each is not None
-        told: dict[Place, list[Any]] = {}
+        told: dict[KernelShape, list[Any]] = {}
         late = len(self._pending) - MOST_PENDING
         for at, key in enumerate(list(self._pending)):
-            place = self.places.of_launch.get(key)
-            if place is not None:
-                told.setdefault(place, []).extend(self._pending.pop(key))
+            kernel = self.shapes.of_launch.get(key)
+            if kernel is not None:
+                told.setdefault(kernel, []).extend(self._pending.pop(key))
             elif final or at < late:
-                self.homeless += sum(map(len, self._pending.pop(key)))
-        for place, parts in told.items():
-            self._each(place, *self._timed(place, np.concatenate(parts)))
+                self.unknown += sum(map(len, self._pending.pop(key)))
+        for kernel, parts in told.items():
+            self._each(kernel, *self._timed(kernel, np.concatenate(parts)))
 
-    def _timed(self, place: Place, records: Any) -> tuple[Any, Any]:
-        """Records whose number of the thread makes sense and whose time is known; their times."""
-        records = records[records["thread"] < place.shape.threads]
-        times, known = self._host_times(place, records)
-        self.homeless += int((~known).sum())
+    def _timed(self, kernel: KernelShape, records: Any) -> tuple[Any, Any]:
+        """Return the records with a valid thread number and a known time, and these times."""
+        records = records[records["thread"] < kernel.shape.threads]
+        times, known = self._host_times(kernel, records)
+        self.unknown += int((~known).sum())
         return records[known], np.maximum(times[known], 0)
 
     def _fold(self, final: bool) -> None:
-        """Adds up the launches that are whole; at the end all, and before that those for which others wait too long."""
+        """Add up the launches that are complete, those that have been pending for too long, and at the end all."""
         every, late = final, len(self._pending) - MOST_PENDING
         for at, key in enumerate(list(self._pending)):
             final = every or at < late
-            place = self.places.of_launch.get(key)
-            if place is None:
+            kernel = self.shapes.of_launch.get(key)
+            if kernel is None:
                 if final:
-                    self.homeless += sum(map(len, self._pending.pop(key)))
+                    self.unknown += sum(map(len, self._pending.pop(key)))
                 continue
-            shape = place.shape
-            blocks, threads = _mask(place.grid, self._ranges[0]), _mask(place.block_dim, self._ranges[1])
+            shape = kernel.shape
+            blocks, threads = _mask(kernel.grid, self._ranges[0]), _mask(kernel.block_dim, self._ranges[1])
             wanted = (shape.blocks if blocks is None else int(blocks.sum())) * (
                 shape.block_size if threads is None else int(threads.sum())
             )
@@ -216,99 +221,112 @@ class ExitLog:
             if not len(records):
                 continue
             if self._each is not None:
-                self._each(place, *self._timed(place, records))
+                self._each(kernel, *self._timed(kernel, records))
             few = records[:: max(1, len(records) // READINGS)]
-            self._ticked(place.pid, place.gpu, [few[name] for name in ("sm", "clock", "time")])
-            tick = self.places.ticks.get((place.pid, place.gpu), 0)
-            if not tick and place.pid not in self.places.virtual:
+            self._ticked(kernel.pid, kernel.gpu, [few[name] for name in ("sm", "clock", "time")])
+            tick = self.shapes.ticks.get((kernel.pid, kernel.gpu), 0)
+            if not tick and kernel.pid not in self.shapes.virtual:
                 tick = estimated_tick(records["time"].astype(np.int64))
-            self._of(place).take_records(records, self._rate(place), blocks, threads, float(tick))
+            self._of(kernel).take_records(records, self._rate(kernel), blocks, threads, float(tick))
             if self._wants_heats:
                 time = records["time"]
-                if place in self.heats or len(self.heats) < MOST_HEATS:
-                    heat = self.heats.setdefault(place, Heat(_heading(place), shape.blocks))
+                if kernel in self.heats or len(self.heats) < MOST_HEATS:
+                    heat = self.heats.setdefault(kernel, BlockHeat(_heading(kernel), shape.blocks))
                     since = np.minimum(time - time.min(), np.uint64(FAR)).astype(np.int64)
                     heat.add(records["thread"].astype(np.int64) // shape.block_size, since)
 
     # --- results ---
 
-    def reports(self, anew: bool) -> Iterator[tuple[Place, Report]]:
-        """Of each kernel and launch shape of which threads left since the last time (`anew`), or ever; latest warps first."""
-        lateness, launches = self._lateness() if not self._recorded else ({}, dict(self.places.launches))
+    def reports(self, anew: bool) -> Iterator[tuple[KernelShape, ExitReport]]:
+        """Yield a report of each kernel and launch shape with exits, the one with the most waiting first.
+
+        `anew`: count only what is new since the last call.
+        """
+        lateness, launches = self._lateness() if not self._recorded else ({}, dict(self.shapes.launches))
         found = []
-        for place in {**self._exits, **lateness}:
-            exits, late = self._of(place), lateness.get(place)
-            if late is not None and place in self._before:
-                late = late.since(self._before[place])
-            count = launches.get(place, 0) - self._reported.get(place, 0)
-            report = Report.of(exits, count, self._rate(place), late)
+        for kernel in {**self._exits, **lateness}:
+            exits, late = self._of(kernel), lateness.get(kernel)
+            if late is not None and kernel in self._before:
+                late = late.since(self._before[kernel])
+            count = launches.get(kernel, 0) - self._reported.get(kernel, 0)
+            report = ExitReport.of(exits, count, self._rate(kernel), late)
             if report.exits:
-                found.append((place, report))
+                found.append((kernel, report))
         if anew:
             self._before, self._reported = lateness, launches
-            for place, old in list(self._exits.items()):
-                self._exits[place] = Exits(place.shape, seen=old.seen)
+            for kernel, old in list(self._exits.items()):
+                self._exits[kernel] = Exits(kernel.shape, seen=old.seen)
         found.sort(key=lambda one: -one[1].exits * max(lane.late.mean for lane in one[1].lanes))
         yield from found
 
-    def pictures(self) -> list[Heat]:
-        """What `--heatmap` draws; titles say whose a picture is where there are several processes or GPUs."""
-        whose = Whose().see(self.heats)
-        for place, heat in self.heats.items():
-            heat.title = (f"{whose.name(place)}: " if whose.several else "") + _heading(place)
+    def pictures(self) -> list[BlockHeat]:
+        """Return what --heatmap draws. With several processes or GPUs, the titles name them."""
+        owners = OwnerColumns().see(self.heats)
+        for kernel, heat in self.heats.items():
+            heat.title = (f"{owners.name(kernel)}: " if owners.several else "") + _heading(kernel)
         return list(self.heats.values())
 
-    def title(self, place: Place, full: bool) -> str:
-        """What a report is headed with: the short name, in full where `full` or where another kernel has it, too."""
-        name = names.demangle(place.mangled)
-        others = {other.mangled for other in self._exits} - {place.mangled}
+    def title(self, kernel: KernelShape, full: bool) -> str:
+        """Return the heading of a report: the short name, or the full one with `full` or when two kernels share the short name."""
+        name = names.demangle(kernel.mangled)
+        others = {other.mangled for other in self._exits} - {kernel.mangled}
         shared = any(other.short == name.short for other in names.demangle_all(list(others)))
         return name.full if full else table.fit(name.full if shared else name.short, 56)
 
+    def summary(self, session: Session) -> tuple[dict[str, Any], list[str]]:
+        """Return the fields of the summary record, and the last lines of the text."""
+        summary, more = session.summary(), self.losses(session)
+        other = max(0, summary["lost"] - sum(more.get("records_lost", {}).values()))
+        lines = summary_lines(summary | {"lost": other})
+        return summary | more, [
+            *lines,
+            *(part for line in self.loss_lines(more) for part in table.wrap(line)),
+        ]
+
     def losses(self, session: Session) -> dict[str, Any]:
-        """For the summary record: what of the records is missing, and whose context broke."""
+        """Return the fields of the summary record about missing records and failed contexts."""
         if not self._recorded:
-            return {"faults": sorted(self.places.faults)}
+            return {"faults": sorted(self.shapes.faults)}
         shards = [shard for ring in session.ring_counts(RING) for shard in ring.shards]
         return {
             "records": sum(shard.received for shard in shards),
             "records_lost": {str(shard.shard): shard.lost for shard in shards if shard.lost},
             "records_incomplete": sum(shard.incomplete for shard in shards),
-            "records_unknown": self.homeless,
-            "log_lost": self.places.lost,
-            "faults": sorted(self.places.faults),
+            "records_unknown": self.unknown,
+            "log_lost": self.shapes.lost,
+            "faults": sorted(self.shapes.faults),
         }
 
     def loss_lines(self, losses: Mapping[str, Any]) -> Iterator[str]:
-        """The same for people."""
+        """Yield what `losses` says, for people."""
         for pid in losses["faults"]:
             if "records" in losses:
-                yield f"pid {pid}: a kernel failed; exits before that are in the numbers, none after it are"
+                yield f"pid {pid}: a kernel failed; the results include only exits before the failure"
             else:
-                yield f"pid {pid}: a kernel failed, and what was not read before is lost; with -e it is kept"
+                yield f"pid {pid}: a kernel failed; counts that had not been read are lost (-e keeps them)"
         if lost := losses.get("records_lost"):
-            shards = ", ".join(f"SM {shard}: {count:,}" for shard, count in list(lost.items())[:6])
-            more = ", ..." if len(lost) > 6 else ""
-            yield f"records lost for want of room: {sum(lost.values()):,} ({shards}{more}); give more with --ring-size"
+            shards = ", ".join(f"SM {shard}: {count:,}" for shard, count in list(lost.items())[:MOST_SHARDS])
+            more = ", ..." if len(lost) > MOST_SHARDS else ""
+            yield f"records dropped because a ring was full: {sum(lost.values()):,} ({shards}{more}); increase --ring-size"
         if incomplete := losses.get("records_incomplete"):
-            yield f"records begun and never finished: at most {incomplete:,}"
+            yield f"records started but not finished: at most {incomplete:,}"
         if unknown := losses.get("records_unknown"):
-            yield f"records left out, because launch or time is not known: {unknown:,}"
+            yield f"records skipped because their launch or time is unknown: {unknown:,}"
 
 
-def _place(instance: Any) -> Place:
-    return Place(
+def _kernel_of(instance: Any) -> KernelShape:
+    return KernelShape(
         instance.pid, instance.comm, instance.gpu, instance.mangled, instance.grid, instance.block_dim
     )
 
 
-def _heading(place: Place) -> str:
-    grid, block = (" x ".join(map(str, extents)) for extents in (place.grid, place.block_dim))
-    return f"{names.demangle(place.mangled).full}: grid {grid}, block {block}"
+def _heading(kernel: KernelShape) -> str:
+    grid, block = (" x ".join(map(str, extents)) for extents in (kernel.grid, kernel.block_dim))
+    return f"{names.demangle(kernel.mangled).full}: grid {grid}, block {block}"
 
 
 def _mask(extents: Index, ranges: Ranges) -> np.ndarray | None:
-    """Which blocks of a grid, or threads of a block, the ranges choose; None: all."""
+    """Return a mask of the blocks of a grid, or threads of a block, in the ranges; None: all of them."""
     if all(first <= 0 and last >= extent - 1 for extent, (first, last) in zip(extents, ranges, strict=True)):
         return None
     x, y, z = (
@@ -323,31 +341,33 @@ def _mask(extents: Index, ranges: Ranges) -> np.ndarray | None:
 
 
 class Printer:
-    """Writes every exit as it comes: what `each` of an `ExitLog` calls. JSON Lines, CSV or columns for people, whose times count from
-    the first."""
+    """Writes every exit as it comes: the `each` of an `ExitLog`.
 
-    def __init__(self, out: Output, as_json: bool, as_csv: bool, whose: Whose | None = None) -> None:
-        self._out, self._form = out, "json" if as_json else "csv" if as_csv else "text"
-        self._whose = Whose() if whose is None else whose
+    `form`: "json", "csv" or "text". Times in text count from the first exit.
+    """
+
+    def __init__(self, out: Output, form: str, owners: OwnerColumns | None = None) -> None:
+        self._out, self._form = out, form
+        self._owners = OwnerColumns() if owners is None else owners
         self._origin: int | None = None
         self._header: str | None = None
 
-    def __call__(self, place: Place, records: Any, times: Any) -> None:
+    def __call__(self, kernel: KernelShape, records: Any, times: Any) -> None:
         if not len(records):
             return
         if self._origin is None:
             self._origin = int(times.min())
-        self._whose.see([place])
-        header = {"json": "", "csv": CSV_HEADER}.get(self._form) or _text_header(self._whose)
-        if header != self._header and self._form != "json":  # again, where there are more columns now
+        self._owners.see([kernel])
+        header = {"json": "", "csv": CSV_HEADER}.get(self._form) or _text_header(self._owners)
+        if header != self._header and self._form != "json":  # again when a second process adds columns
             self._out.write(header)
         self._header = header
         for begin in range(0, len(records), CHUNK):
             few = slice(begin, begin + CHUNK)
             if self._form == "text":
-                self._out.write(_text(place, records[few], times[few] - self._origin, self._whose))
+                self._out.write(_text(kernel, records[few], times[few] - self._origin, self._owners))
             else:
-                self._out.write(_for_programs(self._form, place, records[few], times[few]))
+                self._out.write(_for_programs(self._form, kernel, records[few], times[few]))
 
 
 CSV_HEADER = (
@@ -355,26 +375,26 @@ CSV_HEADER = (
 )
 
 
-def _text_header(whose: Whose) -> str:
-    if whose.processes:
+def _text_header(owners: OwnerColumns) -> str:
+    if owners.processes:
         columns = f"{'TIME (ns)':>13} {'LAUNCH':>6} {'BLOCK':>7} {'THREAD':>6} {'LANE':>4} {'SM':>3} KERNEL"
     else:
         columns = f"{'TIME (ns)':>16} {'LAUNCH':>8} {'BLOCK':>8} {'THREAD':>6} {'LANE':>4} {'SM':>4} {'SITE':>4} KERNEL"
-    return f"{whose.header}{columns}\n"
+    return f"{owners.header}{columns}\n"
 
 
-def _text(place: Place, records: Any, since: Any, whose: Whose) -> bytes:
-    """Lines for people. `since`: times from the first one of all, ns. In 80 columns, where there are several processes."""
+def _text(kernel: KernelShape, records: Any, since: Any, owners: OwnerColumns) -> bytes:
+    """Return lines for people. `since`: ns since the first exit. The lines of several processes fit into 80 columns, too."""
     thread = records["thread"].astype(np.int64)
-    block, own = np.divmod(thread, place.shape.block_size)
+    block, own = np.divmod(thread, kernel.shape.block_size)
     launch, lane = records["launch"] & np.uint64(COUNT), own % WARP
-    columns = whose.columns(place, len(records))
-    if since.min() < 0:  # another process was read first
+    columns = owners.columns(kernel, len(records))
+    if since.min() < 0:  # the records of another process came first
         since = bulk_text.Words([b"%d" % ns for ns in since.tolist()], np.arange(len(since)))
-    kernel = cli.printable(names.demangle(place.mangled).short)
-    if whose.processes:
+    name = printable(names.demangle(kernel.mangled).short)
+    if owners.processes:
         columns += [(since, 13), (launch, 6), (block, 7), (own, 6), (lane, 4), (records["sm"], 3)]
-        kernel = table.fit(kernel, 10 if whose.gpus else 14)
+        name = table.fit(name, 10 if owners.gpus else 14)
     else:
         columns += [
             (since, 16),
@@ -385,21 +405,21 @@ def _text(place: Place, records: Any, since: Any, whose: Whose) -> bytes:
             (records["sm"], 4),
             (records["site"], 4),
         ]
-        kernel = table.fit(kernel, 18) if whose.gpus else kernel[:40]
-    return bulk_text.aligned(columns, kernel.encode("ascii", "replace") + b"\n")
+        name = table.fit(name, 18) if owners.gpus else name[:40]
+    return bulk_text.aligned(columns, name.encode("ascii", "replace") + b"\n")
 
 
-def _for_programs(form: str, place: Place, records: Any, times: Any) -> bytes:
-    """JSON Lines or CSV."""
-    kernel = names.demangle(place.mangled).short
+def _for_programs(form: str, kernel: KernelShape, records: Any, times: Any) -> bytes:
+    """Return lines of JSON or CSV."""
+    name = names.demangle(kernel.mangled).short
     thread = records["thread"].astype(np.int64)
-    own = thread % place.shape.block_size
-    numbers = (times, records["launch"], *place.shape.coordinates(thread), own // WARP, own % WARP)
+    own = thread % kernel.shape.block_size
+    numbers = (times, records["launch"], *kernel.shape.coordinates(thread), own // WARP, own % WARP)
     columns = (*numbers, records["sm"], records["site"])
     if form == "csv":
-        middle = f",{cli.csv_cells((place.pid, place.comm, place.gpu, kernel))},".encode()
+        middle = f",{csv_cells((kernel.pid, kernel.comm, kernel.gpu, name))},".encode()
         return bulk_text.joined((b"", middle, *[b","] * 10, b"\n"), columns)
-    common = {"pid": place.pid, "comm": place.comm, "gpu": place.gpu, "kernel": kernel}
+    common = {"pid": kernel.pid, "comm": kernel.comm, "gpu": kernel.gpu, "kernel": name}
     head = json.dumps({"type": "exit", **common}, separators=(",", ":"))[:-1].encode()
     texts = [head + b',"ts_ns":', b',"launch":', b',"block":[', b",", b",", b'],"thread":[', b",", b","]
     texts += [b'],"warp":', b',"lane":', b',"sm":', b',"site":', b"}\n"]

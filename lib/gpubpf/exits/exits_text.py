@@ -1,4 +1,4 @@
-"""What kernelretsnoop says of kernels to people: who leaves late, and what that comes to."""
+"""The text report of kernelretsnoop: who exits late in each kernel, and how far first and last exits are apart."""
 
 from __future__ import annotations
 
@@ -7,45 +7,49 @@ from typing import TypeAlias
 
 from gpubpf import names
 from gpubpf.exits import lateness
-from gpubpf.exits.lateness import Report, Spread
-from gpubpf.session.kernel_shapes import Place
+from gpubpf.exits.lateness import Distribution, ExitReport
+from gpubpf.session.kernel_shapes import KernelShape
 from gpubpf.session.launch_shape import shape_cells
 from gpubpf.show import table
-from gpubpf.show.owner_columns import MOST_SECTIONS, Whose
+from gpubpf.show.owner_columns import MOST_SECTIONS, OwnerColumns
 
-Source: TypeAlias = Callable[[int], str | None]
+SiteNames: TypeAlias = Callable[[int], str | None]  # ``scale.cu:17`` of a site's number; None: unknown
 HEADER = ("MEAN (ns)", "P50", "P99", "MAX")
 
 
 def lines(
-    found: Sequence[tuple[Place, Report]],
-    title: Callable[[Place, bool], str],
-    source: Callable[[Place], Source],
-    whose: Whose,
+    reports: Sequence[tuple[KernelShape, ExitReport]],
+    title: Callable[[KernelShape, bool], str],
+    sites: Callable[[KernelShape], SiteNames],
+    owners: OwnerColumns,
     verbose: bool,
 ) -> Iterator[str]:
-    """Of each kernel and launch shape. Of several processes or GPUs first a table of all, then those with the latest threads one by
-    one. `title`: what a place is called (in full), `source`: the names of its sites."""
-    whose.see(place for place, _ in found)
-    shown = found if verbose or not whose.processes else found[:MOST_SECTIONS]
-    if whose.several and len(found) > 1:
-        yield f"when threads leave, by {'process' if whose.processes else 'GPU'}: from the first to the last, mean ns"
+    """Yield a section for each kernel and launch shape.
+
+    Several processes or GPUs first have a table of all kernels, and then sections of only those with the latest threads.
+    `title` returns a kernel's heading (in full), `sites` the names of its exits.
+    """
+    owners.see(kernel for kernel, _ in reports)
+    shown = reports if verbose or not owners.processes else reports[:MOST_SECTIONS]
+    if owners.several and len(reports) > 1:
+        by = "process" if owners.processes else "GPU"
+        yield f"when threads exit, by {by}: mean time from the first exit to the last, ns"
         yield ""
-        yield from _overview(found, whose)
-        if len(found) > len(shown):
-            yield f"the {len(shown)} whose threads are latest one by one; -v shows the others, too"
+        yield from _overview(reports, owners)
+        if len(reports) > len(shown):
+            yield f"details of the {len(shown)} with the latest threads; -v shows all"
         yield ""
-    for place, report in shown:
-        yield from _section(place, report, title(place, verbose), source(place), whose, verbose)
+    for kernel, report in shown:
+        yield from _section(kernel, report, title(kernel, verbose), sites(kernel), owners, verbose)
 
 
-def _overview(found: Sequence[tuple[Place, Report]], whose: Whose) -> list[str]:
+def _overview(reports: Sequence[tuple[KernelShape, ExitReport]], owners: OwnerColumns) -> list[str]:
     rows = []
-    labels = names.labels(place.mangled for place, _ in found)
-    places = [place for place, _ in found]
-    shapes = shape_cells([(whose.cells(p), p.mangled) for p in places], [p.shape for p in places])
-    for (place, report), shape in zip(found, shapes, strict=True):
-        row = whose.cells(place) | {"KERNEL": labels[place.mangled]} | shape
+    kernels = [kernel for kernel, _ in reports]
+    labels = names.labels(kernel.mangled for kernel in kernels)
+    shapes = shape_cells([(owners.cells(k), k.mangled) for k in kernels], [k.shape for k in kernels])
+    for (kernel, report), shape in zip(reports, shapes, strict=True):
+        row = owners.cells(kernel) | {"KERNEL": labels[kernel.mangled]} | shape
         row |= {"LAUNCHES": f"{report.launches:,}", "EXITS": f"{report.exits:,}"}
         spreads = {"LANES": report.warp, "WARPS": report.block, "BLOCKS": report.grid}
         rows.append(row | {name: f"{one.mean:,.0f}" if one.count else "-" for name, one in spreads.items()})
@@ -53,42 +57,47 @@ def _overview(found: Sequence[tuple[Place, Report]], whose: Whose) -> list[str]:
 
 
 def _section(
-    place: Place, found: Report, title: str, source: Source, whose: Whose, verbose: bool
+    kernel: KernelShape,
+    report: ExitReport,
+    title: str,
+    sites: SiteNames,
+    owners: OwnerColumns,
+    verbose: bool,
 ) -> Iterator[str]:
-    """Who is late; a row for each lane, neighbours that do not differ in one; the spreads."""
-    yield f"{title}: when its threads leave"
-    grid, block_dim = (" x ".join(map(str, extents)) for extents in (place.grid, place.block_dim))
+    """Yield who is late, a row for each lane (lanes that do not differ share one), and the spreads."""
+    yield f"{title}: when its threads exit"
+    grid, block_dim = (" x ".join(map(str, extents)) for extents in (kernel.grid, kernel.block_dim))
     said = [
-        f"grid {grid}, block {block_dim}; {whose.name(place)}",
-        f"{table.count(found.launches, 'launch')}, {table.count(found.exits, 'exit')}",
-        *lateness.findings(found, source),
+        f"grid {grid}, block {block_dim}; {owners.name(kernel)}",
+        f"{table.count(report.launches, 'launch')}, {table.count(report.exits, 'exit')}",
+        *lateness.findings(report, sites),
     ]
     for sentence in said:
         yield from table.wrap(sentence, indent=2)
     yield ""
-    own = whose.cells(place)
+    owner = owners.cells(kernel)
     rows = [
-        own | {"LANE": label, "EXITS": f"{lane.exits:,}"} | _spread(lane.late) | {"LATEST AT": way}
-        for label, lane, way in lateness.lane_rows(found, source)
+        owner | {"LANE": label, "EXITS": f"{lane.exits:,}"} | _cells(lane.late) | {"LATEST AT": site}
+        for label, lane, site in lateness.lane_rows(report, sites)
     ]
     yield from table.within(rows, left=("COMM", "LATEST AT"), cut=("LATEST AT", "COMM"))
     yield ""
     rows = [
-        own | {"FROM FIRST TO LAST": what, "OF": f"{spread.count:,}"} | _spread(spread)
-        for what, spread in lateness.spreads(found)
+        owner | {"FROM FIRST TO LAST": what, "OF": f"{spread.count:,}"} | _cells(spread)
+        for what, spread in lateness.spreads(report)
     ]
     yield from table.within(rows, left=("COMM", "FROM FIRST TO LAST"), cut=("COMM",))
-    if verbose and found.sm:
+    if verbose and report.sm:
         yield ""
         idle = [
-            own | {"SM": str(sm), "DONE BEFORE THE END (ns)": f"{ns:,.0f}"}
-            for sm, ns in lateness.sm_rows(found)
+            owner | {"SM": str(sm), "DONE BEFORE THE END (ns)": f"{ns:,.0f}"}
+            for sm, ns in lateness.sm_rows(report)
         ]
         yield from table.within(idle, left=("COMM",))
-    for line in lateness.caveats(found):
+    for line in lateness.caveats(report):
         yield from table.wrap(line)
     yield ""
 
 
-def _spread(value: Spread) -> dict[str, str]:
+def _cells(value: Distribution) -> dict[str, str]:
     return dict(zip(HEADER, lateness.cells(value), strict=True))

@@ -1,13 +1,16 @@
-"""When threads leave a kernel: lanes of a warp, warps of a block, blocks of a grid, and who keeps the others waiting.
+"""When threads exit a kernel: the lanes of a warp, the warps of a block, the blocks of a grid, and who keeps the others waiting.
 
-What kernelretsnoop's device programs add up (`take_maps`) or write down one by one (`take_records`) → `Exits` of a kernel and
-launch shape → `Report` → sentences and tables. A lane's lateness is its exit after the first exit in its warp. The spread of a
-warp is from its first to its last exit; of a block from the first exit of its first warp to the first exit of its last; of a grid
-from the end of its first block to the end of its last. The tail is the end of a launch, in which fewer blocks are left than
-multiprocessors took part.
+kernelretsnoop's device programs add exits up (`take_maps`) or record each of them (`take_records`). These become the `Exits` of a
+kernel and launch shape, then an `ExitReport`, then sentences and tables.
 
-Times are counted into histograms whose bins are 1 wide below 64 and then 32 for each power of two, so the middle of a bin is
-within 1.6 % of what was counted. Threads, warps and blocks are numbered as in `imbalance`.
+- The lateness of a lane is the time from the first exit in its warp to its own.
+- The spread of a warp is the time from its first exit to its last.
+- The spread of a block is the time from the first exit of its first warp to the first exit of its last warp.
+- The spread of a grid is the time from the end of its first block to the end of its last block.
+- The tail is the end of a launch, when fewer blocks are left than multiprocessors took part.
+
+Times are counted in histograms. Their bins are 1 wide below 64; above that, each power of two has 32. So the middle of a bin is within
+1.6 % of every value in it. Threads, warps and blocks are numbered as in `session/launch_shape.py`.
 """
 
 from __future__ import annotations
@@ -21,36 +24,37 @@ from typing import Any
 import numpy as np
 
 from gpubpf.session.launch_shape import WARP, Shape
+from gpubpf.show import table
 from gpubpf.show.table import duration
 
 BINS = 1024
-LARGEST = 2**36 - 1  # counted as this, what is larger
-NOWHERE = 0xFFFF  # a site's number that does not fit
-GAP = 0.25  # of the largest lateness: a smaller one does not part lanes that are late from those that are not
-NOTABLE = 0.05  # of the largest: what is less is not worth a sentence
-ROUNDS = 8  # launches of one kernel and shape that the maps tell apart
+LARGEST = 2**36 - 1  # larger values are counted as this
+NOWHERE = 0xFFFF  # stands for a site number that does not fit into 16 bits
+GAP = 0.25  # share of the largest lateness; late lanes differ from the others by at least this gap
+NOTABLE = 0.05  # share of the largest; less than this is not reported
+ROUNDS = 8  # launches of one kernel and shape that the maps keep apart
 CLOCK_BITS = 36
 CLOCK_MASK = (1 << CLOCK_BITS) - 1
 
 
 def bins_of(values: np.ndarray) -> np.ndarray:
-    """The bin of each value (integers from 0), as the device program computes it."""
+    """Return the bin of each value (integers from 0), as the device program computes it."""
     values = np.minimum(values, LARGEST).astype(np.int64)
-    # Up to 2**36 a float64 is exact, and its exponent is the position of the highest bit.
+    # A float64 is exact up to 2**36; its exponent is the position of the highest bit.
     shift = np.maximum(np.frexp(values.astype(np.float64))[1] - 6, 0)
     return shift * 32 + (values >> shift)
 
 
 def middles() -> np.ndarray:
-    """The middle of each bin."""
+    """Return the middle of each bin."""
     number = np.arange(BINS)
     shift = np.maximum(number // 32 - 1, 0)
     return (number - shift * 32) * 2.0**shift + (2.0**shift - 1) / 2
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A distribution, in ns."""
+class Distribution:
+    """A distribution of times, in ns."""
 
     count: int
     mean: float
@@ -59,8 +63,8 @@ class Spread:
     max: float
 
     @classmethod
-    def of(cls, values: Sequence[float] | np.ndarray) -> Spread:
-        """Of values one by one."""
+    def of(cls, values: Sequence[float] | np.ndarray) -> Distribution:
+        """Return the distribution of single values."""
         if not len(values):
             return cls(0, 0.0, 0.0, 0.0, 0.0)
         ordered = np.sort(np.asarray(values, np.float64))
@@ -70,8 +74,8 @@ class Spread:
     @classmethod
     def of_bins(
         cls, count: int, total: float, bins: np.ndarray, largest: float, scale: float = 1.0
-    ) -> Spread:
-        """Of `count` values whose sum is `total`: those that are not 0 are in `bins`. `scale`: ns of a unit."""
+    ) -> Distribution:
+        """Return the distribution of `count` values with the sum `total`; those above 0 are in `bins`. `scale`: ns per unit."""
         late = int(bins.sum())
         count = max(count, late)
         if not late:
@@ -89,7 +93,7 @@ class Spread:
         return cls(count, total * scale / count, found[0], found[1], largest * scale)
 
     def record(self) -> dict[str, float]:
-        """As JSON has it: ns, whole ones but for the mean."""
+        """Return the fields of JSON: integers in ns, except for the mean."""
         return {"mean": round(self.mean, 1)} | {
             name: round(getattr(self, name)) for name in ("p50", "p99", "max")
         }
@@ -103,8 +107,8 @@ def _rank(count: int, share: float) -> int:
 
 
 @dataclass
-class Tally:
-    """Values that were counted: integers in a clock's unit, 0 and more. `where` tells of the largest where that was."""
+class BinnedValues:
+    """Counted values: integers from 0 in units of a clock. `where` is the place of the largest."""
 
     count: int = 0
     total: int = 0
@@ -113,7 +117,7 @@ class Tally:
     bins: np.ndarray = field(default_factory=lambda: np.zeros(BINS, np.int64))
 
     def add(self, values: np.ndarray, where: np.ndarray | None = None) -> None:
-        """More values."""
+        """Add values. `where`: the place of each."""
         if not len(values):
             return
         self.count += len(values)
@@ -124,15 +128,21 @@ class Tally:
         if values[place] > self.largest:
             self.largest, self.where = int(values[place]), 0 if where is None else int(where[place])
 
-    def spread(self, scale: float = 1.0) -> Spread:
-        """`scale`: ns of a unit."""
-        return Spread.of_bins(self.count, float(self.total), self.bins, float(self.largest), scale)
+    def distribution(self, scale: float = 1.0) -> Distribution:
+        """Return the distribution. `scale`: ns per unit."""
+        return Distribution.of_bins(self.count, float(self.total), self.bins, float(self.largest), scale)
 
 
 @dataclass(frozen=True)
-class Lateness:
-    """By lane, since the program began: uint64 `sums`, `worst` (cycles << 24 | site), int64 `bins` [32, BINS] of those that
-    were late, `exits`; lost: those of the exits whose lateness is not known."""
+class LaneLateness:
+    """The lateness of each lane since the program began.
+
+    sums    uint64 [32]        cycles
+    worst   uint64 [32]        cycles << 24 | site of the exit
+    bins    int64 [32, BINS]   exits that were late
+    exits   int64 [32]
+    lost    int64 [32]         exits with unknown lateness
+    """
 
     sums: np.ndarray
     worst: np.ndarray
@@ -141,20 +151,20 @@ class Lateness:
     lost: np.ndarray
 
     @classmethod
-    def nothing(cls) -> Lateness:
+    def none(cls) -> LaneLateness:
         lanes, none = np.zeros(WARP, np.uint64), np.zeros(WARP, np.int64)
         return cls(lanes, lanes.copy(), np.zeros((WARP, BINS), np.int64), none, none.copy())
 
     @classmethod
-    def of_maps(cls, lateness: np.ndarray, blocks: np.ndarray) -> Lateness:
-        """From the maps `lateness` [lane] and `blocks` [1, block] of the device program."""
+    def of_maps(cls, lateness: np.ndarray, blocks: np.ndarray) -> LaneLateness:
+        """Return the contents of the maps `lateness` [lane] and `blocks` [1, block] of the device program."""
         late, blocks = lateness.reshape(-1), blocks.reshape(-1)
         bins = late["bins"].astype(np.int64)
         exits = blocks["exits"].astype(np.int64).sum(axis=0)
         return cls(late["sum"].copy(), late["worst"].copy(), bins, exits, late["lost"].astype(np.int64))
 
-    def plus(self, other: Lateness) -> Lateness:
-        return Lateness(
+    def plus(self, other: LaneLateness) -> LaneLateness:
+        return LaneLateness(
             self.sums + other.sums,
             np.maximum(self.worst, other.worst),
             self.bins + other.bins,
@@ -162,8 +172,8 @@ class Lateness:
             self.lost + other.lost,
         )
 
-    def since(self, before: Lateness) -> Lateness:
-        """What was added after `before`. Where the largest of all came before, that of the highest bin stands for it."""
+    def since(self, before: LaneLateness) -> LaneLateness:
+        """Return what was added after `before`. An older maximum is replaced by the middle of the highest new bin."""
         bins = (self.bins - before.bins) & 0xFFFFFFFF  # the device counts in 32 bits
         highest = BINS - 1 - np.argmax(bins[:, ::-1] > 0, axis=1)
         largest = np.where(bins.any(axis=1), _MIDDLES[highest], 0).astype(np.uint64) << np.uint64(24)
@@ -171,10 +181,10 @@ class Lateness:
         same = np.minimum(largest | where, self.worst)
         worst = np.where(self.worst == before.worst, same, self.worst)
         exits, lost = self.exits - before.exits, self.lost - before.lost
-        return Lateness(self.sums - before.sums, worst, bins, exits, lost)
+        return LaneLateness(self.sums - before.sums, worst, bins, exits, lost)
 
     def add(self, lane: np.ndarray, late: np.ndarray, site: np.ndarray) -> None:
-        """Exits one by one."""
+        """Add single exits."""
         self.exits[:] += np.bincount(lane, minlength=WARP)
         some = late > 0
         lane, late, site = lane[some], late[some], np.minimum(site[some], NOWHERE)
@@ -185,16 +195,18 @@ class Lateness:
 
 
 @dataclass(frozen=True)
-class Clock:
-    """How long a cycle of the multiprocessors takes: ns, and the error of that, relative."""
+class CycleLength:
+    """The length of a cycle of the multiprocessors in ns, and its relative error."""
 
     ns: float = 1.0
     error: float = 0.0
 
     @classmethod
-    def measured(cls, sm: np.ndarray, cycles: np.ndarray, time: np.ndarray) -> Clock | None:
-        """From readings of a multiprocessor's clock and the GPU's timer (ns) next to each other: how both advance between
-        the first and the last reading of each multiprocessor. None: too close together to tell."""
+    def measured(cls, sm: np.ndarray, cycles: np.ndarray, time: np.ndarray) -> CycleLength | None:
+        """Return the cycle length from paired readings of a multiprocessor's clock and the GPU's timer (ns).
+
+        Both are compared between the first and the last reading of each multiprocessor. Returns None when these are too close.
+        """
         from gpubpf.session.clock import CYCLE, estimated_tick
 
         tick = max(estimated_tick(time), 1)
@@ -211,7 +223,7 @@ class Clock:
         by_rate = np.argsort(rates)
         half = np.searchsorted(np.cumsum(np.array(weights)[by_rate]), sum(weights) / 2)
         middle = float(np.array(rates)[by_rate][half])
-        # Multiprocessors read at different times: where their rates differ, the frequency changes.
+        # Multiprocessors are read at different times: if their rates differ, the frequency has changed.
         apart = float(np.average(np.abs(np.array(rates) / middle - 1), weights=weights))
         return cls(middle, max(2 * tick / max(weights), apart))
 
@@ -220,27 +232,33 @@ class Clock:
 class Exits:
     """What is known of the exits of one kernel and launch shape.
 
-    warp, block: spreads in cycles; grid, tail: of each launch that was `whole`, ns. last_warp: how often a warp was the last of
-    its block, last_block: a block of its grid; alone: how long that ran by itself, ns, summed by block. sm: by multiprocessor
-    the sum of its last exits before the launch's end (ns), and of how many launches. error: ns, of grid and tail.
+    warp, block   spreads in cycles
+    grid, tail    of each complete launch, ns
+    complete      the number of complete launches
+    last_warp     how often a warp was the last of its block
+    last_block    how often a block was the last of its grid
+    alone         how long the last block ran after all others, ns, summed by block
+    sm            by multiprocessor: time from its last exit to the end of the launch (ns, summed), number of launches
+    error         of grid and tail, ns
+    seen          launches that were read from the maps
     """
 
     shape: Shape
-    lateness: Lateness = field(default_factory=Lateness.nothing)
-    warp: Tally = field(default_factory=Tally)
-    block: Tally = field(default_factory=Tally)
-    grid: Tally = field(default_factory=Tally)
-    tail: Tally = field(default_factory=Tally)
-    whole: int = 0
+    lateness: LaneLateness = field(default_factory=LaneLateness.none)
+    warp: BinnedValues = field(default_factory=BinnedValues)
+    block: BinnedValues = field(default_factory=BinnedValues)
+    grid: BinnedValues = field(default_factory=BinnedValues)
+    tail: BinnedValues = field(default_factory=BinnedValues)
+    complete: int = 0
     last_warp: Counter[int] = field(default_factory=Counter)
     last_block: Counter[int] = field(default_factory=Counter)
     alone: Counter[int] = field(default_factory=Counter)
     sm: dict[int, tuple[float, int]] = field(default_factory=dict)
     error: float = 0.0
-    seen: set[int] = field(default_factory=set)  # launches that the maps were read of
+    seen: set[int] = field(default_factory=set)
 
     def add_warps(self, first: np.ndarray, late: np.ndarray, there: np.ndarray) -> None:
-        """Of whole blocks [block, warp]: first exits (cycles), the last one after that; `there`: the warps that have threads."""
+        """Add complete blocks. Arrays are [block, warp]: first exit and time to the last exit (cycles); whether it has threads."""
         self.warp.add(late[there])
         latest = np.where(there, first, np.iinfo(np.int64).min)
         earliest = np.where(there, first, np.iinfo(np.int64).max).min(axis=1)
@@ -250,11 +268,11 @@ class Exits:
         self.last_warp.update(who[spread > 0].tolist())
 
     def add_launch(self, block: np.ndarray, end: np.ndarray, sm: np.ndarray, error: float = 0.0) -> None:
-        """Of a whole launch: each block's number, last exit (ns), multiprocessor; at least one block."""
+        """Add a complete launch with at least one block: each block's number, last exit (ns) and multiprocessor."""
         order = np.argsort(end, kind="stable")
         ends = (end[order] - end[order[0]]).astype(np.int64)
         numbers, index = np.unique(sm[order], return_inverse=True)
-        # Before the block of `begin` was done there were as many blocks left as multiprocessors.
+        # Until `begin`, at least as many blocks were left as multiprocessors.
         begin = ends[len(ends) - len(numbers)]
         self.grid.add(ends[-1:])
         self.tail.add(ends[-1:] - begin)
@@ -267,18 +285,20 @@ class Exits:
             total, times = self.sm.get(number, (0.0, 0))
             self.sm[number] = total + idle, times + 1
         self.error = max(self.error, error)
-        self.whole += 1
+        self.complete += 1
 
     def take_maps(
         self,
         warps: np.ndarray,
         blocks: np.ndarray,
-        clock: Clock,
+        clock: CycleLength,
         chosen: np.ndarray | None = None,
         error: float = 0.0,
     ) -> None:
-        """The launches that the maps `warps` [ROUNDS, warp] and `blocks` [1, block] hold whole and that were not taken before. Of the
-        threads all count, chosen or not; `chosen`, a mask, says of which blocks."""
+        """Add the complete, new launches in the maps `warps` [ROUNDS, warp] and `blocks` [1, block].
+
+        `chosen` is a mask of the blocks to count; all of their threads count.
+        """
         shape = self.shape
         rounds = blocks.reshape(-1)["rounds"]  # [block, round]
         cells = warps.reshape(ROUNDS, shape.blocks, shape.warps)
@@ -288,7 +308,7 @@ class Exits:
             if not launch or launch in self.seen:
                 continue
             first, late = cells["first"][number], cells["late"][number]
-            # Complete: every thread of every block has left, and the launch has had all cells to itself.
+            # Complete: every thread of every block has exited, and no other launch has used the cells.
             if bool((left != (launch << CLOCK_BITS) + shape.block_size).any()):
                 continue
             if bool((first >> np.uint64(CLOCK_BITS) != launch).any()):
@@ -299,7 +319,7 @@ class Exits:
             time_sm = rounds["time_sm"][:, number]
             sm = (time_sm & np.uint64(0xFFFF)).astype(np.int64)
             time = _unwrapped((time_sm >> np.uint64(16)).astype(np.int64), 48)
-            # 36 bits of a clock, taken near the anchor.
+            # Only 36 bits of the clock are stored; the anchor supplies the rest.
             cycles = (~first & np.uint64(CLOCK_MASK)).astype(np.int64) - (anchor & CLOCK_MASK)[:, None]
             cycles = _wrapped(cycles, CLOCK_BITS)
             late = late.astype(np.int64)
@@ -312,13 +332,16 @@ class Exits:
     def take_records(
         self,
         records: np.ndarray,
-        clock: Clock,
+        clock: CycleLength,
         blocks: np.ndarray | None = None,
         threads: np.ndarray | None = None,
         error: float = 0.0,
     ) -> bool:
-        """The records of one launch; the masks say which blocks, and which threads of a block, were chosen (None: all). Warps and
-        blocks of which threads are missing do not count. Whether the launch is whole."""
+        """Add the records of one launch. Returns whether the launch is complete.
+
+        The masks tell which blocks, and which threads of a block, were chosen (None: all). Warps and blocks with missing threads do
+        not count.
+        """
         shape = self.shape
         there = np.zeros((shape.warps, WARP), bool)
         there.ravel()[: shape.block_size] = True if threads is None else threads
@@ -355,50 +378,51 @@ class Exits:
 
 
 def _wrapped(values: np.ndarray, bits: int) -> np.ndarray:
-    """Differences of numbers of so many bits, the small ones in either direction."""
+    """Return differences of counters of `bits` bits as signed numbers."""
     half = 1 << (bits - 1)
     return (values + half) % (2 * half) - half
 
 
 def _since_first(values: np.ndarray) -> np.ndarray:
-    """uint64 → int64 since the least, whatever they are."""
+    """Return uint64 values as int64 since the smallest one, limited to 2**60."""
     return np.minimum(
         values - values.min(initial=values[0] if len(values) else 0), np.uint64(1 << 60)
     ).astype(np.int64)
 
 
 def _unwrapped(values: np.ndarray, bits: int) -> np.ndarray:
-    """Times of which only so many bits are known, near each other: since the first in the array."""
+    """Return times of `bits` bits, which are near each other, as differences from the first."""
     return _wrapped(values - values[:1], bits)
 
 
 @dataclass(frozen=True)
-class Lane:
-    """exits: how often it left; late: of those of which it is known. site: the way it took when it was latest, None where it
-    never was late."""
+class LaneReport:
+    """A lane's exits. late: the distribution of its known lateness. site: its exit when it was latest; None: it was never late."""
 
     number: int
     exits: int
-    late: Spread
+    late: Distribution
     site: int | None
 
 
 @dataclass(frozen=True)
-class Report:
-    """When the threads of one kernel and launch shape left it.
+class ExitReport:
+    """When the threads of one kernel and launch shape exited.
 
-    launches: those that were instrumented. warp, block, grid and tail are of the `whole` ones: read with all their blocks. lost: exits
-    of which it is not known how late they were. clock_error: ns, of the largest of all these times.
+    launches      instrumented launches
+    warp, block, grid, tail   spreads of the `complete` launches: those that were read with all their blocks
+    lost          exits with unknown lateness
+    clock_error   ns, of the largest of all these times
     """
 
     shape: Shape
     launches: int
-    lanes: tuple[Lane, ...]
-    warp: Spread
-    block: Spread
-    grid: Spread
-    tail: Spread
-    whole: int
+    lanes: tuple[LaneReport, ...]
+    warp: Distribution
+    block: Distribution
+    grid: Distribution
+    tail: Distribution
+    complete: int
     lost: int
     last_warp: Counter[int]
     last_block: Counter[int]
@@ -411,19 +435,21 @@ class Report:
         return sum(lane.exits for lane in self.lanes)
 
     @classmethod
-    def of(cls, exits: Exits, launches: int, clock: Clock, lateness: Lateness | None = None) -> Report:
-        """`lateness`: of the interval, where that is not all that `exits` has."""
+    def of(
+        cls, exits: Exits, launches: int, clock: CycleLength, lateness: LaneLateness | None = None
+    ) -> ExitReport:
+        """Return the report of `exits`. `lateness` replaces theirs, for example by that of an interval."""
         late = exits.lateness if lateness is None else lateness
         lanes = []
         for number in np.flatnonzero(late.exits).tolist():
             largest = float(int(late.worst[number]) >> 24)
             left = int(late.exits[number])
-            spread = Spread.of_bins(
+            spread = Distribution.of_bins(
                 left - int(late.lost[number]), float(late.sums[number]), late.bins[number], largest, clock.ns
             )
             site = int(late.worst[number]) & NOWHERE if late.worst[number] else NOWHERE
-            lanes.append(Lane(number, left, spread, None if site == NOWHERE else site))
-        warp, block = exits.warp.spread(clock.ns), exits.block.spread(clock.ns)
+            lanes.append(LaneReport(number, left, spread, None if site == NOWHERE else site))
+        warp, block = exits.warp.distribution(clock.ns), exits.block.distribution(clock.ns)
         largest = max(one.max for one in (warp, block, *(lane.late for lane in lanes)))
         return cls(
             exits.shape,
@@ -431,9 +457,9 @@ class Report:
             tuple(lanes),
             warp,
             block,
-            exits.grid.spread(),
-            exits.tail.spread(),
-            exits.whole,
+            exits.grid.distribution(),
+            exits.tail.distribution(),
+            exits.complete,
             int(late.lost.sum()),
             exits.last_warp,
             exits.last_block,
@@ -446,68 +472,69 @@ class Report:
 # --- for people ---
 
 
-def findings(found: Report, source: Callable[[int], str | None]) -> list[str]:
-    """Who keeps whom waiting, worst first. `source` of a site: such as ``scale.cu:17``; None where it is not known."""
-    if not found.exits:
-        return ["no thread has left it"]
-    return [*_lanes(found, source), *_warps(found), *_blocks(found)]
+def findings(report: ExitReport, source: Callable[[int], str | None]) -> list[str]:
+    """Return sentences on who keeps whom waiting, the worst first. `source` names a site (``scale.cu:17``; None: unknown)."""
+    if not report.exits:
+        return ["no thread has exited"]
+    return [*_lanes(report, source), *_warps(report), *_blocks(report)]
 
 
-def _lanes(found: Report, source: Callable[[int], str | None]) -> list[str]:
-    means = np.array([lane.late.mean for lane in found.lanes])
+def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]:
+    means = np.array([lane.late.mean for lane in report.lanes])
     least, most = float(means.min()), float(means.max())
     if not most:
-        return ["the lanes of a warp leave together"]
-    late = [lane for lane in found.lanes if lane.late.mean > (most + least) / 2]
-    early = [lane for lane in found.lanes if lane not in late]
+        return ["the lanes of a warp exit together"]
+    late = [lane for lane in report.lanes if lane.late.mean > (most + least) / 2]
+    early = [lane for lane in report.lanes if lane not in late]
     gap = min(lane.late.mean for lane in late) - max(lane.late.mean for lane in early) if early else 0.0
-    together = [lane for lane in found.lanes if lane.late.mean - least <= NOTABLE * most]
-    if gap < GAP * most and 2 * len(together) >= len(found.lanes):  # the others leave each in its time
-        late, early = [lane for lane in found.lanes if lane not in together], together
+    together = [lane for lane in report.lanes if lane.late.mean - least <= NOTABLE * most]
+    if gap < GAP * most and 2 * len(together) >= len(report.lanes):  # the late lanes exit one after the other
+        late, early = [lane for lane in report.lanes if lane not in together], together
     elif gap < GAP * most:
-        last = max(found.lanes, key=lambda lane: lane.late.mean)
+        last = max(report.lanes, key=lambda lane: lane.late.mean)
         return [
-            f"the lanes of a warp leave one after the other, {duration(found.warp.mean)} from the first to the last (mean);"
-            f" lane {last.number} is {duration(most)} behind the first"
+            f"the lanes of a warp exit one after the other, {duration(report.warp.mean)} from first to last (mean);"
+            f" lane {last.number} is the latest, {duration(most)} after the first"
         ]
     few, when = (late, "after") if len(late) <= len(early) else (early, "before")
     who = named("lane", [lane.number for lane in few])
-    leaves, rest = ("leave", "their") if who.startswith(("lanes", f"{len(few)} ")) else ("leaves", "its")
+    exits, rest = ("exit", "their") if who.startswith(("lanes", f"{len(few)} ")) else ("exits", "its")
     low, high = duration(min(lane.late.mean for lane in late)), duration(most)
     worst = max(lane.late.max for lane in late)
     uneven = f" (mean; at most {duration(worst)})" if worst > 1.1 * most else ""
     ways = {source(lane.site) for lane in late if lane.site is not None} - {None}
     at = f", at {ways.pop()}" if len(ways) == 1 and when == "after" else ""
     time = low if low == high else f"{low} to {high}"
-    return [f"{who} {leaves} {time} {when} the rest of {rest} warp{uneven}{at}"]
+    return [f"{who} {exits} {time} {when} the rest of {rest} warp{uneven}{at}"]
 
 
-def _warps(found: Report) -> list[str]:
-    if not found.block.mean:
+def _warps(report: ExitReport) -> list[str]:
+    if not report.block.mean:
         return []
-    said = f"the warps of a block leave within {duration(found.block.mean)} of each other (mean)"
-    (warp, times), *_ = found.last_warp.most_common(1)
-    if times >= 0.75 * found.block.count:
-        said += f"; warp {warp} is the last in {100 * times / found.block.count:.0f} % of the blocks"
+    said = f"the warps of a block exit within {duration(report.block.mean)} of each other (mean)"
+    (warp, times), *_ = report.last_warp.most_common(1)
+    if times >= 0.75 * report.block.count:
+        said += f"; warp {warp} is last in {100 * times / report.block.count:.0f} % of the blocks"
     return [said]
 
 
-def _blocks(found: Report) -> list[str]:
-    if not found.grid.mean:
+def _blocks(report: ExitReport) -> list[str]:
+    if not report.grid.mean:
         return []
-    (block, times), *_ = found.last_block.most_common(1)
-    alone = found.alone[block] / times
-    if 2 * times > found.whole and alone > found.grid.mean / 2:
-        index = found.shape.block_index(block)
+    (block, times), *_ = report.last_block.most_common(1)
+    alone = report.alone[block] / times
+    if 2 * times > report.complete and alone > report.grid.mean / 2:
+        index = report.shape.block_index(block)
         return [f"block {index} finishes last and alone, {duration(alone)} after all other blocks"]
-    said = f"the blocks of a grid finish within {duration(found.grid.mean)} of each other (mean)"
-    if found.tail.mean > NOTABLE * found.grid.mean and found.shape.blocks > len(found.sm):
-        said += f"; for the last {duration(found.tail.mean)} there are fewer blocks left than multiprocessors ({len(found.sm)})"
+    said = f"the blocks of a grid finish within {duration(report.grid.mean)} of each other (mean)"
+    if report.tail.mean > NOTABLE * report.grid.mean and report.shape.blocks > len(report.sm):
+        tail, count = duration(report.tail.mean), len(report.sm)
+        said += f"; during the last {tail}, fewer blocks are left than multiprocessors took part ({count})"
     return [said]
 
 
 def named(what: str, numbers: Sequence[int]) -> str:
-    """``lane 31``, ``lanes 3 and 7``, ``lanes 16 to 31``, ``every 4th lane (3 to 31)``, ``12 lanes (0, 3, 4, 9 ...)``."""
+    """Return ``lane 31``, ``lanes 3 and 7``, ``lanes 16 to 31``, ``every 4th lane (3 to 31)``, ``12 lanes (0, 3, 4, 9 ...)``."""
     if len(numbers) == 1:
         return f"{what} {numbers[0]}"
     if len(numbers) == 2:
@@ -523,17 +550,17 @@ def named(what: str, numbers: Sequence[int]) -> str:
     return f"{len(numbers)} {what}s ({', '.join(map(str, numbers[:4]))}{more})"
 
 
-def lane_rows(found: Report, source: Callable[[int], str | None]) -> list[tuple[str, Lane, str]]:
-    """What the table shows, lanes that do not differ as one row: their numbers, one of them, where it was latest."""
-    rows: dict[tuple[int, Spread, str], list[Lane]] = {}
-    for lane in found.lanes:
+def lane_rows(report: ExitReport, source: Callable[[int], str | None]) -> list[tuple[str, LaneReport, str]]:
+    """Return the rows of the table: numbers of lanes that do not differ, one of these lanes, and where it was latest."""
+    rows: dict[tuple[int, Distribution, str], list[LaneReport]] = {}
+    for lane in report.lanes:
         way = "" if lane.site is None else source(lane.site) or f"site {lane.site}"
         rows.setdefault((lane.exits, lane.late, way), []).append(lane)
     return [(numbered([lane.number for lane in lanes]), lanes[0], way) for (*_, way), lanes in rows.items()]
 
 
 def numbered(numbers: Sequence[int]) -> str:
-    """``31``, ``0-30``, ``3,7..31`` (every 4th), ``0-2,4-6,8,...``: short enough for a column."""
+    """Return ``31``, ``0-30``, ``3,7..31`` (every 4th), ``0-2,4-6,8,...``: short enough for a column."""
     steps = set(np.diff(numbers).tolist())
     if len(numbers) > 2 and len(steps) == 1 and steps != {1}:
         return f"{numbers[0]},{numbers[1]}..{numbers[-1]}"
@@ -547,63 +574,65 @@ def numbered(numbers: Sequence[int]) -> str:
     return ",".join(parts if len(parts) <= 3 else [*parts[:3], "..."])
 
 
-def sm_rows(found: Report) -> list[tuple[int, float]]:
-    """Multiprocessors with how long they were done before the launch was (mean, ns), the first to be done first."""
-    idle = [(number, total / times) for number, (total, times) in found.sm.items()]
+def sm_rows(report: ExitReport) -> list[tuple[int, float]]:
+    """Return multiprocessors with the mean time (ns) from their last exit to the end of the launch, the longest first."""
+    idle = [(number, total / times) for number, (total, times) in report.sm.items()]
     return sorted(idle, key=lambda one: (-one[1], one[0]))
 
 
-def cells(value: Spread) -> list[str]:
-    """Of a table: mean, p50, p99, max in ns."""
+def cells(value: Distribution) -> list[str]:
+    """Return the cells of a table: mean, p50, p99 and max in ns."""
     return [f"{value.mean:,.1f}", *(f"{getattr(value, name):,.0f}" for name in ("p50", "p99", "max"))]
 
 
-def spreads(found: Report) -> list[tuple[str, Spread]]:
-    """Rows of the second table, those that say something."""
-    rows = [("lanes of a warp", found.warp), ("warps of a block", found.block)]
-    rows += [("blocks of a grid", found.grid), ("tail of a grid", found.tail)]
-    rows = rows[: 1 if found.shape.warps == 1 else 2] + (rows[2:] if found.shape.blocks > 1 else [])
+def spreads(report: ExitReport) -> list[tuple[str, Distribution]]:
+    """Return the rows of the table of spreads, without those that do not apply."""
+    rows = [("lanes of a warp", report.warp), ("warps of a block", report.block)]
+    rows += [("blocks of a grid", report.grid), ("tail of a grid", report.tail)]
+    rows = rows[: 1 if report.shape.warps == 1 else 2] + (rows[2:] if report.shape.blocks > 1 else [])
     return [row for row in rows if row[1].count]
 
 
-def caveats(found: Report) -> list[str]:
-    """What the numbers leave out, and how far they can be trusted."""
+def caveats(report: ExitReport) -> list[str]:
+    """Return what the numbers leave out, and how exact they are."""
     said = []
-    if found.whole < found.launches:
-        which = f"{found.whole:,} of {found.launches:,} launches" if found.whole else "no launch yet"
-        said.append(f"read whole, so that first and last are known: {which}")
-    if found.lost:
+    if report.complete < report.launches:
+        launches = f"{report.complete:,} of {report.launches:,}"
+        said.append(f"times from first to last count only launches that were read completely: {launches}")
+    if report.lost:
         said.append(
-            f"not known: how late {found.lost:,} exits were, of launches that overlapped others of the same kernel; -e tells"
+            f"unknown lateness: {table.count(report.lost, 'exit')} of launches that overlapped others of the same kernel; use -e"
         )
-    if found.clock_error:
-        said.append(f"clock error: {duration(found.clock_error)}")
+    if report.clock_error:
+        said.append(f"clock error: {duration(report.clock_error)}")
     return said
 
 
 # --- for programs ---
 
 
-def lane_record(lane: Lane, source: Callable[[int], str | None]) -> dict[str, Any]:
-    way = None if lane.site is None else source(lane.site)
+def lane_record(lane: LaneReport, source: Callable[[int], str | None]) -> dict[str, Any]:
+    """Return the fields of a `lane` record."""
+    site = None if lane.site is None else source(lane.site)
     return {
         "lane": lane.number,
         "exits": lane.exits,
         "late_ns": lane.late.record(),
         "site": lane.site,
-        "source": way,
+        "source": site,
     }
 
 
-def kernel_record(found: Report) -> dict[str, Any]:
+def kernel_record(report: ExitReport) -> dict[str, Any]:
+    """Return the fields of a `kernel` record."""
     names = ("warp", "block", "grid")
     return {
-        "launches": found.launches,
-        "threads": found.exits,
-        **{f"{name}_spread_ns": getattr(found, name).record() for name in names},
-        "tail_ns": found.tail.record(),
-        "sm_idle_ns": {str(number): round(idle) for number, idle in sorted(sm_rows(found))},
-        "launches_whole": found.whole,
-        "lost": found.lost,
-        "clock_error_ns": math.ceil(found.clock_error),
+        "launches": report.launches,
+        "threads": report.exits,
+        **{f"{name}_spread_ns": getattr(report, name).record() for name in names},
+        "tail_ns": report.tail.record(),
+        "sm_idle_ns": {str(number): round(idle) for number, idle in sorted(sm_rows(report))},
+        "launches_whole": report.complete,
+        "lost": report.lost,
+        "clock_error_ns": math.ceil(report.clock_error),
     }

@@ -1,1 +1,1 @@
-"""Device code: where it lies in files and processes, how it is instrumented and assembled."""
+"""Find device code in files and processes, instrument it, and assemble it."""

@@ -1,8 +1,8 @@
-"""PTX → cubin, with ptxas or, where there is none, nvJitLink; and what each kernel then needs of the GPU.
+"""Assemble PTX into a cubin with ptxas, or with nvJitLink if ptxas is missing, and read the resources that each kernel needs.
 
-The application's own ptxas options come with its PTX (fatbin.Image.options). Without them a kernel that was
-built for 32 registers gets as many as ptxas likes, and its large blocks fail to launch. They are as
-untrusted as the PTX: only options that steer the generated code are passed on, and never through a shell.
+The application's own ptxas options come with its PTX (fatbin.Image.options). Without them, a kernel that was
+built for 32 registers would get as many as ptxas likes, and its large blocks would fail to launch. The options
+are as untrusted as the PTX: only options that steer the generated code are passed on, and never through a shell.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ _STAGE = "assemble"
 _TIMEOUT = 600  # seconds: large template libraries take minutes
 _WITHOUT = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "CUDA_INJECTION64_PATH")
 
-# Options that steer the generated code (ptxas --help), short and long: what their value may be; None: they
-# have none.
+# Options that steer the generated code (ptxas --help), short and long, with the pattern of their values. None: no value.
 _NUMBER, _CACHING, _BOOLEAN = r"\d{1,4}|archmax|archmin", r"c[agsvb]|wb|wt|lu", r"true|false"
 _STEERING: dict[str, str | None] = {
     **dict.fromkeys(("-maxrregcount", "--maxrregcount", "-func-maxrregcount"), _NUMBER),
@@ -58,15 +57,15 @@ _STEERING: dict[str, str | None] = {
 
 @dataclass(frozen=True)
 class Target:
-    """The device that code is made for."""
+    """The device that code is generated for."""
 
     device: str  # "gpu" or "sim": the embedded device
     cc: tuple[int, int] = (9, 0)  # compute capability
 
 
 @dataclass(frozen=True)
-class Registers:
-    """What one kernel needs; bytes but for `registers` (32-bit, per thread). As ptxas -v says."""
+class KernelResources:
+    """The resources that one kernel needs, as `ptxas -v` prints them: 32-bit registers per thread, everything else in bytes."""
 
     registers: int
     spill_stores: int = 0
@@ -78,15 +77,15 @@ class Registers:
 
 @dataclass(frozen=True)
 class Assembled:
-    cubin: bytes = field(repr=False)  # the embedded device loads PTX: then the PTX itself
-    functions: dict[str, Registers]  # by mangled name; empty where nothing was assembled
+    cubin: bytes = field(repr=False)  # for the embedded device: PTX, which it loads itself
+    functions: dict[str, KernelResources]  # by mangled name; empty for the embedded device
     ignored: tuple[str, ...] = ()  # options of the application that were not passed on
 
 
 def assemble(ptx: str, target: Target, options: str = "") -> Assembled:
-    """Makes of `ptx` what `target` loads. For the embedded device that is the PTX, and no assembler is asked.
+    """Assemble `ptx` into the image that `target` loads. The embedded device loads PTX, so nothing is assembled for it.
 
-    `options` are the application's own for ptxas. Raises AssembleError with ptxas's own words.
+    `options` are the application's own for ptxas. Raises AssembleError with the message of ptxas.
     """
     passed, ignored = steering(options)
     if target.device == "sim":
@@ -95,10 +94,10 @@ def assemble(ptx: str, target: Target, options: str = "") -> Assembled:
     return Assembled(cubin, functions, ignored)
 
 
-def registers(ptx: str, target: Target, options: str = "") -> dict[str, Registers] | None:
-    """What each kernel of `ptx` would need on a GPU; None where no assembler is there or it refuses.
+def registers(ptx: str, target: Target, options: str = "") -> dict[str, KernelResources] | None:
+    """Return what each kernel of `ptx` would need on a GPU; None if there is no assembler, or if it rejects the PTX.
 
-    On the embedded device this informs only: nothing there has registers.
+    For the embedded device this is information only: it has no limit on registers.
     """
     try:
         return _assemble(ptx, target.cc, steering(options)[0])[1]
@@ -107,7 +106,7 @@ def registers(ptx: str, target: Target, options: str = "") -> dict[str, Register
 
 
 def steering(options: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(those of the options that may be passed on, one argument each; the others)."""
+    """Return the options that may be passed on, one argument each, and the options that are ignored."""
     passed: list[str] = []
     ignored: list[str] = []
     words = iter(options.split())
@@ -125,16 +124,17 @@ def steering(options: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(passed), tuple(ignored)
 
 
-def _assemble(ptx: str, cc: tuple[int, int], options: tuple[str, ...]) -> tuple[bytes, dict[str, Registers]]:
-    """(cubin, functions), by the first assembler that knows this version of PTX and this GPU; cached."""
+def _assemble(
+    ptx: str, cc: tuple[int, int], options: tuple[str, ...]
+) -> tuple[bytes, dict[str, KernelResources]]:
+    """Return the cubin and its kernels' resources, from the cache or the first assembler that knows the PTX version and the GPU."""
     data = _encode(ptx)
     image = fatbin.ptx_image(data)
     suffix = image.suffix if image is not None else ""
     refusals: list[AssembleError] = []
     store = cache.default()
     for assembler in _assemblers():
-        # A cubin for an older GPU of the same generation runs too: for GPUs that are newer than the
-        # assembler.
+        # If the assembler is older than the GPU: a cubin for an older GPU of the same generation runs, too.
         for minor in (cc[1],) if suffix == "a" else range(cc[1], -1, -1):
             arch = f"sm_{cc[0]}{minor}{suffix}"
             key = cache.key(assembler.identity, arch, " ".join(options), data)
@@ -153,7 +153,7 @@ def _assemble(ptx: str, cc: tuple[int, int], options: tuple[str, ...]) -> tuple[
     if refusals:
         raise refusals[0]
     raise AssembleError(
-        "there is no ptxas; install the CUDA toolkit, or nvidia-cuda-nvcc or nvidia-nvjitlink from PyPI"
+        "ptxas is missing; install the CUDA toolkit, or nvidia-cuda-nvcc or nvidia-nvjitlink from PyPI"
     )
 
 
@@ -161,21 +161,21 @@ def _encode(ptx: str) -> bytes:
     return ptx.encode("utf-8", "surrogateescape")
 
 
-def _pack(cubin: bytes, functions: dict[str, Registers]) -> bytes:
+def _pack(cubin: bytes, functions: dict[str, KernelResources]) -> bytes:
     header = {name: asdict(needs) for name, needs in functions.items()}
     return json.dumps(header).encode() + b"\n" + cubin
 
 
-def _unpack(kept: bytes) -> tuple[bytes, dict[str, Registers]] | None:
+def _unpack(kept: bytes) -> tuple[bytes, dict[str, KernelResources]] | None:
     header, _, cubin = kept.partition(b"\n")
     try:
-        return cubin, {name: Registers(**needs) for name, needs in json.loads(header).items()}
+        return cubin, {name: KernelResources(**needs) for name, needs in json.loads(header).items()}
     except (ValueError, TypeError, AttributeError):
         return None
 
 
 class _UnknownVersion(AssembleError):
-    """This assembler is older than the PTX: another one may do."""
+    """This assembler is older than the PTX. Another one may accept it."""
 
 
 class _UnknownArchitecture(AssembleError):
@@ -198,15 +198,19 @@ class Ptxas:
 
     @functools.cached_property
     def identity(self) -> str:
-        """Another file has another identity: cheaper than to ask each time for the version."""
+        """A part of the cache key. A new file changes it; asking ptxas for its version each time would be slower."""
         status = os.stat(self.path)
         return f"ptxas {os.path.realpath(self.path)} {status.st_size} {status.st_mtime_ns}"
 
-    def run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> tuple[bytes, dict[str, Registers]]:
-        """Without privileges: the text is a target's."""
-        return privileges.unprivileged(lambda: self._run(ptx, arch, options), (self.path,))
+    def run(
+        self, ptx: bytes, arch: str, options: tuple[str, ...]
+    ) -> tuple[bytes, dict[str, KernelResources]]:
+        """Run ptxas without privileges, because the PTX is untrusted. Raises AssembleError."""
+        return privileges.run_unprivileged(lambda: self._run(ptx, arch, options), (self.path,))
 
-    def _run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> tuple[bytes, dict[str, Registers]]:
+    def _run(
+        self, ptx: bytes, arch: str, options: tuple[str, ...]
+    ) -> tuple[bytes, dict[str, KernelResources]]:
         environment = {name: value for name, value in os.environ.items() if name not in _WITHOUT}
         with tempfile.TemporaryDirectory(prefix="gpubpf-") as directory:
             source, result = Path(directory, "module.ptx"), Path(directory, "module.cubin")
@@ -234,7 +238,7 @@ class Ptxas:
 
 
 def _refusal(talk: str, status: int) -> AssembleError:
-    """What ptxas says first, as an error of ours."""
+    """Return the first error that ptxas printed as an exception."""
     found = _ERROR.search(talk)
     if found is None:
         return AssembleError(f"ptxas failed with status {status}; look at the PTX with --ptx")
@@ -247,12 +251,12 @@ def _refusal(talk: str, status: int) -> AssembleError:
     return AssembleError(f"ptxas rejects the PTX{place}: {text}; look at it with --ptx")
 
 
-def parse_verbose(talk: str) -> dict[str, Registers]:
-    """What `ptxas -v` says of each kernel.
+def parse_verbose(talk: str) -> dict[str, KernelResources]:
+    """Return each kernel's resources from the output of `ptxas -v`.
 
-    Device functions that are not inlined have a stack, but no line of their own.
+    Device functions that are not inlined have a stack, but no such line.
     """
-    functions: dict[str, Registers] = {}
+    functions: dict[str, KernelResources] = {}
     spills: dict[str, tuple[int, int, int]] = {}
     entry = described = ""
     for line in talk.splitlines():
@@ -267,7 +271,7 @@ def parse_verbose(talk: str) -> dict[str, Registers]:
             amounts: dict[str, int] = {}
             for size, what in _AMOUNT.findall(line):
                 amounts[what] = amounts.get(what, 0) + int(size)
-            functions[entry] = Registers(
+            functions[entry] = KernelResources(
                 registers=int(found[1]),
                 spill_stores=stores,
                 spill_loads=loads,
@@ -284,7 +288,7 @@ def parse_verbose(talk: str) -> dict[str, Registers]:
 
 @dataclass(frozen=True)
 class NvJitLink:
-    """nvJitLink's C interface (nvJitLink documentation, "API"): the same assembler as a library."""
+    """The assembler of ptxas as a library, called through its C interface (nvJitLink documentation, "API")."""
 
     path: str
 
@@ -293,12 +297,14 @@ class NvJitLink:
         status = os.stat(self.path)
         return f"nvJitLink {os.path.realpath(self.path)} {status.st_size} {status.st_mtime_ns}"
 
-    def run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> tuple[bytes, dict[str, Registers]]:
+    def run(
+        self, ptx: bytes, arch: str, options: tuple[str, ...]
+    ) -> tuple[bytes, dict[str, KernelResources]]:
         try:
             library = ctypes.CDLL(self.path)
         except OSError as error:
             raise _UnknownVersion(f"cannot load {self.path}: {error}; install the CUDA toolkit") from None
-        # What it has in common with ptxas has the same name; the rest goes through -Xptxas.
+        # Options that nvJitLink knows, too, have the same name as for ptxas. The others go through -Xptxas.
         own = ("-maxrregcount", "-g", "-lineinfo")
         words = [f"-arch={arch}", "-verbose"]
         words += [word if word.partition("=")[0] in own else f"-Xptxas={word}" for word in options]
@@ -310,7 +316,7 @@ class NvJitLink:
             )
         try:
             ptx_input = 2  # NVJITLINK_INPUT_PTX
-            size = ctypes.c_size_t(len(ptx) + 1)  # the terminating zero belongs to it
+            size = ctypes.c_size_t(len(ptx) + 1)  # with the terminating zero
             status = library.nvJitLinkAddData(handle, ptx_input, ctypes.c_char_p(ptx), size, b"module.ptx")
             if status == 0:
                 status = library.nvJitLinkComplete(handle)
@@ -336,22 +342,24 @@ def _log(library: ctypes.CDLL, handle: ctypes.c_void_p, which: str) -> str:
     return data.rstrip(b"\0").decode("utf-8", "replace")
 
 
-def _from_cubin(cubin: bytes) -> dict[str, Registers]:
-    """At least the registers, which every cubin says of its kernels."""
+def _from_cubin(cubin: bytes) -> dict[str, KernelResources]:
+    """Return the registers that a cubin states for its kernels, when the assembler printed nothing."""
     try:
         kernels = fatbin.kernels(cubin)
     except ImageError:
         return {}
     return {
-        name: Registers(kernel.registers) for name, kernel in kernels.items() if kernel.registers is not None
+        name: KernelResources(kernel.registers)
+        for name, kernel in kernels.items()
+        if kernel.registers is not None
     }
 
 
-# --- where they are -----------------------------------------------------------------------------------------
+# --- finding assemblers -----------------------------------------------------------------------------------------
 
 
 def _assemblers() -> Iterator[Ptxas | NvJitLink]:
-    """Every assembler here, the most wanted first."""
+    """Yield the installed assemblers, the preferred one first."""
     found = False
     for path in _found(
         os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), os.environ.get("PATH", "")
@@ -366,7 +374,7 @@ def _assemblers() -> Iterator[Ptxas | NvJitLink]:
 
 
 def find_ptxas() -> str | None:
-    """The path of the ptxas that is asked first, or None."""
+    """Return the path of the preferred ptxas; None if there is none."""
     return next((assembler.path for assembler in _assemblers() if isinstance(assembler, Ptxas)), None)
 
 
@@ -395,7 +403,7 @@ def _executable(path: str) -> bool:
     if not os.path.isfile(path):
         return False
     if not os.access(path, os.X_OK) and "site-packages" in path:
-        with contextlib.suppress(OSError):  # PyPI's wheels come without the mode
+        with contextlib.suppress(OSError):  # PyPI's wheels lack the executable bit
             os.chmod(path, 0o755)
     return os.access(path, os.X_OK)
 

@@ -1,9 +1,9 @@
-"""CUDA device code wherever it lies: in ELF executables and libraries, fatbins, cubins and PTX text.
+"""Read CUDA device code from ELF executables and libraries, fatbins, cubins and PTX text.
 
 A *fatbin* is one module in several forms: for each architecture a cubin (an ELF file of its own) or PTX.
-nvcc puts one fatbin per translation unit, one after the other, into the section ``.nv_fatbin``; what is
-still to be linked by nvlink (``-rdc=true``) into ``__nv_relfatbin``. There is no public document of the
-format: what is here was seen in what nvcc 11.8, 12.9 and 13.0 wrote, and agrees with cuobjdump.
+nvcc puts one fatbin per translation unit, one after the other, into the section ``.nv_fatbin``. Code that
+nvlink has yet to link (``-rdc=true``) goes into ``__nv_relfatbin``. No public document describes the format:
+it was inferred from files that nvcc 11.8, 12.9 and 13.0 wrote, and agrees with cuobjdump.
 
 Everything read here is untrusted: sizes are checked before they are used, and every failure is an
 `ImageError`.
@@ -19,8 +19,9 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
 
+from gpubpf import elf
+from gpubpf.elf import ByteSource, Elf, HeldBytes, OpenFile, Section, check_range
 from gpubpf.errors import Error, ImageError
 
 WRAPPER_MAGIC = 0x466243B1
@@ -29,14 +30,13 @@ LARGEST_IMAGE = 1 << 30  # bytes, uncompressed
 MOST_IMAGES = 1 << 18  # of one file
 SASS_ONLY, LINKED = "SASS only", "linked from several images"  # why there is no PTX
 LARGEST_GAP = 1 << 20  # bytes between two fatbins
-EM_CUDA = 190
 
 _WRAPPER_SIZE = 24
 _CHUNK = 1 << 20  # bytes, looked through at once
 _HEADER_LIMIT = 1 << 20
 _TEXT_LIMIT = 64 << 20
 _COMMENTS = re.compile(rb"(?:^|(?<=\0))(?:[ \t]*(?://[^\n\0]*)?\r?\n)*\Z", re.MULTILINE)
-# Of a fatbin, of PTX; each begins with bytes that are looked for as such, which is six times as fast as one expression for both.
+# How a fatbin and PTX begin. Two expressions, each with a literal prefix, are six times as fast as one for both.
 _BEGINNINGS = (re.compile(rb"\x50\xed\x55\xba"), re.compile(rb"\.version[ \t]+\d"))
 _FATBIN = struct.Struct("<IHHQ")  # magic, version, header size, size of the images
 # kind, version, header size, payload size, compressed size, offset of the options' place, minor, major, sm,
@@ -49,21 +49,11 @@ _PTX_VERSION = re.compile(rb"^\s*\.version\s+(\d{1,3})\.(\d{1,3})", re.MULTILINE
 _PTX_TARGET = re.compile(rb"^\s*\.target\s+sm_(\d{1,4})([af]?)", re.MULTILINE)
 
 
-class Source(Protocol):
-    """Where bytes come from."""
-
-    @property
-    def size(self) -> int: ...
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Exactly these bytes. Raises ImageError where they are not all there."""
-
-
 @dataclass(frozen=True)
-class Part:
-    """Bytes that are still where they were found."""
+class FileRange:
+    """Bytes of a source that have not been read yet."""
 
-    source: Source
+    source: ByteSource
     offset: int
     size: int
 
@@ -75,19 +65,19 @@ class Part:
 class Image:
     """One form of one module.
 
-    `payload` is read and decompressed when it is first asked for, and raises ImageError if it can't be.
+    `payload` is read and decompressed when it is first used, and raises ImageError if that fails.
     """
 
     kind: str  # "ptx" or "elf"
     sm: int  # 75 for sm_75 and compute_75
     suffix: str  # "", or "a" (this architecture only), or "f" (this family only)
     version: tuple[int, int]  # PTX ISA version of PTX, ABI of a cubin
-    options: str  # what ptxas is to be told with this PTX, such as "-maxrregcount=32"; "" for cubins
+    options: str  # for ptxas with this PTX, such as "-maxrregcount=32"; "" for cubins
     flags: int
     name: str  # the source file, with -g; mostly ""
     module: int  # images with the same number are forms of one module
-    relocatable: bool  # meant for nvlink: not a whole module
-    stored: bytes | Part = field(repr=False)
+    relocatable: bool  # input of nvlink: not a whole module
+    stored: bytes | FileRange = field(repr=False)
     codec: str = ""  # of `stored`: "", "lz4" or "zstd"
     size: int = 0  # uncompressed, when there is a codec
 
@@ -97,7 +87,7 @@ class Image:
 
     @property
     def capability(self) -> str:
-        """The compute capability as users write it: "7.5", "9.0a"."""
+        """Return the compute capability as users write it: "7.5", "9.0a"."""
         return f"{self.sm // 10}.{self.sm % 10}{self.suffix}"
 
     @cached_property
@@ -105,21 +95,21 @@ class Image:
         return self.read()
 
     def read(self) -> bytes:
-        """The payload, not kept: for who goes through gigabytes."""
-        stored = self.stored.read() if isinstance(self.stored, Part) else self.stored
+        """Return the payload without keeping it, for going through gigabytes. Raises ImageError."""
+        stored = self.stored.read() if isinstance(self.stored, FileRange) else self.stored
         data = _decompress(stored, self.codec, self.size)
         return data.rstrip(b"\0") if self.kind == "ptx" else data
 
     @property
     def text(self) -> str:
-        """PTX as text.
+        """Return the PTX as text. Raises ImageError.
 
-        Bytes that are not UTF-8 (file names in comments) survive a round trip by "surrogateescape".
+        Bytes that are not UTF-8, such as file names in comments, survive a round trip with "surrogateescape".
         """
         return self.payload.decode("utf-8", "surrogateescape")
 
     def runs_on(self, cc: tuple[int, int]) -> bool:
-        """Whether a driver can compile this PTX for, or load this cubin on, a device of this capability."""
+        """Return whether a driver can compile this PTX for, or load this cubin on, a device of compute capability `cc`."""
         major, minor = divmod(self.sm, 10)
         if self.suffix == "a":
             return (major, minor) == cc
@@ -129,9 +119,9 @@ class Image:
 
 
 def choose(images: Sequence[Image], cc: tuple[int, int]) -> Image | str:
-    """The PTX of one module that suits a device of compute capability `cc` best, or why there is none.
+    """Return the PTX of one module that suits a device of compute capability `cc` best, or the reason why there is none.
 
-    Where there is none but a cubin for the device that keeps the PTX it was made of, that.
+    If no PTX suits, but a cubin for the device contains the PTX it was made of, return that PTX.
     """
     ptx = [image for image in images if image.kind == "ptx"]
     whole = [image for image in ptx if not image.relocatable]
@@ -148,13 +138,13 @@ def choose(images: Sequence[Image], cc: tuple[int, int]) -> Image | str:
 
 
 def cubin_for(images: Iterable[Image], cc: tuple[int, int]) -> Image | None:
-    """The cubin of one module that a driver takes for a device of this capability."""
+    """Return the cubin of one module that a driver chooses for a device of compute capability `cc`; None without one."""
     cubins = (i for i in images if i.kind == "elf" and not i.relocatable and i.runs_on(cc))
     return max(cubins, key=lambda image: (image.sm, image.suffix != ""), default=None)
 
 
 def modules(images: Sequence[Image]) -> tuple[tuple[Image, ...], ...]:
-    """The images of each module, in the order of the file."""
+    """Group images by module, in the order of the file."""
     groups: dict[int, list[Image]] = {}
     for image in images:
         groups.setdefault(image.module, []).append(image)
@@ -162,12 +152,12 @@ def modules(images: Sequence[Image]) -> tuple[tuple[Image, ...], ...]:
 
 
 def renumbered(image: Image, first: int) -> Image:
-    """As an image of a module `first` numbers further."""
+    """Return the image with `first` added to its module number."""
     return replace(image, module=first + image.module)
 
 
 def images_of_file(path: str | os.PathLike[str]) -> tuple[Image, ...]:
-    """The images in a file: an ELF executable, library or object, a fatbin, a cubin, PTX.
+    """Return the images in a file: an ELF executable, library or object, a fatbin, a cubin, or PTX.
 
     Raises ImageError for a file that cannot be read or is none of these. An ELF file without device code
     has no images.
@@ -179,7 +169,7 @@ def images_of_file(path: str | os.PathLike[str]) -> tuple[Image, ...]:
                 raise ImageError(
                     f"{os.fspath(path)} is not a file; name a program, a library, a fatbin, a cubin or PTX"
                 )
-            return _held(_images(Descriptor(file.fileno(), status.st_size)))
+            return _held(_images(OpenFile(file.fileno(), status.st_size)))
     except OSError as error:
         raise ImageError(f"cannot read {os.fspath(path)}: {error.strerror}; check its name") from None
     except ImageError as error:
@@ -189,70 +179,27 @@ def images_of_file(path: str | os.PathLike[str]) -> tuple[Image, ...]:
 
 
 def images_of_bytes(data: bytes) -> tuple[Image, ...]:
-    """The images in bytes, as a program gave them to the driver (`cuModuleLoadData`, `cuLibraryLoadData`)."""
-    return _held(_images(_Memory(data)))
+    """Return the images in bytes that a program gave to the driver (`cuModuleLoadData`, `cuLibraryLoadData`). Raises ImageError."""
+    return _held(_images(HeldBytes(data)))
 
 
 def _held(images: Iterable[Image]) -> tuple[Image, ...]:
-    """With their bytes, for the time when what they came from is closed."""
+    """Read the bytes of images, so that they outlive the source, which will be closed."""
     return tuple(
-        replace(i, stored=i.stored.read() if isinstance(i.stored, Part) else i.stored) for i in images
+        replace(i, stored=i.stored.read() if isinstance(i.stored, FileRange) else i.stored) for i in images
     )
-
-
-# --- where bytes come from ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Memory:
-    data: bytes
-
-    @property
-    def size(self) -> int:
-        return len(self.data)
-
-    def read(self, offset: int, size: int) -> bytes:
-        _check(offset, size, len(self.data))
-        return self.data[offset : offset + size]
-
-
-@dataclass(frozen=True)
-class Descriptor:
-    """A file, read in pieces.
-
-    PyTorch's libraries have gigabytes. Not mapped: a file cut short would kill the reader.
-    """
-
-    descriptor: int
-    size: int
-
-    def read(self, offset: int, size: int) -> bytes:
-        _check(offset, size, self.size)
-        pieces = []
-        while size:
-            piece = os.pread(self.descriptor, min(size, 1 << 26), offset)
-            if not piece:
-                raise ImageError("the file ended early; was it being written?")
-            pieces.append(piece)
-            offset, size = offset + len(piece), size - len(piece)
-        return b"".join(pieces)
-
-
-def _check(offset: int, size: int, total: int) -> None:
-    if offset < 0 or size < 0 or offset + size > total:
-        raise ImageError(f"it is cut short: {size} bytes at {offset} of {total}; build it again")
 
 
 # --- which format -------------------------------------------------------------------------------------------
 
 
-def images_of(source: Source) -> tuple[Image, ...]:
-    """The images in whatever `source` holds, their bytes still in there. Raises ImageError."""
+def images_of(source: ByteSource) -> tuple[Image, ...]:
+    """Return the images in `source` without reading their bytes. Raises ImageError."""
     return _images(source)
 
 
-def scan(source: Source, start: int, end: int) -> Iterator[Image]:
-    """The images of whatever looks like a fatbin, which are aligned to 8 bytes, or PTX text, between two offsets."""
+def scan(source: ByteSource, start: int, end: int) -> Iterator[Image]:
+    """Yield the images of everything between two offsets that looks like a fatbin (aligned to 8 bytes) or PTX text."""
     behind = at = start
     module = 0
     while at < end:
@@ -260,7 +207,7 @@ def scan(source: Source, start: int, end: int) -> Iterator[Image]:
         for match in heapq.merge(*(b.finditer(data) for b in _BEGINNINGS), key=re.Match.start):
             position, text = at + match.start(), match[0].startswith(b".")
             if match.start() >= _CHUNK or position < behind or (position % 8 and not text):
-                continue  # in the next chunk; inside the one before
+                continue  # found again in the next chunk, or inside the previous image
             try:
                 if text:
                     found, behind = _text_at(source, position, end, module)
@@ -273,8 +220,8 @@ def scan(source: Source, start: int, end: int) -> Iterator[Image]:
         at += _CHUNK
 
 
-def _text_at(source: Source, at: int, limit: int, module: int) -> tuple[list[Image], int]:
-    """PTX text, which a zero ends, with the comments in front of `.version`; and where it ends."""
+def _text_at(source: ByteSource, at: int, limit: int, module: int) -> tuple[list[Image], int]:
+    """Return PTX text up to a zero byte, with the comments before `.version`, and the offset of its end. Raises ImageError."""
     if _PTX_TARGET.search(source.read(at, min(256, limit - at))) is None:
         raise ImageError("it is not PTX; build it again")
     data, end = b"", at
@@ -289,7 +236,7 @@ def _text_at(source: Source, at: int, limit: int, module: int) -> tuple[list[Ima
 
 
 def pack(image: Image) -> bytes:
-    """A fatbin that holds this PTX alone, with its options."""
+    """Return a fatbin with only this PTX and its options."""
     text, options = image.payload, image.options.encode()
     header = _IMAGE.size + (8 + len(options) if options else 0)
     header += -header % 8
@@ -306,13 +253,13 @@ def pack(image: Image) -> bytes:
     return _FATBIN.pack(FATBIN_MAGIC, 1, _FATBIN.size, len(body)) + body
 
 
-def _images(source: Source) -> tuple[Image, ...]:
+def _images(source: ByteSource) -> tuple[Image, ...]:
     start = source.read(0, min(64, source.size))
     if start.startswith(b"\x7fELF"):
-        elf = Elf(source)
-        if elf.machine == EM_CUDA:
-            return (_cubin(elf, source.read(0, source.size)),)
-        return tuple(_images_of_elf(elf))
+        file = Elf(source)
+        if file.machine == elf.EM_CUDA:
+            return (_cubin(file, source.read(0, source.size)),)
+        return tuple(_images_of_elf(file))
     if source.size > LARGEST_IMAGE:
         raise ImageError("it is too large for a fatbin or PTX; name a program or a library")
     if len(start) >= 4 and int.from_bytes(start[:4], "little") in (WRAPPER_MAGIC, FATBIN_MAGIC):
@@ -325,7 +272,7 @@ def _images(source: Source) -> tuple[Image, ...]:
 
 
 def ptx_image(data: bytes, options: str = "", module: int = 0) -> Image | None:
-    """PTX text as an image; None where it is not PTX, which says `.version` and `.target` (PTX ISA 11.1)."""
+    """Return PTX text as an image; None if it lacks `.version` and `.target` (PTX ISA 11.1), as PTX does not."""
     data = data.rstrip(b"\0")
     version, target = _PTX_VERSION.search(data), _PTX_TARGET.search(data)
     if version is None or target is None or b"\0" in data:
@@ -334,29 +281,29 @@ def ptx_image(data: bytes, options: str = "", module: int = 0) -> Image | None:
     return Image("ptx", int(target[1]), target[2].decode(), numbers, options, 0, "", module, False, data)
 
 
-def _cubin(elf: Elf, data: bytes) -> Image:
-    # The ABI version says where e_flags has the architecture. The suffix "a" is in no cubin, only in fatbins.
-    sm = elf.flags >> 8 & 0xFF if elf.abi_version >= 8 else elf.flags & 0xFF
-    relocatable = elf.type == 1
-    return Image("elf", sm, "", (1, elf.abi_version), "", 0, "", 0, relocatable, data)
+def _cubin(cubin: Elf, data: bytes) -> Image:
+    # Where e_flags has the architecture depends on the ABI version. Only fatbins have the suffix "a", cubins do not.
+    sm = cubin.flags >> 8 & 0xFF if cubin.abi_version >= 8 else cubin.flags & 0xFF
+    relocatable = cubin.type == elf.ET_REL
+    return Image("elf", sm, "", (1, cubin.abi_version), "", 0, "", 0, relocatable, data)
 
 
-def _images_of_elf(elf: Elf) -> Iterator[Image]:
+def _images_of_elf(file: Elf) -> Iterator[Image]:
     module = 0
-    if elf.sections:
+    if file.sections:
         for name, relocatable in ((".nv_fatbin", False), ("__nv_relfatbin", True)):
-            for section in elf.sections:
+            for section in file.sections:
                 if section.name == name and section.in_file:
                     end = section.offset + section.size
-                    _check(section.offset, section.size, elf.source.size)
-                    for image in _fatbins(elf.source, section.offset, end, module, relocatable):
+                    check_range(section.offset, section.size, file.source.size)
+                    for image in _fatbins(file.source, section.offset, end, module, relocatable):
                         module = image.module + 1
                         yield image
         return
-    # Without section headers (sstrip): in what the loader maps. Something else may look like a fatbin's
-    # beginning.
-    for offset, size in elf.segments:
-        for image in scan(elf.source, offset, min(offset + size, elf.source.size)):
+    # Without section headers (sstrip), look in the loaded segments. Other data there may look like the beginning of a fatbin.
+    for segment in file.loads:
+        end = min(segment.offset + segment.size, file.source.size)
+        for image in scan(file.source, segment.offset, end):
             yield renumbered(image, module)
         module += MOST_IMAGES
 
@@ -364,8 +311,8 @@ def _images_of_elf(elf: Elf) -> Iterator[Image]:
 # --- fatbins ------------------------------------------------------------------------------------------------
 
 
-def _fatbins(source: Source, offset: int, end: int, module: int, relocatable: bool) -> Iterator[Image]:
-    """The images of fatbins that lie one after the other from `offset` on, with zeros in between."""
+def _fatbins(source: ByteSource, offset: int, end: int, module: int, relocatable: bool) -> Iterator[Image]:
+    """Yield the images of consecutive fatbins from `offset` on. Only zeros may lie between them. Raises ImageError."""
     count = 0
     while (offset := _following(source, offset, end)) < end:
         images, offset = _fatbin(source, offset, end, module, relocatable)
@@ -376,29 +323,29 @@ def _fatbins(source: Source, offset: int, end: int, module: int, relocatable: bo
             raise ImageError("it has more images than any program; build it again")
 
 
-def _following(source: Source, offset: int, end: int) -> int:
-    """Where the next fatbin begins, or `end`: nothing but zeros may lie before it."""
+def _following(source: ByteSource, offset: int, end: int) -> int:
+    """Return where the next fatbin begins, or `end`. Raises ImageError if anything but zeros lies before it."""
     for at in range(offset, min(end, offset + LARGEST_GAP), 4096):
         data = source.read(at, min(4096, end - at))
         if rest := data.lstrip(b"\0"):
             found = at + len(data) - len(rest)
-            begin = found - (found - offset) % 4  # the magic number's own first byte is not zero
+            begin = found - (found - offset) % 4  # the magic number's first byte is not zero
             if source.read(begin, min(4, end - begin)) != FATBIN_MAGIC.to_bytes(4, "little"):
-                raise ImageError("there is something else between its fatbins; build it again")
+                raise ImageError("there is other data between its fatbins; build it again")
             return begin
     return end
 
 
 def _fatbin(
-    source: Source, offset: int, limit: int, module: int, relocatable: bool
+    source: ByteSource, offset: int, limit: int, module: int, relocatable: bool
 ) -> tuple[list[Image], int]:
-    """The images of the fatbin at `offset`, and where it ends, which is not behind `limit`."""
-    _check(offset, _FATBIN.size, limit)
+    """Return the images of the fatbin at `offset` and the offset of its end, at most `limit`. Raises ImageError."""
+    check_range(offset, _FATBIN.size, limit)
     magic, _, header_size, size = _FATBIN.unpack(source.read(offset, _FATBIN.size))
     if magic != FATBIN_MAGIC or header_size < _FATBIN.size:
         raise ImageError("it is not a fatbin; build it again")
     position, end = offset + header_size, offset + header_size + size
-    _check(offset, end - offset, limit)
+    check_range(offset, end - offset, limit)
     images: list[Image] = []
     while position < end:
         image, position = _image(source, position, end, module, relocatable)
@@ -409,29 +356,29 @@ def _fatbin(
     return images, end
 
 
-def _image(source: Source, at: int, end: int, module: int, relocatable: bool) -> tuple[Image | None, int]:
-    """The image whose header is at `at`, None if of another kind than PTX and ELF; and where the next begins."""
-    _check(at, _IMAGE.size, end)
+def _image(source: ByteSource, at: int, end: int, module: int, relocatable: bool) -> tuple[Image | None, int]:
+    """Return the image whose header is at `at` (None if it is neither PTX nor ELF), and where the next one begins."""
+    check_range(at, _IMAGE.size, end)
     (number, _, header_size, stored_size, compressed_size, options_at, minor, major, sm, name_at, name_size,
      flags, _, size) = _IMAGE.unpack(source.read(at, _IMAGE.size))  # fmt: skip
     if header_size < _IMAGE.size:
         raise ImageError("a header in its fatbin is too small; build it again")
     payload, payload_size = at + header_size, stored_size
-    _check(at, header_size + stored_size, end)
-    if (kind := _KINDS.get(number)) is None:  # LTO's intermediate code: nothing that can be instrumented
+    check_range(at, header_size + stored_size, end)
+    if (kind := _KINDS.get(number)) is None:  # LTO's intermediate code cannot be instrumented
         return None, payload + stored_size
     codec = next((codec for bit, codec in _CODECS.items() if flags & bit), "")
     if codec:
         if not 0 < compressed_size <= payload_size or size > LARGEST_IMAGE:
-            raise ImageError("the sizes of a compressed image in its fatbin make no sense; build it again")
+            raise ImageError("a compressed image in its fatbin has impossible sizes; build it again")
         payload_size = compressed_size
     if payload_size > LARGEST_IMAGE:
-        raise ImageError("an image in its fatbin is larger than any; build it again")
+        raise ImageError("an image in its fatbin is larger than 1 GiB; build it again")
     suffix = next((suffix for bit, suffix in _SUFFIXES.items() if flags & bit), "")
     header = source.read(at, min(header_size, _HEADER_LIMIT)) if name_size or options_at else b""
     name = _text(header, name_at, name_size)
     options = ""
-    if kind == "ptx" and options_at:  # there, relative to the image: the offset and the length of the options
+    if kind == "ptx" and options_at:  # points to the offset and length of the options, relative to the image
         if options_at + 8 > len(header):
             raise ImageError("the options of an image lie outside its header; build it again")
         options = _text(header, *struct.unpack_from("<II", header, options_at))
@@ -445,7 +392,7 @@ def _image(source: Source, at: int, end: int, module: int, relocatable: bool) ->
         name,
         module,
         relocatable or "--compile-only" in options.split(),
-        Part(source, payload, payload_size),
+        FileRange(source, payload, payload_size),
         codec,
         size if codec else 0,
     )
@@ -453,15 +400,15 @@ def _image(source: Source, at: int, end: int, module: int, relocatable: bool) ->
 
 
 def _text(header: bytes, offset: int, size: int) -> str:
-    """A string in an image's header."""
+    """Return a string in an image's header. Raises ImageError."""
     if not size:
         return ""
-    _check(offset, size, len(header))
+    check_range(offset, size, len(header))
     return header[offset : offset + size].split(b"\0")[0].decode("utf-8", "replace").strip()
 
 
 def _decompress(data: bytes, codec: str, size: int) -> bytes:
-    """`data` decompressed, which must give exactly `size` bytes."""
+    """Decompress `data`. Raises ImageError unless it gives exactly `size` bytes."""
     if not codec:
         return data
     result = _decompress_zstd(data, size) if codec == "zstd" else _decompress_lz4(data, size)
@@ -471,8 +418,8 @@ def _decompress(data: bytes, codec: str, size: int) -> bytes:
 
 
 def _decompress_lz4(data: bytes, size: int) -> bytes:
-    if size > 255 * len(data) + 64:  # LZ4 cannot compress better: do not allocate what cannot come
-        raise ImageError("the size of a compressed image makes no sense; build it again")
+    if size > 255 * len(data) + 64:  # LZ4 cannot compress better: allocate no more
+        raise ImageError("a compressed image has an impossible size; build it again")
     import lz4.block  # only here: most programs have no LZ4
 
     try:
@@ -485,9 +432,9 @@ def _decompress_zstd(data: bytes, size: int) -> bytes:
     import zstandard
 
     pieces: list[bytes] = []
-    missing = size + 1  # one more shows that there is too much
+    missing = size + 1  # one byte more shows that there is too much
     try:
-        # In pieces: what the frame says of its size and window is as untrusted as the rest.
+        # In pieces, because the sizes in the frame's header are untrusted, too.
         with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(data) as reader:
             while missing and (piece := reader.read(min(missing, 1 << 20))):
                 pieces.append(piece)
@@ -497,117 +444,19 @@ def _decompress_zstd(data: bytes, size: int) -> bytes:
     return b"".join(pieces)
 
 
-# --- ELF ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Section:
-    name: str
-    type: int
-    offset: int
-    size: int
-    link: int
-    info: int
-
-    @property
-    def in_file(self) -> bool:
-        return self.type not in (0, 8)  # SHT_NULL, SHT_NOBITS
-
-
-class Elf:
-    """A 64-bit little-endian ELF file.
-
-    Its sections and loadable segments (System V ABI, chapters 4 and 5).
-    """
-
-    _SECTION = struct.Struct("<IIQQQQIIQQ")
-    _SEGMENT = struct.Struct("<IIQQQQQQ")
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        header = source.read(0, 64)
-        if header[:6] != b"\x7fELF\x02\x01":
-            raise ImageError("it is not a 64-bit ELF file of this byte order; CUDA has no others")
-        self.abi_version = header[8]
-        self.type, self.machine = struct.unpack_from("<HH", header, 16)
-        self._program_headers, self._section_headers, self.flags = struct.unpack_from("<QQI", header, 32)
-        (
-            self._segment_size,
-            self._segment_count,
-            self._section_size,
-            self._section_count,
-            self._names_index,
-        ) = struct.unpack_from("<5H", header, 54)
-
-    @cached_property
-    def sections(self) -> tuple[Section, ...]:
-        """All sections; none where the section headers are missing."""
-        if not self._section_headers or self._section_size != self._SECTION.size:
-            return ()
-        count, names_index = self._section_count, self._names_index
-        if (
-            count == 0 or names_index == 0xFFFF
-        ):  # more than fit 16 bits: the first section header has the numbers
-            first = self._SECTION.unpack(self.source.read(self._section_headers, self._SECTION.size))
-            count, names_index = count or first[5], first[6] if names_index == 0xFFFF else names_index
-        if count > self.source.size // self._SECTION.size:
-            raise ImageError("it has more sections than it has room for; build it again")
-        table = self.source.read(self._section_headers, count * self._SECTION.size)
-        headers = list(self._SECTION.iter_unpack(table))
-        if names_index >= len(headers):
-            raise ImageError("the names of its sections are missing; build it again")
-        names = self.source.read(headers[names_index][4], headers[names_index][5])
-        return tuple(Section(_string(names, h[0]), h[1], h[4], h[5], h[6], h[7]) for h in headers)
-
-    @cached_property
-    def loads(self) -> tuple[tuple[int, int, int], ...]:
-        """(offset in the file, address, size in the file) of each loadable segment."""
-        if not self._program_headers or self._segment_size != self._SEGMENT.size:
-            return ()
-        table = self.source.read(self._program_headers, self._segment_count * self._SEGMENT.size)
-        loadable = (h for h in self._SEGMENT.iter_unpack(table) if h[0] == 1)
-        return tuple((h[2], h[3], h[5]) for h in loadable if h[2] < self.source.size)
-
-    @property
-    def segments(self) -> tuple[tuple[int, int], ...]:
-        """(offset, size) in the file of each loadable segment."""
-        return tuple((offset, size) for offset, _, size in self.loads)
-
-    def contents(self, section: Section) -> bytes:
-        return self.source.read(section.offset, section.size) if section.in_file else b""
-
-
-def elf_of_bytes(data: bytes) -> Elf:
-    """Raises ImageError for what is none."""
-    return Elf(_Memory(data))
-
-
-def elf_of_file(descriptor: int) -> Elf:
-    """Of an open file, which stays the caller's. Raises ImageError for what is none."""
-    return Elf(Descriptor(descriptor, os.fstat(descriptor).st_size))
-
-
-def _string(table: bytes, offset: int) -> str:
-    """The zero-terminated string at `offset` of a string table; "" where there is none."""
-    if offset >= len(table):
-        return ""
-    end = table.find(b"\0", offset)
-    return table[offset : end if end >= 0 else len(table)].decode("utf-8", "replace")
-
-
 # --- cubins -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class CubinKernel:
-    """What a cubin says of one of its kernels. Names of attributes as cuobjdump -elf prints them."""
+    """What a cubin says about one of its kernels. Attributes are named as cuobjdump -elf prints them."""
 
     name: str  # mangled
     parameters: tuple[tuple[int, int], ...]  # (offset, size) in bytes, in order: EIATTR_KPARAM_INFO
     parameter_size: int  # EIATTR_PARAM_CBANK, EIATTR_CBANK_PARAM_SIZE
     registers: int | None = None  # EIATTR_REGCOUNT
     code_size: int = 0  # bytes of SASS
-    max_threads: int | None = None  # of a block, where the program says: EIATTR_MAX_THREADS, EIATTR_REQNTID
+    max_threads: int | None = None  # of a block, if the program limits it: EIATTR_MAX_THREADS, EIATTR_REQNTID
 
 
 _EIATTR_MAX_THREADS, _EIATTR_REQNTID = 0x05, 0x10
@@ -620,29 +469,29 @@ _DEBUG_PTX = re.compile(r"\.nv_debug_ptx_txt(\.\d+)?")
 
 
 def kernel_names(cubin: bytes) -> list[str]:
-    """The kernels of a cubin (mangled). Raises ImageError."""
+    """Return the mangled names of a cubin's kernels. Raises ImageError."""
     return list(dict.fromkeys(name for _, name, _ in _entry_symbols(*_cubin_sections(cubin))))
 
 
 def _cubin_sections(cubin: bytes) -> tuple[Elf, dict[str, Section]]:
-    """Its sections by name. Raises ImageError."""
-    elf = Elf(_Memory(cubin))
-    if elf.machine != EM_CUDA:
+    """Return a cubin and its sections by name. Raises ImageError."""
+    file = elf.of_bytes(cubin)
+    if file.machine != elf.EM_CUDA:
         raise ImageError("it is not a cubin; name one")
-    if len(cubin) < sum(section.size for section in elf.sections if section.in_file) // 4:
-        raise ImageError("its sections overlap; build it again")  # else each could be as large as the file
-    return elf, {section.name: section for section in elf.sections}
+    if len(cubin) < sum(section.size for section in file.sections if section.in_file) // 4:
+        raise ImageError("its sections overlap; build it again")  # each could be as large as the file
+    return file, {section.name: section for section in file.sections}
 
 
 def ptx_of_cubin(image: Image) -> Image | None:
-    """The PTX that a cubin was made of, where ptxas kept it (-lineinfo, -G: a section with all of its statements, a line each); of a
-    cubin that several texts were linked into, all of them as one. None where there is none, or what is there is damaged.
+    """Return the PTX that a cubin was made of; None if the cubin does not contain it, or if it is damaged.
 
-    Triton's cubins have it, nvJitLink's and NVRTC's where they were asked for line information, and those of `nvcc -lineinfo`.
+    With -lineinfo or -G, ptxas keeps the statements in a section, one per line. Several linked texts are returned as one. Cubins by
+    Triton and by `nvcc -lineinfo` have this section, as do those by nvJitLink and NVRTC if line information was requested.
     """
     try:
-        elf = elf_of_bytes(image.read())
-        texts = [elf.contents(s) for s in elf.sections if _DEBUG_PTX.fullmatch(s.name)]
+        file = elf.of_bytes(image.read())
+        texts = [file.contents(s) for s in file.sections if _DEBUG_PTX.fullmatch(s.name)]
         options = ptxas_options(image.payload)
     except ImageError:
         return None
@@ -660,15 +509,15 @@ def ptx_of_cubin(image: Image) -> Image | None:
 
 
 def ptxas_options(cubin: bytes) -> str:
-    """How ptxas was called for a cubin; "" where that is not told. Raises ImageError.
+    """Return the options that ptxas had for a cubin; "" if the cubin does not tell. Raises ImageError.
 
-    A note (ELF: u32 size of the name, of the description, type, name) whose description ends in strings: the tool, its version,
-    its build, its options.
+    They are in an ELF note (u32 size of the name, u32 size of the description, u32 type, name). Its description ends with four
+    strings: the tool, its version, its build, its options.
     """
-    elf = elf_of_bytes(cubin)
-    for section in elf.sections:
+    file = elf.of_bytes(cubin)
+    for section in file.sections:
         if section.name == ".note.nv.tkinfo":
-            for words in elf.contents(section).split(b"NVIDIA Corp\0")[1:]:
+            for words in file.contents(section).split(b"NVIDIA Corp\0")[1:]:
                 strings = [s.decode("utf-8", "replace") for s in words[24:].split(b"\0") if s]
                 if len(strings) >= 4 and strings[0].startswith("ptxas"):
                     return strings[3].strip() if strings[3].lstrip().startswith("-") else ""
@@ -676,54 +525,50 @@ def ptxas_options(cubin: bytes) -> str:
 
 
 def kernels(cubin: bytes) -> dict[str, CubinKernel]:
-    """The kernels of a cubin by mangled name, in the order of its symbol table. Raises ImageError."""
-    elf, by_name = _cubin_sections(cubin)
+    """Return the kernels of a cubin by mangled name, in the order of its symbol table. Raises ImageError."""
+    file, by_name = _cubin_sections(cubin)
     registers: dict[int, int] = {}
     if (common := by_name.get(".nv.info")) is not None:
-        for attribute, value in _attributes(elf.contents(common)):
+        for attribute, value in _attributes(file.contents(common)):
             if attribute == _EIATTR_REGCOUNT and len(value) >= 8:
                 symbol, count = struct.unpack_from("<II", value)
                 registers[symbol] = count
     found: dict[str, CubinKernel] = {}
-    for index, name, size in _entry_symbols(elf, by_name):
+    for index, name, size in _entry_symbols(file, by_name):
         info = by_name.get(f".nv.info.{name}")
-        kernel = _kernel(name, elf.contents(info) if info is not None else b"")
+        kernel = _kernel(name, file.contents(info) if info is not None else b"")
         found[name] = replace(kernel, registers=registers.get(index), code_size=size)
     return found
 
 
 def static_shared(cubin: bytes) -> dict[str, int]:
-    """Bytes of static shared memory, of each kernel of a cubin that has some: with what the system reserves, where it does.
+    """Return the bytes of static shared memory of each kernel in a cubin that has some. Raises ImageError.
 
-    Raises ImageError.
+    On architectures where the system reserves shared memory, its part is included.
     """
     prefix = ".nv.shared."
     found = {
-        s.name.removeprefix(prefix): s.size for s in Elf(_Memory(cubin)).sections if s.name.startswith(prefix)
+        s.name.removeprefix(prefix): s.size for s in elf.of_bytes(cubin).sections if s.name.startswith(prefix)
     }
     return {name: size for name, size in found.items() if not name.startswith("reserved.")}
 
 
-def _entry_symbols(elf: Elf, by_name: dict[str, Section]) -> Iterator[tuple[int, str, int]]:
-    """(index, name, size) of each kernel in the symbol table.
+def _entry_symbols(cubin: Elf, by_name: dict[str, Section]) -> Iterator[tuple[int, str, int]]:
+    """Yield the index, name and size in bytes of each kernel in the symbol table.
 
-    Without one, of each section of code that has parameters.
+    Without a symbol table, the kernels are the sections of code that have parameters, with index -1.
     """
-    symbols = next((section for section in elf.sections if section.type == 2), None)  # SHT_SYMTAB
-    if symbols is None:
+    table = next((section for section in cubin.sections if section.type == elf.SHT_SYMTAB), None)
+    if table is None:
         for name, section in by_name.items():
             if name.startswith(".text.") and f".nv.constant0.{name[6:]}" in by_name:
                 yield -1, name[6:], section.size
         return
-    if symbols.link >= len(elf.sections):
-        raise ImageError("the names of its symbols are missing; build it again")
-    names = elf.contents(elf.sections[symbols.link])
-    table = elf.contents(symbols)
-    for index, (name, info, other, section_index, _, size) in enumerate(
-        struct.iter_unpack("<IBBHQQ", table[: len(table) // 24 * 24])
-    ):
-        if info & 0xF == 2 and other & _STO_CUDA_ENTRY and section_index and (text := _string(names, name)):
-            yield index, text, size
+    names = cubin.name_table(table)
+    for index, symbol in enumerate(cubin.symbols(table)):
+        kernel = symbol.type == elf.STT_FUNC and symbol.other & _STO_CUDA_ENTRY and symbol.section
+        if kernel and (name := names.at(symbol.name)):
+            yield index, name, symbol.size
 
 
 def _kernel(name: str, info: bytes) -> CubinKernel:
@@ -746,9 +591,9 @@ def _kernel(name: str, info: bytes) -> CubinKernel:
 
 
 def _attributes(info: bytes) -> Iterator[tuple[int, bytes]]:
-    """(attribute, value) of a .nv.info section.
+    """Yield the attribute and value of each entry in a .nv.info section. Raises ImageError.
 
-    U8 format, u8 attribute, then a u16: the value, or with format 4 its size.
+    An entry is a u8 format, a u8 attribute and a u16: the value, or with format 4 the size of the value that follows.
     """
     position = 0
     while position + 4 <= len(info):

@@ -1,7 +1,7 @@
-"""A module as the application gave it to the driver, and device programs → the module to load beside it.
+"""Make a sidecar: the instrumented copy of a module, which is loaded beside the application's own.
 
-The middle of the pipeline strung together: images → PTX → kernels that match → injected → assembled. What was made is
-kept in the cache by the content of everything that went in.
+The steps are: choose the PTX among the images, find the kernels that match, inject the device programs, assemble. Results are
+cached by the content of all inputs.
 
     sidecar = instrument_image(data, [Attachment(fragment, "exit", ("vec*",), "instructions")], target)
     sidecar.image                     # a cubin for a GPU, PTX for the embedded device
@@ -25,8 +25,9 @@ from gpubpf.images import fatbin
 from gpubpf.images.assemble import Target, assemble, registers
 from gpubpf.images.fatbin import Image
 from gpubpf.lower.fragment import Fragment
-from gpubpf.ptx import flow, inject, module
-from gpubpf.ptx.inject import InjectedVariable, LaunchBlock, Placement
+from gpubpf.ptx import flow, module
+from gpubpf.ptx.inject import inject
+from gpubpf.ptx.values import Injected, InjectedVariable, LaunchBlock, Placement, Site
 
 _STAGE = "sidecar"
 _CAREFUL = "-Ofc=min"
@@ -34,8 +35,10 @@ _CAREFUL = "-Ofc=min"
 
 @dataclass(frozen=True)
 class Attachment:
-    """A lowered device program, where it goes, and the `--kernel` patterns of its kernels (none: every kernel). `kinds`,
-    `spaces`, `functions`: as of a `Placement`."""
+    """A lowered device program, the point it is attached to, and the `--kernel` patterns of its kernels (none: every kernel).
+
+    `accumulate`, `kinds`, `spaces` and `functions` are those of a `Placement`.
+    """
 
     fragment: Fragment
     point: str
@@ -48,14 +51,17 @@ class Attachment:
 
 @dataclass(frozen=True)
 class SidecarKernel:
-    """How the instrumented copy of kernel `name` (mangled) is launched: the application's own `parameters` as (offset, size)
-    in bytes, then the launch block at `block_offset`. The rest: as of an `InjectedKernel`."""
+    """How the instrumented copy of the kernel `name` (mangled) is launched.
+
+    It takes the application's own `parameters`, as (offset, size) in bytes, then the launch block at `block_offset`. The other
+    attributes are those of an `InjectedKernel`.
+    """
 
     name: str
     parameters: tuple[tuple[int, int], ...]
     block_offset: int
     block: LaunchBlock
-    sites: tuple[inject.Site, ...] = ()
+    sites: tuple[Site, ...] = ()
     waits: bool = True
     site_count: int = 0
     unprobed: Mapping[str, int] = field(default_factory=dict)  # places by opcode
@@ -63,9 +69,9 @@ class SidecarKernel:
 
 @dataclass(frozen=True)
 class Sidecar:
-    """What the agent loads. No image where nothing matched or everything was refused.
+    """What the agent loads. `image` is empty if no kernel matched, or if all were refused.
 
-    `entries` are all kernels of the module (mangled), `refusals` the reason for each matched one that is not in `kernels`.
+    `entries` are all kernels of the module (mangled). `refusals` has the reason for each matched kernel that is not in `kernels`.
     """
 
     image: bytes = field(default=b"", repr=False)
@@ -73,16 +79,16 @@ class Sidecar:
     refusals: Mapping[str, str] = field(default_factory=dict)
     variables: tuple[InjectedVariable, ...] = ()
     entries: tuple[str, ...] = ()
-    # What is needed to say later how many registers the probes cost (`register_use`).
+    # For `register_use`, which computes later how many registers the probes cost.
     original: str = field(default="", repr=False)
     text: str = field(default="", repr=False)
     options: str = ""
 
 
 def instrument_image(data: bytes, attachments: Sequence[Attachment], target: Target) -> Sidecar:
-    """The sidecar of an image that was given to `cuModuleLoadData` or `cuLibraryLoadData`: fatbin, cubin or PTX.
+    """Return the sidecar of an image that was given to `cuModuleLoadData` or `cuLibraryLoadData`: a fatbin, cubin or PTX.
 
-    Never raises for what is in the image: it is the application's, and its fault is a refusal of the kernels in it.
+    Raises nothing for a damaged image, because it is the application's: its kernels are refused instead.
     """
     try:
         images = fatbin.images_of_bytes(data)
@@ -92,7 +98,7 @@ def instrument_image(data: bytes, attachments: Sequence[Attachment], target: Tar
 
 
 def instrument_module(images: Sequence[Image], attachments: Sequence[Attachment], target: Target) -> Sidecar:
-    """As `instrument_image`, for images that are forms of one module."""
+    """Return the sidecar of a module, given the images that are forms of it. Raises nothing, as `instrument_image`."""
     chosen = choose(images, target)
     if isinstance(chosen, str):
         return _refuse(_entries_of(images), attachments, chosen)
@@ -112,15 +118,17 @@ def instrument_module(images: Sequence[Image], attachments: Sequence[Attachment]
 
 
 def joined(data: bytes) -> bytes:
-    """PTX texts that cuLink was given, a zero between two, as the one that it makes of them; what is something else, or does not
-    fit together, as it is."""
+    """Link the PTX texts that cuLink was given, which zero bytes separate, into one.
+
+    Return `data` itself if it is anything else, or if the texts do not fit together.
+    """
     images = _several(data)
     if not images:
         return data
     from gpubpf.ptx.link import Input, LinkError, link  # only here: few programs link
 
     try:
-        # What nobody defines may be in an input of another kind.
+        # Names that no text defines may be in an input of another kind, such as a cubin.
         made = link([Input(f"text {k}", image.text) for k, image in enumerate(images)], complete=False)
     except (PtxError, LinkError):
         return data
@@ -128,16 +136,16 @@ def joined(data: bytes) -> bytes:
 
 
 def _several(data: bytes) -> list[Image]:
-    """The texts of PTX with zeros in between; none where it is something else."""
+    """Return the PTX texts that zero bytes separate; none if `data` is anything else, or a single text."""
     images = [fatbin.ptx_image(text) for text in data.split(b"\0") if text.strip()]
     found = [image for image in images if image is not None]
     return found if len(found) == len(images) > 1 else []
 
 
 def choose(images: Sequence[Image], target: Target) -> Image | str:
-    """The PTX of one module that the target's driver would take, or that its cubin was made of; or the reason why there is none."""
+    """Return the PTX of one module that the target's driver would take, or that its cubin was made of; else the reason."""
     if target.device == "sim":
-        # The embedded device also runs PTX that is meant for a newer GPU: the oldest such.
+        # The embedded device also runs PTX for a newer GPU: take the oldest.
         whole = [image for image in images if image.kind == "ptx" and not image.relocatable]
         if whole and not any(image.runs_on(target.cc) for image in whole):
             return min(whole, key=lambda image: image.sm)
@@ -158,7 +166,7 @@ def _instrument(text: str, chosen: Image, attachments: Sequence[Attachment], tar
                 kernels.setdefault(name, []).append(placement)
     if not kernels:
         return Sidecar(entries=entries)
-    injected = inject.inject(parsed, kernels)
+    injected = inject(parsed, kernels)
     refusals = dict(injected.refusals)
     image = b""
     options = chosen.options
@@ -172,7 +180,7 @@ def _instrument(text: str, chosen: Image, attachments: Sequence[Attachment], tar
             )
             refusals |= guilty
             kept = {name: kernels[name] for name in injected.kernels if name not in guilty}
-            injected = inject.inject(parsed, kept)
+            injected = inject(parsed, kept)
     return Sidecar(
         image,
         tuple(
@@ -198,10 +206,10 @@ def _instrument(text: str, chosen: Image, attachments: Sequence[Attachment], tar
 
 
 def _assembled(text: str, target: Target, options: str) -> tuple[bytes, str]:
-    """The cubin, and the options that it took. Raises AssembleError.
+    """Return the cubin and the options that it was assembled with. Raises AssembleError.
 
-    ptxas gives up on some kernels that hold many predicates where a probe is (`Register allocation failed with register count of
-    '7'`, seen with radix sorts of CUB); with a little less optimization it does not.
+    ptxas gives up on some kernels that hold many predicates at a probe: `Register allocation failed with register count of '7'`,
+    seen with radix sorts of CUB. It succeeds with slightly less optimization.
     """
     try:
         return assemble(text, target, options).cubin, options
@@ -216,15 +224,15 @@ def _assembled(text: str, target: Target, options: str) -> tuple[bytes, str]:
 def _rejected(
     parsed: module.Module,
     kernels: Mapping[str, Sequence[Placement]],
-    injected: inject.Injected,
+    injected: Injected,
     target: Target,
     options: str,
 ) -> dict[str, str]:
-    """Which kernels of a module the assembler refuses, each tried alone: name → its words."""
+    """Assemble each kernel of a module alone; return those that the assembler rejects, with its message."""
     found = {}
     for name in injected.kernels:
         try:
-            _assembled(inject.inject(parsed, {name: kernels[name]}).text, target, options)
+            _assembled(inject(parsed, {name: kernels[name]}).text, target, options)
         except AssembleError as error:
             found[name] = str(error)
     return found
@@ -251,7 +259,7 @@ def _refuse(entries: Sequence[str], attachments: Sequence[Attachment], reason: s
 
 
 def _entries_of(images: Sequence[Image]) -> list[str]:
-    """The kernels of a module in whatever form can be read."""
+    """Return the kernels of a module in all images that can be read."""
     found: dict[str, None] = {}
     for image in images:
         try:
@@ -265,7 +273,7 @@ def _entries_of(images: Sequence[Image]) -> list[str]:
 
 
 def trim(parsed: module.Module, kernels: Mapping[str, Any]) -> module.Module:
-    """The module with these kernels and what they reach only; otherwise as the application has it."""
+    """Return the application's module with only these kernels, and the functions and variables that they use."""
     graph = flow.CallGraph(parsed)
     functions = {name for kernel in kernels for name in graph.reach(kernel)}
     used = [name for function in functions for name in graph.of(function).variables]
@@ -292,9 +300,9 @@ def trim(parsed: module.Module, kernels: Mapping[str, Any]) -> module.Module:
 
 
 def register_use(sidecar: Sidecar, target: Target) -> dict[str, tuple[int, int]]:
-    """Registers of each instrumented kernel (before, after), by ptxas for the target's architecture; empty without it.
+    """Return the registers of each kernel before and after instrumentation, for the target's architecture; empty without ptxas.
 
-    Takes as long as ptxas does the first time: not for the way to a launch.
+    The first call takes as long as ptxas: do not call it while a launch waits.
     """
     if not sidecar.text:
         return {}
@@ -308,10 +316,13 @@ def register_use(sidecar: Sidecar, target: Target) -> dict[str, tuple[int, int]]
 
 @functools.cache
 def _version() -> str:
-    """Changes whenever the code that makes a sidecar does."""
-    here = Path(__file__).resolve().parent
-    files = [Path(__file__), *sorted((here.parent / "ptx").glob("*.py"))]
-    return cache.key(*(file.read_bytes() for file in files))
+    """Return a key that changes with the code that makes a sidecar of PTX and fragments.
+
+    How the PTX is found in an image (`fatbin`, `elf`) does not matter here: the text itself is part of a sidecar's key.
+    """
+    package = Path(__file__).resolve().parents[1]
+    others = ("names.py", "ebpf/bytecode.py", "images/assemble.py", "images/instrument.py")
+    return cache.key_of_files([*sorted((package / "ptx").glob("*.py")), *(package / name for name in others)])
 
 
 def _identity(attachment: Attachment) -> str:
@@ -329,7 +340,7 @@ def _pack(sidecar: Sidecar) -> bytes:
 
 
 def _unpack(data: bytes) -> Sidecar | None:
-    """None for what an interrupted or foreign writer left."""
+    """Return a cached sidecar; None if its writer was interrupted or had another format."""
     try:
         length = int.from_bytes(data[:4], "little")
         head = json.loads(data[4 : 4 + length])
@@ -344,7 +355,7 @@ def _unpack(data: bytes) -> Sidecar | None:
                         **kernel["block"]
                         | {"params": {k: (o, s) for k, (o, s) in kernel["block"]["params"].items()}}
                     ),
-                    tuple(inject.Site(**site) for site in kernel["sites"]),
+                    tuple(Site(**site) for site in kernel["sites"]),
                     kernel["waits"],
                     kernel["site_count"],
                     kernel["unprobed"],

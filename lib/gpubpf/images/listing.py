@@ -1,10 +1,10 @@
-"""``--list`` and ``--ptx``: kernels of files, processes and commands; which can be instrumented, or why not.
+"""``--list`` and ``--ptx``: the kernels of files, processes and commands, and whether each can be instrumented.
 
-    for kernel in listed([Source("app", images_of_file("app"))], Target("gpu", (9, 0))):
+    for kernel in listed([ImageFile("app", images_of_file("app"))], Target("gpu", (9, 0))):
         kernel.record()       # the JSON record "listed"
 
-Whether a kernel can be instrumented is asked of those who do it: `instrument.choose` for PTX that suits the
-device, then the injector, with a tool's own probes where there are some.
+The code that instruments kernels answers this: `instrument.choose` looks for PTX that suits the device, then the injector
+tries the tool's own probes, if it has some.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from gpubpf.images.assemble import Target
 from gpubpf.images.fatbin import Image
 from gpubpf.images.instrument import choose
 from gpubpf.lower.fragment import Fragment
-from gpubpf.ptx import inject, module
+from gpubpf.ptx import module
+from gpubpf.ptx.inject import inject
+from gpubpf.ptx.values import Placement
 from gpubpf.show import cli, table
 
 if TYPE_CHECKING:
@@ -30,36 +32,36 @@ if TYPE_CHECKING:
 
 _ENTRY = re.compile(r"^[^\n/]*\.entry\s+([\w$%]+)", re.MULTILINE)
 
-# Given a module of PTX and kernels of it: why some of these can't be instrumented, by mangled name.
+# Takes a module of PTX and some of its kernels; returns the reasons of those that cannot be instrumented, by mangled name.
 Check = Callable[[module.Module, Sequence[str]], Mapping[str, str]]
-# Given an image and kernels of it: PTX in which they are instrumented, and the reasons of those that are not.
+# Takes an image and some of its kernels; returns the instrumented PTX, and the reasons of those that cannot be instrumented.
 Instrument = Callable[[Image, Sequence[str]], tuple[str, Mapping[str, str]]]
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where images came from, as the user knows it, and what of it was launched."""
+class ImageFile:
+    """A file with images, under the name that the user knows, and which of its kernels were launched."""
 
     file: str
     images: tuple[Image, ...]
     launches: Mapping[str, int] | None = None  # by mangled name; None: nothing was run
-    pid: int | None = None  # of the process that has them; of several of one name the first
+    pid: int | None = None  # of the process that has mapped it, the first if several have the same name
     comm: str | None = None
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedKernel:
     """One kernel of one file."""
 
     name: names.Name
-    source: Source
+    source: ImageFile
     ptx: tuple[str, ...]  # compute capabilities: "7.5"
     sass: tuple[str, ...]
     reason: str | None  # why it can't be instrumented
     launches: int | None = None
 
     def record(self) -> dict[str, Any]:
-        """The JSON record of ``--list``."""
+        """Return the JSON record of ``--list``."""
         return {
             "type": "listed",
             "pid": self.source.pid,
@@ -76,22 +78,24 @@ class Listed:
         }
 
 
-# The device program that does nothing: what can't carry this one can't carry any.
+# The device program that does nothing. A kernel that cannot carry it cannot carry any.
 NOTHING = Fragment("nothing", "{\n}", ())
 
 
 def check_injection(parsed: module.Module, kernels: Sequence[str]) -> Mapping[str, str]:
-    """A `Check`: whether any probe can be put at the exit of these kernels."""
-    placements = [inject.Placement(NOTHING, "exit")]
-    return inject.inject(parsed, dict.fromkeys(kernels, placements)).refusals
+    """Check whether a probe can be put at the exits of these kernels. This is a `Check`."""
+    placements = [Placement(NOTHING, "exit")]
+    return inject(parsed, dict.fromkeys(kernels, placements)).refusals
 
 
-def listed(sources: Iterable[Source], target: Target, check: Check = check_injection) -> list[Listed]:
-    """The kernels of each source, by name; `target` is the device in question.
+def listed(
+    sources: Iterable[ImageFile], target: Target, check: Check = check_injection
+) -> list[ListedKernel]:
+    """Return the kernels of each file, sorted by name. `target`: the device that they would run on.
 
-    A form of a module that is damaged is left out; the others may have its kernels.
+    Damaged images are left out: other forms of the module may have the same kernels.
     """
-    found: list[Listed] = []
+    found: list[ListedKernel] = []
     for source in sources:
         kernels: dict[str, _Kernel] = {}
         for images in fatbin.modules(source.images):
@@ -108,17 +112,19 @@ def listed(sources: Iterable[Source], target: Target, check: Check = check_injec
 
 @dataclass
 class _Kernel:
-    """What the modules of one file say of one kernel."""
+    """What the modules of one file say about one kernel."""
 
     ptx: set[tuple[int, str]] = field(default_factory=set)
     sass: set[tuple[int, str]] = field(default_factory=set)
     # One for each module; None: it can be instrumented.
     reasons: list[str | None] = field(default_factory=list)
 
-    def listed(self, name: names.Name, source: Source, launches: int | None) -> Listed:
+    def listed(self, name: names.Name, source: ImageFile, launches: int | None) -> ListedKernel:
         # A kernel of an -rdc program is in two modules: linked SASS, and PTX that is still to be linked.
         reasons = sorted(self.reasons, key=lambda reason: (reason is not None, reason == fatbin.SASS_ONLY))
-        return Listed(name, source, _capabilities(self.ptx), _capabilities(self.sass), reasons[0], launches)
+        return ListedKernel(
+            name, source, _capabilities(self.ptx), _capabilities(self.sass), reasons[0], launches
+        )
 
 
 def _capabilities(archs: set[tuple[int, str]]) -> tuple[str, ...]:
@@ -126,15 +132,15 @@ def _capabilities(archs: set[tuple[int, str]]) -> tuple[str, ...]:
 
 
 def _add_module(kernels: dict[str, _Kernel], images: Sequence[Image], target: Target, check: Check) -> None:
-    """Adds one module's kernels to `kernels`."""
+    """Add the kernels of one module to `kernels`."""
     chosen = choose(images, target)
     reasons: dict[str, str | None] = {}
-    # A kernel may be in the SASS and not in the PTX, behind #if __CUDA_ARCH__.
+    # #if __CUDA_ARCH__ can leave a kernel out of the PTX that is in the SASS.
     otherwise = chosen if isinstance(chosen, str) else f"not in the PTX for {chosen.arch}"
     for image in images:
         try:
             mangled = fatbin.kernel_names(image.read()) if image.kind == "elf" else _entries(image)
-        except ImageError:  # this form is damaged; the others may serve
+        except ImageError:  # this form is damaged; another may be intact
             continue
         for name in mangled:
             kernel = kernels.setdefault(name, _Kernel())
@@ -153,7 +159,7 @@ def _add_module(kernels: dict[str, _Kernel], images: Sequence[Image], target: Ta
 
 
 def _entries(image: Image) -> list[str]:
-    """The kernels of a PTX image; of PTX that cannot be parsed those that look like it."""
+    """Return the kernels of a PTX image. If it cannot be parsed, return what looks like a kernel. Raises ImageError."""
     try:
         return list(module.parse(image.text).entries)
     except PtxError:
@@ -163,35 +169,35 @@ def _entries(image: Image) -> list[str]:
 # --- where images come from --------------------------------------------------------------------------
 
 
-def sources_of_files(files: Iterable[str]) -> list[Source]:
-    """The images in files that a user named. Raises ImageError for one that holds none."""
+def sources_of_files(files: Iterable[str]) -> list[ImageFile]:
+    """Return the files that a user named, with their images. Raises ImageError for a file without any."""
     sources = []
     for file in files:
         if not (images := fatbin.images_of_file(file)):
             raise ImageError(f"there is no CUDA code in {file}; name the program or library that nvcc built")
-        sources.append(Source(file, images))
+        sources.append(ImageFile(file, images))
     return sources
 
 
-def sources_of_process(pid: int) -> list[Source]:
-    """The images in the files that a process has mapped. Raises Error where it cannot be looked into.
+def sources_of_process(pid: int) -> list[ImageFile]:
+    """Return the files with images that a process has mapped. Raises Error if the process cannot be read.
 
-    What it made at run time (NVRTC, Triton) is not among them.
+    Code that the process compiled at run time (NVRTC, Triton) is not among them.
     """
-    from gpubpf.images.mapped import Mapped
+    from gpubpf.images.mapped import MappedImages
     from gpubpf.process import target
 
     known = target.status(pid)
     if not known:
-        raise Error(f"there is no process {pid}; ps shows those that run")
+        raise Error(f"there is no process {pid}; run ps to list the processes")
     files: dict[str, list[Image]] = {}
     try:
-        for file, image in Mapped(pid).images():
+        for file, image in MappedImages(pid).images():
             files.setdefault(file, []).append(image)
     except OSError as error:
         raise target.refusal(pid, error.errno or 0) from None
     return [
-        Source(file, tuple(images), pid=pid, comm=known.get("Name", "")) for file, images in files.items()
+        ImageFile(file, tuple(images), pid=pid, comm=known.get("Name", "")) for file, images in files.items()
     ]
 
 
@@ -199,23 +205,23 @@ def sources_of_process(pid: int) -> list[Source]:
 
 
 class Pipeline(Protocol):
-    """What a tool's device programs (program.py, `BPF`) have to tell for ``--list`` and ``--ptx``."""
+    """What ``--list`` and ``--ptx`` need from a tool's device programs (program.py, `BPF`)."""
 
     def target(self, args: argparse.Namespace) -> Target:
-        """The device that would be used."""
+        """Return the device that would be used."""
 
     def refusals(self, parsed: module.Module, kernels: Sequence[str]) -> Mapping[str, str]:
-        """A `Check` with these programs."""
+        """Check kernels with these programs, as a `Check` does."""
 
     def instrumented_ptx(self, image: Image, kernels: Sequence[str]) -> tuple[str, Mapping[str, str]]:
-        """The PTX of a sidecar in which `kernels` carry these programs, and the reasons of those that do not."""
+        """Instrument `kernels` with these programs, as an `Instrument` does."""
 
-    def observe(self, args: argparse.Namespace) -> tuple[list[Source], int]:
-        """Runs COMMAND to its end: the modules that it loaded, what it launched, and its exit status."""
+    def observe(self, args: argparse.Namespace) -> tuple[list[ImageFile], int]:
+        """Run COMMAND to its end; return the modules that it loaded with the launches of their kernels, and its exit status."""
 
 
 def show(b: Pipeline, args: argparse.Namespace, out: cli.Output) -> int:
-    """``--list`` or ``--ptx`` of a tool, in any of the three forms; the exit status."""
+    """Print ``--list`` or ``--ptx`` of a tool as text, JSON or CSV; return the exit status. Raises Error."""
     status = 0
     if args.files:
         sources = sources_of_files(args.files)
@@ -246,8 +252,8 @@ def show(b: Pipeline, args: argparse.Namespace, out: cli.Output) -> int:
     return status
 
 
-def csv_rows(kernels: Iterable[Listed]) -> Iterator[str]:
-    """The table of ``--list`` as CSV."""
+def csv_rows(kernels: Iterable[ListedKernel]) -> Iterator[str]:
+    """Yield the table of ``--list`` as lines of CSV."""
     yield "kernel,demangled,mangled,file,ptx,sass,instrumentable,reason,launches\n"
     for kernel in kernels:
         name = kernel.name
@@ -264,8 +270,8 @@ def csv_rows(kernels: Iterable[Listed]) -> Iterator[str]:
         yield cli.csv_cells((*cells, can, kernel.reason or "", launches)) + "\n"
 
 
-def matching(kernels: Iterable[Listed], patterns: Sequence[str]) -> list[Listed]:
-    """Those that ``--kernel`` names. Raises Error when there are none, with the kernels that there are."""
+def matching(kernels: Iterable[ListedKernel], patterns: Sequence[str]) -> list[ListedKernel]:
+    """Return the kernels that match ``--kernel``. Raises Error if none does; the message names the kernels."""
     everything = list(kernels)
     chosen = [kernel for kernel in everything if not patterns or names.matches(patterns, kernel.name.mangled)]
     if patterns and not chosen:
@@ -274,7 +280,7 @@ def matching(kernels: Iterable[Listed], patterns: Sequence[str]) -> list[Listed]
 
 
 def no_match(patterns: Sequence[str], seen: Iterable[str], most: int = 12) -> str:
-    """The error of a ``--kernel`` that nothing matches: which kernels there are."""
+    """Return the message for a ``--kernel`` that matches nothing, with at most `most` of the kernels that were seen."""
     different = sorted(set(seen))
     shown = ", ".join(different[:most]) + (
         f", and {len(different) - most} more" if len(different) > most else ""
@@ -282,8 +288,8 @@ def no_match(patterns: Sequence[str], seen: Iterable[str], most: int = 12) -> st
     return f"no kernel matches {' or '.join(map(repr, patterns))}; kernels seen: {shown or 'none'}"
 
 
-def rows(kernels: Sequence[Listed], verbose: bool = False) -> list[str]:
-    """A table for people: a line per kernel, files as headings where there are several."""
+def rows(kernels: Sequence[ListedKernel], verbose: bool = False) -> list[str]:
+    """Return a table with a line per kernel. If there are several files, their names are headings."""
     launched = any(kernel.launches is not None for kernel in kernels)
     headers = ["KERNEL", "PTX", "SASS", *(["LAUNCHES"] if launched else []), "INSTRUMENT"]
     shorts = Counter((kernel.source.file, kernel.name.short) for kernel in kernels)
@@ -309,14 +315,14 @@ def rows(kernels: Sequence[Listed], verbose: bool = False) -> list[str]:
 
 
 def instrumented(
-    sources: Iterable[Source],
+    sources: Iterable[ImageFile],
     target: Target,
     patterns: Sequence[str],
     instrument: Instrument,
 ) -> Iterator[tuple[str, Image, str]]:
-    """``--ptx``: (file, image, instrumented PTX) of each module in which a kernel matches.
+    """Yield the file, the image and the instrumented PTX of each module in which a kernel matches, for ``--ptx``.
 
-    Raises Error when nothing matches, or when what matches cannot be instrumented, with the reason.
+    Raises Error if no kernel matches, or if none that matches can be instrumented; then the message has a reason.
     """
     seen: list[str] = []
     refused: list[str] = []
@@ -340,7 +346,9 @@ def instrumented(
     if done:
         return
     if refused:
-        raise Error(f"nothing that matches can be instrumented ({refused[0]}); --list says more")
+        raise Error(
+            f"none of the matching kernels can be instrumented ({refused[0]}); see --list for all reasons"
+        )
     raise Error(no_match(patterns, (names.demangle(name).short for name in seen)))
 
 

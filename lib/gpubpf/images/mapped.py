@@ -1,17 +1,18 @@
-"""Device code in the files that a process maps, and which of it a module is that was loaded before anybody looked.
+"""Find device code in the files that a process maps, and the PTX of modules that were loaded before the tool attached.
 
-    mapped = Mapped(pid)
+    mapped = MappedImages(pid)
     for file, image in mapped.images(): …
     data, reasons = mapped.find(found, target)      # docs/attach.md, "What was loaded before"
 
-A file is read as the process has it: through /proc/PID/map_files, by its name below the process's root where that still is the
-same file, else out of the process's memory. All of that is untrusted. Libraries may have gigabytes of SASS, so images are read when
-they are asked for, and the kernels' names that were found in large ones are kept by the file's identity.
+A file is read as the process has it: through /proc/PID/map_files, or by its name below the process's root if that is still the
+same file, or from the process's memory. All of these are untrusted. Libraries may have gigabytes of SASS, so images are read only
+when they are needed, and the names of kernels in large files are cached by the file's identity.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -20,16 +21,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 from gpubpf import cache
 from gpubpf.agent.protocol import Found, FoundKernel
+from gpubpf.elf import OpenFile
 from gpubpf.errors import ImageError, PtxError
 from gpubpf.images import fatbin
 from gpubpf.images.assemble import Target
 from gpubpf.images.fatbin import Image
 from gpubpf.images.instrument import choose, trim
-from gpubpf.images.triton import Cache
+from gpubpf.images.triton import TritonCache
 from gpubpf.process import target, target_files
 from gpubpf.ptx import flow, module
 from gpubpf.ptx.values import parameter_layout
@@ -39,15 +42,16 @@ NOT_FOUND, AMBIGUOUS = "PTX not found", "ambiguous"
 MOST_FILES = 4096  # of one process
 LARGE = (
     64 << 20
-)  # bytes of images, from which on a file is only looked into where it names the kernel elsewhere, too
-PATIENCE = 120.0  # seconds for its files to be read
-READ_LIMIT = 16 << 30  # bytes of all files, read to find one module: a file may be larger than its disk
-SEARCH_LIMIT = 4 << 30  # bytes that are searched in one process for images outside of the sections for them
-SLOW = 4 << 20  # bytes of images whose names are worth keeping
-MEMORY_LIMIT = 1 << 30  # bytes of a file, read out of a process
-_RESERVED_SHARED = (
-    1024  # bytes that the system has of each block's shared memory, on sm_80 and newer; some counts have them
-)
+)  # bytes: images of larger files are searched only if the file mentions the kernel outside of its images
+TIMEOUT = 120.0  # seconds for reading a process's files
+READ_LIMIT = (
+    16 << 30
+)  # bytes read from all files to find one module: a sparse file may be larger than its disk
+SEARCH_LIMIT = 4 << 30  # bytes searched in one process for images outside of their sections
+SLOW = 4 << 20  # bytes: kernel names of files with more images are cached
+MEMORY_LIMIT = 1 << 30  # bytes of a file that are read from a process's memory
+# Bytes that the system reserves of each block's shared memory on sm_80 and newer. Some counts include them.
+_RESERVED_SHARED = 1024
 _MOST_THREADS = 1024  # of a block
 _STAGE = "images"
 _CHUNK = 1 << 22
@@ -56,68 +60,72 @@ _TEXT_PTX = re.compile(rb"^\s*\.version\s+\d", re.MULTILINE)
 _DELETED = " (deleted)"
 
 
-class Mapped:
+class MappedImages:
     """The device code that a process has mapped."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._files: dict[tuple[tuple[str, int], str], _File] = {}  # by device and inode, path
-        self._triton = Cache(pid)
+        self._triton = TritonCache(pid)
         self._lock = threading.Lock()
         self._searched = 0  # bytes
-        self._allowance = _Allowance()
-        self._stuck = False  # its files do not answer
+        self._budget = _ReadBudget()
+        self._timed_out = False  # reading its files does not end
 
     def images(self) -> Iterator[tuple[str, Image]]:
-        """Each image with its file, as the process calls that; numbers of modules are unique in a file. Files stay open as long as
-        there are images of them: the process may end meanwhile.
+        """Yield each image with the name that the process has for its file. Module numbers are unique in a file.
 
-        Raises OSError where the process cannot be looked into.
+        Files stay open as long as images refer to them, because the process may end meanwhile. Raises OSError if the process cannot
+        be read.
         """
         with self._lock:
-            self._allowance.left = READ_LIMIT
+            self._budget.left = READ_LIMIT
             modules: dict[str, int] = {}
-            for file in self._refreshed():
+            for file in self._refresh():
                 for images in file.modules:
                     number = modules[file.path] = modules.get(file.path, -1) + 1
-                    with contextlib.suppress(ImageError):  # its file changed under our hands
+                    with contextlib.suppress(ImageError):  # the file has changed meanwhile
                         held = [replace(i, module=number, stored=file.source.held(i)) for i in images]
                         yield from ((file.path, image) for image in held)
             self._files.clear()
 
     def with_ptx(self, data: bytes) -> bytes:
-        """An image that the process loads; for a cubin its PTX, where its maker has kept it elsewhere: that text has the lines of the
-        source, which what a cubin keeps itself has not."""
+        """Return an image that the process loads. For a cubin whose PTX Triton has cached, return that PTX as a fatbin instead.
+
+        The cached PTX has source lines, unlike the PTX that a cubin itself may contain.
+        """
         if not data.startswith(b"\x7fELF"):
             return data
         try:
             (image,) = fatbin.images_of_bytes(data)
             if image.kind != "elf":
                 return data
-            ptx = self._patiently(self._triton.ptx_of, image.payload)
+            ptx = self._with_timeout(self._triton.ptx_of, image.payload)
             return data if ptx is None else fatbin.pack(ptx)
         except (ImageError, ValueError, TimeoutError):
             return data
 
     def find(self, found: Found, target: Target) -> tuple[bytes | None, dict[str, str]]:
-        """The PTX that `found` is to be instrumented by, as a fatbin, or None; and for each kernel (mangled) that it does not have
-        the reason."""
+        """Return the PTX from which `found` can be instrumented, as a fatbin, or None; and the reason for each kernel that it lacks.
+
+        Kernels are named by their mangled names.
+        """
         names = tuple(dict.fromkeys((*(kernel.name for kernel in found.kernels), *found.names)))
         try:
-            return self._patiently(self._find, found, names, target)
-        except (OSError, ImageError):  # it has ended, a file changed under our hands, or does not answer
+            return self._with_timeout(self._find, found, names, target)
+        except (OSError, ImageError):  # the process has ended, or a file has changed or does not answer
             return None, dict.fromkeys(names, NOT_FOUND)
 
-    def _patiently(self, function: Callable[..., T], *arguments: Any) -> T:
-        """What `function` gives, on a thread that nobody waits for without end: a file system may be the process's own.
+    def _with_timeout(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call `function` on another thread and wait for at most TIMEOUT seconds: a file system may be the process's own (FUSE).
 
-        Raises TimeoutError, from then on at once.
+        Raises TimeoutError. After the first timeout, every call raises it at once.
         """
         future: Future[T] = Future()
 
         def run() -> None:
             with self._lock:
-                self._allowance.left = READ_LIMIT
+                self._budget.left = READ_LIMIT
                 try:
                     future.set_result(function(*arguments))
                 except BaseException as error:
@@ -126,27 +134,29 @@ class Mapped:
                     for file in self._files.values():
                         file.source.close()
 
-        if self._stuck:
+        if self._timed_out:
             raise TimeoutError
         threading.Thread(target=run, name="gpubpf-files", daemon=True).start()
         try:
-            return future.result(PATIENCE)
+            return future.result(TIMEOUT)
         except TimeoutError:
-            self._stuck = True
+            self._timed_out = True
             raise
 
     def _find(
         self, found: Found, names: Sequence[str], target: Target
     ) -> tuple[bytes | None, dict[str, str]]:
-        files = [file for file in self._refreshed() if file.worth_a_look(names[0])]
+        files = [file for file in self._refresh() if file.may_have(names[0])]
         candidates = list(self._candidates(files, found, names, target))
-        candidates = candidates or list(self._embedded(found, names, target))
-        usable = _different([candidate.ptx for candidate in candidates if candidate.ptx is not None], found)
+        candidates = candidates or list(self._candidates_anywhere(found, names, target))
+        usable = _without_duplicates(
+            [candidate.ptx for candidate in candidates if candidate.ptx is not None], found
+        )
         without = [candidate.reason for candidate in candidates if candidate.ptx is None]
         if not usable:
             reason = (without or [fatbin.SASS_ONLY])[0]
             if reason == fatbin.SASS_ONLY:
-                reason = _why(files, names[0], target)
+                reason = _reason_without_ptx(files, names[0], target)
             return None, dict.fromkeys(names, reason)
         if len(usable) > 1 or without:
             return None, dict.fromkeys(names, AMBIGUOUS)
@@ -159,29 +169,31 @@ class Mapped:
     ) -> Iterator[_Candidate]:
         for file in files:
             for number, images in enumerate(file.modules):
-                running = _running(images, target)
-                if running is not None and _fits(file.names(number, running), found, names):
+                running = _taken_by_driver(images, target)
+                if running is not None and _has_kernels(file.names(number, running), found, names):
                     yield from _candidate(images, running, found, target)
-            file.searched()
+            file.cache_names()
         for images in self._triton.modules(names):
-            running = _running(images, target)
-            if running is not None and _fits(_names(running), found, names):
+            running = _taken_by_driver(images, target)
+            if running is not None and _has_kernels(_names(running), found, names):
                 yield from _candidate(images, running, found, target)
 
-    def _embedded(self, found: Found, names: Sequence[str], target: Target) -> Iterator[_Candidate]:
-        """Of what lies anywhere in a file: a program may hand the driver an image, or PTX text, out of an array."""
+    def _candidates_anywhere(
+        self, found: Found, names: Sequence[str], target: Target
+    ) -> Iterator[_Candidate]:
+        """Yield candidates from anywhere in a file: a program may pass an image or PTX text from an array to the driver."""
         for file in self._files.values():
             with contextlib.suppress(ImageError):
                 if self._searched < SEARCH_LIMIT and file.source.size <= LARGE:
                     self._searched += file.source.size
                     if file.mentions(names[0]):
                         for images in fatbin.modules(tuple(fatbin.scan(file.source, 0, file.source.size))):
-                            running = _running(images, target)
-                            if running is not None and _fits(_names(running), found, names):
+                            running = _taken_by_driver(images, target)
+                            if running is not None and _has_kernels(_names(running), found, names):
                                 yield from _candidate(images, running, found, target)
 
-    def _refreshed(self) -> list[_File]:
-        """The files with device code that are mapped now. Raises OSError."""
+    def _refresh(self) -> list[_File]:
+        """Return the files with device code that are mapped now. Raises OSError."""
         mapped: dict[tuple[tuple[str, int], str], list[target.Mapping]] = {}
         for mapping in target.mappings(self._pid):
             path = mapping.path
@@ -196,7 +208,7 @@ class Mapped:
             if known is not None and not (known.modules and known.source.changed()):
                 continue
             if len(self._files) < MOST_FILES:
-                self._files[key] = _read(self._pid, mappings, self._allowance)
+                self._files[key] = _read(self._pid, mappings, self._budget)
         return [file for file in self._files.values() if file.modules]
 
 
@@ -204,7 +216,7 @@ class Mapped:
 
 
 @dataclass
-class _Allowance:
+class _ReadBudget:
     """Bytes that may still be read."""
 
     left: int = READ_LIMIT
@@ -212,22 +224,22 @@ class _Allowance:
     def take(self, size: int) -> None:
         self.left -= size
         if self.left < 0:
-            raise ImageError("its files have no end; look at them with ls -l")
+            raise ImageError("its files are too large to be read; look at them with ls -l")
 
 
-class _Mapped:
-    """A mapped file as a `Source`: opened when it is read, and again after `close`, if it is the same."""
+class _MappedFile:
+    """A mapped file as an `elf.ByteSource`. It is opened when it is read; after `close` it is opened again if it is unchanged."""
 
-    def __init__(self, pid: int, mappings: list[target.Mapping], allowance: _Allowance) -> None:
+    def __init__(self, pid: int, mappings: list[target.Mapping], budget: _ReadBudget) -> None:
         self._pid = pid
-        self._allowance = allowance
-        self.mappings = mappings  # brought up to date by its owner
+        self._budget = budget
+        self.mappings = mappings  # its owner keeps them up to date
         self._file: int | None = None
         self._status: os.stat_result | None = None
 
     @property
     def identity(self) -> str:
-        """Of its content; "" before it was opened."""
+        """What changes with the file's content; "" before the file was opened."""
         s = self._status
         return "" if s is None else repr((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns))
 
@@ -240,11 +252,11 @@ class _Mapped:
     def read(self, offset: int, size: int) -> bytes:
         file = self._open()
         assert self._status is not None
-        self._allowance.take(size)
+        self._budget.take(size)
         try:
-            return fatbin.Descriptor(file, self._status.st_size).read(offset, size)
+            return OpenFile(file, self._status.st_size).read(offset, size)
         except OSError as error:
-            raise ImageError(f"it cannot be read ({error.strerror}); is its disk there?") from None
+            raise ImageError(f"it cannot be read ({error.strerror}); check its disk") from None
 
     def close(self) -> None:
         if self._file is not None:
@@ -254,13 +266,13 @@ class _Mapped:
     def __del__(self) -> None:
         self.close()
 
-    def held(self, image: Image) -> bytes | fatbin.Part:
-        """What is to be kept of an image's bytes for the time when the process has ended."""
+    def held(self, image: Image) -> bytes | fatbin.FileRange:
+        """Return an image's bytes, or where they are, in a form that outlives the process."""
         self._open()
         return image.stored
 
     def changed(self) -> bool:
-        """Whether it is not what it was when it was read first."""
+        """Return whether the file has changed since it was opened first."""
         try:
             self._open()
         except ImageError:
@@ -273,7 +285,7 @@ class _Mapped:
             before, self._status = self.identity, os.fstat(file)
             if before and before != self.identity:
                 os.close(file)
-                raise ImageError("it has changed; start the program anew")
+                raise ImageError("its file has changed; restart the program")
             self._file = file
         return self._file
 
@@ -289,11 +301,11 @@ class _Mapped:
                 if (os.makedev(major, minor), first.file[1]) == (status.st_dev, status.st_ino):
                     return file
                 os.close(file)
-        raise ImageError("its file is gone or replaced; start the program anew")
+        raise ImageError("its file was deleted or replaced; restart the program")
 
 
-class _Memory:
-    """What a process has mapped of a file, as a `Source`; offsets are addresses."""
+class _MappedMemory:
+    """The parts of a file that a process has mapped, as an `elf.ByteSource`. Offsets are addresses."""
 
     size = 1 << 47
 
@@ -305,27 +317,27 @@ class _Memory:
 
     def read(self, offset: int, size: int) -> bytes:
         if not 0 <= size <= MEMORY_LIMIT:
-            raise ImageError("it is larger than any image; start the program anew")
+            raise ImageError("it is larger than any image; restart the program")
         try:
             if self._memory is None:
                 self._memory = target.Memory(self._pid)
             return self._memory.read(offset, size)
         except OSError:
-            raise ImageError("the process's memory cannot be read; is it yours, and running?") from None
+            raise ImageError("the process's memory cannot be read; check that it runs and is yours") from None
 
     def close(self) -> None:
         if self._memory is not None:
             self._memory.close()
             self._memory = None
 
-    def held(self, image: Image) -> bytes | fatbin.Part:
-        return image.stored.read() if isinstance(image.stored, fatbin.Part) else image.stored
+    def held(self, image: Image) -> bytes | fatbin.FileRange:
+        return image.stored.read() if isinstance(image.stored, fatbin.FileRange) else image.stored
 
     def changed(self) -> bool:
         return False
 
     def images(self) -> Iterator[Image]:
-        """Of everything that looks like a fatbin."""
+        """Yield the images of everything that looks like a fatbin."""
         number, left = 0, MEMORY_LIMIT
         spans: list[list[int]] = []
         for mapping in sorted(self.mappings, key=lambda m: m.start):
@@ -335,7 +347,7 @@ class _Memory:
                 spans.append([mapping.start, mapping.end])
         for start, end in spans:
             end, left = min(end, start + left), left - min(left, end - start)
-            with contextlib.suppress(ImageError):  # the rest of a file that was cut short
+            with contextlib.suppress(ImageError):  # a truncated file: its last pages cannot be read
                 for image in fatbin.scan(self, start, end):
                     yield fatbin.renumbered(image, number)
             number += fatbin.MOST_IMAGES
@@ -343,18 +355,20 @@ class _Memory:
 
 @dataclass
 class _File:
-    """A mapped file with device code: its images by module, and what is known of their kernels."""
+    """A mapped file with device code: its images by module, and the names of their kernels."""
 
     path: str
-    source: _Mapped | _Memory
+    source: _MappedFile | _MappedMemory
     modules: tuple[tuple[Image, ...], ...] = ()
-    _names: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by module and place of the image in it
+    _names: dict[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # by module number and the image's index in it
     _kept: int | None = None  # how many of `_names` are in the cache
-    _searched: bool = False  # the names of all modules are known that the device can run
+    _searched: bool = False  # the names of all modules that the device can run are known
 
     @cached_property
     def stored(self) -> int:
-        """Bytes of all images."""
+        """The size of all images in bytes, as stored."""
         return sum(
             len(i.stored) if isinstance(i.stored, bytes) else i.stored.size for m in self.modules for i in m
         )
@@ -363,12 +377,12 @@ class _File:
     def large(self) -> bool:
         return self.stored > LARGE
 
-    def worth_a_look(self, name: str) -> bool:
-        """Whether a kernel may be in it: not all of a large file is read for one that it does not know."""
+    def may_have(self, name: str) -> bool:
+        """Return whether to search this file for a kernel. A large file is searched only if it mentions the kernel."""
         return not self.large or self._searched or self.mentions(name)
 
     def names(self, module: int, image: Image) -> tuple[str, ...]:
-        """The kernels of an image; none of one that is damaged."""
+        """Return the kernels of an image; none if it is damaged."""
         self._load_names()
         key = f"{module}.{self.modules[module].index(image)}"
         if key not in self._names:
@@ -376,22 +390,22 @@ class _File:
         return self._names[key]
 
     def has(self, module: int, name: str) -> bool:
-        """Whether any form of a module has this kernel."""
+        """Return whether any image of a module has this kernel."""
         return any(name in self.names(module, image) for image in self.modules[module])
 
     def mentions(self, name: str) -> bool:
-        """Whether the name stands anywhere but in the images: whoever launches a kernel through the runtime registers it by name."""
+        """Return whether a name occurs outside of the images: a program that uses the runtime registers its kernels by name."""
         text = name.encode("utf-8", "surrogateescape")
-        if isinstance(self.source, _Memory):
+        if isinstance(self.source, _MappedMemory):
             return True
         taken = sorted(
             (i.stored.offset, i.stored.offset + i.stored.size)
             for m in self.modules
             for i in m
-            if isinstance(i.stored, fatbin.Part)
+            if isinstance(i.stored, fatbin.FileRange)
         )
         at = 0
-        with contextlib.suppress(ImageError):  # cut short under our hands
+        with contextlib.suppress(ImageError):  # the file was truncated meanwhile
             for start, end in (*taken, (self.source.size, self.source.size)):
                 while at < start:
                     size = min(_CHUNK, start - at)
@@ -411,26 +425,33 @@ class _File:
                 self._names = {k: tuple(map(str, v)) for k, v in json.loads(data or b"{}").items()}
             self._kept = len(self._names)
 
-    def searched(self) -> None:
-        """Its modules were gone through: their kernels are kept for the next process that maps it."""
+    def cache_names(self) -> None:
+        """Cache the names of kernels for the next process that maps the file, once all modules have been searched."""
         self._searched = True
         if self.stored > SLOW and self.source.identity and len(self._names) > (self._kept or 0):
             cache.default().put(_STAGE, self._key(), json.dumps(self._names).encode())
             self._kept = len(self._names)
 
     def _key(self) -> str:
-        return cache.key("names 1", self.source.identity)
+        return cache.key(_version(), self.source.identity)
 
 
-def _read(pid: int, mappings: list[target.Mapping], allowance: _Allowance) -> _File:
-    """A mapped file; without modules where it has no device code."""
+@functools.cache
+def _version() -> str:
+    """Return a key that changes with the code that finds the names of kernels in a file."""
+    package = Path(__file__).resolve().parents[1]
+    return cache.key_of_files(package / name for name in ("elf.py", "images/fatbin.py", "images/mapped.py"))
+
+
+def _read(pid: int, mappings: list[target.Mapping], budget: _ReadBudget) -> _File:
+    """Read a mapped file. A file without device code has no modules."""
     path = mappings[0].path
-    source = _Mapped(pid, mappings, allowance)
+    source = _MappedFile(pid, mappings, budget)
     with contextlib.closing(source), contextlib.suppress(ImageError):
         start = source.read(0, min(source.size, 4096))
         known = start.startswith(b"\x7fELF") or _TEXT_PTX.search(start) or _is_fatbin(start)
         return _File(path, source, fatbin.modules(fatbin.images_of(source)) if known else ())
-    memory = _Memory(pid, mappings)
+    memory = _MappedMemory(pid, mappings)
     with contextlib.closing(memory):
         return _File(path, memory, fatbin.modules(tuple(memory.images())))
 
@@ -444,14 +465,14 @@ def _is_fatbin(start: bytes) -> bool:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A module that fits. `ptx`: what of it can be instrumented; None: nothing, for `reason`."""
+    """A module that fits. `ptx`: the image to instrument, or None if there is none, for `reason`."""
 
     ptx: Image | None
     reason: str = ""
 
 
 def _names(image: Image) -> Iterable[str]:
-    """The kernels of an image (mangled); none of one that is damaged."""
+    """Return the mangled names of an image's kernels; none if it is damaged."""
     try:
         data = image.read()
         if image.kind == "elf":
@@ -461,32 +482,32 @@ def _names(image: Image) -> Iterable[str]:
         return ()
 
 
-def _why(files: Iterable[_File], name: str, target: Target) -> str:
-    """Why there is no PTX of a kernel that no module fits: what the files say of one with its name."""
+def _reason_without_ptx(files: Iterable[_File], name: str, target: Target) -> str:
+    """Return why a kernel that fits no module has no PTX: the reason for a kernel of the same name in the files."""
     reasons = []
     for file in files:
         for number, images in enumerate(file.modules):
             if file.has(number, name):
                 chosen = choose(images, target)
                 reasons += [chosen] if isinstance(chosen, str) else []
-        file.searched()
+        file.cache_names()
     return next((reason for reason in reasons if reason != fatbin.SASS_ONLY), (*reasons, NOT_FOUND)[0])
 
 
-def _running(images: Sequence[Image], target: Target) -> Image | None:
-    """What the target's driver takes of a module; None: nothing suits it. The embedded device only knows PTX."""
+def _taken_by_driver(images: Sequence[Image], target: Target) -> Image | None:
+    """Return the image of a module that the target's driver takes; None if none suits. The embedded device takes only PTX."""
     if target.device == "gpu" and (cubin := fatbin.cubin_for(images, target.cc)) is not None:
         return cubin
     chosen = choose(images, target)
     return chosen if isinstance(chosen, Image) else None
 
 
-def _fits(there: Iterable[str], found: Found, names: Iterable[str]) -> bool:
+def _has_kernels(there: Iterable[str], found: Found, names: Iterable[str]) -> bool:
     return set(there) == set(names) if found.whole else set(there) >= set(names)
 
 
 def _candidate(images: Sequence[Image], running: Image, found: Found, target: Target) -> Iterator[_Candidate]:
-    """What the module is good for, if it may be the one that `found` tells of, `running` being what the driver has of it."""
+    """Yield the candidate that a module is, if it may be the module `found`. `running`: the image that the driver took of it."""
     chosen = choose(images, target)
     try:
         if running.kind == "elf" and not _agrees(running.read(), found.kernels):
@@ -509,27 +530,27 @@ def _candidate(images: Sequence[Image], running: Image, found: Found, target: Ta
 
 
 def _agrees(cubin: bytes, kernels: Iterable[FoundKernel]) -> bool:
-    """Whether the kernels may be those of this cubin. Raises ImageError."""
+    """Return whether the driver's kernels may come from this cubin. Raises ImageError."""
     there, shared = fatbin.kernels(cubin), fatbin.static_shared(cubin)
     for told in kernels:
         kernel, size = there.get(told.name), shared.get(told.name, 0)
         if kernel is None or _differs(told.parameters, kernel.parameters):
             return False
-        if _differs(_told(told.registers), kernel.registers):
+        if _differs(_known(told.registers), kernel.registers):
             return False
-        if _differs(_told(told.max_threads), _bounded(kernel.max_threads)):
+        if _differs(_known(told.max_threads), _as_reported(kernel.max_threads)):
             return False
         if told.shared >= 0 and told.shared not in (size, size - _RESERVED_SHARED):
             return False
     return True
 
 
-def _told(number: int) -> int | None:
+def _known(number: int) -> int | None:
     return number if number >= 0 else None
 
 
-def _bounded(threads: int | None) -> int | None:
-    """As a driver tells it: no device has larger blocks."""
+def _as_reported(threads: int | None) -> int | None:
+    """Return the limit as a driver reports it: no device has larger blocks."""
     return None if threads is None else min(threads, _MOST_THREADS)
 
 
@@ -539,28 +560,28 @@ def _differs(told: object, known: object) -> bool:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What PTX says of a kernel. `shared`: bytes of static shared memory, least and most; `threads`: of a block, where it says."""
+    """What PTX says about a kernel. `shared`: least and most bytes of static shared memory; `threads`: of a block, or None."""
 
     parameters: tuple[tuple[int, int], ...]
     shared: tuple[int, int]
     threads: int | None
 
     def agrees(self, told: FoundKernel, image: Image) -> bool:
-        """Whether what runs may have been compiled from it."""
+        """Return whether the driver's kernel may have been compiled from this PTX."""
         least, most = self.shared
         return not (
             _differs(told.parameters, self.parameters)
-            or _differs(_told(told.ptx_version), image.sm)
+            or _differs(_known(told.ptx_version), image.sm)
             or (
                 told.shared >= 0
                 and not any(least <= told.shared - extra <= most for extra in (0, _RESERVED_SHARED))
             )
-            or _differs(_told(told.max_threads), _bounded(self.threads))
+            or _differs(_known(told.max_threads), _as_reported(self.threads))
         )
 
 
 def _layouts(image: Image, kernels: Iterable[FoundKernel]) -> dict[str, _Layout]:
-    """Of those of `kernels` that the PTX has. Raises PtxError, ImageError."""
+    """Return the layouts of those `kernels` that the PTX has. Raises PtxError, ImageError."""
     parsed = module.parse(image.text)
     graph = flow.CallGraph(parsed)
     found = {}
@@ -574,7 +595,7 @@ def _layouts(image: Image, kernels: Iterable[FoundKernel]) -> dict[str, _Layout]
 
 
 def _shared(parsed: module.Module, graph: flow.CallGraph, kernel: str) -> list[module.Variable]:
-    """The variables in static shared memory that a kernel has."""
+    """Return the variables in static shared memory that a kernel uses."""
     found: dict[tuple[str, str], module.Variable] = {}
     for name in graph.reach(kernel):
         for statement in parsed.functions[name].body or ():
@@ -586,7 +607,7 @@ def _shared(parsed: module.Module, graph: flow.CallGraph, kernel: str) -> list[m
 
 
 def _threads(entry: module.Function) -> int | None:
-    """The most threads of a block, where the kernel says (PTX ISA 11.4)."""
+    """Return the most threads of a block; None if the kernel does not state it (PTX ISA 11.4)."""
     for name in ("reqntid", "maxntid"):
         for directive in entry.directives:
             if directive.name == name:
@@ -597,9 +618,11 @@ def _threads(entry: module.Function) -> int | None:
     return None
 
 
-def _different(candidates: Sequence[Image], found: Found) -> list[Image]:
-    """One of those that are the same PTX, as far as the launched kernels go: several files of a program may have the same instance
-    of a template."""
+def _without_duplicates(candidates: Sequence[Image], found: Found) -> list[Image]:
+    """Return the candidates without duplicates: those with the same PTX for the launched kernels count as one.
+
+    Several files of a program may contain the same instance of a template.
+    """
     different = {(image.text, image.options): image for image in candidates}
     if len(different) > 1:
         different = {(_trimmed(image, found), image.options): image for image in different.values()}

@@ -1,12 +1,12 @@
-"""PTX of what Triton compiled: it keeps it in its cache, beside the cubin that a program loads.
+"""Find the PTX of kernels that Triton compiled, which Triton caches beside the cubin that a program loads.
 
-    cache = Cache(pid)
-    cache.ptx_of(data)              # of a cubin, by its content
-    cache.modules(["add_kernel"])   # all that could be a module with these kernels
+    cache = TritonCache(pid)
+    cache.ptx_of(data)              # the PTX of a cubin, found by the cubin's content
+    cache.modules(["add_kernel"])   # all compilations that may be a module with these kernels
 
-Each compilation has a directory of its own, with `NAME.cubin` and `NAME.ptx` (triton/compiler/compiler.py, triton/runtime/cache.py).
-The cache lies where the process's environment says, in its user's home, or where a launcher that it has mapped was built. All
-that is read there is the user's, and untrusted.
+Each compilation has its own directory, with `NAME.cubin` and `NAME.ptx` (triton/compiler/compiler.py, triton/runtime/cache.py).
+The cache is in the directory that the process's environment names, in its user's home, or where a launcher that the process has
+mapped was built. Its files belong to the user, and are untrusted.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from gpubpf.process import target, target_files
 MOST_DIRECTORIES = 1 << 17
 MOST_FILES = 256  # in one directory
 LARGEST = 64 << 20  # bytes of a cubin or PTX
-_SLACK = 64  # bytes by which a cubin in memory may be shorter or longer than its file: zeros
+_SLACK = 64  # bytes of zeros by which a cubin in memory may be shorter or longer than its file
 _LAUNCHER = re.compile(r"(/.*)/[^/]+/(?:__triton_launcher|cuda_utils)[^/]*\.so(?: \(deleted\))?\Z", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A cubin that has its PTX beside it."""
+    """A cubin in the cache with its PTX."""
 
     directory: str
     name: str  # without the suffix
     size: int  # bytes of the cubin
 
 
-class Cache:
-    """Triton's caches of one process. Not for several threads at once."""
+class TritonCache:
+    """The Triton caches that one process uses. Use it from one thread at a time."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -48,7 +48,7 @@ class Cache:
         self._known: dict[str, tuple[int, tuple[_Entry, ...]]] = {}
 
     def ptx_of(self, cubin: bytes) -> Image | None:
-        """The PTX of which Triton made this cubin; None: it is not in its cache."""
+        """Return the PTX from which Triton made this cubin; None if the cache does not have it."""
         for entry in self._entries():
             if abs(entry.size - len(cubin)) <= _SLACK and entry.size >= _SLACK:
                 same = min(entry.size, len(cubin))
@@ -58,9 +58,9 @@ class Cache:
         return None
 
     def modules(self, names: Sequence[str]) -> Iterator[tuple[Image, Image]]:
-        """(cubin, PTX) of each compilation that may have the kernels `names`."""
+        """Yield the cubin and the PTX of each compilation that may have the kernels `names`."""
         for entry in self._entries():
-            # Older ones write into the kernel's name, not the file's, what they specialized it for.
+            # Older versions append what they specialized a kernel for to the kernel's name, not to the file's.
             if any(name.startswith(entry.name) for name in names):
                 with contextlib.suppress(ImageError):
                     (cubin,) = fatbin.images_of_bytes(self._read(entry, ".cubin"))
@@ -82,7 +82,7 @@ class Cache:
         return found
 
     def _entries_of(self, cache: int, place: str, name: str) -> tuple[_Entry, ...]:
-        """Those of one compilation. Raises OSError."""
+        """Return the entries of one compilation. Raises OSError."""
         path = os.path.join(place, name)
         changed = os.stat(name, dir_fd=cache, follow_symlinks=False).st_mtime_ns
         if (known := self._known.get(path)) is None or known[0] != changed:
@@ -110,11 +110,11 @@ class Cache:
         return known[1]
 
     def _ptx(self, entry: _Entry, cubin: bytes) -> Image | None:
-        """With the options that ptxas had for the cubin. Raises ImageError."""
+        """Return the PTX of an entry with the options that ptxas had for the cubin. Raises ImageError."""
         return fatbin.ptx_image(self._read(entry, ".ptx"), fatbin.ptxas_options(cubin))
 
     def _read(self, entry: _Entry, suffix: str) -> bytes:
-        """A file's content; nothing of one that is too large or cannot be read."""
+        """Return the content of a file; nothing if it is too large or cannot be read."""
         try:
             with target_files.acting_as(target.user(self._pid)):
                 file = target_files.open_path(self._pid, os.path.join(entry.directory, entry.name + suffix))
@@ -125,7 +125,7 @@ class Cache:
         return data if len(data) <= LARGEST else b""
 
     def _places(self) -> Iterable[str]:
-        """Where its caches may be, as it sees them."""
+        """Return the directories in which the process may have caches, as it names them."""
         environment: dict[bytes, bytes] = {}
         with contextlib.suppress(OSError):
             for variable in Path(f"/proc/{self._pid}/environ").read_bytes().split(b"\0"):
@@ -148,7 +148,7 @@ class Cache:
 
 
 def _home(pid: int) -> str:
-    """Of the process's user, as its own /etc/passwd says; "" where that says nothing."""
+    """Return the home directory of the process's user, from the /etc/passwd that the process sees; "" if that has none."""
     uid = str(target.user(pid).uid)
     with contextlib.suppress(OSError), open(target_files.open_path(pid, "/etc/passwd"), "rb") as file:
         for line in file.read(1 << 20).decode("utf-8", "surrogateescape").splitlines():

@@ -1,32 +1,32 @@
 /*
- * gpubpf.h: what a device program sees. Include it in the C text given to BPF(text=…); bcc's own types (u8 … u64,
- * s8 … s64), map macros and helpers are there as well. Programs are told by their argument:
+ * gpubpf.h: contexts, helpers and maps of device programs. Include it in the C text given to BPF(text=…). The types of bcc
+ * (u8 … u64, s8 … s64), its map macros and helpers are available too. The argument of a function says when it runs:
  *
- *     int on_entry(struct gpu_entry *ctx)     on the GPU: in each thread, as it enters the kernel
- *     int on_access(struct gpu_access *ctx)   on the GPU: in each thread, before it loads, stores …
+ *     int on_entry(struct gpu_entry *ctx)     on the GPU: in each thread, when it enters the kernel
+ *     int on_access(struct gpu_access *ctx)   on the GPU: in each thread, before a memory access
  *     int on_launch(struct gpu_launch *ctx)   on the host: in the thread that launches, before the driver's call
  *
- * and so on for every point in docs/attach-points.md. Any other context (TRACEPOINT_PROBE and the like) makes a program of the
- * Linux kernel's.
+ * docs/attach-points.md has all points. A function with any other context, such as that of TRACEPOINT_PROBE, runs in the Linux
+ * kernel.
  */
 #ifndef GPUBPF_H
 #define GPUBPF_H
 
-/* Contexts: read-only, fields in this order; later fields may be added at the end. */
+/* Contexts. They are read-only; later versions may add fields at the end. */
 struct gpu_entry {
     u64 launch; /* number of the launch, unique on the machine while the process lives */
-    u64 site;   /* number of the place in the kernel that the probe was put at */
+    u64 site;   /* number of the probed place in the kernel */
 };
 
 struct gpu_exit {
     u64 launch;
     u64 site;
-    u64 work; /* what accumulate= counted in this thread, since it entered the kernel */
+    u64 work; /* what accumulate= counted in this thread since it entered the kernel */
 };
 
 struct gpu_function_entry {
     u64 launch;
-    u64 site; /* tells the function */
+    u64 site; /* identifies the function */
 };
 
 struct gpu_function_exit {
@@ -34,7 +34,7 @@ struct gpu_function_exit {
     u64 site;
 };
 
-/* In one thread of each block. */
+/* These two run in one thread of each block. */
 struct gpu_block_begin {
     u64 launch;
     u64 site;
@@ -48,8 +48,8 @@ struct gpu_block_end {
 struct gpu_barrier_arrive {
     u64 launch;
     u64 site;
-    u64 barrier; /* its number in the block; of the cluster's ~0 */
-    u64 threads; /* how many it waits for; 0: all of the block */
+    u64 barrier; /* its number in the block; ~0 for the cluster's barrier */
+    u64 threads; /* the number of threads that it waits for; 0: all threads of the block */
 };
 
 struct gpu_barrier_leave {
@@ -57,42 +57,42 @@ struct gpu_barrier_leave {
     u64 site;
     u64 barrier;
     u64 threads;
-    u64 waited; /* cycles of this multiprocessor's clock */
+    u64 waited; /* in cycles of this multiprocessor's clock */
 };
 
 struct gpu_access {
     u64 launch;
     u64 site;
-    u64 address; /* of the first byte; in shared and local memory the offset in the block's or thread's */
+    u64 address; /* of the first byte; an offset in the block's shared memory or the thread's local memory */
     u64 width;   /* bytes that this lane accesses */
     u64 space;   /* GPU_GLOBAL … */
     u64 kind;    /* GPU_LOAD … */
-    u64 active;  /* the lanes that do it together, a bit for each */
-    u64 effect;  /* GPU_READS | GPU_WRITES: of a copy its source is read, its destination written */
+    u64 active;  /* mask of the lanes that execute the access together */
+    u64 effect;  /* GPU_READS | GPU_WRITES; a copy reads its source and writes its destination */
 };
 
 enum gpu_space { GPU_GLOBAL, GPU_SHARED, GPU_LOCAL, GPU_CONST };
 enum gpu_kind { GPU_LOAD, GPU_STORE, GPU_ATOMIC, GPU_ASYNC };
 enum gpu_effect { GPU_READS = 1, GPU_WRITES = 2 };
 
-/* Once for each launch of a kernel that matches; for a whole graph once, with kernel ~0 and the first number of its launches. */
+/* Once for each launch of a matching kernel; once for a whole graph, with kernel ~0 and the lowest number of its launches. */
 struct gpu_launch {
-    u64 launch;  /* what the kernel's device programs see as ctx->launch */
-    u64 kernel;  /* number of the kernel in this process; the tool has its name */
-    u64 stream;  /* its handle */
+    u64 launch;  /* the same number as ctx->launch in device programs */
+    u64 kernel;  /* number of the kernel in this process; session.kernels() has its name */
+    u64 stream;  /* handle */
     u64 call_ns; /* CLOCK_MONOTONIC when the program called the driver */
-    u64 threads; /* of the whole grid */
+    u64 threads; /* in the whole grid */
     u64 gpu;     /* ordinal of the GPU */
 };
 
-/* What the program asks of the driver beside launches of kernels. */
+/* What the application asks the driver for, other than launches of kernels. */
 struct gpu_operation {
-    u64 id;          /* its number in the process's log */
+    u64 id;          /* number in the operation log of the process */
     u64 kind;        /* GPU_OP_… */
-    u64 stream;      /* its handle */
+    u64 stream;      /* handle */
     u64 call_ns;     /* CLOCK_MONOTONIC when the program called the driver */
     u64 bytes;       /* of a copy, memset or allocation */
-    u64 destination; /* addresses, 0 where there is none */
+    u64 destination; /* addresses; 0 if there is none */
     u64 source;
     u64 gpu; /* ordinal of the GPU */
 };
@@ -110,34 +110,37 @@ enum gpu_operation_kind {
     GPU_OP_API /* an allocation, a free */
 };
 
-/* Helpers with the numbers of bpftime, where it has them. Clocks are read where the program says; read them first. The text of puts must be an array on the stack: gpu_puts makes one. */
+/*
+ * Helpers with the numbers of bpftime. A clock is read where the program says: read it first. The text of gpubpf_puts must be an array
+ * on the stack, so call gpu_puts, which makes one.
+ */
 static long (*gpubpf_puts)(const char *text) = (void *)501;
 static u64 (*bpf_get_globaltimer)(void) = (void *)502;
 static void (*bpf_get_block_idx)(u64 *x, u64 *y, u64 *z) = (void *)503;
 static void (*bpf_get_block_dim)(u64 *x, u64 *y, u64 *z) = (void *)504;
 static void (*bpf_get_thread_idx)(u64 *x, u64 *y, u64 *z) = (void *)505;
 static void (*bpf_gpu_membar)(void) = (void *)506;
-/* Ours. */
+/* Helpers of this library. */
 static void (*gpu_grid_dim)(u64 *x, u64 *y, u64 *z) = (void *)601;
 static u32 (*gpu_lane)(void) = (void *)602; /* 0 to 31 */
-static u32 (*gpu_warp)(void) = (void *)603; /* number of the warp in its block, by thread index */
+static u32 (*gpu_warp)(void) = (void *)603; /* number of the warp in its block */
 static u32 (*gpu_sm)(void) = (void *)604;
-static u64 (*gpu_clock)(void) = (void *)605;         /* this SM's clock64 */
+static u64 (*gpu_clock)(void) = (void *)605;         /* clock64 of this multiprocessor */
 static u64 (*gpu_global_thread)(void) = (void *)606; /* number of the thread in its grid, x fastest */
-/* Makes *cell, a value of a map, at least `value`, atomically for the whole GPU; gives what it was. */
+/* Raises *cell, in the value of a map, to at least `value`, atomically for the whole GPU. Returns the old value. */
 static u64 (*gpu_max)(u64 *cell, u64 value) = (void *)607;
-static u32 (*gpu_log2)(u64 value) = (void *)609; /* place of the highest bit that is set; of 0: 0 */
-static u64 (*gpu_kernel)(void) = (void *)613; /* number of the kernel in this process: struct gpu_launch's `kernel` */
-/* How often addresses had come to mean another allocation when the launch was made: (address, epoch) tells an allocation. */
+static u32 (*gpu_log2)(u64 value) = (void *)609; /* position of the highest bit that is set; 0 for 0 */
+static u64 (*gpu_kernel)(void) = (void *)613; /* number of the kernel in this process, like `kernel` of struct gpu_launch */
+/* How often addresses had been reused for another allocation before this launch: (address, epoch) identifies an allocation. */
 static u64 (*gpu_epoch)(void) = (void *)614;
-static u32 (*gpu_popcount)(u64 value) = (void *)615;  /* how many bits are set */
-static u32 (*gpu_lanes_below)(void) = (void *)616; /* the lanes with a lower number than this one, a bit for each */
-/* Whether this is the lowest lane of a mask. Where nothing but it goes on, additions cost a third: let it speak for all. */
+static u32 (*gpu_popcount)(u64 value) = (void *)615;  /* number of bits that are set */
+static u32 (*gpu_lanes_below)(void) = (void *)616; /* mask of the lanes with a lower number than this one */
+/* Whether this is the lowest lane of a mask. If only this lane goes on, additions cost a third: let it add for all lanes. */
 static u32 (*gpu_first)(u32 lanes) = (void *)617;
 
 /*
- * What the lanes of a warp that run this together find out together; masks have one bit each, bit 0 is lane 0. Behind a branch
- * these are the lanes that took it, so the compiler must not make one call of two, nor two of one.
+ * Collective helpers: they work on the active lanes, those of the warp that run this together. Bit 0 of a mask is lane 0. Behind a
+ * branch, the active lanes are those that took it. So the compiler must not merge two calls, or duplicate one.
  */
 static u32 (*gpubpf_active)(void) = (void *)608;
 static u32 (*gpubpf_match)(u64 value) = (void *)610;
@@ -151,13 +154,13 @@ static u64 (*gpubpf_shuffle)(u64 value, u32 lane) = (void *)612;
         asm volatile("");                                      \
         _gpubpf_found;                                         \
     })
-/* Those lanes. */
+/* Mask of the active lanes. */
 #define gpu_active() GPUBPF_HERE(u32, gpubpf_active())
-/* Those with the same value, a u64. */
+/* Mask of the active lanes with the same value, a u64. */
 #define gpu_match(_value) GPUBPF_HERE(u32, gpubpf_match(_value))
-/* Those whose predicate is not 0. */
+/* Mask of the active lanes whose predicate is not 0. */
 #define gpu_ballot(_predicate) GPUBPF_HERE(u32, gpubpf_ballot(_predicate))
-/* What the value, a u64, is in that lane (modulo 32); of a lane that is none of them: any number. */
+/* The value, a u64, of that lane (modulo 32). Any number, if that lane is not active. */
 #define gpu_shuffle(_value, _lane) GPUBPF_HERE(u64, gpubpf_shuffle(_value, _lane))
 
 #define gpu_puts(_text)                               \
@@ -166,15 +169,14 @@ static u64 (*gpubpf_shuffle)(u64 value, u32 lane) = (void *)612;
         gpubpf_puts(_gpubpf_text);                    \
     })
 
-/* bcc loads no functions that are not inlined. */
+/* bcc cannot load functions that are not inlined. */
 #undef noinline
 #define noinline
 #undef __noinline
 #define __noinline
 
 /*
- * Maps. The key's type tells the library which kind is meant where bcc has none; the kind of GPU_THREAD_ARRAY and
- * GPU_PARAM is in memory an array.
+ * Maps. bcc has no names for these kinds of map and takes them for arrays. The type of the key tells the library which kind is meant.
  */
 struct gpubpf_thread_array {
     int index;
@@ -217,9 +219,9 @@ struct gpubpf_param {
                                                                             .max_entries = (_entries)}
 
 /*
- * One value for each thread (warp, block) of the grid and each of `entries` keys, or `entries` values for the whole grid: for
- * all launches of one kernel and shape. Launches in several streams may overlap: count with __sync_fetch_and_add. A lookup finds
- * the value of the thread (warp, block) that the program runs in.
+ * For each of `entries` keys, one value for each thread (warp, block) of the grid, or one for the whole grid. All launches of one
+ * kernel and shape share the values. Launches in several streams may overlap, so count with __sync_fetch_and_add. A lookup finds
+ * the value of the thread (warp, block) that runs the program.
  */
 #define GPU_THREAD_ARRAY(_name, _leaf, _entries) \
     GPUBPF_TABLE("array", struct gpubpf_thread_array, _leaf, _name, _entries, 0)
@@ -230,28 +232,28 @@ struct gpubpf_param {
 #define GPU_KERNEL_ARRAY(_name, _leaf, _entries) \
     GPUBPF_TABLE("array", struct gpubpf_kernel_array, _leaf, _name, _entries, 0)
 /*
- * One value for each site of the kernel, the key, in a part for each multiprocessor, so that they do not wait for each other:
- * lookup(&site) finds the one of the multiprocessor that the program runs on. Count with __sync_fetch_and_add.
+ * One value for each site of the kernel, which is the key. Each multiprocessor has values of its own, so that multiprocessors do not
+ * wait for each other: lookup(&site) finds those of the multiprocessor that runs the program. Count with __sync_fetch_and_add.
  */
 #define GPU_SITE_ARRAY(_name, _leaf) \
     GPUBPF_TABLE("array", struct gpubpf_site_array, _leaf, _name, 1, 0)
 /*
- * Values in host memory that the GPU reaches too, for each process: what host programs write, device programs read, and the
- * other way around. Each side writes fields of its own: no atomic operation holds across.
+ * Values in host memory, for each process, that host programs and device programs can both read and write. Each side must write fields
+ * of its own, because an operation of one side is not atomic for the other.
  */
 #define GPU_SHARED_ARRAY(_name, _leaf, _entries) \
     GPUBPF_TABLE("array", struct gpubpf_shared_array, _leaf, _name, _entries, BPF_F_MMAPABLE)
-/* Values that all threads share: change them with __sync_fetch_and_add and its like, or NAME.increment(key, n). */
+/* Values that all threads share: change them with __sync_fetch_and_add and the like, or NAME.increment(key, n). */
 #define GPU_ARRAY(_name, _leaf, _entries) GPUBPF_TABLE("array", int, _leaf, _name, _entries, 0)
 #define GPU_HASH(_name, _key, _leaf, _entries) \
     GPUBPF_TABLE("hash", _key, _leaf, _name, _entries, BPF_F_NO_PREALLOC)
-/* Counters by small number: NAME.increment(bpf_log2l(value)). */
+/* Counters, by a small number: NAME.increment(bpf_log2l(value)). */
 #define GPU_HISTOGRAM(_name, _entries) GPUBPF_TABLE("array", int, u64, _name, _entries, 0)
-/* A small structure that the tool sets and the program only reads; key 0. */
+/* A small structure that the tool sets and the program only reads. Its key is 0. */
 #define GPU_PARAM(_name, _leaf) GPUBPF_TABLE("array", struct gpubpf_param, _leaf, _name, 1, 0)
 /*
- * Records of one type, which the tool reads while kernels run; pages of 4096 bytes for all of it, a power of two of them
- * (--ring-size says otherwise). What finds no room is counted. The order is kept within a multiprocessor.
+ * A ring buffer with records of one type, which the tool reads while kernels run. `pages`: its size in pages of 4096 bytes, a power of
+ * two (--ring-size overrides it). Records that find no room are counted as lost. Records of one multiprocessor stay in order.
  */
 #define GPU_RINGBUF(_name, _leaf, _pages)                        \
     struct _name##_table_t {                                     \
@@ -266,7 +268,7 @@ struct gpubpf_param {
     };                                                           \
     __attribute__((section("maps/ringbuf"))) struct _name##_table_t _name = {.max_entries = (_pages) * PAGE_SIZE}
 
-/* Which threads: for each dimension (x, y, z) those with index - lo <= span, as unsigned numbers. {0, ~0} takes all. */
+/* Selects threads: in each dimension (x, y, z) those with index - lo <= span, as unsigned numbers. {0, ~0} selects all. */
 struct gpu_range {
     u32 lo, span;
 };
@@ -278,7 +280,7 @@ struct gpu_filter {
 
 #define GPUBPF_IN(_index, _range) ((u32)((u32)(_index) - (_range).lo) <= (_range).span)
 
-/* Without short circuits: so it is one predicate and one branch. */
+/* Without short-circuit evaluation, this is one predicate and one branch. */
 static __always_inline int gpu_selected(const struct gpu_filter *filter)
 {
     u64 bx, by, bz, tx, ty, tz;
@@ -289,12 +291,12 @@ static __always_inline int gpu_selected(const struct gpu_filter *filter)
            GPUBPF_IN(tx, filter->thread[0]) & GPUBPF_IN(ty, filter->thread[1]) & GPUBPF_IN(tz, filter->thread[2]);
 }
 
-/* Which host threads: where something is 0, all. */
+/* Selects host threads. A field that is 0 selects all. */
 struct gpu_host_filter {
-    u64 cgroup;  /* the thread is in this one (cgroup v2), or below it */
-    u64 comm[2]; /* the thread's name, padded with zeros */
+    u64 cgroup;  /* threads in this cgroup (v2), or below it */
+    u64 comm[2]; /* name of the thread, padded with zeros */
     u64 tid;
-    u64 device, inode; /* the PID namespace in which the tool knows it by that number */
+    u64 device, inode; /* the PID namespace in which `tid` is the thread's number */
 };
 
 static __always_inline int gpu_host_selected(const struct gpu_host_filter *filter)

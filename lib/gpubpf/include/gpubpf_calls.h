@@ -1,15 +1,15 @@
 /*
- * gpubpf_calls.h: the calls that threads make to functions of a library: counted and timed, each as a record where asked.
- * docs/amd.md says what is counted; calls/probes.py puts the programs where they go and reads the maps. Call by call:
+ * gpubpf_calls.h: count and time the calls that threads make to functions of a library, and optionally record each call.
+ * docs/amd.md defines what is counted. calls/probes.py attaches the programs and reads the maps:
  *
- *     call_entry, call_return        at functions of the library: struct pt_regs, the function's number by bpf_get_attach_cookie
- *     call_newtask                   at the raw tracepoint task_newtask: which processes are measured
- *     call_newtask_record            in place of it at task:task_newtask, where the kernel does not tell where members lie
- *     call_exec, call_exit           at the raw tracepoints sched_process_exec, sched_process_exit: which threads end
- *     call_exit_thread               in place of call_exit where that does not say whether the process ends
+ *     call_entry, call_return        uprobe and uretprobe of a function; bpf_get_attach_cookie returns the function's number
+ *     call_newtask                   raw tracepoint task_newtask: trace the children of traced processes
+ *     call_newtask_record            tracepoint task:task_newtask: the same on kernels without BTF
+ *     call_exec, call_exit           raw tracepoints sched_process_exec and sched_process_exit: forget threads that end
+ *     call_exit_thread               in place of call_exit if the raw tracepoint does not say whether the process ends
  *
- * Times are CLOCK_BOOTTIME. Numbers of processes and threads are those of the tool's PID namespace, where it knows them by one; keys
- * of call_threads and call_targets are the kernel's own.
+ * Times are CLOCK_BOOTTIME. PIDs and TIDs are those of the tool's PID namespace if they exist there. The keys of call_threads and
+ * call_targets are the kernel's own numbers.
  */
 #ifndef GPUBPF_CALLS_H
 #define GPUBPF_CALLS_H
@@ -17,24 +17,24 @@
 #include <gpubpf.h>
 #include <uapi/linux/ptrace.h>
 
-#define CALL_GAP 0xffffffffu /* in no call: as a function's number */
-#define CALL_NOWHERE 255     /* as an argument's place */
-#define CALL_MEMORY 10       /* what `memory` begins with, likewise; 0 to 5 are registers, 6 to 9 words on the stack */
-#define CALL_WORDS 5         /* that are read where an argument points to */
+#define CALL_GAP 0xffffffffu /* in place of a function's number: in no call */
+#define CALL_NOWHERE 255     /* place of an argument that the function does not have */
+#define CALL_MEMORY 10       /* place: the first word of `memory`; 0 to 5 are registers, 6 to 9 are words on the stack */
+#define CALL_WORDS 5         /* words to read from the memory that an argument points to */
 #define CALL_FUNCTIONS 2048
-#define CALL_STEPS 8         /* of a histogram, for a factor of two */
-#define CALL_SHIFT 6         /* its first bucket is what takes less than 1 << CALL_SHIFT ns */
-#define CALL_BUCKETS 288     /* the last is what takes 70 minutes, and more */
+#define CALL_STEPS 8         /* buckets of a histogram for each factor of two */
+#define CALL_SHIFT 6         /* the first bucket counts less than 1 << CALL_SHIFT ns */
+#define CALL_BUCKETS 288     /* the last bucket counts 70 minutes and more */
 
-/* How a call is to be understood. */
+/* How to interpret a call. */
 struct call_layout {
-    u8 launch; /* it launches a kernel */
+    u8 launch; /* the function launches a kernel */
     u8 kernel; /* place of the kernel's handle */
-    u8 result; /* 0: an error unless 0; 1: an error unless 0 or settings.ready; 2: tells of no error */
-    u8 stack;  /* words of arguments on the stack */
-    u8 out;    /* place of the pointer to what it gives */
+    u8 result; /* 0: an error unless 0; 1: an error unless 0 or settings.ready; 2: not an error code */
+    u8 stack;  /* number of arguments on the stack */
+    u8 out;    /* place of the pointer to the handle or address that the call produces */
     u8 memory[2];  /* places of pointers to further arguments */
-    u16 offset[2]; /* there */
+    u16 offset[2]; /* of these arguments in the memory, in bytes */
 };
 
 struct call_layouts {
@@ -42,39 +42,39 @@ struct call_layouts {
 };
 
 struct call_settings {
-    u64 slow_ns;      /* calls that took less are left out */
-    u64 inode, device; /* the tool's PID namespace; 0: the first one, which numbers as the kernel does */
-    u32 generation;   /* of sums: the tool reads those of the one before */
-    u32 ready;
-    u32 pid;          /* where struct task_struct has a thread's number */
-    u8 events;        /* each call is a record, too */
-    u8 errors;        /* calls that succeeded are left out */
-    u8 everybody;     /* all processes are measured */
+    u64 slow_ns;      /* skip calls that took less */
+    u64 inode, device; /* the tool's PID namespace; 0: the initial one, whose numbers are the kernel's */
+    u32 generation;   /* of sums: the tool increments it, then reads the sums of the previous one */
+    u32 ready;        /* the result "not ready", see struct call_layout */
+    u32 pid;          /* offset of pid in struct task_struct */
+    u8 events;        /* record each call */
+    u8 errors;        /* skip calls that succeeded */
+    u8 everybody;     /* trace every process */
 };
 
-/* What a thread spent its time on. `gpubpf_context.h` adds to it; of these the first four are off the CPU. */
+/* What a thread spent its time on, added up by gpubpf_context.h. The first four are times off the CPU. */
 struct call_spent {
     u64 preempted_ns, blocked_ns, io_ns, fault_ns, reclaim_ns;
     u32 faults, switches;
 };
 
-struct call_thread { /* what each call needs lies together */
+struct call_thread { /* members that each call needs are adjacent */
     u32 tgid, tid;
-    u32 function; /* which call it is in, or CALL_GAP */
+    u32 function; /* the function that it is in, or CALL_GAP */
     u32 zero;
     u64 sp, entry_ns; /* of that call */
     u64 kernel;
-    u64 entry_off_ns;    /* how long it had been off the CPU by then */
-    u64 launched_ns;     /* when its last launch returned; 0: there was none */
-    u64 launched_off_ns; /* how long it had been off the CPU by then */
-    struct call_spent spent; /* since the thread is known */
-    u64 left_ns;             /* gpubpf_context.h's: when it left the CPU, … */
+    u64 entry_off_ns;    /* its time off the CPU up to entry_ns */
+    u64 launched_ns;     /* when its last launch returned; 0: it has not launched */
+    u64 launched_off_ns; /* its time off the CPU up to launched_ns */
+    struct call_spent spent; /* since its first call */
+    u64 left_ns;             /* the members up to all_retransmits are gpubpf_context.h's: when it left the CPU */
     u32 left_state;
     s32 left_syscall;
-    u64 reclaim_ns; /* … since when it reclaims memory … */
+    u64 reclaim_ns; /* when it began to reclaim memory */
     u32 retransmits, all_retransmits;
-    struct call_spent before; /* what it had spent as that call began, and its arguments: for a record */
-    u64 out;                  /* address of what the call gives */
+    struct call_spent before; /* from here on for the record of the call: `spent` at its entry, and its arguments */
+    u64 out;                  /* address of the handle or address that the call produces */
     u64 arguments[6], stack[4], memory[2 * CALL_WORDS];
 };
 
@@ -86,8 +86,8 @@ struct call_key {
 
 struct call_sum {
     u64 count, errors, ns, largest_ns, off_ns;
-    u64 gaps, gap_ns, gap_largest_ns, gap_off_ns; /* from the return of the thread's launch before */
-    u64 error; /* what the last call returned that failed */
+    u64 gaps, gap_ns, gap_largest_ns, gap_off_ns; /* since the return of the thread's previous launch */
+    u64 error; /* the last error */
     u32 latency[CALL_BUCKETS];
     u32 gap[CALL_BUCKETS];
 };
@@ -95,40 +95,40 @@ struct call_sum {
 struct call_event {
     u64 start_ns, end_ns;
     u64 result;
-    u64 out;    /* what it gave: a handle or an address */
+    u64 out;    /* the handle or address that the call produced */
     u64 kernel;
-    u64 gap_ns, gap_off_ns; /* of a launch: from the return of the thread's launch before */
+    u64 gap_ns, gap_off_ns; /* of a launch: since the return of the thread's previous launch */
     struct call_spent spent;
     u64 cgroup;
     u64 arguments[6], stack[4], memory[2 * CALL_WORDS];
     u32 tgid, tid, function;
-    u8 failed, launch, after; /* `after`: a launch before it */
+    u8 failed, launch, after; /* `after`: the thread has launched before */
     u8 zero;
     char comm[16];
 };
 
 struct call_process {
     u64 first_ns, cgroup;
-    u64 ended_ns; /* 0: not yet, as far as is known */
+    u64 ended_ns; /* 0: it has not ended, as far as is known */
     char comm[16];
 };
 
-/* What is counted beside: see calls/probes.py. */
+/* Counters: see CallCounts in calls/probes.py. */
 enum { CALL_LOST_RECORDS, CALL_LOST_SUMS, CALL_LOST_CALLS, CALL_LOST_PROCESSES, CALL_NESTED, CALL_ABANDONED, CALL_COUNTS };
 
 GPU_PARAM(call_settings, struct call_settings);
 GPU_PARAM(call_filter, struct gpu_host_filter);
 GPU_PARAM(call_layouts, struct call_layouts);
 BPF_ARRAY(call_counts, u64, CALL_COUNTS);
-BPF_ARRAY(call_no_thread, struct call_thread, 1); /* zeros: too long for the stack */
+BPF_ARRAY(call_no_thread, struct call_thread, 1); /* zeros, because the stack is too small for them */
 BPF_ARRAY(call_no_sum, struct call_sum, 1);
 BPF_TABLE("lru_hash", u32, struct call_thread, call_threads, 16384);
-BPF_TABLE("lru_hash", u32, struct call_process, call_processes, 16384); /* that have made calls */
+BPF_TABLE("lru_hash", u32, struct call_process, call_processes, 16384); /* processes that have made calls */
 BPF_HASH(call_targets, u32, u8, 65536);
-BPF_HASH(call_wanted, u32, u8, 1024); /* targets as the tool numbers them, where it does not as the kernel */
+BPF_HASH(call_wanted, u32, u8, 1024); /* targets by their PID in the tool's PID namespace, if that is not the initial one */
 BPF_F_TABLE("hash", struct call_key, struct call_sum, call_sums, 32768, 1 /* BPF_F_NO_PREALLOC */);
 
-GPU_RINGBUF(call_events, struct call_event, 1); /* the tool says how many */
+GPU_RINGBUF(call_events, struct call_event, 1); /* the tool sets the size */
 
 static __always_inline void call_count(int which)
 {
@@ -143,7 +143,7 @@ static __always_inline u64 call_off_ns(const struct call_spent *s)
     return s->preempted_ns + s->blocked_ns + s->io_ns + s->fault_ns;
 }
 
-/* Whether the process of the thread that runs is measured. */
+/* Return whether the current process is traced. */
 static __always_inline int call_measured(const struct call_settings *s, u32 tgid)
 {
     struct bpf_pidns_info seen = {};
@@ -155,7 +155,7 @@ static __always_inline int call_measured(const struct call_settings *s, u32 tgid
     return call_wanted.lookup(&seen.tgid) != 0;
 }
 
-/* The numbers of the thread that runs, as the tool knows it; the kernel's where it does not. */
+/* Get the PID and TID of the current thread in the tool's PID namespace, or the kernel's if they do not exist there. */
 static __always_inline void call_numbers(const struct call_settings *s, u64 id, struct bpf_pidns_info *seen)
 {
     seen->tgid = id >> 32;
@@ -225,7 +225,7 @@ static __always_inline void call_read(struct pt_regs *ctx, u8 place, u16 offset,
     u64 at = call_argument(ctx, place) + offset;
 
     if (bpf_probe_read_user(words, CALL_WORDS * 8, (void *)at))
-        bpf_probe_read_user(words, 8, (void *)at); /* at the end of what is mapped */
+        bpf_probe_read_user(words, 8, (void *)at); /* the rest may not be mapped */
 }
 
 int call_entry(struct pt_regs *ctx)
@@ -249,10 +249,10 @@ int call_entry(struct pt_regs *ctx)
     if (!t)
         t = call_new_thread(s, id);
     if (!t)
-        return 0; /* which the return finds, and counts */
+        return 0; /* call_return runs, and counts the lost call */
     if (t->function != CALL_GAP) {
-        /* Inside of that call, where it is still to return: the kernel's trampoline, which begins a page, is its return address.
-           This one's, too, where that call ends by a jump to this function. */
+        /* The thread is inside that call if the call is still to return: then its return address is the kernel's trampoline, at the
+           beginning of a page. That holds, too, if that call ends with a jump to this function. */
         if (sp <= t->sp) {
             word = call_word(t->sp);
             if (word && !(word & 4095)) {
@@ -297,7 +297,7 @@ static __always_inline void call_tally(u32 *buckets, u64 ns)
         exponent = bpf_log2l(ns) - 1;
         bucket = 1 + (exponent - CALL_SHIFT) * CALL_STEPS + (ns >> (exponent - 3) & (CALL_STEPS - 1));
     }
-    asm("" : "+r"(bucket)); /* or the compiler compares a copy, and the verifier knows nothing of this */
+    asm("" : "+r"(bucket)); /* otherwise the compiler compares a copy, and the verifier has no bounds for this one */
     if (bucket >= CALL_BUCKETS)
         bucket = CALL_BUCKETS - 1;
     __sync_fetch_and_add(&buckets[bucket], 1);
@@ -375,7 +375,7 @@ int call_return(struct pt_regs *ctx)
             call_count(CALL_LOST_CALLS);
         return 0;
     }
-    if (t->function != function || t->sp != PT_REGS_SP(ctx) - 8) /* the return address is gone */
+    if (t->function != function || t->sp != PT_REGS_SP(ctx) - 8) /* -8: the return address has been popped */
         return 0;
     t->function = CALL_GAP;
     ns = end_ns - t->entry_ns;
@@ -426,7 +426,7 @@ int call_return(struct pt_regs *ctx)
     e->after = gap;
     e->zero = 0;
     bpf_get_current_comm(e->comm, sizeof(e->comm));
-    call_events.ringbuf_submit(e, 1 /* BPF_RB_NO_WAKEUP: the tool looks by itself */);
+    call_events.ringbuf_submit(e, 1 /* BPF_RB_NO_WAKEUP: the tool polls */);
     return 0;
 }
 
@@ -440,7 +440,7 @@ struct call_exec_arguments {
 struct call_exit_arguments {
     u64 task, group_dead;
 };
-/* A tracepoint's record, as /sys/kernel/tracing/events describes it; calls/probes.py checks that. */
+/* The record of a tracepoint, as described in /sys/kernel/tracing/events. calls/probes.py checks the layout. */
 struct call_newtask_record {
     u64 common;
     u32 pid;
@@ -449,7 +449,7 @@ struct call_newtask_record {
     u64 flags;
 };
 
-/* The number of a struct task_struct's thread. */
+/* Return the TID of a struct task_struct. */
 static __always_inline u32 call_pid(u64 task)
 {
     int zero = 0;
@@ -461,7 +461,7 @@ static __always_inline u32 call_pid(u64 task)
     return pid;
 }
 
-/* A process is measured where the one that makes it is. Any other that is new is not, also where its number was a measured one's. */
+/* Trace a new process if its parent is traced. Otherwise do not, even if its PID was that of a traced process. */
 static __always_inline int call_new_process(u32 pid, u64 flags)
 {
     u8 one = 1;
@@ -513,7 +513,7 @@ static __always_inline void call_process_ends(u64 id)
         p->ended_ns = bpf_ktime_get_boot_ns();
 }
 
-/* A process goes on with another program. The thread that executes it gets the number of the first one. */
+/* A process executes another program. The thread that does gets the TID of the main thread. */
 int call_exec(struct call_exec_arguments *ctx)
 {
     u64 id = bpf_get_current_pid_tgid();

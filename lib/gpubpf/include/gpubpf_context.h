@@ -1,20 +1,20 @@
 /*
- * gpubpf_context.h: what the threads of gpubpf_calls.h did beside running their own code, and why. docs/amd.md says what the reasons
- * mean; calls/context.py puts the programs where they go and reads the maps:
+ * gpubpf_context.h: when the threads of gpubpf_calls.h were off the CPU, and why. docs/amd.md explains the reasons. calls/context.py
+ * attaches the programs and reads the maps:
  *
- *     context_switch, context_switch_time    at sched_switch: off the CPU, by reason; how long alone
- *     context_switch_record, context_switch_time_record    the same at the tracepoint with records, sched:sched_switch
- *     context_reclaim, context_reclaimed     at mm_vmscan_{direct,memcg}_reclaim_{begin,end}
- *     context_switch_old, context_reclaimed_old    in place of these where the kernel has no bpf_task_pt_regs: before Linux 5.15
- *     context_fault                          at page_fault_user
- *     context_exit                           at sched_process_{exit,exec}, before the program that forgets the thread
- *     context_retransmit                     at tcp_retransmit_skb
+ *     context_switch                         sched_switch: time off the CPU by reason
+ *     context_switch_time                    sched_switch: time off the CPU only
+ *     context_switch_record, context_switch_time_record    the same at the ordinary tracepoint sched:sched_switch
+ *     context_reclaim, context_reclaimed     mm_vmscan_{direct,memcg}_reclaim_{begin,end}
+ *     context_switch_old, context_reclaimed_old    the same without bpf_task_pt_regs, which exists since Linux 5.15
+ *     context_fault                          page_fault_user
+ *     context_exit                           sched_process_{exit,exec}, before the program that forgets the thread
+ *     context_retransmit                     tcp_retransmit_skb
  *
- * These are raw tracepoints: at those with records the kernel runs no program while the CPU is inside another one, or a process there
- * is in the middle of a bpf(2) call for a map, maybe preempted. Records are for kernels that do not tell what is needed, see
- * calls/probes.py.
+ * These are raw tracepoints. At an ordinary tracepoint the kernel skips a program if the CPU is already in another one, or if a process
+ * on it is in a bpf(2) call for a map, even if preempted. Ordinary ones are only for kernels whose raw ones do not pass enough.
  *
- * They run for the whole machine, so those for a thread that has made no call end after one look-up.
+ * The programs run for every thread of the machine. For a thread that has made no call they end after one lookup.
  */
 #ifndef GPUBPF_CONTEXT_H
 #define GPUBPF_CONTEXT_H
@@ -28,19 +28,19 @@ enum context_reason {
     CONTEXT_PAGE_FAULT,
     CONTEXT_MEMORY,
     CONTEXT_STOPPED,
-    CONTEXT_FAULTS, /* from here on what is no time */
+    CONTEXT_FAULTS, /* from here on events, not times */
     CONTEXT_RETRANSMITS
 };
-#define CONTEXT_OUTSIDE (-1)            /* of a system call */
-#define CONTEXT_UNKNOWN (-2)            /* which system call, if any */
-#define CONTEXT_IO 0x100                /* beside the reason, in left_state: it waits for a block device */
+#define CONTEXT_OUTSIDE (-1)            /* in place of a system call: in none */
+#define CONTEXT_UNKNOWN (-2)            /* in place of a system call: not known */
+#define CONTEXT_IO 0x100                /* added to the reason in left_state: it waits for a block device */
 #define CONTEXT_STATES 0x907f           /* TASK_REPORT, TASK_RTLOCK_WAIT, TASK_FROZEN */
-#define CONTEXT_STATES_RUNNABLE 0x100   /* TASK_REPORT_MAX, in records: it could have gone on */
+#define CONTEXT_STATES_RUNNABLE 0x100   /* TASK_REPORT_MAX, in records: it could have run on */
 #define CONTEXT_STATES_STOPPED (4 | 8)
-#define CONTEXT_ORIG_AX 15              /* of struct pt_regs, in words */
+#define CONTEXT_ORIG_AX 15              /* offset in struct pt_regs, in words */
 #define CONTEXT_PARTS 8
-#define CONTEXT_BETWEEN 0x10000         /* beside a function's number: of its calls between a thread's launches; they have a row without, too */
-#define CONTEXT_NOBODY 0xffffffffu      /* as a socket's owner: no process that has made calls */
+#define CONTEXT_BETWEEN 0x10000         /* added to a function's number: only its calls between launches; they have a row without it, too */
+#define CONTEXT_NOBODY 0xffffffffu      /* owner of a socket: no process that has made calls */
 
 /* Arguments of raw tracepoints. */
 struct context_switch_arguments {
@@ -49,7 +49,7 @@ struct context_switch_arguments {
 struct context_retransmit_arguments {
     u64 sk, skb;
 };
-/* A tracepoint's record, as /sys/kernel/tracing/events describes it; calls/context.py checks that. */
+/* The record of a tracepoint, as described in /sys/kernel/tracing/events. calls/context.py checks the layout. */
 struct context_switch_record {
     u64 common;
     char prev_comm[16];
@@ -59,13 +59,13 @@ struct context_switch_record {
     u32 next_pid, next_prio;
 };
 
-/* Where members of the kernel's structures lie; a bit field's mask is 0 where the kernel does not have it. */
+/* Offsets of members of the kernel's structures. The mask of a bit field is 0 if the kernel does not have it. */
 struct context_settings {
-    u64 span_ns; /* what takes as long is a record, too; 0: nothing is */
-    u32 iowait, iowait_mask;       /* of struct task_struct */
+    u64 span_ns; /* record each delay that takes at least this long; 0: record none */
+    u32 iowait, iowait_mask;       /* in struct task_struct */
     u32 memstall, memstall_mask;
-    u32 socket;                    /* struct sock's, from there … */
-    s32 inode;                     /* … struct socket's to its inode's number */
+    u32 socket;                    /* in struct sock */
+    s32 inode;                     /* from struct socket to the number of its inode */
 };
 
 struct context_key {
@@ -77,25 +77,25 @@ struct context_sum {
 };
 struct context_span {
     u64 start_ns, end_ns;
-    u64 inode; /* of a socket that sent something again; such a span has no thread, and no length */
+    u64 inode; /* of a socket that retransmitted; such a span has no thread and no length */
     u32 tgid, tid, function, reason;
     s32 syscall;
     u32 zero;
 };
-/* What a thread spent its time on since a launch of it returned, in calls or outside: a gap's, if another launch follows. */
+/* A delay since the return of a thread's launch, in a call or outside. It belongs to a gap if another launch follows. */
 struct context_part {
     u32 reason;
     s32 syscall;
     u64 count, ns, largest_ns;
-    u64 function; /* or CALL_GAP; context_tell knows it */
+    u64 function; /* or CALL_GAP; set by context_tell */
 };
 struct context_gap {
-    u64 launched_ns; /* call_thread's, of that launch */
+    u64 launched_ns; /* of struct call_thread, for that launch */
     u32 tgid, tid;
     struct context_part parts[CONTEXT_PARTS];
 };
 struct context_socket {
-    u32 tgid; /* whose; 0: not known yet */
+    u32 tgid; /* the process that has it; 0: not known yet */
     u32 count;
 };
 
@@ -104,10 +104,10 @@ enum { CONTEXT_LOST_SUMS, CONTEXT_LOST_SPANS, CONTEXT_SENT_AGAIN, CONTEXT_COUNTS
 GPU_PARAM(context_settings, struct context_settings);
 BPF_ARRAY(context_counts, u64, CONTEXT_COUNTS);
 BPF_HASH(call_why, struct context_key, struct context_sum, 32768);
-BPF_TABLE("lru_hash", u32, struct context_gap, context_gaps, 16384); /* by thread, as call_threads */
+BPF_TABLE("lru_hash", u32, struct context_gap, context_gaps, 16384); /* by thread, like call_threads */
 BPF_ARRAY(context_no_gap, struct context_gap, 1);
 BPF_TABLE("lru_hash", u64, struct context_socket, context_sockets, 4096); /* by inode */
-BPF_HASH(context_retransmits, u32, u64, 4096);                             /* of processes */
+BPF_HASH(context_retransmits, u32, u64, 4096);                             /* by process */
 GPU_RINGBUF(context_spans, struct context_span, 512);
 
 static __always_inline void context_count(int which)
@@ -138,7 +138,7 @@ static __always_inline void context_add_gap(u32 tgid, u32 tid, u32 function, con
     context_add(tgid, tid, function == CALL_GAP ? CALL_GAP : function | CONTEXT_BETWEEN, part);
 }
 
-/* That gap has ended. */
+/* Add the delays of a gap that has ended. */
 static __always_inline void context_close(const struct context_gap *g)
 {
     int i;
@@ -156,7 +156,7 @@ static __always_inline void context_tell(struct call_thread *t, u32 id, const st
 
     if (t->function != CALL_GAP)
         context_add(t->tgid, t->tid, t->function, part);
-    if (!t->launched_ns) /* no gap begins before a launch */
+    if (!t->launched_ns) /* a gap begins with a launch */
         return;
     g = context_gaps.lookup(&id);
     if (!g || g->launched_ns != t->launched_ns) {
@@ -186,12 +186,12 @@ static __always_inline void context_tell(struct call_thread *t, u32 id, const st
             p->largest_ns = part->largest_ns;
         return;
     }
-    context_add_gap(t->tgid, t->tid, t->function, part); /* more reasons than there is room for */
+    context_add_gap(t->tgid, t->tid, t->function, part); /* a gap has room for CONTEXT_PARTS delays */
 }
 
 static __always_inline void context_put(struct context_settings *s, struct context_span *span)
 {
-    if (context_spans.ringbuf_output(span, sizeof(*span), 1 /* BPF_RB_NO_WAKEUP: the tool looks by itself */))
+    if (context_spans.ringbuf_output(span, sizeof(*span), 1 /* BPF_RB_NO_WAKEUP: the tool polls */))
         context_count(CONTEXT_LOST_SPANS);
 }
 
@@ -209,7 +209,7 @@ static __always_inline void context_took(struct call_thread *t, u32 id, u32 reas
     }
 }
 
-/* How often sockets of the thread's process have sent something again by now. Looks only where any socket has since the last time. */
+/* Return the number of retransmits of the thread's process. Look it up only if any socket has retransmitted since the last time. */
 static __always_inline u32 context_sent_again(struct call_thread *t)
 {
     int which = CONTEXT_SENT_AGAIN;
@@ -234,7 +234,7 @@ static __always_inline u8 context_bit(void *task, u32 offset, u32 mask)
     return byte & mask;
 }
 
-/* The system call that the thread which runs is in. `old`: flag, see above. */
+/* Return the system call of the current thread. `old`: there is no bpf_task_pt_regs. */
 static __always_inline s32 context_syscall(int old)
 {
     u64 *registers;
@@ -291,7 +291,7 @@ static __always_inline void context_comes(struct call_thread *t, u32 id)
         }
     }
     if (t->reclaim_ns && reason != CONTEXT_PREEMPTED)
-        return; /* all of that is told at its end */
+        return; /* context_reclaimed tells the whole time */
     if (t->reclaim_ns)
         t->reclaim_ns += ns;
     if (reason == CONTEXT_MEMORY)
@@ -299,7 +299,7 @@ static __always_inline void context_comes(struct call_thread *t, u32 id)
     context_took(t, id, reason, t->left_syscall, start_ns, now, ns);
 }
 
-/* Each that leaves comes back first: kernels have been seen that do not tell of some switches from the idle task. */
+/* Count a missed switch: a thread leaves the CPU that has not come back. Some kernels skip switches from the idle task. */
 static __always_inline void context_check(struct call_thread *t)
 {
     if (t->left_ns)
@@ -343,7 +343,7 @@ static __always_inline int context_switched_time(u32 leaves, u32 comes, u64 stat
     return 0;
 }
 
-/* What a record says of the state: nothing but these bits, and of none that could have gone on. */
+/* Return the state as in a record: only these bits, and 0 for a preempted thread. */
 static __always_inline u64 context_state(struct context_switch_arguments *ctx)
 {
     return (u8)ctx->preempt ? 0 : ctx->prev_state & CONTEXT_STATES;
@@ -437,7 +437,7 @@ int context_exit(void *ctx)
     return 0;
 }
 
-/* Runs in any thread's name, by a timer or for a packet. The tool finds out who has the socket, by its inode; see calls/context.py. */
+/* Runs in any thread, from a timer or for a packet. The tool finds the process by the socket's inode; see calls/context.py. */
 int context_retransmit(struct context_retransmit_arguments *ctx)
 {
     int zero = 0, which = CONTEXT_SENT_AGAIN;
@@ -449,7 +449,7 @@ int context_retransmit(struct context_retransmit_arguments *ctx)
     if (!s)
         return 0;
     bpf_probe_read_kernel(&socket, sizeof(socket), (void *)(ctx->sk + s->socket));
-    if (!socket) /* closed: nobody waits for it */
+    if (!socket) /* closed: no thread waits for it */
         return 0;
     bpf_probe_read_kernel(&inode, sizeof(inode), (void *)(socket + s->inode));
     known = context_sockets.lookup(&inode);

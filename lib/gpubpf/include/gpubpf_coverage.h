@@ -1,6 +1,6 @@
 /*
- * gpubpf_coverage.h: which bytes of memory were touched, in maps that are part of it; coverage.py reads them, and docs/memory.md
- * tells how it goes. Use gpu_add_covered in place of gpubpf_traffic.h's gpu_add_request, gpu_cover_bulk for a copy of any size.
+ * gpubpf_coverage.h: marks the bytes of memory that were touched, in maps of its own. memory/coverage.py reads them, and docs/memory.md
+ * describes the method. Call gpu_add_covered in place of gpu_add_request of gpubpf_traffic.h, and gpu_cover_bulk for copies of any size.
  */
 #ifndef GPUBPF_COVERAGE_H
 #define GPUBPF_COVERAGE_H
@@ -8,17 +8,17 @@
 #include <gpubpf_traffic.h>
 
 #define GPUBPF_PAGES 16384                       /* of the table, each of 4096 granules */
-#define GPUBPF_PROBES 32                         /* places at which a page may be */
-#define GPUBPF_COPY_PAGES 5                      /* that one bulk copy is followed into */
+#define GPUBPF_PROBES 32                         /* places that a page can be at */
+#define GPUBPF_COPY_PAGES 5                      /* pages that are marked for one bulk copy */
 
 struct gpu_grain {
-    u64 shift, word;                /* bytes of a granule, as a shift; of a word of 64, less 1 */
-    u64 kernels;                    /* ~0 where kernels are kept apart; else 0 */
+    u64 shift, word;                /* log2 of the bytes of a granule; bytes of a word of 64 granules, minus 1 */
+    u64 kernels;                    /* ~0 to keep kernels apart; otherwise 0 */
 };
-GPU_ARRAY(pages, u64, GPUBPF_PAGES);             /* what is where: page << 32 | 1 << 31 | epoch << 9 | page >> 32; 0: nothing */
-GPU_ARRAY(owners, u32, GPUBPF_PAGES);            /* of programs that keep kernels apart: the kernel's number + 1 */
-GPU_ARRAY(touched, u64, 128 * GPUBPF_PAGES);     /* a bit for each granule: of each page 64 words of what was read, 64 of written */
-GPU_ARRAY(missed, u64, 1024);                    /* a bit for each 2 MB, modulo 128 GB: something of it found no room */
+GPU_ARRAY(pages, u64, GPUBPF_PAGES);             /* the page at each place: page << 32 | 1 << 31 | epoch << 9 | page >> 32; 0: none */
+GPU_ARRAY(owners, u32, GPUBPF_PAGES);            /* the kernel's number + 1, in programs that keep kernels apart */
+GPU_ARRAY(touched, u64, 128 * GPUBPF_PAGES);     /* a bit for each granule: for each page 64 words for reads, 64 for writes */
+GPU_ARRAY(missed, u64, 1024);                    /* a bit for each 2 MB, modulo 128 GB: some page of it found no place */
 GPU_PARAM(grain, struct gpu_grain);
 
 static inline u64 *gpubpf_area_of(u64 address) {
@@ -34,18 +34,18 @@ static inline void gpubpf_miss(u64 address) {
 
 static inline u32 gpubpf_epoch(void) { return (gpu_epoch() << 9 & 0x7ffffe00) | 0x80000000; }
 
-/* What the table knows a page by, and where it is if nothing else is there. `owner`: number of the kernel + 1, or 0. */
+/* The entry of a page in the table, and its first choice of a place. `owner`: number of the kernel + 1, or 0. */
 static inline u64 gpubpf_tag_of(u64 page) { return page << 32 | gpubpf_epoch() | (page >> 32 & 511); }
 static inline u32 gpubpf_home_of(u64 page, u32 owner) {
     u32 mixed = (u32)page * 0x9e3779b1u + gpubpf_epoch() * 0x85ebca77u + owner * 0xc2b2ae3du;
-    asm("" : "+r"(mixed));                       /* or it becomes a product of 64 bits */
+    asm("" : "+r"(mixed));                       /* otherwise this becomes a 64-bit multiplication */
     return mixed >> 18;
 }
 static inline u32 gpubpf_owner(struct gpu_grain *grain, int by_kernel) {
     return by_kernel ? (gpu_kernel() + 1) & grain->kernels : 0;
 }
 
-/* The place of an address's page, GPUBPF_PAGES where there is no room. What is there stays: a stale copy of it is right, or 0. */
+/* The place of an address's page; GPUBPF_PAGES if there is no room. Entries never change, so a stale copy is right, or 0. */
 static inline u32 gpubpf_place_of(struct gpu_grain *grain, u64 address, int by_kernel, u32 probes) {
     u64 page = address >> (grain->shift & 63) >> 12, wanted = gpubpf_tag_of(page);
     u32 kernel = gpubpf_owner(grain, by_kernel), place = gpubpf_home_of(page, kernel);
@@ -65,7 +65,7 @@ static inline u32 gpubpf_place_of(struct gpu_grain *grain, u64 address, int by_k
             if (!seen || (seen == wanted && (!by_kernel || *owner == kernel)))
                 return place;
         }
-        if (!turn) {                             /* where something is missed already, do not search in vain */
+        if (!turn) {                             /* do not search if another page of this area already found no place */
             u64 *area = gpubpf_area_of(address);
             if (!area || *area >> (address >> 21 & 63) & 1)
                 break;
@@ -76,19 +76,19 @@ static inline u32 gpubpf_place_of(struct gpu_grain *grain, u64 address, int by_k
 }
 
 static inline void gpubpf_set_bits(u64 *word, u64 mask) {
-    if (mask & ~*word)                           /* most were touched before */
+    if (mask & ~*word)                           /* most granules were touched before */
         __sync_fetch_and_or(word, mask);
 }
 
-/* In the word of 64 granules where a lane's access begins, what it and those behind it in its row touch. */
+/* The granules that a lane and those after it in its row touch, in the word of 64 granules where the lane's access begins. */
 static inline u64 gpubpf_granules(struct gpu_grain *fine, u64 address, u32 bytes) {
     u32 start = address & fine->word, last = (start + bytes - 1) >> (fine->shift & 31);
     return (2ull << (last < 63 ? last : 63)) - (1ull << (address >> (fine->shift & 63) & 63));
 }
 
 /*
- * Marks what a lane touches. Of lanes in a row, which the request tells, one marks each word of 64 granules for all; where
- * `row` is 1, each its own. `effect`: the context's. `by_kernel`, a constant: keep kernels apart where `grain` says so.
+ * Marks what a lane touches. If lanes are in a row, as the request says, one of them marks each word of 64 granules for all. If `row` is
+ * 1, each lane marks its own. `effect`: the context's. `by_kernel`: a constant, whether to keep kernels apart if `grain` says so.
  */
 static inline void gpu_cover(struct gpu_request *request, u64 effect, int by_kernel) {
     int key = 0;
@@ -112,8 +112,8 @@ static inline void gpu_cover(struct gpu_request *request, u64 effect, int by_ker
 }
 
 /*
- * Marks what a usual request touches, where its page is at home in the table; else it gives 0, and gpu_cover shall do it. Nearly
- * always it is, and the words are full: what tells that is read side by side, for one branch.
+ * Marks what a usual request touches, if its page is at its first choice of a place. Otherwise it returns 0, and the caller must call
+ * gpu_cover. Nearly always, the page is there and all bits are set already: this is found out by independent loads and one branch.
  */
 static inline int gpu_cover_usual(struct gpu_request *request, u64 effect, int by_kernel) {
     int key = 0;
@@ -122,7 +122,7 @@ static inline int gpu_cover_usual(struct gpu_request *request, u64 effect, int b
         return 1;
     u64 granule = request->address >> (fine->shift & 63), page = granule >> 12;
     if (granule & 63 && gpu_lane())
-        return 1;                                /* another lane sees to it */
+        return 1;                                /* another lane marks it */
     u32 owner = gpubpf_owner(fine, by_kernel), place = gpubpf_home_of(page, owner), word = granule >> 6 & 63;
     u32 at = place << 7 | (~effect & GPU_READS) << 6 | word, other = at + 64;
     u64 *cell = pages.lookup(&place), *own = touched.lookup(&at), *written = touched.lookup(&other);
@@ -149,8 +149,8 @@ static inline int gpu_cover_usual(struct gpu_request *request, u64 effect, int b
 }
 
 /*
- * gpu_add_request for a request in global memory, which also marks what it touches; of copies what is more than 32 bytes by a lane
- * is for gpu_cover_bulk.
+ * Like gpu_add_request, for a request in global memory, and also marks what the request touches. Copies of more than 32 bytes by a lane
+ * are left to gpu_cover_bulk.
  */
 static inline int gpu_add_covered(struct gpu_traffic *cell, struct gpu_request *request, u64 effect, int by_kernel) {
     request->follow = request->row = 1;

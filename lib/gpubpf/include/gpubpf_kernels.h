@@ -1,22 +1,22 @@
 /*
- * gpubpf_kernels.h: which kernel a handle is, as a program tells its GPU's runtime. calls/kernels.py says where these programs go, and
- * reads the ring. Of measured processes (gpubpf_calls.h):
+ * gpubpf_kernels.h: record which kernel a handle stands for. calls/kernel_names.py attaches the programs and reads the ring. They
+ * run in traced processes (gpubpf_calls.h):
  *
- *     kernel_told, kernel_given      at functions that register kernels, or find one by its name or by another handle; the cookie is
- *                                    one of KERNEL_*
+ *     kernel_told, kernel_given      uprobe and uretprobe of functions that register a kernel, or find one by a name or by another
+ *                                    handle; the cookie is one of KERNEL_*
  */
 #ifndef GPUBPF_KERNELS_H
 #define GPUBPF_KERNELS_H
 
 #include <gpubpf_calls.h>
 
-#define KERNEL_TEXT 224 /* bytes of a name in one record; a longer one takes several */
+#define KERNEL_TEXT 224 /* bytes of a name in one record; a longer name takes several records */
 #define KERNEL_PARTS 18
 
 enum {
-    KERNEL_REGISTERED = 1, /* (_, handle, _, name, …): nothing is said of how that went */
+    KERNEL_REGISTERED = 1, /* (_, handle, _, name, …): the result is not an error code */
     KERNEL_FOUND,          /* (&handle, _, name): 0 is success */
-    KERNEL_SAME,           /* (&handle, other handle): likewise */
+    KERNEL_SAME,           /* (&handle, other handle): 0 is success */
 };
 
 struct kernel_frame {
@@ -25,23 +25,23 @@ struct kernel_frame {
 };
 
 struct kernel_call {
-    u64 handle; /* or where it will be written */
+    u64 handle; /* or the address where the function will write it */
     u64 source; /* address of the name, or another handle */
 };
 
-/* A part of a name, from `part` * (KERNEL_TEXT - 1) on. The last one is not full. */
+/* A part of a name, which begins at `part` * (KERNEL_TEXT - 1). The last part is not full. */
 struct kernel_name {
     u64 handle;
     u64 source;
     u32 tgid;
     u32 kind;
     u32 part;
-    u32 bytes; /* with the zero at the end; 0: it could not be read */
+    u32 bytes; /* including the zero at the end; 0: the name could not be read */
     char text[KERNEL_TEXT];
 };
 
 BPF_TABLE("lru_hash", struct kernel_frame, struct kernel_call, kernel_calls, 8192);
-BPF_ARRAY(kernel_lost, u64, 1); /* records that found no room */
+BPF_ARRAY(kernel_lost, u64, 1); /* records that did not fit into the ring */
 
 GPU_RINGBUF(kernel_names, struct kernel_name, 4096);
 
@@ -55,7 +55,7 @@ int kernel_told(struct pt_regs *ctx)
     u64 kind = bpf_get_attach_cookie(ctx);
     u64 first = PT_REGS_PARM1(ctx), second = PT_REGS_PARM2(ctx), third = PT_REGS_PARM3(ctx), fourth = PT_REGS_PARM4(ctx);
 
-    /* Read here: the kernel lets no program choose a register by arithmetic. */
+    /* Read all registers here: the verifier rejects a register that is chosen by arithmetic. */
     asm volatile("" : "+r"(first), "+r"(second), "+r"(third), "+r"(fourth));
     if (!s || !call_measured(s, id >> 32))
         return 1;
@@ -68,7 +68,7 @@ int kernel_told(struct pt_regs *ctx)
 int kernel_given(struct pt_regs *ctx)
 {
     u64 id = bpf_get_current_pid_tgid(), kind = bpf_get_attach_cookie(ctx), handle, source;
-    struct kernel_frame frame = {.sp = PT_REGS_SP(ctx) - 8, .tid = (u32)id}; /* the return address is gone */
+    struct kernel_frame frame = {.sp = PT_REGS_SP(ctx) - 8, .tid = (u32)id}; /* -8: the return address has been popped */
     struct kernel_call *call = kernel_calls.lookup(&frame);
     int zero = 0;
     struct call_settings *s = call_settings.lookup(&zero);
@@ -107,7 +107,7 @@ int kernel_given(struct pt_regs *ctx)
         record->kind = kind;
         record->part = part;
         record->bytes = bytes > 0 ? bytes : 0;
-        kernel_names.ringbuf_submit(record, 1 /* BPF_RB_NO_WAKEUP: the tool looks by itself */);
+        kernel_names.ringbuf_submit(record, 1 /* BPF_RB_NO_WAKEUP: the tool polls */);
         if (bytes < KERNEL_TEXT)
             return 0;
     }

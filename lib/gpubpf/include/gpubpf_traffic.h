@@ -1,7 +1,7 @@
 /*
- * gpubpf_traffic.h: what each place of a kernel does with memory, worked out by each warp and added up: requests, pattern, sectors,
- * banks, contention. docs/memory.md defines them, traffic.py reads the cells. memtrace is made of it, and so can others be; this goes
- * with b.attach_gpu_access(fn_name="on_access", kinds=("load", "store", "atomic"), spaces=("global", "const")):
+ * gpubpf_traffic.h: adds up the memory traffic of each site of a kernel: requests, pattern, sectors, banks, contention. Each warp works
+ * these out itself. docs/memory.md defines them, and memory/traffic.py reads the cells. memtrace uses this header, and other tools can:
+ * attach this program with b.attach_gpu_access(fn_name="on_access", kinds=("load", "store", "atomic"), spaces=("global", "const")):
  *
  *     GPU_SITE_ARRAY(global_cells, struct gpu_traffic);
  *
@@ -12,28 +12,28 @@
  *         return cell ? gpu_add_request(cell, &request) : 0;
  *     }
  *
- * All lanes that make a request call it together. Flags are constants, so that a program carries only what it needs.
+ * All lanes that make a request call the function together. Flags must be constants, so that a program has only the code it needs.
  */
 #ifndef GPUBPF_TRAFFIC_H
 #define GPUBPF_TRAFFIC_H
 
 #include <gpubpf.h>
 
-/* SHIFTED: unit, from within a sector on. */
+/* SHIFTED: like UNIT, but it does not begin at a sector. */
 enum gpu_pattern { GPU_UNIT, GPU_SHIFTED, GPU_BROADCAST, GPU_STRIDED, GPU_GATHER, GPU_SINGLE, GPU_PART };
 
 /*
- * What the requests of a site come to; a request is one execution by a warp. What follows from their number and the width is not
- * added up here, see traffic.py.
+ * The traffic of a site. A request is one execution by a warp. What follows from the number of requests and the width is not added up
+ * here: see traffic.py.
  */
 struct gpu_traffic {
-    u64 requests[2 * GPU_PART];     /* by all 32 lanes, and by one alone; from GPU_PART on by other numbers of lanes, where the
-                                       width varies, and in local memory at several offsets */
-    u64 accesses, least;            /* from GPU_PART on: lanes, fewest sectors */
+    u64 requests[2 * GPU_PART];     /* by all 32 lanes, or by one lane; from GPU_PART on: by other numbers of lanes, with widths
+                                       that vary, or in local memory at several offsets */
+    u64 accesses, least;            /* from GPU_PART on: lanes, least possible number of sectors */
     u64 sectors;                    /* from GPU_PART on, and of STRIDED and GATHER */
-    u64 bytes;                      /* where the width varies */
-    u64 steps, squares;             /* of STRIDED: sum of the bytes from lane to lane, and of their squares */
-    u64 contention_max;             /* most lanes on one address, from GPU_PART on and of GATHER */
+    u64 bytes;                      /* if the width varies */
+    u64 steps, squares;             /* of STRIDED: sum of the distances in bytes from lane to lane, and of their squares */
+    u64 contention_max;             /* most lanes at one address, from GPU_PART on and of GATHER */
 };
 struct gpu_shared_traffic {         /* of shared memory */
     struct gpu_traffic cell;
@@ -44,11 +44,11 @@ struct gpu_shared_traffic {         /* of shared memory */
 /* A lane's part of a request. */
 struct gpu_request {
     u64 address, width;
-    u32 active;                     /* the lanes that make it */
-    int varies;                     /* flag: the width may differ from lane to lane, and be more than 32 bytes (copies) */
+    u32 active;                     /* mask of the lanes that make it */
+    int varies;                     /* flag: the width may differ between lanes, and exceed 32 bytes (copies) */
     int local;                      /* flag: in local memory */
-    int follow;                     /* flag: say in `row` and `ahead` which lanes are side by side */
-    u32 row, ahead;                 /* how many lanes are in this one's row, 0 if another has the same; how many before it */
+    int follow;                     /* flag: find out which lanes are side by side, for `row` and `ahead` */
+    u32 row, ahead;                 /* lanes in this lane's row, 0 if another lane has the same address; lanes before it */
 };
 
 #define GPUBPF_FULL 0xffffffffu
@@ -61,12 +61,12 @@ static inline void gpubpf_raise(u64 *most, u64 value) {
         gpu_max(most, value);
 }
 
-/* Adds the most words in one bank, for each phase. In a phase lanes take 128 bytes together, in words of 1 << shift. */
+/* Adds, for each phase, the most words in one bank. The lanes of a phase access 128 bytes together, in words of 1 << shift bytes. */
 static inline void gpubpf_add_ways(struct gpu_shared_traffic *banked, u64 address, u32 shift, u32 active, u32 before) {
     u32 lane = gpu_lane() & 31, together = 128 >> (shift & 7), phase = lane << shift >> 7;
     u32 phase_lanes = (u32)((1ull << together) - 1) << (phase * together & 31);
     u64 word = address >> shift;
-    u32 words = gpu_ballot(!(gpu_match(word << 3 | phase) & before));  /* a lane for each */
+    u32 words = gpu_ballot(!(gpu_match(word << 3 | phase) & before));  /* one lane for each word */
     u64 ways = gpu_popcount(gpu_match((word & (together - 1)) << 3 | phase) & words), most = 0;
 
     for (u32 least = 1; least <= 32; least++) {
@@ -83,7 +83,7 @@ static inline void gpubpf_add_ways(struct gpu_shared_traffic *banked, u64 addres
     }
 }
 
-/* As gpubpf_add_ways, of 32 lanes: the lowest bit of their step says how many meet in a bank. */
+/* Like gpubpf_add_ways, for 32 lanes: the lowest bit of their step says how many lanes meet in a bank. */
 static inline void gpubpf_add_strided(struct gpu_shared_traffic *banked, u32 step, u32 shift, u32 before) {
     u32 bit = step & -step, ways = bit < 128 ? bit : 128;
     gpubpf_raise(&banked->ways_max, ways >> (shift & 7));
@@ -91,7 +91,7 @@ static inline void gpubpf_add_strided(struct gpu_shared_traffic *banked, u32 ste
         GPUBPF_COUNT(banked->ways, ways >> 2);
 }
 
-/* A copy of many bytes by each lane. */
+/* Adds a copy of many bytes by each lane. */
 static inline int gpubpf_add_bulk(struct gpu_traffic *cell, struct gpu_shared_traffic *banked, u64 address, u64 width) {
     u32 active = gpu_active(), lanes = gpu_popcount(active);
     GPUBPF_COUNT(cell->sectors, ((address + width - 1) >> 5) - (address >> 5) + 1);
@@ -107,17 +107,17 @@ static inline int gpubpf_add_bulk(struct gpu_traffic *cell, struct gpu_shared_tr
     return 0;
 }
 
-/* Whether all 32 lanes make the request, each where the one before it ends: the usual one, most often. Not for local memory. */
+/* Whether all 32 lanes make the request, each where the lane before ends: the usual request. Not for local memory. */
 static inline int gpu_is_usual(struct gpu_request *request) {
     u64 start = request->address - gpu_lane() * (u32)request->width, first = gpu_shuffle(start, 0);
-    return gpu_ballot(start == first) == GPUBPF_FULL;    /* as many lanes, so all run this */
+    return gpu_ballot(start == first) == GPUBPF_FULL;    /* all 32 lanes, so all of them run this */
 }
 
 /* Adds such a request to the cell of its site. */
 static inline int gpu_add_usual(struct gpu_traffic *cell, struct gpu_request *request) {
     request->row = 32;
     request->ahead = gpu_lane();
-    if (gpu_first(GPUBPF_FULL))                  /* with the lane that gpu_is_usual takes, ptxas would see that all go to one place */
+    if (gpu_first(GPUBPF_FULL))                  /* with gpu_lane(), ptxas would see that all lanes add at one address */
         GPUBPF_COUNT(cell->requests[request->address & 31 ? GPU_SHIFTED : GPU_UNIT], 1);
     return 0;
 }
@@ -138,9 +138,9 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
         return 0;
     }
     u32 others = active & (active - 1), lowest = gpu_log2(active & -active);
-    u32 apart = gpu_log2(others & -others) - lowest;         /* from the lowest lane to the next */
+    u32 apart = gpu_log2(others & -others) - lowest;         /* lanes from the lowest lane to the next */
     s64 away = address - gpu_shuffle(address, lowest), step = gpu_shuffle(away, lowest + apart);
-    u32 size = gpubpf_length(step), one = size / apart;  /* from any lane to the next */
+    u32 size = gpubpf_length(step), one = size / apart;  /* bytes from any lane to the next */
     int linear = gpu_ballot(away * apart == step * (lane - lowest)) == active && step == (s32)step && one * apart == size &&
                  !(one & (width - 1));
     step = step < 0 ? -(s64)one : one;
@@ -170,9 +170,9 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
     else if (banked)
         gpubpf_add_ways(banked, address, shift, active, before);
     if (!gpu_first(active))
-        return 0;                                /* the lowest lane speaks for all */
+        return 0;                                /* the lowest lane adds for all */
     u32 place = varies || local || active != GPUBPF_FULL ? GPU_PART + pattern : pattern;
-    asm("" : "+r"(place));                       /* or the compiler drops the mask, which the verifier needs */
+    asm("" : "+r"(place));                       /* otherwise the compiler drops the mask below, which the verifier needs */
     GPUBPF_COUNT(cell->requests[place & 15], 1);
     GPUBPF_COUNT(cell->sectors, local ? sectors << (shift - 2) : sectors);
     if (pattern == GPU_STRIDED) {
@@ -188,14 +188,14 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
     return 0;
 }
 
-/* Adds a request in global, constant or local memory to the cell of its site. Gives 0. */
+/* Adds a request in global, constant or local memory to the cell of its site. Returns 0. */
 static inline int gpu_add_request(struct gpu_traffic *cell, struct gpu_request *request) {
     if (!request->varies && !request->local && gpu_is_usual(request))
         return gpu_add_usual(cell, request);
     return gpubpf_add(cell, 0, request);
 }
 
-/* The same, in shared memory. */
+/* The same, for shared memory. */
 static inline int gpu_add_shared_request(struct gpu_shared_traffic *cell, struct gpu_request *request) {
     if (request->width <= 32 && gpu_is_usual(request))
         return gpu_add_usual(&cell->cell, request);

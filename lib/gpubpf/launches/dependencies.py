@@ -1,7 +1,7 @@
-"""Who waited for whom: operations with their times on the host's clock → for each the wait behind earlier work, and which.
+"""Finds what each operation waited for, and how long, from operations with their times on the host's clock.
 
-What a stream does comes one after the other; the legacy stream waits for all blocking streams and they for it; events tie streams
-together; within a graph its edges count, and a replay comes after the replay before it (CUDA Programming Guide, "Streams",
+The operations of a stream run one after the other. The legacy stream waits for all blocking streams, and they wait for it. Events
+connect streams. Within a graph its edges count, and a replay comes after the previous one (CUDA Programming Guide, "Streams",
 "Events", "CUDA Graphs"). Everything here works on the columns of `Operations`.
 """
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     Integers: TypeAlias = NDArray[np.int64]
 
-NONE = np.iinfo(np.int64).min  # a time or duration that is not known
-NEVER = np.iinfo(np.int64).max  # as a bound: nothing says that it ended
+NONE = np.iinfo(np.int64).min  # an unknown time or duration
+NEVER = np.iinfo(np.int64).max  # as a bound: it is not known to have ended
 
 
 class Kind(IntEnum):
-    """Of an operation, as in the log (docs/timing.md)."""
+    """The kind of an operation, as in the log (docs/timing.md)."""
 
     KERNEL = 1
     H2D = 2
@@ -41,7 +41,7 @@ class Kind(IntEnum):
 
 
 class Queue(IntEnum):
-    """How a stream orders itself with others."""
+    """The kind of a stream: how it synchronizes with other streams."""
 
     LEGACY = 0
     PER_THREAD = 1
@@ -57,22 +57,29 @@ class Sync(IntEnum):
     CONTEXT = 2
 
 
-NOTHING = -1  # as a link: the event was over, or never recorded; what waits for it waits for nothing
-WORK = (Kind.KERNEL, Kind.H2D, Kind.D2H, Kind.D2D, Kind.H2H, Kind.MEMSET)  # takes time on the GPU
+NOTHING = -1  # as a link: the event was over or never recorded, so a wait for it ends at once
+WORK = (Kind.KERNEL, Kind.H2D, Kind.D2H, Kind.D2D, Kind.H2H, Kind.MEMSET)  # kinds that take time on the GPU
 
 
 @dataclass(frozen=True)
 class Operations:
-    """One element of every array for each operation, in the order in which their calls returned. int64.
+    """Operations: int64 arrays with an element for each, in the order in which their calls returned.
 
-    id: unique; for `link`. kind: `Kind`. call, ret: ns of the host at the driver call's begin and end. start, end: of the work on the
-    GPU, or NONE. waits: whether the call itself waited for the work. queue, context: numbers of the stream and its context, from 0.
-    link: of WAIT and event SYNC the id of the record operation (0: not known; or `NOTHING`). what: of SYNC see `Sync`, of GRAPH how
-    many nodes are no kernels.
-    graph: number of the executable graph, from 0, replay: of its launch, of GRAPH and of the kernels that a replay ran; else -1.
-    node: the kernel's node in it, else -1. A replay's kernels may stand before or after its GRAPH operation.
-    unseen: of each stream whether it may hold work from before the first operation; unseen_contexts: numbers of contexts in which
-    any stream may.
+    id        unique; `link` refers to it
+    kind      `Kind`
+    call, ret   ns of the host at begin and end of the driver call
+    start, end  of the work on the GPU, or NONE
+    queue, context   numbers of the stream and its context, from 0
+    waits     whether the call itself waited for the work
+    link      of WAIT and event SYNC: the id of the record operation (0: unknown), or NOTHING
+    what      of SYNC: `Sync`; of GRAPH: the number of nodes that are not kernels
+    graph     of GRAPH and the kernels that it ran: number of the executable graph, from 0; else -1
+    replay    of GRAPH and the kernels that it ran: number of the graph's launch; else -1
+    node      of a kernel in a graph: its node; else -1. Kernels may come before or after their GRAPH operation.
+    queues    the kind of each stream
+    unseen    of each stream: whether it may hold work from before the first operation
+    unseen_contexts   contexts in which any stream may hold such work
+    edges     of each graph: (from node, to node)
     """
 
     id: Integers
@@ -89,10 +96,10 @@ class Operations:
     graph: Integers
     replay: Integers
     node: Integers
-    queues: Sequence[Queue] = ()  # the kind of each stream
+    queues: Sequence[Queue] = ()
     unseen: Sequence[bool] = ()
     unseen_contexts: frozenset[int] = frozenset()
-    edges: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)  # of each graph: (from, to)
+    edges: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.id)
@@ -100,12 +107,17 @@ class Operations:
 
 @dataclass(frozen=True)
 class Waits:
-    """For each operation, in ns, NONE where not known; of what does not run on the GPU NONE. Of a graph: until its first kernel.
+    """The times of each operation in ns; NONE if unknown, or if it does not run on the GPU. A graph starts with its first kernel.
 
-    latency = start - call; api = ret - call; wait: from `ret` until what it waited for had ended, 0 where that was over before;
-    overhead = latency - api - wait; exec = end - start. waited_for: the operation that it waited for, -1 for none or not known;
-    by_event: it waited for that through an event. passed: of RECORD and WAIT when the stream came past. unseen: it may have waited for
-    something from before the first operation, so that its wait is not known.
+    latency      start - call
+    api          ret - call
+    wait         from `ret` to the end of what it waited for; 0 if that was over before
+    overhead     latency - api - wait
+    exec         end - start
+    waited_for   the place of the operation that it waited for; -1: none or unknown
+    by_event     whether it waited through an event
+    passed       of RECORD and WAIT: when the stream reached it
+    unseen       it may have waited for work from before the first operation, so its wait is unknown
     """
 
     latency: Integers
@@ -119,32 +131,34 @@ class Waits:
     unseen: NDArray[np.bool_]
 
 
-def over_by(ops: Operations, by_work: bool = True) -> Integers:
-    """When each operation had certainly ended, by what came later: a host that had waited for it, and (`by_work`) work behind it in
-    its stream that had begun. NEVER where nothing says so."""
+def ended_by(ops: Operations, by_work: bool = True) -> Integers:
+    """Return a time by which each operation had certainly ended; NEVER if there is none.
+
+    It follows from later events: the host had waited for it, or (`by_work`) later work of its stream had started.
+    """
     count = len(ops)
     bound = np.full(count, NEVER, np.int64)
     position = np.arange(count)
     queued = ops.node < 0
-    start, _ = _of_graphs(ops)
+    start, _ = _graph_times(ops)
     synced = ops.kind == Kind.SYNC
-    # Of a stream, from its last operation to its first: the least of the begins and of the returns of waits behind.
+    # By stream, from the last operation to the first: the earliest start, or return of a wait, that comes after it.
     says = np.where((start == NONE) | (not by_work), NEVER, start)
     itself = ops.waits & ~synced
     says = np.where(itself | (synced & (ops.what == Sync.STREAM)), ops.ret, says)
     order = np.lexsort((position, ops.queue))
     order = order[queued[order]]
     behind = np.minimum.accumulate(says[order][::-1])[::-1] if len(order) else says[order]
-    for part in runs(ops.queue[order]):
+    for part in equal_runs(ops.queue[order]):
         values = says[order[part]]
         behind[part] = np.minimum.accumulate(values[::-1])[::-1]
         after = np.append(behind[part][1:], NEVER)
         own = np.where(itself[order[part]], ops.ret[order[part]], NEVER)
         bound[order[part]] = np.minimum(after, own)
-    # A wait for a context is one for all its streams; one for an event bounds what was before the record.
+    # A wait for a context waits for all its streams. A wait for an event bounds what came before the record.
     grouped = np.lexsort((position, ops.context))
     returns = np.where(synced & (ops.what == Sync.CONTEXT), ops.ret, NEVER)[grouped]
-    for part in runs(ops.context[grouped]):
+    for part in equal_runs(ops.context[grouped]):
         later = np.append(np.minimum.accumulate(returns[part][::-1])[::-1][1:], NEVER)
         bound[grouped[part]] = np.minimum(bound[grouped[part]], later)
     waited = np.flatnonzero(synced & (ops.what == Sync.EVENT) & (ops.link != 0))
@@ -155,17 +169,17 @@ def over_by(ops: Operations, by_work: bool = True) -> Integers:
         found = ops.id[records] == ops.link[waited]
         first = np.full(count, NEVER, np.int64)
         np.minimum.at(first, records[found], ops.ret[waited[found]])
-        for part in runs(ops.queue[order]):
+        for part in equal_runs(ops.queue[order]):
             mine = order[part]
             bound[mine] = np.minimum(bound[mine], np.minimum.accumulate(first[mine][::-1])[::-1])
-    _to_nodes(ops, bound)
+    _bound_graph_kernels(ops, bound)
     return bound
 
 
 def waits(ops: Operations) -> Waits:
-    """What each operation waited for, and how long. About 2 s for a million."""
+    """Return what each operation waited for, and how long. A million takes about 2 s."""
     running = np.isin(ops.kind, (*WORK, Kind.GRAPH))
-    start, end = _of_graphs(ops)
+    start, end = _graph_times(ops)
     begun, ended = running & (start != NONE), running & (end != NONE)
     before, waited_for, by_event, exact = _predecessors(ops)
     latency, api, wait, overhead, exec_ = (np.full(len(ops), NONE, np.int64) for _ in range(5))
@@ -175,7 +189,7 @@ def waits(ops: Operations) -> Waits:
     exec_[both] = (end - start)[both]
     free = running & (before <= ops.ret)
     wait[free] = 0
-    # Nobody waits beyond its own start: kernels may be launched to begin before the one before has ended.
+    # A wait ends at the start at the latest: kernels may be launched so that they start before the previous one ends.
     known = running & ~free & exact
     until = np.where(begun, np.minimum(before, start), before)
     wait[known] = np.maximum(until - ops.ret, 0)[known]
@@ -188,7 +202,7 @@ def waits(ops: Operations) -> Waits:
     return Waits(latency, api, wait, overhead, exec_, behind, by_event & known, passed, unseen)
 
 
-# When something has ended, which operation it is, whether it is waited for through an event.
+# When something ends, the place of the operation, and whether it is waited for through an event.
 State: TypeAlias = tuple[int, int, bool]
 _LEAST = int(np.iinfo(np.int64).min)
 _FREE: State = (_LEAST, -1, False)
@@ -196,7 +210,7 @@ _UNKNOWN: State = (NEVER, -1, False)
 
 
 class _Streams:
-    """What the next operation of each stream comes after, operation by operation. Plain lists: there are a million."""
+    """What the next operation of each stream has to wait for. Plain lists, because NumPy is slow with single elements."""
 
     def __init__(self, ops: Operations, queues: Sequence[int], contexts: Sequence[int]) -> None:
         self.kinds = [*ops.queues] + [Queue.BLOCKING] * (max(queues, default=-1) + 1 - len(ops.queues))
@@ -204,10 +218,10 @@ class _Streams:
         for queue in np.flatnonzero(ops.unseen).tolist():
             self.last[queue] = _UNKNOWN
         self.old = [context in ops.unseen_contexts for context in range(max(contexts, default=-1) + 1)]
-        # Of each context: the last of the legacy stream, and of all that wait for each other by it.
+        # By context: the last operation of the legacy stream, and of all streams that synchronize with it.
         self.legacy: list[State] = [_UNKNOWN if old else _FREE for old in self.old]
         self.blocking = list(self.legacy)
-        # When each was used last: what comes behind need not be compared with what is in front of that (times have errors).
+        # The last use of each stream. Earlier operations need no comparison, which would suffer from the error of times.
         self.used_at = [-2] * len(self.kinds)
         self.legacy_at = [-1 if old else -2 for old in self.old]
         self.recorded: dict[int, State] = {NOTHING: _FREE}  # by id of the record operation
@@ -215,7 +229,7 @@ class _Streams:
         self._contexts = dict(zip(queues, contexts, strict=True)) if any(self.old) else {}
 
     def ahead(self, queue: int, context: int) -> State:
-        """What is in front of the next operation of the stream."""
+        """Return what the next operation of the stream has to wait for."""
         kind, state = self.kinds[queue], self.last[queue]
         if kind == Queue.LEGACY:
             return self.blocking[context]
@@ -224,23 +238,24 @@ class _Streams:
         return state
 
     def put(self, queue: int, context: int, at: int, state: State) -> None:
-        """The operation `at` is the last of the stream now; `state`: what comes behind it comes after."""
+        """Make `at` the last operation of the stream. Later operations wait for `state`."""
         self.last[queue] = state
         kind = self.kinds[queue]
         if kind == Queue.NON_BLOCKING:
             return
         self.used_at[queue] = at
-        if kind == Queue.LEGACY:  # behind all of them
+        if kind == Queue.LEGACY:  # it has waited for all of them
             self.legacy[context] = self.blocking[context] = state
             self.legacy_at[context] = at
         elif state[0] >= self.blocking[context][0]:
             self.blocking[context] = state
 
     def record(self, event: int, queue: int, state: State) -> None:
+        """Note that the event was recorded in the stream."""
         self.recorded[event], self._recorded_in[event] = state, queue
 
     def over(self, what: int, queue: int, context: int, link: int, time: int) -> None:
-        """A host has waited until `time` for `what` (`Sync`): what nobody saw is over, too."""
+        """Note that the host has waited for `what` (`Sync`) until `time`: unseen work is over, too."""
         done = (time, -1, False)
         if what == Sync.CONTEXT:
             some = [queue for queue in range(len(self.last)) if self._contexts.get(queue) == context]
@@ -264,14 +279,17 @@ def _later(state: State, other: State) -> State:
 
 
 def _predecessors(ops: Operations) -> tuple[Integers, Integers, NDArray[np.bool_], NDArray[np.bool_]]:
-    """For each operation: when the last of what it has to wait for ended at the latest (NEVER: not known), which that is, whether
-    it waits through an event, and whether the time is exact."""
+    """Return what each operation has to wait for.
+
+    These are: the latest time at which that ended (NEVER: unknown), its place, whether the wait is through an event, and whether
+    the time is exact.
+    """
     count = len(ops)
-    _, graph_end = _of_graphs(ops)
+    _, graph_end = _graph_times(ops)
     exact_end = np.where(ops.kind == Kind.GRAPH, graph_end, ops.end)
     exact = exact_end != NONE
-    # The clock of a GPU has an error, the return of a host that waited has none.
-    ended = np.where(exact, np.minimum(exact_end, over_by(ops, by_work=False)), over_by(ops)).tolist()
+    # GPU times have an error; the return of a waiting host call has none.
+    ended = np.where(exact, np.minimum(exact_end, ended_by(ops, by_work=False)), ended_by(ops)).tolist()
     columns = (ops.kind, ops.queue, ops.context, ops.link, ops.id, ops.node, ops.what, ops.ret)
     kinds, queues, contexts, links, ids, nodes, whats, returns = (column.tolist() for column in columns)
     members = _members(ops)
@@ -314,7 +332,7 @@ def _replay(
     last: list[int],
     through: list[bool],
 ) -> State:
-    """The kernels of one graph launch, by node. `state`: what the graph itself comes after; the result: when it is done."""
+    """Set what each kernel of a graph launch waits for. `state`: what the graph waits for. Returns the end of the graph."""
     after: dict[int, list[int]] = {}
     for earlier, later in ops.edges.get(int(ops.graph[at]), ()):
         after.setdefault(later, []).append(earlier)
@@ -329,19 +347,19 @@ def _replay(
                     continue
                 seen.add(earlier)
                 of = members.get(earlier, -1)
-                if of < 0:  # switched off: what comes before it counts
+                if of < 0:  # a disabled node: its own predecessors count
                     open_.append(earlier)
                 elif least is state or ended[of] > least[0]:
                     least = (ended[of], of, False)
         before[place], last[place], through[place] = least
         if latest < 0 or ended[place] > ended[latest]:
             latest = place
-    # The kernel that ended last stands for the graph, if its end is that of the graph.
+    # The kernel that ended last stands for the graph, if it ended with the graph.
     return (ended[latest], latest, False) if latest >= 0 and ended[latest] >= done[0] else done
 
 
 def _members(ops: Operations) -> dict[int, dict[int, int]]:
-    """For each GRAPH operation its kernels: node → place."""
+    """Return the kernels of each GRAPH operation: places by node."""
     launches = np.flatnonzero(ops.kind == Kind.GRAPH).tolist()
     if not launches:
         return {}
@@ -357,9 +375,11 @@ def _members(ops: Operations) -> dict[int, dict[int, int]]:
     return members
 
 
-def _of_graphs(ops: Operations) -> tuple[Integers, Integers]:
-    """Start and end of every operation, those of a graph launch from its kernels where nothing else ran in it: the first start,
-    and the last end if all are known."""
+def _graph_times(ops: Operations) -> tuple[Integers, Integers]:
+    """Return start and end of every operation.
+
+    A graph launch that only ran kernels has their first start, and their last end if all ends are known.
+    """
     start, end = ops.start.copy(), ops.end.copy()
     for launch, kernels in _members(ops).items():
         places = list(kernels.values())
@@ -371,15 +391,15 @@ def _of_graphs(ops: Operations) -> tuple[Integers, Integers]:
     return start, end
 
 
-def _to_nodes(ops: Operations, bound: Integers) -> None:
-    """What bounds a graph launch bounds its kernels."""
+def _bound_graph_kernels(ops: Operations, bound: Integers) -> None:
+    """Apply the bounds of graph launches to their kernels."""
     for launch, kernels in _members(ops).items():
         places = list(kernels.values())
         bound[places] = np.minimum(bound[places], bound[launch])
 
 
-def numbered(*columns: Integers) -> Integers:
-    """Rows of the columns by number: equal ones get equal numbers, in the order of the columns, from 0."""
+def row_numbers(*columns: Integers) -> Integers:
+    """Return a number from 0 for each row of the columns: equal rows have equal numbers, in sorted order."""
     numbers = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         _, own = np.unique(column, return_inverse=True)
@@ -387,8 +407,8 @@ def numbered(*columns: Integers) -> Integers:
     return numbers.astype(np.int64)
 
 
-def runs(values: Integers) -> list[slice]:
-    """Where equal neighbours lie."""
+def equal_runs(values: Integers) -> list[slice]:
+    """Return the runs of equal neighbours."""
     if not len(values):
         return []
     borders = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]

@@ -1,8 +1,8 @@
-"""What device programs, or host programs in their place, leave of launches: arrays, read again and again → a start and an end each.
+"""Start and end of launches, from arrays of the device programs (or host programs in their place) that are read again and again.
 
-The device's half of a launch lies in arrays in which launch number N has place N modulo `slots`. A cell is a key of 16 bits of
-generation (N / slots) and 48 bits of time, so that the largest key wins without a lock: for starts the complement of the time
-(the first thread), for ends the time itself (the last thread). A cell of another generation is another launch.
+Launch number N uses slot N modulo `slots`. A cell has 16 bits of generation (N / slots) and 48 bits of time, so that the largest
+cell wins without a lock. Starts hold the complement of the time (the first thread wins), ends the time itself (the last thread wins).
+A cell of another generation belongs to another launch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TIME_BITS = 48
 MASK = (1 << TIME_BITS) - 1
 GENERATIONS = 1 << 16
-# What was read of a launch. `first` and `last`: numbers of the readings in which it was seen; `past`: its place was used again since.
+# What was read of a launch. `first`, `last`: numbers of the readings that showed it. `past`: its slot has been reused.
 CELL = np.dtype(
     [
         ("used", "?"), ("ended", "?"), ("idle", "?"), ("past", "?"), ("generation", "<u4"), ("slot", "<u4"),
@@ -29,8 +29,8 @@ CELL = np.dtype(
 )  # fmt: skip
 
 
-class Cells:
-    """What the arrays of one context held, the last of every generation."""
+class DeviceCells:
+    """The contents of the arrays of one context: the last reading of every generation."""
 
     def __init__(self, slots: int) -> None:
         self._now = np.zeros(slots, CELL)
@@ -38,13 +38,14 @@ class Cells:
         self._readings = 0
 
     def update(self, starts: Any, ends: Any, taken: int, idle: bool) -> None:
+        """Take a reading: `starts` [slots], `ends` [slots × shards]. Arrays of the wrong size are ignored."""
         slots = len(self._now)
         if len(starts) != slots or len(ends) % slots or not len(ends):
-            return  # of another program's size: not ours
+            return
         ends = ends.reshape(slots, -1)
         generation = starts >> np.uint64(TIME_BITS)
-        # An end counts if it is of the generation that its start is of. Starts are copied first: in the meantime the place may have
-        # been used again, and then some of the ends are gone.
+        # An end counts if it has the generation of its start. Starts are copied first: the slot may be reused in the meantime, and
+        # then some of the ends are lost.
         of = ends >> np.uint64(TIME_BITS)
         torn = (of > generation[:, None]).any(axis=1)
         own = (of == generation[:, None]) & ~torn[:, None]
@@ -61,14 +62,14 @@ class Cells:
             gone = before[reused]
             gone["slot"], gone["past"] = np.flatnonzero(reused), True
             self._past.append(gone)
-        # A reading in which nothing ran is the last word on what it holds.
+        # A reading without running kernels is final.
         settled = before["idle"] & ~reused & (before["end"] == seen["end"])
         seen["idle"] |= settled
-        torn &= before["used"] & ~reused  # what was read of it before still holds
+        torn &= before["used"] & ~reused  # the previous reading remains valid
         self._now = np.where(seen["used"] & ~torn, seen, before)
 
     def forget(self, counters: Integers) -> None:
-        """Of what was used again, all but these."""
+        """Drop the readings of reused slots, except for these launches."""
         slots = len(self._now)
         wanted = counters % (slots * GENERATIONS)
         past = [
@@ -78,7 +79,7 @@ class Cells:
         self._past = [part for part in past if len(part)]
 
     def lookup(self, counters: Integers) -> tuple[NDArray[np.bool_], NDArray[Any]]:
-        """For launch counters: whether there is a cell, and the cell."""
+        """Return whether each launch has a cell, and the cell."""
         now = self._now.copy()
         now["slot"] = np.arange(len(now))
         cells = np.concatenate([*self._past, now[now["used"]]])

@@ -1,6 +1,6 @@
-"""What launches waited for: the analysis behind launchlate, and its records.
+"""What launches waited for: names for people and programs, JSON records, CSV, traces, and where a CUDA graph would save time.
 
-Times are ns on the host's clock; a number that is not known is None.
+Times are in ns on the host's clock. None stands for an unknown number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpubpf import names
 from gpubpf.images import symbols
 from gpubpf.launches import dependencies
 from gpubpf.launches.dependencies import NONE, Kind
-from gpubpf.launches.launches import METHODS, Found
+from gpubpf.launches.launches import METHODS, OperationColumns
 from gpubpf.session.clock import UNKNOWN
 from gpubpf.show.owner_columns import Owner
 
@@ -38,49 +38,50 @@ OPS = {
 }
 SPLIT = ("api", "wait", "overhead")
 SYNCS = ("stream", "event", "context")
-IN_A_ROW = 5  # launches: fewer are not worth a graph
-NODE_NS = 1500  # what the GPU needs from one small kernel of a graph to the next, generously
+IN_A_ROW = 5  # launches in a row; fewer are not worth a graph
+NODE_NS = 1500  # an upper estimate of the time between two small kernels of a graph
 
 
-class View:
-    """`Found` with the names that people and programs read."""
+class LaunchView:
+    """`OperationColumns` with the names that people and programs read. `at` is the place of an operation in the columns."""
 
-    def __init__(self, found: Found, activity: Activity | None = None) -> None:
-        self.found, self.activity = found, activity
-        self.ops, self.waits = found.ops, found.waits
-        self.short = [name.short if name.short else "?" for name in names.demangle_all(found.names)]
-        self.full = [name.full for name in names.demangle_all(found.names)]
-        labels = names.labels(found.names)
-        self.labels = [labels.get(name, "") or "?" for name in found.names]
+    def __init__(self, columns: OperationColumns, activity: Activity | None = None) -> None:
+        self.columns, self.activity = columns, activity
+        self.ops, self.waits = columns.ops, columns.waits
+        self.short = [name.short if name.short else "?" for name in names.demangle_all(columns.names)]
+        self.full = [name.full for name in names.demangle_all(columns.names)]
+        labels = names.labels(columns.names)
+        self.labels = [labels.get(name, "") or "?" for name in columns.names]
         self._stacks: dict[tuple[int, int], list[str]] = {}
 
     @cached_property
     def streams(self) -> list[str]:
-        """A label for each queue: "default", "thread" (the per-thread default stream), or a number in its process."""
-        return [name for _, name in self.found.queue_keys]
+        """The label of each queue: "default", "thread" (the per-thread default stream), or a number in its process."""
+        return [name for _, name in self.columns.queue_keys]
 
     def op(self, at: int) -> str:
+        """Return the `op` field of an operation."""
         kind = int(self.ops.kind[at])
         return COPIES.get(Kind(kind)) or OPS.get(Kind(kind)) or ("graph" if kind == Kind.GRAPH else "api")
 
     def name(self, at: int) -> str:
-        """Of one operation, short."""
+        """Return the short name of an operation."""
         kind = Kind(int(self.ops.kind[at]))
         if kind == Kind.KERNEL:
-            return self.short[int(self.found.name[at])]
+            return self.short[int(self.columns.name[at])]
         if kind == Kind.GRAPH:
             return f"graph {int(self.ops.graph[at]) + 1}"
         if kind in (Kind.RECORD, Kind.WAIT):
-            return f"{'record' if kind == Kind.RECORD else 'wait'} 0x{int(self.found.event[at]):x}"
+            return f"{'record' if kind == Kind.RECORD else 'wait'} 0x{int(self.columns.event[at]):x}"
         if kind == Kind.SYNC:
             what = int(self.ops.what[at])
             return f"synchronize {SYNCS[what] if what < len(SYNCS) else '?'}"
         if kind == Kind.API:
-            return self.found.functions.get(int(self.found.api[at]), "driver call")
+            return self.columns.functions.get(int(self.columns.api[at]), "driver call")
         return self.op(at)
 
     def waited_for(self, at: int) -> dict[str, str] | None:
-        """The operation behind which one waited: its kind and name; through an event, of what kind it was."""
+        """Return kind and name of the operation that this one waited for. Through an event, `of` is its real kind."""
         before = int(self.waits.waited_for[at])
         if before < 0:
             return None
@@ -91,89 +92,96 @@ class View:
         return {"kind": kind, "name": self.name(before)}
 
     def common(self, at: int) -> dict[str, Any]:
+        """Return the fields pid, comm and gpu."""
         return self.owner(at)._asdict()
 
     def owner(self, at: int) -> Owner:
-        process = self.found.processes[int(self.found.process[at])]
-        return Owner(process.pid, process.comm, int(self.found.gpu[at]))
+        process = self.columns.processes[int(self.columns.process[at])]
+        return Owner(process.pid, process.comm, int(self.columns.gpu[at]))
 
     def owners(self, some: Integers) -> list[Owner]:
-        """Of operations by their places, each once."""
-        number = dependencies.numbered(self.found.process[some], self.found.gpu[some])
+        """Return the distinct owners of operations."""
+        number = dependencies.row_numbers(self.columns.process[some], self.columns.gpu[some])
         _, first = np.unique(number, return_index=True)
         return [self.owner(at) for at in some[first].tolist()]
 
     def by_call(self, some: Integers) -> Integers:
-        """Places in the order of the calls: operations of each process come together."""
+        """Return places in the order of their calls. Otherwise operations are ordered by process."""
         return some[np.argsort(self.ops.call[some], kind="stable")]
 
     def stack(self, at: int) -> list[str]:
-        """The host's stack that launched, innermost frame first; empty where it is not known."""
-        return self.frames(int(self.found.process[at]), int(self.found.stack[at]))
+        """Return the host stack of a launch, innermost frame first; empty if unknown."""
+        return self.frames(int(self.columns.process[at]), int(self.columns.stack[at]))
 
     def frames(self, process: int, number: int) -> list[str]:
+        """Return the frames of a host stack by its number in the process."""
         if (process, number) not in self._stacks:
-            frames = self.found.processes[process].stacks.get(number, ())
+            frames = self.columns.processes[process].stacks.get(number, ())
             self._stacks[process, number] = [symbols.frame_of(frame) for frame in frames]
         return self._stacks[process, number]
 
     def meanwhile(self, at: int) -> list[tuple[str, int]]:
-        """What the launching thread did from the call to the kernel's start beside running its own code: (what, ns)."""
+        """Return what kept the launching thread from running its own code between the call and the kernel's start: (what, ns)."""
         if self.activity is None or self.ops.start[at] == NONE:
             return []
-        return self.activity.explain(int(self.found.tid[at]), int(self.ops.call[at]), int(self.ops.start[at]))
+        return self.activity.explain(
+            int(self.columns.tid[at]), int(self.ops.call[at]), int(self.ops.start[at])
+        )
 
     def launch(self, at: int, stack: bool = False) -> dict[str, Any]:
-        """The record of one launch."""
-        found, ops, waits = self.found, self.ops, self.waits
+        """Return the JSON record of a launch."""
+        columns, ops, waits = self.columns, self.ops, self.waits
         graph = None
         if ops.node[at] >= 0:
-            exec_number = found.exec[at]
+            exec_number = columns.exec[at]
             graph = {"exec": f"0x{exec_number:x}", "node": int(ops.node[at]), "replay": int(ops.replay[at])}
         fields = {
-            "type": "launch", **self.common(at), "launch": int(ops.id[at]), "kernel": self.short[int(found.name[at])],
-            "tid": int(found.tid[at]), "stream": f"0x{int(found.stream[at]):x}", "graph": graph,
+            "type": "launch", **self.common(at), "launch": int(ops.id[at]), "kernel": self.short[int(columns.name[at])],
+            "tid": int(columns.tid[at]), "stream": f"0x{int(columns.stream[at]):x}", "graph": graph,
             "call_ns": int(ops.call[at]), "return_ns": int(ops.ret[at]),
             "start_ns": known(ops.start[at]), "end_ns": known(ops.end[at]),
         }  # fmt: skip
         for name in ("latency", *SPLIT, "exec"):
             fields[f"{name}_ns"] = known(getattr(waits, name)[at])
-        error = int(found.start_error[at])
-        fields |= {"waited_for": self.waited_for(at), "method": METHODS[int(found.method[at])]}
-        fields |= {"clock_error_ns": None if error == UNKNOWN else error, "running": bool(found.running[at])}
+        error = int(columns.start_error[at])
+        fields |= {"waited_for": self.waited_for(at), "method": METHODS[int(columns.method[at])]}
+        fields |= {
+            "clock_error_ns": None if error == UNKNOWN else error,
+            "running": bool(columns.running[at]),
+        }
         if stack:
             fields["stack"] = self.stack(at)
         if self.activity is not None:
             fields["meanwhile"] = [{"what": what, "ns": ns} for what, ns in self.meanwhile(at)]
-        return fields | {"grid": found.grid[at].tolist(), "block_dim": found.block_dim[at].tolist()}
+        return fields | {"grid": columns.grid[at].tolist(), "block_dim": columns.block_dim[at].tolist()}
 
     def operation(self, at: int) -> dict[str, Any]:
-        """The record of one operation for `--timeline`: when the GPU did it, or for what has no such time when it was called."""
+        """Return the JSON record of an operation for --timeline: when it ran on the GPU, or else when it was called."""
         ops, op = self.ops, self.op(at)
         begin, end = self.span(at)
-        on_gpu = op != "api" and (op != "graph" or at in self.untold_graphs) and begin is not None
+        on_gpu = op != "api" and (op != "graph" or at in self.opaque_graphs) and begin is not None
         if not on_gpu:
             begin, end = int(ops.call[at]), int(ops.ret[at])
         assert begin is not None
         return {
             "type": "op", **self.common(at), "t_ns": begin, "dur_ns": None if end is None else end - begin, "op": op,
-            "name": self.name(at), "stream": f"0x{int(self.found.stream[at]):x}", "tid": int(self.found.tid[at]),
-            "bytes": int(self.found.bytes[at]), "call_ns": int(ops.call[at]), "on": "gpu" if on_gpu else "host",
+            "name": self.name(at), "stream": f"0x{int(self.columns.stream[at]):x}", "tid": int(self.columns.tid[at]),
+            "bytes": int(self.columns.bytes[at]), "call_ns": int(ops.call[at]), "on": "gpu" if on_gpu else "host",
         }  # fmt: skip
 
     @cached_property
-    def untold_graphs(self) -> frozenset[int]:
-        """Graph launches whose time is known as a whole, and that of no kernel in it."""
-        parents = self.found.parent
+    def opaque_graphs(self) -> frozenset[int]:
+        """Graph launches with a known time as a whole, but without a known time of any kernel in them."""
+        parents = self.columns.parent
         inside = parents >= 0
         told = np.unique(parents[inside & (self.ops.start != NONE)])
         whole = np.flatnonzero((self.ops.kind == Kind.GRAPH) & (self.ops.start != NONE))
         return frozenset(np.setdiff1d(whole, told).tolist())
 
     def span(self, at: int) -> tuple[int | None, int | None]:
-        """When the operation was done: by the GPU, or for host calls by the host."""
+        """Return begin and end of an operation: on the GPU, or on the host for host calls."""
         op = self.op(at)
-        if op == "api" or (op == "graph" and at not in self.untold_graphs):
+        if op == "api" or (op == "graph" and at not in self.opaque_graphs):
             return int(self.ops.call[at]), int(self.ops.ret[at])
         if op == "event":
             return known(self.waits.passed[at]), known(self.waits.passed[at])
@@ -181,6 +189,7 @@ class View:
 
 
 def known(value: Any) -> int | None:
+    """Return an integer, or None for NONE and UNKNOWN."""
     return None if value in (NONE, UNKNOWN) else int(value)
 
 
@@ -188,27 +197,40 @@ def known(value: Any) -> int | None:
 
 
 @dataclass(frozen=True)
-class Row:
-    """Launches of short kernels that follow each other in one stream, by a host that does nothing else."""
+class GraphCandidate:
+    """A sequence of launches of short kernels in one stream, by a host that does nothing else meanwhile. Times are in ns.
+
+    took       from the first call to the last end
+    busy       while the GPU worked
+    as_graph   an upper estimate for the same kernels in one graph
+    label      the first kernel
+    """
 
     count: int
-    took: int  # ns from the first call to the last end
-    busy: int  # ns that the GPU worked
-    as_graph: int  # ns as one graph, generously
+    took: int
+    busy: int
+    as_graph: int
     label: str
 
+    @property
+    def gain(self) -> int:
+        """What a graph would save, in ns."""
+        return self.took - self.as_graph
 
-def rows_for_a_graph(view: View, chosen: Integers) -> list[Row]:
-    """Where a graph would gain: at least `IN_A_ROW` launches, a GPU that mostly waits for the next call, a host that mostly
-    launches. The one with the most to gain first."""
-    ops, found = view.ops, view.found
+
+def graph_candidates(view: LaunchView, chosen: Integers) -> list[GraphCandidate]:
+    """Return the sequences of launches that a graph would shorten, the one with the most to save first.
+
+    These have at least `IN_A_ROW` launches, a GPU that mostly waits for the next call, and a host that mostly launches.
+    """
+    ops, columns = view.ops, view.columns
     plain = ops.node < 0
     wanted = np.zeros(len(ops), bool)
     wanted[chosen] = True
     made = []
     order = np.lexsort((np.arange(len(ops)), ops.queue))
     order = order[(plain & (ops.kind != Kind.API))[order]]
-    for place in dependencies.runs(ops.queue[order]):
+    for place in dependencies.equal_runs(ops.queue[order]):
         part = order[place]
         if len(part) < IN_A_ROW:
             continue
@@ -216,26 +238,30 @@ def rows_for_a_graph(view: View, chosen: Integers) -> list[Row]:
         fits &= ops.kind[part] == Kind.KERNEL
         gap = np.append(0, ops.call[part][1:] - ops.ret[part][:-1])
         length = np.where(fits, ops.end[part] - ops.call[part], 0)
-        near = gap <= length  # the host went on to the next one at once
+        near = gap <= length  # the next call came at once
         borders = np.concatenate([[0], np.flatnonzero(~(fits[1:] & fits[:-1] & near[1:])) + 1, [len(part)]])
         for number in np.flatnonzero(np.diff(borders) >= IN_A_ROW).tolist():
             run = part[borders[number] : borders[number + 1]]
             behind = view.waits.waited_for[run[1:]]
-            if (~np.isin(behind[behind >= 0], run)).any():  # for other work: no graph would change that
+            if (
+                ~np.isin(behind[behind >= 0], run)
+            ).any():  # they waited for other work, which a graph would not change
                 continue
             took = int(ops.end[run].max() - ops.call[run[0]])
             busy = int((ops.end[run] - ops.start[run]).sum())
             host = int((ops.call[run][1:] - ops.ret[run][:-1]).sum())
             launch = int(view.waits.api[run[0]]) + max(known(view.waits.overhead[run[0]]) or 0, 0)
             as_graph = launch + busy + NODE_NS * (len(run) - 1)
-            error = max(int(found.start_error[run].max()), int(found.end_error[run].max()))
+            error = max(int(columns.start_error[run].max()), int(columns.end_error[run].max()))
             if as_graph + 2 * error < 0.7 * took and host < 0.3 * took:
-                made.append(Row(len(run), took, busy, as_graph, view.labels[int(found.name[run[0]])]))
-    return sorted(made, key=lambda row: row.as_graph - row.took)
+                made.append(
+                    GraphCandidate(len(run), took, busy, as_graph, view.labels[int(columns.name[run[0]])])
+                )
+    return sorted(made, key=lambda candidate: -candidate.gain)
 
 
-def slower(view: View, chosen: Integers, limit: int) -> Integers:
-    """Those whose latency is more than `limit` ns."""
+def slower(view: LaunchView, chosen: Integers, limit: int) -> Integers:
+    """Return the launches with a latency above `limit` ns."""
     latency = view.waits.latency[chosen]
     return chosen[(latency != NONE) & (latency > limit)]
 
@@ -254,7 +280,7 @@ CSV_COLUMNS = (
 
 
 def csv_row(record: Mapping[str, Any]) -> tuple[object, ...]:
-    """A row of the table from its record; what is not known is empty."""
+    """Return the cells of a CSV row from its record; unknown values are empty."""
     graph = record.get("graph") or {}
     row: list[object] = [record.get(name) for name in ("pid", "comm", "gpu", "kernel", "stream")]
     row += [graph.get("exec"), graph.get("node"), record["count"]]
@@ -268,15 +294,15 @@ def csv_row(record: Mapping[str, Any]) -> tuple[object, ...]:
 # --- traces ---
 
 
-def write_trace(view: View, trace: Trace, new: Integers) -> None:
-    """Of the operations in `new`: host calls by thread, work by stream, an arrow from each launch's call to its kernel."""
-    found, ops = view.found, view.ops
+def write_trace(view: LaunchView, trace: Trace, new: Integers) -> None:
+    """Write the operations in `new`: host calls by thread, GPU work by stream, and an arrow from each call to its kernel."""
+    columns, ops = view.columns, view.ops
     for at in new.tolist():
-        process = found.processes[int(found.process[at])]
-        op, name, tid = view.op(at), view.name(at), int(found.tid[at])
+        process = columns.processes[int(columns.process[at])]
+        op, name, tid = view.op(at), view.name(at), int(columns.tid[at])
         member = bool(ops.node[at] >= 0)
         begin, call = known(ops.start[at]), int(ops.call[at])
-        order = 64 * process.number  # each process's GPUs stand below it
+        order = 64 * process.number  # the GPUs of a process come below it
         trace.name(process.pid, f"{process.comm} (host)", order=order)
         if not member:
             trace.name(process.pid, f"{process.comm} {tid}", tid)
@@ -284,17 +310,17 @@ def write_trace(view: View, trace: Trace, new: Integers) -> None:
             trace.slice(process.pid, tid, title, call, int(ops.ret[at]) - call, "call", id=int(ops.id[at]))
         if begin is None:
             continue
-        # Processes of a trace have numbers of their own; no process of Linux is beyond 2^22.
-        device = (int(found.gpu[at]) + 1 << 22) + process.pid
-        queue, label = found.queue_keys[int(ops.queue[at])]
+        # A GPU is a process of the trace, with a number that no Linux process has: those are below 2^22.
+        device = (int(columns.gpu[at]) + 1 << 22) + process.pid
+        queue, label = columns.queue_keys[int(ops.queue[at])]
         trace.name(
             device,
-            f"{process.comm} (pid {process.pid}) on GPU {int(found.gpu[at])}",
-            order=order + 1 + int(found.gpu[at]),
+            f"{process.comm} (pid {process.pid}) on GPU {int(columns.gpu[at])}",
+            order=order + 1 + int(columns.gpu[at]),
         )
         end = known(ops.end[at])
         length = 0 if end is None else end - begin
-        errors = known(found.start_error[at]) or 0, known(found.end_error[at]) or 0
+        errors = known(columns.start_error[at]) or 0, known(columns.end_error[at]) or 0
         row, begin = trace.place(device, queue, begin, begin + length, errors)
         track = queue + (row << 32)
         trace.name(device, f"stream {label}" + (f", beside ({row})" if row else ""), track, queue)
@@ -304,7 +330,7 @@ def write_trace(view: View, trace: Trace, new: Integers) -> None:
                 None if (value := known(getattr(view.waits, what)[at])) is None else value / 1000
             )
         details |= {"waited_for": (view.waited_for(at) or {}).get("name")}
-        if found.bytes[at]:
-            details["bytes"] = int(found.bytes[at])
+        if columns.bytes[at]:
+            details["bytes"] = int(columns.bytes[at])
         trace.slice(device, track, name, begin, length, op, **details)
         trace.arrow(int(ops.id[at]), (process.pid, tid, call), (device, track, begin))

@@ -1,10 +1,10 @@
-"""The operation log and what device programs measured → launches with times on the host's clock.
+"""Combines the operation log with what device programs measured: launches with times on the host's clock.
 
 launches = Launches(slots=1 << 15)
 for _ in session.intervals(…, tick=lambda: launches.take(session)):
-    launches.take_halves(session)
-    found = launches.found()
-    new = launches.fresh(found, last=True)
+    launches.take_shared(session)
+    columns = launches.columns()
+    new = launches.fresh(columns, last=True)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from gpubpf.launches import dependencies
 from gpubpf.launches.dependencies import NEVER, NONE, Kind, Operations, Queue, Waits
-from gpubpf.launches.device_times import CELL, MASK, TIME_BITS, Cells
+from gpubpf.launches.device_times import CELL, MASK, TIME_BITS, DeviceCells
 from gpubpf.names import matches
 from gpubpf.session import operation_log
 from gpubpf.session.clock import UNKNOWN, Bracket, GpuClock
@@ -31,40 +31,47 @@ if TYPE_CHECKING:
     Integers: TypeAlias = NDArray[np.int64]
     Records: TypeAlias = NDArray[Any]
 
-COUNTER = (1 << 40) - 1  # the part of an id that counts; the process is above
+COUNTER = (1 << 40) - 1  # the low bits of an id count operations; the process is in the bits above
 NO_METHOD, DEVICE, STAMP, CUPTI = range(4)  # how a time was measured
-LEFT_OUT = (1, 2)  # reasons: by --sample, by --launch
+LEFT_OUT = (1, 2)  # the reasons "sampled out" and "filtered": --sample, --launch
 METHODS = (None, "device", "stamp", "cupti")
-KEPT = 1 << 15  # records, when room is made: those that came last, and as many that are still of use
-FULL = 1 << 18  # records at which it is time to make room
+KEPT = 1 << 15  # records that `forget` keeps: the latest, and as many older ones that are still needed
+FULL = 1 << 18  # records at which `forget` is due
 MOST_NUMBERED = 1 << 16  # streams and graphs that are remembered
-WIDE = 10_000  # ns: of a machine so busy that its brackets are wider, launches themselves bound the clock
-SPREAD = 64  # launches that do
-_HOST = "host"  # as a source of cells
+WIDE = 10_000  # ns; when all clock brackets are wider, as on a very busy machine, launches bound the clock as well
+SPREAD = 64  # launches that then do
+_HOST = "host"  # as the source of cells: the shared array in host memory
 
 
 @dataclass
-class Process:
-    """A traced process: its `names` are the kernels' mangled names by slot, `gpus` the ordinals by context number. `number`: that of
-    no other; what a process executes has its id."""
+class LoggedProcess:
+    """A traced process.
+
+    virtual   its times are on the virtual clock of the embedded device
+    names     mangled kernel names by slot
+    gpus      GPU ordinals by context number
+    stacks    host stacks by number, innermost frame first
+    number    unique in the session; the pid is not, because it survives exec
+    """
 
     pid: int
     comm: str = ""
-    virtual: bool = False  # its times are on the embedded device's virtual clock
+    virtual: bool = False
     names: Mapping[int, str] = field(default_factory=dict)
     gpus: Mapping[int, int] = field(default_factory=dict)
-    stacks: Mapping[int, Sequence[Any]] = field(default_factory=dict)  # by number, innermost frame first
+    stacks: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     number: int = 0
 
 
-class Numbers:
-    """Numbers things from 1, in the order in which they come first, in each group by itself. Of very many the first are forgotten."""
+class Numbering:
+    """Numbers things from 1 in the order in which they appear, separately in each group. The oldest of very many are forgotten."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, Any], int] = {}
         self._next: dict[Any, int] = {}
 
     def of(self, group: Any, key: Any) -> int:
+        """Return the number of a thing."""
         number = self._known.get((group, key))
         if number is None:
             number = self._next[group] = self._next.get(group, 0) + 1
@@ -75,23 +82,35 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Found:
-    """Operations and what is known of each: arrays with an element for each.
+class OperationColumns:
+    """What is known of operations: arrays with an element for each.
 
-    name: of a kernel its number in `names` (mangled), else -1. reason: why a kernel was not instrumented (as in the log). method: how
-    its times were measured. start_error, end_error: ns, UNKNOWN without a time; exec_error: of end - start. running: not over at the
-    last reading. lost: instrumented, and its times never came. bytes: of copies and memsets. parent: of a kernel in a graph the
-    graph's launch, else -1; exec: of both the executable graph, first: of the graph's launch the id of its first kernel. event: the
-    handle of records and waits. api: the number of an API call's function, which `functions` names. wanted: the launches of
-    kernels that were asked for. origin: the first call of all, ns. clock_steps: places where clocks contradict themselves. queue_keys:
-    of each stream its number, unlike that in `ops` always the same, and its name: "default", "thread" (the per-thread default
-    stream), or a number in its process.
+    process     place in `processes`
+    name        place of the kernel's mangled name in `names`, or -1
+    reason      why a kernel was not instrumented, as in the log
+    method      how its times were measured: NO_METHOD, DEVICE, STAMP or CUPTI
+    start_error, end_error   ns; UNKNOWN without a time
+    exec_error  error of end - start, ns
+    running     not over at the last reading
+    lost        instrumented, but its times never came
+    bytes       of copies and memsets
+    exec        of graph launches and their kernels: the executable graph
+    first       of a graph launch: the id of its first kernel
+    parent      of a kernel in a graph: the place of the graph launch, else -1
+    event       handle of event records and waits
+    api         number of an API call's function; `functions` has the names
+    grid, block_dim   [operation, 3]
+    wanted      launches that the user asked for
+    origin      the first call of all, ns
+    clock_steps how often a clock was set or jumped
+    queue_keys  of each stream: a number that never changes (unlike that in `ops`), and its name: "default", "thread" (the
+                per-thread default stream), or a number in its process
     """
 
     ops: Operations
     waits: Waits
-    processes: list[Process]
-    process: Integers  # place in `processes`
+    processes: list[LoggedProcess]
+    process: Integers
     names: list[str]
     name: Integers
     gpu: Integers
@@ -111,7 +130,7 @@ class Found:
     event: NDArray[np.uint64]
     api: Integers
     stack: Integers
-    grid: Integers  # [operation, 3]
+    grid: Integers
     block_dim: Integers
     wanted: NDArray[np.bool_]
     origin: int
@@ -121,110 +140,122 @@ class Found:
 
 
 class Launches:
-    """Collects, in the order in which things come. `slots`: a power of two. `kernels`: as --kernel has them.
-    `filtered`: the host program lets only some launches through."""
+    """Collects launches in the order in which they come.
+
+    slots: of the device programs' arrays, a power of two. kernels: globs of --kernel. filtered: the host program filters launches.
+    """
 
     def __init__(self, slots: int, kernels: Sequence[str] = (), filtered: bool = False) -> None:
         self._slots, self._kernels, self._filtered = slots, tuple(kernels), filtered
-        self._records: list[tuple[Process, Records]] = []
-        self._cells: dict[tuple[int, Any], Cells] = {}
-        self._processes: dict[int, Process] = {}
-        self._told = np.zeros(0, np.int64)  # ids, sorted
-        self._passed: dict[int, Integers] = {}  # by process: ids that the host program let through
+        self._records: list[tuple[LoggedProcess, Records]] = []
+        self._cells: dict[tuple[int, Any], DeviceCells] = {}
+        self._processes: dict[int, LoggedProcess] = {}
+        self._told = np.zeros(0, np.int64)  # sorted ids of operations that `fresh` has returned
+        self._passed: dict[
+            int, Integers
+        ] = {}  # by process: ids of launches that passed the host program's filter
         self._origin = NEVER
         self._lost_of: dict[int, int] = {}
-        self._numbers = (Numbers(), Numbers(), Numbers())  # of queues, of streams in a process, of graphs
-        # Streams from before the attachment of which everything is still in the records, and contexts with such: process, number.
+        self._numbers = (
+            Numbering(),
+            Numbering(),
+            Numbering(),
+        )  # of queues, streams in a process, graphs
+        # Streams and contexts, as (process, number), that may hold work from before attaching.
         self._unseen: tuple[set[tuple[int, int]], set[tuple[int, int]]] = (set(), set())
 
     @property
     def lost(self) -> int:
-        """Operations that found no room in a log."""
+        """The number of operations that were dropped because a log was full."""
         return sum(self._lost_of.values())
 
     def take(
-        self, session: Session, starts: str = "starts", ends: str = "ends", halves: str = "halves"
+        self, session: Session, starts: str = "starts", ends: str = "ends", shared: str = "launches"
     ) -> None:
-        """What came since the last time: logs, then readings (what they hold was launched before)."""
+        """Take what is new: first logs, then readings, because a reading only holds launches that the log has already."""
         for log in session.logs():
-            process = self._processes.setdefault(log.process, Process(log.pid, number=log.process))
+            process = self._processes.setdefault(log.process, LoggedProcess(log.pid, number=log.process))
             process.comm, process.virtual = log.comm, log.virtual
             process.names, process.gpus, process.stacks = log.names, log.gpus, log.stacks
             self._lost_of[log.process] = log.lost
             self.log(process, log.records)
         for reading in session.readings(starts, ends):
             process = self._processes.setdefault(
-                reading.process, Process(reading.pid, reading.comm, number=reading.process)
+                reading.process, LoggedProcess(reading.pid, reading.comm, number=reading.process)
             )
             cells = [reading.instances[name] for name in (starts, ends)]
             if all(cells):
                 begun, ended = (found[0].array for found in cells)
                 self.reading(process, begun, ended, reading.taken_ns, reading.idle, reading.context)
         if self._filtered:
-            self.take_halves(session, halves)
+            self.take_shared(session, shared)
 
-    def take_halves(self, session: Session, halves: str = "halves") -> None:
-        """What the host wrote down, and what the GPU did of it that a killed process leaves: before `found`."""
-        for shared in session.shared(halves):
-            self.host_halves(shared.process, shared.array)
+    def take_shared(self, session: Session, shared: str = "launches") -> None:
+        """Take the shared arrays, which outlive a killed process. Call this before `columns`."""
+        for array in session.shared(shared):
+            self.host_launches(array.process, array.array)
 
-    def log(self, process: Process, records: Records) -> None:
-        """Records of the operation log, as they follow each other (`oplog.DTYPE`)."""
+    def log(self, process: LoggedProcess, records: Records) -> None:
+        """Take consecutive records of the operation log (`operation_log.DTYPE`)."""
         if not len(records):
             return
         self._records.append((process, records))
-        met = records[
+        older = records[
             (records["kind"] == operation_log.QUEUE) & (records["flags"] & operation_log.FROM_BEFORE != 0)
         ]
-        for found, column in zip(self._unseen, ("queue", "context"), strict=True):
-            found.update((process.number, number) for number in met[column].tolist()[:MOST_NUMBERED])
+        for unseen, column in zip(self._unseen, ("queue", "context"), strict=True):
+            unseen.update((process.number, number) for number in older[column].tolist()[:MOST_NUMBERED])
         calls = records["call_ns"][(records["kind"] < operation_log.SPAN) & (records["call_ns"] > 0)]
         if len(calls):
             self._origin = min(self._origin, int(calls.min()))
 
-    def host_halves(self, process: int, halves: Any) -> None:
-        """The shared array of a process (its number) as the host program fills it (fields `launch`, `start`): launches that passed
-        its filters, and starts that outlive the GPU's memory."""
-        ids = halves["launch"].astype(np.int64)
+    def host_launches(self, process: int, launches: Any) -> None:
+        """Take the shared array of a process (by its number), as the host program fills it (fields `launch`, `start`).
+
+        It has the launches that passed the filters, and the starts, which would be lost with the GPU's memory.
+        """
+        ids = launches["launch"].astype(np.int64)
         if self._filtered:
             self._passed[process] = np.union1d(
                 self._passed.get(process, np.zeros(0, np.int64)), ids[ids != 0]
             )
-        if len(halves) == self._slots:
-            starts = np.where(ids != 0, halves["start"], 0)
-            cells = self._cells.setdefault((process, _HOST), Cells(self._slots))
+        if len(launches) == self._slots:
+            starts = np.where(ids != 0, launches["start"], 0)
+            cells = self._cells.setdefault((process, _HOST), DeviceCells(self._slots))
             cells.update(starts, np.zeros(self._slots, np.uint64), 0, False)
 
     @property
     def full(self) -> bool:
-        """Time to ask for what is `found`, and then to `forget` it."""
+        """Whether it is time to use `columns`, and then to `forget`."""
         return sum(len(records) for _, records in self._records) >= FULL
 
-    def fresh(self, found: Found, last: bool) -> Integers:
-        """Operations that were not given before and are over; the `last` time also those that are not. Of very many that are not, the
-        first are given all the same."""
-        over = (found.ops.kind != Kind.KERNEL) | (found.ops.end != NONE) | last
-        untold = ~np.isin(found.ops.id, self._told)
+    def fresh(self, columns: OperationColumns, last: bool) -> Integers:
+        """Return the places of operations that are over and were not returned before.
+
+        The `last` call also returns those that are still running. When very many are running, the oldest are returned earlier.
+        """
+        over = (columns.ops.kind != Kind.KERNEL) | (columns.ops.end != NONE) | last
+        untold = ~np.isin(columns.ops.id, self._told)
         over[np.flatnonzero(untold & ~over)[:-KEPT]] = True
         new = np.flatnonzero(over & untold)
         if not last:
-            self._told = np.union1d(self._told, found.ops.id[new])
+            self._told = np.union1d(self._told, columns.ops.id[new])
         return new
 
     def forget(self) -> None:
-        """Makes room: of what was given before, only the last matters to what comes."""
+        """Drop old records: of the operations that were returned, only the latest matter to later ones."""
         count = sum(len(records) for _, records in self._records)
         if count < 2 * KEPT:
             return
-        kept: list[tuple[Process, Records]] = []
-        left = KEPT  # of those that are always kept, then of what is still of use
+        kept: list[tuple[LoggedProcess, Records]] = []
+        left = KEPT  # counts the latest records, then older ones that are still needed
         for process, records in reversed(self._records):
             border = max(0, len(records) - max(left, 0))
             earlier, latest = records[:border], records[border:]
             left -= len(latest)
             told = np.isin(earlier["id"].astype(np.int64), self._told)
             open_ = (earlier["kind"] > operation_log.SPAN) | (earlier["kind"] == operation_log.KERNEL) & ~told
-            self._seen(process, earlier[~open_])
+            self._note_work(process, earlier[~open_])
             earlier = earlier[open_][-(left + KEPT) :]
             left -= len(earlier)
             kept.append((process, _joined([earlier, latest])))
@@ -240,44 +271,46 @@ class Launches:
         for cells in self._cells.values():
             cells.forget(np.setdiff1d(ids, self._told) & COUNTER)
 
-    def _seen(self, process: Process, forgotten: Records) -> None:
-        """What comes behind these operations does not wait for anything from before the attachment."""
+    def _note_work(self, process: LoggedProcess, forgotten: Records) -> None:
+        """Note that later operations in these streams do not wait for work from before attaching."""
         if any(self._unseen):
             work = forgotten[forgotten["kind"] <= operation_log.GRAPH]
-            for found, column in zip(self._unseen, ("queue", "context"), strict=True):
-                found.difference_update((process.number, n) for n in np.unique(work[column]).tolist())
+            for unseen, column in zip(self._unseen, ("queue", "context"), strict=True):
+                unseen.difference_update((process.number, n) for n in np.unique(work[column]).tolist())
 
     def reading(
-        self, process: Process, starts: Any, ends: Any, taken: int, idle: bool, source: Any = None
+        self, process: LoggedProcess, starts: Any, ends: Any, taken: int, idle: bool, source: Any = None
     ) -> None:
-        """The device's arrays (uint64): `starts` [slots], `ends` [slots × shards]. `taken`: when reading began, ns of the host.
-        `idle`: nothing ran then, so every end is an end. `source`: tells contexts of a process apart."""
-        cells = self._cells.setdefault((process.number, source), Cells(self._slots))
+        """Take the device's arrays (uint64): `starts` [slots], `ends` [slots × shards].
+
+        taken: when reading began, ns of the host. idle: no kernel was running then, so every end is final. source: the context.
+        """
+        cells = self._cells.setdefault((process.number, source), DeviceCells(self._slots))
         cells.update(np.asarray(starts, np.uint64), np.asarray(ends, np.uint64), taken, idle)
 
-    def found(self) -> Found:
-        """All that is known now. Some seconds for a million operations."""
+    def columns(self) -> OperationColumns:
+        """Return all that is known now. This takes some seconds for a million operations."""
         passed = np.concatenate([np.zeros(0, np.int64), *self._passed.values()]) if self._filtered else None
-        return _Finder(self._records, self._cells, self._slots, self._numbers, self._unseen).found(
+        return _ColumnsBuilder(self._records, self._cells, self._slots, self._numbers, self._unseen).columns(
             self._origin, self._kernels, passed
         )
 
 
 def _joined(parts: Sequence[Records]) -> Records:
-    """As bytes: field by field, fields that lie over each other would be copied many times."""
+    """Concatenate records as bytes: NumPy would copy the overlapping fields of the union many times."""
     raw = [np.ascontiguousarray(part).view(f"V{operation_log.RECORD}") for part in parts]
     return np.concatenate([np.zeros(0, f"V{operation_log.RECORD}"), *raw]).view(operation_log.DTYPE)
 
 
-class _Finder:
-    """One turn of records and readings into `Found`."""
+class _ColumnsBuilder:
+    """Makes `OperationColumns` of records and readings, once."""
 
     def __init__(
         self,
-        records: list[tuple[Process, Records]],
-        cells: Mapping[tuple[int, Any], Cells],
+        records: list[tuple[LoggedProcess, Records]],
+        cells: Mapping[tuple[int, Any], DeviceCells],
         slots: int,
-        numbers: tuple[Numbers, Numbers, Numbers],
+        numbers: tuple[Numbering, Numbering, Numbering],
         unseen: tuple[set[tuple[int, int]], set[tuple[int, int]]],
     ) -> None:
         self.unseen_queues, self.unseen_contexts = unseen
@@ -291,7 +324,7 @@ class _Finder:
         self.cells, self.slots = cells, slots
         self.queue_numbers, self.stream_numbers, self.graph_numbers = numbers
 
-    def found(self, origin: int, kernels: Sequence[str], passed: Integers | None) -> Found:
+    def columns(self, origin: int, kernels: Sequence[str], passed: Integers | None) -> OperationColumns:
         raw = self.raw
         kind = raw["kind"].astype(np.int64)
         queued = (kind >= Kind.KERNEL) & (kind <= Kind.API)
@@ -310,7 +343,7 @@ class _Finder:
         member = kernel & ((raw["flags"][at] & operation_log.GRAPH_NODE) != 0)
         queue, queues, queue_keys, unseen = self._queues(at)
         contexts = raw["context"][at].astype(np.int64)
-        context = dependencies.numbered(self.owner, contexts)
+        context = dependencies.row_numbers(self.owner, contexts)
         nothing = np.zeros(count, np.int64)
         none = np.full(count, -1, np.int64)
         execs = np.where(graph, field("graph", "exec"), field("kernel", "exec"))
@@ -332,7 +365,7 @@ class _Finder:
         reason = np.where(kernel, field("kernel", "reason"), none)
         times = self._times(ops, reason)
         names, name = self._names(kernel, field("kernel", "slot"))
-        # By name, not by what the agent says: kernels that no probe could be put into were asked for as well.
+        # By name, not by what the agent says: kernels that cannot be instrumented match, too.
         asked = kernel & np.array([not kernels or matches(kernels, text) for text in names] or [False])[name]
         handles = (kinds == Kind.RECORD) | (kinds == Kind.WAIT)
         sized = np.isin(kinds, dependencies.WORK) & ~kernel
@@ -341,7 +374,7 @@ class _Finder:
         lasted = times.pop("exec")
         waits = dataclasses.replace(waits, exec=np.where(lasted != NONE, lasted, waits.exec))
         wanted = self._wanted(ops, reason, asked, parent, firsts, passed)
-        return Found(
+        return OperationColumns(
             ops=ops, waits=waits, processes=self.processes, process=self.owner, names=names, name=name,
             gpu=self._gpus(at), tid=raw["thread"][at].astype(np.int64), stream=raw["stream"][at], reason=reason,
             bytes=np.where(sized, field("copy", "bytes"), nothing), exec=execs,
@@ -354,7 +387,7 @@ class _Finder:
         )  # fmt: skip
 
     def _joins(self, kind: Integers) -> list[int]:
-        """Waits that took their stream into a capture: for an event whose record was captured. They never ran either."""
+        """Return the waits for an event recorded in a capture. They put their stream into the capture, and never ran themselves."""
         raw = self.raw
         if not ((kind == Kind.RECORD) & ((raw["flags"] & operation_log.CAPTURED) != 0)).any():
             return []
@@ -378,7 +411,7 @@ class _Finder:
         firsts: Integers,
         passed: Integers | None,
     ) -> NDArray[np.bool_]:
-        """Launches of kernels that were asked for, --launch and --sample meant them, and the host program let them through."""
+        """Return the launches that --kernel, --launch, --sample and the host program's filters let through."""
         wanted = asked & ~np.isin(reason, LEFT_OUT)
         if passed is not None:  # the host program runs once for a graph
             wanted &= np.isin(np.where(parent >= 0, firsts[parent], ops.id), passed)
@@ -387,10 +420,13 @@ class _Finder:
     # --- identities ---
 
     def _queues(self, at: Integers) -> tuple[Integers, list[Queue], list[tuple[int, str]], list[bool]]:
-        """The stream of each operation by number; of each stream its kind, the key as `Found` has it, whether it is `unseen`."""
+        """Return the stream number of each operation; by stream its kind, its key as in `OperationColumns`, and whether it is unseen.
+
+        An unseen stream may hold work from before attaching.
+        """
         known = np.flatnonzero(self.raw["kind"] == operation_log.QUEUE)
         both = np.concatenate([known, at])
-        numbers = dependencies.numbered(self.process[both], self.raw["queue"][both].astype(np.int64))
+        numbers = dependencies.row_numbers(self.process[both], self.raw["queue"][both].astype(np.int64))
         count = int(numbers.max()) + 1 if len(numbers) else 0
         kinds = [Queue.BLOCKING] * count
         for number, kind in zip(
@@ -411,7 +447,7 @@ class _Finder:
         return numbers[len(known) :], kinds, keys, unseen
 
     def _unseen_contexts(self, numbers: Integers, contexts: Integers) -> frozenset[int]:
-        """By number those of which the log's number is unseen."""
+        """Return the numbers of contexts that may hold work from before attaching."""
         if not self.unseen_contexts:
             return frozenset()
         used, first = np.unique(numbers, return_index=True)
@@ -466,7 +502,7 @@ class _Finder:
         return list(numbers), name
 
     def _functions(self, at: Integers) -> dict[int, str]:
-        """Names of API calls; those of one process are as good as another's."""
+        """Return the names of API functions by number; all processes use the same numbers."""
         numbers, first = np.unique(self.raw["api"]["function"][at], return_index=True)
         texts = self.raw["api"]["name"][at[first]].tolist()
         return {
@@ -486,13 +522,13 @@ class _Finder:
     # --- times ---
 
     def _times(self, ops: Operations, reason: Integers) -> dict[str, Any]:
-        """Fills `start` and `end` of the operations; the rest of what `Found` says of times."""
+        """Set `start` and `end` of the operations. Returns the other time columns of `OperationColumns`."""
         count = len(ops)
         method, lasted = np.zeros(count, np.int64), np.full(count, NONE)
         start_error, end_error, exec_error = (np.full(count, UNKNOWN) for _ in range(3))
         end = np.full(count, NONE)
         probed = (ops.kind == Kind.KERNEL) & (reason == operation_log.INSTRUMENTED)
-        over = dependencies.over_by(ops)  # as far as the host tells, while no starts are known
+        over = dependencies.ended_by(ops)  # as far as the host knows; no starts are known yet
         read, cells = self._read(ops, probed)
         steps = 0
         for place, process in enumerate(self.processes):
@@ -513,17 +549,15 @@ class _Finder:
                 times, until = clock.host(begin), clock.host(begin + length)
                 ops.start[at], start_error[at] = np.where(times.known, times.at, NONE), times.error
                 end[at], end_error[at] = np.where(good & until.known, until.at, NONE), until.error
-                # A duration is one of the GPU's clock: how the clocks relate does not blur it.
+                # Both ends are on the GPU's clock, so the error of the host's time does not matter.
                 lasted[at] = np.where(good, length, NONE)
                 exec_error[at] = np.where(good, max(clock.tick - 1, 0), UNKNOWN)
                 method[at] = np.where(times.known, DEVICE, NO_METHOD)
                 self._stamps(ops, some, spans, clock, method, (start_error, end_error, exec_error))
-        # What was read before a launch was over may lack its last threads.
-        over = dependencies.over_by(ops)
+        # A reading from before the end of a launch may lack its last threads.
+        over = dependencies.ended_by(ops)
         virtual = np.array([process.virtual for process in self.processes], bool)[self.owner]
-        in_time = (
-            (over != NEVER) & (cells["taken"] >= over) & ~virtual
-        )  # there, a reading is at no virtual time
+        in_time = (over != NEVER) & (cells["taken"] >= over) & ~virtual  # a reading has no virtual time
         sure = cells["idle"] | in_time | (cells["last"] > self._overtaken(ops, read, cells))
         settled = read & (lasted != NONE) & sure
         ops.end[settled] = end[settled]
@@ -537,35 +571,37 @@ class _Finder:
         }  # fmt: skip
 
     def _read(self, ops: Operations, probed: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
-        """Which operations have a cell, and the cells. What the host's memory holds comes first: the GPU's own arrays know better."""
+        """Return which operations have a cell, and the cells. The GPU's arrays override the host's, because they know more."""
         read, found = np.zeros(len(ops), bool), np.zeros(len(ops), CELL)
         for (number, source), cells in sorted(self.cells.items(), key=lambda item: item[0][1] != _HOST):
             here = [place for place, process in enumerate(self.processes) if process.number == number]
             at = np.flatnonzero(probed & np.isin(self.owner, here))
             there, cell = cells.lookup(ops.id[at] & COUNTER)
             read[at[there]], found[at[there]] = True, cell[there]
-            if source == _HOST:  # no reading came: its process is gone
+            if source == _HOST:  # only the host has it: its process has ended
                 found["past"][at[there]] = True
         return read, found
 
     def _overtaken(self, ops: Operations, read: NDArray[np.bool_], cells: NDArray[Any]) -> Integers:
-        """The number of the first reading that showed a later kernel of the same stream at work: what readings after it show of
-        this one is all there is. NEVER where none did."""
+        """Return, for each operation, the number of the first reading with a later kernel of its stream; NEVER if there is none.
+
+        Readings after that one show the operation completely.
+        """
         result = np.full(len(ops), NEVER)
         position = np.arange(len(ops))
         place = np.where(
             ops.node >= 0, np.maximum(self._parents(ops, ops.node >= 0), 0), position
-        )  # of the graph's launch
+        )  # the place of the graph launch
         order = np.lexsort((place, ops.queue))
         order = order[read[order]]
-        for queue in dependencies.runs(ops.queue[order]):
+        for queue in dependencies.equal_runs(ops.queue[order]):
             mine = order[queue]
             first = np.append(np.minimum.accumulate(cells["first"][mine].astype(np.int64)[::-1])[::-1], NEVER)
             result[mine] = first[np.searchsorted(place[mine], place[mine], side="right")]
         return result
 
-    def _brackets(self, place: int, process: Process, gpu: int) -> list[Bracket]:
-        """Those that the agent took of one GPU."""
+    def _brackets(self, place: int, process: LoggedProcess, gpu: int) -> list[Bracket]:
+        """Return the clock brackets that the agent took of one GPU."""
         found = np.flatnonzero((self.raw["kind"] == operation_log.CLOCK) & (self.process == place))
         found = found[[process.gpus.get(n, 0) == gpu for n in self.raw["context"][found].tolist()]]
         clock = self.raw["clock"][found]
@@ -573,7 +609,7 @@ class _Finder:
         return [Bracket(*values) for values in zip(*columns, strict=True) if max(values) < 1 << 62]
 
     def _spans(self, place: int) -> tuple[Integers, Integers]:
-        """Of one process: the ids that spans are of, sorted, and their records."""
+        """Return the spans of a process: sorted ids of the operations that they time, and the places of the span records."""
         found = np.flatnonzero((self.raw["kind"] == operation_log.SPAN) & (self.process == place))
         ids = self.raw["span"]["of"][found].astype(np.int64)
         order = np.argsort(ids, kind="stable")
@@ -588,7 +624,7 @@ class _Finder:
         method: Integers,
         errors: tuple[Integers, Integers, Integers],
     ) -> None:
-        """Times of operations that no probe measured: from timing events around them, or CUPTI's, which says nothing of its error."""
+        """Set the times of operations without a probe: from timing events around them, or from CUPTI, whose error is unknown."""
         ids, records = spans
         some = some[method[some] == NO_METHOD]
         if not len(ids) or not len(some):
@@ -618,7 +654,10 @@ class _Finder:
 
 
 def _of_launches(begin: Integers, length: Integers, call: Integers, over: Integers) -> list[Bracket]:
-    """Launches as brackets: a kernel began after its call, and had ended when a host had waited for it. The narrowest of each time."""
+    """Return launches as clock brackets, the narrowest of each stretch of time.
+
+    A kernel starts after its call, and has ended when the host has waited for it.
+    """
     known = np.flatnonzero((over != NEVER) & (begin > 0))
     width = over[known] - call[known] - length[known]
     made = []
@@ -631,8 +670,10 @@ def _of_launches(begin: Integers, length: Integers, call: Integers, over: Intege
 
 
 def _unwrapped(times: Integers, bracket: Bracket | None, call: Integers) -> Integers:
-    """Times of 48 bits → in full: of all that end so the one nearest to the call, by one bracket of the clock. (Without one the
-    upper bits are not known, and matter to nobody: any will do that make no time negative.)"""
+    """Return times of 48 bits in full: the candidate that is nearest to the call, according to one clock bracket.
+
+    Without a bracket the upper bits are unknown and do not matter: they are chosen so that no time is negative.
+    """
     near = call + (1 << TIME_BITS) if bracket is None else call - bracket.before + bracket.gpu
     away = (times - near) & MASK
     return near + np.where(away > MASK // 2, away - (MASK + 1), away)

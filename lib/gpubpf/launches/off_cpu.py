@@ -1,13 +1,14 @@
-"""What the threads that launch were doing meanwhile: when they were off the CPU, and why; system calls that took long.
+"""Record when launching threads are off the CPU, and why, and which system calls take long.
 
     b = BPF(text=PROGRAM)
-    meanwhile = OffCpu(b, least_ns=5000)
+    off_cpu = OffCpu(b, least_ns=5000)
     with b.trace(args) as session:
         …
-    for what, ns in meanwhile.activity().explain(tid, call_ns, start_ns): …
+    for what, ns in off_cpu.activity().explain(tid, call_ns, start_ns): …
 
-Host programs at raw tracepoints write down what threads do that have launched something; nothing is known before a thread's
-first launch, nor where this process may not load programs into the kernel (`known` tells).
+Host programs at raw tracepoints record the activity of threads that have launched a kernel. A thread is
+recorded from its first launch on. Nothing is recorded if this process may not load eBPF programs; then
+`known` is False.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpubpf.calls.probes import attach_records, raw_arguments
 from gpubpf.ebpf.compile import capable
 from gpubpf.errors import Error
-from gpubpf.linux import btf
+from gpubpf.linux import btf, tracepoints
 from gpubpf.process import syscalls
 from gpubpf.program import BPF
 
@@ -46,7 +46,7 @@ struct switch_arguments {
 struct enter_arguments {
     u64 registers, number;
 };
-/* The record of sched:sched_switch, for kernels before Linux 5.18, whose raw one does not have the state. */
+/* The record of sched:sched_switch. Before Linux 5.18 the raw tracepoint does not pass the state. */
 struct switch_record {
     u64 common;
     char prev_comm[16];
@@ -57,20 +57,20 @@ struct switch_record {
 };
 
 struct settings {
-    u64 least_ns;      /* shorter times are not written down */
-    u64 device, inode; /* the tool's PID namespace: threads are told by their numbers there */
-    u64 pid;           /* where it is in struct task_struct */
+    u64 least_ns;      /* shorter times are not recorded */
+    u64 device, inode; /* the tool's PID namespace, whose thread numbers the records have */
+    u64 pid;           /* offset of pid in struct task_struct */
 };
 struct thread {
     u64 left_ns;    /* when it left the CPU; 0: it is on one */
-    u64 entered_ns; /* when it entered the system call; 0: before it was watched */
+    u64 entered_ns; /* when it entered the system call; 0: before its first launch */
     u64 state;
     s32 syscall; /* -1: none */
     u32 tid;
 };
 struct record {
     u64 start_ns, end_ns;
-    u64 state; /* ~0: a system call; else off the CPU, with the state in which the thread left it */
+    u64 state; /* ~0: a system call. Otherwise: a time off the CPU, and the state in which the thread left it */
     s32 syscall;
     u32 tid;
 };
@@ -80,7 +80,7 @@ BPF_TABLE("lru_hash", u32, struct thread, threads, 16384);
 BPF_RINGBUF_OUTPUT(records, 2048);
 BPF_ARRAY(lost, u64, 1);
 
-static __always_inline void write_down(struct thread *t, u64 start, u64 end, u64 state)
+static __always_inline void record_time(struct thread *t, u64 start, u64 end, u64 state)
 {
     int zero = 0;
     struct settings *s = settings.lookup(&zero);
@@ -88,7 +88,7 @@ static __always_inline void write_down(struct thread *t, u64 start, u64 end, u64
     if (!s || end - start < s->least_ns)
         return;
     struct record r = {.start_ns = start, .end_ns = end, .state = state, .syscall = t->syscall, .tid = t->tid};
-    if (records.ringbuf_output(&r, sizeof(r), 1 /* BPF_RB_NO_WAKEUP: the tool looks by itself */)) {
+    if (records.ringbuf_output(&r, sizeof(r), 1 /* BPF_RB_NO_WAKEUP: the tool polls */)) {
         u64 *n = lost.lookup(&zero);
 
         if (n)
@@ -122,7 +122,7 @@ static __always_inline int switched(u32 leaves, u32 comes, u64 state)
     }
     t = threads.lookup(&comes);
     if (t && t->left_ns) {
-        write_down(t, t->left_ns, bpf_ktime_get_ns(), t->state);
+        record_time(t, t->left_ns, bpf_ktime_get_ns(), t->state);
         t->left_ns = 0;
     }
     return 0;
@@ -164,7 +164,7 @@ int offcpu_exit(void *ctx)
 
     if (t) {
         if (t->entered_ns)
-            write_down(t, t->entered_ns, bpf_ktime_get_ns(), ~0ULL);
+            record_time(t, t->entered_ns, bpf_ktime_get_ns(), ~0ULL);
         t->syscall = -1;
         t->entered_ns = 0;
     }
@@ -179,22 +179,20 @@ int offcpu_ends(void *ctx)
     return 0;
 }
 """
-_SYSCALL = (1 << 64) - 1  # as `state`
-_PREEMPTED = 0x100  # TASK_REPORT_MAX, in records; 0 is TASK_RUNNING: both could have gone on
+_SYSCALL = (1 << 64) - 1  # `state` of a system call
+_PREEMPTED = 0x100  # TASK_REPORT_MAX, in records; like TASK_RUNNING, which is 0, it means that the thread could have run on
 _STOPPED = 4 | 8
-_SWITCH = "sched_switch"
-_SWITCH_ARGUMENTS = 4  # the state that a thread is left in is the last
-_SWITCH_RECORD = {"prev_pid": (24, 4), "prev_state": (32, 8), "next_pid": (56, 4)}
-_AT = {"sys_enter": "offcpu_enter", "sys_exit": "offcpu_exit", "sched_process_exit": "offcpu_ends"}
-_POLL = 0.1  # seconds; the ring holds 200,000 records
+_PROGRAMS = {"sys_enter": "offcpu_enter", "sys_exit": "offcpu_exit", "sched_process_exit": "offcpu_ends"}
+_POLL = 0.1  # seconds; the ring has room for 200,000 records
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What was written down, by thread: records sorted by time, off the CPU (`spans`) and in long system calls (`syscalls`).
+    """What was recorded, by thread and sorted by time: times off the CPU (`spans`) and long system calls
+    (`syscalls`).
 
-    Both have the fields start_ns, end_ns (CLOCK_MONOTONIC), state, syscall (-1: none), tid; those of one thread do not overlap.
-    `lost` records found no room.
+    Both have the fields start_ns, end_ns (CLOCK_MONOTONIC), state, syscall (-1: none) and tid. Records of one
+    thread do not overlap. `lost`: how many records did not fit into the ring.
     """
 
     spans: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
@@ -202,12 +200,12 @@ class Activity:
     lost: int = 0
 
     def explain(self, tid: int, start_ns: int, end_ns: int) -> list[tuple[str, int]]:
-        """See `explain`. Empty for a thread of which nothing is known."""
+        """Do the same as the function `explain`. The list is empty if nothing is known about the thread."""
         return explain(self.spans.get(tid), self.syscalls.get(tid), start_ns, end_ns)
 
 
 def activity_of(records: np.ndarray[Any, Any], lost: int = 0) -> Activity:
-    """Records in any order, by thread."""
+    """Sort records, which may be in any order, by thread and time."""
     import numpy as np
 
     made = Activity({}, {}, lost)
@@ -226,10 +224,11 @@ def explain(
     start_ns: int,
     end_ns: int,
 ) -> list[tuple[str, int]]:
-    """What a thread did from `start_ns` to `end_ns` beside running its own code: (what, ns), the longest first.
+    """Return what a thread did from `start_ns` to `end_ns` other than run its own code: (what, ns), the
+    longest first.
 
-    `spans` and `calls` are that thread's, sorted. Such as ("off-CPU, blocked in futex", 180000), ("off-CPU, preempted", 4000)
-    and, of the time in long system calls in which it was on the CPU, ("in ioctl", 12000).
+    `spans` and `calls` are those of the thread, sorted. Examples: ("off-CPU, blocked in futex", 180000),
+    ("off-CPU, preempted", 4000), and for time on the CPU in a long system call ("in ioctl", 12000).
     """
     total: Counter[str] = Counter()
     off = _within(spans, start_ns, end_ns)
@@ -237,7 +236,10 @@ def explain(
         total["off-CPU, " + _reason(state, number)] += end - begin
     for begin, end, _, number in _within(calls, start_ns, end_ns):
         away = sum(max(0, min(end, e) - max(begin, b)) for b, e, _, _ in off)
-        if syscalls.name(number) not in ("uprobe", "uretprobe"):  # that is our own way in
+        if syscalls.name(number) not in (
+            "uprobe",
+            "uretprobe",
+        ):  # how probes enter the kernel: our own overhead
             total[f"in {syscalls.name(number)}"] += end - begin - away
     return [(what, ns) for what, ns in total.most_common() if ns > 0]
 
@@ -245,7 +247,7 @@ def explain(
 def _within(
     records: np.ndarray[Any, Any] | None, start_ns: int, end_ns: int
 ) -> list[tuple[int, int, int, int]]:
-    """(start, end, state, syscall) of what lies in a time, cut to it."""
+    """Return (start, end, state, syscall) of the records that overlap a time, cut to it."""
     if records is None or start_ns >= end_ns:
         return []
     first = records["end_ns"].searchsorted(start_ns, "right")
@@ -264,10 +266,12 @@ def _reason(state: int, number: int) -> str:
 
 
 class OffCpu:
-    """Attaches itself to a tool's `BPF`: what it needs comes and goes with that measurement."""
+    """The programs that record off-CPU times. They are attached and detached together with those of a tool's
+    `BPF`.
+    """
 
     def __init__(self, owner: BPF, least_ns: int = 5000) -> None:
-        """`least_ns`: shorter times off the CPU, and shorter system calls, are not written down."""
+        """Do not record times off the CPU and system calls that are shorter than `least_ns`."""
         self.known = False
         self._records: list[np.ndarray[Any, Any]] = []
         self._host: Host | None = None
@@ -278,41 +282,47 @@ class OffCpu:
         place = os.stat("/proc/self/ns/pid")
         self._settings = {"least_ns": least_ns, "device": place.st_dev, "inode": place.st_ino}
         self._bpf.attach_launch("offcpu_launch")
-        for name, function in _AT.items():
+        for name, function in _PROGRAMS.items():
             self._bpf.attach_raw_tracepoint(name, function)
         owner.companions.append(self)
 
     def host(
         self, args: argparse.Namespace | None, note: Callable[[str], None], virtual: bool = False
     ) -> Host | None:
-        """Starts. Where it cannot, a note says what is not known, and the measurement goes on without."""
+        """Load and attach the programs. If that fails, a notice says why, and the measurement continues
+        without them.
+        """
         try:
             if virtual:
-                raise Error("the clock is virtual, and they run on the real one")
+                raise Error("they are on the real clock, and the measurement is on the virtual clock")
             if not capable():
                 raise Error("no CAP_BPF")
             self._attach_switch()
             self._host = self._bpf.host(args, note)
         except (Error, OSError) as error:
             said = str(error).split(";")[0]
-            note(f"what launching threads did meanwhile is unknown: {said}")
+            note(f"off-CPU times of launching threads are unknown: {said}")
             return None
         if self._host is None:
             return None
-        self._host.ending = self._end
+        self._host.on_detached = self._end
         self.known = True
         threading.Thread(target=self._poll, name="gpubpf-offcpu", daemon=True).start()
         return self._host
 
     def _attach_switch(self) -> None:
-        """At the raw tracepoint, if this kernel tells enough there."""
+        """Attach to the raw tracepoint if it passes the state of the thread, otherwise to the ordinary one."""
         with contextlib.suppress(Error):
             self._settings["pid"] = btf.member("task_struct", "pid").offset
         self._bpf["settings"].set(self._settings)
-        if "pid" in self._settings and raw_arguments(_SWITCH, _SWITCH_ARGUMENTS):
-            self._bpf.attach_raw_tracepoint(_SWITCH, "offcpu_switch")
+        if "pid" in self._settings and tracepoints.has_arguments(
+            tracepoints.SWITCH, tracepoints.SWITCH_ARGUMENTS
+        ):
+            self._bpf.attach_raw_tracepoint(tracepoints.SWITCH, "offcpu_switch")
         else:
-            attach_records(self._bpf, f"sched:{_SWITCH}", _SWITCH_RECORD, "offcpu_switch_record")
+            event = f"sched:{tracepoints.SWITCH}"
+            tracepoints.check_record(event, tracepoints.SWITCH_RECORD)
+            self._bpf.attach_tracepoint(event, "offcpu_switch_record")
 
     def _poll(self) -> None:
         while not self._over.wait(_POLL):
@@ -326,7 +336,7 @@ class OffCpu:
                     self._records.append(found)
 
     def _end(self) -> None:
-        """Takes the last records, and what still goes on when the measurement ends."""
+        """Read the last records, and record what has not ended when the measurement ends."""
         import numpy as np
 
         self._over.set()
@@ -348,7 +358,7 @@ class OffCpu:
                 self._records.append(open_[open_["start_ns"] < now])
 
     def activity(self) -> Activity:
-        """What is known so far."""
+        """Return what was recorded so far."""
         import numpy as np
 
         self._take()

@@ -1,6 +1,6 @@
-"""Launches added up as they come, in memory for what differs among them: the lines of launchlate's table.
+"""Adds launches up as they come, in memory for what differs among them: the rows of launchlate's table.
 
-sums = Sums(("queue",))
+sums = LaunchSums(("queue",))
 sums.add(view, chosen)          # any number of times
 for group in sums.groups:       # by kernel and stream
     record = kernel_record(group, by_stream=True)
@@ -17,7 +17,7 @@ import numpy as np
 
 from gpubpf.launches import dependencies
 from gpubpf.launches.dependencies import NONE, Kind
-from gpubpf.launches.latency import SPLIT, Row, View, rows_for_a_graph
+from gpubpf.launches.latency import SPLIT, GraphCandidate, LaunchView, graph_candidates
 from gpubpf.launches.launches import METHODS
 from gpubpf.session.clock import UNKNOWN
 from gpubpf.show import histogram
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     Integers: TypeAlias = NDArray[np.int64]
 
 TIMES = ("latency", *SPLIT, "exec")
-# That are told apart: rows of the table, and what the launches of one waited behind.
-MOST_GROUPS, MOST_WAITED = 4096, 256
-EXACT = 4096  # different values; of more than that each is kept to 1 part in 256
+MOST_GROUPS = 4096  # rows of the table; further kernels share one
+MOST_WAITED = 256  # operations that the launches of a row waited for; further ones share one
+EXACT = 4096  # different values that are kept exactly; more of them are rounded to 1 part in 256
 _BITS = 8
 
 
-class Tally:
-    """Values (int64; NONE is left out) and how often each came. Count, mean and largest are exact, percentiles are right to 0.4 %."""
+class ValueCounts:
+    """Values (int64; NONE is skipped) and how often each occurred. Count, mean and maximum are exact; percentiles to 0.4 %."""
 
     def __init__(self, values: Any = ()) -> None:
         self.count = self.total = 0
@@ -49,7 +49,7 @@ class Tally:
         if len(values):
             self._merge(values, np.ones(len(values), np.int64), int(values.sum()), int(values.max()))
 
-    def plus(self, other: Tally) -> None:
+    def plus(self, other: ValueCounts) -> None:
         if other.largest is not None:
             self._merge(other._values, other._counts, other.total, other.largest)
 
@@ -69,14 +69,14 @@ class Tally:
         self._values = unique
 
     def percentile(self, percent: int) -> int:
-        """By nearest rank. There is at least one value."""
+        """Return a percentile by nearest rank. There must be at least one value."""
         rank = -(-self.count * percent // 100)
         value = int(self._values[np.searchsorted(np.cumsum(self._counts), rank)])
         assert self.largest is not None
         return min(value, self.largest)
 
     def distribution(self) -> dict[str, int] | None:
-        """Mean, p50, p99 and max; None without values."""
+        """Return mean, p50, p99 and max; None without values."""
         if self.largest is None:
             return None
         mean = round(self.total / self.count)
@@ -84,7 +84,7 @@ class Tally:
 
 
 def _rounded(values: Integers) -> Integers:
-    """To `_BITS` bits."""
+    """Return values rounded to `_BITS` bits."""
     size = np.abs(values)
     _, exponent = np.frexp(size.astype(np.float64))
     shift = np.maximum(exponent - _BITS, 0).astype(np.int64)
@@ -92,9 +92,13 @@ def _rounded(values: Integers) -> Integers:
 
 
 @dataclass
-class Group:
-    """Launches of one kernel (and stream, graph node) of one process and GPU, or of one graph, added up. `fields`: how its record
-    begins. `title`: graph and node, and the kernel. `waited`: behind what they waited: how often, how long in all (ns)."""
+class LaunchGroup:
+    """The sums of the launches of one kernel (and stream, graph node) of one process and GPU, or of one graph.
+
+    fields   the first fields of its record
+    title    the kernel, with the graph and node
+    waited   by what the launches waited for: how often, and how long in total (ns)
+    """
 
     fields: dict[str, Any]
     title: str
@@ -103,7 +107,7 @@ class Group:
     stream: str | None
     stream_handle: str | None
     graph: dict[str, Any] | None
-    times: dict[str, Tally] = field(default_factory=lambda: {what: Tally() for what in TIMES})
+    times: dict[str, ValueCounts] = field(default_factory=lambda: {what: ValueCounts() for what in TIMES})
     count: int = 0
     clock_error: int | None = None
     unknown: int = 0
@@ -121,9 +125,9 @@ class Group:
     def comm(self) -> str:
         return str(self.fields["comm"])
 
-    def add(self, view: View, at: Integers) -> None:
-        """More of its launches, by their places."""
-        found, waits = view.found, view.waits
+    def add(self, view: LaunchView, at: Integers) -> None:
+        """Add launches, given by their places."""
+        columns, waits = view.columns, view.waits
         self.count += len(at)
         for what, tally in self.times.items():
             tally.add(getattr(waits, what)[at])
@@ -131,7 +135,7 @@ class Group:
         self.unknown += int((waits.latency[at] == NONE).sum())
         for n, name in enumerate(METHODS):
             if name:
-                self.methods[name] += int((found.method[at] == n).sum())
+                self.methods[name] += int((columns.method[at] == n).sum())
         for place in at[waits.waited_for[at] >= 0].tolist():
             key = tuple((view.waited_for(place) or {}).items())
             if key not in self.waited and len(self.waited) >= MOST_WAITED:
@@ -141,40 +145,42 @@ class Group:
             entry[1] += max(int(waits.wait[place]), 0)
 
     def waited_for(self) -> list[tuple[dict[str, str], int, int]]:
-        """Behind what the launches waited: what, how often, how long in all (ns); the longest first."""
+        """Return what the launches waited for, how often, and how long in total (ns); the longest wait first."""
         listed = [(dict(key), count, total) for key, (count, total) in self.waited.items()]
         return sorted(listed, key=lambda item: -item[2])
 
 
-class Sums:
-    """Launches as they come, added up: of `by` ("queue", "graph", "node") each by itself, with `graphs` also the graphs as a whole.
-    Needs memory for what differs, not for each launch."""
+class LaunchSums:
+    """The sums of launches. Its memory depends on how many kernels, streams and waits differ, not on the number of launches.
+
+    by        what separates groups of the same kernel: "queue", "graph", "node"
+    graphs    also add up graphs as a whole
+    whole     of launches with all parts known: their count, and the ns of each part
+    slots     log2 histograms of latencies, by ns per unit
+    candidates, gain, best_candidate   sequences of launches that a graph would shorten, and by how much (ns)
+    """
 
     def __init__(self, by: Sequence[str] = (), graphs: bool = False) -> None:
         self._by, self._with_graphs = tuple(by), graphs
-        self._groups: dict[tuple[Any, ...], Group] = {}
-        self._graphs: dict[int, Group] = {}
+        self._groups: dict[tuple[Any, ...], LaunchGroup] = {}
+        self._graphs: dict[int, LaunchGroup] = {}
         self.count = 0
-        self.whole: Counter[str] = (
-            Counter()
-        )  # of launches of which all parts are known: how many, and where their time went
-        self.slots = {
-            unit: np.zeros(64, np.int64) for unit in (1, 1000)
-        }  # of latencies: log2, by ns in a unit
+        self.whole: Counter[str] = Counter()
+        self.slots = {unit: np.zeros(64, np.int64) for unit in (1, 1000)}
         self.slowest = NONE
-        self.errors = Tally()
+        self.errors = ValueCounts()
         self.virtual, self.clock_steps = False, 0
         self.stacks: Counter[tuple[str, ...]] = Counter()
-        self.rows = self.gain = 0
-        self.best_row: Row | None = None
+        self.candidates = self.gain = 0
+        self.best_candidate: GraphCandidate | None = None
 
-    def add(self, view: View, chosen: Integers, stacks: bool = False) -> None:
-        """Launches by their places in `view`."""
+    def add(self, view: LaunchView, chosen: Integers, stacks: bool = False) -> None:
+        """Add launches, given by their places in `view`."""
         self._add_groups(view, chosen)
         self.count += len(chosen)
-        self.virtual |= any(process.virtual for process in view.found.processes)
-        self.clock_steps = max(self.clock_steps, view.found.clock_steps)
-        errors = view.found.start_error[chosen]
+        self.virtual |= any(process.virtual for process in view.columns.processes)
+        self.clock_steps = max(self.clock_steps, view.columns.clock_steps)
+        errors = view.columns.start_error[chosen]
         self.errors.add(errors[errors != UNKNOWN])
         parts = {name: getattr(view.waits, name)[chosen] for name in SPLIT}
         known_ = np.all([values != NONE for values in parts.values()], axis=0)
@@ -193,38 +199,38 @@ class Sums:
             counts[: len(slots)] += slots
         if stacks:
             keys = Counter(
-                zip(view.found.process[chosen].tolist(), view.found.stack[chosen].tolist(), strict=True)
+                zip(view.columns.process[chosen].tolist(), view.columns.stack[chosen].tolist(), strict=True)
             )
             for (process, number), count in keys.items():
                 frames = tuple(view.frames(process, number))
                 self.stacks[frames if len(self.stacks) < MOST_GROUPS or frames in self.stacks else ()] += (
                     count
                 )
-        for row in rows_for_a_graph(view, chosen):
-            self.rows += 1
-            self.gain += row.took - row.as_graph
-            if self.best_row is None or row.took - row.as_graph > self.best_row.took - self.best_row.as_graph:
-                self.best_row = row
+        for candidate in graph_candidates(view, chosen):
+            self.candidates += 1
+            self.gain += candidate.gain
+            if self.best_candidate is None or candidate.gain > self.best_candidate.gain:
+                self.best_candidate = candidate
 
-    def _add_groups(self, view: View, chosen: Integers) -> None:
-        found, ops = view.found, view.ops
+    def _add_groups(self, view: LaunchView, chosen: Integers) -> None:
+        columns, ops = view.columns, view.ops
         if not len(chosen):
             return
-        columns = {"queue": ops.queue, "graph": ops.graph, "node": ops.node}
-        keys = [found.name, found.process, found.gpu, *(columns[name] for name in self._by)]
-        number = dependencies.numbered(*(column[chosen] for column in keys))
+        orders = {"queue": ops.queue, "graph": ops.graph, "node": ops.node}
+        keys = [columns.name, columns.process, columns.gpu, *(orders[name] for name in self._by)]
+        number = dependencies.row_numbers(*(key[chosen] for key in keys))
         order = np.argsort(number, kind="stable")
-        for place in dependencies.runs(number[order]):
+        for place in dependencies.equal_runs(number[order]):
             part = chosen[order[place]]
             first = int(part[0])
-            process, queue = found.processes[int(found.process[first])], int(ops.queue[first])
+            process, queue = columns.processes[int(columns.process[first])], int(ops.queue[first])
             key: tuple[Any, ...] = (
                 process.number or process.pid,
-                found.names[int(found.name[first])],
-                int(found.gpu[first]),
+                columns.names[int(columns.name[first])],
+                int(columns.gpu[first]),
             )
             key += tuple(
-                found.queue_keys[queue][0] if name == "queue" else int(columns[name][first])
+                columns.queue_keys[queue][0] if name == "queue" else int(orders[name][first])
                 for name in self._by
             )
             if len(self._groups) >= MOST_GROUPS and key not in self._groups:
@@ -236,7 +242,7 @@ class Sums:
                     group.fields |= dict.fromkeys(("kernel", "demangled", "mangled"), group.title)
             self._groups[key].add(view, part)
         if self._with_graphs:
-            launches = np.unique(found.parent[chosen])
+            launches = np.unique(columns.parent[chosen])
             launches = launches[launches >= 0]
             for graph in np.unique(ops.graph[launches]).tolist():
                 part = launches[ops.graph[launches] == graph]
@@ -246,50 +252,53 @@ class Sums:
                     self._graphs[graph].add(view, part)
 
     @property
-    def groups(self) -> list[Group]:
-        """Graphs, then kernels, those with most time lost first."""
+    def groups(self) -> list[LaunchGroup]:
+        """Graphs by number, then kernels, those with the largest total latency first."""
         made = sorted(self._groups.values(), key=lambda group: -group.times["latency"].total)
         return [*(group for _, group in sorted(self._graphs.items())), *made]
 
 
-def new_group(view: View, at: int, by: Sequence[str]) -> Group:
-    """The group that a launch belongs to, without any."""
-    found, name = view.found, int(view.found.name[at])
+def new_group(view: LaunchView, at: int, by: Sequence[str]) -> LaunchGroup:
+    """Return the empty group of a launch."""
+    columns, name = view.columns, int(view.columns.name[at])
     is_graph = view.ops.kind[at] == Kind.GRAPH
     fields: dict[str, Any] = {"type": "graph" if is_graph else "kernel", **view.common(at)}
     title = f"graph {int(view.ops.graph[at]) + 1}"
     graph = None
     if view.ops.graph[at] >= 0:
-        graph = {"exec": f"0x{int(found.exec[at]):x}"} | (
+        graph = {"exec": f"0x{int(columns.exec[at]):x}"} | (
             {} if is_graph else {"node": int(view.ops.node[at])}
         )
     if not is_graph:
-        fields |= {"kernel": view.short[name], "demangled": view.full[name], "mangled": found.names[name]}
+        fields |= {"kernel": view.short[name], "demangled": view.full[name], "mangled": columns.names[name]}
         title = view.labels[name]
         if "graph" in by and graph:
             title = f"{int(view.ops.graph[at]) + 1}.{graph['node']} {title}"
     stream = view.streams[int(view.ops.queue[at])] if "queue" in by else None
-    handle = f"0x{int(found.stream[at]):x}"
-    process = found.processes[int(found.process[at])]
-    return Group(fields, title, process.number or process.pid, int(found.gpu[at]), stream, handle, graph)
+    handle = f"0x{int(columns.stream[at]):x}"
+    process = columns.processes[int(columns.process[at])]
+    return LaunchGroup(
+        fields, title, process.number or process.pid, int(columns.gpu[at]), stream, handle, graph
+    )
 
 
 def most(one: int | None, other: int | None) -> int | None:
+    """Return the larger number; None only when both are unknown."""
     return max((value for value in (one, other) if value is not None), default=None)
 
 
-def clock_error(view: View, at: Integers) -> int | None:
-    """The largest error of the starts, ns."""
-    errors = view.found.start_error[at]
+def clock_error(view: LaunchView, at: Integers) -> int | None:
+    """Return the largest error of the start times, in ns."""
+    errors = view.columns.start_error[at]
     errors = errors[errors != UNKNOWN]
-    if not len(errors) and len(at) and view.ops.kind[at[0]] == Kind.GRAPH:  # of what is in it
-        inside = np.flatnonzero(np.isin(view.found.parent, at))
+    if not len(errors) and len(at) and view.ops.kind[at[0]] == Kind.GRAPH:  # use the kernels in it
+        inside = np.flatnonzero(np.isin(view.columns.parent, at))
         return clock_error(view, inside) if len(inside) else None
     return int(errors.max()) if len(errors) else None
 
 
-def kernel_record(group: Group, by_stream: bool, by_node: bool = False) -> dict[str, Any]:
-    """The record of a line of the table."""
+def kernel_record(group: LaunchGroup, by_stream: bool, by_node: bool = False) -> dict[str, Any]:
+    """Return the JSON record of a row of the table."""
     fields = group.fields | {"stream": group.stream_handle if by_stream else None}
     if by_node and group.graph:
         fields |= {"graph": group.graph}
@@ -304,28 +313,28 @@ def kernel_record(group: Group, by_stream: bool, by_node: bool = False) -> dict[
     return fields
 
 
-class Losses:
-    """What the summary adds, of launches as they are reported."""
+class LaunchLosses:
+    """Counts lost and unknown launches for the summary, as they are reported."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._error: int | None = None
         self._steps = 0
 
-    def add(self, view: View, new: Integers) -> None:
-        """Operations by their places in `view`."""
-        found = view.found
-        launched = new[found.wanted[new]]
-        lost = found.lost[launched]
+    def add(self, view: LaunchView, new: Integers) -> None:
+        """Add operations, given by their places in `view`."""
+        columns = view.columns
+        launched = new[columns.wanted[new]]
+        lost = columns.lost[launched]
         self._counts["lost"] += int(lost.sum())
-        self._counts["running"] += int(found.running[launched].sum())
+        self._counts["running"] += int(columns.running[launched].sum())
         self._counts["behind_unseen"] += int(view.waits.unseen[launched].sum())
         self._counts["unknown"] += int(((view.ops.start[launched] == NONE) & ~lost).sum())
         self._error = most(self._error, clock_error(view, launched))
-        self._steps = max(self._steps, found.clock_steps)
+        self._steps = max(self._steps, columns.clock_steps)
 
     def fields(self, lost: int) -> dict[str, Any]:
-        """`lost` operations found no room in a log."""
+        """Return the fields of the summary record. `lost`: operations that were dropped because a log was full."""
         counts = {
             f"launches_{name}": self._counts[name] for name in ("lost", "running", "unknown", "behind_unseen")
         }

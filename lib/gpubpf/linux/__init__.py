@@ -1,1 +1,1 @@
-"""What the Linux kernel offers: bpf(2), type information, probes at functions of libraries."""
+"""Interfaces of the Linux kernel: bpf(2), BTF type information, uprobes at library functions, host programs."""

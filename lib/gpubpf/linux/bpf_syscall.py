@@ -1,7 +1,7 @@
-"""The kernel's side of eBPF by system call: maps, programs, what they are attached to, ring buffers.
+"""Use eBPF in the Linux kernel by system calls: create maps, load and attach programs, read ring buffers.
 
-By ctypes, so that a tool with prebuilt programs starts without bcc, clang and kernel headers. Numbers and structures are those of
-include/uapi/linux/bpf.h and perf_event.h. Calls that the kernel refuses raise OSError.
+The calls go through ctypes, so a tool with prebuilt programs starts without bcc, clang and kernel headers. Numbers and structures are
+those of include/uapi/linux/bpf.h and perf_event.h. All functions raise OSError if the kernel refuses.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import errno
 import fcntl
 import mmap
 import os
-import platform
 import struct
 import threading
 from collections.abc import Iterator, Sequence
@@ -21,114 +20,86 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.errors import Error
+from gpubpf.process import libc
+from gpubpf.process.libc import bpf, system_call
 
 if TYPE_CHECKING:
     import numpy as np
-
-_X86 = platform.machine() == "x86_64"
-_BPF, _PERF_EVENT_OPEN = (321, 298) if _X86 else (280, 241)
-_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432  # the same everywhere
 
 MAP_CREATE, MAP_LOOKUP, MAP_UPDATE, MAP_DELETE, _PROG_LOAD = 0, 1, 2, 3, 5
 _OBJECT_INFO, _RAW_TRACEPOINT_OPEN, _MAP_LOOKUP_BATCH, _LINK_CREATE, _ENABLE_STATISTICS = 15, 17, 24, 28, 32
 UPROBE_MULTI, UPROBE_SESSION = 48, 57  # enum bpf_attach_type: since Linux 6.6 and 6.13
 _MULTI_RETURN = 1  # BPF_F_UPROBE_MULTI_RETURN
 KPROBE, TRACEPOINT, RAW_TRACEPOINT = 2, 5, 17  # enum bpf_prog_type
-HASH, ARRAY, PROG_ARRAY, PERCPU_HASH, PERCPU_ARRAY, STACK_TRACE, LRU_HASH, RINGBUF = (
-    1,
-    2,
-    3,
-    5,
-    6,
-    7,
-    9,
-    27,
-)  # enum bpf_map_type
+HASH, ARRAY, PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH = 1, 2, 5, 6, 10  # enum bpf_map_type
 _EXISTS = 2  # BPF_EXIST
-_PERCPU = (PERCPU_HASH, PERCPU_ARRAY, 10)
+_PERCPU = (PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH)
 _LOG_BYTES = 1 << 20
-_ATTRIBUTES = 144  # bytes of union bpf_attr that are passed: what is left out must be 0
 
 _PERF_TRACEPOINT, _PERF_ATTRIBUTES, _PERF_CLOSE_ON_EXEC = 2, 112, 8
 _PERF_ENABLE, _PERF_DISABLE, _PERF_SET_BPF = 0x2400, 0x2401, 0x40042408
 _UPROBE_TYPE = Path("/sys/bus/event_source/devices/uprobe/type")
 _TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
-
 
 class Rejected(OSError):
-    """The kernel's verifier rejected a program; `log` is what it says."""
+    """The kernel's verifier rejected a program. `log` is the verifier's log."""
 
     def __init__(self, error: OSError, log: str) -> None:
         super().__init__(error.errno, error.strerror)
         self.log = log
 
 
-def _syscall(number: int, *arguments: int) -> int:
-    result = int(_libc.syscall(ctypes.c_long(number), *(ctypes.c_long(a) for a in arguments)))
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
-
-
-def call(command: int, attributes: bytes) -> tuple[int, bytes]:
-    """bpf(2): its result, and `attributes` as the kernel left them."""
-    buffer = ctypes.create_string_buffer(attributes.ljust(_ATTRIBUTES, b"\0"), _ATTRIBUTES)
-    result = _syscall(_BPF, command, ctypes.addressof(buffer), _ATTRIBUTES)
-    return result, buffer.raw
-
-
 # --- maps ---
 
 
 def possible_cpus() -> int:
-    """As many values as an element of a per-CPU map has."""
+    """Return the number of possible CPUs: an element of a per-CPU map has so many values."""
     last = Path("/sys/devices/system/cpu/possible").read_text().strip().split(",")[-1]
     return int(last.split("-")[-1]) + 1
 
 
 def create_map(kind: int, key: int, value: int, entries: int, flags: int = 0, name: str = "") -> int:
-    """A file descriptor. `name` is for whoever looks with bpftool; its end is cut off."""
+    """Create a map. Return its file descriptor. `entries` 0: one for each possible CPU. `name` is shown by bpftool; it is cut off
+    after 15 characters."""
     label = "".join(c for c in name if c.isascii() and (c.isalnum() or c in "_."))[:15].encode()
     attributes = struct.pack("<7I16s", kind, key, value, entries or possible_cpus(), flags, 0, 0, label)
-    return call(MAP_CREATE, attributes)[0]
+    return bpf(MAP_CREATE, attributes)[0]
 
 
 def update(file: int, key: bytes, value: bytes, existing: bool = False) -> None:
-    """`existing`: raises FileNotFoundError where there is no such element."""
+    """Set an element of a map. `existing`: raise FileNotFoundError if the map has no such element."""
     k, v = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value, len(value))
     flags = _EXISTS if existing else 0
-    call(MAP_UPDATE, struct.pack("<I4xQQQ", file, ctypes.addressof(k), ctypes.addressof(v), flags))
+    bpf(MAP_UPDATE, struct.pack("<I4xQQQ", file, ctypes.addressof(k), ctypes.addressof(v), flags))
 
 
 def delete(file: int, key: bytes) -> None:
+    """Delete an element of a map. Raises FileNotFoundError if the map has no such element."""
     k = ctypes.create_string_buffer(key, len(key))
-    call(MAP_DELETE, struct.pack("<I4xQ", file, ctypes.addressof(k)))
+    bpf(MAP_DELETE, struct.pack("<I4xQ", file, ctypes.addressof(k)))
 
 
 def lookup(file: int, key: bytes, size: int) -> bytes | None:
-    """The value, `size` bytes (for a per-CPU map of all CPUs); None where there is none."""
+    """Return an element's value, of `size` bytes (for a per-CPU map: of all CPUs); None if the map has no such element."""
     k, v = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(size)
     try:
-        call(MAP_LOOKUP, struct.pack("<I4xQQQ", file, ctypes.addressof(k), ctypes.addressof(v), 0))
+        bpf(MAP_LOOKUP, struct.pack("<I4xQQQ", file, ctypes.addressof(k), ctypes.addressof(v), 0))
     except FileNotFoundError:
         return None
     return v.raw
 
 
 def value_bytes(kind: int, value_size: int) -> int:
-    """Bytes in which the kernel gives one element's value: of a per-CPU map the values of all CPUs, each padded to 8."""
+    """Return the size of an element's value as the kernel returns it: for a per-CPU map of all CPUs, each padded to 8 bytes."""
     return (value_size + 7 & ~7) * possible_cpus() if kind in _PERCPU else value_size
 
 
 def read_all(file: int, kind: int, key_size: int, value_size: int, entries: int) -> tuple[bytes, bytes]:
-    """The keys and the values (see `value_bytes`) of all elements, one after the other; of a map that changes meanwhile,
-    those that were met."""
+    """Return the keys and the values (see `value_bytes`) of all elements, each concatenated. Elements may be missing if the map
+    changes meanwhile."""
     size = value_bytes(kind, value_size)
-    room = min(entries, 4096) + 1024  # a whole bucket of a hash has to fit
+    room = min(entries, 4096) + 1024  # a whole bucket of a hash table has to fit
     keys, values = ctypes.create_string_buffer(room * key_size), ctypes.create_string_buffer(room * size)
     at = ctypes.create_string_buffer(max(key_size, 8))
     found: list[tuple[bytes, bytes]] = []
@@ -146,16 +117,16 @@ def read_all(file: int, kind: int, key_size: int, value_size: int, entries: int)
             0,
             0,
         )
-        buffer = ctypes.create_string_buffer(attributes.ljust(_ATTRIBUTES, b"\0"), _ATTRIBUTES)
-        over = False
+        buffer = libc.bpf_attributes(attributes)
+        complete = False
         try:
-            _syscall(_BPF, _MAP_LOOKUP_BATCH, ctypes.addressof(buffer), _ATTRIBUTES)
+            bpf(_MAP_LOOKUP_BATCH, buffer)
         except FileNotFoundError:
-            over = True
+            complete = True
         count = int.from_bytes(buffer.raw[32:36], "little")
         found.append((keys.raw[: count * key_size], values.raw[: count * size]))
         first = False
-        if over:
+        if complete:
             return b"".join(k for k, _ in found), b"".join(v for _, v in found)
 
 
@@ -163,11 +134,11 @@ def read_all(file: int, kind: int, key_size: int, value_size: int, entries: int)
 
 
 def load_program(kind: int, code: bytes, license: str = "GPL", name: str = "", attach: int = 0) -> int:
-    """A file descriptor. `attach`: what it is for, where the kind does not say it. Raises Rejected where it is the verifier that
-    refuses."""
+    """Load a program. Return its file descriptor. `attach`: the expected attach type, for kinds of programs that need one. Raises
+    Rejected if the verifier refuses."""
     try:
         return _load(kind, code, license, name, attach, None)
-    except PermissionError:  # for want of a capability, or the verifier's answer to an address that leaks
+    except PermissionError:  # a capability is missing, or the verifier found that a pointer leaks
         log = ctypes.create_string_buffer(_LOG_BYTES)
         try:
             return _load(kind, code, license, name, attach, log)
@@ -203,13 +174,13 @@ def _load(
         0,
         attach,
     )
-    return call(_PROG_LOAD, attributes)[0]
+    return bpf(_PROG_LOAD, attributes)[0]
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What the kernel counted of a program: runs and ns in all, while statistics were enabled, and at any time runs that did not
-    happen because the CPU was inside another one."""
+    """What the kernel counted for a program. `runs` and their total time are counted while statistics are enabled. `missed` runs are
+    always counted: the program was skipped because the CPU was inside another program."""
 
     runs: int
     total_ns: int
@@ -217,27 +188,30 @@ class Statistics:
 
 
 def enable_statistics() -> int:
-    """Has the kernel count the runs of every program, until the file descriptor is closed."""
-    return call(_ENABLE_STATISTICS, struct.pack("<I", 0))[0]
+    """Make the kernel count the runs of every program. Return a file descriptor; closing it ends this."""
+    return bpf(_ENABLE_STATISTICS, struct.pack("<I", 0))[0]
 
 
 def statistics(program: int) -> Statistics:
+    """Return the kernel's counts for a program."""
     info = ctypes.create_string_buffer(232)
-    call(_OBJECT_INFO, struct.pack("<IIQ", program, len(info), ctypes.addressof(info)))
+    bpf(_OBJECT_INFO, struct.pack("<IIQ", program, len(info), ctypes.addressof(info)))
     return Statistics(*(struct.unpack_from("<QQQ", info.raw, 192)[i] for i in (1, 0, 2)))
 
 
-# --- what programs are attached to ---
+# --- attach ---
 
 
 def uprobe_type() -> int:
-    """What perf_event_open(2) calls a uprobe. Raises OSError where the kernel has none."""
+    """Return the event type for uprobes of perf_event_open(2). Raises OSError if the kernel has no uprobes."""
     return int(_UPROBE_TYPE.read_text())
 
 
 def attach_uprobe(program: int, path: str, offset: int, returns: bool = False) -> int:
-    """Runs a KPROBE program wherever the instruction at `offset` of the file is executed, in any process, until the file
-    descriptor is closed. `returns`: when the function that begins there returns."""
+    """Attach a KPROBE program to the instruction at `offset` in a file: it runs in any process that executes it.
+
+    `returns`: it runs when the function that begins there returns. Return a file descriptor; closing it detaches the program.
+    """
     kind = uprobe_type()
     name = ctypes.create_string_buffer(path.encode())
     return _attach(program, kind, int(returns), ctypes.addressof(name), offset)
@@ -251,9 +225,11 @@ def link_uprobes(
     cookies: Sequence[int],
     returns: bool = False,
 ) -> int:
-    """The same at many places of a file at once, `cookies` being what bpf_get_attach_cookie gives there. `attach`: UPROBE_MULTI or
-    UPROBE_SESSION, as the program was loaded for; a session's program runs at the entry, and where it gave 0 at the return, too.
-    All or nothing."""
+    """Attach a program to many instructions of a file at once: to all or none. Return a file descriptor; closing it detaches.
+
+    `cookies`: what bpf_get_attach_cookie returns at each offset. `attach`: UPROBE_MULTI or UPROBE_SESSION, the attach type with which
+    the program was loaded. A session program runs at the function's entry, and if it returned 0 there, also at the return.
+    """
     name = ctypes.create_string_buffer(path.encode())
     at = (ctypes.c_uint64 * len(offsets))(*offsets)
     values = (ctypes.c_uint64 * len(cookies))(*cookies)
@@ -271,25 +247,29 @@ def link_uprobes(
         _MULTI_RETURN if returns else 0,
         0,
     )
-    return call(_LINK_CREATE, attributes)[0]
+    return bpf(_LINK_CREATE, attributes)[0]
 
 
 def attach_tracepoint(program: int, number: int) -> int:
-    """Runs a TRACEPOINT program at a tracepoint, in any process, until the file descriptor is closed."""
+    """Attach a TRACEPOINT program to a tracepoint, in any process. Return a file descriptor; closing it detaches the program."""
     return _attach(program, _PERF_TRACEPOINT, number, 0, 0)
 
 
 def attach_raw_tracepoint(program: int, name: str) -> int:
-    """Runs a RAW_TRACEPOINT program, whose context are the tracepoint's arguments as words, likewise. Unlike the other it runs also
-    where the CPU is inside another program, or a process there is in the middle of a bpf(2) call for a map. Raises
-    FileNotFoundError where there is no such tracepoint."""
+    """Attach a RAW_TRACEPOINT program, whose context is the array of the tracepoint's arguments, 8 bytes each.
+
+    Unlike a TRACEPOINT program, it also runs if the CPU is inside another program, or if a process there is inside a bpf(2) call for a
+    map. Return a file descriptor; closing it detaches the program. Raises FileNotFoundError if there is no such tracepoint.
+    """
     text = ctypes.create_string_buffer(name.encode())
-    return call(_RAW_TRACEPOINT_OPEN, struct.pack("<QI", ctypes.addressof(text), program))[0]
+    return bpf(_RAW_TRACEPOINT_OPEN, struct.pack("<QI", ctypes.addressof(text), program))[0]
 
 
 def raw_arguments(name: str, count: int) -> bool:
-    """Whether the raw tracepoint has as many arguments: else the kernel does not take a program that reads the last. Raises Error
-    where there is no such tracepoint, PermissionError where this process may not ask."""
+    """Return whether a raw tracepoint has at least `count` arguments: the kernel refuses a program that reads beyond the last one.
+
+    Raises Error if there is no such tracepoint, and PermissionError without the capabilities.
+    """
     code = struct.pack("<BBhi", 0x79, 0x10, 8 * (count - 1), 0)  # r0 = *(u64 *)(r1 + …)
     code += struct.pack("<BBhi", 0xB7, 0, 0, 0) + struct.pack("<BBhi", 0x95, 0, 0, 0)  # r0 = 0; exit
     program = load_program(RAW_TRACEPOINT, code, name="arguments")
@@ -309,8 +289,8 @@ def raw_arguments(name: str, count: int) -> bool:
 def _attach(program: int, kind: int, config: int, config1: int, config2: int) -> int:
     attributes = struct.pack("<II5QIIQQ", kind, _PERF_ATTRIBUTES, config, 1, 0, 0, 0, 1, 0, config1, config2)
     buffer = ctypes.create_string_buffer(attributes.ljust(_PERF_ATTRIBUTES, b"\0"), _PERF_ATTRIBUTES)
-    # A program is run for every CPU and process, whichever its event was opened for.
-    event = _syscall(_PERF_EVENT_OPEN, ctypes.addressof(buffer), -1, 0, -1, _PERF_CLOSE_ON_EXEC)
+    # The kernel runs the program on every CPU and in every process, although the event is opened for CPU 0.
+    event = system_call(libc.PERF_EVENT_OPEN, ctypes.addressof(buffer), -1, 0, -1, _PERF_CLOSE_ON_EXEC)
     try:
         fcntl.ioctl(event, _PERF_SET_BPF, program)
         fcntl.ioctl(event, _PERF_ENABLE, 0)
@@ -322,23 +302,26 @@ def _attach(program: int, kind: int, config: int, config1: int, config2: int) ->
 
 @contextlib.contextmanager
 def tracefs() -> Iterator[Path]:
-    """Where the kernel describes its tracepoints. Where nobody mounted it, a mount of our own that is in no directory: it
-    changes nothing for anybody, and goes with its file descriptor. Raises Error where that is not possible either."""
-    for place in _TRACEFS:
-        if os.access(place / "events", os.R_OK | os.X_OK):
-            yield place
+    """Yield the directory of tracefs, where the kernel describes its tracepoints.
+
+    If it is not mounted, this mounts it detached: in no directory, visible to no other process, and gone when its file descriptor is
+    closed. Raises Error if that is not possible either.
+    """
+    for directory in _TRACEFS:
+        if os.access(directory / "events", os.R_OK | os.X_OK):
+            yield directory
             return
     name = ctypes.create_string_buffer(b"tracefs")
     files: list[int] = []
     try:
-        files.append(_syscall(_FSOPEN, ctypes.addressof(name), 1))
-        _syscall(_FSCONFIG, files[0], 6, 0, 0, 0)  # FSCONFIG_CMD_CREATE
-        files.append(_syscall(_FSMOUNT, files[0], 1, 0))
+        files.append(system_call(libc.FSOPEN, ctypes.addressof(name), 1))
+        system_call(libc.FSCONFIG, files[0], 6, 0, 0, 0)  # FSCONFIG_CMD_CREATE
+        files.append(system_call(libc.FSMOUNT, files[0], 1, 0))
     except OSError as error:
         for file in files:
             os.close(file)
         raise Error(
-            f"the kernel's tracepoints cannot be seen ({error.strerror}); run: mount -t tracefs tracefs {_TRACEFS[0]}"
+            f"cannot read the kernel's tracepoints ({error.strerror}); run: mount -t tracefs tracefs {_TRACEFS[0]}"
         ) from None
     try:
         yield Path(f"/proc/self/fd/{files[1]}")
@@ -349,20 +332,20 @@ def tracefs() -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Tracepoint:
-    """`number` is what `attach_tracepoint` takes; `fields` are (offset, size) in the record that programs get, by name."""
+    """A tracepoint. `number`: for `attach_tracepoint`. `fields`: (offset, size) in the record that programs receive, by name."""
 
     number: int
     fields: dict[str, tuple[int, int]]
 
 
 def tracepoint(name: str) -> Tracepoint:
-    """The tracepoint CATEGORY:NAME. Raises Error where there is none."""
+    """Return the tracepoint CATEGORY:NAME. Raises Error if there is none."""
     category, _, event = name.partition(":")
     with tracefs() as root:
-        place = root / "events" / category / event
+        directory = root / "events" / category / event
         try:
-            number = int((place / "id").read_text())
-            text = (place / "format").read_text()
+            number = int((directory / "id").read_text())
+            text = (directory / "format").read_text()
         except (OSError, ValueError):
             raise Error(f"this kernel has no tracepoint {name}; check its name") from None
     fields = {}
@@ -374,11 +357,11 @@ def tracepoint(name: str) -> Tracepoint:
     return Tracepoint(number, fields)
 
 
-def begin_to_close(files: Sequence[int]) -> list[threading.Thread]:
-    """Closes events and programs, at once: for each the kernel waits until nobody is inside, 0.1 s. The threads that do so; events
-    are off already."""
+def start_closing(files: Sequence[int]) -> list[threading.Thread]:
+    """Close events and programs in parallel, since the kernel waits up to 0.1 s for each until no CPU is inside. Return the threads
+    that do it. Events are disabled at once."""
     for file in files:
-        with contextlib.suppress(OSError):  # a program is no event
+        with contextlib.suppress(OSError):  # fails for a program, which is not an event
             fcntl.ioctl(file, _PERF_DISABLE, 0)
     threads = [threading.Thread(target=os.close, args=(file,)) for file in files]
     for thread in threads:
@@ -387,8 +370,8 @@ def begin_to_close(files: Sequence[int]) -> list[threading.Thread]:
 
 
 def close_all(files: Sequence[int]) -> None:
-    """The same; waits for it."""
-    for thread in begin_to_close(files):
+    """Close events and programs in parallel, and wait until all are closed."""
+    for thread in start_closing(files):
         thread.join()
 
 
@@ -396,9 +379,10 @@ def close_all(files: Sequence[int]) -> None:
 
 
 class Ring:
-    """Reads a BPF_MAP_TYPE_RINGBUF, with many records at once (kernel: Documentation/bpf/ringbuf.rst).
+    """A reader for a BPF_MAP_TYPE_RINGBUF that reads many records at once (kernel: Documentation/bpf/ringbuf.rst).
 
-    The kernel maps two pages, what was consumed and what was produced, and the data twice in a row, so that no record is cut.
+    The kernel maps two pages, with the consumer and the producer position, and then the data twice in a row, so that every record is
+    contiguous.
     """
 
     _BUSY, _DISCARDED = 1 << 31, 1 << 30
@@ -410,12 +394,12 @@ class Ring:
         self._produced = mmap.mmap(file, page + 2 * capacity, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
 
     def close(self) -> None:
-        with contextlib.suppress(BufferError):  # an array of a caller still looks at it
+        with contextlib.suppress(BufferError):  # an array of a caller still refers to it
             self._produced.close()
         self._consumed.close()
 
     def records(self) -> list[bytes]:
-        """Those that are there, in order, each as long as it was made, and makes room. For few."""
+        """Return and consume the records that are there, in order, each with its own size. Slow: for few records."""
         taken = []
         at = int.from_bytes(self._consumed[:8], "little")
         end = int.from_bytes(self._produced[:8], "little")
@@ -432,7 +416,7 @@ class Ring:
         return taken
 
     def read(self, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """The records of this type that are there, in order, and makes room. Records of another size are left out."""
+        """Return and consume the records that are there, in order. Records whose size is not that of `dtype` are skipped."""
         import numpy as np
 
         taken: list[np.ndarray[Any, Any]] = [np.empty(0, dtype)]

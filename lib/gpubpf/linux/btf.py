@@ -1,7 +1,7 @@
-"""Where members of the kernel's structures lie: from its type information, /sys/kernel/btf/vmlinux.
+"""Find the offsets of members of the kernel's structures in its BTF type information, /sys/kernel/btf/vmlinux.
 
-The format is that of the kernel's Documentation/bpf/btf.rst. Only what is asked for is looked at: a structure is found by its name's
-place in the strings, not by walking all types.
+The format is described in the kernel's Documentation/bpf/btf.rst. To be fast, this module does not walk all types. It finds the
+offset of the structure's name among the strings, and searches the types for that number.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from pathlib import Path
 from gpubpf.errors import Error
 
 _FILE = Path("/sys/kernel/btf/vmlinux")
-_HEADER = struct.Struct(
-    "<HBBIIIII"
-)  # magic, version, flags, header, types: offset, length, strings: offset, length
-_TYPE = struct.Struct(
-    "<III"
-)  # name, info, size; a structure's members have the same form: name, type, offset
+# Magic, version, flags, size of the header, types (offset, length), strings (offset, length).
+_HEADER = struct.Struct("<HBBIIIII")
+# Name, info, size. Members of a structure have the same layout: name, type, offset.
+_TYPE = struct.Struct("<III")
 _MAGIC, _STRUCT = 0xEB9F, 4
-_BIT_FIELDS = 1 << 31  # of info: a member's offset has the bits of its field in the highest byte
+_BIT_FIELDS = 1 << 31  # in `info`: the members' offsets have the size of a bit field in the highest byte
 
 
 @dataclass(frozen=True)
 class Member:
-    """`offset` in bytes, of the byte that holds its first bit; `shift`: that bit in it. `bits`: 0 where it is no bit field."""
+    """A member of a structure. `offset`: of the byte with its first bit. `shift`: that bit in the byte. `bits`: 0 if it is not a bit
+    field."""
 
     offset: int
     shift: int = 0
@@ -33,10 +32,12 @@ class Member:
 
 
 def member(structure: str, name: str, kernel: bytes | None = None) -> Member:
-    """A member of `struct structure`. `kernel`: its type information, else that of the running one. Raises Error where that is not
-    there, or does not have it."""
+    """Return the member `name` of `struct structure`. `kernel`: BTF data; None: that of the running kernel.
+
+    Raises Error if the kernel has no type information, or the structure no such member.
+    """
     missing = Error(
-        f"this kernel does not tell where {structure}.{name} is; use one with CONFIG_DEBUG_INFO_BTF"
+        f"the kernel's type information has no {structure}.{name}; use a kernel with CONFIG_DEBUG_INFO_BTF"
     )
     try:
         data = kernel if kernel is not None else _FILE.read_bytes()
@@ -45,20 +46,20 @@ def member(structure: str, name: str, kernel: bytes | None = None) -> Member:
         raise missing from None
     begin, end = header + at, header + at + size
     text = data[header + strings : header + strings + length]
-    places = [text.find(b"\0" + word.encode() + b"\0") + 1 for word in (structure, name)]
-    if magic != _MAGIC or not all(places) or end > len(data):
+    names = [text.find(b"\0" + word.encode() + b"\0") + 1 for word in (structure, name)]
+    if magic != _MAGIC or not all(names) or end > len(data):
         raise missing
-    pattern = places[0].to_bytes(4, "little")
+    pattern = names[0].to_bytes(4, "little")
     found = data.find(pattern, begin, end)
     while found >= 0:
-        if (found - begin) % 4 == 0 and (place := _look(data, found, end, places[1])) is not None:
-            return place
+        if (found - begin) % 4 == 0 and (result := _member_at(data, found, end, names[1])) is not None:
+            return result
         found = data.find(pattern, found + 1, end)
     raise missing
 
 
-def _look(data: bytes, at: int, end: int, name: int) -> Member | None:
-    """The member in what may be a structure of the right name: the same number stands elsewhere, too."""
+def _member_at(data: bytes, at: int, end: int, name: int) -> Member | None:
+    """Return the member, if there is a structure at offset `at`: the number of its name also occurs elsewhere in the data."""
     if at + _TYPE.size > end:
         return None
     _, info, size = _TYPE.unpack_from(data, at)
@@ -66,9 +67,9 @@ def _look(data: bytes, at: int, end: int, name: int) -> Member | None:
     if info >> 24 & 31 != _STRUCT or at + _TYPE.size * (1 + count) > end:
         return None
     for number in range(1, count + 1):
-        called, _, offset = _TYPE.unpack_from(data, at + _TYPE.size * number)
+        member_name, _, offset = _TYPE.unpack_from(data, at + _TYPE.size * number)
         bits = offset >> 24 if info & _BIT_FIELDS else 0
         first = offset & 0xFFFFFF if info & _BIT_FIELDS else offset
-        if called == name and first < 8 * size:
+        if member_name == name and first < 8 * size:
             return Member(first // 8, first % 8, bits)
     return None

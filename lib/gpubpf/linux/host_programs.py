@@ -1,12 +1,12 @@
-"""Host programs and shared arrays: what a measurement has beside the GPU (docs/timing.md).
+"""Host programs and shared arrays: the part of a measurement that is not on the GPU (docs/timing.md).
 
-Host programs run in the Linux kernel where the tool may load them, else those for launches run in the traced process, as
-native code that its agent calls. Arrays that programs on both sides share are memory of one traced process, each its own.
+Host programs run in the Linux kernel if the tool may load them there. Otherwise programs for launches run in the traced process, as
+native code that its agent calls. An array that device and host programs share is memory of one traced process: each has its own.
 
     host = Host(program, (HostProbe("on_launch", "launch"),))
     process = host.process()                # for each traced process
     process.attach(marker)                  # the stub in that process
-    process.array("slots")                  # what the shared array holds
+    process.array("slots")                  # the contents of the shared array
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import re
 import stat
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.ebpf import maps
-from gpubpf.ebpf.bytecode import HOST_POINTS, Function, Program, encode
+from gpubpf.ebpf.bytecode import HOST_POINTS, BpfFunction, Program, encode
 from gpubpf.ebpf.compile import capable
+from gpubpf.ebpf.helpers import REAL_TIME
 from gpubpf.ebpf.maps import MapDefinition, dtype, pad8
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
 from gpubpf.linux import bpf_syscall, uprobes
@@ -37,38 +38,38 @@ if TYPE_CHECKING:
     from gpubpf.linux.uprobes import Table
     from gpubpf.lower.native import Native
 
-OPERATION_STUB = 64  # where in the agent's file the stub for operations is; that for launches begins it
-STUB = bytes.fromhex("0f1f440000c3")  # nop5; ret: a nop that the kernel can make a call of
+# Offset of the stub for operations in the agent's file; the stub for launches is at offset 0.
+OPERATION_STUB = 64
+STUB = bytes.fromhex("0f1f440000c3")  # nop5; ret: the kernel can replace this nop by a call
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-_CLOCKS = (5, 125, 160, 208)  # helpers that tell the real time
 
 
 @dataclass(frozen=True)
 class HostProbe:
-    """A host program and where it goes: `launch`, `operation`, or a tracepoint of the kernel, CATEGORY:NAME, or its NAME alone for one
-    without a record."""
+    """A host program and the event to attach it to: `launch`, `operation`, a tracepoint CATEGORY:NAME, or a raw tracepoint NAME."""
 
     function: str
     event: str
 
 
 @dataclass(frozen=True)
-class Runs:
-    """How often a host program ran in the kernel, by the kernel's own count, and how long it took on average."""
+class RunCount:
+    """How often a host program ran in the kernel, and how long it took on average, by the kernel's own count."""
 
     function: str
     runs: int
     mean_ns: float
-    missed: int  # the CPU was inside another program
+    missed: int  # skipped, because the CPU was inside another program
 
 
 class Host:
-    """The host side of one measurement. Raises VerifyError for a program that may not run, Error where it cannot.
+    """The host side of one measurement. Raises VerifyError if a program is rejected, and Error if it cannot run here.
 
-    `functions`: programs at functions of libraries. `params`: the bytes of parameters. `native`: gives the native form of a launch
-    program, or raises VerifyError; asked where this process may not load programs into the kernel. `virtual`: the embedded device's
-    clock is virtual, so that programs which ask for the time cannot run in the kernel. `companions`: other hosts, which come, go
-    and are attached with this one. `statistics`: the kernel counts runs. `note`: called with notices for the user.
+    `functions`: programs at functions of libraries. `params`: the values of parameters, in bytes. `native`: returns the native
+    form of a launch program, or raises VerifyError; called if this process may not load programs into the kernel. `virtual`: the
+    embedded device has a virtual clock, so programs that read the time cannot run in the kernel. `companions`: other hosts that
+    are attached, detached and closed together with this one. `statistics`: the kernel counts runs. `note`: called with notices for
+    the user.
     """
 
     def __init__(
@@ -91,24 +92,23 @@ class Host:
         self._note = note
         self._companions = tuple(companions)
         self._statistics = statistics
-        self.ending: Callable[[], None] = lambda: (
-            None
-        )  # called when nothing runs any more and maps are still there
+        # Called when no program runs any more, while the maps still exist.
+        self.on_detached: Callable[[], None] = lambda: None
         self._tables = tuple(functions)
-        self.uprobes: uprobes.Uprobes | None = None  # where the programs at functions of libraries are
+        self.uprobes: uprobes.Uprobes | None = None  # the programs at functions of libraries
         programs = [a.function for a in attachments] + [t.function for t in functions]
         used = {i.map for name in programs for i in program.functions[name].instructions if i.map}
         self._shared = {d.name: d for d in shared} | {
             name: program.maps[name] for name in used if program.maps[name].kind == "shared_array"
         }
         self._used = sorted(used - set(self._shared))
-        self._files: dict[str, int] = {}  # of the maps that all processes have together
+        self._files: dict[str, int] = {}  # file descriptors of the maps that all processes share
         self._rings: dict[str, bpf_syscall.Ring] = {}
         self._programs: list[tuple[str, int]] = []
         self._events: list[int] = []
         self._processes: list[HostProcess] = []
-        self._past: list[Runs] = []
-        self._closing: list[threading.Thread] = []  # of programs that run no more
+        self._ended_runs: list[RunCount] = []  # of programs that have been detached
+        self._closing: list[threading.Thread] = []  # threads that close them
         self._lock = threading.Lock()
         self.natives: tuple[Native, ...] = ()
         self._loaded = False
@@ -122,17 +122,17 @@ class Host:
 
     @property
     def in_kernel(self) -> bool:
-        """Whether processes are to be attached to: programs of this host or a companion's run in the kernel."""
+        """Whether programs of this host or of a companion run in the kernel, so that processes must be attached."""
         return self._loaded or any(companion.in_kernel for companion in self._companions)
 
     @property
     def points(self) -> frozenset[str]:
-        """At which of HOST_POINTS programs run in the kernel."""
+        """Those of HOST_POINTS at which programs run in the kernel."""
         own = {a.event for a in self._attachments if a.event in HOST_POINTS} if self._loaded else set()
         return frozenset(own).union(*(companion.points for companion in self._companions))
 
     def point_of(self, function: str) -> str:
-        """Where a program goes that runs in processes."""
+        """Return the attach point of a program that runs in traced processes."""
         return self._program.functions[function].point
 
     # --- start ---
@@ -140,41 +140,39 @@ class Host:
     def _start(self, native: Callable[[str], Native] | None, virtual: bool) -> None:
         launches = [a.function for a in self._attachments if a.event in HOST_POINTS]
         tracepoints = [a for a in self._attachments if a.event not in HOST_POINTS]
-        said = ""
-        asks_time = [name for name in launches if _calls(self._program.functions[name], _CLOCKS)]
+        reason = ""
+        asks_time = [name for name in launches if _calls(self._program.functions[name], REAL_TIME)]
         if not (virtual and asks_time):
             try:
                 self._load(tracepoints)
                 self._loaded = True
                 return
             except OSError as error:
-                said = (
-                    f"the kernel runs no programs of ours ({error.strerror})" if capable() else "no CAP_BPF"
-                )
+                reason = f"cannot load eBPF programs ({error.strerror})" if capable() else "no CAP_BPF"
                 self._release()
             except BaseException:
                 self._release()
                 raise
         if tracepoints or self._tables:
             names = ", ".join([*(a.event for a in tracepoints), *(t.what for t in self._tables)])
-            raise Error(f"{said}: host programs at {names} need CAP_BPF and CAP_PERFMON; run as root")
+            raise Error(f"{reason}: host programs at {names} require CAP_BPF and CAP_PERFMON; run as root")
         if native is None:
-            raise Error(f"{said}: host program {launches[0]} needs it; run as root")
+            raise Error(f"{reason}: host program {launches[0]} requires it; run as root")
         self.natives = tuple(native(name) for name in launches)
-        if said:
-            self._note(f"{said}: the host program runs in the agent")
+        if reason:
+            self._note(f"{reason}: the host program runs in the agent")
 
     def _load(self, tracepoints: Sequence[HostProbe]) -> None:
         if any(a.event in HOST_POINTS for a in self._attachments):
             bpf_syscall.uprobe_type()
         if self._statistics:
-            with contextlib.suppress(OSError):  # less is known then, and nothing else
+            with contextlib.suppress(OSError):  # then runs are not counted, and nothing else is missing
                 self._events.append(bpf_syscall.enable_statistics())
         for name in self._used:
             definition = self._program.maps[name]
             if definition.kernel_type == 4:
                 raise UsageError(
-                    f"map {name}: host programs have no BPF_PERF_OUTPUT here; declare it with BPF_RINGBUF_OUTPUT"
+                    f"map {name}: host programs cannot use BPF_PERF_OUTPUT; declare it with BPF_RINGBUF_OUTPUT"
                 )
             self._files[name] = _create(definition)
             if definition.kind == "param":
@@ -186,7 +184,7 @@ class Host:
             code = self._program.functions[name].instructions
             if any(self._program.maps[i.map].kind == "shared_array" for i in code if i.map):
                 raise UsageError(
-                    f"host program {name} runs for the whole machine, and a shared array is one process's;"
+                    f"host program {name} runs for the whole machine, but a shared array belongs to one process;"
                     " use another map"
                 )
         for attachment in tracepoints:
@@ -195,7 +193,7 @@ class Host:
             file = load(self._program, function, self._files, raw=raw)
             self._programs.append((function.name, file))
             self._events.append(_attach(file, attachment.event))
-        for attachment in self._attachments:  # what each process will get, so that the user hears of it now
+        for attachment in self._attachments:  # loaded again for each process, but errors are reported now
             if attachment.event in HOST_POINTS:
                 try_load(self._program, self._program.functions[attachment.function])
         if self._tables:
@@ -209,24 +207,24 @@ class Host:
     # --- processes ---
 
     def process(self) -> HostProcess:
-        """The host side of one more traced process."""
+        """Return the host side for one more traced process."""
         made = HostProcess(self)
         with self._lock:
             self._processes.append(made)
         return made
 
-    def _gone(self, process: HostProcess) -> None:
+    def _remove(self, process: HostProcess) -> None:
         with self._lock:
             if process in self._processes:
                 self._processes.remove(process)
-                self._past += process._runs()
+                self._ended_runs += process._runs()
 
-    def runs(self) -> list[Runs]:
-        """Of every program, in all processes together. Empty where they run in the agents, or without statistics."""
+    def runs(self) -> list[RunCount]:
+        """Return the counts of every program, summed over all processes. Empty if they run in the agents, or without statistics."""
         if not self._statistics:
             return []
         with self._lock:
-            found = list(self._past)
+            found = list(self._ended_runs)
             for process in self._processes:
                 found += process._runs()
         found += _count([*self._programs, *(self.uprobes.programs if self.uprobes is not None else ())])
@@ -237,13 +235,14 @@ class Host:
             runs, ns, missed = total.get(r.function, (0, 0.0, 0))
             total[r.function] = runs + r.runs, ns + r.mean_ns * r.runs, missed + r.missed
         return [
-            Runs(name, runs, ns / runs if runs else 0.0, missed) for name, (runs, ns, missed) in total.items()
+            RunCount(name, runs, ns / runs if runs else 0.0, missed)
+            for name, (runs, ns, missed) in total.items()
         ]
 
     def missed(self) -> dict[str, int]:
-        """How often programs of this host did not run where they should have, by name, with or without statistics."""
+        """Return how often the kernel skipped runs of this host's programs, by name; also without statistics."""
         with self._lock:
-            found = list(self._past)
+            found = list(self._ended_runs)
         found += _count([*self._programs, *(self.uprobes.programs if self.uprobes is not None else ())])
         total: dict[str, int] = {}
         for r in found:
@@ -253,7 +252,7 @@ class Host:
     # --- maps ---
 
     def items(self, name: str) -> np.ndarray[Any, Any]:
-        """All elements of a map in the kernel: fields `key` and `value`, a per-CPU map's values of shape (CPUs,)."""
+        """Return all elements of a map in the kernel, with fields `key` and `value`; values of a per-CPU map have shape (CPUs,)."""
         import numpy as np
 
         definition = self._program.maps[name]
@@ -274,20 +273,21 @@ class Host:
         return found
 
     def records(self, name: str) -> np.ndarray[Any, Any]:
-        """The records that came into a ring buffer since the last time, of its `value_dtype`."""
+        """Return the new records of a ring buffer since the last call, of its `value_dtype`."""
         definition = self._program.maps[name]
         if name not in self._rings:
             self._rings[name] = bpf_syscall.Ring(self._files[name], definition.capacity)
         return self._rings[name].read(definition.value_dtype)
 
     def lookup(self, name: str, key: bytes) -> bytes | None:
-        """One element's value, of a per-CPU map the values of all CPUs, each padded to 8; None where there is none."""
+        """Return one element's value, for a per-CPU map the values of all CPUs, each padded to 8 bytes; None if there is none."""
         definition = self._program.maps[name]
         kind, _, size, _, _ = definition.kernel_attributes
         return bpf_syscall.lookup(self._files[name], key, bpf_syscall.value_bytes(kind, size))
 
     def stack(self, name: str, number: int) -> tuple[int, ...]:
-        """The addresses of a stack that `get_stackid` numbered, the innermost first; none where it failed, or is gone."""
+        """Return the addresses of a stack, the innermost first. `number`: what `get_stackid` returned. Empty if that failed, or if
+        the stack has been replaced."""
         if number < 0 or (value := self.lookup(name, number.to_bytes(4, "little"))) is None:
             return ()
         return tuple(at for (at,) in struct.iter_unpack("<Q", value) if at)
@@ -296,41 +296,41 @@ class Host:
         bpf_syscall.update(self._files[name], key, value)
 
     def delete(self, name: str, key: bytes) -> None:
-        """One that is not there is none."""
+        """Delete an element; do nothing if there is none."""
         with contextlib.suppress(FileNotFoundError):
             bpf_syscall.delete(self._files[name], key)
 
     # --- end ---
 
     def detach(self) -> None:
-        """Has programs run no more, which takes the kernel 0.1 s; `settle` and `close` wait for it. Maps keep what they hold. Counts
-        of runs are those of the end."""
+        """Detach all programs. The kernel takes 0.1 s for that; `wait_until_detached` and `close` wait for it. Maps keep their
+        contents, and the counts of runs their last values."""
         with self._lock:
             processes = list(self._processes)
-        self._past += _count(self._programs)
+        self._ended_runs += _count(self._programs)
         files = [*self._events, *(file for _, file in self._programs)]
         self._events.clear()
         self._programs.clear()
-        if self.uprobes is not None:  # first: what their programs count may need what others see
-            self._past += _count(self.uprobes.programs)
-            bpf_syscall.close_all(self.uprobes.take())
+        if self.uprobes is not None:  # first: their programs may rely on the others' data
+            self._ended_runs += _count(self.uprobes.programs)
+            bpf_syscall.close_all(self.uprobes.stop())
         for process in processes:
-            files += process._take()
-        self._closing += bpf_syscall.begin_to_close(files)
+            files += process._stop()
+        self._closing += bpf_syscall.start_closing(files)
         for companion in self._companions:
             companion.detach()
-        ending, self.ending = self.ending, lambda: None
-        ending()
+        on_detached, self.on_detached = self.on_detached, lambda: None
+        on_detached()
 
-    def settle(self) -> None:
-        """Waits until no program runs that was detached."""
+    def wait_until_detached(self) -> None:
+        """Wait until none of the detached programs runs any more."""
         closing, self._closing = self._closing, []
         for thread in closing:
             thread.join()
 
     def close(self) -> None:
         self.detach()
-        self.settle()
+        self.wait_until_detached()
         for companion in self._companions:
             companion.close()
         for process in list(self._processes):
@@ -340,7 +340,7 @@ class Host:
     def _release(self) -> None:
         for ring in self._rings.values():
             ring.close()
-        left = self.uprobes.take() if self.uprobes is not None else ()
+        left = self.uprobes.stop() if self.uprobes is not None else ()
         for file in (*left, *self._events, *(file for _, file in self._programs), *self._files.values()):
             os.close(file)
         self._rings.clear()
@@ -356,18 +356,18 @@ class Host:
 
 
 class HostProcess:
-    """What one traced process has: shared arrays of its own, and programs that write to them."""
+    """The host side of one traced process: its own shared arrays, and the programs that write to them."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._companions = [companion.process() for companion in host._companions]
         self._programs: list[tuple[str, int]] = []
         self._events: list[int] = []
-        self._ended: list[Runs] = []
-        self._over = False
+        self._ended: list[RunCount] = []
+        self._stopped = False
         self._lock = threading.Lock()
         self._mapped: dict[str, mmap.mmap] = {}
-        self.files: dict[str, int] = {}  # of the shared arrays: for the agent to map
+        self.files: dict[str, int] = {}  # file descriptors of the shared arrays, which the agent maps
         try:
             for name, definition in host.shared.items():
                 size = maps.storage_size(definition)
@@ -378,10 +378,11 @@ class HostProcess:
             raise
 
     def attach(self, marker: int, offset: int = 0) -> None:
-        """Puts the programs for launches and operations on their stubs, from `offset` in the file `marker`, which the process sent;
-        it stays the caller's.
-        Raises SessionError where that fails, also for a file that is no such stub: others would be slowed down, and watched.
-        Nothing where programs run in the agent."""
+        """Attach the programs for launches and operations to their stubs, at `offset` in the file `marker`, which the process sent.
+
+        The caller keeps ownership of `marker`. If programs run in the agent, this does nothing. Raises SessionError if the kernel
+        refuses, or if the file does not have the stub: the probe would then slow down and trace other programs.
+        """
         for companion in self._companions:
             companion.attach(marker, offset)
         host = self._host
@@ -390,12 +391,11 @@ class HostProcess:
             return
         places = {operation: offset + OPERATION_STUB * operation for _, operation in wanted}
         if not all(_is_stub(marker, place) for place in places.values()):
-            raise SessionError("a traced process sent a file that is no stub; its launches are not followed")
+            raise SessionError("a traced process sent a file without the stub; its launches are not traced")
         files = {**host._files, **self.files}
         with self._lock:
-            for name, operation in (
-                reversed(wanted) if not self._over else ()
-            ):  # the kernel runs the last one first
+            # Reversed: the kernel runs the program first that was attached last.
+            for name, operation in reversed(wanted) if not self._stopped else ():
                 try:
                     file = load(host._program, host._program.functions[name], files)
                     self._programs.append((name, file))
@@ -404,50 +404,50 @@ class HostProcess:
                     )
                 except OSError as error:
                     raise SessionError(
-                        f"the kernel takes no uprobe ({error.strerror}); its launches are not followed"
+                        f"the kernel refused a uprobe ({error.strerror}); launches of the process are not traced"
                     ) from None
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
-        """A copy of a shared array, shape (entries,), of the map's `value_dtype`."""
+        """Return a copy of a shared array, of shape (entries,) and the map's `value_dtype`."""
         definition = self._host.shared[name]
         return maps.decode(definition, self._mapped[name][: maps.storage_size(definition)])
 
-    def _runs(self) -> list[Runs]:
+    def _runs(self) -> list[RunCount]:
         with self._lock:
             return self._ended + _count(self._programs)
 
     def detach(self) -> None:
-        """The programs run no more; the arrays stay. Takes a while (0.1 s): the kernel waits until none is running."""
-        bpf_syscall.close_all(self._take())
+        """Detach the programs, and wait until none runs any more, which takes 0.1 s. The arrays stay."""
+        bpf_syscall.close_all(self._stop())
 
-    def _take(self) -> list[int]:
-        """The files that keep the programs running, to be closed."""
-        with self._lock:  # the process may end while the measurement does
-            self._over = True
+    def _stop(self) -> list[int]:
+        """Return the file descriptors of the programs and events. Closing them detaches the programs."""
+        with self._lock:  # the process may end at the same time as the measurement
+            self._stopped = True
             programs, self._programs = self._programs, []
             events, self._events = self._events, []
             self._ended += _count(programs)
         files = [*events, *(file for _, file in programs)]
         for companion in self._companions:
-            files += companion._take()
+            files += companion._stop()
         return files
 
     def close(self) -> None:
         self.detach()
         for companion in self._companions:
             companion.close()
-        with self._lock:  # whoever notices the process's end, and the measurement's, may both close it
+        with self._lock:  # the end of the process and the end of the measurement may both close it
             mapped, self._mapped = self._mapped, {}
             files, self.files = self.files, {}
         for area in mapped.values():
             area.close()
         for file in files.values():
             os.close(file)
-        self._host._gone(self)
+        self._host._remove(self)
 
 
 def _attach(program: int, event: str) -> int:
-    """To a tracepoint, as HostProbe says. Raises Error where there is none."""
+    """Attach a program to a tracepoint, named as in HostProbe. Raises Error if there is no such tracepoint."""
     if ":" in event:
         return bpf_syscall.attach_tracepoint(program, bpf_syscall.tracepoint(event).number)
     try:
@@ -457,10 +457,13 @@ def _attach(program: int, event: str) -> int:
 
 
 def load(
-    program: Program, function: Function, files: Mapping[str, int], attach: int = 0, raw: bool = False
+    program: Program, function: BpfFunction, files: Mapping[str, int], attach: int = 0, raw: bool = False
 ) -> int:
-    """Loads a host program into the kernel, with its maps' file descriptors. `attach`: see `bpf_syscall.load_program`. `raw`: for a
-    tracepoint without a record. Raises VerifyError; PermissionError where this process may not load it."""
+    """Load a host program into the kernel. Return its file descriptor.
+
+    `files`: file descriptors of the maps, by name. `attach`: see `bpf_syscall.load_program`. `raw`: it is for a raw tracepoint.
+    Raises VerifyError; PermissionError if this process may not load it.
+    """
     kind = bpf_syscall.RAW_TRACEPOINT if raw else bpf_syscall.TRACEPOINT
     if function.point in HOST_POINTS:
         registers = context.REGISTERS[function.point]
@@ -475,9 +478,11 @@ def load(
         raise VerifyError(_rejection(program, function, error)) from None
 
 
-def try_load(program: Program, function: Function, raw: bool | None = None) -> None:
-    """Has the kernel judge a host program. `raw`: as for `load`; None: one for a tracepoint may be of either kind.
-    Raises VerifyError; PermissionError where this process may not ask."""
+def try_load(program: Program, function: BpfFunction, raw: bool | None = None) -> None:
+    """Have the kernel verify a host program. `raw`: as for `load`; None: a program for a tracepoint may be of either kind.
+
+    Raises VerifyError; PermissionError if this process may not load programs.
+    """
     with contextlib.ExitStack() as stack:
         files: dict[str, int] = {}
         for name in {i.map for i in function.instructions if i.map is not None}:
@@ -499,12 +504,12 @@ def _create(definition: MapDefinition) -> int:
         raise
     except OSError as error:
         raise Error(
-            f"the kernel makes no map {definition.name} ({error.strerror}); make it smaller"
+            f"the kernel cannot create map {definition.name} ({error.strerror}); make it smaller"
         ) from None
 
 
 def _memory(name: str, size: int) -> int:
-    """A file that two processes can map and neither can shrink, which would kill the other."""
+    """Create a memfd that two processes can map, and that neither can shrink: that would kill the other with SIGBUS."""
     file = os.memfd_create(f"gpubpf-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
@@ -512,8 +517,8 @@ def _memory(name: str, size: int) -> int:
 
 
 def _is_stub(marker: int, offset: int) -> bool:
-    """Whether it is the stub, in a file that the process made for it: only anonymous memory can be sealed against writing, so
-    it is no file that other programs run."""
+    """Return whether `marker` has the stub at `offset` and is sealed. Only a memfd can be sealed against writing, so it cannot be a
+    file that other programs execute."""
     try:
         return (
             stat.S_ISREG(os.fstat(marker).st_mode)
@@ -524,23 +529,23 @@ def _is_stub(marker: int, offset: int) -> bool:
         return False
 
 
-def _count(programs: Sequence[tuple[str, int]]) -> list[Runs]:
+def _count(programs: Sequence[tuple[str, int]]) -> list[RunCount]:
     found = []
     for name, file in programs:
         with contextlib.suppress(OSError):
             s = bpf_syscall.statistics(file)
-            found.append(Runs(name, s.runs, s.total_ns / s.runs if s.runs else 0.0, s.missed))
+            found.append(RunCount(name, s.runs, s.total_ns / s.runs if s.runs else 0.0, s.missed))
     return found
 
 
-def _calls(function: Function, helpers: Sequence[int]) -> bool:
+def _calls(function: BpfFunction, helpers: Collection[int]) -> bool:
     return any(i.opcode == 0x85 and i.src == 0 and i.imm in helpers for i in function.instructions)
 
 
-def _rejection(program: Program, function: Function, error: bpf_syscall.Rejected) -> str:
-    """The verifier's last words, with the place that they are about."""
+def _rejection(program: Program, function: BpfFunction, error: bpf_syscall.Rejected) -> str:
+    """Return the verifier's last message, with the C line that it is about."""
     lines = [s for line in error.log.splitlines() if (s := line.strip()) and not s.startswith("processed ")]
-    said = next(
+    message = next(
         (line for line in reversed(lines) if not re.match(r"\d+: |;|from |\d+$|func#|R\d", line)),
         error.strerror or "no reason given",
     )
@@ -550,4 +555,4 @@ def _rejection(program: Program, function: Function, error: bpf_syscall.Rejected
         line = function.instructions[at].line
         text = program.quote(line)
         where += f", C line {line}" + (f" `{text}`" if text else "")
-    return f"{where}: the kernel's verifier says: {said}; correct the C text"
+    return f"{where}: the kernel's verifier says: {message}; correct the C text"

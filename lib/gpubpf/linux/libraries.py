@@ -1,12 +1,12 @@
-"""Libraries of a name, wherever they are: in the loader's cache, in processes that run, in those that load one later.
+"""Find the files of a library: in the loader's cache, in running processes, and in processes that load one later.
 
     names = Names("libamdhip64.so.[567]")
-    for file, mapped in running(names).items(): …   # what processes map, of any name space
-    watch = Mappings()                              # what any process maps from now on
-    for m in watch.read(names): …
+    for file, mapped in running(names).items(): …   # what processes map, in any namespace
+    mappings = Mappings()                           # what any process maps from now on
+    for m in mappings.read([names]): …
 
-Names, paths and files are those of other people's processes, and untrusted. A file is opened only where the kernel itself serves it:
-a program behind it (FUSE) need not answer.
+Names, paths and files come from other users' processes and are untrusted. A file is opened only if the kernel itself serves its file
+system: a program that serves it (FUSE) may never answer.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpubpf.errors import UsageError
-from gpubpf.linux import bpf_syscall
-from gpubpf.process import target, target_files
+from gpubpf.process import libc, target, target_files
 
 _CACHE = Path("/etc/ld.so.cache")
-_PLACES = (
+_DIRECTORIES = (
     *("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib", "/usr/local/nvidia/lib64"),
     *("/usr/local/cuda/lib64", "/usr/local/cuda/compat", "/run/opengl-driver/lib", "/opt/rocm/lib"),
 )
 _OVERLAY = 0x794C7630  # OVERLAYFS_SUPER_MAGIC
 _SOFTWARE, _DUMMY = 1, 9  # PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY
 _FLAGS = 1 << 8 | 1 << 14 | 1 << 23  # mmap, watermark, mmap2
-_PAGES = 16  # of a CPU's buffer: some hundred records
+_PAGES = 16  # size of each CPU's buffer: some hundred records
 _HEAD, _TAIL = 1024, 1032  # in struct perf_event_mmap_page
 _LOST, _MMAP2 = 2, 10  # PERF_RECORD_*
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Names:
-    """File names of a library: `libamdhip64.so`, any version of it, or with a glob for the version, `libamdhip64.so.[567]`; also as
-    wheels bundle it, with a hash (`libamdhip64-1a2b3c4d.so.5.7`) or without a version. Or the path of one file. Raises UsageError."""
+    """A pattern for the file names of a library.
+
+    `libamdhip64.so` matches any version; `libamdhip64.so.[567]` has a glob for the version. Both also match the file names that Python
+    wheels use, with a hash (`libamdhip64-1a2b3c4d.so.5.7`) or without a version. A path matches one file. Raises UsageError.
+    """
 
     def __init__(self, *patterns: str) -> None:
         self.patterns = patterns
@@ -54,7 +55,9 @@ class Names:
                 continue
             stem, so, version = pattern.partition(".so")
             if not so or not stem or (version and not version.startswith(".")):
-                raise UsageError(f"{pattern!r} is no library; give its name such as libcuda.so, or its path")
+                raise UsageError(
+                    f"{pattern!r} does not name a library; use a name such as libcuda.so, or a path"
+                )
             exact = fnmatch.translate(version).removesuffix(r"\Z").removesuffix(r"\z") if version else ""
             wanted = rf"(?:{exact}(?:\.[\w.]+)?)?" if version else r"(?:\.[\w.]+)?"
             parts.append(rf"{re.escape(stem)}(?:-[0-9a-f]{{6,}})?\.so{wanted}")
@@ -72,22 +75,25 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Mapped:
-    """Where a process maps the code of a library. `place`: the file's device, as /proc/PID/maps has it; `offset` in the file."""
+class MappedCode:
+    """A mapping of a library's code in a process. `device`: as in /proc/PID/maps. `offset`: in the file."""
 
     pid: int
     start: int
     end: int
     offset: int
-    place: str
+    device: str
     inode: int
     path: str
 
 
 @dataclass(frozen=True)
 class Key:
-    """A file as the kernel puts probes on it, which holds its inode while they are there. The same one below several overlays, as
-    containers of one image have it, is one: `device` is 0 then, and the inode behind it known by its number, size and times only."""
+    """Identifies a file as the kernel does for uprobes, which it attaches to an inode.
+
+    A file of a container image appears in several overlay file systems, but is one file. For such a file `device` is 0, and the inode
+    below is identified by its number, size and times only.
+    """
 
     device: int
     inode: int
@@ -97,84 +103,85 @@ class Key:
 
 
 def files(names: Names) -> list[str]:
-    """Those that lie where a loader finds them, each once."""
+    """Return the paths of the matching files that the dynamic linker would find, each once."""
     found: list[str] = [path for path in names.paths if os.path.exists(path)]
     with contextlib.suppress(OSError):
         data = _CACHE.read_bytes()
         found += (p for m in re.findall(rb"/[^\0]+\.so[^\0/]*", data) if names.match(p := os.fsdecode(m)))
-    for place in (*_PLACES, *sorted(map(str, Path("/opt").glob("rocm-*/lib")))):
+    for directory in (*_DIRECTORIES, *sorted(map(str, Path("/opt").glob("rocm-*/lib")))):
         with contextlib.suppress(OSError):
-            found += (f"{place}/{entry}" for entry in os.listdir(place) if names.match(entry))
+            found += (f"{directory}/{entry}" for entry in os.listdir(directory) if names.match(entry))
     return list(dict.fromkeys(map(os.path.realpath, found)))
 
 
-def running(names: Names) -> dict[tuple[str, int], list[Mapped]]:
-    """Where processes map the code of such libraries, by file."""
-    found: dict[tuple[str, int], list[Mapped]] = {}
+def running(names: Names) -> dict[tuple[str, int], list[MappedCode]]:
+    """Return where running processes map the code of matching libraries, by (device, inode) of the file."""
+    found: dict[tuple[str, int], list[MappedCode]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError):
                 for m in mapped(int(entry), names):
-                    found.setdefault((m.place, m.inode), []).append(m)
+                    found.setdefault((m.device, m.inode), []).append(m)
     return found
 
 
-def mapped(pid: int, names: Names) -> Iterator[Mapped]:
-    """Of one process. Raises OSError."""
+def mapped(pid: int, names: Names) -> Iterator[MappedCode]:
+    """Yield where one process maps the code of matching libraries. Raises OSError."""
     data = Path(f"/proc/{pid}/maps").read_bytes()
     if not any(hint in data for hint in names.hints):
         return
     for m in target.mappings(pid, re.compile(r"/")):
         if m.code and names.match(m.path):
-            yield Mapped(pid, m.start, m.end, m.offset, m.file[0], m.file[1], m.path)
+            yield MappedCode(pid, m.start, m.end, m.offset, m.file[0], m.file[1], m.path)
 
 
-def open_mapped(m: Mapped) -> int:
-    """The file that is mapped. Raises OSError, FileNotFoundError where the process has ended."""
+def open_mapped(m: MappedCode) -> int:
+    """Open the mapped file. Return its descriptor. Raises OSError; FileNotFoundError if the process has ended."""
     os.stat(f"/proc/{m.pid}/ns/mnt")
-    if not _served_by_kernel(m.pid, m.place):
-        raise OSError(errno.EACCES, "it is in a file system that a program serves")
+    if not _served_by_kernel(m.pid, m.device):
+        raise OSError(errno.EACCES, "it is in a FUSE file system")
     try:
         return target_files.open_mapped(m.pid, m.start, m.end)
-    except FileNotFoundError:  # what is mapped has another end by now
+    except FileNotFoundError:  # the end address of the mapping has changed
         file = target_files.open_path(m.pid, m.path)
     if os.fstat(file).st_ino != m.inode:
         os.close(file)
-        raise OSError(errno.ESTALE, "it is another file by now")
+        raise OSError(errno.ESTALE, "it has been replaced")
     return file
 
 
-def open_here(m: Mapped) -> int:
-    """The same where the process has ended: what this process finds under its path, if it is that file. Raises OSError."""
-    if not _served_by_kernel(os.getpid(), m.place):
-        raise OSError(errno.EACCES, "it is in a file system that a program serves")
+def open_here(m: MappedCode) -> int:
+    """Open the file of a process that has ended, by its path in this process, if it is the same file. Raises OSError."""
+    if not _served_by_kernel(os.getpid(), m.device):
+        raise OSError(errno.EACCES, "it is in a FUSE file system")
     file = target_files.open_path(os.getpid(), m.path)
     state = os.fstat(file)
-    if (state.st_ino, f"{os.major(state.st_dev):02x}:{os.minor(state.st_dev):02x}") != (m.inode, m.place):
+    if (state.st_ino, f"{os.major(state.st_dev):02x}:{os.minor(state.st_dev):02x}") != (m.inode, m.device):
         os.close(file)
         raise OSError(errno.ESTALE, "it is another file")
     return file
 
 
 def key(file: int) -> Key:
+    """Return the key of an open file."""
     state = os.fstat(file)
     buffer = ctypes.create_string_buffer(256)
-    if _libc.fstatfs(file, buffer) == 0 and int.from_bytes(buffer.raw[:8], "little") == _OVERLAY:
+    if libc.library.fstatfs(file, buffer) == 0 and int.from_bytes(buffer.raw[:8], "little") == _OVERLAY:
         return Key(0, state.st_ino, state.st_size, state.st_ctime_ns, state.st_mtime_ns)
     return Key(state.st_dev, state.st_ino)
 
 
-def _served_by_kernel(pid: int, place: str) -> bool:
-    kind = _file_system(str(pid), place) or _file_system("self", place)
+def _served_by_kernel(pid: int, device: str) -> bool:
+    kind = _file_system(str(pid), device) or _file_system("self", device)
     if kind is None:
-        root = os.stat("/").st_dev  # no list of mounts has it in a chroot; the tool itself is read from there
-        return tuple(int(part, 16) for part in place.split(":")) == (os.major(root), os.minor(root))
+        root = os.stat("/").st_dev  # in a chroot no list of mounts has it; the tool itself is read from there
+        return tuple(int(part, 16) for part in device.split(":")) == (os.major(root), os.minor(root))
     return not kind.startswith("fuse")
 
 
-def _file_system(process: str, place: str) -> str | None:
-    """The kind of the file system with this device, of those that the process has mounted."""
-    major, _, minor = place.partition(":")
+def _file_system(process: str, device: str) -> str | None:
+    """Return the type of the file system on this device, if it is mounted in the process's mount namespace."""
+    major, _, minor = device.partition(":")
     wanted = f"{int(major, 16)}:{int(minor, 16)}"
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{process}/mountinfo").read_text(errors="replace").splitlines():
@@ -185,13 +192,15 @@ def _file_system(process: str, place: str) -> str | None:
 
 
 class Mappings:
-    """Code that any process of the machine maps from now on, as the kernel tells it (PERF_RECORD_MMAP2). Raises OSError where that
-    may not be seen."""
+    """Reports code that any process of the machine maps from now on, from the kernel's PERF_RECORD_MMAP2 records.
+
+    Raises OSError without the capabilities. `lost`: records were dropped; look at all processes.
+    """
 
     def __init__(self) -> None:
         self._files: list[int] = []
         self._areas: list[mmap.mmap] = []
-        self.lost = False  # records found no room: look at all processes
+        self.lost = False
         try:
             for cpu in _online():
                 file = _open(cpu)
@@ -203,7 +212,7 @@ class Mappings:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """One becomes readable when there is something to read."""
+        """File descriptors, of which one becomes readable when there is something to read."""
         return tuple(self._files)
 
     def close(self) -> None:
@@ -214,11 +223,11 @@ class Mappings:
         self._areas.clear()
         self._files.clear()
 
-    def read(self, names: Iterable[Names]) -> list[Mapped]:
-        """Those of such libraries that were not read yet."""
+    def read(self, names: Iterable[Names]) -> list[MappedCode]:
+        """Return the new mappings of matching libraries."""
         wanted = tuple(names)
         hints = {hint for n in wanted for hint in n.hints}
-        found: list[Mapped] = []
+        found: list[MappedCode] = []
         for area in self._areas:
             records = self._records(self._take(area), hints)
             found += (m for m in records if any(n.match(m.path) for n in wanted))
@@ -239,7 +248,7 @@ class Mappings:
         struct.pack_into("<Q", area, _TAIL, head)
         return data
 
-    def _records(self, data: bytes, hints: Set[bytes]) -> Iterator[Mapped]:
+    def _records(self, data: bytes, hints: Set[bytes]) -> Iterator[MappedCode]:
         at = 0
         while at + 8 <= len(data):
             kind, _, size = struct.unpack_from("<IHH", data, at)
@@ -250,16 +259,15 @@ class Mappings:
                     "<IIQQQIIQ", data, at + 8
                 )
                 name = data[at + 72 : at + size].partition(b"\0")[0]
-                place = f"{major:02x}:{minor:02x}"
-                yield Mapped(pid, start, start + length, offset, place, inode, os.fsdecode(name))
+                device = f"{major:02x}:{minor:02x}"
+                yield MappedCode(pid, start, start + length, offset, device, inode, os.fsdecode(name))
             at += max(size, 8)
 
 
 def _open(cpu: int) -> int:
     attributes = struct.pack("<IIQQQQQII", _SOFTWARE, 112, _DUMMY, 1, 0, 0, _FLAGS, 1, 0).ljust(112, b"\0")
     buffer = ctypes.create_string_buffer(attributes, 112)
-    number = bpf_syscall._PERF_EVENT_OPEN
-    return bpf_syscall._syscall(number, ctypes.addressof(buffer), -1, cpu, -1, 8)  # closed on exec
+    return libc.system_call(libc.PERF_EVENT_OPEN, ctypes.addressof(buffer), -1, cpu, -1, 8)  # closed on exec
 
 
 def _online() -> list[int]:

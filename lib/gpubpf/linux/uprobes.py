@@ -1,13 +1,13 @@
-"""Host programs at functions of user-space libraries, entered and returned from, in the Linux kernel (docs/attach-points.md).
+"""Attach host programs to the entry and return of functions in user-space libraries (docs/attach-points.md).
 
-A probe is on a file, so that it is met in every process that maps it, of whatever name space, whenever that starts. One program
-serves a whole table of functions, and tells them apart by bpf_get_attach_cookie. How they are attached is what the kernel has:
+A uprobe is attached to a file, so it fires in every process that maps the file, in any namespace, whenever that process starts. One
+program serves a whole table of functions, and tells them apart by bpf_get_attach_cookie. The method depends on the kernel:
 
-    session   one link for all functions of a file, entry and return (Linux 6.13)
+    session   one link for all functions of a file, for entry and return (Linux 6.13)
     multi     one link for all entries, one for all returns (Linux 6.6)
-    event     a perf event for each, and a program for each function, with its number in it
+    event     one perf event per probe, and one program per function, with the function's number in its code
 
-Libraries that processes load later are noticed as they are mapped.
+Libraries that processes load later are attached to when they are mapped.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpubpf import elf
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf.bytecode import Function, Instruction, Program
+from gpubpf.ebpf.bytecode import BpfFunction, Instruction, Program
 from gpubpf.errors import Error, UsageError
 from gpubpf.linux import bpf_syscall, libraries
-from gpubpf.linux.libraries import Mapped, Mappings, Names
-from gpubpf.process import target
+from gpubpf.linux.libraries import MappedCode, Mappings, Names
 
-WAYS = ("session", "multi", "event")
+METHODS = ("session", "multi", "event")  # the best first
 _ATTACH = {"session": bpf_syscall.UPROBE_SESSION, "multi": bpf_syscall.UPROBE_MULTI, "event": 0}
 _FUNC_IP, _COOKIE = 173, 174  # helpers
 _IP = 128  # of struct pt_regs, x86-64
 _NOTHING = bytes.fromhex("b700000000000000 9500000000000000")  # r0 = 0; exit
-_BREAKPOINTS = (0xCC, 0xE8)  # what the kernel puts there: int3, or in place of a nop a call
-_RELATIVE = (0xE8, 0xE9)  # call, jmp: another one would begin with the same byte
-_PAUSE = 0.002  # seconds, so that a machine that starts many programs wakes the tool seldom
+_BREAKPOINTS = (0xCC, 0xE8)  # what the kernel writes for a uprobe: int3, or call in place of a nop
+_RELATIVE = (0xE8, 0xE9)  # call, jmp: a hook may begin with the same byte, so all five bytes are compared
+# Seconds between two reads of mappings: a machine that starts many programs wakes the tool less often.
+_PAUSE = 0.002
 
 
 @dataclass(frozen=True)
 class Table:
-    """A program and the functions that it goes to: names without version, each with the number by which the program tells it.
-    `optional`: no library need have all of them."""
+    """A program and the functions that it is attached to: (name without symbol version, cookie). `returns`: at their returns.
+    `optional`: a library may lack some of them."""
 
     function: str
     libraries: tuple[str, ...]
@@ -62,24 +63,27 @@ def table(
     returns: bool = False,
     optional: bool = False,
 ) -> Table:
-    """Raises UsageError."""
+    """Return a table. Functions in a sequence are numbered by position. Raises UsageError."""
     patterns = (library,) if isinstance(library, str) else tuple(library)
     Names(*patterns)
     if isinstance(functions, str) or not functions:
-        raise UsageError(f"{function} is attached to no function; give a list of their names")
+        raise UsageError(f"{function} is attached to no function; pass a list of function names")
     numbered = (
         functions.items() if isinstance(functions, Mapping) else ((n, i) for i, n in enumerate(functions))
     )
     made = tuple(numbered)
     if len(dict(made)) != len(made):
-        raise UsageError(f"{function}: a function is named twice; name each once")
+        raise UsageError(f"{function}: a function is named twice; name each function once")
     return Table(function, patterns, made, returns, optional)
 
 
 @dataclass(frozen=True)
-class Placed:
-    """What was put on one file: `functions` that have probes; `missing`: the library does not export them; `refused`: why not. `late`:
-    the process that mapped it first, where that was after the start: its calls until then are not known."""
+class ProbedFile:
+    """The probes on one file.
+
+    `functions`: those with probes. `missing`: those that the library does not export. `refused`: why the others have no probe, by
+    name. `late`: ID of the process that first mapped the file, if that was after the start; its calls before that are not known.
+    """
 
     path: str
     functions: tuple[str, ...]
@@ -94,31 +98,31 @@ class _Group:
 
     names: Names
     functions: tuple[tuple[str, int], ...]
-    call: str | None
-    back: str | None
+    at_entry: str | None
+    at_return: str | None
     optional: bool
 
 
 def _groups(tables: Sequence[Table]) -> list[_Group]:
-    """Tables of the same functions, one for entries and one for returns, are put together."""
+    """Combine tables of the same functions, one for entries and one for returns."""
     found: list[_Group] = []
     for t in tables:
         for i, g in enumerate(found):
-            half = g.call is None if not t.returns else g.back is None
+            half = g.at_entry is None if not t.returns else g.at_return is None
             if half and g.names.patterns == t.libraries and g.functions == t.functions:
-                found[i] = replace(g, back=t.function) if t.returns else replace(g, call=t.function)
+                found[i] = replace(g, at_return=t.function) if t.returns else replace(g, at_entry=t.function)
                 break
         else:
-            call, back = (None, t.function) if t.returns else (t.function, None)
-            found.append(_Group(Names(*t.libraries), t.functions, call, back, t.optional))
+            at_entry, at_return = (None, t.function) if t.returns else (t.function, None)
+            found.append(_Group(Names(*t.libraries), t.functions, at_entry, at_return, t.optional))
     return found
 
 
 # --- programs ---
 
 
-def _ending(code: Sequence[Instruction], end: Sequence[Instruction]) -> list[Instruction]:
-    """The same with another end in place of each exit."""
+def _replace_exits(code: Sequence[Instruction], end: Sequence[Instruction]) -> list[Instruction]:
+    """Return the code with each exit replaced by a jump to `end`, which is appended."""
     made = []
     for pc, i in enumerate(code):
         if i.opcode == b.JMP | b.EXIT:
@@ -135,13 +139,15 @@ _ZERO_OR_ONE = (
 )
 
 
-def plain(function: Function, cookie: int | None = None) -> Function:
-    """The program, whose result the kernel need not look at. `cookie`: what bpf_get_attach_cookie gives, in place of the call."""
-    code = _ending(function.instructions, _ZERO)
+def plain_program(function: BpfFunction, cookie: int | None = None) -> BpfFunction:
+    """Return the program for one probe: it returns 0. `cookie`: replaces calls of bpf_get_attach_cookie by this number."""
+    code = _replace_exits(function.instructions, _ZERO)
     if cookie is not None:
         value = b.signed(cookie, 32)
         if value != cookie:
-            raise UsageError(f"{function.name}: a function's number is {cookie}; number from 0 to 2147483647")
+            raise UsageError(
+                f"{function.name}: the number {cookie} of a function is out of range; use 0 to 2147483647"
+            )
         code = [
             Instruction(b.ALU64 | b.MOV, 0, imm=value, line=i.line)
             if (i.opcode, i.src, i.imm) == (b.JMP | b.CALL, 0, _COOKIE)
@@ -151,9 +157,10 @@ def plain(function: Function, cookie: int | None = None) -> Function:
     return replace(function, instructions=tuple(code))
 
 
-def session(call: Function, back: Function) -> Function:
-    """Both programs as one, which runs at the entry and at the return: at the entry the instruction pointer is the function's."""
-    first = _ending(call.instructions, _ZERO_OR_ONE)
+def session_program(at_entry: BpfFunction, at_return: BpfFunction) -> BpfFunction:
+    """Return one program that runs `at_entry` at a function's entry and `at_return` at its return: at the entry, the instruction
+    pointer is the function's address."""
+    first = _replace_exits(at_entry.instructions, _ZERO_OR_ONE)
     head = [
         Instruction(b.ALU64 | b.MOV | 8, 6, 1),
         Instruction(b.JMP | b.CALL, imm=_FUNC_IP),
@@ -161,18 +168,18 @@ def session(call: Function, back: Function) -> Function:
         Instruction(b.ALU64 | b.MOV | 8, 1, 6),
         Instruction(b.JMP | b.JNE | 8, 0, 2, len(first)),
     ]
-    code = (*head, *first, *_ending(back.instructions, _ZERO))
-    return Function(f"{call.name}.{back.name}", call.point, code)
+    code = (*head, *first, *_replace_exits(at_return.instructions, _ZERO))
+    return BpfFunction(f"{at_entry.name}.{at_return.name}", at_entry.point, code)
 
 
-def way() -> str:
-    """The best of WAYS that this kernel has. Raises OSError where it runs no programs of ours."""
-    for name in WAYS[:-1]:
+def best_method() -> str:
+    """Return the best of METHODS that this kernel supports. Raises OSError if it has no uprobes."""
+    for name in METHODS[:-1]:
         with contextlib.suppress(OSError):
             program = bpf_syscall.load_program(
                 bpf_syscall.KPROBE, _NOTHING, name="gpubpf_probe", attach=_ATTACH[name]
             )
-            try:  # older kernels load a program for anything; who knows such links finds that this is no file
+            try:  # older kernels ignore the attach type; a kernel that knows such links complains that "/" is not a regular file
                 os.close(bpf_syscall.link_uprobes(program, _ATTACH[name], "/", (0,), (0,)))
             except OSError as error:
                 if error.errno == errno.EBADF:
@@ -183,82 +190,86 @@ def way() -> str:
     return "event"
 
 
-# --- where they go ---
+# --- probes ---
 
 
 class Uprobes:
-    """The probes of some tables on all files that there are and come. `load(function, attach)`: puts a program into the kernel, see
-    `host.load`. `note`: called with notices for the user, from another thread too. Raises OSError, VerifyError, Error."""
+    """Probes for the functions of some tables, on all matching files: those that exist, and those that processes load later.
+
+    `load(function, attach)`: loads a program into the kernel, see `host_programs.load`. `note`: called with notices for the user, also
+    from another thread. `method`: one of METHODS; None: the best one. Raises OSError, VerifyError, Error.
+    """
 
     def __init__(
         self,
         program: Program,
         tables: Sequence[Table],
-        load: Callable[[Function, int], int],
+        load: Callable[[BpfFunction, int], int],
         note: Callable[[str], None],
-        way_: str | None = None,
+        method: str | None = None,
     ) -> None:
         if platform.machine() != "x86_64":
-            raise Error("functions of libraries are reached on x86-64 only; attach to something else")
+            raise Error("uprobes at library functions require x86-64; attach to something else")
         self._program, self._load, self._note = program, load, note
         self._groups = _groups(tables)
-        self.way = way_ or way()
-        self.placed: list[Placed] = []
-        self.programs: list[tuple[str, int]] = []  # name, file
+        self.method = method or best_method()
+        self.placed: list[ProbedFile] = []
+        self.programs: list[tuple[str, int]] = []  # name, file descriptor
         self._loaded: dict[tuple[str, int | None], int] = {}
         self._events: list[int] = []
-        self._seen: set[tuple[str, int]] = set()  # files as maps name them
+        self._seen: set[tuple[str, int]] = set()  # files, as (device, inode) in /proc/PID/maps
         self._keys: set[tuple[int, libraries.Key]] = set()  # group, file
-        self._said: set[str] = set()
-        self._over = False
-        self._watch: Mappings | None = None
+        self._notices: set[str] = set()
+        self._stopped = False
+        self._mappings: Mappings | None = None
         self._thread: threading.Thread | None = None
-        self._settle: Callable[[], None] = lambda: None
+        self._drop_privileges: Callable[[], None] = lambda: None
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         try:
             self._start()
         except BaseException:
-            for file in self.take():
+            for file in self.stop():
                 os.close(file)
             raise
 
     def _start(self) -> None:
-        for group in self._groups:  # what does not load is known now
+        for group in self._groups:  # a program that cannot be loaded fails now
             self._programs(group, group.functions[0][1])
         try:
-            self._watch = Mappings()
+            self._mappings = Mappings()
         except OSError as error:
-            self._say(f"libraries that processes load later are not noticed ({error.strerror})")
-        self._look()
+            self._notice(f"libraries that processes load later are not traced ({error.strerror})")
+        self._probe_running()
         for group in self._groups:
             for path in libraries.files(group.names):
                 with contextlib.suppress(OSError):
                     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
                     try:
-                        self._place(group, file, path, ())
+                        self._probe_file(group, file, path, ())
                     finally:
                         os.close(file)
         for group in self._groups:
             if not any(group.names.match(p.path) for p in self.placed):
-                self._say(f"no {group.names} is found here yet; processes that bring one are looked for")
-        if self._watch is not None:
+                self._notice(f"found no {group.names} yet; waiting for a process that loads it")
+        if self._mappings is not None:
             self._thread = threading.Thread(target=self._run, name="gpubpf-libraries", daemon=True)
             self._thread.start()
 
-    def limit(self, settle: Callable[[], None]) -> None:
-        """Has the thread that looks for libraries give up privileges: see `privileges.Privileges.settle`."""
-        self._settle = settle
+    def limit_privileges(self, apply: Callable[[], None]) -> None:
+        """Make the thread that looks for libraries drop privileges. `apply`: see `privileges.Privileges.apply`."""
+        self._drop_privileges = apply
         os.eventfd_write(self._wake, 1)
 
-    def take(self) -> list[int]:
-        """No probe is put anywhere any more. The files that keep those there, and the programs, to be closed: the entries first."""
-        self._over = True
+    def stop(self) -> list[int]:
+        """Stop attaching probes. Return the file descriptors of the probes, those at entries first, and of the programs; closing them
+        detaches."""
+        self._stopped = True
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
             if self._thread is not None:
                 self._thread.join()
-            if self._watch is not None:
-                self._watch.close()
+            if self._mappings is not None:
+                self._mappings.close()
             os.close(self._wake)
             self._wake = -1
         files = [*reversed(self._events), *(file for _, file in self.programs)]
@@ -266,73 +277,77 @@ class Uprobes:
         self._loaded.clear()
         return files
 
-    # --- files that come ---
+    # --- files ---
 
     def _run(self) -> None:
-        watch = self._watch
-        assert watch is not None
+        mappings = self._mappings
+        assert mappings is not None
         poll = select.poll()
-        for file in (*watch.descriptors, self._wake):
+        for file in (*mappings.descriptors, self._wake):
             poll.register(file, select.POLLIN)
         names = [group.names for group in self._groups]
-        over = False
-        while not over:
+        stopped = False
+        while not stopped:
             ready = poll.poll()
-            over = self._over  # what was mapped until then is looked at: a process may be as short as that
+            stopped = self._stopped  # mappings until then still count: a process may be that short
             if any(file == self._wake for file, _ in ready):
                 os.eventfd_read(self._wake)
-                self._settle()
-            found = watch.read(names)
+                self._drop_privileges()
+            found = mappings.read(names)
             for m in found:
-                self._met(m.place, m.inode, [m])
-            if watch.lost:
-                watch.lost = False
-                self._look()
-            if not found and not over:
+                self._probe_mapped(m.device, m.inode, [m])
+            if mappings.lost:
+                mappings.lost = False
+                self._probe_running()
+            if not found and not stopped:
                 time.sleep(_PAUSE)
 
-    def _look(self) -> None:
-        """At all processes that run."""
+    def _probe_running(self) -> None:
+        """Probe the matching libraries of all running processes."""
         for group in self._groups:
-            for (place, inode), mapped in libraries.running(group.names).items():
-                self._met(place, inode, mapped)
+            for (device, inode), mapped in libraries.running(group.names).items():
+                self._probe_mapped(device, inode, mapped)
 
-    def _met(self, place: str, inode: int, mapped: Sequence[Mapped]) -> None:
-        if (place, inode) in self._seen:
+    def _probe_mapped(self, device: str, inode: int, mapped: Sequence[MappedCode]) -> None:
+        """Probe a file that processes have mapped, unless that has been done."""
+        if (device, inode) in self._seen:
             return
-        self._seen.add((place, inode))
+        self._seen.add((device, inode))
         first = mapped[0]
         try:
             file = libraries.open_mapped(first)
-        except (FileNotFoundError, ProcessLookupError):  # the process ended: the next one may be as short
+        except (FileNotFoundError, ProcessLookupError):  # the process has ended; the next one may be as short
             try:
                 file = libraries.open_here(first)
             except OSError:
-                self._seen.discard((place, inode))
-                self._say(
-                    f"{_shown(first.path)} was mapped by process {first.pid}, which ended before there could be"
-                    " probes; its calls are not seen"
+                self._seen.discard((device, inode))
+                self._notice(
+                    f"process {first.pid} mapped {_printable(first.path)}, but ended before probes were attached;"
+                    " its calls are not traced"
                 )
                 return
         except OSError as error:
-            self._say(f"{_shown(first.path)} cannot be opened ({error.strerror}); calls of it are not seen")
+            self._notice(
+                f"cannot open {_printable(first.path)} ({error.strerror}); calls of it are not traced"
+            )
             return
         try:
             for group in self._groups:
                 if group.names.match(first.path):
-                    self._place(group, file, first.path, mapped)
+                    self._probe_file(group, file, first.path, mapped)
         finally:
             os.close(file)
 
-    def _place(self, group: _Group, file: int, path: str, mapped: Sequence[Mapped]) -> None:
+    def _probe_file(self, group: _Group, file: int, path: str, mapped: Sequence[MappedCode]) -> None:
+        """Attach a group's programs to an open file, unless that has been done."""
         number = self._groups.index(group)
         mark = number, libraries.key(file)
         if mark in self._keys:
             return
         self._keys.add(mark)
-        elf = target.ElfFile(file)
-        exported = target.symbols(elf, 0)
-        places: list[tuple[str, int, int]] = []
+        library = elf.LoadedFile(file)
+        exported = elf.exports(library)
+        targets: list[tuple[str, int, int]] = []  # name, offset, cookie
         missing: list[str] = []
         refused: dict[str, str] = {}
         for name, cookie in group.functions:
@@ -341,43 +356,46 @@ class Uprobes:
                 missing.append(name)
                 continue
             try:
-                offset = elf.offset(symbol.address)
+                offset = library.offset(symbol.address)
             except OSError:
                 refused[name] = "outside of the file"
                 continue
-            if (pid := _hooked(os.pread(file, 5, offset), offset, mapped)) is not None:
-                refused[name] = f"another tool has put a jump there, in process {pid}"
+            if (pid := _hooked_in(os.pread(file, 5, offset), offset, mapped)) is not None:
+                refused[name] = f"another tool has hooked it in process {pid}"
                 continue
-            places.append((name, offset, cookie))
-        same = _same(places)
-        refused |= {name: f"it is {other} by another name" for name, other in same.items()}
-        places = [p for p in places if p[0] not in same]
-        for part in [places] if self.way != "event" else [[p] for p in places]:
+            targets.append((name, offset, cookie))
+        aliases = _aliases(targets)
+        refused |= {name: f"it is an alias of {other}" for name, other in aliases.items()}
+        targets = [t for t in targets if t[0] not in aliases]
+        for part in [targets] if self.method != "event" else [[t] for t in targets]:
             if part:
                 self._attach(group, f"/proc/self/fd/{file}", part, refused)
-        put = tuple(name for name, _, _ in places if name not in refused)
+        probed = tuple(name for name, _, _ in targets if name not in refused)
         late = mapped[0].pid if mapped and self._thread is not None else None
-        self.placed.append(Placed(_shown(path), put, tuple(missing), refused, late))
-        base = os.path.basename(_shown(path))
+        self.placed.append(ProbedFile(_printable(path), probed, tuple(missing), refused, late))
+        base = os.path.basename(_printable(path))
         if missing and not group.optional:
-            self._say(f"{base} has no {', '.join(missing)}; such calls are not seen")
+            self._notice(f"{base} has no {', '.join(missing)}; such calls are not traced")
         reasons: dict[str, list[str]] = {}
         for name, why in refused.items():
-            if not group.optional or name not in same:
+            if not group.optional or name not in aliases:
                 reasons.setdefault(why, []).append(name)
         for why, names in reasons.items():
             are = "is" if len(names) == 1 else "are"
-            self._say(f"{', '.join(names)} of {base} {are} left out: {why}")
+            self._notice(f"{', '.join(names)} of {base} {are} not traced: {why}")
 
     def _attach(
-        self, group: _Group, path: str, places: Sequence[tuple[str, int, int]], refused: dict[str, str]
+        self, group: _Group, path: str, targets: Sequence[tuple[str, int, int]], refused: dict[str, str]
     ) -> None:
-        """Returns before entries, so that no entry waits for a return that nobody sees."""
-        offsets, cookies = [p[1] for p in places], [p[2] for p in places]
+        """Attach a group's programs to the offsets of `targets`, to returns before entries: no entry is seen without its return.
+
+        If the kernel refuses, halve the list to find the functions that it refuses, and add them to `refused`.
+        """
+        offsets, cookies = [t[1] for t in targets], [t[2] for t in targets]
         made: list[int] = []
         try:
             for returns, program in self._programs(group, cookies[0]):
-                if self.way == "event":
+                if self.method == "event":
                     made.append(bpf_syscall.attach_uprobe(program, path, offsets[0], returns))
                     continue
                 attach = _ATTACH["session" if self._is_session(group) else "multi"]
@@ -385,55 +403,57 @@ class Uprobes:
         except OSError as error:
             for event in reversed(made):
                 os.close(event)
-            if len(places) == 1:
-                refused[places[0][0]] = f"the kernel takes no probe there ({error.strerror})"
+            if len(targets) == 1:
+                refused[targets[0][0]] = f"the kernel refused the probe ({error.strerror})"
                 return
         else:
             self._events += made
             return
-        half = len(places) // 2
-        self._attach(group, path, places[:half], refused)
-        self._attach(group, path, places[half:], refused)
+        half = len(targets) // 2
+        self._attach(group, path, targets[:half], refused)
+        self._attach(group, path, targets[half:], refused)
 
     def _is_session(self, group: _Group) -> bool:
-        return self.way == "session" and group.call is not None and group.back is not None
+        return self.method == "session" and group.at_entry is not None and group.at_return is not None
 
     def _programs(self, group: _Group, cookie: int) -> list[tuple[bool, int]]:
-        """What goes to a function of the group, in order: whether at its return, the program's file."""
+        """Return the programs to attach to a function of the group, in order: (at its return, file descriptor)."""
         functions = self._program.functions
         if self._is_session(group):
-            made = session(functions[str(group.call)], functions[str(group.back)])
-            return [(False, self._file(made, _ATTACH["session"], None))]
-        own = cookie if self.way == "event" else None
-        attach = 0 if self.way == "event" else _ATTACH["multi"]
+            made = session_program(functions[str(group.at_entry)], functions[str(group.at_return)])
+            return [(False, self._loaded_program(made, _ATTACH["session"], None))]
+        own = cookie if self.method == "event" else None
+        attach = 0 if self.method == "event" else _ATTACH["multi"]
         return [
-            (returns, self._file(plain(functions[name], own), attach, own))
-            for returns, name in ((True, group.back), (False, group.call))
+            (returns, self._loaded_program(plain_program(functions[name], own), attach, own))
+            for returns, name in ((True, group.at_return), (False, group.at_entry))
             if name is not None
         ]
 
-    def _file(self, function: Function, attach: int, cookie: int | None) -> int:
+    def _loaded_program(self, function: BpfFunction, attach: int, cookie: int | None) -> int:
         key = function.name, cookie
         if key not in self._loaded:
             self._loaded[key] = self._load(function, attach)
             self.programs.append((function.name, self._loaded[key]))
         return self._loaded[key]
 
-    def _say(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _notice(self, text: str) -> None:
+        """Pass on a notice, once."""
+        if text not in self._notices:
+            self._notices.add(text)
             self._note(text)
 
 
-def _same(places: Sequence[tuple[str, int, int]]) -> dict[str, str]:
-    """Names of functions that lie where one before them does."""
+def _aliases(targets: Sequence[tuple[str, int, int]]) -> dict[str, str]:
+    """Return the functions at the same offset as an earlier one, with the earlier one's name."""
     first: dict[int, str] = {}
-    return {name: first[at] for name, at, _ in places if first.setdefault(at, name) != name}
+    return {name: first[at] for name, at, _ in targets if first.setdefault(at, name) != name}
 
 
-def _hooked(code: bytes, offset: int, mapped: Sequence[Mapped]) -> int | None:
-    """A process that has other code there than the file, beside a probe of the kernel's: a hook that would be torn apart. Our own
-    hooks lie behind the first instruction, which is left alone. `code`: what the file has."""
+def _hooked_in(code: bytes, offset: int, mapped: Sequence[MappedCode]) -> int | None:
+    """Return the ID of a process whose code at `offset` differs from the file's, other than by a probe of the kernel; None: there is
+    none. A probe would destroy the hook there. The agent's own hooks lie after the first instruction, which they leave alone.
+    `code`: the bytes in the file."""
     if not code:
         return None
     size = len(code) if code[0] in _RELATIVE else 1
@@ -450,5 +470,5 @@ def _hooked(code: bytes, offset: int, mapped: Sequence[Mapped]) -> int | None:
     return None
 
 
-def _shown(path: str) -> str:
+def _printable(path: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in path.removesuffix(" (deleted)"))

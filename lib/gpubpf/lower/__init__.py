@@ -1,4 +1,4 @@
-"""Lowering of verified device programs: one lowering (`ir.py`), one table per target (`nvptx.py`)."""
+"""Lowering of verified programs to PTX and to machine code: one lowering (`ir.py`), and a table for each back end."""
 
 from gpubpf.lower.fragment import Argument, Fragment
 

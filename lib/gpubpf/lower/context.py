@@ -1,7 +1,7 @@
-"""Programs at launches and operations find their context where they run: it is copied to the stack first.
+"""Programs at launches and operations begin with a copy of their context to the stack.
 
-In the kernel the fields of `struct gpu_launch` are in registers of the stub's caller, not in one structure; and compilers load
-through context pointers in ways that verifiers reject (two fields by one load). On the stack both are fine.
+In the kernel, the fields of `struct gpu_launch` are in registers of the stub's caller, not in one structure. And compilers load
+through context pointers in ways that verifiers reject, such as two fields by one load. With a copy on the stack, both work.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, STACK_SIZE, Function, Instruction
+from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, STACK_SIZE, BpfFunction, Instruction
+from gpubpf.ebpf.helpers import TAKE_CONTEXT
 from gpubpf.errors import VerifyError
 
-# Where struct pt_regs of x86-64 has the registers that hold the fields, one after the other: those of the first six arguments
-# (System V ABI), then two that no call has to keep (arch/x86/include/asm/ptrace.h).
+# The offsets in struct pt_regs of x86-64 (arch/x86/include/asm/ptrace.h) of the registers that hold the fields, in order: those of the
+# first six arguments (System V ABI), then two that a callee need not save.
 _REGISTERS = (112, 104, 96, 88, 72, 64, 56, 48)  # di, si, dx, cx, r8, r9, r10, r11
 REGISTERS: Mapping[str, tuple[int, ...]] = {
     point: _REGISTERS[: len(CONTEXTS[point])] for point in HOST_POINTS
@@ -22,20 +23,22 @@ REGISTERS: Mapping[str, tuple[int, ...]] = {
 FIELDS: Mapping[str, tuple[int, ...]] = {
     point: tuple(offset for offset, _ in CONTEXTS[point].values()) for point in HOST_POINTS
 }
-_TAKE_CONTEXT = (25, 27, 67)  # perf_event_output, get_stackid, get_stack: the real one
 _LONG = b.MEM | 0x18
 
 
-def copied(function: Function, where: tuple[int, ...]) -> Function:
-    """The same program with the fields of its context copied, from the offsets `where` in what the context's address points to
-    in truth, to the stack. Raises VerifyError where there is no room for that."""
+def copied(function: BpfFunction, where: tuple[int, ...]) -> BpfFunction:
+    """Return the program with code in front that copies the fields of its context to the stack.
+
+    where: the offsets of the fields from the address that the program is really given. Raises VerifyError if the stack has no room
+    for the copy.
+    """
     code = function.instructions
     room = 8 * len(where) + 8
     base = (_lowest(code) & ~7) - room
     if base < -STACK_SIZE:
         raise VerifyError(
-            f"host program {function.name}: it uses {-base - room} bytes of the stack, and {room} of {STACK_SIZE} are"
-            " taken; keep less on the stack"
+            f"host program {function.name}: it uses {-base - room} bytes of the stack, and its context takes {room} of the"
+            f" {STACK_SIZE}; keep less on the stack"
         )
     line = code[0].line if code else 0
     real = base + room - 8
@@ -46,10 +49,10 @@ def copied(function: Function, where: tuple[int, ...]) -> Function:
     made += [Instruction(b.ALU64 | b.MOV | 8, 1, 10), Instruction(b.ALU64 | b.ADD, 1, imm=base)]
     made = [replace(i, line=line) for i in made]
     start: list[int] = []
-    placed: dict[int, int] = {}  # where the old instructions are, and which
+    placed: dict[int, int] = {}  # the old number of each instruction, by its new one
     for pc, i in enumerate(code):
         start.append(len(made))
-        if i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm in _TAKE_CONTEXT:
+        if i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm in TAKE_CONTEXT:
             made.append(Instruction(b.LDX | _LONG, 1, 10, real, line=i.line))
         placed[len(made)] = pc
         made.append(i)
@@ -66,7 +69,7 @@ def copied(function: Function, where: tuple[int, ...]) -> Function:
 
 
 def _lowest(code: tuple[Instruction, ...]) -> int:
-    """An offset on the stack below which the program reaches nothing."""
+    """Return a stack offset below which the program accesses nothing."""
     addresses = {10}
     copies = [(i.dst, i.src) for i in code if i.opcode == b.ALU64 | b.MOV | 8]
     for _ in range(10):

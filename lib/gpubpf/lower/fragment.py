@@ -1,4 +1,4 @@
-"""What lowering makes. Apart from the lowering, so that prebuilt programs start without it."""
+"""The result of lowering a device program. Separate from the lowering, which prebuilt programs do not import."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Argument:
-    """A value that a fragment is given, in a register of PTX type `type` named `register`.
+    """A value that a program is given. A fragment finds it in a register of PTX type `type` named `register`.
 
-    kind `launch` (the launch id, or its distance from that at `replay`), `replay` (address of that word in GPU memory, or 0),
-    `map_base` (address of the storage of `map`), `map_capacity` (threads, warps or blocks that the array by launch shape `map` has
-    room for, below 2^32; of a site array sites | shards - 1 << 32), `param` (`width` bytes at `offset` of the `param` map `map`,
-    zero-extended), `context` (what the injector supplies: `field` of bytecode.CONTEXTS), `kernel` (its number in the process),
-    `epoch` (of allocations), `pid_tgid` (of the host thread that launched: process << 32 | thread);
-    in host programs `helper` (address of the function that is helper number `offset`).
+    Kinds:
+        launch        the launch id, or its distance from the id at `replay`
+        replay        the address of that id in GPU memory, or 0
+        map_base      the address of the storage of `map`
+        map_capacity  how many threads, warps or blocks an instance of `map` has room for, below 2^32; of a site array
+                      sites | shards - 1 << 32
+        param         `width` bytes at `offset` of the `param` map `map`, zero-extended
+        context       `field` of the context (bytecode.CONTEXTS), which the injector supplies
+        kernel        the number of the kernel in the process
+        epoch         the epoch of allocations
+        pid_tgid      process << 32 | thread of the host thread that launched
+        helper        in host programs: the address of the C function for helper number `offset`
     """
 
     name: str
@@ -36,9 +42,9 @@ class Argument:
 class Fragment:
     """A lowered device program.
 
-    `ptx` is a block `{ … }` with its own registers and labels, left by falling out of its end; it reads its `arguments` from
-    the registers that they name. It needs PTX 6.3 and sm_70. `registers` are the 32-bit registers it declares: virtual ones,
-    ptxas needs far fewer. `formats`: printed texts by number (see maps.prints).
+    `ptx` is a block `{ … }` with its own registers and labels, which ends at its closing brace. It reads its `arguments` from the
+    registers that they name. It needs PTX 6.3 and sm_70. `registers`: how many 32-bit registers it declares. These are virtual, and
+    ptxas needs far fewer. `formats`: the texts that it prints, by number (see maps.prints).
     """
 
     function: str

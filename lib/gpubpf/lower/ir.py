@@ -1,8 +1,8 @@
-"""eBPF → LLVM IR, for every target. What differs between targets is in a `Target`, a table.
+"""eBPF → LLVM IR, for every back end. What differs between them is in a `Backend`, a table.
 
-Registers become 64-bit variables that LLVM promotes. A stack address is kept as a plain number, the offset in the one array
-that is the stack, so LLVM sees constants there and the array dissolves into registers. Addresses of map values are real ones.
-What memory an instruction reaches is known from verification (`Checked`).
+Registers become 64-bit variables, which LLVM promotes. A stack address is a plain number, the offset in one array for the whole
+stack: LLVM sees constants, and the array dissolves into registers. Addresses of map values are real addresses. Verification has
+found out which memory each instruction accesses (`Checked`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import STACK_SIZE, Instruction, Program
+from gpubpf.ebpf.helpers import HELPERS, ArgumentKind
 from gpubpf.ebpf.maps import BLOCKS, DISCARDED, PRINT_ARGUMENTS, PRINTS, SHAPED, MapDefinition, internal
 from gpubpf.lower import storage
+from gpubpf.lower.backend import Backend
 from gpubpf.lower.fragment import Argument
-from gpubpf.verify import Access, Call, Checked
+from gpubpf.verify import Checked, CheckedAccess, CheckedCall
 from gpubpf.verify.values import Chain, value_alignment
 
 ENTRY = "gpubpf_program"
@@ -25,50 +27,30 @@ AXES = ("x", "y", "z")
 
 
 @dataclass(frozen=True)
-class Target:
-    """A target for LLVM.
-
-    `pointer`: the type of an address of map memory. `scope`: of its atomics. `calls`: for each thing that only the target
-    knows, the function, intrinsic or inline assembly (`asm …`) that gives it and its result type: `tid.x` … `nctaid.z`, `lane`,
-    `this_lane` (the same, compared as it is), `lanes_below`, `sm`, `clock`, `globaltimer`, `active`, `membar`; with arguments
-    `match`, `ballot`, `shuffle`. `warps`: it has warps. `reads`: for each type of argument, the inline assembly with constraints
-    that reads one from its register; None: arguments are the function's parameters.
-    """
-
-    triple: str
-    layout: str
-    pointer: str
-    scope: str
-    calls: Mapping[str, tuple[str, str]]
-    reads: Mapping[str, str] | None = None
-    warps: bool = False
-
-
-@dataclass(frozen=True)
-class Module:
-    """A lowered program: LLVM IR of the function ENTRY, its arguments in order, the texts it prints by number."""
+class LoweredModule:
+    """A lowered program: the LLVM IR of the function ENTRY, its arguments in order, and the texts that it prints, by number."""
 
     text: str
     arguments: tuple[Argument, ...]
     formats: Mapping[int, str]
 
 
-def lower(program: Program, checked: Checked, target: Target) -> Module:
-    return _Lowering(program, checked, target).run()
+def lower(program: Program, checked: Checked, backend: Backend) -> LoweredModule:
+    return _Lowering(program, checked, backend).run()
 
 
 def format_number(text: str) -> int:
-    """The number that stands for a printed text in the print ring."""
+    """Return the number that stands for a printed text in the print ring buffer."""
     return zlib.crc32(text.encode())
 
 
 class _Lowering:
-    def __init__(self, program: Program, checked: Checked, target: Target) -> None:
-        self.program, self.checked, self.target = program, checked, target
+    def __init__(self, program: Program, checked: Checked, backend: Backend) -> None:
+        self.program, self.checked, self.backend = program, checked, backend
         self.code = checked.function.instructions
         self.body: list[str] = []
         self.count = 0
-        self.turns = 0  # jumps back so far
+        self.loop_count = 0
         self.arguments: dict[str, Argument] = {}
         self.declared: set[str] = set()
         self.functions: dict[str, str] = {}  # internal functions for maps, by name
@@ -77,24 +59,21 @@ class _Lowering:
         self.chains: dict[Chain, int] = {chain: n for n, chain in enumerate(sorted(chains))}
         self.depth = 1 + max((len(chain) for chain in chains), default=0)
 
-    def run(self) -> Module:
+    def run(self) -> LoweredModule:
         first = self.elect() if self.checked.function.point in ("block_begin", "block_end") else None
         for chain in self.chains:
             for pc in sorted(pc for c, pc in self.checked.reached if c == chain):
                 self.chain, self.pc = chain, pc
                 self.label(self.block(chain, pc))
                 self.instruction(self.code[pc])
-        head = [
-            f'target triple = "{self.target.triple}"',
-            f'target datalayout = "{self.target.layout}"' if self.target.layout else "",
-        ]
+        head = [f'target triple = "{self.backend.triple}"']
         kinds = {"b64": "i64", "b32": "i32"}
         given = [(kinds[a.type], a) for a in self.arguments.values()]
-        parameters = ", ".join(f"{kind} %{a.name}" for kind, a in given) if self.target.reads is None else ""
+        parameters = ", ".join(f"{kind} %{a.name}" for kind, a in given) if self.backend.reads is None else ""
         start = [f"define void @{ENTRY}({parameters}) nounwind convergent {{", "entry:"]
-        if self.target.reads is not None:
+        if self.backend.reads is not None:
             start += [
-                f"  %{a.name} = call {kind} asm {self.target.reads[a.type].format(a.register)}()"
+                f"  %{a.name} = call {kind} asm {self.backend.reads[a.type].format(a.register)}()"
                 for kind, a in given
             ]
         start += self.known_bases()
@@ -114,11 +93,11 @@ class _Lowering:
                 "",
             ]
         )
-        return Module(text, tuple(self.arguments.values()), self.formats)
+        return LoweredModule(text, tuple(self.arguments.values()), self.formats)
 
     def elect(self) -> str:
-        """In front of a program for blocks: who of a block runs it. The label of that."""
-        function, target = self.checked.function, self.target
+        """Emit code in front of a program for blocks that elects the thread to run it. Return its label."""
+        function = self.checked.function
         self.chain, self.pc = (), 0
         self.label("elect")
         base = self.base(BLOCKS + function.name)
@@ -126,10 +105,7 @@ class _Lowering:
         threads = self.value(f"mul i32 {self.special32('ntid.x')}, {self.special32('ntid.y')}")
         threads = self.value(f"mul i32 {threads}, {self.special32('ntid.z')}")
         last = function.point == "block_end"
-        text = storage.block_function("elect_thread", last, target.pointer, target.scope, target.warps)
-        self.declared.update(
-            (*storage.RING_DECLARATIONS, *(storage.WARP_DECLARATIONS if target.warps else ()))
-        )
+        text = storage.block_function("elect_thread", last, self.backend)
         who = f"i64 {base}, i64 {launch}, i64 {block}, i32 {threads}"
         call = f"call i1 {self.function('elect_thread', text)}({who})"
         self.emit(f"br i1 {self.value(call)}, label %{self.block((), 0)}, label %not_elected")
@@ -162,16 +138,16 @@ class _Lowering:
         self.emit(f"br label %{self.block(self.chain, pc)}{self.back(pc)}")
 
     def back(self, target: int) -> str:
-        """What a jump back carries: a loop stays one, since a probe is to be small. (The compiler of the C text has unrolled what
-        was to be.)"""
+        """Return the metadata of a jump back, which keeps LLVM from unrolling the loop: a probe should be small, and clang has
+        already unrolled what the C text asks for."""
         if target > self.pc:
             return ""
-        self.turns += 1
-        return f", !llvm.loop !{2 * self.turns}"
+        self.loop_count += 1
+        return f", !llvm.loop !{2 * self.loop_count}"
 
     def loops(self) -> list[str]:
-        return [f'!1 = !{{!"{KEEP_LOOP}"}}'] * bool(self.turns) + [
-            f"!{n} = distinct !{{!{n}, !1}}" for n in range(2, 2 * self.turns + 2, 2)
+        return [f'!1 = !{{!"{KEEP_LOOP}"}}'] * bool(self.loop_count) + [
+            f"!{n} = distinct !{{!{n}, !1}}" for n in range(2, 2 * self.loop_count + 2, 2)
         ]
 
     def argument(self, kind: str, name: str, type_: str = "b64", **more: str | int) -> str:
@@ -180,36 +156,39 @@ class _Lowering:
         return f"%{name}"
 
     def special(self, name: str) -> str:
-        """Something that only the target knows, as i64; `membar` gives nothing."""
-        if self.target.calls[name][1] == "void":
+        """Return something that only the back end knows, as i64. `membar` has no result."""
+        if self.backend.calls[name][1] == "void":
             self.emit(self.call(name))
             return "0"
         result = self.value(self.call(name))
-        return result if self.target.calls[name][1] == "i64" else self.wide(result)
+        return result if self.backend.calls[name][1] == "i64" else self.wide(result)
 
     def special32(self, name: str) -> str:
         return self.value(self.call(name))
 
     def call(self, name: str, *arguments: str) -> str:
-        symbol, kind = self.target.calls[name]
+        symbol, kind = self.backend.calls[name]
         if not symbol.startswith("asm "):
             kinds = ", ".join(argument.split()[0] for argument in arguments)
             self.declared.add(f"declare {kind} @{symbol}({kinds})")
             symbol = f"@{symbol}"
         return f"call {kind} {symbol}({', '.join(arguments)})"
 
-    def together(self, name: str, *arguments: str) -> str:
-        """What the lanes that run this together find out together: neither moved, nor made one with another, nor two of it."""
+    def collective(self, name: str, *arguments: str) -> str:
+        """Return the result of a collective operation of the active lanes. LLVM must not move, merge or duplicate it."""
         result = self.value(f"{self.call(name, *arguments)} convergent nomerge noduplicate")
-        return result if self.target.calls[name][1] == "i64" else self.wide(result)
+        return result if self.backend.calls[name][1] == "i64" else self.wide(result)
 
     def function(self, name: str, text: str) -> str:
-        """An internal function, defined once; always inlined."""
-        self.functions.setdefault(name, text)
+        """Define an internal function, once; it is always inlined. `text` may have declarations. Return its name."""
+        if name not in self.functions:
+            lines = text.split("\n")
+            self.declared.update(line for line in lines if line.startswith("declare "))
+            self.functions[name] = "\n".join(line for line in lines if not line.startswith("declare "))
         return f"@{name}"
 
     def known_bases(self) -> list[str]:
-        """That no map is at 0: then the result of a lookup that cannot fail needs no test."""
+        """Tell LLVM that no map is at address 0, so that a lookup that cannot fail needs no test."""
         bases = [a.name for a in self.arguments.values() if a.kind == "map_base"]
         if bases:
             self.declared.add("declare void @llvm.assume(i1)")
@@ -223,7 +202,7 @@ class _Lowering:
         ] + self.known_sites()
 
     def known_sites(self) -> list[str]:
-        """That the place of a probe is one of its kernel's, so that the lookup of its own value needs no test."""
+        """Tell LLVM that the site of a probe is below the capacity, so that the lookup of its own value needs no test."""
         arrays = [
             a.name for a in self.arguments.values() if a.kind == "map_capacity" and a.map in self.program.maps
         ]
@@ -272,18 +251,18 @@ class _Lowering:
         return self.value(f"getelementptr i8, ptr %stack, i64 {offset}")
 
     def memory(self, base: str, offset: int | str = 0) -> str:
-        pointer = self.value(f"inttoptr i64 {base} to {self.target.pointer}")
-        return self.value(f"getelementptr i8, {self.target.pointer} {pointer}, i64 {offset}")
+        pointer = self.value(f"inttoptr i64 {base} to {self.backend.pointer}")
+        return self.value(f"getelementptr i8, {self.backend.pointer} {pointer}, i64 {offset}")
 
-    def source(self, register: int, call: Call) -> tuple[str, str]:
-        """(pointer type, pointer) of what a helper's argument points to."""
+    def source(self, register: int, call: CheckedCall) -> tuple[str, str]:
+        """Return (pointer type, pointer) of what a helper's argument points to."""
         address = self.get(register)
         if call.pointers[register] == "stack":
             return "ptr", self.stack(address)
-        return self.target.pointer, self.memory(address)
+        return self.backend.pointer, self.memory(address)
 
     def copy(self, to: tuple[str, str], source: tuple[str, str], size: int, alignment: int) -> None:
-        """`size` bytes; `alignment` is the target's."""
+        """Emit a copy of `size` bytes. `alignment`: of the destination."""
         for at, width in storage.chunks(size):
             kind = f"i{8 * width}"
             a = self.value(f"getelementptr i8, {source[0]} {source[1]}, i64 {at}")
@@ -348,11 +327,11 @@ class _Lowering:
         return self.wide(result, bits)
 
     def is_short_shift(self, i: Instruction) -> bool:
-        """Whether this is how a compiler without instructions of 32 bits shifts 32 of them to the right: the next one masks what
-        they leave."""
+        """Return whether this is a right shift of 32 bits as compilers without 32-bit instructions write it: a 64-bit shift, and a
+        mask in the next instruction."""
         following = self.code[self.pc + 1]
         return (
-            "shift" in self.target.calls
+            "shift" in self.backend.calls
             and i.opcode == b.ALU64 | b.RSH
             and 0 < i.imm < 32
             and (following.opcode, following.dst, following.imm)
@@ -360,11 +339,11 @@ class _Lowering:
         )
 
     def short_shift(self, value: str, amount: int) -> str:
-        """The same in 32 bits, as LLVM would not do it; so what comes before has 32 bits, too."""
+        """Emit such a shift in 32 bits, so that the computation before it can have 32 bits too. LLVM does not do this itself."""
         return self.wide(self.value(self.call("shift", f"i32 {self.low(value)}", f"i32 {amount}")))
 
     def divide(self, quotient: bool, is_signed: bool, kind: str, left: str, right: str) -> str:
-        """x / 0 = 0 and x % 0 = x; the smallest number divided by -1 is itself, with remainder 0."""
+        """Emit a division as eBPF defines it: x / 0 = 0, x % 0 = x; the smallest number divided by -1 is itself, with remainder 0."""
         zero = self.value(f"icmp eq {kind} {right}, 0")
         divisor = self.value(f"select i1 {zero}, {kind} 1, {kind} {right}")
         if is_signed:
@@ -387,15 +366,15 @@ class _Lowering:
             narrow = self.value(f"call i{i.imm} @llvm.bswap.i{i.imm}(i{i.imm} {narrow})")
         return self.wide(narrow, i.imm)
 
-    def access(self) -> Access:
+    def access(self) -> CheckedAccess:
         return self.checked.accesses[(self.chain, self.pc)]
 
-    def place(self, register: int, offset: int, access: Access, width: int) -> tuple[str, str, int]:
-        """(pointer type, pointer, alignment) of an access to the stack or to memory."""
+    def place(self, register: int, offset: int, access: CheckedAccess, width: int) -> tuple[str, str, int]:
+        """Return (pointer type, pointer, alignment) of an access to the stack or to memory."""
         base = self.get(register)
         if access.kind == "stack":
             return "ptr", self.stack(self.value(f"add i64 {base}, {offset}")), 1
-        return self.target.pointer, self.memory(base, offset), max(access.alignment, width)
+        return self.backend.pointer, self.memory(base, offset), max(access.alignment, width)
 
     def load(self, i: Instruction) -> None:
         width = b.WIDTH[i.opcode & 0x18]
@@ -427,21 +406,21 @@ class _Lowering:
         self.put(i.dst, value)
 
     def context(self, field: str) -> str:
-        if field in _NARROW.get(self.checked.function.point, ()):  # then a comparison is one of 32 bits
+        if field in _NARROW.get(self.checked.function.point, ()):  # so that comparisons have 32 bits
             return self.wide(self.argument("context", field, "b32", field=field))
         if field != "launch":
             return self.argument("context", field, field=field)
         launch = self.argument("launch", "launch")
         if self.checked.function.point not in b.DEVICE_POINTS:
             return launch
-        # In a graph it is counted from a number in GPU memory, which is read here, after the clocks that come before.
+        # In a graph, the number counts from a word in GPU memory. It is read here, after clocks that the program reads earlier.
         cell = self.argument("replay", "replay")
         again, once = self.fresh("again"), self.fresh("once")
         self.emit("store i64 0, ptr %first")
         there = self.value(f"icmp ne i64 {cell}, 0")
         self.emit(f"br i1 {there}, label %{again}, label %{once}")
         self.label(again)
-        first = self.value(f"load i64, {self.target.pointer} {self.memory(cell)}, align 8")
+        first = self.value(f"load i64, {self.backend.pointer} {self.memory(cell)}, align 8")
         self.emit(f"store i64 {first}, ptr %first")
         self.emit(f"br label %{once}")
         self.label(once)
@@ -470,7 +449,7 @@ class _Lowering:
             b.ATOMIC_XOR: "xor",
             b.ATOMIC_XCHG: "xchg",
         }
-        if space == "ptr" and self.access().kind == "stack":  # nobody else sees it
+        if space == "ptr" and self.access().kind == "stack":  # only this thread can access it
             old = self.value(f"load {kind}, ptr {pointer}, align 1")
             if operation == b.ATOMIC_CMPXCHG:
                 same = self.value(f"icmp eq {kind} {old}, {expected}")
@@ -484,12 +463,12 @@ class _Lowering:
             self.emit(f"store {kind} {new}, ptr {pointer}, align 1")
         elif operation == b.ATOMIC_CMPXCHG:
             pair = self.value(
-                f"cmpxchg {space} {pointer}, {kind} {expected}, {kind} {value} {self.target.scope} monotonic monotonic"
+                f"cmpxchg {space} {pointer}, {kind} {expected}, {kind} {value} {self.backend.scope} monotonic monotonic"
             )
             old = self.value(f"extractvalue {{ {kind}, i1 }} {pair}, 0")
         else:
             old = self.value(
-                f"atomicrmw {names[operation]} {space} {pointer}, {kind} {value} {self.target.scope} monotonic"
+                f"atomicrmw {names[operation]} {space} {pointer}, {kind} {value} {self.backend.scope} monotonic"
             )
         if operation == b.ATOMIC_CMPXCHG:
             self.put(0, self.wide(old, bits))
@@ -509,7 +488,7 @@ class _Lowering:
             self.emit(f"br label %{self.block((*self.chain, self.pc), self.pc + 1 + i.imm)}")
         elif op == b.CALL:
             call = self.checked.calls[(self.chain, self.pc)]
-            self.put(0, _HELPERS[call.helper](self, call))
+            self.put(0, self.helper(call))
             self.go(self.pc + 1)
         else:
             self.branch(i, op)
@@ -542,7 +521,7 @@ class _Lowering:
     # Threads
 
     def number(self, unit: str, kind: str) -> str:
-        """Number of the thread, warp or block in its grid, as `kind` (i32 wraps: no instance has room for more)."""
+        """Return the number of the thread, warp or block in its grid, as `kind`. An i32 may wrap: no instance has room for more."""
 
         def get(name: str) -> str:
             return self.special(name) if kind == "i64" else self.special32(name)
@@ -566,26 +545,30 @@ class _Lowering:
 
     # Helpers
 
-    def three(self, prefix: str) -> Callable[[Call], str]:
-        def emit(call: Call) -> str:
-            for register, axis in zip((1, 2, 3), AXES, strict=True):
-                value = self.special(f"{prefix}.{axis}")
-                kind, pointer = self.source(register, call)
-                self.emit(f"store i64 {value}, {kind} {pointer}, align {1 if kind == 'ptr' else 8}")
-            return "0"
+    def helper(self, call: CheckedCall) -> str:
+        """Emit a call of a helper, as the table of helpers says, and return its result."""
+        helper = HELPERS[call.helper]
+        use = helper.native if self.checked.function.point in b.HOST_POINTS else helper.device
+        assert use is not None
+        return LOWERINGS[use.lowering](self, call, use.operand)
 
-        return emit
+    def index(self, call: CheckedCall, operand: str) -> str:
+        for register, axis in zip(HELPERS[call.helper].registers[ArgumentKind.RESULT], AXES, strict=True):
+            value = self.special(f"{operand}.{axis}")
+            kind, pointer = self.source(register, call)
+            self.emit(f"store i64 {value}, {kind} {pointer}, align {1 if kind == 'ptr' else 8}")
+        return "0"
 
-    def lookup(self, call: Call) -> str:
+    def lookup(self, call: CheckedCall, operand: str) -> str:
         definition = self.map(call.map)
         if definition.kind == "param":
-            return str(1 << 62)  # never read as an address: every access names its parameter
+            return str(1 << 62)  # never used as an address: every access names its parameter
         if definition.kind == "hash":
             return self.hash_call("find", call, definition)
         return self.element(call, definition)
 
-    def element(self, call: Call, definition: MapDefinition) -> str:
-        """Address of an array element, or 0."""
+    def element(self, call: CheckedCall, definition: MapDefinition) -> str:
+        """Return the address of an array element, or 0."""
         kind, pointer = self.source(2, call)
         key = self.value(f"load i32, {kind} {pointer}, align {1 if kind == 'ptr' else 4}")
         inside = self.value(f"icmp ult i32 {key}, {definition.max_entries}")
@@ -596,7 +579,7 @@ class _Lowering:
         capacity = self.argument("map_capacity", f"capacity_{definition.name}", map=definition.name)
         if definition.kind == "site_array":
             return self.at(base, self.of_site(key, capacity), definition.value_size)
-        # A unit beyond the capacity gets the element after the last: no second path, and memory stays safe.
+        # A unit beyond the capacity gets the element after the last one. This needs no branch, and stays inside of the map.
         unit = self.number(SHAPED[definition.kind], "i32")
         room = self.low(capacity)
         fits = self.value(f"icmp ult i32 {unit}, {room}")
@@ -612,8 +595,8 @@ class _Lowering:
         return self.value(f"select i1 {inside}, i64 {address}, i64 0")
 
     def at(self, base: str, index: str, size: int) -> str:
-        """The address of element `index`, an i32. No map is at 0, nor wraps."""
-        if "element" in self.target.calls:
+        """Return the address of element `index`, an i32. No map is at address 0 or wraps around."""
+        if "element" in self.backend.calls:
             address = self.value(self.call("element", f"i32 {index}", f"i32 {size}", f"i64 {base}"))
             self.declared.add("declare void @llvm.assume(i1)")
             self.emit(f"call void @llvm.assume(i1 {self.value(f'icmp ne i64 {address}, 0')})")
@@ -622,7 +605,7 @@ class _Lowering:
         return self.value(f"add nuw i64 {base}, {offset}")
 
     def of_site(self, site: str, capacity: str) -> str:
-        """Number of the value of a site on this multiprocessor; of what is no site, of the value after the last."""
+        """Return the index of a site's value on this multiprocessor, or for an unknown site the index after the last."""
         sites = self.low(capacity)
         mask = self.low(self.value(f"lshr i64 {capacity}, 32"))
         shard = self.value(f"and i32 {self.special32('sm')}, {mask}")
@@ -632,19 +615,19 @@ class _Lowering:
         inside = self.value(f"icmp ult i32 {site}, {sites}")
         return self.value(f"select i1 {inside}, i32 {own}, i32 {last}")
 
-    def update(self, call: Call) -> str:
+    def update(self, call: CheckedCall, operand: str) -> str:
         definition = self.map(call.map)
         if definition.kind == "hash":
-            return self.hash_call(("update", "insert", "replace")[call.size], call, definition)
+            return self.hash_call(("update", "insert", "replace")[call.flags], call, definition)
         address = self.element(call, definition)
         there = self.value(f"icmp ne i64 {address}, 0")
-        if call.size == 1:  # BPF_NOEXIST: elements of an array always exist
+        if call.flags == 1:  # BPF_NOEXIST: elements of an array always exist
             return self.value(f"select i1 {there}, i64 -17, i64 -7")
         write, done = self.fresh("write"), self.fresh("done")
         self.emit(f"br i1 {there}, label %{write}, label %{done}")
         self.label(write)
         self.copy(
-            (self.target.pointer, self.memory(address)),
+            (self.backend.pointer, self.memory(address)),
             self.source(3, call),
             definition.value_size,
             value_alignment(definition),
@@ -653,10 +636,10 @@ class _Lowering:
         self.label(done)
         return self.value(f"select i1 {there}, i64 0, i64 -7")
 
-    def delete(self, call: Call) -> str:
+    def delete(self, call: CheckedCall, operand: str) -> str:
         return self.hash_call("delete", call, self.map(call.map))
 
-    def hash_call(self, operation: str, call: Call, definition: MapDefinition) -> str:
+    def hash_call(self, operation: str, call: CheckedCall, definition: MapDefinition) -> str:
         words = []
         kind, pointer = self.source(2, call)
         for at, width in storage.chunks(definition.key_size):
@@ -671,19 +654,13 @@ class _Lowering:
                 part = self.value(f"load i{8 * width}, {kind} {place}, align {1 if kind == 'ptr' else width}")
                 arguments.append(f"i{8 * width} {part}")
         name = f"hash_{operation}_{definition.name}"
-        target = self.target
-        text = storage.hash_function(name, operation, definition, target.pointer, target.scope, target.warps)
-        self.declared.update(storage.WARP_DECLARATIONS if target.warps else ())
+        text = storage.hash_function(name, operation, definition, self.backend)
         return self.value(f"call i64 {self.function(name, text)}({', '.join(arguments)})")
 
     def reserve_room(self, definition: MapDefinition) -> tuple[str, str]:
-        """(address of a record's header or 0, its mark)"""
+        """Reserve a record and return (address of its header or 0, its mark)."""
         name = f"ring_{definition.name}"
-        target = self.target
-        text = storage.ring_function(name, definition, target.pointer, target.scope, target.warps)
-        self.declared.update(
-            (*storage.RING_DECLARATIONS, *(storage.WARP_DECLARATIONS if target.warps else ()))
-        )
+        text = storage.ring_function(name, definition, self.backend)
         base, sm = self.base(definition.name), self.special32("sm")
         pair = self.value(f"call {{ i64, i32 }} {self.function(name, text)}(i64 {base}, i32 {sm})")
         return (
@@ -692,10 +669,10 @@ class _Lowering:
         )
 
     def commit(self, header: str, size: int, mark: str) -> None:
-        """Mark and size in one store, ordered after the payload for the host too."""
+        """Store mark and size at once, after the payload also in the order that the host sees."""
         pointer = self.memory(header)
         word = self.value(f"or i64 {self.wide(mark)}, {size << 32}")
-        self.emit(f"store atomic i64 {word}, {self.target.pointer} {pointer} release, align 8")
+        self.emit(f"store atomic i64 {word}, {self.backend.pointer} {pointer} release, align 8")
 
     def record(self, definition: MapDefinition, size: int, fill: Callable[[str], None]) -> str:
         header, mark = self.reserve_room(definition)
@@ -709,89 +686,94 @@ class _Lowering:
         self.label(done)
         return self.value(f"select i1 {there}, i64 0, i64 -11")
 
-    def output(self, call: Call) -> str:
-        source = self.source(4 if call.helper == 25 else 2, call)
+    def output(self, call: CheckedCall, operand: str) -> str:
+        source = self.source(HELPERS[call.helper].register(ArgumentKind.RECORD), call)
 
         def fill(payload: str) -> None:
-            self.copy((self.target.pointer, payload), source, call.size, 8)
+            self.copy((self.backend.pointer, payload), source, call.size, 8)
 
         return self.record(self.map(call.map), call.size, fill)
 
-    def reserve(self, call: Call) -> str:
+    def reserve(self, call: CheckedCall, operand: str) -> str:
         header, mark = self.reserve_room(self.map(call.map))
         there = self.value(f"icmp ne i64 {header}, 0")
         write, done = self.fresh("write"), self.fresh("done")
         self.emit(f"br i1 {there}, label %{write}, label %{done}")
         self.label(write)
-        # The mark waits in place of the size until the record is submitted.
+        # The size field keeps the mark until the record is submitted.
         pointer = self.memory(header, 4)
-        self.emit(f"store i32 {mark}, {self.target.pointer} {pointer}, align 4")
+        self.emit(f"store i32 {mark}, {self.backend.pointer} {pointer}, align 4")
         self.emit(f"br label %{done}")
         self.label(done)
         payload = self.value(f"add i64 {header}, 8")
         return self.value(f"select i1 {there}, i64 {payload}, i64 0")
 
-    def submit(self, call: Call) -> str:
+    def submit(self, call: CheckedCall, operand: str, state: int = 0) -> str:
         payload = self.get(1)
         header = self.value(f"add i64 {payload}, -8")
         pointer = self.memory(header, 4)
-        mark = self.value(f"load i32, {self.target.pointer} {pointer}, align 4")
-        self.commit(header, call.size | (DISCARDED if call.helper == 133 else 0), mark)
+        mark = self.value(f"load i32, {self.backend.pointer} {pointer}, align 4")
+        self.commit(header, call.size | state, mark)
         return "0"
 
-    def print(self, call: Call) -> str:
+    def discard(self, call: CheckedCall, operand: str) -> str:
+        return self.submit(call, operand, DISCARDED)
+
+    def print(self, call: CheckedCall, operand: str) -> str:
         number = format_number(call.text)
         self.formats[number] = call.text
-        count = call.text.replace("%%", "").count("%") if call.helper == 6 else 0
-        values = [self.get(3 + n) if n < count else "0" for n in range(PRINT_ARGUMENTS)]
+        conversions = call.text.replace("%%", "").count("%")
+        printed = HELPERS[call.helper].registers.get(ArgumentKind.PRINTED, ())[:conversions]
+        values = [self.get(register) for register in printed]
+        values += ["0"] * (PRINT_ARGUMENTS - len(values))
 
         def fill(payload: str) -> None:
             for at, value in enumerate([str(number), *values]):
-                place = self.value(f"getelementptr i8, {self.target.pointer} {payload}, i64 {8 * at}")
-                self.emit(f"store i64 {value}, {self.target.pointer} {place}, align 8")
+                place = self.value(f"getelementptr i8, {self.backend.pointer} {payload}, i64 {8 * at}")
+                self.emit(f"store i64 {value}, {self.backend.pointer} {place}, align 8")
 
         definition = self.map(PRINTS)
         return self.record(definition, definition.value_size, fill)
 
-    def kernels(self, number: int, *arguments: str) -> str:
-        """The result of one of the kernel's helpers; where the program does not run in the kernel, a C function."""
-        address = self.argument("helper", f"helper_{number}", offset=number)
+    def agent_function(self, call: CheckedCall, operand: str) -> str:
+        """Call the C function of the agent that replaces a helper of the kernel, with the same arguments. Return its result."""
+        arguments = []
+        for register, argument in enumerate(HELPERS[call.helper].arguments, 1):
+            if argument.kind is ArgumentKind.BUFFER:
+                arguments.append(" ".join(self.source(register, call)))
+            else:
+                value = str(call.size) if argument.kind is ArgumentKind.SIZE else self.get(register)
+                arguments.append(f"i64 {value}")
+        address = self.argument("helper", f"helper_{call.helper}", offset=call.helper)
         function = self.value(f"inttoptr i64 {address} to ptr")
         return self.value(f"call i64 {function}({', '.join(arguments)})")
 
-    def comm(self, call: Call) -> str:
-        kind, pointer = self.source(1, call)
-        return self.kernels(16, f"{kind} {pointer}", f"i64 {call.size}")
-
-    def pid_tgid(self, call: Call) -> str:
-        if self.checked.function.point in b.HOST_POINTS:
-            return self.kernels(14)
-        return self.argument("pid_tgid", "pid_tgid")
-
-    def maximum(self, call: Call) -> str:
-        pointer = self.memory(self.get(1))
+    def maximum(self, call: CheckedCall, operand: str) -> str:
+        helper = HELPERS[call.helper]
+        pointer = self.memory(self.get(helper.register(ArgumentKind.CELL)))
+        value = self.get(helper.register(ArgumentKind.NUMBER))
         return self.value(
-            f"atomicrmw umax {self.target.pointer} {pointer}, i64 {self.get(2)} {self.target.scope} monotonic"
+            f"atomicrmw umax {self.backend.pointer} {pointer}, i64 {value} {self.backend.scope} monotonic"
         )
 
-    def logarithm(self, call: Call) -> str:
+    def logarithm(self, call: CheckedCall, operand: str) -> str:
         self.declared.add("declare i64 @llvm.ctlz.i64(i64, i1)")
         some = self.value(f"or i64 {self.get(1)}, 1")
         return self.value(f"xor i64 63, {self.value(f'call i64 @llvm.ctlz.i64(i64 {some}, i1 true)')}")
 
-    def popcount(self, call: Call) -> str:
+    def popcount(self, call: CheckedCall, operand: str) -> str:
         self.declared.add("declare i64 @llvm.ctpop.i64(i64)")
         return self.value(f"call i64 @llvm.ctpop.i64(i64 {self.get(1)})")
 
-    def first(self, call: Call) -> str:
-        """Told from the lane's number: then ptxas knows that it is one lane, and does not add up over lanes before each atomic
-        operation. It does not see that in a mask."""
+    def first(self, call: CheckedCall, operand: str) -> str:
+        """Compare the lane's number, not a mask: then ptxas knows that only one lane goes on, and does not reduce over lanes before
+        each atomic operation."""
         self.declared.add("declare i32 @llvm.cttz.i32(i32, i1)")
         lowest = self.value(f"call i32 @llvm.cttz.i32(i32 {self.low(self.get(1))}, i1 true)")
-        lowest = self.value(f"freeze i32 {lowest}")  # an empty mask has none: any number is as good
+        lowest = self.value(f"freeze i32 {lowest}")  # an empty mask has no lowest lane: any number will do
         return self.wide(self.value(f"icmp eq i32 {self.special32('this_lane')}, {lowest}"), 1)
 
-    def warp(self, call: Call) -> str:
+    def warp(self, call: CheckedCall, operand: str) -> str:
         row = self.value(f"mul i64 {self.special('tid.z')}, {self.special('ntid.y')}")
         row = self.value(f"add i64 {row}, {self.special('tid.y')}")
         row = self.value(f"mul i64 {row}, {self.special('ntid.x')}")
@@ -800,13 +782,13 @@ class _Lowering:
 
 
 def _aligned(alignment: int, at: int, width: int) -> int:
-    """The best known alignment of byte `at` of something aligned to `alignment`; at least 1."""
+    """Return the alignment of byte `at` of an object that is aligned to `alignment`."""
     while alignment > 1 and at % alignment:
         alignment //= 2
     return max(alignment, 1)
 
 
-# Context fields that 32 bits hold, by point.
+# Context fields that fit into 32 bits, by point.
 _NARROW = {"access": ("site", "width", "space", "kind", "active", "effect")}
 
 _CONDITIONS = {
@@ -822,50 +804,32 @@ _CONDITIONS = {
     b.JSLE: "sle",
 }
 
-_HELPERS: dict[int, Callable[[_Lowering, Call], str]] = {
-    1: _Lowering.lookup,
-    2: _Lowering.update,
-    3: _Lowering.delete,
-    6: _Lowering.print,
-    5: lambda e, call: e.kernels(5),
-    7: lambda e, call: e.kernels(7),
-    8: lambda e, call: e.kernels(8),
-    14: _Lowering.pid_tgid,
-    15: lambda e, call: e.kernels(15),
-    16: _Lowering.comm,
-    25: _Lowering.output,
-    42: lambda e, call: e.kernels(42),
-    80: lambda e, call: e.kernels(80),
-    # No name space but the process's own is known to it, and that is the one that helper 14 tells of.
-    120: lambda e, call: "-22",
-    123: lambda e, call: e.kernels(123, f"i64 {e.get(1)}"),
-    125: lambda e, call: e.kernels(125),
-    160: lambda e, call: e.kernels(160),
-    130: _Lowering.output,
-    131: _Lowering.reserve,
-    132: _Lowering.submit,
-    133: _Lowering.submit,
-    501: _Lowering.print,
-    502: lambda e, call: e.special("globaltimer"),
-    503: lambda e, call: e.three("ctaid")(call),
-    504: lambda e, call: e.three("ntid")(call),
-    505: lambda e, call: e.three("tid")(call),
-    506: lambda e, call: e.special("membar"),
-    601: lambda e, call: e.three("nctaid")(call),
-    602: lambda e, call: e.special("lane"),
-    603: _Lowering.warp,
-    604: lambda e, call: e.special("sm"),
-    605: lambda e, call: e.special("clock"),
-    606: lambda e, call: e.number("thread", "i64"),
-    607: _Lowering.maximum,
-    608: lambda e, call: e.together("active"),
-    609: _Lowering.logarithm,
-    610: lambda e, call: e.together("match", f"i64 {e.get(1)}"),
-    611: lambda e, call: e.together("ballot", f"i64 {e.get(1)}"),
-    612: lambda e, call: e.together("shuffle", f"i64 {e.get(1)}", f"i32 {e.low(e.get(2))}"),
-    613: lambda e, call: e.argument("kernel", "kernel"),
-    614: lambda e, call: e.argument("epoch", "epoch"),
-    615: _Lowering.popcount,
-    616: lambda e, call: e.special("lanes_below"),
-    617: _Lowering.first,
+# How helpers are lowered: by the names in the table of helpers, given the call and the operand there.
+LOWERINGS: Mapping[str, Callable[[_Lowering, CheckedCall, str], str]] = {
+    "lookup": _Lowering.lookup,
+    "update": _Lowering.update,
+    "delete": _Lowering.delete,
+    "print": _Lowering.print,
+    "output": _Lowering.output,
+    "reserve": _Lowering.reserve,
+    "submit": _Lowering.submit,
+    "discard": _Lowering.discard,
+    "function": _Lowering.agent_function,
+    "constant": lambda lowering, call, operand: operand,
+    "argument": lambda lowering, call, operand: lowering.argument(operand, operand),
+    "special": lambda lowering, call, operand: lowering.special(operand),
+    "index": _Lowering.index,
+    "lanes": lambda lowering, call, operand: lowering.collective(
+        operand,
+        *(f"i64 {lowering.get(register)}" for register, _ in enumerate(HELPERS[call.helper].arguments, 1)),
+    ),
+    "shuffle": lambda lowering, call, operand: lowering.collective(
+        "shuffle", f"i64 {lowering.get(1)}", f"i32 {lowering.low(lowering.get(2))}"
+    ),
+    "warp": _Lowering.warp,
+    "thread": lambda lowering, call, operand: lowering.number("thread", "i64"),
+    "maximum": _Lowering.maximum,
+    "logarithm": _Lowering.logarithm,
+    "popcount": _Lowering.popcount,
+    "first": _Lowering.first,
 }

@@ -1,4 +1,4 @@
-"""A host program as machine code. Apart from the lowering, so that prebuilt programs start without it."""
+"""A host program as machine code. Separate from the lowering, which prebuilt programs do not import."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from gpubpf.errors import VerifyError
 class Given:
     """One value that native code is given.
 
-    kind `context` (`number`: of the field of `struct gpu_launch` or `gpu_operation`), `map_base` (address of the shared array
-    `map`), `param` (address of the bytes of the parameter `map`), `helper` (address of the C function that is helper `number`,
-    with the arguments of bpf_helpers and result `u64`).
+    Kinds:
+        context   field `number` of `struct gpu_launch` or `gpu_operation`
+        map_base  the address of the shared array `map`
+        param     the address of the bytes of the parameter `map`
+        helper    the address of the C function for helper `number`, which takes the helper's arguments and returns u64
     """
 
     kind: str
@@ -26,8 +28,11 @@ class Given:
 
 @dataclass(frozen=True)
 class Native:
-    """`code` is `void run(const u64 *values)` for x86-64, System V ABI, that may lie anywhere, followed by nothing it needs;
-    `values` are what it wants, in order."""
+    """A host program in machine code.
+
+    `code` is the function `void run(const u64 *values)` for x86-64 (System V ABI). It is position-independent and refers to no other
+    code or data. `values`: what `run` is given, in order.
+    """
 
     function: str
     code: bytes
@@ -50,7 +55,7 @@ class Native:
 
     @classmethod
     def from_prebuilt(cls, value: Mapping[str, Any] | str) -> Native:
-        """A prebuilt program's, or the reason why there is none, which it raises as VerifyError."""
+        """Return the native form in a prebuilt file. Raises VerifyError if the file has the reason why there is none."""
         if isinstance(value, str):
             raise VerifyError(value)
         return cls.from_json(value)

@@ -1,28 +1,28 @@
-"""LLVM IR → PTX → `Fragment`: text that is placed inline in somebody else's kernel."""
+"""LLVM IR → PTX → `Fragment`: PTX text that the injector places inline in the application's kernels."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from gpubpf.ebpf.bytecode import Function, Program
+from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.errors import VerifyError
+from gpubpf.lower.backend import Backend
 from gpubpf.lower.fragment import Fragment
-from gpubpf.lower.ir import AXES, ENTRY, KEEP_LOOP, Module, Target
+from gpubpf.lower.ir import AXES, ENTRY, KEEP_LOOP, LoweredModule
 from gpubpf.verify import Checked
 
 _SREG = "llvm.nvvm.read.ptx.sreg."
 
 
-def _together(code: str, constraints: str) -> str:
-    """Inline assembly in which %together are the lanes that run it together: as one piece, so that nothing comes in between."""
+def _with_active_mask(code: str, constraints: str) -> str:
+    """Return inline assembly in which %together is the mask of active lanes. It is one piece, so the mask cannot change in between."""
     lines = ["{", ".reg .b32 %together;", "activemask.b32 %together;", *code.split("\n"), "}"]
     return 'asm sideeffect "' + "\\0A".join(lines) + f'", "{constraints}"'
 
 
-NVPTX = Target(
+NVPTX = Backend(
     triple="nvptx64-nvidia-cuda",
-    layout="",
     pointer="ptr addrspace(1)",
     scope='syncscope("device")',
     calls={
@@ -35,26 +35,26 @@ NVPTX = Target(
         "this_lane": (
             'asm "mov.u32 $0, %laneid;", "=r"',
             "i32",
-        ),  # LLVM compares its own intrinsic as 64 bits
+        ),  # not the intrinsic, which LLVM compares as 64 bits
         "lanes_below": (f"{_SREG}lanemask.lt", "i32"),
         "sm": (f"{_SREG}smid", "i32"),
-        # What LLVM would do in 64 bits, as it does not count their price.
+        # LLVM would do these with 64-bit instructions, because it does not know that they cost more.
         "element": ('asm "mad.wide.u32 $0, $1, $2, $3;", "=l,r,n,l"', "i64"),
         "shift": ('asm "shr.u32 $0, $1, $2;", "=r,r,n"', "i32"),
-        # In the program's order among everything that touches memory: LLVM moves its own intrinsics over atomics.
+        # These stay in program order with memory accesses: LLVM would move its own intrinsics across atomics.
         "clock": ('asm sideeffect "mov.u64 $0, %clock64;", "=l,~{memory}"', "i64"),
         "globaltimer": ('asm sideeffect "mov.u64 $0, %globaltimer;", "=l,~{memory}"', "i64"),
         "active": ('asm sideeffect "activemask.b32 $0;", "=r"', "i32"),
-        "match": (_together("match.any.sync.b64 $0, $1, %together;", "=r,l"), "i32"),
+        "match": (_with_active_mask("match.any.sync.b64 $0, $1, %together;", "=r,l"), "i32"),
         "ballot": (
-            _together(
+            _with_active_mask(
                 ".reg .pred %holds;\nsetp.ne.b64 %holds, $1, 0;\nvote.sync.ballot.b32 $0, %holds, %together;",
                 "=r,l",
             ),
             "i32",
         ),
         "shuffle": (
-            _together(
+            _with_active_mask(
                 ".reg .b32 %low, %high;\nmov.b64 {%low, %high}, $1;\n"
                 "shfl.sync.idx.b32 %low, %low, $2, 31, %together;\n"
                 "shfl.sync.idx.b32 %high, %high, $2, 31, %together;\nmov.b64 $0, {%low, %high};",
@@ -70,18 +70,18 @@ NVPTX = Target(
 
 
 def lower(program: Program, checked: Checked) -> Fragment:
-    """The fragment of a verified device program. Raises VerifyError when its stack does not fit into registers."""
+    """Return a verified device program as a fragment. Raises VerifyError if its stack does not fit into registers."""
     from gpubpf.lower import ir
 
     module = ir.lower(program, checked, NVPTX)
     ptx = assembly(module.text)
-    if ".local" in ptx:  # an array on the stack: with its loops unrolled it may dissolve
+    if ".local" in ptx:  # an array on the stack; it may dissolve into registers if loops are unrolled
         ptx = assembly(module.text.replace(KEEP_LOOP, "gpubpf.any"))
     return fragment(checked.function, module, ptx)
 
 
 def assembly(text: str) -> str:
-    """PTX of an LLVM module, optimized."""
+    """Optimize an LLVM module and return its PTX."""
     import llvmlite.binding as llvm
 
     llvm.initialize_all_targets()
@@ -112,7 +112,7 @@ _WIDTHS = {"pred": 0, "b16": 1, "b32": 1, "f32": 1, "b64": 2, "f64": 2, "b128": 
 
 
 def _kept_loops(body: list[str]) -> list[str]:
-    """With word to ptxas at the head of each loop not to unroll it (PTX ISA, "nounroll"): LLVM says so at some only."""
+    """Return the body with a pragma "nounroll" (PTX ISA) at the head of each loop, so that ptxas keeps it. LLVM writes only some."""
     labels = {line[:-1]: at for at, line in enumerate(body) if line.endswith(":")}
     jumps = ((at, re.search(r"\bbra\S*\s+(\S+);", line)) for at, line in enumerate(body))
     heads = {labels[jump[1]] for at, jump in jumps if jump and labels.get(jump[1], at) < at}
@@ -123,8 +123,8 @@ def _kept_loops(body: list[str]) -> list[str]:
     return kept
 
 
-def fragment(function: Function, module: Module, ptx: str) -> Fragment:
-    """Takes LLVM's function apart: its body becomes a block."""
+def fragment(function: BpfFunction, module: LoweredModule, ptx: str) -> Fragment:
+    """Return the fragment: a block with the body of LLVM's function. Raises VerifyError if it needs local memory or calls."""
     if "__local_depot" in ptx or ".local" in ptx:
         raise VerifyError(
             f"device program {function.name}: an array on the stack does not fit into registers;"
@@ -152,7 +152,7 @@ def fragment(function: Function, module: Module, ptx: str) -> Fragment:
     text = "\n".join(["{", *(line for line in lines if line), "}"])
     if ENTRY in text or re.search(r"\bcall\b", text):
         raise VerifyError(
-            f"device program {function.name}: it could not be inlined as a whole; split it into smaller programs"
+            f"device program {function.name}: LLVM could not inline all of it; split it into smaller programs"
         )
     used = tuple(a for a in module.arguments if re.search(re.escape(a.register) + r"\b", text))
     return Fragment(function.name, text, used, registers, module.formats)

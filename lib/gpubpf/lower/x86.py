@@ -1,54 +1,38 @@
-"""LLVM IR → x86-64 machine code → `Native`: a host program that a traced process runs itself."""
+"""LLVM IR → x86-64 machine code → `Native`: a host program that the traced process runs."""
 
 from __future__ import annotations
 
-from gpubpf.ebpf.bytecode import CONTEXTS, Function, Program
+from gpubpf import elf
+from gpubpf.ebpf.bytecode import CONTEXTS, BpfFunction, Program
 from gpubpf.errors import VerifyError
-from gpubpf.images.fatbin import elf_of_bytes
 from gpubpf.lower import context, ir
+from gpubpf.lower.backend import Backend
 from gpubpf.lower.native import Given, Native
 from gpubpf.verify import check
 
-X86 = ir.Target(
+X86 = Backend(
     triple="x86_64-unknown-linux-gnu",
-    layout="",
     pointer="ptr",
     scope="",
     calls={},
 )
-# The registers of floating point are the application's; and nothing may lie outside of the code: no tables, no calls of memset.
+# Floating-point registers belong to the application. And all must be in the code: no tables, no calls of memset.
 _FEATURES = "-mmx,-sse,-sse2,-x87,+soft-float"
 _ATTRIBUTES = '"no-jump-tables"="true" "no-builtins" noimplicitfloat nounwind'
 
 
-def lower(program: Program, function: Function) -> Native:
-    """The native code of a program on the host. Raises VerifyError where it has none: what only the kernel has is named."""
+def lower(program: Program, function: BpfFunction) -> Native:
+    """Return a host program as machine code. Raises VerifyError, which names what only the kernel has."""
     checked = check(program, context.copied(function, context.FIELDS[function.point]))
     module = ir.lower(program, checked, X86)
     values: dict[Given, int] = {}
     loads: list[str] = []
     passed: list[str] = []
     for argument in module.arguments:
-        given = _given(argument, function.point)
-        slot = values.setdefault(given, len(values))
-        name, kind = argument.name, "i64" if argument.type == "b64" else "i32"
-        loads += [
-            f"  %{name}.at = getelementptr i64, ptr %values, i64 {slot}",
-            f"  %{name}.value = load i64, ptr %{name}.at, align 8",
-        ]
-        result = f"%{name}.value"
-        if argument.kind == "param":
-            bits = 8 * argument.width
-            loads += [
-                f"  %{name}.base = inttoptr i64 {result} to ptr",
-                f"  %{name}.byte = getelementptr i8, ptr %{name}.base, i64 {argument.offset}",
-                f"  %{name}.part = load i{bits}, ptr %{name}.byte, align {argument.width}",
-            ]
-            result = f"%{name}.part"
-            if f"i{bits}" != kind:
-                loads.append(f"  %{name}.wide = zext i{bits} {result} to {kind}")
-                result = f"%{name}.wide"
-        passed.append(f"{kind} {result}")
+        slot = values.setdefault(_given(argument, function.point), len(values))
+        lines, result = _loaded(argument, slot)
+        loads += lines
+        passed.append(result)
     inner = f"define internal void @{ir.ENTRY}("
     text = module.text.replace(f"define void @{ir.ENTRY}(", inner).replace(") nounwind {", ") alwaysinline {")
     text += "\n".join(
@@ -62,6 +46,26 @@ def lower(program: Program, function: Function) -> Native:
         ]
     )
     return Native(function.name, _machine_code(function.name, text), tuple(values))
+
+
+def _loaded(argument: ir.Argument, slot: int) -> tuple[list[str], str]:
+    """Return the LLVM IR that reads an argument from slot `slot` of %values, and the typed value to pass."""
+    name, kind = argument.name, "i64" if argument.type == "b64" else "i32"
+    lines = [
+        f"  %{name}.at = getelementptr i64, ptr %values, i64 {slot}",
+        f"  %{name}.value = load i64, ptr %{name}.at, align 8",
+    ]
+    if argument.kind != "param":
+        return lines, f"{kind} %{name}.value"
+    part = f"i{8 * argument.width}"
+    lines += [
+        f"  %{name}.base = inttoptr i64 %{name}.value to ptr",
+        f"  %{name}.byte = getelementptr i8, ptr %{name}.base, i64 {argument.offset}",
+        f"  %{name}.part = load {part}, ptr %{name}.byte, align {argument.width}",
+    ]
+    if part == kind:
+        return lines, f"{kind} %{name}.part"
+    return [*lines, f"  %{name}.wide = zext {part} %{name}.part to {kind}"], f"{kind} %{name}.wide"
 
 
 def _given(argument: ir.Argument, point: str) -> Given:
@@ -89,14 +93,14 @@ def _machine_code(name: str, text: str) -> bytes:
     module.data_layout = str(machine.target_data)
     module.verify()
     nvptx.optimize(module, machine)
-    elf = elf_of_bytes(machine.emit_object(module))
+    made = elf.of_bytes(machine.emit_object(module))
     code = b""
-    for section in elf.sections:
+    for section in made.sections:
         if section.name == ".text":
-            code = elf.contents(section)
+            code = made.contents(section)
         elif section.size and section.name.startswith((".rela.text", ".rodata", ".data", ".bss", ".text.")):
             raise VerifyError(
-                f"host program {name}: its native form is not one piece of code ({section.name}); split it into smaller"
-                " programs, or run as root"
+                f"host program {name}: its machine code needs the section {section.name}; split it into smaller programs,"
+                " or run as root"
             )
     return code

@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from gpubpf.ebpf.bytecode import WRITES
-from gpubpf.session.kernel_shapes import COUNT, Place, Places, source_of
-from gpubpf.show import cli, table
-from gpubpf.show.owner_columns import Whose
+from gpubpf.session.kernel_shapes import COUNT, KernelShape, KernelShapes, site_names
+from gpubpf.show import table
+from gpubpf.show.owner_columns import OwnerColumns
+from gpubpf.show.results import Results
+from gpubpf.show.summary_text import summary_lines
 
 if TYPE_CHECKING:
     import argparse
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from gpubpf.session.launch_shape import Index
     from gpubpf.session.results import ProcessLog
     from gpubpf.session.session import Session
-    from gpubpf.show.cli import Output
+    from gpubpf.show.output import Output
 
     Array = np.ndarray[Any, Any]
 
@@ -57,7 +59,7 @@ class Accesses:
     time     i64: ns of the GPU's clock; None when records have no times
     """
 
-    place: Place
+    place: KernelShape
     launch: Array
     site: Array
     kind: Array
@@ -72,7 +74,7 @@ class Accesses:
         return len(self.address)
 
     @classmethod
-    def of(cls, place: Place, process: int, records: Array) -> Accesses:
+    def of(cls, place: KernelShape, process: int, records: Array) -> Accesses:
         """Return the accesses in `records`, a structured array with the fields of the ring.
 
         `process`: the number of the process in the session.
@@ -136,7 +138,7 @@ class SiteLabels:
     def of(cls, sites: Mapping[int, Any]) -> SiteLabels:
         """Return the labels of a kernel's sites, given by number."""
         count = min(max(sites, default=-1) + 1, SITE_TOO_LARGE)
-        source = source_of(sites)
+        source = site_names(sites)
         texts = [source(number) or "?" for number in range(count)]
         known = [sites.get(number) for number in range(count)]
         return cls(
@@ -176,11 +178,11 @@ class AccessLog:
         keep_until_end: bool,
         sinks: Sequence[AccessSink],
         host_times: bool = False,
-        whose: Whose | None = None,
+        whose: OwnerColumns | None = None,
     ) -> None:
-        self._whose = Whose() if whose is None else whose
+        self._whose = OwnerColumns() if whose is None else whose
         self.ring = TIMED_RING if timed else RING
-        self.places = Places(numbered=True)
+        self.places = KernelShapes(numbered=True)
         self._keep_until_end, self._sinks, self._host_times = keep_until_end, sinks, host_times
         self._waiting: list[tuple[int, Array]] = []  # (process number, records)
         self._labels: dict[tuple[int, str], SiteLabels] = {}
@@ -229,7 +231,7 @@ class AccessLog:
                 for sink in self._sinks:
                     sink(part, where, times)
 
-    def _group_by_shape(self, process: int, records: Array) -> tuple[Array, list[tuple[Place, Array]]]:
+    def _group_by_shape(self, process: int, records: Array) -> tuple[Array, list[tuple[KernelShape, Array]]]:
         """Return the records whose launch is unknown, and the others by kernel and launch shape, all in their order."""
         count = records["launch"] & np.uint64(COUNT)
         known = self.places.of_launch
@@ -237,7 +239,7 @@ class AccessLog:
             place = known.get((process, int(count[0])))
             return (records, []) if place is None else (records[:0], [(place, records)])
         numbers, codes = _distinct_launches(count)
-        found: dict[Place, int] = {}
+        found: dict[KernelShape, int] = {}
         code_of = np.empty(len(numbers), np.uint16)
         for at, number in enumerate(numbers.tolist()):
             place = known.get((process, number))
@@ -254,7 +256,7 @@ class AccessLog:
         parts = [ordered[first:end] for first, end in itertools.pairwise(borders)]
         return parts[0], list(zip(found, parts[1:], strict=True))
 
-    def _labels_of(self, session: Session, place: Place) -> SiteLabels:
+    def _labels_of(self, session: Session, place: KernelShape) -> SiteLabels:
         """Return the labels of a kernel's sites, from the cache if they are there."""
         key = place.pid, place.mangled
         if key not in self._labels:
@@ -285,16 +287,13 @@ class AccessLog:
     def show_end(self, session: Session, args: argparse.Namespace, out: Output) -> None:
         """Print the last lines, or write the summary record."""
         summary, more = session.summary(), self.losses(session)
-        if args.json:
-            out.record(**({"type": "summary", "tool": args.tool} | summary | more))
-        elif not args.csv:
-            out.line(
-                f"{table.count(self.delivered, 'access')} of {table.count(more['launches'], 'launch')} recorded"
-            )
-            other = summary["lost"] - sum(more["records_lost"].values()) - more["records_incomplete"]
-            out.lines(cli.coverage(summary | {"lost": max(0, other)}))
-            for line in self.loss_lines(more):
-                out.lines(table.wrap(line))
+        other = summary["lost"] - sum(more["records_lost"].values()) - more["records_incomplete"]
+        lines = [
+            f"{table.count(self.delivered, 'access')} of {table.count(more['launches'], 'launch')} recorded",
+            *summary_lines(summary | {"lost": max(0, other)}),
+            *(part for line in self.loss_lines(more) for part in table.wrap(line)),
+        ]
+        Results(args, out).end(summary | more, lines)
 
     def losses(self, session: Session) -> dict[str, Any]:
         """Return the fields about accesses and losses of the summary record."""

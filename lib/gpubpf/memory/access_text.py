@@ -11,14 +11,15 @@ import numpy as np
 from gpubpf import names
 from gpubpf.ebpf.bytecode import KINDS, SPACES
 from gpubpf.memory.access_log import CHUNK, quotient_and_remainder
-from gpubpf.session.kernel_shapes import COUNT, Place
-from gpubpf.show import bulk_text, cli, table
+from gpubpf.session.kernel_shapes import COUNT, KernelShape
+from gpubpf.show import bulk_text, table
 from gpubpf.show.bulk_text import Hex, Words
-from gpubpf.show.owner_columns import Whose
+from gpubpf.show.output import csv_cells
+from gpubpf.show.owner_columns import OwnerColumns
 
 if TYPE_CHECKING:
     from gpubpf.memory.access_log import Accesses, Array, SiteLabels
-    from gpubpf.show.cli import Output
+    from gpubpf.show.output import Output
 
 WHERE_WIDTH = 11  # characters of the column WHERE
 CSV_HEADER = "pid,comm,gpu,kernel,launch,site,op,space,address,width,block_x,block_y,block_z,thread_x,thread_y,thread_z,sm,where\n"
@@ -27,12 +28,14 @@ CSV_HEADER = "pid,comm,gpu,kernel,launch,site,op,space,address,width,block_x,blo
 class Printer:
     """Writes every access as it arrives. `form`: "json", "csv" or "text". `timed`: with times."""
 
-    def __init__(self, out: Output, form: str, timed: bool = False, whose: Whose | None = None) -> None:
+    def __init__(
+        self, out: Output, form: str, timed: bool = False, whose: OwnerColumns | None = None
+    ) -> None:
         self._out, self._form, self._timed = out, form, timed
-        self._whose = Whose() if whose is None else whose
+        self._whose = OwnerColumns() if whose is None else whose
         self._began = False
         self._header = ""
-        self._labels: dict[Place, tuple[str, list[bytes]]] = {}  # kernel name; index of each thread
+        self._labels: dict[KernelShape, tuple[str, list[bytes]]] = {}  # kernel name; index of each thread
 
     def __call__(self, accesses: Accesses, where: SiteLabels, times: Array | None) -> None:
         if not len(accesses) or self._out.closed:
@@ -72,9 +75,9 @@ class Printer:
         if not self._began:
             self._out.write(("ts_ns," if self._timed else "") + CSV_HEADER)
         kernel = names.demangle(place.mangled).short
-        head = cli.csv_cells((place.pid, place.comm, place.gpu, kernel)).encode() + b","
+        head = csv_cells((place.pid, place.comm, place.gpu, kernel)).encode() + b","
         texts = [b",", b",", b",", b",0x", *[b","] * 9, b"\n"]
-        places = _encoded(cli.csv_cells((text,)) for text in where.texts)
+        places = _encoded(csv_cells((text,)) for text in where.texts)
         columns = [*_program_columns(accesses), Words(places, where.codes(accesses.site))]
         if times is None:
             texts.insert(0, (b"," if self._timed else b"") + head)
@@ -113,7 +116,7 @@ class Printer:
             }
             widths = _text_widths(whose)
             if "KERNEL" in widths:
-                label = table.fit(cli.printable(kernel), -widths["KERNEL"]).encode("ascii", "replace")
+                label = table.fit(table.printable(kernel), -widths["KERNEL"]).encode("ascii", "replace")
                 columns["KERNEL"] = Words([label], np.zeros(len(own), np.intp))
             placed = whose.columns(place, len(own)) + [
                 (columns[name], width) for name, width in widths.items()
@@ -124,7 +127,7 @@ class Printer:
             self._out.write(bulk_text.aligned(placed))
 
 
-def _text_widths(whose: Whose) -> dict[str, int]:
+def _text_widths(whose: OwnerColumns) -> dict[str, int]:
     """Return the width of each column of the table; negative widths align left.
 
     Columns for process and GPU push others out, so that lines fit a terminal. WHERE still identifies the kernel.
@@ -146,7 +149,7 @@ def _text_widths(whose: Whose) -> dict[str, int]:
     return {name: width for name, width in widths.items() if name not in left_out}
 
 
-def _text_header(whose: Whose, timed: bool) -> str:
+def _text_header(whose: OwnerColumns, timed: bool) -> str:
     heads = (f"{name:{'<' if width < 0 else '>'}{abs(width)}}" for name, width in _text_widths(whose).items())
     return (f"{'TIME (ns)':>16} " if timed else "") + whose.header + " ".join(heads) + "\n"
 

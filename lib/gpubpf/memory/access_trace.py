@@ -13,14 +13,15 @@ from gpubpf.memory import access_text
 from gpubpf.memory.access_log import AccessLog
 from gpubpf.show import cli, picture
 from gpubpf.show.heatmap import AddressHeat, Band
-from gpubpf.show.owner_columns import Whose
+from gpubpf.show.option_values import SITE_RANGES
+from gpubpf.show.owner_columns import OwnerColumns
 
 if TYPE_CHECKING:
     import argparse
 
     from gpubpf.memory.access_log import Accesses, AccessSink, SiteLabels
     from gpubpf.program import BPF
-    from gpubpf.show.picture import Drawn
+    from gpubpf.show.picture import PanelSource
 
 PROGRAM = r"""
 #include <gpubpf.h>
@@ -121,7 +122,7 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
     if args.parquet:
         parquet.check(args.parquet)
     sinks: list[AccessSink] = []
-    whose = Whose()
+    whose = OwnerColumns()
     if args.each:
         form = "json" if args.json else "csv" if args.csv else "text"
         sinks.append(access_text.Printer(out, form, args.timestamps, whose))
@@ -182,9 +183,9 @@ def filter_fields(
     warps      record one warp in this many
     """
     ranges = list(sites) or [(0, 2**32 - 1)]
-    ranges += [ranges[-1]] * (cli.SITE_RANGES - len(ranges))
+    ranges += [ranges[-1]] * (SITE_RANGES - len(ranges))
     first, last = addresses or (0, 2**64 - 1)
-    site = np.zeros(cli.SITE_RANGES, [("lo", "<u4"), ("span", "<u4")])
+    site = np.zeros(SITE_RANGES, [("lo", "<u4"), ("span", "<u4")])
     site["lo"] = [low for low, _ in ranges]
     site["span"] = [high - low for low, high in ranges]
     return {"first": first, "last": last, "site": site, "warps": warps}
@@ -218,7 +219,7 @@ class AddressHeatmaps:
         there = np.isin(accesses.space, [SPACES.index(space) for space in HEATMAP_SPACES])
         heat.add(accesses.address[there], written[there], accesses.time[there])
 
-    def panels(self) -> list[Drawn]:
+    def panels(self) -> list[PanelSource]:
         """Return the heatmaps, with the names and borders of allocations."""
         from gpubpf.images import symbols
 

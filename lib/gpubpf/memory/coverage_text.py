@@ -12,7 +12,7 @@ from gpubpf.memory.allocations import BEFORE_ATTACH
 from gpubpf.memory.coverage import AllocationCoverage, CoverageReport, Footprint
 from gpubpf.memory.granularity import SECTOR
 from gpubpf.show import table
-from gpubpf.show.owner_columns import Whose
+from gpubpf.show.owner_columns import OwnerColumns
 
 if TYPE_CHECKING:
     from gpubpf.agent.protocol import StackFrame
@@ -117,10 +117,10 @@ class _CallSite:
 
 
 def allocation_lines(
-    report: CoverageReport, granule: int, verbose: bool, whose: Whose | None = None
+    report: CoverageReport, granule: int, verbose: bool, whose: OwnerColumns | None = None
 ) -> Iterator[str]:
     """Yield the table of allocations for people, the most untouched bytes first, and the findings."""
-    whose = (whose or Whose()).see(row.allocation for row in report.allocations)
+    whose = (whose or OwnerColumns()).see(row.allocation for row in report.allocations)
     rows = _by_call_site([row for row in report.allocations if _is_shown(row)])
     if not rows and not report.unallocated:
         return
@@ -163,7 +163,7 @@ def _one_process_table(shown: Sequence[_CallSite]) -> list[str]:
     return table.lines(header, cells, left=("CALL", "WHERE"))
 
 
-def _several_process_table(shown: Sequence[_CallSite], whose: Whose) -> list[str]:
+def _several_process_table(shown: Sequence[_CallSite], whose: OwnerColumns) -> list[str]:
     """Return the table for several processes or GPUs, whose columns leave room for rounded sizes only."""
     made = []
     for row in shown:
@@ -223,12 +223,12 @@ def _larger_granule(report: CoverageReport, granule: int) -> int:
 
 
 def footprint_lines(
-    report: CoverageReport, kernels: Sequence[KernelTraffic], whose: Whose | None = None
+    report: CoverageReport, kernels: Sequence[KernelTraffic], whose: OwnerColumns | None = None
 ) -> Iterator[str]:
     """Yield the table of footprints for people."""
     if not report.footprints:
         return
-    whose = (whose or Whose()).see(report.footprints)
+    whose = (whose or OwnerColumns()).see(report.footprints)
     requested = requested_sectors(kernels)
     labels = names.labels(one.mangled for one in report.footprints)
     rows = []

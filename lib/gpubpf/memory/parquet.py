@@ -21,7 +21,7 @@ import numpy as np
 from gpubpf import names
 from gpubpf.ebpf.bytecode import KINDS, SPACES
 from gpubpf.errors import Error
-from gpubpf.show import cli
+from gpubpf.show.table import printable
 
 if TYPE_CHECKING:
     from gpubpf.memory.access_log import Accesses, SiteLabels
@@ -112,7 +112,7 @@ class Writer:
             if isinstance(error, OSError) and error.errno
             else str(error).split("\n")[0]
         )
-        return Error(f"cannot write {cli.printable(self.path)}: {said}; choose another file with --parquet")
+        return Error(f"cannot write {printable(self.path)}: {said}; choose another file with --parquet")
 
     def __enter__(self) -> Writer:
         return self

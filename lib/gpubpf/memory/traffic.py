@@ -118,7 +118,7 @@ class SiteTraffic:
     @property
     def where(self) -> str:
         """The source line (``scale.cu:17``), or without -lineinfo ``PTX line 40``."""
-        return kernel_shapes.name_of(self.site)
+        return kernel_shapes.site_name(self.site)
 
     def record(self, share: float) -> dict[str, Any]:
         """Return the fields of a JSON record. `share`: the site's part of the kernel's traffic."""

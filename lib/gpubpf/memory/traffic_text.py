@@ -13,7 +13,7 @@ from typing import Any
 from gpubpf import names
 from gpubpf.memory.traffic import LANES, SECTOR, SHIFTED, KernelTraffic, SiteTraffic
 from gpubpf.show import table
-from gpubpf.show.owner_columns import MOST_SECTIONS, Whose
+from gpubpf.show.owner_columns import MOST_SECTIONS, OwnerColumns
 from gpubpf.show.table import number, size
 
 MOST_ROWS = 24  # rows of a kernel's table; with -v all are shown
@@ -63,7 +63,7 @@ class SiteGroup:
         }
 
 
-def report(kernels: Sequence[KernelTraffic], whose: Whose, verbose: bool) -> Iterator[str]:
+def report(kernels: Sequence[KernelTraffic], whose: OwnerColumns, verbose: bool) -> Iterator[str]:
     """Yield the whole report: a table of all kernels if there are several processes or GPUs, then a section for each kernel.
 
     Without `verbose`, several processes get sections only for the kernels that waste the most.
@@ -82,7 +82,7 @@ def report(kernels: Sequence[KernelTraffic], whose: Whose, verbose: bool) -> Ite
         yield from lines(kernel, kernel.demangled if verbose else labels[kernel.mangled], verbose, whose)
 
 
-def _overview(kernels: Sequence[KernelTraffic], labels: Mapping[str, str], whose: Whose) -> list[str]:
+def _overview(kernels: Sequence[KernelTraffic], labels: Mapping[str, str], whose: OwnerColumns) -> list[str]:
     """Return the table of all kernels, a row for each."""
     rows = []
     for kernel in kernels:
@@ -98,9 +98,11 @@ def _overview(kernels: Sequence[KernelTraffic], labels: Mapping[str, str], whose
     return table.within(rows, left=("COMM", "KERNEL"), drop=("REQUESTS",))
 
 
-def lines(kernel: KernelTraffic, title: str, verbose: bool, whose: Whose | None = None) -> Iterator[str]:
+def lines(
+    kernel: KernelTraffic, title: str, verbose: bool, whose: OwnerColumns | None = None
+) -> Iterator[str]:
     """Yield the lines for one kernel: findings, a row for each place with the worst first, and advice."""
-    whose = whose or Whose()
+    whose = whose or OwnerColumns()
     rows = group_sites(kernel.sites)
     shown = rows if verbose else rows[:MOST_ROWS]
     yield f"{title if verbose else table.fit(title, 46)}: memory traffic"

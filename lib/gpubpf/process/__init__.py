@@ -1,1 +1,1 @@
-"""Another process: its memory, libraries, threads and users, and why it cannot be traced."""
+"""Another process: its memory, libraries, threads and user, and the reasons why it cannot be traced."""

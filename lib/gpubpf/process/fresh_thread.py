@@ -1,8 +1,11 @@
-"""What belongs to a thread in Linux, and not to the process (who traces, capabilities, the user), had by a thread that then ends."""
+"""Run a function on a thread that ends afterwards.
+
+Linux keeps some state per thread, not per process: which threads it traces, its capabilities, its user. With the thread, that state
+ends.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 import time
@@ -10,32 +13,28 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-_ARENA_MAX = -8  # M_ARENA_MAX of malloc.h
 
 
-def on_own(work: Callable[[], T], name: str) -> T:
-    """What `work` returns, or raises, on a thread of its own that the kernel has taken down then: what it still traced is let go."""
+def run(work: Callable[[], T], name: str) -> T:
+    """Call `work` on a new thread; return what it returns, or raise what it raises.
+
+    The kernel has removed the thread by then, so every thread that it still traced runs on. `name` is the thread's name.
+    """
     results: list[T] = []
     errors: list[BaseException] = []
 
-    def run() -> None:
+    def call() -> None:
         try:
             results.append(work())
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, name=name)
+    thread = threading.Thread(target=call, name=name)
     thread.start()
     thread.join()
     until = time.monotonic() + 1
     while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < until:
-        time.sleep(0.0002)  # Python is done with it a little earlier than the kernel
+        time.sleep(0.0002)  # Python's join returns slightly before the kernel has removed the thread
     if errors:
         raise errors[0]
     return results[0]
-
-
-def share_heaps() -> None:
-    """The C library gives each thread a heap of its own, and each keeps some MB of what was read in it. Of a tool's threads one runs
-    at a time, but for what NumPy and the kernel do: two heaps are enough. For a process that is the tool's own."""
-    ctypes.CDLL(None).mallopt(_ARENA_MAX, 2)

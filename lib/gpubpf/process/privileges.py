@@ -1,22 +1,22 @@
-"""What the tool may do, and gives up: capabilities that nothing needs any more, and all of them for what reads a target's own words.
+"""Drop privileges: capabilities that are no longer needed, and all of them for code that parses a traced process's data.
 
-Capabilities and user numbers belong to threads (capabilities(7), credentials(7)); the C library's calls would change those of all, so
-the kernel is called directly.
+Capabilities and user IDs belong to threads (capabilities(7), credentials(7)). The C library's functions would change them for all
+threads, so this module makes the system calls itself.
 
     privileges = Privileges()
-    privileges.keep(MEASURING, True)    # when everything is attached; other threads follow at their next `settle`
-    unprivileged(run_ptxas, (path,))    # as a user of its own, where root is not needed
+    privileges.keep(MEASURING, True)        # once everything is attached; other threads follow at their next `apply`
+    run_unprivileged(run_ptxas, (path,))    # as an unused user, where root is not needed
 
-What a thread starts inherits from it. In `unprivileged` that is: no capability, none by running a set-user-ID program, and, for root,
-a user number that nobody else has (of those that systemd gives to services, 61184 to 65519), so that no other process may touch the
-files. Where a program cannot be reached as such a user, or a container has no such number, it stays root without capabilities.
+Child processes inherit the privileges of the thread that starts them. In `run_unprivileged` they have no capability, and gain none by
+executing a set-user-ID program. If the tool runs as root, they also get an unused user ID, so that no other process can touch their
+files. The ID is one of those that systemd assigns to services, 61184 to 65519. If such a user cannot run a program, or a container
+has no such ID, the thread stays root without capabilities.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import pwd
 import random
 import struct
@@ -27,55 +27,39 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpubpf.errors import SessionError
-from gpubpf.process import fresh_thread
+from gpubpf.process import fresh_thread, libc
+from gpubpf.process.libc import system_call
 
 T = TypeVar("T")
 
-DAC_OVERRIDE, DAC_READ_SEARCH, KILL, SETGID, SETUID, SETPCAP = (
-    1,
-    2,
-    5,
-    6,
-    7,
-    8,
-)  # include/uapi/linux/capability.h
+# include/uapi/linux/capability.h
+DAC_OVERRIDE, DAC_READ_SEARCH, KILL, SETGID, SETUID, SETPCAP = 1, 2, 5, 6, 7, 8
 SYS_PTRACE, SYS_ADMIN, SYS_NICE, SYS_RESOURCE, PERFMON, BPF, CHECKPOINT_RESTORE = 19, 21, 23, 24, 38, 39, 40
 
-# While it measures what it is attached to: files and memory of the processes for their PTX, results that go to a user's directory,
-# children that it gives another user.
+# For measuring attached processes: to read their files and memory (for PTX), to write results into a user's directory, and to start
+# children as another user.
 MEASURING = frozenset(
     (DAC_OVERRIDE, DAC_READ_SEARCH, KILL, SETGID, SETUID, SETPCAP, SYS_PTRACE, CHECKPOINT_RESTORE)
 )
-# Where programs are attached in the kernel for processes that come,
+# For loading eBPF programs into the kernel, for processes that start later.
 PROGRAMS = frozenset((BPF, PERFMON, SYS_RESOURCE, SYS_ADMIN))
-# and where processes that run are still to be joined.
+# For attaching to further running processes.
 JOINING = frozenset((SYS_NICE,))
 
 _FIRST_USER, _LAST_USER = 61184, 65519
-_CAPGET, _CAPSET, _SETRESUID, _SETRESGID, _SETGROUPS = (
-    (125, 126, 117, 119, 116) if platform.machine() == "x86_64" else (90, 91, 147, 149, 159)
-)
 _VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 _BOUNDING_DROP, _NO_NEW_PRIVS, _SECUREBITS, _AMBIENT = 24, 38, 28, 47  # prctl(2)
 _NO_ROOT = 0b11  # SECBIT_NOROOT, and its lock
 _AMBIENT_CLEAR = 4
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
-
-
-def _call(number: int, *arguments: int) -> None:
-    if _libc.syscall(ctypes.c_long(number), *(ctypes.c_long(a) for a in arguments)) < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
 
 def _prctl(*arguments: int) -> bool:
     values = [ctypes.c_ulong(a) for a in (*arguments, 0, 0, 0, 0)[:5]]
-    return int(_libc.prctl(*values)) == 0
+    return int(libc.library.prctl(*values)) == 0
 
 
 def effective() -> frozenset[int]:
-    """The capabilities of this thread."""
+    """Return the effective capabilities of this thread."""
     low, high = _get()[0], _get()[3]
     return frozenset(n for n in range(64) if (low | high << 32) >> n & 1)
 
@@ -83,17 +67,17 @@ def effective() -> frozenset[int]:
 def _get() -> tuple[int, ...]:
     header = ctypes.create_string_buffer(struct.pack("<Ii", _VERSION, 0), 8)
     data = ctypes.create_string_buffer(24)
-    _call(_CAPGET, ctypes.addressof(header), ctypes.addressof(data))
+    system_call(libc.CAPGET, ctypes.addressof(header), ctypes.addressof(data))
     return struct.unpack("<6I", data.raw)
 
 
 def _limit(kept: Iterable[int]) -> None:
-    """This thread has these capabilities, of those that it had, and gets no other one by whatever it runs."""
+    """Drop all capabilities of this thread except `kept`. It cannot gain others by executing a program."""
     bits = sum(1 << n for n in kept)
     _prctl(_AMBIENT, _AMBIENT_CLEAR)
     for n in range(64):
         if not bits >> n & 1:
-            _prctl(_BOUNDING_DROP, n)  # refused where this thread may not, and has none to give
+            _prctl(_BOUNDING_DROP, n)  # fails without CAP_SETPCAP, but then there is nothing to drop
     values = _get()
     masks = (bits & 0xFFFFFFFF, bits >> 32)
     limited = [
@@ -101,25 +85,25 @@ def _limit(kept: Iterable[int]) -> None:
     ]  # effective, permitted; nothing inheritable
     header = ctypes.create_string_buffer(struct.pack("<Ii", _VERSION, 0), 8)
     data = ctypes.create_string_buffer(struct.pack("<6I", *limited), 24)
-    _call(_CAPSET, ctypes.addressof(header), ctypes.addressof(data))
+    system_call(libc.CAPSET, ctypes.addressof(header), ctypes.addressof(data))
 
 
 class Privileges:
-    """What the threads of a measurement may do. Each gives up by itself, at `settle`, what `keep` left out."""
+    """The capabilities of a measurement's threads. Each thread drops its own, in `apply`, when `keep` has been called."""
 
     def __init__(self) -> None:
         self._kept: frozenset[int] | None = None
         self._thread = threading.local()
 
     def keep(self, kept: Iterable[int], here: bool) -> None:
-        """From now on these are enough, of those that the tool has. `here`: for this thread, too, at once and for good; nothing that
-        it starts gets more."""
+        """Set the capabilities that are needed from now on. `here`: this thread drops all others at once, for good, and for the
+        processes that it starts. Raises SessionError."""
         self._kept = frozenset(kept)
         if here:
-            self.settle()
+            self.apply()
 
-    def settle(self) -> None:
-        """Called by a thread before it takes up what came from a process."""
+    def apply(self) -> None:
+        """Drop what this thread no longer needs. Call it before handling data from a traced process. Raises SessionError."""
         kept = self._kept
         if kept is None or getattr(self._thread, "kept", None) == kept:
             return
@@ -127,25 +111,28 @@ class Privileges:
         try:
             _limit(kept)
             _prctl(_NO_NEW_PRIVS, 1)
-        except OSError as error:  # fewer were never refused
+        except OSError as error:  # the kernel itself never refuses to drop capabilities
             raise SessionError(
-                f"capabilities cannot be given up ({error.strerror}); look at the security module's log"
+                f"cannot drop capabilities ({error.strerror}); check the log of the security module"
             ) from None
 
 
-def give_up(reached: Sequence[str] = ()) -> bool:
-    """This thread, and what it starts, has no privileges any more: no capability, for root another user. False where it remains
-    root, because such a user cannot run `reached`, make files in the temporary directory, or does not exist here."""
+def drop_all(programs: Sequence[str] = ()) -> bool:
+    """Drop all privileges of this thread and of the processes that it will start: all capabilities, and for root the user ID.
+
+    Return False if the thread remains root: an unused user cannot run `programs`, cannot create files in the temporary directory,
+    or does not exist here.
+    """
     _prctl(_NO_NEW_PRIVS, 1)
-    other = os.geteuid() == 0 and _reachable(reached) and _other_user()
+    other = os.geteuid() == 0 and _usable_by_anyone(programs) and _become_unused_user()
     if not other:
-        _prctl(_SECUREBITS, _NO_ROOT)  # root by number gets nothing from running a program
+        _prctl(_SECUREBITS, _NO_ROOT)  # user ID 0 gains no capability by executing a program
     _limit(())
     return other or os.geteuid() != 0
 
 
-def _reachable(paths: Sequence[str]) -> bool:
-    """Whether everybody may run these, and make files in the temporary directory."""
+def _usable_by_anyone(paths: Sequence[str]) -> bool:
+    """Return whether every user may execute `paths` and create files in the temporary directory."""
     try:
         for path in map(Path, (*paths, tempfile.gettempdir())):
             real = path.resolve()
@@ -159,8 +146,8 @@ def _reachable(paths: Sequence[str]) -> bool:
     return True
 
 
-def _other_user() -> bool:
-    """This thread belongs to a user that nobody is."""
+def _become_unused_user() -> bool:
+    """Switch this thread to a user ID that no account has. Return False if that is not possible."""
     for _ in range(8):
         user = random.SystemRandom().randint(_FIRST_USER, _LAST_USER)
         try:
@@ -170,20 +157,22 @@ def _other_user() -> bool:
     else:
         return False
     try:
-        _call(_SETGROUPS, 0, 0)
-        _call(_SETRESGID, user, user, user)
-        _call(_SETRESUID, user, user, user)
-    except OSError:  # no such number in this namespace, or not allowed
+        system_call(libc.SETGROUPS, 0, 0)
+        system_call(libc.SETRESGID, user, user, user)
+        system_call(libc.SETRESUID, user, user, user)
+    except OSError:  # the user namespace has no such ID, or it is not allowed
         return False
     return True
 
 
-def unprivileged(function: Callable[[], T], reached: Sequence[str] = ()) -> T:
-    """What `function` returns, or raises, on a thread of its own without privileges (see `give_up`): files that it makes, and programs
-    that it starts, are without them, too."""
+def run_unprivileged(function: Callable[[], T], programs: Sequence[str] = ()) -> T:
+    """Call `function` on a thread without privileges (see `drop_all`); return what it returns, or raise what it raises.
 
-    def run() -> T:
-        give_up(reached)
+    Files that it creates belong to the unused user. Processes that it starts have no privileges either.
+    """
+
+    def call() -> T:
+        drop_all(programs)
         return function()
 
-    return fresh_thread.on_own(run, "gpubpf-unprivileged")
+    return fresh_thread.run(call, "gpubpf-unprivileged")

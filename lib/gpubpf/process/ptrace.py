@@ -1,13 +1,14 @@
-"""Threads of another process, stopped and read by ptrace(2), let go as if nothing had been.
+"""Stop and read threads of another process with ptrace(2), and detach so that the process does not notice.
 
-A stop wakes a thread out of the system call that it sleeps in. The kernel begins most of them anew by itself. Those of `_ANEW`
-would tell the program EINTR, though no signal came: they are made to begin anew in the same way, by the result that the kernel takes
-for that (`settle`), so that a signal which comes at that very moment still gives EINTR. (A wait with a bound in `epoll_wait` and
-its like then has the whole bound before it again; what the kernel restarts keeps its end.)
+A stop wakes a thread from the system call in which it sleeps. The kernel restarts most system calls by itself. Those of
+`_NOT_RESTARTED` would return EINTR to the program, although no signal arrived. `hide_stop` makes the kernel restart them, too: it
+sets the result with which the kernel requests a restart. A signal that arrives at that very moment still causes EINTR.
+(A call such as epoll_wait then starts its timeout again. Calls that the kernel restarts by itself keep their deadline.)
 
-All calls for one thread must come from the thread that made the `Thread`, and hold Python's lock: a process stands still meanwhile,
-which is no time to wait for another thread of this one. What is left when the caller's thread ends, the kernel lets go.
-Of a process's own children nobody else there may wait meanwhile (`Popen.poll`): it would take a stop for an end.
+Make all calls for one traced thread from the Python thread that created the `TracedThread`. They hold Python's global interpreter
+lock: the process is stopped meanwhile, so do not wait for another thread of this one. When the tracing thread ends, the kernel
+detaches whatever it still traces. If the process is a child of this one, no other thread may wait for it meanwhile (`Popen.poll`):
+it would take a stop for the end of the process.
 x86-64 only. Numbers and structures are those of include/uapi/linux/ptrace.h and asm/ptrace.h.
 """
 
@@ -24,7 +25,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_libc = ctypes.PyDLL(None, use_errno=True)
+from gpubpf.process import libc
+
+_libc = libc.library_with_gil
 _ptrace = _libc.ptrace
 _ptrace.restype = ctypes.c_long
 _ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
@@ -32,33 +35,31 @@ _ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_
 _SEIZE, _INTERRUPT, _GETREGSET, _SETREGSET = 0x4206, 0x4207, 0x4204, 0x4205
 _CONT, _GETREGS, _SETREGS, _SYSCALL, _DETACH = 7, 12, 13, 24, 17
 _GETSIGMASK, _SETSIGMASK, _SECCOMP_GET_FILTER, _RSEQ = 0x420A, 0x420B, 0x420C, 0x420F
-_FILTER_BYTES, _MOST_FILTERS = (
-    8 * 4096,
-    512,
-)  # BPF_MAXINSNS instructions; the kernel bounds all of a thread to 32768
+# A filter has at most BPF_MAXINSNS (4096) instructions of 8 bytes, and all filters of a thread together at most 32768.
+_FILTER_BYTES, _MOST_FILTERS = 8 * 4096, 512
 _OPTION_SYSGOOD, _OPTION_SUSPEND_SECCOMP = 1, 1 << 21
 _EVENT_STOP, _NT_XSTATE = 128, 0x202
 _WNOHANG, _WEXITED, _WSTOPPED, _WNOWAIT = 1, 4, 2, 0x01000000
 _WALL, _WNOTHREAD = 0x40000000, 0x20000000
 _P_PID = 1
-_EACH = 50e-6  # seconds: each thread has to get a processor before it stands
+_EACH = 50e-6  # seconds: each thread must be scheduled before it stops
 _STOPS = (4, 5)  # CLD_TRAPPED, CLD_STOPPED
 _SYSCALL_STOP = signal.SIGTRAP | 0x80
-_XSTATE_BYTES = 16384  # room; the kernel says how much there is
+_XSTATE_BYTES = 16384  # of the buffer; the kernel returns the actual size
 
 EINTR_RESULT = -errno.EINTR & (1 << 64) - 1
-RESTART_BLOCK = (
-    -516 & (1 << 64) - 1
-)  # the kernel keeps what is left of it: nanosleep, poll, futex with a bound
-_RESTART_NO_HANDLER = -514 & (1 << 64) - 1  # anew, but EINTR if a signal's handler runs first
-RESTARTS = frozenset(-n & (1 << 64) - 1 for n in (512, 513, 514)) | {RESTART_BLOCK}  # ERESTARTSYS …: anew
+# ERESTART_RESTARTBLOCK: the kernel keeps the deadline (nanosleep, poll, futex with a timeout).
+RESTART_BLOCK = -516 & (1 << 64) - 1
+# ERESTARTNOHAND: the kernel restarts the call, but returns EINTR if a signal handler runs first.
+_RESTART_NO_HANDLER = -514 & (1 << 64) - 1
+RESTARTS = frozenset(-n & (1 << 64) - 1 for n in (512, 513, 514)) | {RESTART_BLOCK}  # ERESTARTSYS …
 NO_SYSCALL = (1 << 64) - 1
 
-# signal(7), "Interruption of system calls and library functions by stop signals". Not close and connect, which have acted already.
-_ANEW = frozenset(
+# signal(7), "Interruption of system calls and library functions by stop signals". Not close and connect: they have already had effect.
+_NOT_RESTARTED = frozenset(
     {
         0, 1, 19, 20,  # read, write, readv, writev
-        43, 44, 45, 46, 47, 288, 299, 307,  # sockets with a bound on waiting: accept, sendto, recvfrom, …
+        43, 44, 45, 46, 47, 288, 299, 307,  # sockets with a timeout: accept, sendto, recvfrom, …
         232, 281, 441,  # epoll_wait, epoll_pwait, epoll_pwait2
         65, 220,  # semop, semtimedop
         69, 70,  # msgsnd, msgrcv
@@ -98,13 +99,16 @@ class Registers(ctypes.Structure):
 
     @property
     def in_syscall(self) -> bool:
-        """Woken out of a system call that it will go back to, or from which it returns with EINTR."""
+        """Whether the stop interrupted a system call, which the thread will restart or leave with EINTR."""
         return self.orig_rax < 1 << 32 and (self.rax in RESTARTS or self.rax == EINTR_RESULT)
 
 
-def settle(registers: Registers) -> Registers:
-    """What a thread is to have that was stopped with `registers`, so that the stop does not show."""
-    if registers.rax != EINTR_RESULT or registers.orig_rax not in _ANEW:
+def hide_stop(registers: Registers) -> Registers:
+    """Return the registers with which a thread must continue so that the program does not notice the stop.
+
+    `registers`: those with which it stopped; returned as they are if nothing has to change.
+    """
+    if registers.rax != EINTR_RESULT or registers.orig_rax not in _NOT_RESTARTED:
         return registers
     changed = registers.copy()
     changed.rax = _RESTART_NO_HANDLER
@@ -115,12 +119,12 @@ class _Iovec(ctypes.Structure):
     _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 
 
-class Gone(Exception):
-    """The thread ended."""
+class ThreadEnded(Exception):
+    """The thread has ended."""
 
 
-class Refused(Exception):
-    """The kernel does not let this process trace it (`errno`)."""
+class TraceRefused(Exception):
+    """The kernel does not let this process trace the thread (`errno`)."""
 
     def __init__(self, code: int) -> None:
         super().__init__(os.strerror(code))
@@ -131,18 +135,18 @@ def _call(request: int, tid: int, address: int = 0, data: object = None) -> None
     if _ptrace(request, tid, address, data) == -1:
         code = ctypes.get_errno()
         if code == errno.ESRCH:
-            raise Gone
-        raise Refused(code)
+            raise ThreadEnded
+        raise TraceRefused(code)
 
 
-class Thread:
-    """One thread, traced; it runs on until `interrupt`. Raises Gone, and Refused."""
+class TracedThread:
+    """A thread that this thread traces. It runs until `interrupt`. All methods raise ThreadEnded and TraceRefused."""
 
     def __init__(self, pid: int, tid: int) -> None:
         self.pid, self.tid = pid, tid
-        self.status: int | None = None  # of the stop that it is in: signal | event << 8
-        self.pause: Callable[[float], None] = time.sleep  # while it is waited for
-        self._registers: Registers | None = None  # in this stop
+        self.status: int | None = None  # of the stop: signal | event << 8; None: it runs
+        self.pause: Callable[[float], None] = time.sleep  # called in `wait`
+        self._registers: Registers | None = None  # as read in this stop
         self._info = ctypes.create_string_buffer(128)
         _call(_SEIZE, tid, 0, _OPTION_SYSGOOD)
 
@@ -152,39 +156,39 @@ class Thread:
         _call(_INTERRUPT, self.tid)
 
     def poll(self) -> bool:
-        """Whether it stands."""
+        """Return whether the thread is stopped."""
         if self.status is not None:
             return True
         ctypes.memset(self._info, 0, 32)
         kinds = _WEXITED | _WSTOPPED | _WNOWAIT | _WNOHANG | _WALL | _WNOTHREAD
         if _libc.waitid(_P_PID, self.tid, self._info, kinds) != 0:
-            raise Gone
+            raise ThreadEnded
         pid, _, status = struct.unpack_from("=iIi", self._info, 16)  # of siginfo_t: si_pid, si_uid, si_status
         if not pid:
             return False
         if struct.unpack_from("=i", self._info, 8)[0] not in _STOPS:
-            self._bury()
-            raise Gone
+            self._reap()
+            raise ThreadEnded
         self.status = status
         return True
 
     def check(self) -> None:
-        """Raises Gone where it has been killed while it stood."""
+        """Raise ThreadEnded if the thread was killed while it was stopped."""
         ctypes.memset(self._info, 0, 32)
-        kinds = _WEXITED | _WNOWAIT | _WNOHANG | _WALL | _WNOTHREAD  # a stop is told again
+        kinds = _WEXITED | _WNOWAIT | _WNOHANG | _WALL | _WNOTHREAD  # a stop is also reported again
         failed = _libc.waitid(_P_PID, self.tid, self._info, kinds) != 0
         code, _, pid = struct.unpack_from("=iii", self._info, 8)
         if failed or (pid and code not in _STOPS):
-            self._bury()
-            raise Gone
+            self._reap()
+            raise ThreadEnded
 
-    def _bury(self) -> None:
-        """Nobody else sees the end of a thread; the parent of a process does not before we have."""
+    def _reap(self) -> None:
+        """Wait for a thread that has ended: nobody else does so, and the parent of a process only sees its end afterwards."""
         if self.tid != self.pid or parent(self.pid) != os.getpid():
             _libc.waitid(_P_PID, self.tid, self._info, _WEXITED | _WNOHANG | _WALL | _WNOTHREAD)
 
     def wait(self, until: float) -> bool:
-        """Whether it stands, at the latest at `until` (time.monotonic)."""
+        """Wait until the thread is stopped, or until the time `until` (time.monotonic). Return whether it is stopped."""
         turns = 0
         while not self.poll():
             if time.monotonic() > until:
@@ -198,36 +202,36 @@ class Thread:
 
     @property
     def signal(self) -> int:
-        """The signal that it is about to get: to be passed on; 0: none."""
+        """The signal that stopped the thread and has to be delivered to it; 0: none."""
         if self.status is None or self.status >> 8 or self.status == _SYSCALL_STOP:
             return 0
         return self.status
 
     @property
     def interrupted(self) -> bool:
-        """By `interrupt`, and by nothing else."""
+        """Whether `interrupt` caused this stop, and nothing else."""
         return self.status == signal.SIGTRAP | _EVENT_STOP << 8
 
     @property
     def at_syscall(self) -> bool:
-        """At the entry of a system call or its end, after `to_syscall`."""
+        """Whether the thread is stopped at the entry or the exit of a system call, after `to_syscall`."""
         return self.status == _SYSCALL_STOP
 
     def to_syscall(self) -> None:
-        """Goes on, to the next entry or end of a system call. A signal that it was about to get is not passed on."""
+        """Continue to the next entry or exit of a system call. A pending `signal` is not delivered."""
         self.status = self._registers = None
         _call(_SYSCALL, self.tid)
 
     def to_user(self) -> None:
-        """Goes on, and stands where the kernel would go back to the program, signals and all."""
-        self.interrupt()  # any stop takes it back
+        """Continue to where the kernel returns to user space, after signal delivery, and stop there."""
+        self.interrupt()  # any other stop cancels it
         self.status = self._registers = None
         _call(_CONT, self.tid)
 
-    # --- what it is ---
+    # --- state ---
 
     def registers(self) -> Registers:
-        """Not to be changed but for a copy."""
+        """Return the general registers. Change only a copy of them."""
         if self._registers is None:
             registers = Registers()
             _call(_GETREGS, self.tid, 0, ctypes.addressof(registers))
@@ -239,7 +243,7 @@ class Thread:
         _call(_SETREGS, self.tid, 0, ctypes.addressof(registers))
 
     def xstate(self) -> bytes:
-        """All registers beside the general ones, in the layout of XSAVE."""
+        """Return all registers except the general ones, in the layout of XSAVE."""
         buffer = ctypes.create_string_buffer(_XSTATE_BYTES)
         vector = _Iovec(ctypes.addressof(buffer), _XSTATE_BYTES)
         _call(_GETREGSET, self.tid, _NT_XSTATE, ctypes.addressof(vector))
@@ -251,7 +255,7 @@ class Thread:
         _call(_SETREGSET, self.tid, _NT_XSTATE, ctypes.addressof(vector))
 
     def blocked_signals(self) -> int:
-        """The mask that it goes back to, when it is in a call that waits under another one."""
+        """Return the signal mask; inside a call such as ppoll, the mask that is restored when the call returns."""
         mask = ctypes.c_uint64()
         _call(_GETSIGMASK, self.tid, 8, ctypes.addressof(mask))
         return mask.value
@@ -261,25 +265,25 @@ class Thread:
         _call(_SETSIGMASK, self.tid, 8, ctypes.addressof(value))
 
     def restartable_sequence(self) -> int:
-        """Address of its struct rseq; 0: it has none, or the kernel does not say."""
+        """Return the address of the thread's struct rseq; 0: it has none, or the kernel does not tell."""
         configuration = ctypes.create_string_buffer(24)
         try:
             _call(_RSEQ, self.tid, 24, ctypes.addressof(configuration))
-        except Refused:
+        except TraceRefused:
             return 0
         return int.from_bytes(configuration.raw[:8], "little")
 
-    def without_seccomp(self) -> bool:
-        """What is called in it is no business of the program's filter. Needs CAP_SYS_ADMIN."""
+    def suspend_seccomp(self) -> bool:
+        """Suspend the thread's seccomp filters while it is traced. Requires CAP_SYS_ADMIN; return whether it succeeded."""
         try:
             _call(0x4200, self.tid, 0, _OPTION_SYSGOOD | _OPTION_SUSPEND_SECCOMP)
-        except Refused:
+        except TraceRefused:
             return False
         return True
 
     def filters(self) -> list[bytes]:
-        """Its seccomp filters, each an array of struct sock_filter; empty where the kernel does not give them, for which it
-        takes CAP_SYS_ADMIN."""
+        """Return the thread's seccomp filters, each an array of struct sock_filter. Empty if the kernel does not give them: that
+        requires CAP_SYS_ADMIN."""
         found: list[bytes] = []
         buffer = ctypes.create_string_buffer(_FILTER_BYTES)
         while len(found) < _MOST_FILTERS:
@@ -292,38 +296,39 @@ class Thread:
     # --- end ---
 
     def detach(self, signal_number: int = 0) -> None:
-        with contextlib.suppress(Gone):
+        """Stop tracing the thread, which continues with this signal; 0: none."""
+        with contextlib.suppress(ThreadEnded):
             _call(_DETACH, self.tid, 0, signal_number)
 
     def release(self) -> bool:
-        """Lets it go on from where it stands, with the signal that it is about to get. False: it is ending."""
+        """Stop tracing the thread, which continues where it stopped, with its pending signal. Return False if it is ending."""
         try:
-            self.settle()
+            self.hide_stop()
             _call(_DETACH, self.tid, 0, self.signal)
-        except Gone:
+        except ThreadEnded:
             return False
         return True
 
-    def settle(self) -> None:
-        """See the function of that name."""
+    def hide_stop(self) -> None:
+        """Set the registers that the function of this name returns."""
         if self.interrupted:
             registers = self.registers()
-            settled = settle(registers)
-            if settled is not registers:
-                self.set_registers(settled)
+            changed = hide_stop(registers)
+            if changed is not registers:
+                self.set_registers(changed)
 
 
 def threads_of(pid: int) -> list[int]:
-    """Raises Gone."""
+    """Return the IDs of a process's threads. Raises ThreadEnded."""
     try:
         return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     except OSError:
-        raise Gone from None
+        raise ThreadEnded from None
 
 
 @dataclass(frozen=True)
-class Sleep:
-    """A thread inside a system call, as the kernel shows it without a stop."""
+class BlockedCall:
+    """The system call in which a thread sleeps, as /proc/PID/task/TID/syscall shows it without a stop."""
 
     number: int
     arguments: tuple[int, ...]
@@ -331,27 +336,28 @@ class Sleep:
     rip: int
 
 
-def asleep(pid: int, tid: int) -> Sleep | None:
-    """None: it runs, or it cannot be told."""
+def blocked_call(pid: int, tid: int) -> BlockedCall | None:
+    """Return the system call in which a thread sleeps; None: it runs, or that cannot be read."""
     try:
         fields = Path(f"/proc/{pid}/task/{tid}/syscall").read_text().split()
     except OSError:
         return None
     if len(fields) != 9:
         return None
-    return Sleep(
+    return BlockedCall(
         int(fields[0]), tuple(int(f, 16) for f in fields[1:7]), int(fields[7], 16), int(fields[8], 16)
     )
 
 
 def parent(pid: int) -> int:
-    """0: not known."""
+    """Return the ID of the parent process; 0: not known."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     return 0
 
 
 def is_dead(pid: int, tid: int) -> bool:
+    """Return whether a thread has ended, possibly as a zombie."""
     try:
         return Path(f"/proc/{pid}/task/{tid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
@@ -359,70 +365,71 @@ def is_dead(pid: int, tid: int) -> bool:
 
 
 @dataclass
-class Standing:
-    """A process of which no thread runs. `places`: of each thread that may go on, by its id, (rip, rsp)."""
+class StoppedProcess:
+    """A process whose threads are all stopped. `positions`: (rip, rsp) by thread ID, for each thread that may run again."""
 
     pid: int
     since: float  # time.perf_counter
-    places: dict[int, tuple[int, int]] = field(default_factory=dict)
+    positions: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
-class NotStanding(Exception):
-    """A thread could not be stopped in time; all run on."""
+class NotStopped(Exception):
+    """A thread could not be stopped in time. All threads continue."""
 
 
-_MAKES_PROCESSES = frozenset(
-    {56, 57, 58, 435}
-)  # clone, fork, vfork, clone3: a child may run in the same memory meanwhile
+# clone, fork, vfork, clone3: a child may run in the same memory meanwhile.
+_CREATES_PROCESSES = frozenset({56, 57, 58, 435})
 
 
 @contextlib.contextmanager
-def stopped(pid: int, patience: float = 0.005) -> Iterator[Standing]:
-    """Has all threads of `pid` stand while the block runs, those that they make meanwhile too.
+def stopped(pid: int, patience: float = 0.005) -> Iterator[StoppedProcess]:
+    """Stop all threads of `pid` while the block runs, including threads that are created meanwhile.
 
-    A thread that sleeps in the kernel and cannot be woken counts as standing: it runs no instruction of the program before it
-    stops. It is let go when it has woken, or when the calling thread ends, so have that be one of its own (`threads.on_own`).
-    Raises NotStanding where after `patience` seconds, and as many more as many threads take, another one still runs, or one makes
-    a process; Gone, Refused.
+    A thread that sleeps in the kernel and cannot be woken counts as stopped: it executes no instruction of the program before it
+    stops. It is detached when it has woken, or when the calling thread ends. So call this on a thread of its own
+    (`fresh_thread.run`).
+
+    Raises NotStopped if, after `patience` seconds and some more for each thread, a thread still runs or is creating a process.
+    Raises ThreadEnded and TraceRefused.
     """
-    traced: dict[int, Thread] = {}
-    at_once = contextlib.ExitStack()
+    traced: dict[int, TracedThread] = {}
+    priority = contextlib.ExitStack()
     try:
-        _seize(pid, traced)  # takes a while with many threads, which run on
+        _seize(pid, traced)  # takes a while with many threads, which run meanwhile
         if not traced:
-            raise Gone
-        at_once.enter_context(_first())
-        standing = Standing(pid, time.perf_counter())
+            raise ThreadEnded
+        priority.enter_context(_realtime_priority())
+        process = StoppedProcess(pid, time.perf_counter())
         until = time.monotonic() + patience + _EACH * len(traced)
         interrupted: set[int] = set()
         while True:
             for tid, thread in list(traced.items()):
                 if tid not in interrupted:
                     interrupted.add(tid)
-                    with contextlib.suppress(Gone):
+                    with contextlib.suppress(ThreadEnded):
                         thread.interrupt()
             late = _await(pid, traced, until)
             if not _seize(pid, traced):
                 break
         for tid, thread in list(traced.items()):
             if tid in late:
-                standing.places[tid] = late[tid]
+                process.positions[tid] = late[tid]
                 continue
             try:
                 registers = thread.registers()
-            except Gone:
+            except ThreadEnded:
                 del traced[tid]
                 continue
-            standing.places[tid] = registers.rip, registers.rsp
-        yield standing
+            process.positions[tid] = registers.rip, registers.rsp
+        yield process
     finally:
-        with at_once:
+        with priority:
             _release(traced)
 
 
 @contextlib.contextmanager
-def _first() -> Iterator[None]:
-    """This thread runs before ordinary ones, where it may: while others stand it should not have to wait for yet others."""
+def _realtime_priority() -> Iterator[None]:
+    """Run this thread at real-time priority, if allowed: while it keeps others stopped, it should not wait for a CPU."""
     before: tuple[int, os.sched_param] | None = None
     with contextlib.suppress(OSError):
         before = os.sched_getscheduler(0), os.sched_getparam(0)
@@ -435,52 +442,52 @@ def _first() -> Iterator[None]:
                 os.sched_setscheduler(0, *before)
 
 
-def _seize(pid: int, traced: dict[int, Thread]) -> bool:
-    """Whether there were new ones."""
+def _seize(pid: int, traced: dict[int, TracedThread]) -> bool:
+    """Begin to trace the threads that are not traced yet. Return whether there were any."""
     new = False
     for tid in threads_of(pid):
         if tid in traced:
             continue
         try:
-            traced[tid] = Thread(pid, tid)
+            traced[tid] = TracedThread(pid, tid)
             new = True
-        except Gone:
+        except ThreadEnded:
             pass
-        except Refused:
+        except TraceRefused:
             if not is_dead(pid, tid):
                 raise
     return new
 
 
-def _await(pid: int, traced: dict[int, Thread], until: float) -> dict[int, tuple[int, int]]:
-    """Returns when all stand; those that sleep and cannot be woken are given with their places."""
+def _await(pid: int, traced: dict[int, TracedThread], until: float) -> dict[int, tuple[int, int]]:
+    """Wait until all threads are stopped. Return the positions (rip, rsp) of those that sleep and cannot be woken."""
     late: dict[int, tuple[int, int]] = {}
     for tid, thread in list(traced.items()):
         try:
             while not thread.wait(until):
-                sleep = asleep(pid, tid)
-                if sleep is None or sleep.number in _MAKES_PROCESSES:
-                    raise NotStanding
+                call = blocked_call(pid, tid)
+                if call is None or call.number in _CREATES_PROCESSES:
+                    raise NotStopped
                 if not thread.poll():
-                    late[tid] = sleep.rip, sleep.rsp
+                    late[tid] = call.rip, call.rsp
                     break
-        except Gone:
+        except ThreadEnded:
             del traced[tid]
     return late
 
 
-def _release(traced: dict[int, Thread]) -> None:
+def _release(traced: dict[int, TracedThread]) -> None:
     late, ready = [], []
     for thread in traced.values():
-        with contextlib.suppress(Gone):
+        with contextlib.suppress(ThreadEnded):
             if thread.poll():
-                thread.settle()
+                thread.hide_stop()
                 ready.append(thread)
             else:
                 late.append(thread)
     for thread in ready:
         thread.detach(thread.signal)
-    for thread in late:  # also let go when this thread ends
-        with contextlib.suppress(Gone):
+    for thread in late:  # the kernel also detaches them when this thread ends
+        with contextlib.suppress(ThreadEnded):
             if thread.wait(time.monotonic() + 0.05):
                 thread.release()

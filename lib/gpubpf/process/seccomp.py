@@ -1,8 +1,8 @@
-"""What a process's seccomp filters would do to it for the system calls of an agent.
+"""Find out whether a process's seccomp filters would kill it for a system call of the agent.
 
-Most filters answer with an error, which the agent can live with or says. Some end the process (systemd's SystemCallFilter=
-does, and many sandboxes): it must not get an agent then. The kernel gives the filters of a stopped thread to a tracer with
-CAP_SYS_ADMIN that is itself under none (PTRACE_SECCOMP_GET_FILTER); they are run here, on calls as the agent makes them.
+Most filters fail the call with an error, which the agent handles or reports. Some kill the process, such as systemd's
+SystemCallFilter= and many sandboxes. Such a process must not get an agent. A tracer that has CAP_SYS_ADMIN and no filter itself
+can read the filters of a stopped thread (PTRACE_SECCOMP_GET_FILTER). This module runs them on the agent's system calls.
 Classic BPF: include/uapi/linux/filter.h; struct seccomp_data: linux/seccomp.h.
 """
 
@@ -18,14 +18,13 @@ from gpubpf.process import syscalls
 
 _X86_64 = 0xC000003E  # AUDIT_ARCH_X86_64
 _ACTION = 0xFFFF0000
-_FATAL = frozenset(
-    {0x80000000, 0x00000000, 0x00030000}
-)  # the process, the thread; SIGSYS, for which few are prepared
+# SECCOMP_RET_KILL_PROCESS, _KILL_THREAD, and _TRAP: few programs handle SIGSYS.
+_FATAL = frozenset({0x80000000, 0x00000000, 0x00030000})
 _MASK = (1 << 32) - 1
 _WRITABLE, _CODE = mmap.PROT_READ | mmap.PROT_WRITE, mmap.PROT_READ | mmap.PROT_EXEC
 _CLOEXEC_DUP, _ADD_SEALS, _SET_NAME = 1030, 1033, 15
 
-# (name, its first arguments): the making of a thread, dlopen, and what agent/src calls by itself.
+# (name, first arguments) of the system calls made by pthread_create, by dlopen, and by agent/src itself.
 _CALLS: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("mmap", (0, 4096, _WRITABLE)),
     ("mmap", (0, 4096, _CODE)),
@@ -49,31 +48,31 @@ _CALLS: tuple[tuple[str, tuple[int, ...]], ...] = (
 )
 
 
-class Malformed(Exception):
-    """No filter that the kernel would take, or one that is not understood here."""
+class MalformedFilter(Exception):
+    """The kernel would not accept this filter, or this module does not understand it."""
 
 
-def fatal(filters: Iterable[bytes]) -> str | None:
-    """A system call of the agent's for which one of the filters ends the process; None: there is none that is known."""
+def fatal_call(filters: Iterable[bytes]) -> str | None:
+    """Return the name of a system call of the agent for which one of the filters kills the process; None: no such call is known."""
     for code in filters:
-        if (name := _fatal(code)) is not None:
+        if (name := _fatal_call(code)) is not None:
             return name
     return None
 
 
 @lru_cache(maxsize=64)
-def _fatal(code: bytes) -> str | None:
+def _fatal_call(code: bytes) -> str | None:
     try:
         for name, arguments in _CALLS:
-            if run(code, syscalls.NUMBERS[name], arguments) & _ACTION in _FATAL:
+            if run_filter(code, syscalls.NUMBERS[name], arguments) & _ACTION in _FATAL:
                 return name
-    except Malformed:
+    except MalformedFilter:
         pass
     return None
 
 
-def run(code: bytes, number: int, arguments: tuple[int, ...] = ()) -> int:
-    """What a filter (an array of struct sock_filter) returns for a system call. Raises Malformed."""
+def run_filter(code: bytes, number: int, arguments: tuple[int, ...] = ()) -> int:
+    """Return what a filter (an array of struct sock_filter) returns for a system call. Raises MalformedFilter."""
     padded = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.unpack("<16I", struct.pack("<IIQ6Q", number, _X86_64, 0, *padded))
     instructions = list(struct.iter_unpack("<HBBI", code))
@@ -99,14 +98,14 @@ def run(code: bytes, number: int, arguments: tuple[int, ...] = ()) -> int:
         elif kind == 0x04:
             a = _calculate(operation & 0xF0, a, source)
         elif kind == 0x05:
-            at += k if operation == 0x05 else yes if _holds(operation & 0xF0, a, source) else no
+            at += k if operation == 0x05 else yes if _compare(operation & 0xF0, a, source) else no
         elif kind == 0x06:
             return a if operation & 0x18 == 0x10 else k
         elif operation in (0x07, 0x87):  # TAX, TXA
             a, x = (a, a) if operation == 0x07 else (x, x)
         else:
-            raise Malformed
-    raise Malformed
+            raise MalformedFilter
+    raise MalformedFilter
 
 
 def _calculate(operation: int, a: int, b: int) -> int:
@@ -118,12 +117,12 @@ def _calculate(operation: int, a: int, b: int) -> int:
         return (a << (b & 31)) & _MASK if operation == 0x60 else a >> (b & 31)
     results = {0x00: a + b, 0x10: a - b, 0x20: a * b, 0x40: a | b, 0x50: a & b, 0xA0: a ^ b}
     if operation not in results:
-        raise Malformed
+        raise MalformedFilter
     return results[operation] & _MASK
 
 
-def _holds(operation: int, a: int, b: int) -> bool:
+def _compare(operation: int, a: int, b: int) -> bool:
     results = {0x10: a == b, 0x20: a > b, 0x30: a >= b, 0x40: a & b != 0}
     if operation not in results:
-        raise Malformed
+        raise MalformedFilter
     return results[operation]

@@ -1,4 +1,4 @@
-"""Names of system calls on x86-64, by number (arch/x86/entry/syscalls/syscall_64.tbl)."""
+"""Names and numbers of the system calls of x86-64 (arch/x86/entry/syscalls/syscall_64.tbl)."""
 
 _FROM_0 = """
 read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn
@@ -45,5 +45,5 @@ NUMBERS = {name: number for number, name in NAMES.items()}
 
 
 def name(number: int) -> str:
-    """The name, or `syscall N` for one that is not known here."""
+    """Return the name of a system call; `syscall N` if this table does not have it."""
     return NAMES.get(number, f"syscall {number}")

@@ -1,7 +1,7 @@
-"""A process that runs already: its memory, what is mapped into it, the functions of its libraries, and why it cannot be traced.
+"""A running process: its memory and mappings, the functions of its libraries, and the reasons why it cannot be traced.
 
-Libraries are read where they lie in the process, not as files: that holds for deleted files, containers and other users too.
-What is read there is untrusted.
+Libraries are read through the process, not by their paths. That also works for deleted files, in containers, and for other users.
+All data from the process is untrusted.
 """
 
 from __future__ import annotations
@@ -10,21 +10,19 @@ import contextlib
 import errno
 import os
 import re
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
+from gpubpf import elf
 from gpubpf.errors import SessionError
 from gpubpf.process import target_files
-from gpubpf.process.ptrace import Gone, Refused
+from gpubpf.process.ptrace import ThreadEnded, TraceRefused
 from gpubpf.process.users import User
 
 _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) (\S+) (\d+)\s*(.*)")
-AGENT = re.compile(r".*libgpubpf-agent\.so[^/]*$")  # the name of what is mapped
-_SYMBOL_LIMIT, _TEXT_LIMIT = 1 << 18, 16 << 20
+AGENT = re.compile(r".*libgpubpf-agent\.so[^/]*$")  # path of the mapped file
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h
 _STRICT_SECCOMP = 1
 
@@ -47,7 +45,7 @@ class Mapping:
 
 @dataclass(frozen=True)
 class Library:
-    """An ELF file as it lies in the process."""
+    """An ELF file that is mapped into the process."""
 
     base: int
     mappings: tuple[Mapping, ...]
@@ -65,14 +63,8 @@ class Library:
         return tuple((m.start, m.end) for m in self.mappings if m.code)
 
 
-@dataclass(frozen=True)
-class Symbol:
-    address: int
-    size: int
-
-
 def mappings(pid: int, of: re.Pattern[str] | None = None) -> tuple[Mapping, ...]:
-    """All, or those of the files whose paths match. Raises OSError."""
+    """Return all mappings of a process, or those of files whose paths match `of`. Raises OSError."""
     found = []
     for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
         if of is not None and not of.match(line, max(line.find("/"), 0)):
@@ -83,7 +75,7 @@ def mappings(pid: int, of: re.Pattern[str] | None = None) -> tuple[Mapping, ...]
 
 
 def libraries(mapped: Iterable[Mapping]) -> tuple[Library, ...]:
-    """The files that are mapped from their beginning, with all that is mapped of them; those of one file as often as they are."""
+    """Group the mappings of each file that is mapped from offset 0. A file that is mapped several times gives several libraries."""
     found: list[list[Mapping]] = []
     for m in mapped:
         if not m.file[1]:
@@ -95,8 +87,8 @@ def libraries(mapped: Iterable[Mapping]) -> tuple[Library, ...]:
     return tuple(Library(ms[0].start, tuple(ms)) for ms in found)
 
 
-def executes_another(pid: int) -> bool:
-    """Whether a process in which the agent was executes another program, without it."""
+def executed_another_program(pid: int) -> bool:
+    """Return whether a process that had the agent has executed another program, so that the agent is no longer mapped."""
     try:
         mapped = mappings(pid)
     except OSError:
@@ -105,7 +97,7 @@ def executes_another(pid: int) -> bool:
 
 
 class Memory:
-    """/proc/PID/mem. Raises OSError where nothing is mapped, and when the process is gone."""
+    """/proc/PID/mem. Raises OSError for addresses that are not mapped, and when the process has ended."""
 
     def __init__(self, pid: int) -> None:
         self.file = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
@@ -120,7 +112,7 @@ class Memory:
         self.close()
 
     def some(self, address: int, size: int) -> bytes:
-        """What there is of it, from `address` on."""
+        """Return up to `size` bytes; fewer, or none, if not all of them are mapped."""
         try:
             return os.pread(self.file, size, address)
         except (OSError, OverflowError):
@@ -133,22 +125,14 @@ class Memory:
         return data
 
     def write(self, address: int, data: bytes) -> None:
-        """Also where the process itself may not write."""
+        """Write to memory, even if it is read-only for the process itself."""
         if os.pwrite(self.file, data, address) != len(data):
             raise OSError(errno.EFAULT, "not mapped")
 
 
-class Readable(Protocol):
-    """Addresses with what lies there: a process, or a file as it would be mapped at 0."""
-
-    def some(self, address: int, size: int) -> bytes: ...
-
-    def read(self, address: int, size: int) -> bytes: ...
-
-
 @dataclass(frozen=True)
 class Identity:
-    """A file as it is now: nobody can change what is in it, or put another one there, and leave these as they are."""
+    """Identifies a file with its contents: nobody can change or replace the file and keep all of these values."""
 
     device: int
     inode: int
@@ -156,63 +140,29 @@ class Identity:
     changed_ns: int
 
 
-class ElfFile:
-    """An ELF file as it would be mapped at address 0. Raises OSError where nothing would be."""
-
-    def __init__(self, file: int) -> None:
-        self._file = file
-        state = os.fstat(file)
-        self.identity = Identity(state.st_dev, state.st_ino, state.st_size, state.st_ctime_ns)
-        self.segments: tuple[tuple[int, int, int], ...] = ((0, 0, 4096),)  # offset, address, bytes
-        with contextlib.suppress(OSError, struct.error):
-            header = os.pread(file, 64, 0)
-            at, (size, count) = struct.unpack_from("<Q", header, 32)[0], struct.unpack_from("<HH", header, 54)
-            if header[:6] == b"\x7fELF\x02\x01" and size == 56 and count <= 256:
-                found = struct.iter_unpack("<IIQQQQQQ", os.pread(file, 56 * count, at))
-                self.segments = tuple((s[2], s[3], s[5]) for s in found if s[0] == 1)
-
-    def some(self, address: int, size: int) -> bytes:
-        """What there is of it, from `address` on."""
-        for offset, start, length in self.segments:
-            if start <= address < start + length:
-                with contextlib.suppress(OSError, OverflowError):
-                    return os.pread(self._file, min(size, start + length - address), offset + address - start)
-        return b""
-
-    def read(self, address: int, size: int) -> bytes:
-        data = self.some(address, size)
-        if len(data) != size:
-            raise OSError(errno.EFAULT, "not in the file")
-        return data
-
-    def offset(self, address: int) -> int:
-        """Where in the file it lies. Raises OSError."""
-        for offset, start, length in self.segments:
-            if start <= address < start + length and offset + address - start < self.identity.size:
-                return offset + address - start
-        raise OSError(errno.EFAULT, "not in the file")
-
-
 _local: dict[str, bool] = {}
 
 
-def _is_local(place: str) -> bool:
-    """Whether a device, as /proc/PID/maps has it, is of a file system that is mounted here, too, and that the kernel serves."""
-    if not _local.get(place):
+def _is_local(device: str) -> bool:
+    """Return whether a device, as in /proc/PID/maps, is a file system that is also mounted here and that the kernel itself serves."""
+    if not _local.get(device):
         with contextlib.suppress(OSError):
             for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
                 before, _, after = line.partition(" - ")
                 major, _, minor = before.split()[2].partition(":")
                 name = f"{int(major):02x}:{int(minor):02x}"
                 _local[name] = _local.get(name, True) and not after.startswith("fuse")
-    return _local.get(place, False)
+    return _local.get(device, False)
 
 
 @contextlib.contextmanager
-def library_file(pid: int, library: Library) -> Iterator[tuple[Identity | None, Readable, int]]:
-    """What to read a library from, and the address of its beginning there: its file, with its identity, where that can be opened.
-    What a process has made of it in its memory holds for this process alone. A file that somebody's program serves (FUSE) is not
-    opened: it need not answer."""
+def library_file(pid: int, library: Library) -> Iterator[tuple[Identity | None, elf.AddressSpace, int]]:
+    """Open a library for reading: yield its identity, what to read it from, and its base address there.
+
+    This is the library's file if it can be opened, at base 0. Otherwise it is the memory of the process, and the identity is None:
+    the process may have changed the library there, so what is read holds for this process only. A file in a FUSE file system is
+    not opened, because the program that serves it may never answer.
+    """
     first = library.mappings[0]
     ways = (
         partial(target_files.open_mapped, pid, first.start, first.end),
@@ -224,9 +174,10 @@ def library_file(pid: int, library: Library) -> Iterator[tuple[Identity | None, 
         except OSError:
             continue
         try:
-            elf = ElfFile(file)
-            if elf.identity.inode == first.file[1] and elf.segments:
-                yield elf.identity, elf, 0
+            state = os.fstat(file)
+            loaded = elf.LoadedFile(file)
+            if state.st_ino == first.file[1] and loaded.segments:
+                yield Identity(state.st_dev, state.st_ino, state.st_size, state.st_ctime_ns), loaded, 0
                 return
         finally:
             os.close(file)
@@ -234,97 +185,32 @@ def library_file(pid: int, library: Library) -> Iterator[tuple[Identity | None, 
         yield None, memory, library.base
 
 
-def symbols(memory: Readable, base: int) -> dict[str, Symbol]:
-    """The functions and variables that a library exports, each in its default version; none where it is no ELF file of this kind."""
-    found: dict[str, Symbol] = {}
-    with contextlib.suppress(OSError, struct.error, ValueError):
-        header = memory.read(base, 64)
-        if header[:6] != b"\x7fELF\x02\x01":
-            return {}
-        at, (size, count) = struct.unpack_from("<Q", header, 32)[0], struct.unpack_from("<HH", header, 54)
-        if size != 56 or count > 256:
-            return {}
-        segments = list(struct.iter_unpack("<IIQQQQQQ", memory.read(base + at, 56 * count)))
-        low = min((s[3] for s in segments if s[0] == 1), default=0)
-        bias = base - (low & ~0xFFF)
-        dynamic = next((s for s in segments if s[0] == 2), None)
-        if dynamic is None or dynamic[6] > 1 << 16:
-            return {}
-        tags: dict[int, int] = {}
-        for tag, value in struct.iter_unpack("<QQ", memory.read(bias + dynamic[3], dynamic[6] & ~15)):
-            if tag == 0:
-                break
-            tags.setdefault(tag, value)
-
-        def place(tag: int) -> int:  # the dynamic linker writes addresses over distances
-            value = tags.get(tag, 0)
-            return value if not value or value >= base else value + bias
-
-        total = _symbol_count(memory, place(4), place(0x6FFFFEF5))
-        text = memory.read(place(5), min(tags.get(10, 0), _TEXT_LIMIT))
-        table = memory.read(place(6), total * 24)
-        versions = memory.read(place(0x6FFFFFF0), total * 2) if 0x6FFFFFF0 in tags else b"\x01\0" * total
-        for i, (name, info, _, section, value, length) in enumerate(struct.iter_unpack("<IBBHQQ", table)):
-            if info & 15 not in (1, 2) or not section or not value:  # STT_OBJECT, STT_FUNC, defined here
-                continue
-            key = text[name : text.find(b"\0", name)].decode(errors="replace")
-            hidden = versions[2 * i + 1] & 0x80
-            if not hidden or key not in found:
-                found[key] = Symbol(bias + value, length)
-    return found
-
-
 _exported: dict[Identity, frozenset[str]] = {}
 
 
 def exports(pid: int, library: Library) -> frozenset[str]:
-    """Names of the functions that a library exports; what is known of its file is kept for other processes. Raises OSError."""
+    """Return the names of the functions that a library exports, cached for all processes that map the same file. Raises OSError."""
     with library_file(pid, library) as (identity, source, base):
         if identity is None:
-            return frozenset(symbols(source, base))
+            return frozenset(elf.exports(source, base))
         if identity not in _exported:
-            _exported[identity] = frozenset(symbols(source, base))
+            _exported[identity] = frozenset(elf.exports(source, base))
         return _exported[identity]
 
 
-def _symbol_count(memory: Readable, sysv: int, gnu: int) -> int:
-    """From either hash table: System V ABI, chapter 5; the other one is only described by its implementations."""
-    if sysv:
-        return min(struct.unpack("<II", memory.read(sysv, 8))[1], _SYMBOL_LIMIT)
-    if not gnu:
-        return 0
-    buckets, first, words, _ = struct.unpack("<IIII", memory.read(gnu, 16))
-    if buckets > _SYMBOL_LIMIT or words > _SYMBOL_LIMIT:
-        return 0
-    chains = gnu + 16 + 8 * words + 4 * buckets
-    heads = struct.unpack(f"<{buckets}I", memory.read(chains - 4 * buckets, 4 * buckets))
-    last = max(heads, default=0)
-    if last < first:
-        return first
-    while last < _SYMBOL_LIMIT:
-        chunk = memory.some(chains + 4 * (last - first), 4096)
-        for i, (word,) in enumerate(struct.iter_unpack("<I", chunk[: len(chunk) & ~3])):
-            if word & 1:
-                return last + i + 1
-        if len(chunk) < 4096:
-            break
-        last += 1024
-    return 0
+# --- the process's state, and reasons why it cannot be traced ---
 
 
-# --- what it is, and what stands in the way ---
+class AlreadyTraced(SessionError):
+    """Another process traces it: a debugger, or for some milliseconds another tool of this project."""
 
 
-class Traced(SessionError):
-    """Another process traces it: a debugger, or for some milliseconds a tool of ours."""
-
-
-class Ended(SessionError):
-    """It has ended, or what it was has: it executes another program."""
+class ProcessEnded(SessionError):
+    """The process has ended, or has executed another program."""
 
 
 def status(pid: int) -> dict[str, str]:
-    """/proc/PID/status; empty where there is no such process."""
+    """Return the fields of /proc/PID/status; empty if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
@@ -332,78 +218,78 @@ def status(pid: int) -> dict[str, str]:
     return {name: rest.strip() for name, _, rest in (line.partition(":") for line in text.splitlines())}
 
 
-def check(pid: int) -> None:
-    """Raises SessionError for what can be known of a process before it is touched."""
+def check_traceable(pid: int) -> None:
+    """Raise SessionError if it is known, without touching the process, that it cannot be traced."""
     known = status(pid)
     if not known:
-        raise SessionError(f"there is no process {pid}; ps shows those that run")
+        raise SessionError(f"there is no process {pid}; run ps to list the processes")
     who = f"pid {pid} ({known.get('Name', '')})"
     leader = int(known.get("Tgid", pid))
     if leader != pid:
         raise SessionError(f"{pid} is a thread of process {leader}; use -p {leader}")
     if pid == os.getpid():
-        raise SessionError(f"pid {pid} is this tool; name the program that is to be measured")
+        raise SessionError(f"pid {pid} is this tool; name the program to measure")
     state = known.get("State", "?")[0]
     if state in "ZX" and int(known.get("Threads", 1)) > 1:
         raise SessionError(
-            f"{who} goes on without its first thread, by which it is reached; start it with the tool instead"
+            f"{who}: its main thread has exited, cannot attach; start the program with the tool instead"
         )
     if state in "ZX":
-        raise SessionError(f"{who} has ended, its parent has not taken note; name a process that runs")
+        raise SessionError(f"{who} has ended and is a zombie; name a running process")
     if _flags(pid) & _KERNEL_THREAD:
-        raise SessionError(f"{who} is a thread of the kernel; name a program")
+        raise SessionError(f"{who} is a kernel thread; name a program")
     if (tracer := int(known.get("TracerPid", 0))) != 0:
         name = status(tracer).get("Name", "?")
-        raise Traced(f"{who} is traced by {name} (pid {tracer}) already; end that first")
+        raise AlreadyTraced(f"{who} is already traced by {name} (pid {tracer}); end that first")
     if state == "T":
-        raise SessionError(f"{who} is stopped; let it go on first: kill -CONT {pid}")
+        raise SessionError(f"{who} is stopped; continue it first: kill -CONT {pid}")
     if known.get("Seccomp") == str(_STRICT_SECCOMP):
         raise SessionError(
-            f"{who} is under strict seccomp and may do nothing but compute; start it without that"
+            f"{who} is in strict seccomp mode, which allows almost no system call; start it without that mode"
         )
     if "shstk" in known.get("x86_Thread_features", ""):
         raise SessionError(
-            f"{who} runs with a shadow stack; start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"
+            f"{who} uses a shadow stack, cannot attach; start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"
         )
     with contextlib.suppress(OSError), open(f"/proc/{pid}/exe", "rb") as file:
         head = file.read(20)
         if head[:4] == b"\x7fELF" and (head[4] != 2 or head[18:20] != b"\x3e\0"):
             raise SessionError(
-                f"{who} is no 64-bit x86 program; CUDA has no others here, name another process"
+                f"{who} is not a 64-bit x86 program, which CUDA requires here; name another process"
             )
 
 
 @contextlib.contextmanager
 def refusals(pid: int) -> Iterator[None]:
-    """Tracing that fails in here is a SessionError, in the user's words."""
+    """Turn errors of tracing into SessionError with a message for the user."""
     try:
         yield
-    except Gone:
+    except ThreadEnded:
         raise refusal(pid, errno.ESRCH) from None
-    except Refused as error:
+    except TraceRefused as error:
         raise refusal(pid, error.errno) from None
     except OSError as error:
         raise refusal(pid, error.errno or errno.ESRCH) from None
 
 
 def refusal(pid: int, code: int) -> SessionError:
-    """Why the kernel does not let this process trace `pid`."""
+    """Return the error to raise when the kernel has refused to trace `pid` with error number `code`."""
     known = status(pid)
     if not known or code == errno.ESRCH or known.get("State", "Z")[0] in "ZX":
-        return Ended(f"pid {pid} ended while probes were put into it; nothing is left to be measured")
+        return ProcessEnded(f"pid {pid} ended during attach; name a running process")
     try:
-        check(pid)  # traced meanwhile, ended
+        check_traceable(pid)  # another tracer may have come, or the process has ended
     except SessionError as error:
         return error
     who = f"pid {pid} ({known.get('Name', '')})"
     if code == errno.EIO:
-        return SessionError(f"{who} is ending; nothing is left to be measured")
+        return SessionError(f"{who} is exiting; name another process")
     mine, theirs = os.geteuid(), {int(uid) for uid in known.get("Uid", "").split()}
     yama = _number("/proc/sys/kernel/yama/ptrace_scope")
     capable = int(status(os.getpid()).get("CapEff", "0"), 16) >> 19 & 1  # CAP_SYS_PTRACE
     if yama == 3:
         return SessionError(
-            f"{who} cannot be traced: the kernel forbids it to everybody (kernel.yama.ptrace_scope is 3);"
+            f"{who} cannot be traced: the kernel forbids all tracing (kernel.yama.ptrace_scope is 3);"
             " start the program with the tool instead"
         )
     if not capable and theirs != {mine}:
@@ -413,17 +299,19 @@ def refusal(pid: int, code: int) -> SessionError:
             f"{who} cannot be traced without root (kernel.yama.ptrace_scope is {yama}); use sudo"
         )
     if not capable:
-        return SessionError(f"{who} has privileges that you lack, or hides its memory; use sudo")
+        return SessionError(f"{who} has privileges that you lack, or is not dumpable; use sudo")
     if _other_namespace(pid):
         return SessionError(
-            f"{who} is in a user namespace that this one has no say in; run the tool on the host"
+            f"{who} is in a user namespace in which this tool has no privileges; run the tool on the host"
         )
     return SessionError(
-        f"{who} cannot be traced ({os.strerror(code)}); look at the security module's log, or start it with the tool"
+        f"{who} cannot be traced ({os.strerror(code)});"
+        " check the log of the security module, or start the program with the tool"
     )
 
 
 def user(pid: int) -> User:
+    """Return the effective user of a process, without name, home and shell."""
     known = status(pid)
     uid, gid = (int(known.get(name, "0 0").split()[1]) for name in ("Uid", "Gid"))
     groups = tuple(int(g) for g in known.get("Groups", "").split())

@@ -1,10 +1,9 @@
-"""Files as another process sees them: below its root, through its own links, and nothing but regular files.
+"""Open files as another process sees them: in its root directory, through its own symbolic links, and only regular files.
 
     descriptor = open_path(pid, "/home/me/app")        # in its mount namespace and its chroot
     descriptor = open_mapped(pid, 0x7f0000000000, 0x7f0000021000)
 
-What is opened was named by the process, which is untrusted: a link leads nowhere outside its root, a device or a pipe is
-not touched.
+The process that names the file is untrusted: no symbolic link leads out of its root directory, and devices and pipes are not opened.
 """
 
 from __future__ import annotations
@@ -17,67 +16,68 @@ import stat
 import struct
 from collections.abc import Iterator
 
+from gpubpf.process import libc
 from gpubpf.process.users import User
 
-_OPENAT2 = 437
 _NO_MAGIC_LINKS, _IN_ROOT = 0x02, 0x10  # RESOLVE_*, include/uapi/linux/openat2.h
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
 
 
 def open_path(pid: int, path: str, flags: int = os.O_RDONLY) -> int:
-    """A file, or with O_DIRECTORY a directory, for reading. Raises OSError."""
+    """Open a file, or with O_DIRECTORY a directory, for reading. Return its descriptor. Raises OSError."""
     directory = bool(flags & os.O_DIRECTORY)
     root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         kind = flags | os.O_CLOEXEC if directory else os.O_PATH | os.O_CLOEXEC
         how = ctypes.create_string_buffer(struct.pack("<QQQ", kind, 0, _NO_MAGIC_LINKS | _IN_ROOT), 24)
         name = ctypes.create_string_buffer(os.fsencode(path))
-        made = int(_libc.syscall(ctypes.c_long(_OPENAT2), root, name, how, ctypes.c_size_t(24)))
-        if made < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), path)
+        try:
+            made = libc.system_call(
+                libc.OPENAT2, root, ctypes.addressof(name), ctypes.addressof(how), len(how)
+            )
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from None
     finally:
         os.close(root)
     return made if directory else _regular(made)
 
 
 def open_mapped(pid: int, start: int, end: int) -> int:
-    """The file that is mapped there, also one that is deleted. Raises OSError, for who may not (proc(5): CAP_CHECKPOINT_RESTORE)."""
+    """Open the file that is mapped there, even if it has been deleted. Raises OSError, also without the capability that proc(5)
+    requires, CAP_CHECKPOINT_RESTORE."""
     return open_regular(f"/proc/{pid}/map_files/{start:x}-{end:x}")
 
 
 def open_regular(path: str) -> int:
-    """A file by a name that holds here. Raises OSError, also for what is no regular file."""
+    """Open a file by its path in this process. Raises OSError, also if it is not a regular file."""
     return _regular(os.open(path, os.O_PATH | os.O_CLOEXEC))
 
 
-def _regular(place: int) -> int:
-    """What was opened as a place only, opened for reading. Takes `place` over."""
+def _regular(path_descriptor: int) -> int:
+    """Open for reading what was opened with O_PATH, and close `path_descriptor`."""
     try:
-        if not stat.S_ISREG(os.fstat(place).st_mode):
+        if not stat.S_ISREG(os.fstat(path_descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
-        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return os.open(f"/proc/self/fd/{path_descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     finally:
-        os.close(place)
+        os.close(path_descriptor)
 
 
 @contextlib.contextmanager
 def acting_as(user: User) -> Iterator[None]:
-    """What this thread opens in here it opens with the rights of `user`: root does not read for others what they may not.
+    """Open files on this thread with the permissions of `user`, so that root does not read for a user what the user may not read.
 
-    Raises OSError where that cannot be had.
+    Raises OSError if the thread cannot act as this user.
     """
     if os.geteuid() == user.uid:
         yield
         return
-    uid, gid = _libc.setfsuid(-1), _libc.setfsgid(-1)
-    _libc.setfsgid(user.gid)
-    _libc.setfsuid(user.uid)
+    uid, gid = libc.library.setfsuid(-1), libc.library.setfsgid(-1)
+    libc.library.setfsgid(user.gid)
+    libc.library.setfsuid(user.uid)
     try:
-        if _libc.setfsuid(-1) != user.uid or _libc.setfsgid(-1) != user.gid:
+        if libc.library.setfsuid(-1) != user.uid or libc.library.setfsgid(-1) != user.gid:
             raise OSError(errno.EPERM, f"cannot act as user {user.uid}")
         yield
     finally:
-        _libc.setfsuid(uid)
-        _libc.setfsgid(gid)
+        libc.library.setfsuid(uid)
+        libc.library.setfsgid(gid)

@@ -1,4 +1,4 @@
-"""Whom a command runs as: `--user`, or who called sudo."""
+"""The user that a command runs as: the one that `--user` names, or the one who called sudo."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpubpf.errors import SessionError
 
 @dataclass(frozen=True)
 class User:
-    """Whom the command runs as."""
+    """A user account, as a command needs it."""
 
     name: str
     uid: int
@@ -25,7 +25,7 @@ class User:
 
 
 def command_user(name: str | None, environment: Mapping[str, str] = os.environ) -> User | None:
-    """The user that `--user` names, or who called sudo; None: whoever runs the tool."""
+    """Return the user that `--user` names, or the one who called sudo; None: the user who runs the tool. Raises SessionError."""
     if name is None:
         name = environment.get("SUDO_USER") if os.geteuid() == 0 else None
         if name in (None, "root"):
@@ -33,19 +33,17 @@ def command_user(name: str | None, environment: Mapping[str, str] = os.environ) 
     try:
         entry = pwd.getpwnam(str(name)) if not str(name).isdigit() else pwd.getpwuid(int(str(name)))
     except KeyError:
-        raise SessionError(f"there is no user {name!r}; name one that /etc/passwd has") from None
+        raise SessionError(f"there is no user {name!r}; use a name from /etc/passwd") from None
     if os.geteuid() != 0:
         if entry.pw_uid == os.geteuid():
             return None
-        raise SessionError(
-            f"running the command as {entry.pw_name} needs root; use sudo, or leave --user out"
-        )
+        raise SessionError(f"running the command as {entry.pw_name} requires root; use sudo, or omit --user")
     groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
     return User(entry.pw_name, entry.pw_uid, entry.pw_gid, groups, entry.pw_dir, entry.pw_shell)
 
 
 def can_read(user: User, path: Path) -> bool:
-    """Whether `user` gets at `path`, by the mode bits along it."""
+    """Return whether the mode bits of `path` and of its parent directories let `user` read it."""
     for part, bits in [(path, 4), *((parent, 1) for parent in path.parents)]:
         state = part.stat()
         shift = 6 if state.st_uid == user.uid else 3 if state.st_gid in user.groups else 0

@@ -1,1 +1,1 @@
-"""PTX: tokens and model (`tokens`, `module`), basic blocks (`flow`), injection (`inject`)."""
+"""PTX: reading (`tokens`, `module`), control flow (`flow`), instrumentation (`inject`), linking (`link`)."""

@@ -1,11 +1,11 @@
-"""What one PTX instruction accesses in memory, and what of it no probe can tell.
+"""Read from a PTX instruction which memory it accesses, and whether probes can see that.
 
     accesses(instruction)       # ld.global.v4.f32 → (Access("load", "global", 16, Address("%rd4")),)
     unprobed(instruction)       # wmma.load.a.sync… → "wmma.load"
 
-The forms are those of PTX ISA 9.0, chapter 9.7 (ld … tcgen05). What is a load, store or atomic is what `flow.counted` says; copies
-(cp.async, cp.async.bulk, cp.reduce.async.bulk) are two accesses, source and destination. Parameters are no memory, and an mbarrier is
-a means to synchronize; what only moves lines between caches (prefetch, discard, applypriority) accesses nothing.
+The instructions are those of PTX ISA 9.0, chapter 9.7 (ld … tcgen05). `flow.counted` defines loads, stores and atomics. Copies
+(cp.async, cp.async.bulk, cp.reduce.async.bulk) are two accesses, source and destination. Parameters do not count as memory, nor does
+an mbarrier, which synchronizes. Instructions that only move lines between caches (prefetch, discard, applypriority) access nothing.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from .module import Address, Immediate, Instruction, Name, Not, Operand, type_si
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One access of each lane that executes an instruction with a true predicate.
+    """One memory access of each lane that executes an instruction with a true predicate.
 
     kind     one of bytecode.KINDS; "async" is either end of a copy
-    space    one of bytecode.SPACES, or "generic": where the address leads is known when it runs
-    width    bytes per lane, a vector's elements together; 0 where `size` says it
-    address  what stands in the instruction: of the space's own kind, of 32 or 64 bits
-    size     a register or number with the bytes; for the source of a cp.async those that are read, the rest is zeros
-    unless   a predicate: where it is true nothing is accessed (cp.async's ignore-src)
-    lanes    only lanes below have an address (ldmatrix, stmatrix)
+    space    one of bytecode.SPACES, or "generic": only the execution tells where the address points
+    width    bytes per lane, all elements of a vector together; 0 if `size` has them
+    address  as written in the instruction: an address of the space, with 32 or 64 bits
+    size     a register or number with the bytes; for the source of a cp.async the bytes read, the rest being zeros
+    unless   a predicate: if it is true, nothing is accessed (cp.async's ignore-src)
+    lanes    only lanes with a lower number have an address (ldmatrix, stmatrix)
     reads, writes   an atomic does both
     """
 
@@ -57,7 +57,7 @@ _NO_DATA = frozenset(
     "applypriority createpolicy cp.async.mbarrier cp.async.bulk.prefetch discard fence mbarrier prefetch prefetchu suq "
     "tcgen05.commit txq".split()
 )
-# What cannot be probed, by the name that it is told under.
+# Instructions that cannot be probed, by the name under which they are reported.
 _UNPROBED = (
     "clusterlaunchcontrol.try_cancel cp.async.bulk.tensor cp.reduce.async.bulk.tensor suld sured sust tcgen05.alloc tcgen05.cp "
     "tcgen05.ld tcgen05.mma tcgen05.shift tcgen05.st tensormap.cp_fenceproxy tensormap.replace tex tld4 wgmma.mma_async "
@@ -72,17 +72,16 @@ def _is_predicate(name: str) -> bool:
 def accesses(
     instruction: Instruction, is_predicate: Callable[[str], bool] = _is_predicate
 ) -> tuple[Access, ...]:
-    """The accesses of one execution with a true predicate, the source of a copy first. Empty where there is none, or none that
-    can be probed.
+    """Return the accesses of one execution with a true predicate, the source of a copy first. Empty if none can be probed.
 
-    `is_predicate` says of a register's name whether it was declared `.pred`: nothing else tells cp.async's ignore-src from its
-    src-size. Where it is not given, names as compilers write them, `%p1`, are.
+    `is_predicate` returns whether a register was declared `.pred`: only this distinguishes cp.async's ignore-src from its src-size.
+    By default, a register is a predicate if its name begins with `%p`, as in compilers' output.
     """
     return _read(instruction, is_predicate) or ()
 
 
 def unprobed(instruction: Instruction) -> str | None:
-    """The name of an instruction that accesses memory where no address can be told, or in a way that is not known here; else None."""
+    """Return the name of an instruction whose accesses cannot be probed, because their form or address is unknown; else None."""
     full = ".".join((instruction.opcode, *instruction.modifiers))
     for name in _UNPROBED:
         if _named(full, name):
@@ -97,7 +96,7 @@ def _named(full: str, name: str) -> bool:
 
 
 def _read(instruction: Instruction, is_predicate: Callable[[str], bool]) -> tuple[Access, ...] | None:
-    """None for a form that is not known here."""
+    """Return the accesses of an instruction; None for an unknown form."""
     opcode, modifiers = instruction.opcode, instruction.modifiers
     addresses = [o for o in instruction.operands if isinstance(o, Address)]
     if not addresses:
@@ -126,7 +125,7 @@ def _read(instruction: Instruction, is_predicate: Callable[[str], bool]) -> tupl
 def _copy(
     instruction: Instruction, addresses: list[Address], is_predicate: Callable[[str], bool]
 ) -> tuple[Access, ...] | None:
-    """cp.async, cp.async.bulk, cp.reduce.async.bulk: `[destination], [source], size` and more."""
+    """Return the accesses of cp.async, cp.async.bulk, cp.reduce.async.bulk: `[destination], [source], size` and more."""
     modifiers, operands = instruction.modifiers, instruction.operands
     reduces = modifiers[:1] == ("reduce",)
     modifiers = modifiers[reduces:]
@@ -150,7 +149,7 @@ def _copy(
 
 
 def _matrix(instruction: Instruction, address: Address) -> tuple[Access, ...] | None:
-    """ldmatrix, stmatrix: a lane that has an address has it of a row, 16 bytes; 8 or 16 rows are a matrix."""
+    """Return the access of ldmatrix or stmatrix. Each address is that of a row of 16 bytes; a matrix has 8 or 16 rows."""
     count = next((int(m[1:]) for m in instruction.modifiers if m in ("x1", "x2", "x4")), None)
     if count is None:
         return None
@@ -163,7 +162,7 @@ def _matrix(instruction: Instruction, address: Address) -> tuple[Access, ...] | 
 
 
 def _some(access: Access) -> tuple[Access, ...]:
-    """Nothing for an access of no bytes."""
+    """Return the access, or nothing if it has no bytes."""
     return (access,) if access.width or access.size is not None else ()
 
 
@@ -172,12 +171,12 @@ def _space(modifiers: tuple[str, ...]) -> str:
 
 
 def _width(modifiers: tuple[str, ...]) -> int:
-    """Bytes of the last type among the modifiers, times the elements of a vector; 0 without a type. ptxas takes `.v4.f32.add` too."""
+    """Return the bytes of the last type in the modifiers times the vector's elements; 0 without a type. ptxas allows `.v4.f32.add`."""
     types = [m for m in modifiers if _TYPE.fullmatch(m)]
     vectors = [int(m[1:]) for m in modifiers if m in ("v2", "v4", "v8")]
     return type_size(types[-1]) * (vectors[-1] if vectors else 1) if types else 0
 
 
 def _amount(operand: Operand) -> tuple[int, Operand | None]:
-    """(width, size): a number is a width."""
+    """Return an operand as (width, size): a number is the width."""
     return (operand.integer, None) if isinstance(operand, Immediate) else (0, operand)

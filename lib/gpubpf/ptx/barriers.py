@@ -1,4 +1,4 @@
-"""What a barrier instruction of PTX does (PTX ISA 9.0, 9.7.13: bar, barrier, barrier.cluster)."""
+"""Read barrier instructions (PTX ISA 9.0, 9.7.13: bar, barrier, barrier.cluster)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from .module import Instruction, Operand
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """`number` and `threads` as they stand in the instruction; None: the cluster's, and all threads of the block.
+    """A barrier instruction.
 
-    `arrives`: a thread comes to the barrier; `leaves`: it waits there. `results`: registers that the instruction writes.
+    arrives  a thread arrives at the barrier
+    leaves   a thread waits at the barrier, then leaves it
+    number   the operand; None for the cluster's barrier
+    threads  the operand; None for all threads of the block
+    results  the registers that the instruction writes
     """
 
     arrives: bool
@@ -23,7 +27,7 @@ class Barrier:
 
 
 def barrier(instruction: Instruction) -> Barrier | None:
-    """None for anything else, `bar.warp.sync` too."""
+    """Return the barrier of an instruction; None for any other instruction, `bar.warp.sync` included."""
     if instruction.opcode not in ("bar", "barrier"):
         return None
     modifiers = [m for m in instruction.modifiers if m != "cta"]
@@ -33,7 +37,7 @@ def barrier(instruction: Instruction) -> Barrier | None:
             return Barrier(True, True, operands[0], operands[1] if len(operands) > 1 else None)
         case ["arrive"] if operands:
             return Barrier(True, False, operands[0], operands[1] if len(operands) > 1 else None)
-        case ["red"] if len(operands) >= 3:  # result, number, threads where there are four, predicate
+        case ["red"] if len(operands) >= 3:  # result, number, threads if there are four operands, predicate
             threads = operands[2] if len(operands) > 3 else None
             return Barrier(True, True, operands[1], threads, frozenset(names(operands[:1])))
         case ["cluster"]:

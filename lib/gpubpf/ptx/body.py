@@ -1,10 +1,9 @@
-"""The body of one function, rewritten: accumulators, probes, ways out, calls, the module's variables through the table."""
+"""Rewrite the body of one function: accumulators, probes, exits, calls, and module variables through the table of addresses."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from .access import Access, accesses
 from .barriers import Barrier, barrier
@@ -29,86 +28,88 @@ from .module import (
     Vector,
     type_size,
 )
+from .plan import PASSED_WORK, InjectionPlan, Role
 from .probe import AT, BYTES, wants
 from .source import source_lines
+from .tables import SiteTable, VariableTable
 from .values import LAUNCH, TABLE, WAYS_OUT, Placement, Refusal
 
-if TYPE_CHECKING:
-    from .inject import Role, SidecarModule
-
-# A kernel with more branches to its returns than this keeps one probe for the rest of them (`shared_exits` counts those).
+# In a kernel with more branches to its returns than this, the remaining branches share one probe (`shared_exits` counts them).
 MAX_EXIT_COPIES = 64
-# Instructions, beside branches, that are worth copying to keep the ways out of a kernel apart.
+# How many instructions besides branches are copied at most to give each exit its own probe.
 MAX_TAIL = 4
 
-PASSED_WORK = "gpubpf_work"  # parameter: the work so far
-# Registers with a digit there: no argument is named so.
-_GONE = "%gpubpf_0gone"
-_HELD, _WAITED = "%gpubpf_0held", "%gpubpf_0waited"  # of a barrier: its predicate, when the thread arrived
-_NUMBER, _THREADS = "%gpubpf_0number", "%gpubpf_0threads"  # and its operands
+# A digit after `%gpubpf_` keeps these registers apart from those of the fragments' arguments.
+_GONE = "%gpubpf_0gone"  # a predicate: the thread leaves the loop and the kernel
+_HELD, _WAITED = "%gpubpf_0held", "%gpubpf_0waited"  # of a barrier: its predicate, the time of arrival
+_NUMBER, _THREADS = "%gpubpf_0number", "%gpubpf_0threads"  # of a barrier: its operands
 
 
 class Body:
     """Rewrites the body of one function."""
 
     def __init__(
-        self, sidecar: SidecarModule, function: Function, group: int, placements: tuple[Placement, ...]
+        self,
+        plan: InjectionPlan,
+        sites: SiteTable,
+        variables: VariableTable,
+        function: Function,
+        variant: int,
+        placements: tuple[Placement, ...],
     ) -> None:
-        """`group`: number of the placements that matter in the functions that this one calls (`SidecarModule.groups`)."""
-        self.sidecar = sidecar
+        """`variant`: of this function, or of those that a kernel calls (see `InjectionPlan`). `sites` and `variables` are added to."""
+        self.plan = plan
+        self.site_table = sites
+        self.variables = variables
         self.function = function
-        self.group = group
+        self.variant = variant
         self.entry = function.kind == "entry"
-        self.name = function.name if self.entry else sidecar.new_name(function.name, group)
-        self.role = None if self.entry else sidecar.role(function.name, group)
+        self.name = function.name if self.entry else plan.new_name(function.name, variant)
+        self.role = None if self.entry else plan.role(function.name, variant)
         if self.role is not None and not self.role.block:  # nothing in it is probed
             placements = ()
-        self.filler = sidecar.filler
+        self.filler = plan.filler
 
         def at(*points: str) -> tuple[Placement, ...]:
             return tuple(p for p in placements if p.point in points)
 
-        self.entries = (
-            at("entry", "block_begin") if self.entry else sidecar.called(at("function_entry"), function)
+        self.at_entry = (
+            at("entry", "block_begin") if self.entry else plan.called(at("function_entry"), function)
         )
-        self.returns = () if self.entry else sidecar.called(at("function_exit"), function)
-        self.exits = at(*WAYS_OUT) if self.entry or (self.role is not None and self.role.leaving) else ()
-        self.arrives, self.released = at("barrier_arrive"), at("barrier_leave")
-        self.seen = at("access")
-        self.flow = Flow(function.body or (), self._may_not_return)
+        self.at_return = () if self.entry else plan.called(at("function_exit"), function)
+        self.at_exit = at(*WAYS_OUT) if self.entry or (self.role is not None and self.role.leaving) else ()
+        self.at_arrive, self.at_leave = at("barrier_arrive"), at("barrier_leave")
+        self.at_access = at("access")
+        self.flow = Flow(function.body or (), plan.may_leave)
         self.local = {v.name for v in (*function.parameters, *function.returns)}
         self.local.update(s.name for s in self.flow.body if isinstance(s, Variable) and s.count is None)
         self.addresses = 0
         self.labels = 0
         self.shared_exits = 0
-        self.before: dict[int, list[Statement]] = {}  # adds in front of an instruction
-        self.retarget: dict[int, dict[str, str]] = {}  # branch or table → label → label of the copy
-        self.copies: dict[
-            int, list[tuple[str, tuple[int, ...], int]]
-        ] = {}  # tails, each for one branch, by where they go
-        self.widen: dict[int, Variable] = {}
-        self.apart: dict[int, tuple[tuple[int, ...], bool]] = {}
-        self.sources = source_lines(self.flow.body, sidecar.files)
-        self.arrivals: dict[
-            int, list[int | None]
-        ] = {}  # a `ret` → the branches that keep it; None: control falls into it
-        self.dead: set[int] = set()
-        self.leaves = frozenset() if not self.exits else LEAVING if self.entry else frozenset({"exit"})
-        self.parts = self.leaves | (
-            {"ret"} if self.returns else set()
-        )  # instructions with a probe in front of them
-        self.held: dict[str, str] = {}  # registers of ours that outlive a scope: name → type
+        # Statements are named by their index in the body.
+        self.before: dict[int, list[Statement]] = {}  # what is added before an instruction: counting
+        self.retarget: dict[int, dict[str, str]] = {}  # branch or branch table → label → label of the copy
+        # After which statement copies of exits go: the copy's label, the statements copied, the branch that takes it.
+        self.copies: dict[int, list[tuple[str, tuple[int, ...], int]]] = {}
+        self.widened_results: dict[int, Variable] = {}  # declarations of call results that are replaced
+        self.loop_exits: dict[int, tuple[tuple[int, ...], bool]] = {}  # see `_plan_loop_exits`
+        self.sources = source_lines(self.flow.body, sites.files)
+        # A `ret` → the branches that still lead to it; None: control falls into it.
+        self.arrivals: dict[int, list[int | None]] = {}
+        self.unreachable: set[int] = set()
+        self.leaving_opcodes = (
+            frozenset() if not self.at_exit else LEAVING if self.entry else frozenset({"exit"})
+        )
+        # The opcodes that have a probe before them.
+        self.probed_opcodes = self.leaving_opcodes | ({"ret"} if self.at_return else set())
+        self.added_registers: dict[str, str] = {}  # added registers that outlive a scope: name → type
         self.declared: dict[tuple[int, str], Variable | None] = {}
 
-    def _may_not_return(self, name: str) -> bool:
-        return (
-            name in self.sidecar.module.functions and self.sidecar.graph.resolve(name) in self.sidecar.leaving
-        )
-
     def rewrite(self) -> tuple[Statement, ...]:
+        """Return the statements of the new body. Raises Refusal, PtxError."""
         body = self.flow.body
-        self._count()
-        self._separate_exits()
+        self._plan_counts()
+        self._plan_exits()
         start = next((i for i, s in enumerate(body) if isinstance(s, Instruction | Label | Open)), len(body))
         out: list[Statement] = []
         for index in range(len(body) + 1):
@@ -116,7 +117,7 @@ class Body:
                 out += self._prologue()
             if index == len(body):
                 break
-            if index not in self.dead:
+            if index not in self.unreachable:
                 added = self.before.get(index, []) + self._emit(index)
                 if added and out and _for_the_next(out[-1]) and isinstance(body[index], Instruction):
                     added.insert(len(added) - 1, out.pop())
@@ -124,27 +125,23 @@ class Body:
             for label, path, source in self.copies.get(index, ()):
                 out += self._copy(label, path, source)
         if self.flow.falls_off:
-            out += self._fall_off()
-        head: list[Statement] = [text(f".reg .b64 {accumulator(kind)};") for kind in self._counting()]
-        if self.apart:
+            out += self._end()
+        # Functions that do not return work have accumulators, too: ptxas drops what nothing reads.
+        head: list[Statement] = [text(f".reg .b64 {accumulator(kind)};") for kind in self.plan.work]
+        if self.loop_exits:
             head.append(text(f".reg .pred {_GONE};"))
-        head += [text(f".reg .{kind} {name};") for name, kind in self.held.items()]
+        head += [text(f".reg .{kind} {name};") for name, kind in self.added_registers.items()]
         if self.addresses:
             head.append(Variable("reg", "b64", "%gpubpf_0address", count=self.addresses))
-        # Calls are emitted after the declarations of their results, whose size they decide.
-        wide = {id(body[index]): declaration for index, declaration in self.widen.items()}
+        # A call decides the size of its result, whose declaration has been emitted by then.
+        wide = {id(body[index]): declaration for index, declaration in self.widened_results.items()}
         return tuple(marked(head + [wide.get(id(s), s) for s in out]))
 
     # accumulators
 
-    def _counting(self) -> tuple[str, ...]:
-        return (
-            self.sidecar.work
-        )  # in functions that return nothing of it, too: ptxas drops what nothing reads
-
-    def _count(self) -> None:
-        """Plan one add per block and kind in front of the block's first instruction, and one at each predicated access."""
-        for block in self.flow.blocks if self._counting() else ():
+    def _plan_counts(self) -> None:
+        """Plan one add per basic block and kind of work before the block's first instruction, and one at each predicated access."""
+        for block in self.flow.blocks if self.plan.work else ():
             total = dict.fromkeys(WORK, 0)
             total["instructions"] = len(block.instructions)
             total["blocks"] = int(block.entered)
@@ -154,38 +151,38 @@ class Body:
                 for kind in counted(instruction):
                     if instruction.predicate is None:
                         total[kind] += 1
-                    elif kind in self.sidecar.work:
+                    elif kind in self.plan.work:
                         self.before.setdefault(index, []).append(text(f"{guard(instruction)}{add(kind, 1)}"))
-            adds = [text(add(kind, total[kind])) for kind in self.sidecar.work if total[kind]]
+            adds = [text(add(kind, total[kind])) for kind in self.plan.work if total[kind]]
             first = block.instructions[0]
             self.before[first] = adds + self.before.get(first, [])
 
     def _prologue(self) -> list[Statement]:
         out: list[Statement] = []
-        if self.apart:
-            out.append(self._opaque("eq"))
-        for position, kind in enumerate(self._counting()):
+        if self.loop_exits:
+            out.append(self._set_gone("eq"))
+        for position, kind in enumerate(self.plan.work):
             if self.role is not None and self.role.leaving:
                 out.append(text(f"ld.param.b64 {accumulator(kind)}, [{PASSED_WORK}+{8 * position}];"))
             else:
                 out.append(text(f"mov.b64 {accumulator(kind)}, 0;"))
         here = next((place for place in self.sources if place != (0, 0)), (0, 0))
-        return out + self._probes(self.entries, self.function.line, here)
+        return out + self._probes(self.at_entry, self.function.line, here)
 
-    # ways out
+    # exits
 
-    def _separate_exits(self) -> None:
-        """Plan a copy of the tail for every branch to it."""
-        if not self.parts:
+    def _plan_exits(self) -> None:
+        """Plan a copy of the instructions up to an exit for every branch to them."""
+        if not self.probed_opcodes:
             return
         body = self.flow.body
-        if self.leaves:
-            self._leave_loops()
+        if self.leaving_opcodes:
+            self._plan_loop_exits()
         sources: dict[int, dict[int, None]] = {}
         for index, targets in self.flow.targets.items():
             instruction = body[index]
             assert isinstance(instruction, Instruction)
-            if index in self.apart or index in self.dead:
+            if index in self.loop_exits or index in self.unreachable:
                 continue
             source = self.flow.table(index) if instruction.opcode == "brx" else index
             for target in dict.fromkeys(targets):
@@ -197,7 +194,7 @@ class Body:
                 continue
             last = body[path[-1]]
             assert isinstance(last, Instruction)
-            if last.opcode not in self.parts:
+            if last.opcode not in self.probed_opcodes:
                 continue
             falls = self._falls_into(label)
             takers = list(sources[label])[0 if falls else 1 :]
@@ -216,7 +213,7 @@ class Body:
                 self.copies.setdefault(place, []).append((new, path, source))
 
     def _copy(self, label: str, path: tuple[int, ...], source: int) -> list[Statement]:
-        """A tail of the body, for the branch `source` alone."""
+        """Return a copy of the instructions up to an exit, which only the branch `source` takes."""
         copy: list[Statement] = [Label(label)]
         for index in path:
             copy += self.before.get(index, [])
@@ -228,19 +225,19 @@ class Body:
                 copy += self._plain(index)
         return copy
 
-    def _leave_loops(self) -> None:
-        """Plan for the branches that leave a divergent loop and the kernel at once.
+    def _plan_loop_exits(self) -> None:
+        """Plan the branches that leave a divergent loop and the kernel at once.
 
-        Whatever stands behind a loop, ptxas lets the lanes that are through with it wait for the others, unless it is a bare EXIT. So
-        these branches stay inside the loop: the probe becomes a conditional part of its body, and the EXIT comes behind it. It costs
-        three instructions per turn, hence only where it matters: to a probe that reads a clock, and in loops that synchronize, which
-        would wait for the waiting lanes.
+        After a loop, ptxas makes the lanes that have left it wait for the others, unless a bare EXIT follows. So these branches stay
+        inside the loop: the probe becomes a conditional part of the loop's body, and the EXIT follows it. This costs three
+        instructions per iteration. It is done only where it matters: for a probe that reads a clock, and in loops that
+        synchronize, which would wait for the waiting lanes.
         """
         given = self.entry or (self.role is not None and self.role.block)  # the launch block
-        if not (given and self.sidecar.block.bases):
+        if not (given and self.plan.block.bases):
             return
         body = self.flow.body
-        timed = any(word in p.fragment.ptx for p in self.exits for word in ("%globaltimer", "%clock"))
+        timed = any(word in p.fragment.ptx for p in self.at_exit for word in ("%globaltimer", "%clock"))
         synchronizing = {
             self.flow.cycles[number]
             for number, block in enumerate(self.flow.blocks)
@@ -257,23 +254,23 @@ class Body:
             if not (timed or cycle in synchronizing):
                 continue
             stays = any(self.flow.cycles.get(s) == cycle for s in block.successors)
-            if instruction.opcode in self.leaves and stays:
-                self.apart[index] = (index,), True
+            if instruction.opcode in self.leaving_opcodes and stays:
+                self.loop_exits[index] = (index,), True
             elif instruction.opcode == "bra" and stays:
                 for start, taken in ((self.flow.targets[index][0], True), (index, False)):
                     path = self.flow.tail(start, MAX_TAIL)
-                    if path is None or self._opcode(path[-1]) not in self.leaves:
+                    if path is None or self._opcode(path[-1]) not in self.leaving_opcodes:
                         continue
                     bare = all(self._opcode(i) in ("bra", *LEAVING) for i in path)
                     if bare or self.flow.scope[start] == self.flow.scope[index]:  # names mean the same here
-                        self.apart[index] = path, taken
+                        self.loop_exits[index] = path, taken
                         gone |= {(number, s) for s in block.successors if self.flow.cycles.get(s) != cycle}
                         break
         if gone:
-            self._left_out(gone)
+            self._remove_unreachable(gone)
 
-    def _left_out(self, gone: set[tuple[int, int]]) -> None:
-        """Leave out what only the edges between blocks in `gone` led to."""
+    def _remove_unreachable(self, gone: set[tuple[int, int]]) -> None:
+        """Leave out the blocks that only the removed edges `gone` led to, each a pair of block numbers."""
         seen: set[int] = set()
         todo = [0]
         while todo:
@@ -282,7 +279,7 @@ class Body:
                 seen.add(number)
                 todo += [s for s in self.flow.blocks[number].successors if (number, s) not in gone]
         for number in self.flow.reachable - seen:
-            self.dead.update(self.flow.blocks[number].instructions)
+            self.unreachable.update(self.flow.blocks[number].instructions)
 
     def _synchronizes(self, index: int) -> bool:
         statement = self.flow.body[index]
@@ -291,24 +288,24 @@ class Body:
             return callee(statement) not in SYSTEM_FUNCTIONS
         return statement.opcode in ("bar", "barrier", "shfl", "vote", "match", "redux")
 
-    def _opaque(self, comparison: str) -> Directive:
-        """Set the predicate that says that this thread is gone, to false (`eq`) or true (`ne`), with ptxas unable to tell which.
+    def _set_gone(self, comparison: str) -> Directive:
+        """Set the predicate "this thread leaves" to false (`eq`) or true (`ne`), in a way that hides the value from ptxas.
 
-        A map's address is never 0. If ptxas knew the value it would split the loop, and its lanes would wait again.
+        A map's address is never 0. If ptxas knew the value, it would split the loop, and its lanes would wait again.
         """
-        offset = next(iter(self.sidecar.block.bases.values()))
+        offset = next(iter(self.plan.block.bases.values()))
         return text(
             f"{{ .reg .b64 %gpubpf_base; ld.param.u64 %gpubpf_base, [{LAUNCH}+{offset}];"
             f" setp.{comparison}.u64 {_GONE}, %gpubpf_base, 0; }}"
         )
 
     def _leave_loop(self, index: int) -> list[Statement]:
-        """A branch of `_leave_loops`: around the probe, then out."""
+        """Return what replaces a branch of `_plan_loop_exits`: the probe, which threads that stay skip, then the exit."""
         branch = self.flow.body[index]
         assert isinstance(branch, Instruction)
-        path, taken = self.apart[index]
+        path, taken = self.loop_exits[index]
         stay = self._label("stay")
-        negated = branch.negated != taken  # around the probe go those that stay
+        negated = branch.negated != taken  # threads that stay skip the probe
         around = Instruction("bra", (), (Name(stay),), branch.predicate, negated)
         alone = path == (index,)  # an `exit` with a predicate: no branch leads to it
         out: list[Statement] = [*counts(1), text(str(around))] if alone else [around]
@@ -321,8 +318,8 @@ class Body:
                 out += self._plain(step)
         if not alone:
             out += counts(1)
-        out += self._probes(self.exits, branch.line, self.sources[index])
-        out += [self._opaque("ne"), Label(stay), text(f"@{_GONE} exit;")]
+        out += self._probes(self.at_exit, branch.line, self.sources[index])
+        out += [self._set_gone("ne"), Label(stay), text(f"@{_GONE} exit;")]
         if not taken:
             out.append(text(f"bra {branch.operands[0]};"))
         return out
@@ -333,11 +330,11 @@ class Body:
         return statement.opcode
 
     def _falls_into(self, label: int) -> bool:
-        """Whether control can come to a label from the statement before it."""
+        """Return whether control can reach a label from the statement before it."""
         for index in range(label - 1, -1, -1):
             statement = self.flow.body[index]
-            if index in self.apart:
-                return self.apart[index][1]
+            if index in self.loop_exits:
+                return self.loop_exits[index][1]
             if isinstance(statement, Instruction):
                 return statement.predicate is not None or statement.opcode not in (
                     "bra", "brx", "ret", "exit", "trap",
@@ -349,22 +346,22 @@ class Body:
     def _site(
         self, point: str, line: int, source: tuple[int, int], opcode: str = "", access: Access | None = None
     ) -> int:
-        """The next number."""
-        return self.sidecar.site(self.name, self.function.name, point, line, source, opcode, access)
+        """Return the number of a new site."""
+        return self.site_table.add(self.name, self.function.name, point, line, source, opcode, access)
 
     def _leave(self, index: int, source: int | None = None) -> list[Statement]:
-        """A `ret` or `exit` with what has to happen before it; `source` is the branch that alone leads to it."""
+        """Return a `ret` or `exit` with its probes and counts. `source`: the only branch that leads to it, if there is only one."""
         instruction = self.flow.body[index]
         assert isinstance(instruction, Instruction)
         returns = instruction.opcode == "ret" and not self.entry
-        if instruction.opcode in self.parts:
+        if instruction.opcode in self.probed_opcodes:
             if source is None and len(arrivals := self.arrivals.get(index, [])) == 1:
                 source = arrivals[0]
             place = index if source is None else source
             line = self.flow.body[place].line
-            probes = self._probes(self.returns if returns else self.exits, line, self.sources[place])
+            probes = self._probes(self.at_return if returns else self.at_exit, line, self.sources[place])
             going = dataclasses.replace(instruction, predicate=None, negated=False)
-            # It counts in front of the probe: there the thread's time is the one that it ends at.
+            # The instruction counts before the probe, so that a probe on the virtual clock sees the time at which the thread ends.
             leave = [*counts(1), *probes, *(self._return_work() if returns else ()), text(str(going))]
             if instruction.predicate is None:
                 return leave
@@ -380,13 +377,13 @@ class Body:
         result = self.function.returns[0].name if self.function.returns else RETURNED
         return [
             text(f"{condition}st.param.b64 [{result}+{self.role.work_offset + 8 * k}], {accumulator(kind)};")
-            for k, kind in enumerate(self.sidecar.work)
+            for k, kind in enumerate(self.plan.work)
         ]
 
-    def _fall_off(self) -> list[Statement]:
-        """What stands at the end of a body that does not end with a `ret`."""
+    def _end(self) -> list[Statement]:
+        """Return what ends a body whose last statement is no `ret`."""
         here = self.sources[-1] if self.sources else (0, 0)
-        probes = self._probes(self.exits if self.entry else self.returns, self.function.line, here)
+        probes = self._probes(self.at_exit if self.entry else self.at_return, self.function.line, here)
         return [*probes, *(() if self.entry else self._return_work()), text("ret;")]
 
     def _label(self, what: str) -> str:
@@ -396,7 +393,7 @@ class Body:
     # probes
 
     def _probes(self, placements: Iterable[Placement], line: int, source: tuple[int, int]) -> list[Statement]:
-        """Programs at one place that is neither an access nor a barrier, with a site for each point."""
+        """Return the programs at one place, which is neither an access nor a barrier. Each point has its own site."""
         sites: dict[str, int] = {}
         found: list[Statement] = []
         for placement in placements:
@@ -410,10 +407,10 @@ class Body:
         return found
 
     def _accesses(self, index: int, instruction: Instruction) -> list[Statement]:
-        """The probes in front of an instruction that accesses memory, a scope for each access."""
+        """Return the probes before an instruction that accesses memory, a scope for each access."""
         found: list[Statement] = []
         for access in accesses(instruction, lambda name: self._type(index, name) == "pred"):
-            placements = [p for p in self.seen if wants(p, access)]
+            placements = [p for p in self.at_access if wants(p, access)]
             if not placements:
                 continue
             guards = (
@@ -426,13 +423,13 @@ class Body:
                 name = access.unless.operand if isinstance(access.unless, Not) else access.unless
                 guards.append(f"@{'!' if negated else ''}{name.name} ")
             site = self._site("access", instruction.line, self.sources[index], opcode_of(instruction), access)
-            size = self._wide(index, access.size, BYTES) if access.size is not None else ()
-            where = self._wide(index, access.address, AT)
+            size = self._to_64_bits(index, access.size, BYTES) if access.size is not None else ()
+            where = self._to_64_bits(index, access.address, AT)
             found.append(text(self.filler.access(placements, access, site, guards, where, size)))
         return found
 
-    def _wide(self, index: int, operand: Operand, into: str) -> list[str]:
-        """Instructions that put an address, or a number, into a 64-bit register."""
+    def _to_64_bits(self, index: int, operand: Operand, into: str) -> list[str]:
+        """Return instructions that put an address or a number into the 64-bit register `into`. Raises Refusal."""
         offset = 0
         match operand:
             case Address():
@@ -442,17 +439,17 @@ class Body:
             case Immediate():
                 return [f"mov.b64 {into}, {operand.integer};"]
             case _:
-                raise Refusal(f"PTX line {self.flow.body[index].line}: {operand} is no address")
+                raise Refusal(f"PTX line {self.flow.body[index].line}: {operand} is not an address")
         if base is None:
             return [f"mov.b64 {into}, {offset};"]
-        if self._aliased(base):
-            start = f"ld.const.b64 {into}, [{TABLE}+{self.sidecar.slot(base)}];"
+        if self._is_in_table(base):
+            start = f"ld.const.b64 {into}, [{TABLE}+{self.variables.offset(base)}];"
         else:
-            declared = self._declared(index, base)
+            declared = self._declaration(index, base)
             if declared is not None and declared.space == "reg" and type_size(declared.type) == 4:
                 if not offset:
                     return [f"cvt.u64.u32 {into}, {base};"]
-                low = "%gpubpf_0low"  # extended with zeros, after the offset
+                low = "%gpubpf_0low"  # the sum has 32 bits; it is zero-extended
                 return [
                     f".reg .b32 {low};",
                     f"add.s32 {low}, {base}, {offset};",
@@ -461,8 +458,8 @@ class Body:
             start = f"mov.b64 {into}, {base};"
         return [start, f"add.s64 {into}, {into}, {offset};"] if offset else [start]
 
-    def _declared(self, index: int, name: str) -> Variable | None:
-        """What declares a name, also one of the registers of `%r<9>`; None for what is not declared in this body."""
+    def _declaration(self, index: int, name: str) -> Variable | None:
+        """Return the declaration of a name, which may be one of the registers `%r<9>`; None for a name not declared in this body."""
         key = self.flow.scope[index], name
         if key not in self.declared:
             found = self.flow.declaration(index, name)
@@ -483,15 +480,15 @@ class Body:
         return self.declared[key]
 
     def _type(self, index: int, name: str) -> str:
-        """The PTX type of a register, "" where it is not known."""
-        declared = self._declared(index, name)
+        """Return the PTX type of a register; "" if it is unknown."""
+        declared = self._declaration(index, name)
         return declared.type if declared is not None and declared.space == "reg" else ""
 
     def _barrier(self, index: int, instruction: Instruction) -> list[Statement]:
-        """A barrier with the programs of those that arrive in front of it, of those that it lets go behind it."""
+        """Return a barrier with the `barrier_arrive` programs before it and the `barrier_leave` programs after it."""
         known = barrier(instruction)
-        arrives = self.arrives if known is not None and known.arrives else ()
-        leaves = self.released if known is not None and known.leaves else ()
+        arrives = self.at_arrive if known is not None and known.arrives else ()
+        leaves = self.at_leave if known is not None and known.leaves else ()
         if known is None or not (arrives or leaves):
             return self._plain(index)
         out: list[Statement] = []
@@ -499,21 +496,21 @@ class Body:
             out.append(self._at_barrier(index, instruction, known, arrives))
         left = instruction
         if leaves:
-            if instruction.predicate in known.results:  # it is gone when the programs want to know it
-                self.held[_HELD] = "pred"
+            if instruction.predicate in known.results:  # the barrier overwrites it before the programs run
+                self.added_registers[_HELD] = "pred"
                 out.append(text(f"mov.pred {_HELD}, {instruction.predicate};"))
                 left = dataclasses.replace(instruction, predicate=_HELD)
             kept: list[Operand | None] = []
             for operand, register in ((known.number, _NUMBER), (known.threads, _THREADS)):
                 if isinstance(operand, Name) and operand.name in known.results:
-                    self.held[register] = "b64"
-                    out += map(text, self._wide(index, operand, register))
+                    self.added_registers[register] = "b64"
+                    out += map(text, self._to_64_bits(index, operand, register))
                     kept.append(Name(register))
                 else:
                     kept.append(operand)
             known = dataclasses.replace(known, number=kept[0], threads=kept[1])
             if any(self.filler.reads(p, "waited") for p in leaves):
-                self.held[_WAITED] = "b64"
+                self.added_registers[_WAITED] = "b64"
                 out.append(text(f"mov.u64 {_WAITED}, %clock64;"))
         out += self._plain(index)
         if leaves:
@@ -523,6 +520,7 @@ class Body:
     def _at_barrier(
         self, index: int, instruction: Instruction, known: Barrier, placements: tuple[Placement, ...]
     ) -> Directive:
+        """Return the programs of one point of a barrier."""
         point = placements[0].point
         site = self._site(point, instruction.line, self.sources[index], opcode_of(instruction))
         context = {"site": str(site), "waited": _WAITED, "barrier": str(2**64 - 1), "threads": "0"}
@@ -539,7 +537,7 @@ class Body:
                 context[field] = operand.name
             elif operand is not None and any(self.filler.reads(p, field) for p in placements):
                 context[field] = f"%gpubpf_0now{field}"
-                lines += [f".reg .b64 {context[field]};", *self._wide(index, operand, context[field])]
+                lines += [f".reg .b64 {context[field]};", *self._to_64_bits(index, operand, context[field])]
         lines += [self.filler.text(p, context) for p in placements]
         if instruction.predicate is not None:
             lines.append("$gpubpf_over:")
@@ -555,7 +553,7 @@ class Body:
             if moved:
                 listed = f".branchtargets {', '.join(moved.get(n, n) for n in statement.names)};"
             return [Directive(statement.name, listed)]
-        if index in self.apart:
+        if index in self.loop_exits:
             return self._leave_loop(index)
         if not isinstance(statement, Instruction):
             return [statement]
@@ -569,12 +567,12 @@ class Body:
             return self._call(index, statement)
         if statement.opcode in ("bar", "barrier"):
             return self._barrier(index, statement)
-        if self.seen:
+        if self.at_access:
             return [*self._accesses(index, statement), *self._plain(index)]
         return self._plain(index)
 
     def _plain(self, index: int) -> list[Statement]:
-        """An instruction with the module's variables reached through the table."""
+        """Return an instruction that accesses module variables through the table."""
         instruction = self.flow.body[index]
         assert isinstance(instruction, Instruction)
         loads: list[Statement] = []
@@ -587,14 +585,14 @@ class Body:
     def _operand(self, operand: Operand, loads: list[Statement]) -> Operand:
         match operand:
             case Name():
-                if not self._aliased(operand.name):
+                if not self._is_in_table(operand.name):
                     return operand
-                return Name(self._load(operand.name, loads, operand.offset))
+                return Name(self._load_address(operand.name, loads, operand.offset))
             case Address():
                 coordinates = tuple(self._operand(o, loads) for o in operand.coordinates)
                 base = operand.base
-                if base is not None and self._aliased(base):
-                    base = self._load(base, loads)
+                if base is not None and self._is_in_table(base):
+                    base = self._load_address(base, loads)
                 return dataclasses.replace(operand, base=base, coordinates=coordinates)
             case Vector():
                 return Vector(tuple(self._operand(o, loads) for o in operand.items))
@@ -605,20 +603,21 @@ class Body:
             case Not() | Immediate():
                 return operand
 
-    def _aliased(self, name: str) -> bool:
-        variable = self.sidecar.module.variables.get(name)
+    def _is_in_table(self, name: str) -> bool:
+        """Return whether a name is a module variable that is accessed through the table."""
+        variable = self.plan.module.variables.get(name)
         if variable is None or name in self.local:
             return False
         if variable.space not in ("global", "const"):
-            self.sidecar.shared.add(name)
+            self.variables.kept.add(name)
             return False
         return True
 
-    def _load(self, name: str, loads: list[Statement], offset: int = 0) -> str:
-        """A register with the variable's address. Read at each use: the table lies in the constant bank."""
+    def _load_address(self, name: str, loads: list[Statement], offset: int = 0) -> str:
+        """Return a register with the variable's address. It is loaded at each use, since the table lies in the constant bank."""
         register = f"%gpubpf_0address{self.addresses}"
         self.addresses += 1
-        loads.append(text(f"ld.const.b64 {register}, [{TABLE}+{self.sidecar.slot(name)}];"))
+        loads.append(text(f"ld.const.b64 {register}, [{TABLE}+{self.variables.offset(name)}];"))
         if offset:
             loads.append(text(f"add.s64 {register}, {register}, {offset};"))
         return register
@@ -626,16 +625,17 @@ class Body:
     # calls
 
     def _call(self, index: int, call: Instruction) -> list[Statement]:
+        """Return a call with the hidden arguments and results of the called function."""
         name = callee(call)
         assert name is not None
-        role = self.sidecar.role(name, self.group)
+        role = self.plan.role(name, self.variant)
         if role is None:
             return [call]
         at = next(i for i, o in enumerate(call.operands) if isinstance(o, Name))
         results = next((o.items for o in call.operands[:at] if isinstance(o, Group)), ())
         arguments = next((o.items for o in call.operands[at + 1 :] if isinstance(o, Group)), ())
         condition = guard(call)
-        kinds = len(self.sidecar.work)
+        kinds = len(self.plan.work)
         setup: list[Statement] = []
         after: list[Statement] = []
         if role.block:
@@ -643,11 +643,11 @@ class Body:
         if role.returns_work:
             result, declared, copied = self._result(index, name, results, role, condition)
             setup = declared + setup
-            for k, kind in enumerate(self.sidecar.work):
+            for k, kind in enumerate(self.plan.work):
                 slot = f"[{result}+{role.work_offset + 8 * k}]"
                 returned = f"%gpubpf_0returned{k}"
                 after.append(text(f"ld.param.b64 {returned}, {slot};"))  # ptxas takes no predicate here
-                if role.leaving:  # it was given the work so far
+                if role.leaving:  # it received the work counted so far and returns the sum
                     after.append(text(f"{condition}mov.b64 {accumulator(kind)}, {returned};"))
                 else:
                     after.append(
@@ -657,23 +657,23 @@ class Body:
             after += copied
             results = (Name(result),)
         operands: tuple[Operand, ...] = (Group(results),) if results else ()
-        operands += (Name(self.sidecar.new_name(name, self.group)),)
+        operands += (Name(self.plan.new_name(name, self.variant)),)
         operands += (Group(arguments),) if arguments else ()
         return [Open(), *setup, dataclasses.replace(call, operands=operands), *after, Close()]
 
     def _hidden_arguments(
         self, arguments: tuple[Operand, ...], role: Role
     ) -> tuple[tuple[Operand, ...], list[Statement]]:
-        """The arguments with the launch block behind them, before it the work so far, and how these two are filled."""
+        """Return the arguments, followed by the work counted so far and the launch block, and the statements that fill these two."""
         setup: list[Statement] = []
-        if self.sidecar.work and role.leaving:
-            setup.append(array("gpubpf_passed_work", 8 * len(self.sidecar.work)))
-            for k, kind in enumerate(self.sidecar.work):
+        if self.plan.work and role.leaving:
+            setup.append(array("gpubpf_passed_work", 8 * len(self.plan.work)))
+            for k, kind in enumerate(self.plan.work):
                 setup.append(text(f"st.param.b64 [gpubpf_passed_work+{8 * k}], {accumulator(kind)};"))
             arguments += (Name("gpubpf_passed_work"),)
-        setup.append(array("gpubpf_passed_launch", self.sidecar.block.size))
+        setup.append(array("gpubpf_passed_launch", self.plan.block.size))
         setup.append(text(".reg .b64 %gpubpf_word;"))
-        for offset in range(0, self.sidecar.block.size, 8):
+        for offset in range(0, self.plan.block.size, 8):
             setup.append(text(f"ld.param.b64 %gpubpf_word, [{LAUNCH}+{offset}];"))
             setup.append(text(f"st.param.b64 [gpubpf_passed_launch+{offset}], %gpubpf_word;"))
         return (*arguments, Name("gpubpf_passed_launch")), setup
@@ -681,16 +681,16 @@ class Body:
     def _result(
         self, index: int, name: str, results: tuple[Operand, ...], role: Role, condition: str
     ) -> tuple[str, list[Statement], list[Statement]]:
-        """Where the widened result of a call goes: its name, its declaration if it is ours, and how the original gets its part."""
-        function = self.sidecar.module.functions[self.sidecar.graph.resolve(name)]
-        kinds = len(self.sidecar.work)
+        """Return the name of a call's widened result, its declaration if added, and the statements that set the original result."""
+        function = self.plan.module.functions[self.plan.graph.resolve(name)]
+        kinds = len(self.plan.work)
         original = function.returns[0] if function.returns else None
         given = results[0] if results else None
         if original is not None and isinstance(given, Name):
             declared = self.flow.declaration(index, given.name)
             statement = self.flow.body[declared] if declared is not None else None
             if declared is not None and isinstance(statement, Variable) and statement.space == "param":
-                self.widen[declared] = widened(statement, role.work_offset, kinds)
+                self.widened_results[declared] = widened(statement, role.work_offset, kinds)
                 return given.name, [], []
         mine = dataclasses.replace(widened(original, role.work_offset, kinds), name="gpubpf_result")
         copied: list[Statement] = []
@@ -702,7 +702,7 @@ class Body:
 
 
 def _for_the_next(statement: Statement) -> bool:
-    """Whether this is a pragma about the very next instruction (PTX ISA, "used_bytes_mask"), always a load."""
+    """Return whether this is a pragma about the next instruction (PTX ISA, "used_bytes_mask"), always a load."""
     return (
         isinstance(statement, Directive)
         and "used_bytes_mask" in statement.text
@@ -711,9 +711,9 @@ def _for_the_next(statement: Statement) -> bool:
 
 
 def _modifiers(instruction: Instruction) -> tuple[str, ...]:
-    """State spaces as they are where no `.const` variable is left: the originals are reached in global memory.
+    """Return the modifiers with `.const` replaced: the copy accesses the application's constants in global memory.
 
-    Constants do not change while a kernel runs, hence `.nc`, unless the load says something else about caching.
+    Constants do not change while a kernel runs, hence `.nc`, unless the load has a caching modifier.
     """
     modifiers = instruction.modifiers
     if "const" not in modifiers:

@@ -1,4 +1,4 @@
-"""Which variables of a module nothing can write: those may be copied.
+"""Find the variables of a module that nothing can write, which may be copied.
 
 is_constant(module, module.variables["$str"])
 """
@@ -12,16 +12,16 @@ from gpubpf.errors import PtxError
 from .flow import SYSTEM_FUNCTIONS, Flow, callee, initializer_names, names
 from .module import Address, Function, Module, Operand, Variable
 
-# Passes over a function that follow an address through its registers; more means that it is taken to escape.
+# Passes over a function that follow an address through its registers. After that many, the address is assumed to escape.
 MAX_PASSES = 32
 
 
 def is_constant(module: Module, variable: Variable) -> bool:
-    """Whether nothing can write a variable: it is initialised, no host code can name it, and no code here writes it.
+    """Return whether nothing can write a variable: it is initialised, host code cannot name it, and no code in the module writes it.
 
-    A compiler's literals (`$str`, `__unnamed_1`) are constants wherever their address goes. Function-local statics (`_ZZ…`) and the
-    tables of libdevice (`__cudart_…`) are, unless an address escapes; so is any data that only printf and assert get to see.
-    A variable of namespace scope is not: the host may have written it.
+    A compiler's literals (`$str`, `__unnamed_1`) are constant wherever their address goes. Function-local statics (`_ZZ…`) and the
+    tables of libdevice (`__cudart_…`) are constant unless their address escapes, as is data that only printf and assert receive.
+    A variable of namespace scope is not constant: the host may have written it.
     """
     if variable.initializer is None or variable.linkage or "managed" in variable.attributes:
         return False
@@ -37,20 +37,20 @@ def is_constant(module: Module, variable: Variable) -> bool:
         if function.mentions(name):
             try:
                 uses |= _uses(function, name)
-            except PtxError:  # who knows what it does
+            except PtxError:  # the function may do anything
                 return False
     return uses <= ({"read", "system"} if private else {"system"})
 
 
 def _uses(function: Function, variable: str) -> set[str]:
-    """What a function does with an address: `read`, `system` (handed to printf or assert), `written` (that, or it escapes).
+    """Return what a function does with a variable: `read`, `system` (passed to printf or assert), `written` (or its address escapes).
 
-    Conservative: registers are followed without regard to order.
+    This is conservative: addresses are followed through registers regardless of order.
     """
     flow = Flow(function.body or ())
 
     def seen(index: int, operands: Iterable[Operand]) -> set[str | int]:
-        """Names; those of parameters of calls, which each call has of its own, as the statement that declares them."""
+        """Return names; for parameters of calls, which each call declares itself, the index of their declaration."""
         return {flow.declaration(index, n) or n for n in names(operands)}
 
     tainted: set[str | int] = {variable}

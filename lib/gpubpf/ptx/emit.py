@@ -1,4 +1,4 @@
-"""Statements of ours: text, marks for the virtual clock, hidden parameters, accumulators."""
+"""Make the statements that injection adds: text, marks for the virtual clock, hidden parameters, accumulators."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterable, Iterator
 
 from .module import Directive, Instruction, Statement, Variable
 
-RETURNED = "gpubpf_returned"  # result of a function that had none
+RETURNED = "gpubpf_returned"  # the result of a function that had no result
 
 
 def text(of: str) -> Directive:
-    """A statement of ours, given as text."""
+    """Return an added statement, given as text."""
     return Directive("", of)
 
 
 def counts(instructions: int) -> list[Statement]:
-    """Stands for that many instructions of the original."""
+    """Return a mark that stands for this many instructions of the original."""
     return [Directive("gpubpf", f"//gpubpf+{instructions}")] if instructions else []
 
 
 def marked(statements: Iterable[Statement]) -> Iterator[Statement]:
-    """With the comments around what is ours. Labels, scopes and declarations cost nothing on either side."""
+    """Put marks around added statements. Labels, scopes and declarations take no time, so they may be on either side."""
     ours = False
     for statement in statements:
         mine = isinstance(statement, Directive) and not statement.name
@@ -33,37 +33,39 @@ def marked(statements: Iterable[Statement]) -> Iterator[Statement]:
 
 
 def array(name: str, size: int, align: int = 8) -> Variable:
-    """A parameter of `size` bytes."""
+    """Return a parameter of `size` bytes."""
     return Variable("param", "b8", name, align=align, dimensions=(size,))
 
 
 def widened(result: Variable | None, offset: int, kinds: int) -> Variable:
-    """The return parameter with `kinds` 64-bit counts behind it, at `offset`."""
+    """Return the return parameter extended by `kinds` 64-bit counts at `offset`."""
     if result is None:
         return array(RETURNED, 8 * kinds)
     return array(result.name, offset + 8 * kinds, max(8, result.alignment))
 
 
 def accumulator(kind: str) -> str:
+    """Return the register that counts a kind of work."""
     return f"%gpubpf_0{kind}"
 
 
 def add(kind: str, amount: int) -> str:
+    """Return the instruction that adds to the count of a kind of work."""
     return f"add.s64 {accumulator(kind)}, {accumulator(kind)}, {amount};"
 
 
 def guard(instruction: Instruction) -> str:
-    """Its predicate as text, to stand in front of an instruction: `@!%p1 `."""
+    """Return the instruction's predicate as text before another instruction: `@!%p1 `; "" without one."""
     if instruction.predicate is None:
         return ""
     return f"@{'!' if instruction.negated else ''}{instruction.predicate} "
 
 
 def around(instruction: Instruction, label: str) -> str:
-    """A branch to `label` for the lanes that do not run the instruction."""
+    """Return a branch to `label` for the lanes that do not execute the instruction."""
     return f"@{'' if instruction.negated else '!'}{instruction.predicate} bra {label};"
 
 
 def opcode_of(instruction: Instruction) -> str:
-    """The opcode with its modifiers: `ld.global.f32`."""
+    """Return the opcode with its modifiers: `ld.global.f32`."""
     return ".".join((instruction.opcode, *instruction.modifiers))

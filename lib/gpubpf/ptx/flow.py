@@ -1,22 +1,22 @@
-"""What runs after what: labels and branches, basic blocks, calls, and what each instruction counts as.
+"""Analyse control flow: labels and branches, basic blocks, calls; and define the kinds of work that instructions count as.
 
     flow = Flow(function.body)
     flow.blocks, flow.targets, flow.falls_off
-    references(function, module)      # the functions and variables it names
+    references(function, module)      # the functions and variables that it names
     counted(instruction)              # {"loads": 1}
 
 Definitions (`threadhist --work`; PTX ISA 9.0, chapter 9.7):
 
-instructions  every PTX instruction that the thread reached, predicated-off ones too, `ld.param`, `bra`, `call` and `ret` too.
+instructions  every PTX instruction that the thread reaches, including `ld.param`, `bra`, `call`, `ret`, and those predicated off.
 loads         ld, ldu, ldmatrix, wmma.load, multimem.ld_reduce and cp.async (its source), of every space but .param.
 stores        st, stmatrix, wmma.store, st.async, st.bulk, multimem.st and cp.async (its destination), ditto.
 atomics       atom, red, red.async, multimem.red, cp.reduce.async.
-barriers      bar and barrier (arrive, sync, red, cluster arrive and wait), not bar.warp.sync; an mbarrier is none.
-blocks        basic blocks entered: one begins at the kernel's or function's start, at a label that something branches to,
-              and after bra, brx, ret, exit and trap (predicated or not). A call does not end a block.
+barriers      bar and barrier (arrive, sync, red, cluster arrive and wait), but neither bar.warp.sync nor mbarrier.
+blocks        basic blocks entered. A block begins at the start of the kernel or function, at a label that is the target of a
+              branch, and after bra, brx, ret, exit and trap (predicated or not). A call does not end a block.
 
-Texture and surface fetches, prefetches and collectives such as shfl are none of these but instructions.
-All but instructions and blocks count when the predicate is true; a vector access counts once.
+Texture and surface fetches, prefetches and collectives such as shfl count as instructions only.
+Instructions and blocks always count, the others only if the predicate is true. A vector access counts once.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from gpubpf.ebpf.bytecode import WORK as WORK
 from gpubpf.errors import PtxError
 
 from .module import (
@@ -49,15 +50,13 @@ from .module import (
 )
 from .module import Close as CloseScope
 
-WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
-
-# Functions that the driver links itself (CUDA C++ Programming Guide: formatted output, allocation, assertion).
+# Functions that the driver itself links (CUDA C++ Programming Guide: formatted output, allocation, assertion).
 SYSTEM_FUNCTIONS = frozenset({"vprintf", "malloc", "free", "__assertfail", "__assert_fail"})
 
 LEAVING = frozenset({"ret", "exit"})
 ENDING = frozenset({"bra", "brx", "ret", "exit", "trap"})
 
-# Opcodes of PTX ISA 9.0. What is not here is counted as an instruction and named, since it may do more than is known.
+# Opcodes of PTX ISA 9.0. Others count as instructions and are reported, because it is unknown what else they do.
 OPCODES = frozenset(
     """
     abs activemask add addc alloca and applypriority atom bar barrier bfe bfi bfind bmsk bra brev brkpt brx call
@@ -73,7 +72,7 @@ OPCODES = frozenset(
 
 
 def counted(instruction: Instruction) -> tuple[str, ...]:
-    """The kinds of work, beside instructions, that one execution with a true predicate is."""
+    """Return the kinds of work, besides instructions, that one execution with a true predicate counts as."""
     opcode, modifiers = instruction.opcode, instruction.modifiers
     first = modifiers[0] if modifiers else ""
     if opcode in ("ld", "st"):
@@ -109,7 +108,7 @@ def counted(instruction: Instruction) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A basic block, or the part of one after a call that may not come back.
+    """A basic block, or the part of one that follows a call which may not return.
 
     `instructions` are indices of statements. `entered` is False for such a part.
     """
@@ -122,8 +121,8 @@ class Block:
 class Flow:
     """The control flow of one function body.
 
-    `may_not_return` says of a function's name whether a call of it may leave the kernel: such a call ends a part of a block.
-    Raises PtxError for a branch to a label that is not there.
+    `may_not_return` takes a function's name and returns whether a call may leave the kernel: such a call ends a part of a block.
+    Raises PtxError for a branch to a missing label.
     """
 
     def __init__(
@@ -140,6 +139,7 @@ class Flow:
         self.blocks, self.falls_off = self._split(may_not_return)
 
     def instructions(self) -> Iterator[tuple[int, Instruction]]:
+        """Yield the index and the instruction of each statement that is one."""
         for index, statement in enumerate(self.body):
             if isinstance(statement, Instruction):
                 yield index, statement
@@ -167,11 +167,11 @@ class Flow:
         return table[scope, name]
 
     def declaration(self, index: int, name: str) -> int | None:
-        """The statement that declares `name`, as seen from statement `index`; None where it is not in this body."""
+        """Return the statement that declares `name` for statement `index`; None if it is not in this body."""
         return self._lookup(self._declared, index, name)
 
     def label(self, index: int, name: str) -> int:
-        """The label statement that `name` means at statement `index`."""
+        """Return the label statement that `name` means at statement `index`. Raises PtxError."""
         found = self._lookup(self._labels, index, name)
         if found is None:
             line = getattr(self.body[index], "line", 0)
@@ -179,7 +179,7 @@ class Flow:
         return found
 
     def table(self, index: int) -> int:
-        """The `.branchtargets` statement that the `brx` at statement `index` names."""
+        """Return the `.branchtargets` statement that the `brx` at statement `index` names. Raises PtxError."""
         branch = self.body[index]
         assert isinstance(branch, Instruction)
         last = branch.operands[-1] if branch.operands else None
@@ -253,7 +253,7 @@ class Flow:
 
     @functools.cached_property
     def reachable(self) -> frozenset[int]:
-        """Numbers of the blocks that control can come to from the start."""
+        """The numbers of the blocks that control can reach from the start."""
         seen: set[int] = set()
         todo = [0] if self.blocks else []
         while todo:
@@ -265,7 +265,7 @@ class Flow:
 
     @functools.cached_property
     def cycles(self) -> dict[int, int]:
-        """For each block that can come back to itself, a number that is the same for the blocks it shares a cycle with."""
+        """A number for each block on a cycle. Blocks on a common cycle have the same number."""
         order: list[int] = []
         seen: set[int] = set()
         for root in range(len(self.blocks)):
@@ -287,7 +287,9 @@ class Flow:
                 predecessors.setdefault(successor, []).append(number)
         found: dict[int, int] = {}
         placed: set[int] = set()
-        for root in reversed(order):  # Kosaraju: backwards over the edges, in reverse order of completion
+        for root in reversed(
+            order
+        ):  # Kosaraju's algorithm: follow edges backwards, in reverse order of completion
             members, todo_back = [], [root]
             while todo_back:
                 number = todo_back.pop()
@@ -300,9 +302,11 @@ class Flow:
         return found
 
     def tail(self, after: int, limit: int) -> tuple[int, ...] | None:
-        """The way from behind a statement out of the function, where it is short and plain: the indices of its instructions, the
-        last one a `ret` or `exit`. It follows unconditional branches. None where there are more than `limit` instructions beside
-        branches, or one that touches memory, synchronizes, calls, is predicated, or stands in another scope."""
+        """Return the indices of the instructions from a statement to a `ret` or `exit`, if they are few and simple; else None.
+
+        Unconditional branches are followed. At most `limit` other instructions are allowed, and none that accesses memory,
+        synchronizes, calls, is predicated, or is in another scope.
+        """
         found: list[int] = []
         position = after + 1
         plain = 0
@@ -336,7 +340,7 @@ _PLAIN = frozenset(
 
 
 def callee(call: Instruction) -> str | None:
-    """What a `call` names: a function, or the register that holds its address."""
+    """Return the name that a `call` calls: a function, or a register with its address; None without one."""
     for operand in call.operands:
         if isinstance(operand, Name):
             return operand.name
@@ -344,7 +348,7 @@ def callee(call: Instruction) -> str | None:
 
 
 def names(operands: Iterable[Operand]) -> Iterator[str]:
-    """Every name in operands, addresses' bases included."""
+    """Yield every name in operands, including the bases of addresses."""
     for operand in operands:
         match operand:
             case Name():
@@ -362,7 +366,7 @@ def names(operands: Iterable[Operand]) -> Iterator[str]:
 
 
 def initializer_names(value: Initializer | None) -> Iterator[str]:
-    """The variables and functions that an initialiser takes the address of."""
+    """Yield the variables and functions whose addresses an initialiser contains."""
     match value:
         case tuple():
             for item in value:
@@ -379,7 +383,7 @@ def initializer_names(value: Initializer | None) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class References:
-    """What one function names. `indirect` where it calls through a register, or takes the address of a function."""
+    """The names that one function uses. `indirect`: it calls through a register, or takes the address of a function."""
 
     calls: frozenset[str]
     variables: frozenset[str]
@@ -388,7 +392,7 @@ class References:
 
 
 def references(function: Function, module: Module) -> References:
-    """What the body of a function names of its module. Raises PtxError where the body cannot be read."""
+    """Return the names of a module that the body of a function uses. Raises PtxError if the body cannot be read."""
     calls: set[str] = set()
     variables: set[str] = set()
     unknown: set[str] = set()
@@ -418,7 +422,7 @@ def references(function: Function, module: Module) -> References:
 
 
 class CallGraph:
-    """Who calls whom in a module, with `.alias` names resolved."""
+    """The calls between the functions of a module, with `.alias` names resolved."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -429,16 +433,17 @@ class CallGraph:
                 self.aliases[item.names[0]] = item.names[1]
 
     def resolve(self, name: str) -> str:
-        """The function that an alias stands for; any other name itself."""
+        """Return the function that an alias stands for; any other name unchanged."""
         return self.aliases.get(name, name)
 
     def of(self, name: str) -> References:
+        """Return the names that a function uses. Raises PtxError."""
         if name not in self._references:
             self._references[name] = references(self.module.functions[name], self.module)
         return self._references[name]
 
     def reach(self, root: str) -> frozenset[str]:
-        """The functions that a kernel may run, itself included: by the names calls use, and what aliases stand for."""
+        """Return the functions that a kernel may run, itself included. Aliases count with their targets. Raises PtxError."""
         seen: set[str] = set()
         todo = [root]
         while todo:
@@ -450,7 +455,7 @@ class CallGraph:
         return frozenset(seen)
 
     def leaving(self, functions: Iterable[str]) -> frozenset[str]:
-        """Those of `functions` in which a thread may leave the kernel: an `exit` in them, or in what they call."""
+        """Return those of `functions` in which a thread may leave the kernel by an `exit`, directly or in a called function."""
         found: set[str] = set()
         every = set(functions)
         for name in every:
@@ -460,7 +465,7 @@ class CallGraph:
         return self.callers(every, found)
 
     def callers(self, functions: Iterable[str], of: Iterable[str]) -> frozenset[str]:
-        """Those of `functions` that are among `of`, stand for one of them, or call one, directly or not."""
+        """Return those of `functions` that are in `of`, are aliases of one in it, or call one, directly or not."""
         every, found = set(functions), set(of)
         grown = True
         while grown:
@@ -472,14 +477,17 @@ class CallGraph:
         return frozenset(found)
 
 
-# Loads that a compiler uses where other threads may write meanwhile, and spaces that no other block reaches.
+# Modifiers of loads that expect other threads to write meanwhile, and spaces that no other block can access.
 _STRONG = frozenset({"volatile", "relaxed", "acquire", "mmio", "cv", "cg"})
 _OF_THE_BLOCK = frozenset({"shared", "shared::cta", "local", "param", "const"})
 
 
 def may_wait(kernel: Function, graph: CallGraph) -> bool:
-    """Whether threads of a kernel may wait for those of other blocks: a strong load, an atomic whose result is used, a fence beyond
-    the block, or a sleep is in a loop, or in a function that is called. What cannot be followed may."""
+    """Return whether threads of a kernel may wait for threads of other blocks.
+
+    They may if a loop or a called function contains a strong load, an atomic whose result is used, a fence beyond the block, or a
+    sleep. They may, too, if calls or opcodes are unknown. Raises PtxError.
+    """
     reached = graph.reach(kernel.name)
     if any(graph.of(name).indirect or graph.of(name).unknown for name in reached):
         return True
@@ -487,7 +495,7 @@ def may_wait(kernel: Function, graph: CallGraph) -> bool:
     again = {i for number in flow.cycles for i in flow.blocks[number].instructions}
     if any(_looks(kernel, i) for i in again):
         return True
-    # Of what is called no loop is looked for: it may be called in one.
+    # Everything in a called function counts, since the call may be in a loop.
     for name in reached - {kernel.name}:
         function = graph.module.functions[name]
         if any(_looks(function, i) for i, s in enumerate(function.body or ()) if isinstance(s, Instruction)):
@@ -496,7 +504,7 @@ def may_wait(kernel: Function, graph: CallGraph) -> bool:
 
 
 def _looks(function: Function, index: int) -> bool:
-    """Whether an instruction may see what another block wrote since it ran last."""
+    """Return whether an instruction may see what another block wrote since its last execution."""
     instruction = (function.body or ())[index]
     assert isinstance(instruction, Instruction)
     opcode, modifiers = instruction.opcode, set(instruction.modifiers)

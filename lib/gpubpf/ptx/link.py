@@ -1,9 +1,9 @@
-"""Several PTX texts → one: what a device link joins (`cuLinkAddData`, `nvcc -rdc=true`).
+"""Link several PTX texts into one, as a device link does (`cuLinkAddData`, `nvcc -rdc=true`).
 
     text = link([Input("first.ptx", first), Input("second.ptx", second)])
 
-What is local to a text (no `.visible`, `.extern`, `.weak`, `.common`: PTX ISA 5.1.13, 11.6) is renamed where another text uses
-the name; what is declared in one and defined in another becomes one; nothing is optimized away.
+Names that are local to a text (no `.visible`, `.extern`, `.weak`, `.common`: PTX ISA 5.1.13, 11.6) are renamed if another text uses
+them. A declaration in one text and a definition in another become one. Nothing is optimized away.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _LINKED = {"visible", "extern", "weak", "common"}
 
 
 class LinkError(Error):
-    """The texts do not fit together: what is undefined, or defined twice."""
+    """The texts do not fit together: a name is undefined, or defined twice."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """A text, and the name that it was given, for messages."""
+    """A text, and its name for messages."""
 
     name: str
     text: str
 
 
 def link(inputs: Sequence[Input], complete: bool = True) -> str:
-    """The PTX of all `inputs` in one text. Not `complete`: what nobody defines stays a declaration.
+    """Return the PTX of all `inputs` as one text. Unless `complete`, names that no text defines remain declarations.
 
-    Raises PtxError for what cannot be read, LinkError for what does not fit together.
+    Raises PtxError for text that cannot be read, LinkError for texts that do not fit together.
     """
     modules = [parse(item.text) for item in inputs]
     if len(modules) > 1:
@@ -47,12 +47,12 @@ def link(inputs: Sequence[Input], complete: bool = True) -> str:
         ]
     for module in modules:
         for function in module.functions.values():
-            _ = function.body  # what is wrong in it is said here, with its line
+            _ = function.body  # parsed now, so that errors have this text's lines
     definitions = _definitions(inputs, modules)
     if complete:
         _all_defined(inputs, modules, definitions)
     if len(inputs) == 1:
-        return inputs[0].text  # with its lines and comments
+        return inputs[0].text  # unchanged, with lines and comments
     items = tuple(_items(modules, definitions))
     newest = max(modules, key=lambda module: int(re.sub(r"\D", "", module.sm) or 0))
     options = dict.fromkeys(word for module in modules for word in module.target[1:])
@@ -81,7 +81,7 @@ def _names(modules: Sequence[Module], without: int) -> set[str]:
 
 
 def _renamed(text: str, module: Module, taken: set[str], position: int) -> str:
-    """The text of a module whose local names are nobody else's."""
+    """Return the text of a module with its local names changed where another text uses them."""
     clashes = [name for name, item in _named(module).items() if _is_local(item) and name in taken]
     if not clashes:
         return text
@@ -96,7 +96,7 @@ def _is_definition(item: Item) -> bool:
 
 
 def _definitions(inputs: Sequence[Input], modules: Sequence[Module]) -> dict[str, tuple[int, Item]]:
-    """name → (number of the module, definition). A weak one gives way to one that is not; the first of weak ones stays."""
+    """Return the module number and the definition of each name. A strong definition replaces weak ones, else the first counts."""
     found: dict[str, tuple[int, Item]] = {}
     for position, module in enumerate(modules):
         for name, item in _named(module).items():
@@ -130,7 +130,7 @@ def _all_defined(
             if isinstance(item, Function) and not _called(module, name):
                 continue
             raise LinkError(
-                f"Undefined reference to '{name}' in '{inputs[position].name}'; link what defines it"
+                f"Undefined reference to '{name}' in '{inputs[position].name}'; link the code that defines it"
             )
 
 
@@ -139,7 +139,7 @@ def _called(module: Module, name: str) -> bool:
 
 
 def _items(modules: Sequence[Module], definitions: dict[str, tuple[int, Item]]) -> Iterator[Item]:
-    """Declarations of all functions, then variables, which may hold their addresses, then what is defined."""
+    """Yield declarations of all functions, then variables, which may hold their addresses, then definitions of functions."""
     declared: set[str] = set()
     for module in modules:
         for function in module.functions.values():

@@ -1,7 +1,7 @@
-"""PTX text → `Module`: the one model of PTX that injection, listing and the embedded device share.
+"""Parse PTX text into a `Module`, the model of PTX that injection, listing and the embedded device share, and render it.
 
     module = parse(text)
-    module.functions["_Z9vectorAddPKfS0_Pfi"].body      # statements, parsed when first asked for
+    module.functions["_Z9vectorAddPKfS0_Pfi"].body      # statements, parsed on first use
     render(module)                                      # PTX text again
 
 Statements are values; a pass builds new ones (`dataclasses.replace`) and never changes those it got.
@@ -23,13 +23,15 @@ from .tokens import Lexer, Token, strip_comments
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A register, variable, function or label, `%tid.x` with its component; `offset` as in `table+8`."""
+    """A register (`%tid.x` with its component), variable, function or label. `offset`: as in `table+8`."""
 
     name: str
     offset: int = 0
 
     def __str__(self) -> str:
-        return f"{self.name}+{self.offset}" if self.offset else self.name  # `a+-4`: ptxas knows no `a-4`
+        return (
+            f"{self.name}+{self.offset}" if self.offset else self.name
+        )  # `a+-4`: ptxas does not accept `a-4`
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +60,14 @@ class Immediate:
 
     @property
     def integer(self) -> int:
-        """The value of an integer literal. Raises PtxError for a float."""
+        """The value of an integer literal. Raises PtxError for a floating-point literal."""
         if self.is_float:
             raise PtxError(f"{self.text} is not an integer")
         return parse_integer(self.text)
 
     @property
     def real(self) -> float:
-        """The value as a double; `0f…` and `0d…` are bit patterns (PTX ISA 4.5.2)."""
+        """The value as a double. `0f…` and `0d…` are bit patterns (PTX ISA 4.5.2)."""
         text = self.text
         sign = -1.0 if text.startswith("-") else 1.0
         text = text.lstrip("-+")
@@ -78,7 +80,7 @@ class Immediate:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`[base+offset]`; base None for an absolute address; `coordinates` as in `[tensor, {%r1, %r2}]`; `[a].unified`."""
+    """`[base+offset]`, `[a].unified`. `base` is None for an absolute address. `coordinates`: as in `[tensor, {%r1, %r2}]`."""
 
     base: str | None
     offset: int = 0
@@ -88,7 +90,7 @@ class Address:
     def __str__(self) -> str:
         inside = self.base if self.base is not None else str(self.offset)
         if self.base is not None and self.offset:
-            inside += f"+{self.offset}"  # `[a+-4]`: ptxas knows no `[a-4]`
+            inside += f"+{self.offset}"  # `[a+-4]`: ptxas does not accept `[a-4]`
         return "[" + ", ".join([inside, *map(str, self.coordinates)]) + "]" + ".unified" * self.unified
 
 
@@ -194,7 +196,7 @@ _SIZES |= {"e4m3": 1, "e5m2": 1, "e4m3x2": 2, "e5m2x2": 2, "e4m3x4": 4, "e5m2x4"
 
 
 def type_size(type_name: str) -> int:
-    """Bytes of a fundamental type: `u32` → 4, `f16x2` → 4, `b128` → 16."""
+    """Return the bytes of a fundamental type: 4 for `u32` and `f16x2`, 16 for `b128`. Raises PtxError."""
     if type_name in _SIZES:
         return _SIZES[type_name]
     if type_name in ("f16x2", "bf16x2", "tf32"):
@@ -209,7 +211,7 @@ def type_size(type_name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Generic:
-    """`generic(table)+4` in an initialiser: the generic address of a variable, and what is added (the offset of `operand`)."""
+    """`generic(table)+4` in an initialiser: the generic address of a variable plus the offset of `operand`."""
 
     operand: Name
 
@@ -253,7 +255,7 @@ class Variable:
 
     @property
     def size(self) -> int:
-        """Bytes; an array of unknown length counts 0."""
+        """The size in bytes; 0 for an array of unknown length."""
         total = type_size(self.type) * self.vector
         for length in self.dimensions:
             total *= length or 0
@@ -261,11 +263,11 @@ class Variable:
 
     @property
     def alignment(self) -> int:
-        """Bytes; the natural one of the type where none is given."""
+        """The alignment in bytes; the natural alignment of the type if none is given."""
         return self.align or type_size(self.type) * self.vector
 
     def declaration(self) -> str:
-        """The declaration without linkage and `;`."""
+        """Return the declaration without linkage and `;`."""
         words = [f".{self.space}"]
         if "managed" in self.attributes:
             words.append(".attribute(.managed)")
@@ -321,7 +323,7 @@ class Function:
         return self.statements is not None or self._source is not None
 
     def mentions(self, name: str) -> bool:
-        """Whether the body's text holds `name` anywhere: a quick no, without reading the statements."""
+        """Return whether the text of the body contains `name` anywhere: a quick check before parsing it."""
         if self._source is not None:
             text, start, end, _ = self._source
             return text.find(name, start, end) >= 0
@@ -329,9 +331,9 @@ class Function:
 
     @functools.cached_property
     def body(self) -> tuple[Statement, ...] | None:
-        """The statements between the outer braces; parsed when first asked for.
+        """The statements between the outer braces, parsed on first use.
 
-        Raises PtxError naming the line.
+        Raises PtxError, which names the line.
         """
         if self.statements is not None or self._source is None:
             return self.statements
@@ -366,7 +368,7 @@ class Module:
 
     @functools.cached_property
     def functions(self) -> dict[str, Function]:
-        """By name; the definition where there is a declaration as well."""
+        """The functions by name. A definition replaces declarations."""
         found: dict[str, Function] = {}
         for item in self.items:
             if isinstance(item, Function) and (item.name not in found or item.defined):
@@ -375,7 +377,7 @@ class Module:
 
     @functools.cached_property
     def variables(self) -> dict[str, Variable]:
-        """Module-scope variables by name; the definition where there is an `.extern` as well."""
+        """The module-scope variables by name. A definition replaces an `.extern`."""
         found: dict[str, Variable] = {}
         for item in self.items:
             if isinstance(item, Variable) and (item.name not in found or "extern" not in item.linkage):
@@ -384,7 +386,7 @@ class Module:
 
     @property
     def entries(self) -> dict[str, Function]:
-        """The kernels defined here, by (mangled) name."""
+        """The kernels that are defined in this module, by (mangled) name."""
         return {n: f for n, f in self.functions.items() if f.kind == "entry" and f.defined}
 
     @property
@@ -394,7 +396,7 @@ class Module:
 
 
 def render(module: Module) -> str:
-    """PTX text of a module. Comments and layout of the original are gone."""
+    """Return the PTX text of a module, without the comments and layout of the original."""
     head = [
         f".version {module.version[0]}.{module.version[1]}",
         f".target {', '.join(module.target)}",
@@ -412,7 +414,7 @@ _LINE_DIRECTIVES = {"loc", "file"}  # end with their line, not with ;
 
 
 def parse_integer(text: str) -> int:
-    """An integer literal of PTX: decimal, octal, hexadecimal, binary, with or without U and sign."""
+    """Return the value of an integer literal: decimal, octal, hexadecimal or binary, with or without U and sign. Raises PtxError."""
     sign = -1 if text.startswith("-") else 1
     digits = text.lstrip("+-").rstrip("U")
     try:
@@ -426,9 +428,9 @@ def parse_integer(text: str) -> int:
 
 
 def parse(text: str | bytes) -> Module:
-    """Read a PTX translation unit. Function bodies are read when first asked for.
+    """Parse a PTX translation unit. Function bodies are parsed on first use.
 
-    Raises PtxError with the line. The text is untrusted; a trailing NUL is allowed.
+    The text is untrusted; a trailing NUL is allowed. Raises PtxError, which names the line.
     """
     if isinstance(text, bytes):
         text = text.rstrip(b"\0").decode("utf-8", "replace")
@@ -490,7 +492,7 @@ def _item(lexer: Lexer) -> Iterator[Item]:
 
 
 def _directive(lexer: Lexer) -> Directive:
-    """A directive that ends with `;`."""
+    """Parse a directive that ends with `;`."""
     first = lexer.next()
     names = []
     last = first
@@ -540,7 +542,7 @@ def _function(lexer: Lexer, linkage: tuple[str, ...]) -> Function:
 
 
 def _function_directive(lexer: Lexer) -> Directive:
-    """`.maxntid 256, 1, 1`, `.noreturn`, `.pragma "…";`: ends before the next directive, `{` or `;`."""
+    """Parse `.maxntid 256, 1, 1`, `.noreturn`, `.pragma "…";`, which end before the next directive, `{` or `;`."""
     first = lexer.next()
     if first.kind != "dotted":
         raise PtxError(f"PTX line {first.line}: unexpected {first.text!r} in the head of a function")
@@ -689,7 +691,7 @@ def _initializer(lexer: Lexer) -> Initializer:
 
 
 def _generic(lexer: Lexer, stops: tuple[str, ...]) -> Generic:
-    """What follows the word `generic`: `(table)`, `(table)+4`."""
+    """Parse what follows the word `generic`: `(table)`, `(table)+4`."""
     lexer.expect("(")
     name = _symbol(_until(lexer, (")",)))
     lexer.expect(")")
@@ -698,7 +700,7 @@ def _generic(lexer: Lexer, stops: tuple[str, ...]) -> Generic:
 
 
 def _until(lexer: Lexer, stops: tuple[str, ...]) -> list[Token]:
-    """Tokens up to one of `stops` outside of parentheses; the stop stays."""
+    """Take the tokens before one of `stops` that is outside of parentheses. Raises PtxError."""
     found: list[Token] = []
     depth = 0
     while (token := lexer.peek()) is not None:
@@ -721,7 +723,7 @@ def _symbol(tokens: list[Token]) -> Name:
 
 
 def _scalar(tokens: list[Token]) -> Name | Immediate:
-    """`%r1`, `table+8`, `-1`, `4*3`, `1.5`: one value without brackets."""
+    """Parse one value without brackets: `%r1`, `table+8`, `-1`, `4*3`, `1.5`. Raises PtxError."""
     if not tokens:
         raise PtxError("PTX: an operand is missing")
     first = tokens[0]
@@ -745,7 +747,7 @@ _PRECEDENCE = [
 
 
 def _evaluate(tokens: list[Token]) -> int:
-    """A constant expression over integers (PTX ISA 4.6)."""
+    """Return the value of a constant expression over integers (PTX ISA 4.6). Raises PtxError."""
     position = 0
 
     def fail() -> PtxError:
@@ -825,7 +827,7 @@ def _apply(operator: str, left: int, right: int, fail) -> int:  # type: ignore[n
 
 
 def _statements(lexer: Lexer) -> Iterator[Statement]:
-    """The statements of a function body."""
+    """Parse the statements of a function body. Raises PtxError."""
     while (token := lexer.peek()) is not None:
         if token.text == "{":
             lexer.next()
@@ -909,7 +911,7 @@ def _operand_part(lexer: Lexer) -> Operand:
 
 
 def _is_expression(lexer: Lexer) -> bool:
-    """Whether the `(` ahead opens a constant expression rather than call arguments."""
+    """Return whether the next `(` opens a constant expression instead of call arguments."""
     ahead = lexer.peek()
     assert ahead is not None
     after = lexer.text[ahead.end : ahead.end + 40].lstrip()

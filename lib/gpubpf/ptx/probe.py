@@ -1,4 +1,4 @@
-"""The text of a probe: a fragment with its arguments filled, and what stands around it at a memory access.
+"""Make the text of probes: a fragment with its arguments, and the code around it at a memory access.
 
 filler = Filler(block)
 filler.text(placement, {"site": "7"})
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from gpubpf.lower.fragment import Argument, Fragment
 
 
-# Spaces that a generic address may lead to. A constant's does not, since the copy reaches constants in global memory.
+# Spaces that a generic address may point to. Constants are not among them, since the copy accesses them in global memory.
 _GENERIC = frozenset({"global", "shared", "local"})
-# Registers with a digit there: no argument is named so.
+# A digit after `%gpubpf_` keeps these registers apart from those of the fragments' arguments.
 AT = "%gpubpf_0at"
 BYTES = "%gpubpf_0bytes"
 _OVER = "$gpubpf_over"
@@ -32,7 +32,7 @@ _ELSEWHERE = "$gpubpf_elsewhere"
 
 
 class Filler:
-    """Fills fragments' arguments; those that come from the launch block are the same at each place."""
+    """Fills in the arguments of fragments. Those that come from the launch block are the same at each place."""
 
     def __init__(
         self,
@@ -41,8 +41,11 @@ class Filler:
         parameters: bool = False,
         clusters: bool = False,
     ) -> None:
-        """`functions`: names of the fragments that are functions of their own (`function_of`), by `id`. `parameters`, `clusters`:
-        generic addresses may lead to parameters of the kernel, to shared memory of other blocks."""
+        """Prepare for a module with the launch block `block`.
+
+        `functions`: names of the fragments that are functions (`function_of`), by `id`. `parameters`, `clusters`: whether generic
+        addresses may point to parameters of the kernel, or to shared memory of other blocks.
+        """
         self.block = block
         self.functions = functions or {}
         self.parameters = parameters
@@ -50,13 +53,13 @@ class Filler:
         self._known: dict[int, tuple[Placement, str, tuple[tuple[str, str, int], ...]]] = {}
 
     def text(self, placement: Placement, context: Mapping[str, str]) -> str:
-        """A scope that declares and fills what the fragment reads. `context`: numbers or 64-bit registers by field."""
+        """Return a fragment in a scope that declares and sets its arguments. `context`: numbers or 64-bit registers by field."""
         _, start, fields = self._parts(placement)
         lines = [start]
         for register, field, bits in fields:
             if field not in context:
                 raise Error(
-                    f"a device program asks for the context field {field!r}, which {placement.point} has not"
+                    f"a device program reads the context field {field!r}, which {placement.point} does not have"
                 )
             value = context[field]
             if bits == 64 or not value.startswith("%"):
@@ -68,11 +71,11 @@ class Filler:
         return "\n".join([*lines, "}"])
 
     def reads(self, placement: Placement, *fields: str) -> bool:
-        """Whether the fragment asks for one of these fields of its context."""
+        """Return whether the fragment reads one of these fields of its context."""
         return any(field in fields for _, field, _ in self._parts(placement)[2])
 
     def _parts(self, placement: Placement) -> tuple[Placement, str, tuple[tuple[str, str, int], ...]]:
-        """What of the text is the same everywhere, and the arguments from the context: (register, field, bits)."""
+        """Return the text that is the same at every place, and the arguments from the context as (register, field, bits)."""
         found = self._known.get(id(placement))
         if found is None:
             lines = ["{"]
@@ -95,7 +98,7 @@ class Filler:
         return "shared::cluster" if self.clusters else "shared"
 
     def _word(self, argument: Argument) -> tuple[int, int]:
-        """Where in the launch block an argument is, and how many bytes of it."""
+        """Return the offset of an argument in the launch block and its size, in bytes. Raises Error for an unknown kind."""
         block = self.block
         if argument.kind == "param":
             return block.params[map_of(argument)][0] + argument.offset, argument.width
@@ -112,7 +115,7 @@ class Filler:
         }
         offset = words.get(argument.kind)
         if offset is None:
-            raise Error(f"a device program asks for {argument.kind!r}, which is not known here")
+            raise Error(f"a device program reads {argument.kind!r}, which the launch block does not have")
         return offset, 8
 
     def access(
@@ -124,10 +127,11 @@ class Filler:
         address: Sequence[str],
         size: Sequence[str] = (),
     ) -> str:
-        """The probes in front of one access, in a scope of their own that is skipped by the lanes that do not access.
+        """Return the probes before one access, in a scope that lanes without the access skip.
 
-        `guards`: conditions (`@%p1 `) of lanes that do not; `address`: instructions that put the address into the 64-bit register
-        AT; `size`: those that put the bytes into BYTES, where the access has no fixed width.
+        guards   conditions (`@%p1 `) of lanes that do not access
+        address  instructions that put the address into the 64-bit register AT
+        size     instructions that put the number of bytes into BYTES, if the access has no fixed width
         """
         lines = ["{", *(f"{condition}bra {_OVER};" for condition in guards)]
         if access.lanes < 32:
@@ -177,7 +181,7 @@ class Filler:
 
 
 def function_of(fragment: Fragment, name: str) -> Function:
-    """A fragment as a function that is given its arguments."""
+    """Return a fragment as a function with the fragment's arguments as parameters."""
     parameters = tuple(
         Variable("param", a.type, f"gpubpf_given{n}") for n, a in enumerate(fragment.arguments)
     )
@@ -191,7 +195,7 @@ def function_of(fragment: Fragment, name: str) -> Function:
 
 
 def _call(name: str, fragment: Fragment) -> str:
-    """A call of `function_of`."""
+    """Return the text of a call of `function_of`, with arguments in the fragment's registers."""
     given = [(f"gpubpf_give{n}", a) for n, a in enumerate(fragment.arguments)]
     lines = [f".param .{a.type} {slot};" for slot, a in given]
     lines += [f"st.param.{a.type} [{slot}], {a.register};" for slot, a in given]
@@ -199,7 +203,7 @@ def _call(name: str, fragment: Fragment) -> str:
     return "\n".join(["{", *lines, f"call {name}{arguments};", "}"])
 
 
-# Of a generic address (shared::any: with or without that of other blocks): where it leads to, and there the offset.
+# Computes the space and the offset that a generic address points to. shared::any becomes shared::cluster or shared.
 _LOCATED = (
     ".reg .pred %gpubpf_0shared, %gpubpf_0local;",
     ".reg .b64 %gpubpf_0space, %gpubpf_0offset, %gpubpf_0other;",
@@ -215,12 +219,12 @@ _LOCATED = (
 
 
 def effect(access: Access) -> int:
-    """What an access does, as `enum gpu_effect` has it."""
+    """Return what an access does, as a value of `enum gpu_effect`."""
     return READS * access.reads + WRITES * access.writes
 
 
 def wants(placement: Placement, access: Access) -> bool:
-    """Whether a program may be for an access, by what is known before it runs."""
+    """Return whether a program may be meant for an access. For generic addresses, only the execution tells."""
     if placement.kinds and access.kind not in placement.kinds:
         return False
     if not placement.spaces:
@@ -231,11 +235,12 @@ def wants(placement: Placement, access: Access) -> bool:
 
 
 def _everywhere(placement: Placement) -> bool:
+    """Return whether a program is meant for all spaces that a generic address may point to."""
     return not placement.spaces or set(placement.spaces) >= _GENERIC
 
 
 def _elsewhere(placement: Placement) -> list[str]:
-    """Branches around a program for the generic addresses that lead to a space that it is not for."""
+    """Return branches that skip a program if a generic address points to a space that the program is not meant for."""
     if _everywhere(placement):
         return []
     shared, local = "%gpubpf_0shared", "%gpubpf_0local"

@@ -1,4 +1,4 @@
-"""Where the source of a statement is, by the `.file` and `.loc` directives (`-lineinfo`)."""
+"""Find the source line of each statement, by the `.file` and `.loc` directives (`-lineinfo`)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .module import Directive, Module, Statement
 
 _FILE = re.compile(r'\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"')
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)(?:\s+\d+)?(?:.*\binlined_at\s+(\d+)\s+(\d+))?")
-# Headers of the CUDA toolkit, wherever it is installed: what calls atomicAdd is meant, not how atomicAdd is written. nvcc names them
-# from its own directory on.
+# Headers of the CUDA toolkit, wherever it is installed: users want the line that calls atomicAdd, not a line inside atomicAdd. nvcc
+# names them relative to its own directory.
 _TOOLKIT = re.compile(r"/(?:targets/[^/]+|cuda[^/]*|nvidia/\w+)(?:/bin/\.\./?)?/include/")
 
 
 def source_files(module: Module) -> dict[int, str]:
-    """Names of source files by number, from the `.file` directives."""
+    """Return the names of source files by number, from the `.file` directives."""
     found = {}
     for item in module.items:
         if isinstance(item, Directive) and item.name == "file" and (match := _FILE.match(item.text)):
@@ -24,13 +24,15 @@ def source_files(module: Module) -> dict[int, str]:
 
 
 def source_lines(body: Sequence[Statement], files: Mapping[int, str]) -> list[tuple[int, int]]:
-    """File number and line of each statement, (0, 0) where there is none. Line 0 is the compiler's: the one before holds. In an
-    inlined function it is that function's line, but of one in a header of the CUDA toolkit the line of the call."""
+    """Return the file number and line of each statement, (0, 0) if unknown.
+
+    Line 0 means that the compiler made the statement: it gets the line before. A statement of an inlined function gets that function's
+    line, or the line of the call if the function is in a header of the CUDA toolkit.
+    """
     found = []
     current = 0, 0
-    calls: dict[
-        tuple[int, int], tuple[int, int]
-    ] = {}  # where what is there was inlined: the outermost comes first
+    # The line of an inlined function → the line of the call. Outer calls come first.
+    calls: dict[tuple[int, int], tuple[int, int]] = {}
     for statement in body:
         if isinstance(statement, Directive) and statement.name == "loc":
             match = _LOC.match(statement.text)

@@ -1,4 +1,4 @@
-"""PTX text → tokens. Lexical rules: PTX ISA, "Syntax" (4.1–4.6)."""
+"""Split PTX text into tokens, by the lexical rules of the PTX ISA, "Syntax" (4.1–4.6)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpubpf.errors import PtxError
 
 _COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
-# What the injector writes around and between the statements it adds (docs/timing.md); the only comments that are kept.
+# The marks that the injector writes around the statements it adds (docs/timing.md). No other comments are kept.
 _MARK = re.compile(r"//gpubpf(?:[{}]|\+[0-9]{1,9})[ \t\r]*")
 
 _TOKEN = re.compile(
@@ -40,7 +40,7 @@ class Token:
 
 
 def strip_comments(text: str) -> str:
-    """The text with comments but marks blanked: the same length and the same lines."""
+    """Return the text with all comments except marks replaced by spaces. Offsets and lines stay the same."""
 
     def blank(match: re.Match[str]) -> str:
         found = match.group()
@@ -52,7 +52,7 @@ def strip_comments(text: str) -> str:
 
 
 class Lexer:
-    """A cursor over comment-free PTX text, one token of look-ahead at a time."""
+    """A cursor over PTX text without comments, with one token of look-ahead."""
 
     def __init__(self, text: str, position: int = 0, end: int | None = None, line: int = 1) -> None:
         self.text = text
@@ -76,16 +76,13 @@ class Lexer:
         return None
 
     def peek(self) -> Token | None:
-        """The next token, left in place; None at the end."""
+        """Return the next token without taking it; None at the end."""
         if self._ahead is None:
             self._ahead = self._read()
         return self._ahead
 
     def next(self) -> Token:
-        """The next token.
-
-        Raises PtxError at the end of the text.
-        """
+        """Take the next token. Raises PtxError at the end of the text."""
         token = self.peek()
         if token is None:
             raise PtxError(f"PTX line {self.line}: the text ends in the middle of a statement")
@@ -93,7 +90,7 @@ class Lexer:
         return token
 
     def accept(self, text: str) -> bool:
-        """Take the next token if it reads `text`."""
+        """Take the next token if it is `text`, and return whether it was."""
         token = self.peek()
         if token is not None and token.text == text and token.kind != "string":
             self._ahead = None
@@ -101,13 +98,14 @@ class Lexer:
         return False
 
     def expect(self, text: str) -> Token:
+        """Take the next token. Raises PtxError unless it is `text`."""
         token = self.next()
         if token.text != text:
             raise PtxError(f"PTX line {token.line}: expected {text!r}, found {token.text!r}")
         return token
 
     def rest_of_line(self) -> str:
-        """Everything up to the end of the line that the last token taken stands on."""
+        """Take the rest of the line of the last token, as text."""
         begin = self._ahead.start if self._ahead is not None else self.position
         stop = self.text.find("\n", self.position if self._ahead is None else begin, self.end)
         stop = self.end if stop < 0 else stop
@@ -118,7 +116,7 @@ class Lexer:
         return self.text[begin:stop].strip()
 
     def skip_braces(self) -> tuple[int, int, int]:
-        """Skip a block whose `{` is the next token. (start, end, line) of what is inside."""
+        """Skip a block whose `{` is the next token. Return the start, end and line of its inside. Raises PtxError."""
         opening = self.expect("{")
         depth = 1
         for match in _BRACE.finditer(self.text, opening.end, self.end):

@@ -1,7 +1,7 @@
-"""What `inject` is given and what it gives: placements; the launch block, sites, instrumented kernels.
+"""The arguments and results of `inject`: placements; the launch block, sites, instrumented kernels.
 
 block = launch_block([fragment])
-block.bases["times"]      # where in the hidden last parameter the address of that map goes
+block.bases["times"]      # the offset of that map's address in the hidden last parameter
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 TABLE = "gpubpf_variables"
 LAUNCH = "gpubpf_launch"
 PREFIX = "gpubpf"
-WAYS_OUT = ("exit", "block_end")  # points in front of each way out of the kernel
+WAYS_OUT = ("exit", "block_end")  # the points before each exit of the kernel
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A fragment, where it goes (one of `bytecode.DEVICE_POINTS`), and the work that is added up for it (one of `flow.WORK`).
+    """A fragment, its point (one of `bytecode.DEVICE_POINTS`), and the kind of work that is counted for it (one of `flow.WORK`).
 
-    Of `access`: the `kinds` (load, store, atomic, async) and `spaces` (global, shared, local, const) that it is for, () for all.
-    Of `function_entry` and `function_exit`: the `functions`, globs of demangled names, () for all.
+    At `access`, `kinds` (load, store, atomic, async) and `spaces` (global, shared, local, const) restrict the accesses; () means all.
+    At `function_entry` and `function_exit`, `functions` are globs of demangled names; () means all.
     """
 
     fragment: Fragment
@@ -42,10 +42,10 @@ class Placement:
 
 @dataclass(frozen=True)
 class LaunchBlock:
-    """What is where in the hidden last parameter: offsets in bytes, by the name of the map.
+    """The layout of the hidden last parameter: offsets in bytes, those of maps by name.
 
-    The number of a launch is the u64 at `launch_id`, plus the u64 in GPU memory whose address is at `replay`, where that is not 0
-    (a kernel node of a graph, docs/timing.md).
+    The number of a launch is the u64 at `launch_id`. If the u64 at `replay` is not 0, it is the address of a u64 in GPU memory that is
+    added (a kernel node of a graph, docs/timing.md).
     """
 
     size: int
@@ -54,23 +54,24 @@ class LaunchBlock:
     bases: Mapping[str, int] = dataclasses.field(default_factory=dict)
     capacities: Mapping[str, int] = dataclasses.field(default_factory=dict)
     params: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # offset, size
-    # None where no program asks for it:
+    # None if no program reads it:
     pid_tgid: int | None = None  # process << 32 | thread that launched (u64)
-    kernel: int | None = None  # number of the kernel in its process (u64)
+    kernel: int | None = None  # the kernel's number in its process (u64)
     epoch: int | None = None  # the launch's epoch of allocations (u64)
 
 
 @dataclass(frozen=True)
 class Site:
-    """One probed place: its number (`ctx->site`), the function (mangled), and the line of the original PTX.
+    """One probed place: its number (`ctx->site`), its function (mangled), and its line in the original PTX.
 
-    Numbers are a kernel's, from 0 without gaps: first the places in functions that are called, the same for all kernels of the
-    module, then the kernel's own. A way out is at the line that decides to leave: of the branch where several lead to one
-    `ret`, else of the `ret` or `exit`. All programs of one point at one place have the same site.
+    A kernel's numbers begin at 0 without gaps. Sites in called functions come first, and are the same for all kernels of the module.
+    The kernel's own sites follow. An exit is at the line that decides to leave: of the branch if several lead to one `ret`, else of
+    the `ret` or `exit`. All programs of one point at one place share a site.
 
-    `source`, `source_line`: the same in the source (`-lineinfo`), of an inlined function where it is in one; "" and 0 without.
-    `opcode` with its modifiers, as in `ld.global.f32`, of accesses and barriers; else "". Of accesses `kind`, `space` (as
-    ptx/access.py has them, so also `generic`) and `width` in bytes, 0 where only the execution tells; else "", "" and 0.
+    source, source_line  the place in the source (`-lineinfo`), in an inlined function if it is in one; "" and 0 if unknown
+    opcode               of accesses and barriers, with modifiers: `ld.global.f32`; else ""
+    kind, space          of accesses, as in ptx/access.py (so also `generic`); else ""
+    width                of accesses: bytes, 0 if only the execution determines it
     """
 
     number: int
@@ -88,12 +89,14 @@ class Site:
 
 @dataclass(frozen=True)
 class InjectedKernel:
-    """`parameters` are the application's, as (offset, size) in bytes; the launch block follows at `block_offset`.
+    """An instrumented kernel.
 
-    `sites` are those that the kernel's threads may come to, numbers below `site_count`. `shared_exits`: branches that had to share
-    a probe with others. `unknown`: opcodes that are counted as instructions although what else they do is not known. `waits`: its
-    blocks may wait for each other (flow.may_wait). `unprobed`: places by opcode that access memory in a way that no program
-    sees, where one is attached to memory accesses.
+    parameters    the application's, as (offset, size) in bytes; the launch block follows at `block_offset`
+    sites         those that the kernel's threads may reach; their numbers are below `site_count`
+    shared_exits  the number of branches that share a probe with others
+    unknown       opcodes that count as instructions only, because it is unknown what else they do
+    waits         whether its blocks may wait for each other (flow.may_wait)
+    unprobed      if a program is attached to memory accesses: places by opcode whose accesses no program sees
     """
 
     parameters: tuple[tuple[int, int], ...]
@@ -109,22 +112,22 @@ class InjectedKernel:
 
 @dataclass(frozen=True)
 class InjectedVariable:
-    """Slot `index` of `gpubpf_variables` wants the address of the application's `name`.
+    """A variable of the application, whose address must be written to slot `index` of `gpubpf_variables`.
 
-    `copied`: the sidecar holds a copy of the same name, for use where the driver does not find the original.
+    `copied`: the sidecar holds a copy with the same name, which is used if the driver does not find the original.
     """
 
     name: str
     index: int
     space: str  # global or const
-    size: int  # bytes; 0 where the length is not known
+    size: int  # bytes; 0 if the length is unknown
     copied: bool
-    kernels: tuple[str, ...] = ()  # that reach it (mangled)
+    kernels: tuple[str, ...] = ()  # that use it (mangled)
 
 
 @dataclass(frozen=True)
 class Injected:
-    """The instrumented module. `text` holds no kernel where all were refused; `refusals`: reason by mangled name."""
+    """The instrumented module. `text` has no kernel if all were refused. `refusals`: reasons by mangled name."""
 
     text: str
     kernels: dict[str, InjectedKernel]
@@ -133,12 +136,15 @@ class Injected:
 
 
 class Refusal(Error):
-    """A kernel that cannot be instrumented. `str()` is the reason, as the user sees it."""
+    """A kernel cannot be instrumented. `str()` is the reason, as the user sees it."""
 
 
 def launch_block(fragments: Iterable[Fragment]) -> LaunchBlock:
-    """The layout that these fragments need: launch id and cell, each map's base and capacity, the bytes of `param` maps, words
-    that only some ask for."""
+    """Return the layout that these fragments need.
+
+    It has the launch's number and its replay cell, the base and capacity of each map, the bytes of `param` maps, and the optional
+    words that some fragment reads. Raises Error for an argument without a map.
+    """
     bases: dict[str, int] = {}
     capacities: dict[str, int] = {}
     sizes: dict[str, int] = {}
@@ -168,6 +174,7 @@ def launch_block(fragments: Iterable[Fragment]) -> LaunchBlock:
 
 
 def map_of(argument: Argument) -> str:
+    """Return the name of an argument's map. Raises Error if it has none."""
     if not argument.map:
         raise Error(
             f"argument {argument.name} of a device program names no map; this is a fault of the lowering"
@@ -176,15 +183,16 @@ def map_of(argument: Argument) -> str:
 
 
 def align(value: int, to: int) -> int:
+    """Round `value` up to a multiple of `to`."""
     return -(-value // to) * to
 
 
 def parameter_layout(function: Function) -> tuple[tuple[tuple[int, int], ...], int]:
-    """(offset, size) of each parameter of a kernel, and the end of the last one (PTX ISA 5.1.6: each is naturally aligned)."""
+    """Return (offset, size) of each parameter of a kernel, and the end of the last, in bytes (PTX ISA 5.1.6: natural alignment)."""
     found = []
     end = 0
     for parameter in function.parameters:
-        # in `.param .u64 .ptr .global .align 16 p` the alignment is that of the memory pointed to
+        # in `.param .u64 .ptr .global .align 16 p`, the alignment is that of the memory which p points to
         natural = 8 if "ptr" in parameter.attributes else parameter.alignment
         offset = align(end, natural)
         found.append((offset, parameter.size))

@@ -1,9 +1,10 @@
-"""GPU time on the host's clock, with an error bound; and `clock64` of each multiprocessor on GPU time.
+"""Converts GPU times to the host's clock, with an error bound, and `clock64` of each multiprocessor to GPU time.
 
-Both are one problem: a clock is known at some moments within an interval each, and is a line in between. The set of all
-lines that pass through all intervals bounds it at any time: the middle is the answer, half the width the error bound. The
-assumption behind a bound is that the rate of one clock against the other changes slowly (`WANDER`); where brackets contradict
-that, a clock made a step, and a new segment begins.
+Both are the same problem. At some moments a clock is known to lie within an interval; in between it is a line. All lines that pass
+through all intervals bound the clock at any time. The middle of the bounds is the answer, and half their distance is the error.
+
+The bounds assume that the rate of one clock against the other changes slowly (`WANDER`). If brackets contradict that, a clock was set
+or jumped: a new segment begins.
 """
 
 from __future__ import annotations
@@ -21,23 +22,25 @@ if TYPE_CHECKING:
     Integers: TypeAlias = NDArray[np.int64]
     Reals: TypeAlias = NDArray[np.float64]
 
-UNKNOWN = np.iinfo(np.int64).max  # as an error: the time is not known
-RATE = (1 - 1e-3, 1 + 1e-3)  # of two clocks that both count ns: no crystal is that far off
-WANDER = 0.5e-6  # how much the rate changes within seconds: temperature, and what NTP does to CLOCK_MONOTONIC
-REACH = 4e9  # ns; brackets so far from a time help to bound it
-SPACING = 0.5e9  # ns; how far apart pieces of the bound begin
-BURST = 16  # brackets that a piece takes into account on each side, however far they are
-WINDOW = 64  # brackets of one piece: the narrowest
-ENOUGH = 8192  # brackets; of more the narrowest are taken
-STEP_LIMIT = 1_000_000  # ns; between two segments a time is given if it is known that well
+UNKNOWN = np.iinfo(np.int64).max  # the error of an unknown time
+RATE = (1 - 1e-3, 1 + 1e-3)  # limits for the rate of two clocks that count ns; no crystal is this inaccurate
+WANDER = (
+    0.5e-6  # change of the rate within seconds, by temperature and by NTP's corrections of CLOCK_MONOTONIC
+)
+REACH = 4e9  # ns; brackets within this distance help to bound a time
+SPACING = 0.5e9  # ns between the starts of two pieces of the bound
+BURST = 16  # brackets on each side that a piece always uses, however far they are
+WINDOW = 64  # the most brackets of a piece; the narrowest are used
+ENOUGH = 8192  # the most brackets of a clock; the narrowest are used
+STEP_LIMIT = 1_000_000  # ns; a time between two segments is known only if its error is below this
 SENSIBLE = 1e17  # ns; three years from the first bracket
-CYCLE = (0.2, 10.0)  # ns that a cycle of a GPU takes
+CYCLE = (0.2, 10.0)  # limits for the length of a GPU's cycle in ns
 TICKS = 64  # of the GPU's timer, in one window of a multiprocessor's clock
 
 
 @dataclass(frozen=True)
 class Times:
-    """Times in ns on the wanted clock, and how wrong each can be (ns; UNKNOWN: not known at all). int64, same shape."""
+    """Times on the target clock and the error of each, in ns (UNKNOWN: the time is not known). int64 arrays of the same shape."""
 
     at: Integers
     error: Integers
@@ -49,9 +52,11 @@ class Times:
 
 @dataclass(frozen=True)
 class Bracket:
-    """The GPU's clock showed `gpu` at some moment between `before` and `after` on the host's clock; all in ns. `tick`: it counts in
-    steps of so many ns, so its time then was at least `gpu` and less than `gpu + tick` (0: not known; others may know it).
-    `back`: only `gpu - back` was shown behind `before`, as of a kernel that lasted so long."""
+    """The GPU's clock showed `gpu` at some moment between `before` and `after` on the host's clock; all in ns.
+
+    tick   resolution of the GPU's clock: its true time was at least `gpu` and less than `gpu + tick` (0: unknown in this bracket)
+    back   only `gpu - back` is known to be after `before`; for a kernel, `back` is how long it ran
+    """
 
     before: int
     gpu: int
@@ -65,18 +70,20 @@ class Bracket:
 
 
 class GpuClock:
-    """GPU time → host time.
+    """Converts GPU time to host time.
 
-    brackets: of one GPU, in any order. rate: least and largest ns of the host in a ns of the GPU.
-    `tick`: ns in which the GPU counts; `narrowest`: width of the narrowest bracket in ns.
-    `steps`: where a clock made a step, (last bracket before, first after) in GPU ns.
+    brackets    of one GPU, in any order
+    rate        least and largest number of host ns in a GPU ns
+    tick        resolution of the GPU's clock in ns
+    narrowest   width of the narrowest bracket in ns
+    steps       where a clock jumped: (last bracket before, first bracket after) in GPU ns
 
         clock = GpuClock(brackets)
         times = clock.host(gpu_times)
     """
 
     def __init__(self, brackets: Sequence[Bracket], rate: tuple[float, float] = RATE) -> None:
-        # In the host's order: the GPU's clock may have been set back.
+        # Sorted by host time: the GPU's clock may have been set back.
         usable = [
             b
             for b in brackets
@@ -103,13 +110,13 @@ class GpuClock:
 
     @classmethod
     def same(cls) -> GpuClock:
-        """Where both clocks are one: the virtual clock of the embedded device."""
+        """Return the identity, for the virtual clock of the embedded device, which both sides share."""
         made = cls([])
         made._identity = True
         return made
 
     def host(self, gpu: Any) -> Times:
-        """Readings of the GPU's clock (array of ns) → CLOCK_MONOTONIC, each in the middle of what is possible."""
+        """Return readings of the GPU's clock (array of ns) as CLOCK_MONOTONIC, each in the middle of its bounds."""
         readings = np.asarray(gpu).astype(np.int64)
         if self._identity:
             return Times(readings, np.zeros_like(readings))
@@ -118,7 +125,7 @@ class GpuClock:
             return Times(at, error)
         x = (readings - self._origin_gpu).astype(np.float64)
         low, high = self._bounds(x)
-        # A coarse clock stands still during a tick: the moment of reading is anywhere in it.
+        # A coarse clock does not change during a tick: the reading may be from any moment of it.
         _, later = self._bounds(x + max(self.tick - 1, 0))
         high = np.maximum(high, later)
         fine = np.isfinite(low) & np.isfinite(high) & (np.abs(x) < SENSIBLE)
@@ -128,7 +135,7 @@ class GpuClock:
         return Times(at, error)
 
     def _bounds(self, x: Reals) -> tuple[Reals, Reals]:
-        """Least and largest host time at GPU times `x`; not finite where unknown."""
+        """Return the least and largest host time at GPU times `x`; not finite if unknown."""
         last = len(self._segments) - 1
         low, high = np.full(x.shape, np.nan), np.full(x.shape, np.nan)
         covered = np.zeros(x.shape, np.int64)
@@ -140,21 +147,23 @@ class GpuClock:
             low[mine], high[mine] = segment.bounds(x[mine])
         for before, after in itertools.pairwise(self._segments):
             gap = (covered == 0) & (x > before.last) & (x < after.first)
-            if gap.any():  # the step is somewhere in it: either line may hold
+            if gap.any():  # the jump is somewhere in the gap, so either line may be right
                 a, b = before.bounds(x[gap]), after.bounds(x[gap])
                 low[gap], high[gap] = np.minimum(a[0], b[0]), np.maximum(a[1], b[1])
                 covered[gap] = np.where(high[gap] - low[gap] <= STEP_LIMIT, 1, 0)
-        low[covered != 1] = np.nan  # in no segment, or the GPU's clock was there twice
+        low[covered != 1] = np.nan  # in no segment, or in several because the GPU's clock was set back
         return low, high
 
 
 class SmClock:
-    """`clock64` of each multiprocessor → GPU time, finer than the GPU's own timer counts.
+    """Converts `clock64` of each multiprocessor to GPU time, with a finer resolution than the GPU's own timer.
 
-    sm, cycles, gpu: of each record its multiprocessor, `clock64`, and the timer (ns), read within `apart` ns of each other; one-
-    dimensional. Since the timer then was at least `gpu` and less than a tick more, every record bounds its multiprocessor's clock.
-    A clock keeps its frequency for a while: where records contradict that, nothing but the record itself bounds its time. (A change
-    shortly before the first record or the last, or where there are few, cannot be seen.)
+    sm, cycles, gpu: one-dimensional arrays with the multiprocessor, `clock64` and the timer (ns) of each record. Both clocks were
+    read within `apart` ns. The true time was at least `gpu` and less than a tick more, so every record bounds the clock of its
+    multiprocessor.
+
+    The clock is assumed to keep its frequency for a while. If records contradict that, only the record itself bounds its time. A
+    change shortly before the first or last record, or between few records, cannot be seen.
     """
 
     def __init__(self, sm: Any, cycles: Any, gpu: Any, tick: int = 0, apart: int = 0) -> None:
@@ -168,25 +177,27 @@ class SmClock:
             self._windows[int(numbers[part[0]])] = self._fit(cycles[part], gpu[part])
 
     def _fit(self, cycles: Integers, gpu: Integers) -> tuple[int, int, list[_Window]]:
-        """One multiprocessor. Of all records with one reading of the timer the first bounds from below, the last from above."""
+        """Fit one multiprocessor. Of all records with the same timer value, the first is a lower bound, the last an upper bound."""
         origin_cycles, origin_gpu = int(cycles[0]), int(gpu[0])
         new = np.flatnonzero(np.diff(gpu)) + 1
         firsts, lasts = np.append(0, new), np.append(new, len(gpu)) - 1
         high_at = (cycles[lasts] - origin_cycles).astype(np.float64)
         low_at = (cycles[firsts] - origin_cycles).astype(np.float64)
-        slack = self._apart + self.tick / 128  # what a small change does before it shows
+        slack = (
+            self._apart + self.tick / 128
+        )  # room for a small change of the frequency that does not show yet
         low = (gpu[firsts] - origin_gpu).astype(np.float64) - slack
         high = (gpu[lasts] - origin_gpu).astype(np.float64) + self.tick + slack
         made = []
         for at in range(0, len(low), TICKS):
-            # A change of frequency shows only some way behind it, so a window has to agree with its neighbours.
+            # A change of the frequency shows only some time later, so a window must agree with its neighbours.
             wide, own = slice(max(0, at - TICKS), at + 2 * TICKS), slice(at, at + TICKS)
             agreed = _Piece.of(high_at[wide], low_at[wide], low[wide], high[wide], CYCLE)
             made.append(_Window(float(low_at[own][0]), float(high_at[own][-1]), agreed))
         return origin_cycles, origin_gpu, made
 
     def gpu(self, sm: Any, cycles: Any, gpu: Any) -> Times:
-        """Records as given above → ns of the GPU's timer."""
+        """Return the times of records, as in the constructor, in ns of the GPU's timer."""
         numbers, cycles, gpu = (np.asarray(part).astype(np.int64) for part in (sm, cycles, gpu))
         base = int(gpu[0]) if len(gpu) else 0
         low, high = (
@@ -215,7 +226,7 @@ class SmClock:
 
 @dataclass(frozen=True)
 class _Window:
-    """Some ticks of a multiprocessor's clock, and the lines that hold for them and their neighbours."""
+    """Some ticks of a multiprocessor's clock, and the lines that fit them and their neighbours."""
 
     begin: float
     end: float
@@ -227,12 +238,12 @@ class _Window:
         share = (x - self.begin) / (end - self.begin)
         low = self.lines.bottom(self.begin) * (1 - share) + self.lines.bottom(end) * share
         high = self.lines.top(self.begin) * (1 - share) + self.lines.top(end) * share
-        inside = (share >= 0) & (share <= 1)  # a chord is on the safe side only between its ends
+        inside = (share >= 0) & (share <= 1)  # a chord is a safe bound only between its ends
         return np.where(inside, low, -np.inf), np.where(inside, high, np.inf)
 
 
 def estimated_tick(readings: Integers) -> int:
-    """The step in which a clock counts, from its readings (ns): at least as large as the real one, if that is regular to a half."""
+    """Return the resolution of a clock from its readings (ns). It is not too small if the true steps vary by less than half."""
     steps = np.diff(np.unique(readings))
     if not len(steps):
         return 0
@@ -241,7 +252,7 @@ def estimated_tick(readings: Integers) -> int:
 
 
 def _narrowest(brackets: list[Bracket]) -> list[Bracket]:
-    """Enough of very many brackets, which lie in order: of each short time the narrowest."""
+    """Return at most about `ENOUGH` of sorted brackets: the narrowest of each stretch of time."""
     size = 4 * -(-len(brackets) // ENOUGH)
     if size <= 4:
         return brackets
@@ -269,9 +280,9 @@ class _Piece:
     def of(
         cls, high_at: Reals, low_at: Reals, low: Reals, high: Reals, rate: tuple[float, float]
     ) -> _Piece | None:
-        """With the slopes that are left; None: there is no such line."""
+        """Return the lines with their possible slopes; None: there is no such line."""
         run = low_at[None, :] - high_at[:, None]
-        rise = low[None, :] - high[:, None]  # the line rises at least so much on the way
+        rise = low[None, :] - high[:, None]  # the line rises at least this much on the way
         if (rise[run == 0] > 0).any():
             return None
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -283,16 +294,19 @@ class _Piece:
         return cls(high_at, low_at, low, high, (least, max(least, most)))
 
     def top(self, x: float) -> float:
-        """The largest y at `x` of any of the lines."""
+        """Return the largest y of any line at `x`."""
         return _top(x, self.high_at, self.high, self.slopes)
 
     def bottom(self, x: float) -> float:
+        """Return the least y of any line at `x`."""
         return -_top(x, self.low_at, -self.low, (-self.slopes[1], -self.slopes[0]))
 
 
 def _top(x: float, at: Reals, limit: Reals, slopes: tuple[float, float]) -> float:
-    """The largest y at `x` of a line that is at most `limit` everywhere `at`, its slope within `slopes`. Linear programming in two
-    dimensions: what limits it is one point and a slope, or two points, one on each side."""
+    """Return the largest y at `x` of lines that are at most `limit` at each `at` and have a slope within `slopes`.
+
+    This is linear programming in two dimensions: the line is limited by one point and a slope, or by a point on each side.
+    """
     away = x - at
     best = float(np.min(limit + away * np.where(away >= 0, slopes[1], slopes[0])))
     left, right = away > 0, away < 0
@@ -303,10 +317,10 @@ def _top(x: float, at: Reals, limit: Reals, slopes: tuple[float, float]) -> floa
 
 
 class _Segment:
-    """A stretch of time in which no interval contradicts another: the bound as linear pieces.
+    """A stretch of time without contradictory intervals. Its bounds consist of linear pieces.
 
-    At the ends of a piece the bound is exact for the intervals that the piece goes by. The largest y of all lines is convex in
-    x, the least concave, so between the ends a chord is on the safe side of both.
+    At the ends of a piece the bounds are exact for the intervals that the piece uses. The largest y of all lines is convex in x, the
+    least is concave. So between the ends a chord is a safe bound for both.
     """
 
     def __init__(
@@ -357,10 +371,10 @@ class _Segment:
                 return found
             slack = (
                 2 * slack + 1.0
-            )  # a slow change that no neighbours contradict: the bound widens until it holds it
+            )  # the rate changed slowly, without a contradiction: widen the bounds until a line fits
 
     def bounds(self, x: Reals) -> tuple[Reals, Reals]:
-        """Least and largest y at each `x`, outside the pieces by the slopes that are possible."""
+        """Return the least and largest y at each `x`; outside the pieces they follow from the possible slopes."""
         knots = self._knots
         which = np.clip(np.searchsorted(knots, x, side="right") - 1, 0, len(self._low) - 1)
         begin, end = knots[which], knots[which + 1]
@@ -378,7 +392,7 @@ class _Segment:
 def _segments(
     high_at: Reals, low_at: Reals, low: Reals, high: Reals, rate: tuple[float, float]
 ) -> list[tuple[int, int]]:
-    """Where a bracket contradicts those before it: ranges of brackets between such places."""
+    """Return ranges of brackets without contradictions: a new one begins at a bracket that contradicts those before it."""
     found: list[tuple[int, int]] = []
     begin = 0
     for at in range(1, len(high_at)):

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpubpf import agent
+from gpubpf import agent, elf
 from gpubpf.agent.definitions import AttachStatus
 from gpubpf.errors import SessionError
 from gpubpf.process import target
@@ -88,14 +88,14 @@ class Joining:
     def _is_in(self, pid: int) -> bool:
         """It is measured already, and has not become another program, whose news is on its way."""
         known = any(p.pid == pid and not p.gone for p in self._measured.active())
-        return known and not target.executes_another(pid)
+        return known and not target.executed_another_program(pid)
 
     def _join(self, pid: int, starting: int | None) -> None:
         try:
             ended = os.pidfd_open(pid)
         except OSError:  # none, or a thread
             try:
-                target.check(pid)
+                target.check_traceable(pid)
             except SessionError as error:
                 raise Missed(FORBIDDEN if target.status(pid) else ENDED, str(error)) from None
             raise Missed(ENDED, f"pid {pid} ended; nothing is left to be measured") from None
@@ -105,7 +105,7 @@ class Joining:
                 try:
                     self._check_device(pid)
                     code = self._attach(pid, ended, starting)
-                except target.Traced:
+                except target.AlreadyTraced:
                     if time.monotonic() > began + PASSING:
                         raise
                 else:
@@ -117,10 +117,8 @@ class Joining:
             if code:
                 raise _refused(pid, code)
         except SessionError as error:
-            if isinstance(error, target.Ended) or has_ended(ended):  # or it has become another program
-                raise Missed(
-                    ENDED, f"pid {pid} ended while probes were put into it; nothing is left to be measured"
-                ) from None
+            if isinstance(error, target.ProcessEnded) or has_ended(ended):  # or it has become another program
+                raise Missed(ENDED, f"pid {pid} ended during attach; name a running process") from None
             raise error if isinstance(error, Missed) else Missed(_reason(pid), str(error)) from None
         finally:
             os.close(ended)
@@ -174,7 +172,7 @@ def _no_driver(pid: int) -> Missed:
 
 def device_of(pid: int) -> Device:
     """The device that a process which runs uses, by the driver that it has loaded. Raises SessionError."""
-    target.check(pid)
+    target.check_traceable(pid)
     try:
         drivers = target.libraries(target.mappings(pid, _DRIVER))
         exports = [target.exports(pid, library) for library in drivers]
@@ -192,7 +190,7 @@ def _owner(pid: int) -> str:
     """The tool that measures the process, as its agent has been told. Untrusted, but what it says is for people only."""
     with contextlib.suppress(OSError), target.Memory(pid) as memory:
         for library in target.libraries(target.mappings(pid, target.AGENT)):
-            if symbol := target.symbols(memory, library.base).get("gpubpf_owner"):
+            if symbol := elf.exports(memory, library.base).get("gpubpf_owner"):
                 text = memory.some(symbol.address, OWNER).partition(b"\0")[0].decode(errors="replace")
                 return "".join(c if c.isprintable() else "?" for c in text) or "another tool"
     return "another tool"

@@ -1,10 +1,10 @@
-"""What operation logs say of launches, for tools whose device programs leave records: which kernel and launch shape each launch is of,
-and how the GPUs' clocks run.
+"""What operation logs say of launches, for tools whose device programs write records: the kernel and launch shape of each launch, and
+the GPUs' clocks.
 
-    places = Places(numbered=True)
+    shapes = KernelShapes(numbered=True)
     for log in session.logs():
-        places.take(log)
-    place = places.of_launch.get((process, number))
+        shapes.take(log)
+    kernel = shapes.of_launch.get((process, number))
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from gpubpf import names
 from gpubpf.session import operation_log
 from gpubpf.session.clock import Bracket, GpuClock
 from gpubpf.session.launch_shape import Index, Shape
-from gpubpf.show import cli
+from gpubpf.show.table import printable
 
 if TYPE_CHECKING:
     from gpubpf.ptx.values import Site
     from gpubpf.session.results import ProcessLog
 
-MOST_PLACES = 4096
-MOST_LAUNCHES = 1 << 20  # so many are remembered, since records may still come
-MOST_UNNAMED = 1 << 16  # records of a log that wait for a name
+MOST_SHAPES = 4096
+MOST_LAUNCHES = 1 << 20  # launches that are remembered, because their records may still come
+MOST_UNNAMED = 1 << 16  # records of a log that wait for the name of their kernel
 READINGS = 4096  # of clocks, for each GPU
 COUNT = (
     1 << 40
-) - 1  # the part of a launch's number that counts within its process; the process's number is above
+) - 1  # the low bits of a launch's number count within its process; the process's number is above
 
 
 @dataclass(frozen=True)
-class Place:
+class KernelShape:
     """A kernel and launch shape in a process."""
 
     pid: int
@@ -50,39 +50,43 @@ class Place:
         return Shape(self.grid, self.block_dim)
 
     def record(self) -> dict[str, Any]:
-        """The fields that every JSON record of it has."""
+        """Return the fields that every JSON record about it has."""
         where = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu}
         kernel = names.demangle(self.mangled).short
         return where | {"kernel": kernel, "grid": self.grid, "block_dim": self.block_dim}
 
 
-class Places:
-    """Collects what logs say. `numbered`: launches are told by number, too, of which records will come.
+class KernelShapes:
+    """Collects what the logs say. `numbered`: also remember launches by number, because records will refer to them.
 
-    of_launch: by the process's number in the session and that of the launch in it (`COUNT`). launches: so many of each place are in
-    the logs. virtual: processes whose times are on the virtual clock; faults: those whose context broke; both by process id. ticks: ns
-    in which the timer of a GPU counts, by process id and GPU, as `clock`.
+    of_launch   the kernel and shape by (process number in the session, launch number in the process, see `COUNT`)
+    launches    how many launches of each kernel and shape are in the logs
+    virtual     pids of processes whose times are on the virtual clock
+    faults      pids of processes whose CUDA context failed
+    ticks       resolution of a GPU's timer in ns, by (pid, GPU)
     """
 
     def __init__(self, numbered: bool) -> None:
         self._numbered = numbered
-        self.of_launch: dict[tuple[int, int], Place] = {}
-        self.launches: dict[Place, int] = {}
+        self.of_launch: dict[tuple[int, int], KernelShape] = {}
+        self.launches: dict[KernelShape, int] = {}
         self.virtual: set[int] = set()
         self.faults: set[int] = set()
         self.ticks: dict[tuple[int, int], int] = {}
         self._lost: dict[int, int] = {}
-        self._unnamed: dict[int, Any] = {}  # by process: records whose kernel's name or GPU is not known yet
+        self._unnamed: dict[int, Any] = {}  # by process: records whose kernel name or GPU is not known yet
         self._brackets: dict[tuple[int, int], list[Bracket]] = {}
-        self._clocks: dict[tuple[int, int], tuple[int, GpuClock]] = {}  # made of so many brackets
+        self._clocks: dict[
+            tuple[int, int], tuple[int, GpuClock]
+        ] = {}  # with the number of brackets it was made of
 
     @property
     def lost(self) -> int:
-        """Operations that found no room in a log."""
+        """The number of operations that were dropped because a log was full."""
         return sum(self._lost.values())
 
     def take(self, log: ProcessLog) -> Any:
-        """What came into a log. Gives the records whose names are known, those that waited for one among them."""
+        """Take what is new in a log. Returns the records whose kernel names are known by now, earlier ones among them."""
         records = self._named(log)
         if log.virtual:
             self.virtual.add(log.pid)
@@ -106,40 +110,42 @@ class Places:
         return records
 
     def _take_launches(self, log: ProcessLog, kernels: Any) -> None:
-        shapes: dict[bytes, Place] = {}
+        known: dict[bytes, KernelShape] = {}
         for number, context, kernel in zip(
             kernels["id"].tolist(), kernels["context"].tolist(), kernels["kernel"], strict=True
         ):
             key = kernel.tobytes()[:32] + context.to_bytes(4, "little")
-            if key not in shapes:
+            if key not in known:
                 grid, block = (tuple(kernel[name].tolist()) for name in ("grid", "block"))
                 mangled = log.names.get(int(kernel["slot"]), "")
-                shapes[key] = Place(log.pid, log.comm, log.gpus.get(context, 0), mangled, grid, block)
-            place = shapes[key]
-            if place not in self.launches and len(self.launches) >= MOST_PLACES:
-                continue  # its records count as left out
+                known[key] = KernelShape(log.pid, log.comm, log.gpus.get(context, 0), mangled, grid, block)
+            kernel_shape = known[key]
+            if kernel_shape not in self.launches and len(self.launches) >= MOST_SHAPES:
+                continue  # its records will count as unknown
             if self._numbered:
-                self.of_launch[log.process, number & COUNT] = place
+                self.of_launch[log.process, number & COUNT] = kernel_shape
                 if len(self.of_launch) > MOST_LAUNCHES:
                     for old in list(self.of_launch)[: MOST_LAUNCHES // 2]:
                         del self.of_launch[old]
-            self.launches[place] = self.launches.get(place, 0) + 1
+            self.launches[kernel_shape] = self.launches.get(kernel_shape, 0) + 1
 
     def _named(self, log: ProcessLog) -> Any:
-        """Records whose GPU and kernel's name are known: these come by another way than the log, and may come later."""
+        """Return the records whose GPU and kernel name are known. Both come separately from the log, and may come later."""
         kept = self._unnamed.pop(log.process, None)
         records = log.records if kept is None else np.concatenate([kept, log.records])
         launch, clock = (records["kind"] == kind for kind in (operation_log.KERNEL, operation_log.CLOCK))
         launch &= records["kernel"]["reason"] == operation_log.INSTRUMENTED
         unknown = launch & ~np.isin(records["kernel"]["slot"], list(log.names))
         unknown |= (launch | clock) & ~np.isin(records["context"], list(log.gpus))
-        if log.over or not unknown.any() or unknown.sum() > MOST_UNNAMED:  # so many never get one
+        if (
+            log.over or not unknown.any() or unknown.sum() > MOST_UNNAMED
+        ):  # too many: they will never get a name
             return records
         self._unnamed[log.process] = records[unknown]
         return records[~unknown]
 
     def clock(self, pid: int, gpu: int) -> GpuClock:
-        """Of that GPU, as the process asked it."""
+        """Return the clock of a GPU, from the brackets that the process took."""
         brackets = self._brackets.get((pid, gpu), [])
         known, clock = self._clocks.get((pid, gpu), (-1, GpuClock([])))
         if known != len(brackets):
@@ -149,23 +155,23 @@ class Places:
 
 
 def _sensible(kernels: Any) -> np.ndarray:
-    """Which have no more blocks and threads than a GPU takes: what a program says takes no memory of ours."""
+    """Return which have no more blocks and threads than a GPU allows. The traced program must not make the tool allocate more."""
     blocks, threads = (kernels[name].astype(np.float64).prod(axis=1) for name in ("grid", "block"))
     return (blocks > 0) & (blocks < 2**31) & (threads > 0) & (threads <= 1024)
 
 
-def name_of(site: Site) -> str:
-    """What a site of a kernel is called: ``scale.cu:17``, without -lineinfo ``PTX line 40``."""
+def site_name(site: Site) -> str:
+    """Return the name of an instruction: ``scale.cu:17``, or ``PTX line 40`` without -lineinfo."""
     if site.source:
-        return f"{cli.printable(site.source.rsplit('/', 1)[-1])}:{site.source_line}"
+        return f"{printable(site.source.rsplit('/', 1)[-1])}:{site.source_line}"
     return f"PTX line {site.line}"
 
 
-def source_of(sites: Mapping[int, Site]) -> Callable[[int], str | None]:
-    """The names of a kernel's sites by number; None where one is not known."""
+def site_names(sites: Mapping[int, Site]) -> Callable[[int], str | None]:
+    """Return a function that names a kernel's sites by number; it returns None for an unknown site."""
 
     def source(number: int) -> str | None:
         site = sites.get(number)
-        return None if site is None else name_of(site)
+        return None if site is None else site_name(site)
 
     return source

@@ -1,8 +1,8 @@
-"""The shape of a launch: its grid and block dimensions, and the arithmetic of thread, warp and block numbers in it.
+"""The shape of a launch: its grid and block dimensions, and how threads, warps and blocks are numbered in it.
 
-Threads are numbered through the grid: block number times threads in a block plus the thread's number in its block, both
-with x running fastest (the order of CUDA's `blockIdx` and `threadIdx`, CUDA C++ Programming Guide, "Thread Hierarchy").
-A warp is 32 threads with neighbouring numbers in one block; a lane is a thread's number in its warp.
+A thread's number in the grid is the number of its block, times the threads of a block, plus its number in the block. In both x runs
+fastest, as in CUDA (CUDA C++ Programming Guide, "Thread Hierarchy"). A warp is 32 threads of a block with consecutive numbers. A lane
+is a thread's number in its warp.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Ranges = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
 @dataclass(frozen=True)
 class Shape:
-    """A launch's grid and block dimensions, and the arithmetic of indices in it."""
+    """The grid and block dimensions of a launch."""
 
     grid: Index
     block_dim: Index
@@ -33,7 +33,7 @@ class Shape:
 
     @property
     def block_size(self) -> int:
-        """Threads in a block."""
+        """The number of threads in a block."""
         return self.block_dim[0] * self.block_dim[1] * self.block_dim[2]
 
     @property
@@ -42,16 +42,16 @@ class Shape:
 
     @property
     def warps(self) -> int:
-        """Warps in a block."""
+        """The number of warps in a block."""
         return -(-self.block_size // WARP)
 
     def coordinates(self, threads: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Block x, y, z and thread x, y, z of threads given by number."""
+        """Return block x, y, z and thread x, y, z of threads, given by number."""
         block, thread = np.divmod(threads, self.block_size)
         return (*_unravel(block, self.grid), *_unravel(thread, self.block_dim))
 
     def selection(self, block: Ranges, thread: Ranges) -> np.ndarray | None:
-        """Which threads have block and thread indices in these (inclusive) ranges: bool [threads]; None: all of them."""
+        """Return a mask of the threads with indices in these (inclusive) ranges: bool [threads]; None: all of them."""
         within = [
             np.arange(extent) >= first
             if last >= extent
@@ -66,7 +66,7 @@ class Shape:
         return (blocks[:, None] & threads).ravel()
 
     def name(self, by: By, number: int) -> str:
-        """``thread 4 of block 2``, ``warp 3``, ``block (1,2)``: what users call the thing with this number."""
+        """Return the name of a thread, lane, warp or block: ``thread 4 of block 2``, ``warp 3``, ``block (1,2)``."""
         if by == "lane":
             return f"lane {number}"
         if by == "block":
@@ -76,29 +76,29 @@ class Shape:
         return f"{by} {label}" if self.blocks == 1 else f"{by} {label} of block {self.block_index(block)}"
 
     def place(self, by: By, number: int) -> tuple[int, int]:
-        """Block number, and the thread's or warp's number in that block; for a lane or block: 0 and its own number."""
+        """Return the block number, and the thread's or warp's number in that block; for a lane or block: 0 and its own number."""
         if by in ("thread", "warp"):
             return divmod(number, self.block_size if by == "thread" else self.warps)
         return 0, number
 
     def block_index(self, block: int) -> str:
-        """``3`` in a grid of one dimension, ``(3,0)`` in one of two, ``(3,0,1)`` in one of three."""
+        """Return ``3``, ``(3,0)`` or ``(3,0,1)`` in a grid of one, two or three dimensions."""
         return _short(block, self.grid)
 
     def thread_index(self, thread: int) -> str:
-        """The same for a thread's number in its block."""
+        """Return the same for a thread's number in its block."""
         return _short(thread, self.block_dim)
 
 
 def shape_cells(owners: Sequence[object], shapes: Sequence[Shape]) -> list[dict[str, str]]:
-    """A column for rows that are told apart by their launch shape: ``{"GRID:BLOCK": "8:128"}``; nothing where the owners differ."""
+    """Return a column for each row, ``{"GRID:BLOCK": "8:128"}``; empty dicts when `owners` already tell all rows apart."""
     if all(owners.count(one) == 1 for one in owners):
         return [{} for _ in shapes]
     return [{"GRID:BLOCK": f"{_extents(shape.grid)}:{_extents(shape.block_dim)}"} for shape in shapes]
 
 
 def _extents(of: Index) -> str:
-    """``8``, ``8x2``, ``8x1x4``."""
+    """Return ``8``, ``8x2`` or ``8x1x4``."""
     used = max((n for n, extent in enumerate(of) if extent > 1), default=0)
     return "x".join(map(str, of[: used + 1]))
 

@@ -30,6 +30,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
+from gpubpf import elf
 from gpubpf.attach import holding
 from gpubpf.attach.loading import Held
 from gpubpf.errors import SessionError
@@ -88,7 +89,7 @@ class Machine:
             self._since = time.clock_gettime(time.CLOCK_BOOTTIME)
             wait(self._look(True, late=False), RUNNING)
             if not any(placed) and not self._placed:
-                self._note("no CUDA driver is found here yet; processes that bring one are looked for")
+                self._note("found no CUDA driver yet; waiting for a process that loads one")
         except BaseException:
             self.close()
             raise
@@ -107,7 +108,7 @@ class Machine:
 
     def _alone(self) -> None:
         if not self._closing.is_set():
-            self._note("what held processes that come has ended; they are measured later than they begin")
+            self._note("the hold helper exited; new processes will be attached late")
 
     # --- who joins ---
 
@@ -183,12 +184,12 @@ class Machine:
 def _cu_init(path: str) -> tuple[int, _File] | None:
     """Where cuInit is in a driver's file, and which that is; None: it is none."""
     with contextlib.suppress(OSError), open(target_files.open_regular(path), "rb") as opened:
-        elf = target.ElfFile(opened.fileno())
-        found = target.symbols(elf, 0).get("cuInit")
+        driver = elf.LoadedFile(opened.fileno())
+        found = elf.exports(driver).get("cuInit")
         state = os.fstat(opened.fileno())
         if found is not None:
             place = b"%02x:%02x" % (os.major(state.st_dev), os.minor(state.st_dev))
-            return elf.offset(found.address), (place, state.st_ino)
+            return driver.offset(found.address), (place, state.st_ino)
     return None
 
 
@@ -264,7 +265,10 @@ class Holder:
             first = json.loads(self._connection.recv(holding.PACKET) or "{}")
         if "ready" not in first:
             self.close()
-            raise SessionError(first.get("failed") or "processes cannot be held; name them with -p")
+            raise SessionError(
+                first.get("failed")
+                or "cannot watch all processes: the hold helper did not start; name processes with -p"
+            )
         self._connection.settimeout(None)
         self._thread.start()
 
@@ -273,7 +277,7 @@ class Holder:
         for held in self._everyone():
             self._expire(held)
         until = time.monotonic() + LEAVE
-        while any(held.stands for held in self._everyone()) and time.monotonic() < until:
+        while any(held.is_held for held in self._everyone()) and time.monotonic() < until:
             time.sleep(0.005)
         for held in self._everyone():
             held.close()
@@ -299,7 +303,7 @@ class Holder:
             held = self._held.pop(pid, None)
         overtaken = bool(self._ask(done=pid))
         if held is not None:
-            held.let_go()
+            held.mark_released()
             held.close()
         return overtaken
 
@@ -333,8 +337,8 @@ class Holder:
                 break
             now = time.monotonic()
             for held in self._everyone():
-                late = now > held.since + HOLD or (now > held.since + STUCK and held.stuck())
-                if held.stands and late:
+                late = now > held.since + HOLD or (now > held.since + STUCK and held.is_deadlocked())
+                if held.is_held and late:
                     self._expire(held)
             if data:
                 self._take(json.loads(data))
@@ -363,4 +367,4 @@ class Holder:
         if held.expire() or time.monotonic() > held.since + HOLD + LEAVE:
             with contextlib.suppress(OSError):
                 self._connection.send(json.dumps({"release": held.pid}).encode())
-            held.let_go()
+            held.mark_released()

@@ -1,4 +1,4 @@
-"""What a measurement gives to tools: what maps hold, how often kernels were launched."""
+"""The values that a session returns to tools: contents of maps, logs and rings, and counts of launches."""
 
 from __future__ import annotations
 
@@ -20,12 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Instance:
-    """What one map holds for one kernel and launch shape (site arrays: for one copy of a kernel in one context, with extents of 0;
-    maps that are not by shape: for a context, with `mangled` "").
+    """The contents of a map for one kernel and launch shape.
 
-    `grid` and `block_dim` are [x, y, z]; `raw` is the storage as `maps` describes it, `capacity` its room in units (threads,
-    warps, blocks; sites and shards as the launch block has them). `taken_ns`: when it was read, on the host's clock.
-    `context`: its number in the process. `process`: that one's number in the session.
+    A site array has an instance for each copy of a kernel in a context, with extents of 0. A map that is not by shape has one for each
+    context, with `mangled` "".
+
+    grid, block_dim   [x, y, z]
+    raw        the storage, as `maps` describes it
+    capacity   its room: threads, warps or blocks; sites and shards as in the launch block
+    taken_ns   when it was read, on the host's clock
+    context    number of the context in the process
+    process    number of the process in the session
     """
 
     pid: int
@@ -46,7 +51,7 @@ class Instance:
 
     @cached_property
     def array(self) -> np.ndarray[Any, Any]:
-        """The values. Arrays by shape: [entry, unit]; site arrays: [shard, site]; see `maps.decode`."""
+        """The values: [entry, unit] of arrays by shape, [shard, site] of site arrays; see `maps.decode`."""
         return maps.decode(self.definition, self.raw, self.capacity)
 
     @cached_property
@@ -57,7 +62,7 @@ class Instance:
 
     @cached_property
     def kernel(self) -> str:
-        """The name without template arguments and parameter list."""
+        """The demangled name without template arguments and parameter list."""
         from gpubpf import names
 
         return names.demangle(self.mangled).short
@@ -65,7 +70,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class KernelCount:
-    """Launches of one kernel name in all processes."""
+    """The launches of one kernel name in all processes."""
 
     mangled: str
     launches: int
@@ -76,10 +81,16 @@ class KernelCount:
 
 @dataclass(frozen=True)
 class ProcessLog:
-    """What came into a process's operation log since the last time (`records`, of `oplog.DTYPE`), and how many were ever `lost`.
+    """What is new in the operation log of a process.
 
-    virtual: times are those of the embedded device's virtual clock, else CLOCK_MONOTONIC. names: mangled kernel names by slot.
-    gpus: the GPU's ordinal by context. stacks: host stacks by number, innermost frame first. over: this was the last of it.
+    records   new records, of `operation_log.DTYPE`
+    lost      records that were dropped since the beginning
+    virtual   times are on the virtual clock of the embedded device, else on CLOCK_MONOTONIC
+    names     mangled kernel names by slot
+    gpus      GPU ordinals by context
+    stacks    host stacks by number, innermost frame first
+    over      no more records will come
+    process   number in the session; the pid is not unique, because it survives exec
     """
 
     pid: int
@@ -91,12 +102,12 @@ class ProcessLog:
     gpus: Mapping[int, int]
     stacks: Mapping[int, tuple[StackFrame, ...]] = field(repr=False)
     over: bool
-    process: int = 0  # its number in the session: a process id comes again after exec
+    process: int = 0
 
 
 @dataclass(frozen=True)
 class RingRecords:
-    """What came into a ring since the last time; `records` are of the map's `value_dtype`."""
+    """New records of a ring buffer, of the map's `value_dtype`. `process`: its number in the session, the upper bits of launch ids."""
 
     pid: int
     comm: str
@@ -104,12 +115,12 @@ class RingRecords:
     context: int
     records: np.ndarray[Any, Any] = field(repr=False)
     names: Mapping[int, str] = field(repr=False)
-    process: int = 0  # its number in the session, which ids of launches begin with
+    process: int = 0
 
 
 @dataclass(frozen=True)
 class RingCounts:
-    """The shards of a ring of one context."""
+    """The counts of the shards of a ring buffer in one context."""
 
     pid: int
     comm: str
@@ -119,7 +130,7 @@ class RingCounts:
 
 @dataclass(frozen=True)
 class SharedArray:
-    """What a shared array of one process holds: (entries,) of the map's `value_dtype`."""
+    """The contents of a shared array of a process: (entries,) of the map's `value_dtype`."""
 
     pid: int
     comm: str
@@ -129,8 +140,13 @@ class SharedArray:
 
 @dataclass(frozen=True)
 class Reading:
-    """Maps of one context as they were at `taken_ns` (of the host's clock: when copying began): by name their instances. `idle`: no
-    kernel was running. `names`: mangled kernel names by slot."""
+    """The maps of a context at one time.
+
+    taken_ns    when copying began, on the host's clock
+    idle        no kernel was running
+    instances   by name of the map
+    names       mangled kernel names by slot
+    """
 
     pid: int
     comm: str
@@ -144,8 +160,10 @@ class Reading:
 
 
 def merged(found: list[Instance]) -> list[Instance]:
-    """Instances of the same place added up, where their values are numbers. Not those of site arrays: what a site's values mean (sums,
-    maxima, bits), and how to put two of them together, its tool knows."""
+    """Return instances with those of the same process, GPU, kernel and shape added up, if their values are numbers.
+
+    Site arrays are left alone: only their tool knows whether their values are sums, maxima or bits.
+    """
     by_place: dict[tuple[Any, ...], Instance] = {}
     rest = []
     for one in found:
@@ -157,7 +175,7 @@ def merged(found: list[Instance]) -> list[Instance]:
         if other is None:
             by_place[place] = one
         elif one.definition.kind in maps.SHAPED and (total := _added(other.array, one.array)) is not None:
-            raw = total.tobytes() + bytes(one.definition.value_size)  # the value that nobody reads
+            raw = total.tobytes() + bytes(one.definition.value_size)  # the last value, which nobody reads
             by_place[place] = dataclasses.replace(other, raw=raw, launches=other.launches + one.launches)
         else:
             rest.append(one)
@@ -165,7 +183,7 @@ def merged(found: list[Instance]) -> list[Instance]:
 
 
 def _added(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """The sum, field by field; None of what is no number."""
+    """Return the sum, field by field; None if a field is not a number."""
     names = a.dtype.names
     if names is None:
         return None if a.dtype.kind == "V" else a + b

@@ -139,7 +139,7 @@ class Server:
             self._measured.note(
                 f"{process.who} closed all its files, ours too; what it launched then was not seen"
             )
-        elif self._measured.whom.pids and process.hooked and target.executes_another(process.pid):
+        elif self._measured.whom.pids and process.hooked and target.executed_another_program(process.pid):
             self._measured.note(
                 f"{process.who} executes another program now; what that launches is not measured"
             )
@@ -152,7 +152,7 @@ class Server:
     def _keep_logs(self) -> None:
         while not self._closing:
             time.sleep(KEEP)
-            self._measured.privileges.settle()
+            self._measured.privileges.apply()
             everyone = self._measured.active()
             kept = sum(process.kept for process in everyone)
             for process in everyone:
@@ -204,7 +204,7 @@ class Server:
 
     def _receive(self, process: Process) -> bool:
         """Takes what there is; False when the process is gone, or sends what no agent sends."""
-        self._measured.privileges.settle()
+        self._measured.privileges.apply()
         try:
             data, files, _, _ = socket.recv_fds(process.socket, 1 << 20, 8)
             if not data:

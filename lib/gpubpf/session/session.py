@@ -6,9 +6,9 @@
                 …
     sys.exit(session.status)
 
-Each process of a command that uses CUDA loads the agent inside its first `cuInit` (docs/architecture.md, "In the target"); into
-those that run already it is put (joining.py; docs/attach.md). One thread serves all agents (server.py); what takes long is done by
-others (workers.py). What they share is a `Measurement`; what tools get of it is in readout.py and summary.py.
+Each process of a command that uses CUDA loads the agent inside its first `cuInit` (docs/architecture.md, "In the traced process").
+Into a process that runs already, joining.py loads it (docs/attach.md). One thread serves all agents (server.py); what takes long is
+done by others (workers.py). What they share is a `Measurement`; what tools get of it is in readout.py and summary.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpubpf import agent
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import DrainFlag
 from gpubpf.errors import SessionError
-from gpubpf.process import fresh_thread, privileges
+from gpubpf.process import libc, privileges
 from gpubpf.session import joining, readout, summary
 from gpubpf.session.command import Signals, raise_file_limit, start_command
 from gpubpf.session.joining import Joining
@@ -114,7 +114,7 @@ class Session:
     def _start(self) -> None:
         """Raises SessionError."""
         if self._alone:
-            fresh_thread.share_heaps()
+            libc.limit_malloc_arenas()
         if self.whom.command:
             self._child = start_command(self.whom.command, self._measured, self.socket_name)
             self._pidfd = os.pidfd_open(self._child.pid)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gpubpf.images.instrument import Sidecar
-    from gpubpf.images.mapped import Mapped
+    from gpubpf.images.mapped import MappedImages
     from gpubpf.linux.host_programs import HostProcess
     from gpubpf.ptx.inject import Site
     from gpubpf.session.operation_log import OpLog
@@ -165,11 +165,11 @@ class Process:
         return frozenset(self.contexts.values())
 
     @cached_property
-    def mapped(self) -> Mapped:
+    def mapped(self) -> MappedImages:
         """The device code in its files."""
-        from gpubpf.images.mapped import Mapped
+        from gpubpf.images.mapped import MappedImages
 
-        return Mapped(self.pid)
+        return MappedImages(self.pid)
 
     def add_sites(self, sidecar: Sidecar) -> None:
         for kernel in sidecar.kernels:

@@ -18,16 +18,16 @@ from gpubpf.session.device import Device
 from gpubpf.session.measurement import Follow, Listener, Plan, Whom
 from gpubpf.session.session import Session
 from gpubpf.session.workers import Makers
-from gpubpf.show import cli
+from gpubpf.show import notices
 
 if TYPE_CHECKING:
     from gpubpf.ebpf.maps import MapDefinition
     from gpubpf.images import fatbin
     from gpubpf.images.assemble import Target
     from gpubpf.images.instrument import Attachment, Sidecar
-    from gpubpf.images.listing import Source
+    from gpubpf.images.listing import ImageFile
     from gpubpf.linux.host_programs import Host
-    from gpubpf.show.cli import Output
+    from gpubpf.show.output import Output
 
 
 def trace(
@@ -69,7 +69,7 @@ def trace(
     tool = args.tool
 
     def note(text: str) -> None:
-        cli.note(tool, text)
+        notices.note(tool, text)
 
     def watching(ts_ns: int) -> None:
         note("watching every process")
@@ -93,7 +93,7 @@ def trace(
         accesses=accesses,
         alone=getattr(args, "alone", False),
     )
-    listener = Listener(note, lambda text: cli.complain(tool, text), attached, watching)
+    listener = Listener(note, lambda text: notices.complain(tool, text), attached, watching)
     return Session(whom, plan, Makers(instrument, registers, lowered), listener, args.duration)
 
 
@@ -116,16 +116,24 @@ def _cupti(args: argparse.Namespace, chosen: Device) -> Sequence[str]:
     if named:
         return (named,)
     if named is not None and chosen.kind == "sim":
-        cli.note(args.tool, "CUPTI works on a GPU only; timing events do instead")
+        notices.note(args.tool, "CUPTI works on a GPU only; timing events do instead")
     return device.cupti_libraries() if named is not None and chosen.kind == "gpu" else ()
 
 
+def device_of(args: argparse.Namespace) -> Device:
+    """Return the device that a command line measures: the one that the processes of -p use, or else the one that --device names.
+
+    Raises SessionError when that device cannot be used, or when the processes of -p use different ones.
+    """
+    return _device_of_all(args.pid) if args.pid else device.choose(args.device)
+
+
 def virtual(args: argparse.Namespace) -> bool:
-    """Whether what the command line asks for will run on the embedded device's virtual clock."""
+    """Return whether the measurement will run on the virtual clock of the embedded device."""
     try:
-        return (_device_of_all(args.pid) if args.pid else device.choose(args.device)).virtual
+        return device_of(args).virtual
     except SessionError:
-        return False  # whoever runs it says why
+        return False  # starting the session raises the same error
 
 
 def target(args: argparse.Namespace) -> Target:
@@ -148,11 +156,11 @@ def target(args: argparse.Namespace) -> Target:
         return Target("sim", device.compute_capability(Device("sim")))
 
 
-def observe(args: argparse.Namespace) -> tuple[list[Source], int]:
+def observe(args: argparse.Namespace) -> tuple[list[ImageFile], int]:
     """Runs the command to its end, its kernels as they are: the modules that its processes loaded (one source for each name of a
     process) with the launches of their kernels, and the exit status."""
     from gpubpf.images import fatbin, instrument
-    from gpubpf.images.listing import Source
+    from gpubpf.images.listing import ImageFile
 
     loaded: dict[str, dict[bytes, bytes]] = {}
 
@@ -163,7 +171,7 @@ def observe(args: argparse.Namespace) -> tuple[list[Source], int]:
         _whom(args),
         Plan(_device(args)),
         Makers(lambda data, target: instrument.Sidecar()),
-        Listener(lambda text: cli.note(args.tool, text), loaded=keep),
+        Listener(lambda text: notices.note(args.tool, text), loaded=keep),
         args.duration,
     )
     with session:
@@ -181,7 +189,7 @@ def observe(args: argparse.Namespace) -> tuple[list[Source], int]:
                     dataclasses.replace(image, module=first + image.module)
                     for image in fatbin.images_of_bytes(data)
                 ]
-        sources.append(Source(comm, tuple(images), launches.get(comm, {}), pids.get(comm), comm))
+        sources.append(ImageFile(comm, tuple(images), launches.get(comm, {}), pids.get(comm), comm))
     return sources, session.status
 
 
@@ -217,9 +225,7 @@ def _device_of_all(pids: Sequence[int]) -> Device:
 
 
 def _device(args: argparse.Namespace) -> Device:
-    if args.pid:
-        return _device_of_all(args.pid)
-    chosen = device.choose(args.device)
+    chosen = device_of(args)
     if chosen.notice:
-        cli.note(args.tool, chosen.notice)
+        notices.note(args.tool, chosen.notice)
     return chosen

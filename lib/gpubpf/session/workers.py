@@ -93,7 +93,7 @@ class Workshop:
         self._instrument = makers.instrument
         self._count_registers = makers.registers
         self._loaded = loaded
-        settle = measured.privileges.settle
+        settle = measured.privileges.apply
         self.makers = Workers(4, settle)
         self._welcomers = Workers(4, settle)  # a process that starts does not wait for another one's ptxas,
         self._enders = Workers(2, settle)  # nor for the kernel to take another one's probes down

@@ -1,1 +1,1 @@
-"""What every tool shares towards its user: options, tables, histograms, pictures, traces."""
+"""The command line and the output of tools: options, results, tables, histograms, pictures, traces."""

@@ -1,4 +1,4 @@
-"""Writing very many records fast: text in which only numbers differ is built as one array of bytes."""
+"""Formats very many records fast: text in which only numbers differ is built as one array of bytes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     import numpy as np
 
-CHUNK = 1 << 13  # records in one go: few enough for the cache, enough to forget the cost of a call
+CHUNK = 1 << 13  # records of one call: few enough for the CPU cache, many enough to amortize the call
 
 
 @dataclass(frozen=True)
 class Words:
-    """A text for each record: `texts[codes]`."""
+    """A column of text: `texts[codes]`."""
 
     texts: Sequence[bytes]
     codes: np.ndarray
@@ -28,7 +28,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Hex:
-    """Numbers written in hexadecimal, in lower case and without leading zeros."""
+    """A column of numbers in lower-case hexadecimal, without leading zeros."""
 
     values: np.ndarray
 
@@ -43,11 +43,11 @@ Column: TypeAlias = "np.ndarray | Words | Hex"
 
 
 def records(parts: Sequence[bytes | Column]) -> bytes:
-    """One record after the other: `parts` in turn, each either the same bytes in every record, or an array with one
-    number for each, written in decimal, or `Words`, or `Hex`.
+    """Return the text of records. Each consists of all `parts`: bytes that are the same in every record, or a column.
 
-    Columns are one-dimensional, of unsigned values, equally long; at least one of them. About 0.2 µs a record, where a
-    loop takes some µs; `CHUNK` of them a call keep the working set in the cache.
+    A column is an array of numbers, written in decimal, or `Words`, or `Hex`. Columns are one-dimensional, unsigned and equally
+    long; there must be at least one. A record takes about 0.2 us, where a loop takes several us. Calls with `CHUNK` records keep
+    the working set in the CPU cache.
 
     >>> records([b"a", np.array([1, 20]), b"\\n"])
     b'a1\\na20\\n'
@@ -75,7 +75,7 @@ def records(parts: Sequence[bytes | Column]) -> bytes:
 
 
 def joined(texts: Sequence[bytes], columns: Sequence[Column]) -> bytes:
-    """As `records` of any number: a text, a column, a text, a column …, a text."""
+    """Return `records` in chunks: a text, a column, a text, a column …, a text."""
     parts: list[bytes] = []
     for at in range(0, len(columns[0]), CHUNK):
         pieces = (column[at : at + CHUNK] for column in columns)
@@ -84,8 +84,10 @@ def joined(texts: Sequence[bytes], columns: Sequence[Column]) -> bytes:
 
 
 def _constant_or_digits(part: bytes | Column) -> bytes | tuple[np.ndarray, np.ndarray]:
-    """A number's ASCII digits, most significant first, one row per place, and which of them are no leading zeros. Of words their
-    letters."""
+    """Return a constant, or two arrays [character, record]: the characters of a column, and whether each is shown.
+
+    Characters that are not shown are leading zeros, or padding behind words.
+    """
     import numpy as np
 
     if isinstance(part, bytes):
@@ -105,7 +107,7 @@ def _constant_or_digits(part: bytes | Column) -> bytes | tuple[np.ndarray, np.nd
     visible = np.empty((places, len(part)), dtype=bool)
     for place in range(places - 1, -1, -1):
         visible[place] = rest > 0
-        tenth = rest // 10  # NumPy divides by a constant quickly, and does not so in divmod
+        tenth = rest // 10  # NumPy is fast at dividing by a constant, but not in divmod
         digits[place] = rest - 10 * tenth
         rest = tenth
         if rest.dtype.itemsize == 8 and place and int(rest.max()) < 2**32:
@@ -116,7 +118,7 @@ def _constant_or_digits(part: bytes | Column) -> bytes | tuple[np.ndarray, np.nd
 
 
 def _letters(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """uint8 [texts, longest], filled up with spaces, and the length of each."""
+    """Return uint8 [text, longest], padded with spaces, and the length of each text."""
     import numpy as np
 
     longest = max(map(len, texts), default=0)
@@ -125,7 +127,7 @@ def _letters(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _hexadecimal(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """As `_constant_or_digits`."""
+    """Return the digits, and whether each is shown, as `_constant_or_digits` does."""
     import numpy as np
 
     places = max(1, -(-int(values.max(initial=0)).bit_length() // 4))
@@ -140,8 +142,10 @@ def _hexadecimal(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def aligned(columns: Sequence[tuple[Column, int]], end: bytes = b"\n") -> bytes:
-    """One line for each place of the columns: numbers from 0, right in columns of at least so many characters; words likewise, or left
-    in exactly -N characters where that is below 0; a space between them, and `end`.
+    """Return a line for each record: columns with a space between them, and `end`.
+
+    Each column comes with its width. Numbers (from 0) align right, in at least `width` characters; so do words. Words with a negative
+    width align left, in exactly that many characters.
 
     >>> aligned([(np.array([1, 20]), 3), (np.array([7, 8]), 2)], b".\\n")
     b'  1  7 .\\n 20  8 .\\n'
@@ -183,7 +187,7 @@ def aligned(columns: Sequence[tuple[Column, int]], end: bytes = b"\n") -> bytes:
 
 
 def _placed(words: Words, least: int) -> np.ndarray:
-    """Words of a column, as `aligned` says, and a space."""
+    """Return uint8 [record, width + 1]: the words of a column, and a space."""
     longest = max(least, *map(len, words.texts))
     texts = [text[:-least].ljust(-least) if least < 0 else text.rjust(longest) for text in words.texts]
     return _letters([text + b" " for text in texts])[0][words.codes]

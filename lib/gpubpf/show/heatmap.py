@@ -1,4 +1,4 @@
-"""Counts over time, for pictures: when the blocks of a grid finish, which addresses are accessed."""
+"""Counts over time for pictures: when threads exit, by block; when memory is accessed, by address."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 
 from gpubpf.show.picture import BLANK, BLUE, COLUMNS, FIRE, GAP, ORANGE, PURPLE, ROWS, Panel, colours
 
-MOST_PAGES = 1024  # pieces of memory that are counted by themselves
-FIRST_PAGE = 5  # their size at first: 32 bytes
-APART = 1 << 20  # bytes between addresses of no known allocation, from which they are two places
+MOST_PAGES = 1024  # pages that are counted; beyond that they grow
+FIRST_PAGE = 5  # log2 of the first page size: 32 bytes
+APART = 1 << 20  # bytes; unknown addresses that are farther apart are two regions
 BANDS = 16  # allocations in a picture
-LEAST_BAND = 11  # rows: as high as a line of text
-FAR, LATEST = 1 << 60, 1 << 62  # ns: farther apart, and later, is nothing that a GPU said
+LEAST_BAND = 11  # rows of a band: the height of a line of text
+FAR, LATEST = 1 << 60, 1 << 62  # ns; times of a GPU are neither farther apart nor later
 
 
-class Heat:
-    """Exits counted by block and time, of all launches of a kernel and shape, each from its own first exit.
+class BlockHeat:
+    """Exits by block and time, of all launches of a kernel and shape. The time of each launch starts at its first exit.
 
-    counts: int64 [rows, COLUMNS]. A column is `width` ns, a power of two that grows as it has to.
+    counts: int64 [rows, COLUMNS]. A column is `width` ns, a power of two that grows when needed.
     """
 
     def __init__(self, title: str, blocks: int) -> None:
@@ -29,7 +29,7 @@ class Heat:
         self.counts = np.zeros((-(-blocks // self.each), COLUMNS), np.int64)
 
     def add(self, block: np.ndarray, ns: np.ndarray) -> None:
-        """Exits of one launch: the block's number, and the time since the launch's first exit."""
+        """Add exits of one launch: their block numbers, and their times in ns since the first exit of the launch."""
         latest = int(ns.max(initial=0))
         while latest >= self.width * COLUMNS:
             self.counts = _halved(self.counts)
@@ -43,7 +43,7 @@ class Heat:
 
     def panel(self) -> Panel:
         counts = _used(self.counts)
-        each = f", {self.each} blocks a row" if self.each > 1 else ""
+        each = f", {self.each} blocks per row" if self.each > 1 else ""
         return Panel(
             self.title,
             f"rows: blocks 0 (top) to {self.blocks - 1:,}{each}; time since the first exit",
@@ -56,7 +56,7 @@ class Heat:
 
 @dataclass(frozen=True)
 class Band:
-    """A piece of memory with a name, such as an allocation: `size` bytes from `base` on."""
+    """A named region of memory, such as an allocation: `size` bytes from `base`."""
 
     base: int
     size: int
@@ -64,21 +64,22 @@ class Band:
 
 
 class AddressHeat:
-    """Accesses to memory counted by address and time. Memory is bounded: pages and columns grow where there are too many.
+    """Accesses to memory by address and time. Its size is bounded: pages and columns grow when there are too many.
 
-    pages: the numbers of those accessed, ascending; one has 2^shift bytes. counts: int64 [pages, COLUMNS, 2], reads and writes. A
-    column is `width` ns, the first begins at `origin` (ns of the GPU's clock).
+    pages    numbers of the accessed pages, ascending; a page has 2^shift bytes
+    counts   int64 [page, COLUMNS, 2]: reads and writes
+    width    ns of a column; the first column begins at `origin` (ns of the GPU's clock)
     """
 
     def __init__(self, title: str) -> None:
         self.title, self.shift, self.width = title, FIRST_PAGE, 1
         self.pages = np.zeros(0, np.uint64)
         self.counts = np.zeros((0, COLUMNS, 2), np.int64)
-        self.origin = self._latest = self._begin = 0  # _begin: the first time of all
-        self.left_out = 0  # accesses at times that cannot be
+        self.origin = self._latest = self._begin = 0  # _begin: the first time that was added
+        self.left_out = 0  # accesses with impossible times
 
     def add(self, address: np.ndarray, written: np.ndarray, time: np.ndarray) -> None:
-        """Accesses: u64 addresses, which of them write, and when (i64, ns of the GPU's clock; in any order)."""
+        """Add accesses, in any order: u64 addresses, whether each writes, and times (i64, ns of the GPU's clock)."""
         if not len(address):
             return
         if not len(self.pages):
@@ -95,7 +96,7 @@ class AddressHeat:
         np.add.at(self.counts.reshape(-1), (page * COLUMNS + column) * 2 + written, 1)
 
     def _places(self, address: np.ndarray) -> np.ndarray:
-        """Of the addresses' pages, which are made where there are none."""
+        """Return the places of the addresses in `pages`. New pages are added."""
         pages = address >> np.uint64(self.shift)
         places = np.searchsorted(self.pages, pages)
         if len(self.pages) and (self.pages[np.minimum(places, len(self.pages) - 1)] == pages).all():
@@ -110,7 +111,7 @@ class AddressHeat:
         return np.searchsorted(self.pages, address >> np.uint64(self.shift))
 
     def _reach(self, first: int, last: int) -> None:
-        """Makes columns for times from `first` to `last`."""
+        """Make the columns cover the times from `first` to `last`."""
         self._latest = max(self._latest, last)
         while True:
             before = max(0, -(-(self.origin - first) // self.width))
@@ -119,11 +120,11 @@ class AddressHeat:
             self.counts = _halved(self.counts)
             self.width *= 2
         if before:
-            self.counts = np.roll(self.counts, before, axis=1)  # what comes round is empty
+            self.counts = np.roll(self.counts, before, axis=1)  # the columns that wrap around are empty
             self.origin -= before * self.width
 
     def _coarsen(self) -> None:
-        """Pages of twice the size."""
+        """Double the page size."""
         self.shift += 1
         pages, first = np.unique(self.pages >> np.uint64(1), return_index=True)
         if len(pages):
@@ -134,16 +135,16 @@ class AddressHeat:
     def total(self) -> int:
         return int(self.counts.sum())
 
-    def drawn(self, known: Sequence[Band]) -> _Drawn:
-        """To be drawn with the names of pieces of memory."""
-        return _Drawn(self, tuple(known))
+    def drawn(self, known: Sequence[Band]) -> _NamedHeat:
+        """Return the picture of the accesses, with the names of known regions."""
+        return _NamedHeat(self, tuple(known))
 
     def bands(self, known: Sequence[Band]) -> list[tuple[Band, np.ndarray]]:
-        """Where there are accesses, by address: the piece of memory, and the places in `pages` of its own."""
+        """Return the regions with accesses, by address, each with the places of its pages in `pages`."""
         merged = _merged(known)
         bases = np.array([band.base for band in merged], np.uint64)
         found: list[tuple[Band, list[int]]] = []
-        last = -2  # the number in `merged` of the band found last; -1: none
+        last = -2  # place in `merged` of the latest band; -1: an unknown region
         for place, page in enumerate(self.pages.tolist()):
             start, end = page << self.shift, (page + 1) << self.shift
             number = int(np.searchsorted(bases, np.uint64(start), "right")) - 1
@@ -154,11 +155,11 @@ class AddressHeat:
             elif number < 0 and last == -1 and start - (band := found[-1][0]).base - band.size < APART:
                 found[-1] = Band(band.base, end - band.base, band.name), [*found[-1][1], place]
             elif number < 0:
-                found.append((Band(start, end - start, "no known allocation"), [place]))
+                found.append((Band(start, end - start, "unknown allocation"), [place]))
             else:
                 more = int(np.searchsorted(bases, np.uint64(min(end, 2**64 - 1)), "left")) - 1 - number
                 band = merged[number]
-                if more > 0:  # pages are larger than allocations here
+                if more > 0:  # the page spans several allocations
                     name = f"{band.name} and {more:,} more"
                     band = Band(
                         band.base, merged[number + more].base + merged[number + more].size - band.base, name
@@ -169,8 +170,8 @@ class AddressHeat:
 
 
 @dataclass(frozen=True)
-class _Drawn:
-    """An `AddressHeat` with names."""
+class _NamedHeat:
+    """An `AddressHeat` with the names of regions."""
 
     heat: AddressHeat
     known: tuple[Band, ...]
@@ -208,7 +209,7 @@ class _Drawn:
         axes = "rows: addresses, from low to high; unused ones between allocations are left out"
         if len(chosen) < len(bands):
             rest = 1 - sum(weights[n] for n in chosen) / max(1, sum(weights))
-            axes += f", and {len(bands) - len(chosen):,} more places with {rest:.1%} of the accesses"
+            axes += f", and so are {len(bands) - len(chosen):,} regions with {rest:.1%} of the accesses"
         return Panel(
             heat.title,
             f"{axes}; time since the first access",
@@ -221,7 +222,7 @@ class _Drawn:
 
 
 def _merged(known: Sequence[Band]) -> list[Band]:
-    """By address, without overlaps: what had the same addresses at another time becomes one."""
+    """Return regions by address without overlaps: regions that had the same addresses at different times are merged."""
     made: list[Band] = []
     again = 0
     for band in sorted(known, key=lambda one: (one.base, -one.size)):
@@ -239,7 +240,7 @@ def _merged(known: Sequence[Band]) -> list[Band]:
 
 
 def _heights(sizes: Sequence[int]) -> list[int]:
-    """Rows of bands: all have room for a line of text, larger ones more."""
+    """Return the rows of bands by their sizes: each has room for a line of text, larger ones have more."""
     if not sizes:
         return []
     roots = np.sqrt(np.array(sizes, float))
@@ -248,7 +249,7 @@ def _heights(sizes: Sequence[int]) -> list[int]:
 
 
 def size_text(size: int) -> str:
-    """``512 B``, ``4.0 KiB``, ``1.5 GiB``."""
+    """Return ``512 B``, ``4.0 KiB`` or ``1.5 GiB``."""
     if size < 1024:
         return f"{size} B"
     power = min((size.bit_length() - 1) // 10, 5)
@@ -256,24 +257,24 @@ def size_text(size: int) -> str:
 
 
 def _halved(counts: np.ndarray) -> np.ndarray:
-    """[…, COLUMNS, …] with columns of twice the width: the second half is empty."""
+    """Return counts with columns of twice the width; the second half is empty."""
     half = counts[:, 0::2] + counts[:, 1::2]
     return np.concatenate([half, np.zeros_like(half)], axis=1)
 
 
 def _used(counts: np.ndarray) -> np.ndarray:
-    """The counts up to the last column with anything."""
+    """Return the counts up to the last column that is not empty."""
     columns = np.flatnonzero(counts.any(axis=tuple(axis for axis in range(counts.ndim) if axis != 1)))
     return counts[:, : int(columns[-1]) + 1 if len(columns) else 1]
 
 
 def _stretched(counts: np.ndarray) -> np.ndarray:
-    """Columns stretched to the whole width."""
+    """Return the columns stretched to the full width."""
     return counts[:, np.arange(COLUMNS) * counts.shape[1] // COLUMNS]
 
 
-def pixels(heat: Heat) -> np.ndarray:
-    """uint8 [height, width, 3]: COLUMNS wide, each row of blocks as many pixels high as fit into ROWS."""
+def pixels(heat: BlockHeat) -> np.ndarray:
+    """Return uint8 [height, COLUMNS, 3]. Each row of blocks is as high as ROWS allows."""
     across = _stretched(_used(heat.counts))
     tall = max(1, min(32, ROWS // len(across)))  # rows stretch to 2 to 32 pixels
     shown = colours(_level(across, int(across.max())), FIRE)
@@ -282,7 +283,10 @@ def pixels(heat: Heat) -> np.ndarray:
 
 
 def _two_colours(counts: np.ndarray, most: int) -> np.ndarray:
-    """[rows, columns, 2] → uint8 [rows, columns, 3]: the colour says whether there are reads, writes or both. Below 0: a gap."""
+    """Return counts [rows, columns, 2] as colours, uint8 [rows, columns, 3].
+
+    The colour tells whether there are reads, writes or both. A negative count is a gap.
+    """
     reads, writes = counts[..., 0] > 0, counts[..., 1] > 0
     level = _level(counts.sum(axis=2), most)
     shown = np.full((*level.shape, 3), BLANK, np.uint8)
@@ -293,7 +297,7 @@ def _two_colours(counts: np.ndarray, most: int) -> np.ndarray:
 
 
 def _level(counts: np.ndarray, most: int) -> np.ndarray:
-    """Counts from 1 to `most` as 0 to 1."""
+    """Return the logarithms of counts from 1 to `most`, scaled to 0 to 1."""
     return (
         np.log(np.maximum(counts, 1)) / max(np.log(max(most, 1)), 1e-9) if most > 1 else np.ones(counts.shape)
     )

@@ -15,11 +15,11 @@ STARS = 40
 
 
 def log2_slots(values: Any) -> np.ndarray:
-    """Counts per slot (int64, as many as the largest value needs) of an array of unsigned integers."""
+    """Return the counts of an array of unsigned integers by slot: int64, with as many slots as the largest value needs."""
     import numpy as np
 
     values = np.ravel(values)
-    # Exact for all of u64, where a floating-point logarithm is not: the number of borders not above the value.
+    # A slot is the number of borders up to the value: exact for all of u64, unlike a floating-point logarithm.
     borders = np.left_shift(np.uint64(1), np.arange(1, 64, dtype=np.uint64))
     counts = np.zeros(64, dtype=np.int64)
     for start in range(0, len(values), 1 << 20):
@@ -30,15 +30,15 @@ def log2_slots(values: Any) -> np.ndarray:
 
 
 def lines(slots: Sequence[int] | np.ndarray, value: str = "value", count: str = "count") -> list[str]:
-    """The histogram as lines of at most 80 columns, from the first slot in use to the last.
+    """Return the histogram as lines of at most 80 columns, from the first slot in use to the last.
 
-    `value` and `count` head the columns: what is counted into slots, and what is counted.
+    `value` and `count` are the column headers: the unit of the slots, and what is counted.
     """
     counts = [int(number) for number in slots]
     used = [slot for slot, number in enumerate(counts) if number]
     if not used:
         return []
-    # As bcc: one width for ranges that fit 32 bits, one for the rest.
+    # Like bcc: one width for ranges that fit into 32 bits, one for all others.
     digits = 10 if used[-1] < 32 else 20
     stars = STARS if digits == 10 else STARS - 18
     most = max(counts)

@@ -1,6 +1,7 @@
-"""While a tool is loaded Ctrl-C ends the process: nothing is measured yet, and nobody wants to know which module was on its way.
+"""Ctrl-C while a tool is loaded ends the process quietly: a traceback through
+half-loaded modules helps nobody.
 
-To import this begins that, where Python's own handler was in place; `raises` ends it.
+Importing this module switches to that, where Python's own handler is in place. `raises` switches back.
 """
 
 from __future__ import annotations
@@ -9,19 +10,19 @@ import signal
 
 
 def ends() -> bool:
-    """From now on Ctrl-C ends the process. False: somebody handles it, or this is not the main thread; nothing was changed."""
+    """Let Ctrl-C end the process. Returns False, and changes nothing, when there is another handler or this is not the main thread."""
     return signal.getsignal(signal.SIGINT) is signal.default_int_handler and _handle(signal.SIG_DFL)
 
 
 def raises() -> None:
-    """From now on Ctrl-C raises KeyboardInterrupt, as Python has it."""
+    """Let Ctrl-C raise KeyboardInterrupt, as Python does by default."""
     _handle(signal.default_int_handler)
 
 
 def _handle(handler: signal._HANDLER) -> bool:
     try:
         signal.signal(signal.SIGINT, handler)
-    except ValueError:  # only the main thread may say
+    except ValueError:  # only the main thread may set handlers
         return False
     return True
 

@@ -1,11 +1,11 @@
-"""Whose a row of a table is: the columns PID and COMM where a measurement is of several processes, GPU where kernels ran on several.
+"""Which process and GPU a row of a table belongs to: columns PID and COMM for several processes, GPU for several GPUs.
 
-    whose = Whose(session.several)
-    whose.see(rows)                          # anything with pid, comm and gpu
+    owners = OwnerColumns(session.several)
+    owners.see(rows)                          # anything with pid, comm and gpu
     for row in rows:
-        cells = whose.cells(row) | {"KERNEL": …}
+        cells = owners.cells(row) | {"KERNEL": …}
 
-With one process and one GPU nothing is added. A column that is there once stays, so that intervals look alike.
+One process on one GPU has no such columns. A column that was shown once stays, so that the reports of all intervals look alike.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from gpubpf.show import cli, table
+from gpubpf.show import table
 
 if TYPE_CHECKING:
     from gpubpf.show.bulk_text import Column
 
 MOST_SECTIONS = (
-    8  # of several processes so many kernels are shown one by one without -v, below a table of all
+    8  # kernels of several processes that have a section of their own without -v, below the table of all
 )
 
 
-class Row(Protocol):
+class Owned(Protocol):
     """Something that a process did on a GPU."""
 
     @property
@@ -35,24 +35,24 @@ class Row(Protocol):
 
 
 class Owner(NamedTuple):
-    """A process and one of its GPUs: a `Row`."""
+    """A process and one of its GPUs; it is `Owned` itself."""
 
     pid: int
     comm: str
     gpu: int
 
 
-class Whose:
-    """Remembers of which processes and GPUs rows have come. `asked`: for several processes, by the user."""
+class OwnerColumns:
+    """The columns that say which process and GPU a row belongs to. `asked`: the user asked for several processes."""
 
     def __init__(self, asked: bool = False) -> None:
         self.asked = asked
-        # Of very many it is enough to know that they are several.
+        # At most two of each are kept: more make no difference.
         self._processes: set[tuple[int, str]] = set()
         self._gpus: set[int] = set()
 
-    def see(self, rows: Iterable[Row]) -> Whose:
-        """Takes note of rows that are to be shown. Gives itself."""
+    def see(self, rows: Iterable[Owned]) -> OwnerColumns:
+        """Take note of rows that will be shown. Returns itself."""
         for row in rows:
             if len(self._processes) < 2:
                 self._processes.add((row.pid, row.comm))
@@ -62,42 +62,43 @@ class Whose:
 
     @property
     def processes(self) -> bool:
-        """There are several, or may be."""
+        """Whether there are, or may be, several processes."""
         return self.asked or len(self._processes) > 1
 
     @property
     def gpus(self) -> bool:
-        """There are several."""
+        """Whether there are several GPUs."""
         return len(self._gpus) > 1
 
     @property
     def several(self) -> bool:
+        """Whether there are several processes or GPUs."""
         return self.processes or self.gpus
 
-    def cells(self, row: Row) -> dict[str, str]:
-        """Columns that say whose the row is: none, where all are of one process and GPU."""
+    def cells(self, row: Owned) -> dict[str, str]:
+        """Return the cells of a row by column name."""
         cells = {"PID": str(row.pid), "COMM": row.comm} if self.processes else {}
         return cells | ({"GPU": str(row.gpu)} if self.gpus else {})
 
-    def columns(self, row: Row, count: int) -> list[tuple[Column, int]]:
-        """The same for `output.aligned`, of `count` lines."""
+    def columns(self, row: Owned, count: int) -> list[tuple[Column, int]]:
+        """Return the same cells for `count` lines, as `bulk_text.aligned` takes them."""
         import numpy as np
 
         from gpubpf.show.bulk_text import Words
 
         widths = {"PID": 7, "COMM": -8, "GPU": 3}
-        where = np.zeros(count, np.intp)
+        codes = np.zeros(count, np.intp)
         made: list[tuple[Column, int]] = []
         for name, cell in self.cells(row).items():
-            text = table.fit(cli.printable(cell), abs(widths[name])).encode("ascii", "replace")
-            made.append((Words([text], where), widths[name]))
+            text = table.fit(table.printable(cell), abs(widths[name])).encode("ascii", "replace")
+            made.append((Words([text], codes), widths[name]))
         return made
 
     @property
     def header(self) -> str:
-        """Above `columns`."""
+        """The header above `columns`."""
         return ("    PID COMM     " if self.processes else "") + ("GPU " if self.gpus else "")
 
-    def name(self, row: Row) -> str:
-        """For a sentence: ``app (pid 1234)``, ``app (pid 1234), GPU 1``."""
+    def name(self, row: Owned) -> str:
+        """Return the owner as words of a sentence: ``app (pid 1234)`` or ``app (pid 1234), GPU 1``."""
         return f"{row.comm} (pid {row.pid})" + (f", GPU {row.gpu}" if self.gpus else "")

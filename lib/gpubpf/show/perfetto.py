@@ -1,7 +1,7 @@
-"""Traces that ui.perfetto.dev and chrome://tracing open: the "Trace Event Format" of Chromium, as JSON.
+"""Writes traces for ui.perfetto.dev and chrome://tracing, in Chromium's "Trace Event Format" (JSON).
 
-Each traced process has its host threads, and beside them one more process for each of its GPUs, with a thread for each stream. An
-arrow leads from the call of a launch to the kernel.
+A traced process has its host threads. Each of its GPUs is another process of the trace, with a thread for each stream. An arrow leads
+from the call of a launch to the kernel.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any
 from gpubpf.errors import Error
 from gpubpf.show.table import printable
 
-NS = 1000  # a µs, which the format counts in
+NS = 1000  # ns in a us, the unit of the format
 
 
 class Trace:
-    """A trace that is being written; `close` ends it. Times in ns on one clock. Raises Error where FILE cannot be written."""
+    """A trace that is being written; `close` ends it. All times are in ns on one clock. Raises Error if FILE cannot be written."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._named: set[tuple[int, int | None]] = set()
-        # Of each thread: what is open in each row, with begin, end and the end's error.
+        # By process and thread: the slices in each row that are still open, each with begin, end and the error of its end.
         self._rows: dict[tuple[int, int], list[list[tuple[int, int, int]]]] = {}
         self._first = True
         try:
             self._file = Path(path).open("w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 (closed by close)
             self._file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
-            self._file.flush()  # what cannot be written is known before anything is measured
+            self._file.flush()  # a file that cannot be written is an error before anything is measured
         except OSError as error:
             raise self._failed(error) from None
 
@@ -43,7 +43,7 @@ class Trace:
         self._first = False
 
     def name(self, process: int, text: str, thread: int | None = None, order: int = 0) -> None:
-        """What a process or one of its threads is called; told once. `order`: where it stands among its like."""
+        """Name a process, or one of its threads, once. `order`: its position among the others."""
         if (process, thread) in self._named:
             return
         self._named.add((process, thread))
@@ -55,8 +55,11 @@ class Trace:
     def place(
         self, process: int, thread: int, begin: int, end: int, errors: tuple[int, int] = (0, 0)
     ) -> tuple[int, int]:
-        """Where a slice is to be: in which row of the thread, from 0, and its begin. Viewers drop a slice that overlaps another of
-        its row without lying in it. What overlaps by no more than its begin and the other's end may be wrong comes behind it."""
+        """Return the row of the thread (from 0) for a slice, and where the slice begins.
+
+        Viewers drop a slice that partly overlaps another one of its row. When the overlap is within the `errors` of both times, the
+        slice is moved behind the other.
+        """
         rows = self._rows.setdefault((process, thread), [])
         for number, row in enumerate(rows):
             across = [part for part in row if part[1] > begin and not (part[0] <= begin and end <= part[1])]
@@ -73,20 +76,21 @@ class Trace:
     def slice(
         self, process: int, thread: int, name: str, begin: int, length: int, kind: str, **arguments: Any
     ) -> None:
-        """Something that lasted."""
+        """Write a slice: something with a duration."""
         self._event(
             ph="X", pid=process, tid=thread, name=printable(name), cat=kind, ts=begin / NS, dur=max(length, 0) / NS,
             args=arguments,
         )  # fmt: skip
 
     def arrow(self, number: int, begin: tuple[int, int, int], end: tuple[int, int, int]) -> None:
-        """From the slice that runs at one (process, thread, time) to that at another."""
+        """Write an arrow between the slices at two points, each (process, thread, time)."""
         for phase, (process, thread, at), more in (("s", begin, {}), ("f", end, {"bp": "e"})):
             self._event(
                 ph=phase, pid=process, tid=thread, ts=at / NS, id=number, name="launch", cat="launch", **more
             )
 
     def close(self) -> None:
+        """Finish the file."""
         try:
             self._file.write("\n]}\n")
             self._file.close()

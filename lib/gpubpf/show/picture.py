@@ -1,5 +1,4 @@
-"""Pictures of counts over time, as files: SVG or PNG, both written here. Rows from top to bottom, time from left to right, darker
-where there is more."""
+"""Draws counts over time as SVG or PNG files. Rows go from top to bottom, time from left to right; darker means more."""
 
 from __future__ import annotations
 
@@ -18,14 +17,14 @@ from gpubpf.errors import Error
 from gpubpf.show import table
 from gpubpf.show.table import duration
 
-PANELS = 16  # at most: those with the most counted
-ROWS, COLUMNS = 256, 512  # at most; an even number of columns
-SCALE = 2  # pixels of a picture for each row and column
-MARGIN = 24  # around a panel, and for each line of text
-BESIDE = 400  # pixels for what rows are called, where they are
-RAMP = 60  # of a legend's colours
+PANELS = 16  # the most panels of a picture: those with the highest counts
+ROWS, COLUMNS = 256, 512  # the most of a panel; the number of columns must be even
+SCALE = 2  # pixels for each row and column
+MARGIN = 24  # pixels around a panel, and for each line of text
+BESIDE = 400  # pixels for the labels of rows, if a panel has any
+RAMP = 60  # colours in a legend
 
-# From few to many: each darkens steadily, so a picture can be read without colours, too.
+# From few to many. Each gets steadily darker, so that a picture can be read without seeing colours.
 FIRE = ((255, 240, 190), (254, 190, 90), (230, 90, 40), (150, 20, 60), (40, 0, 40))
 BLUE = ((205, 225, 245), (130, 180, 230), (50, 120, 190), (15, 70, 140), (5, 30, 80))
 ORANGE = ((255, 225, 190), (250, 170, 90), (230, 105, 20), (165, 60, 5), (90, 25, 0))
@@ -35,8 +34,14 @@ BLANK, GAP = (255, 255, 255), (225, 225, 225)
 
 @dataclass(frozen=True)
 class Panel:
-    """A picture's part, ready to be drawn. image: uint8 [height, COLUMNS, 3]. span: ns that it is wide. beside: texts at the right of
-    rows of the image. legend: what the colours count, and they from few to `most`."""
+    """A part of a picture, ready to be drawn.
+
+    image    uint8 [height, COLUMNS, 3]
+    span     the width in ns
+    most     the highest count
+    legend   what is counted, and its colours from few to `most`
+    beside   labels at the right of the image: row, text
+    """
 
     title: str
     axes: str
@@ -47,22 +52,26 @@ class Panel:
     beside: tuple[tuple[int, str], ...] = ()
 
 
-class Drawn(Protocol):
-    """What a picture is made of."""
+class PanelSource(Protocol):
+    """The source of a panel."""
 
     @property
     def total(self) -> int:
-        """How much was counted."""
+        """The sum of all counts."""
 
-    def panel(self) -> Panel: ...
+    def panel(self) -> Panel:
+        """Return the panel."""
 
 
-def write(path: str, heats: Sequence[Drawn]) -> None:
-    """A picture with a panel for each, the first PANELS; what the name of the file ends in decides: .svg or .png. Raises Error."""
+def write(path: str, heats: Sequence[PanelSource]) -> None:
+    """Write a picture with a panel for each of `heats`, but at most PANELS.
+
+    The name of the file must end in .svg or .png. Raises Error for other names, and when the file cannot be written.
+    """
     heats = sorted(heats, key=lambda heat: -heat.total)[:PANELS]
     kind = path.rsplit(".", 1)[-1].lower()
     if kind not in ("svg", "png"):
-        raise Error(f"{path}: no such picture; give a name that ends in .svg or .png")
+        raise Error(f"{path}: unknown picture format; choose a name that ends in .svg or .png")
     try:
         Path(path).write_bytes(svg(heats) if kind == "svg" else png_of(heats))
     except OSError as error:
@@ -70,13 +79,13 @@ def write(path: str, heats: Sequence[Drawn]) -> None:
 
 
 def colours(level: np.ndarray, stops: Sequence[tuple[int, int, int]]) -> np.ndarray:
-    """0 to 1 → colours of a ramp."""
+    """Return the colours (uint8 […, 3]) of levels from 0 to 1."""
     at, points = np.linspace(0, 1, len(stops)), np.array(stops, float)
     return np.stack([np.interp(level, at, points[:, c]) for c in range(3)], axis=-1).astype(np.uint8)
 
 
 def png(image: np.ndarray) -> bytes:
-    """uint8 [height, width, 3] as a PNG file (ISO/IEC 15948): three chunks, no filter."""
+    """Return uint8 [height, width, 3] as a PNG file (ISO/IEC 15948) with three chunks and no filter."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -92,12 +101,12 @@ def png(image: np.ndarray) -> bytes:
     )
 
 
-# --- where everything goes ---
+# --- layout ---
 
 
 @dataclass(frozen=True)
 class _Text:
-    """`x`: where it begins; with an anchor "middle" or "end" its middle or end. `y`: the line it stands on."""
+    """A line of text. `x` is its start, middle or end, as `anchor` says; `y` is its baseline."""
 
     x: int
     y: int
@@ -108,7 +117,7 @@ class _Text:
 
 @dataclass(frozen=True)
 class _Image:
-    """Its upper left corner, and so many pixels for each of its own."""
+    """An image. `x`, `y`: its upper left corner. `scale`: pixels of the picture for each of its pixels."""
 
     x: int
     y: int
@@ -117,7 +126,7 @@ class _Image:
 
 
 def _laid_out(panels: Sequence[Panel]) -> tuple[int, int, list[_Text | _Image]]:
-    """Width and height of the picture, and what is in it."""
+    """Return width and height of the picture, and its parts."""
     wide = SCALE * COLUMNS
     right = BESIDE if any(panel.beside for panel in panels) else 0
     parts: list[_Text | _Image] = []
@@ -146,8 +155,8 @@ def _laid_out(panels: Sequence[Panel]) -> tuple[int, int, list[_Text | _Image]]:
     return wide + right + 2 * MARGIN, max(y, MARGIN), parts
 
 
-def svg(heats: Sequence[Drawn]) -> bytes:
-    """As SVG: text as text, each panel an image in it."""
+def svg(heats: Sequence[PanelSource]) -> bytes:
+    """Return the picture as SVG: texts as text, each panel as an image."""
     width, height, parts = _laid_out([heat.panel() for heat in heats])
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
@@ -173,12 +182,12 @@ def svg(heats: Sequence[Drawn]) -> bytes:
 
 
 def _legible(text: str) -> str:
-    """What a process named itself may hold characters that XML does not."""
+    """Return `text` without control characters: XML does not allow them, but names of processes may contain them."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
-def png_of(heats: Sequence[Drawn]) -> bytes:
-    """As PNG, the text in letters of our own."""
+def png_of(heats: Sequence[PanelSource]) -> bytes:
+    """Return the picture as PNG, with text in the built-in font."""
     width, height, parts = _laid_out([heat.panel() for heat in heats])
     page = np.full((height, width, 3), 255, np.uint8)
     for part in parts:
@@ -191,7 +200,7 @@ def png_of(heats: Sequence[Drawn]) -> bytes:
     return png(page)
 
 
-# Letters 3 wide and 5 high: five octal digits, one for each row from the top, the bit of 4 on the left.
+# A font of letters 3 wide and 5 high: five octal digits, one for each row from the top; bit 4 is the left column.
 _LETTERS = dict(
     zip(
         "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;()-_<>+*/%&=~[]#'",
@@ -208,7 +217,7 @@ _LETTERS = dict(
 
 
 def _letter(page: np.ndarray, part: _Text) -> None:
-    """Black on white, in letters 8 pixels wide; what has no room is left out."""
+    """Draw text in black letters, each 8 pixels wide; letters beyond the page are left out."""
     text = part.text.upper()
     back = {"start": 0, "middle": 4, "end": 8}[part.anchor] * len(text)
     for at, char in enumerate(text[: max(0, (page.shape[1] - part.x + back) // 8)]):

@@ -1,4 +1,4 @@
-"""Tables and bars for people: aligned, units in the header, nothing wider than it has to be."""
+"""Formats tables, bars, sentences and numbers for people."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 WIDTH = 80
-LEAST = 8  # columns that a name is cut to
+LEAST = 8  # the shortest width that a name is cut to
 
 
 def printable(text: str) -> str:
-    """`text` fit for a terminal: what a process named itself may hold control sequences."""
+    """Return `text` with control characters escaped: names of processes may contain terminal control sequences."""
     if text.isprintable():
         return text
     return "".join(
@@ -20,16 +20,16 @@ def printable(text: str) -> str:
 
 
 def lines(headers: Sequence[str], rows: Sequence[Sequence[object]], left: Sequence[str] = ()) -> list[str]:
-    """A header line and one line for each row: columns as wide as their widest cell, two spaces between them.
+    """Return a header line and a line for each row. Columns are as wide as their widest cell, with two spaces between them.
 
-    Numbers and words align right, the columns named in `left` align left. What a process named itself may hold ends of lines.
+    The columns named in `left` align left, all others right. Control characters, such as line ends in names, are escaped.
     """
     import tabulate
 
     if not rows:
         return ["  ".join(headers)]
     alignment = ["left" if header in left else "right" for header in headers]
-    tabulate.MIN_PADDING = 0  # headers need no more room than cells
+    tabulate.MIN_PADDING = 0  # no extra width for headers
     rows = [[printable(str(cell)) for cell in row] for row in rows]
     text = tabulate.tabulate(rows, headers, tablefmt="plain", colalign=alignment, disable_numparse=True)
     return [line.rstrip() for line in text.splitlines()]
@@ -42,8 +42,11 @@ def within(
     cut: Sequence[str] = ("KERNEL", "COMM"),
     gap: int = 2,
 ) -> list[str]:
-    """Rows by column name as `lines`, no wider than a terminal where that can be had: what is in `drop` is left out, one column after
-    the other, then names in `cut` are cut in their middle. `gap`: spaces between columns."""
+    """Return rows (by column name) as `lines` does, if possible no wider than a terminal.
+
+    If they are too wide, the columns in `drop` are left out one by one; then names in the columns of `cut` lose their middle.
+    `gap`: spaces between columns.
+    """
     if not rows:
         return []
     cells = [{name: printable(str(cell)) for name, cell in row.items()} for row in rows]
@@ -67,13 +70,13 @@ def within(
 
 
 def bar(value: float, largest: float, width: int) -> str:
-    """`value` as asterisks, `largest` filling `width`; something that is not nothing shows at least a dot."""
+    """Return `value` as asterisks; `largest` fills `width`. A value above 0 is at least a dot."""
     length = int(value / largest * width + 0.5) if largest > 0 else 0
     return "*" * length or ("." if value > 0 else "")
 
 
 def with_bars(rows: Sequence[str], values: Sequence[float], largest: float, width: int = 80) -> list[str]:
-    """A table's header and lines with a bar behind each line, as wide as there is room, at most 28 columns."""
+    """Return a table's header and lines with a bar behind each line: up to 28 columns wide, if there is room."""
     longest = max(map(len, rows))
     room = min(28, width - longest - 4)
     if room < 4:
@@ -86,14 +89,14 @@ def with_bars(rows: Sequence[str], values: Sequence[float], largest: float, widt
 
 
 def count(number: int, noun: str) -> str:
-    """``1 launch``, ``23 launches``."""
+    """Return ``1 launch`` or ``23 launches``."""
     if number == 1:
         return f"1 {noun}"
     return f"{number:,} {noun}{'es' if noun.endswith(('ch', 's', 'x')) else 's'}"
 
 
 def fit(text: str, width: int) -> str:
-    """`text`, cut in its middle where it is longer than `width`."""
+    """Return `text`; if it is longer than `width`, without its middle."""
     if len(text) <= width:
         return text
     front = (width - 3) * 2 // 3
@@ -101,7 +104,7 @@ def fit(text: str, width: int) -> str:
 
 
 def wrap(sentence: str, indent: int = 0, width: int = 80) -> list[str]:
-    """A sentence as lines of at most `width` columns, the second and later ones indented further."""
+    """Return a sentence as lines of at most `width` columns; all but the first are indented further."""
     return textwrap.wrap(
         sentence,
         width,
@@ -113,17 +116,17 @@ def wrap(sentence: str, indent: int = 0, width: int = 80) -> list[str]:
 
 
 def size(count: float) -> str:
-    """Bytes as ``512 B``, ``1.50 KB``, ``96.0 MB``: K, M … are powers of 1024."""
+    """Return bytes as ``512 B``, ``1.50 KB`` or ``96.0 MB``; K, M … are powers of 1024."""
     return _scaled(count, 1024, 1024, ("B", "KB", "MB", "GB", "TB"))
 
 
 def number(count: float) -> str:
-    """``31,250``, ``1.25 M``: at most seven characters."""
+    """Return ``31,250`` or ``1.25 M``: at most seven characters."""
     return _scaled(count, 100_000, 1000, ("", "k", "M", "G", "T"))
 
 
 def _scaled(value: float, most: int, step: int, units: Sequence[str]) -> str:
-    """Whole below `most`, else three digits and a unit."""
+    """Return an integer below `most`, else three digits and a unit."""
     if value < most:
         return f"{value:,.0f} {units[0]}".rstrip()
     at = 0
@@ -133,7 +136,7 @@ def _scaled(value: float, most: int, step: int, units: Sequence[str]) -> str:
 
 
 def duration(ns: float) -> str:
-    """``752 ns``, ``1.25 us``, ``13.2 ms``: three digits."""
+    """Return ``752 ns``, ``1.25 us`` or ``13.2 ms``: three digits."""
     for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
         if ns >= 0.9995 * size:
             value = ns / size
@@ -142,7 +145,7 @@ def duration(ns: float) -> str:
 
 
 def us(ns: int | None) -> str:
-    """A time in µs, from 1 s on in seconds: at most seven columns."""
+    """Return a time in us, from 1 s on in seconds: at most seven characters."""
     if ns is None:
         return "-"
     size, value = abs(ns), ns / 1000
@@ -154,6 +157,6 @@ def us(ns: int | None) -> str:
 
 
 def with_unit(ns: int | None) -> str:
-    """The same in a sentence."""
+    """Return a time with its unit, for a sentence."""
     text = us(ns)
     return text if text.endswith("s") else f"{text} us"

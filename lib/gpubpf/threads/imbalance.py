@@ -1,4 +1,4 @@
-"""Who does how much: work per thread of a grid, by lane, warp and block, and what is uneven about it.
+"""How evenly work is spread over the threads of a grid, by thread, lane, warp and block.
 
 Threads, lanes, warps and blocks are numbered as in `session/launch_shape.py`.
 """
@@ -12,18 +12,18 @@ import numpy as np
 
 from gpubpf.session.launch_shape import WARP, By, Index, Shape, index_of
 
-FAR_OFF = 0.10  # of the median: who is farther from it is named
-NAMED = 4  # so many are named one by one
+FAR_OFF = 0.10  # share of the median; whoever differs more is named
+NAMED = 4  # the most that are named one by one
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Threads, lanes, warps or blocks with what they did. Arrays have one element for each.
+    """Threads, lanes, warps or blocks and what they did. Arrays have an element for each.
 
-    numbers  int64   of the thread or warp or block in the grid, or of the lane in its warp
-    threads  int64   how many (selected) threads it has, at least 1
+    numbers  int64   number of the thread, warp or block in the grid, or of the lane in its warp
+    threads  int64   number of its (selected) threads, at least 1
     runs     uint64  how often these ran the kernel to its end, summed
-    work     uint64  summed
+    work     uint64  their work, summed
     """
 
     by: By
@@ -38,27 +38,27 @@ class Groups:
 
     @cached_property
     def mean(self) -> float:
-        """Mean of work."""
+        """The mean work."""
         return float(self.work.mean()) if len(self) else 0.0
 
     @cached_property
     def imbalance(self) -> float:
-        """Largest work over mean work; 1 where there is none."""
+        """The largest work divided by the mean; 1 if there is no work."""
         return float(self.work.max()) / self.mean if self.mean else 1.0
 
     def name(self, place: int) -> str:
-        """What users call the group at this place of the arrays."""
+        """Return the name of the group at this place of the arrays."""
         return self.shape.name(self.by, int(self.numbers[place]))
 
     def labels(self, place: int) -> dict[str, str]:
-        """Columns that tell it from the others, for people: ``{"BLOCK": "2", "THREAD": "(4,1)"}``."""
+        """Return its index as columns for people: ``{"BLOCK": "2", "THREAD": "(4,1)"}``."""
         block, own = self.shape.place(self.by, int(self.numbers[place]))
         label = {"thread": self.shape.thread_index, "block": self.shape.block_index}.get(self.by, str)
         outer = self.by in ("thread", "warp") and self.shape.blocks > 1
         return ({"BLOCK": self.shape.block_index(block)} if outer else {}) | {self.by.upper(): label(own)}
 
     def indices(self, place: int) -> dict[str, int | Index]:
-        """The same for programs, whatever the grid: ``{"block": (2, 0, 0), "warp": 1}``."""
+        """Return its index as JSON fields, which do not depend on the grid: ``{"block": (2, 0, 0), "warp": 1}``."""
         block, own = self.shape.place(self.by, int(self.numbers[place]))
         if self.by == "lane":
             return {"lane": own}
@@ -68,7 +68,7 @@ class Groups:
         return outer | {self.by: index_of(own, self.shape.block_dim) if self.by == "thread" else own}
 
     def largest(self, top: int | None) -> np.ndarray:
-        """Places of the `top` with the most work, most first; without `top` all, in the grid's order."""
+        """Return the places of the `top` groups with the most work, the largest first. Without `top`: all, in grid order."""
         if top is None:
             return np.arange(len(self))
         places = np.arange(len(self))
@@ -82,7 +82,7 @@ class Groups:
 def group(
     shape: Shape, runs: np.ndarray, work: np.ndarray, by: By = "thread", selected: np.ndarray | None = None
 ) -> Groups:
-    """Fold what each thread did (arrays of `shape.threads`) by thread, lane, warp or block, of `selected` threads only."""
+    """Add up what the selected threads did by thread, lane, warp or block. The arrays have an element for each thread of the grid."""
     if by == "thread":
         numbers = np.arange(shape.threads) if selected is None else np.flatnonzero(selected)
         if selected is not None:
@@ -110,10 +110,10 @@ def _fold(shape: Shape, values: np.ndarray, by: By) -> np.ndarray:
 
 
 def idle_lanes(shape: Shape, work: np.ndarray) -> tuple[float, float]:
-    """Shares of lanes idle while their warp works: those that have no thread, and those whose thread has done its part.
+    """Return two shares of lanes that are idle while their warp works: lanes without a thread, and lanes whose thread is done.
 
-    A warp is taken to work as long as its busiest lane; so the second is a lower bound where threads diverge.
-    Both are 0 where nothing was done.
+    A warp is assumed to work as long as its busiest lane, so the second share is a lower bound when threads diverge. Without any
+    work both are 0.
     """
     table = work.reshape(shape.blocks, shape.block_size)
     busiest = np.maximum.reduceat(table, np.arange(0, shape.block_size, WARP), axis=1).astype(np.float64)
@@ -127,7 +127,7 @@ def idle_lanes(shape: Shape, work: np.ndarray) -> tuple[float, float]:
 
 
 def idle_findings(shape: Shape, work: np.ndarray) -> list[str]:
-    """What to say of idle lanes, if anything; advice only where it cannot be wrong."""
+    """Return sentences about idle lanes, if there are any, with advice only when it is certain."""
     empty, waiting = idle_lanes(shape, work)
     parts = [f"{_percent(empty)} have no thread"] if empty >= 0.01 else []
     parts += [f"{_percent(waiting)} wait for the busiest lane of their warp"] if waiting >= 0.01 else []
@@ -141,10 +141,10 @@ def idle_findings(shape: Shape, work: np.ndarray) -> list[str]:
 
 
 def findings(threads: Groups, what: str) -> list[str]:
-    """One to three sentences on who does more or less than the others; `threads` grouped by thread, `what` is the unit
-    in the plural.
+    """Return one to three sentences on who does more or less than the others.
 
-    They speak of blocks, lanes or warps where these account for nearly all of the difference, else of threads.
+    They name blocks, lanes or warps if these account for nearly all of the difference, else threads.
+    `threads`: grouped by thread. `what`: the unit of work in the plural.
     """
     work = threads.work.astype(np.float64)
     if len(work) == 0 or not work.any():
@@ -162,7 +162,7 @@ def findings(threads: Groups, what: str) -> list[str]:
         return [f"the work is even: every thread did the same ({_counted(threads.work[0], what)})"]
     if not far.any():
         return [even]
-    if 2 * len(others) < len(each):  # nobody is usual: the ends of the whole range say most
+    if 2 * len(others) < len(each):  # most groups are far off: name the two extremes
         most, least = int(each.argmax()), int(each.argmin())
         return [
             f"the work is uneven: {groups.name(most)} did {_times(each[most] / each.mean())} the mean, "
@@ -174,12 +174,12 @@ def findings(threads: Groups, what: str) -> list[str]:
         if side.any():
             who = _who(groups, np.flatnonzero(side))
             said.append((float(np.abs(each[side] - usual).sum()), f"{who} {_did(each[side], usual)}"))
-    # Nobody waits for the few who do less, as the last threads of a grid that find no element left for them.
+    # A few threads that do less delay nobody, such as the last threads of a grid that have no element left.
     return [even] * (more < 0.01) + [sentence for _, sentence in sorted(said, reverse=True)]
 
 
 def _level(threads: Groups, work: np.ndarray) -> Groups:
-    """The coarsest grouping that accounts for nearly all of the differences between threads."""
+    """Return the coarsest grouping that accounts for nearly all of the differences between threads."""
     deviation = float(((work - work.mean()) ** 2).sum())
     if deviation and len(threads) == threads.shape.threads:
         for by in ("block", "lane", "warp"):
@@ -193,7 +193,7 @@ def _level(threads: Groups, work: np.ndarray) -> Groups:
 
 
 def _who(groups: Groups, places: np.ndarray) -> str:
-    """``thread 4``, ``warps 1 and 3``, ``threads 19 to 31 of block 0``, ``12 of 1,024 threads``."""
+    """Return ``thread 4``, ``warps 1 and 3``, ``threads 19 to 31 of block 0``, ``12 of 1,024 threads``."""
     shape, by = groups.shape, groups.by
     numbers = groups.numbers[places]
     if len(numbers) == 1:
@@ -251,4 +251,4 @@ def _percent(share: float) -> str:
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.1f}x" if ratio >= 0.05 else ("next to nothing" if ratio else "nothing")
+    return f"{ratio:.1f}x" if ratio >= 0.05 else ("almost nothing" if ratio else "nothing")

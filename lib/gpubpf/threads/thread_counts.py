@@ -1,8 +1,8 @@
-"""What threadhist's program counted in each thread, by process, GPU, kernel and launch shape; and what it says of that to people."""
+"""What threadhist's device program counted in each thread, by process, GPU, kernel and launch shape; its text output."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,22 +12,25 @@ from gpubpf import names
 from gpubpf.session.launch_shape import By, Ranges, Shape, shape_cells
 from gpubpf.show import histogram, table
 from gpubpf.show.bulk_text import CHUNK, records
-from gpubpf.show.owner_columns import MOST_SECTIONS, Whose
+from gpubpf.show.owner_columns import MOST_SECTIONS, OwnerColumns
 from gpubpf.threads import imbalance
 from gpubpf.threads.imbalance import Groups
 
 if TYPE_CHECKING:
     from gpubpf.session.results import Instance
     from gpubpf.session.session import Session
-    from gpubpf.show.cli import Output
+    from gpubpf.show.output import Output
 
 SCREEN = 32  # more threads than this are shown as a histogram
 
 
 @dataclass(frozen=True)
-class Tally:
-    """What the threads of one kernel and launch shape did in one interval; all of the run is one interval by default. `runs` and
-    `work` are arrays with an element for each thread of the grid; `selected`: which of them --block and --thread chose, None: all."""
+class ThreadCounts:
+    """What the threads of one kernel and launch shape did in one interval. Without intervals, the whole run is one.
+
+    runs, work: uint64 arrays with an element for each thread of the grid.
+    selected: bool array of the threads that --block and --thread chose; None: all of them.
+    """
 
     instance: Instance
     shape: Shape
@@ -48,16 +51,20 @@ class Tally:
     def gpu(self) -> int:
         return self.instance.gpu
 
+    def grouped(self, by: By) -> Groups:
+        """Return the counts of the selected threads, by thread, lane, warp or block."""
+        return imbalance.group(self.shape, self.runs, self.work, by, self.selected)
 
-class Tallies:
-    """Reads the map `tallies`. Counts on the device only grow; `anew`: what is given is what came since the last time."""
+
+class Reader:
+    """Reads the map `tallies`. The device never resets its counts; with `anew` a read returns what was added since the last one."""
 
     def __init__(self, block: Ranges, thread: Ranges, anew: bool) -> None:
         self._block, self._thread, self._anew = block, thread, anew
         self._before: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
 
-    def read(self, session: Session) -> list[Tally]:
-        """The busiest kernel first."""
+    def read(self, session: Session) -> list[ThreadCounts]:
+        """Return the counts of each kernel and launch shape, the one with the most work first."""
         found = []
         for instance in session.instances("tallies"):
             key = (instance.pid, instance.gpu, instance.mangled, instance.grid, instance.block_dim)
@@ -69,61 +76,68 @@ class Tallies:
             if launches:
                 shape = Shape(instance.grid, instance.block_dim)
                 selected = shape.selection(self._block, self._thread)
-                found.append(Tally(instance, shape, launches, runs, work, selected))
-        return sorted(found, key=lambda tally: (-int(tally.work.sum()), tally.pid, tally.gpu))
+                found.append(ThreadCounts(instance, shape, launches, runs, work, selected))
+        return sorted(found, key=lambda counts: (-int(counts.work.sum()), counts.pid, counts.gpu))
+
+
+# --- for people ---
 
 
 def lines(
-    tallies: Sequence[Tally], what: str, by: By, top: int | None, whose: Whose, verbose: bool
+    kernels: Sequence[ThreadCounts], what: str, by: By, top: int | None, owners: OwnerColumns, verbose: bool
 ) -> Iterator[str]:
-    """Per kernel and launch shape: what is uneven, then a row for each thread, or a histogram where these are many. Of several
-    processes or GPUs first a table of all kernels, then the busiest of them one by one."""
-    labels = names.labels(tally.instance.mangled for tally in tallies)
-    whose.see(tallies)
-    shown = tallies if verbose or not whose.processes else tallies[:MOST_SECTIONS]
-    if whose.several and len(tallies) > 1:
-        yield f"{what} per {by}, by {'process' if whose.processes else 'GPU'}"
+    """Yield the text report: for each kernel and launch shape its findings, then a row for each thread, or a histogram of many.
+
+    Several processes or GPUs first have a table of all kernels, and then sections of only the busiest. `what`: the unit of work.
+    """
+    labels = names.labels(counts.instance.mangled for counts in kernels)
+    owners.see(kernels)
+    shown = kernels if verbose or not owners.processes else kernels[:MOST_SECTIONS]
+    if owners.several and len(kernels) > 1:
+        yield f"{what} per {by}, by {'process' if owners.processes else 'GPU'}"
         yield ""
-        yield from _overview(tallies, what, by, labels, whose)
-        if len(tallies) > len(shown):
-            yield f"the {len(shown)} with the most {what} one by one; -v shows the others, too"
+        yield from _overview(kernels, by, labels, owners)
+        if len(kernels) > len(shown):
+            yield f"details of the {len(shown)} with the most {what}; -v shows all"
         yield ""
-    for tally in shown:
-        yield from _section(tally, labels[tally.instance.mangled], what, by, top, whose, verbose)
+    for counts in shown:
+        yield from _section(counts, labels[counts.instance.mangled], what, by, top, owners, verbose)
 
 
-def _overview(tallies: Sequence[Tally], what: str, by: By, labels: Any, whose: Whose) -> list[str]:
+def _overview(
+    kernels: Sequence[ThreadCounts], by: By, labels: Mapping[str, str], owners: OwnerColumns
+) -> list[str]:
     rows = []
-    shapes = shape_cells([(whose.cells(t), t.instance.mangled) for t in tallies], [t.shape for t in tallies])
-    for tally, shape in zip(tallies, shapes, strict=True):
-        groups = imbalance.group(tally.shape, tally.runs, tally.work, by, tally.selected)
-        row = whose.cells(tally) | {"KERNEL": labels[tally.instance.mangled]} | shape
-        row |= {"LAUNCHES": f"{tally.launches:,}", f"{by.upper()}S": f"{len(groups):,}"}
-        row |= {"WORK": _whole(int(groups.work.sum())), "IMBALANCE": f"{groups.imbalance:.2f}"}
+    keys = [(owners.cells(counts), counts.instance.mangled) for counts in kernels]
+    shapes = shape_cells(keys, [counts.shape for counts in kernels])
+    for counts, shape in zip(kernels, shapes, strict=True):
+        groups = counts.grouped(by)
+        row = owners.cells(counts) | {"KERNEL": labels[counts.instance.mangled]} | shape
+        row |= {"LAUNCHES": f"{counts.launches:,}", f"{by.upper()}S": f"{len(groups):,}"}
+        row |= {"WORK": _in_full(int(groups.work.sum())), "IMBALANCE": f"{groups.imbalance:.2f}"}
         rows.append(row)
     return table.within(rows, left=("COMM", "KERNEL"))
 
 
-def _whole(number: int) -> str:
-    """In full, where that is short enough for a column."""
+def _in_full(number: int) -> str:
+    """Return all digits when they fit into a column, else three and a unit."""
     return f"{number:,}" if number < 10**14 else table.number(number)
 
 
 def _section(
-    tally: Tally, label: str, what: str, by: By, top: int | None, whose: Whose, verbose: bool
+    counts: ThreadCounts, label: str, what: str, by: By, top: int | None, owners: OwnerColumns, verbose: bool
 ) -> Iterator[str]:
-    instance, shape = tally.instance, tally.shape
-    threads = imbalance.group(shape, tally.runs, tally.work, "thread", tally.selected)
-    groups = imbalance.group(shape, tally.runs, tally.work, by, tally.selected)
+    instance, shape = counts.instance, counts.shape
+    threads, groups = counts.grouped("thread"), counts.grouped(by)
     grid, block_dim = (" x ".join(map(str, extents)) for extents in (shape.grid, shape.block_dim))
+    selected = "selected " if counts.selected is not None else ""
     yield f"{instance.demangled if verbose else table.fit(label, 46)}: {what} per {by}"
     said = [
-        f"grid {grid}, block {block_dim}; {whose.name(instance)}",
-        f"{table.count(tally.launches, 'launch')}, {table.count(len(threads), 'thread')}"
-        + (" chosen" if tally.selected is not None else ""),
+        f"grid {grid}, block {block_dim}; {owners.name(instance)}",
+        f"{table.count(counts.launches, 'launch')}, {table.count(len(threads), f'{selected}thread')}",
         *imbalance.findings(threads, what),
-        f"imbalance {groups.imbalance:.2f} (most / mean), mean {groups.mean:,.1f} {what} per {by}",
-        *(imbalance.idle_findings(shape, tally.work) if tally.selected is None else ()),
+        f"imbalance {groups.imbalance:.2f} (max / mean); mean {groups.mean:,.1f} {what} per {by}",
+        *(imbalance.idle_findings(shape, counts.work) if counts.selected is None else ()),
     ]
     if verbose and instance.registers_after is not None:
         said.append(
@@ -136,18 +150,18 @@ def _section(
     if len(groups) > SCREEN:
         yield from histogram.lines(histogram.log2_slots(groups.work), what, f"{by}s")
         yield ""
-        if top is None:  # the extremes
+        if top is None:  # the largest and the smallest
             order = sorted({groups.work.argmax(), groups.work.argmin()}, key=lambda at: -int(groups.work[at]))
-    yield from _rows(groups, order, what, whose.cells(instance))
+    yield from _rows(groups, order, what, owners.cells(instance))
     yield ""
 
 
-def _rows(groups: Groups, order: Any, what: str, whose: dict[str, str]) -> list[str]:
-    """One row for each place in `order`: who, runs, work, its share of the mean with a bar."""
+def _rows(groups: Groups, order: Any, what: str, owner: dict[str, str]) -> list[str]:
+    """Return a row for each place in `order`: its index, runs, work, and work as a share of the mean with a bar."""
     rows: list[dict[str, object]] = []
     for place in order:
         work = int(groups.work[place])
-        row: dict[str, object] = {**whose, **groups.labels(place)}
+        row: dict[str, object] = {**owner, **groups.labels(place)}
         row |= {} if groups.by == "thread" else {"THREADS": groups.threads[place]}
         row |= {"RUNS": groups.runs[place], f"WORK ({what})": work}
         rows.append(row | {"OF MEAN": f"{100 * work / groups.mean:.0f} %" if groups.mean else "-"})
@@ -157,8 +171,11 @@ def _rows(groups: Groups, order: Any, what: str, whose: dict[str, str]) -> list[
     return table.with_bars(made, [float(groups.work[place]) for place in order], float(groups.work.max()))
 
 
+# --- for programs ---
+
+
 def write_threads(out: Output, threads: Groups, order: np.ndarray, texts: Sequence[str]) -> None:
-    """Block x, y, z, thread x, y, z, runs and work of each thread in `order`, with the nine `texts` around them."""
+    """Write block x, y, z, thread x, y, z, runs and work of each thread in `order`, between the nine `texts`."""
     around = [text.encode() for text in texts]
     for begin in range(0, len(order), CHUNK):
         places = order[begin : begin + CHUNK]

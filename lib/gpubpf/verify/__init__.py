@@ -1,21 +1,21 @@
-"""Decides whether a device program may run: by the kernel's verifier, and by rules for what a GPU adds."""
+"""Decide whether a device program may run: by the kernel's verifier, and by rules of our own for what a GPU adds."""
 
 from __future__ import annotations
 
-from gpubpf.ebpf.bytecode import Function, Program
+from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.verify import kernel
 from gpubpf.verify.rules import check
-from gpubpf.verify.values import Access, Call, Checked
+from gpubpf.verify.values import Checked, CheckedAccess, CheckedCall
 
-__all__ = ["Access", "Call", "Checked", "check", "verify"]
+__all__ = ["Checked", "CheckedAccess", "CheckedCall", "check", "verify"]
 
 
-def verify(program: Program, function: Function) -> tuple[Checked, str | None]:
-    """Both gates for one device program. Raises VerifyError, whose message names the instruction and the C line.
+def verify(program: Program, function: BpfFunction) -> tuple[Checked, str | None]:
+    """Verify one device program by both gates. Raises VerifyError, whose message names the instruction and the C line.
 
-    Our own goes first, since the kernel's needs to be told which loads read the context. Returns what was learnt, and the
-    release of the kernel whose verifier agreed: None where it cannot be asked (it needs CAP_BPF, as compiling does: what
-    is compiled here is judged here, and what is prebuilt carries its verdict).
+    Our own gate is the second one but runs first, because the kernel's verifier must be told which loads read the context. Returns
+    what our gate learnt, and the release of the kernel whose verifier accepted the program. The release is None without CAP_BPF.
+    Compiling needs CAP_BPF too, so only prebuilt programs run without the kernel's verdict here: they carry one.
     """
     checked = check(program, function)
     return checked, kernel.check(program, checked)

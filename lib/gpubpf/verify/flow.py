@@ -1,5 +1,5 @@
-"""How a program's instructions follow each other, and which registers and bytes of the stack matter where: what the second gate knows
-before it follows any path."""
+"""The control flow and the liveness of a program, which the second gate computes before it follows any path: how instructions follow
+each other, and which registers and bytes of the stack matter where."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import STACK_SIZE, Instruction
-from gpubpf.ebpf.helpers import ANY_NUMBER, COUNTS
+from gpubpf.ebpf.helpers import HELPERS, ArgumentKind
 
 
 def target_of(pc: int, i: Instruction) -> int:
-    """Where a jump leads."""
+    """Return the target of a jump."""
     return pc + 1 + (i.imm if i.opcode == 0x06 else i.offset)
 
 
@@ -20,8 +20,11 @@ def _jumps(i: Instruction) -> bool:
 
 
 def successors(code: Sequence[Instruction], pc: int) -> tuple[int, ...]:
-    """Where an instruction may go on, of a jump its target last; the place behind the end for all that is beyond (second slots,
-    which nothing reaches, hold anything)."""
+    """Return the instructions that can follow `pc`; of a jump, its target is last.
+
+    Targets outside of the code are replaced by the code's end: the second slot of an ld_imm64, which nothing reaches, may hold
+    anything.
+    """
     i, size = code[pc], len(code)
     if _jumps(i):
         target = target_of(pc, i)
@@ -32,9 +35,12 @@ def successors(code: Sequence[Instruction], pc: int) -> tuple[int, ...]:
     return (min(pc + 2, size) if i.opcode == b.LD_IMM64 else pc + 1,)
 
 
-def flow(code: Sequence[Instruction]) -> tuple[set[int], list[int], list[int]]:
-    """Jump targets; and by instruction, masks of registers: those whose value may still be read, and those whose value may
-    decide what memory is reached, what a helper is given, or how often a loop turns, with bytes of the stack (`_needs`)."""
+def liveness(code: Sequence[Instruction]) -> tuple[set[int], list[int], list[int]]:
+    """Return the jump targets, and by instruction two masks of registers.
+
+    The first mask has the registers that may still be read. The second has the registers, and bytes of the stack, whose value may
+    decide which memory is accessed, what a helper is given, or how often a loop runs (`_needs`).
+    """
     size = len(code)
     after = [successors(code, pc) for pc in range(size)]
     targets = {after[pc][-1] for pc, i in enumerate(code) if _jumps(i)}
@@ -43,7 +49,7 @@ def flow(code: Sequence[Instruction]) -> tuple[set[int], list[int], list[int]]:
     for pc, places in enumerate(after):
         for place in places:
             before[place].append(pc)
-    ending = ways_out(after)  # jumps out of a loop
+    ending = loop_exits(after)  # jumps out of a loop
     for pc, places in enumerate(after):
         for head in places:
             if head <= pc:
@@ -68,8 +74,11 @@ def flow(code: Sequence[Instruction]) -> tuple[set[int], list[int], list[int]]:
 
 
 def spills(code: Sequence[Instruction]) -> tuple[int, list[int]]:
-    """The stack below which the compiler only keeps registers, since no address points there; and by instruction a mask of its
-    bytes, from the lowest, that may still be read. What else lies there makes no difference between two ways to a place."""
+    """Return the stack offset below which there are only spilled registers, because no address points there.
+
+    Also return, by instruction, a mask of the stack bytes, from the lowest, that may still be read. Two states may differ in all
+    other bytes of that part and still count as the same.
+    """
     nothing = -STACK_SIZE, [0] * len(code)
     low = 0
     for pc, i in enumerate(code):
@@ -104,7 +113,7 @@ def spills(code: Sequence[Instruction]) -> tuple[int, list[int]]:
 
 
 def _uses(i: Instruction) -> tuple[int, int]:
-    """Masks of the registers an instruction reads and of those it overwrites."""
+    """Return masks of the registers that an instruction reads and that it overwrites."""
     op = i.opcode & 0xF0
     source = 1 << i.src if i.opcode & 0x08 else 0
     if i.cls in (b.ALU, b.ALU64):
@@ -127,12 +136,13 @@ def _uses(i: Instruction) -> tuple[int, int]:
     if op == b.EXIT:
         return 1, 0
     if op == b.CALL:
-        return (1 << 1 + COUNTS.get(i.imm, 5) if i.src == 0 else 1 << 6) - 2, 0b111111
+        helper = HELPERS.get(i.imm) if i.src == 0 else None
+        return (2 << (len(helper.arguments) if helper is not None else 5)) - 2, 0b111111
     return source | 1 << i.dst, 0
 
 
-def ways_out(after: Sequence[tuple[int, ...]]) -> set[int]:
-    """The jumps that leave a loop, also one that is part of another, wherever the compiler has put its parts."""
+def loop_exits(after: Sequence[tuple[int, ...]]) -> set[int]:
+    """Return the jumps that leave a loop. Loops may be nested, and the compiler may have scattered their parts."""
     found: set[int] = set()
     reached = {0}
     new = [0]
@@ -151,7 +161,7 @@ def ways_out(after: Sequence[tuple[int, ...]]) -> set[int]:
 
 
 def _cycles(after: Sequence[tuple[int, ...]], places: set[int]) -> Iterator[set[int]]:
-    """The largest sets of places each of which leads to each other without leaving `places`."""
+    """Yield the strongly connected components of `places` that have a cycle."""
     reach = dict.fromkeys(places, 0)  # masks
     changed = True
     while changed:
@@ -172,7 +182,7 @@ def _cycles(after: Sequence[tuple[int, ...]], places: set[int]) -> Iterator[set[
 
 
 def _loop(head: int, last: int, before: list[list[int]]) -> set[int]:
-    """The instructions on the ways from `head` to `last`, which jumps back to it."""
+    """Return the instructions on all ways from `head` to `last`, which jumps back to `head`."""
     loop, pending = {head, last}, [last]
     while pending:
         place = pending.pop()
@@ -183,13 +193,15 @@ def _loop(head: int, last: int, before: list[list[int]]) -> set[int]:
 
 
 def stack_bytes(at: int, size: int) -> int:
-    """The bits of these bytes of the stack in a mask of what matters; those of registers come first."""
+    """Return the bits of stack bytes in a mask of what matters. The bits of the registers come first."""
     return ((1 << size) - 1) << (11 + STACK_SIZE + at) if -STACK_SIZE <= at <= -size else 0
 
 
 def _needs(i: Instruction, after: int, ends_loop: bool) -> int:
-    """A mask of the registers, and of the bytes of the stack that the program names as such, that matter before an instruction,
-    given those that matter after it (see `_flow`)."""
+    """Return a mask of the registers, and of the stack bytes that the program addresses directly, that matter before an instruction.
+
+    `after`: the mask of those that matter after it (see `liveness`).
+    """
     used, made = _uses(i)
     if i.cls in (b.ALU, b.ALU64):
         return after & ~made | (used if after >> i.dst & 1 else 0)
@@ -202,14 +214,16 @@ def _needs(i: Instruction, after: int, ends_loop: bool) -> int:
             return after | 1 << i.dst
         return after & ~bytes_ | (1 << i.src if i.cls == b.STX and after & bytes_ else 0)
     if i.opcode == b.JMP | b.CALL:
-        return after & ~made | used & ~ANY_NUMBER.get(i.imm, 0)
+        helper = HELPERS.get(i.imm) if i.src == 0 else None
+        free = helper.registers.get(ArgumentKind.NUMBER, ()) if helper is not None else ()
+        return after & ~made | used & ~sum(1 << register for register in free)
     if i.cls in (b.JMP, b.JMP32):
         return after | used if ends_loop else after
     return after & ~made
 
 
 def _opcodes() -> Iterator[tuple[int, frozenset[int] | None]]:
-    """Every opcode there is, with the offsets it may have where they mean something (None: any)."""
+    """Yield every valid opcode with the offsets that it may have (None: any)."""
     zero = frozenset({0})
     yield b.LD_IMM64, zero
     for cls in (b.ALU, b.ALU64):

@@ -1,8 +1,8 @@
-"""The first gate: the kernel's own verifier, on a stand-in of the device program.
+"""The first gate: the kernel's own verifier, applied to a stand-in for the device program.
 
-The stand-in is a TRACEPOINT program, the type that accepts every context offset but 0 to 7: so the context is moved by 8, and its
-size is the second gate's to check. Helpers that the kernel does not know become known ones with the same argument types, or
-plain stores.
+The stand-in is a TRACEPOINT program, a type that accepts every context offset except 0 to 7. So its context is moved by 8 bytes,
+and the second gate checks the size of the context. Helpers that the kernel does not have are replaced by helpers that it has, or
+by loads and stores (`helpers.StandIn`).
 """
 
 from __future__ import annotations
@@ -19,44 +19,24 @@ from dataclasses import replace
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import CONTEXTS, Instruction, Program, encode
+from gpubpf.ebpf.helpers import HELPERS, ArgumentKind, StandIn, number_of
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
+from gpubpf.process.libc import bpf
 from gpubpf.verify.values import Checked, place_of
 
-_SYSCALL = {"x86_64": 321, "aarch64": 280}.get(platform.machine(), 321)
 _MAP_CREATE, _PROG_LOAD = 0, 5
 _TRACEPOINT = 5
 _CONTEXT_SHIFT = 8
 _LOG = 1 << 20
-_KTIME, _PRANDOM, _PRINTK = 5, 7, 6
-# Helpers that take no addresses, by one that takes nothing and gives the same kind of number.
-_STAND_INS = {
-    502: _KTIME,
-    506: _PRANDOM,
-    602: _PRANDOM,
-    603: _PRANDOM,
-    604: _PRANDOM,
-    605: _KTIME,
-    606: _KTIME,
-    608: _PRANDOM,
-    609: _PRANDOM,
-    610: _PRANDOM,
-    611: _PRANDOM,
-    612: _PRANDOM,
-    613: _KTIME,
-    614: _KTIME,
-    615: _PRANDOM,
-    616: _PRANDOM,
-    617: _PRANDOM,
-}
-_MAX = 607  # becomes a load and a store
-_OUT_POINTERS = (503, 504, 505, 601)
+_PRANDOM, _PRINTK = number_of("bpf_get_prandom_u32"), number_of("bpf_trace_printk")
+_PERF_OUTPUT = number_of("bpf_perf_event_output")
 
 
 def check(program: Program, checked: Checked) -> str | None:
-    """Asks the kernel about a program that the second gate has followed (which tells where it reads its context).
+    """Let the kernel verify a program that passed the second gate, which knows where the program reads its context.
 
-    Returns the kernel's release, or None where it cannot be asked for want of CAP_BPF. Raises VerifyError.
+    Returns the kernel's release, or None if the kernel does not answer, such as without CAP_BPF. Raises VerifyError.
     """
     code, origin = stand_in(checked)
     with ExitStack() as stack:
@@ -73,7 +53,7 @@ def check(program: Program, checked: Checked) -> str | None:
 
 
 def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
-    """The stand-in's instructions, and for each the number of the one that it stands for."""
+    """Return the instructions of the stand-in, and for each the number of the instruction that it stands for."""
     code = checked.function.instructions
     fields = CONTEXTS[checked.function.point]
     context = {
@@ -81,14 +61,14 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
         for (_, pc), access in checked.accesses.items()
         if access.kind == "context"
     }
-    texts = {pc: call.size for (_, pc), call in checked.calls.items() if call.helper == 501}
-    # Below all that the program uses: an unknown number, and the context's address as it came.
+    lengths = {pc: call.size for (_, pc), call in checked.calls.items()}
+    # The slot below the program's stack holds an unknown number and the unchanged address of the context.
     slot = (checked.stack_low & ~7) - 16
     room = slot >= -b.STACK_SIZE
     moved = {
         pc for pc, at in context.items() if at != code[pc].offset
-    }  # the kernel wants the address as it came
-    unknown = room and (bool(moved) or any(_is_out(i) for i in code))
+    }  # the kernel accepts only the unchanged address
+    unknown = room and (bool(moved) or any(_stand_in(i) is StandIn.STORES for i in code))
     made: list[Instruction] = []
     origin: list[int] = []
     start: dict[int, int] = {}
@@ -118,20 +98,29 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
             i = replace(i, src=i.dst, offset=context[pc])
         if pc in context:
             i = replace(i, offset=i.offset + _CONTEXT_SHIFT)
-        if _is_out(i):
+        kind = _stand_in(i)
+        if kind is StandIn.STORES:
+            written = HELPERS[i.imm].registers[ArgumentKind.RESULT]
             if unknown and inside_main:
                 put(pc, Instruction(b.LDX | b.MEM | 0x18, 0, 10, slot))
-                put(pc, *(Instruction(b.STX | b.MEM | 0x18, register, 0) for register in (1, 2, 3)))
+                put(pc, *(Instruction(b.STX | b.MEM | 0x18, register, 0) for register in written))
             else:
-                put(pc, *(Instruction(b.ST | b.MEM | 0x18, register) for register in (1, 2, 3)))
-            put(pc, Instruction(b.JMP | b.CALL, imm=_PRANDOM))  # a call leaves nothing in r1 to r5
-        elif i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm == _MAX:
-            put(pc, Instruction(b.LDX | b.MEM | 0x18, 0, 1), Instruction(b.STX | b.MEM | 0x18, 1, 2))
-            put(pc, Instruction(b.JMP | b.CALL, imm=_KTIME))
-        elif pc in texts:
-            put(pc, Instruction(b.ALU64 | b.MOV, 2, imm=texts[pc]), replace(i, imm=_PRINTK))
-        elif i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm in _STAND_INS:
-            put(pc, replace(i, imm=_STAND_INS[i.imm]))
+                put(pc, *(Instruction(b.ST | b.MEM | 0x18, register) for register in written))
+            put(pc, Instruction(b.JMP | b.CALL, imm=_PRANDOM))  # a call clears r1 to r5
+        elif kind is StandIn.UPDATE:
+            cell, number = (
+                HELPERS[i.imm].register(argument) for argument in (ArgumentKind.CELL, ArgumentKind.NUMBER)
+            )
+            put(
+                pc,
+                Instruction(b.LDX | b.MEM | 0x18, 0, cell),
+                Instruction(b.STX | b.MEM | 0x18, cell, number),
+            )
+            put(pc, Instruction(b.JMP | b.CALL, imm=_PRANDOM))
+        elif kind is StandIn.PRINTK and pc in lengths:
+            put(pc, Instruction(b.ALU64 | b.MOV, 2, imm=lengths[pc]), replace(i, imm=_PRINTK))
+        elif kind is StandIn.NUMBER:
+            put(pc, replace(i, imm=_PRANDOM))
         else:
             put(pc, i)
     start[len(code)] = len(made)
@@ -149,38 +138,29 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
     return made, origin
 
 
-def _is_out(i: Instruction) -> bool:
-    return i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm in _OUT_POINTERS
+def _stand_in(i: Instruction) -> StandIn:
+    calls = i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm in HELPERS
+    return HELPERS[i.imm].stand_in if calls else StandIn.ITSELF
 
 
 def _is_perf(checked: Checked, name: str) -> bool:
-    return any(call.helper == 25 and call.map == name for call in checked.calls.values())
+    return any(call.helper == _PERF_OUTPUT and call.map == name for call in checked.calls.values())
 
 
 @contextmanager
 def _map(definition: MapDefinition, perf: bool) -> Iterator[int]:
-    """A kernel map with the sizes that the verifier asks for, and no more memory than it must have."""
+    """Create a kernel map with the sizes that the verifier checks, in as little memory as possible."""
     key, value, entries = definition.key_size, definition.value_size, min(definition.max_entries, 1024)
     kind, flags = 2, 0
     if definition.kind == "hash":
         kind, flags = 1, 1  # BPF_F_NO_PREALLOC
     elif definition.kind == "ringbuf":
         kind, key, value, entries = (4, 4, 4, 1) if perf else (27, 0, 0, 4096)
-    fd = _bpf(_MAP_CREATE, struct.pack("<5I", kind, key, value, max(entries, 1), flags))
+    fd = bpf(_MAP_CREATE, struct.pack("<5I", kind, key, value, max(entries, 1), flags))[0]
     try:
         yield fd
     finally:
         os.close(fd)
-
-
-def _bpf(command: int, attributes: bytes) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    buffer = ctypes.create_string_buffer(attributes.ljust(128, b"\0"), 128)
-    result = libc.syscall(ctypes.c_long(_SYSCALL), ctypes.c_int(command), buffer, ctypes.c_uint(128))
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return int(result)
 
 
 def _load(code: bytes, log: bytes | ctypes.Array[ctypes.c_char]) -> None:
@@ -196,7 +176,7 @@ def _load(code: bytes, log: bytes | ctypes.Array[ctypes.c_char]) -> None:
         len(log),
         ctypes.addressof(log) if isinstance(log, ctypes.Array) else 0,
     )
-    os.close(_bpf(_PROG_LOAD, attributes))
+    os.close(bpf(_PROG_LOAD, attributes)[0])
 
 
 def _log_of(code: bytes) -> str:

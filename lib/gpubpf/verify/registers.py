@@ -1,17 +1,17 @@
-"""Registers and memory as the second gate knows them on one path: what an instruction or a helper may read and write."""
+"""Registers and memory as the second gate knows them on one path: which reads and writes it allows."""
 
 from __future__ import annotations
 
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf import ranges
-from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, Function, Instruction, Program
-from gpubpf.ebpf.ranges import Range, constant, truncate, within
+from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, BpfFunction, Instruction, Program
 from gpubpf.errors import VerifyError
+from gpubpf.verify import ranges
+from gpubpf.verify.ranges import Range, constant, truncate, within
 from gpubpf.verify.values import (
     NUMBER,
-    Access,
-    Call,
-    Place,
+    CheckedAccess,
+    CheckedCall,
+    CodePlace,
     State,
     Value,
     place_of,
@@ -20,14 +20,16 @@ from gpubpf.verify.values import (
 )
 
 
-class Machine:
-    """A program under judgement. `accesses` and `calls`: what was learnt, by place; `stack_low`: the lowest stack offset that is
-    written."""
+class AbstractMachine:
+    """The registers and memory of a program that is being verified.
 
-    def __init__(self, program: Program, function: Function) -> None:
+    `accesses` and `calls` collect what was learnt, by place. `stack_low` is the lowest stack offset that the program writes.
+    """
+
+    def __init__(self, program: Program, function: BpfFunction) -> None:
         self.program, self.function = program, function
-        self.accesses: dict[Place, Access] = {}
-        self.calls: dict[Place, Call] = {}
+        self.accesses: dict[CodePlace, CheckedAccess] = {}
+        self.calls: dict[CodePlace, CheckedCall] = {}
         self.stack_low = 0
         self._ids = 0
 
@@ -51,13 +53,13 @@ class Machine:
         return self._ids
 
     def _reach(self, state: State, base: Value, offset: int, size: int, write: bool) -> Range:
-        """Checks one access through a register and notes it. Returns the offset range."""
+        """Check one access through a register and remember it. Return the range of its offset."""
         pc = state.pc
         if base.kind == "number":
             raise self.reject(
                 pc,
                 f"{'writes to' if write else 'reads from'} an address that is only a number",
-                "device programs reach their context, their stack and map values",
+                "access only the context, the stack and map values",
             )
         if base.nullable:
             raise self.reject(
@@ -65,7 +67,7 @@ class Machine:
             )
         where = ranges.operate(b.ADD, base.range, constant(offset), True, False)
         if base.kind == "map":
-            raise self.reject(pc, f"reaches into map {base.object} itself", "use its methods")
+            raise self.reject(pc, f"reads or writes the map {base.object} itself", "use its methods")
         if base.kind == "context":
             access = self._context(pc, where, size, write)
         elif base.kind == "stack":
@@ -73,30 +75,30 @@ class Machine:
             if at is None:
                 raise self.reject(
                     pc,
-                    "an array on the stack with an index that is not constant: a probe's stack is in registers",
+                    "indexes an array on the stack by a number that is not constant: the stack is kept in registers",
                     "unroll the loop, or use a map",
                 )
             self.stack_bounds(pc, where, size, True)
-            access = Access("stack")
+            access = CheckedAccess("stack")
         else:
             access = self._value(pc, base, where, size, write)
         self._note_access(state, access)
         return where
 
-    def _note_access(self, state: State, access: Access) -> None:
+    def _note_access(self, state: State, access: CheckedAccess) -> None:
         place = (state.chain, state.pc)
         known = self.accesses.get(place)
         if known is not None and known.kind == access.kind == "memory":
-            access = Access("memory", alignment=min(known.alignment, access.alignment))
+            access = CheckedAccess("memory", alignment=min(known.alignment, access.alignment))
         elif known is not None and known != access:
             raise self.reject(
                 state.pc,
-                "reaches different memory on different paths",
+                "accesses different memory on different paths",
                 "write the access once in each branch",
             )
         self.accesses[place] = access
 
-    def _context(self, pc: int, where: Range, size: int, write: bool) -> Access:
+    def _context(self, pc: int, where: Range, size: int, write: bool) -> CheckedAccess:
         if write:
             raise self.reject(pc, "writes to its context", "the context is read-only; copy the field first")
         at = where.constant
@@ -106,7 +108,7 @@ class Machine:
             if start <= signed64(at) and signed64(at) + size <= start + length:
                 if (at - start) % size:
                     raise self.reject(pc, "reads its context unaligned", "read whole fields")
-                return Access("context", name, at - start)
+                return CheckedAccess("context", name, at - start)
         raise self.reject(
             pc,
             f"reads byte {signed64(at)} of its context, beyond struct gpu_{self.function.point}",
@@ -127,7 +129,7 @@ class Machine:
             )
         return at
 
-    def _value(self, pc: int, base: Value, where: Range, size: int, write: bool) -> Access:
+    def _value(self, pc: int, base: Value, where: Range, size: int, write: bool) -> CheckedAccess:
         if base.kind == "record":
             limit, what, alignment, name = int(base.object or 0), "the reserved record", 8, ""
         else:
@@ -153,10 +155,10 @@ class Machine:
                 raise self.reject(
                     pc, f"reads parameter {name} at an offset that is not constant", "unroll the loop"
                 )
-            return Access("param", name, at)
+            return CheckedAccess("param", name, at)
         possible = where.bits | where.unknown
         known = possible & -possible if possible else alignment
-        return Access("memory", alignment=min(alignment, known))
+        return CheckedAccess("memory", alignment=min(alignment, known))
 
     def load(self, state: State, i: Instruction) -> None:
         size = b.WIDTH[i.opcode & 0x18]
@@ -169,7 +171,7 @@ class Machine:
         else:
             value = Value("number", within(0, (1 << 8 * size) - 1))
         if i.opcode & 0xE0 == b.MEMSX:
-            self.number(state, value, "cuts an address to fewer bits")
+            self.number(state, value, "truncates an address")
             value = Value("number", ranges.extend(value.range, 8 * size))
         state.registers[i.dst] = value
 

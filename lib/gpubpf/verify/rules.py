@@ -1,7 +1,7 @@
-"""The second gate: an abstract interpreter over every path of a device program.
+"""The second gate: an abstract interpreter that follows every path of a device program.
 
-It knows of each register whether it holds a number (with its range) or an address (of what, at which offset), and rejects
-what a GPU thread must not do. What it learns on the way, the lowering goes by: which memory each instruction reaches.
+It knows whether each register holds a number, and in which range, or an address, and of which object and offset. It rejects what a
+GPU thread must not do. The lowering uses what the gate learns: which memory each instruction accesses.
 """
 
 from __future__ import annotations
@@ -10,45 +10,44 @@ from collections import deque
 from typing import NoReturn
 
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf import ranges
-from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, Function, Instruction, Program
-from gpubpf.ebpf.ranges import ANY, Range, constant, truncate, within
+from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, BpfFunction, Instruction, Program
 from gpubpf.errors import VerifyError
-from gpubpf.verify import flow
+from gpubpf.verify import flow, ranges
 from gpubpf.verify.calls import HelperCall
-from gpubpf.verify.registers import Machine
-from gpubpf.verify.values import NUMBER, Checked, Checkpoint, Place, State, Value, title, value_covers
+from gpubpf.verify.ranges import ANY, Range, constant, truncate, within
+from gpubpf.verify.registers import AbstractMachine
+from gpubpf.verify.values import NUMBER, Checked, Checkpoint, CodePlace, State, Value, title, value_covers
 
 MAX_STEPS = 65536  # instructions followed over all paths
 MAX_DEPTH = 8
 MAX_INSTRUCTIONS = 4096
-_MANY = 12  # ways to one place, each followed to its end, from which on they are taken together
+_MANY = 12  # after so many paths from one place were followed to their end, states there are generalized
 
 
-def check(program: Program, function: Function) -> Checked:
-    """Follows every path of `function`. Raises VerifyError."""
+def check(program: Program, function: BpfFunction) -> Checked:
+    """Follow every path of `function` and return what was learnt. Raises VerifyError."""
     return _Checker(program, function).run()
 
 
-class _Checker(Machine):
-    def __init__(self, program: Program, function: Function) -> None:
+class _Checker(AbstractMachine):
+    def __init__(self, program: Program, function: BpfFunction) -> None:
         super().__init__(program, function)
         self.code = function.instructions
-        self.reached: set[Place] = set()
-        self.edges: set[tuple[Place, bool]] = set()
+        self.reached: set[CodePlace] = set()
+        self.edges: set[tuple[CodePlace, bool]] = set()
         self.steps = 0
 
-    # The walk
+    # The walk over the paths
 
     def run(self) -> Checked:
         self._validate()
-        self.targets, self.live, self.matters = flow.flow(self.code)
+        self.targets, self.live, self.matters = flow.liveness(self.code)
         self.spills, self.spilled = flow.spills(self.code)
         first = State()
         first.registers[1] = Value("context", constant(0))
         first.registers[10] = Value("stack", constant(0), 0)
         pending = [first]
-        checkpoints: dict[Place, deque[Checkpoint]] = {}
+        checkpoints: dict[CodePlace, deque[Checkpoint]] = {}
         while pending:
             state = pending.pop()
             while True:
@@ -61,7 +60,7 @@ class _Checker(Machine):
                 if self.steps > MAX_STEPS:
                     raise self.reject(
                         state.pc,
-                        f"too many instructions on all its paths together (more than {MAX_STEPS})",
+                        f"all its paths together have more than {MAX_STEPS} instructions",
                         "bound its loops by smaller constants",
                     )
                 following = self._step(state, self.code[state.pc])
@@ -90,8 +89,8 @@ class _Checker(Machine):
                 return
             mark = mark.parent
 
-    def _known(self, checkpoints: dict[Place, deque[Checkpoint]], state: State) -> bool:
-        """Whether this state, or a more general one, was followed to its end already. Else remembers it."""
+    def _known(self, checkpoints: dict[CodePlace, deque[Checkpoint]], state: State) -> bool:
+        """Return whether this state, or a more general one, was already followed to its end. If not, remember it."""
         kept = checkpoints.setdefault((state.chain, state.pc), deque(maxlen=64))
         if sum(not checkpoint.open for checkpoint in kept) >= _MANY:
             self._forget(state)
@@ -107,9 +106,9 @@ class _Checker(Machine):
         return False
 
     def _forget(self, state: State) -> None:
-        """Where paths multiply, drops what is known of numbers that no address, no helper and no loop depends on.
+        """Forget the ranges of numbers that no address, no helper and no loop depends on, to follow fewer paths.
 
-        What is found out about the more general state holds for all of them.
+        A verdict on the more general state holds for all states that it covers.
         """
         matters = self.matters[state.pc]
         for number, value in enumerate(state.registers):
@@ -120,12 +119,12 @@ class _Checker(Machine):
             for at, (value, k, n) in stack.items():
                 known = (
                     value.range.constant is not None and at >= self.spills
-                )  # a helper may want a constant there
+                )  # a helper may need a constant there
                 if value.kind == "number" and not known and not kept & flow.stack_bytes(at, 1):
                     stack[at] = (NUMBER, k, n)
 
     def _endless(self, state: State) -> NoReturn:
-        # Is memory read on the way round? Then the loop waits for somebody else, who may be a lane of the same warp.
+        # If the loop reads memory, it waits for another thread, which may be a lane of the same warp.
         waits = False
         place = state.pc
         for pc in range(place, len(self.code)):
@@ -139,15 +138,15 @@ class _Checker(Machine):
         if waits:
             raise self.reject(
                 place,
-                "a loop that waits for memory which another thread writes: lanes of one warp can wait for each other for ever",
+                "a loop that waits for memory which another thread writes: lanes of one warp can wait for each other forever",
                 "do not spin; use an atomic that needs no lock",
             )
         raise self.reject(
-            place, "a loop that may never end", "bound it by a counter that changes in every turn"
+            place, "a loop that may never end", "bound it by a counter that changes in every iteration"
         )
 
     def _covers(self, old: State, new: State) -> bool:
-        """Whether everything possible in `new` is possible in `old`."""
+        """Return whether everything that is possible in `new` is possible in `old`."""
         if len(old.stacks) != len(new.stacks) or len(old.held) != len(new.held):
             return False
         live = self.live[old.pc]
@@ -186,7 +185,7 @@ class _Checker(Machine):
             )
         if self.function.point not in CONTEXTS:
             raise VerifyError(
-                f"program {self.function.name}: it is no device program; give it a struct gpu_entry, gpu_exit … argument"
+                f"program {self.function.name}: its argument is not a context of the library; use struct gpu_entry, gpu_exit …"
             )
         pc = 0
         starts = set()
@@ -230,7 +229,7 @@ class _Checker(Machine):
     # One instruction
 
     def _step(self, state: State, i: Instruction) -> list[State]:
-        """The states after it: none at an end, two after an open jump; the first continues this path."""
+        """Return the states after an instruction: none at the end of a path, two after a jump that can go both ways."""
         if i.cls in (b.ALU, b.ALU64):
             self._alu(state, i)
         elif i.cls == b.LD:
@@ -263,14 +262,14 @@ class _Checker(Machine):
             source = self._operand(state, i)
             if source.kind != "number":
                 if not wide or i.offset:
-                    raise self.reject(pc, "cuts an address to fewer bits", "keep addresses in pointers")
+                    raise self.reject(pc, "truncates an address", "keep addresses in pointers")
             elif i.offset:
                 extended = ranges.extend(source.range, i.offset)
                 source = Value("number", extended if wide else truncate(extended))
             elif not wide:
                 source = Value("number", truncate(source.range))
             elif i.opcode & 0x08 and source.range.constant is None and not source.id:
-                source = source._replace(id=self.new_id())  # so that a test of one copy tells of the other
+                source = source._replace(id=self.new_id())  # a test of one copy then also bounds the other
                 state.registers[i.src] = source
             state.registers[i.dst] = source
             return
@@ -313,7 +312,7 @@ class _Checker(Machine):
                 raise self.reject(pc, "subtracts an address from a number", "only add to pointers")
             target, source = source, target
         if target.nullable:
-            raise self.reject(pc, "calculates with what may be NULL", "test it against NULL first")
+            raise self.reject(pc, "calculates with a pointer that may be NULL", "test it against NULL first")
         if target.kind == "map":
             raise self.reject(pc, "calculates with the address of a map", "use its methods")
         offset = ranges.operate(op, target.range, source.range, True, False)
@@ -357,7 +356,7 @@ class _Checker(Machine):
     def _compare(
         self, state: State, i: Instruction, left: Value, right: Value, taken: bool
     ) -> tuple[Value, Value] | None:
-        """Both operands as the jump tells of them; None where it cannot go this way."""
+        """Return what is known of both operands if the jump goes this way; None if it cannot."""
         op, wide = i.opcode & 0xF0, i.cls == b.JMP
         if left.kind == right.kind == "number":
             refined = (ranges.refine if wide else ranges.refine32)(op, left.range, right.range, taken)
@@ -384,7 +383,7 @@ class _Checker(Machine):
         raise self.reject(state.pc, "compares an address with a number", "only test pointers against NULL")
 
     def _learn(self, state: State, register: int, value: Value) -> None:
-        """Writes what a jump told of a value to every copy of it."""
+        """Write what a jump revealed about a value to every copy of it."""
         old = state.registers[register]
         if old is None or value == old:
             return
@@ -440,7 +439,7 @@ class _Checker(Machine):
                 )
             return []
         if result is not None and result.kind == "stack" and result.object == len(state.stacks) - 1:
-            raise self.reject(state.pc, "returns the address of a variable of its own", "return the value")
+            raise self.reject(state.pc, "returns the address of a local variable", "return the value")
         state.pc = state.chain[-1] + 1
         state.chain = state.chain[:-1]
         state.stacks.pop()
@@ -458,7 +457,7 @@ class _Checker(Machine):
 def _byte_swap(value: Range, i: Instruction) -> Range:
     bits = i.imm
     low = truncate(value, bits)
-    if i.cls == b.ALU and not i.opcode & 0x08:  # to little-endian, which this is
+    if i.cls == b.ALU and not i.opcode & 0x08:  # to little-endian, which both targets are
         return low
     number = low.constant
     if number is None:

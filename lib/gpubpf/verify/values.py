@@ -8,22 +8,23 @@ from math import gcd
 from typing import NamedTuple
 
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf.bytecode import Function, Program
+from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.ebpf.maps import MapDefinition
-from gpubpf.ebpf.ranges import ANY, Range
+from gpubpf.verify.ranges import ANY, Range
 
 Chain = tuple[
     int, ...
 ]  # the calls (instruction numbers) that lead into a subprogram; () is the program itself
-Place = tuple[Chain, int]
+CodePlace = tuple[Chain, int]
 
 
 class Value(NamedTuple):
-    """What a register or stack slot holds.
+    """What a register or stack slot holds: a number, or an address.
 
-    kind `number`: `range` is its value. Otherwise an address and `range` the offset from what `object` names:
-    `context`; `stack` (object: frame number); `map` (itself, object: name); `value` (of the map `object`);
-    `record` (object: its bytes). `id` ties copies together; `nullable`: may be 0 until a test has told.
+    kind `number`: `range` is its value. All other kinds are addresses, and `range` is the offset in bytes from the beginning of
+    `context`; `stack` (`object`: number of the frame); `map` (the map itself, `object`: its name); `value` (of the map `object`);
+    `record` (`object`: its size in bytes). Copies of a value have the same `id`. `nullable`: it may be NULL, until a jump has tested
+    that.
     """
 
     kind: str
@@ -34,10 +35,11 @@ class Value(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Access:
-    """The memory that an instruction reaches, on every path.
+class CheckedAccess:
+    """The memory that an instruction accesses, on every path.
 
-    kind `stack`, `memory` (global; `alignment` of the access), `context` (`name` its field, `offset` in it), `param` (`name` its map).
+    kind `stack`, `memory` (global memory; `alignment` of the access), `context` (`name` of the field, `offset` in it), `param`
+    (`name` of the map).
     """
 
     kind: str
@@ -47,27 +49,28 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Call:
-    """A call of a helper: the map it works on, what its address arguments point into (`stack` or `memory`, by register),
-    the constant size in bytes (of an update: its flags) and the constant text, where it has them."""
+class CheckedCall:
+    """A call of a helper, on every path: the map that it works on, where its address arguments point to (`stack` or `memory`, by
+    register), the constant size in bytes, the flags of an update, and the constant text."""
 
     helper: int
     map: str = ""
     pointers: Mapping[int, str] = field(default_factory=dict)
     size: int = 0
+    flags: int = 0
     text: str = ""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A device program that passed, with what was learnt: by place, memory reached and calls made; the places that are
-    reached at all; and for each conditional jump that is, where it may go."""
+    """A program that passed the second gate, with what was learnt: accesses and calls by place, all places that can be reached, and
+    the ways that each conditional jump can go."""
 
-    function: Function
-    accesses: Mapping[Place, Access]
-    calls: Mapping[Place, Call]
-    reached: frozenset[Place]
-    edges: frozenset[tuple[Place, bool]]
+    function: BpfFunction
+    accesses: Mapping[CodePlace, CheckedAccess]
+    calls: Mapping[CodePlace, CheckedCall]
+    reached: frozenset[CodePlace]
+    edges: frozenset[tuple[CodePlace, bool]]
     steps: int
     stack_low: int  # lowest stack offset that is written
 
@@ -79,7 +82,7 @@ Byte = tuple[Value, int, int]  # byte k of a value that was stored as n bytes
 
 
 class Checkpoint:
-    """A state at a jump target, and how many paths from it are not followed to their ends yet."""
+    """A state at a jump target, and the number of paths from it that are not followed to their end yet (`open`)."""
 
     __slots__ = ("open", "parent", "state")
 
@@ -88,7 +91,7 @@ class Checkpoint:
 
 
 class State:
-    """All that is known at a place on one path."""
+    """Everything that is known at one place on one path."""
 
     __slots__ = ("chain", "held", "mark", "pc", "registers", "returns", "stacks")
 
@@ -111,16 +114,16 @@ class State:
         return other
 
 
-def place_of(program: Program, function: Function, pc: int) -> str:
-    """Where an error is, for its message."""
+def place_of(program: Program, function: BpfFunction, pc: int) -> str:
+    """Return where an error is, for its message: program, instruction, C line."""
     line = function.instructions[pc].line if 0 <= pc < len(function.instructions) else 0
     text = program.quote(line)
     where = f"C line {line}" + (f" `{text}`" if text else "") if line else "C line not known"
     return f"{title(function)}, instruction {pc}, {where}"
 
 
-def title(function: Function) -> str:
-    """What a message calls a program."""
+def title(function: BpfFunction) -> str:
+    """Return how messages name a program: `device program NAME` or `host program NAME`."""
     return f"{'device' if function.point in b.DEVICE_POINTS else 'host'} program {function.name}"
 
 
@@ -129,7 +132,7 @@ def signed64(value: int) -> int:
 
 
 def value_alignment(definition: MapDefinition) -> int:
-    """The power of two that every value of the map is aligned to in storage (at most 16)."""
+    """Return the alignment in bytes of every value of the map, at most 16."""
     if definition.kind == "param":
         return 8
     if definition.kind == "hash":
@@ -138,6 +141,7 @@ def value_alignment(definition: MapDefinition) -> int:
 
 
 def value_covers(old: Value | None, new: Value | None, ids: dict[int, int]) -> bool:
+    """Return whether everything that `new` can be, `old` can be too. `ids` maps ids of the old state to those of the new one."""
     if old is None:
         return True
     if new is None or old.kind != new.kind or old.object != new.object or old.nullable != new.nullable:

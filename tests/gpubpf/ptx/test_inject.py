@@ -458,8 +458,12 @@ mov.u64 %rd4, _ZZ1kE4seen; st.global.u64 [%rd1], %rd4; ret; }}"""
             "tex.1d.v4.f32.s32 {%r1, %r1, %r1, %r1}, [t, {%r1}];",
             "texture or surface reference t",
         ),
-        ("", "isspacep.const %p1, %rd1;", "isspacep.const asks where a variable lies"),
-        ("", ".reg .b64 %gpubpf_x;", "%gpubpf_x is a name of ours: this PTX is instrumented already"),
+        ("", "isspacep.const %p1, %rd1;", "isspacep.const: constants are accessed in global memory here"),
+        (
+            "",
+            ".reg .b64 %gpubpf_x;",
+            "the name %gpubpf_x is reserved for gpubpf: this PTX is instrumented already",
+        ),
         ("", ".global .u32 v;", "variable v is declared in a function"),
         ("", "bra nowhere;", "PTX line 5: there is no label nowhere"),
         (

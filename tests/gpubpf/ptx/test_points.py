@@ -16,7 +16,7 @@ import pytest
 
 from engine_device import Array, Device, compile_cuda, nvcc
 from gpubpf.lower import Argument, Fragment
-from gpubpf.ptx import inject as injector
+from gpubpf.ptx import plan
 from gpubpf.ptx.inject import TABLE, Injected, Placement, Site, inject
 from gpubpf.ptx.module import parse, render
 from gpubpf_fragments import ROOM, log, tally
@@ -67,8 +67,8 @@ class Run:
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Programs at memory accesses as they are where there are few, and where there are many."""
     if request.param == "functions":
-        monkeypatch.setattr(injector, "MAX_INLINE", 0)
-        monkeypatch.setattr(injector, "MIN_FUNCTION", 0)
+        monkeypatch.setattr(plan, "MAX_INLINE", 0)
+        monkeypatch.setattr(plan, "MIN_FUNCTION", 0)
     return str(request.param)
 
 

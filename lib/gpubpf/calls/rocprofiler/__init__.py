@@ -1,6 +1,7 @@
-"""When each kernel ran on an AMD GPU, from rocprofiler-sdk: a C library in the program (agent.c), and what reads it (dispatches.py).
+"""Kernel dispatches on AMD GPUs from rocprofiler-sdk: a C library in the program (agent.c), and its reader
+(dispatches.py).
 
-Not verified on AMD hardware: what is here was tried against a stand-in that does what rocprofiler-sdk's headers and documents say.
+Not tested on AMD hardware, only with a stand-in that follows rocprofiler-sdk's headers and documentation.
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ _DIRECTORIES = (
     "/usr/lib/*-linux-gnu",
     "/usr/lib",
 )
-# Variables by which somebody else's profiler is loaded.
+# Variables that load another profiler.
 OTHERS = ("ROCP_TOOL_LIBRARIES", "ROCPROFILER_REGISTER_LIBRARY", "ROCPROFILER_REGISTER_FORCE_LOAD")
 
 
 def installed(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether a rocprofiler-sdk can be found that a command may use: where the loader looks, in ROCm's usual places, and among the
-    Python packages of the environment that the command is of."""
+    """Return whether a command may find rocprofiler-sdk.
+
+    Look where the loader looks, in ROCm's usual folders, and in the Python packages of the command's
+    environment.
+    """
     try:
         if f"/{_SDK}".encode() in _CACHE.read_bytes():
             return True
@@ -53,14 +57,17 @@ def installed(command: Sequence[str], environment: Mapping[str, str]) -> bool:
 
 
 def loadable(library: Path) -> bool:
-    """Whether every process of a command can load it: librocprofiler-register ends one that cannot. What root starts may become
-    anybody, so anybody has to be able to read it."""
+    """Return whether every process of a command can load the library: librocprofiler-register ends a process
+    that cannot.
+
+    A command that root starts may change its user, so every user must be able to read the library.
+    """
     if os.geteuid() == 0:
         for part, bits in [(library, stat.S_IROTH), *((parent, stat.S_IXOTH) for parent in library.parents)]:
             if not part.stat().st_mode & bits:
                 return False
     try:
         ctypes.CDLL(str(library))
-    except OSError:  # no execution allowed there, another C library
+    except OSError:  # a noexec mount, or another C library
         return False
     return True

@@ -1,13 +1,13 @@
 /*
- * libgpubpf-rocprofiler.so: hands when each dispatch started and ended on an AMD GPU to the tool that started the program.
+ * libgpubpf-rocprofiler.so: reports to the tool that started the program when each kernel dispatch started and ended on an AMD GPU.
  *
- * ROCm's runtimes hand their tables of functions to librocprofiler-register, which loads what ROCPROFILER_REGISTER_LIBRARY names and
- * passes them on to `rocprofiler_set_api_table` in it. That is this library, in front of librocprofiler-sdk: it looks for that, asks
- * it for dispatches, and passes the tables on. Where there is none the program goes on as if nothing had been set; register itself
- * would end it.
+ * ROCm's runtimes pass their function tables to librocprofiler-register. It loads the library that ROCPROFILER_REGISTER_LIBRARY names
+ * and passes the tables to `rocprofiler_set_api_table` there. That library is this one, in front of librocprofiler-sdk: it loads the
+ * SDK, asks it for dispatches, and passes the tables on. Without the SDK the program continues as if the variable were not set;
+ * librocprofiler-register itself would end the program.
  *
- * It has no thread of its own, keeps no file open, waits for nobody, and does nothing in a process that was forked from this one.
- * Not tried on AMD hardware.
+ * This library has no thread of its own, keeps no file open, never blocks, and does nothing in forked child processes.
+ * Not tested on AMD hardware.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -30,15 +30,15 @@
 #include "ring.h"
 #include "sdk.h"
 
-#define SOCKET "GPUBPF_DISPATCHES"      /* the name of the tool's socket, in the abstract name space */
+#define SOCKET "GPUBPF_DISPATCHES"      /* variable with the name of the tool's socket, an abstract one */
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static _Thread_local bool starting;
 static sdk_functions sdk;
 static const void *caller;              /* an address in librocprofiler-register */
 static struct hello hello = {.magic = RING_MAGIC};
-static bool forked;                     /* this process from the one that started it: its ring is not ours */
-static int memory_file = -1;            /* while starting */
+static bool forked;                     /* this process is a child: the ring is its parent's */
+static int memory_file = -1;            /* open only while starting */
 static struct ring_header *header;
 static struct ring_dispatch *slots;
 static char *names;
@@ -105,8 +105,8 @@ static void on_complete(const sdk_record *record, uint64_t enqueued_ns) {
     __atomic_store_n(&slot->number, number + 1, __ATOMIC_RELEASE);
 }
 
-/* In the launching thread when it gives a kernel to a queue, and in one of the runtime's threads when the kernel has ended. What is
-   left in `user` at the first is there at the second: the time, which says in which call of which thread it was. */
+/* Called in the launching thread when it enqueues a kernel, and in a thread of the runtime when the kernel has ended. The SDK passes the
+   value of `user` from the first call to the second: the time of enqueuing, from which the tool finds the call. */
 static void on_dispatch(sdk_record record, sdk_user_data *user, void *data) {
     (void)data;
     const sdk_dispatch *dispatch = record.payload;
@@ -132,10 +132,10 @@ static sdk_status on_agents(int version, const void **agents, size_t count, void
     return 0;
 }
 
-/* Memory in a file that cannot shrink, which the tool reads. False where there is none, as with limits of the program's. */
+/* Map memory from a file that cannot shrink, which the tool reads. Return false if that fails, such as for the program's limits. */
 static bool take_memory(void) {
     struct rlimit limit;
-    if (getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur < ring_bytes()) /* beyond it a signal would end the program */
+    if (getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur < ring_bytes()) /* a larger file would raise SIGXFSZ, which ends the program */
         return false;
     memory_file = memfd_create("gpubpf-dispatches", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (memory_file < 0)
@@ -189,7 +189,7 @@ static sdk_tool *configure(uint32_t version, const char *runtime, uint32_t prior
     return &tool;
 }
 
-/* One that is there already, or the one beside the caller: what the loader would find may be of another ROCm than the program's. */
+/* Use the SDK that is loaded already, or the one in the caller's directory. The loader might find that of another ROCm. */
 static void *load_sdk(void) {
     static const char *const known[] = {"librocprofiler-sdk.so.1", "librocprofiler-sdk.so"};
     char path[PATH_MAX];
@@ -226,7 +226,7 @@ static bool find_sdk(void) {
     return false;
 }
 
-/* Tells the tool, which keeps the memory from then on. Where it cannot take the message at once nothing is told. */
+/* Send the greeting and the memory's file to the tool, unless it cannot take the message at once. */
 static void tell(const char *name) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t length = strlen(name);
@@ -239,7 +239,7 @@ static void tell(const char *name) {
     hello.pid = (uint32_t)getpid();
     int own = open("/proc/self/comm", O_RDONLY | O_CLOEXEC);
     if (own >= 0) {
-        if (read(own, hello.comm, sizeof hello.comm - 1) < 0) /* then the tool looks itself */
+        if (read(own, hello.comm, sizeof hello.comm - 1) < 0) /* then the tool reads the name itself */
             hello.comm[0] = 0;
         close(own);
     }
@@ -267,11 +267,11 @@ static void start(void) {
     bool other = (others && *others) || dlsym(RTLD_DEFAULT, "rocprofiler_configure");
     if (!find_sdk()) {
         hello.state = AGENT_NO_SDK;
-    } else if (other) { /* its records would say less beside ours than alone */
+    } else if (other) { /* with two clients it would get fewer records than alone */
         hello.state = AGENT_OTHER_TOOL;
     } else {
         sdk_status status = sdk.force_configure(configure);
-        if (!hello.state) { /* it did not call us */
+        if (!hello.state) { /* it did not call `configure` */
             hello.state = AGENT_REFUSED;
             hello.status = (uint32_t)status;
         }
@@ -283,10 +283,10 @@ static void start(void) {
     starting = false;
 }
 
-/* What librocprofiler-register calls with each table. What it is given back other than 0 the runtime takes for an error. */
+/* Called by librocprofiler-register with each table. The runtime takes a result other than 0 for an error. */
 __attribute__((visibility("default"))) int rocprofiler_set_api_table(const char *name, uint64_t version, uint64_t instance, void **tables,
                                                                      uint64_t count) {
-    if (!starting) { /* else rocprofiler-sdk asks for the tables itself */
+    if (!starting) { /* while starting, rocprofiler-sdk asks for the tables itself */
         __atomic_store_n(&caller, __builtin_return_address(0), __ATOMIC_RELAXED);
         pthread_once(&once, start);
     }

@@ -1,17 +1,19 @@
-"""Reads what the agents (agent.c) of a command's processes hand over: when each dispatch was given to a GPU, started, and ended.
+"""Read the kernel dispatches that the agents (agent.c) in a command's processes report: when each was
+enqueued, started and ended.
 
-dispatches = Dispatches(command, environment, uid)
-…                           # the command is started with dispatches.environment
-new = dispatches.take()     # from time to time, and with last=True at the end
-dispatches.reason           # why there are none
-dispatches.close()
+    dispatches = Dispatches(command, environment, uid)
+    …                           # start the command with dispatches.environment
+    new = dispatches.take()     # from time to time, and with last=True at the end
+    dispatches.reason           # why there are none
+    dispatches.close()
 
-`take` gives a structured array, in the order in which the dispatches ended, of each process by itself: `start_ns`, `end_ns`,
-`enqueued_ns` (when the launching thread gave it to the GPU; 0 not known) on CLOCK_BOOTTIME, `queue`, `kernel` (see `names` of the
-process), `correlation`, `dispatch` (ids of rocprofiler-sdk's), `tid` (0: not known), `gpu` (place among the runtime's GPUs, -1 not
-known), `grid` (in work-items), `block`, `shared`, `scratch` (bytes), `process` (place in `processes`).
+`take` returns a structured array, for each process in the order in which its dispatches ended: `start_ns`,
+`end_ns`, `enqueued_ns` (when the launching thread enqueued it; 0: unknown) on CLOCK_BOOTTIME, `queue`,
+`kernel` (see `names` of the process), `correlation`, `dispatch` (IDs of rocprofiler-sdk), `tid` (0: unknown),
+`gpu` (index among the runtime's GPUs; -1: unknown), `grid` (in work-items), `block`, `shared`, `scratch`
+(bytes), `process` (index in `processes`).
 
-An agent's memory is a file that it cannot shrink; it is read and never mapped, and what is in it is untrusted.
+An agent's memory is a file that it cannot shrink. It is read and never mapped, and its content is untrusted.
 """
 
 from __future__ import annotations
@@ -39,17 +41,17 @@ if TYPE_CHECKING:
     Array: TypeAlias = NDArray[Any]
 
 SOCKET = "GPUBPF_DISPATCHES"
-SLOTS, HEADER, NAMES, GPUS = 32768, 4096, 16 << 20, 64  # as in ring.h
+SLOTS, HEADER, NAMES, GPUS = 32768, 4096, 16 << 20, 64  # the same as in ring.h
 MAGIC = 0x3144504247505547
 STARTED, NO_SDK, OTHER_TOOL, VERSION, REFUSED, NO_MEMORY = range(1, 7)
-MOST_PROCESSES = 4096  # of one measurement; each holds two files while it runs
-MOST_THREADS = 1 << 16  # of a process whose numbers are remembered
-MOST_WAITING = 256  # connections that have said nothing yet
-PATIENCE = 20  # how often a slot that is being written is waited for
+MOST_PROCESSES = 4096  # of one measurement; each needs two open files while it runs
+MOST_THREADS = 1 << 16  # thread numbers to keep for a process
+MOST_WAITING = 256  # connections without a greeting
+PATIENCE = 20  # how often to wait for a slot that is being written
 _F_GET_SEALS, _F_SEAL_SHRINK = 1034, 2  # fcntl.h
 _HELLO = struct.Struct("<Q4I16s")
 _RING = struct.Struct("<5Q2I")  # magic, enqueued, written, names, names_lost, stopped, gpus
-_STOPPED = 40  # where `stopped` lies
+_STOPPED = 40  # offset of `stopped`
 _NAME = struct.Struct("<Q2I")
 _SLOT = np.dtype(
     [
@@ -64,35 +66,37 @@ _SIZE = HEADER + SLOTS * _SLOT.itemsize + NAMES
 
 
 @dataclass
-class Process:
-    """One that has an agent. `inside`: its number in its own PID namespace."""
+class AgentProcess:
+    """A process that has an agent. `inside`: its PID in its own PID namespace."""
 
     pid: int
     inside: int
     comm: str
     file: int
     life: int  # a pidfd; -1: it has ended
-    taken: int = 0  # dispatches
+    taken: int = 0  # dispatches that were read
     enqueued: int = 0
     waited: int = 0
     names: dict[int, str] = field(default_factory=dict)  # of kernels, mangled
     names_taken: int = 0  # bytes
     names_lost: int = 0
-    threads: dict[int, int] = field(default_factory=dict)  # as it numbers them → as the tool does
+    threads: dict[int, int] = field(default_factory=dict)  # TID in its PID namespace → in the tool's
 
     @property
     def unended(self) -> int:
-        """Dispatches that had been given to the GPU and had not ended, or of which the end did not come to be known."""
+        """Dispatches that were enqueued and whose end was not reported."""
         return max(0, self.enqueued - self.taken)
 
 
 class Dispatches:
-    """`uid`: of the command's user; agents of others are not listened to, but root's."""
+    """Listen for the agents of a command. `uid`: the command's user; agents of other users, except root, are
+    ignored.
+    """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], uid: int) -> None:
-        self.processes: list[Process] = []
+        self.processes: list[AgentProcess] = []
         self.environment: dict[str, str] = {}
-        self.lost = 0  # dispatches that were overwritten, or not written to their end
+        self.lost = 0  # dispatches that were overwritten, or only partly written
         self._states: set[tuple[int, int, int]] = set()
         self._uids = {uid, 0}
         self._listener: socket.socket | None = None
@@ -111,20 +115,22 @@ class Dispatches:
     @staticmethod
     def _impossible(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
         if not command:
-            return "rocprofiler-sdk sees what a program runs only where the tool started it"
+            return "rocprofiler-sdk can report only on a COMMAND that the tool starts"
         for name in OTHERS:
             if environment.get(name):
-                return f"{name} is set, for another profiler"
+                return f"{name} is set for another profiler"
         if not installed(command, environment):
-            return "rocprofiler-sdk is not installed, or not found (ROCM_PATH says where it is)"
+            return "rocprofiler-sdk is not installed, or not found (set ROCM_PATH)"
         if not LIBRARY.exists():
-            return "libgpubpf-rocprofiler.so is not built (script/setup)"
+            return "libgpubpf-rocprofiler.so is not built; run script/setup"
         if not loadable(LIBRARY.resolve()):
-            return f"not every user can read and load {LIBRARY.resolve()}; install gpubpf where they can"
+            return (
+                f"not every user can read and load {LIBRARY.resolve()}; install gpubpf where every user can"
+            )
         return None
 
     def close(self) -> None:
-        """What agents still write nobody reads."""
+        """Close all connections. What agents still write is not read."""
         for process in self.processes:
             self._leave(process)
         for connection in self._waiting:
@@ -135,39 +141,39 @@ class Dispatches:
 
     @property
     def reason(self) -> str | None:
-        """Why there are no times of dispatches; None where a process gives them."""
+        """Why there are no dispatches, or None if a process reports them."""
         if self.processes or self._why:
             return self._why
         said = {
             NO_SDK: "librocprofiler-sdk could not be loaded into the program",
-            OTHER_TOOL: "the program has another profiler that uses rocprofiler-sdk",
-            VERSION: "rocprofiler-sdk {2} is in the program, and 1.x is known",
-            REFUSED: "rocprofiler-sdk refused (status {1})",
-            NO_MEMORY: "the program's limits leave no memory for them",
+            OTHER_TOOL: "another profiler in the program uses rocprofiler-sdk",
+            VERSION: "rocprofiler-sdk {2} in the program is not supported; only 1.x is",
+            REFUSED: "rocprofiler-sdk returned error status {1}",
+            NO_MEMORY: "the program's limits leave no memory for its records",
         }
         for state in sorted(self._states):
             version = state[2]
             text = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
             return said[state[0]].format(state[0], state[1], text)
         return (
-            "no process told of any: none loaded librocprofiler-register (of ROCm 6.2 or newer), "
+            "no process reported any: none loaded librocprofiler-register (ROCm 6.2 or newer), "
             "or only in another network namespace"
         )
 
     @property
     def unended(self) -> int:
-        """Dispatches whose end did not come to be known."""
+        """Dispatches whose end was not reported."""
         return sum(process.unended for process in self.processes)
 
     @property
     def names_lost(self) -> int:
-        """Kernels for whose names there was no room."""
+        """Kernels whose names did not fit into an agent's memory."""
         return sum(process.names_lost for process in self.processes)
 
     # --- processes ---
 
     def _accept(self) -> None:
-        """Those that have begun since the last look."""
+        """Accept the processes that have started since the last time."""
         while self._listener and len(self._waiting) < MOST_WAITING:
             try:
                 connection, _ = self._listener.accept()
@@ -183,7 +189,7 @@ class Dispatches:
                     continue
                 still.append(connection)
                 continue
-            except OSError:  # gone, or not what an agent says
+            except OSError:  # closed, or not an agent's greeting
                 connection.close()
             finally:
                 for file in files:
@@ -191,7 +197,9 @@ class Dispatches:
         self._waiting = still
 
     def _greet(self, connection: socket.socket, files: list[int]) -> bool:
-        """Whether an agent has said who it is. `files`: those that came and are not kept. Raises OSError."""
+        """Return whether an agent's greeting has come. Add received files that are not kept to `files`. Raise
+        OSError.
+        """
         peer = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if peer[1] not in self._uids:
             raise OSError("another user's")
@@ -210,7 +218,7 @@ class Dispatches:
         if state != STARTED:
             self._states.add((state, status, version))
         elif len(files) == 1 and len(self.processes) < MOST_PROCESSES:
-            # Memory, which can be read without waiting for anybody; other files have no seals.
+            # Reading a memfd never blocks. Only memfds have seals.
             if (
                 not fcntl.fcntl(files[0], _F_GET_SEALS) & _F_SEAL_SHRINK
                 or os.fstat(files[0]).st_size != _SIZE
@@ -225,12 +233,12 @@ class Dispatches:
         life = -1
         with contextlib.suppress(OSError):
             life = os.pidfd_open(pid)
-        self.processes.append(Process(pid, inside, comm or "?", file, life))
+        self.processes.append(AgentProcess(pid, inside, comm or "?", file, life))
 
-    def _leave(self, process: Process) -> None:
+    def _leave(self, process: AgentProcess) -> None:
         if process.file >= 0:
             with contextlib.suppress(OSError):
-                os.pwrite(process.file, b"\1\0\0\0", _STOPPED)  # where it goes on
+                os.pwrite(process.file, b"\1\0\0\0", _STOPPED)  # tells an agent that still runs
             os.close(process.file)
         if process.life >= 0:
             os.close(process.life)
@@ -239,7 +247,9 @@ class Dispatches:
     # --- dispatches ---
 
     def take(self, last: bool = False) -> Array:
-        """The dispatches that have ended since the last time, of dtype DISPATCH. `last`: nothing is waited for any more."""
+        """Return the dispatches that have ended since the last time, of dtype DISPATCH. `last`: do not wait
+        for partly written ones.
+        """
         self._accept()
         parts = [
             self._take(number, process, last)
@@ -248,7 +258,7 @@ class Dispatches:
         ]
         return np.concatenate(parts) if parts else np.empty(0, DISPATCH)
 
-    def _take(self, number: int, process: Process, last: bool) -> Array:
+    def _take(self, number: int, process: AgentProcess, last: bool) -> Array:
         ended = process.life < 0 or bool(select.select([process.life], [], [], 0)[0])
         slots = list(self._read(process, last or ended))
         self._read_names(process)
@@ -264,14 +274,14 @@ class Dispatches:
         found["tid"] = self._threads(process, found["tid"])
         return found[(found["end_ns"] >= found["start_ns"]) & (found["end_ns"] < 1 << 63)]
 
-    def _header(self, process: Process) -> tuple[int, ...]:
+    def _header(self, process: AgentProcess) -> tuple[int, ...]:
         return _RING.unpack(os.pread(process.file, _RING.size, 0))
 
-    def _read(self, process: Process, last: bool) -> Iterator[Array]:
-        """Its new slots. One that is being written ends them, unless it has been for long, or `last`."""
+    def _read(self, process: AgentProcess, last: bool) -> Iterator[Array]:
+        """Yield the new slots. Stop at one that is being written, unless that has taken long, or `last`."""
         _, process.enqueued, written, _, process.names_lost, *_ = self._header(process)
         if not process.taken <= written < process.taken + (1 << 40):
-            return  # not what an agent writes
+            return  # not a value that an agent writes
         if written - process.taken > SLOTS:
             self.lost += written - SLOTS - process.taken
             process.taken = written - SLOTS
@@ -287,7 +297,7 @@ class Dispatches:
                 count = int(unwritten[0])
             else:
                 process.waited = 0
-            # What was written meanwhile may be half of what was read.
+            # A slot that was written meanwhile may have been read half.
             good = (slots["number"] == expected) & (expected + SLOTS > self._header(process)[2])
             self.lost += count - int(np.count_nonzero(good[:count]))
             yield slots[:count][good[:count]]
@@ -295,7 +305,7 @@ class Dispatches:
             if count < len(slots):
                 return
 
-    def _read_names(self, process: Process) -> None:
+    def _read_names(self, process: AgentProcess) -> None:
         begin = HEADER + SLOTS * _SLOT.itemsize
         used = min(self._header(process)[3], NAMES)
         if used <= process.names_taken:
@@ -313,8 +323,8 @@ class Dispatches:
             at = (end + 7) // 8 * 8
         process.names_taken += min(at, len(data))
 
-    def _threads(self, process: Process, tids: Array) -> Array:
-        """Numbers of threads as the tool has them, where the process numbers them otherwise."""
+    def _threads(self, process: AgentProcess, tids: Array) -> Array:
+        """Return the TIDs in the tool's PID namespace."""
         if process.inside == process.pid:
             return tids
         if len(process.threads) > MOST_THREADS:

@@ -1,16 +1,16 @@
 /*
- * sdk.h: what of rocprofiler-sdk 1.x the agent uses, declared by ourselves so that nothing of ROCm is needed to build.
+ * sdk.h: the parts of rocprofiler-sdk 1.x that the agent uses, declared here so that the build does not need ROCm.
  *
- * From the published headers of rocprofiler-sdk 1.0 to 1.3 (fwd.h, callback_tracing.h, registration.h, context.h, agent.h). Structs are
- * cut off behind what is used: those that the library hands over begin with their size in bytes, and are read as far as that says.
- * Not tried on AMD hardware.
+ * They follow the published headers of rocprofiler-sdk 1.0 to 1.3 (fwd.h, callback_tracing.h, registration.h, context.h, agent.h). Structs
+ * end after the last member in use: those that the library passes begin with their size in bytes, which may be larger than here.
+ * Not tested on AMD hardware.
  */
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
-enum { SDK_MAJOR = 1 };                 /* records that come by value may differ in another */
+enum { SDK_MAJOR = 1 };                 /* records that are passed by value may differ in other versions */
 
 typedef int sdk_status;                 /* 0 is success */
 typedef struct { uint64_t handle; } sdk_context;
@@ -27,7 +27,7 @@ enum { SDK_AGENT_VERSION = 1, SDK_AGENT_GPU = 2 };
 
 typedef struct {                        /* rocprofiler_callback_tracing_record_t, by value */
     sdk_context context;
-    uint64_t thread;                    /* as gettid(2) has it in the process */
+    uint64_t thread;                    /* gettid(2) in the process */
     struct { uint64_t internal, external, ancestor; } correlation;
     int32_t kind, operation, phase;
     void *payload;
@@ -72,7 +72,7 @@ typedef sdk_tool *(*sdk_configure)(uint32_t version, const char *runtime, uint32
 typedef void (*sdk_callback)(sdk_record, sdk_user_data *, void *);
 typedef sdk_status (*sdk_agents)(int version, const void **agents, size_t count, void *);
 
-/* Its functions, found by name with "rocprofiler_" before it. */
+/* The SDK's functions, whose symbols are these names after "rocprofiler_". */
 typedef struct {
     sdk_status (*force_configure)(sdk_configure);
     sdk_status (*create_context)(sdk_context *);

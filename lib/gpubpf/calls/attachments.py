@@ -1,0 +1,90 @@
+"""Notices that say which processes have probes, and the names of these processes."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from gpubpf.calls.kernel_names import KernelNames
+from gpubpf.calls.probes import CallProbes
+from gpubpf.calls.traced_processes import TracedProcesses
+from gpubpf.linux import libraries
+from gpubpf.linux.libraries import Names
+from gpubpf.session import joining
+from gpubpf.show import cli
+
+
+class Attachments:
+    """The traced processes that have loaded a library of the API.
+
+    A process counts as attached when it maps a library, or when it has made a call.
+    """
+
+    def __init__(
+        self,
+        processes: TracedProcesses,
+        calls: CallProbes,
+        kernels: KernelNames,
+        args: argparse.Namespace,
+        out: cli.Output,
+        note: Callable[[str], None],
+    ) -> None:
+        self._processes, self._calls, self._kernels = processes, calls, kernels
+        self._args, self._out, self._note = args, out, note
+        self._names = Names(*calls.api.libraries)
+        self._comms: dict[int, str] = {}
+        self.attached: set[int] = set()
+        self.waiting: list[int] = []  # processes that have not mapped a library yet, as far as is known
+
+    @property
+    def library(self) -> str:
+        """The name of the library that processes have to load."""
+        return self._calls.api.libraries[0]
+
+    def begin(self) -> None:
+        """Announce what is traced."""
+        self.waiting = list(self._processes.pids)
+        if self._processes.everyone:
+            self._note("watching every process")
+            if self._args.json:
+                self._out.record(type="watching", ts_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+        self.check_maps()
+        for pid in self.waiting if self._args.pid else ():
+            self._note(f"pid {pid} ({joining.comm(pid)}) has not loaded {self.library} yet; waiting")
+
+    def check_maps(self) -> None:
+        """Announce the processes that have mapped a library since the last time."""
+        for pid in tuple(self.waiting):
+            with suppress(OSError):
+                if any(True for _ in libraries.mapped(pid, self._names)):
+                    self._announce(pid, joining.comm(pid))
+
+    def check_calls(self) -> None:
+        """Announce the processes that have made their first call since the last time."""
+        for pid, comm in self._calls.seen.items():
+            self._comms[pid] = comm  # the process may have executed another program
+            if pid not in self.attached:
+                self._announce(pid, comm)
+
+    def _announce(self, pid: int, comm: str) -> None:
+        self.attached.add(pid)
+        self._comms[pid] = comm
+        self._kernels.look(pid)
+        if pid in self.waiting:
+            self.waiting.remove(pid)
+        self._note(f"attached to {pid} ({comm})")
+        if self._args.json:
+            now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            self._out.record(type="attached", pid=pid, comm=comm, ts_ns=now)
+
+    def is_traced(self, pid: int) -> bool:
+        """Return whether a process is known to be traced."""
+        return self._processes.everyone or pid in self._comms
+
+    def comm(self, pid: int) -> str:
+        """Return the name of a process, or "" if it is unknown."""
+        if pid not in self._comms:
+            self._comms.update(self._calls.seen)
+        return self._comms.get(pid, "")

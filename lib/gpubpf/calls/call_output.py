@@ -1,0 +1,144 @@
+"""Print single calls: each call (-e), and slow calls with the causes of their latency (--slow)."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpubpf.calls import call_lines, delay_text, kfd, records
+from gpubpf.calls.delays import Cause, RecentSpans
+from gpubpf.calls.statistics import KernelName
+from gpubpf.show import cli
+from gpubpf.show.owner_columns import Owner, OwnerColumns
+
+if TYPE_CHECKING:
+    from gpubpf.calls.api import Api
+    from gpubpf.calls.driver_log import DriverLog
+
+MOST_SLOW = 10_000  # slow calls of an interval that the table of threads covers
+
+
+class CallOutput:
+    """Where and how calls are printed, and the names that this needs.
+
+    `name_of`: the name of a kernel, by process and handle. `comm`: the name of a process. `owners` decides
+    whether rows name their process.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        name_of: Callable[[int, int], KernelName],
+        comm: Callable[[int], str],
+        owners: OwnerColumns,
+        args: argparse.Namespace,
+        out: cli.Output,
+    ) -> None:
+        self._api, self.name_of, self._comm = api, name_of, comm
+        self.owners, self._args, self.out = owners, args, out
+        self.origin_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self._clock_ns = time.time_ns() - self.origin_ns
+        self._headed: bool | None = None  # whether the header that was printed has columns for processes
+
+    @property
+    def columns(self) -> call_lines.CallColumns:
+        """The columns of lines of text, as of now."""
+        return call_lines.CallColumns(
+            self.origin_ns,
+            self.owners.processes,
+            self._clock_ns if self._args.timestamps else None,
+            self._args.verbose,
+        )
+
+    def see_owners(self, events: Any) -> None:
+        """Note whose calls these are, as lines name the process if there are several."""
+        import numpy as np
+
+        pids = np.unique(events["tgid"]).tolist()
+        self.owners.see(Owner(pid, self._comm(pid), 0) for pid in pids)
+
+    def call_records(self, events: Any) -> list[dict[str, Any]]:
+        """Return the record "call" of each event."""
+        return records.call_records(events, self._api, self.name_of)
+
+    def texts(self, events: Any) -> list[str]:
+        """Return a description of each event."""
+        groups = records.group_calls(events, self._api, self.name_of)
+        return records.in_call_order((group.positions, call_lines.call_texts(group)) for group in groups)
+
+    def csv_header(self, columns: tuple[str, ...]) -> None:
+        """Print the header unless something was printed already."""
+        if not self.out.began:
+            self.out.write(cli.csv_cells(columns) + "\n")
+
+    def print_calls(self, events: Any) -> None:
+        """Print a line for each event."""
+        if self._args.json:
+            self._write(events, call_lines.json_lines)
+        elif self._args.csv:
+            self.csv_header(call_lines.CSV_CALLS)
+            self._write(events, call_lines.csv_lines)
+        else:
+            self.see_owners(events)
+            columns = self.columns
+            if columns.several != self._headed:
+                self._headed = columns.several
+                self.out.line(columns.header)
+            self._write(events, lambda group: call_lines.text_lines(group, columns))
+
+    def _write(self, events: Any, lines: Callable[[records.CallGroup], Iterable[str]]) -> None:
+        for text in records.format_calls(events, self._api, self.name_of, lines):
+            self.out.write(text)
+
+    def print_dispatches(self, dispatches: Sequence[dict[str, Any]]) -> None:
+        """Print kernel dispatches as JSON or text. CSV has no place for them."""
+        if self._args.json:
+            self.out.records(dispatches)
+        elif not self._args.csv:
+            columns = self.columns
+            self.out.lines(call_lines.dispatch_line(record, columns) for record in dispatches)
+
+
+class SlowCalls:
+    """The calls of --slow, with the causes of their latency."""
+
+    def __init__(self, output: CallOutput, driver: DriverLog | None, args: argparse.Namespace) -> None:
+        self._output, self._driver, self._args = output, driver, args
+        self._spans = RecentSpans()
+        self._slow: list[tuple[dict[str, Any], list[Cause]]] = []  # since the last report
+
+    def add_spans(self, spans: Any) -> None:
+        """Add delays of threads. They must come before the calls that contain them."""
+        self._spans.add(spans)
+
+    def print_calls(self, events: Any, call_records: Sequence[dict[str, Any]]) -> None:
+        """Print slow calls with their causes, and keep them for `threads`. With -e, text and CSV show them
+        without causes.
+        """
+        explained = [(record, self._causes(record)) for record in call_records]
+        if len(self._slow) < MOST_SLOW:
+            self._slow += explained
+        output = self._output
+        if self._args.json:
+            output.out.records(
+                record | {"why": [delay_text.cause_record(cause) for cause in causes]}
+                for record, causes in explained
+            )
+        elif explained and not self._args.csv and not self._args.each:
+            output.see_owners(events)
+            for text, (record, causes) in zip(output.texts(events), explained, strict=True):
+                several = output.owners.processes
+                output.out.lines(delay_text.slow_call_lines(record, text, causes, output.origin_ns, several))
+
+    def _causes(self, record: dict[str, Any]) -> list[Cause]:
+        """Return why the call's thread was off the CPU, and what the GPU's driver did meanwhile."""
+        pid, start, end = record["pid"], record["ts_ns"], record["ts_ns"] + record["lat_ns"]
+        found = self._spans.explain(pid, record["tid"], start, end)
+        return found + (kfd.causes_during(self._driver.recent, pid, start, end) if self._driver else [])
+
+    def threads(self) -> Iterable[str]:
+        """Return the table of threads that made slow calls since the last report."""
+        slow, self._slow = self._slow, []
+        return delay_text.slow_threads(slow, self._output.owners.processes)

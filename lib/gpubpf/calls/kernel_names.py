@@ -1,0 +1,473 @@
+"""Find the name of the kernel that a handle stands for: from calls that register or find kernels, symbols,
+and code (docs/amd.md).
+
+    kernels = KernelNames(api, calls.bpf)   # before calls.start()
+    kernels.look(pid)                       # when a process is new: note its files while it lives
+    kernels.read(calls.host)                # from time to time
+    kernels.name(pid, handle)
+
+The handle in a launch by the runtime is an address in the program: of a variable (HIP) or of a function
+(CUDA), either of which has the kernel's symbol. The handle in a launch of a module's function belongs to the
+runtime, so only the call that returned it tells its name. Processes, their files and the names in them are
+untrusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import re
+import struct
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpubpf import elf, names
+from gpubpf.calls.api import Api
+from gpubpf.elf import Elf
+from gpubpf.errors import ImageError
+from gpubpf.linux import libraries
+from gpubpf.names import Name
+from gpubpf.process import target
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from gpubpf.linux.host_programs import Host
+    from gpubpf.program import BPF
+
+# KERNEL_REGISTERED, KERNEL_FOUND, KERNEL_SAME of include/gpubpf_kernels.h.
+REGISTERED, BY_NAME, BY_HANDLE = 1, 2, 3
+_KINDS = {"registered": REGISTERED, "by_name": BY_NAME, "by_handle": BY_HANDLE}  # api.KERNEL_NAMING
+_STRIDE, _PARTS = 223, 18  # bytes of a name in a record that is not its last: KERNEL_TEXT - 1; KERNEL_PARTS
+_MOST_PROCESSES, _MOST_NAMES, _MOST_FILES = 4096, 1 << 18, 64
+_MOST_REGISTRATIONS = 1 << 16  # in a file's code
+_LONGEST = 1 << 14  # bytes of a name
+_LARGEST = 1 << 28  # bytes of code that are searched
+# Raised for files that are not valid ELF.
+_INVALID = (OSError, ImageError, ValueError, OverflowError, struct.error)
+_NAME = re.compile(rb"[A-Za-z_$][\w.$]*\Z")
+# ELF sections that programs with device code have.
+_DEVICE_CODE = (".hip_fatbin", ".hipFatBinSegment", ".nv_fatbin", "__nv_relfatbin", ".nvFatBinSegment")
+# clang appends this to the names of static kernels that are linked on the device; nvcc prepends it.
+_LOCAL = re.compile(
+    r"(?:\.(?:static|intern)\.|__(?:static|intern)__)[0-9a-f]{8,}\Z|\A__nv_static_\d+__\w*?_[0-9a-f]{8}_(?=_Z)"
+)
+_STUB = re.compile(r"(\d+)__device_stub__(?=[A-Za-z_])")  # in the name of a kernel's function on the host
+# The variable in which the host code of nvcc 13 keeps a handle.
+_HANDLE = re.compile(r"_ZZL?(\d+)(__device_stub_(_Z\w+))E8__handle\Z")
+# The fifth argument of a registration limits the threads of a block; clang and nvcc pass -1. mov r8d, -1; or r8d, -1.
+_NO_LIMIT = re.compile(rb"\x41\xb8\xff\xff\xff\xff|\x41\x83\xc8\xff", re.DOTALL)
+_LEA = re.compile(rb"[\x48\x4c]\x8d[\x05\x0d\x15\x1d\x25\x2d\x35\x3d]", re.DOTALL)  # lea r64, [rip + x]
+_IMMEDIATE = re.compile(rb"[\xb8-\xbf]", re.DOTALL)  # mov r32, x
+_BEFORE, _AFTER = 96, 96  # bytes of code around it that set up the other arguments of the call
+
+
+class KernelNames:
+    """The names of kernels by process and handle.
+
+    Adds programs to those of `bpf`, whose text must include gpubpf_kernels.h. Without `bpf` names come only
+    from files.
+    """
+
+    def __init__(self, api: Api, bpf: BPF | None = None) -> None:
+        # By process and handle: a mangled name, or another handle of the same kernel.
+        self._known: OrderedDict[int, dict[int, str | int]] = OrderedDict()
+        self._parts: dict[tuple[int, int], bytes] = {}
+        self._processes: OrderedDict[int, _Process] = OrderedDict()
+        self._count = 0
+        if bpf is not None:
+            kinds = {f.symbol: _KINDS[f.kernel_name] for f in api.functions if f.kernel_name}
+            for name, returns in (("kernel_told", False), ("kernel_given", True)):
+                bpf.attach_uprobe(api.libraries, kinds, fn_name=name, ret=returns, optional=True)
+
+    def look(self, pid: int) -> None:
+        """Note which files a process maps, as it may end before `name` is called."""
+        process = self._process(pid)
+        before = process.program
+        with contextlib.suppress(OSError):
+            process.look()
+        if None not in (before, process.program) and before != process.program:
+            # The process executed another program, or its PID was reused: known handles meant other kernels.
+            self._count -= len(self._known.pop(pid, {}))
+
+    def read(self, host: Host) -> None:
+        """Read the names that the programs recorded since the last time."""
+        found = host.records("kernel_names")
+        for pid in set(found["tgid"].tolist()):
+            self.look(pid)
+        for record in found:
+            pid, handle = int(record["tgid"]), int(record["handle"])
+            if record["kind"] == BY_HANDLE:
+                if handle != int(record["source"]):
+                    self._keep(pid, handle, int(record["source"]))
+                continue
+            size, part = int(record["bytes"]), int(record["part"])
+            text = record["text"].tobytes()[: max(size - 1, 0)]
+            whole = self._parts.pop((pid, handle), b"") + text if part else text
+            if size > _STRIDE and part < _PARTS - 1:
+                self._parts[pid, handle] = whole
+                continue
+            # The name is longer than all parts, or it is on a page that the process had not touched yet.
+            if size > _STRIDE or not (size or part):
+                whole = self._process(pid).text(int(record["source"]))
+            if whole:
+                self._keep(pid, handle, whole.decode("utf-8", "replace"))
+        if len(self._parts) > _MOST_PROCESSES:
+            self._parts.clear()
+
+    def lost(self, host: Host) -> int:
+        """Return how many names did not fit into the ring."""
+        return int(host.items("kernel_lost")["value"].sum())
+
+    def name(self, pid: int, handle: int) -> Name | None:
+        """Return the name of the kernel, or None if it is unknown."""
+        found = self._mangled(pid, handle)
+        return names.demangle(_LOCAL.sub("", found)) if found else None
+
+    def _mangled(self, pid: int, handle: int, depth: int = 0) -> str | None:
+        process = self._process(pid)
+        name = self._known.get(pid, {}).get(handle)
+        if name is None and (found := process.symbol(handle)) is not None:
+            return found
+        if name is None:
+            name = self._from_parents(pid, handle)
+        if isinstance(name, int):
+            return self._mangled(pid, name, depth + 1) if depth < 4 else None
+        return name or process.search(handle)
+
+    def _from_parents(self, pid: int, handle: int) -> str | int | None:
+        """Return the name that a parent process knows for the handle.
+
+        If the process has ended and its parents are unknown, return what all processes that know the handle
+        agree on.
+        """
+        parent = self._process(pid).parent
+        for _ in range(16):
+            if not parent:
+                break
+            if (found := self._known.get(parent, {}).get(handle)) is not None:
+                return found
+            parent = self._processes[parent].parent if parent in self._processes else 0
+        if self._process(pid).alive:
+            return None
+        found_ = {known[handle] for known in self._known.values() if handle in known}
+        return found_.pop() if len(found_) == 1 else None
+
+    def _keep(self, pid: int, handle: int, name: str | int) -> None:
+        self._known.setdefault(pid, {})
+        if self._count >= _MOST_NAMES and handle not in self._known[pid]:
+            _, dropped = self._known.popitem(last=False)
+            self._count -= len(dropped)
+            self._known.setdefault(pid, {})
+        self._count += handle not in self._known[pid]
+        self._known[pid][handle] = name
+
+    def _process(self, pid: int) -> _Process:
+        if pid not in self._processes:
+            self._processes[pid] = _Process(pid)
+            if len(self._processes) > _MOST_PROCESSES:
+                self._processes.popitem(last=False)
+        self._processes.move_to_end(pid)
+        return self._processes[pid]
+
+
+@dataclass
+class _Process:
+    """The files that a process maps, as of the last `look`."""
+
+    pid: int
+    parent: int = 0
+    program: tuple[int, int] | None = None
+    mapped: tuple[target.Mapping, ...] = ()
+    files: dict[tuple[str, int], _File | None] = field(default_factory=dict)
+    others: set[tuple[str, int]] = field(default_factory=set)  # files without device code
+    found: dict[int, str | None] = field(default_factory=dict)
+
+    @property
+    def alive(self) -> bool:
+        return os.path.exists(f"/proc/{self.pid}")
+
+    def look(self) -> None:
+        """Read the process's mappings and open new files. Raise OSError if it has ended; what is known stays."""
+        with open(f"/proc/{self.pid}/stat", "rb") as stat:
+            self.parent = int(stat.read().rpartition(b")")[2].split()[1])
+        mapped = tuple(m for m in target.mappings(self.pid) if m.file[1])
+        if mapped and mapped != self.mapped:
+            self.mapped = mapped
+            self.found.clear()
+        self.program = _identity(self.pid)
+        for m in mapped:  # opened now, as the process may end
+            if m.file not in self.files and m.file not in self.others:
+                file = self._open(m)
+                if file is not None and file.has_kernels:
+                    self.files[m.file] = file
+                else:
+                    self.others.add(m.file)
+
+    def text(self, address: int) -> bytes:
+        """Return the string at an address of the process."""
+        with contextlib.suppress(OSError), target.Memory(self.pid) as memory:
+            return memory.some(address, _LONGEST).partition(b"\0")[0]
+        file, at = self._place(address)
+        return file.text(at) if file else b""
+
+    def symbol(self, address: int) -> str | None:
+        """Return the kernel whose symbol has this address."""
+        if self.program is not None and _identity(self.pid) not in (None, self.program):  # exec
+            with contextlib.suppress(OSError):
+                self.look()
+        if address not in self.found:
+            self.found[address] = self._symbol(address)
+        return self.found[address]
+
+    def _symbol(self, address: int) -> str | None:
+        file, at = self._place(address)
+        if file is not None:
+            return file.symbols.name(at)
+        return self._by_variable(address)
+
+    def search(self, address: int) -> str | None:
+        """Return the kernel that the code registers under this address."""
+        file, at = self._place(address)
+        return file.registrations.get(at) if file is not None else None
+
+    def _place(self, address: int) -> tuple[_File | None, int]:
+        """Return the file that is mapped at an address, and the corresponding address in the file."""
+        mapping = self._mapping(address)
+        if mapping is None:
+            with contextlib.suppress(OSError):
+                self.look()
+            mapping = self._mapping(address)
+        if mapping is None or (file := self._file(mapping)) is None:
+            return None, 0
+        offset = address - mapping.start + mapping.offset
+        return file, -1 if (at := elf.address_of(file.loads, offset)) is None else at
+
+    def _mapping(self, address: int) -> target.Mapping | None:
+        return next((m for m in self.mapped if m.start <= address < m.end), None)
+
+    def _file(self, m: target.Mapping) -> _File | None:
+        if m.file not in self.files:
+            self.files[m.file] = self._open(m)
+        return self.files[m.file]
+
+    def _open(self, m: target.Mapping) -> _File | None:
+        place = libraries.MappedCode(self.pid, m.start, m.end, m.offset, m.file[0], m.file[1], m.path)
+        with contextlib.suppress(*_INVALID):
+            opened = libraries.open_mapped(place)
+            try:
+                return _file(libraries.key(opened), opened)
+            finally:
+                os.close(opened)
+        return None
+
+    def _by_variable(self, handle: int) -> str | None:
+        """Return the kernel whose variable holds the handle: nvcc's host code has one for each kernel that
+        was launched.
+        """
+        for file, base in self._variables():
+            with contextlib.suppress(OSError), target.Memory(self.pid) as memory:
+                for at, name in file.symbols.handles.items():
+                    if memory.some(base + at, 8) == struct.pack("<Q", handle & (1 << 64) - 1):
+                        return name
+        return None
+
+    def _variables(self) -> Iterable[tuple[_File, int]]:
+        """Yield the files with such variables, each with its load bias."""
+        for library in target.libraries(self.mapped):
+            file = self.files.get(library.mappings[0].file)
+            if file is not None and file.has_kernels and file.symbols.handles and file.loads:
+                first = min(file.loads, key=lambda segment: segment.offset)
+                yield file, library.base - (first.address - first.offset)
+
+
+def _identity(pid: int) -> tuple[int, int] | None:
+    """Return the device and inode of the program that a process runs, or None if it has ended."""
+    with contextlib.suppress(OSError):
+        state = os.stat(f"/proc/{pid}/exe")
+        return state.st_dev, state.st_ino
+    return None
+
+
+_files: OrderedDict[libraries.Key, _File] = OrderedDict()
+
+
+def _file(key: libraries.Key, opened: int) -> _File:
+    """Return the cached _File of an open file. Raise OSError or ImageError."""
+    if key not in _files:
+        _files[key] = _File(os.dup(opened))
+        if len(_files) > _MOST_FILES:
+            _files.popitem(last=False)
+    _files.move_to_end(key)
+    return _files[key]
+
+
+class _File:
+    """A program or library, parsed lazily. Raise OSError or ImageError."""
+
+    def __init__(self, opened: int) -> None:
+        self._opened = opened
+        self._elf = elf.of_file(opened)
+        self.loads = self._elf.loads
+
+    def __del__(self) -> None:
+        os.close(self._opened)
+
+    @functools.cached_property
+    def has_kernels(self) -> bool:
+        """Whether the file has device code."""
+        with contextlib.suppress(*_INVALID):
+            return any(section.name in _DEVICE_CODE for section in self._elf.sections)
+        return False
+
+    @functools.cached_property
+    def symbols(self) -> _Symbols:
+        with contextlib.suppress(*_INVALID):
+            return _symbols(self._elf)
+        return _no_symbols()
+
+    @functools.cached_property
+    def registrations(self) -> Mapping[int, str]:
+        """Kernels by the address under which code registers them."""
+        with contextlib.suppress(*_INVALID):
+            return _registrations(self._elf, self._opened)
+        return {}
+
+    def text(self, address: int) -> bytes:
+        """Return the string at an address of the file."""
+        with contextlib.suppress(*_INVALID):
+            return _text(self._elf, address).partition(b"\0")[0]
+        return b""
+
+
+class _Symbols:
+    """Functions and variables by address. `starts` is sorted."""
+
+    def __init__(self, starts: np.ndarray[Any, Any], at: np.ndarray[Any, Any], text: bytes) -> None:
+        self._starts, self._at, self._text = starts, at, text
+
+    def name(self, address: int) -> str | None:
+        """Return the kernel whose symbol has this address. Variables come before functions, mangled names
+        before others.
+        """
+        index = int(self._starts.searchsorted(max(address, 0)))
+        if address < 0 or index >= len(self._starts) or int(self._starts[index]) != address:
+            return None
+        return _kernel_of(self._string(int(self._at[index])))
+
+    @functools.cached_property
+    def handles(self) -> Mapping[int, str]:
+        """The kernels by the address of the variable in which nvcc's host code keeps their handle."""
+        found = {}
+        if b"E8__handle\0" in self._text:
+            for start, at in zip(self._starts.tolist(), self._at.tolist(), strict=True):
+                match = _HANDLE.match(self._string(at))
+                if match and len(match[1]) < 5:
+                    found[start] = match[3][: int(match[1]) - len("__device_stub_")]
+        return found
+
+    def _string(self, at: int) -> str:
+        end = self._text.find(b"\0", at, at + _LONGEST)
+        return self._text[at : end if end >= 0 else at].decode("utf-8", "replace")
+
+
+def _kernel_of(symbol: str) -> str:
+    """Return the name of the kernel that a symbol of the host stands for."""
+    return _STUB.sub(lambda m: str(int(m[1]) - len("__device_stub__")), symbol, count=1)
+
+
+def _symbols(file: Elf) -> _Symbols:
+    import numpy as np
+
+    for found, text in file.symbol_tables((elf.STT_OBJECT, elf.STT_FUNC)):
+        found = found[np.lexsort((found["info"] & 15, found["value"]))]
+        return _Symbols(np.ascontiguousarray(found["value"]), found["name"], text)
+    return _no_symbols()
+
+
+def _no_symbols() -> _Symbols:
+    import numpy as np
+
+    return _Symbols(np.empty(0, "<u8"), np.empty(0, "<u4"), b"")
+
+
+def _registrations(file: Elf, opened: int) -> Mapping[int, str]:
+    """Return the kernels that compiled code passes to __hipRegisterFunction or __cudaRegisterFunction, by
+    their handle.
+
+    Around each instruction that sets the fifth argument to -1, the code between two calls holds two
+    addresses: the handle and the name.
+    """
+    found: dict[int, str] = {}
+    ends = [segment.address + segment.size for segment in file.loads]
+    places, left = _MOST_REGISTRATIONS, _LARGEST  # in all segments together
+    for _, _, offset, address, size in (segment for segment in file.loads if segment.executable):
+        code = os.pread(opened, min(size, left), offset)
+        left -= len(code)
+        for match in itertools.islice(_NO_LIMIT.finditer(code), places):
+            places -= 1
+            start, end = max(0, match.start() - _BEFORE), min(len(code), match.end() + _AFTER)
+            start = max((c for c in _calls(code, start, match.start(), size)), default=start)
+            end = min((c - 5 for c in _calls(code, match.end(), end, size)), default=end)
+            targets = _targets(code[start:end], address + start, file.type == elf.ET_EXEC)
+            texts = {t: _name_at(file, t) for t in targets}
+            said = {text for text in texts.values() if text}
+            if len(said) == 1:
+                name = said.pop()
+                for place, text in texts.items():
+                    if not text and 0 < place < max(ends):
+                        found.setdefault(place, name)
+    return found
+
+
+def _calls(code: bytes, start: int, end: int, size: int) -> list[int]:
+    """Return the end of each call instruction whose target is in the same segment."""
+    found = []
+    for match in re.finditer(rb"\xe8", code[start:end]):
+        at = start + match.end()
+        if (
+            at + 4 <= len(code)
+            and 0 <= at + 4 + int.from_bytes(code[at : at + 4], "little", signed=True) < size
+        ):
+            found.append(at + 4)
+    return found
+
+
+def _targets(code: bytes, address: int, fixed: bool) -> list[int]:
+    """Return the addresses that instructions load into registers."""
+    found = []
+    for match in _LEA.finditer(code):
+        at = match.end()
+        if at + 4 <= len(code):
+            found.append(address + at + 4 + int.from_bytes(code[at : at + 4], "little", signed=True))
+    for match in _IMMEDIATE.finditer(code) if fixed else ():
+        at = match.end()
+        if at + 4 <= len(code) and code[at : at + 4] != b"\xff\xff\xff\xff":
+            found.append(int.from_bytes(code[at : at + 4], "little"))
+    return found
+
+
+def _name_at(file: Elf, address: int) -> str | None:
+    """Return the string at an address, if it can be a kernel's name; else None. Raises ImageError."""
+    data = _text(file, address)
+    text = data.partition(b"\0")[0]
+    return text.decode() if _NAME.match(text) and len(text) < len(data) else None
+
+
+def _text(file: Elf, address: int) -> bytes:
+    """Return the bytes of a file from an address on, as many as a name may have; none outside of the file. Raises ImageError."""
+    for segment in file.loads:
+        if 0 <= (inside := address - segment.address) < segment.size:
+            return file.source.read(segment.offset + inside, min(_LONGEST, segment.size - inside))
+    return b""
+
+
+def registered(opened: int) -> tuple[str, ...]:
+    """Return the mangled names of the kernels that a program or library registers. Raise OSError or
+    ImageError.
+    """
+    return tuple(dict.fromkeys(_file(libraries.key(opened), opened).registrations.values()))

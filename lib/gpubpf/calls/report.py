@@ -1,0 +1,340 @@
+"""What hipsnoop and cudasnoop print, from the beginning of a measurement to its end.
+
+report = CallReport(ReportInputs(api, calls, context, kernels, processes), args, out)
+with processes.follow(calls):
+    report.begin()
+    for _ in processes.intervals(report.tick, calls.stop):
+        report.show()
+    report.end()
+sys.exit(processes.status or report.status)
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpubpf.calls import delay_text, hip_devices, statistics_text, summary_text
+from gpubpf.calls.attachments import Attachments
+from gpubpf.calls.call_output import CallOutput, SlowCalls
+from gpubpf.calls.delay_report import DelayReport
+from gpubpf.calls.driver_log import DriverLog
+from gpubpf.calls.kernel_times import with_gpu_times
+from gpubpf.calls.selection import KernelSelection, LaunchSelection, selects_launches
+from gpubpf.calls.statistics import CallStatistics, by_function, by_kernel, merge_sums, sums_of_events
+from gpubpf.calls.timeline import PendingTimeline, TraceFile
+from gpubpf.show import cli
+from gpubpf.show.owner_columns import OwnerColumns
+
+if TYPE_CHECKING:
+    from gpubpf.calls.api import Api
+    from gpubpf.calls.context import ContextProbes
+    from gpubpf.calls.hip_devices import HipDevices
+    from gpubpf.calls.kernel_names import KernelNames
+    from gpubpf.calls.kernel_times import KernelTimes
+    from gpubpf.calls.kfd import DriverEvents
+    from gpubpf.calls.probes import CallProbes
+    from gpubpf.calls.traced_processes import TracedProcesses
+
+TICK = 0.1  # seconds between two readings of the programs' records
+# Seconds: how often and for how long to look for the first call, as the process may be short.
+EARLY_TICK, EARLY = 0.005, 1.0
+
+
+@dataclass(frozen=True)
+class ReportInputs:
+    """What a report reads. The last three exist only for vendors that have such an interface."""
+
+    api: Api
+    calls: CallProbes
+    context: ContextProbes
+    kernels: KernelNames
+    processes: TracedProcesses
+    kernel_times: KernelTimes | None = None
+    driver: DriverEvents | None = None
+    devices: HipDevices | None = None
+
+
+class SelectedSums:
+    """The sums of the launches that --launch and --sample select, which the programs in the kernel do not
+    know.
+    """
+
+    def __init__(self, launches: LaunchSelection, empty: Any) -> None:
+        self._launches, self._empty = launches, empty
+        self._sums = empty
+
+    def add(self, events: Any, kernels: KernelSelection, name_of: Any) -> Any:
+        """Add the selected launches among new events, and return these launches."""
+        chosen = self._launches.select(kernels.select(events, name_of), name_of)
+        if len(chosen):
+            self._sums = merge_sums([self._sums, sums_of_events(chosen, self._empty.dtype)])
+        return chosen
+
+    def take(self) -> Any:
+        """Return the sums since the last time."""
+        found, self._sums = self._sums, self._empty
+        return found
+
+
+class CallReport:
+    """Prints the results of a measurement, and notices about it. `status`: the exit status if something
+    failed, else 0.
+    """
+
+    def __init__(self, inputs: ReportInputs, args: argparse.Namespace, out: cli.Output) -> None:
+        self._inputs, self._args, self._out = inputs, args, out
+        self._processes = Attachments(inputs.processes, inputs.calls, inputs.kernels, args, out, self._note)
+        self._owners = OwnerColumns(inputs.processes.everyone or len(set(args.pid)) > 1)
+        self._kernels = KernelSelection(args.kernel or ())
+        self._selected = _selected_sums(inputs.calls, args)
+        self._output = CallOutput(
+            inputs.api, inputs.kernels.name, self._processes.comm, self._owners, args, out
+        )
+        self._driver = DriverLog(inputs.driver, args.why) if inputs.driver is not None else None
+        self._slow = SlowCalls(self._output, self._driver, args) if args.slow else None
+        self._delays = DelayReport(inputs.api, self._processes.comm) if args.why else None
+        self._timeline = PendingTimeline(self._note) if args.timeline else None
+        self._trace = TraceFile(args.trace, self._complain) if args.trace else None
+        self._listed_devices = False
+        self._counted = 0
+        self.status = 0
+
+    def _note(self, text: str) -> None:
+        cli.note(self._args.tool, text)
+
+    def _complain(self, text: str) -> None:
+        cli.complain(self._args.tool, text)
+
+    # --- while the programs run ---
+
+    def begin(self) -> None:
+        """Say what is traced."""
+        self._processes.begin()
+
+    def tick(self) -> float:
+        """Read what the programs recorded, and print single calls. Return the seconds until the next call."""
+        inputs = self._inputs
+        self._processes.check_maps()
+        early = time.monotonic_ns() - inputs.processes.started_ns < EARLY * 1e9
+        if self._processes.waiting and early and not inputs.processes.stopped and not inputs.calls.seen:
+            return EARLY_TICK
+        self._processes.check_calls()
+        inputs.kernels.read(inputs.calls.host)
+        inputs.context.tick()
+        if self._driver is not None:
+            self._driver.read(self._processes.is_traced)
+        if inputs.calls.options.events:
+            self._read_events()
+        else:
+            self._read_dispatches(None)
+        inputs.processes.unread = self._out.closed and (self._trace is None or not self._trace.open)
+        return TICK
+
+    def _read_dispatches(self, events: Any) -> list[dict[str, Any]]:
+        """Return the records of kernel dispatches that have ended. `events`: new ones, or None if calls are
+        not recorded.
+        """
+        times = self._inputs.kernel_times
+        return times.take(events, self._inputs.processes.stopped) if times is not None else []
+
+    def _read_events(self) -> None:
+        args, name_of = self._args, self._inputs.kernels.name
+        events = self._inputs.calls.events()
+        if self._selected is not None:
+            events = self._selected.add(events, self._kernels, name_of)
+        if self._slow is not None:
+            self._slow.add_spans(self._inputs.context.spans())
+        dispatches = self._read_dispatches(events)
+        if not (args.each or args.slow or args.timeline or args.trace):
+            return
+        events = self._kernels.select(events, name_of)
+        records: list[dict[str, Any]] = []  # made only if needed: that takes long
+        if args.slow or args.timeline or args.trace:
+            records = self._output.call_records(events)
+        if self._trace is not None:
+            self._trace.add(records, dispatches)
+        if self._timeline is not None:
+            self._timeline.add(records, dispatches)
+        if self._slow is not None:
+            self._slow.print_calls(events, records)
+        if args.each and len(events) and not (args.json and args.slow):  # `SlowCalls` has printed these
+            self._output.print_calls(events)
+        if args.each and dispatches:
+            self._output.print_dispatches(dispatches)
+
+    # --- reports ---
+
+    def show(self) -> None:
+        """Print the report of an interval."""
+        args, out, inputs = self._args, self._out, self._inputs
+        sums = inputs.calls.sums()
+        if self._selected is not None:
+            sums = self._selected.take()
+        sums = self._kernels.select(sums, inputs.kernels.name)
+        functions = by_function(sums, self._processes.comm, inputs.api)
+        self._counted += sum(row.times.count for row in functions)
+        rows, between = inputs.context.delays() if self._delays is not None else (None, None)
+        if self._timeline is not None:
+            self._timeline.show(args, out, self._output.origin_ns)
+        if args.each and self._delays is None:
+            return
+        kernels = self._kernel_rows(sums)
+        if args.json:
+            self._print_records(functions, kernels, rows)
+        elif args.csv:
+            if not args.each:
+                self._print_csv(functions)
+        else:
+            out.lines(self._device_lines())
+            if args.timestamps:
+                out.line(time.strftime("%H:%M:%S"))
+            out.lines(self._tables(functions, kernels))
+            if self._delays is not None and rows is not None and (len(rows) or functions):
+                out.lines(self._delays.lines(rows, between, functions, kernels))
+                if self._driver is not None:
+                    out.lines(delay_text.driver_event_lines(self._driver.unreported(), self._processes.comm))
+
+    def _kernel_rows(self, sums: Any) -> list[CallStatistics]:
+        inputs, comm = self._inputs, self._processes.comm
+        rows = by_kernel(sums, comm, inputs.kernels.name, inputs.api)
+        return with_gpu_times(rows, inputs.kernel_times.runs(), comm) if inputs.kernel_times else rows
+
+    def _print_records(
+        self, functions: Sequence[CallStatistics], kernels: Sequence[CallStatistics], rows: Any
+    ) -> None:
+        out, comm = self._out, self._processes.comm
+        now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        stamp = {"ts_ns": now} if self._args.timestamps else {}
+        if not self._args.each:
+            out.records(row.function_record() | stamp for row in functions)
+            out.records(row.kernel_record() | stamp for row in kernels)
+        if self._delays is not None:
+            delays = self._delays
+            out.records(delays.record(row) | stamp for row in rows)
+            if self._driver is not None:
+                events = self._driver.unreported()
+                out.records(delay_text.driver_record(event, comm(event.pid)) for event in events)
+
+    def _print_csv(self, functions: Sequence[CallStatistics]) -> None:
+        stamped = self._args.timestamps
+        cells = (time.clock_gettime_ns(time.CLOCK_BOOTTIME),) if stamped else ()
+        self._output.csv_header((*(("ts_ns",) if stamped else ()), *statistics_text.CSV_SUMS))
+        rows = (statistics_text.function_row(row.function_record()) for row in functions)
+        self._out.write("".join(cli.csv_cells((*cells, *row)) + "\n" for row in rows))
+
+    def _device_lines(self) -> Iterator[str]:
+        """Yield the GPUs, once, above the first report after they are known."""
+        devices = self._inputs.devices
+        if devices is None or self._listed_devices:
+            return
+        if found := devices.devices(hip_devices.TIMEOUT if self._inputs.processes.stopped else 0.0):
+            self._listed_devices = True
+            yield from map(hip_devices.describe, found)
+            yield ""
+
+    def _tables(
+        self, functions: Sequence[CallStatistics], kernels: Sequence[CallStatistics]
+    ) -> Iterator[str]:
+        if not functions or self._args.each:
+            return
+        self._owners.see(functions)
+        if self._slow is not None:
+            yield from self._slow.threads()
+        yield from statistics_text.time_and_errors(functions)
+        yield ""
+        yield from statistics_text.function_table(functions, self._owners, self._args.verbose)
+        yield ""
+        if kernels:
+            yield from statistics_text.kernel_table(kernels, self._owners, self._args.verbose)
+            yield ""
+
+    # --- the end ---
+
+    def end(self) -> None:
+        """Print the last lines, or the summary record."""
+        args, out = self._args, self._out
+        if self._trace is not None:
+            self._trace.close()
+            self.status = self._trace.status
+        if self._inputs.kernel_times is not None:
+            self._inputs.kernel_times.close()
+        summary = self._summary()
+        if args.json:
+            out.record(**({"type": "summary", "tool": args.tool} | summary))
+        elif not args.csv:
+            out.lines(summary_text.coverage_lines(summary))
+            out.lines(summary_text.device_lines(summary))
+            out.lines(cli.host_program_lines(summary) if args.verbose else ())
+        if self._inputs.processes.terminated:
+            return
+        if args.kernel and not self._counted:
+            from gpubpf.images.listing import no_match
+
+            self._complain(no_match(args.kernel, self._kernels.seen))
+            self.status = 1
+        elif not self._processes.attached and not any("late" in one for one in summary["libraries"]):
+            self._note(f"no traced process has loaded {self._processes.library}")
+
+    def _summary(self) -> dict[str, Any]:
+        """Return the fields of the summary record, without `type` and `tool`."""
+        inputs = self._inputs
+        calls, processes = inputs.calls, inputs.processes
+        counts, lost_by = calls.counts, calls.lost_by
+        device = inputs.kernel_times.summary() if inputs.kernel_times is not None else {}
+        if inputs.devices is not None and (found := inputs.devices.devices(hip_devices.TIMEOUT)):
+            device["devices"] = list(found)
+        return device | {
+            "calls": self._counted,
+            "lost": sum(lost_by.values()),
+            "duration_ns": processes.ended_ns - processes.started_ns,
+            "lost_by": lost_by,
+            "lost_why": inputs.context.lost,
+            "lost_names": inputs.kernels.lost(calls.host),
+            "lost_processes": counts.processes,
+            "missed": calls.missed,
+            "processes": len(calls.seen),
+            "nested": counts.nested,
+            "abandoned": counts.abandoned,
+            "libraries": self._libraries(),
+            "host_programs": {
+                r.function: {"runs": r.runs, "mean_ns": round(r.mean_ns)} for r in calls.host.runs()
+            },
+        }
+
+    def _libraries(self) -> list[dict[str, Any]]:
+        """Return the files that have probes. `late`: a traced process had mapped the file before it had
+        probes.
+        """
+        found: dict[str, dict[str, Any]] = {}  # there may be several kinds of programs on a file
+        for file in self._inputs.calls.placed:
+            library = found.setdefault(
+                file.path, {"path": file.path, "functions": len(file.functions), "refused": {}}
+            )
+            library["refused"].update(file.refused)
+            if file.late is not None and self._may_be_traced(file.late):
+                library["late"] = {"pid": file.late, "comm": self._processes.comm(file.late)}
+        return list(found.values())
+
+    def _may_be_traced(self, pid: int) -> bool:
+        """Return False only if it is known that the process is not traced."""
+        inputs = self._inputs
+        return inputs.processes.everyone or pid in inputs.calls.seen or not inputs.calls.seen
+
+
+def _selected_sums(calls: CallProbes, args: argparse.Namespace) -> SelectedSums | None:
+    """Return None unless --launch or --sample selects some launches."""
+    if not selects_launches(args):
+        return None
+    return SelectedSums(LaunchSelection(args.launch or (1, None), args.sample or 1), calls.sums()[:0])
+
+
+def drop_views_without_csv(args: argparse.Namespace, note: Callable[[str], None]) -> None:
+    """With --csv switch off the views that CSV has no table for, and say so."""
+    views = {"--why": args.why, "--timeline": args.timeline, "the causes of --slow": args.slow}
+    if args.csv and (dropped := [view for view in views if views[view]]):
+        note(f"CSV holds only one table, without {' and '.join(dropped)}; use --json for these")
+        args.why = args.timeline = False

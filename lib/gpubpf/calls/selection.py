@@ -1,0 +1,69 @@
+"""Which launches the user asked for: --kernel, --launch and --sample."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpubpf import names
+from gpubpf.calls.statistics import KernelName
+from gpubpf.names import Name
+
+_MOST_SEEN = 4096  # kernels that an error message can name
+
+
+class KernelSelection:
+    """The kernels that --kernel selects; all without globs."""
+
+    def __init__(self, globs: Sequence[str]) -> None:
+        self.globs = globs
+        self.seen: set[str] = set()  # names of launched kernels
+
+    def includes(self, name: KernelName) -> bool:
+        """Return whether the kernel is selected. A string is the address of a kernel whose name is unknown."""
+        return not self.globs or names.matches(
+            self.globs, name.mangled if isinstance(name, Name) else name or ""
+        )
+
+    def select(self, calls: Any, name_of: Callable[[int, int], KernelName]) -> Any:
+        """Return the sums or events that belong to selected kernels. Without globs return all, including
+        calls without a kernel.
+        """
+        if not self.globs:
+            return calls
+        keys = list(zip(calls["tgid"].tolist(), calls["kernel"].tolist(), strict=True))
+        wanted = {}
+        for pid, handle in set(keys):
+            name = (name_of(pid, handle) or f"{handle:#x}") if handle else None
+            wanted[pid, handle] = name is not None and self.includes(name)
+            if name is not None and len(self.seen) < _MOST_SEEN:
+                self.seen.add(name.short if isinstance(name, Name) else name)
+        return calls[np.fromiter((wanted[key] for key in keys), bool, len(keys))]
+
+
+class LaunchSelection:
+    """The launches that --launch and --sample select. Launches of each kernel and process count from 1."""
+
+    def __init__(self, launches: tuple[int, int | None], sample: int) -> None:
+        self._first, self._last = launches
+        self._sample = sample
+        self._seen: dict[tuple[int, object], int] = {}
+
+    def select(self, events: Any, name_of: Callable[[int, int], KernelName]) -> Any:
+        """Return the selected launches of `CallProbes.events`. Call this with all events, in their order."""
+        wanted = np.zeros(len(events), bool)
+        for at in np.flatnonzero(events["launch"]).tolist():
+            pid, handle = int(events["tgid"][at]), int(events["kernel"][at])
+            key = pid, (name_of(pid, handle) if handle else None) or (int(events["function"][at]), handle)
+            number = self._seen[key] = self._seen.get(key, 0) + 1
+            inside = self._first <= number and (self._last is None or number <= self._last)
+            wanted[at] = inside and (number - self._first) % self._sample == 0
+        return events[wanted]
+
+
+def selects_launches(args: argparse.Namespace) -> bool:
+    """Return whether --launch or --sample selects only some launches of a kernel."""
+    return bool(args.launch and args.launch != (1, None)) or (args.sample or 1) > 1

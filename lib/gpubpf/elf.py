@@ -1,0 +1,476 @@
+"""Read ELF: files, bytes, and libraries in the memory of a process (System V ABI, chapters 4 and 5).
+
+    file = elf.of_file(descriptor)                    # or elf.of_bytes(data)
+    [section.name for section in file.sections]
+    symbols, names = next(file.symbol_tables([elf.STT_FUNC]))
+
+    elf.exports(elf.LoadedFile(descriptor))["cuInit"].address
+    elf.exports(memory_of_a_process, base)["cuInit"].address
+
+Only 64-bit little-endian files are read: CUDA and HIP have no others. Everything read is untrusted: offsets and sizes are checked
+before they are used, and the bytes that one file can make the reader hold are limited.
+
+pyelftools is not used: it makes an object of every symbol (4.5 s for a library with 140,000 functions, 0.3 s with NumPy here) and
+takes 0.1 s to import. It also reads files only, not a library in another process's memory, which may have no file any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from gpubpf.errors import ImageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+ET_REL, ET_EXEC = 1, 2
+EM_CUDA = 190
+PT_LOAD, PT_DYNAMIC = 1, 2
+SHT_NULL, SHT_SYMTAB, SHT_NOBITS, SHT_DYNSYM = 0, 2, 8, 11
+STT_OBJECT, STT_FUNC, STT_GNU_IFUNC = 1, 2, 10
+DT_NULL, DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ = 0, 4, 5, 6, 10
+DT_RPATH, DT_RUNPATH, DT_GNU_HASH, DT_VERSYM = 15, 29, 0x6FFFFEF5, 0x6FFFFFF0
+
+_HEADER = struct.Struct("<16s HHI QQQ I HHHHHH")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_DYNAMIC = struct.Struct("<QQ")
+_MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
+
+_PIECE = 1 << 26  # bytes read at once
+_LARGEST_TABLE = 1 << 28  # bytes of one table of symbols or names
+_LONGEST_NAME = 1 << 16  # bytes
+_MOST_SECTIONS = 1 << 20
+_MOST_NAMES = 1 << 28  # characters of all names that are read of one table
+# Of a library's dynamic section, when it is read from memory:
+_MOST_SEGMENTS = 256
+_MOST_EXPORTS = 1 << 18
+_LARGEST_DYNAMIC = 1 << 16  # bytes
+_LARGEST_TEXT = 16 << 20  # bytes of names
+
+
+# --- where bytes come from ----------------------------------------------------------------------------------
+
+
+class ByteSource(Protocol):
+    """Bytes by their offset in a file."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return exactly these bytes. Raises ImageError if they are not all there."""
+
+
+class AddressSpace(Protocol):
+    """Bytes by their address: the memory of a process, or a `LoadedFile`."""
+
+    def some(self, address: int, size: int) -> bytes:
+        """Return the bytes from `address` on, fewer if there are fewer."""
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return exactly these bytes. Raises OSError if they are not all there."""
+
+
+@dataclass(frozen=True)
+class HeldBytes:
+    """A `ByteSource` of bytes that are in memory."""
+
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        check_range(offset, size, len(self.data))
+        return self.data[offset : offset + size]
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """A `ByteSource` of an open file, which is read in pieces and stays the caller's.
+
+    PyTorch's libraries have gigabytes. The file is not mapped: if it were truncated meanwhile, the reader would be killed.
+    """
+
+    descriptor: int
+    size: int
+
+    def read(self, offset: int, size: int) -> bytes:
+        """As `ByteSource`. Raises OSError, too."""
+        check_range(offset, size, self.size)
+        pieces = []
+        while size:
+            piece = os.pread(self.descriptor, min(size, _PIECE), offset)
+            if not piece:
+                raise ImageError("the file ended early; was it being written?")
+            pieces.append(piece)
+            offset, size = offset + len(piece), size - len(piece)
+        return b"".join(pieces)
+
+
+def check_range(offset: int, size: int, total: int) -> None:
+    """Raise ImageError unless `size` bytes at `offset` lie within `total` bytes."""
+    if offset < 0 or size < 0 or offset + size > total:
+        raise ImageError(f"it is cut short: {size} bytes at {offset} of {total}; build it again")
+
+
+# --- files ----------------------------------------------------------------------------------------------------
+
+
+class Segment(NamedTuple):
+    """A program header. Sizes and offsets are bytes."""
+
+    type: int
+    flags: int
+    offset: int  # in the file
+    address: int
+    size: int  # in the file
+
+    @property
+    def executable(self) -> bool:
+        return bool(self.flags & 1)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section header. Sizes and offsets are bytes."""
+
+    name: str
+    type: int
+    offset: int
+    size: int
+    link: int
+    info: int
+
+    @property
+    def in_file(self) -> bool:
+        return self.type not in (SHT_NULL, SHT_NOBITS)
+
+
+class SymbolEntry(NamedTuple):
+    """An entry of a symbol table, Elf64_Sym."""
+
+    name: int  # offset in the table of names
+    info: int
+    other: int
+    section: int
+    value: int
+    size: int  # bytes
+
+    @property
+    def type(self) -> int:
+        return self.info & 15
+
+
+def string_at(text: bytes, offset: int) -> str:
+    """Return the zero-terminated string at `offset` of a table of names, cut at 65,536 bytes; "" outside of the table."""
+    if offset >= len(text):
+        return ""
+    limit = offset + _LONGEST_NAME
+    end = text.find(b"\0", offset, limit)
+    return text[offset : end if end >= 0 else limit].decode("utf-8", "replace")
+
+
+class NameTable:
+    """A table of names, many of which are read.
+
+    Entries may overlap: a damaged file can make a million symbols name one long string. So what is read in all is limited.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+        self._left = _MOST_NAMES
+
+    def at(self, offset: int) -> str:
+        """Return the name at `offset`. Raises ImageError when all names read so far exceed 256 Mi characters."""
+        found = string_at(self._text, offset)
+        self._left -= len(found)
+        if self._left < 0:
+            raise ImageError("its names are longer than any program's; build it again")
+        return found
+
+
+class _Header(NamedTuple):
+    """The fields of Elf64_Ehdr, in order."""
+
+    ident: bytes
+    type: int
+    machine: int
+    version: int
+    entry: int
+    program_headers: int
+    section_headers: int
+    flags: int
+    size: int
+    segment_size: int
+    segment_count: int
+    section_size: int
+    section_count: int
+    names_index: int
+
+
+def _header(data: bytes) -> _Header:
+    if len(data) < _HEADER.size or not data.startswith(_MAGIC):
+        raise ImageError("it is not a 64-bit little-endian ELF file; name another")
+    return _Header._make(_HEADER.unpack_from(data))
+
+
+def _segments(table: bytes) -> Iterator[Segment]:
+    return (Segment(h[0], h[1], h[2], h[3], h[5]) for h in _SEGMENT.iter_unpack(table))
+
+
+def address_of(loads: Iterable[Segment], offset: int) -> int | None:
+    """Return the address at which a byte of the file is loaded; None if it is in none of these segments."""
+    return next((s.address + offset - s.offset for s in loads if 0 <= offset - s.offset < s.size), None)
+
+
+def offset_of(loads: Iterable[Segment], address: int) -> int | None:
+    """Return where in the file the byte at an address comes from; None if it is in none of these segments."""
+    return next((s.offset + address - s.address for s in loads if 0 <= address - s.address < s.size), None)
+
+
+class Elf:
+    """An ELF file: `type`, `machine` and `flags` of its header, segments, sections, symbols."""
+
+    def __init__(self, source: ByteSource) -> None:
+        """Read the header. Raises ImageError for anything but a 64-bit little-endian ELF file."""
+        self.source = source
+        self._header = _header(source.read(0, min(_HEADER.size, source.size)))
+        self.type, self.machine, self.flags = self._header.type, self._header.machine, self._header.flags
+        self.abi_version = self._header.ident[8]
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """All segments; none if there are no program headers. Raises ImageError."""
+        header = self._header
+        if not header.program_headers or header.segment_size != _SEGMENT.size:
+            return ()
+        table = self.source.read(header.program_headers, header.segment_count * _SEGMENT.size)
+        return tuple(_segments(table))
+
+    @cached_property
+    def loads(self) -> tuple[Segment, ...]:
+        """The segments that are loaded and begin in the file. Raises ImageError."""
+        return tuple(s for s in self.segments if s.type == PT_LOAD and s.offset < self.source.size)
+
+    @cached_property
+    def sections(self) -> tuple[Section, ...]:
+        """All sections; none if there are no section headers (sstrip). Raises ImageError."""
+        header = self._header
+        if not header.section_headers or header.section_size != _SECTION.size:
+            return ()
+        count, names_index = header.section_count, header.names_index
+        if count == 0 or names_index == 0xFFFF:  # more than fit 16 bits: the first header has the numbers
+            first = _SECTION.unpack(self.source.read(header.section_headers, _SECTION.size))
+            count, names_index = count or first[5], first[6] if names_index == 0xFFFF else names_index
+        if count > min(self.source.size // _SECTION.size, _MOST_SECTIONS):
+            raise ImageError("it has more sections than it has room for; build it again")
+        table = self.source.read(header.section_headers, count * _SECTION.size)
+        headers = list(_SECTION.iter_unpack(table))
+        if names_index >= len(headers) or headers[names_index][5] > _LARGEST_TABLE:
+            raise ImageError("the names of its sections are missing; build it again")
+        names = NameTable(self.source.read(headers[names_index][4], headers[names_index][5]))
+        return tuple(Section(names.at(h[0]), h[1], h[4], h[5], h[6], h[7]) for h in headers)
+
+    def contents(self, section: Section) -> bytes:
+        """Return the bytes of a section; none of one that takes no room in the file. Raises ImageError."""
+        return self.source.read(section.offset, section.size) if section.in_file else b""
+
+    def name_table(self, symbols: Section) -> NameTable:
+        """Return the names of a symbol table's symbols. Raises ImageError."""
+        if symbols.link >= len(self.sections):
+            raise ImageError("the names of its symbols are missing; build it again")
+        return NameTable(self.contents(self.sections[symbols.link]))
+
+    def symbols(self, table: Section) -> Iterator[SymbolEntry]:
+        """Yield all entries of a symbol table. Use `symbol_tables` for files that may be large. Raises ImageError."""
+        data = self.contents(table)
+        return map(SymbolEntry._make, _SYMBOL.iter_unpack(data[: len(data) // _SYMBOL.size * _SYMBOL.size]))
+
+    def symbol_tables(self, types: Iterable[int]) -> Iterator[tuple[np.ndarray[Any, Any], bytes]]:
+        """Yield the symbols of these types that the file defines, with the table of their names: first of the full
+        table, then of the exported symbols.
+
+        The arrays have the fields of Elf64_Sym: `name`, `info`, `other`, `section`, `value`, `size`. Empty tables and tables of more
+        than 256 MiB are left out. Raises OSError, ImageError.
+        """
+        import numpy as np  # only here: importing it takes longer than most of what this module does
+
+        kind = np.dtype(
+            [
+                ("name", "<u4"),
+                ("info", "u1"),
+                ("other", "u1"),
+                ("section", "<u2"),
+                ("value", "<u8"),
+                ("size", "<u8"),
+            ]
+        )
+        wanted = list(types)
+        tables = (s for s in self.sections if s.type in (SHT_SYMTAB, SHT_DYNSYM))
+        for section in sorted(tables, key=lambda s: s.type):
+            text = self.sections[section.link] if section.link < len(self.sections) else None
+            if text is None or max(section.size, text.size) > _LARGEST_TABLE:
+                continue
+            data = self.contents(section)
+            found = np.frombuffer(data, kind, len(data) // kind.itemsize)
+            found = found[np.isin(found["info"] & 15, wanted) & (found["section"] != 0)]
+            if len(found):
+                yield found, self.contents(text)
+
+    def search_path(self) -> str:
+        """Return the directories, separated by colons, in which the dynamic linker looks for libraries (DT_RPATH, DT_RUNPATH).
+
+        Raises OSError, ImageError.
+        """
+        dynamic = next((s for s in self.segments if s.type == PT_DYNAMIC), None)
+        if dynamic is None:
+            return ""
+        size = min(dynamic.size, _LARGEST_DYNAMIC) // _DYNAMIC.size * _DYNAMIC.size
+        entries = list(_DYNAMIC.iter_unpack(self.source.read(dynamic.offset, size)))
+        text = offset_of(self.loads, dict(entries).get(DT_STRTAB, 0))
+        found = []
+        for tag, value in entries:
+            if tag in (DT_RPATH, DT_RUNPATH) and text is not None:
+                room = max(self.source.size - text - value, 0)
+                data = self.source.read(min(text + value, self.source.size), min(room, _LONGEST_NAME))
+                found.append(os.fsdecode(data.partition(b"\0")[0]))
+        return ":".join(found)
+
+
+def of_bytes(data: bytes) -> Elf:
+    """Return the ELF file in `data`. Raises ImageError if it is none."""
+    return Elf(HeldBytes(data))
+
+
+def of_file(descriptor: int) -> Elf:
+    """Return the ELF file that is open as `descriptor`, which stays the caller's. Raises OSError, and ImageError if it is none."""
+    return Elf(OpenFile(descriptor, os.fstat(descriptor).st_size))
+
+
+# --- libraries as they are loaded -------------------------------------------------------------------------------
+
+
+class LoadedFile:
+    """An `AddressSpace` with an ELF file as the dynamic linker would load it at address 0. The file stays the caller's."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Read the program headers. Of another kind of file, the first 4 KiB are at address 0. Raises OSError."""
+        self._file = descriptor
+        self._size = os.fstat(descriptor).st_size
+        self.segments: tuple[Segment, ...] = (Segment(PT_LOAD, 0, 0, 0, 4096),)
+        with contextlib.suppress(OSError, ImageError):
+            file = Elf(OpenFile(descriptor, self._size))
+            if len(file.segments) <= _MOST_SEGMENTS:
+                self.segments = file.loads
+
+    def some(self, address: int, size: int) -> bytes:
+        """As `AddressSpace`."""
+        for segment in self.segments:
+            if 0 <= (inside := address - segment.address) < segment.size:
+                with contextlib.suppress(OSError, OverflowError):
+                    return os.pread(self._file, min(size, segment.size - inside), segment.offset + inside)
+        return b""
+
+    def read(self, address: int, size: int) -> bytes:
+        """As `AddressSpace`."""
+        data = self.some(address, size)
+        if len(data) != size:
+            raise OSError(errno.EFAULT, "not in the file")
+        return data
+
+    def offset(self, address: int) -> int:
+        """Return where in the file the byte at an address comes from. Raises OSError if it comes from elsewhere."""
+        offset = offset_of(self.segments, address)
+        if offset is None or offset >= self._size:
+            raise OSError(errno.EFAULT, "not in the file")
+        return offset
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A function or variable. `size` is bytes, 0 if unknown."""
+
+    address: int
+    size: int
+
+
+def exports(memory: AddressSpace, base: int = 0) -> dict[str, Symbol]:
+    """Return the functions and variables that the library loaded at `base` exports, each in its default version.
+
+    They are read from the dynamic section, as the dynamic linker does. Memory that cannot be read or is no library has none.
+    """
+    found: dict[str, Symbol] = {}
+    with contextlib.suppress(OSError, ImageError, struct.error, ValueError):
+        header = _header(memory.read(base, _HEADER.size))
+        if header.segment_size != _SEGMENT.size or header.segment_count > _MOST_SEGMENTS:
+            return {}
+        table = memory.read(base + header.program_headers, _SEGMENT.size * header.segment_count)
+        segments = list(_segments(table))
+        low = min((s.address for s in segments if s.type == PT_LOAD), default=0)
+        bias = base - (low & ~0xFFF)
+        dynamic = next((s for s in segments if s.type == PT_DYNAMIC), None)
+        if dynamic is None or dynamic.size > _LARGEST_DYNAMIC:
+            return {}
+        tags: dict[int, int] = {}
+        for tag, value in _DYNAMIC.iter_unpack(memory.read(bias + dynamic.address, dynamic.size & ~15)):
+            if tag == DT_NULL:
+                break
+            tags.setdefault(tag, value)
+
+        def address(
+            tag: int,
+        ) -> int:  # in a process, the dynamic linker has added `bias` to some of the values
+            value = tags.get(tag, 0)
+            return value if not value or value >= base else value + bias
+
+        total = _symbol_count(memory, address(DT_HASH), address(DT_GNU_HASH))
+        names = NameTable(memory.read(address(DT_STRTAB), min(tags.get(DT_STRSZ, 0), _LARGEST_TEXT)))
+        symbols = memory.read(address(DT_SYMTAB), total * _SYMBOL.size)
+        versions = memory.read(address(DT_VERSYM), total * 2) if DT_VERSYM in tags else b"\x01\0" * total
+        for i, (name, info, _, section, value, size) in enumerate(_SYMBOL.iter_unpack(symbols)):
+            if info & 15 not in (STT_OBJECT, STT_FUNC) or not section or not value:
+                continue
+            key = names.at(name)
+            hidden = versions[2 * i + 1] & 0x80
+            if not hidden or key not in found:
+                found[key] = Symbol(bias + value, size)
+    return found
+
+
+def _symbol_count(memory: AddressSpace, sysv: int, gnu: int) -> int:
+    """Return the number of dynamic symbols, by either hash table; 0 without one.
+
+    System V ABI, chapter 5, describes the first. The GNU table is only described by its implementations.
+    """
+    if sysv:
+        return min(struct.unpack("<II", memory.read(sysv, 8))[1], _MOST_EXPORTS)
+    if not gnu:
+        return 0
+    buckets, first, words, _ = struct.unpack("<IIII", memory.read(gnu, 16))
+    if buckets > _MOST_EXPORTS or words > _MOST_EXPORTS:
+        return 0
+    chains = gnu + 16 + 8 * words + 4 * buckets
+    heads = struct.unpack(f"<{buckets}I", memory.read(chains - 4 * buckets, 4 * buckets))
+    last = max(heads, default=0)
+    if last < first:
+        return int(first)
+    while last < _MOST_EXPORTS:
+        chunk = memory.some(chains + 4 * (last - first), 4096)
+        for i, (word,) in enumerate(struct.iter_unpack("<I", chunk[: len(chunk) & ~3])):
+            if word & 1:
+                return int(last) + i + 1
+        if len(chunk) < 4096:
+            break
+        last += 1024
+    return 0

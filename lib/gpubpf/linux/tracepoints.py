@@ -1,0 +1,38 @@
+"""What this kernel's tracepoints tell programs, and the layouts that programs rely on.
+
+A raw tracepoint passes its arguments as words. An ordinary tracepoint passes a record, whose layout the
+kernel describes in tracefs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from gpubpf.errors import Error
+from gpubpf.linux import bpf_syscall
+
+RecordLayout: TypeAlias = Mapping[str, tuple[int, int]]  # offset and size in bytes, by field
+
+SWITCH = "sched_switch"
+SWITCH_ARGUMENTS = 4  # the last one is the state of the thread that leaves the CPU; since Linux 5.18
+SWITCH_RECORD: RecordLayout = {"prev_pid": (24, 4), "prev_state": (32, 8), "next_pid": (56, 4)}
+
+
+def has_arguments(name: str, count: int) -> bool:
+    """Return whether the raw tracepoint has at least `count` arguments.
+
+    Return True if this process may not ask the kernel: attaching then fails with its own message. Raise Error
+    if there is no such tracepoint.
+    """
+    try:
+        return bpf_syscall.raw_arguments(name, count)
+    except PermissionError:
+        return True
+
+
+def check_record(event: str, layout: RecordLayout) -> None:
+    """Raise Error unless the record of the tracepoint CATEGORY:NAME has these fields at these offsets."""
+    fields = bpf_syscall.tracepoint(event).fields
+    if any(fields.get(name) != place for name, place in layout.items()):
+        raise Error(f"this kernel's tracepoint {event} has an unknown layout; use Linux 5.8 or newer")

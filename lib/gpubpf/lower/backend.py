@@ -1,0 +1,28 @@
+"""What differs between the targets of the lowering, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One target of LLVM.
+
+    `pointer`: the type of an address of map memory. `scope`: of its atomic operations. `warps`: whether it has warps.
+
+    `calls`: for each thing that only the target knows, the function, intrinsic or inline assembly (`asm …`) that returns it, and
+    its type: `tid.x` … `nctaid.z`, `lane`, `this_lane` (the same, compared as it is), `lanes_below`, `sm`, `clock`,
+    `globaltimer`, `active`, `membar`; with arguments `match`, `ballot`, `shuffle`.
+
+    `reads`: for each type of argument, the inline assembly with constraints that reads it from its register; None: arguments are
+    the function's parameters.
+    """
+
+    triple: str
+    pointer: str
+    scope: str
+    calls: Mapping[str, tuple[str, str]]
+    reads: Mapping[str, str] | None = None
+    warps: bool = False

@@ -1,0 +1,151 @@
+"""C text → its programs, lowered: taken from the package's prebuilt files, from the cache, or made now.
+
+    programs = load(text)
+    programs.fragment("on_exit")     # what runs on a GPU
+    programs.native("on_launch")     # what runs in the traced process
+
+A prebuilt text needs no compiler, no LLVM and no privileges.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpubpf import cache
+from gpubpf.ebpf import headers
+from gpubpf.ebpf.bytecode import Program
+from gpubpf.ebpf.maps import MapDefinition
+from gpubpf.lower.fragment import Fragment
+from gpubpf.lower.native import Native
+
+PREBUILT = Path(__file__).parent.parent / "ebpf" / "prebuilt"
+
+
+class LoweredPrograms(Protocol):
+    """The programs of one C text. Each is lowered when it is asked for."""
+
+    @property
+    def program(self) -> Program:
+        """The compiled text."""
+
+    @property
+    def maps(self) -> Mapping[str, MapDefinition]:
+        """All maps of the text, by name."""
+
+    @property
+    def points(self) -> Mapping[str, str]:
+        """The point that each function belongs to (see `bytecode.BpfFunction`)."""
+
+    def fragment(self, name: str) -> Fragment:
+        """Return a device program as PTX. Raises VerifyError if it must not run."""
+
+    def native(self, name: str) -> Native:
+        """Return a program for launches or operations as machine code. Raises VerifyError if it needs the kernel."""
+
+
+def load(text: str) -> LoweredPrograms:
+    """Return the programs of a C text. Raises CompileError."""
+    found = find_prebuilt(text)
+    return PrebuiltPrograms(text, found) if found is not None else CompiledPrograms(text)
+
+
+class PrebuiltPrograms:
+    """The programs of a prebuilt file, which were compiled, verified and lowered when the package was made."""
+
+    def __init__(self, text: str, found: Mapping[str, Any]) -> None:
+        self._text, self._found = text, found
+
+    @cached_property
+    def program(self) -> Program:
+        from gpubpf.ebpf import compile
+
+        return compile.from_json(self._found["program"], self._text)
+
+    @cached_property
+    def maps(self) -> Mapping[str, MapDefinition]:
+        return {item["name"]: MapDefinition.from_json(item) for item in self._found["program"]["maps"]}
+
+    @property
+    def points(self) -> Mapping[str, str]:
+        return {name: function["point"] for name, function in self._found["program"]["functions"].items()}
+
+    def fragment(self, name: str) -> Fragment:
+        return Fragment.from_json(self._found["fragments"][name])
+
+    def native(self, name: str) -> Native:
+        return Native.from_prebuilt(self._found["natives"][name])
+
+
+class CompiledPrograms:
+    """The programs of a text that is compiled here. The cache keeps what was made."""
+
+    def __init__(self, text: str) -> None:
+        from gpubpf.ebpf import compile
+
+        self.program = compile.compile_text(text)
+        self._key = compile.program_key(text)
+
+    @property
+    def maps(self) -> Mapping[str, MapDefinition]:
+        return self.program.maps
+
+    @property
+    def points(self) -> Mapping[str, str]:
+        return {name: function.point for name, function in self.program.functions.items()}
+
+    def fragment(self, name: str) -> Fragment:
+        key, store = cache.key(self._key, name), cache.default()
+        if (kept := store.get("fragment", key)) is not None:
+            try:
+                return Fragment.from_json(json.loads(kept))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                pass  # damaged: made again
+        fragment, _ = verified(self.program, name)
+        store.put("fragment", key, json.dumps(fragment.to_json()).encode())
+        return fragment
+
+    def native(self, name: str) -> Native:
+        from gpubpf.lower import x86
+
+        return x86.lower(self.program, self.program.functions[name])
+
+
+def verified(program: Program, name: str) -> tuple[Fragment, str | None]:
+    """Verify and lower one device program. Returns also the release of the kernel that accepted it, None if it was not asked.
+
+    Raises VerifyError.
+    """
+    from gpubpf.lower import nvptx
+    from gpubpf.verify import verify
+
+    checked, release = verify(program, program.functions[name])
+    return nvptx.lower(program, checked), release
+
+
+def find_prebuilt(text: str) -> dict[str, Any] | None:
+    """Return the prebuilt file of exactly this C text and the headers of this package, or None."""
+    try:
+        candidates = sorted(PREBUILT.glob("*.json"))
+    except OSError:
+        return None
+    key = prebuilt_key(text)
+    for path in candidates:
+        try:
+            data = path.read_bytes()
+            if key.encode() not in data[:256]:  # a file begins with its key; parsing the rest takes long
+                continue
+            found = json.loads(data)
+        except (OSError, ValueError):
+            continue
+        if isinstance(found, dict) and found.get("key") == key:
+            return found
+    return None
+
+
+def prebuilt_key(text: str) -> str:
+    """Return what identifies the prebuilt file of a C text. A test checks that the stages have not changed since it was made."""
+    return cache.key("prebuilt", text, headers.content())

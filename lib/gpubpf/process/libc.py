@@ -1,0 +1,67 @@
+"""The C library of this process, and system calls that Python has no function for.
+
+This is the only place that binds the C library with ctypes. System call numbers are those of x86-64 and of the generic table
+(include/uapi/asm-generic/unistd.h), which arm64 uses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+
+_X86_64 = platform.machine() == "x86_64"
+
+BPF, PERF_EVENT_OPEN, MEMBARRIER = (321, 298, 324) if _X86_64 else (280, 241, 283)
+CAPGET, CAPSET, SETRESUID, SETRESGID, SETGROUPS = (
+    (125, 126, 117, 119, 116) if _X86_64 else (90, 91, 147, 149, 159)
+)
+# Newer system calls have the same number on every architecture.
+FSOPEN, FSCONFIG, FSMOUNT, PIDFD_OPEN, OPENAT2, PIDFD_GETFD = 430, 431, 432, 434, 437, 438
+
+_ARENA_MAX = -8  # M_ARENA_MAX, malloc.h
+BPF_ATTRIBUTES = 144  # bytes of union bpf_attr that `bpf` passes; the kernel requires unused bytes to be 0
+
+library = ctypes.CDLL(None, use_errno=True)
+library.syscall.restype = ctypes.c_long
+library_with_gil = ctypes.PyDLL(None, use_errno=True)  # calls keep Python's global interpreter lock
+
+
+def last_error(path: str | None = None) -> OSError:
+    """Return the error of the last call of `library` or `library_with_gil` on this thread."""
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code)) if path is None else OSError(code, os.strerror(code), path)
+
+
+def system_call(number: int, *arguments: int) -> int:
+    """Make a system call and return its result. Addresses are passed as integers. Raises OSError."""
+    result = int(library.syscall(ctypes.c_long(number), *(ctypes.c_long(a) for a in arguments)))
+    if result < 0:
+        raise last_error()
+    return result
+
+
+def bpf(command: int, attributes: bytes | ctypes.Array[ctypes.c_char]) -> tuple[int, bytes]:
+    """Call bpf(2). Return its result, and the attributes as the kernel left them.
+
+    `attributes`: the beginning of a union bpf_attr. Pass a buffer of BPF_ATTRIBUTES bytes to read what the kernel left there
+    after an error. Raises OSError.
+    """
+    if isinstance(attributes, bytes):
+        attributes = bpf_attributes(attributes)
+    result = system_call(BPF, command, ctypes.addressof(attributes), len(attributes))
+    return result, attributes.raw
+
+
+def bpf_attributes(attributes: bytes) -> ctypes.Array[ctypes.c_char]:
+    """Return a buffer for `bpf` that begins with `attributes`."""
+    return ctypes.create_string_buffer(attributes.ljust(BPF_ATTRIBUTES, b"\0"), BPF_ATTRIBUTES)
+
+
+def limit_malloc_arenas() -> None:
+    """Let all threads of this process share two malloc arenas.
+
+    By default the C library gives each thread its own arena, and each keeps some MB. A tool runs one of its threads at a time,
+    except inside NumPy and the kernel, so two arenas are enough. Call this only in the tool's own process.
+    """
+    library.mallopt(_ARENA_MAX, 2)

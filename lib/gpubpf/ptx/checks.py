@@ -1,0 +1,71 @@
+"""Which kernels cannot be instrumented, decided before anything is rewritten."""
+
+from __future__ import annotations
+
+from .flow import SYSTEM_FUNCTIONS, CallGraph, initializer_names
+from .module import Function, Instruction, Module, Variable
+from .values import PREFIX, LaunchBlock, Refusal, align, parameter_layout
+
+_OPAQUE = ("texref", "surfref", "samplerref")
+
+
+def check_kernel(module: Module, graph: CallGraph, name: str, block: LaunchBlock) -> None:
+    """Check that the kernel `name` and everything that it calls can be instrumented.
+
+    Raises Refusal with the reason, and PtxError for PTX that cannot be read.
+    """
+    entry = module.entries.get(name)
+    if entry is None:
+        raise Refusal("no such kernel in this PTX")
+    if module.address_size != 64:
+        raise Refusal("32-bit addresses")
+    if _architecture(module) < 70:  # a newer .target would drop the assumption that a warp runs in lockstep
+        raise Refusal(f"PTX for {module.sm}, older than sm_70")
+    _, end = parameter_layout(entry)
+    # PTX ISA 9.0, .param: 4352 bytes; 32764 since 8.1 on sm_70 and newer
+    limit = 32764 if module.version >= (8, 1) else 4352
+    if align(end, 8) + block.size > limit:
+        raise Refusal("parameters too large")
+    for parameter in entry.parameters:
+        if parameter.type in _OPAQUE:
+            raise Refusal(f"texture or surface reference {parameter.name}")
+        _check_name(parameter.name)
+    functions = sorted(graph.reach(name))
+    if any(graph.of(f).indirect for f in functions):
+        raise Refusal("indirect call")
+    for function in functions:
+        _check_function(module, module.functions[function], graph)
+    for variable in sorted({v for f in functions for v in graph.of(f).variables}):
+        declared = module.variables[variable]
+        _check_name(variable)
+        if declared.type in _OPAQUE or declared.space == "tex":
+            raise Refusal(f"texture or surface reference {variable}")
+        if any(n in module.functions for n in initializer_names(declared.initializer)):
+            raise Refusal(f"variable {variable} holds code addresses")
+
+
+def _check_function(module: Module, function: Function, graph: CallGraph) -> None:
+    meant = module.functions.get(graph.resolve(function.name))
+    if (meant is None or not meant.defined) and function.name not in SYSTEM_FUNCTIONS:
+        raise Refusal(f"needs device linking: {function.name}")
+    for statement in function.body or ():
+        if isinstance(statement, Variable) and statement.space in ("global", "const"):
+            raise Refusal(f"variable {statement.name} is declared in a function")
+        if isinstance(statement, Variable):
+            _check_name(statement.name)
+        if (
+            isinstance(statement, Instruction)
+            and statement.opcode == "isspacep"
+            and "const" in statement.modifiers
+        ):
+            raise Refusal("isspacep.const: constants are accessed in global memory here")
+
+
+def _check_name(name: str) -> None:
+    if name.lstrip("%").startswith(PREFIX):
+        raise Refusal(f"the name {name} is reserved for gpubpf: this PTX is instrumented already")
+
+
+def _architecture(module: Module) -> int:
+    digits = "".join(c for c in module.sm.partition("_")[2] if c.isdigit())
+    return int(digits) if digits else 0

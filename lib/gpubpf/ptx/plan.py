@@ -1,0 +1,231 @@
+"""What becomes of each function of a module, decided before its body is rewritten: its name, its signature, its programs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpubpf import names
+from gpubpf.ebpf.bytecode import DEVICE_POINTS
+from gpubpf.errors import Error
+
+from .access import Access, accesses, unprobed
+from .barriers import barrier
+from .emit import array, widened
+from .flow import WORK, CallGraph
+from .module import Address, Function, Instruction, Module
+from .probe import Filler, wants
+from .values import LAUNCH, PREFIX, WAYS_OUT, LaunchBlock, Placement, Refusal, align
+
+if TYPE_CHECKING:
+    from gpubpf.lower.fragment import Fragment
+
+# Lines of PTX that the programs at memory accesses may take in a module: ptxas takes a second for that many. In a larger
+# module, programs of at least MIN_FUNCTION lines become functions that every access calls.
+MAX_INLINE = 4000
+MIN_FUNCTION = 40
+PASSED_WORK = "gpubpf_work"  # hidden parameter: the work counted so far
+_ANY = Address(None)
+
+
+@dataclass(frozen=True)
+class Role:
+    """The part that a function plays in counting work, leaving the kernel and probing. It decides the function's signature."""
+
+    returns_work: bool  # the work is appended to the return value, at `work_offset`
+    leaving: (
+        bool  # its threads may leave the kernel at a probed place, so it receives the work counted so far
+    )
+    block: bool  # it receives the launch block: it holds a probe, or calls a function that does
+    work_offset: int = 0
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The places in a function's body where programs can be put."""
+
+    exits: bool = False
+    barriers: frozenset[str] = frozenset()  # points
+    accesses: Mapping[Access, int] = dataclasses.field(
+        default_factory=dict
+    )  # accesses without operands → places
+    unprobed: Mapping[str, int] = dataclasses.field(default_factory=dict)  # opcodes → places
+
+
+class InjectionPlan:
+    """The decisions about one module.
+
+    A function holds the probes of the kernel that it runs in. Kernels may have different programs, so a function is copied once for
+    each distinct set of programs: each copy is a *variant*, numbered as the set is in `variants`. Variant 0 holds no program.
+
+    work      the kinds of work that are counted, some of `flow.WORK`
+    leaving   functions whose threads may leave the kernel
+    programs  fragments that become functions of their own, by the function's name
+    filler    makes the text of probes
+    """
+
+    def __init__(
+        self, module: Module, graph: CallGraph, block: LaunchBlock, kernels: Mapping[str, Sequence[Placement]]
+    ) -> None:
+        """Plan the instrumentation of `kernels`, the placements by the kernel's mangled name.
+
+        Raises Error for a point or a kind of work that does not exist.
+        """
+        self.module = module
+        self.graph = graph
+        self.block = block
+        self.placements = {name: tuple(placements) for name, placements in kernels.items()}
+        every = [p for placements in kernels.values() for p in placements]
+        asked = {p.accumulate for p in every if p.point == "exit"}
+        for kind in asked - {None, *WORK}:
+            raise Error(f"cannot count {kind!r}; use one of {', '.join(WORK)}")
+        for point in {p.point for p in every} - set(DEVICE_POINTS):
+            raise Error(f"no device program can be at {point!r}; use one of {', '.join(DEVICE_POINTS)}")
+        # Functions are shared between kernels, so all kernels count all kinds; ptxas drops counts that nothing reads.
+        self.work = tuple(kind for kind in WORK if kind in asked)
+        reached = {f for name in kernels for f in graph.reach(name)}
+        self.functions = {f for f in reached if module.functions[f].kind == "func"}
+        self.leaving = graph.leaving(self.functions)
+        self.variants: list[tuple[Placement, ...]] = [()]
+        self.variant_of = {name: self._variant(name) for name in kernels}
+        self._roles: dict[tuple[str, int], Role | None] = {}
+        self._holding: dict[int, frozenset[str]] = {}
+        self._contents: dict[str, Contents] = {}
+        self.programs = self._programs()
+        self.filler = Filler(
+            block,
+            {id(f): name for name, f in self.programs.items()},
+            parameters=any(module.functions[f].mentions("cvta.param") for f in reached),
+            clusters=any(module.functions[f].mentions("mapa.") for f in reached),
+        )
+
+    def _variant(self, kernel: str) -> int:
+        """Return the number of the set of programs that the functions called by a kernel hold."""
+        inner = tuple(p for p in self.placements[kernel] if p.point not in ("entry", "block_begin"))
+        if inner not in self.variants:
+            self.variants.append(inner)
+        return self.variants.index(inner)
+
+    def _programs(self) -> dict[str, Fragment]:
+        """Return the fragments at memory accesses that become functions, because inlining all of them would be too much text."""
+        lines: dict[int, int] = {}
+        fragments: dict[int, Fragment] = {}
+        seen: set[tuple[str, int]] = set()
+        for kernel, placements in self.placements.items():
+            for placement in placements:
+                fragment = placement.fragment
+                length = fragment.ptx.count("\n")
+                if placement.point != "access" or length < MIN_FUNCTION:
+                    continue
+                for name in self.graph.reach(kernel):
+                    if (name, id(placement)) not in seen:
+                        seen.add((name, id(placement)))
+                        places = self.contents(name).accesses
+                        number = sum(n for access, n in places.items() if wants(placement, access))
+                        lines[id(fragment)] = lines.get(id(fragment), 0) + length * number
+                        fragments[id(fragment)] = fragment
+        if sum(lines.values()) <= MAX_INLINE:
+            return {}
+        return {f"{PREFIX}_program{n}": f for n, f in enumerate(fragments.values()) if lines[id(f)]}
+
+    def role(self, name: str, variant: int) -> Role | None:
+        """Return the role of a function; None if the function stays as it is.
+
+        Raises Refusal for a function that needs hidden parameters and takes its own in registers.
+        """
+        if (name, variant) not in self._roles:
+            self._roles[name, variant] = self._role(name, variant)
+        return self._roles[name, variant]
+
+    def _role(self, name: str, variant: int) -> Role | None:
+        resolved = self.graph.resolve(name)
+        function = self.module.functions.get(resolved)
+        if function is None or not function.defined:
+            return None
+        leaving = resolved in self.leaving and any(p.point in WAYS_OUT for p in self.variants[variant])
+        noreturn = any(d.name == "noreturn" for d in function.directives)
+        returns_work = bool(self.work) and not noreturn
+        block = resolved in self.holding(variant)
+        if not (block or returns_work):
+            return None
+        if any(v.space == "reg" for v in (*function.parameters, *function.returns)):
+            raise Refusal(f"function {name} takes its parameters in registers")
+        offset = align(function.returns[0].size, 8) if function.returns else 0
+        return Role(returns_work, leaving, block, offset)
+
+    def holding(self, variant: int) -> frozenset[str]:
+        """Return the functions that hold a probe of this variant, or call a function that does."""
+        if variant not in self._holding:
+            placements = self.variants[variant]
+            found = {f for f in self.functions if placements and any(self._holds(f, p) for p in placements)}
+            self._holding[variant] = self.graph.callers(self.functions, found)
+        return self._holding[variant]
+
+    def _holds(self, name: str, placement: Placement) -> bool:
+        """Return whether a function's own body has a place for a program."""
+        point = placement.point
+        function = self.module.functions[name]
+        if not function.defined:
+            return False
+        if point in ("function_entry", "function_exit"):
+            return bool(self.called((placement,), function))
+        contents = self.contents(name)
+        if point in WAYS_OUT:
+            return contents.exits
+        if point == "access":
+            return any(wants(placement, access) for access in contents.accesses)
+        return point in contents.barriers
+
+    def called(self, placements: tuple[Placement, ...], function: Function) -> tuple[Placement, ...]:
+        """Select the placements at `function_entry` or `function_exit` whose patterns match this function."""
+        return tuple(p for p in placements if not p.functions or names.matches(p.functions, function.name))
+
+    def contents(self, name: str) -> Contents:
+        """Return the places in a function where programs can be put, whichever programs there are."""
+        if name not in self._contents:
+            exits = False
+            barriers: set[str] = set()
+            found: Counter[Access] = Counter()
+            missed: Counter[str] = Counter()
+            for statement in self.module.functions[name].body or ():
+                if not isinstance(statement, Instruction):
+                    continue
+                exits = exits or statement.opcode == "exit"
+                if (known := barrier(statement)) is not None:
+                    barriers |= {"barrier_arrive"} if known.arrives else set()
+                    barriers |= {"barrier_leave"} if known.leaves else set()
+                for access in accesses(statement):
+                    found[dataclasses.replace(access, address=_ANY, size=None, unless=None)] += 1
+                if (opcode := unprobed(statement)) is not None:
+                    missed[opcode] += 1
+            self._contents[name] = Contents(exits, frozenset(barriers), found, missed)
+        return self._contents[name]
+
+    def may_leave(self, name: str) -> bool:
+        """Return whether threads may leave the kernel in a call of this function."""
+        return name in self.module.functions and self.graph.resolve(name) in self.leaving
+
+    def new_name(self, name: str, variant: int) -> str:
+        """Return what a variant of a function is called in the sidecar."""
+        role = self.role(name, variant)
+        if role is None or not role.block:
+            return name
+        return f"{self.graph.resolve(name)}${PREFIX}{variant}"
+
+    def signature(self, function: Function, variant: int) -> Function:
+        """Return the head of a variant: the function with its new name, hidden parameters and widened return value."""
+        role = self.role(function.name, variant)
+        name = self.new_name(function.name, variant)
+        if role is None:
+            return dataclasses.replace(function, name=name)
+        returns, parameters = function.returns, function.parameters
+        if role.returns_work:
+            returns = (widened(returns[0] if returns else None, role.work_offset, len(self.work)),)
+        if role.leaving and self.work:
+            parameters += (array(PASSED_WORK, 8 * len(self.work)),)
+        if role.block:
+            parameters += (array(LAUNCH, self.block.size),)
+        return dataclasses.replace(function, name=name, returns=returns, parameters=parameters)

@@ -1,0 +1,195 @@
+"""The instrumented module: rewritten functions are added to it one by one, then it is rendered as PTX."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+
+from .body import Body
+from .constants import is_constant
+from .emit import array
+from .flow import initializer_names, may_wait
+from .module import Directive, Function, Item, Module, Variable, render
+from .plan import InjectionPlan
+from .probe import function_of
+from .source import source_files
+from .tables import SiteTable, VariableTable
+from .values import LAUNCH, TABLE, InjectedKernel, InjectedVariable, align, parameter_layout
+
+# A constant may point to a constant that points to another, and so on: copies are made down to this depth.
+MAX_POINTERS = 16
+
+
+class SidecarModule:
+    """The functions and variables of an instrumented module.
+
+    Add the called functions of all kernels first, then the kernels: sites are numbered in this order.
+    """
+
+    def __init__(self, plan: InjectionPlan) -> None:
+        self.plan = plan
+        self.sites = SiteTable(source_files(plan.module))
+        self.variables = VariableTable()
+        self._rewritten: dict[str, Function] = {}  # by new name
+        self._new_names: dict[str, set[str]] = {}  # by original name
+        self._shared_exits: dict[str, int] = {}  # by new name
+
+    def add_called(self, kernel: str) -> None:
+        """Add the functions that a kernel calls, directly or not. Raises Refusal, PtxError."""
+        for name in sorted(self.plan.graph.reach(kernel) - {kernel}):
+            self._add_function(name, self.plan.variant_of[kernel])
+
+    def _add_function(self, name: str, variant: int) -> None:
+        plan = self.plan
+        function = plan.module.functions[name]
+        if plan.graph.resolve(name) != name and plan.role(name, variant) is not None:
+            return  # an alias: rewritten calls name its target
+        new = plan.new_name(name, variant)
+        if new in self._rewritten:
+            return
+        made = plan.signature(function, variant)
+        if function.defined:
+            body = Body(plan, self.sites, self.variables, function, variant, plan.variants[variant])
+            made = dataclasses.replace(made, statements=body.rewrite(), _source=None)
+            self._shared_exits[new] = body.shared_exits
+        self._add(name, made)
+
+    def _add(self, original: str, made: Function) -> None:
+        self._rewritten[made.name] = made
+        self._new_names.setdefault(original, set()).add(made.name)
+
+    def add_kernel(self, name: str) -> InjectedKernel:
+        """Add a kernel, whose called functions are in already. Raises Refusal, PtxError."""
+        plan = self.plan
+        function = plan.module.functions[name]
+        variant = plan.variant_of[name]
+        reached = plan.graph.reach(name)
+        body = Body(plan, self.sites, self.variables, function, variant, plan.placements[name])
+        statements = body.rewrite()
+        parameters = (*function.parameters, array(LAUNCH, plan.block.size))
+        self._add(
+            name, dataclasses.replace(function, parameters=parameters, statements=statements, _source=None)
+        )
+        self._shared_exits[name] = body.shared_exits
+        layout, end = parameter_layout(function)
+        run = {plan.new_name(f, variant) for f in reached - {name}} | {name}
+        unprobed: Counter[str] = Counter()
+        if any(p.point == "access" for p in plan.placements[name]):
+            for other in reached:
+                unprobed.update(plan.contents(other).unprobed)
+        return InjectedKernel(
+            layout,
+            align(end, 8),
+            plan.block,
+            self.sites.of(run),
+            sum(self._shared_exits.get(f, 0) for f in run),
+            tuple(sorted({u for f in reached for u in plan.graph.of(f).unknown})),
+            may_wait(function, plan.graph),
+            self.sites.count,
+            dict(sorted(unprobed.items())),
+        )
+
+    def finish(self, minimum_version: tuple[int, int]) -> tuple[str, tuple[InjectedVariable, ...]]:
+        """Return the text of the module, and the variables whose addresses its table needs."""
+        module, slots = self.plan.module, self.variables.slots
+        copies = self._copies()
+        items: list[Item] = []
+        if slots:
+            items.append(
+                Variable("const", "b64", TABLE, align=8, dimensions=(len(slots),), linkage=("visible",))
+            )
+        for name, fragment in self.plan.programs.items():
+            program = function_of(fragment, name)
+            items += [dataclasses.replace(program, statements=None), program]
+        seen: set[str] = set()
+        for item in module.items:
+            if isinstance(item, Variable):
+                if item.name in copies:
+                    items.append(dataclasses.replace(item, space="global", linkage=("visible",)))
+                elif item.name in self.variables.kept:
+                    items.append(item)
+            elif isinstance(item, Function):
+                for new in sorted(self._new_names.get(item.name, ())):
+                    made = self._rewritten[new]
+                    if made.kind == "func" and new not in seen:
+                        seen.add(new)
+                        # Declared before all definitions: a definition may call a function that is defined further down.
+                        items.append(dataclasses.replace(made, statements=None, _source=None))
+                    if item.defined:
+                        items.append(made)
+            elif _is_kept(item, self._new_names):
+                items.append(item)
+        items.sort(key=_rank)
+        target = tuple(t for t in module.target if t != "debug")  # it requires DWARF, which is left out
+        made_module = Module(max(module.version, minimum_version), target, module.address_size, tuple(items))
+        variables = tuple(
+            InjectedVariable(name, index, v.space, v.size, name in copies, self._users(name))
+            for name, index in slots.items()
+            for v in (module.variables[name],)
+        )
+        return render(made_module), variables
+
+    def _users(self, variable: str) -> tuple[str, ...]:
+        """Return the instrumented kernels that reach a variable of the table."""
+        graph = self.plan.graph
+        return tuple(
+            kernel
+            for kernel in self.plan.placements
+            if any(variable in graph.of(function).variables for function in graph.reach(kernel))
+        )
+
+    def _copies(self) -> frozenset[str]:
+        """Return the variables of the table that may be copied, with the variables that their initialisers name."""
+        found: set[str] = set()
+        known: dict[str, bool] = {}
+        for name in self.variables.slots:
+            if self._is_copyable(name, known, 0):
+                found |= self._pointed_to(name)
+        return frozenset(found)
+
+    def _is_copyable(self, name: str, known: dict[str, bool], depth: int) -> bool:
+        """Return whether a copy of `name`, and of what its initialiser points to, would equal the original."""
+        if name not in known:
+            known[name] = False  # a constant that points back to itself is not copied
+            module = self.plan.module
+            variable = module.variables.get(name)
+            known[name] = (
+                variable is not None
+                and depth < MAX_POINTERS
+                and is_constant(module, variable)
+                and all(
+                    self._is_copyable(n, known, depth + 1)
+                    for n in set(initializer_names(variable.initializer))
+                )
+            )
+        return known[name]
+
+    def _pointed_to(self, name: str) -> set[str]:
+        """Return a variable and those that its initialiser points to, directly or not."""
+        seen: set[str] = set()
+        todo = [name]
+        while todo:
+            name = todo.pop()
+            if name not in seen:
+                seen.add(name)
+                todo.extend(initializer_names(self.plan.module.variables[name].initializer))
+        return seen
+
+
+def _rank(item: Item) -> int:
+    """Return the item's place in the module: declarations come before their uses."""
+    if isinstance(item, Directive):
+        return {"file": 0, "pragma": 0}.get(item.name, 9)
+    if isinstance(item, Variable):
+        return 2
+    return 5 if item.defined else 1
+
+
+def _is_kept(item: Directive, functions: Mapping[str, set[str]]) -> bool:
+    if item.name in ("file", "pragma"):
+        return True
+    if item.name == "alias":
+        return bool(item.names) and item.names[0] in functions
+    # .debug_str holds the names that `.loc … function_name` refers to. The rest of DWARF describes code that was rewritten.
+    return item.name == "section" and item.text.split()[1].startswith(".debug_str")

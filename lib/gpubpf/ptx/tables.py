@@ -1,0 +1,57 @@
+"""What is numbered while the functions of a module are rewritten: probe sites and the variables' address slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .access import Access
+from .probe import effect
+from .values import Site
+
+
+class SiteTable:
+    """The probe sites of a module, by the new name of the function that holds them.
+
+    Sites in called functions are numbered first. Each kernel continues from there, so its own numbers may equal another kernel's.
+    """
+
+    def __init__(self, files: Mapping[int, str]) -> None:
+        """Start without sites. `files`: names of source files by their number in `.file` directives."""
+        self.files = files
+        self.count = 0  # the next number; a kernel sets it back to the number of sites in called functions
+        self._by_function: dict[str, list[Site]] = {}
+
+    def add(
+        self,
+        new_name: str,
+        function: str,
+        point: str,
+        line: int,
+        source: tuple[int, int],
+        opcode: str = "",
+        access: Access | None = None,
+    ) -> int:
+        """Add a site and return its number. `source`: file number and line, 0 if unknown."""
+        file = self.files.get(source[0], "")
+        details = (access.kind, access.space, access.width, effect(access)) if access is not None else ()
+        number, self.count = self.count, self.count + 1
+        site = Site(number, function, line, file, source[1] if file else 0, point, opcode, *details)
+        self._by_function.setdefault(new_name, []).append(site)
+        return number
+
+    def of(self, new_names: set[str]) -> tuple[Site, ...]:
+        """Return the sites in these functions, by number."""
+        found = (site for name in new_names for site in self._by_function.get(name, ()))
+        return tuple(sorted(found, key=lambda site: site.number))
+
+
+class VariableTable:
+    """The module-scope variables that rewritten functions use."""
+
+    def __init__(self) -> None:
+        self.slots: dict[str, int] = {}  # by name: the index in the table of addresses
+        self.kept: set[str] = set()  # declared in the sidecar as in the original, such as shared memory
+
+    def offset(self, name: str) -> int:
+        """Return where in the table the address of a global or constant is, in bytes."""
+        return 8 * self.slots.setdefault(name, len(self.slots))

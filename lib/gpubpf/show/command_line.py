@@ -1,0 +1,158 @@
+"""A tool's command line: its parser, COMMAND after ``--``, and what the parsed arguments hold.
+
+Whichever options a tool takes, its parsed arguments have these attributes:
+
+    tool         str                the tool's name
+    out          Output             the results; set by `open_results`
+    command      list[str] | None   COMMAND [ARG…] after ``--``
+    pid          list[int]          -p
+    files        list[str]          FILE… of --list and --ptx
+    interval     float | None       seconds
+    count        int | None         number of intervals
+    kernel       list[str]          globs or mangled names; empty: every kernel
+    launch       (int, int | None)  first and last launch of each kernel and process, from 1; None: no end
+    sample       int                one launch in N
+    block        Ranges             index ranges of x, y and z, each (first, last), inclusive
+    thread       Ranges
+    device       "auto" | "gpu" | "sim"
+    map_memory   int                bytes
+    alone        bool               the tool has the Python process to itself: it was not called as a function
+    duration     float | None       seconds
+    cgroup       int | None         --cgroup: the cgroup's id
+    comm         str | None         --comm
+    tid          int | None         -t
+    user         str | None
+    output       str | None         -o FILE
+    list, ptx, ebpf, json, csv, timestamps, verbose   bool
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from gpubpf import __version__
+from gpubpf.show.notices import complain
+from gpubpf.show.option_values import EVERYTHING, positive, seconds
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose usage errors are one line and exit status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        complain(self.prog, f"{message}; see {self.prog} --help")
+        raise SystemExit(2)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Write a message. A failed write raises OSError; since Python 3.12 argparse would ignore it."""
+        if message and (file := file or sys.stderr) is not None:
+            file.write(message)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Flush standard output after --help and --version, so that a failed write is reported here."""
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        super().exit(status, message)
+
+
+def parser(tool: str, description: str, examples: str, usage: str | None = None) -> Parser:
+    """Return a tool's parser with -h and --version. `examples` is printed as it is, below the options."""
+    made = Parser(
+        prog=tool,
+        usage=usage or f"{tool} [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]",
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("--version", action="version", version=f"{tool} (gpubpf) {__version__}")
+    made.set_defaults(
+        command=None,
+        pid=[],
+        files=[],
+        interval=None,
+        count=None,
+        kernel=[],
+        launch=(1, None),
+        sample=1,
+        block=(EVERYTHING,) * 3,
+        thread=(EVERYTHING,) * 3,
+        device="auto",
+        map_memory=2**28,
+        duration=None,
+        cgroup=None,
+        comm=None,
+        tid=None,
+        user=None,
+        output=None,
+        **dict.fromkeys(("list", "ptx", "ebpf", "json", "csv", "timestamps", "verbose"), False),
+    )
+    return made
+
+
+def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse a tool's command line. Usage errors end the process with one line and status 2."""
+    own, command = split_command(sys.argv[1:] if argv is None else argv)
+    args = parse_own(made, own)
+    args.tool = made.prog
+    args.command = command
+    args.alone = argv is None
+    words = args.__dict__.pop("positional", [])
+    if command == []:
+        made.error("no COMMAND after '--'")
+    if command and args.pid:
+        made.error("-p and COMMAND exclude each other")
+    if args.list or args.ptx:
+        args.files = words
+        option = "--list" if args.list else "--ptx"
+        if bool(words) + bool(args.pid) + bool(command) > 1:
+            made.error(f"{option} takes one of FILEs, -p PID and COMMAND")
+        if not (words or args.pid or command or args.ebpf):
+            made.error(f"{option} needs FILEs, -p PID or -- COMMAND")
+    elif len(words) > 2:
+        made.error(f"too many arguments: {' '.join(words)!r}; put a command after '--'")
+    else:
+        try:
+            args.interval = seconds(words[0]) if words else None
+            args.count = positive(words[1]) if len(words) > 1 else None
+        except argparse.ArgumentTypeError as error:
+            name = "interval" if args.interval is None else "count"
+            made.error(f"{name} {error}; put a command after '--'")
+    return args
+
+
+def parse_own(made: Parser, own: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments before ``--``, or complete them when a shell asks for that."""
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(made)
+    _occupy_standard_files()
+    return made.parse_intermixed_args(own)
+
+
+def split_command(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Split arguments at the first ``--``. The second part is None when there is no ``--``."""
+    words = list(argv)
+    if "--" not in words:
+        return words, None
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def _occupy_standard_files() -> None:
+    """Open /dev/null as each standard file that the caller closed.
+
+    Otherwise another file would get its number, and be read or written by mistake. COMMAND still finds the file closed, because
+    /dev/null is not inherited.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            with suppress(OSError):  # open() takes the lowest free number, which is this one
+                os.open(os.devnull, os.O_RDWR)

@@ -1,0 +1,157 @@
+"""The values of options: ranges, sizes, times, process ids. Each function raises
+argparse.ArgumentTypeError for a value that it rejects."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+Range = tuple[int, int]  # first and last, both inclusive
+Ranges = tuple[Range, Range, Range]
+
+LARGEST_INDEX = 2**32 - 1
+EVERYTHING: Range = (0, LARGEST_INDEX)
+SITE_RANGES = 8  # the most ranges that --site may have: the device programs compare with this many
+LARGEST_GRANULE = 1 << 20
+_SIZE_SUFFIXES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def parse_range(text: str) -> Range:
+    """Return ``7`` as (7, 7), ``2:5`` as (2, 5), ``:5`` as (0, 5), and ``*`` as everything."""
+    if text == "*":
+        return EVERYTHING
+    first, colon, last = text.partition(":")
+    low = _number(first, 0 if colon else None)
+    high = _number(last, LARGEST_INDEX) if colon else low
+    if low > high or high > LARGEST_INDEX:
+        raise argparse.ArgumentTypeError(f"{text!r} is an empty range")
+    return low, high
+
+
+def parse_ranges(text: str) -> Ranges:
+    """Parse ``X[,Y[,Z]]``, each as in `parse_range`. A dimension that is left out means everything."""
+    parts = [parse_range(part) for part in text.split(",")]
+    if len(parts) > 3:
+        raise argparse.ArgumentTypeError(f"{text!r} has more than three dimensions")
+    x, y, z = (parts + [EVERYTHING] * 3)[:3]
+    return x, y, z
+
+
+def parse_launches(text: str) -> tuple[int, int | None]:
+    """Return ``N:M`` as (N, M), ``N:`` as (N, None), ``:M`` as (1, M), and ``N`` as (N, N). Launches count from 1."""
+    first, colon, last = text.partition(":")
+    low = _number(first, 1 if colon else None)
+    high = (_number(last) if last else None) if colon else low
+    if low < 1 or (high is not None and high < low):
+        raise argparse.ArgumentTypeError(f"{text!r} is an empty range (launches count from 1)")
+    return low, high
+
+
+def parse_sites(text: str) -> tuple[Range, ...]:
+    """Parse ``N[,N…]``, each a number or ``A:B``. Ranges that touch are merged; at most `SITE_RANGES` may remain."""
+    ranges: list[Range] = []
+    for low, high in sorted(parse_range(part) for part in text.split(",")):
+        if ranges and low <= ranges[-1][1] + 1:
+            ranges[-1] = ranges[-1][0], max(high, ranges[-1][1])
+        else:
+            ranges.append((low, high))
+    if len(ranges) > SITE_RANGES:
+        raise argparse.ArgumentTypeError(f"{text!r} has more than {SITE_RANGES} ranges of sites")
+    return tuple(ranges)
+
+
+def parse_addresses(text: str) -> Range:
+    """Parse ``LO:HI``, both inclusive, or one address; hexadecimal with 0x, or decimal."""
+    first, colon, last = text.partition(":")
+    try:
+        low = int(first, 0) if first else 0
+        high = (int(last, 0) if last else 2**64 - 1) if colon else low
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not an address range such as 0x7f0000000000:0x7f00000fffff"
+        ) from None
+    if not 0 <= low <= high < 2**64:
+        raise argparse.ArgumentTypeError(f"{text!r} is an empty range")
+    return low, high
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of ``256M``, ``1G`` or ``4096``. K, M, G and T are powers of 1024."""
+    digits = text.rstrip("BbIi").upper()
+    suffix = digits[-1:] if digits[-1:].isalpha() else ""
+    number = digits.removesuffix(suffix) if suffix else digits
+    size = int(number) * _SIZE_SUFFIXES.get(suffix, 0) if _is_number(number) else 0
+    if not 0 < size < 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 64M or 1G")
+    return size
+
+
+def parse_granule(text: str) -> int:
+    """Parse a power of two, in bytes, up to 1 MB."""
+    size = parse_size(text)
+    if size & (size - 1) or not 0 < size <= LARGEST_GRANULE:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a power of two between 1 and 1M")
+    return size
+
+
+def parse_sampling(text: str) -> int:
+    """Parse N of "one in N": a positive integer of 32 bits, as the device programs take it."""
+    number = positive(text)
+    if number >= 1 << 32:
+        raise argparse.ArgumentTypeError(f"{text!r} is larger than {(1 << 32) - 1}")
+    return number
+
+
+def parse_pids(text: str) -> list[int]:
+    """Parse ``PID[,PID…]``."""
+    return list(dict.fromkeys(positive(part) for part in text.split(",")))
+
+
+def parse_cgroup(text: str) -> int:
+    """Return the id of a cgroup. `text` is the id, or the directory of a cgroup v2: a path, or as in /proc/PID/cgroup."""
+    if _is_number(text):
+        return positive(text)
+    for root in ("", "/sys/fs/cgroup/", "/sys/fs/cgroup/unified/"):
+        path = root + (text.lstrip("/") if root else text)
+        if os.path.exists(os.path.join(path, "cgroup.controllers")):  # every cgroup v2 has this file
+            return os.stat(path).st_ino
+    if os.path.isdir(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a cgroup v2")
+    raise argparse.ArgumentTypeError(f"there is no cgroup {text!r}")
+
+
+def parse_comm(text: str) -> str:
+    """Parse a thread's name: 1 to 15 bytes, the most that Linux keeps."""
+    if not 0 < len(text.encode()) < 16:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a thread name; those have 1 to 15 bytes")
+    return text
+
+
+def positive(text: str) -> int:
+    """Parse a positive integer."""
+    if not _is_number(text) or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be a positive integer, not {text!r}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Parse a time in seconds, more than 0; fractions are allowed."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"must be a time in seconds, not {text!r}")
+    return value
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 20
+
+
+def _number(text: str, default: int | None = None) -> int:
+    if not text and default is not None:
+        return default
+    if not _is_number(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return int(text)

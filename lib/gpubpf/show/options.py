@@ -1,0 +1,264 @@
+"""The options that tools share: one function for each group, so that an option means the same in every tool."""
+
+from __future__ import annotations
+
+import argparse
+
+from gpubpf.errors import UsageError
+from gpubpf.show.command_line import Parser
+from gpubpf.show.option_values import (
+    EVERYTHING,
+    parse_addresses,
+    parse_cgroup,
+    parse_comm,
+    parse_granule,
+    parse_launches,
+    parse_pids,
+    parse_ranges,
+    parse_sampling,
+    parse_sites,
+    parse_size,
+    positive,
+    seconds,
+)
+
+KERNEL_GLOB = "whose demangled name (without template arguments and parameter list) matches GLOB, or whose mangled name equals it"
+
+
+def add_targets(made: Parser) -> None:
+    """Add what to trace and for how long: -p, --user, -d, interval and count. `parse` splits off COMMAND."""
+    group = made.add_argument_group("what to trace, and for how long")
+    group.add_argument(
+        "positional", nargs="*", metavar="interval [count]", help="print every interval seconds, count times"
+    )
+    group.add_argument(
+        "-p",
+        dest="pid",
+        action="extend",
+        type=parse_pids,
+        metavar="PID[,PID...]",
+        help="trace these running processes (without -p and COMMAND: every process; requires root)",
+    )
+    group.add_argument(
+        "-d",
+        "--duration",
+        type=seconds,
+        metavar="S",
+        help="end the measurement after S seconds (fractions allowed)",
+    )
+    group.add_argument(
+        "--user", metavar="NAME", help="run COMMAND as NAME (default under sudo: the user who called sudo)"
+    )
+
+
+def add_kernels(made: Parser) -> None:
+    """Add which kernels and launches to measure: --kernel, --launch, --sample, --graphs."""
+    group = made.add_argument_group("which kernels and launches")
+    group.add_argument(
+        "--kernel", action="append", metavar="GLOB", help=f"only kernels {KERNEL_GLOB}; repeatable"
+    )
+    _add_launches(group, "one launch in N")
+    group.add_argument(
+        "--graphs",
+        action="store_true",
+        default=None,
+        help="also measure kernels in CUDA graphs; not yet tested with a real driver; "
+        "the embedded device always measures them",
+    )
+
+
+def _add_launches(group: argparse._ArgumentGroup, sample: str) -> None:
+    group.add_argument(
+        "--launch",
+        type=parse_launches,
+        metavar="N:M",
+        help="only the Nth to Mth launch of each kernel and process (from 1, inclusive)",
+    )
+    group.add_argument("--sample", type=positive, metavar="N", help=sample)
+
+
+def chooses_threads(args: argparse.Namespace) -> bool:
+    """Return whether --block or --thread leave any thread out."""
+    return any(extent != EVERYTHING for extent in (*args.block, *args.thread))
+
+
+def add_threads(made: Parser) -> None:
+    """Add which GPU threads to measure: --block, --thread. The device programs filter."""
+    group = made.add_argument_group("which threads (each index is a number, A:B or *; default *)")
+    group.add_argument(
+        "--block", type=parse_ranges, metavar="X[,Y[,Z]]", help="only blocks with these indices"
+    )
+    group.add_argument(
+        "--thread", type=parse_ranges, metavar="X[,Y[,Z]]", help="only threads with these indices"
+    )
+
+
+def add_host_filters(made: Parser, what: str = "launches") -> None:
+    """Add which host threads to measure: --cgroup, --comm, -t. The host program filters, with `gpu_host_selected` of gpubpf.h."""
+    group = made.add_argument_group("which host threads")
+    group.add_argument(
+        "--cgroup",
+        type=parse_cgroup,
+        metavar="PATH|ID",
+        help=f"only {what} by threads in this cgroup (v2) or below it",
+    )
+    group.add_argument("--comm", type=parse_comm, metavar="NAME", help=f"only {what} by threads of this name")
+    group.add_argument("-t", dest="tid", type=positive, metavar="TID", help=f"only {what} by this thread")
+
+
+def add_calls(made: Parser) -> None:
+    """Add which calls of a host API to measure: --api, --kernel, --launch, --sample, --errors, --slow."""
+    group = made.add_argument_group("which calls")
+    group.add_argument(
+        "--api",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="only functions whose name matches; repeatable (default: all except trivial ones)",
+    )
+    group.add_argument(
+        "--kernel",
+        action="append",
+        metavar="GLOB",
+        help=f"only launches of kernels {KERNEL_GLOB}; repeatable",
+    )
+    _add_launches(group, "one launch in N of each kernel and process")
+    group.add_argument("--errors", action="store_true", help="only calls that failed")
+    group.add_argument(
+        "--slow",
+        type=positive,
+        metavar="US",
+        help="only calls longer than US microseconds, with what happened during each",
+    )
+
+
+def add_call_views(made: Parser) -> None:
+    """Add what to show of calls: -e, --why, --timeline, --trace."""
+    group = made.add_argument_group("what to show (default: a summary by function and by kernel)")
+    group.add_argument("-e", "--snoop", dest="each", action="store_true", help="print a line for each call")
+    group.add_argument(
+        "--why",
+        action="store_true",
+        help="print what calls, and the gaps between launches, spent their time on",
+    )
+    group.add_argument("--timeline", action="store_true", help="print what each thread did, in order")
+    group.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev to FILE")
+
+
+def add_device(made: Parser) -> None:
+    """Add where device programs run, and how much memory their maps have: --device, --map-memory."""
+    group = made.add_argument_group("device")
+    group.add_argument(
+        "--device",
+        choices=("auto", "gpu", "sim"),
+        help="gpu, or sim: the embedded device (default auto: a GPU if there is one)",
+    )
+    group.add_argument(
+        "--map-memory", type=parse_size, metavar="SIZE", help="GPU memory for maps (default 256M)"
+    )
+
+
+def add_rings(made: Parser) -> None:
+    """Add the ring buffers for records of device programs: --ring-size, --ring."""
+    group = made.add_argument_group("records")
+    group.add_argument(
+        "--ring-size", type=parse_size, metavar="SIZE", help="size of the ring buffer for records"
+    )
+    group.add_argument(
+        "--ring", choices=("host", "gpu"), help="put it in host memory (default) or in GPU memory"
+    )
+
+
+def add_accesses(made: Parser) -> None:
+    """Add the record of every memory access: -e, --parquet, --heatmap; filters: --site, --address, --warps.
+
+    The device programs filter.
+    """
+    group = made.add_argument_group("every access (instead of tables)")
+    group.add_argument(
+        "-e", dest="each", action="store_true", help="print a line for each access of each thread"
+    )
+    group.add_argument("--parquet", metavar="FILE", help="write each access to a Parquet file")
+    group.add_argument("--heatmap", metavar="FILE", help="draw accesses by address and time (.svg or .png)")
+    group.add_argument(
+        "--site",
+        type=parse_sites,
+        default=(),
+        metavar="N[,N...]",
+        help="only these instructions: site numbers or ranges A:B, as in the tables and --json",
+    )
+    group.add_argument(
+        "--address",
+        type=parse_addresses,
+        metavar="LO:HI",
+        help="only accesses to these addresses (shared and local memory: offsets)",
+    )
+    group.add_argument("--warps", type=parse_sampling, default=1, metavar="N", help="one warp in N")
+
+
+def records_accesses(args: argparse.Namespace) -> bool:
+    """Return whether the user asked for every access. Raises UsageError for options that do not fit together."""
+    for option, file in (("--parquet", args.parquet), ("--heatmap", args.heatmap)):
+        if file == "":
+            raise UsageError(f"{option} has an empty file name; give one")
+    asked = bool(args.each or args.parquet or args.heatmap)
+    if asked and args.footprint:
+        raise UsageError(
+            "--footprint cannot be combined with -e, --parquet or --heatmap; run the tool once for each"
+        )
+    if not asked and (args.site or args.address or args.warps > 1):
+        raise UsageError(
+            "--site, --address and --warps filter single accesses; add -e, --parquet or --heatmap"
+        )
+    return asked
+
+
+def add_coverage(made: Parser) -> None:
+    """Add which bytes are touched: --no-allocations, --footprint, --granule."""
+    group = made.add_argument_group("which bytes of memory are touched")
+    group.add_argument(
+        "--no-allocations",
+        dest="allocations",
+        action="store_false",
+        help="skip which bytes of each allocation are read, written or untouched; reduces overhead",
+    )
+    group.add_argument(
+        "--footprint",
+        action="store_true",
+        help="show how much memory each kernel touches, and how often it touches the same bytes again",
+    )
+    group.add_argument(
+        "--granule",
+        type=parse_granule,
+        default=1,
+        metavar="BYTES",
+        help="track memory in units of BYTES, a power of two, for programs with much memory (default 1: exact)",
+    )
+
+
+def add_looks(made: Parser, device_programs: bool = True) -> None:
+    """Add what to print instead of measuring: --list, --ptx (only tools with device programs), --ebpf."""
+    group = made.add_argument_group("instead of measuring")
+    group.add_argument(
+        "--list",
+        action="store_true",
+        help="list the kernels of FILE..., -p PID or COMMAND, and why each can or can't be instrumented"
+        if device_programs
+        else "list the libraries of FILE..., -p PID or COMMAND, their functions with probes, and kernels",
+    )
+    if device_programs:
+        group.add_argument("--ptx", action="store_true", help="print the instrumented PTX of these kernels")
+    group.add_argument("--ebpf", action="store_true", help="print the program's C text and exit")
+
+
+def add_output(made: Parser) -> None:
+    """Add where results go and in which form: -o, --json, --csv, -T, -v."""
+    group = made.add_argument_group("results")
+    group.add_argument(
+        "-o", dest="output", metavar="FILE", help="write results to FILE (default: standard output)"
+    )
+    form = group.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON Lines; the man page lists the fields")
+    form.add_argument("--csv", action="store_true", help="print the main table as CSV")
+    group.add_argument("-T", dest="timestamps", action="store_true", help="print the time with each result")
+    group.add_argument("-v", dest="verbose", action="store_true", help="print more details")

@@ -1,0 +1,78 @@
+"""What a tool prints of a measurement, in the form that the user chose: text, JSON Lines (``--json``) or CSV (``--csv``).
+
+results = Results(args, out)
+for _ in session.intervals(…):
+    results.begin()                                     # -T
+    if results.json:
+        out.records(… | results.stamp …)
+    elif results.csv:
+        results.table(COLUMNS, rows)
+    else:
+        out.lines(…)
+results.end(session.summary())
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gpubpf.show.output import Output, csv_cells
+from gpubpf.show.summary_text import summary_lines
+
+SHAPE_COLUMNS = ("grid_x", "grid_y", "grid_z", "block_dim_x", "block_dim_y", "block_dim_z")
+
+
+class Results:
+    """The parts of the output that all tools share: timestamps, the header of CSV, the summary.
+
+    json, csv   whether this form was chosen; neither: text
+    form        "json", "csv" or "text"
+    out         where everything goes
+    clock       the clock of `ts_ns`
+    """
+
+    def __init__(self, args: argparse.Namespace, out: Output, clock: int = time.CLOCK_MONOTONIC) -> None:
+        self.out = out
+        self.json: bool = args.json
+        self.csv: bool = args.csv
+        self.form = "json" if args.json else "csv" if args.csv else "text"
+        self._tool, self._timestamps, self._clock = args.tool, args.timestamps, clock
+        self._now = 0
+        self._headed = False
+
+    def begin(self) -> None:
+        """Begin the report of an interval. With -T a text report begins with the time of day."""
+        self._now = time.clock_gettime_ns(self._clock)
+        if self._timestamps and not self.json and not self.csv:
+            self.out.line(time.strftime("%H:%M:%S"))
+
+    @property
+    def stamp(self) -> dict[str, int]:
+        """The field `ts_ns` of a record with -T, else nothing."""
+        return {"ts_ns": self._now} if self._timestamps else {}
+
+    def header(self, columns: Sequence[str]) -> None:
+        """Write the header of the CSV table once. With -T `ts_ns` is its first column."""
+        if not self._headed:
+            self._headed = True
+            self.out.write(",".join((*self.stamp, *columns)) + "\n")
+
+    def cells(self, *cells: object) -> str:
+        """Return the first cells of a CSV line. With -T the time comes before them."""
+        return csv_cells((*self.stamp.values(), *cells))
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Write rows of the CSV table, below its header; None is an empty cell."""
+        self.header(columns)
+        lines = (self.cells(*("" if cell is None else cell for cell in row)) for row in rows)
+        self.out.write("".join(line + "\n" for line in lines))
+
+    def end(self, summary: Mapping[str, Any], lines: Iterable[str] | None = None) -> None:
+        """Write the summary: the last record of JSON, or the last lines of text (default: `summary_lines`). CSV has none."""
+        if self.json:
+            self.out.record(**({"type": "summary", "tool": self._tool} | dict(summary)))
+        elif not self.csv:
+            self.out.lines(summary_lines(summary) if lines is None else lines)

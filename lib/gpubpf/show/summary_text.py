@@ -1,0 +1,78 @@
+"""The last lines of every report: what was counted, what was not and why, what was lost, and the overhead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpubpf.show import table
+
+
+def summary_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Return the last lines of a report from the fields of the `summary` record."""
+    lines = _coverage_lines(summary)
+    if unknown := summary.get("launches_unknown"):
+        lines.append(f"unknown kernels: {table.count(unknown, 'launch')} of kernels loaded before attaching")
+    if unprobed := summary.get("not_probed"):
+        opcodes = (f"{opcode} ({table.count(n, 'instruction')})" for opcode, n in unprobed.items())
+        lines.append(f"not probed: {', '.join(opcodes)}")
+    if summary["lost"]:
+        lines.append(f"lost: {summary['lost']:,} (a map was full, or the kernel or its process failed)")
+    if graphs := summary.get("graphs_before"):
+        launches = table.count(graphs, "launch")
+        lines.append(
+            f"graphs created before attaching: {launches}; their kernels are unknown and not counted"
+        )
+    if processes := summary.get("processes"):
+        missed = "; missed: " + ", ".join(_reasons(processes["missed"]))
+        lines.append(f"processes measured: {processes['measured']:,}{missed if processes['missed'] else ''}")
+    if "overhead" in summary:
+        lines.append(_overhead_line(summary["overhead"]))
+    return [part for line in lines for part in table.wrap(line.lstrip(), len(line) - len(line.lstrip()))]
+
+
+def host_program_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Return a line for each eBPF program in the Linux kernel: how often it ran, and how long a run took."""
+    return [
+        f"host program {name}: {table.count(cost['runs'], 'run')} in the Linux kernel, {cost['mean_ns']:,} ns each"
+        for name, cost in summary.get("host_programs", {}).items()
+    ]
+
+
+def _coverage_lines(summary: Mapping[str, Any]) -> list[str]:
+    seen, matched, instrumented = (
+        summary[f"launches_{what}"] for what in ("seen", "matched", "instrumented")
+    )
+    if not seen:
+        return ["counted nothing: no kernel was launched"]
+    if not matched:
+        return [f"counted nothing: no matching launches ({seen:,} in total)"]
+    lines = [f"counted {instrumented:,} of {matched:,} matching launches ({seen:,} in total)"]
+    return lines + [f"  not counted: {reason}" for reason in _reasons(summary["not_instrumented"])]
+
+
+def _reasons(counts: Mapping[str, int]) -> list[str]:
+    """Return ``4 (map too small)`` for each reason, the most frequent first."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [f"{number:,} ({reason})" for reason, number in ordered]
+
+
+def _overhead_line(overhead: Mapping[str, Any]) -> str:
+    parts = []
+    if overhead["hooks"] is None:
+        parts.append("no time on the virtual clock")
+    elif not overhead["hooks"]:
+        parts.append("no hooked calls")
+    else:  # an estimate: the agent times one call in 64
+        took = overhead["hooks_ns"]
+        calls = f"about {table.count(overhead['hooks'], 'hooked call')}"
+        parts.append(calls if took is None else f"{calls}, {table.duration(took)}")
+    registers = overhead["registers"]
+    if registers is not None:
+        most = f"up to {table.count(registers, 'extra register')}" if registers > 0 else "no extra registers"
+        parts.append(f"{most} per kernel")
+    if overhead["drained_bytes"]:
+        parts.append(f"{table.size(overhead['drained_bytes'])} read")
+    if overhead["stood_ns"]:
+        parts.append(f"threads stopped for {table.duration(overhead['stood_ns'])}")
+    return f"overhead: {'; '.join(parts)}"
