@@ -169,7 +169,7 @@ class AccessLog:
     keep_until_end  deliver at the end, in the order of launch, time and thread. On the virtual clock this makes output repeatable.
                     When there are more than MOST_HELD records, some are delivered earlier.
     host_times      sinks want times of the host's clock
-    whose           learns about processes and GPUs before the sinks do
+    owners          learns about processes and GPUs before the sinks do
     """
 
     def __init__(
@@ -178,9 +178,9 @@ class AccessLog:
         keep_until_end: bool,
         sinks: Sequence[AccessSink],
         host_times: bool = False,
-        whose: OwnerColumns | None = None,
+        owners: OwnerColumns | None = None,
     ) -> None:
-        self._whose = OwnerColumns() if whose is None else whose
+        self._owners = OwnerColumns() if owners is None else owners
         self.ring = TIMED_RING if timed else RING
         self.places = KernelShapes(numbered=True)
         self._keep_until_end, self._sinks, self._host_times = keep_until_end, sinks, host_times
@@ -193,7 +193,7 @@ class AccessLog:
         """Read the rings, and deliver what can be delivered. `logs`: the result of `session.logs()`."""
         for log in logs:
             self.places.take(log)
-        self._whose.see(self.places.launches)
+        self._owners.see(self.places.launches)
         parts = [*self._waiting, *((ring.process, ring.records) for ring in session.rings(self.ring))]
         self._waiting = []
         last = session.stopped

@@ -29,10 +29,10 @@ class Printer:
     """Writes every access as it arrives. `form`: "json", "csv" or "text". `timed`: with times."""
 
     def __init__(
-        self, out: Output, form: str, timed: bool = False, whose: OwnerColumns | None = None
+        self, out: Output, form: str, timed: bool = False, owners: OwnerColumns | None = None
     ) -> None:
         self._out, self._form, self._timed = out, form, timed
-        self._whose = OwnerColumns() if whose is None else whose
+        self._owners = OwnerColumns() if owners is None else owners
         self._began = False
         self._header = ""
         self._labels: dict[KernelShape, tuple[str, list[bytes]]] = {}  # kernel name; index of each thread
@@ -88,8 +88,8 @@ class Printer:
 
     def _text(self, accesses: Accesses, where: SiteLabels, times: Array | None) -> None:
         place, shape = accesses.place, accesses.place.shape
-        whose = self._whose.see([place])
-        header = _text_header(whose, self._timed)
+        owners = self._owners.see([place])
+        header = _text_header(owners, self._timed)
         if header != self._header:  # print it again when columns were added
             self._out.write(header)
         self._header = header
@@ -114,11 +114,11 @@ class Printer:
                 "WIDTH": accesses.width[one],
                 "WHERE": Words(texts, where.codes(accesses.site[one])),
             }
-            widths = _text_widths(whose)
+            widths = _text_widths(owners)
             if "KERNEL" in widths:
                 label = table.fit(table.printable(kernel), -widths["KERNEL"]).encode("ascii", "replace")
                 columns["KERNEL"] = Words([label], np.zeros(len(own), np.intp))
-            placed = whose.columns(place, len(own)) + [
+            placed = owners.columns(place, len(own)) + [
                 (columns[name], width) for name, width in widths.items()
             ]
             if self._timed:
@@ -127,7 +127,7 @@ class Printer:
             self._out.write(bulk_text.aligned(placed))
 
 
-def _text_widths(whose: OwnerColumns) -> dict[str, int]:
+def _text_widths(owners: OwnerColumns) -> dict[str, int]:
     """Return the width of each column of the table; negative widths align left.
 
     Columns for process and GPU push others out, so that lines fit a terminal. WHERE still identifies the kernel.
@@ -143,15 +143,17 @@ def _text_widths(whose: OwnerColumns) -> dict[str, int]:
         "WIDTH": 5,
         "WHERE": -WHERE_WIDTH,
     }
-    left_out = {"KERNEL", "WIDTH"} if whose.processes else set()
-    if whose.gpus:
-        left_out |= {"LAUNCH"} if whose.processes else {"WIDTH"}
+    left_out = {"KERNEL", "WIDTH"} if owners.processes else set()
+    if owners.gpus:
+        left_out |= {"LAUNCH"} if owners.processes else {"WIDTH"}
     return {name: width for name, width in widths.items() if name not in left_out}
 
 
-def _text_header(whose: OwnerColumns, timed: bool) -> str:
-    heads = (f"{name:{'<' if width < 0 else '>'}{abs(width)}}" for name, width in _text_widths(whose).items())
-    return (f"{'TIME (ns)':>16} " if timed else "") + whose.header + " ".join(heads) + "\n"
+def _text_header(owners: OwnerColumns, timed: bool) -> str:
+    heads = (
+        f"{name:{'<' if width < 0 else '>'}{abs(width)}}" for name, width in _text_widths(owners).items()
+    )
+    return (f"{'TIME (ns)':>16} " if timed else "") + owners.header + " ".join(heads) + "\n"
 
 
 def _program_columns(accesses: Accesses) -> list[bulk_text.Column]:

@@ -122,21 +122,21 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
     if args.parquet:
         parquet.check(args.parquet)
     sinks: list[AccessSink] = []
-    whose = OwnerColumns()
+    owners = OwnerColumns()
     if args.each:
         form = "json" if args.json else "csv" if args.csv else "text"
-        sinks.append(access_text.Printer(out, form, args.timestamps, whose))
+        sinks.append(access_text.Printer(out, form, args.timestamps, owners))
     heatmaps = AddressHeatmaps()
     if args.heatmap:
         sinks.append(heatmaps)
-    log = AccessLog(timed, virtual, sinks, host_times=args.timestamps, whose=whose)
+    log = AccessLog(timed, virtual, sinks, host_times=args.timestamps, owners=owners)
     follow = Follow(
         log_records=1 << 17,
         ring_size=(1 << 28) if virtual else None,
         allocation_stacks=bool(args.heatmap),
     )
     with b.trace(args, follow) as session, contextlib.ExitStack() as stack:
-        whose.asked = session.several
+        owners.asked = session.several
         if args.parquet:
             sinks.append(stack.enter_context(parquet.Writer(args.parquet, args.timestamps)))
 

@@ -117,10 +117,10 @@ class _CallSite:
 
 
 def allocation_lines(
-    report: CoverageReport, granule: int, verbose: bool, whose: OwnerColumns | None = None
+    report: CoverageReport, granule: int, verbose: bool, owners: OwnerColumns | None = None
 ) -> Iterator[str]:
     """Yield the table of allocations for people, the most untouched bytes first, and the findings."""
-    whose = (whose or OwnerColumns()).see(row.allocation for row in report.allocations)
+    owners = (owners or OwnerColumns()).see(row.allocation for row in report.allocations)
     rows = _by_call_site([row for row in report.allocations if _is_shown(row)])
     if not rows and not report.unallocated:
         return
@@ -130,7 +130,7 @@ def allocation_lines(
     shown = rows if verbose else rows[:MOST_ROWS]
     if shown:
         yield ""
-        lines = _several_process_table(shown, whose) if whose.several else _one_process_table(shown)
+        lines = _several_process_table(shown, owners) if owners.several else _one_process_table(shown)
         yield lines[0]
         for line, row in zip(lines[1:], shown, strict=True):
             yield line
@@ -163,14 +163,14 @@ def _one_process_table(shown: Sequence[_CallSite]) -> list[str]:
     return table.lines(header, cells, left=("CALL", "WHERE"))
 
 
-def _several_process_table(shown: Sequence[_CallSite], whose: OwnerColumns) -> list[str]:
+def _several_process_table(shown: Sequence[_CallSite], owners: OwnerColumns) -> list[str]:
     """Return the table for several processes or GPUs, whose columns leave room for rounded sizes only."""
     made = []
     for row in shown:
         sizes = {"BYTES": row.bytes, "READ": row.read, "WRITTEN": row.written, "UNTOUCHED": row.untouched}
         cells = {name: "?" if size is None else table.size(size) for name, size in sizes.items()}
         place = {"N": f"{row.count:,}", "CALL": row.what, "WHERE": symbols.caller(row.stack) or "-"}
-        made.append(whose.cells(row) | cells | place)
+        made.append(owners.cells(row) | cells | place)
     drop = ("N",) if all(row.count == 1 for row in shown) else ()
     left = ("COMM", "CALL", "WHERE")
     return table.within(
@@ -223,19 +223,19 @@ def _larger_granule(report: CoverageReport, granule: int) -> int:
 
 
 def footprint_lines(
-    report: CoverageReport, kernels: Sequence[KernelTraffic], whose: OwnerColumns | None = None
+    report: CoverageReport, kernels: Sequence[KernelTraffic], owners: OwnerColumns | None = None
 ) -> Iterator[str]:
     """Yield the table of footprints for people."""
     if not report.footprints:
         return
-    whose = (whose or OwnerColumns()).see(report.footprints)
+    owners = (owners or OwnerColumns()).see(report.footprints)
     requested = requested_sectors(kernels)
     labels = names.labels(one.mangled for one in report.footprints)
     rows = []
     for one in report.footprints:
         asked = requested.get((one.pid, one.gpu, one.mangled))
         times = reuse_of(one, asked)
-        row = whose.cells(one) | {"KERNEL": table.fit(labels[one.mangled] or "(unknown)", 34)}
+        row = owners.cells(one) | {"KERNEL": table.fit(labels[one.mangled] or "(unknown)", 34)}
         row |= {"BYTES": _number(one.bytes), "SECTORS": _number(one.sectors), "REQUESTED": _number(asked)}
         rows.append(row | {"REUSE": "?" if times is None else f"{times:.2f}"})
     yield f"footprint: memory that each kernel touched in all its launches, {SECTOR}-byte sectors"

@@ -63,31 +63,31 @@ class SiteGroup:
         }
 
 
-def report(kernels: Sequence[KernelTraffic], whose: OwnerColumns, verbose: bool) -> Iterator[str]:
+def report(kernels: Sequence[KernelTraffic], owners: OwnerColumns, verbose: bool) -> Iterator[str]:
     """Yield the whole report: a table of all kernels if there are several processes or GPUs, then a section for each kernel.
 
     Without `verbose`, several processes get sections only for the kernels that waste the most.
     """
     labels = names.labels(kernel.mangled for kernel in kernels)
-    whose.see(kernels)
-    shown = kernels if verbose or not whose.processes else kernels[:MOST_SECTIONS]
-    if whose.several and len(kernels) > 1:
-        yield f"memory traffic of kernels, by {'process' if whose.processes else 'GPU'}"
+    owners.see(kernels)
+    shown = kernels if verbose or not owners.processes else kernels[:MOST_SECTIONS]
+    if owners.several and len(kernels) > 1:
+        yield f"memory traffic of kernels, by {'process' if owners.processes else 'GPU'}"
         yield ""
-        yield from _overview(kernels, labels, whose)
+        yield from _overview(kernels, labels, owners)
         if len(kernels) > len(shown):
             yield f"details of the {len(shown)} kernels that waste the most; -v shows all"
         yield ""
     for kernel in shown:
-        yield from lines(kernel, kernel.demangled if verbose else labels[kernel.mangled], verbose, whose)
+        yield from lines(kernel, kernel.demangled if verbose else labels[kernel.mangled], verbose, owners)
 
 
-def _overview(kernels: Sequence[KernelTraffic], labels: Mapping[str, str], whose: OwnerColumns) -> list[str]:
+def _overview(kernels: Sequence[KernelTraffic], labels: Mapping[str, str], owners: OwnerColumns) -> list[str]:
     """Return the table of all kernels, a row for each."""
     rows = []
     for kernel in kernels:
         total = kernel.record()
-        row = whose.cells(kernel) | {"KERNEL": labels[kernel.mangled], "LAUNCHES": number(kernel.launches)}
+        row = owners.cells(kernel) | {"KERNEL": labels[kernel.mangled], "LAUNCHES": number(kernel.launches)}
         row |= {
             "REQUESTS": number(sum(site.requests for site in kernel.sites)),
             "ASKED": size(total["bytes"]),
@@ -99,17 +99,17 @@ def _overview(kernels: Sequence[KernelTraffic], labels: Mapping[str, str], whose
 
 
 def lines(
-    kernel: KernelTraffic, title: str, verbose: bool, whose: OwnerColumns | None = None
+    kernel: KernelTraffic, title: str, verbose: bool, owners: OwnerColumns | None = None
 ) -> Iterator[str]:
     """Yield the lines for one kernel: findings, a row for each place with the worst first, and advice."""
-    whose = whose or OwnerColumns()
+    owners = owners or OwnerColumns()
     rows = group_sites(kernel.sites)
     shown = rows if verbose else rows[:MOST_ROWS]
     yield f"{title if verbose else table.fit(title, 46)}: memory traffic"
-    for sentence in (f"{whose.name(kernel)}, {_counts(kernel, rows)}", *findings(kernel, rows)):
+    for sentence in (f"{owners.name(kernel)}, {_counts(kernel, rows)}", *findings(kernel, rows)):
         yield from table.wrap(sentence, indent=2)
     yield ""
-    yield from _table([row.cells(kernel.share(row.sites)) for row in shown], verbose, whose.cells(kernel))
+    yield from _table([row.cells(kernel.share(row.sites)) for row in shown], verbose, owners.cells(kernel))
     if len(rows) > len(shown):
         yield f"{table.count(len(rows) - len(shown), 'more place')} wasting less; -v shows them"
     yield ""
@@ -120,14 +120,14 @@ def lines(
         yield ""
 
 
-def _table(rows: Sequence[dict[str, str]], verbose: bool, whose: Mapping[str, str]) -> list[str]:
-    """Return the table of one kernel, without columns that say nothing. `whose`: cells for process and GPU."""
+def _table(rows: Sequence[dict[str, str]], verbose: bool, owners: Mapping[str, str]) -> list[str]:
+    """Return the table of one kernel, without columns that say nothing. `owners`: cells for process and GPU."""
     empty = [
         name
         for name, cell in (("BANKS", ""), ("LANES", str(LANES)))
         if all(row[name] == cell for row in rows) and not (verbose and name == "LANES")
     ]
-    made = [{**whose, **{name: row[name] for name in HEADER if name not in empty}} for row in rows]
+    made = [{**owners, **{name: row[name] for name in HEADER if name not in empty}} for row in rows]
     drop, cut = (("BYTES", "LANES", "SHARE"), ("WHERE", "COMM")) if not verbose else ((), ())
     return table.within(made, left=("COMM", *LEFT), drop=drop, cut=cut)
 
