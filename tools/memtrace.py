@@ -168,7 +168,7 @@ def main(argv: list[str] | None = None) -> int:
             tick = (lambda: covered.take(session)) if covered else None
             results, owners = cli.Results(args, out), OwnerColumns(session.several)
             for _ in session.intervals(args.interval, args.count, tick=tick):
-                report(traffic.read(session, anew=bool(args.interval)), owners, args, results)
+                report(traffic.read(session, since_last=bool(args.interval)), owners, args, results)
                 if covered and not results.csv:
                     report_coverage(covered, session, owners, args, results)
                 if out.closed:
@@ -236,7 +236,7 @@ def report_coverage(
     from gpubpf.memory.traffic import Traffic
 
     found = covered.report(session)
-    kernels = Traffic().read(session, anew=False) if args.footprint else []
+    kernels = Traffic().read(session, since_last=False) if args.footprint else []
     if results.json:
         results.out.records(coverage_text.records(found, kernels, args.granule, args.allocations))
         return

@@ -1,4 +1,4 @@
-"""Records of memory accesses as a session gives them → columns, lines, Parquet files, pictures; what is missing is counted."""
+"""Records of memory accesses as a session gives them → columns, lines, Parquet files, heatmaps; what is missing is counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import access_records
 from gpubpf.ebpf.bytecode import KINDS, SPACES
 from gpubpf.errors import Error
 from gpubpf.memory import access_log, access_trace, parquet
-from gpubpf.memory.access_log import Accesses, AccessLog, Where
+from gpubpf.memory.access_log import Accesses, AccessLog, SiteLabels
 from gpubpf.memory.access_text import Printer
 from gpubpf.ptx.inject import Site
 from gpubpf.session import operation_log
@@ -80,7 +80,7 @@ class Kept:
     def __init__(self) -> None:
         self.parts: list[tuple[Accesses, Any]] = []
 
-    def __call__(self, accesses: Accesses, where: Where, times: Any) -> None:
+    def __call__(self, accesses: Accesses, where: SiteLabels, times: Any) -> None:
         self.parts.append((accesses, times))
 
     def column(self, name: str) -> list[int]:
@@ -111,10 +111,10 @@ def test_records_may_come_before_their_launch_and_mixed() -> None:
     mixed = np.concatenate([some(number, range(100)) for number in (5, 900, 6)])
     mixed = mixed[np.random.default_rng(1).permutation(300)]
     found.take(session(ring(mixed)), [log(5)])
-    assert found.given == 100 and {part.launch[0] & access_log.COUNT for part, _ in kept.parts} == {5}
+    assert found.delivered == 100 and {part.launch[0] & access_log.COUNT for part, _ in kept.parts} == {5}
     other = dataclasses.replace(log(900, 6), names={0: "_Z5otherv"})
     found.take(session(), [other])
-    assert found.given == 300 and found.unknown == 0
+    assert found.delivered == 300 and found.unknown == 0
     for number, name in ((5, "_Z5scalePf"), (6, "_Z5otherv"), (900, "_Z5otherv")):
         got = [
             thread
@@ -141,12 +141,12 @@ def test_what_makes_no_sense_is_counted() -> None:
     kept = Kept()
     found = AccessLog(False, False, [kept])
     found.take(session(ring(some(5, [0, 384, 2**32 - 1])), ring(some(9, range(10)))), [log(5)])
-    assert found.given == 1 and found.unknown == 2
+    assert found.delivered == 1 and found.unknown == 2
     found.take(session(stopped=True), [])
     losses = found.losses(session())
     assert found.unknown == 12 and losses["records_unknown"] == 12
     assert [line.split(":")[0] for line in found.loss_lines(losses)] == [
-        "accesses left out, because their launch is not known"
+        "accesses left out because their launch is unknown"
     ]
 
 
@@ -155,7 +155,7 @@ def test_grids_whose_threads_have_larger_numbers_than_records() -> None:
     huge = log(5)
     huge.records["kernel"]["grid"] = (1 << 28, 2, 1)
     found.take(session(ring(some(5, [0, 1]))), [huge])
-    assert (found.given, found.unknown) == (0, 2)
+    assert (found.delivered, found.unknown) == (0, 2)
 
 
 def test_records_without_a_launch_take_no_more_room_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,9 @@ def test_losses_are_told_by_multiprocessor() -> None:
     ]
     losses = found.losses(session(counts=[SimpleNamespace(shards=shards)] * 2))
     assert losses["records_lost"] == {"0": 14, "2": 10} and losses["records_incomplete"] == 6
-    assert next(iter(found.loss_lines(losses))).startswith("accesses lost for want of room: 24 of 624;")
+    assert next(iter(found.loss_lines(losses))).startswith(
+        "accesses lost because the ring was full: 24 of 624;"
+    )
 
 
 def test_on_the_virtual_clock_the_order_is_that_of_time() -> None:
@@ -256,19 +258,19 @@ def test_garbage_does_no_harm(form: str, tmp_path: Path) -> None:
     """What comes from a target is untrusted."""
     random = np.random.default_rng(5)
     out = cli.Output(str(tmp_path / "out"))
-    pictures = access_trace.Pictures()
+    heatmaps = access_trace.AddressHeatmaps()
     with parquet.Writer(str(tmp_path / "a.parquet"), True, rows=1000) as file:
-        found = AccessLog(True, form == "csv", [Printer(out, form, True), pictures, file], host_times=True)
+        found = AccessLog(True, form == "csv", [Printer(out, form, True), heatmaps, file], host_times=True)
         for turn in range(20):
             junk = np.frombuffer(random.bytes(TIMED.itemsize * 200), TIMED).copy()
             junk["launch"][::2] = random.integers(4, 7, 100)
             junk["thread"] %= np.uint32([1, 100, 384, 2**31][turn % 4])
             logs = [log(5, 6, brackets=1, virtual=turn < 10)]
             found.take(session(ring(junk), stopped=turn == 19), logs)
-    assert found.unknown > 0 and found.given > 500
-    assert len((tmp_path / "out").read_text().splitlines()) >= found.given
-    assert pyarrow.parquet.read_metadata(tmp_path / "a.parquet").num_rows == found.given
-    for heat in pictures.drawn():
+    assert found.unknown > 0 and found.delivered > 500
+    assert len((tmp_path / "out").read_text().splitlines()) >= found.delivered
+    assert pyarrow.parquet.read_metadata(tmp_path / "a.parquet").num_rows == found.delivered
+    for heat in heatmaps.panels():
         heat.panel()
 
 
@@ -377,11 +379,11 @@ def test_which_sites_and_addresses() -> None:
 
 
 def test_what_the_device_is_told() -> None:
-    found = access_trace.wanted(((2, 4), (9, 9)), (16, 31), 3)
+    found = access_trace.filter_fields(((2, 4), (9, 9)), (16, 31), 3)
     assert (found["first"], found["last"], found["warps"]) == (16, 31, 3)
     chosen = [n for n in range(20) if any((n - lo) % 2**32 <= span for lo, span in found["site"].tolist())]
     assert chosen == [2, 3, 4, 9]
-    every = access_trace.wanted((), None, 1)
+    every = access_trace.filter_fields((), None, 1)
     assert (every["first"], every["last"]) == (0, 2**64 - 1) and every["site"][0].tolist() == (0, 2**32 - 1)
 
 
@@ -402,6 +404,6 @@ def test_only_what_is_asked_for_is_on_the_device(words: str, name: str) -> None:
         add(parser)
     args = parser.parse_args(words.split())
     timed = bool(args.timestamps or args.heatmap)
-    (probe,) = access_trace.attached(args, timed).probes
+    (probe,) = access_trace.attach(args, timed).probes
     assert probe.function == name
     assert ("shared" in probe.spaces) == (not args.heatmap)

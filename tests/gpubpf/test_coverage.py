@@ -60,8 +60,10 @@ class Gpu:
         area = address >> 21 & 65535
         self.missed[area // 64] |= np.uint64(1 << area % 64)
 
-    def table(self, process: int = 1) -> coverage.Table:
-        return coverage.table(process, 100, "app", 0, self.pages, self.touched, self.missed, self.owners)
+    def table(self, process: int = 1) -> coverage.TouchedPages:
+        return coverage.decode_pages(
+            process, 100, "app", 0, self.pages, self.touched, self.missed, self.owners
+        )
 
 
 def rows(gpu: Gpu, *made: Made) -> list[tuple[int | None, int | None, int | None]]:
@@ -179,7 +181,7 @@ def test_as_sets_of_bytes_say(shift: int) -> None:
     tables = [gpu.table(1), gpu.table(2)]
     found, rest = coverage.join(tables, made, shift)
     for row, (reads, writes) in zip(found, sets, strict=True):
-        assert (row.read, row.written, row.either) == (len(reads), len(writes), len(reads | writes))
+        assert (row.read, row.written, row.touched) == (len(reads), len(writes), len(reads | writes))
     for process in (1, 2):
         free: set[int] = set()
         for epoch in range(6):

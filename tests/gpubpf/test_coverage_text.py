@@ -10,7 +10,7 @@ import pytest
 from gpubpf.agent.protocol import StackFrame
 from gpubpf.memory import coverage_text
 from gpubpf.memory.allocations import Allocation
-from gpubpf.memory.coverage import Covered, Footprint, Report
+from gpubpf.memory.coverage import AllocationCoverage, CoverageReport, Footprint
 
 
 def frame(symbol: str, file: str = "") -> StackFrame:
@@ -23,20 +23,20 @@ THERE = (frame("cuMemAlloc_v2"), frame("other"), frame("main"))
 
 def row(bytes_, read, written, either, stack=HERE, kind="device", call="cuMemAlloc", base=4096, process=1):
     made = Allocation(process, 7, "app", 0, base, bytes_, call, kind, stack, 0, None, 0, None)
-    return Covered(made, read, written, either)
+    return AllocationCoverage(made, read, written, either)
 
 
-def report(*rows, elsewhere=None, footprints=(), full=False, incomplete=False) -> Report:
-    return Report(list(rows), elsewhere or {}, list(footprints), full, incomplete)
+def report(*rows, elsewhere=None, footprints=(), full=False, incomplete=False) -> CoverageReport:
+    return CoverageReport(list(rows), elsewhere or {}, list(footprints), full, incomplete)
 
 
-def lines(found: Report, granule: int = 1, verbose: bool = False) -> list[str]:
+def lines(found: CoverageReport, granule: int = 1, verbose: bool = False) -> list[str]:
     made = list(coverage_text.allocation_lines(found, granule, verbose))
     assert all(len(line) <= 80 for line in made), made
     return made
 
 
-def cells(found: Report, **options) -> list[list[str]]:
+def cells(found: CoverageReport, **options) -> list[list[str]]:
     made = lines(found, **options)
     at = next(n for n, line in enumerate(made) if line.strip().startswith("BYTES"))
     return [line.split() for line in made[at + 1 :] if line[:1] in " 0123456789?" and line.strip()]
@@ -58,8 +58,8 @@ def test_the_most_untouched_first_and_those_of_one_place_together():
 def test_what_is_not_known_of_one_is_not_known_of_all_from_there():
     made = report(row(100, 50, 0, 50), row(10 << 30, None, None, None), full=True)
     assert cells(made)[0] == ["10.7G", "?", "?", "?", "2", "cuMemAlloc", "my::allocate"]
-    assert any("--granule 256 makes room" in line for line in lines(made))
-    assert any("--granule 512 makes room" in line for line in lines(made, granule=256))
+    assert any("use --granule 256" in line for line in lines(made))
+    assert any("use --granule 512" in line for line in lines(made, granule=256))
 
 
 def test_variables_and_memory_of_the_host_only_where_they_were_touched():
@@ -75,7 +75,7 @@ def test_findings():
     made = lines(report(row(100, 0, 0, 0), row(60, 0, 60, 60), row(5, 5, 0, 5), incomplete=True))
     assert "never touched by kernels: 1 allocation of device memory, 100 bytes" in made
     assert "written but never read by kernels: 1 allocation of device memory, 60 bytes" in made
-    assert any("some allocations were not seen" in line for line in made)
+    assert any("some allocations are missing" in line for line in made)
 
 
 def test_no_finding_where_not_all_was_probed():
@@ -88,7 +88,7 @@ def test_many_places_and_long_names():
     stacks = [(frame(f"a::very::long::name::of::a::function::number::{n}"),) for n in range(30)]
     rows = [row(10**12 + n, 10**11, 10**10, 10**11 + n, stack) for n, stack in enumerate(stacks)]
     short, full = lines(report(*rows)), lines(report(*rows), verbose=True)
-    assert any(line.startswith("and 18 places more") for line in short)
+    assert any(line.startswith("18 more places") for line in short)
     assert sum("very" in line for line in full) > 50
 
 
@@ -109,7 +109,7 @@ def test_of_allocations_from_before_nothing_is_claimed():
     made = report(row(100, 0, 0, 0, (), call="before"), row(50, 0, 0, 0))
     text = lines(made)
     assert ["100", "0", "0", "100", "(made", "before)"] in [line.split() for line in text]
-    assert any("what touched them until then is not known" in line for line in text)
+    assert any("earlier accesses are unknown" in line for line in text)
     assert any("never touched by kernels: 1 allocation" in line and "50 bytes" in line for line in text)
     assert "made before" not in "\n".join(lines(report(row(50, 0, 0, 0))))
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpubpf.exits import exit_log
 from gpubpf.memory import access_text
-from gpubpf.memory.access_log import Accesses, Where
+from gpubpf.memory.access_log import Accesses, SiteLabels
 from gpubpf.session.kernel_shapes import KernelShape
 from gpubpf.show import cli
 from gpubpf.show.owner_columns import Owner, OwnerColumns
@@ -52,7 +52,7 @@ def test_lines_fit_a_terminal_and_the_header_comes_again_with_its_columns(form: 
         else:
             records = np.zeros(3, ACCESS)
             records["launch"], records["address"], records["thread"] = 123456, 0x7FFFFFFFFFFF, 2_500_000
-            put(Accesses.of(place, 1, records), Where.of({}), None)
+            put(Accesses.of(place, 1, records), SiteLabels.of({}), None)
     lines = (tmp_path / "out").read_text().splitlines()
     assert max(map(len, lines)) <= 80, max(lines, key=len)
     headers = [n for n, line in enumerate(lines) if "BLOCK" in line]

@@ -77,14 +77,14 @@ def test_banks():
 def test_one_stride_is_told_from_sums(strides):
     steps = sum(4 * s for s in strides) % 2**64
     squares = sum((4 * s) ** 2 for s in strides) % 2**64
-    assert traffic.stride(len(strides), steps, squares, 4) == strides[0]
+    assert traffic.common_stride(len(strides), steps, squares, 4) == strides[0]
 
 
 @pytest.mark.parametrize("strides", [[8, 9], [2, -2], [1, 3, 2], [5, 5, 5, 6]])
 def test_several_strides_are_none(strides):
     steps = sum(4 * s for s in strides) % 2**64
     squares = sum((4 * s) ** 2 for s in strides)
-    assert traffic.stride(len(strides), steps, squares, 4) is None
+    assert traffic.common_stride(len(strides), steps, squares, 4) is None
     one = found({STRIDED: len(strides)}, steps=steps, squares=squares)
     assert one.pattern == "mixed" and one.stride is None
 
@@ -116,10 +116,10 @@ def test_shards_are_put_together():
     cells["cell"]["requests"][:, 1, UNIT] = [1, 2, 3, 1 << 40]
     cells["ways_max"][:, 1] = [3, 9, 1, 0]
     cells["cell"]["contention_max"][2, 0] = 5
-    summed = traffic.summed(cells)
+    summed = traffic.sum_shards(cells)
     assert summed["requests"][1, UNIT] == 6 + (1 << 40)
     assert summed["ways_max"].tolist() == [0, 9] and summed["contention_max"].tolist() == [5, 0]
-    twice = traffic.together(summed, summed)
+    twice = traffic.add_cells(summed, summed)
     assert twice["requests"][1, UNIT] == 2 * summed["requests"][1, UNIT] and twice["ways_max"][1] == 9
 
 
@@ -163,13 +163,13 @@ def test_since_the_last_time():
     cells["requests"][0, 0, UNIT] = 5
     session = Session({"global_cells": [cells]}, {0: site()})
     reader = traffic.Traffic()
-    (first,) = reader.read(session, anew=True)
+    (first,) = reader.read(session, since_last=True)
     assert first.sites[0].requests == 5 and first.launches == 3
-    assert reader.read(session, anew=True) == []
+    assert reader.read(session, since_last=True) == []
     cells["requests"][1, 0, UNIT] = 2
-    ((second,)) = reader.read(session, anew=True)
+    ((second,)) = reader.read(session, since_last=True)
     assert second.sites[0].requests == 2
-    assert traffic.Traffic().read(session, anew=False)[0].sites[0].requests == 7
+    assert traffic.Traffic().read(session, since_last=False)[0].sites[0].requests == 7
 
 
 def test_what_is_not_part_of_what_was_is_all_new():
@@ -177,10 +177,10 @@ def test_what_is_not_part_of_what_was_is_all_new():
     cells["requests"][0, 0, UNIT] = 5
     session = Session({"global_cells": [cells]}, {0: site()})
     reader = traffic.Traffic()
-    reader.read(session, anew=True)
+    reader.read(session, since_last=True)
     session.maps["global_cells"] = [array(1, 3)]
     session.maps["global_cells"][0]["requests"][0, 0, UNIT] = 1
-    assert reader.read(session, anew=True)[0].sites[0].requests == 1
+    assert reader.read(session, since_last=True)[0].sites[0].requests == 1
 
 
 def test_nonsense_of_a_process_is_no_crash():
@@ -198,7 +198,7 @@ def test_nonsense_of_a_process_is_no_crash():
             for (cells,) in maps.values():
                 cells[rng.choice(cells.dtype.names)] = 0
         reader = traffic.Traffic()
-        for one in reader.read(Session(maps, known), anew=True):
+        for one in reader.read(Session(maps, known), since_last=True):
             assert "\n".join(traffic_text.lines(one, "k", False))
             assert [s.record(one.share([s])) for s in one.sites] and one.record()
 
@@ -207,7 +207,7 @@ def test_more_launches_than_there_can_be_are_no_crash():
     cells = array(1, 1)
     cells["requests"][0, 0, UNIT] = 1
     session = Session({"global_cells": [cells]}, {0: site()}, launches=1 << 70)
-    (found,) = traffic.Traffic().read(session, anew=True)
+    (found,) = traffic.Traffic().read(session, since_last=True)
     assert found.launches == (1 << 64) - 1
 
 
@@ -217,7 +217,7 @@ def test_a_generic_place_has_a_row_for_each_space_and_an_unknown_one_none():
     cells["requests"][0, 1, UNIT] = 4
     shared["cell"]["requests"][0, 0, UNIT] = 2
     session = Session({"global_cells": [cells], "shared_cells": [shared]}, {0: site(space="generic")})
-    (one,) = traffic.Traffic().read(session, anew=False)
+    (one,) = traffic.Traffic().read(session, since_last=False)
     assert [(s.space, s.requests) for s in one.sites] == [("global", 3), ("shared", 2)]
     assert one.unknown == 4
     assert "left out: 4 requests" in "\n".join(traffic_text.lines(one, "scale", False))
@@ -226,7 +226,7 @@ def test_a_generic_place_has_a_row_for_each_space_and_an_unknown_one_none():
 def test_constants_are_told_from_global_memory():
     cells = array(1, 1)
     cells["requests"][0, 0, BROADCAST] = 1
-    rows, _ = traffic.rows({"global_cells": traffic.summed(cells)}, {0: site(space="const")})
+    rows, _ = traffic.decode_cells({"global_cells": traffic.sum_shards(cells)}, {0: site(space="const")})
     assert rows[0].space == "const"
 
 
@@ -246,11 +246,11 @@ def test_the_record_has_what_is_promised():
 def test_copies_of_a_place_are_one_row():
     same = [dataclasses.replace(found({UNIT: 2}), site=site(n)) for n in range(3)]
     other = dataclasses.replace(found({GATHER: 2}, sectors=64), site=site(3))
-    rows = traffic_text.folded([*same, other])
+    rows = traffic_text.group_sites([*same, other])
     assert [len(row.sites) for row in rows] == [1, 3]  # the waste first
     assert rows[1].cells(0.25)["REQUESTS"] == "6"
     bare = [dataclasses.replace(one, site=site(n, source="")) for n, one in enumerate(same)]
-    assert len(traffic_text.folded(bare)) == 3
+    assert len(traffic_text.group_sites(bare)) == 3
 
 
 def test_the_table_fits_a_terminal():
@@ -290,18 +290,18 @@ def test_shares_are_of_shared_memory_and_of_the_rest():
 @pytest.mark.parametrize(
     ("one", "said"),
     [
-        (found({STRIDED: 1}, steps=32, squares=1024, sectors=32), "stride 8: neighbouring lanes are 32 bytes apart, 4 of 32"),
-        (found({STRIDED: 1}, steps=8, squares=64, sectors=8), "16 of 32 bytes"),
-        (found({PART + STRIDED: 1}, steps=8, squares=64, accesses=12, least=2, sectors=4), "12 of 32 bytes"),
+        (found({STRIDED: 1}, steps=32, squares=1024, sectors=32), "stride 8: neighbouring lanes are 32 bytes apart, so 4 of every 32"),
+        (found({STRIDED: 1}, steps=8, squares=64, sectors=8), "16 of every 32 bytes"),
+        (found({PART + STRIDED: 1}, steps=8, squares=64, accesses=12, least=2, sectors=4), "12 of every 32 bytes"),
         (found({SHIFTED: 1}), "align"),
         (found({SHIFTED: 1}, space="const"), "loads constants from several"),
         (found({BROADCAST: 1}, space="const"), None),
-        (found({PART + UNIT: 1}, space="local", accesses=32, least=4, sectors=32), "offset of its own"),
+        (found({PART + UNIT: 1}, space="local", accesses=32, least=4, sectors=32), "offsets that differ by lane"),
         (found({PART + BROADCAST: 1}, at=site(width=8), space="local", accesses=2, least=1, sectors=2), None),
         (found({SINGLE: 1}, at=site(width=8), space="local"), None),
         (found({STRIDED: 1}, space="shared", ways=32, ways_max=32, steps=128, squares=128**2), "pad each row by one element"),
-        (found({STRIDED: 1}, space="shared", ways=2, ways_max=2, steps=8, squares=64), "an odd stride has none"),
-        (found({BROADCAST: 1}, at=site(kind="atomic")), "one lane do it"),
+        (found({STRIDED: 1}, space="shared", ways=2, ways_max=2, steps=8, squares=64), "an odd stride avoids them"),
+        (found({BROADCAST: 1}, at=site(kind="atomic")), "update from one lane"),
         (found({UNIT: 1}), None),
         (found({GATHER: 1}, sectors=32), None),
         (found({STRIDED: 2}, steps=24, squares=320, sectors=20), None),

@@ -245,7 +245,9 @@ def test_without_allocations_nothing_is_collected(app, tmp_path):
 def test_for_people(app, tmp_path):
     done = subprocess.run([*TOOL, "--", app, "patterns"], capture_output=True, text=True, timeout=100)
     lines = done.stdout.splitlines()
-    at = next(n for n, line in enumerate(lines) if line.startswith("bytes that kernels touched"))
+    at = next(
+        n for n, line in enumerate(lines) if line.startswith("bytes of each allocation that kernels touched")
+    )
     assert all(len(line) <= 80 for line in lines[at:])
     assert any(line.startswith("never touched by kernels: 2 allocations") for line in lines[at:])
     assert "patterns (app)" in done.stdout

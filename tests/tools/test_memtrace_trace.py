@@ -270,7 +270,7 @@ def test_what_finds_no_room_is_counted_exactly(app: str, tmp_path: Path) -> None
     done = run(
         "--parquet", tmp_path / "a.parquet", "--ring-size", "64K", "--kernel", "flood", "--", app, "flood"
     )
-    (said,) = re.findall(r"accesses lost for want of room: ([\d,]+) of ([\d,]+)", done.stdout)
+    (said,) = re.findall(r"accesses lost because the ring was full: ([\d,]+) of ([\d,]+)", done.stdout)
     assert said[1] == f"{1024 * FLOOD:,}"
     rows = pyarrow.parquet.read_metadata(tmp_path / "a.parquet").num_rows
     assert rows + int(said[0].replace(",", "")) == 1024 * FLOOD

@@ -1,12 +1,13 @@
-"""Every memory access, as memtrace's device programs record it: the ring → columns, which sinks make text, files and pictures of.
+"""Decode the records of memory accesses into columns, and pass them to sinks: text, Parquet files, heatmaps.
 
-    log = AccessLog(timed=False, held=False, sinks=[accesslog_text.Printer(out, "text")])
+    log = AccessLog(timed=False, keep_until_end=False, sinks=[access_text.Printer(out, "text")])
     for _ in session.intervals(…, tick=lambda: log.take(session, session.logs())):
         …
 
-A record is 24 bytes, 32 with the time (accesstrace.py has the device's side): address; number of the launch in its process, and above
-its 40 bits the width; number of the thread in its grid; site; space, kind and multiprocessor. What a launch is of comes from the
-operation log, what a site is from the session. A process is untrusted: what makes no sense is counted, and left out.
+access_trace.py has the device programs that write the records. A record has 24 bytes, or 32 with a time: the address; the number of
+the launch in its process (40 bits) with the width above it; the number of the thread in its grid; the site; space, kind and
+multiprocessor. The operation log says which kernel and shape a launch has, and the session says what a site is. The traced process is
+not trusted: records that make no sense are counted and left out.
 """
 
 from __future__ import annotations
@@ -35,20 +36,27 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-RING, TIMED_RING = "accesses", "moments"  # where on_record and on_timed_record write
-WIDTH_AT = 40  # bit of the launch's word
-NO_SITE = 0xFFFF  # a number that a record has no room for
-CHUNK = 1 << 16  # records in one go: their columns stay in the processor's cache
+RING, TIMED_RING = "accesses", "moments"  # the rings that on_record and on_timed_record write to
+WIDTH_AT = 40  # lowest bit of the width in a record's `launch` word
+SITE_TOO_LARGE = 0xFFFF  # stands for every site number that does not fit into a record
+CHUNK = 1 << 16  # records decoded together: their columns stay in the CPU cache
 MOST_WAITING = 1 << 22  # records whose launch is not known yet
-MOST_HELD = 1 << 22  # records that are kept to be sorted
+MOST_HELD = 1 << 22  # records kept until the end, to be sorted
 
 
 @dataclass(frozen=True)
 class Accesses:
-    """Accesses of one kernel and launch shape, in the order in which they were recorded: arrays of one length.
+    """Accesses of one kernel and launch shape, in the order of their records. All arrays have the same length.
 
-    launch u64, in full; site u16 (NO_SITE: too large a number); kind and space u8 (places in bytecode.KINDS and SPACES); address u64;
-    width u32, bytes; thread i64, its number in the grid; sm u16; time i64 | None: ns of the GPU's clock.
+    launch   u64: number of the launch in its process, with the process's number above its 40 bits
+    site     u16; SITE_TOO_LARGE when the number does not fit
+    kind     u8: index into bytecode.KINDS
+    space    u8: index into bytecode.SPACES
+    address  u64
+    width    u32: bytes of the access
+    thread   i64: number of the thread in its grid
+    sm       u16: multiprocessor
+    time     i64: ns of the GPU's clock; None when records have no times
     """
 
     place: KernelShape
@@ -67,7 +75,10 @@ class Accesses:
 
     @classmethod
     def of(cls, place: KernelShape, process: int, records: Array) -> Accesses:
-        """From records of the ring (any structured array with its fields) of a process's number in the session."""
+        """Return the accesses in `records`, a structured array with the fields of the ring.
+
+        `process`: the number of the process in the session.
+        """
         word, how = records["launch"], records["how"]
         timed = "time" in (records.dtype.names or ())
         return cls(
@@ -84,33 +95,39 @@ class Accesses:
         )
 
     def coordinates(self) -> tuple[Array, ...]:
-        """Block x, y, z and thread x, y, z: i64."""
+        """Return six i64 arrays: block x, y, z and thread x, y, z."""
         place = self.place
-        block, thread = divided(self.thread, place.shape.block_size)
-        return (*_unravelled(block, place.grid), *_unravelled(thread, place.block_dim))
+        block, thread = quotient_and_remainder(self.thread, place.shape.block_size)
+        return (*_unravel(block, place.grid), *_unravel(thread, place.block_dim))
 
 
-def divided(numbers: Array, by: int) -> tuple[Array, Array]:
-    """Quotient and remainder; NumPy is quick at dividing by a constant."""
+def quotient_and_remainder(numbers: Array, by: int) -> tuple[Array, Array]:
+    """Return `numbers` divided by `by`, and the remainders. Two steps, because NumPy is fast at dividing by a constant."""
     if by == 1:
         return numbers, np.zeros_like(numbers)
     quotient = numbers // by
     return quotient, numbers - quotient * by
 
 
-def _unravelled(numbers: Array, extents: Index) -> tuple[Array, Array, Array]:
+def _unravel(numbers: Array, extents: Index) -> tuple[Array, Array, Array]:
+    """Return the x, y and z indices of linear indices into a box of these extents."""
     if extents[1] == extents[2] == 1:
         nothing = np.zeros_like(numbers)
         return numbers, nothing, nothing
-    rest, x = divided(numbers, extents[0])
-    z, y = divided(rest, extents[1])
+    rest, x = quotient_and_remainder(numbers, extents[0])
+    z, y = quotient_and_remainder(rest, extents[1])
     return x, y, z
 
 
 @dataclass(frozen=True)
-class Where:
-    """What is known of the sites of a kernel. `texts` has for each number what it is called (``scale.cu:17``, ``PTX line 40``), and
-    last "?"; `sources` and `lines` likewise the source and the line of PTX, `writes` whether an access there writes."""
+class SiteLabels:
+    """What is known about the sites of a kernel. Each tuple is indexed by site number, and ends with an element for unknown sites.
+
+    texts    source line or PTX line (``scale.cu:17``, ``PTX line 40``); "?" when unknown
+    sources  source line, or None
+    lines    line in the PTX, or None
+    writes   whether the access writes
+    """
 
     texts: tuple[str, ...]
     sources: tuple[str | None, ...]
@@ -118,8 +135,9 @@ class Where:
     writes: tuple[bool, ...]
 
     @classmethod
-    def of(cls, sites: Mapping[int, Any]) -> Where:
-        count = min(max(sites, default=-1) + 1, NO_SITE)
+    def of(cls, sites: Mapping[int, Any]) -> SiteLabels:
+        """Return the labels of a kernel's sites, given by number."""
+        count = min(max(sites, default=-1) + 1, SITE_TOO_LARGE)
         source = site_names(sites)
         texts = [source(number) or "?" for number in range(count)]
         known = [sites.get(number) for number in range(count)]
@@ -134,90 +152,93 @@ class Where:
         )
 
     def codes(self, site: Array) -> Array:
-        """KernelShapes in `texts` of numbers of sites."""
+        """Return the indices into `texts` of site numbers."""
         return np.minimum(site, len(self.texts) - 1)
 
 
-class Sink(Protocol):
-    """Takes accesses as they come. `times`: ns of the host's clock, where they are known, or None."""
+class AccessSink(Protocol):
+    """Takes accesses as they arrive. `times`: in ns of the host's clock; None when they are unknown."""
 
-    def __call__(self, accesses: Accesses, where: Where, times: Array | None) -> object: ...
+    def __call__(self, accesses: Accesses, where: SiteLabels, times: Array | None) -> object: ...
 
 
 class AccessLog:
-    """Collects records and gives them to sinks, as soon as the log has their launches.
+    """Collects records, and delivers them to sinks once the operation log has their launches.
 
-    timed: they come with times, in the ring of that name. held: they are kept until the end, and given in the order of launch, time
-    and thread, since on the virtual clock what is printed repeats (of more than MOST_HELD some earlier). host_times: sinks want them.
-    whose: is told of all places before sinks are.
+    timed           records have times and come from TIMED_RING
+    keep_until_end  deliver at the end, in the order of launch, time and thread. On the virtual clock this makes output repeatable.
+                    When there are more than MOST_HELD records, some are delivered earlier.
+    host_times      sinks want times of the host's clock
+    owners          learns about processes and GPUs before the sinks do
     """
 
     def __init__(
         self,
         timed: bool,
-        held: bool,
-        sinks: Sequence[Sink],
+        keep_until_end: bool,
+        sinks: Sequence[AccessSink],
         host_times: bool = False,
-        whose: OwnerColumns | None = None,
+        owners: OwnerColumns | None = None,
     ) -> None:
-        self._whose = OwnerColumns() if whose is None else whose
+        self._owners = OwnerColumns() if owners is None else owners
         self.ring = TIMED_RING if timed else RING
         self.places = KernelShapes(numbered=True)
-        self._held, self._sinks, self._host_times = held, sinks, host_times
-        self._waiting: list[tuple[int, Array]] = []  # with the process's number
-        self._where: dict[tuple[int, str], Where] = {}
-        self.unknown = 0  # records of launches that nothing is known of, or of threads that are not there
-        self.given = 0
+        self._keep_until_end, self._sinks, self._host_times = keep_until_end, sinks, host_times
+        self._waiting: list[tuple[int, Array]] = []  # (process number, records)
+        self._labels: dict[tuple[int, str], SiteLabels] = {}
+        self.unknown = 0  # records left out, because their launch is unknown or their thread does not exist
+        self.delivered = 0  # records that were passed to the sinks
 
     def take(self, session: Session, logs: Sequence[ProcessLog]) -> None:
-        """What came since the last time. `logs`: what `session.logs()` gave."""
+        """Read the rings, and deliver what can be delivered. `logs`: the result of `session.logs()`."""
         for log in logs:
             self.places.take(log)
-        self._whose.see(self.places.launches)
+        self._owners.see(self.places.launches)
         parts = [*self._waiting, *((ring.process, ring.records) for ring in session.rings(self.ring))]
         self._waiting = []
         last = session.stopped
-        if self._held and not last and sum(len(records) for _, records in parts) <= MOST_HELD:
+        if self._keep_until_end and not last and sum(len(records) for _, records in parts) <= MOST_HELD:
             self._waiting = parts
             return
-        if self._held:
-            parts = _sorted(parts)
+        if self._keep_until_end:
+            parts = _sort_records(parts)
         for process, records in parts:
             for at in range(0, len(records), CHUNK):
-                self._give(session, process, records[at : at + CHUNK])
+                self._deliver(session, process, records[at : at + CHUNK])
         if last:
             self.unknown += sum(len(records) for _, records in self._waiting)
             self._waiting = []
         while sum(len(records) for _, records in self._waiting) > MOST_WAITING:
             self.unknown += len(self._waiting.pop(0)[1])
 
-    def _give(self, session: Session, process: int, records: Array) -> None:
-        rest, placed = self._placed(process, records)
+    def _deliver(self, session: Session, process: int, records: Array) -> None:
+        """Pass records of one process to the sinks. Records whose launch is unknown wait."""
+        rest, placed = self._group_by_shape(process, records)
         if len(rest):
             self._waiting.append((process, rest))
         for place, some in placed:
-            threads = place.shape.threads  # a record has 32 bits for their numbers
+            threads = place.shape.threads  # a record has 32 bits for a thread's number
             there = some["thread"] < (threads if threads <= 1 << 32 else 0)
             if not there.all():
                 self.unknown += int((~there).sum())
                 some = some[there]
             if not len(some):
                 continue
-            self.given += len(some)
+            self.delivered += len(some)
             accesses = Accesses.of(place, process, some)
-            where = self._where_of(session, place)
-            for part, times in self._clocked(accesses):
+            where = self._labels_of(session, place)
+            for part, times in self._with_host_times(accesses):
                 for sink in self._sinks:
                     sink(part, where, times)
 
-    def _placed(self, process: int, records: Array) -> tuple[Array, list[tuple[KernelShape, Array]]]:
-        """Records whose launch is not known; the others by place, each in their order."""
+    def _group_by_shape(self, process: int, records: Array) -> tuple[Array, list[tuple[KernelShape, Array]]]:
+        """Return the records whose launch is unknown, and the others by kernel and launch shape, all in their order."""
         count = records["launch"] & np.uint64(COUNT)
         known = self.places.of_launch
         if len(count) and count[0] == count[-1] and (count == count[0]).all():
             place = known.get((process, int(count[0])))
             return (records, []) if place is None else (records[:0], [(place, records)])
-        numbers, codes = _distinct(count)
+        numbers, codes = _distinct_launches(count)
         found: dict[KernelShape, int] = {}
         code_of = np.empty(len(numbers), np.uint16)
         for at, number in enumerate(numbers.tolist()):
@@ -228,24 +249,25 @@ class AccessLog:
         codes = code_of[codes]
         order = np.argsort(codes, kind="stable")
         borders = np.searchsorted(codes[order], np.arange(len(found) + 2))
-        # As rows of words, which NumPy moves faster than records.
+        # Move them as rows of words: NumPy moves these faster than records.
         shape, strides = (len(records), records.itemsize // 8), (records.strides[0], 8)
         rows = np.lib.stride_tricks.as_strided(records["address"], shape, strides)
         ordered = np.take(rows, order, axis=0).reshape(-1).view(records.dtype)
         parts = [ordered[first:end] for first, end in itertools.pairwise(borders)]
         return parts[0], list(zip(found, parts[1:], strict=True))
 
-    def _where_of(self, session: Session, place: KernelShape) -> Where:
+    def _labels_of(self, session: Session, place: KernelShape) -> SiteLabels:
+        """Return the labels of a kernel's sites, from the cache if they are there."""
         key = place.pid, place.mangled
-        if key not in self._where:
-            where = Where.of(session.sites(place.mangled, place.pid))
+        if key not in self._labels:
+            where = SiteLabels.of(session.sites(place.mangled, place.pid))
             if len(where.texts) == 1:
-                return where  # they may come yet
-            self._where[key] = where
-        return self._where[key]
+                return where  # do not cache: the kernel's sites may become known later
+            self._labels[key] = where
+        return self._labels[key]
 
-    def _clocked(self, accesses: Accesses) -> Iterator[tuple[Accesses, Array | None]]:
-        """With host times where these are wanted and known."""
+    def _with_host_times(self, accesses: Accesses) -> Iterator[tuple[Accesses, Array | None]]:
+        """Yield the accesses with their host times. Those without a known time come as a part of their own, with None."""
         time, place = accesses.time, accesses.place
         if time is None or not self._host_times:
             yield accesses, None
@@ -257,31 +279,31 @@ class AccessLog:
             if known.all():
                 yield accesses, np.maximum(times.at, 0)
                 return
-            yield _chosen(accesses, known), np.maximum(times.at[known], 0)
-            yield _chosen(accesses, ~known), None
+            yield _select(accesses, known), np.maximum(times.at[known], 0)
+            yield _select(accesses, ~known), None
 
-    # --- what is missing ---
+    # --- what was lost ---
 
     def show_end(self, session: Session, args: argparse.Namespace, out: Output) -> None:
-        """The last lines, or the summary record."""
+        """Print the last lines, or write the summary record."""
         summary, more = session.summary(), self.losses(session)
         other = summary["lost"] - sum(more["records_lost"].values()) - more["records_incomplete"]
         lines = [
-            f"{table.count(self.given, 'access')} of {table.count(more['launches'], 'launch')} recorded",
+            f"{table.count(self.delivered, 'access')} of {table.count(more['launches'], 'launch')} recorded",
             *summary_lines(summary | {"lost": max(0, other)}),
             *(part for line in self.loss_lines(more) for part in table.wrap(line)),
         ]
         Results(args, out).end(summary | more, lines)
 
     def losses(self, session: Session) -> dict[str, Any]:
-        """For the summary record."""
+        """Return the fields about accesses and losses of the summary record."""
         shards = [shard for ring in session.ring_counts(self.ring) for shard in ring.shards]
         lost: dict[str, int] = {}
         for shard in shards:
             if shard.lost:
                 lost[str(shard.shard)] = lost.get(str(shard.shard), 0) + shard.lost
         return {
-            "accesses": self.given,
+            "accesses": self.delivered,
             "launches": sum(self.places.launches.values()),
             "records": sum(shard.received for shard in shards),
             "records_lost": lost,
@@ -292,23 +314,26 @@ class AccessLog:
         }
 
     def loss_lines(self, losses: Mapping[str, Any]) -> Iterator[str]:
-        """The same for people."""
+        """Yield a sentence for each kind of loss in `losses`."""
         for pid in losses["faults"]:
-            yield f"pid {pid}: a kernel failed; what it accessed before that is there, nothing after it is"
+            yield f"pid {pid}: a kernel failed; accesses before the failure are recorded, later ones are not"
         if lost := losses["records_lost"]:
             total, whole = sum(lost.values()), losses["records"] + sum(lost.values())
             yield (
-                f"accesses lost for want of room: {total:,} of {whole:,}; narrow it with --kernel, --launch, --block, --site or "
-                "--warps, or give more room with --ring-size"
+                f"accesses lost because the ring was full: {total:,} of {whole:,}; record fewer with --kernel, --launch, --block, "
+                "--site or --warps, or enlarge the ring with --ring-size"
             )
         if incomplete := losses["records_incomplete"]:
-            yield f"accesses begun to be written and never finished: at most {incomplete:,}"
+            yield f"accesses whose records were never completed: at most {incomplete:,}"
         if unknown := losses["records_unknown"]:
-            yield f"accesses left out, because their launch is not known: {unknown:,}"
+            yield f"accesses left out because their launch is unknown: {unknown:,}"
 
 
-def _distinct(count: Array) -> tuple[Array, Array]:
-    """Distinct numbers, ascending, and the place of each element's in them. Launches have neighbouring numbers: no need to sort."""
+def _distinct_launches(count: Array) -> tuple[Array, Array]:
+    """Return the distinct launch numbers, ascending, and the index of each element among them.
+
+    Launch numbers of one reading are close together, so a table of flags replaces sorting.
+    """
     low = count.min()
     away = count - low
     span = int(away.max()) + 1
@@ -321,7 +346,8 @@ def _distinct(count: Array) -> tuple[Array, Array]:
     return numbers.astype(np.uint64) + low, code_of[away]
 
 
-def _chosen(accesses: Accesses, mask: Array) -> Accesses:
+def _select(accesses: Accesses, mask: Array) -> Accesses:
+    """Return the accesses for which `mask` is true."""
     columns: dict[str, Any] = {
         name: None if (column := getattr(accesses, name)) is None else column[mask]
         for name in accesses.__dataclass_fields__
@@ -330,8 +356,8 @@ def _chosen(accesses: Accesses, mask: Array) -> Accesses:
     return Accesses(accesses.place, **columns)
 
 
-def _sorted(parts: list[tuple[int, Array]]) -> list[tuple[int, Array]]:
-    """By process; in each by launch, time and thread."""
+def _sort_records(parts: list[tuple[int, Array]]) -> list[tuple[int, Array]]:
+    """Return one array for each process, in ascending order. Its records are sorted by launch, time, thread and site."""
     by_process: dict[int, list[Array]] = {}
     for process, records in parts:
         by_process.setdefault(process, []).append(records)

@@ -1,4 +1,4 @@
-"""Memory accesses as lines: JSON, CSV, or a table for a terminal. A sink of accesslog.AccessLog."""
+"""Write memory accesses as lines: JSON, CSV, or a table for a terminal. A sink of access_log.AccessLog."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from gpubpf import names
 from gpubpf.ebpf.bytecode import KINDS, SPACES
-from gpubpf.memory.access_log import CHUNK, divided
+from gpubpf.memory.access_log import CHUNK, quotient_and_remainder
 from gpubpf.session.kernel_shapes import COUNT, KernelShape
 from gpubpf.show import bulk_text, table
 from gpubpf.show.bulk_text import Hex, Words
@@ -18,32 +18,32 @@ from gpubpf.show.output import csv_cells
 from gpubpf.show.owner_columns import OwnerColumns
 
 if TYPE_CHECKING:
-    from gpubpf.memory.access_log import Accesses, Array, Where
+    from gpubpf.memory.access_log import Accesses, Array, SiteLabels
     from gpubpf.show.output import Output
 
-WHERE = 11  # columns for the place in the source
+WHERE_WIDTH = 11  # characters of the column WHERE
 CSV_HEADER = "pid,comm,gpu,kernel,launch,site,op,space,address,width,block_x,block_y,block_z,thread_x,thread_y,thread_z,sm,where\n"
 
 
 class Printer:
-    """Writes every access as it comes: `form` is json, csv or text. `timed`: with times."""
+    """Writes every access as it arrives. `form`: "json", "csv" or "text". `timed`: with times."""
 
     def __init__(
-        self, out: Output, form: str, timed: bool = False, whose: OwnerColumns | None = None
+        self, out: Output, form: str, timed: bool = False, owners: OwnerColumns | None = None
     ) -> None:
         self._out, self._form, self._timed = out, form, timed
-        self._whose = OwnerColumns() if whose is None else whose
+        self._owners = OwnerColumns() if owners is None else owners
         self._began = False
         self._header = ""
-        self._labels: dict[KernelShape, tuple[str, list[bytes]]] = {}  # kernel; threads of a block
+        self._labels: dict[KernelShape, tuple[str, list[bytes]]] = {}  # kernel name; index of each thread
 
-    def __call__(self, accesses: Accesses, where: Where, times: Array | None) -> None:
+    def __call__(self, accesses: Accesses, where: SiteLabels, times: Array | None) -> None:
         if not len(accesses) or self._out.closed:
             return
         {"json": self._json, "csv": self._csv, "text": self._text}[self._form](accesses, where, times)
         self._began = True
 
-    def _json(self, accesses: Accesses, where: Where, times: Array | None) -> None:
+    def _json(self, accesses: Accesses, where: SiteLabels, times: Array | None) -> None:
         place = accesses.place
         common = {
             "pid": place.pid,
@@ -59,7 +59,7 @@ class Printer:
         texts += [b',"source":', b',"ptx_line":', b"}\n"]
         sites = where.codes(accesses.site)
         columns = [
-            *_columns(accesses),
+            *_program_columns(accesses),
             Words(_encoded(map(json.dumps, where.sources)), sites),
             Words(_encoded(map(json.dumps, where.lines)), sites),
         ]
@@ -70,7 +70,7 @@ class Printer:
             columns.insert(0, times)
         self._out.write(bulk_text.joined(texts, columns))
 
-    def _csv(self, accesses: Accesses, where: Where, times: Array | None) -> None:
+    def _csv(self, accesses: Accesses, where: SiteLabels, times: Array | None) -> None:
         place = accesses.place
         if not self._began:
             self._out.write(("ts_ns," if self._timed else "") + CSV_HEADER)
@@ -78,7 +78,7 @@ class Printer:
         head = csv_cells((place.pid, place.comm, place.gpu, kernel)).encode() + b","
         texts = [b",", b",", b",", b",0x", *[b","] * 9, b"\n"]
         places = _encoded(csv_cells((text,)) for text in where.texts)
-        columns = [*_columns(accesses), Words(places, where.codes(accesses.site))]
+        columns = [*_program_columns(accesses), Words(places, where.codes(accesses.site))]
         if times is None:
             texts.insert(0, (b"," if self._timed else b"") + head)
         else:
@@ -86,11 +86,11 @@ class Printer:
             columns.insert(0, times)
         self._out.write(bulk_text.joined(texts, columns))
 
-    def _text(self, accesses: Accesses, where: Where, times: Array | None) -> None:
+    def _text(self, accesses: Accesses, where: SiteLabels, times: Array | None) -> None:
         place, shape = accesses.place, accesses.place.shape
-        whose = self._whose.see([place])
-        header = _text_header(whose, self._timed)
-        if header != self._header:  # again, where there are more columns now
+        owners = self._owners.see([place])
+        header = _text_header(owners, self._timed)
+        if header != self._header:  # print it again when columns were added
             self._out.write(header)
         self._header = header
         if place not in self._labels:
@@ -101,9 +101,9 @@ class Printer:
         kernel, threads = self._labels[place]
         for at in range(0, len(accesses), CHUNK):
             one = slice(at, at + CHUNK)
-            block, own = divided(accesses.thread[one], shape.block_size)
+            block, own = quotient_and_remainder(accesses.thread[one], shape.block_size)
             blocks, of = np.unique(block, return_inverse=True)
-            texts = [_tail(text, WHERE).encode("ascii", "replace") for text in where.texts]
+            texts = [_cut_beginning(text, WHERE_WIDTH).encode("ascii", "replace") for text in where.texts]
             columns: dict[str, bulk_text.Column] = {
                 "LAUNCH": accesses.launch[one] & np.uint64(COUNT),
                 "BLOCK": Words([shape.block_index(number).encode() for number in blocks.tolist()], of),
@@ -114,11 +114,11 @@ class Printer:
                 "WIDTH": accesses.width[one],
                 "WHERE": Words(texts, where.codes(accesses.site[one])),
             }
-            widths = _widths(whose)
+            widths = _text_widths(owners)
             if "KERNEL" in widths:
                 label = table.fit(table.printable(kernel), -widths["KERNEL"]).encode("ascii", "replace")
                 columns["KERNEL"] = Words([label], np.zeros(len(own), np.intp))
-            placed = whose.columns(place, len(own)) + [
+            placed = owners.columns(place, len(own)) + [
                 (columns[name], width) for name, width in widths.items()
             ]
             if self._timed:
@@ -127,9 +127,11 @@ class Printer:
             self._out.write(bulk_text.aligned(placed))
 
 
-def _widths(whose: OwnerColumns) -> dict[str, int]:
-    """Of the columns of text, below 0 for those that stand left. Where rows say whose they are, some have to go: the kernel is the one
-    that the place in the source belongs to."""
+def _text_widths(owners: OwnerColumns) -> dict[str, int]:
+    """Return the width of each column of the table; negative widths align left.
+
+    Columns for process and GPU push others out, so that lines fit a terminal. WHERE still identifies the kernel.
+    """
     widths = {
         "LAUNCH": 6,
         "KERNEL": -10,
@@ -139,21 +141,23 @@ def _widths(whose: OwnerColumns) -> dict[str, int]:
         "SPACE": -6,
         "ADDRESS": 14,
         "WIDTH": 5,
-        "WHERE": -WHERE,
+        "WHERE": -WHERE_WIDTH,
     }
-    left_out = {"KERNEL", "WIDTH"} if whose.processes else set()
-    if whose.gpus:
-        left_out |= {"LAUNCH"} if whose.processes else {"WIDTH"}
+    left_out = {"KERNEL", "WIDTH"} if owners.processes else set()
+    if owners.gpus:
+        left_out |= {"LAUNCH"} if owners.processes else {"WIDTH"}
     return {name: width for name, width in widths.items() if name not in left_out}
 
 
-def _text_header(whose: OwnerColumns, timed: bool) -> str:
-    heads = (f"{name:{'<' if width < 0 else '>'}{abs(width)}}" for name, width in _widths(whose).items())
-    return (f"{'TIME (ns)':>16} " if timed else "") + whose.header + " ".join(heads) + "\n"
+def _text_header(owners: OwnerColumns, timed: bool) -> str:
+    heads = (
+        f"{name:{'<' if width < 0 else '>'}{abs(width)}}" for name, width in _text_widths(owners).items()
+    )
+    return (f"{'TIME (ns)':>16} " if timed else "") + owners.header + " ".join(heads) + "\n"
 
 
-def _columns(accesses: Accesses) -> list[bulk_text.Column]:
-    """What a line for programs has of an access, from the launch to the multiprocessor."""
+def _program_columns(accesses: Accesses) -> list[bulk_text.Column]:
+    """Return the columns of JSON and CSV lines, from the launch to the multiprocessor."""
     return [
         accesses.launch,
         accesses.site,
@@ -170,7 +174,7 @@ def _encoded(texts: Iterable[str]) -> Sequence[bytes]:
     return [text.encode() for text in texts]
 
 
-def _tail(text: str, width: int) -> str:
-    """The end of a file's name and the line tell more than its beginning."""
+def _cut_beginning(text: str, width: int) -> str:
+    """Cut a label at its beginning: the end of the file name and the line number say more."""
     text = text.replace("PTX line ", "PTX:")
     return text if len(text) <= width else ".." + text[-(width - 2) :]

@@ -1,4 +1,4 @@
-"""memtrace -e, --parquet, --heatmap: the device programs that record every access, and the measurement with them."""
+"""Record every memory access: the device programs and the measurement of memtrace -e, --parquet and --heatmap."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpubpf.show.owner_columns import OwnerColumns
 if TYPE_CHECKING:
     import argparse
 
-    from gpubpf.memory.access_log import Accesses, Sink, Where
+    from gpubpf.memory.access_log import Accesses, AccessSink, SiteLabels
     from gpubpf.program import BPF
     from gpubpf.show.picture import PanelSource
 
@@ -98,12 +98,12 @@ int on_timed_record(struct gpu_access *ctx) { return put_timed(WHAT(ctx)); }
 int on_chosen_record(struct gpu_access *ctx) { return is_wanted(WHICH(ctx), ctx->site) ? put(WHAT(ctx)) : 0; }
 int on_chosen_timed_record(struct gpu_access *ctx) { return is_wanted(WHICH(ctx), ctx->site) ? put_timed(WHAT(ctx)) : 0; }
 """
-PICTURED = ("global", "const")  # spaces whose addresses are those of memory
-MOST_HEATS = 16
+HEATMAP_SPACES = ("global", "const")  # in these spaces, an address identifies a byte of device memory
+MOST_HEATMAPS = 16  # processes and GPUs that get a heatmap of their own
 
 
 def trace(args: argparse.Namespace, out: cli.Output) -> int:
-    """Attaches, runs the command, writes what was asked for. Gives the exit status. Raises Error."""
+    """Attach the programs, run the measurement and write the results. Return the exit status. Raises Error."""
     if args.ebpf:
         out.write(PROGRAM.lstrip())
         return 0
@@ -114,68 +114,74 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
 
     virtual = tracing.virtual(args)
     timed = bool(args.timestamps or args.heatmap or virtual)
-    b = attached(args, timed)
+    b = attach(args, timed)
     if args.list or args.ptx:
         return listing.show(b, args, out)
     if args.heatmap:
-        picture.write(args.heatmap, [])  # better an error now than at the end
+        picture.write(args.heatmap, [])  # report an unwritable file now, not after the measurement
     if args.parquet:
         parquet.check(args.parquet)
-    sinks: list[Sink] = []
-    whose = OwnerColumns()
+    sinks: list[AccessSink] = []
+    owners = OwnerColumns()
     if args.each:
         form = "json" if args.json else "csv" if args.csv else "text"
-        sinks.append(access_text.Printer(out, form, args.timestamps, whose))
-    pictures = Pictures()
+        sinks.append(access_text.Printer(out, form, args.timestamps, owners))
+    heatmaps = AddressHeatmaps()
     if args.heatmap:
-        sinks.append(pictures)
-    log = AccessLog(timed, virtual, sinks, host_times=args.timestamps, whose=whose)
+        sinks.append(heatmaps)
+    log = AccessLog(timed, virtual, sinks, host_times=args.timestamps, owners=owners)
     follow = Follow(
         log_records=1 << 17,
         ring_size=(1 << 28) if virtual else None,
         allocation_stacks=bool(args.heatmap),
     )
     with b.trace(args, follow) as session, contextlib.ExitStack() as stack:
-        whose.asked = session.several
+        owners.asked = session.several
         if args.parquet:
             sinks.append(stack.enter_context(parquet.Writer(args.parquet, args.timestamps)))
 
         def tick() -> None:
             logs = session.logs()
             if args.heatmap:
-                pictures.learn(logs)
+                heatmaps.add_allocations(logs)
             log.take(session, logs)
 
         for _ in session.intervals(args.interval, args.count, tick=tick):
             if out.closed:
                 break
-        stack.close()  # the command may run on: what was measured is whole
+        stack.close()  # complete the file now: the command may run on
         if args.heatmap:
-            picture.write(args.heatmap, pictures.drawn())
+            picture.write(args.heatmap, heatmaps.panels())
         log.show_end(session, args, out)
     return session.status
 
 
-def attached(args: argparse.Namespace, timed: bool) -> BPF:
-    """The program that records what the command line asks for, attached. `timed`: with times."""
+def attach(args: argparse.Namespace, timed: bool) -> BPF:
+    """Attach the program that records what the command line asks for. `timed`: records have times."""
     from gpubpf.program import BPF
 
     b = BPF(text=PROGRAM)
-    b["wanted"].set(wanted(args.site, args.address, args.warps))
+    b["wanted"].set(filter_fields(args.site, args.address, args.warps))
     chosen = cli.chooses_threads(args) or args.site or args.address or args.warps > 1
-    # Sites are numbered as they are probed: a number means what it does in memtrace's tables where all spaces are.
-    only_pictured = args.heatmap and not (args.each or args.parquet or args.site)
+    # Sites are numbered as they are probed. Unless all spaces are probed, the numbers differ from those in memtrace's tables.
+    only_heatmap = args.heatmap and not (args.each or args.parquet or args.site)
     b.attach_gpu_access(
         kernel=args.kernel,
         fn_name=f"on{'_chosen' if chosen else ''}{'_timed' if timed else ''}_record",
-        spaces=PICTURED if only_pictured else SPACES,
+        spaces=HEATMAP_SPACES if only_heatmap else SPACES,
     )
     return b
 
 
-def wanted(sites: Sequence[tuple[int, int]], addresses: tuple[int, int] | None, warps: int) -> dict[str, Any]:
-    """The fields of `struct wanted`, as `Map.set` takes them: ranges of sites (none: all), the addresses from first to last (None:
-    all), one warp in so many."""
+def filter_fields(
+    sites: Sequence[tuple[int, int]], addresses: tuple[int, int] | None, warps: int
+) -> dict[str, Any]:
+    """Return the fields of `struct wanted`, as `Map.set` takes them.
+
+    sites      ranges of site numbers, both ends included, at most SITE_RANGES; empty: all sites
+    addresses  first and last address; None: all addresses
+    warps      record one warp in this many
+    """
     ranges = list(sites) or [(0, 2**32 - 1)]
     ranges += [ranges[-1]] * (SITE_RANGES - len(ranges))
     first, last = addresses or (0, 2**64 - 1)
@@ -185,8 +191,8 @@ def wanted(sites: Sequence[tuple[int, int]], addresses: tuple[int, int] | None, 
     return {"first": first, "last": last, "site": site, "warps": warps}
 
 
-class Pictures:
-    """A sink: global memory by address and time, for each process and GPU."""
+class AddressHeatmaps:
+    """A sink that draws accesses to global and constant memory by address and time, for each process and GPU."""
 
     def __init__(self) -> None:
         from gpubpf.memory.allocations import Allocations
@@ -194,15 +200,15 @@ class Pictures:
         self._heats: dict[tuple[int, int], AddressHeat] = {}
         self._allocations = Allocations()
 
-    def learn(self, logs: Sequence[Any]) -> None:
-        """What was allocated."""
+    def add_allocations(self, logs: Sequence[Any]) -> None:
+        """Take the allocations from the logs: they name the bands of a heatmap."""
         for log in logs:
             self._allocations.add(log)
 
-    def __call__(self, accesses: Accesses, where: Where, times: Any) -> None:
+    def __call__(self, accesses: Accesses, where: SiteLabels, times: Any) -> None:
         place = accesses.place
         key = place.pid, place.gpu
-        if accesses.time is None or (key not in self._heats and len(self._heats) >= MOST_HEATS):
+        if accesses.time is None or (key not in self._heats and len(self._heats) >= MOST_HEATMAPS):
             return
         title = f"{place.comm} (pid {place.pid}), GPU {place.gpu}: accesses to global and constant memory"
         heat = self._heats.setdefault(key, AddressHeat(title))
@@ -210,14 +216,15 @@ class Pictures:
         written = np.where(
             accesses.kind == KINDS.index("async"), writes, accesses.kind != KINDS.index("load")
         )
-        there = np.isin(accesses.space, [SPACES.index(space) for space in PICTURED])
+        there = np.isin(accesses.space, [SPACES.index(space) for space in HEATMAP_SPACES])
         heat.add(accesses.address[there], written[there], accesses.time[there])
 
-    def drawn(self) -> list[PanelSource]:
+    def panels(self) -> list[PanelSource]:
+        """Return the heatmaps, with the names and borders of allocations."""
         from gpubpf.images import symbols
 
         known: dict[int, list[Band]] = {}
-        names: dict[Any, str] = {}  # of host stacks: many allocations have the same
+        names: dict[Any, str] = {}  # callers by host stack: many allocations share one
         for one in self._allocations.all():
             if one.stack not in names:
                 names[one.stack] = symbols.caller(one.stack)

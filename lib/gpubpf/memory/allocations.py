@@ -1,12 +1,12 @@
-"""Which allocation an address means (docs/memory.md, "Allocations and epochs").
+"""Collect the allocations of traced processes from their logs (docs/memory.md, "Allocations and epochs").
 
     allocations = Allocations()
     for log in session.logs():
         allocations.add(log)
-    found = allocations.all()           # in the order in which they came
+    found = allocations.all()           # in the order in which they were logged
 
-The log is the target's, and nothing in it is believed: allocations that cannot be are left out, and where one lies over another the
-earlier is over.
+The traced process writes the log, so nothing in it is trusted. Impossible allocations are left out. When two overlap, the earlier one
+has ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpubpf.agent.protocol import StackFrame
     from gpubpf.session.results import ProcessLog
 
-# Calls that allocate, and what kind of memory that is. As in the log: without version and suffix.
+# Calls that allocate, and the kind of memory. Names are those of the log: without version and suffix.
 ALLOCATING = {
     "cuMemAlloc": "device",
     "cuMemAllocPitch": "device",
@@ -37,9 +37,9 @@ ALLOCATING = {
     "cuMemHostAlloc": "host",
     "cuMemHostRegister": "host",
     "variable": "variable",
-    "before": "device",  # found as a launch's parameter: the process had it before the tool came
+    "before": "device",  # allocated before the attach, found as a parameter of a launch
 }
-FROM_BEFORE = "before"
+BEFORE_ATTACH = "before"
 FREEING = (
     "cuMemFree",
     "cuMemFreeAsync",
@@ -50,23 +50,26 @@ FREEING = (
     "cuModuleUnload",
     "cuLibraryUnload",
 )
-_CONTEXT_GONE = "cuCtxDestroy"
-_CALLS = np.array([name.encode() for name in (*ALLOCATING, *FREEING, _CONTEXT_GONE)])
-_LAST_EPOCH = (1 << 32) - 1
-_ADDRESSES = 1 << 62  # no address is beyond
+_CONTEXT_DESTROY = "cuCtxDestroy"
+_CALLS = np.array([name.encode() for name in (*ALLOCATING, *FREEING, _CONTEXT_DESTROY)])
+_LAST_EPOCH = (1 << 32) - 1  # the last epoch of an allocation that has not ended
+_ADDRESS_LIMIT = 1 << 62  # all addresses are below
 LIMIT = 1 << 20  # allocations that are kept
-_OVER = 64  # of those that lie where another one comes to lie, which are looked at; and of one address, that wait for their end
+_MOST_OVERLAPS = 64  # live allocations that are checked against a new one, and that are kept for one address
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """Memory [base, base + bytes), which it means in launches of the epochs from first_epoch to last_epoch (None: to the end).
+    """Memory [base, base + bytes). In launches of the epochs first_epoch to last_epoch, these addresses belong to it.
 
-    process: its number in the session. gpu: ordinal, of the context in which it was made. call: the driver's function; of a variable
-    "variable NAME"; FROM_BEFORE where nobody saw it. kind: "device", "managed", "host" (memory) or "variable". stack: of the call on
-    the host, innermost frame first;
-    empty where it is not known. allocated_ns, freed_ns: when the calls returned, on the log's clock; None: it was not freed, or nobody
-    saw it.
+    process       number of the process in the session
+    gpu           ordinal of the GPU of the context that allocated it
+    call          the driver function; "variable NAME" for a variable; BEFORE_ATTACH when the call was not seen
+    kind          "device", "managed", "host" or "variable"
+    stack         host stack of the call, innermost frame first; empty when unknown
+    last_epoch    None: it lasts to the end
+    allocated_ns  when the call returned, on the log's clock
+    freed_ns      when the freeing call returned, on the log's clock; None when it was not freed, or the call was not seen
     """
 
     process: int
@@ -89,27 +92,30 @@ class Allocation:
 
     @cached_property
     def name(self) -> str:
-        """Of a variable, demangled; else empty."""
+        """The demangled name of a variable; empty for other kinds."""
         return self.call.removeprefix("variable ") if self.kind == "variable" else ""
 
 
 class Allocations:
-    """What processes allocated, by their logs. `dropped`: allocations that found no room here; `incomplete`: processes (by number)
-    whose logs lost records, so that any may be missing."""
+    """The allocations of all processes.
+
+    dropped     number of allocations that were dropped, because there were more than LIMIT
+    incomplete  numbers of the processes whose logs lost records: any of their allocations may be missing
+    """
 
     def __init__(self) -> None:
-        self._processes: dict[int, _Process] = {}
-        self._rows: list[_Row] = []
-        self._made: dict[int, Allocation] = {}  # by row, of those that are over
+        self._processes: dict[int, _LiveAllocations] = {}
+        self._logged: list[_LoggedAllocation] = []
+        self._freed: dict[int, Allocation] = {}  # by index in _logged
         self.dropped = 0
         self.incomplete: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._logged)
 
     def add(self, log: ProcessLog) -> None:
-        """Takes the records of a process that came since the last time."""
-        process = self._processes.setdefault(log.process, _Process(log))
+        """Take the new records of a process's log."""
+        process = self._processes.setdefault(log.process, _LiveAllocations(log))
         process.log = log
         if log.lost:
             self.incomplete.add(log.process)
@@ -124,37 +130,37 @@ class Allocations:
         for call, address, size, epoch, at, context, stack, flags in zip(
             calls, *columns, *about, strict=True
         ):
-            if call == _CONTEXT_GONE:
+            if call == _CONTEXT_DESTROY:
                 process.end_context(context, epoch, at)
             elif call in FREEING:
-                if not flags & operation_log.CAPTURED:  # which is a node of a graph, and frees nothing
+                if not flags & operation_log.CAPTURED:  # a captured call is a graph node, and frees nothing
                     process.end(address, size if call == "cuMemUnmap" else 0, epoch, at)
-            elif 0 < address < _ADDRESSES and 0 < size <= _ADDRESSES - address:
-                if len(self._rows) >= LIMIT:
+            elif 0 < address < _ADDRESS_LIMIT and 0 < size <= _ADDRESS_LIMIT - address:
+                if len(self._logged) >= LIMIT:
                     self.dropped += 1
                     continue
-                row = _Row(process, address, address + size, call, context, stack, epoch, at)
+                row = _LoggedAllocation(process, address, address + size, call, context, stack, epoch, at)
                 process.begin(row)
-                self._rows.append(row)
+                self._logged.append(row)
 
     def all(self) -> list[Allocation]:
-        """All so far, in the order in which they came."""
+        """Return all allocations so far, in the order in which they were logged."""
         found = []
-        for number, row in enumerate(self._rows):
-            made = self._made.get(number)
+        for number, row in enumerate(self._logged):
+            made = self._freed.get(number)
             if made is None:
-                made = row.make()
+                made = row.as_allocation()
                 if made.freed:
-                    self._made[number] = made
+                    self._freed[number] = made
             found.append(made)
         return found
 
 
 @dataclass(eq=False, slots=True)
-class _Row:
-    """An allocation that may not be over yet."""
+class _LoggedAllocation:
+    """An allocation as logged. Its end may still be unknown. `first`, `last`: its epochs."""
 
-    process: _Process
+    process: _LiveAllocations
     base: int
     end: int
     call: str
@@ -165,7 +171,8 @@ class _Row:
     last: int = _LAST_EPOCH
     freed_ns: int | None = None
 
-    def make(self) -> Allocation:
+    def as_allocation(self) -> Allocation:
+        """Return the `Allocation` as known so far, with its stack and the name of a variable."""
         log = self.process.log
         stack: tuple[StackFrame, ...] = log.stacks.get(self.stack, ())
         call, kind = self.call, ALLOCATING[self.call]
@@ -180,21 +187,20 @@ class _Row:
         )  # fmt: skip
 
 
-class _Process:
-    """What of a process is not freed yet."""
+class _LiveAllocations:
+    """The allocations of one process that have not been freed, by address and by context."""
 
     def __init__(self, log: ProcessLog) -> None:
         self.log = log
-        self._by_base: dict[
-            int, list[_Row]
-        ] = {}  # of one address several: the free of one may come after the next
+        # Several can share an address: a free may be logged after the next allocation.
+        self._by_base: dict[int, list[_LoggedAllocation]] = {}
         self._bases: list[int] = []  # sorted
-        self._by_context: dict[int, dict[int, _Row]] = {}
+        self._by_context: dict[int, dict[int, _LoggedAllocation]] = {}
 
-    def begin(self, row: _Row) -> None:
-        """Whatever lies where it lies is over, whether its end was seen, is late, or will never come."""
+    def begin(self, row: _LoggedAllocation) -> None:
+        """Add an allocation. Earlier ones that overlap it have ended, whether or not their free has been logged."""
         place = bisect.bisect_left(self._bases, row.end)
-        for base in self._bases[max(place - _OVER, 0) : place][::-1]:
+        for base in self._bases[max(place - _MOST_OVERLAPS, 0) : place][::-1]:
             rows = self._by_base[base]
             for old in rows:
                 if old.end > row.base and old.first < row.first:
@@ -206,30 +212,31 @@ class _Process:
         same = self._by_base.setdefault(row.base, [])
         same.append(row)
         self._by_context.setdefault(row.context, {})[id(row)] = row
-        if len(same) > _OVER:
-            self._forget(same[0])
+        if len(same) > _MOST_OVERLAPS:
+            self._remove(same[0])
 
     def end(self, base: int, size: int, epoch: int, at: int) -> None:
-        """Of what begins at `base`, or with `size` all that begins in that range, and was there in `epoch`."""
+        """End the latest allocation at `base` that existed in `epoch`; with `size`, all that begin in [base, base + size)."""
         bases = [base]
         if size:
             first, last = (bisect.bisect_left(self._bases, edge) for edge in (base, base + size))
             bases = self._bases[first:last]
-        for one in bases:
-            rows = [row for row in self._by_base.get(one, ()) if row.first <= epoch]
+        for begin in bases:
+            rows = [row for row in self._by_base.get(begin, ()) if row.first <= epoch]
             for row in rows if size else rows[-1:]:
-                self._over(row, epoch, at)
+                self._free(row, epoch, at)
 
     def end_context(self, context: int, epoch: int, at: int) -> None:
+        """End all allocations of a destroyed context that existed in `epoch`."""
         for row in list(self._by_context.get(context, {}).values()):
             if row.first <= epoch:
-                self._over(row, epoch, at)
+                self._free(row, epoch, at)
 
-    def _over(self, row: _Row, epoch: int, at: int) -> None:
+    def _free(self, row: _LoggedAllocation, epoch: int, at: int) -> None:
         row.last, row.freed_ns = min(row.last, epoch), at
-        self._forget(row)
+        self._remove(row)
 
-    def _forget(self, row: _Row) -> None:
+    def _remove(self, row: _LoggedAllocation) -> None:
         del self._by_context[row.context][id(row)]
         rows = self._by_base[row.base]
         rows.remove(row)

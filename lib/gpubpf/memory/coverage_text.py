@@ -1,4 +1,4 @@
-"""What kernels touched of allocations, as records and as tables."""
+"""Format the coverage of allocations and the footprints of kernels, as JSON records and as tables."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpubpf import names
 from gpubpf.images import symbols
-from gpubpf.memory.allocations import FROM_BEFORE
-from gpubpf.memory.coverage import Covered, Footprint, Report
+from gpubpf.memory.allocations import BEFORE_ATTACH
+from gpubpf.memory.coverage import AllocationCoverage, CoverageReport, Footprint
 from gpubpf.memory.granularity import SECTOR
 from gpubpf.show import table
 from gpubpf.show.owner_columns import OwnerColumns
@@ -19,35 +19,35 @@ if TYPE_CHECKING:
     from gpubpf.memory.traffic import KernelTraffic
 
 WIDTH = 80
-MOST_ROWS = 12  # without -v
-ROOM = 48 << 20  # granules that the table surely has room for, where they lie side by side
+MOST_ROWS = 12  # rows shown without -v
+TABLE_GRANULES = 48 << 20  # contiguous granules that certainly fit into the table of touched pages
 LARGEST_GRANULE = 1 << 20
-EXACT = 10_000_000  # from here on numbers are shown in millions and more
+EXACT_BELOW = 10_000_000  # larger numbers are shown in millions, billions and so on
 
 
-def allocation_record(row: Covered, granule: int) -> dict[str, Any]:
-    """The record `allocation`."""
-    of = row.allocation
+def allocation_record(row: AllocationCoverage, granule: int) -> dict[str, Any]:
+    """Return the JSON record `allocation`. `granule`: in bytes."""
+    allocation = row.allocation
     record = {
         "type": "allocation",
-        "pid": of.pid,
-        "comm": of.comm,
-        "gpu": of.gpu,
-        "base": f"{of.base:#x}",
-        "bytes": of.bytes,
+        "pid": allocation.pid,
+        "comm": allocation.comm,
+        "gpu": allocation.gpu,
+        "base": f"{allocation.base:#x}",
+        "bytes": allocation.bytes,
         "read_bytes": row.read,
         "written_bytes": row.written,
         "untouched_bytes": row.untouched,
-        "kind": of.kind,
-        "call": of.call,
-        "freed": of.freed,
-        "stack": [symbols.frame_of(frame) for frame in of.stack],
+        "kind": allocation.kind,
+        "call": allocation.call,
+        "freed": allocation.freed,
+        "stack": [symbols.frame_of(frame) for frame in allocation.stack],
     }
     return record | ({"within_bytes": granule} if granule > 1 else {})
 
 
 def footprint_record(one: Footprint, requested: int | None) -> dict[str, Any]:
-    """The record `footprint`. `requested`: sectors that all requests asked for."""
+    """Return the JSON record `footprint`. `requested`: sectors of all requests; None when unknown."""
     name = names.demangle(one.mangled)
     return {
         "type": "footprint",
@@ -60,17 +60,17 @@ def footprint_record(one: Footprint, requested: int | None) -> dict[str, Any]:
         "sectors": one.sectors,
         "bytes": one.bytes,
         "requests": requested,
-        "reuse": reuse(one, requested),
+        "reuse": reuse_of(one, requested),
     }
 
 
-def reuse(one: Footprint, requested: int | None) -> float | None:
-    """How often a sector was asked for."""
+def reuse_of(one: Footprint, requested: int | None) -> float | None:
+    """Return how often a sector was requested on average; None when unknown."""
     return round(requested / one.sectors, 3) if requested is not None and one.sectors else None
 
 
 def requested_sectors(kernels: Sequence[KernelTraffic]) -> dict[tuple[int, int, str], int]:
-    """Sectors of global memory that all requests asked for, by process, GPU and kernel."""
+    """Return the sectors of all requests to global memory, by pid, GPU and mangled kernel name."""
     found: dict[tuple[int, int, str], int] = {}
     for kernel in kernels:
         key = (kernel.pid, kernel.gpu, kernel.mangled)
@@ -79,12 +79,16 @@ def requested_sectors(kernels: Sequence[KernelTraffic]) -> dict[tuple[int, int, 
 
 
 def records(
-    report: Report, kernels: Sequence[KernelTraffic] | None, granule: int, allocations: bool
+    report: CoverageReport, kernels: Sequence[KernelTraffic] | None, granule: int, allocations: bool
 ) -> Iterator[dict[str, Any]]:
-    """All records. `kernels`: for footprints; `allocations`: they are wanted."""
+    """Yield all JSON records.
+
+    kernels      traffic of kernels, for the reuse in footprints
+    allocations  also yield the records of allocations
+    """
     if allocations:
-        yield from (allocation_record(row, granule) for row in report.rows)
-        for (pid, comm), touched in report.elsewhere.items():
+        yield from (allocation_record(row, granule) for row in report.allocations)
+        for (pid, comm), touched in report.unallocated.items():
             yield {"type": "unallocated", "pid": pid, "comm": comm, "touched_bytes": touched}
     requested = requested_sectors(kernels or ())
     for one in report.footprints:
@@ -92,8 +96,13 @@ def records(
 
 
 @dataclass(frozen=True)
-class _Row:
-    """Allocations of one place in a process and of one GPU, added up; None: not known of one of them."""
+class _CallSite:
+    """The sums of all allocations by one call stack of a process, on one GPU. A row of the table.
+
+    what                      driver function, name of a variable, or "(made before)"
+    count                     number of allocations
+    read, written, untouched  bytes; None when unknown for one of the allocations
+    """
 
     pid: int
     comm: str
@@ -108,20 +117,20 @@ class _Row:
 
 
 def allocation_lines(
-    report: Report, granule: int, verbose: bool, whose: OwnerColumns | None = None
+    report: CoverageReport, granule: int, verbose: bool, owners: OwnerColumns | None = None
 ) -> Iterator[str]:
-    """For people: what was never touched first."""
-    whose = (whose or OwnerColumns()).see(row.allocation for row in report.rows)
-    rows = _folded([row for row in report.rows if _shown(row)])
-    if not rows and not report.elsewhere:
+    """Yield the table of allocations for people, the most untouched bytes first, and the findings."""
+    owners = (owners or OwnerColumns()).see(row.allocation for row in report.allocations)
+    rows = _by_call_site([row for row in report.allocations if _is_shown(row)])
+    if not rows and not report.unallocated:
         return
-    yield "bytes that kernels touched of each allocation (copies by the host do not count)"
+    yield "bytes of each allocation that kernels touched (host copies do not count)"
     if granule > 1:
-        yield f"  to within {granule:,} bytes: --granule 1 tells each byte apart"
+        yield f"  accurate to {granule:,} bytes; --granule 1 is exact"
     shown = rows if verbose else rows[:MOST_ROWS]
     if shown:
         yield ""
-        lines = _rows(shown, whose) if whose.several else _rows_of_one(shown)
+        lines = _several_process_table(shown, owners) if owners.several else _one_process_table(shown)
         yield lines[0]
         for line, row in zip(lines[1:], shown, strict=True):
             yield line
@@ -129,17 +138,17 @@ def allocation_lines(
                 yield from (f"        {table.fit(symbols.frame_of(frame), WIDTH - 8)}" for frame in row.stack)
     if len(rows) > len(shown):
         left = sum(row.untouched or 0 for row in rows[len(shown) :])
-        yield f"and {table.count(len(rows) - len(shown), 'place')} more with {left:,} bytes untouched; -v shows them"
-    for (pid, comm), touched in report.elsewhere.items():
+        yield f"{table.count(len(rows) - len(shown), 'more place')} with {left:,} bytes untouched; -v shows them"
+    for (pid, comm), touched in report.unallocated.items():
         yield from table.wrap(
-            f"{comm} (pid {pid}): {touched:,} bytes were touched that are in no allocation that was seen"
+            f"{comm} (pid {pid}): kernels touched {touched:,} bytes outside of all known allocations"
         )
     yield from _findings(report, granule)
     yield ""
 
 
-def _rows_of_one(shown: Sequence[_Row]) -> list[str]:
-    """The table of one process, in columns whose numbers are exact."""
+def _one_process_table(shown: Sequence[_CallSite]) -> list[str]:
+    """Return the table for one process: there is room for exact numbers."""
     several = any(row.count > 1 for row in shown)
     header = ["BYTES", "READ", "WRITTEN", "UNTOUCHED", *(["N"] if several else []), "CALL", "WHERE"]
     room = WIDTH - 4 * 11 - (7 if several else 0)
@@ -154,14 +163,14 @@ def _rows_of_one(shown: Sequence[_Row]) -> list[str]:
     return table.lines(header, cells, left=("CALL", "WHERE"))
 
 
-def _rows(shown: Sequence[_Row], whose: OwnerColumns) -> list[str]:
-    """The table of several processes, whose columns leave less room."""
+def _several_process_table(shown: Sequence[_CallSite], owners: OwnerColumns) -> list[str]:
+    """Return the table for several processes or GPUs, whose columns leave room for rounded sizes only."""
     made = []
     for row in shown:
         sizes = {"BYTES": row.bytes, "READ": row.read, "WRITTEN": row.written, "UNTOUCHED": row.untouched}
         cells = {name: "?" if size is None else table.size(size) for name, size in sizes.items()}
         place = {"N": f"{row.count:,}", "CALL": row.what, "WHERE": symbols.caller(row.stack) or "-"}
-        made.append(whose.cells(row) | cells | place)
+        made.append(owners.cells(row) | cells | place)
     drop = ("N",) if all(row.count == 1 for row in shown) else ()
     left = ("COMM", "CALL", "WHERE")
     return table.within(
@@ -172,29 +181,28 @@ def _rows(shown: Sequence[_Row], whose: OwnerColumns) -> list[str]:
     )
 
 
-def _findings(report: Report, granule: int) -> Iterator[str]:
-    """What is beyond doubt."""
+def _findings(report: CoverageReport, granule: int) -> Iterator[str]:
+    """Yield what the table lacks and why, then the allocations that kernels certainly did not use."""
     if report.full:
         yield from table.wrap(
-            "?: not known, because more memory was touched than the table has room for;"
-            f" --granule {_roomier(report, granule)} makes room"
+            "?: unknown, because the table of touched memory was full;"
+            f" use --granule {_larger_granule(report, granule)}"
         )
-    if any(row.allocation.call == FROM_BEFORE for row in report.rows):
+    if any(row.allocation.call == BEFORE_ATTACH for row in report.allocations):
         yield from table.wrap(
-            "made before: allocations from before the tool came, as launches mentioned them; what touched them until then is not known"
+            "(made before): allocated before memtrace attached, found in launch parameters; earlier accesses are unknown"
         )
     if report.partial:
         yield "kernels may have touched more: not every launch, thread and access was probed"
     if report.incomplete:
-        yield "some allocations were not seen: there were too many calls"
+        yield "some allocations are missing: there were too many calls to record"
     if report.partial:
         return
-    known = [row for row in report.rows if row.either is not None and row.allocation.kind == "device"]
-    known = [
-        row for row in known if row.allocation.call != FROM_BEFORE
-    ]  # kernels of before may have touched it
+    known = [row for row in report.allocations if row.touched is not None and row.allocation.kind == "device"]
+    # Kernels may have touched these before the attach.
+    known = [row for row in known if row.allocation.call != BEFORE_ATTACH]
     for what, some in (
-        ("never touched by kernels", [row for row in known if not row.either]),
+        ("never touched by kernels", [row for row in known if not row.touched]),
         ("written but never read by kernels", [row for row in known if row.written and not row.read]),
     ):
         if some:
@@ -202,12 +210,12 @@ def _findings(report: Report, granule: int) -> Iterator[str]:
             yield f"{what}: {table.count(len(some), 'allocation')} of device memory, {total:,} bytes"
 
 
-def _roomier(report: Report, granule: int) -> int:
-    """A granule with which all that was allocated finds room."""
+def _larger_granule(report: CoverageReport, granule: int) -> int:
+    """Return a larger granule, in bytes, with which the table has room for all allocations; at most LARGEST_GRANULE."""
     by_process: dict[int, int] = {}
-    for row in report.rows:
+    for row in report.allocations:
         by_process[row.allocation.process] = by_process.get(row.allocation.process, 0) + row.allocation.bytes
-    wanted = max(by_process.values(), default=0) / ROOM
+    wanted = max(by_process.values(), default=0) / TABLE_GRANULES
     given = granule
     while granule < LARGEST_GRANULE and (wanted > granule or granule == given):
         granule *= 2
@@ -215,52 +223,54 @@ def _roomier(report: Report, granule: int) -> int:
 
 
 def footprint_lines(
-    report: Report, kernels: Sequence[KernelTraffic], whose: OwnerColumns | None = None
+    report: CoverageReport, kernels: Sequence[KernelTraffic], owners: OwnerColumns | None = None
 ) -> Iterator[str]:
-    """For people: how much of memory each kernel touches."""
+    """Yield the table of footprints for people."""
     if not report.footprints:
         return
-    whose = (whose or OwnerColumns()).see(report.footprints)
+    owners = (owners or OwnerColumns()).see(report.footprints)
     requested = requested_sectors(kernels)
     labels = names.labels(one.mangled for one in report.footprints)
     rows = []
     for one in report.footprints:
         asked = requested.get((one.pid, one.gpu, one.mangled))
-        times = reuse(one, asked)
-        row = whose.cells(one) | {"KERNEL": table.fit(labels[one.mangled] or "(unknown)", 34)}
+        times = reuse_of(one, asked)
+        row = owners.cells(one) | {"KERNEL": table.fit(labels[one.mangled] or "(unknown)", 34)}
         row |= {"BYTES": _number(one.bytes), "SECTORS": _number(one.sectors), "REQUESTED": _number(asked)}
         rows.append(row | {"REUSE": "?" if times is None else f"{times:.2f}"})
     yield f"footprint: memory that each kernel touched in all its launches, {SECTOR}-byte sectors"
     yield ""
     yield from table.within(rows, left=("COMM", "KERNEL"))
     if report.full:
-        yield "?: not known, because the table was full; --granule 32 is as exact here"
+        yield f"?: unknown, because the table was full; --granule {SECTOR} counts sectors as exactly"
     yield ""
 
 
-def _shown(row: Covered) -> bool:
-    """Variables and memory of the host are there for other purposes: untouched they say nothing."""
-    return row.allocation.kind in ("device", "managed") or row.either != 0
+def _is_shown(row: AllocationCoverage) -> bool:
+    """Return whether an allocation gets a row. Untouched variables and host memory do not: they have other uses."""
+    return row.allocation.kind in ("device", "managed") or row.touched != 0
 
 
-def _folded(rows: Sequence[Covered]) -> list[_Row]:
-    """Allocations by where they were made, the most untouched bytes first."""
-    groups: dict[tuple[Any, ...], list[Covered]] = {}
+def _by_call_site(rows: Sequence[AllocationCoverage]) -> list[_CallSite]:
+    """Return the allocations summed up by call stack, the most untouched bytes first. Without a stack, by address."""
+    groups: dict[tuple[Any, ...], list[AllocationCoverage]] = {}
     for row in rows:
-        of = row.allocation
-        groups.setdefault((of.process, of.gpu, of.call, of.stack, 0 if of.stack else of.base), []).append(row)
+        made = row.allocation
+        groups.setdefault(
+            (made.process, made.gpu, made.call, made.stack, 0 if made.stack else made.base), []
+        ).append(row)
 
     def total(values: list[int | None]) -> int | None:
         known = [value for value in values if value is not None]
         return sum(known) if len(known) == len(values) else None
 
     folded = [
-        _Row(
+        _CallSite(
             some[0].allocation.pid,
             some[0].allocation.comm,
             some[0].allocation.gpu,
             "(made before)"
-            if some[0].allocation.call == FROM_BEFORE
+            if some[0].allocation.call == BEFORE_ATTACH
             else some[0].allocation.name or some[0].allocation.call,
             some[0].allocation.stack,
             len(some),
@@ -275,10 +285,10 @@ def _folded(rows: Sequence[Covered]) -> list[_Row]:
 
 
 def _number(count: int | None) -> str:
-    """Exact, and from ten million on in three digits or four."""
+    """Return a number as text: exact below EXACT_BELOW, then in three or four digits; "?" for None."""
     if count is None:
         return "?"
-    if count < EXACT:
+    if count < EXACT_BELOW:
         return f"{count:,}"
     unit = next(u for u in (10**6, 10**9, 10**12, 10**15, 10**18) if count < 1000 * u or u == 10**18)
     return f"{count / unit:,.1f}{'MGTPE'[len(str(unit)) // 3 - 2]}"

@@ -1,4 +1,4 @@
-"""How finely touched bytes are kept: what a program and a session are told of it before there is anything to collect (coverage.py)."""
+"""How finely touched bytes are tracked: the settings that the program and the session need before coverage.py collects anything."""
 
 from __future__ import annotations
 
@@ -12,34 +12,39 @@ if TYPE_CHECKING:
     from gpubpf.session.measurement import Follow
 
 SECTOR = 32  # bytes
-LOG_RECORDS = 1 << 16  # of each process's log, which is read as it fills
+LOG_RECORDS = 1 << 16  # capacity of each process's log, which is read while it fills
 
 
 @dataclass(frozen=True)
 class Grain:
-    """granule: bytes that one bit stands for, a power of two. by_kernel: kernels are kept apart, for footprints. Raises UsageError."""
+    """How finely touched bytes are tracked.
+
+    granule    bytes that one bit stands for, a power of two
+    by_kernel  track each kernel separately, for footprints
+
+    Raises UsageError when footprints are wanted and a granule is larger than a sector.
+    """
 
     granule: int = 1
     by_kernel: bool = False
 
     def __post_init__(self) -> None:
         if self.by_kernel and self.granule > SECTOR:
-            raise UsageError(
-                f"--footprint counts sectors of {SECTOR} bytes; give a --granule of at most that"
-            )
+            raise UsageError(f"--footprint counts {SECTOR}-byte sectors; use --granule {SECTOR} or less")
 
     @property
     def shift(self) -> int:
+        """The base-2 logarithm of the granule."""
         return self.granule.bit_length() - 1
 
     @property
     def follow(self) -> Follow:
-        """What the session has to follow for that."""
+        """What the session must follow to track touched bytes."""
         from gpubpf.session.measurement import Follow
 
         return Follow(log_records=LOG_RECORDS, allocation_stacks=True)
 
     @property
     def parameter(self) -> bytes:
-        """The program's parameter `grain`, a struct gpu_grain."""
+        """The value of the program's parameter `grain`, a struct gpu_grain."""
         return struct.pack("<3Q", self.shift, (64 << self.shift) - 1, (1 << 64) - 1 if self.by_kernel else 0)

@@ -1,11 +1,11 @@
-"""Memory accesses as a Parquet file, in row groups as they come: memory is bounded however long it becomes.
+"""Write memory accesses into a Parquet file, one row group at a time: memory use does not grow with the file.
 
     with parquet.Writer("app.parquet", timed=False) as file:
-        file(accesses, where, None)        # a sink of accesslog.AccessLog
+        file(accesses, where, None)        # a sink of access_log.AccessLog
 
-Columns: launch u64, kernel, site u16 (65535: a larger number), source (``scale.cu:17``), op and space (texts, each of which is
-stored once in a row group), address u64, width u32 (bytes), block_x … block_z u32, thread_x … thread_z u16, pid u32, gpu u16,
-sm u16; where times are wanted ts_ns i64, null where it is not known.
+Columns: launch u64, kernel, site u16 (65535: a larger number), source (``scale.cu:17``), op, space, address u64, width u32 (bytes),
+block_x … block_z u32, thread_x … thread_z u16, pid u32, gpu u16, sm u16. With times also ts_ns i64, null when unknown. Kernel,
+source, op and space are strings; a row group stores each distinct string once.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from gpubpf.errors import Error
 from gpubpf.show.table import printable
 
 if TYPE_CHECKING:
-    from gpubpf.memory.access_log import Accesses, Where
+    from gpubpf.memory.access_log import Accesses, SiteLabels
 
     Columns = dict[str, np.ndarray[Any, Any]]
 
-ROWS = 1 << 19  # of a row group
-MOST_TEXTS = 1 << 16  # kernels, sources; those beyond are called "?"
-NULL = np.iinfo(np.int64).min  # a time that is not known
-_PLAIN = {
+ROWS = 1 << 19  # rows of a row group
+MOST_TEXTS = 1 << 16  # distinct kernels, and sources; further ones become "?"
+NULL = np.iinfo(np.int64).min  # stands for an unknown time
+_TYPES = {
     "launch": np.uint64, "kernel": np.int32, "site": np.uint16, "source": np.int32, "op": np.int8, "space": np.int8,
     "address": np.uint64, "width": np.uint32, "block_x": np.uint32, "block_y": np.uint32, "block_z": np.uint32,
     "thread_x": np.uint16, "thread_y": np.uint16, "thread_z": np.uint16, "pid": np.uint32, "gpu": np.uint16, "sm": np.uint16,
 }  # fmt: skip
 _INDICES = ("block_x", "block_y", "block_z", "thread_x", "thread_y", "thread_z")
-_STEPS = ("address", *_INDICES, "ts_ns")
+_DELTA_ENCODED = ("address", *_INDICES, "ts_ns")
 
 
 class _Texts:
-    """Texts by number, in the order in which they came first."""
+    """Numbers distinct texts, in the order of their first use."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -56,8 +56,11 @@ class _Texts:
 
 
 class Writer:
-    """Collects a row group, has it written by a thread of its own, and goes on. A context manager: leaving it ends the file, which is
-    whole then, whatever made it leave. Raises Error: no pyarrow, or the file cannot be written."""
+    """Collects row groups, which a thread of its own writes.
+
+    A context manager: leaving it completes the file, also after an exception. Raises Error when pyarrow is not installed, or when the
+    file cannot be written.
+    """
 
     def __init__(self, path: str, timed: bool = False, rows: int = ROWS) -> None:
         try:
@@ -65,15 +68,15 @@ class Writer:
             import pyarrow.parquet
         except ImportError:
             raise Error(
-                "--parquet needs Python's package pyarrow, which is not there; install it (pip install pyarrow), or use --json"
+                "--parquet needs the Python package pyarrow, which is not installed; run pip install pyarrow, or use --json"
             ) from None
         self._arrow, self.path, self._rows = pyarrow, path, rows
-        types = {**_PLAIN, **({"ts_ns": np.int64} if timed else {})}
+        types = {**_TYPES, **({"ts_ns": np.int64} if timed else {})}
         self._timed = timed
-        self._spare = [self._room(types) for _ in range(2)]
+        self._spare = [self._empty_columns(types) for _ in range(2)]
         self._columns, self._count = self._spare.pop(), 0
         self._kernels, self._sources = _Texts(), _Texts()
-        self._source_numbers: dict[int, tuple[Where, np.ndarray[Any, Any]]] = {}
+        self._source_numbers: dict[int, tuple[SiteLabels, np.ndarray[Any, Any]]] = {}
         self._queue: queue.SimpleQueue[tuple[Columns, int] | None] = queue.SimpleQueue()
         self._free = threading.Semaphore(len(self._spare))
         self._failure: Exception | None = None
@@ -90,20 +93,20 @@ class Writer:
                 self._schema,
                 compression="zstd",
                 compression_level=1,
-                store_schema=False,  # texts are read as such: dictionaries would differ from row group to row group
-                # Addresses, indices and times mostly grow by small steps; everything else repeats.
-                use_dictionary=[name for name in types if name not in _STEPS],
-                column_encoding={name: "DELTA_BINARY_PACKED" for name in types if name in _STEPS},
+                store_schema=False,  # readers get plain strings: the dictionaries differ between row groups
+                # Addresses, indices and times mostly grow in small steps; everything else repeats.
+                use_dictionary=[name for name in types if name not in _DELTA_ENCODED],
+                column_encoding={name: "DELTA_BINARY_PACKED" for name in types if name in _DELTA_ENCODED},
             )
         except (OSError, pyarrow.ArrowException) as error:
-            raise self._cannot(error) from None
+            raise self._write_error(error) from None
         self._thread = threading.Thread(target=self._write_all, name="gpubpf-parquet", daemon=True)
         self._thread.start()
 
-    def _room(self, types: dict[str, Any]) -> Columns:
+    def _empty_columns(self, types: dict[str, Any]) -> Columns:
         return {name: np.empty(self._rows, kind) for name, kind in types.items()}
 
-    def _cannot(self, error: Exception) -> Error:
+    def _write_error(self, error: Exception) -> Error:
         said = (
             os.strerror(error.errno)
             if isinstance(error, OSError) and error.errno
@@ -121,8 +124,8 @@ class Writer:
             if kind is None:
                 raise
 
-    def __call__(self, accesses: Accesses, where: Where, times: np.ndarray[Any, Any] | None) -> None:
-        """Adds accesses. Raises Error when the file cannot be written."""
+    def __call__(self, accesses: Accesses, where: SiteLabels, times: np.ndarray[Any, Any] | None) -> None:
+        """Add accesses. Raises Error when the file cannot be written."""
         place = accesses.place
         sources = self._source_numbers.get(id(where))
         if sources is None:
@@ -159,12 +162,12 @@ class Writer:
                 self._hand_over()
 
     def _hand_over(self) -> None:
-        """Gives a row group to the thread, and waits until there is room for another."""
+        """Pass the row group to the thread, and wait for free columns."""
         self._queue.put((self._columns, self._count))
         self.rows += self._count
         self._free.acquire()
         if self._failure is not None:
-            raise self._cannot(self._failure)
+            raise self._write_error(self._failure)
         self._columns, self._count = self._spare.pop(), 0
 
     def _write_all(self) -> None:
@@ -173,7 +176,7 @@ class Writer:
             try:
                 if self._failure is None:
                     self._write(columns, count)
-            except Exception as error:  # given to whoever hands over next
+            except Exception as error:  # the next _hand_over raises it
                 self._failure = error
             self._spare.append(columns)
             self._free.release()
@@ -192,7 +195,7 @@ class Writer:
         self._file.write_table(arrow.Table.from_arrays(arrays, schema=self._schema), row_group_size=count)
 
     def close(self) -> None:
-        """Writes what is left, and the file's end. Raises Error."""
+        """Write the last row group and complete the file. Raises Error."""
         if self._file is None:
             return
         file, failure = self._file, None
@@ -207,16 +210,19 @@ class Writer:
         try:
             file.close()
         except (OSError, self._arrow.ArrowException) as error:
-            failure = failure or self._cannot(error)
+            failure = failure or self._write_error(error)
         if failure is None and self._failure is not None:
-            failure = self._cannot(self._failure)
+            failure = self._write_error(self._failure)
         if failure is not None:
             raise failure
 
 
 def check(path: str) -> None:
-    """Whether a file can be written there, by writing an empty one: better an error now than at the end. Raises Error."""
+    """Check that a file can be written, by writing an empty one: an error now is better than one after the measurement.
+
+    Raises Error.
+    """
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-        return  # a pipe or device: what is written there stays
+        return  # do not try a pipe or device: an empty file could not be removed from it
     with contextlib.closing(Writer(path, rows=1)):
         pass

@@ -1,13 +1,13 @@
-"""How kernels use memory: what device programs add up at each site (gpubpf_traffic.h) → requests, sectors, patterns, bank conflicts.
+"""Turn the cells that device programs fill (gpubpf_traffic.h) into requests, sectors, patterns and bank conflicts of each site.
 
     traffic = Traffic()
-    for kernel in traffic.read(session, anew=False):
+    for kernel in traffic.read(session, since_last=False):
         for site in kernel.sites:
             site.sectors, site.least, site.pattern
 
-The maps are site arrays: `global_cells` (constants, too), `local_cells`, `shared_cells`. A cell has requests by pattern, first those
-of all 32 lanes (and of one alone), from PART on the others; of the former what follows from the width is worked out here. The
-definitions of all numbers are in docs/memory.md.
+The maps are site arrays: `global_cells` (also for constants), `local_cells`, `shared_cells`. A cell counts requests by pattern: first
+those of all 32 lanes, and of a single lane; from index PART on, all others. For the former, the numbers that follow from the width are
+derived here instead of on the device. docs/memory.md defines all numbers.
 """
 
 from __future__ import annotations
@@ -28,22 +28,30 @@ if TYPE_CHECKING:
     from gpubpf.session.session import Session
 
     Cells = Mapping[str, np.ndarray[Any, Any]]
-    Key = tuple[int, int, str]  # process, GPU, kernel
+    KernelKey = tuple[int, int, str]  # process, GPU, kernel
 
 MAPS = {"global_cells": "global", "local_cells": "local", "shared_cells": "shared"}
-UNIT, SHIFTED, BROADCAST, STRIDED, GATHER, SINGLE, PART = range(7)  # as enum gpu_pattern of gpubpf_traffic.h
-LANES, SECTOR, BANKS = 32, 32, 128  # bytes of all banks
-_WORD = 1 << 64
+UNIT, SHIFTED, BROADCAST, STRIDED, GATHER, SINGLE, PART = range(7)  # enum gpu_pattern of gpubpf_traffic.h
+LANES, SECTOR, BANKS = 32, 32, 128  # lanes of a warp; bytes of a sector; bytes of all banks of shared memory
+_MODULUS = 1 << 64
 
 
 @dataclass(frozen=True)
 class SiteTraffic:
-    """What one place of a kernel did. `space`: as docs/memory.md has it, where a generic address led to; a place whose addresses led
-    into several spaces has one of these for each.
+    """The accesses of one site, in one memory space. A site whose generic addresses lead to several spaces has one for each.
 
-    Of all requests together: lanes that took part (`accesses`), `bytes` asked for, 32-byte `sectors`, the `least` that there could be;
-    in shared memory the ways of all phases (`ways`), how many `phases`, and the most ways of one. `patterns`: requests by pattern,
-    `UNIT` … `SINGLE`. `stride`: of strided ones, None where they differ. `contention`: most lanes of a request on one address.
+    Sums over all requests, as docs/memory.md defines them:
+
+    accesses    active lanes
+    bytes       bytes that the lanes asked for
+    sectors     32-byte sectors
+    least       the fewest sectors that could hold so many bytes
+    patterns    requests by pattern, indexed by UNIT … SINGLE
+    stride      elements from lane to lane of strided requests; None when they differ
+    contention  the most lanes of one request on one address
+    ways        bank ways of all phases, in shared memory
+    phases      number of phases, in shared memory
+    ways_max    the most bank ways of one phase
     """
 
     site: Site
@@ -62,19 +70,20 @@ class SiteTraffic:
 
     @property
     def ratio(self) -> float:
+        """Sectors divided by the fewest possible."""
         return self.sectors / self.least if self.least else 0.0
 
     @property
     def width(self) -> int:
-        """Bytes of a lane; where that varies, their mean."""
+        """Bytes of one lane's access; the mean when widths vary."""
         return _width(self.site, self.bytes, self.accesses)
 
     @property
     def pattern(self) -> str:
-        """`broadcast`, `unit`, `stride N`, `gather` or `mixed`."""
+        """The pattern of all requests: `broadcast`, `unit`, `stride N`, `gather` or `mixed`."""
         unit, shifted, broadcast, strided, gather, _ = self.patterns
-        of = {"unit": unit + shifted, "broadcast": broadcast, "gather": gather}
-        found = [name for name, requests in of.items() if requests]
+        by_name = {"unit": unit + shifted, "broadcast": broadcast, "gather": gather}
+        found = [name for name, requests in by_name.items() if requests]
         if strided:
             found.append("mixed" if self.stride is None else f"stride {self.stride}")
         if len(found) > 1:
@@ -83,36 +92,36 @@ class SiteTraffic:
 
     @property
     def requests_by_pattern(self) -> dict[str, int]:
-        """`single`: of one lane, which has none."""
+        """Requests by name of the pattern. `single`: requests of one lane, which have no pattern."""
         unit, shifted, broadcast, strided, gather, single = self.patterns
-        of = {
+        by_name = {
             "broadcast": broadcast,
             "unit": unit + shifted,
             "stride": strided,
             "gather": gather,
             "single": single,
         }
-        return {name: requests for name, requests in of.items() if requests}
+        return {name: requests for name, requests in by_name.items() if requests}
 
     @property
     def wasted(self) -> int:
-        """Bytes that were moved beyond the least possible; in shared memory those that could have been while banks had conflicts."""
+        """Bytes moved beyond the fewest possible; in shared memory, bytes that could have moved during bank conflicts."""
         if self.space == "shared":
             return max(0, self.ways - self.phases) * BANKS
         return max(0, self.sectors - self.least) * SECTOR
 
     @property
     def moved(self) -> int:
-        """Bytes, as `wasted`."""
+        """Bytes moved; in shared memory, bytes that could have moved in the turns that the banks took."""
         return self.ways * BANKS if self.space == "shared" else self.sectors * SECTOR
 
     @property
     def where(self) -> str:
-        """``scale.cu:17``, without -lineinfo ``PTX line 40``"""
+        """The source line (``scale.cu:17``), or without -lineinfo ``PTX line 40``."""
         return kernel_shapes.site_name(self.site)
 
     def record(self, share: float) -> dict[str, Any]:
-        """The fields of a JSON record."""
+        """Return the fields of a JSON record. `share`: the site's part of the kernel's traffic."""
         banks = None
         if self.phases:
             banks = {"mean": round(self.ways / self.phases, 6), "max": self.ways_max}
@@ -142,8 +151,12 @@ class SiteTraffic:
 
 @dataclass(frozen=True)
 class KernelTraffic:
-    """The places of one kernel in one process that were executed, by number, in so many `launches`. `unknown`: requests at places
-    that are not known."""
+    """The traffic of one kernel in one process, on one GPU.
+
+    sites      the sites that were executed, by number
+    registers  registers per thread, before and after instrumentation; None when unknown
+    unknown    requests at sites that the session does not know
+    """
 
     pid: int
     comm: str
@@ -164,7 +177,7 @@ class KernelTraffic:
 
     @cached_property
     def moved(self) -> Mapping[bool, int]:
-        """Bytes of shared memory (True), and of all else."""
+        """Bytes moved in shared memory (True), and in all other spaces (False)."""
         return {it: sum(s.moved for s in self.sites if (s.space == "shared") is it) for it in (False, True)}
 
     @property
@@ -172,17 +185,20 @@ class KernelTraffic:
         return sum(site.wasted for site in self.sites)
 
     def share(self, sites: Iterable[SiteTraffic]) -> float:
-        """Of the kernel's traffic, or of that in shared memory: how much these are."""
+        """Return the part of the kernel's traffic that these sites have, from 0 to 1.
+
+        All sites must be in shared memory, or none: shared memory and everything else count separately.
+        """
         found = list(sites)
         whole = self.moved[found[0].space == "shared"]
         return sum(site.moved for site in found) / whole if whole else 0.0
 
     def place(self) -> dict[str, Any]:
-        """The fields that every record of it has."""
+        """Return the fields that every JSON record about the kernel has."""
         return {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, "kernel": self.kernel}
 
     def record(self) -> dict[str, Any]:
-        """The fields of the record of the whole kernel: sums of what goes to global, local and constant memory."""
+        """Return the fields of the kernel's JSON record: sums over global, local and constant memory."""
         device = [site for site in self.sites if site.space != "shared"]
         sectors, least = sum(site.sectors for site in device), sum(site.least for site in device)
         before, after = self.registers
@@ -203,42 +219,51 @@ class KernelTraffic:
 
 
 class Traffic:
-    """Reads the cells of a session, since the last time or in all. Maxima are always of all since the beginning."""
+    """Reads the cells of a session: totals, or what was added since the last call. Maxima are always those since the beginning."""
 
     def __init__(self) -> None:
-        self._before: dict[tuple[Key, str], Cells] = {}
+        self._before: dict[tuple[KernelKey, str], Cells] = {}
 
-    def read(self, session: Session, anew: bool) -> list[KernelTraffic]:
-        """What was counted, the kernel with the most waste first. `anew`: since the last call."""
-        parts: dict[Key, dict[str, Cells]] = {}
-        launches: dict[tuple[Key, str], int] = {}
-        of: dict[Key, Instance] = {}
+    def read(self, session: Session, since_last: bool) -> list[KernelTraffic]:
+        """Return the traffic of each kernel, the most wasted bytes first. `since_last`: only since the last call."""
+        parts: dict[KernelKey, dict[str, Cells]] = {}
+        launches: dict[tuple[KernelKey, str], int] = {}
+        instances: dict[KernelKey, Instance] = {}
         for name in MAPS:
             for instance in session.instances(name):
                 key = (instance.process, instance.gpu, instance.mangled)
-                of.setdefault(key, instance)
-                found = summed(instance.array)
+                instances.setdefault(key, instance)
+                found = sum_shards(instance.array)
                 kept = parts.setdefault(key, {}).get(name)
-                parts[key][name] = found if kept is None else together(kept, found)
+                parts[key][name] = found if kept is None else add_cells(kept, found)
                 launches[key, name] = launches.get((key, name), 0) + instance.launches
         kernels = []
         for key, cells in parts.items():
-            one = of[key]
+            instance = instances[key]
             most = max(launches.get((key, name), 0) for name in cells)
-            cells["launches"] = {"launches": np.array([min(most, _WORD - 1)], np.uint64)}
-            if anew:
-                cells = {name: self._since((key, name), values) for name, values in cells.items()}
+            cells["launches"] = {"launches": np.array([min(most, _MODULUS - 1)], np.uint64)}
+            if since_last:
+                cells = {name: self._growth((key, name), values) for name, values in cells.items()}
             count = int(cells.pop("launches")["launches"][0])
-            sites, unknown = rows(cells, session.sites(one.mangled, one.pid))
+            sites, unknown = decode_cells(cells, session.sites(instance.mangled, instance.pid))
             if sites or unknown:
-                used = one.registers_before, one.registers_after
+                used = instance.registers_before, instance.registers_after
                 kernels.append(
-                    KernelTraffic(one.pid, one.comm, one.gpu, one.mangled, sites, used, count, unknown)
+                    KernelTraffic(
+                        instance.pid,
+                        instance.comm,
+                        instance.gpu,
+                        instance.mangled,
+                        sites,
+                        used,
+                        count,
+                        unknown,
+                    )
                 )
         return sorted(kernels, key=lambda kernel: (-kernel.wasted, -sum(kernel.moved.values())))
 
-    def _since(self, key: tuple[Key, str], found: Cells) -> Cells:
-        """What came to `found` since the last time; all of it where what there was before is not part of it."""
+    def _growth(self, key: tuple[KernelKey, str], found: Cells) -> Cells:
+        """Return what was added to `found` since the last call; all of `found` when it does not continue the last values."""
         before = self._before.get(key)
         self._before[key] = found
         if before is None or any(found[name].shape != before[name].shape for name in found):
@@ -246,41 +271,54 @@ class Traffic:
         counts = "requests" if "requests" in found else "launches"
         if (found[counts] < before[counts]).any():
             return found
-        return {name: values if is_maximum(name) else values - before[name] for name, values in found.items()}
+        return {
+            name: values if is_maximum_field(name) else values - before[name]
+            for name, values in found.items()
+        }
 
 
 # --- cells ---
 
 
-def is_maximum(field: str) -> bool:
+def is_maximum_field(field: str) -> bool:
+    """Return whether a field of a cell is a maximum, not a sum."""
     return field.endswith("_max")
 
 
-def summed(array: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
-    """By field [site, …] what an array [shard, site] of cells comes to, u64; fields of a structure in it are fields, too."""
+def sum_shards(array: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the totals over all shards of an array [shard, site] of cells: u64 arrays [site, …] by field.
+
+    Fields of nested structures become fields of the result.
+    """
     found: dict[str, np.ndarray[Any, Any]] = {}
     for name in array.dtype.names or ():
         values = array[name]
         if values.dtype.names:
-            found |= summed(values)
+            found |= sum_shards(values)
         else:
-            found[name] = values.max(axis=0) if is_maximum(name) else values.sum(axis=0, dtype=np.uint64)
+            found[name] = (
+                values.max(axis=0) if is_maximum_field(name) else values.sum(axis=0, dtype=np.uint64)
+            )
     return found
 
 
-def together(a: Cells, b: Cells) -> dict[str, np.ndarray[Any, Any]]:
-    """Of two copies of one kernel. Where they are of different builds, what both have."""
+def add_cells(a: Cells, b: Cells) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the totals of two copies of one kernel. If they are different builds, of the fields and sites that both have."""
     found = {}
     for name in a.keys() & b.keys():
         count = min(len(a[name]), len(b[name]))
         both = a[name][:count], b[name][:count]
-        found[name] = np.maximum(*both) if is_maximum(name) else np.add(*both)
+        found[name] = np.maximum(*both) if is_maximum_field(name) else np.add(*both)
     return found
 
 
-def rows(parts: Mapping[str, Cells], sites: Mapping[int, Site]) -> tuple[tuple[SiteTraffic, ...], int]:
-    """Of one kernel, from its cells by map: the places with a request by number, and how many requests were at places that `sites`
-    does not know."""
+def decode_cells(
+    parts: Mapping[str, Cells], sites: Mapping[int, Site]
+) -> tuple[tuple[SiteTraffic, ...], int]:
+    """Return the executed sites of one kernel, by number, and the number of requests at sites that `sites` lacks.
+
+    `parts`: cells by map name.
+    """
     found, unknown = [], 0
     for name, cells in parts.items():
         if not cells:
@@ -300,22 +338,22 @@ def rows(parts: Mapping[str, Cells], sites: Mapping[int, Site]) -> tuple[tuple[S
 
 
 def site_traffic(site: Site, space: str, cell: Mapping[str, Any]) -> SiteTraffic:
-    """From the cell of one site, whose values are integers or lists of them."""
+    """Return the traffic of one site. The values in `cell` are integers, or lists of integers."""
     width = site.width
     whole, part = cell["requests"][:PART], cell["requests"][PART:]
     unit, shifted, broadcast, strided, gather, single = whole
-    full = unit + shifted + broadcast + strided + gather  # of 32 lanes
-    one = max(width // 4, 1) if space == "local" else 1  # sectors of a lane alone, or of all at one address
-    same = max(width, 4) if space == "local" else 1
+    full = unit + shifted + broadcast + strided + gather  # requests of 32 lanes
+    single_sectors = max(width // 4, 1) if space == "local" else 1  # sectors of a single lane
+    broadcast_sectors = max(width, 4) if space == "local" else 1  # sectors of a broadcast
     accesses = LANES * full + single + cell["accesses"]
     requests = full + single + sum(part)
     bytes_ = accesses * width if width else cell["bytes"]
     patterns = tuple(a + b for a, b in zip(whole, part, strict=True))
     ways = phases = ways_max = 0
     if space == "shared":
-        together = max(width, 4) // 4  # phases of 32 lanes
-        phases = together * full + single + cell["phases"]
-        ways = together * (unit + shifted + broadcast) + single + cell["ways"]
+        full_phases = max(width, 4) // 4  # phases of a request of 32 lanes
+        phases = full_phases * full + single + cell["phases"]
+        ways = full_phases * (unit + shifted + broadcast) + single + cell["ways"]
         ways_max = max(cell["ways_max"], 1)
     return SiteTraffic(
         site=site,
@@ -323,10 +361,16 @@ def site_traffic(site: Site, space: str, cell: Mapping[str, Any]) -> SiteTraffic
         requests=requests,
         accesses=accesses,
         bytes=bytes_,
-        sectors=unit * width + shifted * (width + 1) + broadcast * same + single * one + cell["sectors"],
+        sectors=unit * width
+        + shifted * (width + 1)
+        + broadcast * broadcast_sectors
+        + single * single_sectors
+        + cell["sectors"],
         least=full * width + single * -(-width // SECTOR) + cell["least"],
         patterns=patterns,
-        stride=stride(patterns[STRIDED], cell["steps"], cell["squares"], _width(site, bytes_, accesses)),
+        stride=common_stride(
+            patterns[STRIDED], cell["steps"], cell["squares"], _width(site, bytes_, accesses)
+        ),
         contention=LANES if broadcast else max(1, cell["contention_max"]),
         ways=ways,
         phases=phases,
@@ -334,11 +378,14 @@ def site_traffic(site: Site, space: str, cell: Mapping[str, Any]) -> SiteTraffic
     )
 
 
-def stride(count: int, steps: int, squares: int, width: int) -> int | None:
-    """The one stride of `count` requests, in elements of `width` bytes, from the sums of their steps and of the squares of these,
-    modulo 2^64; None where they differ. They are equal just where the square of the sum is `count` times the sum of the squares."""
-    total = steps - _WORD if steps >= _WORD // 2 else steps
-    if not count or (steps * steps - count * squares) % _WORD or total % count:
+def common_stride(count: int, steps: int, squares: int, width: int) -> int | None:
+    """Return the stride that all `count` requests have, in elements of `width` bytes; None when their strides differ.
+
+    `steps` and `squares` are the sums of the steps in bytes and of their squares, both modulo 2^64. All steps are equal exactly when
+    the square of `steps` is `count` times `squares`.
+    """
+    total = steps - _MODULUS if steps >= _MODULUS // 2 else steps
+    if not count or (steps * steps - count * squares) % _MODULUS or total % count:
         return None
     step, rest = divmod(total // count, max(width, 1))
     return None if rest else step

@@ -1,4 +1,4 @@
-"""What memtrace says of a kernel to people: its table, what it finds, what can be done about it.
+"""Format the traffic of kernels for people: a table for each kernel, findings and advice.
 
 for line in traffic_text.lines(kernel, "scale", verbose=False):
     print(line)
@@ -16,25 +16,26 @@ from gpubpf.show import table
 from gpubpf.show.owner_columns import MOST_SECTIONS, OwnerColumns
 from gpubpf.show.table import number, size
 
-MOST_ROWS = 24  # of a kernel; `verbose`: all
+MOST_ROWS = 24  # rows of a kernel's table; with -v all are shown
 HEADER = ("WHERE", "OP", "REQUESTS", "BYTES", "RATIO", "PATTERN", "LANES", "BANKS", "SHARE")
 LEFT = ("WHERE", "OP", "PATTERN")
 _OPS = {"load": "ld", "store": "st", "atomic": "atom", "async": "cp"}
 _DOES = {"load": "loads from", "store": "stores to", "atomic": "updates", "async": "copies"}
 _CONSTANTS = (
-    "loads constants from several addresses at once, which are served one by one: constants are for lanes that agree, let others"
-    " be in global or shared memory"
+    "loads constants from several addresses at once, which the GPU serves one by one: move data that differs by lane to"
+    " global or shared memory"
 )
 
 
 @dataclass(frozen=True)
-class Row:
-    """A line of the table: the copies that the compiler made of one place of the source, of the same kind and pattern."""
+class SiteGroup:
+    """A row of the table: the copies that the compiler made of one source line, with the same kind, space and pattern."""
 
     where: str
     sites: tuple[SiteTraffic, ...]
 
     def sum(self, field: str) -> int:
+        """Return the sum of a field of all sites."""
         return sum(getattr(site, field) for site in self.sites)
 
     @property
@@ -46,7 +47,7 @@ class Row:
         return max(site.contention for site in self.sites)
 
     def cells(self, share: float) -> dict[str, str]:
-        """By column."""
+        """Return the cells of the row, by column."""
         first, phases = self.sites[0], self.sum("phases")
         shared = first.space == "shared"
         return {
@@ -62,27 +63,31 @@ class Row:
         }
 
 
-def report(kernels: Sequence[KernelTraffic], whose: OwnerColumns, verbose: bool) -> Iterator[str]:
-    """Of each kernel. Of several processes or GPUs first a table of all, then those that waste most one by one."""
+def report(kernels: Sequence[KernelTraffic], owners: OwnerColumns, verbose: bool) -> Iterator[str]:
+    """Yield the whole report: a table of all kernels if there are several processes or GPUs, then a section for each kernel.
+
+    Without `verbose`, several processes get sections only for the kernels that waste the most.
+    """
     labels = names.labels(kernel.mangled for kernel in kernels)
-    whose.see(kernels)
-    shown = kernels if verbose or not whose.processes else kernels[:MOST_SECTIONS]
-    if whose.several and len(kernels) > 1:
-        yield f"how kernels touch memory, by {'process' if whose.processes else 'GPU'}"
+    owners.see(kernels)
+    shown = kernels if verbose or not owners.processes else kernels[:MOST_SECTIONS]
+    if owners.several and len(kernels) > 1:
+        yield f"memory traffic of kernels, by {'process' if owners.processes else 'GPU'}"
         yield ""
-        yield from _overview(kernels, labels, whose)
+        yield from _overview(kernels, labels, owners)
         if len(kernels) > len(shown):
-            yield f"the {len(shown)} that waste most one by one; -v shows the others, too"
+            yield f"details of the {len(shown)} kernels that waste the most; -v shows all"
         yield ""
     for kernel in shown:
-        yield from lines(kernel, kernel.demangled if verbose else labels[kernel.mangled], verbose, whose)
+        yield from lines(kernel, kernel.demangled if verbose else labels[kernel.mangled], verbose, owners)
 
 
-def _overview(kernels: Sequence[KernelTraffic], labels: Mapping[str, str], whose: OwnerColumns) -> list[str]:
+def _overview(kernels: Sequence[KernelTraffic], labels: Mapping[str, str], owners: OwnerColumns) -> list[str]:
+    """Return the table of all kernels, a row for each."""
     rows = []
     for kernel in kernels:
         total = kernel.record()
-        row = whose.cells(kernel) | {"KERNEL": labels[kernel.mangled], "LAUNCHES": number(kernel.launches)}
+        row = owners.cells(kernel) | {"KERNEL": labels[kernel.mangled], "LAUNCHES": number(kernel.launches)}
         row |= {
             "REQUESTS": number(sum(site.requests for site in kernel.sites)),
             "ASKED": size(total["bytes"]),
@@ -94,19 +99,19 @@ def _overview(kernels: Sequence[KernelTraffic], labels: Mapping[str, str], whose
 
 
 def lines(
-    kernel: KernelTraffic, title: str, verbose: bool, whose: OwnerColumns | None = None
+    kernel: KernelTraffic, title: str, verbose: bool, owners: OwnerColumns | None = None
 ) -> Iterator[str]:
-    """What is wasted; a row for each place, the worst first; what can be done about it."""
-    whose = whose or OwnerColumns()
-    rows = folded(kernel.sites)
+    """Yield the lines for one kernel: findings, a row for each place with the worst first, and advice."""
+    owners = owners or OwnerColumns()
+    rows = group_sites(kernel.sites)
     shown = rows if verbose else rows[:MOST_ROWS]
-    yield f"{title if verbose else table.fit(title, 46)}: how it touches memory"
-    for sentence in (f"{whose.name(kernel)}, {_counted(kernel, rows)}", *findings(kernel, rows)):
+    yield f"{title if verbose else table.fit(title, 46)}: memory traffic"
+    for sentence in (f"{owners.name(kernel)}, {_counts(kernel, rows)}", *findings(kernel, rows)):
         yield from table.wrap(sentence, indent=2)
     yield ""
-    yield from _table([row.cells(kernel.share(row.sites)) for row in shown], verbose, whose.cells(kernel))
+    yield from _table([row.cells(kernel.share(row.sites)) for row in shown], verbose, owners.cells(kernel))
     if len(rows) > len(shown):
-        yield f"and {table.count(len(rows) - len(shown), 'place')} more that waste less; -v shows them"
+        yield f"{table.count(len(rows) - len(shown), 'more place')} wasting less; -v shows them"
     yield ""
     said = [text for row in shown if (text := advice(row.sites))]
     for text in said:
@@ -115,93 +120,97 @@ def lines(
         yield ""
 
 
-def _table(rows: Sequence[dict[str, str]], verbose: bool, whose: Mapping[str, str]) -> list[str]:
+def _table(rows: Sequence[dict[str, str]], verbose: bool, owners: Mapping[str, str]) -> list[str]:
+    """Return the table of one kernel, without columns that say nothing. `owners`: cells for process and GPU."""
     empty = [
         name
         for name, cell in (("BANKS", ""), ("LANES", str(LANES)))
         if all(row[name] == cell for row in rows) and not (verbose and name == "LANES")
     ]
-    made = [{**whose, **{name: row[name] for name in HEADER if name not in empty}} for row in rows]
+    made = [{**owners, **{name: row[name] for name in HEADER if name not in empty}} for row in rows]
     drop, cut = (("BYTES", "LANES", "SHARE"), ("WHERE", "COMM")) if not verbose else ((), ())
     return table.within(made, left=("COMM", *LEFT), drop=drop, cut=cut)
 
 
-def folded(sites: Iterable[SiteTraffic]) -> list[Row]:
-    """The rows of a kernel's table, the most waste first, then the most moved."""
+def group_sites(sites: Iterable[SiteTraffic]) -> list[SiteGroup]:
+    """Return the rows of a kernel's table: the most wasted bytes first, then the most moved."""
     found: dict[tuple[Any, ...], list[SiteTraffic]] = {}
     for one in sites:
         place = (one.site.source, one.site.source_line) if one.site.source else one.site.number
         found.setdefault((place, one.site.kind, one.space, one.pattern), []).append(one)
-    made = [Row(of[0].where, tuple(of)) for of in found.values()]
+    made = [SiteGroup(copies[0].where, tuple(copies)) for copies in found.values()]
     return sorted(made, key=lambda row: (-row.wasted, -row.sum("moved"), row.sites[0].site.number))
 
 
-def _counted(kernel: KernelTraffic, rows: Sequence[Row]) -> str:
+def _counts(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> str:
+    """Return a kernel's number of launches, requests and places, in words."""
     requests = table.count(sum(site.requests for site in kernel.sites), "request")
     launches = f"{table.count(kernel.launches, 'launch')}, " if kernel.launches else ""
     return f"{launches}{requests} at {table.count(len(rows), 'place')}"
 
 
-def findings(kernel: KernelTraffic, rows: Sequence[Row]) -> Iterator[str]:
-    """What a kernel's table says, in sentences."""
+def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
+    """Yield the sentences above a kernel's table."""
     total = kernel.record()
     if total["sectors_least"]:
         moved = f"asked for {size(total['bytes'])}, moved {size(SECTOR * total['sectors'])}"
-        yield f"{moved}: {total['ratio']:.2f} times what lanes side by side would"
+        yield f"{moved}: {total['ratio']:.2f} times as much as contiguous lanes"
     phases = sum(row.sum("phases") for row in rows)
     if phases and (ways := sum(row.sum("ways") for row in rows)) > phases:
         yield f"shared memory takes {ways / phases:.2f} times as long as without bank conflicts"
     if len(rows) > 1 and rows[0].wasted:
         whole = kernel.wasted
-        yield f"{rows[0].where} wastes most, {100 * rows[0].wasted / whole:.0f} % of {size(whole)}"
+        yield f"{rows[0].where} wastes the most: {100 * rows[0].wasted / whole:.0f} % of {size(whole)}"
     crowded = max(
         (row for row in rows if row.sites[0].site.kind == "atomic"),
         key=lambda row: row.contention,
         default=None,
     )
     if crowded is not None and crowded.contention > 1:
-        yield f"{crowded.where}: up to {crowded.contention} lanes of a warp update one address at once"
+        yield f"{crowded.where}: up to {crowded.contention} lanes of a warp update the same address at once"
     if kernel.unknown:
-        yield f"left out: {table.count(kernel.unknown, 'request')} at places that nothing is known of"
+        yield f"left out: {table.count(kernel.unknown, 'request')} at unknown sites"
 
 
-# --- what can be done ---
+# --- advice ---
 
 
 def advice(sites: Sequence[SiteTraffic]) -> str | None:
-    """What to do about the copies of one place, in a sentence; None where nothing is certain, or nothing is wasted."""
+    """Return a sentence that says how to improve the copies of one place; None when no advice is certain, or nothing is wasted."""
     first = sites[0]
     begin = f"{first.where} {_DOES[first.site.kind]}"
     if first.site.kind == "atomic" and first.pattern == "broadcast" and first.contention == LANES:
-        return f"{begin} one address in all lanes: let the warp add up first, and one lane do it"
-    apart = first.pattern not in ("broadcast", "mixed")  # lanes, in every request of several
+        return f"{begin} one address from all lanes: reduce within the warp, then update from one lane"
+    # Whether lanes have different addresses in every request of several lanes.
+    apart = first.pattern not in ("broadcast", "mixed")
     if first.space == "const":
         return f"{first.where} {_CONSTANTS}" if apart else None
     if not any(site.wasted for site in sites):
         return None
     if first.space == "shared":
-        return _banks(first, begin)
+        return _bank_advice(first, begin)
     if first.space == "local" and not apart:
         return None
     if first.space == "local":
-        return f"{begin} local memory, each lane at an offset of its own: index the array by constants, or keep it in shared memory"
+        return f"{begin} local memory at offsets that differ by lane: index the array with constants, or keep it in shared memory"
     if first.stride is not None and abs(first.stride) > 1 and first.pattern.startswith("stride"):
         used = sum(site.bytes for site in sites) / sum(site.sectors for site in sites)
         step = abs(first.stride) * first.width
         return (
-            f"{begin} memory with stride {first.stride}: neighbouring lanes are {step:,} bytes apart, {used:.0f} of 32 bytes"
-            " moved are used; let neighbouring lanes take neighbouring elements"
+            f"{begin} memory with stride {first.stride}: neighbouring lanes are {step:,} bytes apart, so {used:.0f} of every"
+            " 32 bytes moved are used; let neighbouring lanes access neighbouring elements"
         )
     if first.pattern == "unit" and first.patterns[SHIFTED]:
-        return f"{begin} neighbouring elements, but begins within a 32-byte sector: align what the first lane takes to 32 bytes"
+        return f"{begin} neighbouring elements, but starts inside a 32-byte sector: align the first lane's address to 32 bytes"
     return None
 
 
-def _banks(one: SiteTraffic, begin: str) -> str | None:
+def _bank_advice(one: SiteTraffic, begin: str) -> str | None:
+    """Return the advice for bank conflicts; None when they do not come from one stride."""
     if one.stride is None or not one.pattern.startswith("stride") or one.ways_max < 2:
         return None
     words = abs(one.stride) * one.width // 4
     conflict = f"{begin} shared memory with {one.ways_max}-way bank conflicts: neighbouring lanes are {words} words apart"
     if words % LANES == 0:
         return f"{conflict}; pad each row by one element"
-    return f"{conflict}; an odd stride has none"
+    return f"{conflict}; an odd stride avoids them"
