@@ -1,5 +1,8 @@
 """The commands that README promises."""
 
+import ast
+import importlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -90,3 +93,36 @@ def test_a_second_setup_has_nothing_to_do_and_says_nothing():
     done = subprocess.run([REPOSITORY / "script/setup"], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert time.monotonic() - start < 20
+
+
+def test_names_that_scripts_take_from_the_library_exist() -> None:
+    """No type checker sees these files, and some run only where there is a GPU."""
+    missing = []
+    scripts = [*REPOSITORY.glob("benchmarks/*.py"), *REPOSITORY.glob("script/**/*.py")]
+    for file in (*scripts, REPOSITORY / "benchmarks/run", REPOSITORY / "script/gpu-check"):
+        tree = ast.parse(file.read_text())
+        modules: dict[str, object] = {}
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("gpubpf."):
+                continue
+            package = importlib.import_module(node.module or "")
+            for alias in node.names:
+                if (
+                    importlib.util.find_spec(f"{node.module}.{alias.name}")
+                    if hasattr(package, "__path__")
+                    else None
+                ):
+                    modules[alias.asname or alias.name] = importlib.import_module(
+                        f"{node.module}.{alias.name}"
+                    )
+                elif not hasattr(package, alias.name):
+                    missing.append(f"{file.name}:{node.lineno} {node.module}.{alias.name}")
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and (module := modules.get(node.value.id)) is not None
+                and not hasattr(module, node.attr)
+            ):
+                missing.append(f"{file.name}:{node.lineno} {node.value.id}.{node.attr}")
+    assert not missing
