@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # PYTHON_ARGCOMPLETE_OK
-"""kernelretsnoop   When the threads of a GPU kernel leave it, and who keeps the others waiting.
+"""kernelretsnoop   When the threads of a GPU kernel exit, and which of them keep the others waiting.
 
 USAGE: kernelretsnoop [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 TOOL = "kernelretsnoop"
 EXAMPLES = """examples:
-    kernelretsnoop -- ./app                     who leaves late: lanes, warps, blocks of every kernel
+    kernelretsnoop -- ./app                     late lanes, warps and blocks of every kernel
     kernelretsnoop --kernel 'ns::*' -- ./app    these kernels only
-    kernelretsnoop -e --block 0 -- ./app        every thread of block 0, as it leaves
+    kernelretsnoop -e --block 0 -- ./app        every thread of block 0, as it exits
     kernelretsnoop -e --json -o exits.jsonl -- ./app
     kernelretsnoop --heatmap app.svg -- ./app   a picture: blocks by time
     kernelretsnoop --launch 10:20 -v -- ./app   these launches; multiprocessors too
@@ -144,7 +144,7 @@ int on_record(struct gpu_exit *ctx) {            /* with -e, --heatmap, and on t
 def build_parser() -> cli.Parser:
     """Return the parser: the shared options, and what to show of exits."""
     parser = cli.parser(
-        TOOL, "When the threads of a GPU kernel leave it, and who keeps the others waiting.", EXAMPLES
+        TOOL, "When the threads of a GPU kernel exit, and which of them keep the others waiting.", EXAMPLES
     )
     cli.add_targets(parser)
     shown = parser.add_argument_group("what to show")

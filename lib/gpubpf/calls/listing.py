@@ -152,7 +152,7 @@ def _add_process(found: Listed, pid: int, wanted_names: Names, wanted: Sequence[
     try:
         mapped = {m.file: m for m in target.mappings(pid) if m.code and m.file[1]}
     except (FileNotFoundError, ProcessLookupError):
-        raise Error(f"pid {pid} does not run; look at ps") from None
+        raise Error(f"there is no process {pid}; run ps to list the processes") from None
     except OSError as error:
         raise Error(f"pid {pid}: {error.strerror}; name a process of yours, or run as root") from None
     for m in mapped.values():

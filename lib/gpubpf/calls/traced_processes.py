@@ -112,8 +112,7 @@ class TracedProcesses:
             try:
                 self._files[pid] = os.pidfd_open(pid)
             except OSError as error:
-                state = "is a thread, not a process" if os.path.exists(f"/proc/{pid}") else "does not run"
-                missed.append(SessionError(f"pid {pid} {state} ({error.strerror}); look at ps"))
+                missed.append(_cannot_open(pid, error))
                 continue
             calls.trace(pid)
         if missed and not self._files:
@@ -195,3 +194,12 @@ class TracedProcesses:
                 self._returncode = self._child.poll()
             return self._returncode is not None
         return not self.everyone and not self._files
+
+
+def _cannot_open(pid: int, error: OSError) -> SessionError:
+    """Return why there is no pidfd of a process."""
+    if os.path.exists(f"/proc/{pid}"):
+        return SessionError(
+            f"pid {pid} is not a process but a thread of one ({error.strerror}); name the process"
+        )
+    return SessionError(f"there is no process {pid}; run ps to list the processes")

@@ -361,7 +361,7 @@ class Uprobes:
                 refused[name] = "outside of the file"
                 continue
             if (pid := _hooked_in(os.pread(file, 5, offset), offset, mapped)) is not None:
-                refused[name] = f"another tool has hooked it in process {pid}"
+                refused[name] = f"hooked by another tool in process {pid}"
                 continue
             targets.append((name, offset, cookie))
         aliases = _aliases(targets)
