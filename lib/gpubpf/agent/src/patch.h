@@ -1,9 +1,9 @@
-// Inline hooks: a jump written over the first instructions of a function, and those instructions moved elsewhere, where they can
+// Inline hooks: write a jump over the first instructions of a function, and move these instructions elsewhere, where they can
 // still be called.
 //
-// Inside the first cuInit no other thread is in a function that is being hooked: the jumps are written at once. Where threads run, the jumps are a
-// list that the tool puts in while all of them stand (patching.py). The agent takes them out itself, since that can be done in one store for
-// each. The moved instructions stay, and serve the next attachment.
+// Inside the first cuInit no other thread is in a hooked function, so the agent writes the jumps at once. Where threads run,
+// the tool stops them all and writes the jumps (patching.py) from a list that the agent makes. The agent removes the jumps
+// itself, since one store removes each. The moved instructions stay, and the next attachment uses them again.
 #pragma once
 
 #include <cstddef>
@@ -15,38 +15,28 @@ namespace gpubpf {
 
 struct Hook;
 
-// Bytes of code to be changed, as the tool reads them.
+// Bytes of code to change. The tool reads this layout.
 struct Patch {
     uint64_t at;
     uint8_t before[8], after[8];
-    uint64_t size;  // of these, how many count
+    uint64_t size;  // bytes of `before` and `after` that count
 };
 
-// Puts `count` replacements onto their targets; `original` is written before the jump. Gives the names of those that do not work,
-// with the reason, one in each line; optional ones in `left_out`.
+// Hook `count` functions; each hook's `original` is set before its jump is written. Return one line, "name: reason", for each
+// function that cannot be hooked; those of optional hooks go to `left_out`.
 std::string install(Hook *hooks, size_t count, std::string &left_out);
-// The same for a process whose threads run: all is ready but the jumps, which `patches` has.
+// Do the same while threads run: prepare everything but the jumps, and append these to `patches`.
 std::string prepare(Hook *hooks, size_t count, std::string &left_out, std::vector<Patch> &patches);
-// At the end: calls come to the driver's own code again, but for functions that `keep` says of, which still lead to their replacements. One
-// store for each: threads may be anywhere.
+// On detach: send calls to the driver's own code again, except for functions that `keep` names. They still call their
+// replacements. Each function takes one store, since threads may be anywhere.
 void take_out(bool (*keep)(const char *name));
-void take_out_rest(
-    bool (*keep)(const char *name));  // the same later: where another attachment has its hooks now, they stay
-void barrier_in_all_threads();  // what was stored before is seen by every thread; code that was written, too
-void forget_patching();         // in a forked child: what is in its code is known, nobody else holds the lock
-// The list in a file that nobody can change any more, or -1.
+// The same at a later time: hooks that another attachment uses by now stay.
+void take_out_rest(bool (*keep)(const char *name));
+// Wait until every thread sees earlier stores, including those to code.
+void barrier_in_all_threads();
+// In a forked child: replace the lock and the table, which a thread of the parent's may have held.
+void forget_patching();
+// Return a file descriptor of a sealed file with the patches, or -1.
 int patch_file(const std::vector<Patch> &patches);
-
-// An x86-64 instruction as far as moving it elsewhere needs. `length` 0: not known.
-struct Decoded {
-    enum Kind { kPlain, kCall, kJump, kBranch, kEnd, kFixed };  // kFixed: cannot be moved
-    size_t length = 0;
-    Kind kind = kPlain;
-    size_t rip_at = 0;       // offset of a displacement that counts from the instruction's end; 0: none
-    size_t relative_at = 0;  // of the distance of a call, jump or branch,
-    size_t relative_size = 0;
-    uint8_t condition = 0;  // of a branch
-};
-Decoded decode(const uint8_t *code);
 
 }  // namespace gpubpf

@@ -1,8 +1,8 @@
-// Hooks beside the kernel's uprobes, which other tracers set where a function begins.
+// Keeps hooks apart from the kernel's uprobes, which other tracers set at the beginning of functions.
 //
-// The kernel writes its breakpoint (or, over a five-byte nop, a call) there whenever it likes, runs the instruction as the file has it, and
-// goes on behind it: a hook in the same bytes would be torn apart. So a hook leaves a function's first instruction where it is, and
-// begins behind it; what that instruction did is undone before the replacement runs.
+// The kernel can write a breakpoint there at any time (or a call, over a five-byte nop). When a thread reaches it, the kernel runs
+// the file's instruction instead, and continues behind it. A hook in the same bytes would be torn apart. So a hook leaves a
+// function's first instruction in place and begins behind it. Its effect is undone before the replacement runs.
 #pragma once
 
 #include <cstddef>
@@ -12,32 +12,32 @@
 
 namespace gpubpf {
 
-// The first instruction of a function as far as it can be undone.
+// A function's first instruction, if its effect can be undone.
 struct Prologue {
-    size_t length = 0;  // 0: it cannot
-    uint8_t undo[8];
-    size_t undo_size = 0;  // 0: it did nothing that a replacement would notice
+    size_t length = 0;     // 0: it cannot be undone
+    uint8_t undo[8];       // code
+    size_t undo_size = 0;  // 0: the replacement does not notice the effect
 };
 Prologue prologue_of(const uint8_t *code);
 
-// Code as it lies in the files that it was mapped from, whatever anybody has put into memory since.
+// Reads code from the files that it was mapped from, to see it without changes made in memory.
 class FileCode {
   public:
     FileCode() = default;
     FileCode(const FileCode &) = delete;
     FileCode &operator=(const FileCode &) = delete;
     ~FileCode();
-    // Up to `size` bytes from `at` on; as many as there are. Of a file that is gone: what memory has.
+    // Return up to `size` bytes of code at `at`; fewer at the end of a mapping. If the file is gone, read memory.
     std::vector<uint8_t> read(const uint8_t *at, size_t size);
 
   private:
-    struct Part {
+    struct Mapping {
         uintptr_t start, end;
         uint64_t offset;
-        int file;
+        int file;  // descriptor; -1: no such file
     };
-    Part *part_of(uintptr_t at);
-    std::vector<Part> parts_;
+    Mapping *mapping_of(uintptr_t at);
+    std::vector<Mapping> mappings_;
 };
 
 }  // namespace gpubpf
