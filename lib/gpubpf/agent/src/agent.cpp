@@ -286,7 +286,7 @@ void work(Connection *c) {
     }
     if (!c->exiting)
         quietly([&] {
-            leave_found();
+            stop_found();
             give_back(c->number);
         });
     c->working = false;
@@ -325,25 +325,14 @@ void end(Connection *c) {
     end_cupti_records();
     attachment = 0;
     wait_until_out();
-    end_stamps();
+    stop_state();
     agent.control->hooks.fetch_add(calls_not_told(), std::memory_order_relaxed);
     if (has_files(*c)) {
         shutdown(c->socket, SHUT_RDWR);
         close(c->socket);
         close(c->wake);
     }
-    end_found();
-    end_quiet();
-    end_graphs();
-    end_operations();
-    end_allocations();
-    end_links();
-    end_stacks();
-    end_host_program();
-    end_shared();
-    oplog.close();
-    free_kept();
-    end_registry();
+    end_state();
     munmap(agent.control, sizeof(Control));
     agent.control = nullptr;
     agent.config = Config();
@@ -483,20 +472,12 @@ void in_forked_child() {
     agent.live = false;
     agent.connected = false;
     attachment = 0;
-    forget_threads();
-    forget_patching();
-    forget_remains();
-    forget_waiters();
-    forget_idles();
-    forget_kept();
+    abandon_state();
     if (connection && file_of(connection->socket) == connection->socket_file) close(connection->socket);
     if (connection && file_of(connection->wake) == connection->wake_file) close(connection->wake);
     connection = nullptr;
     phase = Phase::Idle;
     gpubpf_owner[0] = '\0';
-    oplog.forget();
-    forget_host_program();
-    forget_shared();
 }
 
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGABRT};
@@ -600,16 +581,7 @@ AttachStatus start(const char *name, How how) {
     if (virtual_clock()) agent.control->started_ns = now_ns();
     find_hook_targets(library);
     agent.late = how == How::Running;
-    new_process();
-    new_registry();  // what a forked child knows is its parent's
-    new_operations();
-    new_allocations();
-    new_graphs();
-    new_stamps();
-    new_found();
-    new_quiet();
-    new_links();
-    new_stacks();
+    begin_state();
     static uint64_t attachments = 0;
     c->number = ++attachments;
     agent.heard = 0;

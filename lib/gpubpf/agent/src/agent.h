@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <string>
 
-#include "lasting.h"
+#include "lifetime.h"
 #include "state.h"
 #include "wire.h"
 
@@ -34,8 +34,8 @@ struct Agent {
     std::atomic<uint32_t> silent{UINT32_MAX};  // `heard` when it was last given up waiting for
     // The program ran before the agent came: it has modules, contexts, streams and captures that no hook saw made.
     bool late = false;
-    Lasting<Config> lasting;
-    Config &config = lasting.value;
+    NeverDestroyed<Config> config_storage;
+    Config &config = config_storage.value;
     Control *control = nullptr;
     int control_fd = -1;
 

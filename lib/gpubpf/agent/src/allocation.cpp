@@ -33,7 +33,7 @@ struct Allocations {
     size_t variables = 0;
 };
 
-Allocations *all = nullptr;
+AttachmentState<Allocations> all;
 std::atomic<uint64_t> epoch{0};
 
 // The first of a map by beginning that ends behind `base`.
@@ -81,15 +81,15 @@ void put_record(const Context *context, const char *call, uint64_t base, uint64_
 
 }  // namespace
 
-void new_allocations() {
-    all = new Allocations;
-    epoch = 0;
-}
-
-void end_allocations() {
-    delete all;
-    all = nullptr;
-}
+const Lifetime allocation_lifetime{
+    [] {
+        all.begin();
+        epoch = 0;
+    },
+    nullptr,
+    [] { all.end(); },
+    nullptr,
+};
 
 uint64_t allocation_epoch() { return epoch.load(std::memory_order_acquire); }
 

@@ -8,8 +8,7 @@
 
 namespace gpubpf {
 
-void new_allocations();  // at the start of an attachment, and at its end: see new_operations()
-void end_allocations();
+extern const Lifetime allocation_lifetime;
 
 // How often addresses had come to mean another allocation. It is counted on when one is allocated that was freed since the last time.
 uint64_t allocation_epoch();

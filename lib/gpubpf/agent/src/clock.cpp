@@ -134,7 +134,7 @@ bool until(uint64_t deadline, const Condition &condition) {
 
 }  // namespace
 
-struct GpuClock : Kept {
+struct GpuClock : AttachmentObject {
     ~GpuClock() override { newest.reset(); }  // gives its event to `free`
     bool usable = false;
     bool pending = false;  // a kernel of ours has not ended

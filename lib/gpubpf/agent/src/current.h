@@ -28,7 +28,7 @@ bool wait_for(CUstream stream, uint32_t wait_ms);
 // Whether all work of the context ended in time. A thread of its own waits: a persistent kernel never ends. `goes_on`: the application does, so
 // its captures must not be disturbed.
 bool idle_within(const Context &context, uint32_t wait_ms, bool goes_on);
-void forget_idles();  // in a forked child
+extern const Lifetime idle_lifetime;
 // Takes a lock that is held across driver calls; false: not in time.
 bool lock_within(std::mutex &lock, uint32_t wait_ms);
 

@@ -18,7 +18,6 @@
 #include "cupti.h"
 #include "current.h"
 #include "found.h"
-#include "lasting.h"
 #include "quiet.h"
 #include "shared.h"
 #include "stamp.h"
@@ -211,8 +210,7 @@ struct Idles {
     std::mutex lock;  // guards below
     std::map<CUcontext, std::shared_ptr<Idle>> known;
 };
-Lasting<Idles> first_idles;
-Idles *idles = &first_idles.value;
+ProcessState<Idles> idles;
 
 void start_waiting(const std::shared_ptr<Idle> &idle, CUcontext handle, bool goes_on) {
     std::thread([idle, handle, goes_on] {
@@ -236,7 +234,7 @@ void start_waiting(const std::shared_ptr<Idle> &idle, CUcontext handle, bool goe
 
 }  // namespace
 
-void forget_idles() { idles = new Idles; }
+const Lifetime idle_lifetime = lifetime_of_process_state<idles>();
 
 // To wait for a context of which a stream is captured is an error that ends the capture, whatever the thread's capture mode (CUDA programming
 // guide, "Prohibited and Unhandled Operations").

@@ -77,7 +77,7 @@ struct State {
     Clock::time_point paused{};  // until when
 };
 
-State *state = nullptr;
+AttachmentState<State> state;
 
 // --- one handle ---
 
@@ -289,14 +289,9 @@ bool works(const Context *context) { return context && !context->dead && !contex
 
 }  // namespace
 
-void new_found() { state = new State; }
+const Lifetime found_lifetime = lifetime_of_attachment_state<state>();
 
-void end_found() {
-    delete state;
-    state = nullptr;
-}
-
-void leave_found() {
+void stop_found() {
     std::unique_ptr<Watching> over;  // ends without the lock
     std::lock_guard<std::mutex> hold(state->lock);
     state->later.clear();

@@ -7,9 +7,8 @@
 
 namespace gpubpf {
 
-void new_found();  // at the start of an attachment, and at its end: see new_operations()
-void end_found();
-void leave_found();  // the worker thread makes no more copies
+extern const Lifetime found_lifetime;
+void stop_found();  // the worker thread makes no more copies
 
 // What a handle stands for that no hooked call gave: the driver is asked, once. For the thread that is about to use it, in `context`.
 // Null: it is not known.

@@ -66,7 +66,7 @@ struct Execs {
     uint64_t serials = 0;
 };
 
-Execs *all_execs = nullptr;
+AttachmentState<Execs> all_execs;
 Execs &execs() { return *all_execs; }
 
 std::shared_ptr<Exec> find(CUgraphExec handle) {
@@ -479,7 +479,7 @@ void number_replay(Exec &exec, CUstream stream, uint32_t queue, uint64_t first) 
 
 }  // namespace
 
-void new_graphs() { all_execs = new Execs; }
+const Lifetime graph_lifetime = lifetime_of_attachment_state<all_execs>();
 
 void gather_graphs(const Context &context, Remains &to) {
     std::vector<std::shared_ptr<Exec>> all;
@@ -494,11 +494,6 @@ void gather_graphs(const Context &context, Remains &to) {
         if (!hold || exec->swapped) to.graphs = true;
         else if (exec->last) to.events.push_back(std::exchange(exec->last, nullptr));
     }
-}
-
-void end_graphs() {
-    delete all_execs;
-    all_execs = nullptr;
 }
 
 void prepare_cells(Context &context) {

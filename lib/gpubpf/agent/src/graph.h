@@ -12,8 +12,7 @@
 
 namespace gpubpf {
 
-void new_graphs();  // at the start of an attachment, and at its end: see new_operations()
-void end_graphs();
+extern const Lifetime graph_lifetime;
 struct Remains;
 void gather_graphs(const Context &context, Remains &to);  // what they have in the driver, at the end
 

@@ -34,7 +34,7 @@ struct Links {
     size_t text = 0;  // bytes
 };
 
-Links *all = nullptr;
+AttachmentState<Links> all;
 
 uint64_t hash_of(const void *data, uint64_t bytes) {  // FNV-1a
     uint64_t h = 14695981039346656037ull;
@@ -58,12 +58,7 @@ void give(CUlinkState link, CUjitInputType type, std::string text) {
 
 }  // namespace
 
-void new_links() { all = new Links; }
-
-void end_links() {
-    delete all;
-    all = nullptr;
-}
+const Lifetime link_lifetime = lifetime_of_attachment_state<all>();
 
 void link_began(CUlinkState link) {
     std::lock_guard<std::mutex> hold(all->lock);

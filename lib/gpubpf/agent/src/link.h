@@ -4,10 +4,11 @@
 #include <cstdint>
 #include <cuda.h>
 
+#include "lifetime.h"
+
 namespace gpubpf {
 
-void new_links();  // at the agent's start, see new_operations()
-void end_links();  // at its end
+extern const Lifetime link_lifetime;
 
 void link_began(CUlinkState link);
 void link_given(CUlinkState link, CUjitInputType type, const void *data, size_t bytes);

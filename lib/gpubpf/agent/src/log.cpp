@@ -74,10 +74,15 @@ std::atomic<uint32_t> generation{0}, process{0};
 
 }  // namespace
 
-void new_process() {
-    process = static_cast<uint32_t>(getpid());
-    ++generation;
-}
+const Lifetime log_lifetime{
+    [] {
+        process = static_cast<uint32_t>(getpid());
+        ++generation;
+    },
+    nullptr,
+    [] { oplog.close(); },
+    [] { oplog.forget(); },
+};
 
 uint32_t process_id() { return process.load(std::memory_order_relaxed); }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "definitions.h"
+#include "lifetime.h"
 
 namespace gpubpf {
 
@@ -36,7 +37,7 @@ inline void clear_part(Record &record) { memset(record.part, 0, sizeof record.pa
 // between (device programs keep arrays by launch number); for everything else the next of their own.
 uint64_t take_ids(uint64_t n);
 uint64_t other_id();
-void new_process();  // the agent starts here, the first time or in a forked child
+extern const Lifetime log_lifetime;
 void number_process(
     uint64_t number);  // as the tool counts: a process id comes again, after exec and in other namespaces
 uint32_t generation_of_process();  // how often it did: what was kept before means nothing

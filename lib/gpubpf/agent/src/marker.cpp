@@ -14,7 +14,6 @@
 #include <unistd.h>
 
 #include "clock.h"
-#include "lasting.h"
 #include "log.h"
 #include "shared.h"
 
@@ -51,8 +50,8 @@ Point &at(HostPoint point) { return points[static_cast<uint32_t>(point)]; }
 
 // --- the kernel's helpers, for a program that runs in this process; each is called as in the kernel ---
 
-Lasting<std::vector<uint64_t>> lasting_cgroups;
-auto &cgroups = lasting_cgroups.value;  // the process's, from the root down to its own
+NeverDestroyed<std::vector<uint64_t>> cgroups_storage;
+auto &cgroups = cgroups_storage.value;  // the process's, from the root down to its own
 
 // A cgroup's id is the inode of its directory.
 std::vector<uint64_t> find_cgroups() {
@@ -303,7 +302,9 @@ bool take_host_program(Reader &reader) {
     return true;
 }
 
-void forget_host_program() {
+namespace {
+
+void abandon_programs() {
     for (Point &point : points) {
         point.in_kernel = false;
         point.programs = nullptr;
@@ -312,7 +313,7 @@ void forget_host_program() {
     stub_file = -1;
 }
 
-void end_host_program() {
+void free_programs() {
     for (Point &point : points)
         for (const Program *p = point.programs.load(); p;) {
             const Program *next = p->next.load();
@@ -322,8 +323,12 @@ void end_host_program() {
         }
     marker_told();
     if (stubs) munmap(const_cast<uint8_t *>(stubs), kStubFile);
-    forget_host_program();
+    abandon_programs();
     std::vector<uint64_t>().swap(cgroups);
 }
+
+}  // namespace
+
+const Lifetime host_program_lifetime{nullptr, nullptr, free_programs, abandon_programs};
 
 }  // namespace gpubpf

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "lifetime.h"
 #include "wire.h"
 
 namespace gpubpf {
@@ -34,7 +35,6 @@ void marker_told();  // the tool has said Welcome: what it wanted to attach is a
 // that have programs, a bit for each; for 2 how many, and for each u32 its point, its code, the bytes of its parameters, and its arguments
 // (u32 kind, u32 map, u64 value). Code is called with the address of an array of their values. False: malformed, or no memory.
 bool take_host_program(Reader &reader);
-void forget_host_program();  // in a forked child
-void end_host_program();     // at the end of an attachment, when no thread is in a hook
+extern const Lifetime host_program_lifetime;
 
 }  // namespace gpubpf

@@ -1,6 +1,7 @@
 #include "operation.h"
 
 #include <cstring>
+#include <iterator>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -39,7 +40,7 @@ struct Queues {
     uint32_t count = 0;
 };
 
-Queues *all_queues = nullptr;
+AttachmentState<Queues> all_queues;
 Queues &queues() { return *all_queues; }
 
 std::atomic<uint64_t> queue_epoch{1};  // what a thread remembers of an earlier one may be wrong
@@ -166,48 +167,52 @@ void forget_queues(const Context *context) {
 namespace {
 
 struct Events {
-    std::mutex lock;
-    std::unordered_map<CUevent, uint64_t> recorded;
+    struct Shard {
+        std::mutex lock;
+        std::unordered_map<CUevent, uint64_t> recorded;
+    } shards[16];
 };
-constexpr size_t kEventShards = 16;
 
-Events *all_events = nullptr;
-Events &events(CUevent event) { return all_events[(reinterpret_cast<uintptr_t>(event) >> 5) % kEventShards]; }
+AttachmentState<Events> all_events;
+Events::Shard &events(CUevent event) {
+    return all_events->shards[(reinterpret_cast<uintptr_t>(event) >> 5) % std::size(all_events->shards)];
+}
 
 }  // namespace
 
 void event_recorded(CUevent event, uint64_t id) {
-    Events &e = events(event);
+    Events::Shard &e = events(event);
     std::lock_guard<std::mutex> hold(e.lock);
     e.recorded[event] = id;
 }
 
 uint64_t recorded_by(CUevent event) {
-    Events &e = events(event);
+    Events::Shard &e = events(event);
     std::lock_guard<std::mutex> hold(e.lock);
     auto it = e.recorded.find(event);
     return it == e.recorded.end() ? 0 : it->second;
 }
 
 void forget_event(CUevent event) {
-    Events &e = events(event);
+    Events::Shard &e = events(event);
     std::lock_guard<std::mutex> hold(e.lock);
     e.recorded.erase(event);
 }
 
-void new_operations() {
-    all_queues = new Queues;
-    all_events = new Events[kEventShards];
-    queue_epoch.fetch_add(1, std::memory_order_release);
-}
-
-void end_operations() {
-    queue_epoch.fetch_add(1, std::memory_order_release);
-    delete all_queues;
-    delete[] all_events;
-    all_queues = nullptr;
-    all_events = nullptr;
-}
+const Lifetime operation_lifetime{
+    [] {
+        all_queues.begin();
+        all_events.begin();
+        queue_epoch.fetch_add(1, std::memory_order_release);
+    },
+    nullptr,
+    [] {
+        queue_epoch.fetch_add(1, std::memory_order_release);
+        all_queues.end();
+        all_events.end();
+    },
+    nullptr,
+};
 
 // --- operations ---
 

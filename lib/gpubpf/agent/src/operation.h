@@ -33,10 +33,7 @@ void event_recorded(CUevent event, uint64_t id);
 uint64_t recorded_by(CUevent event);
 void forget_event(CUevent event);
 
-// At the start of an attachment; in a forked child anew: what the parent kept is of no use, and may be locked. And at the end, when no thread is
-// in a hook.
-void new_operations();
-void end_operations();
+extern const Lifetime operation_lifetime;
 
 // Fills in a record of Kind::Api: a call by its name, of hooks[index] or of none; what it allocates or frees.
 void describe_call(Record &record, uint32_t index, const char *name, uint64_t bytes);

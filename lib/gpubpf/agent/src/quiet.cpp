@@ -94,7 +94,7 @@ struct Streams {
     std::atomic<Clock::rep> since{Clock::now().time_since_epoch().count()};  // the hooks are in
 };
 
-Streams *all = nullptr;
+AttachmentState<Streams> all;
 std::atomic<Clock::rep> entering{0};    // until when
 std::atomic<uint64_t> stream_epoch{1};  // what a thread remembers of an earlier one may be wrong
 
@@ -121,8 +121,7 @@ struct Waiters {
     std::unordered_map<CUcontext, std::shared_ptr<Waiter>> known;
 };
 
-Lasting<Waiters> first_waiters;
-Waiters *waiters = &first_waiters.value;
+ProcessState<Waiters> waiters;
 
 std::shared_ptr<Waiter> waiter_of(CUcontext context) {
     std::lock_guard<std::mutex> hold(waiters->lock);
@@ -385,24 +384,24 @@ void put_event_behind(Where where) noexcept {
     });
 }
 
-void new_quiet() {
-    all = new Streams;
-    watchers = 0;
-    stream_epoch.fetch_add(1, std::memory_order_release);
-}
+const Lifetime quiet_lifetime{
+    [] {
+        all.begin();
+        watchers = 0;
+        stream_epoch.fetch_add(1, std::memory_order_release);
+    },
+    nullptr,
+    [] {
+        stream_epoch.fetch_add(1, std::memory_order_release);
+        all.end();
+    },
+    [] {
+        waiters.in_forked_child();
+        launches_held = 0;
+    },
+};
 
 void settle() { all->since = Clock::now().time_since_epoch().count(); }
-
-void end_quiet() {
-    stream_epoch.fetch_add(1, std::memory_order_release);
-    delete all;
-    all = nullptr;
-}
-
-void forget_waiters() {
-    waiters = new Waiters;
-    launches_held = 0;
-}
 
 void forget_quiet(const Context *context) {
     std::lock_guard<std::mutex> hold(all->lock);

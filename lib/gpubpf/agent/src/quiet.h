@@ -88,11 +88,9 @@ class Launching {
     Thread *thread_ = nullptr;
 };
 
-void new_quiet();  // at the start of an attachment, and at its end: see new_operations()
-void settle();     // the hooks are in: what is captured is met from now on
-void end_quiet();
+extern const Lifetime quiet_lifetime;
+void settle();                              // the hooks are in: what is captured is met from now on
 void forget_quiet(const Context *context);  // before it is destroyed: its events go with it
-void forget_waiters();                      // in a forked child: its threads are its parent's
 
 // --- captures ---
 

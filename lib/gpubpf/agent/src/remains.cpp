@@ -49,8 +49,7 @@ struct Left {
     std::multiset<CUcontext> inside;  // where threads of ours are
     bool thread = false;              // there is one
 };
-Lasting<Left> first_left;
-Left *left = &first_left.value;
+ProcessState<Left> left;
 std::atomic<bool> any{false}, abandoned{false};
 std::atomic<int> captures{0};
 
@@ -128,7 +127,7 @@ void take(CUcontext context) {
 // In a context, unless the program has ended it: then nothing is left there. It is not ended meanwhile, see remains_end_with().
 class InContext {
   public:
-    explicit InContext(CUcontext context) : context_(context), left_(left) {
+    explicit InContext(CUcontext context) : context_(context), left_(&*left) {
         {
             std::lock_guard<std::mutex> hold(left_->lock);
             if (abandoned || std::none_of(left_->all.begin(), left_->all.end(),
@@ -452,10 +451,15 @@ void remains_captured(int more) {
     }
 }
 
-void forget_remains() {
-    left = new Left;
-    any = false;
-}
+const Lifetime remains_lifetime{
+    nullptr,
+    nullptr,
+    nullptr,
+    [] {
+        left.in_forked_child();
+        any = false;
+    },
+};
 
 void abandon_remains() {
     abandoned = true;

@@ -43,7 +43,7 @@ bool is_primary(CUcontext context, CUdevice device);
 // A capture began or ended (+1, -1), as far as is seen: no one may wait for a context meanwhile.
 void remains_captured(int more);
 
-void forget_remains();  // in a forked child
+extern const Lifetime remains_lifetime;
 // The process ends, and with it the driver: none of it is touched any more.
 void abandon_remains();
 

@@ -120,9 +120,9 @@ void *shared_array(uint32_t map) {
     return it == arrays->end() ? nullptr : it->second.host;
 }
 
-void forget_shared() { arrays = nullptr; }
+namespace {
 
-void end_shared() {
+void close_arrays() {
     if (!arrays) return;
     for (const auto &a : *arrays) {
         struct stat st;
@@ -132,6 +132,10 @@ void end_shared() {
     delete arrays;
     arrays = nullptr;
 }
+
+}  // namespace
+
+const Lifetime shared_lifetime{nullptr, nullptr, close_arrays, [] { arrays = nullptr; }};
 
 uint64_t ring_control_bytes(const Context &context) {
     uint64_t bytes = 0;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "driver.h"
+#include "lifetime.h"
 #include "wire.h"
 
 namespace gpubpf {
@@ -13,8 +14,7 @@ struct Context;
 // The tool's file of map `map`, mapped; before the Welcome. False: no memory, or not a file of that size.
 bool take_shared(Reader &reader, int file);
 void *shared_array(uint32_t map);  // where it is mapped; null: there is none
-void forget_shared();              // in a forked child
-void end_shared();                 // at the end of an attachment, when no thread is in a hook
+extern const Lifetime shared_lifetime;
 
 // The context's shared arrays and rings: fills in its storage. `control` gives each ring's control block in GPU memory. With `busy` held
 // and the context current. False: no memory, or the driver does not take it.

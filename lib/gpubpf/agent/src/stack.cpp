@@ -138,7 +138,7 @@ bool still(const Remembered &r, uintptr_t here) {
     return true;
 }
 
-Known *known = nullptr;
+AttachmentState<Known> known;
 
 // A number for what `hash` stands for; 0: there are too many. `is_new`: it is to be told.
 uint32_t number_for(uint64_t hash, bool &is_new) {
@@ -172,10 +172,15 @@ uint32_t told_name(const std::string &name) {
     return number;
 }
 
-void new_stacks() {
-    known = new Known;
-    drivers = extent_around(reinterpret_cast<void *>(driver.cuCtxGetCurrent));
-}
+const Lifetime stack_lifetime{
+    [] {
+        known.begin();
+        drivers = extent_around(reinterpret_cast<void *>(driver.cuCtxGetCurrent));
+    },
+    nullptr,
+    [] { known.end(); },
+    nullptr,
+};
 
 bool is_internal(uintptr_t code) noexcept { return drivers.has(code) || own_extent().has(code); }
 
@@ -194,11 +199,6 @@ bool stack_lacks(uintptr_t slot) noexcept {
         },
         &sought);
     return sought.lacks;
-}
-
-void end_stacks() {
-    delete known;
-    known = nullptr;
 }
 
 __attribute__((noinline)) uint32_t host_stack() noexcept {

@@ -17,14 +17,14 @@
 
 namespace gpubpf {
 
-class Stamp : public Kept {
+class Stamp : public AttachmentObject {
   public:
     CUevent first = nullptr, second = nullptr;
     Stamps *of = nullptr;
     Record span;
 };
 
-struct Stamps : Kept {  // of a context
+struct Stamps : AttachmentObject {  // of a context
     std::mutex
         lock;  // guards below; never held across a driver call: the program may need this thread for another to go on
     bool over = false;  // its events are given back
@@ -228,9 +228,9 @@ bool is_over(Stamps &stamps) {
 
 }  // namespace
 
-void new_stamps() { poller = nullptr; }  // a thread of the parent's is not there
+namespace {
 
-void end_stamps() {
+void stop_poller() {
     if (!poller) return;
     {
         std::lock_guard<std::mutex> hold(poller->lock);
@@ -241,6 +241,11 @@ void end_stamps() {
     delete poller;
     poller = nullptr;
 }
+
+}  // namespace
+
+// A forked child has no polling thread: its begin() drops the parent's.
+const Lifetime stamp_lifetime{[] { poller = nullptr; }, stop_poller, nullptr, nullptr};
 
 void gather_stamps(const Context &context, std::vector<CUevent> &events) {
     Stamps *stamps = context.stamps.load();

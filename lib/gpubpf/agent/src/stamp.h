@@ -10,8 +10,7 @@ namespace gpubpf {
 
 class Stamp;
 
-void new_stamps();  // at the start of an attachment, see new_operations()
-void end_stamps();  // waits for the thread that polls
+extern const Lifetime stamp_lifetime;  // its stop() joins the thread that polls, which may still log
 void gather_stamps(
     const Context &context,
     std::vector<CUevent> &events);  // all of the context's, with context.busy held: none is used any more

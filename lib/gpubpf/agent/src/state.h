@@ -14,6 +14,7 @@
 
 #include "control.h"
 #include "driver.h"
+#include "lifetime.h"
 
 namespace gpubpf {
 
@@ -80,20 +81,18 @@ struct Answer {
 
 // --- the process ---
 
-// What lives as long as the attachment: deleted by free_kept(), if it was not before.
-class Kept {
+// An object that the end of the attachment deletes, unless somebody deleted it before.
+class AttachmentObject {
   public:
-    Kept();
-    virtual ~Kept();
-    Kept(const Kept &) = delete;
-    Kept &operator=(const Kept &) = delete;
+    AttachmentObject();
+    virtual ~AttachmentObject();
+    AttachmentObject(const AttachmentObject &) = delete;
+    AttachmentObject &operator=(const AttachmentObject &) = delete;
+    struct List;
 
   private:
-    friend void free_kept();
-    Kept *before_ = nullptr, *after_ = nullptr;
+    AttachmentObject *before_ = nullptr, *after_ = nullptr;
 };
-void free_kept();
-void forget_kept();  // in a forked child: they are the parent's, and may be locked
 
 struct Copy;
 struct Kernel;
@@ -125,7 +124,7 @@ struct GpuClock;
 
 struct Stamps;
 
-struct Context : Kept {
+struct Context : AttachmentObject {
     ~Context() override;
     CUcontext handle = nullptr;
     CUdevice device = 0;
@@ -163,7 +162,7 @@ struct
 };
 
 // A copy at one launch shape.
-struct Instance : Kept {
+struct Instance : AttachmentObject {
     ~Instance() override { delete[] launch_block.load(); }
     uint32_t grid[3], block[3];
     std::atomic<uint64_t> launches{0};
@@ -185,7 +184,7 @@ struct Occupancy {
 };
 
 // An instrumented kernel in one context.
-struct Copy : Kept {
+struct Copy : AttachmentObject {
     ~Copy() override;
     Kernel *kernel = nullptr;
     Context *context = nullptr;
@@ -201,7 +200,7 @@ struct Copy : Kept {
     Copy *next = nullptr;
 };
 
-struct Kernel : Kept {  // the application's, of one module or library
+struct Kernel : AttachmentObject {  // the application's, of one module or library
     std::string name;
     Module *module = nullptr;
     Slot *slot = nullptr;
@@ -212,7 +211,7 @@ struct Kernel : Kept {  // the application's, of one module or library
     int cache_config = -1, shared_config = -1;
 };
 
-struct Module : Kept {
+struct Module : AttachmentObject {
     ~Module() override;
     CUmodule module = nullptr;  // exactly one of the two
     CUlibrary library = nullptr;
@@ -237,8 +236,8 @@ struct Function {  // what a CUfunction or CUkernel stands for
     Context *context;  // null: a CUkernel, which belongs to none
 };
 
-struct KeptFunction : Kept {
-    KeptFunction(Kernel *kernel, Context *context) : is{kernel, context} {}
+struct HandleFunction : AttachmentObject {
+    HandleFunction(Kernel *kernel, Context *context) : is{kernel, context} {}
     const Function is;
 };
 
@@ -262,7 +261,7 @@ class FunctionTable {
         std::atomic<uintptr_t> key{0};
         std::atomic<const Function *> value{nullptr};
     };
-    struct Table : Kept {
+    struct Table : AttachmentObject {
         explicit Table(size_t size) : mask(size - 1), cells(new Cell[size]) {}
         size_t mask, filled = 0;
         std::unique_ptr<Cell[]> cells;
@@ -301,9 +300,8 @@ struct Registry {
 extern std::atomic<uint64_t> handles_changed;   // what a handle was not known to be it may be now
 extern std::atomic<uint64_t> contexts_changed;  // one is gone
 
-extern Registry *the_registry;
+extern AttachmentState<Registry> the_registry;
 inline Registry &registry() { return *the_registry; }
-void new_registry();
-void end_registry();
+extern const Lifetime registry_lifetime;  // ends with every AttachmentObject
 
 }  // namespace gpubpf

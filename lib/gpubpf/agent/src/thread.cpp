@@ -281,7 +281,10 @@ uint64_t calls_not_told() {
     return calls;
 }
 
-void forget_threads() {
+namespace {
+
+// Only the calling thread exists in the child.
+void free_other_records() {
     Thread *mine = own_record();
     for (Thread *t = threads.load(std::memory_order_acquire); t; t = t->next) {
         t->state = 0;
@@ -293,5 +296,9 @@ void forget_threads() {
     if (mine) mine->id = static_cast<uint32_t>(syscall(SYS_gettid));
     Visit::visits = 0;
 }
+
+}  // namespace
+
+const Lifetime thread_lifetime{nullptr, nullptr, nullptr, free_other_records};
 
 }  // namespace gpubpf

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "lifetime.h"
+
 #ifdef __x86_64__
 #include <x86intrin.h>
 #endif
@@ -204,6 +206,6 @@ void wait_until_out();
 bool copies_under_way(uint64_t number);
 uint64_t rest_of_calls();   // of all threads: those that no timed call has told the control block
 uint64_t calls_not_told();  // the same; counts from there on anew
-void forget_threads();      // in a forked child: there is only the calling one
+extern const Lifetime thread_lifetime;
 
 }  // namespace gpubpf

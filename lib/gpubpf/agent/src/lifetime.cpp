@@ -1,0 +1,66 @@
+#include "lifetime.h"
+
+#include <cstddef>
+
+#include "allocation.h"
+#include "current.h"
+#include "found.h"
+#include "graph.h"
+#include "link.h"
+#include "log.h"
+#include "marker.h"
+#include "operation.h"
+#include "patch.h"
+#include "quiet.h"
+#include "remains.h"
+#include "shared.h"
+#include "stack.h"
+#include "stamp.h"
+#include "state.h"
+#include "thread.h"
+
+namespace gpubpf {
+
+namespace {
+
+constexpr Lifetime patch_lifetime{nullptr, nullptr, nullptr, forget_patching};
+
+// In the order in which they begin. They end in reverse order, so that each may use the ones above it until its own end.
+//
+// Three things are not in the table:
+// - agent.cpp owns the connection, the control block and the configuration. They exist before the first begin() and after the
+//   last end().
+// - The worker thread calls stop_found() and give_back() as its last work. That is earlier than any stop(): hooks may still run.
+// - CUPTI's tables stay for the life of the process, because CUPTI may call back late (cupti.cpp).
+const Lifetime *const kLifetimes[] = {
+    &thread_lifetime,     &patch_lifetime,     &remains_lifetime,      &idle_lifetime,  &registry_lifetime,
+    &log_lifetime,        &shared_lifetime,    &host_program_lifetime, &stack_lifetime, &link_lifetime,
+    &allocation_lifetime, &operation_lifetime, &graph_lifetime,        &quiet_lifetime,
+    &found_lifetime,  // may hold a Watching, whose end uses quiet.cpp's state
+    &stamp_lifetime,
+};
+constexpr size_t kCount = sizeof kLifetimes / sizeof *kLifetimes;
+
+}  // namespace
+
+void begin_state() {
+    for (const Lifetime *lifetime : kLifetimes)
+        if (lifetime->begin) lifetime->begin();
+}
+
+void stop_state() noexcept {
+    for (size_t i = kCount; i-- > 0;)
+        if (kLifetimes[i]->stop) kLifetimes[i]->stop();
+}
+
+void end_state() noexcept {
+    for (size_t i = kCount; i-- > 0;)
+        if (kLifetimes[i]->end) kLifetimes[i]->end();
+}
+
+void abandon_state() {
+    for (const Lifetime *lifetime : kLifetimes)
+        if (lifetime->in_forked_child) lifetime->in_forked_child();
+}
+
+}  // namespace gpubpf
