@@ -14,9 +14,10 @@ namespace gpubpf {
 
 namespace {
 
-constexpr size_t kMostRanges = 4096;   // freed ones that are remembered; beyond, any allocation may be in one
-constexpr size_t kMostLive = 1 << 20;  // allocations that are known at once
-constexpr size_t kMostVariables = 4096;  // that are logged, of modules that are there
+constexpr size_t kMostRanges =
+    4096;  // freed ranges that are remembered; beyond that, any allocation may reuse freed memory
+constexpr size_t kMostLive = 1 << 20;    // allocations that are known at once
+constexpr size_t kMostVariables = 4096;  // variables of loaded modules that are logged
 
 struct Live {
     uint64_t end, serial;
@@ -24,11 +25,11 @@ struct Live {
 };
 
 struct Allocations {
-    std::mutex lock;                // guards below
-    std::map<uint64_t, Live> live;  // by their beginning; none overlap
-    std::map<uint64_t, uint64_t>
-        ranges;             // freed since the epoch began: beginning and end; none touch each other
-    bool anywhere = false;  // something was freed of which it is not known where
+    std::mutex lock;                // guards the members below
+    std::map<uint64_t, Live> live;  // by start address; none overlap
+    // Ranges freed since the epoch began: start and end. None of them touch.
+    std::map<uint64_t, uint64_t> ranges;
+    bool anywhere = false;  // memory at an unknown address was freed
     uint64_t serials = 0;
     size_t variables = 0;
 };
@@ -36,7 +37,7 @@ struct Allocations {
 AttachmentState<Allocations> all;
 std::atomic<uint64_t> epoch{0};
 
-// The first of a map by beginning that ends behind `base`.
+// Returns the first entry, by start address, that ends after `base`.
 template <class Ranges, class End>
 auto first_after(Ranges &ranges, uint64_t base, const End &end) {
     auto it = ranges.upper_bound(base);
@@ -100,7 +101,7 @@ uint64_t allocated(uint64_t base, uint64_t bytes, const Context *context) {
     auto range = first_after(a.ranges, base, kEnd);
     bool again = a.anywhere || (range != a.ranges.end() && range->first < end);
     for (auto it = first_after(a.live, base, kEnd); it != a.live.end() && it->first < end; again = true)
-        it = a.live.erase(it);  // its end was not seen, or is not yet
+        it = a.live.erase(it);  // its end was not seen, or not yet
     if (again) {
         a.ranges.clear();
         a.anywhere = false;
@@ -123,7 +124,7 @@ void allocation_found(uint64_t base, uint64_t bytes, const Context *context) {
         std::lock_guard<std::mutex> hold(a.lock);
         auto it = first_after(a.live, base, kEnd);
         if ((it != a.live.end() && it->first < end) || a.live.size() >= kMostLive)
-            return;  // another thread was quicker
+            return;  // another thread was faster
         a.live.emplace(base, Live{end, ++a.serials, context});
     }
     put_record(context, "before", base, bytes, 0, 0, kFromBefore);
@@ -146,13 +147,13 @@ void freed(const Freeing &what) {
         while (first != a.live.end() && first->first < end) first = a.live.erase(first);
         return remember(a, what.base, end);
     }
-    if (!what.serial) {  // one that found no room
+    if (!what.serial) {  // there was no room to remember it
         a.anywhere = true;
         return;
     }
     auto it = a.live.find(what.base);
     if (it == a.live.end() || it->second.serial != what.serial)
-        return;  // its addresses mean another one already
+        return;  // its addresses already belong to another allocation
     const uint64_t end = it->second.end;
     a.live.erase(it);
     remember(a, what.base, end);
@@ -187,7 +188,7 @@ void variable_found(Module *module, const Context *context, const std::string &n
     }
     {
         std::lock_guard<std::mutex> hold(registry().lock);
-        module->variables.emplace_back(base, context);  // who unloads it waits for us
+        module->variables.emplace_back(base, context);  // the thread that unloads the module waits for us
     }
     put_record(context, "variable", base, bytes, allocated(base, bytes, context), told_name(name));
 }

@@ -14,20 +14,21 @@
 #include "agent.h"
 #include "hooks.h"
 #include "log.h"
-#include "remains.h"
+#include "leftovers.h"
 
 namespace gpubpf {
 
 namespace {
 
 constexpr uint64_t kNever = UINT64_MAX;
-// In ns: what the host waits for the kernel to begin, for all answers, and for its end; what it spins before it lets others run.
+// In ns: how long the host waits for the kernel to begin, for all answers, and for its end; and how long it
+// spins before it yields.
 constexpr uint64_t kStart = 150000000, kAnswers = 200000000, kEnd = 5000000, kSpin = 30000;
-constexpr unsigned kRounds = 40,
-                   kKept = 4;  // brackets that are taken, and the narrowest of them that are logged
+// brackets that are taken, and the narrowest of them that are logged
+constexpr unsigned kRounds = 40, kKept = 4;
 constexpr uint64_t kPage = 4096;
-constexpr uint32_t kEventError =
-    1000;  // ns: the resolution of timing events, 0.5 µs for each of two (CUDA driver API, cuEventElapsedTime)
+// ns: the resolution of timing events, 0.5 µs for each of two (CUDA driver API, cuEventElapsedTime)
+constexpr uint32_t kEventError = 1000;
 
 uint64_t (*virtual_now)() = nullptr;
 uint64_t (*virtual_last)() = nullptr;
@@ -38,11 +39,11 @@ uint64_t monotonic() {
     return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
 }
 
-// What host and kernel say to each other, in a page of host memory.
+// What host and kernel exchange, in a page of host memory.
 struct Page {
-    std::atomic<uint64_t> request;  // counts up; kNever: go away
+    std::atomic<uint64_t> request;  // counts up; kNever: end
     uint64_t pad[7];
-    std::atomic<uint64_t> answer;  // the request that the rest belongs to
+    std::atomic<uint64_t> answer;  // the request that the values below answer
     uint64_t gpu, clock64;
     uint32_t sm, tick_ns;
     uint64_t first, last;  // when the kernel began, when it ended
@@ -50,8 +51,9 @@ struct Page {
 };
 static_assert(offsetof(Page, answer) == 64 && offsetof(Page, ended) == 112, "the kernel below knows these");
 
-// One thread that answers requests with the time. It gives up when none comes for 30 ms, so that a host that is not scheduled keeps no
-// part of the GPU busy. A clock that ticks coarsely shows as the least step between two readings.
+// One GPU thread that answers requests with the time. It gives up when none comes for 30 ms, so that it does
+// not occupy the GPU when the host is not scheduled. If the clock has a coarse resolution, it shows as the
+// smallest step between two readings.
 const char kPing[] = R"(.version 6.3
 .target sm_70
 .address_size 64
@@ -135,9 +137,9 @@ bool until(uint64_t deadline, const Condition &condition) {
 }  // namespace
 
 struct GpuClock : AttachmentObject {
-    ~GpuClock() override { newest.reset(); }  // gives its event to `free`
+    ~GpuClock() override { newest.reset(); }  // returns its event to `free`
     bool usable = false;
-    bool pending = false;  // a kernel of ours has not ended
+    bool pending = false;  // one of our kernels has not ended
     CUstream stream = nullptr;
     CUmodule module = nullptr;
     CUfunction function = nullptr;
@@ -145,7 +147,7 @@ struct GpuClock : AttachmentObject {
     CUdeviceptr address = 0;
     CUevent end = nullptr;
 
-    std::mutex lock;  // guards below
+    std::mutex lock;  // guards the members below
     std::shared_ptr<const Reference> newest;
     std::vector<CUevent> free;  // of references that nobody holds any more
 };
@@ -192,7 +194,8 @@ CUevent take_event(GpuClock &clock) {
     return driver.cuEventCreate(&event, CU_EVENT_DEFAULT) == CUDA_SUCCESS ? event : nullptr;
 }
 
-// Between two events lies the kernel, which began and ended at times it told: what the events lie apart beyond that is the error.
+// The kernel runs between two events, and reports when it began and ended. The excess of the events' distance
+// is the error.
 void refer(GpuClock &clock, CUevent begin) {
     float milliseconds = 0;
     if (driver.cuEventElapsedTime(&milliseconds, begin, clock.end) != CUDA_SUCCESS) {
@@ -205,7 +208,7 @@ void refer(GpuClock &clock, CUevent begin) {
         std::max<int64_t>(apart - static_cast<int64_t>(clock.page->last - clock.page->first), 0);
     auto *made = new Reference{begin, clock.page->first - static_cast<uint64_t>(rest / 2),
                                static_cast<uint32_t>(std::min<int64_t>(rest / 2 + kEventError, UINT32_MAX))};
-    GpuClock *of = &clock;  // it lives longer
+    GpuClock *of = &clock;  // it outlives the reference
     std::shared_ptr<const Reference> shared(made, [of](const Reference *r) {
         std::lock_guard<std::mutex> hold(of->lock);
         of->free.push_back(r->event);
@@ -253,7 +256,7 @@ std::shared_ptr<const Reference> reference_of(Context &context) {
     return clock->newest;
 }
 
-void gather_clock(Context &context, Remains &to) {
+void gather_clock(Context &context, Leftovers &to) {
     GpuClock *clock = context.clock.load();
     if (!clock) return;
     std::shared_ptr<const Reference> newest;
@@ -278,7 +281,8 @@ void calibrate(Context &context) {
                                                 unsigned, unsigned, CUstream, void **, void **)>(
         hooks[kHook_cuLaunchKernel].original);
     if (!clock.usable || !launch) return;
-    if (clock.pending && driver.cuStreamQuery(clock.stream) != CUDA_SUCCESS) return;  // the GPU has no room
+    if (clock.pending && driver.cuStreamQuery(clock.stream) != CUDA_SUCCESS)
+        return;  // the GPU had no room for the kernel
     clock.pending = false;
     Page &page = *clock.page;
     page.request = 0;
@@ -295,7 +299,8 @@ void calibrate(Context &context) {
     const uint64_t start = monotonic();
     std::array<Bracket, kRounds> brackets;
     unsigned taken = 0;
-    for (uint64_t round = 1; round <= kRounds + 1; ++round) {  // the first waits for the kernel to begin
+    for (uint64_t round = 1; round <= kRounds + 1;
+         ++round) {  // the first round waits for the kernel to begin
         const uint64_t before = monotonic();
         page.request.store(round, std::memory_order_release);
         if (!until(round == 1 ? start + kStart : start + kAnswers,

@@ -1,4 +1,4 @@
-// The host's clock, and how it relates to the clock of each GPU (docs/timing.md, "Clocks").
+// The host's clock, and its relation to the clock of each GPU (docs/timing.md, "Clocks").
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,19 @@ namespace gpubpf {
 
 struct Context;
 
-// Looks for the embedded device's virtual clock in the loaded driver. Once, before anything asks for the time.
+// Looks for the virtual clock of the embedded device in the loaded driver. Call it once, before anything asks
+// for the time.
 void find_clock(void *library);
 bool virtual_clock();
 
-// CLOCK_MONOTONIC in ns; on the virtual clock the time of the calling thread. Any thread, no locks.
+// Returns CLOCK_MONOTONIC in ns, or the calling thread's time on the virtual clock. Any thread may call it;
+// it takes no locks.
 uint64_t now_ns();
-uint64_t last_ns();  // on the virtual clock the largest time of any thread
+uint64_t last_ns();  // the latest time of any thread, on the virtual clock
 
-// A timing event whose time on the GPU's clock (globaltimer, ns) is known. Times of other events of the context follow by
-// cuEventElapsedTime. Several live at a time: hold the pointer for as long as the event is used. Null before the first bracket, and on
-// the virtual clock.
+// A timing event whose time on the GPU's clock (globaltimer, ns) is known. cuEventElapsedTime gives the times
+// of the context's other events relative to it. Several exist at a time, so hold the pointer while you use
+// the event. Null before the first bracket, and on the virtual clock.
 struct Reference {
     CUevent event;
     uint64_t gpu_ns;
@@ -28,11 +30,13 @@ struct Reference {
 };
 std::shared_ptr<const Reference> reference_of(Context &context);
 
-// Brackets of the GPU's clock, as records of the operation log. With context.busy held and the context current; waits for milliseconds
-// at most, and does nothing for a GPU that has no room, in captures, without a log, and on the virtual clock.
+// Measures the GPU's clock between two readings of the host's clock, and puts these brackets into the
+// operation log. Call it with context.busy held and the context current. It waits for a few milliseconds at
+// most. It does nothing if the GPU has no room, during captures, without a log, and on the virtual clock.
 void calibrate(Context &context);
 
-struct Remains;
-void gather_clock(Context &context, Remains &to);  // what it has in the driver, at the end of the attachment
+struct Leftovers;
+// Collects the driver objects of the clock, at the end of the attachment.
+void gather_clock(Context &context, Leftovers &to);
 
 }  // namespace gpubpf

@@ -1,4 +1,5 @@
-// Types, numbers and offsets: CUPTI 13 (cupti_activity.h). Records keep their first fields from version to version.
+// Types, numbers and offsets: CUPTI 13 (cupti_activity.h). Records keep their first fields from version to
+// version.
 #include "cupti.h"
 
 #include <algorithm>
@@ -25,12 +26,12 @@ enum Activity : uint32_t {
     kExternal = 39
 };
 constexpr uint32_t kRecorded[] = {kExternal, kDriver, kConcurrentKernel, kMemcpy, kMemset, kPeerCopy};
-constexpr uint32_t kCustom = 3;  // kind of our external numbers
+constexpr uint32_t kCustom = 3;  // kind of our external correlation ids
 constexpr int kSuccess = 0;
 constexpr size_t kBuffer = 1 << 20, kAligned = 8;
 constexpr size_t kMost = 1 << 16;  // operations that wait for their times
 
-// Offsets of a record: start and end are at 16 and 24 in all of them.
+// Offsets in a record. Start and end are at 16 and 24 in all of them.
 constexpr size_t kStart = 16, kEnd = 24, kKernelCorrelation = 92, kCopyCorrelation = 44,
                  kPeerCorrelation = 60;
 constexpr size_t kExternalId = 8, kExternalCorrelation = 16;
@@ -49,7 +50,7 @@ struct Functions {
 
 struct Waiting {
     std::mutex lock;
-    std::unordered_map<uint64_t, Record> operations;      // by their numbers
+    std::unordered_map<uint64_t, Record> operations;      // by operation number
     std::unordered_map<uint32_t, uint64_t> correlations;  // CUPTI's number of a call → the operation's
 };
 Waiting *waiting = nullptr;
@@ -148,7 +149,7 @@ std::string start_cupti(const std::string &libraries) {
     }
     if (!library) return "it cannot be loaded";
     if (!find(library)) return "it is too old";
-    if (!waiting) waiting = new Waiting;  // its callbacks may come at once
+    if (!waiting) waiting = new Waiting;  // CUPTI may call back at once
     int error = cupti.RegisterCallbacks(buffer_requested, buffer_completed);
     if (error == kSuccess) error = cupti.RegisterTimestampCallback(now_ns);
     for (uint32_t kind : kRecorded)
@@ -162,7 +163,7 @@ void end_cupti_records() {
     on = false;
     for (uint32_t kind : kRecorded)
         if (cupti.Disable) cupti.Disable(kind);
-    std::lock_guard<std::mutex> hold(waiting->lock);  // its callbacks may still come: the tables stay
+    std::lock_guard<std::mutex> hold(waiting->lock);  // CUPTI may still call back, so the tables stay
     waiting->operations.clear();
     waiting->correlations.clear();
 }
@@ -170,7 +171,8 @@ void end_cupti_records() {
 void begin_cupti(const Record &operation) noexcept {
     quietly([&] {
         std::lock_guard<std::mutex> hold(waiting->lock);
-        if (waiting->operations.size() >= kMost) waiting->operations.clear();  // what CUPTI says nothing of
+        if (waiting->operations.size() >= kMost)
+            waiting->operations.clear();  // operations that CUPTI did not report
         waiting->operations.emplace(operation.id, operation);
     });
     cupti.PushExternalCorrelationId(kCustom, operation.id);

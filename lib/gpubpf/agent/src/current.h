@@ -5,7 +5,7 @@
 
 namespace gpubpf {
 
-// Makes a context current on this thread for as long as the object lives.
+// Makes a context current on this thread while the object exists.
 class Current {
   public:
     explicit Current(const Context &context)
@@ -23,16 +23,16 @@ class Current {
     bool ok_;
 };
 
-// Waits for a stream without blocking in the driver; false: not done in time, or failed.
+// Waits for a stream without blocking in the driver. Returns false on timeout or failure.
 bool wait_for(CUstream stream, uint32_t wait_ms);
-// Whether all work of the context ended in time. A thread of its own waits: a persistent kernel never ends. `goes_on`: the application does, so
-// its captures must not be disturbed.
+// Returns whether all work of the context finished in time. A separate thread waits, because a persistent
+// kernel never ends. `goes_on`: the application continues, so its captures must not be disturbed.
 bool idle_within(const Context &context, uint32_t wait_ms, bool goes_on);
-extern const Lifetime idle_lifetime;
-// Takes a lock that is held across driver calls; false: not in time.
+extern const Lifetime drain_lifetime;
+// Takes a lock that is held across driver calls. Returns false on timeout.
 bool lock_within(std::mutex &lock, uint32_t wait_ms);
 
-// A pool of zeros, added to the context's; false: no memory. The context is current.
+// Adds a zeroed pool to the context. Returns false if there is no memory. The context must be current.
 bool add_pool(Context &context, uint64_t size);
 
 }  // namespace gpubpf

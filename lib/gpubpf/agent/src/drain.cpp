@@ -17,8 +17,8 @@
 #include "clock.h"
 #include "cupti.h"
 #include "current.h"
-#include "found.h"
-#include "quiet.h"
+#include "preexisting.h"
+#include "gpu_idle.h"
 #include "shared.h"
 #include "stamp.h"
 #include "thread.h"
@@ -234,7 +234,7 @@ void start_waiting(const std::shared_ptr<Idle> &idle, CUcontext handle, bool goe
 
 }  // namespace
 
-const Lifetime idle_lifetime = lifetime_of_process_state<idles>();
+const Lifetime drain_lifetime = lifetime_of_process_state<idles>();
 
 // To wait for a context of which a stream is captured is an error that ends the capture, whatever the thread's capture mode (CUDA programming
 // guide, "Prohibited and Unhandled Operations").
@@ -322,7 +322,7 @@ void close_context(Context *context) {
 }
 
 // Whether the application's call ends it shows afterwards only; a later reading replaces this one.
-void read_context(Context *context) {
+void drain_context(Context *context) {
     if (!agent.connected || !lock_within(context->busy, 10000)) return;
     std::lock_guard<std::mutex> busy(context->busy, std::adopt_lock);
     if (context->dead) return;
@@ -330,7 +330,7 @@ void read_context(Context *context) {
     quietly([&] { collect_stamps(*context, 500); });
 }
 
-void lose_context(Context *context) {
+void drop_context(Context *context) {
     bool ours = lock_within(context->busy, 10000);
     context->dead = true;
     context->usable = false;
@@ -344,7 +344,7 @@ void enlarge_pools() {
             std::lock_guard<std::mutex> hold(c->memory);
             if (!c->wanted) continue;
         }
-        if (!when_quiet(*c, kAtOnce, [&](LaunchesHeld &) { enlarge_pool(*c); })) apply_later(nullptr, c);
+        if (!when_idle(*c, kAtOnce, [&](LaunchesHeld &) { enlarge_pool(*c); })) install_later(nullptr, c);
     }
 }
 

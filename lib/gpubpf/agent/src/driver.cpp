@@ -7,7 +7,8 @@ namespace gpubpf {
 Driver driver;
 
 bool Driver::find(void *library) {
-    // Found again by the next attachment, while threads that the last one left behind (remains.cpp) use them: what is the same is not written.
+    // The next attachment looks them up again, while threads of the last one (leftovers.cpp) may be using
+    // them. So an equal value is not written.
 #define GPUBPF_FIND(name, ...) \
     if (auto at = reinterpret_cast<CUresult (*)(__VA_ARGS__)>(dlsym(library, #name)); at != name) name = at;
     GPUBPF_DRIVER_FUNCTIONS(GPUBPF_FIND)

@@ -1,5 +1,5 @@
-// The driver's functions. Those that are hooked are reached through their originals, all others by name; what an older driver
-// lacks is null.
+// The driver's functions. Hooked ones are called through their originals, all others by name. A function that
+// an older driver lacks is null.
 #pragma once
 
 #include <cstddef>
@@ -83,16 +83,16 @@ struct Driver {
 #define GPUBPF_DECLARE(name, ...) CUresult (*name)(__VA_ARGS__) = nullptr;
     GPUBPF_DRIVER_FUNCTIONS(GPUBPF_DECLARE)
 #undef GPUBPF_DECLARE
-    void (*cudasim_untimed)(int) =
-        nullptr;  // the embedded device's: what follows takes no virtual time, until 0 (nests)
-    // Looks the functions up in the loaded libcuda; false when something indispensable is missing.
+    // Of the embedded device: the thread's calls take no virtual time until 0 is passed. Calls nest.
+    void (*cudasim_untimed)(int) = nullptr;
+    // Looks up the functions in the loaded libcuda. Returns false if an indispensable one is missing.
     bool find(void *library);
 };
 
 extern Driver driver;
 
-// For the agent's own driver calls: the thread may do what a capture elsewhere forbids (cuThreadExchangeStreamCaptureMode), and
-// hooks reached from inside these calls count nothing.
+// For the agent's own driver calls. The thread may make calls that a capture elsewhere forbids
+// (cuThreadExchangeStreamCaptureMode), and hooks that these calls reach count nothing.
 class DriverScope {
   public:
     DriverScope();
@@ -105,7 +105,7 @@ class DriverScope {
     bool exchanged_ = false;
 };
 
-// For a single question that changes nothing.
+// For a single query that changes nothing.
 class Untimed {
   public:
     Untimed();

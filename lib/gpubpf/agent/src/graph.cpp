@@ -8,11 +8,11 @@
 #include "agent.h"
 #include "clock.h"
 #include "current.h"
-#include "found.h"
+#include "preexisting.h"
 #include "launch.h"
 #include "marker.h"
-#include "quiet.h"
-#include "remains.h"
+#include "gpu_idle.h"
+#include "leftovers.h"
 #include "stack.h"
 
 namespace gpubpf {
@@ -114,7 +114,7 @@ Function function_of(const CUDA_KERNEL_NODE_PARAMS &p, Context *context) {
     if (const Function *known = registry().functions.find(handle))
         return {known->kernel, known->context ? known->context : context};
     if (Copy *copy = p.func ? copy_with(p.func) : nullptr) return {copy->kernel, copy->context};
-    if (const Function *from_before = found(handle, context))
+    if (const Function *from_before = identify_handle(handle, context))
         return {from_before->kernel, from_before->context ? from_before->context : context};
     const char *name = nullptr;
     bool has_name =
@@ -481,7 +481,7 @@ void number_replay(Exec &exec, CUstream stream, uint32_t queue, uint64_t first) 
 
 const Lifetime graph_lifetime = lifetime_of_attachment_state<all_execs>();
 
-void gather_graphs(const Context &context, Remains &to) {
+void gather_graphs(const Context &context, Leftovers &to) {
     std::vector<std::shared_ptr<Exec>> all;
     {
         std::lock_guard<std::mutex> hold(execs().lock);
@@ -664,7 +664,7 @@ void graph_gone(CUgraphExec handle) {
     }
 }
 
-CUresult launch_graph(const Outer &outer, CUgraphExec handle, Where where,
+CUresult launch_graph(const HookCall &hook, CUgraphExec handle, StreamRef where,
                       const std::function<CUresult()> &original) {
     std::shared_ptr<Exec> exec;
     quietly([&] { exec = find(handle); });
@@ -694,11 +694,11 @@ CUresult launch_graph(const Outer &outer, CUgraphExec handle, Where where,
     operation.called();
     CUresult result;
     {
-        Away scope(exec && exec->swapped ? Inside::AwayWithCopy : Inside::Away);
+        InDriver scope(exec && exec->swapped ? ThreadIn::DriverWithCopy : ThreadIn::Driver);
         result = original();
     }
     operation.returned(result);
-    if (!outer.keeps_records()) return result;
+    if (!hook.keeps_records()) return result;
     if (!captured && result == CUDA_SUCCESS && (!exec || !exec->walk.whole)) {
         agent.control->graphs.fetch_add(1, std::memory_order_relaxed);
         if (!exec && agent.late) agent.control->graphs_before.fetch_add(1, std::memory_order_relaxed);

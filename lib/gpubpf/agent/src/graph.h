@@ -1,7 +1,9 @@
-// Graphs: which kernels a replay runs, and their instrumented copies in executable graphs (docs/timing.md, "Launch identity").
+// Graphs: which kernels a graph launch runs, and their instrumented copies in executable graphs
+// (docs/timing.md, "Launch identity").
 //
-// The program's own graphs are never touched. Once it has made or updated an executable graph, a clone of its graph gets the copies, and
-// the executable graph is updated from the clone. So nothing that the program can read back is anything but its own.
+// The program's own graphs are never changed. When the program has made or updated an executable graph, the
+// agent clones the source graph, puts the copies into the clone, and updates the executable graph from it. So
+// the program can only read back its own graphs.
 #pragma once
 
 #include <functional>
@@ -13,32 +15,36 @@
 namespace gpubpf {
 
 extern const Lifetime graph_lifetime;
-struct Remains;
-void gather_graphs(const Context &context, Remains &to);  // what they have in the driver, at the end
+struct Leftovers;
+void gather_graphs(const Context &context, Leftovers &to);  // collects their driver objects at the end
 
-// After the driver's calls; `graph` is what it was made, or updated, from.
+// For use after the driver's calls. `graph` is the graph that the executable graph was made or updated from.
 void graph_made(CUgraphExec exec, CUgraph graph, uint64_t flags);
 void graph_updated(CUgraphExec exec, CUgraph graph);
 void kernel_node_set(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS &params);
 void child_node_set(CUgraphExec exec, CUgraphNode node, CUgraph child);
 void node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled);
 void graph_gone(CUgraphExec exec);     // before it is destroyed
-void graph_changed(CUgraphExec exec);  // in another way: its copies stay for as long as it is there
-// While the result lives nobody else changes it: around the driver's call and what is done of the above. Null: it is not known.
+void graph_changed(CUgraphExec exec);  // in some other way; its copies stay as long as it exists
+// While the result exists, no other thread changes the executable graph. Hold it around the driver's call and
+// the calls above. Null: the graph is unknown.
 std::shared_ptr<void> hold_exec(CUgraphExec exec);
-// No launch is swapped any more: executable graphs get the program's own kernels again. Waits for the use of each for so long.
+// Launches are no longer replaced: gives executable graphs the program's own kernels again. Waits up to
+// wait_ms for each one that is in use.
 void graphs_back(uint32_t wait_ms);
-// The same for one, which is about to be launched: nobody would count what its copies do.
+// The same for one graph, which is about to be launched. Nobody would count its copies' work.
 void graph_back(CUgraphExec exec);
 
-// The launch itself, through `original`.
-CUresult launch_graph(const Outer &outer, CUgraphExec exec, Where where,
+// Launches the graph through `original`.
+CUresult launch_graph(const HookCall &hook, CUgraphExec exec, StreamRef where,
                       const std::function<CUresult()> &original);
 
-// The program's function where a graph gives back a copy: one that was made from the launch of an executable graph.
+// Returns the program's function for a copy's. A graph that was captured from the launch of an executable
+// graph may return a copy's.
 CUfunction own_function(CUfunction function);
 
-// Room for the numbers of replays. With context.busy held and the context current.
+// Allocates the cells for the launch numbers of graphs. Call it with context.busy held and the context
+// current.
 void prepare_cells(Context &context);
 
 }  // namespace gpubpf

@@ -6,7 +6,7 @@
 
 #include "agent.h"
 #include "allocation.h"
-#include "found.h"
+#include "preexisting.h"
 #include "log.h"
 
 namespace gpubpf {
@@ -148,7 +148,7 @@ static bool give_memory(Copy &copy, Instance &instance, uint64_t blocks, uint64_
         instance.tried = generation;
         if (fits && needed > context.wanted) {
             context.wanted = needed;
-            agent.want_memory();
+            agent.wake_for_pools();
         }
         return false;
     }
@@ -225,7 +225,8 @@ bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parame
         memcpy(own + layout.epoch, &now, sizeof now);
     }
     if (agent.late && layout.epoch != kNoField && oplog.on())
-        mentioned(layout, *choice.copy->context, parameters, given, std::min(given_size, before));
+        log_mentioned_allocations(layout, *choice.copy->context, parameters, given,
+                                  std::min(given_size, before));
     if (extra) {
         if (given_size > before) given_size = before;  // padding that the caller counted in
         if (given) memcpy(bytes, given, given_size);
@@ -291,8 +292,8 @@ uint32_t prepare(const Function &function, const LaunchShape &shape, uint64_t id
     return outcome;
 }
 
-bool swapped(const Outer &outer, Swap &swap, CUresult result) {
-    const bool counted = outer.keeps_records();  // else the attachment ended meanwhile
+bool swapped(const HookCall &hook, Swap &swap, CUresult result) {
+    const bool counted = hook.keeps_records();  // else the attachment ended meanwhile
     if (result == CUDA_SUCCESS) {
         if (!counted) return true;
         Slot &slot = *swap.copy->kernel->slot;

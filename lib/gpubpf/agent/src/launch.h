@@ -11,13 +11,13 @@ namespace gpubpf {
 
 struct LaunchShape {
     uint32_t grid[3], block[3], shared;
-    Where where;
+    StreamRef where;
     bool cluster;
     uint32_t cluster_size[3];
-    const CUlaunchConfig *config;  // null but for cuLaunchKernelEx
+    const CUlaunchConfig *config;  // null unless the call is cuLaunchKernelEx
 };
 
-// What to launch instead. Holds the bytes that the pointers lead to until the launch call returns.
+// The replacement of a launch. It owns the bytes that its pointers refer to, until the launch call returns.
 struct Swap {
     CUfunction function = nullptr;
     void **parameters = nullptr;
@@ -33,23 +33,25 @@ struct Swap {
     void *extra_array[5];
 };
 
-// Whether there is a copy that can be launched in this shape, and its memory. Counts nothing.
+// Finds a copy that can be launched in this shape, and its memory. Counts nothing.
 struct Choice {
     Copy *copy = nullptr;
     Instance *instance = nullptr;
-    const uint8_t *block = nullptr;  // filled in but for the launch
+    const uint8_t *block = nullptr;  // complete except for the launch id
 };
 uint32_t choose(const Function &function, Context *context, const LaunchShape &shape, Choice &choice);
-// Fills in `swap`: the application's parameters and, after them, the launch block. False: they make no sense.
+// Fills in `swap`: the application's parameters, followed by the launch block. Returns false if the
+// parameters make no sense.
 bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parameters, void **extra,
            Swap &swap);
 
-// Of one launch, counted. kInstrumented: launch `swap`, then tell swapped(). Else the original.
+// Decides about one launch and counts it. On kInstrumented, launch `swap` and then call swapped(). Otherwise,
+// launch the original.
 uint32_t prepare(const Function &function, const LaunchShape &shape, uint64_t id, void **parameters,
                  void **extra, Swap &swap);
-// After the launch call of the copy. False: launch the original instead.
-bool swapped(const Outer &outer, Swap &swap, CUresult result);
+// Call it after launching the copy. Returns false if the original must be launched instead.
+bool swapped(const HookCall &hook, Swap &swap, CUresult result);
 
-uint32_t count(const Function &function, Reason reason);  // gives the outcome
+uint32_t count(const Function &function, Reason reason);  // returns the outcome
 
 }  // namespace gpubpf

@@ -4,15 +4,15 @@
 
 #include "allocation.h"
 #include "current.h"
-#include "found.h"
+#include "preexisting.h"
 #include "graph.h"
 #include "link.h"
 #include "log.h"
 #include "marker.h"
 #include "operation.h"
 #include "patch.h"
-#include "quiet.h"
-#include "remains.h"
+#include "gpu_idle.h"
+#include "leftovers.h"
 #include "shared.h"
 #include "stack.h"
 #include "stamp.h"
@@ -30,13 +30,14 @@ constexpr Lifetime patch_lifetime{nullptr, nullptr, nullptr, forget_patching};
 // Three things are not in the table:
 // - agent.cpp owns the connection, the control block and the configuration. They exist before the first begin() and after the
 //   last end().
-// - The worker thread calls stop_found() and give_back() as its last work. That is earlier than any stop(): hooks may still run.
+// - The worker thread calls stop_installing() and release_driver_objects() as its last work. That is earlier than any stop(): hooks may still run.
 // - CUPTI's tables stay for the life of the process, because CUPTI may call back late (cupti.cpp).
 const Lifetime *const kLifetimes[] = {
-    &thread_lifetime,     &patch_lifetime,     &remains_lifetime,      &idle_lifetime,  &registry_lifetime,
-    &log_lifetime,        &shared_lifetime,    &host_program_lifetime, &stack_lifetime, &link_lifetime,
-    &allocation_lifetime, &operation_lifetime, &graph_lifetime,        &quiet_lifetime,
-    &found_lifetime,  // may hold a Watching, whose end uses quiet.cpp's state
+    &thread_lifetime,      &patch_lifetime,    &leftovers_lifetime,  &drain_lifetime,
+    &registry_lifetime,    &log_lifetime,      &shared_lifetime,     &host_program_lifetime,
+    &stack_lifetime,       &link_lifetime,     &allocation_lifetime, &operation_lifetime,
+    &graph_lifetime,       &gpu_idle_lifetime,
+    &preexisting_lifetime,  // may hold a Watching, whose end uses gpu_idle.cpp's state
     &stamp_lifetime,
 };
 constexpr size_t kCount = sizeof kLifetimes / sizeof *kLifetimes;

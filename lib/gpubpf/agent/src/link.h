@@ -1,4 +1,4 @@
-// Modules that cuLink makes of PTX: what it was made of is what can be instrumented.
+// Modules that cuLink makes of PTX. Their PTX inputs are what can be instrumented.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,9 @@ void link_given_file(CUlinkState link, CUjitInputType type, const char *path);
 void link_made(CUlinkState link, const void *image);
 void link_ended(CUlinkState link);
 
-// Of how many inputs the image was linked, wherever the program has it by now; 0: it was not. `ptx`: a copy of the PTX among them, a zero
-// between two, in a memory file of `size` bytes, or -1.
+// Returns the number of inputs that the image was linked from, wherever the program has moved it; 0: it was
+// not linked. `ptx` becomes a memory file of `size` bytes with the PTX inputs, separated by zero bytes, or
+// -1.
 uint32_t linked_of(const void *image, uint64_t bytes, int &ptx, uint64_t &size);
 
 }  // namespace gpubpf

@@ -101,7 +101,7 @@ uint32_t thread_id() {
     struct Known {
         uint32_t id, of;
     } none{};
-    Known &known = remembered(Note::Id, none);
+    Known &known = thread_cache(CacheSlot::Id, none);
     const uint32_t now = generation.load(std::memory_order_relaxed);
     if (known.of != now) known = {static_cast<uint32_t>(syscall(SYS_gettid)), now};
     return known.id;

@@ -87,7 +87,7 @@ uint64_t boot_time(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) {
 
 uint64_t random32(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) {
     uint64_t none = 0;
-    uint64_t &state = remembered(Note::Random, none);
+    uint64_t &state = thread_cache(CacheSlot::Random, none);
     if (!state) state = (now_ns() ^ (static_cast<uint64_t>(syscall(SYS_gettid)) << 32)) | 1;
     state ^= state << 13;  // xorshift64 (G. Marsaglia, 2003)
     state ^= state >> 7;

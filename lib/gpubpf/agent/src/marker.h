@@ -1,5 +1,5 @@
-// Host programs: they run at each launch, or at each other operation, in the thread that calls the driver (docs/timing.md, "Shared arrays
-// and host programs").
+// Host programs: they run at each launch, or at each other operation, in the thread that calls the driver
+// (docs/timing.md, "Shared arrays and host programs").
 #pragma once
 
 #include <cstdint>
@@ -11,29 +11,33 @@
 
 namespace gpubpf {
 
-struct HostLaunch {  // `struct gpu_launch` of gpubpf.h
+struct HostLaunch {  // `struct gpu_launch` in gpubpf.h
     uint64_t launch, kernel, stream, call_ns, threads, gpu;
 };
-constexpr uint64_t kWholeGraph = UINT64_MAX;  // as `kernel`: a graph is launched, `launch` is its first id
+constexpr uint64_t kWholeGraph = UINT64_MAX;  // as `kernel`: a graph launch; `launch` is its first id
 
-struct HostOperation {  // `struct gpu_operation`
+struct HostOperation {  // `struct gpu_operation` in gpubpf.h
     uint64_t id, kind, stream, call_ns, bytes, destination, source, gpu;
 };
 
-// Whether there are host programs: what they are called with need not be found out otherwise.
+// Whether there are host programs. If not, their arguments need not be computed.
 bool host_program();       // at launches
 bool operation_program();  // at operations
-// Run them. Never throw; take no lock.
+// Run the host programs. They never throw, and take no lock.
 void run_host_program(const HostLaunch &launch);
 void run_operation_program(const HostOperation &operation);
 
-// A file with the stubs that the tool may put a uprobe on, mapped here; -1: no memory. It stays open until marker_told().
+// Makes and maps a file with the stubs that the tool may put a uprobe on. Returns -1 if there is no memory.
+// The file stays open until marker_told().
 int make_marker();
-void marker_told();  // the tool has said Welcome: what it wanted to attach is attached
+void marker_told();  // the tool has sent the Welcome, so it has attached its probes
 
-// The host programs' part of the Welcome. u32 mode: 0 there is none, 1 they run in the kernel, 2 in this process. For 1, u32 the points
-// that have programs, a bit for each; for 2 how many, and for each u32 its point, its code, the bytes of its parameters, and its arguments
-// (u32 kind, u32 map, u64 value). Code is called with the address of an array of their values. False: malformed, or no memory.
+// Reads the host programs from the Welcome. u32 mode: 0 none, 1 they run in the kernel, 2 they run in this
+// process.
+// Mode 1 continues with a u32 bit mask of the points that have programs.
+// Mode 2 continues with the number of programs, and for each: u32 point, code, number of parameter bytes, and
+// arguments (u32 kind, u32 map, u64 value). The code gets the address of an array with the arguments' values.
+// Returns false if the message is malformed or there is no memory.
 bool take_host_program(Reader &reader);
 extern const Lifetime host_program_lifetime;
 

@@ -10,7 +10,7 @@
 #include "cupti.h"
 #include "hooks.h"
 #include "marker.h"
-#include "quiet.h"
+#include "gpu_idle.h"
 #include "stamp.h"
 
 namespace gpubpf {
@@ -121,13 +121,13 @@ Queue find_queue(const Key &key, uint64_t epoch, Remembered &slot) {
 
 }  // namespace
 
-Queue queue_of(Where where) {
+Queue queue_of(StreamRef where) {
     Key key{where.handle(), nullptr, 0};
     if (!key.stream) key.stream = CU_STREAM_LEGACY;
     const bool is_default = key.stream == CU_STREAM_LEGACY || key.stream == CU_STREAM_PER_THREAD;
     Queue queue;
     OfThread none{};
-    OfThread &thread = remembered(Note::Queues, none);
+    OfThread &thread = thread_cache(CacheSlot::Queues, none);
     if (is_default) {
         key.context = registry().only.load(std::memory_order_acquire);
         if (!key.context) quietly([&] { key.context = registry().current(); });
@@ -247,7 +247,7 @@ bool capturing(CUstream stream) {
            status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-Operation::Operation(Kind kind, Where where, uint16_t flags) noexcept
+Operation::Operation(Kind kind, StreamRef where, uint16_t flags) noexcept
     : queue(queue_of(where)), where_(where) {
     if (!where.any && capturing(where.handle())) flags |= kCaptured;
     record.id = kind == Kind::Kernel && !(flags & kCaptured) ? take_ids(1) : other_id();
@@ -285,7 +285,7 @@ void Operation::called() noexcept { record.call_ns = now_ns(); }
 namespace {
 
 // What breaks a context for good, and comes back from whatever is called next (cuda.h, CUresult).
-bool breaks(CUresult result) {
+bool is_sticky(CUresult result) {
     switch (result) {
         case CUDA_ERROR_ECC_UNCORRECTABLE:
         case CUDA_ERROR_ILLEGAL_ADDRESS:
@@ -311,7 +311,8 @@ void Operation::returned(CUresult result) noexcept {
     if (over_) return;
     record.return_ns = now_ns();
     record.result = result;
-    if (result != CUDA_SUCCESS && breaks(result) && queue.context && !queue.context->broken.exchange(true)) {
+    if (result != CUDA_SUCCESS && is_sticky(result) && queue.context &&
+        !queue.context->broken.exchange(true)) {
         Record r = record;
         r.id = other_id();
         r.kind = Kind::Fault;

@@ -12,12 +12,12 @@
 #include "allocation.h"
 #include "clock.h"
 #include "current.h"
-#include "found.h"
+#include "preexisting.h"
 #include "graph.h"
 #include "hooks.h"
 #include "link.h"
 #include "log.h"
-#include "quiet.h"
+#include "gpu_idle.h"
 #include "shared.h"
 
 namespace gpubpf {
@@ -353,20 +353,20 @@ bool mirror_known_attributes(const std::map<int, int> &attributes, int cache, in
 
 }  // namespace
 
-void apply(Module *module, Context *context, const std::shared_ptr<const Answer> &answer) {
+void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer) {
     Registry &r = registry();
     std::vector<Kernel *> kernels;
-    struct Applying {  // the module is not unloaded meanwhile
+    struct Installing {  // the module is not unloaded meanwhile
         Module *module = nullptr;
-        ~Applying() {
-            if (module) --module->applying;
+        ~Installing() {
+            if (module) --module->installing;
         }
-    } applying;
+    } installing;
     {
         std::lock_guard<std::mutex> hold(r.lock);
         if (module->gone) return;
-        ++module->applying;
-        applying.module = module;
+        ++module->installing;
+        installing.module = module;
         for (const auto &refusal : answer->refusals) r.kernel(module, refusal.first)->refused = true;
         for (const Layout &l : answer->kernels) kernels.push_back(r.kernel(module, l.name));
     }
@@ -436,12 +436,12 @@ void apply(Module *module, Context *context, const std::shared_ptr<const Answer>
             cache = k.cache_config;
             shared = k.shared_config;
         }
-        if (const char *why = module->found ? differs(original, layout) : nullptr) {
+        if (const char *why = module->preexisting ? mismatch(original, layout) : nullptr) {
             refuse(k, why);
             continue;
         }
         if (!mirror_known_attributes(attributes, cache, shared, copy->function) ||
-            (module->found && !mirror_attributes(original, copy->function))) {
+            (module->preexisting && !mirror_attributes(original, copy->function))) {
             refuse(k, "a function attribute does not fit the copy");
             continue;
         }
@@ -511,8 +511,8 @@ std::shared_ptr<const Answer> answer_for(Module *module, Context *context, bool 
 
 }  // namespace
 
-void obtain(Module *module, Context *context, bool waits) {
-    Rare rare;
+void load_sidecar(Module *module, Context *context, bool waits) {
+    SlowPath slow_path;
     std::shared_ptr<const Answer> answer = answer_for(module, context, waits);
     if (!answer) return;
     {
@@ -522,10 +522,10 @@ void obtain(Module *module, Context *context, bool waits) {
             return;
         }
     }
-    apply(module, context, answer);
+    install_sidecar(module, context, answer);
 }
 
-void loaded(Module *module, int image, uint64_t size, uint32_t linked) {
+void image_loaded(Module *module, int image, uint64_t size, uint32_t linked) {
     if (image < 0) return;
     module->image = image;
     module->image_size = size;
@@ -543,11 +543,12 @@ void loaded(Module *module, int image, uint64_t size, uint32_t linked) {
             contexts.clear();
         }
     }
-    for (Context *c : contexts) obtain(module, c);  // a library without contexts is obtained when one is made
+    for (Context *c : contexts)
+        load_sidecar(module, c);  // a library without contexts is obtained when one is made
 }
 
 void context_ready(Context *context, bool waits) {
-    Rare rare;
+    SlowPath slow_path;
     Registry &r = registry();
     // The log wants the GPU's clock, whether anything is instrumented or not.
     if (oplog.on() && !r.captures.load() && lock_within(context->busy, 1000)) {
@@ -563,7 +564,7 @@ void context_ready(Context *context, bool waits) {
             else libraries.push_back(l.second);
         }
     }
-    for (Module *m : libraries) obtain(m, context, waits);
+    for (Module *m : libraries) load_sidecar(m, context, waits);
 }
 
 constexpr uint32_t kAtOnce = 50;  // ms that the end of a capture waits for a quiet moment
@@ -582,11 +583,11 @@ void retry_waiting() {
     }
     // The end of a capture waits for nothing that runs, so neither does this.
     for (auto &w : work) {
-        Rare rare;
+        SlowPath slow_path;
         std::shared_ptr<const Answer> answer = answer_for(w.first, w.second, true);
-        if (answer &&
-            !when_quiet(*w.second, kAtOnce, [&](LaunchesHeld &) { apply(w.first, w.second, answer); }))
-            apply_later(w.first, w.second);
+        if (answer && !when_idle(*w.second, kAtOnce,
+                                 [&](LaunchesHeld &) { install_sidecar(w.first, w.second, answer); }))
+            install_later(w.first, w.second);
     }
 }
 

@@ -1,4 +1,4 @@
-// The host stack that launches: which way the program came to the driver.
+// The host stack of a launch: how the program got to the driver.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,18 @@ namespace gpubpf {
 
 extern const Lifetime stack_lifetime;
 
-// The number of the calling thread's stack, the agent's own frames left out; told to the tool when it is new. 0: not known, or there
-// are too many. Never throws.
+// Returns the number of the calling thread's stack, without the agent's own frames. Sends new stacks to the
+// tool. Returns 0 if the stack is unknown, or there are too many. Never throws.
 uint32_t host_stack() noexcept;
 
-// A name that is too long for a record, told as a stack of one frame whose symbol it is. 0: there are too many.
+// Returns a number for a name that is too long for a record. The tool gets it as a stack of one frame with
+// that symbol. Returns 0 if there are too many.
 uint32_t told_name(const std::string &name);
 
-// Whether an address is in the driver or in the agent; after stack_lifetime began.
+// Whether an address is in the driver or the agent. Call it only after stack_lifetime has begun.
 bool is_internal(uintptr_t code) noexcept;
-// Whether no frame on the calling thread's stack has its return address at `slot`, though the stack goes on behind that. False also where it cannot
-// be told.
+// Whether the calling thread's stack has no frame with its return address at `slot`, although it extends
+// beyond that. Also false if that cannot be determined.
 bool stack_lacks(uintptr_t slot) noexcept;
 
 }  // namespace gpubpf

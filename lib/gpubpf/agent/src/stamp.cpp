@@ -51,9 +51,9 @@ struct Poller {
 Poller *poller = nullptr;
 
 // A driver call of the agent from a hook: nothing in it is the program's.
-struct Own {
-    Own() { ++depth(); }
-    ~Own() { --depth(); }
+struct AgentCall {
+    AgentCall() { ++depth(); }
+    ~AgentCall() { --depth(); }
 };
 
 // Gives up what the context still has under way: it is broken.
@@ -266,7 +266,7 @@ Stamp *begin_stamp(Context &context, CUstream stream) noexcept {
         Stamps *stamps = stamps_of(context);
         Stamp *s = stamps ? take(*stamps) : nullptr;
         if (!s) return;
-        Own own;
+        AgentCall agent_call;
         if (driver.cuEventRecord(s->first, stream) == CUDA_SUCCESS) stamp = s;
         else give_back(s);
     });
@@ -275,7 +275,7 @@ Stamp *begin_stamp(Context &context, CUstream stream) noexcept {
 
 void end_stamp(Stamp *stamp, CUstream stream, const Record &operation, CUresult result) noexcept {
     quietly([&] {
-        Own own;
+        AgentCall agent_call;
         if (is_over(*stamp->of)) return;
         if (result != CUDA_SUCCESS || driver.cuEventRecord(stamp->second, stream) != CUDA_SUCCESS)
             return give_back(stamp);

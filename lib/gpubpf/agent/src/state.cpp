@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "agent.h"
-#include "found.h"
+#include "preexisting.h"
 
 namespace gpubpf {
 
@@ -51,7 +51,7 @@ const Lifetime registry_lifetime{
 };
 
 Context::~Context() {
-    for (const auto &r : registered) munmap(r.first, r.second);  // of one that is gone
+    for (const auto &r : registered) munmap(r.first, r.second);  // of a context that no longer exists
 }
 
 Copy::~Copy() {
@@ -97,7 +97,7 @@ Context *Registry::context(CUcontext handle, bool made) {
         Context *context;
     } none{};
     if (!handle) return nullptr;
-    Remembered &last = remembered(Note::Context, none);
+    Remembered &last = thread_cache(CacheSlot::Context, none);
     const uint64_t now = contexts_changed.load(std::memory_order_acquire);
     if (last.handle == handle && last.when == now) return last.context;
     {
@@ -129,7 +129,7 @@ Context *Registry::context(CUcontext handle, bool made) {
     {
         std::lock_guard<std::mutex> hold(lock);
         auto put = contexts.emplace(handle, c);
-        if (!put.second) {  // another thread was quicker
+        if (!put.second) {  // another thread was faster
             delete c;
             return put.first->second;
         }
@@ -137,7 +137,7 @@ Context *Registry::context(CUcontext handle, bool made) {
         c->before = agent.late && !made;
         only.store(serials == 1 && !agent.late ? c : nullptr, std::memory_order_release);
     }
-    if (!made) context_met(c);
+    if (!made) context_discovered(c);
     return c;
 }
 
@@ -179,8 +179,8 @@ void Registry::record(Module *module, Context *context, const void *handle, cons
     Kernel *k = kernel(module, name);
     const Function *known = functions.find(handle);
     if (known && known->kernel == k && known->context == context) return;
-    module->handles.push_back(
-        const_cast<void *>(handle));  // first: what is in the table must be forgotten one day
+    // First, because every handle in the table must be forgotten some day.
+    module->handles.push_back(const_cast<void *>(handle));
     functions.set(handle, &(new HandleFunction(k, context))->is);
     ++handles_changed;
 }

@@ -1,4 +1,4 @@
-#include "remains.h"
+#include "leftovers.h"
 
 #include <algorithm>
 #include <chrono>
@@ -24,7 +24,7 @@
 #include "graph.h"
 #include "hooks.h"
 #include "patch.h"
-#include "quiet.h"
+#include "gpu_idle.h"
 #include "stamp.h"
 
 namespace gpubpf {
@@ -42,23 +42,23 @@ constexpr milliseconds kLeastPause{1000}, kMostPause{8000};  // until that is tr
 constexpr useconds_t kStep = 1000,
                      kSteps = 2000;  // µs, and how many, that the end of a context or process waits for us
 
-struct Left {
+struct LeftoverList {
     std::mutex lock;                  // guards below; never held across a driver call
     std::condition_variable changed;  // somebody has waited for a context, or something was taken out
-    std::vector<Remains> all;
+    std::vector<Leftovers> all;
     std::multiset<CUcontext> inside;  // where threads of ours are
     bool thread = false;              // there is one
 };
-ProcessState<Left> left;
+ProcessState<LeftoverList> leftovers;
 std::atomic<bool> any{false}, abandoned{false};
 std::atomic<int> captures{0};
 
 // Something is given back once nothing runs; else it waits for the end of its context.
-bool waits_for_kernels(const Remains &r) { return !r.graphs; }
+bool waits_for_kernels(const Leftovers &r) { return !r.graphs; }
 
 // With context.busy held: all that is to be freed.
-Remains gather(Context &context, uint64_t attachment) {
-    Remains r;
+Leftovers gather(Context &context, uint64_t attachment) {
+    Leftovers r;
     r.context = context.handle;
     r.device = context.device;
     r.attachment = attachment;
@@ -81,14 +81,14 @@ Remains gather(Context &context, uint64_t attachment) {
     return r;
 }
 
-bool is_empty(const Remains &r) {
+bool is_empty(const Leftovers &r) {
     return r.memory.empty() && r.registered.empty() && r.modules.empty() && r.events.empty() &&
            r.streams.empty();
 }
 
 // Takes one thing out.
-Remains one_of(Remains &r) {
-    Remains one;
+Leftovers one_of(Leftovers &r) {
+    Leftovers one;
     auto move = [](auto &from, auto &to) {
         if (from.empty()) return false;
         to.push_back(from.back());
@@ -101,7 +101,7 @@ Remains one_of(Remains &r) {
 }
 
 // Nothing of the context runs, and it is current.
-void free_all(const Remains &r) {
+void free_all(const Leftovers &r) {
     for (CUdeviceptr base : r.memory) driver.cuMemFree_v2(base);
     for (const auto &host : r.registered)
         if (driver.cuMemHostUnregister && driver.cuMemHostUnregister(host.first) == CUDA_SUCCESS)
@@ -116,24 +116,24 @@ void free_all(const Remains &r) {
 
 // Takes out what is left in a context.
 void take(CUcontext context) {
-    std::lock_guard<std::mutex> hold(left->lock);
-    auto end = std::remove_if(left->all.begin(), left->all.end(),
-                              [&](const Remains &r) { return r.context == context; });
-    left->all.erase(end, left->all.end());
-    any = !left->all.empty();
-    left->changed.notify_all();
+    std::lock_guard<std::mutex> hold(leftovers->lock);
+    auto end = std::remove_if(leftovers->all.begin(), leftovers->all.end(),
+                              [&](const Leftovers &r) { return r.context == context; });
+    leftovers->all.erase(end, leftovers->all.end());
+    any = !leftovers->all.empty();
+    leftovers->changed.notify_all();
 }
 
-// In a context, unless the program has ended it: then nothing is left there. It is not ended meanwhile, see remains_end_with().
+// In a context, unless the program has ended it: then nothing is left there. It is not ended meanwhile, see leftovers_end_with().
 class InContext {
   public:
-    explicit InContext(CUcontext context) : context_(context), left_(&*left) {
+    explicit InContext(CUcontext context) : context_(context), leftovers_(&*leftovers) {
         {
-            std::lock_guard<std::mutex> hold(left_->lock);
-            if (abandoned || std::none_of(left_->all.begin(), left_->all.end(),
-                                          [&](const Remains &r) { return r.context == context; }))
+            std::lock_guard<std::mutex> hold(leftovers_->lock);
+            if (abandoned || std::none_of(leftovers_->all.begin(), leftovers_->all.end(),
+                                          [&](const Leftovers &r) { return r.context == context; }))
                 return;
-            left_->inside.insert(context);
+            leftovers_->inside.insert(context);
         }
         entered_ = true;
         pushed_ = driver.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
@@ -142,8 +142,8 @@ class InContext {
         CUcontext popped;
         if (pushed_) driver.cuCtxPopCurrent_v2(&popped);
         if (!entered_) return;
-        std::lock_guard<std::mutex> hold(left_->lock);
-        left_->inside.erase(left_->inside.find(context_));
+        std::lock_guard<std::mutex> hold(leftovers_->lock);
+        leftovers_->inside.erase(leftovers_->inside.find(context_));
     }
     InContext(const InContext &) = delete;
     InContext &operator=(const InContext &) = delete;
@@ -152,7 +152,7 @@ class InContext {
   private:
     DriverScope scope_;
     CUcontext context_;
-    Left *left_;
+    LeftoverList *leftovers_;
     bool entered_ = false, pushed_ = false;
 };
 
@@ -205,8 +205,8 @@ std::shared_ptr<Waiting> wait_for_context(CUcontext context, bool soon) {
                 waiting->over = true;
                 waiting->thread = 0;
             }
-            std::lock_guard<std::mutex> hold(left->lock);
-            left->changed.notify_all();
+            std::lock_guard<std::mutex> hold(leftovers->lock);
+            leftovers->changed.notify_all();
         }).detach();
     } catch (...) {
         waiting->over = true;
@@ -235,8 +235,8 @@ void free_held(CUcontext context, Turn &turn, const std::vector<uint64_t> &attac
         if (copies_under_way(number)) return;
     std::shared_ptr<Waiting> waiting = wait_for_context(context, true);
     {
-        std::unique_lock<std::mutex> hold(left->lock);
-        left->changed.wait_for(hold, kProof, [&] { return waiting->is_over(); });
+        std::unique_lock<std::mutex> hold(leftovers->lock);
+        leftovers->changed.wait_for(hold, kProof, [&] { return waiting->is_over(); });
     }
     {
         std::lock_guard<std::mutex> hold(waiting->lock);
@@ -251,16 +251,16 @@ void free_held(CUcontext context, Turn &turn, const std::vector<uint64_t> &attac
     held.begin_work();
     InContext in(context);
     while (in && held.more() && !abandoned) {
-        Remains one;  // a thing at a time: the program may end the context, then there is nothing more
+        Leftovers one;  // a thing at a time: the program may end the context, then there is nothing more
         {
-            std::lock_guard<std::mutex> hold(left->lock);
-            auto r = std::find_if(left->all.begin(), left->all.end(), [&](const Remains &l) {
+            std::lock_guard<std::mutex> hold(leftovers->lock);
+            auto r = std::find_if(leftovers->all.begin(), leftovers->all.end(), [&](const Leftovers &l) {
                 return l.context == context && waits_for_kernels(l);
             });
-            if (r == left->all.end()) break;
+            if (r == leftovers->all.end()) break;
             one = one_of(*r);
-            if (is_empty(*r)) left->all.erase(r);
-            any = !left->all.empty();
+            if (is_empty(*r)) leftovers->all.erase(r);
+            any = !leftovers->all.empty();
         }
         free_all(one);
     }
@@ -296,21 +296,22 @@ void *free_later(void *) {
         std::map<CUcontext, std::vector<uint64_t>>
             contexts;  // with the attachments that left something there
         {
-            std::unique_lock<std::mutex> hold(left->lock);
+            std::unique_lock<std::mutex> hold(leftovers->lock);
             bool all_wait = true;
             for (const auto &t : turns) all_wait = all_wait && t.second.waiting;
             auto changed = [&] {
-                return left->all.size() != seen || std::any_of(turns.begin(), turns.end(), [](const auto &t) {
+                return leftovers->all.size() != seen ||
+                       std::any_of(turns.begin(), turns.end(), [](const auto &t) {
                            return t.second.waiting && t.second.waiting->is_over();
                        });
             };
-            left->changed.wait_for(hold, all_wait ? kSeldom : kLook, changed);
-            if (left->all.empty() || abandoned) {
-                left->thread = false;
+            leftovers->changed.wait_for(hold, all_wait ? kSeldom : kLook, changed);
+            if (leftovers->all.empty() || abandoned) {
+                leftovers->thread = false;
                 break;
             }
-            seen = left->all.size();
-            for (const Remains &r : left->all)
+            seen = leftovers->all.size();
+            for (const Leftovers &r : leftovers->all)
                 if (waits_for_kernels(r)) contexts[r.context].push_back(r.attachment);
         }
         for (auto it = turns.begin(); it != turns.end();)
@@ -318,22 +319,22 @@ void *free_later(void *) {
         for (auto &c : contexts)
             if (!abandoned) quietly([&] { take_turn(c.first, turns[c.first], c.second); });
         if (contexts.empty() && hooked)
-            take_out_rest(serves_remains);  // what is launched is of no concern any more
+            take_out_rest(serves_leftovers);  // what is launched is of no concern any more
         hooked = !contexts.empty();
     }
-    if (!abandoned) take_out_rest(serves_remains);
+    if (!abandoned) take_out_rest(serves_leftovers);
     return nullptr;
 }
 
-// With left->lock held.
+// With leftovers->lock held.
 void start_thread() {
-    if (left->thread || left->all.empty()) return;
+    if (leftovers->thread || leftovers->all.empty()) return;
     sigset_t everything, before;
     sigfillset(&everything);
     pthread_sigmask(SIG_SETMASK, &everything, &before);
     pthread_t thread;
-    left->thread = pthread_create(&thread, nullptr, free_later, nullptr) == 0;
-    if (left->thread) pthread_detach(thread);
+    leftovers->thread = pthread_create(&thread, nullptr, free_later, nullptr) == 0;
+    if (leftovers->thread) pthread_detach(thread);
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
@@ -355,18 +356,18 @@ bool is_primary(CUcontext context, CUdevice device) {
     return primary == context;
 }
 
-void give_back(uint64_t attachment) {
+void release_driver_objects(uint64_t attachment) {
     std::vector<Context *> contexts;
     {
         std::lock_guard<std::mutex> hold(registry().lock);
         for (const auto &c : registry().contexts) contexts.push_back(c.second);
     }
     graphs_back(kAtOnce);
-    std::vector<Remains> rest;
+    std::vector<Leftovers> rest;
     std::vector<Context *> of_rest;
     for (Context *c : contexts) {
         if (c->dead || !lock_within(c->busy, kAtOnce)) continue;
-        Remains r;
+        Leftovers r;
         {
             std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
             r = gather(*c, attachment);
@@ -374,7 +375,7 @@ void give_back(uint64_t attachment) {
         if (is_empty(r)) continue;
         const bool launched = wait_until_each_was_out(kAtOnce) && !copies_under_way(attachment);
         if (launched && waits_for_kernels(r) && !abandoned)
-            when_quiet(*c, kAtOnce, [&](LaunchesHeld &held) {
+            when_idle(*c, kAtOnce, [&](LaunchesHeld &held) {
                 if (!lock_within(c->busy, kBusy)) return;
                 std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
                 Current current(*c);
@@ -387,23 +388,23 @@ void give_back(uint64_t attachment) {
         of_rest.push_back(c);
     }
     if (rest.empty()) return;
-    for (Remains &r : rest) r.primary = is_primary(r.context, r.device);
+    for (Leftovers &r : rest) r.primary = is_primary(r.context, r.device);
     captures = registry().captures.load();
     {
-        std::lock_guard<std::mutex> hold(left->lock);
-        std::move(rest.begin(), rest.end(), std::back_inserter(left->all));
+        std::lock_guard<std::mutex> hold(leftovers->lock);
+        std::move(rest.begin(), rest.end(), std::back_inserter(leftovers->all));
         any = true;
     }
     for (Context *c : of_rest)  // one that went meanwhile did not know of it
         if (c->dead) take(c->handle);
-    std::lock_guard<std::mutex> hold(left->lock);
+    std::lock_guard<std::mutex> hold(leftovers->lock);
     start_thread();
 }
 
-bool has_remains() { return any.load(std::memory_order_acquire); }
+bool has_leftovers() { return any.load(std::memory_order_acquire); }
 
-bool serves_remains(const char *name) {
-    if (!has_remains()) return false;
+bool serves_leftovers(const char *name) {
+    if (!has_leftovers()) return false;
     auto is_one_of = [&](std::initializer_list<const char *> beginnings) {
         return std::any_of(beginnings.begin(), beginnings.end(),
                            [&](const char *b) { return strncmp(name, b, strlen(b)) == 0; });
@@ -411,61 +412,61 @@ bool serves_remains(const char *name) {
     if (strcmp(name, "cuDevicePrimaryCtxRetain") == 0) return false;
     if (is_one_of({"cuCtxDestroy", "cuDevicePrimaryCtxRe", "cuStreamBeginCapture", "cuStreamEndCapture"}))
         return true;
-    std::lock_guard<std::mutex> hold(left->lock);
-    return std::any_of(left->all.begin(), left->all.end(), waits_for_kernels) &&
+    std::lock_guard<std::mutex> hold(leftovers->lock);
+    return std::any_of(leftovers->all.begin(), leftovers->all.end(), waits_for_kernels) &&
            is_one_of({"cuLaunch", "cuGraphLaunch", "cuStreamWaitValue", "cuStreamBatchMemOp",
                       "cuStreamAddCallback", "cuWaitExternal"});
 }
 
-void remains_end_with(CUcontext context) {
-    if (!has_remains()) return;
+void leftovers_end_with(CUcontext context) {
+    if (!has_leftovers()) return;
     quietly([&] {
         take(context);
         auto inside = [&] {
-            std::lock_guard<std::mutex> hold(left->lock);
-            return left->inside.count(context) != 0;
+            std::lock_guard<std::mutex> hold(leftovers->lock);
+            return leftovers->inside.count(context) != 0;
         };
         for (useconds_t i = 0; i < kSteps && inside(); ++i) usleep(kStep);
     });
 }
 
-void remains_end_with_device(CUdevice device) {
-    if (!has_remains() || !driver.cuDevicePrimaryCtxGetState) return;
+void leftovers_end_with_device(CUdevice device) {
+    if (!has_leftovers() || !driver.cuDevicePrimaryCtxGetState) return;
     unsigned flags = 0;
     int active = 1;
     if (driver.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || active) return;
     quietly([&] {
         std::vector<CUcontext> gone;
         {
-            std::lock_guard<std::mutex> hold(left->lock);
-            for (const Remains &r : left->all)
+            std::lock_guard<std::mutex> hold(leftovers->lock);
+            for (const Leftovers &r : leftovers->all)
                 if (r.primary && r.device == device) gone.push_back(r.context);
         }
         for (CUcontext c : gone) take(c);
     });
 }
 
-void remains_captured(int more) {
+void leftovers_captured(int more) {
     int before = captures.load();
     while (before + more >= 0 && !captures.compare_exchange_weak(before, before + more)) {
     }
 }
 
-const Lifetime remains_lifetime{
+const Lifetime leftovers_lifetime{
     nullptr,
     nullptr,
     nullptr,
     [] {
-        left.in_forked_child();
+        leftovers.in_forked_child();
         any = false;
     },
 };
 
-void abandon_remains() {
+void abandon_leftovers() {
     abandoned = true;
     auto inside = [] {
-        std::lock_guard<std::mutex> hold(left->lock);
-        return !left->inside.empty();
+        std::lock_guard<std::mutex> hold(leftovers->lock);
+        return !leftovers->inside.empty();
     };
     for (useconds_t i = 0; i < kSteps / 20 && inside(); ++i) usleep(kStep);
 }

@@ -1,4 +1,4 @@
-#include "quiet.h"
+#include "gpu_idle.h"
 
 #include <algorithm>
 #include <chrono>
@@ -15,7 +15,7 @@
 
 #include "agent.h"
 #include "current.h"
-#include "found.h"
+#include "preexisting.h"
 
 namespace gpubpf {
 
@@ -249,7 +249,7 @@ Watching::~Watching() {
     });
 }
 
-bool may_wait(Context &context, uint32_t patience_ms) {
+bool wait_is_short(Context &context, uint32_t patience_ms) {
     bool quiet = false;
     quietly([&] {
         Watching watching;
@@ -332,9 +332,9 @@ void LaunchesHeld::begin_work() {
 
 bool LaunchesHeld::more() const { return count(Clock::now()) < work_until_; }
 
-bool when_quiet(Context &context, uint32_t patience_ms, const std::function<void(LaunchesHeld &)> &work) {
+bool when_idle(Context &context, uint32_t patience_ms, const std::function<void(LaunchesHeld &)> &work) {
     Watching watching;
-    if (!may_wait(context, patience_ms)) return false;
+    if (!wait_is_short(context, patience_ms)) return false;
     LaunchesHeld held;
     if (!held.none_under_way() || !held.nothing_runs(context)) return false;
     held.begin_work();
@@ -354,7 +354,7 @@ void wait_while_held(Thread *thread) noexcept {
     }
 }
 
-void put_event_behind(Where where) noexcept {
+void put_event_behind(StreamRef where) noexcept {
     quietly([&] {
         if (!driver.cuEventCreate || !driver.cuEventRecord || !driver.cuEventQuery ||
             capturing(where.handle()))
@@ -384,7 +384,7 @@ void put_event_behind(Where where) noexcept {
     });
 }
 
-const Lifetime quiet_lifetime{
+const Lifetime gpu_idle_lifetime{
     [] {
         all.begin();
         watchers = 0;
@@ -401,9 +401,9 @@ const Lifetime quiet_lifetime{
     },
 };
 
-void settle() { all->since = Clock::now().time_since_epoch().count(); }
+void hooks_are_in() { all->since = Clock::now().time_since_epoch().count(); }
 
-void forget_quiet(const Context *context) {
+void forget_streams(const Context *context) {
     std::lock_guard<std::mutex> hold(all->lock);
     for (auto it = all->busy.begin(); it != all->busy.end();)
         it = it->first.context == context ? all->busy.erase(it) : std::next(it);
@@ -440,7 +440,7 @@ bool capture_ended(CUstream stream) {
         registry().captures.fetch_sub(static_cast<int>(all->before.size()) -
                                       1);  // and one more by the caller
     all->before.clear();
-    settle();
+    hooks_are_in();
     all->not_captured.clear();  // there may be another from before, which is found again
     stream_epoch.fetch_add(1, std::memory_order_release);
     return counted;
@@ -462,7 +462,7 @@ struct NotCaptured {
 
 [[gnu::noinline]] bool ask_whether_captured(CUstream stream) {
     NotCaptured none{};
-    NotCaptured::One &last = remembered(Note::Captures, none).at(stream);
+    NotCaptured::One &last = thread_cache(CacheSlot::Captures, none).at(stream);
     const uint64_t epoch = stream_epoch.load(std::memory_order_acquire);
     bool captured = false;
     quietly([&] {
@@ -497,7 +497,7 @@ struct NotCaptured {
 bool captured_before(CUstream stream) {
     const Thread *t = own_record();
     if (void *known =
-            t ? t->remembered[static_cast<size_t>(Note::Captures)] : nullptr) {  // each launch comes here
+            t ? t->cache[static_cast<size_t>(CacheSlot::Captures)] : nullptr) {  // each launch comes here
         const NotCaptured::One &last = static_cast<NotCaptured *>(known)->at(stream);
         if (last.epoch == stream_epoch.load(std::memory_order_acquire) && last.stream == stream) return false;
     }

@@ -1,4 +1,4 @@
-#include "found.h"
+#include "preexisting.h"
 
 #include <algorithm>
 #include <chrono>
@@ -11,7 +11,7 @@
 #include "current.h"
 #include "hooks.h"
 #include "log.h"
-#include "quiet.h"
+#include "gpu_idle.h"
 
 namespace gpubpf {
 
@@ -50,24 +50,24 @@ struct Parameter {
     uint32_t offset, size;
 };
 
-struct Described {
+struct KernelDescription {
     std::string name;
     bool told = false;
     std::vector<Parameter> parameters;
     int32_t attributes[sizeof kTold / sizeof *kTold];
 };
 
-struct Untold {  // a module that the tool has not heard of
+struct Unreported {  // a module that the tool has not heard of
     Module *module = nullptr;
     Context *context = nullptr;  // where it was met
     bool whole = false;
     std::vector<std::string> names;
-    std::vector<Described> kernels;
+    std::vector<KernelDescription> kernels;
 };
 
 struct State {
     std::mutex lock;  // guards below; never held across a driver call
-    std::deque<Untold> untold;
+    std::deque<Unreported> unreported;
     std::vector<std::pair<Module *, Context *>>
         later;  // no module: only the context is made ready; no context: all
     std::atomic<uint32_t> misses{0};
@@ -150,8 +150,8 @@ bool parameters_of(CUfunction f, std::vector<Parameter> &parameters) {
     return false;
 }
 
-Described describe(const Identity &who) {
-    Described d;
+KernelDescription describe(const Identity &who) {
+    KernelDescription d;
     d.name = who.name;
     d.told = who.function && parameters_of(who.function, d.parameters);
     if (!d.told) d.parameters.clear();
@@ -181,8 +181,8 @@ bool names_of(Owner owner, CUresult (*count)(unsigned *, Owner), CUresult (*list
     return true;
 }
 
-Untold untold(const Identity &who, Module *module, Context *context) {
-    Untold u;
+Unreported unreported(const Identity &who, Module *module, Context *context) {
+    Unreported u;
     u.module = module;
     u.context = context;
     u.whole =
@@ -216,7 +216,7 @@ const Function *ask_driver(void *handle, Context *context) {
     const bool is_of_context = is_function(handle, who);
     if (!is_of_context && !is_kernel(handle, who)) return nullptr;
     Registry &r = registry();
-    Described kernel = describe(who);
+    KernelDescription kernel = describe(who);
     Module *module = nullptr;
     {
         std::lock_guard<std::mutex> hold(r.lock);
@@ -224,11 +224,11 @@ const Function *ask_driver(void *handle, Context *context) {
     }
     if (!module) {
         auto *made = new Module;
-        made->found = true;
+        made->preexisting = true;
         made->module = who.module;
         made->library = who.library;
         made->context = who.module ? context : nullptr;
-        Untold u = untold(who, made, context);
+        Unreported u = unreported(who, made, context);
         std::lock_guard<std::mutex> hold(r.lock);
         module = known_module(who);  // another thread may have been quicker
         if (!module) {
@@ -236,18 +236,18 @@ const Function *ask_driver(void *handle, Context *context) {
             if (who.library) r.libraries[who.library] = made;
             else r.modules[who.module] = made;
             std::lock_guard<std::mutex> held(state->lock);
-            state->untold.push_back(std::move(u));
+            state->unreported.push_back(std::move(u));
         } else {
             delete made;
         }
     }
     {
         std::lock_guard<std::mutex> hold(state->lock);
-        for (Untold &u : state->untold)
+        for (Unreported &u : state->unreported)
             if (u.module == module) u.kernels.push_back(std::move(kernel));
     }
     r.record(module, is_of_context ? context : nullptr, handle, who.name.c_str());
-    agent.want_found();
+    agent.wake_for_preexisting();
     return r.functions.find(handle);
 }
 
@@ -262,7 +262,7 @@ void look_at(const void *bytes, size_t size, const Context &context) {
     struct Remembered {
         uint64_t last[64], when;
     } none{};
-    Remembered &some = remembered(Note::Addresses, none);
+    Remembered &some = thread_cache(CacheSlot::Addresses, none);
     if (const uint64_t now = attachment.load(std::memory_order_relaxed); some.when != now) {
         some = {};
         some.when = now;
@@ -289,16 +289,16 @@ bool works(const Context *context) { return context && !context->dead && !contex
 
 }  // namespace
 
-const Lifetime found_lifetime = lifetime_of_attachment_state<state>();
+const Lifetime preexisting_lifetime = lifetime_of_attachment_state<state>();
 
-void stop_found() {
+void stop_installing() {
     std::unique_ptr<Watching> over;  // ends without the lock
     std::lock_guard<std::mutex> hold(state->lock);
     state->later.clear();
     over = std::move(state->watching);
 }
 
-const Function *found(const void *handle, Context *context) {
+const Function *identify_handle(const void *handle, Context *context) {
     struct Remembered {
         const void *handle;
         uint64_t when;
@@ -306,16 +306,16 @@ const Function *found(const void *handle, Context *context) {
     if (!agent.late || !handle || !context || !(driver.cuFuncGetName || driver.cuKernelGetName))
         return nullptr;
     const uint64_t now = handles_changed.load(std::memory_order_acquire);
-    Remembered &unknown = remembered(Note::Unknown, none);
+    Remembered &unknown = thread_cache(CacheSlot::Unknown, none);
     if (unknown.handle == handle && unknown.when == now) return nullptr;
     const Function *f = nullptr;
-    Rare rare;
+    SlowPath slow_path;
     quietly([&] { f = ask_driver(const_cast<void *>(handle), context); });
     if (!f) unknown = {handle, now};
     return f;
 }
 
-Context *context_of(Where where) {
+Context *context_of(StreamRef where) {
     Registry &r = registry();
     if (Context *only = r.only.load(std::memory_order_acquire)) return only;
     // In the context of the stream, and for a default stream in the current one.
@@ -327,8 +327,8 @@ Context *context_of(Where where) {
     return r.current();
 }
 
-void mentioned(const Layout &layout, const Context &context, void **parameters, const void *given,
-               size_t bytes) noexcept {
+void log_mentioned_allocations(const Layout &layout, const Context &context, void **parameters,
+                               const void *given, size_t bytes) noexcept {
     quietly([&] {
         if (given) look_at(given, bytes, context);
         for (size_t i = 0; !given && i < layout.sizes.size(); ++i)
@@ -336,18 +336,18 @@ void mentioned(const Layout &layout, const Context &context, void **parameters, 
     });
 }
 
-void context_met(Context *context) {
-    if (agent.late) apply_later(nullptr, context);
+void context_discovered(Context *context) {
+    if (agent.late) install_later(nullptr, context);
 }
 
-void apply_later(Module *module, Context *context) {
+void install_later(Module *module, Context *context) {
     {
         std::lock_guard<std::mutex> hold(state->lock);
         std::pair<Module *, Context *> one(module, context);
         if (std::find(state->later.begin(), state->later.end(), one) == state->later.end())
             state->later.push_back(one);
     }
-    agent.want_found();
+    agent.wake_for_preexisting();
 }
 
 std::vector<Module *> modules_of_library(CUlibrary library) {
@@ -356,7 +356,7 @@ std::vector<Module *> modules_of_library(CUlibrary library) {
     {
         std::lock_guard<std::mutex> hold(registry().lock);
         for (auto &m : registry().modules)
-            if (m.second->found && m.second->module && !m.second->gone && !m.second->handles.empty() &&
+            if (m.second->preexisting && m.second->module && !m.second->gone && !m.second->handles.empty() &&
                 !m.second->kernels.empty() && works(m.second->context))
                 candidates.push_back(m.second);
         for (Module *m : candidates) names.push_back(m->kernels.begin()->first);
@@ -376,20 +376,20 @@ std::vector<Module *> modules_of_library(CUlibrary library) {
     return found;
 }
 
-void tell_found() {
+void report_preexisting() {
     for (;;) {
-        Untold u;
+        Unreported u;
         {
             std::lock_guard<std::mutex> hold(state->lock);
-            if (state->untold.empty()) return;
-            u = std::move(state->untold.front());
-            state->untold.pop_front();
+            if (state->unreported.empty()) return;
+            u = std::move(state->unreported.front());
+            state->unreported.pop_front();
         }
         Writer w;
         w.u32(u.whole ? uint32_t(kAllNames) : 0u).u32(static_cast<uint32_t>(u.names.size()));
         for (const std::string &name : u.names) w.text(name);
         w.u32(static_cast<uint32_t>(u.kernels.size()));
-        for (const Described &k : u.kernels) {
+        for (const KernelDescription &k : u.kernels) {
             w.text(k.name).u32(k.told).u32(static_cast<uint32_t>(k.parameters.size()));
             for (const Parameter &p : k.parameters) w.u32(p.offset).u32(p.size);
             w.raw(k.attributes, sizeof k.attributes);
@@ -404,7 +404,7 @@ void tell_found() {
     }
 }
 
-int apply_waits() {
+int install_due_in() {
     std::lock_guard<std::mutex> hold(state->lock);
     if (state->later.empty()) return -1;
     const auto left =
@@ -412,7 +412,7 @@ int apply_waits() {
     return std::max(kOften, static_cast<int>(left));
 }
 
-void apply_now() {
+void install_pending() {
     std::vector<std::pair<Module *, Context *>> work;
     {
         std::lock_guard<std::mutex> hold(state->lock);
@@ -431,7 +431,7 @@ void apply_now() {
     for (Context *c : contexts) {
         bool wanted = false;
         for (auto &w : work) wanted = wanted || !w.second || w.second == c;
-        if (wanted && works(c) && agent.live && may_wait(*c, kPatience)) ready.insert(c);
+        if (wanted && works(c) && agent.live && wait_is_short(*c, kPatience)) ready.insert(c);
     }
     std::unique_ptr<LaunchesHeld> held;
     if (!ready.empty()) {
@@ -448,7 +448,7 @@ void apply_now() {
         for (Context *c : contexts) {
             if ((w.second && w.second != c) || !works(c)) continue;
             if (!ready.count(c) || !held->more()) waits = true;
-            else if (w.first) obtain(w.first, c, false);
+            else if (w.first) load_sidecar(w.first, c, false);
             else context_ready(c, false), enlarge_pool(*c);
         }
         if (waits && agent.live) left.push_back(w);
@@ -470,7 +470,7 @@ void apply_now() {
     }
 }
 
-const char *differs(CUfunction original, const Layout &layout) {
+const char *mismatch(CUfunction original, const Layout &layout) {
     std::vector<Parameter> parameters;
     DriverScope scope;
     if (!original || !parameters_of(original, parameters)) return nullptr;
