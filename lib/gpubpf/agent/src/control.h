@@ -41,7 +41,7 @@ struct Control {
     // Timed calls that took longer than kLong (thread.cpp): their number and time. hooks_ticks_ns does not
     // include them.
     std::atomic<uint64_t> hooks_long, hooks_long_ns;
-    std::atomic<uint64_t> hooks_rare_ns;  // of what is rare and may take long (SlowPath), all of it
+    std::atomic<uint64_t> hooks_rare_ns;  // total time of rare work that may take long (SlowPath)
     uint64_t reserved[3];
     Slot slots[kSlots];
 };

@@ -1,4 +1,4 @@
-// Reading map memory back, in bulk, into a file that the tool gets.
+// Reads map memory back, in bulk, into a file for the tool.
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -27,8 +27,8 @@ namespace gpubpf {
 
 namespace {
 
-constexpr uint32_t kAtOnce =
-    20;  // ms that more memory may wait for a quiet moment, before other work goes on
+// ms that enlarging a pool may wait for a suitable moment before other work continues
+constexpr uint32_t kAtOnce = 20;
 
 constexpr uint64_t kPage = 4096;
 uint64_t whole_pages(uint64_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }
@@ -42,7 +42,8 @@ bool copy_out(Context &context, void *to, CUdeviceptr from, uint64_t bytes) {
     return driver.cuMemcpyDtoHAsync_v2(to, from, bytes, context.stream) == CUDA_SUCCESS;
 }
 
-// The records of a ring in GPU memory that the tool has not taken yet, each where it lies in the ring; `control` was copied before.
+// Copies the records that the tool has not consumed yet from a ring in GPU memory, each to its place in the
+// ring. The ring's control block was copied before.
 bool copy_records(Context &context, const RingMemory &ring, const char *control, char *to) {
     const uint64_t first = (64 * uint64_t(ring.shards) + kPage - 1) & ~(kPage - 1);
     for (uint32_t shard = 0; shard < ring.shards; ++shard) {
@@ -51,7 +52,7 @@ bool copy_records(Context &context, const RingMemory &ring, const char *control,
         uint64_t at = shard < ring.consumed.size() ? ring.consumed[shard] : 0;
         const uint64_t begin = first + shard * ring.capacity * ring.stride;
         if (reserved < at || reserved - at > ring.capacity)
-            reserved = at + ring.capacity;  // never, while the lowering is right
+            reserved = at + ring.capacity;  // cannot happen if the generated code is right
         while (at < reserved) {
             const uint64_t index = at & (ring.capacity - 1),
                            n = std::min(reserved - at, ring.capacity - index);
@@ -63,8 +64,9 @@ bool copy_records(Context &context, const RingMemory &ring, const char *control,
     return true;
 }
 
-// Gives the memory of what is zero in a map of the context back to the system: large ones are mostly empty, and the tool keeps the
-// files. (What holds the values of launches stays whole: the tool goes by that, since nobody could claim more than there is.)
+// Returns the file's memory that holds zeros in a map of the context to the system. Large maps are mostly
+// empty, and the tool keeps the files. The part with the values of launches stays: the tool relies on it,
+// because otherwise nobody could claim more than exists.
 void punch(int fd, const char *bytes, uint64_t from, uint64_t size) {
     constexpr uint64_t kPart = 16 * kPage;
     auto empty = [&](uint64_t at) { return !bytes[at] && !memcmp(bytes + at, bytes + at + 1, kPart - 1); };
@@ -79,7 +81,7 @@ void punch(int fd, const char *bytes, uint64_t from, uint64_t size) {
     }
 }
 
-// With context.busy held.
+// Call it with context.busy held.
 void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t flags) {
     if (!context.stream) return;
     Current current(context);
@@ -94,8 +96,8 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
     uint32_t instances = 0, shared = 0, rings = 0;
     Writer shared_table, ring_table;
     std::vector<uint64_t> ring_offsets;
-    std::vector<std::pair<uint64_t, uint64_t>>
-        wide;  // where in the file the context's maps are, and how large: the tool knows that
+    // Offsets and sizes of the context's maps in the file, which the tool knows.
+    std::vector<std::pair<uint64_t, uint64_t>> wide;
     {
         std::lock_guard<std::mutex> hold(context.memory);
         for (auto &p : context.pools) {
@@ -160,8 +162,8 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
             if (!copy_out(context, bytes + r.offset, r.base, r.size)) flags |= kFailed;
         if (!wait_for(context.stream, 5000)) flags |= kFailed;
         for (size_t i = 0; i < context.rings.size() && !(flags & kFailed); ++i) {
-            const RingMemory &r =
-                context.rings[i];  // controls begin the first pool, which comes first in the file
+            // Control blocks are at the start of the first pool, which is first in the file.
+            const RingMemory &r = context.rings[i];
             if (!r.mapped && !copy_records(context, r, bytes + (r.control - context.pools[0]->base),
                                            bytes + ring_offsets[i]))
                 flags |= kFailed;
@@ -170,10 +172,11 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
     }
     if (to != MAP_FAILED && !(flags & kFailed))
         for (const auto &part : wide) punch(fd, bytes, part.first, part.second);
-    // A copy that is under way still goes to the mapping: then it stays.
+    // After a failure, a copy may still be writing to the mapping, so the mapping stays.
     if (to != MAP_FAILED && !(flags & kFailed)) munmap(to, end);
     if (fd >= 0)
-        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);  // so that the tool can map it
+        fcntl(fd, F_ADD_SEALS,
+              F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);  // so that the tool can map it safely
 
     Writer w;
     w.u32(sequence)
@@ -185,7 +188,7 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
     w.u32(instances).raw(table.bytes.data(), table.bytes.size());
     w.u32(shared).raw(shared_table.bytes.data(), shared_table.bytes.size());
     w.u32(rings).raw(ring_table.bytes.data(), ring_table.bytes.size());
-    if (fd < 0) return;  // no file to be had: the tool counts these launches as lost
+    if (fd < 0) return;  // no file could be made; the tool counts these launches as lost
     agent.send(Message::Snapshot, w, fd);
     close(fd);
 }
@@ -201,13 +204,14 @@ std::vector<Context *> contexts() {
 
 namespace {
 
-// A thread that waits for a context, for as long as kernels run there: the only one of these for it, whatever attachments come and go.
+// A thread that waits for a context, as long as kernels run there. It is the only one for its context, across
+// attachments.
 struct Idle {
     std::atomic<int> result{-1};
 };
 
 struct Idles {
-    std::mutex lock;  // guards below
+    std::mutex lock;  // guards the member below
     std::map<CUcontext, std::shared_ptr<Idle>> known;
 };
 ProcessState<Idles> idles;
@@ -216,7 +220,7 @@ void start_waiting(const std::shared_ptr<Idle> &idle, CUcontext handle, bool goe
     std::thread([idle, handle, goes_on] {
         sigset_t every;
         sigfillset(&every);
-        pthread_sigmask(SIG_SETMASK, &every, nullptr);  // handlers run on the application's threads
+        pthread_sigmask(SIG_SETMASK, &every, nullptr);  // handlers run only on the application's threads
         prctl(PR_SET_NAME, "gpubpf-wait");
         DriverScope scope;
         CUcontext popped;
@@ -236,8 +240,8 @@ void start_waiting(const std::shared_ptr<Idle> &idle, CUcontext handle, bool goe
 
 const Lifetime drain_lifetime = lifetime_of_process_state<idles>();
 
-// To wait for a context of which a stream is captured is an error that ends the capture, whatever the thread's capture mode (CUDA programming
-// guide, "Prohibited and Unhandled Operations").
+// Waiting for a context while one of its streams is captured is an error that ends the capture, whatever the
+// thread's capture mode (CUDA programming guide, "Prohibited and Unhandled Operations").
 bool idle_within(const Context &context, uint32_t wait_ms, bool goes_on) {
     auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms);
     while (goes_on && registry().captures.load()) {
@@ -255,7 +259,7 @@ bool idle_within(const Context &context, uint32_t wait_ms, bool goes_on) {
             usleep(pause);
         return idle.result.load() >= 0;
     };
-    if (before && !is_over(*before)) return false;  // what it waits for still runs
+    if (before && !is_over(*before)) return false;  // the work that it waits for still runs
     try {
         {
             std::lock_guard<std::mutex> hold(idles->lock);
@@ -277,7 +281,7 @@ bool drain(uint32_t sequence, uint32_t wait_ms, bool rings) {
             continue;
         }
         std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
-        // In a capture nothing is copied, unless this is the end.
+        // Nothing is copied during a capture, unless this is the end.
         if (c->dead || (registry().captures.load() && !wait_ms)) all = all && c->dead;
         else snapshot(*c, sequence, wait_ms, rings ? uint32_t(kOfRings) : 0u);
         if (!c->dead) collect_stamps(*c, std::min<uint32_t>(wait_ms, 500));
@@ -306,7 +310,8 @@ void calibrate_all() {
     }
 }
 
-// The application destroys it now: nobody may be in it any more. (Nor does the agent come back: `dead`.)
+// The application destroys the context now. So no other thread may be in it, and the agent does not use it
+// again (`dead`).
 void close_context(Context *context) {
     bool ours = lock_within(context->busy, 10000);
     if (ours && agent.connected) quietly([&] { snapshot(*context, 0, 2000, kClosed); });
@@ -321,7 +326,8 @@ void close_context(Context *context) {
     if (ours) context->busy.unlock();
 }
 
-// Whether the application's call ends it shows afterwards only; a later reading replaces this one.
+// Only after the application's call is it known whether the context has ended. If not, a later drain replaces
+// this one.
 void drain_context(Context *context) {
     if (!agent.connected || !lock_within(context->busy, 10000)) return;
     std::lock_guard<std::mutex> busy(context->busy, std::adopt_lock);
@@ -361,8 +367,9 @@ void enlarge_pool(Context &c) {
     size_t free = 0, total = 0;
     uint64_t taken = 0;
     for (auto &p : c.pools) taken += p->size;
-    // Twice what was asked for, since the next shape is likely to be as large; but no more than half of what is left, and a quarter
-    // of the device in all: the application may want the rest.
+    // Allocate twice the requested size, because the next launch shape is likely to be as large. Leave half
+    // of the free memory, and take at most a quarter of the device's memory: the application may want the
+    // rest.
     if (current.ok() && driver.cuMemGetInfo_v2 && driver.cuMemGetInfo_v2(&free, &total) == CUDA_SUCCESS) {
         uint64_t room = std::min<uint64_t>(free / 2, total / 4 > taken ? total / 4 - taken : 0);
         if (wanted <= room) add_pool(c, std::min(wanted * 2, room));

@@ -26,13 +26,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// A capture from before is known by what is put into it: so long a program that captures is given to do that, before its context is waited
-// for, which ends captures.
+// A capture that began before the attachment is noticed when the program puts something into it. A capturing
+// program gets this long to do so before the agent waits for its context, because that would end the capture.
 constexpr milliseconds kSettle{100};
-// While a thread enters the driver to wait for a context, no capture begins: for so long, and at most.
+// While a thread enters the driver to wait for a context, no capture begins: for kEntering after the thread's
+// announcement. A capture looks every kHeld, and waits for kMostHeld at most.
 constexpr milliseconds kEntering{4};
 constexpr long kHeld = 200, kMostHeld = 20000;  // µs
-constexpr size_t kMostStreams = 4096;           // that are remembered not to be captured from before
+constexpr size_t kMostStreams = 4096;  // streams that are remembered as not being in an earlier capture
 
 struct Key {
     CUstream stream;
@@ -50,19 +51,20 @@ struct KeyHash {
     }
 };
 
-// A stream since it was first launched into while somebody watches.
+// A stream, since its first launch while it is being watched.
 struct Busy {
-    std::mutex
-        lock;  // guards below, also across the driver's calls: those who launch into the same stream wait there anyway
-    CUevent latest = nullptr;  // behind the last launch
-    bool ahead = false;        // it has not been seen to have happened
+    // Guards the members below, also across driver calls. Threads that launch into the same stream would wait
+    // in the driver anyway.
+    std::mutex lock;
+    CUevent latest = nullptr;  // recorded after the last launch
+    bool ahead = false;        // `latest` has not been seen completed
     Clock::time_point put_latest{};
-    CUevent probe = nullptr;  // behind a launch, until it has happened
+    CUevent probe = nullptr;  // recorded after some launch, until it has completed
     bool probing = false;
-    Clock::time_point put{};  // the probe
-    uint32_t passed = 0;      // probes
-    Clock::duration took{};   // the last one, until it was seen
-    bool lost = false;        // no event could be put: nothing is known of it
+    Clock::time_point put{};  // when the probe was recorded
+    uint32_t passed = 0;      // probes that have completed
+    Clock::duration took{};   // from the recording of the last probe until it was seen completed
+    bool lost = false;        // no event could be recorded, so nothing is known about the stream
 
     void look() {
         const Clock::time_point now = Clock::now();
@@ -73,9 +75,9 @@ struct Busy {
         }
         if (ahead && driver.cuEventQuery(latest) == CUDA_SUCCESS) ahead = false;
     }
-    // It goes on, as far as it was seen, and what it is at takes no longer than what was before.
+    // The stream makes progress, as far as was seen, and its current work takes no longer than earlier work.
     bool moves() const { return passed >= 2 && (!probing || expected(put)); }
-    // Nothing is launched any more: whether all that was is over as soon as was to be expected.
+    // Nothing is launched any more, and the stream's work should end as soon as earlier work did.
     bool comes_to_its_end() const { return passed >= 2 && expected(put_latest); }
 
   private:
@@ -83,20 +85,21 @@ struct Busy {
 };
 
 struct Streams {
-    std::mutex lock;  // guards below; never held across a driver call
+    std::mutex lock;  // guards the members below; never held across a driver call
     std::unordered_map<Key, std::shared_ptr<Busy>, KeyHash> busy;
-    std::unordered_map<const Context *, uint64_t> proofs;  // number of the proof that was asked for
-    std::unordered_set<CUstream> not_captured;             // or captured by a call that was seen
-    std::set<std::pair<CUstream, uint32_t>>
-        origins;  // of captures whose begin was seen; with the thread of a per-thread default stream
-    std::unordered_set<CUstream>
-        before;  // in captures from before, each counted in Registry::captures: rather too many than too few
-    std::atomic<Clock::rep> since{Clock::now().time_since_epoch().count()};  // the hooks are in
+    std::unordered_map<const Context *, uint64_t> proofs;  // number of the requested proof
+    std::unordered_set<CUstream> not_captured;             // or in a capture that a hooked call began
+    // Streams in which captures began through hooks, with the thread of a per-thread default stream.
+    std::set<std::pair<CUstream, uint32_t>> origins;
+    // Streams in earlier captures. Registry::captures counts each of them; it may be too high, but not too
+    // low.
+    std::unordered_set<CUstream> before;
+    std::atomic<Clock::rep> since{Clock::now().time_since_epoch().count()};  // the hooks are in place
 };
 
 AttachmentState<Streams> all;
-std::atomic<Clock::rep> entering{0};    // until when
-std::atomic<uint64_t> stream_epoch{1};  // what a thread remembers of an earlier one may be wrong
+std::atomic<Clock::rep> entering{0};    // the time limit
+std::atomic<uint64_t> stream_epoch{1};  // streams that a thread cached under an earlier epoch may be wrong
 
 uint32_t thread_of(CUstream stream) { return stream == CU_STREAM_PER_THREAD ? thread_id() : 0; }
 
@@ -108,16 +111,16 @@ void destroy(Busy &b) {
 
 // --- what was launched before anybody watched ---
 
-// A thread that waits for a context, and may do so for as long as the process runs: then it is the only one for that context, whatever
-// attachments come and go. It uses nothing that belongs to one.
+// A thread that waits for a context. It may wait for as long as the process runs. Then it stays the only one
+// for that context across attachments, so it uses no state of an attachment.
 struct Waiter {
-    std::atomic<uint64_t> asked{0}, done{0},
-        refused{0};  // numbers of proofs; refused: something was being captured
+    // Numbers of proofs. refused: a capture was under way.
+    std::atomic<uint64_t> asked{0}, done{0}, refused{0};
     std::atomic<bool> running{false};
 };
 
 struct Waiters {
-    std::mutex lock;  // guards below
+    std::mutex lock;  // guards the member below
     std::unordered_map<CUcontext, std::shared_ptr<Waiter>> known;
 };
 
@@ -130,21 +133,23 @@ std::shared_ptr<Waiter> waiter_of(CUcontext context) {
     return known;
 }
 
-// Or may be: a capture from before has yet to be met.
+// Also true if an earlier capture may not have been noticed yet.
 bool captured_now() {
     const bool settles =
         agent.late && Clock::now().time_since_epoch() < Clock::duration(all->since.load()) + kSettle;
     if (settles || registry().captures.load()) return true;
-    // While a blocking stream is captured, the legacy stream says so, and harms nothing (CUDA driver API, cuStreamIsCapturing).
+    // While a blocking stream is captured, this query on the legacy stream reports it and does no harm (CUDA
+    // driver API, cuStreamIsCapturing).
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     return driver.cuStreamIsCapturing &&
            (driver.cuStreamIsCapturing(CU_STREAM_LEGACY, &status) != CUDA_SUCCESS ||
             status != CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
-// All that was launched in the context before this call is over once `done` is the number that it gives.
+// Returns a number. When `done` reaches it, everything that was launched in the context before this call is
+// finished.
 uint64_t ask(const std::shared_ptr<Waiter> &waiter, CUcontext context) {
-    if (waiter->running.exchange(true)) return 0;  // it waits for what was asked before
+    if (waiter->running.exchange(true)) return 0;  // it is still waiting for an earlier request
     const uint64_t number = ++waiter->asked;
     sigset_t every, before;
     sigfillset(&every);
@@ -153,7 +158,7 @@ uint64_t ask(const std::shared_ptr<Waiter> &waiter, CUcontext context) {
         std::thread([waiter, context, number, now = attachment.load()] {
             prctl(PR_SET_NAME, "gpubpf-wait");
             sched_param least{};
-            sched_setscheduler(0, SCHED_IDLE, &least);  // some drivers wait in a loop
+            sched_setscheduler(0, SCHED_IDLE, &least);  // some drivers wait in a busy loop
             ++depth();
             if (driver.cudasim_untimed) driver.cudasim_untimed(1);
             CUcontext popped;
@@ -169,7 +174,7 @@ uint64_t ask(const std::shared_ptr<Waiter> &waiter, CUcontext context) {
                 driver.cuCtxPopCurrent_v2(&popped);
             }
             if (driver.cudasim_untimed) driver.cudasim_untimed(0);
-            if (over) waiter->done = number;  // before it says that it does not run
+            if (over) waiter->done = number;  // must come before `running` is cleared
             waiter->running = false;
         }).detach();
     } catch (...) {
@@ -193,9 +198,8 @@ bool nothing_from_before(Context &context) {
     if (number && waiter->done >= number) return true;
     if (number && running) return false;
     if (number && number != kFailed && waiter->refused >= number) number = 0;
-    number = number
-                 ? kFailed
-                 : ask(waiter, context.handle);  // it is over, and nothing was learnt: the context is broken
+    // A request whose thread has ended without a result: the context is broken.
+    number = number ? kFailed : ask(waiter, context.handle);
     std::lock_guard<std::mutex> hold(all->lock);
     all->proofs[&context] = number;
     return false;
@@ -209,7 +213,7 @@ std::vector<std::shared_ptr<Busy>> streams_of(const Context &context) {
     return streams;
 }
 
-// Quiet: nothing is known to run. Moving: what runs is seen to get on with it.
+// Quiet: nothing is known to run. Moving: the running work makes progress.
 enum class State { Quiet, Moving, Unknown };
 
 State state_of(Context &context, bool (Busy::*gets_on)() const) {
@@ -256,7 +260,7 @@ bool wait_is_short(Context &context, uint32_t patience_ms) {
         Current current(context);
         const Clock::time_point begin = Clock::now(), until = begin + milliseconds(patience_ms);
         for (useconds_t pause = 50; current.ok(); pause = std::min<useconds_t>(pause * 2, 1000)) {
-            // Better a moment in which nothing runs at all.
+            // A moment in which nothing runs is better.
             const State state = state_of(context, &Busy::moves);
             quiet = state == State::Quiet ||
                     (state == State::Moving && Clock::now() - begin >= milliseconds(patience_ms) / 2);
@@ -273,14 +277,15 @@ std::atomic<int64_t> launches_held{0};
 
 namespace {
 
-constexpr milliseconds kToAsk{100}, kToBegin{100}, kInAll{1000};  // that launches are held
-constexpr uint32_t kUnderWay = 20;  // ms that launches which were begun are waited for
+constexpr milliseconds kToAsk{100}, kToBegin{100}, kInAll{1000};  // how long launches are held, by phase
+constexpr uint32_t kUnderWay = 20;                                // ms to wait for launches that have begun
 
 int64_t count(Clock::time_point at) { return at.time_since_epoch().count(); }
 
 }  // namespace
 
-// Who holds is known by the time until when. One that is past is nobody's any more: its holder may have ended.
+// The time limit identifies the holder. A limit in the past belongs to nobody, because its holder may have
+// exited.
 int64_t hold_launches() noexcept {
     const Clock::time_point now = Clock::now();
     int64_t before = launches_held.load();
@@ -299,7 +304,7 @@ bool LaunchesHeld::extend(int64_t until) {
     int64_t now = before;
     if (!before || !launches_held.compare_exchange_strong(now, until)) return false;
     until_ = until;
-    return count(Clock::now()) < before;  // else some were not held in between
+    return count(Clock::now()) < before;  // else some launches were not held in between
 }
 
 bool LaunchesHeld::none_under_way() const {
@@ -315,7 +320,7 @@ bool LaunchesHeld::nothing_runs(Context &context) {
             const State state = state_of(context, &Busy::comes_to_its_end);
             quiet = state == State::Quiet && launches_held.load() == until_ && count(Clock::now()) < until_;
             if (quiet || Clock::now() >= last) break;
-            // What goes on as expected would keep the driver, and so the program, for as long.
+            // Work that runs as long as expected would block the driver, and so the program, for that long.
             if (count(Clock::now() + milliseconds(2)) >= until_ &&
                 !(state == State::Moving && extend(count(Clock::now() + milliseconds(20)))))
                 break;
@@ -348,7 +353,7 @@ void wait_while_held(Thread *thread) noexcept {
         if (!until || count(Clock::now()) >= until) return;
         if (thread) thread->launching.store(false, std::memory_order_release);
         const timespec pause{0, 100000};
-        syscall(SYS_nanosleep, &pause, nullptr);  // no place where the thread may be cancelled
+        syscall(SYS_nanosleep, &pause, nullptr);  // unlike nanosleep(), not a cancellation point
         if (thread) thread->launching.store(true, std::memory_order_relaxed);
         std::atomic_signal_fence(std::memory_order_seq_cst);
     }
@@ -415,7 +420,7 @@ void forget_streams(const Context *context) {
 void before_capture() noexcept {
     const timespec pause{0, 1000 * kHeld};
     for (long i = 0; i < kMostHeld / kHeld && Clock::now().time_since_epoch().count() < entering.load(); ++i)
-        syscall(SYS_nanosleep, &pause, nullptr);  // no place where the thread may be cancelled
+        syscall(SYS_nanosleep, &pause, nullptr);  // unlike nanosleep(), not a cancellation point
 }
 
 bool may_enter(bool (*captured)()) {
@@ -423,7 +428,7 @@ bool may_enter(bool (*captured)()) {
         const Clock::time_point now = Clock::now();
         entering = (now + kEntering).time_since_epoch().count();
         if (captured()) return false;
-        if (Clock::now() - now < kEntering / 4) return true;  // else it was kept from running meanwhile
+        if (Clock::now() - now < kEntering / 4) return true;  // else this thread was not scheduled in between
     }
 }
 
@@ -437,18 +442,18 @@ bool capture_ended(CUstream stream) {
     if (all->origins.erase({stream, thread_of(stream)})) return true;
     const bool counted = !all->before.empty();
     if (counted)
-        registry().captures.fetch_sub(static_cast<int>(all->before.size()) -
-                                      1);  // and one more by the caller
+        // The caller subtracts one more.
+        registry().captures.fetch_sub(static_cast<int>(all->before.size()) - 1);
     all->before.clear();
     hooks_are_in();
-    all->not_captured.clear();  // there may be another from before, which is found again
+    all->not_captured.clear();  // another earlier capture may exist; it will be noticed again
     stream_epoch.fetch_add(1, std::memory_order_release);
     return counted;
 }
 
 namespace {
 
-// Streams of which a thread remembers that they are not captured.
+// Streams that a thread has cached as not captured.
 struct NotCaptured {
     struct One {
         uint64_t epoch;
@@ -466,7 +471,7 @@ struct NotCaptured {
     const uint64_t epoch = stream_epoch.load(std::memory_order_acquire);
     bool captured = false;
     quietly([&] {
-        const bool own = stream == CU_STREAM_PER_THREAD;  // every thread's is another
+        const bool own = stream == CU_STREAM_PER_THREAD;  // each thread has a different one
         {
             std::lock_guard<std::mutex> hold(all->lock);
             if (!own && all->not_captured.count(stream)) {
@@ -478,7 +483,7 @@ struct NotCaptured {
         CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
         if (!driver.cuStreamIsCapturing) return;
         CUresult r = driver.cuStreamIsCapturing(stream, &status);
-        if (r != CUDA_SUCCESS && r != CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return;  // no stream
+        if (r != CUDA_SUCCESS && r != CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return;  // not a stream
         captured = status != CU_STREAM_CAPTURE_STATUS_NONE && r == CUDA_SUCCESS;
         std::lock_guard<std::mutex> hold(all->lock);
         if (captured || r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) {
@@ -496,8 +501,8 @@ struct NotCaptured {
 
 bool captured_before(CUstream stream) {
     const Thread *t = own_record();
-    if (void *known =
-            t ? t->cache[static_cast<size_t>(CacheSlot::Captures)] : nullptr) {  // each launch comes here
+    // This runs at every launch.
+    if (void *known = t ? t->cache[static_cast<size_t>(CacheSlot::Captures)] : nullptr) {
         const NotCaptured::One &last = static_cast<NotCaptured *>(known)->at(stream);
         if (last.epoch == stream_epoch.load(std::memory_order_acquire) && last.stream == stream) return false;
     }

@@ -19,49 +19,51 @@ namespace gpubpf {
 
 namespace {
 
-constexpr size_t kCells = 1024;       // taken at once
-constexpr size_t kMostEdges = 65536;  // that are logged of one graph
-constexpr int kDeepest = 32;          // child graphs within child graphs
+constexpr size_t kCells = 1024;       // allocated at once
+constexpr size_t kMostEdges = 65536;  // edges of one graph that are logged
+constexpr int kDeepest = 32;          // nesting of child graphs
 
 struct KernelNode {
     CUgraphNode handle = nullptr;  // in the graph that was walked
     Function function{nullptr, nullptr};
     uint32_t slot = kNoSlot, outcome = kNotMatched;
     LaunchShape shape{};
-    Choice choice;  // valid where `outcome` is kInstrumented
+    Choice choice;  // valid if `outcome` is kInstrumented
     bool enabled = true;
 };
 
-struct Part {  // of the kernel nodes: those of a child graph
+struct Part {  // range of kernel nodes: those of a child graph
     uint32_t first, count;
 };
 
-// What is in a graph. Kernel nodes in an order of their dependencies, those of child graphs in the place of their node.
+// The contents of a graph. Kernel nodes are in an order that respects their dependencies. Those of child
+// graphs take the place of their node.
 struct Walk {
     std::vector<KernelNode> kernels;
-    std::unordered_map<CUgraphNode, uint32_t> index;  // of kernel nodes, but for those of child graphs
+    std::unordered_map<CUgraphNode, uint32_t> index;  // of kernel nodes outside child graphs
     std::unordered_map<CUgraphNode, Part> children;
     std::vector<std::pair<uint32_t, uint32_t>> edges;
     uint32_t others = 0;
-    bool whole = true;  // how often each kernel runs is known
+    bool whole = true;  // the number of executions of each kernel is known
 };
 
 struct Exec {
-    std::recursive_mutex
-        lock;  // guards below, and what is done with the executable graph: nobody may change it meanwhile
+    // Guards the members below and the work on the executable graph, which nobody may change meanwhile.
+    std::recursive_mutex lock;
     uint64_t serial = 0, replays = 0;
     Context *context = nullptr;
-    bool swaps = false;  // its kernels may be swapped
+    bool swaps = false;  // its kernels may be replaced by copies
     CUdeviceptr cell = 0;
     Walk walk;
-    CUevent last = nullptr;   // the end of the last replay
-    uint32_t last_queue = 0;  // where that was; 0: nowhere yet
+    CUevent last = nullptr;   // the end of the last launch
+    uint32_t last_queue = 0;  // the queue of that launch; 0: none yet
     bool swapped = false;     // has copies
-    CUgraph own = nullptr;    // while it has: the same with the program's kernels; null: not known any more
+    CUgraph own =
+        nullptr;  // while it has copies: the same graph with the program's kernels; null: unknown now
 };
 
 struct Execs {
-    std::mutex lock;  // guards below
+    std::mutex lock;  // guards the members below
     std::unordered_map<CUgraphExec, std::shared_ptr<Exec>> all;
     uint64_t serials = 0;
 };
@@ -89,7 +91,8 @@ Copy *copy_with(CUfunction function) {
     return nullptr;
 }
 
-// By its name, where the driver gives a handle that the program never saw; null kernel: not known, or there are several.
+// Finds a kernel by name, for a handle that the driver returns but the program never saw. A null kernel: it
+// is unknown, or the name is not unique.
 Function named(const char *name, Context *context) {
     Function found{nullptr, context};
     std::lock_guard<std::mutex> hold(registry().lock);
@@ -123,7 +126,7 @@ Function function_of(const CUDA_KERNEL_NODE_PARAMS &p, Context *context) {
     return has_name && name ? named(name, context) : Function{nullptr, context};
 }
 
-// `node`: with its attributes; null: it has none.
+// `node`: the node with its attributes; null: it has none.
 KernelNode describe(const CUDA_KERNEL_NODE_PARAMS &p, CUgraphNode node, Context *context) {
     KernelNode k;
     k.handle = node;
@@ -151,7 +154,7 @@ KernelNode describe(const CUDA_KERNEL_NODE_PARAMS &p, CUgraphNode node, Context 
 
 // --- walking ---
 
-using Ends = std::vector<uint32_t>;  // kernel nodes after which something comes
+using Ends = std::vector<uint32_t>;  // kernel nodes that later nodes depend on
 
 void join(Ends &to, const Ends &more) {
     Ends both;
@@ -159,7 +162,7 @@ void join(Ends &to, const Ends &more) {
     to.swap(both);
 }
 
-// Gives what comes last in it. Nodes that the driver does not describe make it not whole.
+// Returns the last nodes of the graph. If the driver does not describe a node, the walk is not `whole`.
 Ends walk(CUgraph graph, Context *context, const Ends &before, int level, Walk &w) {
     size_t n = 0, m = 0;
     std::vector<CUgraphNode> nodes, from, to;
@@ -181,14 +184,14 @@ Ends walk(CUgraph graph, Context *context, const Ends &before, int level, Walk &
     std::unordered_map<CUgraphNode, size_t> place;
     for (size_t i = 0; i < nodes.size(); ++i) place[nodes[i]] = i;
     std::vector<std::vector<size_t>> after(nodes.size());
-    std::vector<size_t> open(nodes.size());  // dependencies that did not come yet
+    std::vector<size_t> open(nodes.size());  // dependencies that have not been visited
     for (size_t i = 0; i < from.size(); ++i) {
         auto a = place.find(from[i]), b = place.find(to[i]);
         if (a == place.end() || b == place.end()) continue;
         after[a->second].push_back(b->second);
         ++open[b->second];
     }
-    std::vector<Ends> ends(nodes.size());  // at first of what comes before a node, then of the node
+    std::vector<Ends> ends(nodes.size());  // first of the predecessors of a node, then of the node
     std::vector<bool> has_before(nodes.size());
     std::vector<size_t> order;
     for (size_t i = 0; i < nodes.size(); ++i)
@@ -217,7 +220,7 @@ Ends walk(CUgraph graph, Context *context, const Ends &before, int level, Walk &
         } else {
             ++w.others;
             if (type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
-                known = false;  // nobody knows how often its body runs
+                known = false;  // the number of times its body runs is unknown
         }
         w.whole = w.whole && known;
         for (size_t next : after[i]) {
@@ -249,18 +252,18 @@ bool has_copies(const KernelNode &k) {
     return k.function.kernel && k.function.kernel->copies.load(std::memory_order_acquire);
 }
 
-// Why the original runs, unless a copy is found.
+// The reason why the original runs, unless a copy is found.
 uint32_t outcome_of_original(const KernelNode &k) {
     if (has_copies(k)) return 1 + kCapture;
     return k.function.kernel && k.function.kernel->refused ? 1 + kRefused : uint32_t(kNotMatched);
 }
 
-// Looks for a copy, and has `params` launch it as kernel node `number`. The bytes are in `swap`.
+// Looks for a copy, and makes `params` launch it as kernel node `number`. `swap` holds the bytes.
 bool swap_params(const Exec &exec, KernelNode &k, uint32_t number, CUDA_KERNEL_NODE_PARAMS &params,
                  Swap &swap) {
     if (!exec.swaps || !exec.cell || !has_copies(k)) return false;
-    if (k.function.context != exec.context) return false;  // the cell is not there
-    CUlaunchConfig config{};                               // whose clusters' occupancy is asked for
+    if (k.function.context != exec.context) return false;  // the cell is not in that context
+    CUlaunchConfig config{};                               // for the occupancy of its clusters
     CUlaunchAttribute cluster{};
     if (k.shape.cluster) {
         config = {k.shape.grid[0],  k.shape.grid[1], k.shape.grid[2], k.shape.block[0], k.shape.block[1],
@@ -287,7 +290,7 @@ bool swap_params(const Exec &exec, KernelNode &k, uint32_t number, CUDA_KERNEL_N
     return true;
 }
 
-// Puts copies into a graph of the agent's own. True: there is one at least.
+// Puts copies into a graph that belongs to the agent. Returns whether there is at least one.
 bool swap_nodes(const Exec &exec, Walk &w, uint32_t first) {
     bool any = false;
     for (uint32_t i = 0; i < w.kernels.size(); ++i) {
@@ -335,7 +338,7 @@ Record new_record(Kind kind, const Exec &exec) {
     return r;
 }
 
-template <typename Part>  // of a node, or of a kernel
+template <typename Part>  // of a node or of a kernel
 void fill(Part &part, const Exec &exec, const KernelNode &k, uint32_t number) {
     part.slot = k.slot;
     part.reason = k.outcome;
@@ -369,7 +372,7 @@ void forget_own(Exec &exec) {
     exec.own = nullptr;
 }
 
-// With `exec.lock` held: the program's own kernels again.
+// Puts the program's own kernels back. Call it with `exec.lock` held.
 void put_back(Exec &exec, CUgraphExec handle) {
     if (!exec.swapped || !exec.own || !exec.context || exec.context->dead) return;
     Current current(*exec.context);
@@ -379,7 +382,7 @@ void put_back(Exec &exec, CUgraphExec handle) {
     forget_own(exec);
 }
 
-// The program gave a kernel node other parameters: what it would be without copies has them, too.
+// The program changed a kernel node's parameters. Applies them to the graph without copies, too.
 void set_own(Exec &exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS &params) {
     CUgraphNode found = nullptr;
     if (exec.own && (driver.cuGraphNodeFindInClone(&found, node, exec.own) != CUDA_SUCCESS ||
@@ -387,7 +390,8 @@ void set_own(Exec &exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS &params
         forget_own(exec);
 }
 
-// With `exec.lock` held: the executable graph runs what is in `graph`. `again`: it was updated from that.
+// The executable graph now runs the contents of `graph`. `again`: it was updated from that graph. Call it
+// with `exec.lock` held.
 void adopt(Exec &exec, CUgraphExec handle, CUgraph graph, bool again) {
     DriverScope scope;
     Walk own, cloned;
@@ -403,7 +407,7 @@ void adopt(Exec &exec, CUgraphExec handle, CUgraph graph, bool again) {
         bool any = cloned.kernels.size() == own.kernels.size() && swap_nodes(exec, cloned, 0);
         if (any && driver.cuGraphExecUpdate_v2(handle, clone, &info) == CUDA_SUCCESS) {
             exec.swapped = true;
-            // The program's nodes go by the number of their clones.
+            // A node of the program gets the number of its clone.
             std::unordered_map<CUgraphNode, uint32_t> index;
             for (const auto &node : own.index) {
                 CUgraphNode found = nullptr;
@@ -436,7 +440,7 @@ void adopt(Exec &exec, CUgraphExec handle, CUgraph graph, bool again) {
     forget_own(exec);
     if (exec.swapped && driver.cuGraphClone(&exec.own, graph) != CUDA_SUCCESS) exec.own = nullptr;
     if (again && own.kernels.size() == exec.walk.kernels.size()) {
-        // The nodes that the executable graph was made from keep naming its nodes.
+        // The nodes of the source graph still identify the executable graph's nodes.
         for (const auto &node : exec.walk.index) own.index.insert(node);
         for (const auto &node : exec.walk.children) own.children.insert(node);
         for (size_t i = 0; i < own.kernels.size(); ++i) own.kernels[i].enabled = exec.walk.kernels[i].enabled;
@@ -463,10 +467,11 @@ void count_replay(const KernelNode &k, CUresult result) {
     add(k.choice.instance->launches);
 }
 
-// Tells the kernels of the coming replay their number: of the first, less the node's own.
+// Tells the kernels of the coming launch their number: the first launch id minus the node's own.
 void number_replay(Exec &exec, CUstream stream, uint32_t queue, uint64_t first) {
     DriverScope scope;
-    // Replays of one executable graph follow each other, but not what is put into another stream before.
+    // Launches of one executable graph run one after the other. But this write, in another stream, would not
+    // wait for them.
     if (exec.last && exec.last_queue && exec.last_queue != queue)
         driver.cuStreamWaitEvent(stream, exec.last, 0);
     if (driver.cuStreamWriteValue64_v2 &&
@@ -489,8 +494,8 @@ void gather_graphs(const Context &context, Leftovers &to) {
     }
     for (const auto &exec : all) {
         if (exec->context != &context) continue;
-        std::unique_lock<std::recursive_mutex> hold(
-            exec->lock, std::try_to_lock);  // a thread that launches it may wait for long
+        // A thread that launches it may wait for long.
+        std::unique_lock<std::recursive_mutex> hold(exec->lock, std::try_to_lock);
         if (!hold || exec->swapped) to.graphs = true;
         else if (exec->last) to.events.push_back(std::exchange(exec->last, nullptr));
     }
@@ -508,7 +513,8 @@ void graph_made(CUgraphExec handle, CUgraph graph, uint64_t flags) {
     auto exec = std::make_shared<Exec>();
     exec->context = registry().current();
     const Config &c = agent.config;
-    const bool every = c.first <= 1 && c.last == UINT64_MAX && c.sample <= 1;  // a replay is launched whole
+    const bool every =
+        c.first <= 1 && c.last == UINT64_MAX && c.sample <= 1;  // a graph is launched as a whole
     exec->swaps = c.graphs && every && exec->context && can_swap() &&
                   !(flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH);
     {
@@ -652,7 +658,7 @@ void graph_gone(CUgraphExec handle) {
         DriverScope scope;
         forget_own(*exec);
     }
-    // The last replay may still run, and reads its cell: it is used again as late as possible.
+    // The last launch may still run and read its cell. So the cell is reused as late as possible.
     if (!exec->context || exec->context->dead) return;
     if (exec->cell) {
         std::lock_guard<std::mutex> memory(exec->context->memory);

@@ -1,4 +1,5 @@
-// The replacements of functions that launch kernels, make and end contexts and captures, and of libc's that end the process.
+// Replacements of functions that launch kernels, that create and end contexts and captures, and of libc's
+// functions that end the process.
 #include "hooks.h"
 
 #include <csignal>
@@ -35,7 +36,7 @@ const Function *function_of(CUfunction f, StreamRef where) {
     return function;
 }
 
-// Counts the launch; kInstrumented: `swap` is to be launched instead.
+// Counts the launch. On kInstrumented, launch `swap` instead.
 uint32_t decide(const Function *function, const LaunchShape &shape, uint64_t id, void **parameters,
                 void **extra, Swap &swap) {
     if (!function) {
@@ -53,13 +54,13 @@ uint32_t decide(const Function *function, const LaunchShape &shape, uint64_t id,
     }
 }
 
-// The host program's, and the log's, part of a launch.
+// A launch with a host program or a log.
 template <typename Launch>
 CUresult described_launch(const HookCall &hook, const Function *function, CUfunction f,
                           const LaunchShape &shape, void **parameters, void **extra, const Launch &original) {
     Operation operation(Kind::Kernel, shape.where, 0);
     Record &r = operation.record;
-    const bool captured = r.flags & kCaptured;  // a graph's launch counts it, each time
+    const bool captured = r.flags & kCaptured;  // each launch of the graph counts it
     r.kernel.slot = function ? function->kernel->slot_index : kNoSlot;
     memcpy(r.kernel.grid, shape.grid, sizeof shape.grid);
     memcpy(r.kernel.block, shape.block, sizeof shape.block);
@@ -117,7 +118,7 @@ template <typename Launch>
     Launching launching;
     HookCall hook;
     CUresult result;
-    // What most launches of a program are, if few kernels match, costs no call more than it must.
+    // Most launches do not match when few kernels are instrumented. This path keeps their cost low.
     const Function *unmatched =
         hook && !oplog.on() && !host_program() ? registry().functions.find(f) : nullptr;
     if (unmatched && !has_copies(*unmatched->kernel) && !capturing(shape.where.handle())) {
@@ -167,7 +168,7 @@ CUresult hook_cuLaunchKernel_ptsz(LAUNCH_PARAMETERS, void **extra) {
                   });
 }
 
-// Events that the launch itself records: by which operation, the log does not say.
+// The launch itself records these events. The log does not say which operation records them.
 CUresult forget_events(CUresult r, const CUlaunchConfig &c) {
     for (unsigned i = 0; c.attrs && i < c.numAttrs; ++i) {
         const CUlaunchAttribute &a = c.attrs[i];
@@ -215,7 +216,7 @@ CUresult hook_cuLaunchCooperativeKernel_ptsz(LAUNCH_PARAMETERS) {
                   });
 }
 
-// The obsolete ways to launch: the shape was set before, the parameters lie with the driver.
+// The obsolete launch functions: earlier calls set the shape, and the driver holds the parameters.
 template <typename Launch>
 CUresult counted_launch(const HookCall &hook, CUfunction f, StreamRef where, int width, int height,
                         const Launch &original) {
@@ -356,7 +357,8 @@ CUresult hook_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     return created(r, hook, context);
 }
 
-// The primary context of `device`, where the agent was not there when the application got it: nobody knows how many users it has.
+// Returns the primary context of `device` if the application got it before the attachment. Its number of
+// users is unknown.
 Context *primary_from_before(CUdevice device) {
     std::vector<Context *> candidates;
     {
@@ -371,7 +373,7 @@ Context *primary_from_before(CUdevice device) {
     return nullptr;
 }
 
-// The primary context of `device` goes away when its last user releases it, or at a reset.
+// The primary context of `device` ends when its last user releases it, or at a reset.
 void primary_released(CUdevice device, bool reset) {
     if (Context *before = reset ? primary_from_before(device) : nullptr) return destroyed(before->handle);
     CUcontext handle = nullptr;
@@ -391,8 +393,8 @@ void primary_released(CUdevice device, bool reset) {
     destroyed(handle);
 }
 
-// A release, by `original`. Of a context from before it may be the last one: what is in it is read first, and whether it is gone asked
-// behind it.
+// Releases the context through `original`. For a context from before the attachment, this may be the last
+// release. So its maps are read first, and the driver is asked afterwards whether the context is gone.
 template <class Original>
 CUresult release_primary(const HookCall &hook, CUdevice device, const Original &original) {
     Context *before = nullptr;
@@ -441,7 +443,7 @@ CUresult hook_cuDevicePrimaryCtxReset_v2(CUdevice device) {
 
 CUstream own_stream(CUstream stream) { return StreamRef{stream, true}.handle(); }
 
-// Counted before the capture begins, so that nothing of ours is under way when it does.
+// The capture is counted before it begins, so that none of the agent's calls is under way then.
 template <typename Begin>
 [[gnu::always_inline]] inline CUresult begin_capture(CUstream stream, const Begin &original) {
     Launching launching;
@@ -490,7 +492,7 @@ CUresult hook_cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, c
     });
 }
 
-// A capture that was invalidated ends too, with an error; one that never began does not.
+// A capture that was invalidated ends with an error. Ending a capture that never began changes nothing.
 CUresult end_capture(CUresult r, const HookCall &hook, CUstream stream) {
     if (r == CUDA_ERROR_STREAM_CAPTURE_UNMATCHED || r == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD ||
         r == CUDA_ERROR_INVALID_VALUE || r == CUDA_ERROR_INVALID_HANDLE || r == CUDA_ERROR_ILLEGAL_STATE)
@@ -521,7 +523,7 @@ CUresult hook_cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
 
 // --- libc ---
 
-// Programs install handlers of their own where there is the default action, as they see it.
+// Hides the agent's handlers: programs install their own handlers where they see the default action.
 int hook_sigaction(int signal, const struct sigaction *act, struct sigaction *old) {
     int r = ORIGINAL(sigaction)(signal, act, old);
     if (r == 0 && old && is_agent_handler(old->sa_handler)) {
@@ -531,7 +533,7 @@ int hook_sigaction(int signal, const struct sigaction *act, struct sigaction *ol
     return r;
 }
 
-// The end of the process that runs no exit handlers.
+// Ends the process without running exit handlers.
 
 void hook__exit(int status) {
     agent.finish(2000);
@@ -574,7 +576,7 @@ void find_hook_targets(void *library) {
     module_hooks();
     graph_hooks();
     log_hooks();
-    // A hook that was left in place is called meanwhile: what it calls is still to be the original.
+    // A hook from an earlier attachment may be called meanwhile. It must still call the original.
     static void *before[kHooks];
     hooks_used = kHooks;
     for (size_t i = 0; i < kHooks; ++i) {
@@ -584,7 +586,8 @@ void find_hook_targets(void *library) {
         h.optional = libc || i >= kNeeded;
         if (h.target != before[i]) h.original = before[i] = h.target;
     }
-    // A driver may hand out other addresses than it exports. Names without versions mean one function, whichever way they are asked for.
+    // The driver may return addresses that it does not export. A name without a version means one function,
+    // however it is looked up.
     auto *get = driver.cuGetProcAddress_v2;
     if (!get) return;
     for (size_t i = 0; i < kHooks; ++i) {
@@ -596,7 +599,7 @@ void find_hook_targets(void *library) {
             name.compare(0, 2, "cu") != 0)
             continue;
         if (dlsym(library, (name + "_v2").c_str()))
-            continue;  // what is asked for without a version is another function
+            continue;  // asked for without a version, the driver returns another function
         void *address = nullptr;
         CUdriverProcAddressQueryResult found;
         if (get(name.c_str(), &address, 13000, per_thread ? 2 : 1, &found) != CUDA_SUCCESS || !address)

@@ -1,4 +1,4 @@
-// The replacements of functions that make, change and launch executable graphs.
+// Replacements of functions that create, change and launch executable graphs.
 #include "graph.h"
 #include "hook_call.h"
 #include "gpu_idle.h"
@@ -7,7 +7,7 @@ namespace gpubpf {
 
 namespace {
 
-// Keeps an executable graph to this call, and to what is noted of it afterwards.
+// Reserves an executable graph for this call and for the bookkeeping after it.
 std::shared_ptr<void> held(const HookCall &hook, CUgraphExec exec) {
     std::shared_ptr<void> hold;
     if (hook.keeps_records()) quietly([&] { hold = hold_exec(exec); });

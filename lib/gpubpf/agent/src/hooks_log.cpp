@@ -1,6 +1,6 @@
-// The replacements of functions that are hooked for the sake of the operation log and of programs at operations alone: copies, memsets,
-// events, synchronization, allocations. What they do for the program is what the original does. And of those that are hooked so that what may not end
-// can be held back.
+// Replacements of functions that are hooked only for the operation log and for programs at operations:
+// copies, memsets, events, synchronization, allocations. They do what the original does. Also of functions
+// that start work which may not end by itself, so that it can be held back.
 #include <cstring>
 
 #include "allocation.h"
@@ -10,7 +10,7 @@
 #include "gpu_idle.h"
 #include "stack.h"
 
-// Names are those of the exported symbols, not what the header makes of them.
+// These names are the exported symbols, not what the header's macros make of them.
 #undef cuEventDestroy
 #undef cuStreamDestroy
 #undef cuMemcpyBatchAsync
@@ -22,10 +22,9 @@ namespace {
 
 uint64_t number(const void *p) { return reinterpret_cast<uint64_t>(p); }
 
-enum class Timed : bool { No, Yes };  // whether timing events go around it
+enum class Timed : bool { No, Yes };  // whether timing events go around the call
 
-// Calls the driver, and logs the operation. `before` fills in what its kind has, as far as it is known then; `after` the rest, once the
-// call returned.
+// Calls the driver and logs the operation. `before` fills in what is known before the call, `after` the rest.
 template <class Call, class Before, class After>
 [[gnu::always_inline]] inline CUresult logged(Kind kind, StreamRef where, uint16_t flags, Timed timed,
                                               const Call &call, const Before &before, const After &after) {
@@ -41,7 +40,8 @@ template <class Call, class Before, class After>
     operation.returned(result);
     if (!hook.keeps_records()) return result;
     after(operation);
-    // Only what ends in host memory is over for certain when the call returns (CUDA driver API, "API synchronization behavior").
+    // Only a copy to host memory has certainly finished when the call returns (CUDA driver API, "API
+    // synchronization behavior").
     if (timed == Timed::Yes && r.kind != Kind::D2H && r.kind != Kind::H2H)
         r.flags &= static_cast<uint16_t>(~kSynchronous);
     operation.log();
@@ -63,7 +63,7 @@ bool on_host(CUmemorytype type, uint64_t address) {
     bool known =
         driver.cuPointerGetAttribute &&
         driver.cuPointerGetAttribute(&found, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) == CUDA_SUCCESS;
-    return !known || found == CU_MEMORYTYPE_HOST;  // what the driver does not know is pageable
+    return !known || found == CU_MEMORYTYPE_HOST;  // memory that the driver does not know is pageable
 }
 
 Kind kind_of(bool from_host, bool to_host) {
@@ -71,13 +71,13 @@ Kind kind_of(bool from_host, bool to_host) {
     return to_host ? Kind::D2H : Kind::D2D;
 }
 
-// Copies between addresses of any kind.
+// For copies between addresses of any kind.
 void describe_unified(Record &r, const Bytes &copy) {
     describe_copy(r, copy);
     r.kind = kind_of(on_host(CU_MEMORYTYPE_UNIFIED, copy.from), on_host(CU_MEMORYTYPE_UNIFIED, copy.to));
 }
 
-// CUDA_MEMCPY2D, CUDA_MEMCPY3D: one place is a host pointer, a device pointer or an array.
+// For CUDA_MEMCPY2D and CUDA_MEMCPY3D. Each place is a host pointer, a device pointer or an array.
 template <class Params>
 void describe_params(Record &r, const Params *p, uint64_t depth_of) {
     if (!p) return;
@@ -116,8 +116,8 @@ void describe_batch(Record &r, const CUDA_MEMCPY3D_BATCH_OP *ops, size_t n) {
     r.kind = kind_of(host(ops[0].src), host(ops[0].dst));
 }
 
-// A function and the one whose null stream is the thread's own. `stream` is what the call names; BEFORE and AFTER see `Operation &o` and
-// its `Record &r`.
+// A function, and its variant whose null stream is the thread's own. `stream` is the call's argument. BEFORE
+// and AFTER may use `Operation &o` and its `Record &r`.
 #define ONE(symbol, kind, where, flags, timed, PARAMETERS, ARGUMENTS, BEFORE, ...) \
     CUresult hook_##symbol PARAMETERS {                                            \
         return logged(                                                             \
@@ -240,7 +240,7 @@ void describe_record(Record &r, CUevent event) {
     if (r.result == CUDA_SUCCESS) quietly([&] { event_recorded(event, r.flags & kCaptured ? 0 : r.id); });
 }
 
-// A wait for an event of a capture takes its stream into the capture.
+// Waiting for an event of a capture makes the stream part of the capture.
 void describe_wait(Record &r, StreamRef where, CUevent event) {
     if (capturing(where.handle())) r.flags |= kCaptured;
     quietly([&] {
@@ -297,7 +297,7 @@ ONE(
 
 // --- allocations ---
 
-// Before the call. `to`: where the memory will be, as far as the program says.
+// For use before the call. `to`: where the memory will be, if the program says so.
 void will_allocate(Operation &o, size_t index, uint64_t bytes, uint64_t to = 0) {
     describe_call(o.record, index, bytes);
     if (agent.config.allocation_stacks) o.record.stack = host_stack();
@@ -345,7 +345,7 @@ ALLOCATES_STREAMED(cuMemAllocAsync, n, given(p), (CUdeviceptr * p, size_t n, CUs
 ALLOCATES_STREAMED(cuMemAllocFromPoolAsync, n, given(p),
                    (CUdeviceptr * p, size_t n, CUmemoryPool pool, CUstream stream), (p, n, pool, stream))
 
-// Another process's memory: how much it is, the driver knows.
+// For another process's memory: asks the driver for its size.
 uint64_t size_at(CUdeviceptr p) {
     Untimed scope;
     CUdeviceptr base = 0;
@@ -361,7 +361,7 @@ ONE(
     { will_allocate(o, kHook_cuIpcOpenMemHandle_v2, 0); },
     { has_allocated(o, r.result == CUDA_SUCCESS && p ? size_at(*p) : 0, given(p)); })
 
-// What begins at `address` is freed, or with `bytes` all in that range.
+// Frees the allocation at `address`, or with `bytes` all allocations that begin in that range.
 template <class Call>
 CUresult frees(size_t index, StreamRef where, uint64_t address, uint64_t bytes, const Call &call) {
     Freeing what;
@@ -370,7 +370,7 @@ CUresult frees(size_t index, StreamRef where, uint64_t address, uint64_t bytes, 
         [&](Operation &o) {
             describe_call(o.record, index, bytes);
             o.announce(bytes, 0, address);
-            // In a capture it becomes a node of a graph: nothing is freed by the call.
+            // In a capture, the call adds a node to a graph and frees nothing.
             if (address && !(o.record.flags & kCaptured)) quietly([&] { what = freeing(address, bytes); });
             describe_memory(o.record, address, what.epoch);
         },
@@ -394,7 +394,7 @@ FREES(cuMemFreeAsync_ptsz, (StreamRef{stream, true}), p, 0, (CUdeviceptr p, CUst
 
 // --- other calls ---
 
-// What the handle stood for is forgotten before it can stand for something else.
+// Forgets the handle before it can stand for something else.
 #define FORGETS(symbol, Handle, forget)                             \
     CUresult hook_##symbol(Handle handle) {                         \
         HookCall hook;                                              \

@@ -1,4 +1,5 @@
-// The replacements of functions that load and unload modules and libraries, find kernels in them, and set their attributes.
+// Replacements of functions that load and unload modules and libraries, look up kernels, and set kernel
+// attributes.
 #include <unistd.h>
 
 #include "agent.h"
@@ -8,7 +9,7 @@
 #include "link.h"
 #include "operation.h"
 
-// Names are those of the exported symbols, not what the header makes of them.
+// These names are the exported symbols, not what the header's macros make of them.
 #undef cuLinkCreate
 #undef cuLinkAddData
 #undef cuLinkAddFile
@@ -42,7 +43,8 @@ void library_loaded(CUlibrary handle, int image, uint64_t size, uint32_t linked)
     image_loaded(m, image, size, linked);
 }
 
-// What every loading function does: the driver loads first; then the tool sees the image, before the program goes on.
+// The common part of all loading functions. The driver loads first. Then the tool sees the image, before the
+// program continues.
 template <class Handle, class Source, class Call>
 [[gnu::always_inline]] inline CUresult load(HookIndex index, const Handle *handle,
                                             int (*read)(Source, uint64_t &, uint32_t &), Source source,
@@ -105,7 +107,8 @@ Module *library_of(CUlibrary handle) {
     return it == registry().libraries.end() ? nullptr : it->second;
 }
 
-// Before the driver can give its handles to something else, and once nobody makes copies of its kernels any more.
+// Call it before the driver can reuse the module's handles. Waits for threads that are installing copies of
+// its kernels.
 void unloading(Module *module, const char *call) {
     if (!module) return;
     {
@@ -300,7 +303,7 @@ CUresult hook_cuKernelSetAttribute(CUfunction_attribute attribute, int value, CU
     return r;
 }
 
-// Preferences: what the driver does not take for the copy is no loss.
+// These are preferences: it does not matter if the driver refuses them for the copy.
 CUresult hook_cuFuncSetCacheConfig(CUfunction f, CUfunc_cache config) {
     HookCall hook;
     CUresult r = FORWARD(cuFuncSetCacheConfig)(f, config);

@@ -28,7 +28,8 @@ static Copy *copy_in(const Kernel &kernel, const Context *context) {
 constexpr uint64_t kNotSaid = UINT64_MAX;
 constexpr uint32_t kMostShards = 256;
 
-// Blocks that can be resident at once, 0 when the launch cannot run at all, kNotSaid when the driver does not say.
+// Returns the number of blocks that can be resident at once, 0 if the launch cannot run at all, or kNotSaid
+// if the driver does not tell.
 static uint64_t resident(CUfunction function, const LaunchShape &shape, uint32_t multiprocessors) {
     uint32_t threads = shape.block[0] * shape.block[1] * shape.block[2];
     int n = 0;
@@ -45,8 +46,8 @@ static uint64_t resident(CUfunction function, const LaunchShape &shape, uint32_t
     return uint64_t(n) * multiprocessors;
 }
 
-// Why the copy cannot be launched in this shape, kNoReason if it can. Kernels whose blocks wait for each other hang when fewer of
-// them are resident than they counted on; of others, a block must fit.
+// Returns why the copy cannot be launched in this shape, or kNoReason if it can. Kernels whose blocks wait
+// for each other hang if fewer blocks are resident than they expect. For other kernels, one block must fit.
 static Reason lacks_room(Copy &copy, const LaunchShape &shape, uint64_t blocks) {
     uint32_t threads = shape.block[0] * shape.block[1] * shape.block[2];
     Occupancy *first = copy.occupancy.load(std::memory_order_acquire);
@@ -66,10 +67,10 @@ static Reason lacks_room(Copy &copy, const LaunchShape &shape, uint64_t blocks) 
         while (!copy.occupancy.compare_exchange_weak(o->next, o)) {
         }
     }
-    if (o->original == 0) return kLaunchFailed;  // for the driver to reject
+    if (o->original == 0) return kLaunchFailed;  // the driver will reject it
     if (!copy.layout->waits && o->copy != kNotSaid) return o->copy ? kNoReason : kOccupancy;
-    const uint64_t needed =
-        blocks < o->original ? blocks : o->original;  // not said: all of the grid must fit
+    // If the driver does not tell, the whole grid must fit.
+    const uint64_t needed = blocks < o->original ? blocks : o->original;
     return o->copy == kNotSaid || o->copy < needed ? kOccupancy : kNoReason;
 }
 
@@ -92,7 +93,7 @@ static Instance *instance_of(Copy &copy, const LaunchShape &shape) {
     }
 }
 
-// Of a site array: multiprocessors do not wait for each other.
+// Returns the number of shards of a site array. With several, multiprocessors do not wait for each other.
 static uint32_t site_shards(const Context &context) {
     uint32_t shards = 1;
     while (shards < context.multiprocessors && shards < kMostShards) shards *= 2;
@@ -101,7 +102,8 @@ static uint32_t site_shards(const Context &context) {
 
 static uint64_t align256(uint64_t n) { return (n + 255) & ~uint64_t(255); }
 
-// How many units of a map a launch of this shape has; of a site array the sites of the kernel in all shards.
+// Returns the number of a map's units in a launch of this shape. For a site array: the kernel's sites in all
+// shards.
 static uint64_t units(const MapSpec &map, const Copy &copy, uint64_t blocks, uint64_t in_block) {
     switch (map.unit) {
         case Unit::Site: return uint64_t(copy.layout->sites) * site_shards(*copy.context);
@@ -118,7 +120,8 @@ static const Array *site_array(const Copy &copy, uint32_t map) {
     return nullptr;
 }
 
-// Gives the instance its part of the pool: bookkeeping only, the memory was taken and set to zero when the sidecar was loaded.
+// Gives the instance a part of the pool. This is bookkeeping only: the memory was allocated and zeroed when
+// the sidecar was loaded.
 static bool give_memory(Copy &copy, Instance &instance, uint64_t blocks, uint64_t in_block) {
     Context &context = *copy.context;
     std::lock_guard<std::mutex> hold(context.memory);
@@ -132,7 +135,7 @@ static bool give_memory(Copy &copy, Instance &instance, uint64_t blocks, uint64_
         const MapSpec &m = maps[f.map];
         if (m.shared() || site_array(copy, f.map)) continue;
         const uint64_t count = units(m, copy, blocks, in_block);
-        // Threads, warps and blocks have numbers of 32 bits on the device.
+        // Threads, warps and blocks have 32-bit numbers on the device.
         if (m.per_unit > (UINT64_MAX >> 34) || (m.unit != Unit::Site && count > UINT32_MAX)) fits = false;
         if (fits) needed += align256(m.fixed + m.per_unit * count);
         if (needed > uint64_t(1) << 50) fits = false;
@@ -192,7 +195,7 @@ bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parame
     swap.instance = choice.instance;
     const void *given = nullptr;
     size_t given_size = 0;
-    if (extra && parameters) return false;  // an error
+    if (extra && parameters) return false;  // an error of the caller
     if (extra)
         for (void **e = extra; *e != CU_LAUNCH_PARAM_END; e += 2) {
             if (*e == CU_LAUNCH_PARAM_BUFFER_POINTER) given = e[1];
@@ -201,7 +204,7 @@ bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parame
         }
     else if (!parameters && !layout.sizes.empty()) return false;
     size_t before = extra ? layout.block_offset : 0;
-    if (given_size + 8 <= before) return false;  // too few parameters: for the driver to say
+    if (given_size + 8 <= before) return false;  // too few parameters; the driver will report it
     size_t size = before + layout.block.size();
     uint8_t *bytes = swap.small;
     if (size > sizeof swap.small) {
@@ -228,7 +231,7 @@ bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parame
         log_mentioned_allocations(layout, *choice.copy->context, parameters, given,
                                   std::min(given_size, before));
     if (extra) {
-        if (given_size > before) given_size = before;  // padding that the caller counted in
+        if (given_size > before) given_size = before;  // drops padding that the caller included
         if (given) memcpy(bytes, given, given_size);
         memset(bytes + given_size, 0, before - given_size);
         swap.extra_size = size;
@@ -260,7 +263,7 @@ uint32_t choose(const Function &function, Context *context, const LaunchShape &s
     uint64_t in_block = uint64_t(shape.block[0]) * shape.block[1] * shape.block[2];
     if (!blocks || !in_block || in_block > 4096 ||
         (shape.grid[0] && blocks / shape.grid[0] >= uint64_t(1) << 32))
-        return 1 + kLaunchFailed;  // for the driver to reject
+        return 1 + kLaunchFailed;  // the driver will reject it
     const Reason lacking = lacks_room(*copy, shape, blocks);
     if (lacking != kNoReason) return 1 + lacking;
     choice.copy = copy;
@@ -305,7 +308,7 @@ bool swapped(const HookCall &hook, Swap &swap, CUresult result) {
     }
     if (counted) add(swap.copy->kernel->slot->reasons[kLaunchFailed]);
     switch (result) {
-        // What the copy may cause and the original not.
+        // Errors that the copy may cause and the original may not.
         case CUDA_ERROR_INVALID_VALUE:
         case CUDA_ERROR_OUT_OF_MEMORY:
         case CUDA_ERROR_INVALID_IMAGE:
@@ -314,7 +317,7 @@ bool swapped(const HookCall &hook, Swap &swap, CUresult result) {
         case CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES:
         case CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE:
         case CUDA_ERROR_NOT_SUPPORTED: return false;
-        default:  // the context was broken before: the original would say the same
+        default:  // the context was already broken, so the original would fail, too
             return true;
     }
 }

@@ -34,29 +34,30 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr uint32_t kAtOnce = 1000;  // ms that the end of an attachment waits for kernels of a context
-constexpr uint32_t kBusy = 20;      // ms for who else works in it, while launches are held
-constexpr milliseconds kLook{20}, kSeldom{500};  // between two looks at what is left
-constexpr milliseconds kProof{50};               // that launches are held to find out whether anything runs
-constexpr milliseconds kLeastPause{1000}, kMostPause{8000};  // until that is tried again
-constexpr useconds_t kStep = 1000,
-                     kSteps = 2000;  // µs, and how many, that the end of a context or process waits for us
+constexpr uint32_t kAtOnce = 1000;  // ms that the end of an attachment waits for a context's kernels
+constexpr uint32_t kBusy = 20;      // ms to wait for other threads in the context, while launches are held
+constexpr milliseconds kLook{20}, kSeldom{500};  // between two looks at the leftovers
+constexpr milliseconds kProof{50};  // how long launches are held to find out whether anything runs
+constexpr milliseconds kLeastPause{1000}, kMostPause{8000};  // until the next attempt
+// µs per step, and number of steps, that the end of a context or process waits for us
+constexpr useconds_t kStep = 1000, kSteps = 2000;
 
 struct LeftoverList {
-    std::mutex lock;                  // guards below; never held across a driver call
-    std::condition_variable changed;  // somebody has waited for a context, or something was taken out
+    std::mutex lock;                  // guards the members below; never held across a driver call
+    std::condition_variable changed;  // a thread has finished waiting for a context, or an entry was removed
     std::vector<Leftovers> all;
-    std::multiset<CUcontext> inside;  // where threads of ours are
-    bool thread = false;              // there is one
+    std::multiset<CUcontext> inside;  // contexts that our threads are in
+    bool thread = false;              // the releasing thread exists
 };
 ProcessState<LeftoverList> leftovers;
 std::atomic<bool> any{false}, abandoned{false};
 std::atomic<int> captures{0};
 
-// Something is given back once nothing runs; else it waits for the end of its context.
+// The objects are released when nothing runs. If graphs hold copies, they are released when their context
+// ends.
 bool waits_for_kernels(const Leftovers &r) { return !r.graphs; }
 
-// With context.busy held: all that is to be freed.
+// Collects all objects to be released. Call it with context.busy held.
 Leftovers gather(Context &context, uint64_t attachment) {
     Leftovers r;
     r.context = context.handle;
@@ -86,7 +87,7 @@ bool is_empty(const Leftovers &r) {
            r.streams.empty();
 }
 
-// Takes one thing out.
+// Removes one object and returns it.
 Leftovers one_of(Leftovers &r) {
     Leftovers one;
     auto move = [](auto &from, auto &to) {
@@ -100,7 +101,7 @@ Leftovers one_of(Leftovers &r) {
     return one;
 }
 
-// Nothing of the context runs, and it is current.
+// Call it when nothing runs in the context and the context is current.
 void free_all(const Leftovers &r) {
     for (CUdeviceptr base : r.memory) driver.cuMemFree_v2(base);
     for (const auto &host : r.registered)
@@ -114,7 +115,7 @@ void free_all(const Leftovers &r) {
         if (driver.cuModuleUnload) driver.cuModuleUnload(module);
 }
 
-// Takes out what is left in a context.
+// Removes a context's entries.
 void take(CUcontext context) {
     std::lock_guard<std::mutex> hold(leftovers->lock);
     auto end = std::remove_if(leftovers->all.begin(), leftovers->all.end(),
@@ -124,7 +125,8 @@ void take(CUcontext context) {
     leftovers->changed.notify_all();
 }
 
-// In a context, unless the program has ended it: then nothing is left there. It is not ended meanwhile, see leftovers_end_with().
+// Enters a context, unless the program has ended it; then it has no leftovers. It does not end meanwhile, see
+// leftovers_end_with().
 class InContext {
   public:
     explicit InContext(CUcontext context) : context_(context), leftovers_(&*leftovers) {
@@ -156,16 +158,14 @@ class InContext {
     bool entered_ = false, pushed_ = false;
 };
 
-// A thread that waits for a context, for as long as kernels run there.
+// A thread that waits for a context, as long as kernels run there.
 struct Waiting {
-    std::mutex lock;  // guards below
-    bool
-        over = false,
-        idle = false,
-        broken =
-            false;  // it came to its end; all that was launched before had ended; nothing works there any more
-    bool holds = false;  // launches are to be held at once when it did,
-    int64_t held = 0;    // and are, until then
+    std::mutex lock;  // guards the members below
+    // over: the thread has finished. idle: everything launched before has ended. broken: every call in the
+    // context fails.
+    bool over = false, idle = false, broken = false;
+    bool holds = false;  // launches are to be held as soon as the context is idle
+    int64_t held = 0;    // the time limit while they are held
     pid_t thread = 0;
     bool is_over() {
         std::lock_guard<std::mutex> hold(lock);
@@ -173,7 +173,7 @@ struct Waiting {
     }
 };
 
-// Sure not to go on for long: at the priority of others, as they wait for it.
+// `soon`: the wait is certain to be short, and others wait for it. So the thread runs at their priority.
 std::shared_ptr<Waiting> wait_for_context(CUcontext context, bool soon) {
     auto waiting = std::make_shared<Waiting>();
     waiting->holds = !soon;
@@ -184,7 +184,7 @@ std::shared_ptr<Waiting> wait_for_context(CUcontext context, bool soon) {
         std::thread([waiting, context, soon] {
             prctl(PR_SET_NAME, "gpubpf-wait");
             sched_param least{};
-            if (!soon) sched_setscheduler(0, SCHED_IDLE, &least);  // some drivers wait in a loop
+            if (!soon) sched_setscheduler(0, SCHED_IDLE, &least);  // some drivers wait in a busy loop
             {
                 std::lock_guard<std::mutex> hold(waiting->lock);
                 waiting->thread = static_cast<pid_t>(syscall(SYS_gettid));
@@ -215,10 +215,10 @@ std::shared_ptr<Waiting> wait_for_context(CUcontext context, bool soon) {
     return waiting;
 }
 
-// What the freeing thread is at in a context.
+// The progress of the releasing thread in one context.
 struct Turn {
-    std::shared_ptr<Waiting> waiting;  // null: nobody is there
-    Clock::time_point next{};          // not before
+    std::shared_ptr<Waiting> waiting;  // null: no thread waits there
+    Clock::time_point next{};          // time of the next attempt
     milliseconds pause = kLeastPause;
     void later() {
         next = Clock::now() + pause;
@@ -226,7 +226,8 @@ struct Turn {
     }
 };
 
-// Launches are held: waits once more, for what was launched before they were, and frees. What does not end in time is left alone.
+// With launches held: waits once more, for work that was launched before that, and releases the objects.
+// Objects in contexts that do not become idle in time stay.
 void free_held(CUcontext context, Turn &turn, const std::vector<uint64_t> &attachments, int64_t begun) {
     LaunchesHeld held(begun);
     turn.later();
@@ -240,7 +241,7 @@ void free_held(CUcontext context, Turn &turn, const std::vector<uint64_t> &attac
     }
     {
         std::lock_guard<std::mutex> hold(waiting->lock);
-        if (!waiting->over) {  // it stays there, and tells when it may be tried again
+        if (!waiting->over) {  // it keeps waiting; the next attempt is possible when it returns
             sched_param least{};
             if (waiting->thread) sched_setscheduler(waiting->thread, SCHED_IDLE, &least);
             turn.waiting = waiting;
@@ -251,7 +252,7 @@ void free_held(CUcontext context, Turn &turn, const std::vector<uint64_t> &attac
     held.begin_work();
     InContext in(context);
     while (in && held.more() && !abandoned) {
-        Leftovers one;  // a thing at a time: the program may end the context, then there is nothing more
+        Leftovers one;  // one object at a time: if the program ends the context, nothing is left to release
         {
             std::lock_guard<std::mutex> hold(leftovers->lock);
             auto r = std::find_if(leftovers->all.begin(), leftovers->all.end(), [&](const Leftovers &l) {
@@ -266,7 +267,7 @@ void free_held(CUcontext context, Turn &turn, const std::vector<uint64_t> &attac
     }
 }
 
-// A look at one context.
+// Looks at one context.
 void take_turn(CUcontext context, Turn &turn, const std::vector<uint64_t> &attachments) {
     if (!turn.waiting) {
         if (Clock::now() >= turn.next && !captures.load()) turn.waiting = wait_for_context(context, false);
@@ -284,7 +285,7 @@ void take_turn(CUcontext context, Turn &turn, const std::vector<uint64_t> &attac
         broken = turn.waiting->broken;
     }
     turn.waiting = nullptr;
-    if (broken) take(context);  // it goes as a whole
+    if (broken) take(context);  // its objects end with it
     else if (begun) free_held(context, turn, attachments, begun);
 }
 
@@ -293,8 +294,8 @@ void *free_later(void *) {
     std::map<CUcontext, Turn> turns;
     bool hooked = true;
     for (size_t seen = 0;;) {
-        std::map<CUcontext, std::vector<uint64_t>>
-            contexts;  // with the attachments that left something there
+        // with the attachments that left something there
+        std::map<CUcontext, std::vector<uint64_t>> contexts;
         {
             std::unique_lock<std::mutex> hold(leftovers->lock);
             bool all_wait = true;
@@ -319,14 +320,14 @@ void *free_later(void *) {
         for (auto &c : contexts)
             if (!abandoned) quietly([&] { take_turn(c.first, turns[c.first], c.second); });
         if (contexts.empty() && hooked)
-            take_out_rest(serves_leftovers);  // what is launched is of no concern any more
+            take_out_rest(serves_leftovers);  // launches need not be held back any more
         hooked = !contexts.empty();
     }
     if (!abandoned) take_out_rest(serves_leftovers);
     return nullptr;
 }
 
-// With leftovers->lock held.
+// Call it with leftovers->lock held.
 void start_thread() {
     if (leftovers->thread || leftovers->all.empty()) return;
     sigset_t everything, before;
@@ -395,7 +396,7 @@ void release_driver_objects(uint64_t attachment) {
         std::move(rest.begin(), rest.end(), std::back_inserter(leftovers->all));
         any = true;
     }
-    for (Context *c : of_rest)  // one that went meanwhile did not know of it
+    for (Context *c : of_rest)  // the end of a context removes its entry, but these ended before they had one
         if (c->dead) take(c->handle);
     std::lock_guard<std::mutex> hold(leftovers->lock);
     start_thread();

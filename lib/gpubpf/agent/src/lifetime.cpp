@@ -25,12 +25,14 @@ namespace {
 
 constexpr Lifetime patch_lifetime{nullptr, nullptr, nullptr, forget_patching};
 
-// In the order in which they begin. They end in reverse order, so that each may use the ones above it until its own end.
+// In the order in which they begin. They end in reverse order, so that each may use the ones above it until
+// its own end.
 //
 // Three things are not in the table:
-// - agent.cpp owns the connection, the control block and the configuration. They exist before the first begin() and after the
-//   last end().
-// - The worker thread calls stop_installing() and release_driver_objects() as its last work. That is earlier than any stop(): hooks may still run.
+// - agent.cpp owns the connection, the control block and the configuration. They exist before the first
+//   begin() and after the last end().
+// - The worker thread calls stop_installing() and release_driver_objects() as its last work. That is earlier
+//   than any stop(): hooks may still run.
 // - CUPTI's tables stay for the life of the process, because CUPTI may call back late (cupti.cpp).
 const Lifetime *const kLifetimes[] = {
     &thread_lifetime,      &patch_lifetime,    &leftovers_lifetime,  &drain_lifetime,

@@ -13,13 +13,13 @@ namespace gpubpf {
 
 namespace {
 
-constexpr size_t kMostResults = 1024;  // that are remembered, since programs keep copies and load them later
-constexpr size_t kMostText = 256u << 20;  // bytes of PTX, of them together
+constexpr size_t kMostResults = 1024;     // remembered results: programs keep copies and load them later
+constexpr size_t kMostText = 256u << 20;  // bytes of PTX in all of them together
 
 struct Inputs {
     uint32_t count = 0, texts = 0;
-    std::string text;   // of all PTX, a zero between two
-    bool lost = false;  // one could not be read
+    std::string text;   // all PTX inputs, separated by zero bytes
+    bool lost = false;  // an input could not be read
 };
 
 struct Result {
@@ -28,7 +28,7 @@ struct Result {
 };
 
 struct Links {
-    std::mutex lock;  // guards below
+    std::mutex lock;  // guards the members below
     std::map<CUlinkState, Inputs> open;
     std::deque<Result> results;
     size_t text = 0;  // bytes
@@ -46,7 +46,7 @@ uint64_t hash_of(const void *data, uint64_t bytes) {  // FNV-1a
 void give(CUlinkState link, CUjitInputType type, std::string text) {
     std::lock_guard<std::mutex> hold(all->lock);
     auto it = all->open.find(link);
-    if (it == all->open.end()) return;  // it began before the agent came
+    if (it == all->open.end()) return;  // linking began before the attachment
     ++it->second.count;
     if (type != CU_JIT_INPUT_PTX) return;
     Inputs &of = it->second;

@@ -17,7 +17,7 @@ struct Log::Header {
     uint64_t version, capacity, clock;
     alignas(64) std::atomic<uint64_t> reserved;
     alignas(64) std::atomic<uint64_t> lost;
-    alignas(64) std::atomic<uint64_t> consumed;  // the tool's
+    alignas(64) std::atomic<uint64_t> consumed;  // written by the tool
 };
 
 constexpr uint64_t kHeaderSize = 4096;
@@ -33,7 +33,7 @@ int Log::open(uint64_t records, bool virtual_clock) {
         ::close(fd);
         return -1;
     }
-    madvise(at, size, MADV_DONTFORK);  // a child has nothing to write there
+    madvise(at, size, MADV_DONTFORK);  // a child must not write there
     auto *header = static_cast<Header *>(at);
     header->version = 1;
     header->capacity = records;
@@ -54,7 +54,7 @@ void Log::put(const Record &record) {
     if (!h) return;
     uint64_t position = h->reserved.load(std::memory_order_relaxed);
     do {
-        // A tool that is mad may say that it consumed more than there is.
+        // A faulty tool may claim to have consumed more than there is.
         if (position - h->consumed.load(std::memory_order_acquire) >= capacity_) {
             h->lost.fetch_add(1, std::memory_order_relaxed);
             return;
@@ -68,7 +68,7 @@ void Log::put(const Record &record) {
 
 namespace {
 
-// Of this process; a forked child that starts anew has its own.
+// Of this process. A forked child that attaches gets its own.
 std::atomic<uint64_t> next_id{0}, next_other{0};
 std::atomic<uint32_t> generation{0}, process{0};
 

@@ -21,10 +21,10 @@ namespace gpubpf {
 
 namespace {
 
-// The kernel makes a cheap breakpoint of a five-byte nop, if it is what the probe is on: no endbr64 comes before it.
+// The kernel optimizes a uprobe on a five-byte nop. So the stub must start with the nop, without an endbr64.
 constexpr uint8_t kStub[] = {0x0F, 0x1F, 0x44, 0x00, 0x00, 0xC3};
 constexpr uint64_t kStubFile = 4096;
-constexpr uint64_t kOperationStub = 64;  // where in the file the one for operations is
+constexpr uint64_t kOperationStub = 64;  // offset of the stub for operations in the file
 constexpr size_t kPoints = 2;
 constexpr uint32_t kArguments = 64;
 
@@ -32,8 +32,8 @@ struct Program {
     std::atomic<const Program *> next{nullptr};
     void (*code)(const uint64_t *arguments) = nullptr;
     uint32_t count = 0;
-    uint64_t arguments[kArguments] = {};  // those that are the same each time
-    uint8_t fields[kArguments] = {};      // 1 + the number of the context's field, for the rest
+    uint64_t arguments[kArguments] = {};  // constant arguments
+    uint8_t fields[kArguments] = {};      // for the others: 1 + the number of the field in the context
     std::vector<uint8_t> parameters;
     size_t size = 0;  // of the code
 };
@@ -43,7 +43,8 @@ int stub_file = -1;
 ino_t stub_inode = 0;
 struct Point {
     std::atomic<bool> in_kernel{false};
-    std::atomic<const Program *> programs{nullptr};  // freed at the end: another thread may be in one
+    std::atomic<const Program *> programs{
+        nullptr};  // freed at the end, because another thread may be running one
 };
 Point points[kPoints];
 Point &at(HostPoint point) { return points[static_cast<uint32_t>(point)]; }
@@ -51,9 +52,9 @@ Point &at(HostPoint point) { return points[static_cast<uint32_t>(point)]; }
 // --- the kernel's helpers, for a program that runs in this process; each is called as in the kernel ---
 
 NeverDestroyed<std::vector<uint64_t>> cgroups_storage;
-auto &cgroups = cgroups_storage.value;  // the process's, from the root down to its own
+auto &cgroups = cgroups_storage.value;  // the process's, from the root to its own
 
-// A cgroup's id is the inode of its directory.
+// Returns the ids of the process's cgroups. A cgroup's id is the inode of its directory.
 std::vector<uint64_t> find_cgroups() {
     std::vector<uint64_t> found;
     char line[4096] = {};
@@ -61,7 +62,7 @@ std::vector<uint64_t> find_cgroups() {
     if (fd < 0) return found;
     ssize_t n = read(fd, line, sizeof line - 1);
     close(fd);
-    const char *own = n > 0 ? strstr(line, "0::/") : nullptr;  // of the unified hierarchy
+    const char *own = n > 0 ? strstr(line, "0::/") : nullptr;  // in the unified hierarchy
     if (!own) return found;
     const std::string path(own + 3, strcspn(own + 3, "\n"));
     struct stat st;
@@ -162,7 +163,7 @@ void *executable(const std::vector<uint8_t> &code) {
     return at == MAP_FAILED ? nullptr : at;
 }
 
-// Null: malformed, or no memory.
+// Returns null if the message is malformed or there is no memory.
 std::unique_ptr<Program> parse_program(Reader &reader, size_t fields) {
     auto made = std::make_unique<Program>();
     const std::vector<uint8_t> code = reader.blob();
@@ -211,8 +212,8 @@ void run(const Point &point, const uint64_t *fields) {
     }
 }
 
-// Calls a stub with values in the registers of six arguments and two more that no call has to keep: the tool's programs find them there
-// (lower/context.py).
+// Calls a stub with values in the six argument registers and in two more caller-saved registers. The tool's
+// programs read them there (lower/context.py).
 void call_stub(const uint8_t *stub, const uint64_t *fields) {
 #ifdef __x86_64__
     register uint64_t r8 asm("r8") = fields[4];
@@ -220,7 +221,7 @@ void call_stub(const uint8_t *stub, const uint64_t *fields) {
     register uint64_t r10 asm("r10") = fields[6];
     register uint64_t r11 asm("r11") = fields[7];
     uint64_t di = fields[0], si = fields[1], dx = fields[2], cx = fields[3];
-    // Below the stack pointer may lie what the compiler keeps there.
+    // The compiler may keep data below the stack pointer.
     asm volatile("lea -128(%%rsp), %%rsp\n\tcall *%[stub]\n\tlea 128(%%rsp), %%rsp"
                  : "+D"(di), "+S"(si), "+d"(dx), "+c"(cx), "+r"(r8), "+r"(r9), "+r"(r10), "+r"(r11)
                  : [stub] "a"(stub)
@@ -254,11 +255,11 @@ int make_marker() {
     int fd = memory_file("gpubpf-marker", kStubFile);
     struct stat st;
     if (fd < 0) return -1;
+    // Seals it, so that the tool recognizes it as ours.
     if (write_all(fd, kStub, sizeof kStub, 0) && write_all(fd, kStub, sizeof kStub, kOperationStub) &&
         fstat(fd, &st) == 0 &&
-        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) ==
-            0) {  // so the tool knows it for ours
-        // Private: a probe in a shared mapping is never hit.
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) == 0) {
+        // The mapping is private because a probe in a shared mapping is never hit.
         void *at = mmap(nullptr, kStubFile, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0);
         if (at != MAP_FAILED) {
             stubs = static_cast<const uint8_t *>(at);
@@ -272,13 +273,13 @@ int make_marker() {
 }
 
 void marker_told() {
-    struct stat st;  // the program may have closed it, and have the number for a file of its own
+    struct stat st;  // the program may have closed the file and reused its number
     if (stub_file >= 0 && fstat(stub_file, &st) == 0 && st.st_ino == stub_inode) close(stub_file);
     stub_file = -1;
 }
 
 bool take_host_program(Reader &reader) {
-    const uint32_t mode = reader.u32();  // 0 none, 1 in the kernel, 2 here
+    const uint32_t mode = reader.u32();  // 0: none, 1: in the kernel, 2: in this process
     if (mode == 1) {
         const uint32_t which = reader.u32();
         for (size_t i = 0; i < kPoints; ++i) points[i].in_kernel = stubs && which >> i & 1;

@@ -34,18 +34,18 @@ struct KeyHash {
 };
 
 struct Queues {
-    std::mutex lock;  // guards below
+    std::mutex lock;  // guards the members below
     std::unordered_map<Key, Queue, KeyHash> known;
-    std::unordered_set<CUstream> made;  // since the agent came, in a program that ran before
+    std::unordered_set<CUstream> made;  // since the attachment, in a program that ran before
     uint32_t count = 0;
 };
 
 AttachmentState<Queues> all_queues;
 Queues &queues() { return *all_queues; }
 
-std::atomic<uint64_t> queue_epoch{1};  // what a thread remembers of an earlier one may be wrong
+std::atomic<uint64_t> queue_epoch{1};  // queues that a thread cached under an earlier epoch may be wrong
 
-// Queues that the thread used last.
+// The queues that the thread used last.
 struct Remembered {
     uint64_t epoch;
     Key key;
@@ -53,7 +53,7 @@ struct Remembered {
 };
 struct OfThread {
     Remembered last[4];
-    uint64_t number;  // unlike the kernel's, used once
+    uint64_t number;  // unlike the kernel's thread id, never reused
 };
 
 uint64_t number_of(OfThread &thread) {
@@ -78,7 +78,7 @@ Queue new_queue(const Key &key) {
                 queue.context = registry().context(context);
             if (driver.cuStreamGetFlags && driver.cuStreamGetFlags(key.stream, &flags) == CUDA_SUCCESS)
                 kind = flags & CU_STREAM_NON_BLOCKING ? QueueKind::NonBlocking : QueueKind::Blocking;
-            else return queue;  // no stream
+            else return queue;  // not a stream
         }
         if (driver.cuStreamGetPriority && kind != QueueKind::Legacy)
             driver.cuStreamGetPriority(key.stream, &priority);
@@ -216,7 +216,7 @@ const Lifetime operation_lifetime{
 
 // --- operations ---
 
-// With the name as the program's source has it.
+// Uses the name that the program's source has.
 void describe_call(Record &r, uint32_t index, const char *name, uint64_t bytes) {
     r.api.function = index;
     r.api.bytes = bytes;
@@ -284,7 +284,7 @@ void Operation::called() noexcept { record.call_ns = now_ns(); }
 
 namespace {
 
-// What breaks a context for good, and comes back from whatever is called next (cuda.h, CUresult).
+// Whether the error leaves the context unusable and is returned by every later call (cuda.h, CUresult).
 bool is_sticky(CUresult result) {
     switch (result) {
         case CUDA_ERROR_ECC_UNCORRECTABLE:

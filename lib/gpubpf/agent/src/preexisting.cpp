@@ -19,13 +19,14 @@ namespace {
 
 constexpr size_t kMostNames = 65536;  // of a module
 constexpr size_t kMostParameters = 4096;
-constexpr uint32_t kPatience = 20;  // ms that the worker thread waits for a quiet moment, between other work
-constexpr int kOften = 10;          // ms between two such
-// Launches are watched for so long, then for a while not: where a kernel does not end, that is for nothing.
+constexpr uint32_t kPatience =
+    20;                     // ms that the worker thread waits for a suitable moment before it does other work
+constexpr int kOften = 10;  // ms between two such attempts
+// Launches are watched for kWatch, then not for a while: if a kernel never ends, watching is in vain.
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kWatch{3000}, kLeastPause{1000}, kMostPause{8000};
 
-// What the driver says of a kernel that was launched, in the order of the message.
+// Attributes of a launched kernel, in the order of the message.
 constexpr CUfunction_attribute kTold[] = {
     CU_FUNC_ATTRIBUTE_NUM_REGS,
     CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
@@ -35,7 +36,7 @@ constexpr CUfunction_attribute kTold[] = {
     CU_FUNC_ATTRIBUTE_PTX_VERSION,
     CU_FUNC_ATTRIBUTE_BINARY_VERSION,
 };
-// What a program can set.
+// Attributes that a program can set.
 constexpr CUfunction_attribute kSet[] = {
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
     CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
@@ -57,24 +58,25 @@ struct KernelDescription {
     int32_t attributes[sizeof kTold / sizeof *kTold];
 };
 
-struct Unreported {  // a module that the tool has not heard of
+struct Unreported {  // a module that the tool has not been told about
     Module *module = nullptr;
-    Context *context = nullptr;  // where it was met
+    Context *context = nullptr;  // where it was first seen
     bool whole = false;
     std::vector<std::string> names;
     std::vector<KernelDescription> kernels;
 };
 
 struct State {
-    std::mutex lock;  // guards below; never held across a driver call
+    std::mutex lock;  // guards the members below; never held across a driver call
     std::deque<Unreported> unreported;
-    std::vector<std::pair<Module *, Context *>>
-        later;  // no module: only the context is made ready; no context: all
+    // A null module: only the context is prepared. A null context: all contexts.
+    std::vector<std::pair<Module *, Context *>> later;
     std::atomic<uint32_t> misses{0};
-    std::unique_ptr<Watching> watching;  // while there is something in `later`; the worker thread's, as is:
-    Clock::time_point watched{};         // since when
+    std::unique_ptr<Watching>
+        watching;  // exists while `later` is not empty; the worker thread's, like the members below
+    Clock::time_point watched{};  // start of the watch
     std::chrono::milliseconds pause = kLeastPause;
-    Clock::time_point paused{};  // until when
+    Clock::time_point paused{};  // end of the pause
 };
 
 AttachmentState<State> state;
@@ -83,9 +85,9 @@ AttachmentState<State> state;
 
 struct Identity {
     std::string name;
-    CUmodule module = nullptr;  // exactly one of the two
+    CUmodule module = nullptr;  // exactly one of the two is set
     CUlibrary library = nullptr;
-    CUfunction function = nullptr;  // in the current context; null: not told
+    CUfunction function = nullptr;  // in the current context; null: the driver does not tell
 };
 
 template <class Call>
@@ -97,8 +99,9 @@ using GetFunction = CUresult (*)(CUfunction *, CUmodule, const char *);
 using GetKernel = CUresult (*)(CUkernel *, CUlibrary, const char *);
 using KernelGetFunction = CUresult (*)(CUfunction *, CUkernel);
 
-// A launch takes a CUfunction and a CUkernel, and so may whatever takes a CUfunction. A function that is asked for by its name, in the
-// module that it says it is of, is the handle itself only if that is a CUfunction.
+// A launch accepts both a CUfunction and a CUkernel, and so may any call that takes a CUfunction. So ask for
+// the function by name in the module that the driver reports. Only for a CUfunction does that return the
+// handle itself.
 bool is_function(void *handle, Identity &who) {
     auto f = static_cast<CUfunction>(handle);
     auto get = original<GetFunction>(kHook_cuModuleGetFunction);
@@ -126,8 +129,8 @@ bool is_kernel(void *handle, Identity &who) {
     if (!driver.cuKernelGetName || driver.cuKernelGetName(&name, k) != CUDA_SUCCESS || !name) return false;
     who.name = name;
     if (!get_function || get_function(&who.function, k) != CUDA_SUCCESS) who.function = nullptr;
-    if (!driver
-             .cuKernelGetLibrary)  // before CUDA 12.5: then it is known by the module that the library is in this context
+    // Before CUDA 12.5, a library is identified by its module in this context.
+    if (!driver.cuKernelGetLibrary)
         return who.function && driver.cuFuncGetModule &&
                driver.cuFuncGetModule(&who.module, who.function) == CUDA_SUCCESS;
     if (!get || driver.cuKernelGetLibrary(&library, k) != CUDA_SUCCESS ||
@@ -137,7 +140,7 @@ bool is_kernel(void *handle, Identity &who) {
     return true;
 }
 
-// Its parameters; false: the driver does not tell.
+// Gets the kernel's parameters. Returns false if the driver does not tell them.
 bool parameters_of(CUfunction f, std::vector<Parameter> &parameters) {
     if (!driver.cuFuncGetParamInfo) return false;
     for (size_t i = 0; i < kMostParameters; ++i) {
@@ -165,7 +168,7 @@ KernelDescription describe(const Identity &who) {
     return d;
 }
 
-// The names of all kernels of a module; whether these are all.
+// Gets the names of a module's kernels. Returns whether the list is complete.
 template <class Handle, class Owner>
 bool names_of(Owner owner, CUresult (*count)(unsigned *, Owner), CUresult (*list)(Handle *, unsigned, Owner),
               CUresult (*name_of)(const char **, Handle), std::vector<std::string> &names) {
@@ -230,7 +233,7 @@ const Function *ask_driver(void *handle, Context *context) {
         made->context = who.module ? context : nullptr;
         Unreported u = unreported(who, made, context);
         std::lock_guard<std::mutex> hold(r.lock);
-        module = known_module(who);  // another thread may have been quicker
+        module = known_module(who);  // another thread may have been faster
         if (!module) {
             module = made;
             if (who.library) r.libraries[who.library] = made;
@@ -253,10 +256,10 @@ const Function *ask_driver(void *handle, Context *context) {
 
 // --- addresses ---
 
-constexpr uint64_t kLeast = uint64_t(1) << 32, kMost = uint64_t(1)
-                                                       << 49;  // what looks like an address of the GPU
-constexpr uint32_t kMostMisses =
-    100000;  // numbers that looked like addresses, and were none: then no more are asked for
+// The range of values that look like GPU addresses.
+constexpr uint64_t kLeast = uint64_t(1) << 32, kMost = uint64_t(1) << 49;
+// Values that looked like addresses and were not. After this many, the driver is no longer asked.
+constexpr uint32_t kMostMisses = 100000;
 
 void look_at(const void *bytes, size_t size, const Context &context) {
     struct Remembered {
@@ -292,7 +295,7 @@ bool works(const Context *context) { return context && !context->dead && !contex
 const Lifetime preexisting_lifetime = lifetime_of_attachment_state<state>();
 
 void stop_installing() {
-    std::unique_ptr<Watching> over;  // ends without the lock
+    std::unique_ptr<Watching> over;  // destroyed without the lock held
     std::lock_guard<std::mutex> hold(state->lock);
     state->later.clear();
     over = std::move(state->watching);
@@ -318,7 +321,7 @@ const Function *identify_handle(const void *handle, Context *context) {
 Context *context_of(StreamRef where) {
     Registry &r = registry();
     if (Context *only = r.only.load(std::memory_order_acquire)) return only;
-    // In the context of the stream, and for a default stream in the current one.
+    // Work runs in the context of its stream, or for a default stream in the current context.
     CUstream stream = where.handle();
     const bool named = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
     CUcontext handle = nullptr;

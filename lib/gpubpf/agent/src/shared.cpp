@@ -18,14 +18,14 @@ namespace {
 
 constexpr uint64_t kArrayLimit = uint64_t(1) << 32, kRingLimit = uint64_t(1) << 36;
 constexpr uint32_t kShards = 256;  // at most; further multiprocessors share them
-constexpr uint64_t kLeastCapacity =
-    4096;                          // records: twice what the threads of a multiprocessor can have under way
-constexpr uint64_t kControl = 64;  // bytes: of the ring, and of each shard
+// Records: twice as many as the threads of a multiprocessor can write at once.
+constexpr uint64_t kLeastCapacity = 4096;
+constexpr uint64_t kControl = 64;  // bytes of the control block of the ring, and of each shard
 
 struct File {
     void *host;
     uint64_t bytes;
-    int file;  // for further contexts, which each map it for themselves
+    int file;  // for further contexts, which each map it themselves
     ino_t inode;
 };
 std::map<uint32_t, File> *arrays = nullptr;  // written before the Welcome, and at the end
@@ -40,7 +40,7 @@ uint64_t control_bytes(const Context &context) {
     return (kControl * (1 + shards_of(context)) + 255) & ~uint64_t(255);
 }
 
-// The address at which the GPU reaches [at, at + bytes); 0: the driver does not take it.
+// Returns the GPU's address of host memory [at, at + bytes), or 0 if the driver refuses.
 CUdeviceptr registered(Context &context, void *at, uint64_t bytes) {
     CUdeviceptr address = 0;
     if (!driver.cuMemHostRegister_v2 || !driver.cuMemHostGetDevicePointer_v2 ||
@@ -50,7 +50,8 @@ CUdeviceptr registered(Context &context, void *at, uint64_t bytes) {
     return driver.cuMemHostGetDevicePointer_v2(&address, at, 0) == CUDA_SUCCESS ? address : 0;
 }
 
-// Each context has a mapping of its own: the same address cannot be registered twice, and goes with the context that registered it.
+// Each context has its own mapping. The same address cannot be registered twice, and a registration ends with
+// its context.
 CUdeviceptr map_array(Context &context, const File &array) {
     struct stat st;
     if (fstat(array.file, &st) != 0 || st.st_ino != array.inode) return 0;  // the program closed it
@@ -75,7 +76,7 @@ bool make_ring(Context &context, uint32_t map, const MapSpec &spec, CUdeviceptr 
         ring.mapped = mmap(nullptr, ring.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         if (ring.mapped != MAP_FAILED) ring.data = registered(context, ring.mapped, ring.bytes);
     } else if (driver.cuMemAlloc_v2(&ring.data, ring.bytes) == CUDA_SUCCESS) {
-        // What memory held before must not look like records.
+        // The memory's previous contents must not look like records.
         if (driver.cuMemsetD8Async(ring.data, 0, ring.bytes, context.stream) != CUDA_SUCCESS ||
             !wait_for(context.stream, 10000))
             return false;

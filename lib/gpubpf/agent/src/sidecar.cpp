@@ -1,4 +1,5 @@
-// From a loaded module to its sidecar: the image goes to the tool, what comes back is loaded beside the application's module.
+// From a loaded module to its sidecar: sends the image to the tool, and loads the tool's answer beside the
+// application's module.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -28,7 +29,7 @@ namespace {
 
 constexpr uint32_t kWrapperMagic = 0x466243B1, kFatbinMagic = 0xBA55ED50;
 constexpr uint64_t kImageLimit = uint64_t(1) << 29;
-constexpr uint32_t kSitesLimit = 1 << 22;  // of a kernel
+constexpr uint32_t kSitesLimit = 1 << 22;  // per kernel
 
 struct Wrapper {
     uint32_t magic, version;
@@ -68,7 +69,7 @@ int image_file(const void *data, uint64_t size) {
 
 }  // namespace
 
-// The driver took the image just now, so its headers can be believed.
+// The driver has just accepted the image, so its headers are valid.
 const void *image_at(const void *image, uint64_t &size) {
     if (!image) return nullptr;
     uint32_t magic;
@@ -104,7 +105,7 @@ int image_of(const void *image, uint64_t &size, uint32_t &linked) {
         size = bytes;
         return ptx;
     }
-    if (ptx >= 0) close(ptx);  // what was linked is PTX itself
+    if (ptx >= 0) close(ptx);  // linked images are represented by their PTX
     return image_file(begin, size);
 }
 
@@ -218,7 +219,8 @@ namespace {
 
 constexpr uint64_t kPoolSlack = 64 << 10;  // bytes, for the ends of a thread array's instances
 
-// What the operation log needs of a context: the agent's stream, the GPU's clock. With `busy` held and the context current.
+// Prepares what the operation log needs in a context: the agent's stream and the GPU's clock. Call it with
+// `busy` held and the context current.
 bool prepare_log(Context &context) {
     if (context.followed) return context.stream;
     context.followed = true;
@@ -232,7 +234,7 @@ bool prepare_log(Context &context) {
     return context.stream;
 }
 
-// And for instrumented kernels: map memory, maps that the whole context shares, rings.
+// Prepares what instrumented kernels need in addition: map memory, maps of the whole context, and rings.
 bool prepare_context(Context &context) {
     if (context.prepared) return context.usable;
     context.prepared = true;
@@ -244,13 +246,13 @@ bool prepare_context(Context &context) {
         if (m.shared() && m.place == Place::Gpu) shared += (m.fixed + 255) & ~uint64_t(255);
     const bool all_shared =
         std::all_of(maps.begin(), maps.end(), [](const MapSpec &m) { return m.shared(); });
-    // What the user grants is for values; what else is kept beside them comes on top.
+    // The user's limit is for values. Everything else comes on top.
     uint64_t size = shared + (all_shared ? 0 : agent.config.map_memory + kPoolSlack);
-    while (size && !add_pool(context, size)) {  // a GPU that is nearly full: less is better than none
+    while (size && !add_pool(context, size)) {  // the GPU is nearly full: a small pool is better than none
         if (size / 2 < std::max<uint64_t>(shared, 1 << 16)) return false;
         size /= 2;
     }
-    uint64_t at = controls;  // they begin the pool
+    uint64_t at = controls;  // control blocks are at the start of the pool
     context.storage.assign(maps.size(), 0);
     for (size_t i = 0; i < maps.size(); ++i) {
         if (!maps[i].shared() || maps[i].place != Place::Gpu || !maps[i].fixed) continue;
@@ -275,7 +277,7 @@ void refuse(Kernel &kernel, const std::string &reason) {
     agent.send(Message::Refused, w.u32(kernel.slot_index).text(reason));
 }
 
-// Where a variable of the application's module is in the current context.
+// Finds a variable of the application's module in the current context.
 bool variable_address(const Module &module, const char *name, CUdeviceptr &address, size_t &size) {
     if (module.module)
         return driver.cuModuleGetGlobal_v2(&address, &size, module.module, name) == CUDA_SUCCESS;
@@ -292,7 +294,8 @@ bool variable_address(const Module &module, const char *name, CUdeviceptr &addre
            driver.cuLibraryGetManaged(&address, &size, module.library, name) == CUDA_SUCCESS;
 }
 
-// Writes the table of variables; gives the kernels that cannot do without one that was not found, and why.
+// Writes the table of variables. `missing` gets the kernels that need a variable which was not found, with
+// the reason.
 bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Context &context,
                     std::map<std::string, std::string> &missing) {
     if (answer.variables.empty()) return true;
@@ -320,7 +323,7 @@ bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Cont
            wait_for(context.stream, 10000);
 }
 
-// The application's own function in the current context, whose occupancy the copy is held against.
+// Returns the application's function in the current context, to compare the copy's occupancy with it.
 CUfunction original_function(const Module &module, const char *name) {
     CUfunction f = nullptr;
     if (module.module) {
@@ -356,7 +359,7 @@ bool mirror_known_attributes(const std::map<int, int> &attributes, int cache, in
 void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer) {
     Registry &r = registry();
     std::vector<Kernel *> kernels;
-    struct Installing {  // the module is not unloaded meanwhile
+    struct Installing {  // the module is not unloaded while this exists
         Module *module = nullptr;
         ~Installing() {
             if (module) --module->installing;
@@ -373,8 +376,8 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
     if (kernels.empty() || answer->image.empty()) return;
     std::lock_guard<std::mutex> busy(context->busy);
     if (context->dead || !agent.live) return;
-    Sidecar *idle =
-        nullptr;  // of a module that was unloaded, and was the same: programs load and unload in loops
+    // The sidecar of an unloaded, equal module, if there is one: some programs load and unload in a loop.
+    Sidecar *idle = nullptr;
     {
         std::lock_guard<std::mutex> hold(r.lock);
         for (Sidecar &s : context->sidecars) {
@@ -422,7 +425,8 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
             refuse(k, "the driver does not find the copy");
             continue;
         }
-        // now, not lazily in the first launch; the embedded device says here which kernel it cannot run, nor the original
+        // Load it now, not in its first launch. The embedded device reports here that it can run neither this
+        // kernel nor its original.
         if (driver.cuFuncLoad && driver.cuFuncLoad(copy->function) == CUDA_ERROR_NOT_SUPPORTED) {
             refuse(k, "the device cannot run it");
             continue;
@@ -463,14 +467,16 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
 
 namespace {
 
-// False: the tool takes too long, or says nothing at all (while it works it does): it may be stopped. Its answer is applied when it
-// comes. Time passes in pieces, since this process may be stopped, too.
+// Returns false if the tool takes too long or is silent: it may be stopped, and sends messages while it
+// works. A late answer is used when it arrives. The wait is in pieces, because this process may be stopped,
+// too.
 bool wait_for_answer(Question &question) {
     constexpr auto kPiece = std::chrono::milliseconds(500);
-    constexpr int kSilence = 20;  // pieces
+    constexpr int kSilence = 20;  // number of pieces
     std::unique_lock<std::mutex> hold(question.lock);
     auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(agent.config.image_wait_ms);
-    int silence = agent.heard == agent.silent ? kSilence : 0;  // nothing since it was given up
+    int silence =
+        agent.heard == agent.silent ? kSilence : 0;  // nothing was received since the last wait was given up
     while (!question.done && silence < kSilence && std::chrono::steady_clock::now() < until) {
         uint32_t heard = agent.heard;
         question.changed.wait_until(hold, std::min(until, std::chrono::steady_clock::now() + kPiece));
@@ -485,7 +491,7 @@ bool wait_for_answer(Question &question) {
 
 namespace {
 
-// What the tool says of a module, for a context's GPU; null: nothing, or not now.
+// Returns the tool's answer about a module for a context's GPU. Null: there is none, or not yet.
 std::shared_ptr<const Answer> answer_for(Module *module, Context *context, bool waits) {
     std::shared_ptr<const Answer> answer;
     int image = -1;
@@ -499,7 +505,7 @@ std::shared_ptr<const Answer> answer_for(Module *module, Context *context, bool 
             module->answer_cc = context->cc;
             std::swap(image, module->image);
         } else if (module->answer_cc != context->cc) {
-            return nullptr;  // made for another kind of GPU: its launches stay "before ready"
+            return nullptr;  // made for another kind of GPU: these launches stay "before ready"
         }
     }
     if (answer) return answer;
@@ -517,7 +523,7 @@ void load_sidecar(Module *module, Context *context, bool waits) {
     if (!answer) return;
     {
         std::lock_guard<std::mutex> hold(registry().lock);
-        if (registry().captures.load()) {  // began meanwhile
+        if (registry().captures.load()) {  // a capture began meanwhile
             registry().waiting.push_back(module);
             return;
         }
@@ -531,7 +537,7 @@ void image_loaded(Module *module, int image, uint64_t size, uint32_t linked) {
     module->image_size = size;
     module->linked = linked;
     Registry &r = registry();
-    if (module->library) r.current();  // makes its record, if there is none yet
+    if (module->library) r.current();  // makes the context's record, if needed
     std::vector<Context *> contexts;
     {
         std::lock_guard<std::mutex> hold(r.lock);
@@ -543,14 +549,14 @@ void image_loaded(Module *module, int image, uint64_t size, uint32_t linked) {
             contexts.clear();
         }
     }
-    for (Context *c : contexts)
-        load_sidecar(module, c);  // a library without contexts is obtained when one is made
+    // If there are no contexts, context_ready() loads a library's sidecar later.
+    for (Context *c : contexts) load_sidecar(module, c);
 }
 
 void context_ready(Context *context, bool waits) {
     SlowPath slow_path;
     Registry &r = registry();
-    // The log wants the GPU's clock, whether anything is instrumented or not.
+    // The log needs the GPU's clock even if nothing is instrumented.
     if (oplog.on() && !r.captures.load() && lock_within(context->busy, 1000)) {
         std::lock_guard<std::mutex> busy(context->busy, std::adopt_lock);
         Current current(*context);
@@ -567,7 +573,7 @@ void context_ready(Context *context, bool waits) {
     for (Module *m : libraries) load_sidecar(m, context, waits);
 }
 
-constexpr uint32_t kAtOnce = 50;  // ms that the end of a capture waits for a quiet moment
+constexpr uint32_t kAtOnce = 50;  // ms that the end of a capture waits for a suitable moment
 
 void retry_waiting() {
     Registry &r = registry();
@@ -581,7 +587,7 @@ void retry_waiting() {
         }
         r.waiting.clear();
     }
-    // The end of a capture waits for nothing that runs, so neither does this.
+    // The end of a capture does not wait for running work, so this must not either.
     for (auto &w : work) {
         SlowPath slow_path;
         std::shared_ptr<const Answer> answer = answer_for(w.first, w.second, true);

@@ -20,17 +20,17 @@ namespace gpubpf {
 namespace {
 
 constexpr size_t kDeepest = 64;  // frames
-constexpr size_t kMostStacks = 65536,
-                 kMostBytes = 32 << 20;  // of a process; the tool takes no more than 64 MiB of text
+// Per process. The tool accepts at most 64 MiB of text.
+constexpr size_t kMostStacks = 65536, kMostBytes = 32 << 20;
 
 struct Frames {
     uintptr_t at[kDeepest];
-    uintptr_t
-        slot[kDeepest];  // where the stack has the return address that led there; 0: it is no return address
+    // Where the stack holds the return address; 0: the address is not a return address.
+    uintptr_t slot[kDeepest];
     size_t count = 0;
 };
 
-// Bounds of a library's code.
+// The address range of a library's code.
 struct Extent {
     uintptr_t first = 0, last = 0;
     bool has(uintptr_t at) const { return at >= first && at < last; }
@@ -66,7 +66,7 @@ Extent drivers;
 
 _Unwind_Reason_Code frame(_Unwind_Context *context, void *to) {
     auto *frames = static_cast<Frames *>(to);
-    int before = 0;  // the address is that of the instruction itself, not of the one after a call
+    int before = 0;  // nonzero: the address is the instruction itself, not the one after a call
     uintptr_t at = _Unwind_GetIPInfo(context, &before);
     if (!at) return _URC_END_OF_STACK;
     if (!before) --at;
@@ -94,7 +94,7 @@ size_t tell(uint32_t number, const Frames &f) {
                     RTLD_DL_LINKMAP) &&
             info.dli_fname) {
             file = info.dli_fname;
-            if (map && !map->l_name[0]) {  // the program itself goes by the name that it was called with
+            if (map && !map->l_name[0]) {  // the program itself is listed by the name it was called with
                 char path[4096];
                 ssize_t n = readlink("/proc/self/exe", path, sizeof path);
                 if (n > 0) file.assign(path, static_cast<size_t>(n));
@@ -116,31 +116,31 @@ size_t tell(uint32_t number, const Frames &f) {
 struct Known {
     std::mutex lock;
     std::unordered_map<uint64_t, uint32_t> stacks;  // by hash of their addresses
-    std::atomic<size_t> bytes{0};                   // that were sent
+    std::atomic<size_t> bytes{0};                   // bytes that were sent
 };
 
-// A stack seen at a depth. When the same return addresses are found again in the same places, from the innermost on, it is the same:
-// to look costs a hundredth of unwinding.
+// A stack seen at one stack depth. If all return addresses are found again in the same slots, from the
+// innermost outwards, the stack is the same. This check costs a hundredth of unwinding.
 struct Remembered {
     std::atomic_flag taken = ATOMIC_FLAG_INIT;
     uint32_t generation = 0, number = 0;
     uintptr_t here = 0;  // of the agent's own frame
     Frames frames;
 };
-constexpr size_t kRemembered = 256;  // ways of two
+constexpr size_t kRemembered = 256;  // sets of kWays entries
 constexpr size_t kWays = 2;
 
 bool still(const Remembered &r, uintptr_t here) {
     if (r.here != here || r.generation != generation_of_process() || !r.number) return false;
-    for (size_t i = 0; i < r.frames.count;
-         ++i)  // what a frame's address leads to is there as long as those inside of it are the same
+    // A frame's slot exists as long as the frames inside it are unchanged.
+    for (size_t i = 0; i < r.frames.count; ++i)
         if (*reinterpret_cast<const uintptr_t *>(r.frames.slot[i]) - 1 != r.frames.at[i]) return false;
     return true;
 }
 
 AttachmentState<Known> known;
 
-// A number for what `hash` stands for; 0: there are too many. `is_new`: it is to be told.
+// Returns a number for `hash`, or 0 if there are too many. `is_new`: the tool must be told.
 uint32_t number_for(uint64_t hash, bool &is_new) {
     std::lock_guard<std::mutex> hold(known->lock);
     auto it = known->stacks.find(hash);
@@ -207,7 +207,7 @@ __attribute__((noinline)) uint32_t host_stack() noexcept {
     const auto from = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
     auto &ways = remembered[(here >> 4 ^ here >> 12 ^ from >> 2) % kRemembered];
     for (Remembered &r : ways) {
-        if (r.taken.test_and_set(std::memory_order_acquire)) continue;  // by another thread, just now
+        if (r.taken.test_and_set(std::memory_order_acquire)) continue;  // another thread is using it
         uint32_t number = still(r, here) ? r.number : 0;
         r.taken.clear(std::memory_order_release);
         if (number) return number;
@@ -218,7 +218,7 @@ __attribute__((noinline)) uint32_t host_stack() noexcept {
         _Unwind_Backtrace(frame, &frames);
         if (frames.count) number = number_of(frames);
         for (size_t i = 0; i < frames.count; ++i)
-            if (!frames.slot[i]) return;  // through a signal's handler
+            if (!frames.slot[i]) return;  // the stack goes through a signal handler
         Remembered &r = ways[frames.at[0] >> 2 & 1];
         if (!number || r.taken.test_and_set(std::memory_order_acquire)) return;
         r.here = here;

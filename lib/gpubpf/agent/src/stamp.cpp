@@ -25,19 +25,20 @@ class Stamp : public AttachmentObject {
 };
 
 struct Stamps : AttachmentObject {  // of a context
-    std::mutex
-        lock;  // guards below; never held across a driver call: the program may need this thread for another to go on
-    bool over = false;  // its events are given back
+    // Guards the members below. Never held across a driver call: another thread may need this one to
+    // continue.
+    std::mutex lock;
+    bool over = false;  // its events have been released
     std::vector<Stamp *> free, fresh;
     size_t made = 0;
-    std::vector<CUevent> events;                      // that were made
+    std::vector<CUevent> events;                      // all that were created
     std::map<uint32_t, std::deque<Stamp *>> pending;  // by queue; guarded by Context::busy
 };
 
 namespace {
 
-constexpr size_t kMost = 4096;         // stamps of a context; what comes when all are under way has none
-constexpr size_t kAtOnce = 1024;       // that one turn of the polling thread finishes
+constexpr size_t kMost = 4096;         // per context; when all are in use, further operations get none
+constexpr size_t kAtOnce = 1024;       // finished by the polling thread in one turn
 constexpr uint32_t kResolution = 500;  // ns, of timing events (CUDA driver API, cuEventElapsedTime)
 
 struct Poller {
@@ -50,13 +51,13 @@ struct Poller {
 
 Poller *poller = nullptr;
 
-// A driver call of the agent from a hook: nothing in it is the program's.
+// Marks a driver call that the agent makes in a hook, so that nested hooks do not take it for the program's.
 struct AgentCall {
     AgentCall() { ++depth(); }
     ~AgentCall() { --depth(); }
 };
 
-// Gives up what the context still has under way: it is broken.
+// Drops the context's pending stamps: it is broken.
 void drop(Stamps &stamps) {
     std::lock_guard<std::mutex> hold(stamps.lock);
     for (auto &queue : stamps.pending)
@@ -67,14 +68,15 @@ void drop(Stamps &stamps) {
     stamps.pending.clear();
 }
 
-// False: not known yet.
+// Returns false if the times are not known yet.
 bool times(Context &context, Stamp &s) {
     Record &r = s.span;
     if (driver.cudasim_event_time) {
         uint64_t first = 0, second = 0;
         if (driver.cudasim_event_time(s.first, &first) == CUDA_SUCCESS &&
             driver.cudasim_event_time(s.second, &second) == CUDA_SUCCESS) {
-            // The event is there before the call that puts the work behind it returns; work begins no earlier.
+            // The event has completed before the call that submits the work after it returns. That work
+            // begins no earlier.
             bool waited = r.return_ns >= second;
             r.span.start = virtual_clock() && !waited ? std::max(first, r.return_ns) : first;
             r.span.end = second;
@@ -97,7 +99,7 @@ bool times(Context &context, Stamp &s) {
     return true;
 }
 
-// Logs what is over. The context is current, and busy. True: nothing is under way any more.
+// Logs finished spans. Call it with the context current and `busy` held. Returns true if nothing is pending.
 bool poll(Context &context, bool last) {
     Stamps &stamps = *context.stamps;
     {
@@ -184,7 +186,7 @@ Stamps *stamps_of(Context &context) {
     return known;
 }
 
-// The context is current on this thread, or the driver would not take its stream.
+// A driver call with the context's stream needs the context to be current.
 bool is_current(const Context &context) {
     if (registry().only.load(std::memory_order_relaxed) == &context) return true;
     CUcontext handle = nullptr;
@@ -202,7 +204,7 @@ Stamp *take(Stamps &stamps) {
         }
         if (stamps.made >= kMost) return nullptr;
         ++stamps.made;
-        stamps.free.reserve(stamps.made);  // so that giving back needs no memory
+        stamps.free.reserve(stamps.made);  // so that returning a stamp needs no memory
         stamps.fresh.reserve(stamps.made);
     }
     auto s = std::make_unique<Stamp>();
@@ -244,7 +246,7 @@ void stop_poller() {
 
 }  // namespace
 
-// A forked child has no polling thread: its begin() drops the parent's.
+// A forked child has no polling thread, so begin() drops the parent's.
 const Lifetime stamp_lifetime{[] { poller = nullptr; }, stop_poller, nullptr, nullptr};
 
 void gather_stamps(const Context &context, std::vector<CUevent> &events) {

@@ -200,7 +200,7 @@ struct Copy : AttachmentObject {
     std::atomic<Instance *> instances[kBuckets] = {};
     std::vector<Array> sites;  // its site arrays; guarded by the context's `memory`
     std::atomic<Occupancy *> occupancy{nullptr};
-    std::atomic<bool> withdrawn{false};  // the driver would not take an attribute that the original has
+    std::atomic<bool> withdrawn{false};  // the driver refused an attribute that the original has
     Copy *next = nullptr;
 };
 
@@ -220,12 +220,12 @@ struct Module : AttachmentObject {
     CUmodule module = nullptr;  // exactly one of the two
     CUlibrary library = nullptr;
     Context *context = nullptr;      // of a module
-    std::atomic<int> installing{0};  // threads that make copies of its kernels
-    bool gone = false;               // below guarded by Registry::lock
+    std::atomic<int> installing{0};  // threads that install copies of its kernels
+    bool gone = false;               // from here on guarded by Registry::lock
     std::map<std::string, Kernel *> kernels;
-    std::vector<void *> handles;    // of functions and kernels, to be forgotten with it
+    std::vector<void *> handles;    // of functions and kernels; forgotten with the module
     std::vector<CUmodule> modules;  // a library's, per context
-    std::vector<std::pair<uint64_t, const Context *>> variables;  // that were logged, where they are
+    std::vector<std::pair<uint64_t, const Context *>> variables;  // logged variables: address and context
     int image = -1;                                               // memory file, until answered
     uint64_t image_size = 0;
     uint32_t linked = 0;       // number of linked inputs
