@@ -70,7 +70,7 @@ class MapSpec:
 @dataclass(frozen=True)
 class HostCode:
     """A host program that runs in the traced process at `point`, one of HOST_POINTS: `arguments` are (kind, map number, value), as in
-    src/marker.h."""
+    src/log/marker.h."""
 
     point: str
     code: bytes

@@ -27,23 +27,23 @@
 #include <unistd.h>
 #include <unwind.h>
 
-#include "allocation.h"
-#include "clock.h"
-#include "cupti.h"
-#include "current.h"
-#include "preexisting.h"
-#include "graph.h"
+#include "copies/graph.h"
+#include "copies/link.h"
+#include "copies/preexisting.h"
+#include "copies/shared.h"
+#include "driver/current.h"
+#include "driver/gpu_idle.h"
+#include "driver/leftovers.h"
 #include "hooks.h"
-#include "link.h"
-#include "log.h"
-#include "marker.h"
-#include "operation.h"
+#include "log/allocation.h"
+#include "log/clock.h"
+#include "log/cupti.h"
+#include "log/log.h"
+#include "log/marker.h"
+#include "log/operation.h"
+#include "log/stack.h"
+#include "log/stamp.h"
 #include "patch.h"
-#include "gpu_idle.h"
-#include "leftovers.h"
-#include "shared.h"
-#include "stack.h"
-#include "stamp.h"
 
 // The tool that is attached, for the error message of a second tool. Empty: none.
 extern "C" {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "agent.h"
-#include "driver.h"
+#include "driver/driver.h"
 #include "hooks.h"
 
 // The original of SYMBOL, with the type of its replacement.

@@ -8,16 +8,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "allocation.h"
-#include "clock.h"
-#include "preexisting.h"
+#include "copies/launch.h"
+#include "copies/preexisting.h"
+#include "driver/gpu_idle.h"
+#include "driver/leftovers.h"
 #include "hook_call.h"
-#include "launch.h"
-#include "marker.h"
-#include "operation.h"
-#include "gpu_idle.h"
-#include "leftovers.h"
-#include "stack.h"
+#include "log/allocation.h"
+#include "log/clock.h"
+#include "log/marker.h"
+#include "log/operation.h"
+#include "log/stack.h"
 
 namespace gpubpf {
 

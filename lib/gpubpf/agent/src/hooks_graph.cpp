@@ -1,7 +1,7 @@
 // Replacements of functions that create, change and launch executable graphs.
-#include "graph.h"
+#include "copies/graph.h"
+#include "driver/gpu_idle.h"
 #include "hook_call.h"
-#include "gpu_idle.h"
 
 namespace gpubpf {
 

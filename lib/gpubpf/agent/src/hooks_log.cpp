@@ -3,12 +3,12 @@
 // that start work which may not end by itself, so that it can be held back.
 #include <cstring>
 
-#include "allocation.h"
+#include "driver/gpu_idle.h"
 #include "hook_call.h"
-#include "marker.h"
-#include "operation.h"
-#include "gpu_idle.h"
-#include "stack.h"
+#include "log/allocation.h"
+#include "log/marker.h"
+#include "log/operation.h"
+#include "log/stack.h"
 
 // These names are the exported symbols, not what the header's macros make of them.
 #undef cuEventDestroy

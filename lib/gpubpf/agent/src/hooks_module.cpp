@@ -3,11 +3,11 @@
 #include <unistd.h>
 
 #include "agent.h"
-#include "allocation.h"
-#include "preexisting.h"
+#include "copies/link.h"
+#include "copies/preexisting.h"
 #include "hook_call.h"
-#include "link.h"
-#include "operation.h"
+#include "log/allocation.h"
+#include "log/operation.h"
 
 // These names are the exported symbols, not what the header's macros make of them.
 #undef cuLinkCreate

@@ -2,20 +2,20 @@
 
 #include <cstddef>
 
-#include "allocation.h"
-#include "current.h"
-#include "preexisting.h"
-#include "graph.h"
-#include "link.h"
-#include "log.h"
-#include "marker.h"
-#include "operation.h"
+#include "copies/graph.h"
+#include "copies/link.h"
+#include "copies/preexisting.h"
+#include "copies/shared.h"
+#include "driver/current.h"
+#include "driver/gpu_idle.h"
+#include "driver/leftovers.h"
+#include "log/allocation.h"
+#include "log/log.h"
+#include "log/marker.h"
+#include "log/operation.h"
+#include "log/stack.h"
+#include "log/stamp.h"
 #include "patch.h"
-#include "gpu_idle.h"
-#include "leftovers.h"
-#include "shared.h"
-#include "stack.h"
-#include "stamp.h"
 #include "state.h"
 #include "thread.h"
 
@@ -34,14 +34,26 @@ constexpr Lifetime patch_lifetime{nullptr, nullptr, nullptr, forget_patching};
 // - The worker thread calls stop_installing() and release_driver_objects() as its last work. That is earlier
 //   than any stop(): hooks may still run.
 // - CUPTI's tables stay for the life of the process, because CUPTI may call back late (cupti.cpp).
+// clang-format off: one in each line
 const Lifetime *const kLifetimes[] = {
-    &thread_lifetime,      &patch_lifetime,    &leftovers_lifetime,  &drain_lifetime,
-    &registry_lifetime,    &log_lifetime,      &shared_lifetime,     &host_program_lifetime,
-    &stack_lifetime,       &link_lifetime,     &allocation_lifetime, &operation_lifetime,
-    &graph_lifetime,       &gpu_idle_lifetime,
+    &thread_lifetime,
+    &patch_lifetime,
+    &leftovers_lifetime,
+    &drain_lifetime,
+    &registry_lifetime,
+    &log_lifetime,
+    &shared_lifetime,
+    &host_program_lifetime,
+    &stack_lifetime,
+    &link_lifetime,
+    &allocation_lifetime,
+    &operation_lifetime,
+    &graph_lifetime,
+    &gpu_idle_lifetime,
     &preexisting_lifetime,  // may hold a Watching, whose end uses gpu_idle.cpp's state
     &stamp_lifetime,
 };
+// clang-format on
 constexpr size_t kCount = sizeof kLifetimes / sizeof *kLifetimes;
 
 }  // namespace

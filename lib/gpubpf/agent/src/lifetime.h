@@ -16,7 +16,7 @@ struct Lifetime {
     void (*stop)();
     void (*end)();  // After every stop(): frees what belongs to the attachment.
     // fork() has returned in the child. Only the calling thread exists there, and its parent's threads may
-    // have held any lock. So this frees nothing and takes no lock: it abandons what the parent had.
+    // have held any lock. So this frees nothing and waits for no lock: it abandons what the parent had.
     void (*in_forked_child)();
 };
 

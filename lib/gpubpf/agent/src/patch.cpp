@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "hooks.h"
-#include "lifetime.h"
+#include "lasting.h"
 #include "prologue.h"
 
 namespace gpubpf {
@@ -499,7 +499,7 @@ struct Places {
     std::mutex lock;                 // guards below
     std::map<uint8_t *, Place> all;  // by their function's beginning
 };
-NeverDestroyed<Places> first_places;
+Lasting<Places> first_places;
 Places *places = &first_places.value;
 
 // With the lock held: has calls come to the driver's own code again.

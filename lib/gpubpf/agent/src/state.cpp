@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "agent.h"
-#include "preexisting.h"
+#include "copies/preexisting.h"
 
 namespace gpubpf {
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "control.h"
-#include "driver.h"
+#include "driver/driver.h"
 #include "lifetime.h"
 
 namespace gpubpf {

@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "agent.h"
+#include "log/stack.h"
 #include "patch.h"
-#include "stack.h"
 
 namespace gpubpf {
 

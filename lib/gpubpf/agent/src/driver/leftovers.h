@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "driver.h"
+#include "driver/driver.h"
 
 namespace gpubpf {
 

@@ -14,13 +14,13 @@
 #include <utility>
 
 #include "agent.h"
-#include "clock.h"
-#include "cupti.h"
-#include "current.h"
-#include "preexisting.h"
-#include "gpu_idle.h"
-#include "shared.h"
-#include "stamp.h"
+#include "copies/preexisting.h"
+#include "copies/shared.h"
+#include "driver/current.h"
+#include "driver/gpu_idle.h"
+#include "log/clock.h"
+#include "log/cupti.h"
+#include "log/stamp.h"
 #include "thread.h"
 
 namespace gpubpf {

@@ -1,4 +1,4 @@
-#include "leftovers.h"
+#include "driver/leftovers.h"
 
 #include <algorithm>
 #include <chrono>
@@ -19,13 +19,13 @@
 #include <unistd.h>
 
 #include "agent.h"
-#include "clock.h"
-#include "current.h"
-#include "graph.h"
+#include "copies/graph.h"
+#include "driver/current.h"
+#include "driver/gpu_idle.h"
 #include "hooks.h"
+#include "log/clock.h"
+#include "log/stamp.h"
 #include "patch.h"
-#include "gpu_idle.h"
-#include "stamp.h"
 
 namespace gpubpf {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "driver.h"
+#include "driver/driver.h"
 
 namespace gpubpf {
 

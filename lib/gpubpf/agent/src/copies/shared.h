@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "driver.h"
+#include "driver/driver.h"
 #include "lifetime.h"
 #include "wire.h"
 

@@ -3,7 +3,7 @@
 // driver may wait (gpu_idle.h).
 #pragma once
 
-#include "operation.h"
+#include "log/operation.h"
 #include "state.h"
 
 namespace gpubpf {

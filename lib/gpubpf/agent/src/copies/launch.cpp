@@ -1,13 +1,13 @@
-#include "launch.h"
+#include "copies/launch.h"
 
 #include <algorithm>
 #include <cstring>
 #include <unistd.h>
 
 #include "agent.h"
-#include "allocation.h"
-#include "preexisting.h"
-#include "log.h"
+#include "copies/preexisting.h"
+#include "log/allocation.h"
+#include "log/log.h"
 
 namespace gpubpf {
 

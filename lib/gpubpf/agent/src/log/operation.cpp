@@ -1,4 +1,4 @@
-#include "operation.h"
+#include "log/operation.h"
 
 #include <cstring>
 #include <iterator>
@@ -6,12 +6,12 @@
 #include <unordered_set>
 
 #include "agent.h"
-#include "clock.h"
-#include "cupti.h"
+#include "driver/gpu_idle.h"
 #include "hooks.h"
-#include "marker.h"
-#include "gpu_idle.h"
-#include "stamp.h"
+#include "log/clock.h"
+#include "log/cupti.h"
+#include "log/marker.h"
+#include "log/stamp.h"
 
 namespace gpubpf {
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "log.h"
+#include "log/log.h"
 #include "state.h"
 
 namespace gpubpf {

@@ -1,4 +1,4 @@
-#include "stack.h"
+#include "log/stack.h"
 
 #include <atomic>
 #include <cstdlib>
@@ -12,7 +12,7 @@
 #include <unwind.h>
 
 #include "agent.h"
-#include "log.h"
+#include "log/log.h"
 #include "wire.h"
 
 namespace gpubpf {

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "operation.h"
+#include "log/operation.h"
 #include "state.h"
 
 namespace gpubpf {

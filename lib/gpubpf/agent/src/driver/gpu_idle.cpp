@@ -1,4 +1,4 @@
-#include "gpu_idle.h"
+#include "driver/gpu_idle.h"
 
 #include <algorithm>
 #include <chrono>
@@ -14,8 +14,8 @@
 #include <unordered_set>
 
 #include "agent.h"
-#include "current.h"
-#include "preexisting.h"
+#include "copies/preexisting.h"
+#include "driver/current.h"
 
 namespace gpubpf {
 

@@ -1,4 +1,4 @@
-#include "shared.h"
+#include "copies/shared.h"
 
 #include <algorithm>
 #include <fcntl.h>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "agent.h"
-#include "current.h"
+#include "driver/current.h"
 
 namespace gpubpf {
 

@@ -1,4 +1,4 @@
-#include "stamp.h"
+#include "log/stamp.h"
 
 #include <algorithm>
 #include <chrono>
@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include "agent.h"
-#include "clock.h"
-#include "current.h"
+#include "driver/current.h"
+#include "log/clock.h"
 
 namespace gpubpf {
 

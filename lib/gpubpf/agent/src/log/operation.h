@@ -1,7 +1,7 @@
 // An operation of the program, from before the driver's call to its record in the log.
 #pragma once
 
-#include "log.h"
+#include "log/log.h"
 #include "state.h"
 
 namespace gpubpf {

@@ -10,16 +10,16 @@
 #include <unistd.h>
 
 #include "agent.h"
-#include "allocation.h"
-#include "clock.h"
-#include "current.h"
-#include "preexisting.h"
-#include "graph.h"
+#include "copies/graph.h"
+#include "copies/link.h"
+#include "copies/preexisting.h"
+#include "copies/shared.h"
+#include "driver/current.h"
+#include "driver/gpu_idle.h"
 #include "hooks.h"
-#include "link.h"
-#include "log.h"
-#include "gpu_idle.h"
-#include "shared.h"
+#include "log/allocation.h"
+#include "log/clock.h"
+#include "log/log.h"
 
 namespace gpubpf {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "operation.h"
+#include "log/operation.h"
 #include "state.h"
 
 namespace gpubpf {

@@ -1,6 +1,6 @@
 // Types, numbers and offsets: CUPTI 13 (cupti_activity.h). Records keep their first fields from version to
 // version.
-#include "cupti.h"
+#include "log/cupti.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -11,7 +11,7 @@
 #include <unordered_map>
 
 #include "agent.h"
-#include "clock.h"
+#include "log/clock.h"
 
 namespace gpubpf {
 

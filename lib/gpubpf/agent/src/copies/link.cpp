@@ -1,4 +1,4 @@
-#include "link.h"
+#include "copies/link.h"
 
 #include <cstring>
 #include <deque>

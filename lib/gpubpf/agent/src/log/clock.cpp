@@ -1,4 +1,4 @@
-#include "clock.h"
+#include "log/clock.h"
 
 #include <algorithm>
 #include <array>
@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "agent.h"
+#include "driver/leftovers.h"
 #include "hooks.h"
-#include "log.h"
-#include "leftovers.h"
+#include "log/log.h"
 
 namespace gpubpf {
 

@@ -1,4 +1,4 @@
-#include "allocation.h"
+#include "log/allocation.h"
 
 #include <algorithm>
 #include <atomic>
@@ -6,9 +6,9 @@
 #include <mutex>
 #include <vector>
 
-#include "clock.h"
-#include "operation.h"
-#include "stack.h"
+#include "log/clock.h"
+#include "log/operation.h"
+#include "log/stack.h"
 
 namespace gpubpf {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "log.h"
+#include "log/log.h"
 
 namespace gpubpf {
 

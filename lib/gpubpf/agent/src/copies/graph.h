@@ -9,7 +9,7 @@
 #include <functional>
 #include <memory>
 
-#include "operation.h"
+#include "log/operation.h"
 #include "state.h"
 
 namespace gpubpf {

@@ -1,4 +1,4 @@
-#include "marker.h"
+#include "log/marker.h"
 
 #include <atomic>
 #include <cstring>
@@ -13,9 +13,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "clock.h"
-#include "log.h"
-#include "shared.h"
+#include "copies/shared.h"
+#include "log/clock.h"
+#include "log/log.h"
 
 namespace gpubpf {
 

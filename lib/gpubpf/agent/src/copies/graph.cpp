@@ -1,4 +1,4 @@
-#include "graph.h"
+#include "copies/graph.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,14 +6,14 @@
 #include <unordered_map>
 
 #include "agent.h"
-#include "clock.h"
-#include "current.h"
-#include "preexisting.h"
-#include "launch.h"
-#include "marker.h"
-#include "gpu_idle.h"
-#include "leftovers.h"
-#include "stack.h"
+#include "copies/launch.h"
+#include "copies/preexisting.h"
+#include "driver/current.h"
+#include "driver/gpu_idle.h"
+#include "driver/leftovers.h"
+#include "log/clock.h"
+#include "log/marker.h"
+#include "log/stack.h"
 
 namespace gpubpf {
 

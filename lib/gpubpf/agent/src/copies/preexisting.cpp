@@ -1,4 +1,4 @@
-#include "preexisting.h"
+#include "copies/preexisting.h"
 
 #include <algorithm>
 #include <chrono>
@@ -7,11 +7,11 @@
 #include <set>
 
 #include "agent.h"
-#include "allocation.h"
-#include "current.h"
+#include "driver/current.h"
+#include "driver/gpu_idle.h"
 #include "hooks.h"
-#include "log.h"
-#include "gpu_idle.h"
+#include "log/allocation.h"
+#include "log/log.h"
 
 namespace gpubpf {
 
