@@ -59,8 +59,8 @@ namespace {
 constexpr int kClockEvery = 1000;    // ms
 constexpr uint32_t kSwapping = 200;  // ms to wait for launches that are being replaced
 constexpr useconds_t kStep = 1000;   // µs
-constexpr int kPatience =
-    5000;  // ms that the hooks stay in place while one of the agent's own driver calls waits
+// ms that the hooks stay in place while one of the agent's own driver calls waits
+constexpr int kPatience = 5000;
 
 // The state of one connection, and so of one attachment. A forked child that attaches anew gets its own and
 // leaves the old one untouched.

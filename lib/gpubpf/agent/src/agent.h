@@ -83,25 +83,25 @@ void quietly(const Work &work) noexcept {
 
 bool is_agent_handler(void (*handler)(int));  // whether `handler` is the agent's signal handler
 
-// Returns the image behind a wrapper, and its size; null if there is none. Understands fatbins, ELF and PTX.
 // sidecar.cpp
+// Returns the image behind a wrapper, and its size; null if there is none. Understands fatbins, ELF and PTX.
 const void *image_at(const void *image, uint64_t &size);
 // Returns a copy of the image in a memory file, or -1. If the image was linked (from `linked` inputs), the
 // copy is of their PTX, if any.
 int image_of(const void *image, uint64_t &size, uint32_t &linked);
-// Call it after the application's own load.
 int image_of_file(const char *path, uint64_t &size, uint32_t &linked);
+// Call it after the application's own load.
 void image_loaded(Module *module, int image, uint64_t size, uint32_t linked);
 // Loads the sidecars of libraries into a new context. `waits`: may wait for the tool.
-// Gets the tool's answer and installs the copies.
 void context_ready(Context *context, bool waits = true);
+// Gets the tool's answer and installs the copies.
 void load_sidecar(Module *module, Context *context, bool waits = true);
 void retry_waiting();  // after a capture
 void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer);
 std::shared_ptr<const Answer> parse_answer(Reader &reader, int image);
 
-// Reads every context. `rings`: only the rings in GPU memory.
 // drain.cpp
+// Reads every context. `rings`: only the rings in GPU memory.
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings);
 void read_maps();                      // of every context, without a request from the tool
 void calibrate_all();                  // of every context's GPU

@@ -30,7 +30,7 @@ struct MapSpec {
     Place place = Place::Gpu;
     std::vector<uint8_t> initial;  // initial contents; the rest is zero
 
-    // By the whole context. All other memory is given to instances of kernels.
+    // Whether the whole context shares the memory. Otherwise each instance of a kernel has its own.
     bool shared() const { return unit == Unit::Context; }
 };
 
@@ -157,8 +157,8 @@ struct Context : AttachmentObject {
     std::atomic<uint32_t> generation{0};  // of the pools
 };
 
-// An array's memory for one instance. `capacity` is in the map's units; for a site array it is sites
-// (shards - 1) << 32.
+// An array's memory for one instance. `capacity` is in the map's units; for a site array it is
+// sites | (shards - 1) << 32.
 struct Array {
     uint32_t map;
     CUdeviceptr base;

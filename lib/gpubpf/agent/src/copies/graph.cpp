@@ -58,8 +58,8 @@ struct Exec {
     CUevent last = nullptr;   // the end of the last launch
     uint32_t last_queue = 0;  // the queue of that launch; 0: none yet
     bool swapped = false;     // has copies
-    CUgraph own =
-        nullptr;  // while it has copies: the same graph with the program's kernels; null: unknown now
+    // While it has copies: the same graph with the program's kernels. Null: unknown now.
+    CUgraph own = nullptr;
 };
 
 struct Execs {

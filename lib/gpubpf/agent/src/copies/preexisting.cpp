@@ -72,8 +72,8 @@ struct State {
     // A null module: only the context is prepared. A null context: all contexts.
     std::vector<std::pair<Module *, Context *>> later;
     std::atomic<uint32_t> misses{0};
-    std::unique_ptr<Watching>
-        watching;  // exists while `later` is not empty; the worker thread's, like the members below
+    // Only the worker thread uses this and the members below. `watching` exists while `later` is not empty.
+    std::unique_ptr<Watching> watching;
     Clock::time_point watched{};  // start of the watch
     std::chrono::milliseconds pause = kLeastPause;
     Clock::time_point paused{};  // end of the pause

@@ -14,8 +14,8 @@ namespace gpubpf {
 
 namespace {
 
-constexpr size_t kMostRanges =
-    4096;  // freed ranges that are remembered; beyond that, any allocation may reuse freed memory
+// Freed ranges that are remembered. Beyond that, any allocation may reuse freed memory.
+constexpr size_t kMostRanges = 4096;
 constexpr size_t kMostLive = 1 << 20;    // allocations that are known at once
 constexpr size_t kMostVariables = 4096;  // variables of loaded modules that are logged
 

@@ -41,8 +41,8 @@ uint64_t other_id();
 extern const Lifetime log_lifetime;
 // `number` is the tool's. A process id is not unique: it stays after exec, and repeats in other namespaces.
 void number_process(uint64_t number);
-uint32_t
-generation_of_process();  // increases with each start of the agent; values cached under an earlier one are void
+// Increases with each start of the agent. Values that were cached under an earlier generation are void.
+uint32_t generation_of_process();
 uint32_t process_id();
 uint32_t thread_id();  // of the calling thread
 
